@@ -1,0 +1,1 @@
+"""What changes the world: private files, processes, servers."""

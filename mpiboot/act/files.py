@@ -1,0 +1,180 @@
+"""Private files: the runtime folder of a role, atomic writes, the termination message.
+
+Never writes to a mount, to /etc or to a home folder; the launcher and the worker both use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from mpiboot.errors import MpibootError, error
+
+# The kubelet reads at most this much of a container's termination message.
+TERMINATION_MESSAGE_LIMIT: Final = 4096
+
+_PROBE: Final = "probe"
+
+
+def _reason(problem: OSError) -> str:
+    return problem.strerror or str(problem)
+
+
+def _own_folder(path: Path, uid: int) -> str:
+    """Make ``path`` a folder of ours with mode 0700; what is wrong with it, or nothing."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        found = path.lstat()
+        if stat.S_ISLNK(found.st_mode):
+            return f"{path} is a symbolic link"
+        if not stat.S_ISDIR(found.st_mode):
+            return f"{path} is not a folder"
+        if found.st_uid != uid:
+            return f"{path} belongs to uid {found.st_uid}, not to uid {uid}"
+        if stat.S_IMODE(found.st_mode) != 0o700:  # noqa: PLR2004 - rwx for the owner alone
+            path.chmod(0o700)
+    except OSError as problem:
+        return f"{path}: {_reason(problem)}"
+    return ""
+
+
+def _role_folder(base: Path, uid: int, role: str) -> tuple[Path, str]:
+    """The folder of ``role`` under ``base``, and what is wrong with it, or nothing."""
+    folder = base / role
+    wrong = _own_folder(folder, uid)
+    if not wrong:
+        try:
+            # A full disk or a read-only mount shows only when something is written.
+            write_private(folder / _PROBE, "ok\n")
+            (folder / _PROBE).unlink()
+        except MpibootError as problem:
+            wrong = problem.finding.said
+        except OSError as problem:
+            wrong = f"{folder}: {_reason(problem)}"
+    return folder, wrong
+
+
+def _named(wanted: str, uid: int, role: str) -> Path:
+    base = Path(wanted)
+    if not base.is_absolute():
+        raise error("runtime-folder", f"the runtime folder {wanted!r} is not an absolute path")
+    try:
+        # A volume's own folder belongs to root and may be open to all: only ours must be private.
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = base.stat().st_uid
+    except OSError as problem:
+        raise error(
+            "runtime-folder", f"the runtime folder {wanted} can't be used: {_reason(problem)}"
+        ) from None
+    if owner not in (0, uid):
+        raise error(
+            "runtime-folder",
+            f"the runtime folder {wanted} belongs to uid {owner}, not to uid {uid} or root",
+        )
+    folder, wrong = _role_folder(base, uid, role)
+    if wrong:
+        raise error("runtime-folder", f"the runtime folder {wanted} can't be used: {wrong}")
+    return folder
+
+
+def runtime_dir(wanted: str, uid: int, role: str, *, tmpdir: str | None = None) -> Path:
+    """Make and return the private folder (0700) of a role.
+
+    Without ``wanted`` it is the first that works of /run/mpiboot, ``TMPDIR`` or
+    /tmp/mpiboot-UID, and /dev/shm/mpiboot-UID. What an earlier try left there is no obstacle.
+
+    Args:
+        wanted: the folder that the user named, or nothing.
+        uid: the owner that the folder must have.
+        role: the folder's own name under the base.
+        tmpdir: the value of ``TMPDIR``; that of this process where it isn't given.
+
+    Raises:
+        MpibootError: ``runtime-folder``; no folder can be used, with the reason of each.
+    """
+    if wanted:
+        return _named(wanted, uid, role)
+    temporary = os.environ.get("TMPDIR", "") if tmpdir is None else tmpdir
+    bases = [Path("/run/mpiboot")]
+    if temporary:
+        bases.append(Path(temporary) / f"mpiboot-{uid}")
+    bases += [Path(f"/tmp/mpiboot-{uid}"), Path(f"/dev/shm/mpiboot-{uid}")]  # noqa: S108
+    reasons = []
+    for base in bases:
+        wrong = _own_folder(base, uid)
+        if not wrong:
+            folder, wrong = _role_folder(base, uid, role)
+            if not wrong:
+                return folder
+        reasons.append(wrong)
+    raise error(
+        "runtime-folder", "no folder for private files can be written", evidence=tuple(reasons)
+    )
+
+
+def write_private(path: Path, content: str | bytes, mode: int = 0o600) -> None:
+    """Write a file so that readers see the old one or the whole new one, never a part.
+
+    Raises:
+        MpibootError: ``runtime-folder``; the file can't be written.
+    """
+    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+    # The process's number is in the name, and a container's processes get the same numbers at
+    # every start: a half-written file of an earlier try may lie there.
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        try:
+            descriptor = os.open(part, flags, mode)
+        except FileExistsError:
+            part.unlink()
+            descriptor = os.open(part, flags, mode)
+        try:
+            os.fchmod(descriptor, mode)  # whatever the umask is
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+        finally:
+            os.close(descriptor)
+        part.replace(path)
+    except OSError as problem:
+        part.unlink(missing_ok=True)
+        raise error("runtime-folder", f"{path} can't be written: {_reason(problem)}") from None
+
+
+def termination_message(path: str, text: str) -> None:
+    """Write the reason of a failure to where the kubelet looks for it; silent where that is not.
+
+    The kubelet mounts that one file: it is opened and truncated, never created or renamed onto.
+    """
+    data = text.encode("utf-8", "replace")[:TERMINATION_MESSAGE_LIMIT]
+    data = data.decode("utf-8", "ignore").encode()  # drop the part of a character at the cut
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return
+    try:
+        os.write(descriptor, data)
+    except OSError as problem:
+        if problem.errno in (errno.EBADF, errno.EFAULT):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def make_fifo(path: Path) -> None:
+    """Make a fresh FIFO that only this user can open.
+
+    Raises:
+        MpibootError: ``runtime-folder``; it can't be made.
+    """
+    try:
+        path.unlink(missing_ok=True)
+        os.mkfifo(path, 0o600)
+    except OSError as problem:
+        raise error("runtime-folder", f"{path} can't be made: {_reason(problem)}") from None

@@ -1,0 +1,141 @@
+"""The launch folder: what mpirun, its ssh and the parent read; private, and made anew each try."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from mpiboot import sshconfig, supervise_spec
+from mpiboot.act import files, keys, process
+from mpiboot.errors import error
+from mpiboot.making import Observed, Paths
+from mpiboot.plan import Plan
+from mpiboot.settings import Resolved
+
+_PACKAGE: Final = Path(__file__).resolve().parent.parent
+
+
+def paths(folder: Path, key: Path) -> Paths:
+    """Say where everything will be.
+
+    Raises:
+        MpibootError: ``runtime-folder``; mpirun splits its agent's path at blanks.
+    """
+    agent = _PACKAGE / "libexec" / "agent"
+    for path, what in ((folder, "the runtime folder"), (agent, "mpiboot's own folder")):
+        if any(char.isspace() for char in str(path)):
+            raise error(
+                "runtime-folder",
+                f"{what} {str(path)!r} has a blank in its path, and mpirun splits it there",
+                hint="name a folder without blanks with MPIBOOT_RUNTIME_DIR",
+            )
+    return Paths(launch_dir=str(folder / "launch"), agent=str(agent), key=str(key))
+
+
+def known_hosts(observed: Observed, host_keys: Mapping[str, str], public: str) -> str:
+    """Pin the job's key under its alias, and what single hosts showed under their addresses."""
+    lines = [f"{sshconfig.ALIAS} {public}"]
+    for worker in observed.workers:
+        shown = host_keys.get(worker.host.name)
+        if shown:
+            lines.append(f"[{worker.address}]:{worker.port},{worker.address} {shown}")
+    return "\n".join(lines) + "\n"
+
+
+def write(
+    plan: Plan,
+    observed: Observed,
+    host_keys: Mapping[str, str],
+    key: keys.JobKey,
+    resolved: Resolved,
+    where: Paths,
+) -> None:
+    """Write everything but the parent's spec.
+
+    Raises:
+        MpibootError: ``runtime-folder``, or ``program-missing`` where there is no ssh.
+    """
+    folder = Path(where.launch_dir)
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        for path in (folder, folder / "hosts", folder / "stderr"):
+            path.mkdir(mode=0o700)
+    except OSError as wrong:
+        raise error("runtime-folder", f"{wrong.filename}: {wrong.strerror}") from None
+    ssh = process.find("ssh", observed.environ.get("PATH", ""))
+    if ssh is None and plan.daemons and not plan.user_agent:
+        raise error(
+            "program-missing",
+            f"no ssh on PATH={observed.environ.get('PATH', '')}",
+            hint="install openssh-client in the launcher's image",
+        )
+    settings = resolved.settings
+    files.write_private(Path(where.hostfile), plan.hostfile)
+    files.write_private(Path(where.known_hosts), known_hosts(observed, host_keys, key.public))
+    entries = (
+        sshconfig.Entry(
+            observed.renamed.get(worker.host.name, worker.host.name),
+            worker.address,
+            worker.port,
+            worker.user,
+        )
+        for worker in observed.workers
+    )
+    files.write_private(
+        folder / "ssh_config",
+        sshconfig.render(
+            entries,
+            key=where.key,
+            known_hosts=where.known_hosts,
+            host_keys=settings.host_keys,
+            keepalive=settings.ssh_keepalive,
+            user_args=plan.user_args,
+            own_keys=frozenset(observed.renamed.get(name, name) for name in host_keys),
+        ),
+    )
+    conf = {"ssh": ssh or "ssh", "user_agent": plan.user_agent}
+    files.write_private(folder / "agent.conf", sshconfig.shell_assignments(conf))
+    files.make_fifo(folder / supervise_spec.EVENTS)
+
+
+def write_spec(
+    plan: Plan, observed: Observed, resolved: Resolved, where: Paths, started: float
+) -> None:
+    """Write what the parent needs to know.
+
+    Raises:
+        MpibootError: ``runtime-folder``.
+    """
+    settings = resolved.settings
+    reached = {
+        observed.renamed.get(worker.host.name, worker.host.name): worker
+        for worker in observed.workers
+    }
+    spec = supervise_spec.LaunchSpec(
+        argv=plan.argv,
+        family=observed.mpi.family,
+        daemons=tuple(
+            supervise_spec.Remote(name, reached[name].address, reached[name].port)
+            for name in plan.daemons
+            if name in reached
+        ),
+        hosts=len(observed.hostfile.hosts),
+        ranks=plan.ranks,
+        launch_timeout=settings.launch_timeout,
+        grace=settings.grace,
+        started=started,
+        termination_log=settings.termination_log,
+        hold_on_failure=settings.hold_on_failure,
+        log_format=settings.log_format,
+        log_level=settings.log_level,
+        suspects=plan.suspects,
+    )
+    files.write_private(Path(where.launch_dir) / supervise_spec.FILE, spec.to_json())
+
+
+def parent(where: Paths) -> tuple[str, ...]:
+    """Give the command line of mpirun's parent: no site, no user's PYTHON variables."""
+    return (sys.executable, "-I", "-S", str(_PACKAGE / "supervise.py"), where.launch_dir)

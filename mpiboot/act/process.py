@@ -1,0 +1,223 @@
+"""Starting programs, replacing this process, and reaping: what a pod's first process must do.
+
+Never polls and never runs a shell; argv is a list from end to end.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+import mpiboot
+from mpiboot.errors import error
+
+# Python ignores these at its start, and what is ignored stays so over exec.
+_CHANGED: Final = tuple(
+    getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGXFZ") if hasattr(signal, name)
+)
+_DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_SIGNALLED: Final = 128
+
+
+def find(program: str, path: str) -> str | None:
+    """The file that a program's name stands for on a PATH; None where there is none."""
+    if "/" in program:
+        return program if os.access(program, os.X_OK) and not Path(program).is_dir() else None
+    for folder in path.split(os.pathsep):
+        # An empty entry is the current folder, as the shell has it.
+        candidate = Path(folder or ".") / program
+        if candidate.is_file() and os.access(candidate, os.X_OK):
+            return str(candidate)
+    return None
+
+
+def _lookup(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    path = environ.get("PATH", _DEFAULT_PATH)
+    found = find(argv[0], path)
+    if found is None:
+        if "/" not in argv[0]:
+            raise error("program-missing", f"{argv[0]} is not in a folder of PATH={path}")
+        there = Path(argv[0]).exists()
+        said = "can't be executed: no permission, or a folder" if there else "doesn't exist"
+        raise error("program-missing", f"{argv[0]} {said}")
+    return found
+
+
+def _failed(program: str, problem: OSError) -> NoReturn:
+    said = {
+        errno.ENOENT: "names an interpreter or loader that doesn't exist",
+        errno.ENOEXEC: "is neither a program for this machine nor a script with a #! line",
+        errno.EPERM: "has file capabilities that this pod may not have",
+        errno.E2BIG: "was given more arguments and environment than the system allows",
+    }.get(problem.errno or 0, problem.strerror)
+    raise error("program-missing", f"{program} can't be started: it {said}") from None
+
+
+def replace(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Become another program, with the signal dispositions and mask that Python found.
+
+    Raises:
+        MpibootError: ``program-missing``; it isn't there or can't be executed.
+    """
+    path = _lookup(argv, environ)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.set_wakeup_fd(-1)
+    for number in _CHANGED:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    try:
+        os.execve(path, list(argv), dict(environ))  # noqa: S606 - no shell is the point
+    except OSError as problem:
+        _failed(path, problem)
+
+
+def start(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    session: bool = False,
+) -> int:
+    """Start a child with clean signals; its process number.
+
+    Args:
+        argv: program and arguments; the name is looked up on the environment's PATH.
+        environ: the child's whole environment.
+        stdin: a descriptor to become the child's; this process's own where not given.
+        stdout: as ``stdin``.
+        stderr: as ``stdin``.
+        session: whether the child leads a session of its own.
+
+    Raises:
+        MpibootError: ``program-missing``; it isn't there or can't be executed.
+    """
+    path = _lookup(argv, environ)
+    actions = [
+        (os.POSIX_SPAWN_DUP2, given, number)
+        for number, given in enumerate((stdin, stdout, stderr))
+        if given is not None
+    ]
+    try:
+        # Not subprocess: its import alone costs the worker 10 ms before sshd.
+        return os.posix_spawn(
+            path,
+            list(argv),
+            dict(environ),
+            file_actions=actions,
+            setsid=session,
+            setsigmask=(),
+            setsigdef=_CHANGED,
+        )
+    except OSError as problem:
+        _failed(path, problem)
+
+
+def output(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[int, bytes]:
+    """Run a short program to its end: exit status and what it wrote to stdout.
+
+    Raises:
+        MpibootError: ``program-missing``; it isn't there or can't be executed.
+    """
+    reader, writer = os.pipe()
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        pid = start(argv, environ, stdin=null, stdout=writer, stderr=null)
+    except BaseException:
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
+        os.close(null)
+    with os.fdopen(reader, "rb") as pipe:
+        data = pipe.read()
+    return exit_status(os.waitpid(pid, 0)[1]), data
+
+
+def exit_status(status: int) -> int:
+    """The exit status of a wait status, as shells count it: 128+n for signal n."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else _SIGNALLED - code
+
+
+def python(statement: str, *arguments: str) -> list[str]:
+    """The argv that runs a statement of mpiboot in this interpreter.
+
+    Files of the current folder never stand in for modules, as they would with ``-m``.
+    """
+    root = str(Path(mpiboot.__file__).parent.parent)
+    head = "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; "
+    return [sys.executable, "-c", head + statement, root, *arguments]
+
+
+def reap() -> Iterator[tuple[int, int]]:
+    """Every child that has ended, ours or left to us: process number and wait status."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, status
+
+
+class Loop:
+    """Sleeps until a descriptor is readable, a signal came or a deadline passed.
+
+    Stdlib's poll and nothing more: asyncio alone costs 40 ms before sshd listens.
+    """
+
+    def __init__(self, signals: Iterable[int]) -> None:
+        """Take over ``signals`` until ``close``."""
+        self._poll = select.poll()
+        self._calls: dict[int, Callable[[], None]] = {}
+        self._signals, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._poll.register(self._signals, select.POLLIN)
+        self._before = {number: signal.signal(number, _noted) for number in signals}
+        self._wakeup = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+
+    def watch(self, descriptor: int, call: Callable[[], None]) -> None:
+        """Call when a descriptor is readable (a pidfd: when that process has ended)."""
+        self._calls[descriptor] = call
+        self._poll.register(descriptor, select.POLLIN)
+
+    def forget(self, descriptor: int) -> None:
+        """Watch a descriptor no more."""
+        if self._calls.pop(descriptor, None) is not None:
+            self._poll.unregister(descriptor)
+
+    def wait(self, seconds: float | None) -> tuple[int, ...]:
+        """Sleep until something happens; the calls are made, the signals returned."""
+        limit = None if seconds is None else max(0, int(seconds * 1000) + 1)
+        ready = [descriptor for descriptor, _ in self._poll.poll(limit)]
+        for descriptor in ready:
+            call = self._calls.get(descriptor)
+            if call is not None:
+                call()
+        if self._signals not in ready:
+            return ()
+        try:
+            return tuple(os.read(self._signals, 4096))
+        except BlockingIOError:
+            return ()
+
+    def close(self) -> None:
+        """Give the signals back and close what is ours."""
+        signal.set_wakeup_fd(self._wakeup)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._signals)
+        os.close(self._wake)
+
+
+def _noted(number: int, frame: object) -> None:
+    """The signal is in the wake-up pipe already."""

@@ -1,0 +1,95 @@
+"""What nameservers said of one host name, and which of several reasons is told.
+
+Pure records; nothing here asks anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+
+class Reason(str, Enum):
+    """Why a name has no address; in the order in which one is told rather than another."""
+
+    MALFORMED = "not a host name"
+    TIMEOUT = "the nameserver does not answer"
+    NO_NAMESERVER = "no nameserver can be reached"
+    SERVFAIL = "SERVFAIL"
+    BAD_ANSWER = "the nameserver's answer can't be read"
+    NO_ADDRESS = "no address record"
+    NXDOMAIN = "NXDOMAIN"
+    REFUSED = "REFUSED"
+    SYSTEM = "the system resolver finds no address"
+
+    @property
+    def permanent(self) -> bool:
+        """Whether asking again can't help."""
+        return self is Reason.MALFORMED
+
+
+_RANK: Final = tuple(Reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is known of one name: its addresses in the system's order, or the reason why none.
+
+    ``retry_after`` is how many seconds a cache may keep the negative answer; ``searched`` are the
+    absolute names that were asked for; ``detail`` is the reason in full.
+    """
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    reason: Reason | None = None
+    retry_after: float | None = None
+    searched: tuple[str, ...] = ()
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back for one absolute name."""
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    reason: Reason | None = None
+    server: str = ""
+    ttl: float | None = None
+
+    @property
+    def rank(self) -> int:
+        """Place in the order in which reasons are told; an address comes last."""
+        return len(_RANK) if self.reason is None else _RANK.index(self.reason)
+
+
+def joined(replies: Sequence[Reply]) -> Reply:
+    """Make the answers for A and AAAA one: an address is a yes, else the worst reason counts."""
+    addresses = tuple(address for reply in replies for address in reply.addresses)
+    if addresses:
+        return Reply(replies[0].name, addresses, server=replies[0].server)
+    lives = [reply.ttl for reply in replies if reply.ttl is not None]
+    worst = min(replies, key=lambda reply: reply.rank)
+    return replace(worst, ttl=min(lives) if lives else None)
+
+
+def summary(name: str, replies: Sequence[Reply]) -> Answer:
+    """Make the answers for one name's search list one, with every reason in its detail."""
+    searched = tuple(reply.name for reply in replies)
+    found = next((reply for reply in replies if reply.addresses), None)
+    if found is not None:
+        return Answer(name, found.addresses, searched=searched)
+    worst = min(replies, key=lambda reply: reply.rank)
+    lives = [reply.ttl for reply in replies if reply.ttl is not None]
+    expires = min(lives) if lives else None
+    said = []
+    for reason in dict.fromkeys(reply.reason for reply in sorted(replies, key=lambda r: r.rank)):
+        names = [reply.name for reply in replies if reply.reason is reason]
+        text = reason.value if reason is not None else ""
+        said.append(text if len(names) == len(replies) else f"{text} for {', '.join(names)}")
+    detail = f"{'; '.join(said)} (asked {worst.server})"
+    if expires:
+        detail += f", may be cached for {expires:g} s"
+    return Answer(name, (), worst.reason, expires, searched, detail)

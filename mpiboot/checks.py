@@ -1,0 +1,219 @@
+"""One table of everything that can be found wrong: the gates' errors and doctor's checks alike.
+
+A row says what is checked, which exit code it has when it ends a job, whether a new try can
+help, and what to do. The reference pages are generated from it. Pure: no I/O.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mpiboot.data_checks import DATA_CHECKS
+from mpiboot.model import Check, ExitCode, Finding, Level, Role
+
+__all__ = ["BY_REFERENCE", "CHECKS", "Check", "ExitCode", "failed"]
+
+
+_L, _W = Role.LAUNCHER, Role.WORKER
+
+CHECKS: Final = (
+    Check(
+        "usage",
+        "the command line and the settings can be read",
+        ExitCode.USAGE,
+        retry=False,
+        roles=(_L, _W),
+        hint="see `mpiboot --help` and `mpiboot settings`",
+    ),
+    Check(
+        "role",
+        "the pod's role is known",
+        ExitCode.USAGE,
+        retry=False,
+        roles=(_L, _W),
+        hint="set MPIBOOT_ROLE=launcher, worker or none",
+    ),
+    Check(
+        "hostfile-invalid",
+        "the hostfile can be read and names hosts",
+        ExitCode.HOSTFILE_INVALID,
+        retry=False,
+        roles=(_L,),
+        hint="write one `host slots=N` or `host:N` a line",
+    ),
+    Check(
+        "hostfile-missing",
+        "the hostfile is there",
+        ExitCode.HOSTFILE_MISSING,
+        retry=True,
+        roles=(_L,),
+        hint="mount the hostfile, or name it with --hostfile or MPIBOOT_HOSTFILE",
+    ),
+    Check(
+        "names-unresolved",
+        "every host name resolves",
+        ExitCode.NAMES_UNRESOLVED,
+        retry=True,
+        roles=(_L,),
+        hint="look at the workers' pods and the job's headless Service; "
+        "raise --timeout when images are still being pulled",
+    ),
+    Check(
+        "workers-unreachable",
+        "every worker answers over SSH",
+        ExitCode.WORKERS_UNREACHABLE,
+        retry=True,
+        roles=(_L,),
+        hint="look at the worker's log: is its container running, and sshd in it?",
+    ),
+    Check(
+        "bug",
+        "mpiboot itself works",
+        ExitCode.BUG,
+        retry=False,
+        roles=(_L, _W),
+        hint="please report this with the lines above",
+    ),
+    Check(
+        "interface-missing",
+        "the network link is there",
+        ExitCode.DEVICE_MISSING,
+        retry=False,
+        roles=(_L, _W),
+        hint="name a link that launcher and workers have with MPIBOOT_CONTROL_IFNAME",
+    ),
+    Check(
+        "runtime-folder",
+        "the private runtime folder can be written",
+        ExitCode.CANNOT_WRITE,
+        retry=False,
+        roles=(_L, _W),
+        hint="mount an emptyDir and name it with MPIBOOT_RUNTIME_DIR",
+    ),
+    Check(
+        "ssh-key",
+        "the job's SSH key is there and can be read",
+        ExitCode.DENIED,
+        retry=False,
+        roles=(_L, _W),
+        hint="mount the job's key Secret in launcher and workers, "
+        "or name it with --ssh-key or MPIBOOT_SSH_KEY",
+    ),
+    Check(
+        "ssh-denied",
+        "workers accept the job's key",
+        ExitCode.DENIED,
+        retry=False,
+        roles=(_L,),
+        hint="launcher and workers must mount the same key Secret, and log in as the same user",
+    ),
+    Check(
+        "host-key-differs",
+        "workers prove that they hold the job's key",
+        ExitCode.DENIED,
+        retry=False,
+        roles=(_L,),
+        hint="run mpiboot on the workers (`args: [worker]`), or set MPIBOOT_HOST_KEYS=accept-new",
+    ),
+    Check(
+        "settings-conflict",
+        "the settings fit each other and the hosts",
+        ExitCode.CONFLICT,
+        retry=False,
+        roles=(_L, _W),
+        hint="",
+    ),
+    Check(
+        "slots",
+        "the ranks fit the slots, and every host gets one",
+        ExitCode.CONFLICT,
+        retry=False,
+        roles=(_L,),
+        hint="",
+    ),
+    Check(
+        "unsafe-value",
+        "no value would be evaluated by a worker's shell",
+        ExitCode.CONFLICT,
+        retry=False,
+        roles=(_L,),
+        hint="remove the quote, dollar, backslash or backquote from that variable",
+    ),
+    Check(
+        "mpi-versions",
+        "launcher and workers have the same MPI",
+        ExitCode.CONFLICT,
+        retry=False,
+        roles=(_L,),
+        hint="use one image, or images with the same MPI, for launcher and workers",
+    ),
+    Check(
+        "agent-not-started",
+        "mpirun starts a daemon on every host of its line",
+        ExitCode.CONFLICT,
+        retry=False,
+        roles=(_L,),
+        hint="remove the variable or flag that hides the hostfile or the launch agent from mpirun",
+    ),
+    Check(
+        "host-lost",
+        "no host is lost while the job runs",
+        ExitCode.WORKERS_UNREACHABLE,
+        retry=True,
+        roles=(_L,),
+        hint="look at that pod: was it deleted, evicted, restarted, or out of memory?",
+    ),
+    Check(
+        "daemon-failed",
+        "mpirun's daemon starts on every host and ends with the job",
+        ExitCode.WORKERS_UNREACHABLE,
+        retry=True,
+        roles=(_L,),
+        hint="the lines of mpirun and of that worker above say why",
+    ),
+    Check(
+        "launch-timeout",
+        "every host's daemon joins in time",
+        ExitCode.WORKERS_UNREACHABLE,
+        retry=True,
+        roles=(_L,),
+        hint="can the workers reach the launcher's ports (NetworkPolicy, sidecar)? "
+        "MPIBOOT_LAUNCH_TIMEOUT gives them longer",
+    ),
+    Check(
+        "sshd",
+        "the worker's SSH server runs",
+        ExitCode.WORKERS_UNREACHABLE,
+        retry=True,
+        roles=(_W,),
+        hint="try MPIBOOT_SSHD=embedded",
+    ),
+    Check(
+        "program-missing",
+        "the programs that are needed are installed",
+        ExitCode.PROGRAM_MISSING,
+        retry=False,
+        roles=(_L, _W),
+        hint="install it in the image, or put its folder on PATH",
+    ),
+    *DATA_CHECKS,
+)
+
+BY_REFERENCE: Final = {check.reference: check for check in CHECKS}
+
+
+def failed(
+    reference: str,
+    said: str,
+    *,
+    host: str = "",
+    evidence: tuple[str, ...] = (),
+    hint: str | None = None,
+) -> Finding:
+    """A failing finding of a row; the row's own hint where none is given.
+
+    Raises:
+        KeyError: no row has that reference.
+    """
+    row = BY_REFERENCE[reference]
+    return Finding(reference, Level.FAIL, said, host, evidence, row.hint if hint is None else hint)

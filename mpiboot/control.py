@@ -1,0 +1,119 @@
+"""The control link: one name, or one network, that launcher and workers all have. Pure.
+
+Open MPI 5.0 takes a single value (a list crashes it) and waits for ever where the launcher has
+no link in a network that the workers have; so the value holds every control address and no
+address of any other link.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from typing import Final, TypeAlias
+
+from mpiboot.model import Decision, Link, Source, Worker
+from mpiboot.settings import Given
+
+Address: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
+Network: TypeAlias = "ipaddress.IPv4Network | ipaddress.IPv6Network"
+
+_GIVEN: Final = Given(Source.ENVIRONMENT, "MPIBOOT_CONTROL_IFNAME")
+
+
+def bare(address: str) -> str:
+    """Cut prefix length and zone off an address."""
+    return address.partition("/")[0].partition("%")[0]
+
+
+def link_of(address: str, links: Iterable[Link]) -> Link | None:
+    """Find the link that holds an address."""
+    return next(
+        (link for link in links if any(bare(own) == bare(address) for own in link.addresses)), None
+    )
+
+
+def smallest_network(addresses: Iterable[str]) -> Network | None:
+    """Find the smallest network that holds all addresses; None where families differ."""
+    parsed: list[Address] = [ipaddress.ip_address(bare(item)) for item in addresses]
+    if not parsed or len({item.version for item in parsed}) > 1:
+        return None
+    low, high = int(min(parsed, key=int)), int(max(parsed, key=int))
+    width = parsed[0].max_prefixlen
+    prefix = width - (low ^ high).bit_length()
+    start = low >> (width - prefix) << (width - prefix)
+    if parsed[0].version == 4:  # noqa: PLR2004 - ip_network takes a small number for IPv4
+        return ipaddress.IPv4Network((start, prefix))
+    return ipaddress.IPv6Network((start, prefix))
+
+
+def _in(address: str, network: Network) -> bool:
+    return ipaddress.ip_address(bare(address)) in network
+
+
+def choose(
+    wanted: str,
+    launcher: tuple[Link, ...],
+    workers: tuple[Worker, ...],
+    *,
+    given: Given = _GIVEN,
+) -> tuple[Decision | None, str]:
+    """Choose the value for daemons and MPI TCP.
+
+    Args:
+        wanted: the setting ``control_ifname``, empty where not set.
+        launcher: this pod's links.
+        workers: hosts that passed the gate; those without facts count by address alone.
+        given: the flag or variable that ``wanted`` came from.
+
+    Returns:
+        The decision, or None and the reason why nothing is pinned.
+    """
+    if wanted:
+        return Decision("control-link", wanted, given.source, str(given)), ""
+    if not workers:
+        return None, "no worker was reached, so no route tells the control link"
+    own = {bare(worker.local_address) for worker in workers if worker.local_address}
+    mine = [link_of(address, launcher) for address in own]
+    names = {link.name for link in mine if link}
+    others: list[str] = []
+    known = all(mine) and bool(own)
+    same_name = len(names) == 1 and known
+    for worker in workers:
+        if worker.facts is None:
+            same_name = False
+            continue
+        link = link_of(worker.address, worker.facts.links)
+        same_name = same_name and link is not None and link.name in names
+        others += [
+            address for item in worker.facts.links if item is not link for address in item.addresses
+        ]
+    if same_name:
+        (name,) = names
+        return (
+            Decision(
+                "control-link",
+                name,
+                Source.DETECTED,
+                f"the launcher's routes to all {len(workers)} workers leave by it, "
+                "and their addresses are on a link of that name",
+            ),
+            "",
+        )
+    controls = own | {bare(worker.address) for worker in workers}
+    network = smallest_network(controls)
+    if network is None:
+        return None, "the control addresses are of both IP versions"
+    others += [address for link in launcher if link not in mine for address in link.addresses]
+    inside = [item for item in others if bare(item) not in controls and _in(item, network)]
+    if inside:
+        return None, f"{network} would hold all control addresses but also {inside[0]}"
+    return (
+        Decision(
+            "control-link",
+            str(network),
+            Source.DETECTED,
+            "the smallest network that holds all control addresses and no other link's; "
+            "the links' names differ or are not known",
+        ),
+        "",
+    )

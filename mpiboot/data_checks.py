@@ -1,0 +1,148 @@
+"""The rows of what can be wrong with the data network; to be read with ``checks.CHECKS``. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mpiboot.model import Check, ExitCode, Role
+
+_L, _W = Role.LAUNCHER, Role.WORKER
+_DEVICE, _CONFLICT = ExitCode.DEVICE_MISSING, ExitCode.CONFLICT
+
+
+def _row(
+    reference: str, title: str, hint: str, code: ExitCode = _DEVICE, *, retry: bool = False
+) -> Check:
+    return Check(reference, title, code, retry=retry, roles=(_L, _W), hint=hint)
+
+
+DATA_CHECKS: Final = (
+    _row(
+        "data-link",
+        "the links that MPIBOOT_DATA_IFNAME names are there",
+        "name links that the workers have (`mpiboot facts` lists them), or unset it",
+    ),
+    _row(
+        "rdma-device",
+        "the devices that MPIBOOT_RDMA_DEVICE names are there",
+        "name devices that the workers have (`mpiboot facts` lists them), or unset it",
+    ),
+    _row(
+        "control-link",
+        "every worker's control link is known",
+        "name it with MPIBOOT_CONTROL_IFNAME",
+    ),
+    _row(
+        "rdma-missing",
+        "every worker has an RDMA device of its own",
+        "ask for the device in the worker's container, and attach its network: "
+        'resources: {limits: {<the RDMA resource of your nodes>: "1"}}, '
+        "annotations: {k8s.v1.cni.cncf.io/networks: <network>}",
+    ),
+    _row(
+        "rdma-differs",
+        "all workers have the same number and kind of RDMA devices",
+        "put all workers on nodes of one kind (nodeSelector), with the same resources",
+    ),
+    _row(
+        "rdma-node",
+        "the RDMA device's node in /dev/infiniband opens",
+        "ask for the RDMA resource in this container, which brings the node: "
+        'resources: {limits: {<the RDMA resource of your nodes>: "1"}}',
+    ),
+    _row(
+        "rdma-port",
+        "every RDMA port is active",
+        "look at cable, switch port and, for InfiniBand, at the subnet manager "
+        "(a VF stays INIT until its GUID is known there)",
+        ExitCode.NOT_READY,
+        retry=True,
+    ),
+    _row(
+        "rdma-gid",
+        "every RoCE port has a RoCE v2 entry for an address of this pod",
+        "the data link needs an address (its network's IPAM), and the node RoCE v2",
+        code=ExitCode.NOT_READY,
+        retry=True,
+    ),
+    _row(
+        "rdma-gid-index",
+        "NCCL and UCX can be told the GID index",
+        "use NCCL 2.21 or later, or a network of its own for the rails; "
+        "or set NCCL_IB_HCA and NCCL_IB_GID_INDEX for each rank",
+        _CONFLICT,
+    ),
+    _row(
+        "rdma-mtu",
+        "an RDMA port's MTU fits its link's",
+        "give the link the MTU of the device below it (`mtu` in its network's definition)",
+        _CONFLICT,
+    ),
+    _row(
+        "rdma-rails",
+        "the rails are in one order on all workers",
+        "on a flat network set NCCL_CROSS_NIC=1; else give the rails in one order on every node",
+        _CONFLICT,
+    ),
+    _row(
+        "data-ambiguous",
+        "the data links and devices can be told apart",
+        "set MPIBOOT_DATA_IFNAME or MPIBOOT_RDMA_DEVICE",
+        _CONFLICT,
+    ),
+    _row(
+        "data-mtu",
+        "all workers' data links have one MTU",
+        "set the same `mtu` in the network's definition for all nodes",
+        _CONFLICT,
+    ),
+    _row(
+        "data-networks",
+        "the workers' data networks reach each other",
+        "attach all workers to one network, or add routes to its definition (`routes` of its IPAM)",
+        _CONFLICT,
+    ),
+    _row(
+        "data-subnet",
+        "no two data links of a worker are in one subnet",
+        "give each rail a subnet of its own, or routing rules for each source address",
+        _CONFLICT,
+    ),
+    _row(
+        "control-subnet",
+        "control and data link are in different subnets",
+        "give the data network a subnet that the cluster's pod network does not use",
+        _CONFLICT,
+    ),
+    _row(
+        "data-facts",
+        "every worker's data network is known",
+        "run mpiboot on the workers (`args: [worker]`)",
+        _CONFLICT,
+    ),
+    _row(
+        "memlock",
+        "RDMA may lock enough memory",
+        "securityContext: {capabilities: {add: [IPC_LOCK]}} for a container that runs as root; "
+        "for others raise the container runtime's limit (LimitMEMLOCK=infinity)",
+        _CONFLICT,
+    ),
+    _row(
+        "shm",
+        "the shared memory of /dev is large enough",
+        "volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 8Gi}}], "
+        "volumeMounts: [{name: shm, mountPath: /dev/shm}]",
+        _CONFLICT,
+    ),
+    _row(
+        "nccl-value",
+        "the user's NCCL values fit every worker",
+        "correct it, or unset it: mpiboot then sets it for each worker",
+        _CONFLICT,
+    ),
+)
+
+DATA_ROWS: Final = {row.reference: row for row in DATA_CHECKS}
+
+# Rails in one flat subnet and several TCP links are in use on purpose: said, but never a stop.
+NEVER_STOP: Final = frozenset({"data-subnet"})

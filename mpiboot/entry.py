@@ -1,0 +1,67 @@
+"""The entrypoint form: find this pod's role and do what it asks for."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from mpiboot import log, platforms
+from mpiboot.act import process
+from mpiboot.errors import error
+from mpiboot.model import Role, Source
+from mpiboot.settings import Resolved
+
+
+def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> int:
+    """Act as launcher, worker, or step aside and become the program.
+
+    Raises:
+        MpibootError: the role can't be told, or the role's own errors.
+    """
+    settings = resolved.settings
+    role, decision = platforms.role(resolved, environ, program, "")
+    if role is Role.NONE and decision.source is Source.DEFAULT:
+        # Only now: what knows hostfiles is too heavy for a worker's start.
+        from mpiboot.observe import hostfiles  # noqa: PLC0415
+
+        given = str(resolved.given["hostfile"])
+        named = hostfiles.candidates(settings.hostfile, given, environ)
+        mounted = next((item.path for item in named if Path(item.path).exists()), "")
+        role, decision = platforms.role(resolved, environ, program, mounted)
+    log.configure(level=settings.log_level, form=settings.log_format, role=role.value)
+    if role is Role.NONE:
+        if not program:
+            raise error("usage", "no program was given, and nothing says that this is a worker")
+        if program == ("shell",):
+            return _stay()
+        log.debug("role", f"role none ({decision.because}): running {program[0]}")
+        process.replace(program, environ)
+    log.info("role", f"role {role.value} ({decision.because})")
+    if role is Role.WORKER:
+        from mpiboot import worker  # noqa: PLC0415 - only the role that runs is loaded
+
+        return worker.run(resolved, () if platforms.is_sshd(program) else program, environ)
+    if not program:
+        raise error(
+            "usage",
+            "this pod is the launcher, and no program was given",
+            hint="give the program as the container's args: `args: [mpirun, ./prog]`",
+        )
+    from mpiboot import launcher  # noqa: PLC0415 - only the role that runs is loaded
+
+    return launcher.run(resolved, program, environ)
+
+
+def _stay() -> int:
+    """Keep the pod alive for `kubectl exec` until a signal ends it, as ``shell`` always did."""
+    log.info("role", "nothing to run: staying for `kubectl exec` until a signal comes")
+    loop = process.Loop((signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+    try:
+        while True:
+            ending = [number for number in loop.wait(None) if number != signal.SIGCHLD]
+            list(process.reap())
+            if ending:
+                return 128 + ending[0]
+    finally:
+        loop.close()

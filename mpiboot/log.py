@@ -1,0 +1,103 @@
+"""Log lines on stderr: plain words for people, JSON lines on request; stdout stays the program's.
+
+A line is an event name, a sentence and fields: ``log.info("gate", "2/4 hosts ready", ready=2)``.
+Not the stdlib's logging: its import alone costs a worker a fifth of the time to sshd, and an
+entrypoint needs neither handlers nor a tree of loggers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from mpiboot.model import Finding, Json
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+class _Log:
+    """Where lines go and in which form; set once by the command line."""
+
+    threshold = LEVELS.index("info")
+    as_json = False
+    role = ""
+
+
+_STATE: Final = _Log()
+
+
+def configure(*, level: str = "info", form: str = "auto", role: str = "") -> None:
+    """Set what is shown and how; ``form`` is ``human``, ``json`` or ``auto`` (human)."""
+    _STATE.threshold = LEVELS.index(level)
+    _STATE.as_json = form == "json"
+    _STATE.role = role
+
+
+def is_json() -> bool:
+    """Whether lines are JSON: then nothing else may be drawn on stderr."""
+    return _STATE.as_json
+
+
+def _write(level: str, event: str, message: str, fields: dict[str, Json]) -> None:
+    if LEVELS.index(level) < _STATE.threshold:
+        return
+    if _STATE.as_json:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
+        record: dict[str, Json] = {"time": stamp + "Z", "level": level, "event": event}
+        if _STATE.role:
+            record["role"] = _STATE.role
+        record |= {"message": message, **fields}
+        text = json.dumps(record, ensure_ascii=False, default=str)
+    else:
+        mark = "" if level in ("info", "debug") else f"{level}: "
+        text = f"mpiboot: {mark}{message}"
+        hint = fields.get("hint")
+        if hint:
+            text += f"\nmpiboot:   -> {hint}"
+    # One write a line: other processes (mpirun, ranks) share this stderr.
+    data = (text + "\n").encode("utf-8", "backslashreplace")
+    try:
+        sys.stderr.flush()
+        os.write(2, data)
+    except (OSError, ValueError):  # nobody reads stderr any more: never a reason to fail a job
+        return
+
+
+def debug(event: str, message: str, **fields: Json) -> None:
+    """Say what only a developer wants to know."""
+    _write("debug", event, message, fields)
+
+
+def info(event: str, message: str, **fields: Json) -> None:
+    """Say that something changed."""
+    _write("info", event, message, fields)
+
+
+def warning(event: str, message: str, **fields: Json) -> None:
+    """Say that something is odd, though the job goes on."""
+    _write("warning", event, message, fields)
+
+
+def error(event: str, message: str, **fields: Json) -> None:
+    """Say that something failed."""
+    _write("error", event, message, fields)
+
+
+def finding(item: Finding) -> None:
+    """Say a finding at the level that it has."""
+    level = {"fail": "error", "warn": "warning", "unknown": "warning"}.get(item.level, "info")
+    where = f"{item.host}: " if item.host else ""
+    fields: dict[str, Json] = {"check": item.check, "hint": item.hint}
+    if item.host:
+        fields["host"] = item.host
+    if item.evidence:
+        fields["evidence"] = list(item.evidence)
+    if not _STATE.as_json and item.evidence:
+        shown = "".join(f"\nmpiboot:   {line}" for line in item.evidence)
+        _write(level, item.check, f"[{item.check}] {where}{item.said}{shown}", fields)
+    else:
+        _write(level, item.check, f"[{item.check}] {where}{item.said}", fields)

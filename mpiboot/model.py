@@ -1,0 +1,228 @@
+"""The records that flow through mpiboot: frozen values, no behaviour beyond derived names.
+
+Observed facts, decisions with their source, findings with their evidence. Nothing here touches
+the world; the data network's own records are in ``fabric``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Final, TypeAlias
+
+from mpiboot.fabric import Fabric
+
+NO_FABRIC: Final = Fabric()
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+
+class Role(str, Enum):
+    """What this pod is in the job."""
+
+    LAUNCHER = "launcher"
+    WORKER = "worker"
+    NONE = "none"
+
+
+class Source(str, Enum):
+    """Where a value came from, strongest first."""
+
+    FLAG = "flag"
+    ENVIRONMENT = "environment"
+    PLATFORM = "platform"
+    DETECTED = "detected"
+    DEFAULT = "default"
+
+
+class Level(str, Enum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    UNKNOWN = "unknown"
+
+
+class ExitCode(IntEnum):
+    """Exit codes of mpiboot itself; a program's own code and 128+n of a signal pass through.
+
+    Most are the names of sysexits.h, so that ``podFailurePolicy`` can tell "again" from "never".
+    """
+
+    USAGE = 2
+    HOSTFILE_INVALID = 65
+    HOSTFILE_MISSING = 66
+    NAMES_UNRESOLVED = 68
+    WORKERS_UNREACHABLE = 69
+    BUG = 70
+    DEVICE_MISSING = 72
+    CANNOT_WRITE = 73
+    NOT_READY = 75
+    DENIED = 77
+    CONFLICT = 78
+    PROGRAM_MISSING = 127
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One row: what can be wrong, and what it means for the job."""
+
+    reference: str
+    title: str
+    code: ExitCode
+    retry: bool
+    roles: tuple[Role, ...]
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One thing mpiboot settled, where the value came from and why it is this one."""
+
+    name: str
+    value: str
+    source: Source
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check says of one host.
+
+    ``check`` is a reference of the table in ``checks``; ``host`` is empty for this pod itself.
+    """
+
+    check: str
+    level: Level
+    said: str
+    host: str = ""
+    evidence: tuple[str, ...] = ()
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One host of a hostfile; repeated lines of one name are one host with their slots added.
+
+    ``name`` is what the file says, without user and brackets. ``slots`` is at least 1;
+    ``slots_given`` tells whether the file named a count or it is the default for bare hosts.
+    ``line`` is the first line (from 1) that names the host.
+    """
+
+    name: str
+    slots: int = 1
+    slots_given: bool = False
+    max_slots: int | None = None
+    user: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hostfile:
+    """A parsed hostfile: where it was read from, which setting named it, and its hosts in order."""
+
+    path: str
+    named_by: str
+    hosts: tuple[Host, ...]
+
+    @property
+    def slots(self) -> int:
+        """Sum of the slots of all hosts."""
+        return sum(host.slots for host in self.hosts)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A network link of a pod: ``addresses`` are in CIDR form, such as ``10.244.0.5/24``.
+
+    ``kind`` is the kernel's word (``veth``, ``macvlan``, ``ipoib``, ...), ``vf``, ``physical`` or
+    empty; ``hardware`` the whole hardware address; ``pci`` the PCI function behind it; ``pkey``
+    the partition key of an IPoIB link; ``carrier`` whether the link is running.
+    """
+
+    index: int
+    name: str
+    kind: str
+    up: bool
+    mtu: int
+    addresses: tuple[str, ...]
+    hardware: str = ""
+    pci: str = ""
+    pkey: int | None = None
+    carrier: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Mpi:
+    """An installed MPI, as its own ``--version`` told it.
+
+    ``family`` names a row of the dialect table (empty: not recognised); ``path`` is the program
+    that is first on PATH; ``said`` is the line of its answer that was recognised.
+    """
+
+    family: str
+    version: str
+    path: str
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this process is.
+
+    ``user`` and ``home`` are never empty: where the system has no passwd entry for the uid they
+    are made up (``known`` is false then). ``capabilities`` is the effective set as a bit mask.
+    """
+
+    uid: int
+    gid: int
+    user: str
+    home: str
+    shell: str
+    known: bool
+    capabilities: int
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """What one pod says of itself; a worker's travel to the launcher as JSON (``FACTS_VERSION``).
+
+    ``sshd`` is ``openssh``, ``embedded`` or empty; ``started`` is the boot-clock second at which
+    the pod's mpiboot began, so that a restarted pod is told from the old one; ``environment`` are
+    the names (never values) that the pod's own specification sets; ``memlock`` is the session's
+    limit in bytes (-1: unlimited); ``shm`` the size of /dev/shm in bytes (0: none).
+    """
+
+    hostname: str
+    mpiboot: str
+    identity: Identity
+    runtime_dir: str
+    control_address: str
+    links: tuple[Link, ...]
+    mpi: Mpi | None
+    sshd: str
+    started: float
+    cores: int
+    memlock: int
+    shm: int
+    environment: tuple[str, ...]
+    fabric: Fabric = NO_FABRIC
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A remote host that passed the gate.
+
+    ``address`` and ``port`` are those that answered with the right host key; ``local_address``
+    is the launcher's own end of that connection; ``facts`` is None where the worker's image
+    does not run mpiboot.
+    """
+
+    host: Host
+    address: str
+    port: int
+    user: str
+    local_address: str
+    facts: PodFacts | None
+    mpi: Mpi | None = None

@@ -1,0 +1,224 @@
+"""The options of each MPI's mpirun: how many words follow each, and what it means for placement.
+
+Tables only: a reader of lines is ``mpirun_line``. Nothing here is asked of an installed MPI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+
+class Means(str, Enum):
+    """What an option says, as far as mpiboot has to know."""
+
+    NP = "number of ranks"
+    HOSTS = "hosts"
+    HOSTFILE = "hostfile"
+    EXPORT = "variable to export"
+    EXPORT_LIST = "variables to export"
+    SET = "variable to set"
+    MCA = "MCA parameter"
+    MAP_BY = "mapping"
+    PPR = "ranks per resource"
+    PER_NODE = "ranks per host"
+    ONE_PER_NODE = "one rank per host"
+    BY_NODE = "mapping by host"
+    BY_SLOT = "mapping by slot"
+    RANK_BY = "ranking"
+    BIND_TO = "binding"
+    OVERSUBSCRIBE = "more ranks than slots"
+    NO_LOCAL = "no rank on the launcher"
+    PLAIN = "nothing about hosts and ranks"
+    PLACES = "a placement that mpiboot does not compute"
+    LAUNCHES = "a set of hosts that mpiboot does not compute"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: its first spelling, how many words follow it, what it means."""
+
+    name: str
+    words: int
+    means: Means
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """How one mpirun reads its line.
+
+    ``options`` goes by name without dashes. ``one_dash`` are long names that this mpirun takes
+    with two dashes only. ``equals``: ``--name=value`` is understood. ``any_case``: capitals don't
+    matter. ``double_dash``: a bare ``--`` ends the options. ``last_wins``: of an option given
+    twice the last counts, else the first.
+    """
+
+    options: Mapping[str, Option]
+    one_dash: frozenset[str]
+    equals: bool
+    any_case: bool
+    double_dash: bool
+    last_wins: bool
+
+
+def _table(*rows: tuple[Means, int, str]) -> dict[str, Option]:
+    """Rows of meaning, number of words, and options; spellings of one option join by ``|``."""
+    found: dict[str, Option] = {}
+    for means, words, names in rows:
+        for spellings in names.split():
+            first, *others = spellings.split("|")
+            found |= dict.fromkeys((first, *others), Option(first, words, means))
+    return found
+
+
+# What both Open MPI generations share. Words and meanings were tried one by one on Open MPI
+# 4.1.4 and 5.0.11 (with the programs' names as words, so that the one that was started tells).
+_OPEN_MPI: Final = (
+    (Means.NP, 1, "np|n|c"),
+    (Means.HOSTS, 1, "host|H"),
+    (Means.HOSTFILE, 1, "hostfile|machinefile default-hostfile"),
+    (Means.EXPORT, 1, "x"),
+    (Means.MCA, 2, "mca|gmca"),
+    (Means.MAP_BY, 1, "map-by"),
+    (Means.PPR, 1, "ppr"),
+    (Means.PER_NODE, 1, "N|npernode"),
+    (Means.ONE_PER_NODE, 0, "pernode"),
+    (Means.BY_NODE, 0, "bynode"),
+    (Means.BY_SLOT, 0, "byslot"),
+    (Means.RANK_BY, 1, "rank-by"),
+    (Means.BIND_TO, 1, "bind-to"),
+    (Means.OVERSUBSCRIBE, 0, "oversubscribe"),
+    (Means.NO_LOCAL, 0, "nolocal"),
+    (
+        Means.PLAIN,
+        0,
+        (
+            "allow-run-as-root noprefix tag-output timestamp-output merge-stderr-to-stdout "
+            "report-bindings display-map display-allocation display-devel-map "
+            "v|verbose enable-recovery disable-recovery continuous nooversubscribe "
+            "leave-session-attached debug-daemons debug-daemons-file report-state-on-timeout "
+            "get-stack-traces show-progress xml s|preload-binary output-proctable "
+            "bind-to-core use-hwthread-cpus"
+        ),
+    ),
+    (
+        Means.PLAIN,
+        1,
+        (
+            "prefix wdir|wd path output-filename timeout personality max-restarts stdin xterm "
+            "launch-agent report-pid report-uri preload-files"
+        ),
+    ),
+    (Means.PLACES, 1, "rankfile|rf cpu-set cpu-list cpus-per-proc|cpus-per-rank npersocket"),
+    (Means.PLACES, 0, "bycore do-not-launch"),
+    (Means.LAUNCHES, 1, "app tune|am"),
+)
+
+_ORTE: Final = Grammar(
+    options=_table(
+        *_OPEN_MPI,
+        (
+            Means.PLAIN,
+            0,
+            (
+                "q|quiet d|debug-devel debug display-topo do-not-resolve set-cwd-to-session-dir "
+                "index-argv-by-rank enable-instant-on-support display-devel-allocation "
+                "display-diffable-map report-child-jobs-separately fwd-mpirun-port tv use-regexp "
+                "bind-to-socket"
+            ),
+        ),
+        (Means.PLAIN, 1, "report-events ompi-server debugger cf|cartofile xml-file"),
+        (Means.LAUNCHES, 0, "novm dvm"),
+        (Means.LAUNCHES, 1, "hnp max-vm-size"),
+    ),
+    one_dash=frozenset(),
+    equals=False,
+    any_case=False,
+    double_dash=True,
+    last_wins=True,
+)
+
+_PRRTE: Final = Grammar(
+    options=_table(
+        *_OPEN_MPI,
+        (Means.MCA, 2, "prtemca pmixmca omca"),
+        (
+            Means.PLAIN,
+            0,
+            (
+                "debug fwd-environment parsable|parseable stop-on-exec stop-in-init stop-in-app "
+                "no-app-prefix"
+            ),
+        ),
+        (
+            Means.PLAIN,
+            1,
+            (
+                "output-directory output display runtime-options display-topo stream-buffering "
+                "spawn-timeout gpu-support memory-alloc-kind with-ft pset initial-errhandler "
+                "forward-signals tmpdir"
+            ),
+        ),
+        (Means.LAUNCHES, 1, "dvm"),
+    ),
+    # With one dash 5.0 takes these for something else: `-bind-to none` starts a program `none`.
+    one_dash=frozenset({"map-by", "rank-by", "bind-to"}),
+    equals=True,
+    any_case=False,
+    double_dash=True,
+    last_wins=False,
+)
+
+# MPICH 5.0.2, tried like the above, and what Intel MPI has besides.
+_HYDRA: Final = Grammar(
+    options=_table(
+        (Means.NP, 1, "n|np"),
+        (Means.HOSTS, 1, "hosts|host"),
+        (Means.HOSTFILE, 1, "f|hostfile|machinefile"),
+        (Means.SET, 2, "genv env"),
+        (Means.EXPORT_LIST, 1, "genvlist envlist"),
+        (Means.PER_NODE, 1, "ppn|perhost"),
+        (Means.BIND_TO, 1, "bind-to|binding"),
+        (Means.MAP_BY, 1, "map-by"),
+        (Means.NO_LOCAL, 0, "skip-launch-node"),
+        (
+            Means.PLAIN,
+            0,
+            (
+                "genvall genvnone envall envnone l|prepend-rank v|verbose|debug info version "
+                "enable-x disable-x disable-auto-cleanup disable-hostname-propagation profile "
+                "print-all-exitcodes pmi-port hybrid-hosts"
+            ),
+        ),
+        (
+            Means.PLAIN,
+            1,
+            (
+                "wdir iface launcher-exec|bootstrap-exec rmk prepend-pattern outfile-pattern "
+                "errfile-pattern membind topolib demux nameserver localhost usize gpus-per-proc "
+                "memory-alloc-kinds genvexcl envexcl"
+            ),
+        ),
+        # `-launcher fork` runs everything on the launcher, whatever the host list says.
+        (Means.LAUNCHES, 1, "launcher|bootstrap configfile"),
+        (Means.PLACES, 1, "rankmap order-nodes machine"),
+    ),
+    one_dash=frozenset(),
+    equals=True,
+    any_case=True,
+    double_dash=False,
+    last_wins=True,
+)
+
+GRAMMARS: Final[Mapping[str, Grammar]] = {
+    "openmpi4": _ORTE,
+    "spectrum": _ORTE,
+    "openmpi5": _PRRTE,
+    "mpich": _HYDRA,
+    "intel": _HYDRA,
+}
+"""By the family of ``model.Mpi``."""
+
+HYDRA: Final = frozenset({"mpich", "intel"})

@@ -1,0 +1,115 @@
+"""Host names: the cluster's domain, long and short forms, and which names mean this pod.
+
+Pure text: nothing is resolved here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return None
+
+
+def _plain(name: str) -> str:
+    """A name as it is compared: without the final dot, in small letters (RFC 4343)."""
+    return name.removesuffix(".").lower()
+
+
+def is_address(name: str) -> bool:
+    """Tell whether a host is named by its IPv4 or IPv6 address (brackets allowed)."""
+    return _address(name) is not None
+
+
+def cluster_domain(search: Sequence[str]) -> str:
+    """Find the cluster's domain in the search list of resolv.conf.
+
+    A kubelet writes ``NAMESPACE.svc.DOMAIN``, ``svc.DOMAIN`` and ``DOMAIN``. The entry that
+    begins with ``svc.`` is the one to read: the MPI Operator appends an entry of its own that
+    ends in ``svc.cluster.local`` whatever the domain is. In a namespace that is itself called
+    ``svc`` two entries begin so; the one that another entry extends is right.
+
+    Returns:
+        The domain without dots at its ends; empty where no entry tells it.
+    """
+    entries = [_plain(entry) for entry in search]
+    candidates = [entry for entry in entries if entry.startswith("svc.") and entry != "svc."]
+    for candidate in candidates:
+        if any(entry.endswith("." + candidate) for entry in entries):
+            return candidate.removeprefix("svc.")
+    return candidates[0].removeprefix("svc.") if candidates else ""
+
+
+def long_form(name: str, domain: str) -> str | None:
+    """Append the cluster's domain to a name that ends in ``.svc``; None for any other name.
+
+    A final dot stays, so that the long form is as absolute as the name was.
+    """
+    bare, suffix = name.removesuffix("."), domain.strip(".")
+    if not suffix or not bare.lower().endswith(".svc") or bare.lower() == ".svc":
+        return None
+    return f"{bare}.{suffix}" + ("." if name.endswith(".") else "")
+
+
+def short(name: str) -> str:
+    """Return the first label of a name; an address stays whole."""
+    return name if is_address(name) else name.split(".", 1)[0]
+
+
+def same_host(one: str, other: str) -> bool:
+    """Tell whether two spellings are one name or one address, without resolving anything."""
+    first, second = _address(one), _address(other)
+    if first is not None or second is not None:
+        return first == second
+    return _plain(one) == _plain(other)
+
+
+def same_short(names: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    """Group different names that are one name once everything from the first dot is cut.
+
+    Open MPI 4.1 cuts so unless it is told to keep full names: a job whose own name has a dot
+    then has several hosts of one name, and mpirun refuses the hostfile.
+    """
+    groups: dict[str, dict[str, str]] = {}
+    for name in names:
+        if not is_address(name):
+            groups.setdefault(_plain(short(name)), {}).setdefault(_plain(name), name)
+    return tuple(tuple(group.values()) for group in groups.values() if len(group) > 1)
+
+
+def is_local(
+    name: str, hostname: str, fqdns: Iterable[str] = (), addresses: Iterable[str] = ()
+) -> bool:
+    """Tell whether a hostfile's name means this pod.
+
+    Args:
+        name: the name or address as the hostfile has it.
+        hostname: this pod's host name.
+        fqdns: this pod's full names, as /etc/hosts or the resolver have them.
+        addresses: this pod's addresses, with or without a prefix length.
+
+    A name between the host name and a full name (``w-0.job`` for ``w-0.job.ns.svc.DOMAIN``) is
+    this pod, since the search list completes it; another pod's name that only begins with the
+    same label is not.
+    """
+    address = _address(name)
+    if address is not None:
+        return address.is_loopback or any(
+            address == _address(own.split("/", 1)[0]) for own in addresses
+        )
+    wanted, own_name = _plain(name), _plain(hostname)
+    if wanted in ("localhost", "localhost.localdomain") or (wanted and wanted == own_name):
+        return True
+    for fqdn in map(_plain, fqdns):
+        if not fqdn or not wanted:
+            continue
+        completed = fqdn.startswith(wanted + ".") and wanted.split(".", 1)[0] == own_name
+        lengthened = fqdn.endswith(".svc") and wanted.startswith(fqdn + ".")
+        if wanted == fqdn or completed or lengthened:
+            return True
+    return False

@@ -1,0 +1,1 @@
+"""What is seen of the world: read-only, bounded, without an opinion."""

@@ -1,0 +1,183 @@
+"""Which hostfile this job has, and its hosts once it names some.
+
+ConfigMap volumes may come late or empty, so it waits within the time it is given. It never writes
+to the file, and it doesn't judge whether the hosts are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mpiboot import hostfile as syntax
+from mpiboot import log
+from mpiboot.errors import error
+from mpiboot.model import Finding, Hostfile, Level
+
+# What the MPI Operator sets for each MPI (its mpi_job_controller.go), in the order of the MPIs.
+OPERATOR: Final = (
+    "OMPI_MCA_orte_default_hostfile",
+    "PRTE_MCA_prte_default_hostfile",
+    "HYDRA_HOST_FILE",
+    "I_MPI_HYDRA_HOST_FILE",
+)
+DEFAULT: Final = "/etc/mpi/hostfile"
+# 10,000 hosts are about a megabyte; more than this is something else than a hostfile.
+_LARGEST: Final = 64 << 20
+_FIRST_LOOK, _LAST_LOOK = 0.02, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A path and the flag, variable or "default" that names it."""
+
+    path: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The job's hostfile, its text as it was read, and what is odd about it."""
+
+    hostfile: Hostfile
+    text: str
+    warnings: tuple[Finding, ...]
+
+
+class _NotYetError(Exception):
+    """The file may still become one with hosts; ``reference`` is what it is if it doesn't."""
+
+    def __init__(self, reference: str, said: str) -> None:
+        super().__init__(said)
+        self.reference = reference
+
+
+def candidates(setting: str, given: str, environ: Mapping[str, str]) -> tuple[Named, ...]:
+    """Every hostfile that something names, strongest first.
+
+    Args:
+        setting: the value of the setting ``hostfile``, empty where not given.
+        given: the flag or variable that gave it.
+        environ: where the operator's variables are looked up.
+    """
+    named = [Named(setting, given)] if setting else []
+    named += [Named(environ[name], name) for name in OPERATOR if environ.get(name)]
+    return (*named, Named(DEFAULT, "default"))
+
+
+async def find(
+    setting: str,
+    given: str,
+    environ: Mapping[str, str],
+    *,
+    patience: float,
+    default: str = DEFAULT,
+) -> Found:
+    """Wait until the job's hostfile names hosts, and read it.
+
+    Args:
+        setting: the value of the setting ``hostfile``, empty where not given.
+        given: the flag or variable that gave it.
+        environ: where the operator's variables are looked up.
+        patience: how many seconds to wait at most.
+        default: where the hostfile is when nothing names one.
+
+    Raises:
+        MpibootError: ``hostfile-missing``, ``hostfile-invalid``.
+    """
+    named = candidates(setting, given, environ)
+    chosen = Named(default, "default") if named[0].by == "default" else named[0]
+    # Mount points are there before a container starts, so where nobody named a file and this one
+    # has no folder, there is nothing to wait for.
+    if chosen.by == "default" and not Path(chosen.path).parent.is_dir():
+        patience = 0.0
+    text = await _wait(chosen, patience)
+    hosts = syntax.parse(text, chosen.path, chosen.by)
+    others = [item for item in named[1:] if item.by != "default"]
+    others += [Named(default, "default")] if chosen.by != "default" else []
+    warnings = tuple(filter(None, (_differs(chosen, hosts, other) for other in others)))
+    return Found(hosts, text, warnings)
+
+
+async def _wait(chosen: Named, patience: float) -> str:
+    started, look, told = time.monotonic(), _FIRST_LOOK, ""
+    while True:
+        try:
+            return _read(chosen)
+        except _NotYetError as why:  # noqa: PERF203 - once a look
+            left = started + patience - time.monotonic()
+            if left <= 0:
+                raise error(why.reference, f"{why} after {patience:g} s") from None
+            if str(why) != told:
+                told = str(why)
+                log.info("hostfile", f"waiting for the hostfile: {told}", path=chosen.path)
+            await asyncio.sleep(min(look, left))
+            look = min(look * 2, _LAST_LOOK)
+
+
+def _read(chosen: Named) -> str:
+    """Read the file's text, which names at least one host or something that should be one."""
+    where = f"{chosen.path} (named by {chosen.by})"
+    if chosen.by == "default":
+        where = f"{chosen.path} (no setting names another)"
+    try:
+        # O_NONBLOCK: a FIFO without a writer would hang the open.
+        descriptor = os.open(chosen.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise _NotYetError("hostfile-missing", f"{where} is not there") from None
+    except (OSError, ValueError) as why:
+        said = getattr(why, "strerror", None) or str(why)
+        raise error("hostfile-invalid", f"{where} can't be read: {said}") from None
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+        raise error("hostfile-invalid", f"{where} is {kind}: expected a file with hosts")
+    with os.fdopen(descriptor, "rb") as file:
+        try:
+            data = file.read(_LARGEST + 1)
+        except OSError as why:
+            raise error("hostfile-invalid", f"{where} can't be read: {why.strerror}") from None
+    if len(data) > _LARGEST:
+        raise error("hostfile-invalid", f"{where} has more than {_LARGEST} bytes")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as why:
+        said = f"{where} is not text: byte {data[why.start]:#04x} at offset {why.start}"
+        raise error("hostfile-invalid", said) from None
+    if "\0" in text:
+        said = f"{where} is not text: a zero byte at offset {data.index(0)}"
+        raise error("hostfile-invalid", said)
+    if syntax.is_blank(text):
+        said = "has only comments" if text.strip() else "is empty"
+        raise _NotYetError("hostfile-invalid", f"{where} {said}")
+    return text
+
+
+def _differs(chosen: Named, hosts: Hostfile, other: Named) -> Finding | None:
+    """Say that another hostfile is named which has other hosts than the one that is used."""
+    if Path(other.path).resolve() == Path(chosen.path).resolve():
+        return None
+    try:
+        told = syntax.parse(_read(other), other.path, other.by)
+    except _NotYetError:
+        if other.by == "default":
+            return None
+        said = f"{other.by}={other.path} names no hosts"
+    except Exception as why:  # noqa: BLE001 - a file that isn't used must not end the job
+        said = f"{other.by}={other.path} can't be used: {why}"
+    else:
+        if [(host.name, host.slots) for host in told.hosts] == [
+            (host.name, host.slots) for host in hosts.hosts
+        ]:
+            return None
+        name = other.path if other.by == "default" else f"{other.by}={other.path}"
+        said = f"{name} has {len(told.hosts)} hosts with {told.slots} slots, which differ"
+    used = f"{chosen.path} (named by {chosen.by})"
+    return Finding("hostfile-invalid", Level.WARN, f"{said}; used is {used}")

@@ -1,0 +1,208 @@
+"""Network links of this pod and the routes to a peer, as netlink tells them.
+
+It names no link as the right one: that is decided from these facts.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias
+
+from mpiboot.fabric import Route
+from mpiboot.model import Link
+
+# What pyroute2's attributes decode to: numbers, text, bytes that are no UTF-8, nested messages.
+_Value: TypeAlias = "int | str | bytes | list[_Message] | None"
+
+_IFF_UP: Final = 0x1
+_IFF_RUNNING: Final = 0x40
+_DISCARD: Final = 9  # a port is needed to ask the kernel for a route; nothing is sent to it
+_INFINIBAND: Final = 32
+# ARPHRD_ of linux/if_arp.h, for links that have no driver kind of their own.
+_TYPES: Final = {1: "ether", _INFINIBAND: "ipoib", 772: "loopback"}
+_PCI: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_MAIN_TABLE: Final = 254
+_UNICAST: Final = 1
+_DEFAULTS: Final = {int(socket.AF_INET): "0.0.0.0/0", int(socket.AF_INET6): "::/0"}
+
+
+class _Message(Protocol):
+    """What is used of pyroute2's messages, which have no types."""
+
+    def get_attr(self, attr: str) -> _Value: ...
+
+    def get_nested(self, *attrs: str) -> _Value: ...
+
+    def __getitem__(self, key: str) -> int: ...
+
+
+def links(sys_root: Path = Path("/sys")) -> tuple[Link, ...]:
+    """List the links with their addresses, in the kernel's order; it blocks for milliseconds.
+
+    ``kind`` is the driver's (veth, macvlan, ipvlan, vlan, ipoib, …); for a link of a device
+    ``vf`` or ``physical``; else ether or loopback.
+    """
+    # 120 ms to load, and never on the way of a worker to its sshd.
+    from pyroute2 import IPRoute  # noqa: PLC0415
+
+    with IPRoute() as netlink:
+        addresses: dict[int, list[str]] = {}
+        for item in netlink.get_addr():
+            # On a point-to-point link IFA_ADDRESS is the peer's, IFA_LOCAL is ours.
+            own = item.get_attr("IFA_LOCAL") or item.get_attr("IFA_ADDRESS")
+            if own:
+                addresses.setdefault(item["index"], []).append(f"{own}/{item['prefixlen']}")
+        return tuple(
+            _link(item, tuple(addresses.get(item["index"], ())), sys_root)
+            for item in netlink.get_links()
+        )
+
+
+def routes() -> tuple[Route, ...]:
+    """List the unicast routes of the main table; one for each way of a route that has several.
+
+    Tables of policy routing are left out, as they hold for some sources only, and link-local
+    destinations, which every link has.
+    """
+    from pyroute2 import IPRoute  # noqa: PLC0415
+
+    with IPRoute() as netlink:
+        names = {item["index"]: _name(item.get_attr("IFLA_IFNAME")) for item in netlink.get_links()}
+        return tuple(
+            route
+            for family in _DEFAULTS
+            for item in netlink.get_routes(family=family)
+            if item["type"] == _UNICAST and item.get_attr("RTA_TABLE") == _MAIN_TABLE
+            for route in _routes(item, names, family)
+        )
+
+
+def _link(item: _Message, addresses: tuple[str, ...], sys_root: Path) -> Link:
+    name = _name(item.get_attr("IFLA_IFNAME"))
+    folder = sys_root / "class" / "net" / name
+    if _text(folder / "ifindex") != str(item["index"]):
+        folder = sys_root / "none"  # this sysfs is of another network namespace, as the host's is
+    pci = _pci(item, folder)
+    mtu = item.get_attr("IFLA_MTU")
+    return Link(
+        index=item["index"],
+        name=name,
+        kind=_kind(item, folder, sys_root / "bus" / "pci" / "devices" / pci if pci else None),
+        up=bool(item["flags"] & _IFF_UP),
+        mtu=mtu if isinstance(mtu, int) else 0,
+        addresses=addresses,
+        # pyroute2 decodes six bytes only; those of IPoIB are twenty, and name its port.
+        hardware=_text(folder / "address") or _name(item.get_attr("IFLA_ADDRESS")),
+        pci=pci,
+        pkey=_pkey(item, folder),
+        carrier=bool(item["flags"] & _IFF_RUNNING),
+    )
+
+
+def _kind(item: _Message, folder: Path, function: Path | None) -> str:
+    kind = item.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND")
+    if isinstance(kind, str) and kind:
+        return kind
+    known = _TYPES.get(item["ifi_type"], f"type {item['ifi_type']}")
+    if known == "ether" and (function or (folder / "device").exists()):
+        return "vf" if function and (function / "physfn").exists() else "physical"
+    return known
+
+
+def _pci(item: _Message, folder: Path) -> str:
+    # By netlink since kernel 5.14, whatever sysfs is mounted here.
+    parent = item.get_attr("IFLA_PARENT_DEV_NAME")
+    if isinstance(parent, str) and _PCI.fullmatch(parent):
+        return parent
+    try:
+        parts = (folder / "device").resolve(strict=True).parts
+    except (OSError, RuntimeError):  # not there; a loop of links, before Python 3.13
+        return ""
+    # A sub-function's or virtio's device is a part of the function above it.
+    return next((part for part in reversed(parts) if _PCI.fullmatch(part)), "")
+
+
+def _pkey(item: _Message, folder: Path) -> int | None:
+    if item["ifi_type"] != _INFINIBAND:
+        return None
+    told = item.get_nested("IFLA_LINKINFO", "IFLA_INFO_DATA", "IFLA_IPOIB_PKEY")
+    if isinstance(told, int):
+        return told
+    try:
+        return int(_text(folder / "pkey"), 16)
+    except ValueError:
+        return None
+
+
+def _routes(item: _Message, names: dict[int, str], family: int) -> Iterator[Route]:
+    destination = _name(item.get_attr("RTA_DST"))
+    target = f"{destination}/{item['dst_len']}" if destination else _DEFAULTS[family]
+    if target.startswith("fe80:"):
+        return
+    source = _name(item.get_attr("RTA_PREFSRC"))
+    several = item.get_attr("RTA_MULTIPATH")
+    for way in several if isinstance(several, list) else [item]:
+        index = way.get_attr("RTA_OIF") if way is item else way["oif"]
+        link = names.get(index, "") if isinstance(index, int) else ""
+        if link:
+            yield Route(target, link, _name(way.get_attr("RTA_GATEWAY")), source)
+
+
+def _name(value: _Value) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return value if isinstance(value, str) else ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def local_addresses(known: tuple[Link, ...]) -> frozenset[str]:
+    """Every address of these links, without prefix lengths."""
+    return frozenset(item.partition("/")[0] for link in known for item in link.addresses)
+
+
+def source_address(address: str) -> str:
+    """Give the address from which the kernel would talk to a peer; empty if there is no route."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, _DISCARD))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def is_local(address: str) -> bool:
+    """Tell whether an address is this pod's own.
+
+    The kernel talks to an own address from that address. The rest of 127/8 is not counted: it is
+    talked to from 127.0.0.1, and workers may stand on it in a trial without a cluster.
+    """
+    try:
+        wanted = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    source = source_address(address)
+    return bool(source) and ipaddress.ip_address(source) == wanted
+
+
+def route_source(address: str, known: tuple[Link, ...]) -> tuple[str, str]:
+    """Give the source address towards a peer and the name of the link that has it.
+
+    Both are empty if there is no route; the name alone if no link has the address.
+    """
+    source = source_address(address)
+    plain = source.partition("%")[0]
+    for link in known:
+        if any(item.partition("/")[0] == plain for item in link.addresses):
+            return source, link.name
+    return source, ""

@@ -1,0 +1,272 @@
+"""This pod as itself sees it: user, addresses, limits, and the facts that travel to the launcher.
+
+Stdlib only, and light: a worker's way to its sshd leads through here. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import pwd
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Final
+
+from mpiboot import __version__
+from mpiboot.fabric import Fabric
+from mpiboot.model import NO_FABRIC, Identity, Link, Mpi, PodFacts
+from mpiboot.observe import factsjson
+
+FACTS_VERSION: Final = factsjson.FACTS_VERSION
+to_json = factsjson.to_json
+from_json = factsjson.from_json
+
+STATE: Final = "worker.json"
+HOSTS: Final = Path("/etc/hosts")
+_SHELL: Final = "/bin/sh"
+# Documentation addresses (RFC 5737, RFC 3849): only the default route leads there.
+_FAR: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+_DISCARD: Final = 9
+
+
+def _status(field: str) -> str:
+    """A field of /proc/self/status; empty where it isn't there."""
+    try:
+        text = Path("/proc/self/status").read_text("utf-8", "replace")
+    except OSError:
+        return ""
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return value.strip()
+    return ""
+
+
+def identity(environ: Mapping[str, str]) -> Identity:
+    """Who this process is; made up from its uid where the system has no passwd entry for it.
+
+    The made-up name depends on nothing but the uid, so that launcher and workers agree on it.
+    """
+    uid, gid = os.getuid(), os.getgid()
+    capabilities = int(_status("CapEff") or "0", 16)
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        home = environ.get("HOME", "")
+        home = home if home.startswith("/") else "/"
+        return Identity(uid, gid, f"uid{uid}", home, _SHELL, known=False, capabilities=capabilities)
+    return Identity(
+        uid,
+        gid,
+        entry.pw_name,
+        entry.pw_dir or "/",
+        entry.pw_shell or _SHELL,
+        known=True,
+        capabilities=capabilities,
+    )
+
+
+def user_environment(
+    who: Identity, environ: Mapping[str, str], fallback: Path | None = None
+) -> dict[str, str]:
+    """What has to be added to an environment before a library asks who this user is.
+
+    asyncssh and Open MPI 5 fail without HOME, ssh's clients without USER or LOGNAME. A value that
+    is there and can be used is kept.
+
+    Args:
+        who: this process's identity.
+        environ: the environment that is to be completed.
+        fallback: a writable folder to be HOME where there is no other, as under a random uid.
+    """
+    patch = {name: who.user for name in ("USER", "LOGNAME") if not environ.get(name)}
+    home = environ.get("HOME", "")
+    if not _usable(home):
+        patch["HOME"] = who.home if fallback is None or _usable(who.home) else str(fallback)
+    return patch
+
+
+def _usable(home: str) -> bool:
+    return home.startswith("/") and home.strip("/") != "" and Path(home).is_dir()
+
+
+def _host_lines(path: Path) -> list[list[str]]:
+    try:
+        text = path.read_text("utf-8", "replace")
+    except OSError:
+        return []
+    return [line.partition("#")[0].lower().split() for line in text.splitlines()]
+
+
+def own_names(hostname: str, path: Path = HOSTS) -> tuple[str, ...]:
+    """Names that /etc/hosts has for this pod: those on the lines with its host name."""
+    found = [words[1:] for words in _host_lines(path) if hostname.lower() in words[1:]]
+    return tuple(dict.fromkeys(name for line in found for name in line))
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _hosts_address(hostname: str, path: Path) -> str:
+    for words in _host_lines(path):
+        if hostname.lower() not in words[1:] or not _is_address(words[0]):
+            continue
+        # Debian writes 127.0.1.1 for the machine's own name, which nobody else can reach.
+        if not ipaddress.ip_address(words[0].partition("%")[0]).is_loopback:
+            return words[0]
+    return ""
+
+
+def _route_address() -> str:
+    for family, far in _FAR:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((far, _DISCARD))  # asks the kernel for a route; nothing is sent
+            return str(probe.getsockname()[0])
+    return ""
+
+
+def _link_address(name: str) -> str:
+    """The first address of a link, IPv4 before IPv6, without netlink."""
+    import fcntl  # noqa: PLC0415 - only where a link is named
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # SIOCGIFADDR, netdevice(7): the address begins at byte 20 of struct ifreq.
+            answer = fcntl.ioctl(probe, 0x8915, name.encode()[:15].ljust(256, b"\0"))
+            return socket.inet_ntoa(answer[20:24])
+        except OSError:
+            pass
+    try:
+        lines = Path("/proc/net/if_inet6").read_text("ascii").splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        digits, _, _, scope, _, link = line.split()
+        if link == name and scope == "00":  # global: a link-local one needs a zone everywhere
+            return str(ipaddress.IPv6Address(bytes.fromhex(digits)))
+    return ""
+
+
+def control_address(wanted: str, hostname: str, hosts: Path = HOSTS) -> tuple[str, str]:
+    """This pod's address for control traffic and why it is that; empty where none is found.
+
+    Args:
+        wanted: a link's name or an address, where the user named one.
+        hostname: this pod's host name.
+        hosts: the hosts file, in which a kubelet writes the pod's own address.
+    """
+    if wanted:
+        address = wanted.partition("/")[0]
+        if _is_address(address):
+            return address, "MPIBOOT_CONTROL_IFNAME"
+        return _link_address(wanted), f"the address of the link {wanted}"
+    address = _hosts_address(hostname, hosts)
+    if address:
+        return address, f"{hostname} in {hosts}"
+    return _route_address(), "the default route's source address"
+
+
+def started(pid: int) -> float:
+    """Boot-clock second at which a process began; now where that can't be read."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+        return int(text[text.rindex(b")") + 2 :].split()[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def spec_names(pid: int) -> tuple[str, ...]:
+    """Names of the variables that a process was started with: for the pod's first, its spec's."""
+    try:
+        data = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return ()
+    names = (item.partition(b"=")[0].decode("utf-8", "replace") for item in data.split(b"\0"))
+    return tuple(sorted({name for name in names if name}))
+
+
+def memlock() -> int:
+    """The limit of locked memory in bytes; -1 for none."""
+    import resource  # noqa: PLC0415 - only the facts ask
+
+    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return -1 if soft == resource.RLIM_INFINITY else soft
+
+
+def shm_size(path: str = "/dev/shm") -> int:  # noqa: S108 - asked for its size only
+    """The size of /dev/shm in bytes; 0 where there is none."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return 0
+    return found.f_blocks * found.f_frsize
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """What a running worker tells the processes around it; ``pid`` is the worker's own."""
+
+    pid: int
+    sshd: str
+    address: str
+    port: int
+
+
+def worker_state(folder: Path) -> WorkerState | None:
+    """Read what the worker of this runtime folder has written; None where none has."""
+    try:
+        value = json.loads((folder / STATE).read_text("utf-8"))
+        return WorkerState(**{item.name: value[item.name] for item in fields(WorkerState)})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def pod_facts(
+    *,
+    who: Identity,
+    runtime_dir: str,
+    control: str,
+    sshd: str,
+    pid: int,
+    links: Iterable[Link],
+    mpi: Mpi | None,
+    fabric: Fabric = NO_FABRIC,
+) -> PodFacts:
+    """Put this pod's facts together.
+
+    Args:
+        who: this process's identity.
+        runtime_dir: the private folder.
+        control: the control address.
+        sshd: which SSH server runs.
+        pid: the pod's first mpiboot, whose start and environment are the pod's own.
+        links: what ``observe.links`` found.
+        mpi: what ``observe.programs`` found.
+        fabric: what ``observe.rdma`` found.
+    """
+    return PodFacts(
+        hostname=socket.gethostname(),
+        mpiboot=__version__,
+        identity=who,
+        runtime_dir=runtime_dir,
+        control_address=control,
+        links=tuple(links),
+        mpi=mpi,
+        sshd=sshd,
+        started=started(pid),
+        cores=len(os.sched_getaffinity(0)),
+        memlock=memlock(),
+        shm=shm_size(),
+        environment=spec_names(pid),
+        fabric=fabric,
+    )

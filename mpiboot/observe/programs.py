@@ -1,0 +1,112 @@
+"""Which programs this pod has: the first mpirun on PATH and what it says it is.
+
+A program's own answer counts, never its name or folder. Nothing here starts a job, and mpiboot's
+own shims are never taken for the real thing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from mpiboot.model import Mpi
+
+LAUNCHERS: Final = ("mpirun", "mpiexec")
+SHIM_PATH: Final = "MPIBOOT_SHIM_PATH"
+_PATIENCE: Final = 10.0
+_DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_OPENMPI: Final = re.compile(r"\((?:OpenRTE|Open MPI)\) (\d+)(\.\d+\S*)")
+_SPECTRUM: Final = re.compile(r"\(IBM Spectrum MPI\) (\d\S*)")
+_INTEL: Final = re.compile(r"Intel\(R\) MPI Library.*?Version (\d\S*)")
+_HYDRA_VERSION: Final = re.compile(r"^\s*Version:\s+(\d\S*)", re.MULTILINE)
+# The runtime changed from ORTE to PRRTE here, and with it every parameter's name.
+_FIRST_PRRTE: Final = 5
+
+
+def search_path(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Folders of PATH without the folder of mpiboot's shims."""
+    shims = environ.get(SHIM_PATH, "")
+    own = os.path.realpath(shims) if shims else ""
+    folders = (environ.get("PATH") or _DEFAULT_PATH).split(os.pathsep)
+    return tuple(item for item in folders if item and os.path.realpath(item) != own)
+
+
+def which(name: str, environ: Mapping[str, str]) -> str:
+    """Path of the first program of that name on PATH, shims left out; empty if none.
+
+    A name with a slash is that path itself.
+    """
+    shims = environ.get(SHIM_PATH, "")
+    own = os.path.realpath(shims) + os.sep if shims else ""
+    places = [name] if os.sep in name else [str(Path(x, name)) for x in search_path(environ)]
+    for place in places:
+        path = Path(place)
+        if not path.is_file() or not os.access(path, os.X_OK):
+            continue
+        if own and os.path.realpath(path).startswith(own):
+            continue
+        return place
+    return ""
+
+
+def recognise(path: str, text: str) -> Mpi:
+    """Name the MPI whose ``--version`` said this; the family is empty where it is unknown."""
+    if found := _SPECTRUM.search(text):
+        return Mpi("spectrum", found[1], path, _line(text, found.start()))
+    if found := _OPENMPI.search(text):
+        family = "openmpi5" if int(found[1]) >= _FIRST_PRRTE else "openmpi4"
+        return Mpi(family, found[1] + found[2], path, _line(text, found.start()))
+    if found := _INTEL.search(text):
+        return Mpi("intel", found[1], path, _line(text, found.start()))
+    hydra = text.find("HYDRA build details")
+    if hydra >= 0:
+        version = _HYDRA_VERSION.search(text)
+        return Mpi("mpich", version[1] if version else "", path, _line(text, hydra))
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return Mpi("", "", path, first or "it said nothing")
+
+
+def _line(text: str, position: int) -> str:
+    start = text.rfind("\n", 0, position) + 1
+    return text[start:].partition("\n")[0].strip()
+
+
+def detect_mpi(environ: Mapping[str, str], *, patience: float = _PATIENCE) -> Mpi | None:
+    """Ask the first mpirun on PATH, or else mpiexec, what it is; None where there is neither.
+
+    It blocks, for ``patience`` seconds at most. A program that can't be run or doesn't answer is
+    an MPI without a family, whose ``said`` tells what happened.
+    """
+    path = next(filter(None, (which(name, environ) for name in LAUNCHERS)), "")
+    if not path:
+        return None
+    # Intel's mpirun is a script that takes mpiexec.hydra from PATH, so its own folder comes first.
+    folders = (str(Path(path).parent), *search_path(environ))
+    env = {**environ, "PATH": os.pathsep.join(folders)}
+    env.setdefault("HOME", "/")  # Open MPI 5 says nothing without one
+    try:
+        child = subprocess.Popen(
+            [path, "--version"],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as why:
+        return Mpi("", "", path, f"it can't be run: {why.strerror}")
+    with child:
+        try:
+            output, complaint = child.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            # Its whole group: a script's child would keep the pipe open, and us reading it.
+            os.killpg(child.pid, signal.SIGKILL)
+            child.communicate()
+            return Mpi("", "", path, f"it gave no answer within {patience:g} s")
+    text = output.decode("utf-8", "replace")
+    return recognise(path, text if text.strip() else complaint.decode("utf-8", "replace"))

@@ -1,0 +1,278 @@
+"""One SSH attempt at one address: how far it came, and what the worker's one command said.
+
+Every way in which an attempt can fail has a name of its own here, and asyncssh's exceptions end
+here. It never retries and never decides whether a failure is for good: that is the gate's. It
+never writes a file and never reads the user's SSH configuration or agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import asyncssh
+
+from mpiboot.attempt import Limits, Outcome, Probe, Target
+from mpiboot.errors import error
+
+OUTPUT_LIMIT: Final = 1 << 20
+_SHOWN: Final = 60
+_COMPLAINT: Final = 400
+_LOGINS: Final = 32
+
+
+# Each kind of asyncssh.Error; the nearest ancestor counts. Other exceptions that an attempt can
+# meet are OSError (the connection) and ValueError (what the server sent can't be read).
+ERRORS: Final[dict[type[BaseException], Outcome]] = {
+    asyncssh.ConnectionLost: Outcome.CLOSED,
+    asyncssh.ServiceNotAvailable: Outcome.CLOSED,
+    asyncssh.HostKeyNotVerifiable: Outcome.HOST_KEY_DIFFERS,
+    asyncssh.PermissionDenied: Outcome.KEY_REFUSED,
+    asyncssh.IllegalUserName: Outcome.KEY_REFUSED,
+    asyncssh.KeyExchangeFailed: Outcome.PROTOCOL,
+    asyncssh.CompressionError: Outcome.PROTOCOL,
+    asyncssh.MACError: Outcome.PROTOCOL,
+    asyncssh.ProtocolError: Outcome.PROTOCOL,
+    asyncssh.ProtocolNotSupported: Outcome.PROTOCOL,
+    asyncssh.DisconnectError: Outcome.CLOSED,
+    asyncssh.ChannelOpenError: Outcome.COMMAND_FAILED,
+    asyncssh.ProcessError: Outcome.COMMAND_FAILED,
+    asyncssh.SFTPError: Outcome.COMMAND_FAILED,
+    asyncssh.Error: Outcome.PROTOCOL,
+    OSError: Outcome.CLOSED,
+    ValueError: Outcome.PROTOCOL,
+}
+
+
+def outcome_of(exception: BaseException) -> Outcome:
+    """Name what an exception of an attempt means."""
+    return next(ERRORS[kind] for kind in type(exception).__mro__ if kind in ERRORS)
+
+
+def _key_line(key: asyncssh.SSHKey) -> str:
+    return " ".join(key.export_public_key().decode("ascii", "replace").split()[:2])
+
+
+class _Client(asyncssh.SSHClient):
+    """Offers one key, takes note of what the server shows and asks, answers no prompt."""
+
+    def __init__(self, key: asyncssh.SSHKey) -> None:
+        self._keys = [key]
+        self.shown: asyncssh.SSHKey | None = None
+        self.offered = False
+        self.password = False
+        self.banner = ""
+
+    def validate_host_public_key(
+        self,
+        host: str,  # noqa: ARG002 - asyncssh's signature
+        addr: str,  # noqa: ARG002
+        port: int,  # noqa: ARG002
+        key: asyncssh.SSHKey,
+    ) -> bool:
+        # A foreign key is let through up to the login and no further (see Prober.log_in): only
+        # so can a worker with a host key of its own be told from the node's own sshd. A public
+        # key login gives the server nothing that it could use elsewhere: the signature is bound
+        # to this connection (RFC 4252 7).
+        self.shown = key
+        return True
+
+    def public_key_auth_requested(self) -> asyncssh.SSHKey | None:
+        self.offered = True
+        return self._keys.pop() if self._keys else None
+
+    def password_auth_requested(self) -> str | None:
+        self.password = True
+        return None
+
+    def kbdint_auth_requested(self) -> str | None:
+        self.password = True
+        return None
+
+    def auth_banner_received(self, msg: str, lang: str) -> None:  # noqa: ARG002 - its signature
+        self.banner = " ".join(msg.split())[:_SHOWN]
+
+
+class Prober:
+    """Logs in with the job's key and runs one command; ``mode`` is the setting ``host_keys``.
+
+    ``public_line`` is what the worker's authorized_keys must hold, ``fingerprint`` that of it,
+    ``host_fingerprint`` that of the host key which is pinned: the job's own where none is given.
+    """
+
+    def __init__(
+        self, key: Path, *, host_key: str = "", mode: str = "job", limits: Limits | None = None
+    ) -> None:
+        self._key = _read_key(key)
+        self._pinned = _import_key(host_key) if host_key else self._key.convert_to_public()
+        self._strict = mode == "job"
+        self._limits = limits or Limits()
+        # A handshake is some milliseconds of work here; more at once only makes each of them slow
+        # enough to be cut off by a server's patience. Commands are waited for without this bound.
+        self._logins = asyncio.Semaphore(_LOGINS)
+        self.public_line = _key_line(self._key)
+        self.fingerprint = self._key.get_fingerprint()
+        self.host_fingerprint = self._pinned.get_fingerprint()
+        # asyncssh would offer only the pinned key's algorithms: a server without that key would
+        # then say "no common algorithm" rather than show the key that it has.
+        defaults = [alg.decode() for alg in asyncssh.public_key.get_default_public_key_algs()]
+        pinned = [alg.decode() for alg in self._pinned.sig_algorithms]
+        first = [alg for alg in pinned if alg in defaults] or pinned
+        self._algorithms = [*first, *(alg for alg in defaults if alg not in first)]
+
+    async def log_in(
+        self, target: Target, sock: socket.socket, greeting: str, command: str
+    ) -> Probe:
+        """Log in over an open connection and run the command; the socket is closed at the end."""
+        found = Probe(
+            target, Outcome.OK, greeting=greeting, local_address=str(sock.getsockname()[0])
+        )
+        client = _Client(self._key)
+        try:
+            async with self._logins:
+                opening = self._open(target, sock, client)
+                connection = await asyncio.wait_for(opening, self._limits.login)
+        except asyncio.TimeoutError:
+            return replace(found, outcome=Outcome.SLOW, said=f"{self._limits.login:g} s")
+        except (asyncssh.Error, OSError, ValueError) as why:
+            return self._failed(found, client, why)
+        finally:
+            sock.close()  # asyncssh has a duplicate of its own, and closes that
+        found = self._with_key(found, client)
+        try:
+            if self._is_foreign(client):
+                return replace(found, outcome=Outcome.HOST_KEY_DIFFERS, welcome=True)
+            return await asyncio.wait_for(
+                self._run(found, connection, command), self._limits.command
+            )
+        except asyncio.TimeoutError:
+            said = f"no end within {self._limits.command:g} s"
+            return replace(found, outcome=Outcome.COMMAND_FAILED, said=said)
+        except (asyncssh.Error, OSError, ValueError) as why:
+            said = " ".join(str(why).split())
+            return replace(found, outcome=Outcome.COMMAND_FAILED, said=said)
+        finally:
+            # A disconnect message first, so that the worker's log has no "reset by peer".
+            connection.close()
+            await _gone(connection)
+
+    def _is_foreign(self, client: _Client) -> bool:
+        return self._strict and client.shown is not None and client.shown != self._pinned
+
+    def _with_key(self, found: Probe, client: _Client) -> Probe:
+        if client.shown is None:
+            return found
+        line, fingerprint = _key_line(client.shown), client.shown.get_fingerprint()
+        return replace(found, host_key=line, fingerprint=fingerprint)
+
+    def _failed(self, found: Probe, client: _Client, why: Exception) -> Probe:
+        outcome, said = outcome_of(why), " ".join(str(why).split())
+        if outcome is Outcome.KEY_REFUSED and client.password and not client.offered:
+            outcome, said = Outcome.PASSWORD_ASKED, "it takes no keys"
+        if outcome.denied and client.banner:
+            said += f" ({client.banner})"
+        # Whatever a server says that is not the job's: first of all, it is another one.
+        if self._is_foreign(client):
+            outcome = Outcome.HOST_KEY_DIFFERS
+        return self._with_key(replace(found, outcome=outcome, said=said), client)
+
+    async def _open(
+        self, target: Target, sock: socket.socket, client: _Client
+    ) -> asyncssh.SSHClientConnection:
+        return await asyncssh.connect(
+            target.host,
+            target.port,
+            # create_connection takes the socket over; ours must stay valid to be closed.
+            sock=sock.dup(),
+            config=None,
+            client_factory=lambda: client,
+            # No key is known beforehand, so that _Client sees the one that is shown.
+            known_hosts=([], [], []),
+            server_host_key_algs=self._algorithms,
+            x509_trusted_certs=None,
+            username=target.user,
+            client_keys=None,
+            agent_path=None,
+            client_host_keys=None,
+            gss_host=None,
+            preferred_auth="publickey,keyboard-interactive,password",
+            compression_algs=None,
+            keepalive_interval=5,
+            login_timeout=self._limits.login,
+        )
+
+    async def _run(
+        self, found: Probe, connection: asyncssh.SSHClientConnection, command: str
+    ) -> Probe:
+        process = await connection.create_process(command, encoding=None, stdin=asyncssh.DEVNULL)
+        complaining = asyncio.ensure_future(_read_complaint(process.stderr))
+        try:
+            output = await _read_output(process.stdout)
+            if len(output) > OUTPUT_LIMIT:
+                said = f"it says more than {OUTPUT_LIMIT} bytes"
+                return replace(found, outcome=Outcome.COMMAND_FAILED, said=said)
+            complaint = await complaining
+        finally:
+            complaining.cancel()
+        await process.wait_closed()
+        text = output.decode("utf-8", "replace")
+        if process.exit_status == 0:
+            return replace(found, output=text)
+        words = " ".join((complaint or output).decode("utf-8", "replace").split())[:_COMPLAINT]
+        how = (
+            f"exit status {process.exit_status}"
+            if process.exit_signal is None
+            else f"signal {process.exit_signal[0]}"
+        )
+        said = f"{how}: {words}" if words else how
+        return replace(found, outcome=Outcome.COMMAND_FAILED, said=said, output=text)
+
+
+async def _gone(connection: asyncssh.SSHClientConnection) -> None:
+    try:
+        await asyncio.wait_for(connection.wait_closed(), 1)
+    except asyncio.TimeoutError:
+        connection.abort()
+
+
+async def _read_output(stream: asyncssh.SSHReader[bytes]) -> bytes:
+    """Read to the end, or to one byte above the limit."""
+    kept = bytearray()
+    while len(kept) <= OUTPUT_LIMIT and (part := await stream.read(1 << 16)):
+        kept += part
+    return bytes(kept)
+
+
+async def _read_complaint(stream: asyncssh.SSHReader[bytes]) -> bytes:
+    """Read to the end, so that the command can't hang on it, and keep the beginning."""
+    kept = b""
+    while part := await stream.read(1 << 16):
+        kept = (kept + part)[:_COMPLAINT]
+    return kept
+
+
+def _read_key(path: Path) -> asyncssh.SSHKey:
+    try:
+        return asyncssh.read_private_key(path)
+    except OSError as why:
+        raise error("ssh-key", f"the job's key {path} can't be read: {why.strerror}") from None
+    except ValueError as why:
+        # asyncssh has no exception of its own for this, and without bcrypt another text.
+        if not re.search("passphrase|encrypt", str(why), re.IGNORECASE):
+            raise error("ssh-key", f"the job's key {path} is no private SSH key: {why}") from None
+        raise error(
+            "ssh-key",
+            f"the job's key {path} has a passphrase, and nobody is there to type it",
+            hint="make a key without one: ssh-keygen -N ''",
+        ) from None
+
+
+def _import_key(line: str) -> asyncssh.SSHKey:
+    try:
+        return asyncssh.import_public_key(line)
+    except ValueError as why:
+        raise error("ssh-key", f"the pinned host key is no public SSH key: {why}") from None

@@ -1,0 +1,111 @@
+"""The platforms as rows: how each one is recognised and what it says of this pod's role. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from mpiboot.errors import error
+from mpiboot.model import Decision, Role, Source
+from mpiboot.settings import Resolved
+
+Environ = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """One row: ``role`` answers only where the platform's own marks say it.
+
+    ``managers`` are the prefixes of a resource manager's variables that belong to this platform
+    and may stay in the environment; everywhere else they would mislead mpirun.
+    """
+
+    name: str
+    recognise: Callable[[Environ], str]
+    role: Callable[[Environ], tuple[Role, str] | None]
+    managers: tuple[str, ...] = ()
+
+
+def _marked(*names: str) -> Callable[[Environ], str]:
+    def recognise(environ: Environ) -> str:
+        return next((name for name in names if environ.get(name)), "")
+
+    return recognise
+
+
+def _operator_role(environ: Environ) -> tuple[Role, str] | None:
+    word = environ.get("K_MPI_JOB_ROLE", "").lower()
+    if word in ("launcher", "worker"):
+        return Role(word), f"K_MPI_JOB_ROLE={word}, set by the MPI Operator"
+    return None
+
+
+def _nothing(environ: Environ) -> tuple[Role, str] | None:  # noqa: ARG001 - a row's signature
+    return None
+
+
+PLATFORMS: Final = (
+    Platform("mpi-operator", _marked("K_MPI_JOB_ROLE"), _operator_role),
+    Platform("volcano", _marked("VC_TASK_INDEX", "VK_TASK_INDEX"), _nothing),
+    Platform("lsf", _marked("LSB_JOBID"), _nothing, managers=("LSB_", "LSF_")),
+    Platform("plain", lambda _: "nothing says otherwise", _nothing),
+)
+
+
+def recognise(environ: Environ) -> tuple[Platform, Decision]:
+    """Tell which platform made this pod, and by what it was recognised."""
+    for row in PLATFORMS:
+        mark = row.recognise(environ)
+        if mark:
+            return row, Decision("platform", row.name, Source.DETECTED, mark)
+    raise AssertionError("the last row recognises everything")
+
+
+# Words by which a worker's container is started; none of them is a program to run beside sshd.
+_SSHD_WORDS: Final = ("sshd", "shell", "worker")
+
+
+def is_sshd(program: tuple[str, ...]) -> bool:
+    """Whether the arguments only ask for an SSH server (``/usr/sbin/sshd -De``)."""
+    return bool(program) and program[0].rsplit("/", 1)[-1] in _SSHD_WORDS
+
+
+def role(
+    resolved: Resolved, environ: Environ, program: tuple[str, ...], hostfile: str
+) -> tuple[Role, Decision]:
+    """Decide what this pod is, for the entrypoint form.
+
+    Args:
+        resolved: the settings.
+        environ: the pod's environment.
+        program: the arguments that the container got.
+        hostfile: path of a hostfile that is mounted, empty where none is.
+
+    Raises:
+        MpibootError: ``role``; a hostfile is mounted and nothing says the role. Volcano,
+            StatefulSets and LSF mount it in every pod, so it makes no launcher by itself.
+    """
+
+    def decided(value: Role, source: Source, because: str) -> tuple[Role, Decision]:
+        return value, Decision("role", value.value, source, because)
+
+    settings = resolved.settings
+    given = resolved.given["role"]
+    if settings.role != "auto":
+        return decided(Role(settings.role), given.source, str(given))
+    platform, _ = recognise(environ)
+    said = platform.role(environ)
+    if said:
+        return decided(said[0], Source.PLATFORM, said[1])
+    if settings.start_sshd:
+        return decided(Role.WORKER, Source.ENVIRONMENT, f"{resolved.given['start_sshd']} is true")
+    if is_sshd(program) and program[0] != "shell":
+        return decided(Role.WORKER, Source.DETECTED, f"the arguments ask for {program[0]}")
+    if hostfile:
+        raise error(
+            "role",
+            f"a hostfile is mounted ({hostfile}) and nothing says whether this pod is the "
+            "launcher or a worker",
+        )
+    return decided(Role.NONE, Source.DEFAULT, "no hostfile, and nothing says a role")

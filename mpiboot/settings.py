@@ -1,0 +1,404 @@
+"""Every setting, once: type, default, flag, variable, older names, help and roles.
+
+A field of ``Settings`` is a row of the table; its flag is ``--the-name`` and its variable
+``MPIBOOT_THE_NAME``. ``resolve`` is pure: it takes the flags given and the environment as
+mappings and tells where each value came from. Nothing here reads the world.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, TypeVar
+
+from mpiboot.checks import failed
+from mpiboot.errors import error
+from mpiboot.model import Finding, Level, Role, Source
+
+PREFIX: Final = "MPIBOOT_"
+
+# What mpiboot hands from one of its own processes to the next; not for users, so not settings.
+INTERNAL: Final = (
+    "MPIBOOT_SESSION",
+    "MPIBOOT_WORKER_DIR",
+    "MPIBOOT_LAUNCH_DIR",
+    "MPIBOOT_REAL_PATH",
+    "MPIBOOT_SHIM_PATH",
+    "MPIBOOT_JOB_MARK",
+)
+
+T = TypeVar("T")
+Parse = Callable[[str], Any]
+_L, _W = Role.LAUNCHER, Role.WORKER
+
+
+def boolean(text: str) -> bool:
+    """Read yes or no in the spellings that manifests use."""
+    word = text.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError("true or false")
+
+
+def seconds(text: str) -> float:
+    """Read a length of time: seconds, or a number with s, m or h."""
+    word = text.strip().lower()
+    scale = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(word[-1:], 0.0)
+    try:
+        value = float(word[:-1]) * scale if scale else float(word)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError("a number of seconds, such as 600, 90s or 10m")
+    return value
+
+
+def count(text: str) -> int:
+    """Read a whole number from 1."""
+    if not text.strip().isascii() or not text.strip().isdigit() or int(text) < 1:
+        raise ValueError("a whole number from 1")
+    return int(text)
+
+
+def port(text: str) -> int:
+    """Read a TCP port."""
+    number = int(text) if text.strip().isascii() and text.strip().isdigit() else 0
+    if not 0 < number < 65536:  # noqa: PLR2004 - the range of a TCP port
+        raise ValueError("a port from 1 to 65535")
+    return number
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Read a list of words, split at commas and blanks."""
+    return tuple(text.replace(",", " ").split())
+
+
+def plain(text: str) -> str:
+    """Read a value as it is; a control character is never meant."""
+    if any(ord(char) < ord(" ") for char in text):
+        raise ValueError("a value without control characters")
+    return text.strip()
+
+
+def one_of(*choices: str) -> Parse:
+    """Read one word of a list."""
+
+    def parse(text: str) -> str:
+        word = text.strip().lower()
+        if word not in choices:
+            raise ValueError("one of " + ", ".join(choices))
+        return word
+
+    parse.__doc__ = "|".join(choices)
+    return parse
+
+
+def rewriting(text: str) -> str:
+    """Read ``off|on|auto``, and true or false as the older name has them."""
+    word = text.strip().lower()
+    if word in ("off", "on", "auto"):
+        return word
+    try:
+        return "on" if boolean(word) else "off"
+    except ValueError:
+        raise ValueError("one of off, on, auto") from None
+
+
+rewriting.__doc__ = "off|on|auto"
+
+
+def row(
+    default: T,
+    help_: str,
+    parse: Parse = plain,
+    *,
+    roles: tuple[Role, ...] = (_L, _W),
+    older: tuple[str, ...] = (),
+    secret: bool = False,
+) -> T:
+    """Declare a setting; the field's name and type are the attribute's."""
+    value: T = field(
+        default=default,
+        metadata={"help": help_, "parse": parse, "roles": roles, "older": older, "secret": secret},
+    )
+    return value
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The table, and one resolved set of values."""
+
+    role: str = row(
+        "auto",
+        "What this pod is; auto asks the platform's own marks.",
+        one_of("auto", "launcher", "worker", "none"),
+    )
+    hostfile: str = row("", "The hostfile.", roles=(_L,), older=("MPI_HOSTFILE",))
+    np: int | None = row(
+        None, "Number of ranks; all slots where not given.", count, roles=(_L,), older=("MPI_NP",)
+    )
+    oversubscribe: bool = row(
+        default=False,
+        help_="Allow more ranks than slots.",
+        parse=boolean,
+        roles=(_L,),
+    )
+    timeout: float = row(
+        600.0, "Deadline in seconds for all hosts to resolve and answer.", seconds, roles=(_L,)
+    )
+    dns_wait: float | None = row(
+        None,
+        "Cap in seconds on the DNS stage alone.",
+        seconds,
+        roles=(_L,),
+        older=("MPI_DNS_WAIT_SECONDS",),
+    )
+    dns_interval: float | None = row(
+        None,
+        "Longest pause in seconds between two questions for a name.",
+        seconds,
+        roles=(_L,),
+        older=("MPI_DNS_WAIT_INTERVAL",),
+    )
+    rewrite_fqdn: str = row(
+        "auto",
+        "Append the cluster's domain to host names that end in .svc.",
+        rewriting,
+        roles=(_L,),
+        older=("REWRITE_MPI_HOSTFILE_FQDN",),
+    )
+    cluster_domain: str = row(
+        "", "The cluster's domain; found in resolv.conf where not given.", roles=(_L,)
+    )
+    start_sshd: bool = row(
+        default=False,
+        help_="Run as a worker.",
+        parse=boolean,
+        roles=(_W,),
+        older=("START_SSHD",),
+    )
+    sshd: str = row(
+        "auto",
+        "Which SSH server a worker runs.",
+        one_of("auto", "openssh", "embedded"),
+        roles=(_W,),
+    )
+    ssh_port: int | None = row(None, "Port of the workers' SSH server.", port)
+    ssh_key: str = row("", "The job's private SSH key, or the folder that holds it.")
+    ssh_user: str = row(
+        "", "User to log in as on workers; the hostfile's or this one's.", roles=(_L,)
+    )
+    host_keys: str = row(
+        "job",
+        "Which host keys a worker may show: the job's own, a new one, or any.",
+        one_of("job", "accept-new", "off"),
+        roles=(_L,),
+    )
+    ssh_keepalive: float = row(
+        30.0, "Seconds after which a silent worker or launcher counts as lost.", seconds
+    )
+    control_ifname: str = row("", "Link of the control traffic; found by route where not given.")
+    mpi: str = row(
+        "auto",
+        "The MPI family, where its own answer is not to be trusted.",
+        one_of("auto", "openmpi4", "openmpi5", "mpich"),
+        roles=(_L,),
+    )
+    forward: tuple[str, ...] = row(
+        (), "More variables to forward to the ranks: names or patterns.", words, roles=(_L,)
+    )
+    no_forward: tuple[str, ...] = row(
+        (), "Variables never to forward: names or patterns.", words, roles=(_L,)
+    )
+    supervise: str = row(
+        "auto",
+        "Stay as mpirun's parent: auto is on; off is a plain exec.",
+        one_of("auto", "on", "off"),
+        roles=(_L,),
+    )
+    launch_timeout: float = row(
+        120.0, "Seconds within which every host's daemon must have joined.", seconds, roles=(_L,)
+    )
+    grace: float = row(20.0, "Seconds a signalled job gets to end before it is killed.", seconds)
+    hold_on_failure: float = row(
+        0.0,
+        "Seconds to keep a failed launcher for a look inside; then the same exit code.",
+        seconds,
+        roles=(_L,),
+    )
+    data_network: str = row(
+        "prefer",
+        "What to do where the RDMA data network is not as it should be: stop, warn, or not look.",
+        one_of("require", "prefer", "off"),
+        roles=(_L,),
+    )
+    data_ifname: tuple[str, ...] = row(
+        (), "Links of the data network; found by netlink where not given.", words, roles=(_L,)
+    )
+    rdma_device: tuple[str, ...] = row(
+        (),
+        "RDMA devices (NAME or NAME:PORT); those of this pod's links where not given.",
+        words,
+        roles=(_L,),
+    )
+    nccl_socket: str = row(
+        "auto",
+        "Which network NCCL's sockets use; auto: data where all workers reach each other on it.",
+        one_of("auto", "data", "control"),
+        roles=(_L,),
+    )
+    mpi_network: str = row(
+        "control",
+        "Which network MPI's own messages use (its daemons stay on control).",
+        one_of("control", "data"),
+        roles=(_L,),
+    )
+    nccl_version: str = row(
+        "", "NCCL's version, such as 2.21.5, where a rule depends on it.", roles=(_L,)
+    )
+    runtime_dir: str = row("", "Private folder for mpiboot's own files.")
+    log_format: str = row("auto", "How to log; auto is human.", one_of("auto", "human", "json"))
+    log_level: str = row("info", "How much to log.", one_of("debug", "info", "warning", "error"))
+    termination_log: str = row("/dev/termination-log", "Where the reason of a failure goes.")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A setting as tables and options need it."""
+
+    name: str
+    flag: str
+    variable: str
+    older: tuple[str, ...]
+    default: object
+    help: str
+    roles: tuple[Role, ...]
+    secret: bool
+    kind: str
+    parse: Parse
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether the flag takes no value."""
+        return self.parse is boolean
+
+
+_KINDS: Final = {
+    boolean: "true|false",
+    seconds: "seconds",
+    count: "number",
+    port: "port",
+    words: "words",
+    plain: "text",
+}
+
+
+def _rows() -> tuple[Row, ...]:
+    return tuple(
+        Row(
+            name=item.name,
+            flag="--" + item.name.replace("_", "-"),
+            variable=PREFIX + item.name.upper(),
+            older=item.metadata["older"],
+            default=item.default,
+            help=item.metadata["help"],
+            roles=item.metadata["roles"],
+            secret=item.metadata["secret"],
+            kind=_KINDS.get(item.metadata["parse"], item.metadata["parse"].__doc__ or "text"),
+            parse=item.metadata["parse"],
+        )
+        for item in fields(Settings)
+    )
+
+
+ROWS: Final = _rows()
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Where one value came from: ``name`` is the flag or variable, empty for a default."""
+
+    source: Source
+    name: str = ""
+
+    def __str__(self) -> str:
+        return self.name or self.source.value
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The settings of this run, where each came from, and what is odd about them."""
+
+    settings: Settings
+    given: Mapping[str, Given]
+    warnings: tuple[Finding, ...]
+
+
+def _warn(said: str, hint: str = "") -> Finding:
+    return Finding("usage", Level.WARN, said, hint=hint)
+
+
+def _unknown(environ: Mapping[str, str]) -> tuple[Finding, ...]:
+    known = {item.variable[len(PREFIX) :] for item in ROWS}
+    found = []
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name[len(PREFIX) :] in known or name in INTERNAL:
+            continue
+        # Without the prefix, which would make everything look alike.
+        near = difflib.get_close_matches(name[len(PREFIX) :], known, n=1, cutoff=0.6)
+        found.append(
+            _warn(
+                f"{name} is not a setting of mpiboot and is ignored",
+                f"did you mean {PREFIX}{near[0]}?" if near else "see `mpiboot settings`",
+            )
+        )
+    return tuple(found)
+
+
+def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
+    """Settle every setting: flag, then ``MPIBOOT_`` variable, then older names, then default.
+
+    Args:
+        flags: setting name -> text, only those given on the command line.
+        environ: the process environment. An empty value counts as not given.
+
+    Raises:
+        MpibootError: ``usage``; a value can't be read. The line names the flag or variable,
+            the value (never a secret's) and what was expected.
+    """
+    values: dict[str, Any] = {}
+    given: dict[str, Given] = {}
+    warnings: list[Finding] = []
+    for item in ROWS:
+        candidates: list[tuple[Given, str]] = []
+        if item.name in flags:
+            candidates.append((Given(Source.FLAG, item.flag), flags[item.name]))
+        candidates.extend(
+            (Given(Source.ENVIRONMENT, name), environ[name])
+            for name in (item.variable, *item.older)
+            if environ.get(name)
+        )
+        if not candidates:
+            given[item.name] = Given(Source.DEFAULT)
+            continue
+        chosen, text = candidates[0]
+        try:
+            values[item.name] = item.parse(text)
+        except ValueError as wrong:
+            shown = "(hidden)" if item.secret else repr(text)
+            raise error("usage", f"{chosen} is {shown}: expected {wrong}") from None
+        given[item.name] = chosen
+        for other, other_text in candidates[1:]:
+            if other_text != text and not item.secret:
+                warnings.append(
+                    _warn(f"{other}={other_text} is not used: {chosen}={text} comes first")
+                )
+    return Resolved(Settings(**values), given, (*warnings, *_unknown(environ)))
+
+
+def conflict(said: str, hint: str = "") -> Finding:
+    """Two settings that can't both hold."""
+    return failed("settings-conflict", said, hint=hint)

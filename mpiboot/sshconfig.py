@@ -1,0 +1,196 @@
+"""The private ssh_config that mpirun's own ssh gets: what the gate verified, and no prompts.
+
+Pure text making. A user's own ssh arguments are read into configuration lines behind ours: ssh
+keeps the first value that it finds, so that a copied ``StrictHostKeyChecking=no`` can't switch
+checking off.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+# The name under which the job's host key is pinned: one key for every pod of the job.
+ALIAS: Final = "mpiboot-job"
+
+# ssh's short options that have a configuration keyword; others of the user's stay arguments.
+_SHORT: Final = {
+    "-p": "Port",
+    "-i": "IdentityFile",
+    "-l": "User",
+    "-c": "Ciphers",
+    "-m": "MACs",
+    "-J": "ProxyJump",
+    "-b": "BindAddress",
+    "-B": "BindInterface",
+    "-e": "EscapeChar",
+    "-S": "ControlPath",
+    # A second -F on ssh's command line would replace the private configuration.
+    "-F": "Include",
+}
+_BARE: Final = {
+    "-4": ("AddressFamily", "inet"),
+    "-6": ("AddressFamily", "inet6"),
+    "-C": ("Compression", "yes"),
+    "-q": ("LogLevel", "QUIET"),
+    "-x": ("ForwardX11", "no"),
+    "-a": ("ForwardAgent", "no"),
+}
+# What mpiboot settles itself, from what it verified; a user's value for these has no effect.
+_OURS: Final = frozenset(
+    (
+        "stricthostkeychecking",
+        "userknownhostsfile",
+        "globalknownhostsfile",
+        "hostkeyalias",
+        "batchmode",
+        "identityfile",
+        "identitiesonly",
+        "port",
+        "user",
+        "forwardagent",
+        "forwardx11",
+        "permitlocalcommand",
+        "localcommand",
+        "controlmaster",
+        "controlpath",
+        "loglevel",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UserArgs:
+    """A user's own ssh arguments, read.
+
+    ``lines`` are configuration lines; ``words`` what has no such form; ``without_effect`` the
+    keywords that mpiboot settles itself.
+    """
+
+    lines: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    without_effect: tuple[str, ...] = ()
+
+
+def read_args(text: str) -> UserArgs:
+    """Read the value of ``plm_rsh_args`` and its kin: split at blanks, as Open MPI splits it."""
+    lines: list[str] = []
+    rest: list[str] = []
+    ineffective: list[str] = []
+    queue = text.split()
+
+    def keep(keyword: str, value: str) -> None:
+        if keyword.lower() in _OURS:
+            ineffective.append(f"{keyword}={value}")
+        else:
+            lines.append(f"{keyword} {value}")
+
+    while queue:
+        word = queue.pop(0)
+        if word in _BARE:
+            keep(*_BARE[word])
+        elif word[:2] == "-o":
+            pair = word[2:] or (queue.pop(0) if queue else "")
+            keyword, _, value = pair.partition("=")
+            if keyword and value:
+                keep(keyword.strip(), value.strip())
+            else:
+                rest += [word, pair] if not word[2:] else [word]
+        elif word[:2] in _SHORT:
+            value = word[2:] or (queue.pop(0) if queue else "")
+            if value and (word[:2], value.lower()) != ("-F", "none"):
+                keep(_SHORT[word[:2]], value)
+        else:
+            rest.append(word)
+    return UserArgs(tuple(lines), tuple(rest), tuple(ineffective))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One host as mpirun names it, and where it was verified to be."""
+
+    name: str
+    address: str
+    port: int
+    user: str
+
+
+def quoted(value: str) -> str:
+    """Quote a value of ssh_config; a percent sign would be a token."""
+    text = value.replace("%", "%%")
+    if not any(char.isspace() or char in "\"'\\#" for char in text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def render(
+    entries: Iterable[Entry],
+    *,
+    key: str,
+    known_hosts: str,
+    host_keys: str,
+    keepalive: float,
+    user_args: UserArgs,
+    own_keys: frozenset[str] = frozenset(),
+) -> str:
+    """Write the configuration.
+
+    Args:
+        entries: the hosts; ssh matches the name that mpirun passes.
+        key: path of the private key's copy.
+        known_hosts: path of the file with the pinned host key.
+        host_keys: ``job`` (pinned), ``accept-new`` or ``off``.
+        keepalive: seconds after which a silent worker is lost (three unanswered probes).
+        user_args: the user's own, behind ours.
+        own_keys: hosts that showed a host key of their own; they are known by their address.
+    """
+    strict = {"job": "yes", "accept-new": "accept-new", "off": "no"}[host_keys]
+    interval = max(1, round(keepalive / 3))
+    lines = []
+    for entry in entries:
+        lines += [
+            f"Host {entry.name}",
+            f"  HostName {quoted(entry.address)}",
+            f"  Port {entry.port}",
+            f"  User {quoted(entry.user)}",
+        ]
+        if host_keys == "job" or entry.name not in own_keys:
+            lines.append(f"  HostKeyAlias {ALIAS}")
+    lines += [
+        "Host *",
+        f"  IdentityFile {quoted(key)}",
+        "  IdentitiesOnly yes",
+        "  IdentityAgent none",
+        f"  UserKnownHostsFile {quoted(known_hosts)}",
+        "  GlobalKnownHostsFile /dev/null",
+        f"  StrictHostKeyChecking {strict}",
+    ]
+    lines += [
+        "  CheckHostIP no",
+        "  UpdateHostKeys no",
+        "  BatchMode yes",
+        "  PreferredAuthentications publickey",
+        "  ConnectTimeout 30",
+        # The gate has just seen the host answer; more tries bridge a dropped SYN or a full queue.
+        "  ConnectionAttempts 3",
+        f"  ServerAliveInterval {interval}",
+        "  ServerAliveCountMax 3",
+        "  TCPKeepAlive yes",
+        "  ForwardAgent no",
+        "  ForwardX11 no",
+        "  ClearAllForwardings yes",
+        "  ControlMaster no",
+        "  ControlPath none",
+        "  RequestTTY no",
+        "  EscapeChar none",
+        "  LogLevel ERROR",
+    ]
+    lines += [f"  {line}" for line in user_args.lines]
+    return "\n".join(lines) + "\n"
+
+
+def shell_assignments(values: dict[str, str]) -> str:
+    """Write ``name='value'`` lines that a POSIX shell reads back byte for byte."""
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())

@@ -1,0 +1,173 @@
+"""What is left to do after mpirun: end what it left on this pod, and tell how the job ended.
+
+It decides nothing about the job; the verdict is given to it.
+"""
+
+# ruff: noqa: PTH - pathlib and what it imports cost the parent a megabyte for nothing
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from typing import Final
+
+from mpiboot import log
+from mpiboot.checks import BY_REFERENCE
+from mpiboot.model import Finding, Level
+from mpiboot.supervise_events import Verdict
+from mpiboot.supervise_spec import MARK, LaunchSpec
+from mpiboot.supervise_watch import Processes
+
+# The kubelet keeps this much of a termination message.
+_LIMIT: Final = 4096
+_PATIENCE: Final = 2.0
+_STEP: Final = 0.02
+
+
+def survivors(child: int, folder: str, *, reaped: bool) -> list[int]:
+    """Find what mpirun started on this pod and what is still there.
+
+    That is what stands below it in the process tree, and, once it is gone and its children
+    belong to somebody else, whatever was started with this launch's own mark in its environment
+    and lives in this pod (two pods that share a process table don't share a mount namespace).
+    """
+    table = Processes()
+    found = [] if reaped else list(table.descendants(child))
+    mark, own = f"{MARK}={folder}", _mounts("self")
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) in (os.getpid(), child):
+            continue
+        if mark in table.environment(int(name)) and _mounts(name) == own:
+            found.append(int(name))
+    return list(dict.fromkeys(found))
+
+
+def _mounts(pid: str) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/mnt")
+    except OSError:
+        return ""
+
+
+def send(pids: list[int], number: int) -> None:
+    """Send a signal to processes, those of them that are still there."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            continue
+
+
+def end_all(child: int, folder: str, *, patience: float = _PATIENCE) -> int:
+    """End what mpirun left here: SIGTERM, and after some time SIGKILL; give their number."""
+    left = survivors(child, folder, reaped=True)
+    if not left:
+        return 0
+    count = len(left)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        send(left, number)
+        _wait(left, patience)
+        # Those that were ended may have started others; a zombie has no environment any more.
+        left = survivors(child, folder, reaped=True)
+        if not left:
+            break
+    return count
+
+
+def _wait(pids: list[int], patience: float) -> None:
+    """Wait until processes are gone, whoever their parent is; our own are reaped."""
+    deadline = time.monotonic() + patience
+    poll, handles = select.poll(), []
+    try:
+        for pid in pids:
+            try:
+                handles.append(os.pidfd_open(pid))
+            except ProcessLookupError:
+                continue
+            poll.register(handles[-1], select.POLLIN)
+        alive = set(handles)
+        while alive and (left := deadline - time.monotonic()) > 0:
+            for handle, _ in poll.poll(left * 1000):
+                poll.unregister(handle)
+                alive.discard(handle)
+    except OSError:  # an older kernel, or a sandbox that forbids it
+        while time.monotonic() < deadline and any(os.path.exists(f"/proc/{pid}") for pid in pids):
+            reap()
+            time.sleep(_STEP)
+    finally:
+        for handle in handles:
+            os.close(handle)
+    reap()
+
+
+def reap() -> list[tuple[int, int]]:
+    """Take every child that has ended off the process table: (pid, wait status)."""
+    found: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if pid == 0:
+            return found
+        found.append((pid, status))
+
+
+def _finding(verdict: Verdict) -> Finding:
+    """Write a verdict as a finding; a code of the program's own has no row, and no hint."""
+    row = BY_REFERENCE.get(verdict.reference)
+    name = verdict.reference or ("signal" if verdict.said.startswith("ended by") else "program")
+    hint = row.hint if row else ""
+    return Finding(name, Level.FAIL, verdict.said, verdict.host, verdict.evidence, hint)
+
+
+def tell(verdict: Verdict, spec: LaunchSpec, evidence: tuple[str, ...] = ()) -> None:
+    """Say how the job ended: the finding and the termination message of a failure, then one line.
+
+    Args:
+        verdict: how it ended.
+        spec: what was started.
+        evidence: what was found out about it elsewhere, behind the verdict's own.
+    """
+    seconds = max(0.0, time.monotonic() - spec.started)
+    item = _finding(verdict)
+    where = f"{item.host}: " if item.host else ""
+    if verdict.code:
+        lines = (*item.evidence, *evidence)
+        if verdict.reference or lines:
+            log.finding(Finding(item.check, item.level, item.said, item.host, lines, item.hint))
+        text = f"{item.check}: {where}{item.said}\n"
+        text += f"-> {item.hint}\n" if item.hint else ""
+        termination_message(spec.termination_log, text + "".join(f"{line}\n" for line in lines))
+    hosts = "1 host" if spec.hosts == 1 else f"{spec.hosts} hosts"
+    ranks = "" if spec.ranks is None else f", {spec.ranks} rank" + "s" * (spec.ranks != 1)
+    log.info(
+        "ended",
+        f"job ended: {seconds:.1f} s, {hosts}{ranks}, exit {verdict.code}: {where}{item.said}",
+        seconds=round(seconds, 3),
+        hosts=spec.hosts,
+        ranks=spec.ranks,
+        exit=verdict.code,
+        reference=verdict.reference,
+        host=verdict.host,
+        cause=item.said,
+    )
+
+
+def termination_message(path: str, text: str) -> None:
+    """Write the reason of a failure where the kubelet looks for it; silent where that is not.
+
+    The kubelet mounts that one file: it is opened and truncated, never created or renamed onto.
+    """
+    data = text.encode("utf-8", "replace")[:_LIMIT].decode("utf-8", "ignore").encode()
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK)
+    except OSError:
+        return
+    try:
+        os.write(handle, data)
+    except OSError:
+        return
+    finally:
+        os.close(handle)

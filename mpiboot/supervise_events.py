@@ -1,0 +1,180 @@
+"""What can happen to a started job, and what can be done about it: records without behaviour.
+
+Pure. The parent makes the events and carries out the actions; ``verdicts`` says what an event
+means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+
+class Timer(str, Enum):
+    """What is waited for with an end; ``verdicts.DELAYS`` says how long."""
+
+    LAUNCH = "launch"  # every daemon has joined
+    SETTLE = "settle"  # mpirun ends by itself after it lost a daemon
+    LINGER = "linger"  # a lost host turns out to be a job that is being suspended
+    PROBE = "probe"  # a host answers
+    GRACE = "grace"  # a signalled mpirun ends
+    KILL = "kill"  # ... after the second signal
+    DEAD = "dead"  # ... after SIGKILL
+    AGENTS = "agents"  # the agents follow mpirun
+    DRAIN = "drain"  # mpirun follows its daemons
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStarted:
+    """Mpirun has started an agent for a host."""
+
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConnected:
+    """The agent's ssh has logged in."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentEnded:
+    """The agent has ended; ``signalled`` where somebody sent it a signal before."""
+
+    host: str
+    pid: int
+    status: int
+    words: tuple[str, ...] = ()
+    signalled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonJoined:
+    """A host's daemon has a connection to mpirun."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinsUnseen:
+    """Connections can't be looked at here: a connected ssh has to do."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeen:
+    """Mpirun runs a program on this pod, and no agent is on its way to report."""
+
+    program: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A host was asked once more; ``reachable`` is None where nobody knows how to ask."""
+
+    host: str
+    reachable: bool | None
+    said: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """This process got a signal; ``direct`` where the terminal sent it to mpirun as well."""
+
+    number: int
+    direct: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MpirunEnded:
+    """Mpirun is gone: its exit status, or the signal that ended it."""
+
+    status: int
+    signal: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """A time is up."""
+
+    timer: Timer
+
+
+Event: TypeAlias = (
+    AgentStarted
+    | AgentConnected
+    | AgentEnded
+    | DaemonJoined
+    | JoinsUnseen
+    | RankSeen
+    | Probed
+    | Signalled
+    | MpirunEnded
+    | TimerFired
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Send a signal to mpirun."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a timer, again where it runs."""
+
+    timer: Timer
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Send SIGKILL to mpirun and to everything that it started here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask whether a host's SSH port answers; ``Probed`` is the answer."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Log a line."""
+
+    level: str
+    event: str
+    said: str
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How the job ended.
+
+    ``reference`` is a row of ``checks.CHECKS``, or empty where the code is the program's own or
+    a signal's.
+    """
+
+    code: int
+    reference: str
+    said: str
+    host: str = ""
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """End; nothing follows."""
+
+    verdict: Verdict
+
+
+Action: TypeAlias = Forward | Start | Kill | Probe | Say | Finish

@@ -1,0 +1,206 @@
+"""The sentence and the exit code of a job's end, by rules in order. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mpiboot.checks import BY_REFERENCE
+from mpiboot.supervise_events import Verdict
+from mpiboot.supervise_state import BY_SIGNAL, SSH_FAILED, Loss, State, signal_name
+
+# What ssh says -> row of checks. The first that fits; ssh's own words, as OpenSSH 8 to 10 write.
+SSH_WORDS: Final = (
+    ("permission denied", "ssh-denied"),
+    ("too many authentication failures", "ssh-denied"),
+    ("no supported authentication methods", "ssh-denied"),
+    ("host key verification failed", "host-key-differs"),
+    ("host identification has changed", "host-key-differs"),
+    ("host key is known", "host-key-differs"),
+    ("connection refused", "workers-unreachable"),
+    ("timed out", "workers-unreachable"),
+    ("no route to host", "workers-unreachable"),
+    ("unreachable", "workers-unreachable"),
+    ("could not resolve", "workers-unreachable"),
+    ("connection closed", "workers-unreachable"),
+    ("connection reset", "workers-unreachable"),
+)
+# A remote shell's answers for a program that isn't there, or can't be executed.
+_NOT_FOUND: Final = 127
+_LISTED: Final = 8
+
+
+def _verdict(reference: str, said: str, host: str = "", evidence: tuple[str, ...] = ()) -> Verdict:
+    return Verdict(int(BY_REFERENCE[reference].code), reference, said, host, evidence)
+
+
+def _list(hosts: tuple[str, ...]) -> str:
+    shown = ", ".join(hosts[:_LISTED])
+    return shown if len(hosts) <= _LISTED else f"{shown} and {len(hosts) - _LISTED} more"
+
+
+def _in_order(state: State, hosts: frozenset[str]) -> tuple[str, ...]:
+    return tuple(host for host in state.job.hosts if host in hosts)
+
+
+def not_started(state: State, program: str = "") -> Verdict:
+    """Judge an mpirun that starts ranks, or ends, without having started every host's daemon."""
+    hosts = _in_order(state, state.missing)
+    count = len(state.job.hosts)
+    runs = f"runs {program} on the launcher, but " if program else ""
+    said = (
+        f"mpirun {runs}started no daemon on {_list(hosts)} "
+        f"({len(hosts)} of {count} remote hosts): the job would not span its hosts"
+    )
+    evidence = tuple(f"{name}: {why}" for name, why in state.job.suspects)
+    return _verdict("agent-not-started", said, hosts[0] if count == 1 else "", evidence)
+
+
+def launch_timeout(state: State) -> Verdict:
+    """Judge a launch that took too long."""
+    if state.missing and not state.waiting - state.missing:
+        return not_started(state)
+    hosts = _in_order(state, state.waiting)
+    lines = tuple(f"{host}: {_standing(state, host)}" for host in hosts[:_LISTED])
+    said = (
+        f"{_list(hosts)} ({len(hosts)} of {len(state.job.hosts)} remote hosts) "
+        f"did not join within {state.job.launch_timeout:g} s"
+    )
+    return _verdict("launch-timeout", said, evidence=lines)
+
+
+def _standing(state: State, host: str) -> str:
+    daemon = state.job.family.daemon
+    if host in state.missing:
+        return "mpirun started no agent for it"
+    if host in state.quiet:
+        return f"its agent ended with 0, but no {daemon} joined"
+    if host in state.connected:
+        return f"ssh is connected, but its {daemon} has not joined"
+    return "its agent was started, but is not connected"
+
+
+def not_ended(state: State) -> Verdict:
+    """Judge an mpirun that outlives its daemons."""
+    said = f"every host's {state.job.family.daemon} has ended, but mpirun goes on without them"
+    return _verdict("daemon-failed", said)
+
+
+def judge(state: State) -> Verdict:
+    """Say how a job ended; ``state.ended`` is known."""
+    cause = state.cause
+    if cause and not (state.signal and BY_REFERENCE[cause.reference].retry):
+        return cause
+    if state.signal:
+        return _by_signal(state)
+    if state.missing and not state.losses and _status(state) == 0:
+        return not_started(state)
+    return _by_loss(state) or _own(state)
+
+
+def _status(state: State) -> int:
+    ended = state.ended
+    if ended is None:
+        return 0
+    return BY_SIGNAL + ended.signal if ended.signal else ended.status
+
+
+def _returned(state: State) -> str:
+    if state.stage > 2:  # noqa: PLR2004 - killed
+        return "mpirun had to be killed"
+    return f"mpirun itself returned {_status(state)}"
+
+
+def _by_signal(state: State) -> Verdict:
+    code = BY_SIGNAL + state.signal
+    also = "" if _status(state) == code else f" ({_returned(state)})"
+    said = f"ended by {signal_name(state.signal)}{also}"
+    before = tuple(f"{loss.host}: {_how(loss)} shortly before" for loss in state.losses)
+    return Verdict(code, "", said, evidence=before[:_LISTED])
+
+
+def _how(loss: Loss) -> str:
+    words = f" ({'; '.join(loss.words)})" if loss.words else ""
+    who = "ssh" if loss.sure else "agent"
+    return f"its {who} ended with {loss.status}{words}"
+
+
+def _by_loss(state: State) -> Verdict | None:
+    """Judge by what became of agents; None where mpirun's own status is the truth."""
+    status = _status(state)
+    ended_by_signal = state.ended is not None and bool(state.ended.signal) and not state.stage
+    sure = tuple(loss for loss in state.losses if loss.sure)
+    if ended_by_signal:
+        # Somebody killed mpirun itself: what its agents did then follows from it.
+        sure = tuple(loss for loss in sure if not loss.after)
+    if sure:
+        return _lost(state, sure[0], sure)
+    gone = tuple(host for host, reachable, _ in state.answers if reachable is False)
+    late = tuple(host for host in state.overdue if host in gone)
+    if late:
+        said = f"{late[0]} was lost: it does not answer, and its agent did not end with the job"
+        return _verdict("host-lost", f"{said} ({_returned(state)})", late[0])
+    # The daemon's own status: a failed program's doing where mpirun has a status of its own.
+    if state.losses:
+        first = state.losses[0]
+        lost = status == 0 or status in {first.status, *state.job.family.lost}
+        return _lost(state, first, state.losses) if state.stage or lost else None
+    if state.overdue and status == 0:
+        daemon = state.job.family.daemon
+        said = f"its {daemon} did not end with the job, though mpirun returned 0"
+        return _verdict("daemon-failed", said, state.overdue[0])
+    return None
+
+
+def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
+    lines = tuple(f"{loss.host}: {_how(loss)}" for loss in losses[1:_LISTED])
+    if not first.joined:
+        return _never_joined(state, first, lines)
+    more = f", as {len(losses) - 1} more did" if len(losses) > 1 else ""
+    said = f"was lost while the job ran{more}: {_how(first)}; {_answer(state, first.host)}"
+    return _verdict("host-lost", f"{said} ({_returned(state)})", first.host, lines)
+
+
+def _answer(state: State, host: str) -> str:
+    daemon = state.job.family.daemon
+    for name, reachable, words in state.answers:
+        if name == host and reachable:
+            return f"the host still answers, so its SSH session or its {daemon} died"
+        if name == host and reachable is False:
+            return f"the host does not answer any more ({words})" if words else "it is gone"
+    return "whether the host still answers is not known"
+
+
+def _never_joined(state: State, first: Loss, lines: tuple[str, ...]) -> Verdict:
+    daemon = state.job.family.daemon
+    if first.status == _NOT_FOUND:
+        said = f"the shell there found no {daemon} (exit 127): has that image the same MPI?"
+        return _verdict("program-missing", said, first.host, lines)
+    text = " ".join(first.words).lower()
+    for words, reference in SSH_WORDS:
+        if first.status == SSH_FAILED and words in text:
+            said = f"mpirun's ssh could not log in: {'; '.join(first.words)}"
+            return _verdict(reference, said, first.host, lines)
+    if first.sure and first.host not in state.connected:
+        return _verdict(
+            "workers-unreachable", f"no {daemon} was started: {_how(first)}", first.host, lines
+        )
+    said = f"its {daemon} failed before it joined mpirun: {_how(first)}"
+    return _verdict("daemon-failed", said, first.host, lines)
+
+
+def _own(state: State) -> Verdict:
+    status = _status(state)
+    if state.ended is not None and state.ended.signal:
+        name = signal_name(state.ended.signal)
+        memory = "; the launcher's memory limit?" if name == "SIGKILL" else ""
+        return Verdict(status, "", f"mpirun itself was killed by {name}{memory}")
+    if status == 0:
+        return Verdict(0, "", "the program ended well")
+    if BY_SIGNAL < status < SSH_FAILED and status - BY_SIGNAL in (4, 6, 7, 8, 9, 11, 13, 15):
+        return Verdict(status, "", f"a rank was ended by {signal_name(status - BY_SIGNAL)}")
+    if state.missing:
+        hosts = _in_order(state, state.missing)
+        evidence = tuple(f"{variable}: {why}" for variable, why in state.job.suspects)
+        said = f"mpirun ended with {status} and started no daemon on {_list(hosts)}"
+        return Verdict(status, "", said, evidence=evidence)
+    return Verdict(status, "", f"the program ended with {status}")

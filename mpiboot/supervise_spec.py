@@ -1,0 +1,88 @@
+"""What the launcher hands to the parent of mpirun: one frozen record, as a JSON file.
+
+Stdlib only, for the parent imports it. Nothing secret belongs in it: it is a file.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import asdict, dataclass
+from typing import Final
+
+FILE: Final = "spec.json"
+EVENTS: Final = "events"
+MARK: Final = "MPIBOOT_LAUNCH_DIR"
+# What the parent takes in. Who execs it as PID 1 blocks these before: a signal that comes while
+# the new interpreter starts then waits for it, where else the kernel would drop it.
+SIGNALS: Final = frozenset(
+    (
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGCHLD,
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A remote host that must get a launch agent.
+
+    ``name`` is what the agent is called with, as in the hostfile that mpirun gets; ``address``
+    and ``port`` are those of its SSH server; ``others`` are further addresses of that pod, from
+    which its daemon may connect.
+    """
+
+    name: str
+    address: str
+    port: int
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """One start of mpirun.
+
+    ``hosts`` counts the launcher too where it runs ranks; ``suspects`` are variables or flags
+    that could hide the hostfile or the launch agent from mpirun, each with the reason;
+    ``started`` is the monotonic clock's second at which mpiboot began.
+    """
+
+    argv: tuple[str, ...]
+    family: str
+    daemons: tuple[Remote, ...]
+    hosts: int
+    ranks: int | None
+    launch_timeout: float
+    grace: float
+    started: float
+    termination_log: str = ""
+    hold_on_failure: float = 0.0
+    log_format: str = "auto"
+    log_level: str = "info"
+    suspects: tuple[tuple[str, str], ...] = ()
+
+    def to_json(self) -> str:
+        """Write the record as JSON."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> LaunchSpec:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            TypeError: a field is missing or not known.
+            ValueError: it isn't JSON.
+        """
+        values = json.loads(text)
+        values["argv"] = tuple(values["argv"])
+        values["suspects"] = tuple((name, why) for name, why in values.get("suspects", ()))
+        values["daemons"] = tuple(
+            Remote(item["name"], item["address"], item["port"], tuple(item["others"]))
+            for item in values["daemons"]
+        )
+        return cls(**values)

@@ -1,0 +1,143 @@
+"""What the parent knows of a started job, as an immutable value, and the MPIs' own habits. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from mpiboot.supervise_events import MpirunEnded, Timer, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How one MPI behaves at the end of a job; a row a family.
+
+    ``daemon`` is its program on the workers. ``lost`` are the statuses with which mpirun itself
+    answers to a lost daemon. ``proxies`` are the names of daemons that it runs on its own host;
+    its ranks there are their children, else mpirun's. ``after_signal`` is what mpirun returns
+    when it was signalled, which is why its status is not taken then.
+    """
+
+    name: str
+    title: str
+    daemon: str
+    lost: frozenset[int]
+    proxies: tuple[str, ...] = ()
+    after_signal: str = ""
+
+
+_HYDRA: Final = ("hydra_pmi_proxy", "hydra_bstrap_pr")
+FAMILIES: Final = {
+    row.name: row
+    for row in (
+        # Measured with 4.1.4: 205 is "lost communication with a remote daemon", 255 ssh's.
+        Family("openmpi4", "Open MPI 4.1", "orted", frozenset((205, 255)), after_signal="1"),
+        # 5.0.8 and 5.0.11 return 0 or 255 at random after a lost worker.
+        Family("openmpi5", "Open MPI 5", "prted", frozenset((0, 255)), after_signal="1"),
+        Family("spectrum", "Spectrum MPI", "orted", frozenset((205, 255)), after_signal="1"),
+        # 4.0 waits for ever after a failed ssh, and returns 0 after TERM and INT.
+        Family("mpich", "MPICH", "hydra_pmi_proxy", frozenset((255,)), _HYDRA, "0, 2, 15 or 255"),
+        Family("intel", "Intel MPI", "hydra_pmi_proxy", frozenset((255,)), _HYDRA, "255"),
+    )
+}
+UNKNOWN: Final = Family("", "this MPI", "daemon", frozenset((255,)), _HYDRA)
+
+# Signal numbers of Linux, the same on every architecture that runs MPI.
+SIGNALS: Final = {
+    1: "SIGHUP",
+    2: "SIGINT",
+    3: "SIGQUIT",
+    4: "SIGILL",
+    6: "SIGABRT",
+    7: "SIGBUS",
+    8: "SIGFPE",
+    9: "SIGKILL",
+    10: "SIGUSR1",
+    11: "SIGSEGV",
+    12: "SIGUSR2",
+    13: "SIGPIPE",
+    15: "SIGTERM",
+    24: "SIGXCPU",
+    25: "SIGXFSZ",
+}
+SIGTERM: Final = 15
+SIGUSR: Final = (10, 12)
+# A shell, and an exit status, tell of signal n by 128 + n.
+BY_SIGNAL: Final = 128
+# ssh's own failures, and a remote command that a signal ended.
+SSH_FAILED: Final = 255
+
+
+def signal_name(number: int) -> str:
+    """Name a signal."""
+    return SIGNALS.get(number, f"signal {number}")
+
+
+class Phase(str, Enum):
+    """Where a job is."""
+
+    LAUNCHING = "launching"  # until every remote daemon has joined
+    RUNNING = "running"
+    ENDING = "ending"  # signalled, ended by us, or ended
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What doesn't change: the remote hosts in the hostfile's order and the rules' numbers."""
+
+    family: Family
+    hosts: tuple[str, ...]
+    launch_timeout: float = 120.0
+    grace: float = 20.0
+    suspects: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """An agent that did not end well.
+
+    ``sure`` where ssh itself ended (255, or a signal that nobody of ours sent), which only a
+    lost host, session or daemon explains; another status is the daemon's own, which some MPIs
+    also give at the end of a failed program. ``joined`` where its daemon had joined; ``after``
+    where mpirun had ended before.
+    """
+
+    host: str
+    status: int
+    words: tuple[str, ...]
+    sure: bool
+    joined: bool
+    after: bool
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All that was seen so far.
+
+    ``missing`` hosts have no agent yet, ``waiting`` ones no daemon; ``live`` are agents by host
+    and pid; ``quiet`` hosts' agents ended with 0 before a daemon joined, ``done`` ones after it.
+    ``pending`` timers are running. ``stage`` counts how hard mpirun is being ended (1 asked,
+    2 asked again, 3 killed). ``cause`` is why, where a host's loss isn't the reason. ``overdue``
+    hosts' agents did not follow mpirun.
+    """
+
+    job: Job
+    phase: Phase
+    missing: frozenset[str]
+    waiting: frozenset[str]
+    connected: frozenset[str] = frozenset()
+    live: frozenset[tuple[str, int]] = frozenset()
+    quiet: frozenset[str] = frozenset()
+    done: frozenset[str] = frozenset()
+    losses: tuple[Loss, ...] = ()
+    probing: frozenset[str] = frozenset()
+    answers: tuple[tuple[str, bool | None, str], ...] = ()
+    overdue: tuple[str, ...] = ()
+    pending: frozenset[Timer] = frozenset()
+    blind: bool = False
+    stage: int = 0
+    signal: int = 0
+    cause: Verdict | None = None
+    ended: MpirunEnded | None = None
+    finished: bool = False

@@ -1,0 +1,257 @@
+"""Looks at mpirun from outside while it launches: what it runs here, and who is connected to it.
+
+It reads /proc and nothing else, changes nothing, and decides nothing. ``root`` is a parameter so
+that tests can look at a tree of their own.
+"""
+
+# ruff: noqa: PTH - pathlib and what it imports cost the parent a megabyte for nothing
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from mpiboot.supervise_spec import Remote
+
+# Programs that are mpirun under one of its names; a wrapper script above it is not.
+MPIRUNS: Final = ("mpirun", "mpiexec", "orterun", "prterun", "prte")
+_ESTABLISHED: Final = "01"
+_V4_IN_V6: Final = "::ffff:"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What mpirun runs on this pod.
+
+    ``mpiruns`` are the processes that are mpirun itself; ``program`` names a rank, empty where
+    there is none; ``settled`` is false while a child is still on its way to be something.
+    """
+
+    mpiruns: tuple[int, ...]
+    program: str
+    settled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A connection of mpirun: the other end's address, and this end's."""
+
+    address: str
+    local: str
+
+
+class Processes:
+    """The process table, read where it is asked for."""
+
+    def __init__(self, root: str = "/proc") -> None:
+        self.root = root
+        self._table: dict[int, list[int]] | None = None
+
+    def children(self, pid: int) -> list[int]:
+        """List a process's children: from its own file, else from every process's parent."""
+        found: list[int] = []
+        try:
+            for task in os.listdir(f"{self.root}/{pid}/task"):
+                with open(f"{self.root}/{pid}/task/{task}/children", encoding="ascii") as file:
+                    found += [int(word) for word in file.read().split()]
+        except FileNotFoundError:  # the process ended, or this kernel has no such file
+            return self.table().get(pid, [])
+        except OSError:
+            return []
+        return found
+
+    def table(self) -> dict[int, list[int]]:
+        """Read every process's parent, once for this look."""
+        if self._table is None:
+            self._table = {}
+            for name in os.listdir(self.root):
+                if name.isdigit():
+                    parent = self.parent(int(name))
+                    self._table.setdefault(parent, []).append(int(name))
+        return self._table
+
+    def parent(self, pid: int) -> int:
+        """Give a process's parent; -1 where it is gone."""
+        try:
+            with open(f"{self.root}/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                # The name is in brackets and may hold anything, brackets too.
+                return int(file.read().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return -1
+
+    def descendants(self, pid: int) -> Iterator[int]:
+        """Give all processes below one, parents first."""
+        queue = self.children(pid)
+        seen: set[int] = set()
+        while queue:
+            child = queue.pop(0)
+            if child not in seen:
+                seen.add(child)
+                yield child
+                queue += self.children(child)
+
+    def program(self, pid: int) -> str:
+        """Give the path of what a process runs; empty where it is gone or another user's."""
+        try:
+            return os.readlink(f"{self.root}/{pid}/exe").removesuffix(" (deleted)")
+        except OSError:
+            return ""
+
+    def name(self, pid: int) -> str:
+        """Give a process's short name."""
+        return self._text(pid, "comm").strip()
+
+    def arguments(self, pid: int) -> list[str]:
+        """Give a process's argument words."""
+        return self._text(pid, "cmdline").split("\0")
+
+    def environment(self, pid: int) -> list[str]:
+        """Give the environment that a process was started with."""
+        return self._text(pid, "environ").split("\0")
+
+    def _text(self, pid: int, what: str) -> str:
+        try:
+            with open(f"{self.root}/{pid}/{what}", encoding="utf-8", errors="replace") as file:
+                return file.read()
+        except OSError:
+            return ""
+
+
+def running(
+    child: int, agents: Iterable[int], proxies: tuple[str, ...], table: Processes
+) -> Running:
+    """Look at what mpirun has started on this pod.
+
+    Args:
+        child: the process that was started as mpirun; a wrapper script may be above the real one.
+        agents: pids of the agents that have reported.
+        proxies: names of daemons that this MPI runs on its own host, above its ranks there.
+        table: the process table of this look.
+    """
+    known = frozenset(agents)
+    mpiruns = tuple(find_mpiruns(child, table))
+    program, settled = "", True
+    for mpirun in mpiruns:
+        image = table.program(mpirun)
+        for pid in table.children(mpirun):
+            path = table.program(pid)
+            if pid in known or pid in mpiruns or not path:
+                continue
+            if path == image or _is_agent(table.arguments(pid)):
+                settled = False
+            elif table.name(pid) in proxies:
+                program = program or _below(pid, path, table)
+            else:
+                program = program or table.name(pid)
+    return Running(mpiruns, program, settled)
+
+
+def find_mpiruns(child: int, table: Processes) -> Iterator[int]:
+    """Find mpirun itself at or below the process that was started."""
+    queue = [child]
+    while queue:
+        pid = queue.pop(0)
+        if os.path.basename(table.program(pid)).startswith(MPIRUNS):
+            yield pid
+        else:
+            queue += table.children(pid)
+
+
+def _below(proxy: int, image: str, table: Processes) -> str:
+    for pid in table.children(proxy):
+        path = table.program(pid)
+        if path and path != image:
+            return table.name(pid)
+    return ""
+
+
+def _is_agent(arguments: list[str]) -> bool:
+    """Whether it is the launch agent that has not reported yet: `sh PATH/libexec/agent ...`."""
+    return any(word.endswith("/libexec/agent") for word in arguments[:3])
+
+
+def address(text: str) -> str:
+    """Write an address in the one form that is compared; as it is where it is none."""
+    text = text.strip("[]").partition("%")[0]
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            plain = socket.inet_ntop(family, socket.inet_pton(family, text))
+        except (OSError, ValueError):
+            continue
+        return plain.removeprefix(_V4_IN_V6)
+    return text
+
+
+def _decode(word: str) -> str:
+    """Read an address of /proc/net/tcp: 32-bit words in this machine's byte order."""
+    raw = bytes.fromhex(word)
+    if sys.byteorder == "little":
+        raw = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
+    family = socket.AF_INET if len(raw) == 4 else socket.AF_INET6  # noqa: PLR2004
+    return socket.inet_ntop(family, raw).removeprefix(_V4_IN_V6)
+
+
+def peers(mpiruns: Iterable[int], root: str = "/proc") -> list[Peer]:
+    """List the established TCP connections of mpirun.
+
+    Raises:
+        OSError: they can't be looked at in this pod.
+    """
+    sockets: set[str] = set()
+    for pid in mpiruns:
+        folder = f"{root}/{pid}/fd"
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:  # it ended
+            continue
+        for name in names:
+            try:
+                link = os.readlink(f"{folder}/{name}")
+            except FileNotFoundError:
+                continue
+            if link.startswith("socket:["):
+                sockets.add(link[8:-1])
+    found: list[Peer] = []
+    for table in ("tcp", "tcp6"):
+        try:
+            with open(f"{root}/self/net/{table}", encoding="ascii") as file:
+                lines = file.read().splitlines()[1:]
+        except FileNotFoundError:
+            if table == "tcp":
+                raise
+            continue  # a kernel without IPv6
+        for line in lines:
+            words = line.split()
+            if words[3] == _ESTABLISHED and words[9] in sockets:
+                local, remote = (_decode(word.partition(":")[0]) for word in words[1:3])
+                found.append(Peer(remote, local))
+    return found
+
+
+def joined(waiting: Iterable[Remote], everyone: Iterable[Remote], seen: list[Peer]) -> list[str]:
+    """Name the hosts whose daemon has a connection to mpirun.
+
+    Pods that share an address (the node's) are told apart by count alone. Where connections come
+    from addresses that no host has (a proxy in front of the pod, as a mesh's sidecar), as many
+    of them as hosts are missing are all of them.
+    """
+    names: dict[str, list[str]] = {}
+    for remote in everyone:
+        for text in {address(item) for item in (remote.address, *remote.others)}:
+            names.setdefault(text, []).append(remote.name)
+    here = [peer for peer in seen if peer.address != peer.local]
+    found: set[str] = set()
+    strangers = 0
+    for peer in here:
+        holders = names.get(peer.address)
+        if holders is None:
+            strangers += 1
+            continue
+        free = [name for name in holders if name not in found]
+        found.update(free[:1])
+    wanted = [remote.name for remote in waiting]
+    left = [name for name in wanted if name not in found]
+    return wanted if left and strangers >= len(left) else [n for n in wanted if n in found]

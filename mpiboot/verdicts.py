@@ -1,0 +1,331 @@
+"""What an event means for a started job: event x MPI x phase -> actions, exit code, sentence.
+
+A pure state machine: ``step`` takes a state and an event, and gives the next state and what to
+do. It never reads a clock, a process or a file. No sequence of events ends in 0 after a host was
+lost or a signal came, and from every loss, signal and end of mpirun timers alone lead to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
+
+from mpiboot.supervise_events import (
+    Action,
+    AgentConnected,
+    AgentEnded,
+    AgentStarted,
+    DaemonJoined,
+    Event,
+    Finish,
+    Forward,
+    JoinsUnseen,
+    Kill,
+    MpirunEnded,
+    Probe,
+    Probed,
+    RankSeen,
+    Say,
+    Signalled,
+    Start,
+    Timer,
+    TimerFired,
+    Verdict,
+)
+from mpiboot.supervise_judgement import judge, launch_timeout, not_ended, not_started
+from mpiboot.supervise_state import (
+    BY_SIGNAL,
+    SIGNALS,
+    SIGTERM,
+    SIGUSR,
+    SSH_FAILED,
+    Job,
+    Loss,
+    Phase,
+    State,
+)
+
+# Seconds. A second and a half suffices 4.1 to end after a lost daemon; a suspended job's workers
+# and launcher get their signals within a second or so; a pod's usual grace is 30 s: 20 + 5 fit.
+DELAYS: Final = {
+    Timer.SETTLE: 3.0,
+    Timer.LINGER: 2.0,
+    Timer.PROBE: 3.0,
+    Timer.KILL: 5.0,
+    Timer.DEAD: 5.0,
+    Timer.AGENTS: 5.0,
+    Timer.DRAIN: 60.0,
+}
+# While daemons are launched no rank has anything to save.
+_LAUNCH_GRACE: Final = 5.0
+# After this many lost hosts one more answer tells nothing new.
+_PROBES: Final = 16
+_WAITS: Final = frozenset((Timer.AGENTS, Timer.PROBE, Timer.LINGER))
+
+Step: TypeAlias = tuple[State, tuple[Action, ...]]
+
+
+def initial(job: Job) -> Step:
+    """Begin: the state before mpirun runs, and the first timer."""
+    hosts = frozenset(job.hosts)
+    if not hosts:
+        return State(job, Phase.RUNNING, hosts, hosts), ()
+    state = State(job, Phase.LAUNCHING, hosts, hosts, pending=frozenset((Timer.LAUNCH,)))
+    return state, (Start(Timer.LAUNCH, job.launch_timeout),)
+
+
+def step(state: State, event: Event) -> Step:
+    """Take one event in. After ``Finish`` nothing changes any more."""
+    if state.finished:
+        return state, ()
+    new, actions = _RULES[type(event)](state, event)
+    if new.ended is not None and not new.pending & _WAITS:
+        return replace(new, finished=True, pending=frozenset()), (*actions, Finish(judge(new)))
+    return new, actions
+
+
+def _start(state: State, *timers: Timer) -> Step:
+    begun = tuple(Start(timer, DELAYS[timer]) for timer in timers)
+    return replace(state, pending=state.pending | set(timers)), begun
+
+
+def _stop(state: State, *timers: Timer) -> State:
+    return replace(state, pending=state.pending.difference(timers))
+
+
+def _agent_started(state: State, event: AgentStarted) -> Step:
+    return replace(
+        state,
+        missing=state.missing - {event.host},
+        live=state.live | {(event.host, event.pid)},
+        quiet=state.quiet - {event.host},
+    ), ()
+
+
+def _agent_connected(state: State, event: AgentConnected) -> Step:
+    state = replace(state, connected=state.connected | {event.host})
+    return _daemon_joined(state, DaemonJoined(event.host)) if state.blind else (state, ())
+
+
+def _joins_unseen(state: State, event: JoinsUnseen) -> Step:
+    said: tuple[Action, ...] = (
+        Say(
+            "warning",
+            "launch",
+            f"whether daemons join mpirun can't be seen here ({event.why}): "
+            "a connected ssh is taken for one",
+        ),
+    )
+    state = replace(state, blind=True)
+    for host in sorted(state.connected):
+        state, more = _daemon_joined(state, DaemonJoined(host))
+        said += more
+    return state, said
+
+
+def _daemon_joined(state: State, event: DaemonJoined) -> Step:
+    if event.host not in state.waiting:
+        return state, ()
+    said: tuple[Action, ...] = ()
+    if event.host in state.missing:
+        what = "its daemon joined without mpiboot's launch agent: only mpirun will see it go"
+        said += (Say("warning", "launch", what, event.host),)
+    state = replace(
+        state,
+        missing=state.missing - {event.host},
+        waiting=state.waiting - {event.host},
+    )
+    if state.phase is Phase.LAUNCHING and not state.waiting:
+        state = _stop(replace(state, phase=Phase.RUNNING), Timer.LAUNCH)
+        count = len(state.job.hosts)
+        text = f"all {count} remote daemons joined" if count > 1 else "the remote daemon joined"
+        said += (Say("info", "joined", text),)
+    return state, said
+
+
+def _agent_ended(state: State, event: AgentEnded) -> Step:
+    state = replace(state, live=state.live - {(event.host, event.pid)})
+    if not state.live:
+        state = _stop(state, Timer.AGENTS)
+    # What follows our own signal or verdict is no news.
+    if state.signal or state.cause or state.stage:
+        return state, ()
+    # Some MPIs ask a host's shell first: what counts is the host's last agent.
+    if event.status == 0 or any(host == event.host for host, _ in state.live):
+        return _ended_well(state, event)
+    loss = Loss(
+        event.host,
+        event.status,
+        event.words,
+        sure=_by_ssh(event.status) and not event.signalled,
+        joined=event.host not in state.waiting,
+        after=state.ended is not None,
+    )
+    first = not any(item.sure for item in state.losses)
+    state = replace(state, losses=(*state.losses, loss))
+    actions: tuple[Action, ...] = ()
+    if state.ended is None and Timer.SETTLE not in state.pending and not state.stage:
+        state, actions = _start(state, Timer.SETTLE)
+    if not loss.sure:
+        said = f"its agent ended with {loss.status}"
+        return state, (*actions, Say("debug", "agent", said, loss.host))
+    if first:
+        state, more = _start(state, Timer.LINGER)
+        actions += more
+    words = f" ({'; '.join(loss.words)})" if loss.words else ""
+    said = f"its ssh ended with {loss.status}{words}"
+    actions += (Say("warning", "agent", said, loss.host),)
+    return _ask(state, (loss.host,) if loss.joined else (), actions)
+
+
+def _by_ssh(status: int) -> bool:
+    """Whether ssh itself ended; mpirun's daemons have statuses of their own up to 254."""
+    return status == SSH_FAILED or status - BY_SIGNAL in SIGNALS
+
+
+def _ended_well(state: State, event: AgentEnded) -> Step:
+    if event.status or event.host in state.waiting:
+        return replace(state, quiet=state.quiet | {event.host}), ()
+    state = replace(state, done=state.done | {event.host})
+    over = state.phase is Phase.RUNNING and state.done.issuperset(state.job.hosts)
+    return _start(state, Timer.DRAIN) if over and not state.live else (state, ())
+
+
+def _ask(state: State, hosts: tuple[str, ...], actions: tuple[Action, ...]) -> Step:
+    asked = {host for host, _, _ in state.answers} | state.probing
+    wanted = tuple(host for host in hosts if host not in asked)[: max(0, _PROBES - len(asked))]
+    if not wanted:
+        return state, actions
+    state, begun = _start(state, Timer.PROBE)
+    state = replace(state, probing=state.probing | set(wanted))
+    return state, (*actions, *begun, *(Probe(host) for host in wanted))
+
+
+def _rank_seen(state: State, event: RankSeen) -> Step:
+    if state.phase is not Phase.LAUNCHING or not state.missing:
+        return state, ()
+    return _end(state, not_started(state, event.program))
+
+
+def _end(state: State, cause: Verdict | None) -> Step:
+    """Ask mpirun to end; ``cause`` None where a loss is the reason."""
+    state = replace(state, cause=cause or state.cause)
+    if state.ended is not None or state.stage:
+        return state, ()
+    return _grace(state, SIGTERM, direct=False)
+
+
+def _grace(state: State, number: int, *, direct: bool) -> Step:
+    launching = state.phase is Phase.LAUNCHING
+    seconds = min(state.job.grace, _LAUNCH_GRACE) if launching else state.job.grace
+    state = replace(
+        state,
+        phase=Phase.ENDING,
+        stage=1,
+        pending=(state.pending & _WAITS) | {Timer.GRACE},
+    )
+    forward = () if direct else (Forward(number),)
+    return state, (*forward, Start(Timer.GRACE, seconds))
+
+
+def _harder(state: State, number: int, *, direct: bool) -> Step:
+    state = replace(_stop(state, Timer.GRACE, Timer.KILL), stage=min(3, state.stage + 1))
+    if state.stage == 2:  # noqa: PLR2004 - asked again
+        state, begun = _start(state, Timer.KILL)
+        return state, (*(() if direct else (Forward(number),)), *begun)
+    state, begun = _start(state, Timer.DEAD)
+    return state, (Kill(), *begun)
+
+
+def _signalled(state: State, event: Signalled) -> Step:
+    if event.number in SIGUSR:
+        over = state.ended is not None or event.direct
+        return state, () if over else (Forward(event.number),)
+    state = replace(state, signal=state.signal or event.number)
+    # A job that is being ended blames no host: its workers may well have been told before it.
+    state = replace(_stop(state, *_WAITS), probing=frozenset())
+    if state.ended is not None:
+        return state, ()
+    if not state.stage:
+        return _grace(state, event.number, direct=event.direct)
+    return _harder(state, event.number, direct=event.direct)
+
+
+def _mpirun_ended(state: State, event: MpirunEnded) -> Step:
+    if state.ended is not None:
+        return state, ()
+    kept = state.pending & {Timer.LINGER, Timer.PROBE}
+    state = replace(state, ended=event, phase=Phase.ENDING, pending=kept)
+    if state.signal or state.cause or event.signal:
+        return _stop(state, *_WAITS), ()
+    return _start(state, Timer.AGENTS) if state.live else (state, ())
+
+
+def _probed(state: State, event: Probed) -> Step:
+    if event.host not in state.probing:
+        return state, ()
+    state = replace(
+        state,
+        probing=state.probing - {event.host},
+        answers=(*state.answers, (event.host, event.reachable, event.said)),
+    )
+    return (state if state.probing else _stop(state, Timer.PROBE)), ()
+
+
+def _launch_over(state: State) -> Step:
+    if state.losses:
+        return _end(state, None)
+    if not state.blind or state.missing or state.quiet:
+        return _end(state, launch_timeout(state))
+    # Agents that aren't ssh never tell that they are connected: nothing here can judge them.
+    said = "whether every daemon joined is not known: mpiboot waits for mpirun alone"
+    running = replace(state, phase=Phase.RUNNING, waiting=frozenset())
+    return running, (Say("warning", "launch", said),)
+
+
+def _agents_late(state: State) -> Step:
+    late = tuple(sorted({host for host, _ in state.live}))
+    return _ask(replace(state, overdue=late), late, ())
+
+
+def _no_answer(state: State) -> Step:
+    unknown = tuple((host, None, "") for host in sorted(state.probing))
+    return replace(state, probing=frozenset(), answers=(*state.answers, *unknown)), ()
+
+
+def _again(state: State) -> Step:
+    return _harder(state, state.signal or SIGTERM, direct=False)
+
+
+_TIMES_UP: Final[Mapping[Timer, Callable[[State], Step]]] = {
+    Timer.LAUNCH: _launch_over,
+    Timer.SETTLE: lambda state: _end(state, None),
+    Timer.DRAIN: lambda state: _end(state, not_ended(state)),
+    Timer.GRACE: _again,
+    Timer.KILL: _again,
+    Timer.DEAD: lambda state: _mpirun_ended(state, MpirunEnded(0, 9)),
+    Timer.AGENTS: _agents_late,
+    Timer.PROBE: _no_answer,
+    Timer.LINGER: lambda state: (state, ()),
+}
+
+
+def _timer_fired(state: State, event: TimerFired) -> Step:
+    if event.timer not in state.pending:
+        return state, ()
+    return _TIMES_UP[event.timer](_stop(state, event.timer))
+
+
+_RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {
+    AgentStarted: _agent_started,
+    AgentConnected: _agent_connected,
+    AgentEnded: _agent_ended,
+    DaemonJoined: _daemon_joined,
+    JoinsUnseen: _joins_unseen,
+    RankSeen: _rank_seen,
+    Probed: _probed,
+    Signalled: _signalled,
+    MpirunEnded: _mpirun_ended,
+    TimerFired: _timer_fired,
+}

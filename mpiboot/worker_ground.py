@@ -1,0 +1,109 @@
+"""What a worker settles before it serves: its folder, key, address and port.
+
+It starts nothing; a worker's way to its sshd leads through here, so it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mpiboot import log
+from mpiboot.act import files, keys, ports, process, sessions
+from mpiboot.errors import error
+from mpiboot.model import Decision, Identity, Source
+from mpiboot.observe import pod
+from mpiboot.settings import Resolved
+
+FACTS_FILE: Final = "facts.json"
+# Signals that end a worker.
+ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+_FIRST_LOOK, _LAST_LOOK = 0.05, 1.0  # seconds between two looks for the key
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What doesn't change while this worker runs."""
+
+    identity: Identity
+    folder: Path
+    key: keys.JobKey
+    address: str
+    port: int
+    token: str
+    keepalive: float
+    environ: Mapping[str, str]  # the pod's own, with HOME, USER and LOGNAME
+
+
+def settle(resolved: Resolved, environ: Mapping[str, str], loop: process.Loop) -> Ground | None:
+    """Settle what the server needs; None where a signal came while the key was waited for.
+
+    Raises:
+        MpibootError: something that the server needs isn't there.
+    """
+    settings = resolved.settings
+    identity = pod.identity(environ)
+    tmpdir = environ.get("TMPDIR", "")
+    folder = files.runtime_dir(settings.runtime_dir, identity.uid, "worker", tmpdir=tmpdir)
+    for name in (FACTS_FILE, pod.STATE):
+        (folder / name).unlink(missing_ok=True)  # an earlier start of this container wrote them
+    home = folder / "home"
+    home.mkdir(mode=0o700, exist_ok=True)
+    mounted = _key(resolved, identity, environ, loop)
+    if mounted is None:
+        return None
+    key = keys.load(mounted, folder, environ)
+    odd = keys.trust(key, mounted)
+    if odd:
+        log.finding(odd)
+    wanted = settings.control_ifname
+    address, because = pod.control_address(wanted, socket.gethostname())
+    if not address:
+        said = f"the link {wanted} has no address" if wanted else "this pod has no address"
+        raise error("interface-missing", said)
+    given = resolved.given["ssh_port"]
+    chosen = None
+    if given.source is not Source.DEFAULT:
+        chosen = Decision("ssh-port", str(settings.ssh_port), given.source, str(given))
+    port = ports.choose(chosen, environ, identity.home, address)
+    log.debug("control-address", f"control address {address} ({because})")
+    log.debug("ssh-port", f"port {port.value} ({port.because})")
+    return Ground(
+        identity=identity,
+        folder=folder,
+        key=key,
+        address=address,
+        port=int(port.value),
+        token=sessions.new_token(),
+        keepalive=settings.ssh_keepalive,
+        environ={**environ, **pod.user_environment(identity, environ, home)},
+    )
+
+
+def _key(
+    resolved: Resolved, identity: Identity, environ: Mapping[str, str], loop: process.Loop
+) -> Path | None:
+    """Find the key, waiting for a Secret that is mounted late; None where a signal ended it."""
+    settings = resolved.settings
+    homes = (identity.home, environ.get("HOME", ""))
+    deadline = time.monotonic() + settings.timeout
+    look, told = _FIRST_LOOK, False
+    while True:
+        found = keys.find(settings.ssh_key, homes, identity.uid)
+        if found:
+            return found
+        left = deadline - time.monotonic()
+        places = settings.ssh_key or ", ".join(map(str, keys.folders(homes, identity.uid)))
+        if left <= 0:
+            raise error("ssh-key", f"no private SSH key in {places}")
+        if not told:
+            told = True
+            log.info("ssh-key", f"waiting for the job's SSH key in {places}")
+        if set(loop.wait(min(look, left))) & set(ENDING):
+            return None
+        look = min(look * 2, _LAST_LOOK)

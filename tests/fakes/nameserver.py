@@ -1,0 +1,137 @@
+"""A nameserver on loopback that answers as it is told, over real UDP and TCP.
+
+Each name has a script: what to answer to the first question, the second, and so on; the last item
+stays. It caches nothing by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import dns.flags
+import dns.message
+import dns.name
+import dns.rcode
+import dns.rdatatype
+import dns.rrset
+
+# What a script may say besides an address (or several, with blanks between them).
+NXDOMAIN, NODATA, SERVFAIL, REFUSED = "NXDOMAIN", "NODATA", "SERVFAIL", "REFUSED"
+DROP, GARBAGE, TRUNCATED = "DROP", "GARBAGE", "TRUNCATED"
+
+_CODES = {
+    NXDOMAIN: dns.rcode.NXDOMAIN,
+    SERVFAIL: dns.rcode.SERVFAIL,
+    REFUSED: dns.rcode.REFUSED,
+}
+
+
+class Nameserver(asyncio.DatagramProtocol):
+    """Scripts by absolute name without the final dot; ``asked`` counts the questions."""
+
+    def __init__(self, scripts: Mapping[str, Sequence[str]], *, otherwise: str = NXDOMAIN) -> None:
+        self.scripts = {name.lower(): list(script) for name, script in scripts.items()}
+        self.otherwise = otherwise
+        self.negative_ttl: int | None = 5
+        self.asked: Counter[tuple[str, str]] = Counter()
+        self.order: list[str] = []
+        self.over_tcp = 0
+        self.running = 0
+        self.most_running: Counter[str] = Counter()
+        self._given: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._transport: asyncio.DatagramTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        reply = self._answer(data, tcp=False)
+        if reply is not None and self._transport is not None:
+            self._transport.sendto(reply, addr)
+
+    async def serve_tcp(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            size = int.from_bytes(await reader.readexactly(2), "big")
+            reply = self._answer(await reader.readexactly(size), tcp=True)
+            self.over_tcp += 1
+            if reply is not None:
+                writer.write(len(reply).to_bytes(2, "big") + reply)
+                await writer.drain()
+        finally:
+            writer.close()
+
+    def _answer(self, data: bytes, *, tcp: bool) -> bytes | None:
+        question = dns.message.from_wire(data)
+        asked = question.question[0]
+        name, kind = asked.name.to_text(omit_final_dot=True).lower(), asked.rdtype
+        key = (name, dns.rdatatype.to_text(kind))
+        self.asked[key] += 1
+        self.order.append(name)
+        script = self.scripts.get(name, [self.otherwise])
+        said = script[min(self._given[key], len(script) - 1)]
+        if said != TRUNCATED or tcp:
+            self._given[key] += 1
+        if said == DROP:
+            return None
+        if said == GARBAGE:
+            return data[:2] + b"\xff" * 20
+        reply = dns.message.make_response(question)
+        if said == TRUNCATED and not tcp:
+            reply.flags |= dns.flags.TC
+            return reply.to_wire()
+        reply.set_rcode(_CODES.get(said, dns.rcode.NOERROR))
+        if said in (NXDOMAIN, NODATA):
+            if self.negative_ttl is not None:
+                soa = f". . 1 2 3 4 {self.negative_ttl}"
+                reply.authority.append(dns.rrset.from_text("cluster.local.", 30, "IN", "SOA", soa))
+        elif said not in _CODES:
+            addresses = [item for item in said.split() if item != TRUNCATED]
+            wanted = [item for item in addresses if (":" in item) == (kind == dns.rdatatype.AAAA)]
+            if wanted:
+                text = dns.rdatatype.to_text(kind)
+                reply.answer.append(dns.rrset.from_text(asked.name, 5, "IN", text, *wanted))
+        return reply.to_wire()
+
+
+@asynccontextmanager
+async def serve(server: Nameserver, address: str = "127.0.0.1") -> AsyncIterator[int]:
+    """Run the nameserver on a free port, the same for UDP and TCP."""
+    loop = asyncio.get_running_loop()
+    tcp = await asyncio.start_server(server.serve_tcp, address, 0)
+    port = int(tcp.sockets[0].getsockname()[1])
+    transport, _ = await loop.create_datagram_endpoint(lambda: server, local_addr=(address, port))
+    try:
+        yield port
+    finally:
+        transport.close()
+        tcp.close()
+        await tcp.wait_closed()
+
+
+def resolv_conf(
+    folder: Path,
+    *,
+    search: Sequence[str] = ("ns.svc.cluster.local", "svc.cluster.local", "cluster.local"),
+    ndots: int = 5,
+    nameservers: Sequence[str] = ("127.0.0.1",),
+    attempts: int = 1,
+) -> Path:
+    """Write a resolv.conf as a kubelet does; one attempt, so that silence costs a second."""
+    lines = [f"nameserver {item}" for item in nameservers]
+    lines += [f"search {' '.join(search)}"] if search else []
+    lines.append(f"options ndots:{ndots} attempts:{attempts} timeout:1")
+    path = folder / "resolv.conf"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def hosts_file(folder: Path, text: str = "127.0.0.1 localhost\n") -> Path:
+    """Write an /etc/hosts."""
+    path = folder / "hosts"
+    path.write_text(text)
+    return path

@@ -1,0 +1,178 @@
+"""Hand-made observations to plan with, and the table of cases whose plans are kept as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from mpiboot import platforms
+from mpiboot.making import Observed, Paths
+from mpiboot.model import (
+    Host,
+    Hostfile,
+    Identity,
+    Json,
+    Level,
+    Link,
+    Mpi,
+    PodFacts,
+    Source,
+    Worker,
+)
+from mpiboot.plan import Plan, make
+from mpiboot.settings import resolve
+
+ROOT: Final = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=0)
+NOBODY: Final = Identity(1000, 1000, "uid1000", "/", "/bin/sh", known=False, capabilities=0)
+PATHS: Final = Paths("/run/mpiboot/launcher/launch", "/opt/agent", "/run/mpiboot/launcher/key")
+MPIS: Final = {
+    "openmpi4": Mpi("openmpi4", "4.1.4", "/usr/bin/mpirun", "mpirun (Open MPI) 4.1.4"),
+    "openmpi5": Mpi("openmpi5", "5.0.7", "/usr/bin/mpirun", "mpirun (Open MPI) 5.0.7"),
+}
+# What the MPI Operator's controller sets on a launcher.
+OPERATOR: Final = {
+    "K_MPI_JOB_ROLE": "launcher",
+    "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+    "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
+    "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+    "OMPI_MCA_orte_set_default_slots": "2",
+    "NVIDIA_VISIBLE_DEVICES": "",
+    "NVIDIA_DRIVER_CAPABILITIES": "",
+}
+POD: Final = {"PATH": "/usr/bin:/bin", "HOME": "/root", "HOSTNAME": "job-launcher"}
+
+
+def link(name: str, address: str) -> Link:
+    return Link(2, name, "veth", up=True, mtu=1500, addresses=(address,))
+
+
+def worker(host: Host, number: int, mpi: Mpi | None, *, name: str = "eth0") -> Worker:
+    address = f"10.244.0.{number + 10}"
+    facts = PodFacts(
+        hostname=host.name.partition(".")[0],
+        mpiboot="0",
+        identity=ROOT,
+        runtime_dir="/run/mpiboot/worker",
+        control_address=address,
+        links=(link("lo", "127.0.0.1/8"), link(name, f"{address}/24")),
+        mpi=mpi,
+        sshd="openssh",
+        started=1.0,
+        cores=2,
+        memlock=-1,
+        shm=1 << 26,
+        environment=(),
+    )
+    return Worker(host, address, 22, "root", "10.244.0.9", facts)
+
+
+def hosts(*slots: int, domain: str = ".job.ns.svc") -> tuple[Host, ...]:
+    return tuple(
+        Host(f"w-{number}{domain}", count, slots_given=True, line=number + 1)
+        for number, count in enumerate(slots)
+    )
+
+
+def observed(
+    family: str = "openmpi4",
+    environ: Mapping[str, str] = POD,
+    *,
+    listed: tuple[Host, ...] = hosts(2, 2),
+    local: tuple[Host, ...] = (),
+    renamed: Mapping[str, str] | None = None,
+    identity: Identity = ROOT,
+    worker_mpi: Mpi | None = None,
+    worker_link: str = "eth0",
+) -> Observed:
+    mpi = MPIS[family]
+    return Observed(
+        hostfile=Hostfile("/etc/mpi/hostfile", "default", listed),
+        local=local,
+        workers=tuple(
+            worker(host, number, worker_mpi or mpi, name=worker_link)
+            for number, host in enumerate(listed)
+            if host not in local
+        ),
+        renamed=renamed or {},
+        mpi=mpi,
+        links=(link("lo", "127.0.0.1/8"), link("eth0", "10.244.0.9/24")),
+        identity=identity,
+        platform=platforms.recognise(environ)[0],
+        environ=environ,
+    )
+
+
+def planned(
+    program: str = "./train",
+    seen: Observed | None = None,
+    flags: Mapping[str, str] | None = None,
+) -> Plan:
+    """Plan a program written as one line."""
+    seen = seen or observed()
+    return make(seen, resolve(flags or {}, seen.environ), tuple(program.split()), PATHS)
+
+
+def failing(plan: Plan) -> list[str]:
+    return [item.check for item in plan.findings if item.level is Level.FAIL]
+
+
+def warned(plan: Plan) -> list[str]:
+    return [item.said for item in plan.findings if item.level is Level.WARN]
+
+
+def because(plan: Plan, name: str) -> tuple[str, Source, str]:
+    (found,) = [item for item in plan.decisions if item.name == name]
+    return found.value, found.source, found.because
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case of the table of plans."""
+
+    program: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+    domain: str = ".job.ns.svc"
+
+
+CASES: Final = {
+    "the operator's environment": Case("./train --epochs 3", OPERATOR),
+    "nothing set": Case("./train --epochs 3", domain=""),
+    "a line of the user's": Case("mpirun ./train", OPERATOR),
+    "a line with flags": Case(
+        "mpirun -n 2 --hostfile /etc/mpi/hostfile --map-by node -x NCCL_DEBUG=INFO "
+        "--mca btl self,tcp --bind-to core ./train -n 9",
+        {**OPERATOR, "NCCL_DEBUG": "WARN", "NCCL_IB_HCA": "mlx5_0", "OMPI_MCA_pml": "ucx"},
+    ),
+}
+
+
+def record(plan: Plan) -> Json:
+    """Turn a plan into what is kept as data."""
+    changed: dict[str, Json] = {**dict(sorted(plan.set_env.items()))}
+    made: dict[str, Json] = {
+        "argv": [*plan.argv],
+        "set": changed,
+        "removed": [*plan.unset_env],
+        "hostfile": [*plan.hostfile.splitlines()],
+        "daemons": [*plan.daemons],
+        "ranks": plan.ranks,
+        "ssh": [*plan.user_args.lines, *plan.user_args.words],
+        "decisions": [f"{d.name} = {d.value} [{d.source.value}]" for d in plan.decisions],
+        "findings": [f"{f.level.value} {f.check}: {f.said}" for f in plan.findings],
+    }
+    return made
+
+
+def records() -> dict[str, Json]:
+    """Make the plan of every MPI and case."""
+    return {
+        f"{family}, {name}": record(
+            planned(
+                case.program,
+                observed(family, {**POD, **case.environ}, listed=hosts(2, 2, domain=case.domain)),
+            )
+        )
+        for family in MPIS
+        for name, case in CASES.items()
+    }

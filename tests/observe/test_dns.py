@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from mpiboot.answers import Answer, Reason
+from mpiboot.observe.dns import Resolver, read_resolv_conf, system_addresses
+from tests.fakes.nameserver import (
+    DROP,
+    GARBAGE,
+    NODATA,
+    NXDOMAIN,
+    REFUSED,
+    SERVFAIL,
+    TRUNCATED,
+    Nameserver,
+    hosts_file,
+    resolv_conf,
+    serve,
+)
+
+LONG = "w-0.job.ns.svc.cluster.local"
+NAME = "w-0.job.ns.svc"
+
+
+class System:
+    """A system resolver that says what the test wants, and remembers what it was asked."""
+
+    def __init__(self, **told: tuple[str, ...]) -> None:
+        self.told = told
+        self.default: tuple[str, ...] = ()
+        self.asked: list[str] = []
+
+    def __call__(self, name: str) -> tuple[str, ...]:
+        self.asked.append(name)
+        return self.told.get(name, self.default)
+
+
+def late(addresses: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
+    """A system resolver that says no once, before any nameserver is asked, and then yes."""
+    asked: list[str] = []
+
+    def say(name: str) -> tuple[str, ...]:
+        asked.append(name)
+        return addresses if len(asked) > 1 else ()
+
+    return say
+
+
+@contextlib.asynccontextmanager
+async def resolving(
+    folder: Path,
+    server: Nameserver,
+    system: Callable[[str], tuple[str, ...]],
+    *,
+    ndots: int = 5,
+    hosts: str = "",
+    families: tuple[str, ...] = ("A",),
+) -> AsyncIterator[Resolver]:
+    async with serve(server) as port:
+        yield Resolver(
+            resolv_conf(folder, ndots=ndots),
+            hosts_file(folder, hosts),
+            system=system,
+            port=port,
+            families=families,
+        )
+
+
+async def ask(folder: Path, scripts: dict[str, list[str]], otherwise: str = NXDOMAIN) -> Answer:
+    async with resolving(folder, Nameserver(scripts, otherwise=otherwise), System()) as resolver:
+        return await resolver.ask(NAME)
+
+
+async def test_a_name_that_the_system_knows_is_asked_of_nobody_else(tmp_path: Path) -> None:
+    server = Nameserver({})
+    async with resolving(tmp_path, server, System(**{NAME: ("10.0.0.9", "10.0.0.1")})) as resolver:
+        answer = await resolver.ask(NAME)
+
+    assert answer.addresses == ("10.0.0.9", "10.0.0.1")
+    assert not server.asked
+
+
+async def test_nxdomain_twice_then_an_answer(tmp_path: Path) -> None:
+    server = Nameserver({LONG: [NXDOMAIN, NXDOMAIN, "10.0.0.1"]})
+    async with resolving(tmp_path, server, late(("10.0.0.1",))) as resolver:
+        answers = [await resolver.ask(NAME) for _ in range(3)]
+
+    assert [answer.reason for answer in answers] == [Reason.NXDOMAIN, Reason.NXDOMAIN, None]
+    assert answers[2].addresses == ("10.0.0.1",)
+
+
+async def test_a_negative_answer_tells_how_long_it_may_be_cached(tmp_path: Path) -> None:
+    answer = await ask(tmp_path, {})
+
+    assert answer.reason is Reason.NXDOMAIN
+    assert answer.retry_after == 5
+    assert "may be cached for 5 s" in answer.detail
+
+
+async def test_a_negative_answer_without_soa_tells_no_time(tmp_path: Path) -> None:
+    server = Nameserver({})
+    server.negative_ttl = None
+    async with resolving(tmp_path, server, System()) as resolver:
+        answer = await resolver.ask(NAME)
+
+    assert (answer.reason, answer.retry_after) == (Reason.NXDOMAIN, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (NXDOMAIN, Reason.NXDOMAIN),
+        (NODATA, Reason.NO_ADDRESS),
+        (SERVFAIL, Reason.SERVFAIL),
+        (REFUSED, Reason.REFUSED),
+        (DROP, Reason.TIMEOUT),
+        (GARBAGE, Reason.BAD_ANSWER),
+    ],
+)
+async def test_each_failure_has_its_own_reason(tmp_path: Path, said: str, reason: Reason) -> None:
+    answer = await ask(tmp_path, {}, otherwise=said)
+
+    assert (answer.addresses, answer.reason) == ((), reason)
+    assert "127.0.0.1" in answer.detail
+    assert not reason.permanent
+
+
+async def test_a_refused_search_name_does_not_hide_the_next_one(tmp_path: Path) -> None:
+    server = Nameserver({f"{NAME}.ns.svc.cluster.local": [REFUSED], LONG: ["10.0.0.1"]})
+    async with resolving(tmp_path, server, late(("10.0.0.1",))) as resolver:
+        answer = await resolver.ask(NAME)
+
+    assert answer.addresses == ("10.0.0.1",)
+    assert answer.searched[0] == f"{NAME}.ns.svc.cluster.local."
+
+
+async def test_servfail_for_one_search_name_is_told_beside_nxdomain_for_the_rest(
+    tmp_path: Path,
+) -> None:
+    answer = await ask(tmp_path, {LONG: [SERVFAIL]})
+
+    assert answer.reason is Reason.SERVFAIL
+    assert f"SERVFAIL for {LONG}." in answer.detail
+    assert "NXDOMAIN for" in answer.detail
+
+
+async def test_search_list_comes_first_for_few_dots_and_last_for_many(tmp_path: Path) -> None:
+    for ndots, first in ((5, f"{NAME}.ns.svc.cluster.local"), (3, NAME)):
+        server = Nameserver({})
+        async with resolving(tmp_path, server, System(), ndots=ndots) as resolver:
+            answer = await resolver.ask(NAME)
+
+        assert server.order[0] == first
+        assert sorted(server.order) == sorted(name.rstrip(".") for name in answer.searched)
+        assert len(server.order) == 4
+
+
+async def test_a_final_dot_is_asked_as_it_is(tmp_path: Path) -> None:
+    server = Nameserver({})
+    async with resolving(tmp_path, server, System()) as resolver:
+        await resolver.ask(f"{LONG}.")
+
+    assert server.order == [LONG]
+
+
+async def test_a_silent_nameserver_is_not_asked_for_the_whole_search_list(tmp_path: Path) -> None:
+    server = Nameserver({}, otherwise=DROP)
+    async with resolving(tmp_path, server, System()) as resolver:
+        await resolver.ask(NAME)
+
+    assert len(server.order) == 1
+
+
+async def test_a_nameserver_that_is_not_there_is_told_apart(tmp_path: Path) -> None:
+    async with serve(Nameserver({})) as port:
+        pass
+    resolver = Resolver(
+        resolv_conf(tmp_path), hosts_file(tmp_path), system=System(), port=port, families=("A",)
+    )
+
+    answer = await resolver.ask(NAME)
+
+    assert answer.reason in (Reason.NO_NAMESERVER, Reason.TIMEOUT)
+
+
+async def test_the_second_nameserver_is_asked_when_the_first_fails(tmp_path: Path) -> None:
+    bad, good = Nameserver({}, otherwise=SERVFAIL), Nameserver({LONG: ["10.0.0.1"]})
+    async with serve(bad) as port:
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_datagram_endpoint(
+            lambda: good, local_addr=("127.0.0.2", port)
+        )
+        conf = resolv_conf(tmp_path, nameservers=("127.0.0.1", "127.0.0.2"))
+        resolver = Resolver(
+            conf, hosts_file(tmp_path), system=late(("10.0.0.1",)), port=port, families=("A",)
+        )
+        answer = await resolver.ask(NAME)
+        transport.close()
+
+    assert answer.addresses == ("10.0.0.1",)
+    assert bad.order
+
+
+async def test_a_truncated_answer_is_asked_again_over_tcp(tmp_path: Path) -> None:
+    server = Nameserver({LONG: [f"{TRUNCATED} 10.0.0.1"]})
+    server.scripts[LONG] = [TRUNCATED, "10.0.0.1"]
+    async with resolving(tmp_path, server, System()) as resolver:
+        await resolver.ask(NAME)
+
+    assert server.over_tcp == 1
+
+
+async def test_both_families_are_asked_and_one_address_is_enough(tmp_path: Path) -> None:
+    server = Nameserver({LONG: ["fd00::7"]})
+    families = ("A", "AAAA")
+    async with resolving(tmp_path, server, late(("fd00::7",)), families=families) as resolver:
+        answer = await resolver.ask(NAME)
+
+    assert answer.addresses == ("fd00::7",)
+    assert server.asked[LONG, "A"] == server.asked[LONG, "AAAA"] == 1
+
+
+async def test_a_nameservers_yes_alone_does_not_count(tmp_path: Path) -> None:
+    server = Nameserver({LONG: ["10.0.0.1"]})
+    async with resolving(tmp_path, server, System()) as resolver:
+        answer = await resolver.ask(NAME)
+
+    assert (answer.addresses, answer.reason) == ((), Reason.SYSTEM)
+    assert "10.0.0.1" in answer.detail
+    assert "disagree" in answer.detail
+
+
+async def test_an_answer_that_flips_is_said(tmp_path: Path) -> None:
+    server = Nameserver({LONG: ["10.0.0.1", NXDOMAIN]})
+    system = late(("10.0.0.1",))
+    async with resolving(tmp_path, server, system) as resolver:
+        first, second = await resolver.ask(NAME), await resolver.ask(NAME)
+
+    assert first.addresses == ("10.0.0.1",)
+    assert second.reason is Reason.NXDOMAIN
+    assert "it was 10.0.0.1 a moment ago" in second.detail
+
+
+async def test_etc_hosts_is_read_before_any_nameserver_is_asked(tmp_path: Path) -> None:
+    server = Nameserver({})
+    hosts = f"10.0.0.5 other {NAME.upper()} # w-9\n"
+    async with resolving(tmp_path, server, late(("10.0.0.5",)), hosts=hosts) as resolver:
+        answer = await resolver.ask(NAME)
+
+    assert answer.addresses == ("10.0.0.5",)
+    assert not server.asked
+
+
+async def test_without_resolv_conf_the_system_is_asked_alone(tmp_path: Path) -> None:
+    system = System(known=("10.0.0.1",))
+    resolver = Resolver(tmp_path / "none", tmp_path / "none", system=system)
+
+    assert (await resolver.ask("known")).addresses == ("10.0.0.1",)
+    answer = await resolver.ask("unknown")
+    assert answer.reason is Reason.SYSTEM
+    assert "no nameserver" in answer.detail
+
+
+@pytest.mark.parametrize("literal", ["10.0.0.1", "fd00::1", "::1"])
+async def test_an_address_needs_no_resolver(tmp_path: Path, literal: str) -> None:
+    system = System()
+    resolver = Resolver(tmp_path / "none", tmp_path / "none", system=system)
+
+    assert (await resolver.ask(literal)).addresses == (literal,)
+    assert not system.asked
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "-oProxyCommand=x", "a..b", "", ".", "x" * 64, "a." * 127 + "ab", "ü", "a;b"]
+)
+async def test_what_is_no_host_name_is_permanent_and_asked_of_nobody(
+    tmp_path: Path, name: str
+) -> None:
+    system = System()
+    resolver = Resolver(tmp_path / "none", tmp_path / "none", system=system)
+
+    answer = await resolver.ask(name)
+
+    assert answer.reason is Reason.MALFORMED
+    assert answer.reason.permanent
+    assert not system.asked
+
+
+async def test_nothing_is_asked_twice_at_once(tmp_path: Path) -> None:
+    server, system = Nameserver({}), System()
+    async with resolving(tmp_path, server, system) as resolver:
+        await asyncio.gather(*(resolver.ask(NAME) for _ in range(20)))
+
+    assert len(server.order) == 4
+    assert system.asked == [NAME]
+
+
+async def test_thousands_of_names_are_asked_with_bounded_threads(tmp_path: Path) -> None:
+    most: list[int] = []
+
+    def system(_: str) -> tuple[str, ...]:
+        most.append(sum(item.name.startswith("resolve ") for item in threading.enumerate()))
+        return ("10.0.0.1",)
+
+    resolver = Resolver(tmp_path / "none", tmp_path / "none", system=system)
+    answers = await asyncio.gather(*(resolver.ask(f"w-{n}") for n in range(2000)))
+
+    assert all(answer.addresses for answer in answers)
+    assert max(most) <= 16 + 1
+
+
+async def test_a_system_resolver_that_hangs_does_not_hide_the_reason(tmp_path: Path) -> None:
+    release = threading.Event()
+
+    def system(_: str) -> tuple[str, ...]:
+        release.wait(30)
+        return ()
+
+    async with resolving(tmp_path, Nameserver({}), system) as resolver:
+        answer = await resolver.ask(NAME)
+        release.set()
+
+    assert answer.reason is Reason.NXDOMAIN
+
+
+def test_the_real_system_resolver_knows_localhost_and_not_nonsense() -> None:
+    assert set(system_addresses("localhost")) & {"127.0.0.1", "::1"}
+    assert system_addresses("") == ()
+
+
+def test_resolv_conf_is_read_with_comments_and_limits(tmp_path: Path) -> None:
+    path = tmp_path / "resolv.conf"
+    path.write_text(
+        "# by kubelet\nnameserver 10.0.0.10 ; first\nnameserver fd00::10\n"
+        "nameserver 10.0.0.11\nnameserver 10.0.0.12\ndomain old\n"
+        "search a.svc.cluster.local. svc.cluster.local\n"
+        "options ndots:99 timeout:2 attempts:x rotate\noptions attempts:9\nnonsense\nsearch\n"
+    )
+
+    conf = read_resolv_conf(path)
+
+    assert conf.nameservers == ("10.0.0.10", "fd00::10", "10.0.0.11")
+    assert (conf.ndots, conf.timeout, conf.attempts) == (15, 2.0, 5)
+    assert conf.search == ()

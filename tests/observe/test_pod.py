@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpiboot.fabric import Fabric, Gid, RdmaDevice, RdmaPort, Route
+from mpiboot.model import Identity, Link, Mpi, PodFacts
+from mpiboot.observe import pod
+
+KNOWN = Identity(1000, 1000, "mpi", "/home/mpi", "/bin/bash", known=True, capabilities=0)
+HOSTS = """\
+127.0.0.1 localhost
+127.0.1.1 w-0
+::1 localhost w-0 # 10.0.0.9 w-0
+10.244.0.5\tW-0.job.ns.svc.cluster.local w-0
+fd00::5 w-0.job.ns.svc.cluster.local w-0
+"""
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Path:
+    (tmp_path / "hosts").write_text(HOSTS)
+    return tmp_path / "hosts"
+
+
+def facts() -> PodFacts:
+    gid = Gid(3, "::ffff:192.168.1.5", "RoCE v2", "net1")
+    port = RdmaPort(1, "ACTIVE", "LinkUp", "Ethernet", "net1", 100.0, 4096, (gid,), (65535,))
+    device = RdmaDevice(0, "mlx5_0", "roce", "ca", "1:2:3:4", "mlx5", "", "/dev/x", "ok", (port,))
+    return PodFacts(
+        hostname="w-0",
+        mpiboot="0.1.0",
+        identity=KNOWN,
+        runtime_dir="/run/mpiboot/worker",
+        control_address="10.244.0.5",
+        links=(Link(2, "eth0", "veth", up=True, mtu=1500, addresses=("10.244.0.5/24",)),),
+        mpi=Mpi("openmpi4", "4.1.4", "/usr/bin/mpirun", "mpirun (Open MPI) 4.1.4"),
+        sshd="openssh",
+        started=12.5,
+        cores=4,
+        memlock=-1,
+        shm=1 << 26,
+        environment=("PATH", "LD_LIBRARY_PATH"),
+        fabric=Fabric("shared", True, (device,), (Route("0.0.0.0/0", "eth0"),)),
+    )
+
+
+def test_facts_survive_the_way_to_the_launcher() -> None:
+    assert pod.from_json(pod.to_json(facts())) == facts()
+    without = dataclasses.replace(facts(), mpi=None, links=())
+    assert pod.from_json(pod.to_json(without)) == without
+
+
+def test_fields_of_a_newer_mpiboot_are_overlooked() -> None:
+    value = json.loads(pod.to_json(facts()))
+    value["new"] = {"a": 1}
+    value["identity"]["new"] = 1
+    value["links"][0]["new"] = []
+    value["started"] = 12
+
+    read = pod.from_json(json.dumps(value))
+
+    assert read == dataclasses.replace(facts(), started=12.0)
+
+
+def test_facts_of_an_older_mpiboot_have_the_defaults_of_what_it_did_not_know() -> None:
+    value = json.loads(pod.to_json(facts()))
+    del value["fabric"]
+    del value["links"][0]["carrier"]
+
+    read = pod.from_json(json.dumps(value))
+
+    assert read is not None
+    assert read.fabric == Fabric()
+    assert read.links == facts().links
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"version": None},
+        {"hostname": 3},
+        {"links": "eth0"},
+        {"links": [1]},
+        {"cores": True},
+        {"identity": None},
+        {"mpi": []},
+    ],
+)
+def test_facts_that_are_not_understood_are_no_facts(change: dict[str, object]) -> None:
+    value = json.loads(pod.to_json(facts())) | change
+
+    assert pod.from_json(json.dumps(value)) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "Welcome\n", '{"version": 1}', "[" * 9999])
+def test_a_broken_text_is_no_facts(text: str) -> None:
+    assert pod.from_json(text) is None
+
+
+def test_the_identity_is_that_of_the_passwd_entry() -> None:
+    who = pod.identity({"HOME": "/elsewhere", "USER": "somebody"})
+
+    assert (who.uid, who.gid) == (os.getuid(), os.getgid())
+    assert who.home != "/elsewhere"
+    assert who.user != "somebody"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another uid")
+def test_a_uid_without_passwd_entry_gets_a_name_and_a_home() -> None:
+    code = (
+        "import os\nfrom mpiboot.observe import pod\n"
+        "os.setresgid(54321, 54321, 54321); os.setresuid(54321, 54321, 54321)\n"
+        "who = pod.identity({'HOME': '/data'})\n"
+        "print(who.user, who.home, who.known, who.shell, who.capabilities)\n"
+        "print(pod.identity({}).home)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout == "uid54321 /data False /bin/sh 0\n/\n"
+
+
+def test_user_and_home_are_completed_and_never_changed(tmp_path: Path) -> None:
+    who = dataclasses.replace(KNOWN, home=str(tmp_path))
+
+    assert pod.user_environment(who, {}) == {
+        "USER": "mpi",
+        "LOGNAME": "mpi",
+        "HOME": str(tmp_path),
+    }
+    given = {"USER": "a", "LOGNAME": "b", "HOME": str(tmp_path)}
+    assert pod.user_environment(who, given) == {}
+
+
+@pytest.mark.parametrize("home", ["", "/", "//", "/nothing/such", "relative"])
+def test_a_home_that_cannot_be_used_is_replaced_by_the_fallback(home: str, tmp_path: Path) -> None:
+    who = dataclasses.replace(KNOWN, home="/", known=False)
+
+    patch = pod.user_environment(who, {"HOME": home, "USER": "x", "LOGNAME": "x"}, tmp_path)
+
+    assert patch == {"HOME": str(tmp_path)}
+
+
+def test_the_control_address_is_that_of_the_own_name_in_the_hosts_file(hosts: Path) -> None:
+    assert pod.control_address("", "w-0", hosts) == ("10.244.0.5", f"w-0 in {hosts}")
+
+
+def test_without_a_line_for_the_own_name_the_default_route_tells(hosts: Path) -> None:
+    address, because = pod.control_address("", "w-1", hosts)
+
+    assert because == "the default route's source address"
+    assert address == "" or socket.inet_pton(
+        socket.AF_INET6 if ":" in address else socket.AF_INET, address
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "address"),
+    [
+        ("lo", "127.0.0.1"),
+        ("127.0.0.2", "127.0.0.2"),
+        ("10.0.0.5/24", "10.0.0.5"),
+        ("nothing0", ""),
+    ],
+)
+def test_a_wanted_link_or_address_is_taken(wanted: str, address: str, hosts: Path) -> None:
+    assert pod.control_address(wanted, "w-0", hosts)[0] == address
+
+
+def test_own_names_are_those_on_the_lines_of_the_host_name(hosts: Path) -> None:
+    assert set(pod.own_names("w-0", hosts)) == {
+        "w-0",
+        "w-0.job.ns.svc.cluster.local",
+        "localhost",
+    }
+    assert pod.own_names("w-0", hosts / "none") == ()
+
+
+def test_facts_of_this_pod_are_whole() -> None:
+    child = subprocess.Popen(
+        ["cat"], env={"A": "1", "B": "x=y"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        child.stdin.write(b"ready\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == b"ready\n"
+        found = pod.pod_facts(
+            who=KNOWN,
+            runtime_dir="/x",
+            control="127.0.0.1",
+            sshd="",
+            pid=child.pid,
+            links=(),
+            mpi=None,
+        )
+    finally:
+        child.kill()
+        child.communicate()
+
+    assert found.hostname == socket.gethostname()
+    assert found.environment == ("A", "B")
+    assert found.started > 0
+    assert found.cores >= 1
+    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    assert found.memlock == (-1 if soft == resource.RLIM_INFINITY else soft)
+
+
+def test_a_worker_without_a_state_has_none(tmp_path: Path) -> None:
+    assert pod.worker_state(tmp_path) is None
+    (tmp_path / pod.STATE).write_text("{}")
+    assert pod.worker_state(tmp_path) is None

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mpiboot.observe.programs import detect_mpi, recognise, search_path, which
+
+
+def program(folder: Path, name: str, script: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def environ(*folders: Path, **more: str) -> dict[str, str]:
+    return {"PATH": ":".join((*map(str, folders), "/usr/bin", "/bin")), **more}
+
+
+@pytest.mark.parametrize(
+    ("text", "family", "version"),
+    [
+        ("mpirun.openmpi (OpenRTE) 4.1.4\n\nReport bugs to x\n", "openmpi4", "4.1.4"),
+        ("mpirun (Open MPI) 4.1.4\n\nReport bugs to x\n", "openmpi4", "4.1.4"),
+        ("mpirun (Open MPI) 5.0.11\n", "openmpi5", "5.0.11"),
+        ("mpirun (Open MPI) 5.0.0rc12\n", "openmpi5", "5.0.0rc12"),
+        ("mpirun (Open MPI) 6.1.0a1\n", "openmpi5", "6.1.0a1"),
+        ("warning: x\nmpirun (Open MPI) 3.1.3\n", "openmpi4", "3.1.3"),
+        ("HYDRA build details:\n    Version:     4.0.2\n    CC: gcc\n", "mpich", "4.0.2"),
+        (
+            "Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 20260626 (id: x)\n",
+            "intel",
+            "2021.18.1",
+        ),
+        ("mpirun (IBM Spectrum MPI) 10.3.1.2rtm0\n", "spectrum", "10.3.1.2rtm0"),
+        ("mpirun 1.0 by someone\n", "", ""),
+        ("", "", ""),
+    ],
+)
+def test_an_mpi_is_known_by_its_own_answer(text: str, family: str, version: str) -> None:
+    mpi = recognise("/opt/bin/mpirun", text)
+
+    assert (mpi.family, mpi.version, mpi.path) == (family, version, "/opt/bin/mpirun")
+    assert "\n" not in mpi.said
+
+
+def test_the_first_mpirun_on_path_counts(tmp_path: Path) -> None:
+    first = program(tmp_path / "a", "mpirun", "echo 'mpirun (Open MPI) 5.0.8'")
+    program(tmp_path / "b", "mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
+
+    mpi = detect_mpi(environ(tmp_path / "a", tmp_path / "b"))
+
+    assert mpi is not None
+    assert (mpi.path, mpi.family, mpi.said) == (str(first), "openmpi5", "mpirun (Open MPI) 5.0.8")
+
+
+def test_mpiexec_is_asked_where_there_is_no_mpirun(tmp_path: Path) -> None:
+    program(tmp_path, "mpiexec", "printf 'HYDRA build details:\\n Version:  5.0.2\\n'")
+
+    mpi = detect_mpi({"PATH": str(tmp_path)})
+
+    assert mpi is not None
+    assert (mpi.family, mpi.version) == ("mpich", "5.0.2")
+
+
+def test_no_mpi_is_none(tmp_path: Path) -> None:
+    assert detect_mpi({"PATH": str(tmp_path)}) is None
+
+
+def test_home_is_set_and_its_own_folder_is_first_on_path(tmp_path: Path) -> None:
+    program(tmp_path, "mpirun", 'echo "(Open MPI) 5.0.1-$HOME-${PATH%%:*}"')
+
+    mpi = detect_mpi({"PATH": f"/nonexistent:{tmp_path}"})
+
+    assert mpi is not None
+    assert mpi.version == f"5.0.1-/-{tmp_path}"
+
+
+def test_a_program_that_hangs_with_a_child_is_given_up(tmp_path: Path) -> None:
+    program(tmp_path, "mpirun", "sleep 60 & sleep 60")
+
+    mpi = detect_mpi(environ(tmp_path), patience=0.3)
+
+    assert mpi is not None
+    assert (mpi.family, mpi.said) == ("", "it gave no answer within 0.3 s")
+
+
+def test_a_program_that_cannot_be_run_is_said(tmp_path: Path) -> None:
+    program(tmp_path, "mpirun", "").write_bytes(b"\x7fELF not really")
+
+    mpi = detect_mpi({"PATH": str(tmp_path)})
+
+    assert mpi is not None
+    assert "can't be run" in mpi.said
+
+
+def test_what_it_says_on_stderr_is_kept_where_stdout_is_empty(tmp_path: Path) -> None:
+    program(tmp_path, "mpirun", "echo 'no help file' >&2")
+
+    mpi = detect_mpi(environ(tmp_path))
+
+    assert mpi is not None
+    assert (mpi.family, mpi.said) == ("", "no help file")
+
+
+def test_shims_are_never_taken_for_the_real_thing(tmp_path: Path) -> None:
+    shims, real, linked = tmp_path / "shims", tmp_path / "real", tmp_path / "linked"
+    program(shims, "mpirun", "exit 1")
+    linked.mkdir()
+    (linked / "mpirun").symlink_to(shims / "mpirun")
+    found = program(real, "mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
+    given = environ(shims, linked, real, MPIBOOT_SHIM_PATH=str(shims))
+
+    assert which("mpirun", given) == str(found)
+    assert str(shims) not in search_path(given)
+    assert which(str(shims / "mpirun"), given) == ""
+
+
+def test_a_path_is_itself_and_folders_and_plain_files_are_no_programs(tmp_path: Path) -> None:
+    (tmp_path / "mpirun").mkdir()
+    (tmp_path / "text").write_text("x")
+    found = program(tmp_path, "prog", "")
+
+    assert which(str(found), {}) == str(found)
+    assert which("mpirun", {"PATH": str(tmp_path)}) == ""
+    assert which("text", {"PATH": str(tmp_path)}) == ""
+    assert which("sh", {}) != ""
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no MPI is installed here")
+def test_the_installed_mpi_is_recognised() -> None:
+    mpi = detect_mpi({"PATH": "/usr/bin:/bin"})
+
+    assert mpi is None or mpi.family

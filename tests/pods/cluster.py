@@ -1,0 +1,104 @@
+"""A cluster of one test: its namespaces, its name server, its pods, and the end of all of them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.pods.nameserver import Nameserver
+from tests.pods.network import Link, Netns, Node
+from tests.pods.pod import Pod
+from tests.pods.sandbox import Place
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from tests.pods.oci import PodSpec
+
+# Holds the cluster's mount and network namespace, and ends what lives in them as soon as its
+# standard input is closed: by close(), or by the kernel when the test was killed.
+_KEEPER = """
+mkdir -p /run/netns "$1/scratch"
+mount -t tmpfs -o mode=755 tmpfs /run/netns
+mount -t tmpfs -o mode=755 tmpfs "$1/scratch"
+echo 0 >/proc/sys/net/ipv4/ip_forward
+echo 0 >/proc/sys/net/ipv6/conf/all/forwarding 2>/dev/null
+echo ready
+read -r _
+for pod in $(runc --root "$1/runc" list --quiet); do
+    runc --root "$1/runc" delete --force "$pod" 2>/dev/null
+done
+umount --lazy "$1/scratch"
+rm -rf --one-file-system "$1"
+"""
+
+
+class Cluster:
+    """Use it as a context manager: nothing of it is left behind, however the test ends."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="mpiboot-pods-"))
+        self.name = self.folder.name.removeprefix("mpiboot-pods-").replace("_", "-")
+        self.pods: list[Pod] = []
+        self._nodes: dict[str, Netns] = {}
+        self._keeper = subprocess.Popen(
+            [
+                *("unshare", "--mount", "--net", "--propagation", "private"),
+                *("sh", "-c", _KEEPER, "keeper", str(self.folder)),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            self.node = self._set_up()
+            self.dns = Nameserver(self.node.prefix(mount=False), self.folder)
+        except BaseException:
+            self._end_keeper()
+            raise
+
+    def _set_up(self) -> Node:
+        if self._keeper.stdout is None or not self._keeper.stdout.readline():
+            raise RuntimeError("this machine doesn't let the rig make namespaces")
+        node = Node(self._keeper.pid)
+        node.set_up()
+        return node
+
+    def pod(self, spec: PodSpec) -> Pod:
+        """Makes a pod's sandbox and volumes; its container starts by `start()`."""
+        shared = None
+        if spec.host_network is not None:
+            shared = self._nodes.get(spec.host_network)
+            if shared is None:
+                shared = Netns(self.node, spec.host_network, (Link(),))
+                self._nodes[spec.host_network] = shared
+        pod = Pod(Place(self.node, self.dns, self.folder, self.name), spec, shared)
+        self.pods.append(pod)
+        return pod
+
+    def close(self) -> None:
+        """Ends every pod and takes everything away."""
+        for pod in self.pods:
+            pod.kill()
+        self.dns.close()
+        self._end_keeper()  # also ends a pod whose start was interrupted
+        for pod in self.pods:
+            pod.close()
+
+    def _end_keeper(self) -> None:
+        self._keeper.communicate()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Cluster:  # noqa: PYI034 # Self needs Python 3.11
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,72 @@
+"""Fixtures for tests on the rig; without root or runc they are skipped, or fail when required."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pods import images
+from tests.pods.cluster import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from tests.pods.images import Image
+
+_REPORT = pytest.StashKey[bool]()
+
+
+def _missing() -> str | None:
+    if os.geteuid() != 0:
+        return "the rig needs root"
+    absent = [tool for tool in ("runc", "ip", "nsenter", "unshare") if shutil.which(tool) is None]
+    return f"the rig needs {', '.join(absent)}" if absent else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks every test of this folder that uses a cluster or an image."""
+    for item in items:
+        if {"cluster", "image"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.pods)
+
+
+@pytest.fixture(scope="session")
+def rig() -> None:
+    """Stands for a machine that can make pods; MPIBOOT_RIG=required turns a skip into a failure."""
+    reason = _missing()
+    if reason and os.environ.get("MPIBOOT_RIG") == "required":
+        pytest.fail(reason)
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.fixture(params=images.NAMES)
+def image(rig: None, request: pytest.FixtureRequest) -> Image:
+    """Each of the images in turn; `indirect` parameters choose others."""
+    return images.image(request.param)
+
+
+@pytest.fixture
+def cluster(rig: None, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """An empty cluster; when the test fails, what its pods said is shown."""
+    with Cluster() as made:
+        yield made
+        if request.node.stash.get(_REPORT, False):
+            for pod in made.pods:
+                for stream, text in (("stdout", pod.stdout()), ("stderr", pod.stderr())):
+                    if text:
+                        print(f"--- {pod.spec.name} {stream}\n{text[-4000:]}")  # noqa: T201
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remembers for the cluster's fixture that the test failed."""
+    report = yield
+    if report.when == "call" and report.failed:
+        item.stash[_REPORT] = True
+    return report

@@ -1,0 +1,241 @@
+"""Image roots for pods: what scripts/images built, mpiboot's code on top, and cheap variants."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CACHE = Path(os.environ.get("MPIBOOT_CACHE", "/var/cache/mpiboot"))
+PROGRAMS = Path(__file__).parent / "programs"
+NAMES = ("openmpi-4.1", "openmpi-5.0")
+_VENV = "opt/mpiboot"
+
+# The packages whose files a variant lacks.
+_VARIANTS = {
+    "-nosshd": ("openssh-server",),
+    "-nossh": ("openssh-server", "openssh-client", "openssh-sftp-server"),
+}
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image as overlay layers (uppermost first), with what its configuration says."""
+
+    name: str
+    layers: tuple[Path, ...]
+    entrypoint: tuple[str, ...]
+    env: Mapping[str, str]
+    programs: Path | None = None
+
+    def read_text(self, path: str) -> str:
+        """A file of the image; a pod's own changes are not in it."""
+        for layer in self.layers:
+            found = layer / path.lstrip("/")
+            if found.is_file():
+                return found.read_text()
+        raise FileNotFoundError(path)
+
+    def without(self, *paths: str) -> Image:
+        """The same image with these files missing."""
+
+        def whiteouts(layer: Path) -> None:
+            for path in paths:
+                target = layer / path.lstrip("/")
+                _folders(layer, target.parent)
+                os.mknod(target, 0o020000, os.makedev(0, 0))
+
+        return self._with_layer(("without", *paths), whiteouts)
+
+    def with_files(self, files: Mapping[str, str], mode: int = 0o644) -> Image:
+        """The same image with these files added or replaced, as a user's own image has them."""
+
+        def write(layer: Path) -> None:
+            for path, content in files.items():
+                target = layer / path.lstrip("/")
+                _folders(layer, target.parent)
+                target.write_text(content)
+                target.chmod(mode)
+
+        return self._with_layer(("with", oct(mode), *map(str, files.items())), write)
+
+    def _with_layer(self, what: tuple[str, ...], make: Callable[[Path], None]) -> Image:
+        key = hashlib.sha256("\0".join(what).encode()).hexdigest()[:12]
+        layer = _once(CACHE / "layers" / key, make)
+        return replace(self, name=f"{self.name}+{key}", layers=(layer, *self.layers))
+
+
+@cache
+def image(name: str, *, programs: bool = True) -> Image:
+    """The image `openmpi-4.1` or `openmpi-5.0`, or one of them with `-nosshd` or `-nossh`.
+
+    Its pods find the compiled test programs in /opt/programs; without them no compiler is needed.
+    """
+    for suffix, packages in _VARIANTS.items():
+        if name.endswith(suffix):
+            whole = image(name.removesuffix(suffix), programs=programs)
+            paths = [path for package in packages for path in _package_files(whole, package)]
+            return replace(whole.without(*paths), name=name)
+    folder = built(name)
+    about = json.loads((folder / "image.json").read_text())["OCIv1"]["config"]
+    root = folder / "root"
+    return Image(
+        name=name,
+        layers=(_code_layer(root), root),
+        entrypoint=tuple(about.get("Entrypoint", ())),
+        env=dict(entry.split("=", 1) for entry in about.get("Env", ())),
+        programs=_compiled(name) if programs else None,
+    )
+
+
+def built(name: str, *options: str) -> Path:
+    """The folder that scripts/images has for an image, built first where it has to be."""
+    argv = [str(REPOSITORY / "scripts/images"), *options, name]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
+    return Path(done.stdout.split()[1])
+
+
+def _package_files(whole: Image, package: str) -> Iterator[str]:
+    root = whole.layers[-1]
+    listing = root / f"var/lib/dpkg/info/{package}.list"
+    for line in listing.read_text().splitlines():
+        path = root / line.lstrip("/")
+        # In a merged root /lib is a link to a folder: what lies there is named by its real path.
+        if not path.is_dir() and (path.is_symlink() or path.is_file()):
+            yield "/" + str((path.parent.resolve() / path.name).relative_to(root.resolve()))
+
+
+def _folders(layer: Path, folder: Path) -> None:
+    """Makes parent folders with the mode that a merged root needs, whatever the umask is."""
+    for part in reversed([folder, *folder.parents]):
+        if layer in part.parents and not part.exists():
+            part.mkdir()
+            part.chmod(0o755)
+
+
+def _once(target: Path, make: Callable[[Path], None]) -> Path:
+    """Makes a folder of the cache unless it is there; two at once do no harm to each other."""
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
+        part.chmod(0o755)
+        try:
+            make(part)
+            part.rename(target)
+        except FileExistsError:
+            shutil.rmtree(part)
+        except OSError:
+            shutil.rmtree(part, ignore_errors=True)
+            if not target.exists():
+                raise
+    os.utime(target)  # scripts/images deletes what nobody used for days
+    return target
+
+
+def _hash_of(*paths: Path) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in files:
+            if file.is_file() and "__pycache__" not in file.parts:
+                digest.update(f"{file} {os.access(file, os.X_OK)}\0".encode())
+                digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _code_layer(root: Path) -> Path:
+    """What `pip install --no-deps .` adds to an image, without its seconds.
+
+    A test compares it with an image that pip really made.
+    """
+    package, project = REPOSITORY / "mpiboot", REPOSITORY / "pyproject.toml"
+    site = next((root / _VENV / "lib").glob("python3.*/site-packages")).relative_to(root)
+
+    def make(layer: Path) -> None:
+        _folders(layer, layer / site)
+        shutil.copytree(
+            package, layer / site / "mpiboot", ignore=shutil.ignore_patterns("__pycache__")
+        )
+        for path in (layer / site / "mpiboot").rglob("*"):
+            path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
+        scripts = _scripts(project.read_text())
+        version = _version(package)
+        about = layer / site / f"mpiboot-{version}.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(
+            f"Metadata-Version: 2.4\nName: mpiboot\nVersion: {version}\n"
+        )
+        (about / "entry_points.txt").write_text(
+            "".join(["[console_scripts]\n", *(f"{n} = {m}:{f}\n" for n, m, f in scripts)])
+        )
+        _folders(layer, layer / _VENV / "bin")
+        for name, module, function in scripts:
+            script = layer / _VENV / "bin" / name
+            script.write_text(_SCRIPT.format(module=module, function=function))
+            script.chmod(0o755)
+        _byte_compile(root, layer, site / "mpiboot")
+
+    key = _hash_of(package, project, Path(__file__))
+    return _once(CACHE / "code" / f"{root.parent.name}-{key}", make)
+
+
+# pip's own text.
+_SCRIPT = r"""#!/opt/mpiboot/bin/python3
+# -*- coding: utf-8 -*-
+import re
+import sys
+from {module} import {function}
+if __name__ == '__main__':
+    sys.argv[0] = re.sub(r'(-script\.pyw|\.exe)?$', '', sys.argv[0])
+    sys.exit({function}())
+"""
+
+
+def _scripts(project: str) -> list[tuple[str, str, str]]:
+    section = project.partition("\n[project.scripts]\n")[2].partition("\n[")[0]
+    return re.findall(r'^(\S+)\s*=\s*"([\w.]+):(\w+)"', section, re.MULTILINE)
+
+
+def _version(package: Path) -> str:
+    found = re.search(r'__version__.*=\s*"(.+?)"', (package / "__init__.py").read_text())
+    return found[1] if found else "0"
+
+
+def _byte_compile(root: Path, layer: Path, package: Path) -> None:
+    """Compiles with the image's own Python, which alone knows its format."""
+    script = (
+        'mount --bind "$2" "$1/mnt"\n'
+        'chroot "$1" /opt/mpiboot/bin/python3 -m compileall -q -s /mnt -p / "/mnt/$3"'
+    )
+    alone = ("unshare", "--mount", "--propagation", "private")
+    argv = [*alone, "sh", "-ec", script, "sh", str(root), str(layer), str(package)]
+    subprocess.run(argv, check=True)
+
+
+def _compiled(name: str) -> Path:
+    """The test programs, compiled against an image's own MPI; makes the compiler on first use."""
+
+    def make(folder: Path) -> None:
+        root = built(name, "--dev") / "root"
+        with tempfile.TemporaryDirectory(dir=root / "tmp") as build:
+            for source in PROGRAMS.glob("*.c"):
+                shutil.copy(source, build)
+                inside = Path("/tmp") / Path(build).name / source.name
+                argv = ["mpicc", "-O2", "-Wall", "-Werror", "-o", str(inside.with_suffix(""))]
+                subprocess.run(["chroot", str(root), *argv, str(inside)], check=True)
+                shutil.copy(Path(build) / source.stem, folder)
+
+    key = _hash_of(PROGRAMS, REPOSITORY / "container")
+    return _once(CACHE / "programs" / f"{name}-{key}", make)

@@ -1,0 +1,135 @@
+"""How a test tells the cluster's name server (dns.py) what to say, and sees what it was asked."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tests.pods.images import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question that the server got: when (monotonic), what, what it said, over what, whose."""
+
+    time: float
+    name: str
+    kind: str
+    said: str
+    transport: str
+    client: str
+
+
+class Nameserver:
+    """The server's process and the way to talk to it."""
+
+    def __init__(self, prefix: Sequence[str], folder: Path) -> None:
+        self._socket = str(folder / "dns.socket")
+        self._process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", "tests.pods.dns", self._socket],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._connection: socket.socket | None = None
+
+    def publish(
+        self,
+        name: str,
+        addresses: Sequence[str],
+        *,
+        after: float = 0.0,
+        when_port: int | None = None,
+    ) -> None:
+        """Publishes a name at once, after seconds, or as soon as a port of its pod answers."""
+        self._order(
+            "publish", name=name, addresses=list(addresses), after=after, when_port=when_port
+        )
+
+    def unpublish(self, name: str) -> None:
+        """Takes a name's record away."""
+        self._order("unpublish", name=name)
+
+    def behave(
+        self,
+        name: str = "*",
+        *,
+        servfail: int = 0,
+        refuse: int = 0,
+        drop: int = 0,
+        flip: bool = False,
+        delay: float = 0.0,
+    ) -> None:
+        """Sets how questions about a name (`*` for any other) are treated; see dns.Behaviour."""
+        self._order(
+            "behave",
+            name=name,
+            servfail=servfail,
+            refuse=refuse,
+            drop=drop,
+            flip=flip,
+            delay=delay,
+        )
+
+    def negative_cache(self, seconds: float) -> None:
+        """From now on an NXDOMAIN stays for so long, and says so in its SOA record."""
+        self._order("configure", negative_cache=seconds, soa_minimum=math.ceil(seconds))
+
+    def configure(
+        self, *, ttl: int = 5, soa_minimum: int = 5, refuse_other_zones: bool = False
+    ) -> None:
+        """Sets times to live, and whether a name outside the cluster is refused."""
+        self._order(
+            "configure",
+            ttl=ttl,
+            soa_minimum=soa_minimum,
+            refuse_other_zones=refuse_other_zones,
+        )
+
+    def questions(self, name: str | None = None) -> list[Question]:
+        """What was asked so far, about one name or about all."""
+        asked = [Question(*entry) for entry in self._order("log")]
+        return [q for q in asked if name is None or q.name.rstrip(".") == name.lower()]
+
+    def close(self) -> None:
+        """Ends the server and waits for it."""
+        if self._connection is not None:
+            self._connection.close()
+        self._process.communicate()
+
+    def _order(self, order: str, **details: object) -> Any:  # noqa: ANN401
+        self._connection = self._connection or self._connect()
+        self._connection.sendall(json.dumps({"order": order, **details}).encode() + b"\n")
+        answer = b""
+        while not answer.endswith(b"\n"):
+            chunk = self._connection.recv(1 << 20)
+            if not chunk:
+                raise RuntimeError("the name server is gone")
+            answer += chunk
+        return json.loads(answer)
+
+    def _connect(self) -> socket.socket:
+        """The server needs some tenths of a second to come up; the pods do so meanwhile."""
+        deadline = time.monotonic() + 20
+        while True:
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.connect(self._socket)
+            except OSError:
+                connection.close()
+                if time.monotonic() > deadline or self._process.poll() is not None:
+                    raise
+                time.sleep(0.005)
+            else:
+                connection.settimeout(20)
+                return connection

@@ -1,0 +1,196 @@
+"""What containerd tells runc about a container: capabilities, masked paths, mounts, limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.pods.network import Link
+from tests.pods.volumes import Mount, Volume
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tests.pods.images import Image
+
+# What a container may do when its manifest says nothing about it.
+CONTAINERD = (
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FSETID",
+    "CAP_FOWNER",
+    "CAP_MKNOD",
+    "CAP_NET_RAW",
+    "CAP_SETGID",
+    "CAP_SETUID",
+    "CAP_SETFCAP",
+    "CAP_SETPCAP",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_SYS_CHROOT",
+    "CAP_KILL",
+    "CAP_AUDIT_WRITE",
+)
+CRIO = (
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FSETID",
+    "CAP_FOWNER",
+    "CAP_SETGID",
+    "CAP_SETUID",
+    "CAP_SETPCAP",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_KILL",
+)
+NO_CAPABILITIES: tuple[str, ...] = ()
+
+_MASKED = (
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+)
+_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+
+# What the runtimes' default profiles refuse to a container without further capabilities. They are
+# lists of what is allowed; to a program that asks for one of these, the answer is the same.
+_REFUSED_CALLS = (
+    *("acct", "add_key", "bpf", "clock_settime", "delete_module", "finit_module", "fsconfig"),
+    *("fsmount", "fsopen", "fspick", "init_module", "io_uring_enter", "io_uring_register"),
+    *("io_uring_setup", "ioperm", "iopl", "kexec_file_load", "kexec_load", "keyctl", "mount"),
+    *("mount_setattr", "move_mount", "open_by_handle_at", "open_tree", "perf_event_open"),
+    *("pivot_root", "quotactl", "reboot", "request_key", "setdomainname", "sethostname", "setns"),
+    *("settimeofday", "swapoff", "swapon", "syslog", "umount2", "unshare", "userfaultfd"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodSpec:
+    """Everything that a manifest can say about a pod of one container, and a cluster's defaults.
+
+    `args` follow the image's ENTRYPOINT; `command` replaces both. `host_network` names the node
+    whose network the pod shares.
+    """
+
+    name: str
+    image: Image
+    args: Sequence[str] = ()
+    command: Sequence[str] | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: int = 0
+    group: int | None = None
+    groups: Sequence[int] = ()
+    capabilities: Sequence[str] = CONTAINERD
+    read_only_root: bool = False
+    no_new_privileges: bool = False
+    seccomp: bool = False
+    volumes: Sequence[Volume] = ()
+    working_dir: str = "/"
+    hostname: str | None = None
+    subdomain: str | None = None
+    namespace: str = "default"
+    links: Sequence[Link] = (Link(),)
+    extra_hosts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    searches: Sequence[str] = ()
+    host_network: str | None = None
+    tty: bool = False
+    memory: int | None = None
+    shm_size: int = 64 << 20
+    rlimits: Mapping[str, int] = field(default_factory=dict)
+    sysctls: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def argv(self) -> list[str]:
+        """The command line of the container's first process."""
+        if self.command is not None:
+            return [*self.command, *self.args]
+        return [*self.image.entrypoint, *self.args]
+
+
+def _own_mounts() -> list[Mount]:
+    quiet = ("nosuid", "noexec", "nodev")
+    return [
+        Mount("/proc", "proc", "proc", quiet),
+        Mount("/dev", "tmpfs", "tmpfs", ("nosuid", "strictatime", "mode=755", "size=65536k")),
+        Mount(
+            "/dev/pts",
+            "devpts",
+            "devpts",
+            ("nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"),
+        ),
+        Mount("/dev/mqueue", "mqueue", "mqueue", quiet),
+        Mount("/sys", "sysfs", "sysfs", (*quiet, "ro")),
+        Mount("/sys/fs/cgroup", "cgroup", "cgroup", (*quiet, "relatime", "ro")),
+    ]
+
+
+def configuration(
+    spec: PodSpec,
+    *,
+    hostname: str,
+    env: Mapping[str, str],
+    root: str,
+    network: str,
+    cgroup: str,
+    mounts: Sequence[Mount],
+) -> dict[str, object]:
+    """The `config.json` of a bundle, as containerd writes it for this pod."""
+    capabilities = list(spec.capabilities)
+    linux: dict[str, object] = {
+        "cgroupsPath": cgroup,
+        "namespaces": [
+            *({"type": kind} for kind in ("pid", "ipc", "uts", "mount")),
+            {"type": "network", "path": network},
+        ],
+        "resources": {
+            "devices": [{"allow": False, "access": "rwm"}],
+            **({"memory": {"limit": spec.memory}} if spec.memory else {}),
+        },
+        "maskedPaths": list(_MASKED),
+        "readonlyPaths": list(_READ_ONLY),
+        "sysctl": dict(spec.sysctls),
+    }
+    if spec.seccomp:
+        linux["seccomp"] = {
+            "defaultAction": "SCMP_ACT_ALLOW",
+            "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_AARCH64"],
+            "syscalls": [{"names": list(_REFUSED_CALLS), "action": "SCMP_ACT_ERRNO"}],
+        }
+    return {
+        "ociVersion": "1.0.2",
+        "hostname": hostname,
+        "root": {"path": root, "readonly": spec.read_only_root},
+        "mounts": [mount.as_oci() for mount in (*_own_mounts(), *mounts)],
+        "process": {
+            "terminal": spec.tty,
+            "args": spec.argv,
+            "env": [f"{name}={value}" for name, value in env.items()],
+            "cwd": spec.working_dir,
+            "user": {
+                "uid": spec.user,
+                "gid": spec.group if spec.group is not None else _group_of(spec),
+                "additionalGids": list(spec.groups),
+            },
+            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
+            "noNewPrivileges": spec.no_new_privileges,
+            "rlimits": [
+                {"type": name, "soft": value, "hard": value} for name, value in spec.rlimits.items()
+            ],
+        },
+        "linux": linux,
+    }
+
+
+def _group_of(spec: PodSpec) -> int:
+    """A user of the image's passwd has its own group there; any other number gets group 0."""
+    for line in spec.image.read_text("/etc/passwd").splitlines():
+        fields = line.split(":")
+        if fields[2] == str(spec.user):
+            return int(fields[3])
+    return 0

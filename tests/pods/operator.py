@@ -1,0 +1,223 @@
+"""What the MPI Operator's controller (v2beta1, v0.8) makes out of an MPIJob.
+
+Hostfile, key pair, environment, names, mounts and modes are its own; so is what it does not do:
+workers get no hostfile, and the variables it sets are those that it believes an MPI reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tests.pods.network import Link
+from tests.pods.oci import PodSpec
+from tests.pods.volumes import Files
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.pod import Pod
+
+_HOSTFILE = "/etc/mpi/hostfile"
+_PATIENCE = "-o ConnectionAttempts=10"
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """A job's key pair, in the forms that its Secret holds."""
+
+    private: str
+    public: str
+
+    @classmethod
+    def make(cls) -> KeyPair:
+        """A fresh ECDSA P-521 pair; the private half in the older PEM form."""
+        key = ec.generate_private_key(ec.SECP521R1())
+        private = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.TraditionalOpenSSL,
+            serialization.NoEncryption(),
+        )
+        public = key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+        return cls(private.decode(), public.decode() + "\n")
+
+    def files(self) -> dict[str, str]:
+        """The Secret's keys under the names of their files; the name says RSA, the key doesn't."""
+        return {
+            "id_rsa": self.private,
+            "id_rsa.pub": self.public,
+            "authorized_keys": self.public,
+        }
+
+
+@dataclass
+class Job:
+    """The pods of one MPIJob, not yet started and with no name published."""
+
+    name: str
+    launcher: Pod
+    workers: list[Pod]
+    keys: KeyPair
+    hostfile: str
+    config: Files
+
+    @property
+    def pods(self) -> list[Pod]:
+        """All pods, the launcher first."""
+        return [self.launcher, *self.workers]
+
+    def start(self, *, publish: bool = True) -> Job:
+        """Starts all pods, the launcher first; publishes the workers' names unless told not to."""
+        for pod in self.pods:
+            pod.start()
+        if publish:
+            self.publish()
+        return self
+
+    def publish(self) -> None:
+        """Publishes the names of all pods of the hostfile."""
+        for pod in self.pods:
+            if pod.fqdn.partition(".")[0] + "." in self.hostfile:
+                pod.publish()
+
+    def wait(self, timeout: float = 60) -> int:
+        """Waits for the launcher's exit code."""
+        return self.launcher.wait(timeout)
+
+
+def hostfile_of(mpi: str, hosts: Sequence[str], slots: int) -> str:
+    """The hostfile in the syntax that the operator takes for this MPI's."""
+    form = "{} slots={}\n" if mpi == "OpenMPI" else "{}:{}\n"
+    return "".join(form.format(host, slots) for host in hosts)
+
+
+def launcher_env(mpi: str, slots: int, *, as_worker: bool) -> dict[str, str]:
+    """The launcher's variables for an MPI: OpenMPI, Intel or MPICH."""
+    env = {"K_MPI_JOB_ROLE": "launcher"}
+    if mpi == "OpenMPI":
+        env |= {
+            "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+            "OMPI_MCA_orte_default_hostfile": _HOSTFILE,
+            "OMPI_MCA_plm_rsh_args": _PATIENCE,
+            "OMPI_MCA_orte_set_default_slots": str(slots),
+        }
+    elif mpi == "Intel":
+        env |= {
+            "I_MPI_HYDRA_HOST_FILE": _HOSTFILE,
+            "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": _PATIENCE,
+            "I_MPI_PERHOST": str(slots),
+        }
+    elif mpi == "MPICH":
+        env |= {"HYDRA_HOST_FILE": _HOSTFILE, "HYDRA_LAUNCH_EXTRA_ARGS": _PATIENCE}
+    else:
+        raise ValueError(mpi)
+    if not as_worker:
+        env |= {"NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": ""}
+    return env
+
+
+def mpijob(
+    cluster: Cluster,
+    image: Image,
+    *,
+    launcher_args: Sequence[str] = (),
+    launcher_command: Sequence[str] | None = None,
+    worker_args: Sequence[str] = ("worker",),
+    worker_command: Sequence[str] | None = None,
+    workers: int = 4,
+    slots: int = 1,
+    mpi: str = "OpenMPI",
+    name: str = "pi",
+    namespace: str = "default",
+    cluster_domain: str = "",
+    as_worker: bool = False,
+    data_link: str | None = None,
+    ssh_mount: str = "/root/.ssh",
+    user: int = 0,
+    env: Mapping[str, str] | None = None,
+    hostfile: str | None = None,
+    launcher: Mapping[str, Any] | None = None,
+    worker: Mapping[str, Any] | None = None,
+    each_worker: Mapping[int, Mapping[str, Any]] | None = None,
+) -> Job:
+    """Makes the pods of an MPIJob; `as_worker` is its runLauncherAsWorker.
+
+    `env` is for all pods. `launcher`, `worker` and `each_worker` (by index) replace fields of the
+    PodSpecs; `volumes` and `env` given there are added to the operator's own.
+    """
+    suffix = f"{name}.{namespace}.svc" + (f".{cluster_domain}" if cluster_domain else "")
+    names = [f"{name}-worker-{index}" for index in range(workers)]
+    listed = [f"{host}.{suffix}" for host in ([f"{name}-launcher"] if as_worker else []) + names]
+    text = hostfile_of(mpi, listed, slots) if hostfile is None else hostfile
+    keys = KeyPair.make()
+
+    def secret() -> Files:
+        return Files(ssh_mount, keys.files(), 0o600 if ssh_mount == "/root/.ssh" else 0o644)
+
+    config = Files(
+        "/etc/mpi",
+        {"hostfile": text, "discover_hosts.sh": "#!/bin/sh\n" + _echoes(listed)},
+        modes={"hostfile": 0o444, "discover_hosts.sh": 0o555},
+    )
+    links = (Link(), *([Link(data_link, "br-data")] if data_link else []))
+    common = PodSpec(
+        name=name, image=image, namespace=namespace, subdomain=name, user=user, links=links
+    )
+    launcher_spec = replace(
+        common,
+        name=f"{name}-launcher",
+        args=launcher_args,
+        command=launcher_command,
+        env={**(env or {}), **launcher_env(mpi, slots, as_worker=as_worker)},
+        volumes=(secret(), config),
+    )
+    if not worker_command and not worker_args:
+        worker_command = ("/usr/sbin/sshd", "-De")
+    specs = [
+        replace(
+            common,
+            name=host,
+            args=worker_args,
+            command=worker_command,
+            env={**(env or {}), "K_MPI_JOB_ROLE": "worker"},
+            volumes=(secret(),),
+            # Whatever the cluster's domain is, the controller appends this one.
+            searches=(f"{name}.{namespace}.svc.cluster.local",),
+        )
+        for host in names
+    ]
+    special = each_worker or {}
+    return Job(
+        name,
+        cluster.pod(_with(launcher_spec, launcher)),
+        [
+            cluster.pod(_with(_with(spec, worker), special.get(index)))
+            for index, spec in enumerate(specs)
+        ],
+        keys,
+        text,
+        config,
+    )
+
+
+def _echoes(hosts: Sequence[str]) -> str:
+    return "".join(f"echo {host}\n" for host in hosts)
+
+
+def _with(spec: PodSpec, details: Mapping[str, Any] | None) -> PodSpec:
+    """Replaces fields of a pod; a volume at a path that the operator uses takes its place."""
+    if details is None:
+        return spec
+    changes = dict(details)
+    changes["env"] = {**spec.env, **changes.get("env", {})}
+    added = list(changes.get("volumes", ()))
+    paths = {volume.path for volume in added}
+    changes["volumes"] = [v for v in spec.volumes if v.path not in paths] + added
+    return replace(spec, **changes)

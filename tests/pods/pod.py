@@ -1,0 +1,227 @@
+"""One pod: a sandbox and the container that runs in it, more than once if need be."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.pods import kubelet
+from tests.pods.oci import configuration
+from tests.pods.processes import Process, processes_of
+from tests.pods.sandbox import Sandbox
+from tests.pods.terminal import Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.pods.network import Netns
+    from tests.pods.oci import PodSpec
+    from tests.pods.sandbox import Place
+
+
+class PodError(Exception):
+    """The container couldn't be started at all: what a kubelet reports as StartError."""
+
+
+class Pod(Sandbox):
+    """A pod of one container, made by `Cluster.pod`."""
+
+    def __init__(self, place: Place, spec: PodSpec, network: Netns | None) -> None:
+        super().__init__(place, spec, network)
+        self.restarts = -1
+        self.terminal: Terminal | None = None
+        self._runc_root = place.folder / "runc"
+        self._cluster = place.cluster
+        self._runner: subprocess.Popen[bytes] | None = None
+        self._pidfd: int | None = None
+        self._pid: int | None = None
+
+    # --- the container's life ---
+
+    def start(self) -> Pod:
+        """Starts the container and returns as soon as its first process runs."""
+        self.restarts += 1
+        self._id = f"{self._key}-{self.restarts}"
+        bundle = self._folder / f"container-{self.restarts}"
+        bundle.mkdir()
+        config = configuration(
+            self.spec,
+            hostname=self.hostname,
+            env=kubelet.environment(self.spec, self.hostname),
+            root=self._mount_root(),
+            network=self.network.path,
+            cgroup=f"mpiboot-{self._cluster}-{self._id}",
+            mounts=self._mounts,
+        )
+        (bundle / "config.json").write_text(json.dumps(config))
+        argv = [
+            *self._runc("--log", str(bundle / "log"), "--log-format", "json"),
+            *("run", "--no-new-keyring", "--bundle", str(bundle)),
+            *("--pid-file", str(bundle / "pid"), self._id),
+        ]
+        with (
+            (self._folder / "stdout").open("ab") as out,
+            (self._folder / "stderr").open("ab") as err,
+        ):
+            if self.spec.tty:
+                self.terminal = Terminal(argv, self._folder / "stdout")
+                self._runner = self.terminal.process
+            else:
+                self._runner = subprocess.Popen(
+                    argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                )
+        self._await_start(bundle)
+        return self
+
+    def wait(self, timeout: float = 60) -> int:
+        """Waits for the container's end and returns its exit code (128+n for a signal)."""
+        if self._runner is None:
+            raise PodError(f"{self.spec.name} was never started")
+        try:
+            return self._runner.wait(timeout)
+        except subprocess.TimeoutExpired as error:
+            msg = f"{self.spec.name} still runs after {timeout} s:\n{self.stderr()[-4000:]}"
+            raise TimeoutError(msg) from error
+
+    @property
+    def running(self) -> bool:
+        """Whether the container runs."""
+        return self._runner is not None and self._runner.poll() is None
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the container's first process."""
+        if self._pidfd is not None and self.running:
+            signal.pidfd_send_signal(self._pidfd, number)  # type: ignore[attr-defined,unused-ignore]
+
+    def stop(self, grace: float = 30) -> int:
+        """Stops the container as a kubelet does: SIGTERM, the grace period, SIGKILL."""
+        self.signal(signal.SIGTERM)
+        try:
+            return self.wait(grace)
+        except TimeoutError:
+            self.kill()
+            return self.wait()
+
+    def kill(self) -> None:
+        """Ends all processes of the container at once; its address stays."""
+        self.signal(signal.SIGKILL)
+
+    def restart(self) -> Pod:
+        """Starts the container again in the same pod: same address, emptyDirs and volumes."""
+        self.kill()
+        self.wait()
+        return self.start()
+
+    def delete(self) -> None:
+        """Deletes the pod as an eviction does: its name, its container and its network."""
+        self.unpublish()
+        if self.running:
+            self.kill()
+            self.wait()
+        self.delete_network()
+
+    def close(self) -> None:
+        """Waits for the container's end and frees what the test process holds for it."""
+        if self._runner is not None:
+            self._runner.wait()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    # --- what a test looks at ---
+
+    def stdout(self) -> str:
+        """What the container wrote to its standard output (with a terminal: to either)."""
+        return (self._folder / "stdout").read_text(errors="replace")
+
+    def stderr(self) -> str:
+        """What the container wrote to its standard error output."""
+        return (self._folder / "stderr").read_text(errors="replace")
+
+    def termination_log(self) -> str:
+        """What the container left in /dev/termination-log, of which a kubelet keeps 4,096 bytes."""
+        return (self._folder / "termination-log").read_text(errors="replace")[:4096]
+
+    @property
+    def root(self) -> Path:
+        """The root of the running container, as seen from the host."""
+        return Path(f"/proc/{self.pid}/root")
+
+    @property
+    def pid(self) -> int:
+        """The number of the container's first process on the host."""
+        if self._pid is None:
+            raise PodError(f"{self.spec.name} was never started")
+        return self._pid
+
+    def processes(self) -> list[Process]:
+        """The processes in the container, by their numbers there."""
+        return processes_of(self.pid) if self.running else []
+
+    def exec(
+        self,
+        *argv: str,
+        env: Mapping[str, str] | None = None,
+        user: int | None = None,
+        stdin: str = "",
+        timeout: float = 60,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a command in the container, as `kubectl exec` does (as root with `user=0`)."""
+        options = [f"--env={name}={value}" for name, value in (env or {}).items()]
+        if user is not None:
+            options.append(f"--user={user}")
+        return subprocess.run(
+            [*self._runc("exec", *options, self._id), *argv],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def shell(self, script: str) -> str:
+        """What a shell script in the container prints, stripped; it has to succeed."""
+        done = self.exec("sh", "-ec", script)
+        if done.returncode != 0:
+            raise AssertionError(f"{script!r} in {self.spec.name}: {done.stdout}{done.stderr}")
+        return done.stdout.strip()
+
+    def exec_in_terminal(self, *argv: str) -> Terminal:
+        """Runs a command in the container on a terminal, as `kubectl exec -it` does."""
+        output = self._folder / f"terminal-{time.monotonic_ns()}"
+        return Terminal([*self._runc("exec", "--tty", self._id), *argv], output)
+
+    # --- how it is made ---
+
+    def _runc(self, *arguments: str) -> list[str]:
+        return [*self._node.prefix(), "runc", "--root", str(self._runc_root), *arguments]
+
+    def _mount_root(self) -> str:
+        """A fresh overlay over the image: a restarted container sees nothing of its first life."""
+        base = self._scratch / str(self.restarts)
+        lower = ":".join(map(str, self.spec.image.layers))
+        options = f"lowerdir={lower},upperdir={base}/upper,workdir={base}/work"
+        script = 'mkdir -p "$1/upper" "$1/work" "$1/root"; mount -t overlay -o "$2" pod "$1/root"'
+        self._node.run("sh", "-ec", script, "sh", str(base), options)
+        return f"{base}/root"
+
+    def _await_start(self, bundle: Path) -> None:
+        pid_file = bundle / "pid"
+        while not (pid_file.exists() and pid_file.read_text()):
+            if self._runner is not None and self._runner.poll() is not None:
+                log = bundle / "log"
+                said = log.read_text() if log.exists() else self.stderr()
+                raise PodError(f"{self.spec.name} didn't start: {said}")
+            time.sleep(0.002)
+        self._pid = int(pid_file.read_text())
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+        try:
+            self._pidfd = os.pidfd_open(self._pid)
+        except ProcessLookupError:  # it has ended already
+            self._pidfd = None

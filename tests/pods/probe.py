@@ -1,0 +1,26 @@
+"""Looks at the network from inside a pod, with what every image has: its own Python."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.pods.pod import Pod
+
+PYTHON = "/opt/mpiboot/bin/python3"
+
+
+def reaches(pod: Pod, address: str, source: str = "") -> bool:
+    """Whether a packet gets there and back: a closed port answers with a refusal."""
+    code = (
+        "import socket, sys\n"
+        "try:\n"
+        "    socket.create_connection((sys.argv[1], 9), 0.5, (sys.argv[2], 0))\n"
+        "except ConnectionRefusedError:\n"
+        "    print('yes')\n"
+        "except OSError:\n"
+        "    print('no')\n"
+    )
+    done = pod.exec(PYTHON, "-c", code, address, source)
+    assert done.stdout in {"yes\n", "no\n"}, done.stderr
+    return done.stdout == "yes\n"

@@ -1,0 +1,70 @@
+"""The images of container/, their cheap variants, and mpiboot laid on top of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pods import images
+from tests.pods.oci import PodSpec
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+
+SLEEP = ("sleep", "1000")
+
+
+@pytest.fixture
+def image(rig: None) -> Image:
+    return images.image("openmpi-5.0", programs=False)
+
+
+def test_variants_lack_what_they_say(cluster: Cluster, image: Image) -> None:
+    listing = "ls /usr/sbin/sshd /usr/bin/ssh 2>/dev/null || true"
+    for name, expected in (
+        ("openmpi-5.0", ["/usr/bin/ssh", "/usr/sbin/sshd"]),
+        ("openmpi-5.0-nosshd", ["/usr/bin/ssh"]),
+        ("openmpi-5.0-nossh", []),
+    ):
+        variant = images.image(name, programs=False)
+        pod = cluster.pod(PodSpec(name="a", image=variant, command=SLEEP)).start()
+        assert pod.shell(listing).split() == expected
+    own = image.with_files({"/etc/ssh/ssh_config.d/own.conf": "Port 2222\n"})
+    pod = cluster.pod(PodSpec(name="a", image=own, command=SLEEP)).start()
+    assert "port 2222" in pod.shell("ssh -G host")
+
+
+def test_images_hold_no_keys_and_no_secrets_of_the_build(image: Image) -> None:
+    root = image.layers[-1]
+    assert not list((root / "etc/ssh").glob("ssh_host_*"))
+    assert not (root / "etc/pip.conf").exists()
+    assert "mpi:*:" in (root / "etc/shadow").read_text()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", images.NAMES)
+def test_code_layer_is_what_pip_installs(rig: None, name: str) -> None:
+    whole = images.built(name, "--whole") / "root/opt/mpiboot"
+    layer = images.image(name, programs=False).layers[0] / "opt/mpiboot"
+    site = next(layer.glob("lib/python3.*/site-packages")).relative_to(layer)
+
+    def state(venv: Path) -> dict[str, tuple[int, bytes]]:
+        files = [*(venv / site / "mpiboot").rglob("*"), venv / "bin/mpiboot"]
+        return {
+            str(file.relative_to(venv)): (
+                file.stat().st_mode,
+                b"" if file.suffix == ".pyc" else file.read_bytes(),
+            )
+            for file in files
+            if file.is_file()
+        }
+
+    assert state(layer) == state(whole)
+    (ours,) = (layer / site).glob("mpiboot-*.dist-info")
+    assert (whole / site / ours.name).is_dir()
+    entries = "entry_points.txt"
+    assert (ours / entries).read_text() == (whole / site / ours.name / entries).read_text()

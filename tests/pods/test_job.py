@@ -1,0 +1,359 @@
+"""Whole jobs: a launcher and workers as pods, real sshd, real mpirun, a real MPI program."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pods import images
+from tests.pods.operator import KeyPair, mpijob
+from tests.pods.volumes import Files, Tmpfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.operator import Job
+    from tests.pods.pod import Pod
+
+RING = "/opt/programs/ring"
+# Guards against a hang only, many times what a job takes.
+PATIENCE = 120
+
+
+def ranks(output: str) -> list[tuple[int, int, str]]:
+    """Rank, number of ranks and host of each line that the program printed."""
+    found = re.findall(r"^rank (\d+) of (\d+) on (\S+)$", output, re.MULTILINE)
+    return sorted((int(rank), int(of), host) for rank, of, host in found)
+
+
+def spans(job: Job, slots: int = 1) -> None:
+    """Every worker ran its ranks, in the order of the hostfile, and nothing ran elsewhere."""
+    total = len(job.workers) * slots
+    expected = [
+        (index * slots + slot, total, worker.hostname)
+        for index, worker in enumerate(job.workers)
+        for slot in range(slots)
+    ]
+    assert ranks(job.launcher.stdout()) == expected
+
+
+def until(check: Callable[[], object], seconds: float = PATIENCE) -> None:
+    """Wait until something holds; the time is a guard against a hang."""
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.05)
+
+
+def test_all_ready_and_every_worker_runs_its_ranks(cluster: Cluster, image: Image) -> None:
+    job = mpijob(cluster, image, workers=3, slots=2, launcher_args=[RING], data_link="net1").start()
+    assert job.wait(PATIENCE) == 0
+    spans(job, slots=2)
+
+
+def test_a_whole_mpirun_line_as_in_a_manifest(cluster: Cluster, image: Image) -> None:
+    line = ["mpirun", "-n", "2", "-x", "GREETING=two words", "sh", "-c", 'echo "$GREETING"']
+    job = mpijob(cluster, image, workers=2, launcher_args=line).start()
+    assert job.wait(PATIENCE) == 0
+    assert job.launcher.stdout().splitlines() == ["two words", "two words"]
+
+
+def test_names_become_resolvable_one_by_one(cluster: Cluster, image: Image) -> None:
+    job = mpijob(cluster, image, workers=3, launcher_args=[RING]).start(publish=False)
+    for worker in job.workers:
+        time.sleep(0.4)
+        assert job.launcher.running
+        worker.publish()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    assert "NXDOMAIN" in job.launcher.stderr()
+
+
+def test_a_negative_answer_that_a_resolver_caches(cluster: Cluster, image: Image) -> None:
+    cluster.dns.negative_cache(3)
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING]).start(publish=False)
+    until(lambda: cluster.dns.questions(job.workers[1].fqdn))
+    job.publish()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+
+
+def test_sshd_that_comes_late_by_seconds(cluster: Cluster, image: Image) -> None:
+    late = {1: {"command": ["sh", "-c", "sleep 3; exec mpiboot worker"]}}
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING], each_worker=late).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    assert "connection refused" in job.launcher.stderr()
+
+
+def test_a_worker_that_never_comes_is_named(cluster: Cluster, image: Image) -> None:
+    job = mpijob(
+        cluster, image, workers=2, launcher_args=[RING], env={"MPIBOOT_TIMEOUT": "4"}
+    ).start(publish=False)
+    job.workers[0].publish()
+    assert job.wait(PATIENCE) == 68
+    said = job.launcher.termination_log()
+    assert said.startswith("names-unresolved: ")
+    assert job.workers[1].fqdn.removesuffix(".cluster.local") in said
+    assert "NXDOMAIN" in said
+    assert job.launcher.stdout() == ""
+
+
+def test_a_worker_that_resolves_but_never_answers(cluster: Cluster, image: Image) -> None:
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_args=[RING],
+        env={"MPIBOOT_TIMEOUT": "4"},
+        each_worker={1: {"command": ["sleep", "1000"]}},
+    ).start()
+    assert job.wait(PATIENCE) == 69
+    said = job.launcher.termination_log()
+    assert said.startswith("workers-unreachable: ")
+    assert "pi-worker-1" in said
+    assert "connection refused" in said
+    assert "pi-worker-0" not in said
+
+
+def other_keys(job_path: str = "/root/.ssh") -> Files:
+    return Files(job_path, KeyPair.make().files(), 0o600)
+
+
+def test_a_worker_with_another_key_is_refused_at_once(cluster: Cluster, image: Image) -> None:
+    """Its sshd shows that other key, so it is the host key that differs first."""
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_args=[RING],
+        each_worker={1: {"volumes": [other_keys()]}},
+    ).start()
+    assert job.wait(PATIENCE) == 77
+    said = job.launcher.termination_log()
+    assert "pi-worker-1" in said
+    assert said.count("SHA256:") >= 2
+
+
+STOCK_SSHD = (
+    "mkdir -p /run/sshd; {keygen} exec /usr/sbin/sshd -De -o UsePAM=no "
+    "-o AuthorizedKeysFile=/root/.ssh/authorized_keys -o StrictModes=no"
+)
+
+
+def stock(keygen: str) -> dict[str, object]:
+    """A worker whose image runs sshd itself, without mpiboot."""
+    return {"command": ["sh", "-c", STOCK_SSHD.format(keygen=keygen)]}
+
+
+def test_a_worker_that_refuses_the_key_ends_the_wait(cluster: Cluster, image: Image) -> None:
+    script = (
+        "mkdir -p /run/sshd; cp /root/.ssh/id_rsa /tmp/host; chmod 600 /tmp/host; "
+        "exec /usr/sbin/sshd -De -o UsePAM=no -h /tmp/host -o AuthorizedKeysFile=/nowhere"
+    )
+    refuses = {"command": ["sh", "-c", script]}
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING], each_worker={1: refuses}).start()
+    assert job.wait(PATIENCE) == 77
+    said = job.launcher.termination_log()
+    assert said.startswith("ssh-denied: ")
+    assert "pi-worker-1" in said
+
+
+def test_another_host_key_is_refused_with_what_to_add(cluster: Cluster, image: Image) -> None:
+    own = stock("ssh-keygen -A;")
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_args=[RING],
+        each_worker={1: own},
+        env={"MPIBOOT_TIMEOUT": "20"},
+    ).start()
+    assert job.wait(PATIENCE) == 77
+    said = job.launcher.termination_log()
+    assert said.startswith("host-key-differs: ")
+    assert "pi-worker-1" in said
+    assert "args: [worker]" in said
+
+
+def test_another_host_key_is_taken_when_asked(cluster: Cluster, image: Image) -> None:
+    own = stock("ssh-keygen -A;")
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_args=[RING],
+        each_worker={1: own},
+        env={"MPIBOOT_HOST_KEYS": "accept-new"},
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+
+
+def test_a_key_that_is_mounted_0644(cluster: Cluster, image: Image) -> None:
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING], ssh_mount="/etc/job/.ssh").start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+
+
+def test_user_1000_with_the_key_in_its_home(cluster: Cluster, image: Image) -> None:
+    job = mpijob(
+        cluster, image, workers=2, launcher_args=[RING], ssh_mount="/home/mpi/.ssh", user=1000
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    owners = {Path(f"/proc/{item.host_pid}").stat().st_uid for item in job.workers[0].processes()}
+    assert owners == {1000}
+
+
+@pytest.mark.parametrize("name", ["openmpi-4.1-nosshd", "openmpi-5.0-nosshd"])
+def test_an_image_without_sshd(cluster: Cluster, rig: None, name: str) -> None:
+    job = mpijob(cluster, images.image(name), workers=2, slots=2, launcher_args=[RING]).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job, slots=2)
+    assert "embedded" in job.workers[0].stderr()
+
+
+def test_a_hostfile_of_the_form_host_colon_n(cluster: Cluster, image: Image) -> None:
+    """Open MPI 4.1 itself ignores that count without a word."""
+    text = "".join(f"pi-worker-{index}.pi.default.svc:2\r\n" for index in range(2))
+    job = mpijob(cluster, image, workers=2, slots=2, launcher_args=[RING], hostfile=text).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job, slots=2)
+
+
+def test_short_names_that_need_the_clusters_domain(cluster: Cluster, image: Image) -> None:
+    """Every name is asked for, and given to mpirun, in its long form."""
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_args=[RING],
+        launcher={"env": {"MPIBOOT_REWRITE_FQDN": "on"}},
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    assert "pi-worker-0.pi.default.svc.cluster.local" in job.launcher.stderr()
+
+
+def test_the_launcher_is_a_worker_too(cluster: Cluster, image: Image) -> None:
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING], as_worker=True).start()
+    assert job.wait(PATIENCE) == 0
+    hosts = [host for _, _, host in ranks(job.launcher.stdout())]
+    assert hosts == [pod.hostname for pod in job.pods]
+
+
+def test_the_programs_own_status_is_the_containers(cluster: Cluster, image: Image) -> None:
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING, "--exit", "3"]).start()
+    assert job.wait(PATIENCE) == 3
+
+
+def program_runs(pod: Pod) -> bool:
+    return any(RING in process.args for process in pod.processes())
+
+
+def test_sigterm_to_the_launcher_ends_the_ranks(cluster: Cluster, image: Image) -> None:
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING, "--sleep", "1000"]).start()
+    until(lambda: all(program_runs(worker) for worker in job.workers))
+    job.launcher.signal(signal.SIGTERM)
+    assert job.wait(PATIENCE) == 143
+    until(lambda: not any(program_runs(worker) for worker in job.workers))
+    assert all(worker.running for worker in job.workers)
+
+
+@pytest.mark.parametrize("count", ["1", "2", ""])
+def test_the_operators_variables_never_put_a_job_on_the_launcher(
+    cluster: Cluster, image: Image, count: str
+) -> None:
+    """Open MPI 5 ignores them all, and ends such a job well on the launcher alone."""
+    line = ["mpirun", *(["-n", count] if count else []), RING]
+    job = mpijob(cluster, image, workers=2, launcher_args=line).start()
+    assert job.wait(PATIENCE) == 0
+    hosts = {host for _, _, host in ranks(job.launcher.stdout())}
+    assert hosts == {worker.hostname for worker in job.workers[: int(count or 2)]}
+
+
+def test_daemons_and_mpi_stay_on_the_control_link(cluster: Cluster, image: Image) -> None:
+    job = mpijob(
+        cluster, image, workers=2, launcher_args=[RING, "--bytes", "20"], data_link="net1"
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    for worker in job.workers:
+        assert worker.counters("eth0").tx > 15_000_000
+        # Neighbour discovery and multicast reports are all that crosses the other link.
+        assert worker.counters("net1").tx < 20_000
+
+
+def test_the_pods_own_variables_reach_the_ranks(cluster: Cluster, image: Image) -> None:
+    value = 'a b;c,"d"$HOME`x`\\\'é\nline two'
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_args=["python3", "-c", "import os; print(ascii(os.environ['ONLY_HERE']))"],
+        worker={"env": {"ONLY_HERE": value}},
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    assert job.launcher.stdout().splitlines() == [ascii(value)] * 2
+
+
+def test_a_read_only_root_with_one_writable_folder(cluster: Cluster, image: Image) -> None:
+    details = {"read_only_root": True, "volumes": [Tmpfs("/tmp")]}
+    job = mpijob(
+        cluster, image, workers=2, launcher_args=[RING], launcher=details, worker=details
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+
+
+def test_two_versions_of_mpi_are_said_before_the_start(cluster: Cluster, rig: None) -> None:
+    old, new = images.image("openmpi-4.1"), images.image("openmpi-5.0")
+    job = mpijob(
+        cluster, old, workers=2, launcher_args=[RING], each_worker={1: {"image": new}}
+    ).start()
+    assert job.wait(PATIENCE) == 78
+    said = job.launcher.termination_log()
+    assert said.startswith("mpi-versions: ")
+    assert "pi-worker-1" in said
+    assert "4.1" in said
+    assert "5.0" in said
+
+
+def test_more_ranks_than_slots_says_what_is_asked_and_offered(
+    cluster: Cluster, image: Image
+) -> None:
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING], env={"MPI_NP": "5"}).start()
+    assert job.wait(PATIENCE) == 78
+    said = job.launcher.termination_log()
+    assert said.startswith("slots: ")
+    assert "5" in said
+    assert "2" in said
+
+
+def test_a_hidden_hostfile_ends_the_job_instead_of_running_it_on_one_host(
+    cluster: Cluster, image: Image
+) -> None:
+    """A line's own launcher module starts no agent: the witness must say so."""
+    line = ["mpirun", "--mca", "plm", "isolated", "-n", "2", RING, "--sleep", "30"]
+    job = mpijob(cluster, image, workers=2, launcher_args=line).start()
+    code = job.wait(PATIENCE)
+    assert code != 0
+    assert len({host for _, _, host in ranks(job.launcher.stdout())} & {job.launcher.hostname}) == 0
+
+
+def test_signals_while_waiting_end_the_launcher(cluster: Cluster, image: Image) -> None:
+    job = mpijob(cluster, image, workers=1, launcher_args=[RING]).start(publish=False)
+    until(lambda: "waiting" in job.launcher.stderr() or "NXDOMAIN" in job.launcher.stderr())
+    timer = threading.Timer(0, job.launcher.signal, [signal.SIGTERM])
+    timer.start()
+    assert job.wait(PATIENCE) == 143
+    timer.join()

@@ -1,0 +1,117 @@
+"""The cluster's name server: like CoreDNS when it is well, and badly behaved when told to be."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import dns.message
+import dns.query
+import dns.rcode
+import dns.rdatatype
+import pytest
+
+from tests.pods import images
+from tests.pods.network import DNS_ADDRESSES
+from tests.pods.oci import PodSpec
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.pod import Pod
+
+NAME = "a.job.default.svc.cluster.local"
+
+
+@pytest.fixture
+def image(rig: None) -> Image:
+    return images.image("openmpi-5.0", programs=False)
+
+
+@pytest.fixture
+def pod(cluster: Cluster, image: Image) -> Pod:
+    spec = PodSpec(name="a", image=image, command=["sleep", "1000"], subdomain="job")
+    return cluster.pod(spec).start()
+
+
+ASK = """
+import sys, dns.message, dns.query
+server, name, kind, how = sys.argv[1:]
+ask = dns.query.tcp if how == "tcp" else dns.query.udp
+try:
+    sys.stdout.write(ask(dns.message.make_query(name, kind), server, timeout=0.3).to_text())
+except dns.exception.Timeout:
+    sys.stdout.write("timeout")
+"""
+
+
+def ask(pod: Pod, name: str = NAME, kind: str = "A", how: str = "udp") -> dns.message.Message | str:
+    python = "/opt/mpiboot/bin/python3"
+    done = pod.exec(python, "-c", ASK, DNS_ADDRESSES[0], name, kind, how)
+    assert done.returncode == 0, done.stderr
+    return done.stdout if done.stdout == "timeout" else dns.message.from_text(done.stdout)
+
+
+def rcode(pod: Pod, name: str = NAME, kind: str = "A", how: str = "udp") -> str:
+    answer = ask(pod, name, kind, how)
+    return answer if isinstance(answer, str) else dns.rcode.to_text(answer.rcode())
+
+
+@pytest.mark.parametrize("how", ["udp", "tcp"])
+def test_records_come_and_go(pod: Pod, how: str) -> None:
+    before = ask(pod, how=how)
+    assert isinstance(before, dns.message.Message)
+    assert before.rcode() == dns.rcode.NXDOMAIN
+    (soa,) = before.authority
+    assert (soa.rdtype, soa.ttl, soa[0].minimum) == (dns.rdatatype.SOA, 5, 5)
+    pod.publish()
+    answer = ask(pod, how=how)
+    assert isinstance(answer, dns.message.Message)
+    assert [record.address for record in answer.answer[0]] == [pod.address]
+    service = ask(pod, "job.default.svc.cluster.local", how=how)
+    assert isinstance(service, dns.message.Message)
+    assert [record.address for record in service.answer[0]] == [pod.address]
+    nothing = ask(pod, kind="AAAA", how=how)
+    assert isinstance(nothing, dns.message.Message)
+    assert (nothing.rcode(), nothing.answer) == (dns.rcode.NOERROR, [])
+    pod.unpublish()
+    assert rcode(pod, how=how) == "NXDOMAIN"
+
+
+def test_negative_answers_stay_as_long_as_they_say(cluster: Cluster, pod: Pod) -> None:
+    cluster.dns.negative_cache(1)
+    assert rcode(pod) == "NXDOMAIN"
+    asked = time.monotonic()
+    pod.publish()
+    assert rcode(pod) == "NXDOMAIN"
+    while rcode(pod) == "NXDOMAIN":
+        assert time.monotonic() - asked < 3
+    assert time.monotonic() - asked > 0.8
+
+
+def test_bad_days(cluster: Cluster, pod: Pod) -> None:
+    pod.publish()
+    cluster.dns.behave(NAME, servfail=2)
+    assert [rcode(pod) for _ in range(3)] == ["SERVFAIL", "SERVFAIL", "NOERROR"]
+    cluster.dns.behave(NAME, drop=1)
+    assert [rcode(pod) for _ in range(2)] == ["timeout", "NOERROR"]
+    cluster.dns.behave(NAME, flip=True)
+    assert [rcode(pod) for _ in range(4)] == ["NOERROR", "NXDOMAIN"] * 2
+    cluster.dns.behave(NAME, refuse=1)
+    assert rcode(pod) == "REFUSED"
+    cluster.dns.behave(delay=0.2)
+    cluster.dns.behave(NAME)
+    assert [q.said for q in cluster.dns.questions(NAME)][:3] == ["SERVFAIL", "SERVFAIL", "NOERROR"]
+    assert rcode(pod, "example.com") == "NXDOMAIN"
+    cluster.dns.configure(refuse_other_zones=True)
+    assert rcode(pod, "example.com") == "REFUSED"
+
+
+def test_readiness_publishes(cluster: Cluster, image: Image, pod: Pod) -> None:
+    pod.publish(when_port=8000)
+    assert rcode(pod) == "NXDOMAIN"
+    serve = "/opt/mpiboot/bin/python3 -m http.server 8000 >/dev/null 2>&1 &"
+    pod.exec("sh", "-c", serve)
+    deadline = time.monotonic() + 5
+    while rcode(pod) != "NOERROR":
+        assert time.monotonic() < deadline

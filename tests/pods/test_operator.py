@@ -1,0 +1,148 @@
+"""MPIJobs as the operator makes them; and a real job over the rig by hand, without mpiboot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pods import images
+from tests.pods.operator import mpijob
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+
+SLEEP = ("sleep", "1000")
+
+
+@pytest.fixture
+def plain(rig: None) -> Image:
+    return images.image("openmpi-5.0", programs=False)
+
+
+@pytest.mark.parametrize(
+    ("mpi", "as_worker", "hostfile", "variables"),
+    [
+        (
+            "OpenMPI",
+            False,
+            "pi-worker-0.pi.default.svc slots=2\npi-worker-1.pi.default.svc slots=2\n",
+            {
+                "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+                "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
+                "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+                "OMPI_MCA_orte_set_default_slots": "2",
+                "NVIDIA_VISIBLE_DEVICES": "",
+            },
+        ),
+        (
+            "Intel",
+            True,
+            "".join(f"pi-{pod}.pi.default.svc:2\n" for pod in ("launcher", "worker-0", "worker-1")),
+            {"I_MPI_HYDRA_HOST_FILE": "/etc/mpi/hostfile", "I_MPI_PERHOST": "2"},
+        ),
+    ],
+)
+def test_what_the_operator_writes(
+    cluster: Cluster,
+    plain: Image,
+    *,
+    mpi: str,
+    as_worker: bool,
+    hostfile: str,
+    variables: dict[str, str],
+) -> None:
+    job = mpijob(
+        cluster,
+        plain,
+        mpi=mpi,
+        slots=2,
+        workers=2,
+        as_worker=as_worker,
+        launcher_command=SLEEP,
+        worker_command=SLEEP,
+        worker_args=(),
+    ).start()
+    launcher, worker = job.launcher, job.workers[1]
+    assert launcher.exec("cat", "/etc/mpi/hostfile").stdout == hostfile
+    env = dict(line.split("=", 1) for line in launcher.exec("env").stdout.splitlines())
+    assert env.items() >= {"K_MPI_JOB_ROLE": "launcher", **variables}.items()
+    assert ("NVIDIA_VISIBLE_DEVICES" in env) != as_worker
+    env = dict(line.split("=", 1) for line in worker.exec("env").stdout.splitlines())
+    assert env["K_MPI_JOB_ROLE"] == "worker"
+    assert not any(name.startswith(("OMPI", "I_MPI")) for name in env)
+    assert worker.exec("test", "-e", "/etc/mpi").returncode == 1
+    modes = launcher.exec("stat", "-Lc%a", "/root/.ssh/id_rsa", "/etc/mpi/discover_hosts.sh").stdout
+    assert modes.split() == ["600", "555"]
+    assert launcher.exec("ssh-keygen", "-yf", "/root/.ssh/id_rsa").stdout == job.keys.public
+    assert job.keys.public.startswith("ecdsa-sha2-nistp521 ")
+    assert "job pi.default" not in worker.exec("cat", "/etc/resolv.conf").stdout
+    assert (
+        worker.exec("cat", "/etc/resolv.conf")
+        .stdout.splitlines()[0]
+        .endswith(" cluster.local pi.default.svc.cluster.local")
+    )
+    assert worker.exec("getent", "hosts", "pi-worker-0").stdout
+    assert launcher.exec("getent", "hosts", "pi-worker-1.pi.default.svc").stdout
+    launcher_record = worker.exec("getent", "hosts", "pi-launcher.pi").returncode == 0
+    assert launcher_record == as_worker
+
+
+def test_key_is_0644_elsewhere_and_fields_can_be_replaced(cluster: Cluster, plain: Image) -> None:
+    job = mpijob(
+        cluster,
+        plain,
+        workers=2,
+        ssh_mount="/home/mpi/.ssh",
+        user=1000,
+        launcher_command=SLEEP,
+        worker_args=(),
+        worker={"env": {"EXTRA": "1"}},
+        each_worker={1: {"command": SLEEP, "read_only_root": True}},
+    )
+    assert job.workers[0].spec.argv == ["/usr/sbin/sshd", "-De"]
+    job.workers[1].start()
+    done = job.workers[1].exec("stat", "-Lc%a", "/home/mpi/.ssh/id_rsa")
+    assert done.stdout == "644\n"
+    assert job.workers[1].spec.env == {"K_MPI_JOB_ROLE": "worker", "EXTRA": "1"}
+
+
+_SSHD = "mkdir -p /run/sshd; exec /usr/sbin/sshd -De -o HostKey=/root/.ssh/id_rsa -o StrictModes=no"
+_SSH = "-o StrictHostKeyChecking=accept-new -o UserKnownHostsFile=/tmp/known"
+_MPIRUN = (
+    "until getent hosts pi-worker-0.pi.default.svc && getent hosts pi-worker-1.pi.default.svc;"
+    " do sleep 0.1; done >/dev/null; exec mpirun --allow-run-as-root --bind-to none"
+    " /opt/programs/ring --bytes 8 --exit 3"
+)
+
+
+def test_a_real_job_by_hand(cluster: Cluster, image: Image) -> None:
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        slots=2,
+        data_link="net1",
+        launcher_command=["sh", "-c", _MPIRUN],
+        worker_command=["sh", "-c", _SSHD],
+        worker_args=(),
+        launcher={
+            "env": {
+                "OMPI_MCA_plm_rsh_args": _SSH,
+                "OMPI_MCA_oob_tcp_if_include": "eth0",
+                "OMPI_MCA_btl_tcp_if_include": "eth0",
+                "PRTE_MCA_plm_ssh_args": _SSH,
+                "PRTE_MCA_prte_default_hostfile": "/etc/mpi/hostfile",
+                "PRTE_MCA_prte_if_include": "eth0",
+            }
+        },
+    ).start(publish=False)
+    for worker in job.workers:
+        worker.publish(when_port=22)
+    assert job.wait() == 3
+    assert sorted(job.launcher.stdout().splitlines()) == [
+        f"rank {rank} of 4 on pi-worker-{rank // 2}" for rank in range(4)
+    ]
+    assert job.workers[0].counters("eth0").tx > 8 << 20
+    assert job.workers[0].counters("net1").tx < 20_000

@@ -1,0 +1,222 @@
+"""A pod is what a kubelet makes of a manifest: its files, its rights, its life."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pods import images
+from tests.pods.oci import CONTAINERD, CRIO, NO_CAPABILITIES, PodSpec
+from tests.pods.pod import PodError
+from tests.pods.probe import PYTHON, reaches
+from tests.pods.volumes import EmptyDir, Files, SubPath, Tmpfs
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.volumes import Volume
+
+SLEEP = ("sleep", "1000")
+
+
+@pytest.fixture
+def image(rig: None) -> Image:
+    return images.image("openmpi-5.0", programs=False)
+
+
+# --- files ---
+
+
+def test_secret_volume_is_made_of_links_and_updated_at_once(cluster: Cluster, image: Image) -> None:
+    secret = Files("/etc/keys", {"key": "one", "other": "x"}, mode=0o600)
+    pod = cluster.pod(PodSpec(name="a", image=image, command=SLEEP, volumes=[secret])).start()
+    assert pod.shell("readlink /etc/keys/key") == "..data/key"
+    assert pod.shell("readlink /etc/keys/..data").startswith("..20")
+    assert pod.shell("stat -L -c %a:%u:%g /etc/keys/key") == "600:0:0"
+    secret.update({"key": "two", "new": "y"})
+    assert pod.shell("cat /etc/keys/key; ls /etc/keys") == "twokey\nnew"
+    assert pod.exec("touch", "/etc/keys/file").returncode != 0
+
+
+def test_volume_modes_groups_and_plain_files(cluster: Cluster, image: Image) -> None:
+    volumes: list[Volume] = [
+        Files(
+            "/a", {"key": "x", "script": "y"}, mode=0o600, modes={"script": 0o555}, fs_group=1000
+        ),
+        SubPath("/b/key", "z", mode=0o400),
+        EmptyDir("/c"),
+        Tmpfs("/d", size=1 << 20),
+    ]
+    pod = cluster.pod(PodSpec(name="a", image=image, command=SLEEP, volumes=volumes)).start()
+    assert pod.shell("stat -L -c %a:%g /a/key /a/script").split() == ["640:1000", "555:1000"]
+    assert pod.shell("stat -c '%F %a' /b/key") == "regular file 400"
+    assert pod.shell("touch /c/x; stat -c %a /c") == "777"
+    assert pod.shell("stat -f -c %T /d") == "tmpfs"
+    assert pod.exec("sh", "-c", "head -c 2M /dev/zero >/d/x").returncode != 0
+
+
+def test_kubelets_files(cluster: Cluster, image: Image) -> None:
+    spec = PodSpec(
+        name="pod",
+        image=image,
+        command=SLEEP,
+        hostname="w-0",
+        subdomain="job",
+        namespace="team",
+        searches=["job.team.svc.cluster.local"],
+        extra_hosts={"10.9.9.9": ["db", "db.example"]},
+    )
+    pod = cluster.pod(spec).start()
+    assert pod.shell("head -n1 /etc/resolv.conf") == (
+        "search team.svc.cluster.local svc.cluster.local cluster.local job.team.svc.cluster.local"
+    )
+    assert "options ndots:5" in pod.shell("cat /etc/resolv.conf")
+    assert pod.shell("getent hosts w-0").split() == [
+        pod.address,
+        "w-0.job.team.svc.cluster.local",
+        "w-0",
+    ]
+    assert pod.shell("getent hosts db").split()[0] == "10.9.9.9"
+    assert pod.shell("echo $HOSTNAME $KUBERNETES_SERVICE_HOST; cat /etc/hostname").split() == [
+        "w-0",
+        "10.96.0.1",
+        "w-0",
+    ]
+    pod.shell("echo because >/dev/termination-log")
+    assert pod.termination_log() == "because\n"
+
+
+def test_proc_and_sys_are_guarded(cluster: Cluster, image: Image) -> None:
+    pod = cluster.pod(PodSpec(name="a", image=image, command=SLEEP)).start()
+    assert pod.exec("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward").returncode != 0
+    assert pod.exec("sh", "-c", "mkdir /sys/fs/cgroup/memory/x /sys/fs/cgroup/x").returncode != 0
+    assert pod.shell("df -k /dev/shm | awk 'NR==2 {print $2}'") == "65536"
+
+
+# --- rights ---
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [(CONTAINERD, 0xA80425FB), (CRIO, 0x5FB), (NO_CAPABILITIES, 0)],
+    ids=["containerd", "crio", "none"],
+)
+def test_capabilities(
+    cluster: Cluster, image: Image, capabilities: tuple[str, ...], expected: int
+) -> None:
+    pod = cluster.pod(
+        PodSpec(name="a", image=image, command=SLEEP, capabilities=capabilities)
+    ).start()
+    status = Path(f"/proc/{pod.pid}/status").read_text()
+    sets = dict(line.split(":\t") for line in status.splitlines() if line.startswith("Cap"))
+    assert int(sets["CapBnd"], 16) == int(sets["CapEff"], 16) == expected
+    assert int(sets["CapInh"], 16) == int(sets["CapAmb"], 16) == 0
+
+
+def test_user_group_and_no_new_privileges(cluster: Cluster, image: Image) -> None:
+    spec = PodSpec(
+        name="a", image=image, command=SLEEP, user=12345, groups=[77], no_new_privileges=True
+    )
+    pod = cluster.pod(spec).start()
+    assert pod.shell("id -u; id -g; id -G").split() == ["12345", "0", "0", "77"]
+    status = Path(f"/proc/{pod.pid}/status").read_text()
+    assert "NoNewPrivs:\t1" in status
+    assert "CapEff:\t0000000000000000" in status
+    known = cluster.pod(PodSpec(name="b", image=image, command=SLEEP, user=1000)).start()
+    assert known.shell("id -un; id -g; echo $HOME").split() == ["mpi", "1000", "/home/mpi"]
+
+
+def test_read_only_root(cluster: Cluster, image: Image) -> None:
+    spec = PodSpec(
+        name="a", image=image, command=SLEEP, read_only_root=True, volumes=[EmptyDir("/data")]
+    )
+    pod = cluster.pod(spec).start()
+    assert pod.exec("touch", "/tmp/x").returncode != 0
+    pod.shell("touch /data/x; echo x >/dev/termination-log")
+
+
+def test_seccomp_refuses_what_runtimes_refuse(cluster: Cluster, image: Image) -> None:
+    free, bound = (
+        cluster.pod(
+            PodSpec(
+                name="a", image=image, command=SLEEP, seccomp=on, capabilities=("CAP_SYS_ADMIN",)
+            )
+        ).start()
+        for on in (False, True)
+    )
+    assert free.exec("unshare", "--uts", "true").returncode == 0
+    assert bound.exec("unshare", "--uts", "true").returncode != 0
+
+
+# --- life ---
+
+
+def test_exit_codes_signals_and_streams(cluster: Cluster, image: Image) -> None:
+    spec = PodSpec(name="a", image=image, command=["sh", "-c", "echo out; echo err >&2; exit 7"])
+    pod = cluster.pod(spec).start()
+    assert (pod.wait(), pod.stdout(), pod.stderr()) == (7, "out\n", "err\n")
+    pod = cluster.pod(PodSpec(name="b", image=image, command=SLEEP)).start()
+    pod.kill()
+    assert pod.wait() == 128 + signal.SIGKILL
+    script = "trap 'exit 5' TERM; echo ready; while :; do sleep 0.05; done"
+    pod = cluster.pod(PodSpec(name="c", image=image, command=["sh", "-c", script])).start()
+    while "ready" not in pod.stdout():
+        time.sleep(0.01)
+    assert pod.stop() == 5
+    with pytest.raises(PodError, match="no-such-program"):
+        cluster.pod(PodSpec(name="d", image=image, command=["no-such-program"])).start()
+
+
+def test_args_follow_the_entrypoint(cluster: Cluster, image: Image) -> None:
+    pod = cluster.pod(PodSpec(name="a", image=image, args=["--help"])).start()
+    assert pod.wait() == 0
+    assert "Usage: mpiboot" in pod.stdout()
+
+
+def test_restart_keeps_the_pod_and_not_the_root(cluster: Cluster, image: Image) -> None:
+    kept = EmptyDir("/kept")
+    spec = PodSpec(name="a", image=image, command=SLEEP, volumes=[kept])
+    pod = cluster.pod(spec).start()
+    address, netns = pod.address, Path(f"/proc/{pod.pid}/ns/net").readlink()
+    pod.shell("touch /kept/x /tmp/x")
+    pod.restart()
+    assert (pod.address, Path(f"/proc/{pod.pid}/ns/net").readlink()) == (address, netns)
+    assert pod.shell("ls /kept; ls /tmp") == "x"
+    assert pod.restarts == 1
+
+
+def test_deleted_pods_address_is_gone(cluster: Cluster, image: Image) -> None:
+    one, two = (
+        cluster.pod(PodSpec(name=name, image=image, command=SLEEP, subdomain="job")).start()
+        for name in "ab"
+    )
+    two.publish()
+    assert one.shell("getent hosts b.job")
+    two.delete()
+    assert one.exec("getent", "hosts", "b.job").returncode == 2
+    assert not reaches(one, two.address)
+
+
+def test_memory_limit(cluster: Cluster, image: Image) -> None:
+    hog = "x = bytearray(1 << 28)"
+    command = [PYTHON, "-c", hog]
+    pod = cluster.pod(PodSpec(name="a", image=image, command=command, memory=64 << 20)).start()
+    assert pod.wait() == 128 + signal.SIGKILL
+
+
+def test_terminals(cluster: Cluster, image: Image) -> None:
+    pod = cluster.pod(PodSpec(name="a", image=image, command=["tty"], tty=True)).start()
+    assert pod.terminal is not None
+    assert pod.terminal.wait() == 0
+    assert pod.stdout().startswith("/dev/pts/")
+    pod = cluster.pod(PodSpec(name="b", image=image, command=SLEEP)).start()
+    shell = pod.exec_in_terminal("sh", "-c", "trap 'echo got it; exit 9' INT; echo up; sleep 9")
+    while "up" not in shell.screen():
+        time.sleep(0.01)
+    shell.type("\x03")
+    assert shell.wait() == 9
+    assert "got it" in shell.screen()

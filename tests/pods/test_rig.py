@@ -1,0 +1,174 @@
+"""The rig proves itself: its pods share nothing with the host or each other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pods import images
+from tests.pods.network import Link
+from tests.pods.oci import PodSpec
+from tests.pods.probe import reaches
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+
+SLEEP = ("sleep", "1000")
+
+
+@pytest.fixture
+def image(rig: None) -> Image:
+    return images.image("openmpi-5.0", programs=False)
+
+
+# --- a pod is not the host ---
+
+
+@pytest.mark.parametrize("kind", ["pid", "net", "mnt", "uts", "ipc"])
+def test_no_namespace_is_the_hosts_or_another_pods(
+    cluster: Cluster, image: Image, kind: str
+) -> None:
+    pods = [cluster.pod(PodSpec(name=name, image=image, command=SLEEP)).start() for name in "ab"]
+    seen = {Path(f"/proc/{number}/ns/{kind}").readlink() for number in (pods[0].pid, pods[1].pid)}
+    assert len(seen) == 2
+    assert Path(f"/proc/self/ns/{kind}").readlink() not in seen
+
+
+def test_root_and_tmp_and_shm_are_the_pods_own(
+    cluster: Cluster, image: Image, tmp_path: Path
+) -> None:
+    pod = cluster.pod(PodSpec(name="a", image=image, command=SLEEP)).start()
+    pod.shell("touch /root/mark /tmp/mark-of-pod /dev/shm/mark-of-pod")
+    for path in ("/root/mark", "/tmp/mark-of-pod", "/dev/shm/mark-of-pod"):
+        assert not Path(path).exists()
+        assert not any((layer / path[1:]).exists() for layer in image.layers)
+    assert not pod.root.samefile("/")
+    assert not (pod.root / tmp_path.relative_to("/")).exists()
+    assert pod.shell("ls /tmp") == "mark-of-pod"
+
+
+def test_first_process_is_the_pods_own_and_sees_no_other(cluster: Cluster, image: Image) -> None:
+    pod = cluster.pod(PodSpec(name="a", image=image, command=SLEEP)).start()
+    assert [(p.pid, p.args) for p in pod.processes()] == [(1, SLEEP)]
+    assert pod.shell("cat /proc/1/cmdline | tr '\\0' ' '") == "sleep 1000"
+    assert pod.shell("hostname") == "a"
+
+
+def test_nothing_is_left_when_the_cluster_ends(cluster: Cluster, image: Image) -> None:
+    pod = cluster.pod(PodSpec(name="a", image=image, command=SLEEP)).start()
+    before = Path("/proc/self/mountinfo").read_text()
+    assert str(cluster.folder) not in before
+    assert not Path("/run/netns", pod.network.name).exists()
+    cluster.close()
+    assert not Path(f"/proc/{pod.pid}").exists()
+    assert not cluster.folder.exists()
+    assert not list(Path("/sys/fs/cgroup").glob(f"*/mpiboot-{cluster.name}*"))
+
+
+def test_nothing_is_left_when_the_test_is_killed(rig: None) -> None:
+    code = (
+        "import sys, time\n"
+        "from tests.pods.cluster import Cluster\n"
+        "from tests.pods.images import image\n"
+        "from tests.pods.oci import PodSpec\n"
+        "cluster = Cluster()\n"
+        "spec = PodSpec(name='a', image=image('openmpi-5.0', programs=False),"
+        " command=['sleep', '1000'])\n"
+        "print(cluster.pod(spec).start().pid, cluster.folder, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    test = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=images.REPOSITORY
+    )
+    assert test.stdout is not None
+    pid, folder = test.stdout.readline().split()
+    assert Path("/proc", pid).exists()
+    test.kill()
+    test.communicate()
+    deadline = time.monotonic() + 10
+    while Path("/proc", pid).exists() or Path(folder).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+# --- networks ---
+
+
+def test_pods_reach_each_other_on_each_bridge_and_not_across(
+    cluster: Cluster, image: Image
+) -> None:
+    links = (Link(), Link("net1", "br-data", mtu=9000))
+    one, two = (
+        cluster.pod(PodSpec(name=name, image=image, command=SLEEP, links=links)).start()
+        for name in "ab"
+    )
+    three = cluster.pod(PodSpec(name="c", image=image, command=SLEEP)).start()
+    two_data = two.network.addresses("net1")[0]
+    assert reaches(one, two.address)
+    assert reaches(one, two_data)
+    assert reaches(three, two.address)
+    assert not reaches(three, two_data)
+    assert one.shell("cat /sys/class/net/net1/mtu") == "9000"
+    assert sorted(one.shell("ls /sys/class/net").split()) == ["eth0", "lo", "net1"]
+
+
+def test_counters_tell_the_links_apart(cluster: Cluster, image: Image) -> None:
+    links = (Link(), Link("net1", "br-data"))
+    one, two = (
+        cluster.pod(PodSpec(name=name, image=image, command=SLEEP, links=links)).start()
+        for name in "ab"
+    )
+    before = two.counters("net1"), two.counters("eth0")
+    code = (
+        "import socket, sys\n"
+        "for _ in range(20):\n"
+        "    socket.socket(type=socket.SOCK_DGRAM).sendto(bytes(1400), (sys.argv[1], 9))\n"
+    )
+    one.exec("/opt/mpiboot/bin/python3", "-c", code, two.network.addresses("net1")[0])
+    after = two.counters("net1"), two.counters("eth0")
+    assert after[0].rx - before[0].rx >= 20 * 1400
+    assert after[1].rx - before[1].rx < 3000
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_cut_link_can_be_mended(cluster: Cluster, image: Image, *, silent: bool) -> None:
+    one, two = (
+        cluster.pod(PodSpec(name=name, image=image, command=SLEEP)).start() for name in "ab"
+    )
+    assert reaches(one, two.address)
+    two.link_down("eth0", silent=silent)
+    assert two.shell("cat /sys/class/net/eth0/carrier") == ("1" if silent else "0")
+    assert not reaches(one, two.address)
+    two.link_up("eth0")
+    deadline = time.monotonic() + 10
+    while not reaches(one, two.address):
+        assert time.monotonic() < deadline
+
+
+def test_ipv6_only(cluster: Cluster, image: Image) -> None:
+    links = (Link(ipv4=False, ipv6=True),)
+    spec = PodSpec(name="a", image=image, command=SLEEP, links=links, subdomain="job")
+    pod = cluster.pod(spec).start()
+    pod.publish()
+    assert pod.address == "fd00:10:244::a"
+    assert pod.shell("getent ahostsv6 a.job | head -n1").split()[0] == pod.address
+    assert cluster.dns.questions("a.job.default.svc.cluster.local")[0].client.startswith("fd00")
+
+
+def test_host_network_shares_the_nodes_links_and_ports(cluster: Cluster, image: Image) -> None:
+    specs = [
+        PodSpec(name=name, image=image, command=SLEEP, host_network="node-1", subdomain="job")
+        for name in "ab"
+    ]
+    one, two = (cluster.pod(spec).start() for spec in specs)
+    assert Path(f"/proc/{one.pid}/ns/net").readlink() == Path(f"/proc/{two.pid}/ns/net").readlink()
+    assert one.address == two.address
+    assert one.shell("hostname") == "node-1"
+    one.publish()
+    assert two.shell("getent hosts a.job").split()[0] == one.address

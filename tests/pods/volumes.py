@@ -1,0 +1,166 @@
+"""What a kubelet mounts into a pod: ConfigMaps and Secrets, files by subPath, and empty folders."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One bind mount or tmpfs of a container, as the OCI runtime wants it."""
+
+    path: str
+    source: str
+    kind: str = "bind"
+    options: tuple[str, ...] = ("rbind", "rprivate", "rw")
+
+    def as_oci(self) -> dict[str, object]:
+        """The entry of `mounts` in a runtime configuration."""
+        return {
+            "destination": self.path,
+            "source": self.source,
+            "type": self.kind,
+            "options": list(self.options),
+        }
+
+
+READ_ONLY = ("rbind", "rprivate", "ro")
+
+
+class Volume(Protocol):
+    """What can be mounted: it is made once per pod, so it lives on over container restarts."""
+
+    path: str
+
+    def make(self, folder: Path) -> Mount:
+        """Makes the volume's files below a folder of its own and says how to mount it."""
+
+
+@dataclass
+class Files:
+    """A ConfigMap or Secret volume: links to `..data`, which is replaced as a whole by `update`.
+
+    `fs_group` does what a pod's fsGroup does to such a volume: the group may read every file.
+    """
+
+    path: str
+    files: Mapping[str, str | bytes]
+    mode: int = 0o644
+    modes: Mapping[str, int] = field(default_factory=dict)
+    fs_group: int | None = None
+    _folder: Path | None = field(default=None, init=False)
+
+    def make(self, folder: Path) -> Mount:
+        """Writes the first state of the volume."""
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)
+        self._folder = folder
+        self.update(self.files)
+        return Mount(self.path, str(folder), options=READ_ONLY)
+
+    def update(self, files: Mapping[str, str | bytes]) -> None:
+        """Replaces all files at once, the way the kubelet's atomic writer does."""
+        if self._folder is None:  # not mounted yet
+            self.files = files
+            return
+        stamp = time.strftime("..%Y_%m_%d_%H_%M_%S.") + str(time.time_ns() % 10**9)
+        state = self._folder / stamp
+        state.mkdir()
+        state.chmod(0o755)
+        for name, content in files.items():
+            self._write(state / name, content)
+        data = self._folder / "..data"
+        old = data.resolve() if data.is_symlink() else None
+        fresh = self._folder / "..data_tmp"
+        fresh.symlink_to(stamp)
+        fresh.rename(data)
+        for name in {link.name for link in self._folder.iterdir()} - set(files):
+            if not name.startswith(".."):
+                (self._folder / name).unlink()
+        for name in files:
+            if not (self._folder / name).is_symlink():
+                (self._folder / name).symlink_to(f"..data/{name}")
+        if old is not None:
+            shutil.rmtree(old)
+        self.files = files
+
+    def _write(self, path: Path, content: str | bytes) -> None:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        mode = self.modes.get(path.name, self.mode)
+        if self.fs_group is not None:
+            os.chown(path, 0, self.fs_group)
+            mode |= 0o440
+        path.chmod(mode)
+
+
+@dataclass
+class SubPath:
+    """One key of a ConfigMap or Secret mounted by subPath: a plain file that never changes."""
+
+    path: str
+    content: str | bytes
+    mode: int = 0o644
+
+    def make(self, folder: Path) -> Mount:
+        """Writes the file."""
+        content = self.content
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.write_bytes(content.encode() if isinstance(content, str) else content)
+        folder.chmod(self.mode)
+        return Mount(self.path, str(folder), options=READ_ONLY)
+
+
+@dataclass
+class EmptyDir:
+    """An empty folder that lives as long as the pod; `host` is where the test can look at it."""
+
+    path: str
+    mode: int = 0o777
+    options: tuple[str, ...] = ()
+    host: Path | None = field(default=None, init=False)
+
+    def make(self, folder: Path) -> Mount:
+        """Makes the folder."""
+        folder.mkdir(parents=True)
+        folder.chmod(self.mode)
+        self.host = folder
+        return Mount(self.path, str(folder), options=("rbind", "rprivate", "rw", *self.options))
+
+
+@dataclass
+class Tmpfs:
+    """A file system in memory, with a size, made anew with each container."""
+
+    path: str
+    size: int = 64 << 20
+    mode: int = 0o1777
+    options: tuple[str, ...] = ("nosuid", "nodev")
+
+    def make(self, folder: Path) -> Mount:
+        """Says how to mount it; nothing is made on the host."""
+        del folder
+        options = (*self.options, f"mode={self.mode:o}", f"size={self.size}")
+        return Mount(self.path, "tmpfs", "tmpfs", options)
+
+
+@dataclass
+class HostPath:
+    """A folder or file of the host, read-only unless asked otherwise (hostPath in a manifest)."""
+
+    path: str
+    source: Path
+    writable: bool = False
+
+    def make(self, folder: Path) -> Mount:
+        """Says how to mount it; nothing is made on the host."""
+        del folder
+        options = ("rbind", "rprivate", "rw") if self.writable else READ_ONLY
+        return Mount(self.path, str(self.source), options=options)

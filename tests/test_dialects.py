@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from mpiboot import dialects, plan
+from mpiboot.checks import ExitCode
+from mpiboot.dialects import DIALECTS, HOSTFILE_VARS, Dialect
+from mpiboot.errors import MpibootError
+from mpiboot.hostfile import Syntax
+from mpiboot.making import parameter
+from mpiboot.model import Mpi
+from mpiboot.mpirun_options import GRAMMARS
+
+SUPPORTED = [row for row in DIALECTS.values() if row.supported]
+# Intents that a version may do without; each with the reason in its row's absence.
+MAY_LACK = {"openmpi5": {"keep_fqdn_var", "remove", "evaluated_but"}, "openmpi4": {"remove"}}
+
+
+@pytest.mark.parametrize("row", SUPPORTED, ids=lambda row: row.family)
+def test_a_supported_row_says_something_of_every_intent(row: Dialect) -> None:
+    empty = {
+        item.name
+        for item in fields(row)
+        if getattr(row, item.name) in ("", ()) and item.name not in MAY_LACK[row.family]
+    }
+    assert empty == set()
+
+
+@pytest.mark.parametrize("row", DIALECTS.values(), ids=lambda row: row.family)
+def test_every_row_can_be_written_read_and_explained(row: Dialect) -> None:
+    assert row.family in GRAMMARS
+    assert isinstance(row.syntax, Syntax)
+    assert row.hostfile_var in HOSTFILE_VARS
+    assert row.export in ("-x", "list", "all")
+    assert all(item.because and item.name for item in (*row.constants, *row.root))
+    assert row.lost_without_parent
+
+
+@pytest.mark.parametrize("row", SUPPORTED, ids=lambda row: row.family)
+def test_open_mpis_parameters_are_named_by_the_prefix_that_this_version_reads(row: Dialect) -> None:
+    own = "OMPI_MCA_" if row.family == "openmpi4" else "PRTE_MCA_"
+    for name in (
+        row.hostfile_var,
+        row.agent_var,
+        row.agent_args_var,
+        row.keep_fqdn_var,
+        row.daemon_link_var,
+        row.concurrency_var,
+        row.bind_var,
+        row.map_var,
+        row.oversubscribe_var,
+    ):
+        assert not name or name.startswith(own)
+    assert row.evaluated == own
+    assert all(name.startswith("OMPI_MCA_") for name in row.mpi_link_vars)
+
+
+def test_no_constant_holds_what_a_remote_shell_would_read() -> None:
+    for row in DIALECTS.values():
+        for item in (*row.constants, *row.root):
+            assert not set(item.value) & set("\"'$\\`;&|<>() \n"), item
+
+
+def test_the_launch_is_flat_and_attached() -> None:
+    constants = {row.family: {item.name: item.value for item in row.constants} for row in SUPPORTED}
+    assert constants["openmpi4"]["OMPI_MCA_routed"] == "direct"
+    assert "OMPI_MCA_plm_rsh_no_tree_spawn" not in constants["openmpi4"]
+    assert constants["openmpi5"]["PRTE_MCA_plm_ssh_no_tree_spawn"] == "1"
+
+
+def test_only_version_five_takes_a_single_link() -> None:
+    assert not dialects.OPENMPI4.one_link
+    assert dialects.OPENMPI5.one_link
+
+
+def test_collectives_that_open_rdma_devices_are_off() -> None:
+    for row in SUPPORTED:
+        names = {item.name for item in row.constants}
+        assert {"OMPI_MCA_coll_hcoll_enable", "OMPI_MCA_coll_ucc_enable"} <= names
+
+
+def test_hydra_would_send_what_belongs_to_the_launcher_so_it_is_taken_out() -> None:
+    assert dialects.MPICH.export == "all"
+    assert {"HOSTNAME", "NVIDIA_VISIBLE_DEVICES", "HYDRA_LAUNCHER"} <= set(dialects.MPICH.remove)
+
+
+@pytest.mark.parametrize(
+    ("mpi", "said"),
+    [
+        (Mpi("mpich", "4.0.2", "/usr/bin/mpirun", "HYDRA build details:"), "HYDRA build details:"),
+        (Mpi("intel", "2021", "/opt/mpirun", "Intel(R) MPI Library"), "Intel(R) MPI Library"),
+        (Mpi("", "", "/usr/bin/mpirun", "it said nothing"), "it said nothing"),
+        (Mpi("", "", "/usr/bin/mpirun", ""), "/usr/bin/mpirun is not recognised"),
+    ],
+)
+def test_what_is_only_a_sketch_is_refused_with_what_works(mpi: Mpi, said: str) -> None:
+    with pytest.raises(MpibootError) as refused:
+        plan.dialect(mpi)
+    assert refused.value.code == ExitCode.CONFLICT
+    assert said in refused.value.finding.said
+    assert mpi.path in refused.value.finding.said
+    assert "Open MPI 4.1 (ORTE), Open MPI 5.0 (PRRTE)" in refused.value.finding.said
+    assert "MPIBOOT_MPI" in refused.value.finding.hint
+
+
+@pytest.mark.parametrize(
+    ("variable", "name"),
+    [
+        ("OMPI_MCA_btl", "btl"),
+        ("PRTE_MCA_prte_if_include", "prte_if_include"),
+        ("PMIX_MCA_x", "x"),
+        ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT"),
+    ],
+)
+def test_a_variable_is_known_by_the_name_that_mca_takes(variable: str, name: str) -> None:
+    assert parameter(variable) == name

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import configparser
+import pkgutil
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mpiboot
+
+ROOT = Path(__file__).parent.parent
+EDGES = ("mpiboot.act", "mpiboot.observe", "mpiboot.cli")
+
+
+def lint_imports() -> str | None:
+    beside = Path(sys.executable).with_name("lint-imports")
+    return str(beside) if beside.exists() else shutil.which("lint-imports")
+
+
+def sources(contract: str) -> set[str]:
+    read = configparser.ConfigParser()
+    read.read(ROOT / ".importlinter")
+    return set(read[f"importlinter:contract:{contract}"]["source_modules"].split())
+
+
+@pytest.mark.skipif(lint_imports() is None, reason="import-linter is not installed")
+def test_every_module_imports_downwards_only() -> None:
+    done = subprocess.run(
+        [lint_imports() or "", "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_module_escapes_the_contracts() -> None:
+    # A new module is pure, or it is told in .importlinter that it is not.
+    pure, orchestration = sources("pure"), sources("third-party")
+    found = {
+        item.name
+        for item in pkgutil.walk_packages(mpiboot.__path__, "mpiboot.")
+        if not item.name.startswith(EDGES)
+    }
+    assert pure & orchestration == set()
+    assert pure | orchestration == found
+
+
+def test_the_small_parent_is_held_to_its_own_contract() -> None:
+    found = {f"mpiboot.{path.stem}" for path in (ROOT / "mpiboot").glob("supervise*.py")}
+    assert found <= sources("parent") | sources("pure")
+    assert "mpiboot.supervise" in sources("parent")
+
+
+def test_the_package_itself_imports_nothing() -> None:
+    lines = (ROOT / "mpiboot" / "__init__.py").read_text().splitlines()
+    assert not [line for line in lines if line.startswith(("import ", "from "))]

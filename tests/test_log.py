@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from mpiboot import log
+from mpiboot.model import Finding, Level
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    yield
+    log.configure()
+
+
+def test_people_read_plain_words_on_stderr_and_nothing_on_stdout(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    log.info("gate", "2/4 hosts ready", ready=2)
+    log.warning("dns", "an answer flips", hint="look at the resolvers")
+    log.error("ssh", "refused")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "mpiboot: 2/4 hosts ready",
+        "mpiboot: warning: an answer flips",
+        "mpiboot:   -> look at the resolvers",
+        "mpiboot: error: refused",
+    ]
+
+
+def test_json_is_one_valid_object_a_line_whatever_a_message_holds(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    log.configure(form="json", role="launcher")
+    messages = ['quote " and \\', "two\nlines", "\u00e9\u2028\u0000", "", "\udce9 not UTF-8"]
+    for message in messages:
+        log.info("event", message, number=1, listed=["a\nb"], nothing=None)
+    lines = capfd.readouterr().err.split("\n")
+    assert lines.pop() == ""
+    assert len(lines) == len(messages)
+    for line, message in zip(lines, messages, strict=True):
+        record = json.loads(line)
+        assert record["event"] == "event"
+        assert record["role"] == "launcher"
+        assert record["level"] == "info"
+        assert record["time"].endswith("Z")
+        assert record["listed"] == ["a\nb"]
+        assert record["nothing"] is None
+        assert record["message"] == message or "\udce9" in message
+
+
+def test_only_lines_at_or_above_the_level_are_written(capfd: pytest.CaptureFixture[str]) -> None:
+    for level, shown in (("debug", 4), ("info", 3), ("warning", 2), ("error", 1)):
+        log.configure(level=level)
+        log.debug("e", "a")
+        log.info("e", "b")
+        log.warning("e", "c")
+        log.error("e", "d")
+        assert len(capfd.readouterr().err.splitlines()) == shown
+
+
+@pytest.mark.parametrize(
+    ("level", "mark"),
+    [
+        (Level.FAIL, "error: "),
+        (Level.WARN, "warning: "),
+        (Level.UNKNOWN, "warning: "),
+        (Level.OK, ""),
+    ],
+)
+def test_a_finding_is_said_with_reference_host_evidence_and_hint(
+    level: Level, mark: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.finding(Finding("ssh-key", level, "no key", "w-0", ("line 1", "line 2"), "mount it"))
+    assert capfd.readouterr().err.splitlines() == [
+        f"mpiboot: {mark}[ssh-key] w-0: no key",
+        "mpiboot:   line 1",
+        "mpiboot:   line 2",
+        "mpiboot:   -> mount it",
+    ]
+
+
+def test_a_finding_in_json_has_its_parts_as_fields(capfd: pytest.CaptureFixture[str]) -> None:
+    log.configure(form="json")
+    log.finding(Finding("ssh-key", Level.FAIL, "no key", "w-0", ("line",), "mount it"))
+    record = json.loads(capfd.readouterr().err)
+    assert record["check"] == record["event"] == "ssh-key"
+    assert (record["level"], record["host"]) == ("error", "w-0")
+    assert (record["evidence"], record["hint"]) == (["line"], "mount it")
+
+
+def test_auto_is_for_people(capfd: pytest.CaptureFixture[str]) -> None:
+    log.configure(form="auto")
+    log.info("e", "hello")
+    assert capfd.readouterr().err == "mpiboot: hello\n"
+
+
+def test_a_reader_that_is_gone_never_fails_the_job() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    code = "import signal; signal.signal(signal.SIGPIPE, signal.SIG_IGN)\n"
+    code += "from mpiboot import log; log.info('e', 'hello'); print('alive')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], stderr=writing, stdout=subprocess.PIPE, timeout=60, check=True
+    )
+    os.close(writing)
+    assert done.stdout == b"alive\n"

@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiboot.model import Source
+from tests.fakes.plans import (
+    MPIS,
+    NOBODY,
+    PATHS,
+    POD,
+    because,
+    failing,
+    hosts,
+    observed,
+    planned,
+    warned,
+)
+
+FAMILIES = list(MPIS)
+both = pytest.mark.parametrize("family", FAMILIES)
+
+
+@both
+def test_a_network_is_pinned_where_links_have_different_names(family: str) -> None:
+    plan = planned("./train", observed(family, worker_link="ens4"))
+    name = "OMPI_MCA_oob_tcp_if_include" if family == "openmpi4" else "PRTE_MCA_prte_if_include"
+    assert plan.set_env[name] == plan.set_env["OMPI_MCA_btl_tcp_if_include"] == "10.244.0.8/30"
+
+
+@both
+def test_the_users_link_is_pinned_with_where_it_was_given(family: str) -> None:
+    plan = planned("./train", observed(family), {"control_ifname": "net9"})
+    assert because(plan, "control-link") == ("net9", Source.FLAG, "--control-ifname")
+
+
+def test_a_pin_under_version_fours_name_is_carried_over_to_version_five() -> None:
+    environ = {**POD, "OMPI_MCA_oob_tcp_if_include": "eth7"}
+    plan = planned("./train", observed("openmpi5", environ))
+    assert plan.set_env["PRTE_MCA_prte_if_include"] == "eth7"
+    value, source, why = because(plan, "PRTE_MCA_prte_if_include")
+    assert (value, source) == ("eth7", Source.ENVIRONMENT)
+    assert "carried over from OMPI_MCA_oob_tcp_if_include" in why
+
+
+@pytest.mark.parametrize(
+    ("program", "environ"),
+    [
+        ("./train", {"PRTE_MCA_prte_if_include": "eth0,eth1"}),
+        ("./train", {"OMPI_MCA_oob_tcp_if_include": "eth0,eth1"}),
+        ("mpirun --mca oob_tcp_if_include eth0,eth1 ./train", {}),
+        ("mpirun --prtemca prte_if_include eth0,eth1 ./train", {}),
+    ],
+)
+def test_a_list_of_links_crashes_version_five_and_is_refused(
+    program: str, environ: dict[str, str]
+) -> None:
+    plan = planned(program, observed("openmpi5", {**POD, **environ}))
+    assert failing(plan) == ["settings-conflict"]
+    assert "eth0,eth1 is a list" in plan.findings[0].said
+    assert "one link or one CIDR" in plan.findings[0].hint
+
+
+def test_a_list_of_links_is_fine_for_version_four() -> None:
+    environ = {**POD, "OMPI_MCA_oob_tcp_if_include": "eth0,eth1"}
+    assert failing(planned("./train", observed("openmpi4", environ))) == []
+
+
+@pytest.mark.parametrize(
+    ("family", "exclude", "include"),
+    [
+        ("openmpi4", "OMPI_MCA_oob_tcp_if_exclude", "OMPI_MCA_oob_tcp_if_include"),
+        ("openmpi5", "PRTE_MCA_prte_if_exclude", "PRTE_MCA_prte_if_include"),
+        ("openmpi4", "OMPI_MCA_btl_tcp_if_exclude", "OMPI_MCA_btl_tcp_if_include"),
+        ("openmpi5", "OMPI_MCA_btl_tcp_if_exclude", "OMPI_MCA_btl_tcp_if_include"),
+    ],
+)
+def test_links_that_the_user_excludes_are_not_included_as_well(
+    family: str, exclude: str, include: str
+) -> None:
+    plan = planned("./train", observed(family, {**POD, exclude: "docker0"}))
+    assert include not in plan.set_env
+    assert exclude in because(plan, include)[2]
+    parameter = exclude.removeprefix("OMPI_MCA_").removeprefix("PRTE_MCA_")
+    by_flag = planned(f"mpirun --mca {parameter} docker0 ./train", observed(family))
+    assert include not in by_flag.set_env
+
+
+@both
+def test_mpiboots_agent_stands_in_front_of_the_users_own(family: str) -> None:
+    environ = {**POD, "OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh"}
+    plan = planned("./train", observed(family, environ))
+    name = "OMPI_MCA_plm_rsh_agent" if family == "openmpi4" else "PRTE_MCA_plm_ssh_agent"
+    assert plan.set_env[name] == PATHS.agent
+    assert plan.user_agent == "/etc/mpi/kubexec.sh"
+    assert because(plan, "launch-agent")[:2] == ("/etc/mpi/kubexec.sh", Source.ENVIRONMENT)
+
+
+@both
+def test_arguments_for_the_users_own_agent_stay_its_own(family: str) -> None:
+    environ = {
+        **POD,
+        "OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh",
+        "OMPI_MCA_plm_rsh_args": "-p 3 word",
+    }
+    plan = planned("./train", observed(family, environ))
+    name = "OMPI_MCA_plm_rsh_args" if family == "openmpi4" else "PRTE_MCA_plm_ssh_args"
+    assert plan.set_env[name] == "-p 3 word"
+    assert plan.user_args.lines == ()
+
+
+@both
+@pytest.mark.parametrize(
+    "agent", ["ssh", "ssh : rsh", "rsh", "/usr/bin/ssh", "ssh -o Compression=yes : rsh", "ssh -p 9"]
+)
+def test_an_agent_that_is_ssh_is_not_the_users_own_and_cannot_step_down(
+    family: str, agent: str
+) -> None:
+    plan = planned("./train", observed(family, {**POD, "OMPI_MCA_plm_rsh_agent": agent}))
+    assert plan.user_agent == ""
+    assert plan.user_args.lines == (("Compression yes",) if "Compression" in agent else ())
+    assert bool(warned(plan)) == ("-p 9" in agent)
+
+
+@both
+def test_the_users_ssh_arguments_are_merged_behind_ours_and_reported(family: str) -> None:
+    given_ = "-o StrictHostKeyChecking=no -o ConnectTimeout=7 -v"
+    plan = planned("./train", observed(family, {**POD, "OMPI_MCA_plm_rsh_args": given_}))
+    assert plan.user_args.lines == ("ConnectTimeout 7",)
+    assert plan.user_args.words == ("-v",)
+    assert "OMPI_MCA_plm_rsh_args has StrictHostKeyChecking=no: without effect" in warned(plan)[0]
+    assert because(plan, "ssh-arguments")[1] is Source.ENVIRONMENT
+
+
+def test_the_words_that_are_left_are_all_that_mpirun_passes_on() -> None:
+    environ = {**POD, "OMPI_MCA_plm_rsh_args": "-p 9 -v"}
+    assert (
+        planned("./train", observed("openmpi4", environ)).environment(environ)[
+            "OMPI_MCA_plm_rsh_args"
+        ]
+        == "-v"
+    )
+    environ = {**POD, "OMPI_MCA_plm_rsh_args": "-p 9"}
+    env = planned("./train", observed("openmpi4", environ)).environment(environ)
+    assert "OMPI_MCA_plm_rsh_args" not in env
+
+
+def test_ssh_arguments_on_the_line_are_reported_where_they_beat_what_was_verified() -> None:
+    plan = planned("mpirun --mca plm_rsh_args -oStrictHostKeyChecking=no ./train")
+    assert "--mca plm_rsh_args on the mpirun line has StrictHostKeyChecking=no" in warned(plan)[0]
+    assert because(plan, "ssh-arguments")[1] is Source.FLAG
+
+
+@both
+def test_more_hosts_than_agents_at_once_would_wait_for_ever(family: str) -> None:
+    name = f"{'OMPI_MCA_plm_rsh' if family == 'openmpi4' else 'PRTE_MCA_plm_ssh'}_num_concurrent"
+    assert name not in planned("./train", observed(family, listed=hosts(*[1] * 128))).set_env
+    many = planned("./train", observed(family, listed=hosts(*[1] * 129)))
+    assert many.set_env[name] == "129"
+
+
+@both
+def test_what_could_hide_the_agent_from_mpirun_is_remembered(family: str) -> None:
+    environ = {**POD, "OMPI_MCA_plm": "isolated"}
+    plan = planned("mpirun --mca plm slurm ./train", observed(family, environ))
+    assert plan.suspects == (
+        ("--mca plm slurm", "given on the mpirun line"),
+        ("OMPI_MCA_plm", "OMPI_MCA_plm=isolated"),
+    )
+
+
+@both
+def test_root_is_allowed_only_where_the_pod_is_root(family: str) -> None:
+    names = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}
+    assert names <= planned("./train", observed(family)).set_env.keys()
+    plan = planned("./train", observed(family, {"PATH": "/bin"}, identity=NOBODY))
+    assert not names & plan.set_env.keys()
+    assert {name: plan.set_env[name] for name in ("HOME", "USER", "LOGNAME")} == {
+        "HOME": "/",
+        "USER": "uid1000",
+        "LOGNAME": "uid1000",
+    }
+
+
+@both
+def test_another_resource_managers_variables_are_taken_out(family: str) -> None:
+    environ = {**POD, "SLURM_JOB_ID": "7", "SLURM_NODELIST": "x", "PBS_JOBID": "8"}
+    plan = planned("./train", observed(family, environ))
+    assert {"SLURM_JOB_ID", "SLURM_NODELIST", "PBS_JOBID"} <= set(plan.unset_env)
+    assert not {"SLURM_JOB_ID", "PBS_JOBID"} & plan.environment(environ).keys()
+    assert because(plan, "SLURM_JOB_ID")[0] == "(removed)"
+
+
+@both
+def test_a_platforms_own_variables_stay(family: str) -> None:
+    environ = {**POD, "LSB_JOBID": "7", "LSB_HOSTS": "a b"}
+    plan = planned("./train", observed(family, environ))
+    assert "LSB_JOBID" not in plan.unset_env
+
+
+def test_version_four_forwards_by_flags_and_the_lines_own_come_first() -> None:
+    environ = {**POD, "NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "a"}
+    plan = planned("mpirun -x NCCL_DEBUG=WARN ./train", observed("openmpi4", environ))
+    pairs = [f"-x {b}" for a, b in zip(plan.argv, plan.argv[1:], strict=False) if a == "-x"]
+    assert "-x NCCL_IB_HCA" in pairs
+    assert [item for item in pairs if "NCCL_DEBUG" in item] == ["-x NCCL_DEBUG=WARN"]
+
+
+def test_version_five_forwards_by_a_list_that_never_repeats_the_users() -> None:
+    environ = {
+        **POD,
+        "NCCL_DEBUG": "INFO",
+        "NCCL_IB_HCA": "a",
+        "OMPI_MCA_mca_base_env_list": "MINE=1;NCCL_DEBUG=WARN",
+    }
+    plan = planned("./train", observed("openmpi5", environ))
+    assert "-x" not in plan.argv
+    listed = plan.set_env["OMPI_MCA_mca_base_env_list"].split(";")
+    assert listed[:2] == ["MINE=1", "NCCL_DEBUG=WARN"]
+    assert listed.count("NCCL_DEBUG") == 0
+    assert "NCCL_IB_HCA" in listed
+
+
+def test_version_four_refuses_flags_beside_a_list_so_the_list_takes_the_names() -> None:
+    environ = {**POD, "NCCL_DEBUG": "INFO", "OMPI_MCA_mca_base_env_list": "MINE=1"}
+    plan = planned("./train", observed("openmpi4", environ))
+    assert "-x" not in plan.argv
+    listed = plan.set_env["OMPI_MCA_mca_base_env_list"].split(";")
+    assert listed[0] == "MINE=1"
+    assert "NCCL_DEBUG" in listed
+
+
+def test_a_list_on_version_fours_line_leaves_no_way_to_forward_and_that_is_said() -> None:
+    environ = {**POD, "NCCL_DEBUG": "INFO"}
+    line = "mpirun --mca mca_base_env_list A=1 ./train"
+    plan = planned(line, observed("openmpi4", environ))
+    assert "-x" not in plan.argv
+    assert "nothing else is forwarded" in warned(plan)[0]
+    assert "-x" in planned(line, observed("openmpi5", environ)).argv
+
+
+def test_a_variable_that_was_asked_for_and_is_not_forwarded_is_said() -> None:
+    plan = planned("./train", observed(), {"forward": "NOT_THERE"})
+    assert "NOT_THERE is not forwarded: it is not set in this pod" in warned(plan)
+
+
+@pytest.mark.parametrize("char", list('"$\\`\n'))
+@pytest.mark.parametrize(
+    ("family", "prefix"), [("openmpi4", "OMPI_MCA_"), ("openmpi5", "PRTE_MCA_")]
+)
+def test_a_value_that_the_workers_shell_would_read_is_refused_by_its_name(
+    family: str, prefix: str, char: str
+) -> None:
+    plan = planned("./train", observed(family, {**POD, f"{prefix}any": f"a{char}b"}))
+    assert failing(plan) == ["unsafe-value"]
+    assert f"{prefix}any" in plan.findings[0].said
+    other = "PRTE_MCA_" if prefix == "OMPI_MCA_" else "OMPI_MCA_"
+    assert failing(planned("./train", observed(family, {**POD, f"{other}any": f"a{char}b"}))) == []
+
+
+@pytest.mark.parametrize(
+    ("family", "parameter", "refused"),
+    [
+        ("openmpi4", "anything", True),
+        ("openmpi4", "mca_base_env_list", False),
+        ("openmpi5", "plm_ssh_args", True),
+        ("openmpi5", "oob_tcp_if_include", True),
+        ("openmpi5", "btl_tcp_links", False),
+    ],
+)
+def test_a_flags_value_is_refused_where_it_reaches_the_workers_shell_too(
+    family: str,
+    parameter: str,
+    refused: bool,  # noqa: FBT001 - a table's column
+) -> None:
+    plan = planned(f"mpirun --mca {parameter} a$b ./train", observed(family))
+    assert ("unsafe-value" in failing(plan)) is refused
+
+
+def test_version_fours_list_of_variables_is_never_on_a_command_line() -> None:
+    environ = {**POD, "OMPI_MCA_mca_base_env_list": 'A="$x"'}
+    assert failing(planned("./train", observed("openmpi4", environ))) == []
+
+
+@given(st.text(st.characters(exclude_characters="\0"), max_size=20))
+def test_no_value_reaches_a_remote_shell_unescaped(value: str) -> None:
+    plan = planned("./train", observed("openmpi4", {**POD, "OMPI_MCA_x": value}))
+    assert ("unsafe-value" in failing(plan)) == bool(set(value) & set('"$\\`\n'))

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from mpiboot.checks import CHECKS
+from mpiboot.settings import ROWS
+
+ROOT = Path(__file__).parent.parent
+PAGES = ROOT / "docs" / "reference"
+
+
+def test_the_reference_pages_are_what_the_tables_say() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "pages"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_setting_is_on_its_page() -> None:
+    text = (PAGES / "settings.md").read_text()
+    assert [row.variable for row in ROWS if f"`{row.variable}`" not in text] == []
+
+
+def test_every_failure_is_on_its_page_with_its_exit_code() -> None:
+    lines = (PAGES / "errors.md").read_text().splitlines()
+    for row in CHECKS:
+        assert any(f"`{row.reference}` | {int(row.code)} |" in line for line in lines)
+
+
+def test_references_are_unique() -> None:
+    assert len({row.reference for row in CHECKS}) == len(CHECKS)

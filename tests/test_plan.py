@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mpiboot import render
+from mpiboot.checks import BY_REFERENCE, ExitCode
+from mpiboot.errors import MpibootError
+from mpiboot.model import Finding, Host, Level, Mpi, Source
+from mpiboot.plan import stop_on_failure
+from mpiboot.settings import resolve
+from tests.fakes.plans import (
+    CASES,
+    MPIS,
+    OPERATOR,
+    PATHS,
+    POD,
+    Case,
+    because,
+    failing,
+    hosts,
+    observed,
+    planned,
+    records,
+    warned,
+)
+
+DATA = Path(__file__).parent / "data" / "plans.json"
+FAMILIES = list(MPIS)
+both = pytest.mark.parametrize("family", FAMILIES)
+
+
+@pytest.mark.parametrize("name", [f"{family}, {case}" for family in FAMILIES for case in CASES])
+def test_the_plan_is_the_one_that_was_reviewed(name: str) -> None:
+    # tests/data/build_plans.py writes the file anew.
+    assert records()[name] == json.loads(DATA.read_text())[name]
+
+
+@both
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_decision_has_a_source_and_a_reason(family: str, case: Case) -> None:
+    for item in planned(case.program, observed(family, {**POD, **case.environ})).decisions:
+        assert item.source in Source
+        assert item.because, item.name
+
+
+@both
+def test_a_variable_that_the_pod_sets_is_kept_and_shown(family: str) -> None:
+    plan = planned("./train", observed(family, {**POD, "OMPI_MCA_pml": "ucx"}))
+    assert "OMPI_MCA_pml" not in plan.set_env
+    assert plan.environment({"OMPI_MCA_pml": "ucx"})["OMPI_MCA_pml"] == "ucx"
+    assert because(plan, "OMPI_MCA_pml") == ("ucx", Source.ENVIRONMENT, "set in this pod, and kept")
+
+
+@both
+def test_a_flag_of_the_line_is_kept_and_shown(family: str) -> None:
+    plan = planned("mpirun --mca pml ucx --bind-to core ./train", observed(family))
+    assert "OMPI_MCA_pml" not in plan.set_env
+    assert because(plan, "OMPI_MCA_pml")[:2] == ("ucx", Source.FLAG)
+    assert because(plan, "binding")[:2] == ("core", Source.FLAG)
+    assert not any("binding_policy" in name for name in plan.set_env)
+
+
+@both
+def test_what_mpiboot_adds_stands_before_the_users_words_which_stay_as_they_are(
+    family: str,
+) -> None:
+    line = "mpirun --tag-output --mca a b ./train -n 7 --hostfile x -- y"
+    plan = planned(line, observed(family))
+    words = line.split()
+    assert plan.argv[0] == "mpirun"
+    assert list(plan.argv[-len(words) + 1 :]) == words[1:]
+    assert plan.argv[1:3] == ("-n", "4")
+
+
+def test_an_mpirun_by_path_stays_that_path() -> None:
+    assert planned("/opt/mpi/bin/mpirun ./train").argv[0] == "/opt/mpi/bin/mpirun"
+
+
+@both
+def test_an_unknown_option_ends_the_reading_and_that_is_said(family: str) -> None:
+    plan = planned("mpirun --frobnicate 3 -n 2 ./train", observed(family))
+    assert "--frobnicate is not an option that mpiboot knows" in warned(plan)[0]
+    assert "-n" not in plan.argv[1 : plan.argv.index("--frobnicate")]
+    assert ("--frobnicate", "an option that mpiboot does not know") in plan.suspects
+
+
+@pytest.mark.parametrize("word", ["--hostfile", "-hostfile", "--machinefile", "--default-hostfile"])
+@both
+def test_the_hostfile_of_the_line_becomes_mpiboots_copy(family: str, word: str) -> None:
+    plan = planned(f"mpirun {word} /etc/mpi/hostfile -n 2 ./train {word} mine", observed(family))
+    at = plan.argv.index(word)
+    assert plan.argv[at + 1] == PATHS.hostfile
+    assert plan.argv[-1] == "mine"
+
+
+@both
+def test_every_variable_that_names_a_hostfile_follows(family: str) -> None:
+    named = dict.fromkeys(
+        (
+            "MPI_HOSTFILE",
+            "MPIBOOT_HOSTFILE",
+            "HYDRA_HOST_FILE",
+            "I_MPI_HYDRA_HOST_FILE",
+            "OMPI_MCA_orte_default_hostfile",
+            "PRTE_MCA_prte_default_hostfile",
+        ),
+        "/etc/mpi/hostfile",
+    )
+    environ = {**POD, **named}
+    env = planned("./train", observed(family, environ)).environment(environ)
+    assert {env[name] for name in named} == {PATHS.hostfile}
+
+
+def test_version_five_gets_the_hostfile_by_the_name_that_it_reads() -> None:
+    plan = planned("./train", observed("openmpi5", {**POD, **OPERATOR}))
+    assert plan.set_env["PRTE_MCA_prte_default_hostfile"] == PATHS.hostfile
+
+
+@both
+def test_long_names_go_into_the_copy_and_into_the_list_of_daemons(family: str) -> None:
+    long = {"w-0.job.ns.svc": "w-0.job.ns.svc.cluster.local"}
+    plan = planned("./train", observed(family, renamed=long))
+    assert "w-0.job.ns.svc.cluster.local slots=2" in plan.hostfile.splitlines()
+    assert plan.daemons == ("w-0.job.ns.svc.cluster.local", "w-1.job.ns.svc")
+    assert because(plan, "fqdn-rewriting")[0] == "1 names"
+
+
+@both
+def test_without_a_number_every_slot_gets_a_rank(family: str) -> None:
+    plan = planned("./train", observed(family, listed=hosts(1, 3, 2)))
+    assert (plan.ranks, plan.argv[1:3]) == (6, ("-n", "6"))
+    assert because(plan, "ranks") == ("6", Source.DEFAULT, "all slots of 3 hosts")
+
+
+@both
+def test_mpi_np_is_the_number_where_the_line_has_none(family: str) -> None:
+    environ = {**POD, "MPI_NP": "3"}
+    assert because(planned("./train", observed(family, environ)), "ranks") == (
+        "3",
+        Source.ENVIRONMENT,
+        "MPI_NP",
+    )
+    plan = planned("mpirun -n 2 ./train", observed(family, environ))
+    assert (plan.ranks, plan.argv.count("-n")) == (2, 1)
+
+
+@both
+@pytest.mark.parametrize("how", ["setting", "line"])
+def test_more_ranks_than_slots_are_refused_with_what_is_asked_and_offered(
+    family: str, how: str
+) -> None:
+    program, flags = ("./train", {"np": "9"}) if how == "setting" else ("mpirun -n 9 ./train", {})
+    plan = planned(program, observed(family), flags)
+    assert failing(plan) == ["slots"]
+    (finding,) = plan.findings
+    assert "9 ranks are asked for" in finding.said
+    assert "2 hosts offer 4 slots" in finding.said
+    assert "MPIBOOT_OVERSUBSCRIBE" in finding.hint
+    with pytest.raises(MpibootError) as stopped:
+        stop_on_failure(plan)
+    assert stopped.value.code == ExitCode.CONFLICT
+
+
+@both
+def test_more_ranks_than_slots_go_where_that_is_asked_for(family: str) -> None:
+    plan = planned("./train", observed(family), {"np": "9", "oversubscribe": "true"})
+    assert failing(plan) == []
+    assert plan.ranks == 9
+    name = (
+        "OMPI_MCA_rmaps_base_oversubscribe"
+        if family == "openmpi4"
+        else "PRTE_MCA_rmaps_default_mapping_policy"
+    )
+    assert plan.set_env[name] == ("1" if family == "openmpi4" else "slot:oversubscribe")
+
+
+def test_oversubscribing_says_who_asked_for_it() -> None:
+    name = "OMPI_MCA_rmaps_base_oversubscribe"
+    by_flag = planned("./train", observed(), {"oversubscribe": "true"})
+    assert because(by_flag, name)[1:] == (Source.FLAG, "asked for by --oversubscribe")
+    environ = {**POD, "MPIBOOT_OVERSUBSCRIBE": "1"}
+    by_variable = planned("./train", observed(environ=environ))
+    assert because(by_variable, name)[1:] == (
+        Source.ENVIRONMENT,
+        "asked for by MPIBOOT_OVERSUBSCRIBE",
+    )
+
+
+@both
+def test_two_hosts_with_all_ranks_on_the_first_are_refused(family: str) -> None:
+    plan = planned("./train", observed(family, listed=hosts(4, 4)), {"np": "4"})
+    assert failing(plan) == ["slots"]
+    assert "1 of 2 hosts would get no rank: w-1.job.ns.svc" in plan.findings[0].said
+    assert "--map-by node" in plan.findings[0].hint
+
+
+@both
+def test_two_hosts_with_all_ranks_on_the_first_are_fine_where_the_line_asks_for_it(
+    family: str,
+) -> None:
+    plan = planned("mpirun -n 4 --map-by slot ./train", observed(family, listed=hosts(4, 4)))
+    assert failing(plan) == []
+    assert "1 of 2 hosts would get no rank" in warned(plan)[0]
+
+
+@both
+def test_the_launchers_own_host_needs_no_daemon(family: str) -> None:
+    own = Host("launcher.job.ns.svc", 2, slots_given=True)
+    plan = planned("./train", observed(family, listed=(own, *hosts(2)), local=(own,)))
+    assert plan.daemons == ("w-0.job.ns.svc",)
+    assert plan.ranks == 4
+
+
+@pytest.mark.parametrize(
+    ("theirs", "level"),
+    [
+        (Mpi("openmpi4", "4.1.4", "/x", "mpirun (Open MPI) 4.1.4"), None),
+        (Mpi("openmpi4", "4.1.5", "/x", "mpirun (Open MPI) 4.1.5"), Level.WARN),
+        (Mpi("openmpi4", "4.0.7", "/x", "mpirun (Open MPI) 4.0.7"), Level.FAIL),
+        (Mpi("openmpi5", "5.0.7", "/x", "mpirun (Open MPI) 5.0.7"), Level.FAIL),
+        (Mpi("mpich", "4.1.4", "/x", "HYDRA build details:"), Level.FAIL),
+        (Mpi("", "", "/x", ""), Level.FAIL),
+    ],
+)
+def test_another_mpi_on_a_worker_is_said_before_the_start(theirs: Mpi, level: Level | None) -> None:
+    plan = planned("./train", observed("openmpi4", worker_mpi=theirs))
+    found = [item for item in plan.findings if item.check == "mpi-versions"]
+    assert [item.level for item in found] == ([level] * 2 if level else [])
+    for item in found:
+        assert (theirs.said or theirs.path) in item.said
+        assert "the launcher mpirun (Open MPI) 4.1.4" in item.said
+        assert item.host.startswith("w-")
+
+
+def test_a_worker_without_mpi_is_said_and_one_that_tells_nothing_is_not_blamed() -> None:
+    seen = observed()
+    first, second = seen.workers
+    assert first.facts is not None
+    bare = replace(first, facts=replace(first.facts, mpi=None))
+    silent = replace(second, facts=None)
+    plan = planned("./train", replace(seen, workers=(bare, silent)))
+    (finding,) = plan.findings
+    assert (finding.check, finding.host) == ("mpi-versions", "w-0.job.ns.svc")
+    assert "no mpirun" in finding.said
+
+
+SECRET = "hunter2hunter2"
+
+
+@both
+def test_no_secret_is_shown_by_a_plan(family: str) -> None:
+    environ = {
+        **POD,
+        "NCCL_AUTH_TOKEN": SECRET,
+        "OMPI_MCA_some_password": SECRET,
+        "WANDB_API_KEY": SECRET,
+    }
+    line = f"mpirun -x MY_TOKEN={SECRET} ./train --api-key={SECRET}"
+    plan = planned(line, observed(family, environ), {"forward": "WANDB_API_KEY"})
+    args = (plan.decisions, plan.findings, plan.argv, plan.set_env, plan.unset_env)
+    assert SECRET not in render.plan(*args)
+    assert SECRET not in render.plan_json(*args)
+    assert SECRET not in render.command(plan.argv)
+    assert f"MY_TOKEN={SECRET}" in plan.argv
+    assert json.loads(render.plan_json(*args))["argv"][0] == "mpirun"
+
+
+def test_the_first_failure_ends_the_launcher_and_the_others_come_along() -> None:
+    seen = observed("openmpi5", {**POD, "PRTE_MCA_prte_if_include": "a,b", "PRTE_MCA_x": "$"})
+    plan = planned("./train", seen, {"np": "99"})
+    assert failing(plan) == ["slots", "settings-conflict", "unsafe-value"]
+    with pytest.raises(MpibootError) as stopped:
+        stop_on_failure(plan)
+    assert stopped.value.finding.check == "slots"
+    assert [item.check for item in stopped.value.others] == ["settings-conflict", "unsafe-value"]
+    assert all(item.check in BY_REFERENCE for item in plan.findings)
+
+
+def test_warnings_end_nothing() -> None:
+    plan = planned("./train")
+    noisy = replace(plan, findings=(Finding("usage", Level.WARN, "odd"),))
+    stop_on_failure(noisy)
+
+
+def test_the_family_can_be_said_where_the_programs_answer_is_not_to_be_trusted() -> None:
+    seen = observed("openmpi5")
+    assert resolve({"mpi": "openmpi5"}, {}).settings.mpi == "openmpi5"
+    assert planned("./train", replace(seen, mpi=replace(seen.mpi, version=""))).argv[0] == "mpirun"

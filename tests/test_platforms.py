@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import pytest
+
+from mpiboot import platforms
+from mpiboot.checks import ExitCode
+from mpiboot.errors import MpibootError
+from mpiboot.model import Role, Source
+from mpiboot.settings import resolve
+
+OPERATOR = {"K_MPI_JOB_ROLE": "launcher"}
+Row = tuple[dict[str, str], tuple[str, ...], str, Role, Source, str]
+
+
+@pytest.mark.parametrize(
+    ("environ", "name", "mark"),
+    [
+        ({"K_MPI_JOB_ROLE": "worker"}, "mpi-operator", "K_MPI_JOB_ROLE"),
+        ({"VC_TASK_INDEX": "0"}, "volcano", "VC_TASK_INDEX"),
+        ({"VK_TASK_INDEX": "1"}, "volcano", "VK_TASK_INDEX"),
+        ({"LSB_JOBID": "7"}, "lsf", "LSB_JOBID"),
+        ({"K_MPI_JOB_ROLE": ""}, "plain", "nothing says otherwise"),
+        ({}, "plain", "nothing says otherwise"),
+    ],
+)
+def test_a_platform_is_recognised_by_its_own_mark(
+    environ: dict[str, str], name: str, mark: str
+) -> None:
+    row, decision = platforms.recognise(environ)
+    assert row.name == decision.value == name
+    assert (decision.name, decision.source, decision.because) == (
+        "platform",
+        Source.DETECTED,
+        mark,
+    )
+
+
+def test_only_the_platform_of_a_resource_manager_keeps_its_variables() -> None:
+    assert {row.name: row.managers for row in platforms.PLATFORMS if row.managers} == {
+        "lsf": ("LSB_", "LSF_")
+    }
+
+
+# environment, arguments, mounted hostfile -> role, its source, what says so
+ROLES: dict[str, Row] = {
+    "the setting comes first": (
+        {"MPIBOOT_ROLE": "none", "K_MPI_JOB_ROLE": "launcher", "START_SSHD": "true"},
+        ("prog",),
+        "/etc/mpi/hostfile",
+        Role.NONE,
+        Source.ENVIRONMENT,
+        "MPIBOOT_ROLE",
+    ),
+    "then the operator": (
+        {"K_MPI_JOB_ROLE": "launcher", "START_SSHD": "true"},
+        ("prog",),
+        "/etc/mpi/hostfile",
+        Role.LAUNCHER,
+        Source.PLATFORM,
+        "K_MPI_JOB_ROLE=launcher",
+    ),
+    "the operator's workers": (
+        {"K_MPI_JOB_ROLE": "Worker"},
+        (),
+        "",
+        Role.WORKER,
+        Source.PLATFORM,
+        "K_MPI_JOB_ROLE=worker",
+    ),
+    "a word that the operator never writes": (
+        {"K_MPI_JOB_ROLE": "captain", "START_SSHD": "1"},
+        (),
+        "",
+        Role.WORKER,
+        Source.ENVIRONMENT,
+        "START_SSHD is true",
+    ),
+    "then START_SSHD": (
+        {"START_SSHD": "true"},
+        ("prog",),
+        "/etc/mpi/hostfile",
+        Role.WORKER,
+        Source.ENVIRONMENT,
+        "START_SSHD is true",
+    ),
+    "then what is asked for": (
+        {},
+        ("/usr/sbin/sshd", "-De"),
+        "/etc/mpi/hostfile",
+        Role.WORKER,
+        Source.DETECTED,
+        "/usr/sbin/sshd",
+    ),
+    "START_SSHD=false says nothing": (
+        {"START_SSHD": "false"},
+        ("prog",),
+        "",
+        Role.NONE,
+        Source.DEFAULT,
+        "nothing says a role",
+    ),
+    "shell alone is no worker": ({}, ("shell",), "", Role.NONE, Source.DEFAULT, "nothing says"),
+    "nothing at all": ({}, ("prog",), "", Role.NONE, Source.DEFAULT, "nothing says a role"),
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "program", "hostfile", "role", "source", "because"), ROLES.values(), ids=ROLES
+)
+def test_the_role_is_what_the_strongest_mark_says(
+    environ: dict[str, str],
+    program: tuple[str, ...],
+    hostfile: str,
+    role: Role,
+    source: Source,
+    because: str,
+) -> None:
+    found, decision = platforms.role(resolve({}, environ), environ, program, hostfile)
+    assert found is role
+    assert (decision.name, decision.value, decision.source) == ("role", role.value, source)
+    assert because in decision.because
+
+
+@pytest.mark.parametrize("environ", [{}, {"VC_TASK_INDEX": "0"}, {"LSB_JOBID": "1"}])
+def test_a_mounted_hostfile_alone_makes_no_launcher(environ: dict[str, str]) -> None:
+    with pytest.raises(MpibootError) as unclear:
+        platforms.role(resolve({}, environ), environ, ("mpirun", "./a"), "/etc/mpi/hostfile")
+    assert unclear.value.code == ExitCode.USAGE
+    assert unclear.value.finding.check == "role"
+    assert "/etc/mpi/hostfile" in unclear.value.finding.said
+    assert "MPIBOOT_ROLE" in unclear.value.finding.hint
+
+
+@pytest.mark.parametrize("program", [("/usr/sbin/sshd", "-De"), ("sshd",), ("worker",), ("shell",)])
+def test_arguments_that_only_ask_for_a_server_are_recognised(program: tuple[str, ...]) -> None:
+    assert platforms.is_sshd(program)
+
+
+@pytest.mark.parametrize("program", [("/opt/sshd-like",), ("sleep", "infinity"), ()])
+def test_a_program_is_not_taken_for_a_server(program: tuple[str, ...]) -> None:
+    assert not platforms.is_sshd(program)

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiboot import render
+from mpiboot.checks import failed
+from mpiboot.model import Decision, Finding, Level, Role, Source
+from mpiboot.settings import ROWS, Row, resolve
+from tests.fakes.plans import link, observed
+
+SECRET = "hunter2"
+
+
+def test_columns_are_aligned_and_the_last_one_is_free() -> None:
+    text = render.table(("a", "bbb", "c"), [("xxxx", "y", "long words here"), ("1", "2", "")])
+    assert text == "a     bbb  c\nxxxx  y    long words here\n1     2\n"
+
+
+def test_a_table_of_one_column_is_a_list() -> None:
+    assert render.table(("a",), [("x",)], indent="  ") == "  a\n  x\n"
+
+
+def test_a_table_without_rows_is_its_head() -> None:
+    assert render.table(("a", "b"), []) == "a  b\n"
+
+
+@dataclass
+class Record:
+    role: Role
+    items: tuple[object, ...]
+    _hidden: str = "x"
+
+
+def test_records_become_json_with_the_words_of_enums_and_without_private_fields() -> None:
+    value = Record(Role.WORKER, (1, 2.5, None, True, {"a": {Level.OK}}, object))
+    told = json.loads(render.as_json(value))
+    assert told == {
+        "role": "worker",
+        "items": [1, 2.5, None, True, {"a": ["ok"]}, "<class 'object'>"],
+    }
+    assert render.as_json(value).endswith("}\n")
+
+
+def test_json_keeps_letters_of_any_language() -> None:
+    assert render.as_json({"said": "naïve ☃"}) == '{\n  "said": "naïve ☃"\n}\n'
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="=\0"), min_size=1), min_size=1))
+def test_a_command_line_can_be_pasted(words: list[str]) -> None:
+    assert shlex.split(render.command(words)) == words
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        (f"API_TOKEN={SECRET}", "API_TOKEN=(hidden)"),
+        (f"--api-key={SECRET}", "--api-key=(hidden)"),
+        (f"--password={SECRET}", "--password=(hidden)"),
+        (f"https_proxy=http://me:{SECRET}@proxy:3128", "https_proxy=http://(hidden)@proxy:3128"),
+        ("NCCL_DEBUG=INFO", "NCCL_DEBUG=INFO"),
+        ("--key=", "--key="),
+        ("a==b", "a==b"),
+        ("x=y=z", "x=y=z"),
+        ("/path=with/equals", "/path=with/equals"),
+        ("./train", "./train"),
+    ],
+)
+def test_what_a_word_gives_to_a_secrets_name_is_masked(word: str, shown: str) -> None:
+    assert render.masked(["mpirun", "-x", word])[2] == shown
+    assert SECRET not in render.command(["mpirun", word])
+
+
+FOUND = (
+    Finding("ssh-key", Level.OK, "there"),
+    Finding("slots", Level.WARN, "odd", "w-1", ("seen",), "do that"),
+    failed("ssh-denied", "no", host="w-10"),
+    Finding("sshd", Level.UNKNOWN, "not told"),
+)
+
+
+def test_findings_are_a_table_with_hints_and_evidence_below() -> None:
+    lines = render.findings(FOUND).splitlines()
+    assert lines[0] == "ok    this pod  ssh-key     there"
+    assert lines[1] == "warn  w-1       slots       odd"
+    assert lines[2].strip() == "seen"
+    assert lines[3].strip() == "-> do that"
+    assert lines[4] == "FAIL  w-10      ssh-denied  no"
+    assert lines[5].strip().startswith("-> launcher and workers must mount")
+    assert lines[6].startswith("?     this pod  sshd ")
+    assert render.findings(()) == ""
+
+
+def test_the_termination_message_says_reference_sentence_hint_and_evidence_in_this_order() -> None:
+    text = render.termination(
+        Finding("slots", Level.FAIL, "too few", "w-1", ("a", "b"), "ask for less"),
+        (Finding("sshd", Level.FAIL, "gone", "w-2"), Finding("role", Level.FAIL, "none")),
+    )
+    assert text == "slots: w-1: too few\n-> ask for less\na\nb\nw-2: gone\nthis pod: none\n"
+
+
+def test_settings_are_shown_with_where_they_came_from() -> None:
+    resolved = resolve({"np": "4"}, {"MPIBOOT_FORWARD": "A,B", "START_SSHD": "yes"})
+    lines = {line.split()[0]: line.split() for line in render.settings(resolved, ROWS).splitlines()}
+    assert lines["MPIBOOT_NP"][1:3] == ["4", "--np"]
+    assert lines["MPIBOOT_FORWARD"][1:3] == ["A,B", "MPIBOOT_FORWARD"]
+    assert lines["MPIBOOT_START_SSHD"][1:3] == ["true", "START_SSHD"]
+    assert lines["MPIBOOT_TIMEOUT"][1:3] == ["600", "default"]
+    assert lines["MPIBOOT_DNS_WAIT"][1:3] == ["-", "default"]
+
+
+def test_settings_are_records_in_json() -> None:
+    resolved = resolve({}, {"MPI_NP": "4"})
+    told = json.loads(render.as_json(render.settings_record(resolved, ROWS)))
+    (np,) = [item for item in told if item["name"] == "np"]
+    assert (np["value"], np["default"], np["source"], np["given_by"]) == (
+        4,
+        None,
+        "environment",
+        "MPI_NP",
+    )
+    assert (np["variable"], np["older"], np["roles"]) == ("MPIBOOT_NP", ["MPI_NP"], ["launcher"])
+    assert len(told) == len(ROWS)
+
+
+def test_a_secret_setting_is_never_shown() -> None:
+    secret = Row(
+        "hostfile", "--hostfile", "MPIBOOT_HOSTFILE", (), "", "x", (), secret=True, kind="text",
+        parse=str,
+    )  # fmt: skip
+    resolved = resolve({"hostfile": SECRET}, {})
+    assert SECRET not in render.settings(resolved, [secret])
+    assert SECRET not in render.as_json(render.settings_record(resolved, [secret]))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "-"), ("", "-"), ((), "-"), (True, "true"), (False, "false"), (30.0, "30"),
+     (0.5, "0.5"), (7, "7"), (("a", "b"), "a,b"), ("x", "x")],
+)  # fmt: skip
+def test_a_value_is_shown_as_a_user_would_write_it(value: object, shown: str) -> None:
+    assert render.shown(value) == shown
+
+
+def test_a_plan_for_people_ends_with_the_command() -> None:
+    made = [
+        Decision("ranks", "4", Source.DEFAULT, "all slots"),
+        Decision("x", "", Source.FLAG, "y"),
+    ]
+    text = render.plan(made, FOUND, ["mpirun", "-n", "4", "./a b"], {"A": "1"}, ["B", "C"])
+    assert text.startswith("ok ")
+    assert "  ranks     4      default  all slots\n" in text
+    assert "  x         -      flag     y\n" in text
+    assert text.endswith("\n  1 variables set, 2 removed\n\nmpirun -n 4 './a b'\n")
+
+
+def test_a_plan_in_json_masks_secrets() -> None:
+    told = json.loads(
+        render.plan_json([], [], ["mpirun", f"A_TOKEN={SECRET}"], {"A_TOKEN": SECRET}, ["B"])
+    )
+    assert told["set"] == {"A_TOKEN": "(hidden)"}
+    assert told["argv"] == ["mpirun", "A_TOKEN=(hidden)"]
+    assert told["removed"] == ["B"]
+
+
+def test_facts_are_shown_for_a_person() -> None:
+    facts = observed().workers[0].facts
+    assert facts is not None
+    text = render.facts(facts)
+    assert "user             root (uid 0, gid 0)\n" in text
+    assert "locked memory    unlimited\n" in text
+    assert "/dev/shm         64 MiB\n" in text
+    assert "mpirun (Open MPI) 4.1.4 (/usr/bin/mpirun)" in text
+    assert link("eth0", "10.244.0.10/24").addresses[0] in text

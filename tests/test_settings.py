@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiboot import settings
+from mpiboot.errors import MpibootError
+from mpiboot.model import Level, Source
+
+
+def test_without_flags_and_variables_every_value_is_the_rows_default() -> None:
+    found = settings.resolve({}, {})
+    assert found.warnings == ()
+    for row in settings.ROWS:
+        assert getattr(found.settings, row.name) == row.default
+        assert found.given[row.name] == settings.Given(Source.DEFAULT)
+        assert str(found.given[row.name]) == "default"
+
+
+@pytest.mark.parametrize("row", settings.ROWS, ids=lambda row: row.name)
+def test_every_row_is_whole_and_its_default_can_be_written_as_text(row: settings.Row) -> None:
+    assert row.flag == "--" + row.name.replace("_", "-")
+    assert row.variable == "MPIBOOT_" + row.name.upper()
+    assert row.help.endswith(".")
+    assert row.help.isascii()
+    assert row.kind
+    assert row.roles
+    default = row.default
+    if default in (None, "", ()):
+        return
+    text = " ".join(default) if isinstance(default, tuple) else str(default)
+    assert row.parse(text) == default
+    found = settings.resolve({row.name: text}, {})
+    assert getattr(found.settings, row.name) == default
+    assert found.given[row.name] == settings.Given(Source.FLAG, row.flag)
+
+
+def test_no_flag_or_variable_is_used_twice() -> None:
+    variables = [row.variable for row in settings.ROWS]
+    older = [name for row in settings.ROWS for name in row.older]
+    everything = [*variables, *older, *settings.INTERNAL]
+    assert len(everything) == len(set(everything))
+    assert {row.name for row in settings.ROWS} == {
+        field.name for field in dataclasses.fields(settings.Settings)
+    }
+
+
+def test_a_flag_wins_over_the_variable_and_that_over_older_names() -> None:
+    environ = {"MPIBOOT_TIMEOUT": "20", "MPI_NP": "3", "MPIBOOT_NP": "4", "MPI_HOSTFILE": "/old"}
+    found = settings.resolve({"timeout": "10"}, environ)
+    assert found.settings.timeout == 10
+    assert str(found.given["timeout"]) == "--timeout"
+    assert found.settings.np == 4
+    assert found.given["np"] == settings.Given(Source.ENVIRONMENT, "MPIBOOT_NP")
+    assert found.settings.hostfile == "/old"
+    assert str(found.given["hostfile"]) == "MPI_HOSTFILE"
+    assert sorted(item.said for item in found.warnings) == [
+        "MPIBOOT_TIMEOUT=20 is not used: --timeout=10 comes first",
+        "MPI_NP=3 is not used: MPIBOOT_NP=4 comes first",
+    ]
+
+
+def test_two_names_that_say_the_same_are_no_warning() -> None:
+    assert settings.resolve({"np": "4"}, {"MPI_NP": "4", "MPIBOOT_NP": "4"}).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("MPI_HOSTFILE", "/etc/mpi/hostfile", "hostfile", "/etc/mpi/hostfile"),
+        ("MPI_NP", "8", "np", 8),
+        ("MPI_DNS_WAIT_SECONDS", "120", "dns_wait", 120.0),
+        ("MPI_DNS_WAIT_INTERVAL", "3", "dns_interval", 3.0),
+        ("REWRITE_MPI_HOSTFILE_FQDN", "true", "rewrite_fqdn", "on"),
+        ("REWRITE_MPI_HOSTFILE_FQDN", "false", "rewrite_fqdn", "off"),
+        ("START_SSHD", "true", "start_sshd", True),
+    ],
+)
+def test_older_names_keep_their_meaning(name: str, text: str, field: str, value: object) -> None:
+    found = settings.resolve({}, {name: text})
+    assert getattr(found.settings, field) == value
+    assert found.given[field] == settings.Given(Source.ENVIRONMENT, name)
+
+
+def test_an_empty_variable_counts_as_not_given() -> None:
+    found = settings.resolve({}, {"MPIBOOT_TIMEOUT": "", "MPI_NP": "", "START_SSHD": ""})
+    assert found.settings == settings.Settings()
+    assert found.warnings == ()
+
+
+def test_an_unknown_variable_is_a_warning_with_the_nearest_name() -> None:
+    found = settings.resolve({}, {"MPIBOOT_TIMOUT": "3", "MPIBOOT_XYZZY": "", "PATH": "/bin"})
+    near, far = found.warnings
+    assert (near.level, near.check) == (Level.WARN, "usage")
+    assert near.said == "MPIBOOT_TIMOUT is not a setting of mpiboot and is ignored"
+    assert near.hint == "did you mean MPIBOOT_TIMEOUT?"
+    assert far.said.startswith("MPIBOOT_XYZZY ")
+    assert far.hint
+
+
+def test_what_mpiboot_hands_to_itself_is_no_unknown_setting() -> None:
+    assert settings.resolve({}, dict.fromkeys(settings.INTERNAL, "x")).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("timeout", "soon", "a number of seconds"),
+        ("timeout", "-1", "a number of seconds"),
+        ("timeout", "inf", "a number of seconds"),
+        ("timeout", "nan", "a number of seconds"),
+        ("timeout", "", "a number of seconds"),
+        ("timeout", "m", "a number of seconds"),
+        ("np", "0", "a whole number from 1"),
+        ("np", "-4", "a whole number from 1"),
+        ("np", "4.0", "a whole number from 1"),
+        ("np", "four", "a whole number from 1"),
+        ("np", "\u0664", "a whole number from 1"),
+        ("ssh_port", "0", "a port from 1 to 65535"),
+        ("ssh_port", "65536", "a port from 1 to 65535"),
+        ("ssh_port", "ssh", "a port from 1 to 65535"),
+        ("oversubscribe", "maybe", "true or false"),
+        ("start_sshd", "2", "true or false"),
+        ("rewrite_fqdn", "sometimes", "one of off, on, auto"),
+        ("host_keys", "none", "one of job, accept-new, off"),
+        ("sshd", "dropbear", "one of auto, openssh, embedded"),
+        ("ssh_user", "a\nb", "a value without control characters"),
+        ("runtime_dir", "/a\x00b", "a value without control characters"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_one_line_with_its_name_and_what_was_expected(
+    name: str, text: str, expected: str
+) -> None:
+    variable = next(row.variable for row in settings.ROWS if row.name == name)
+    for flags, environ, shown in (
+        ({name: text}, {}, "--" + name.replace("_", "-")),
+        ({}, {variable: text} if text else {variable: "?"}, variable),
+    ):
+        with pytest.raises(MpibootError) as caught:
+            settings.resolve(flags, environ)
+        assert caught.value.code == 2
+        assert caught.value.finding.check == "usage"
+        said = str(caught.value)
+        assert said.startswith(f"{shown} is ")
+        assert expected in said
+        assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("600", 600.0), ("90s", 90.0), ("10m", 600.0), ("1h", 3600.0), ("0.5", 0.5), (" 5 S ", None)],
+)
+def test_lengths_of_time_have_units(text: str, value: float | None) -> None:
+    if value is not None:
+        assert settings.seconds(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", True),
+        ("TRUE", True),
+        ("1", True),
+        ("yes", True),
+        ("on", True),
+        ("false", False),
+        ("0", False),
+        ("No", False),
+        ("off", False),
+        (" true ", True),
+    ],
+)
+def test_yes_and_no_have_many_spellings(text: str, *, value: bool) -> None:
+    assert settings.boolean(text) is value
+
+
+def test_lists_are_split_at_commas_and_blanks() -> None:
+    assert settings.words(" A,B  C_*,\nD ") == ("A", "B", "C_*", "D")
+    assert settings.words(" , ") == ()
+
+
+def test_only_yes_or_no_settings_are_flags_without_a_value() -> None:
+    assert {row.name for row in settings.ROWS if row.is_flag} == {
+        row.name for row in settings.ROWS if isinstance(row.default, bool)
+    }
+
+
+def test_a_conflict_is_a_failing_finding() -> None:
+    found = settings.conflict("two things", "choose one")
+    assert (found.check, found.level, found.hint) == ("settings-conflict", Level.FAIL, "choose one")
+
+
+@given(st.sampled_from(settings.ROWS), st.text(max_size=20))
+def test_any_text_is_read_or_refused_in_one_printable_line(row: settings.Row, text: str) -> None:
+    wrong = ""
+    try:
+        settings.resolve({row.name: text}, {})
+    except MpibootError as caught:
+        wrong = str(caught)
+    assert wrong.isprintable()

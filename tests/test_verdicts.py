@@ -1,0 +1,430 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiboot import verdicts
+from mpiboot.checks import BY_REFERENCE
+from mpiboot.supervise_events import (
+    Action,
+    AgentConnected,
+    AgentEnded,
+    AgentStarted,
+    DaemonJoined,
+    Event,
+    Finish,
+    Forward,
+    JoinsUnseen,
+    Kill,
+    MpirunEnded,
+    Probe,
+    Probed,
+    RankSeen,
+    Signalled,
+    Start,
+    Timer,
+    TimerFired,
+    Verdict,
+)
+from mpiboot.supervise_state import FAMILIES, Job, Phase, State
+
+TERM, INT, USR1 = 15, 2, 10
+HOSTS = ("w-1", "w-2")
+
+
+def job(family: str = "openmpi4", hosts: tuple[str, ...] = HOSTS) -> Job:
+    return Job(FAMILIES[family], hosts, suspects=(("OMPI_MCA_x", "hides the hostfile"),))
+
+
+def go(events: Iterable[Event], start: State | None = None) -> tuple[State, tuple[Action, ...]]:
+    state = start or verdicts.initial(job())[0]
+    done: tuple[Action, ...] = ()
+    for event in events:
+        state, actions = verdicts.step(state, event)
+        done += actions
+    return state, done
+
+
+def started(hosts: tuple[str, ...] = HOSTS) -> list[Event]:
+    return [AgentStarted(host, pid) for pid, host in enumerate(hosts, 100)]
+
+
+def running(family: str = "openmpi4", hosts: tuple[str, ...] = HOSTS) -> State:
+    joined = [DaemonJoined(host) for host in hosts]
+    begun: list[Event] = [*started(hosts), *joined]
+    state, _ = go(begun, verdicts.initial(job(family, hosts))[0])
+    assert state.phase is Phase.RUNNING
+    return state
+
+
+def ended_well() -> list[Event]:
+    return [AgentEnded(host, pid, 0) for pid, host in enumerate(HOSTS, 100)]
+
+
+def fire_all(state: State) -> tuple[State, tuple[Action, ...]]:
+    done: tuple[Action, ...] = ()
+    for _ in range(40):
+        if not state.pending:
+            break
+        # The order of the clock does not matter for whether there is an end.
+        state, actions = verdicts.step(state, TimerFired(min(state.pending)))
+        done += actions
+    return state, done
+
+
+def verdict(actions: Iterable[Action]) -> Verdict:
+    found = [action.verdict for action in actions if isinstance(action, Finish)]
+    assert len(found) == 1
+    return found[0]
+
+
+def judged(events: Iterable[Event], start: State | None = None) -> Verdict:
+    state, done = go(events, start)
+    _, more = fire_all(state)
+    return verdict((*done, *more))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("code", [0, 1, 3, 77, 128, 255])
+def test_a_job_whose_daemons_end_well_keeps_the_programs_own_code(family: str, code: int) -> None:
+    assert judged([*ended_well(), MpirunEnded(code)], running(family)).code == code
+    assert judged([MpirunEnded(code), *ended_well()], running(family)).code == code
+
+
+def test_a_job_may_end_well_before_anybody_saw_its_daemons_join() -> None:
+    end = judged([*started(), *ended_well(), MpirunEnded(0)])
+    assert (end.code, end.reference) == (0, "")
+
+
+def test_a_job_without_remote_hosts_has_no_launch_phase() -> None:
+    state, actions = verdicts.initial(job(hosts=()))
+    assert (state.phase, actions) == (Phase.RUNNING, ())
+    assert judged([MpirunEnded(0)], state).code == 0
+
+
+def test_a_rank_on_the_launcher_while_an_agent_is_missing_ends_the_job_with_78() -> None:
+    state, done = go([AgentStarted("w-1", 100), RankSeen("a.out")])
+    assert Forward(TERM) in done
+    end = judged([MpirunEnded(0)], state)
+    assert (end.code, end.reference) == (78, "agent-not-started")
+    assert "a.out" in end.said
+    assert "w-2" in end.said
+    assert "w-1" not in end.said
+    assert end.evidence == ("OMPI_MCA_x: hides the hostfile",)
+
+
+def test_a_rank_on_the_launcher_is_fine_once_every_agent_is_started() -> None:
+    state, done = go([*started(), RankSeen("a.out")])
+    assert state.cause is None
+    assert done == ()
+
+
+def test_an_mpirun_that_ends_well_without_its_agents_is_78_and_a_failing_one_keeps_its_code() -> (
+    None
+):
+    assert judged([MpirunEnded(0)]).code == 78
+    end = judged([MpirunEnded(213)])
+    assert (end.code, end.reference) == (213, "")
+    assert end.evidence == ("OMPI_MCA_x: hides the hostfile",)
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "reference", "code"),
+    [
+        (255, "root@w-2: Permission denied (publickey).", "ssh-denied", 77),
+        (255, "Host key verification failed.", "host-key-differs", 77),
+        (255, "No ED25519 host key is known for w-2 ...", "host-key-differs", 77),
+        (255, "ssh: connect to host w-2 port 22: Connection refused", "workers-unreachable", 69),
+        (255, "ssh: connect to host w-2 port 22: Connection timed out", "workers-unreachable", 69),
+        (255, "", "workers-unreachable", 69),
+        (127, "", "program-missing", 127),
+        (213, "", "daemon-failed", 69),
+    ],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_agent_that_fails_before_its_daemon_joined_names_the_host_and_sshs_words(
+    family: str, status: int, words: str, reference: str, code: int
+) -> None:
+    said = (words,) if words else ()
+    start = verdicts.initial(job(family))[0]
+    events: list[Event] = [*started(), AgentEnded("w-2", 101, status, said)]
+    for mpirun in (MpirunEnded(status), MpirunEnded(0)):
+        end = judged([*events, mpirun], start)
+        assert (end.host, end.reference, end.code) == ("w-2", reference, code)
+        assert words in end.said
+    # and where mpirun waits for ever, it is ended
+    state, _ = go(events, start)
+    state, done = fire_all(state)
+    assert verdict(done).code == code
+    assert Forward(TERM) in done
+    assert Kill() in done
+
+
+def test_a_daemon_that_ends_with_a_failed_program_is_not_blamed() -> None:
+    # Open MPI 5: the program is missing everywhere, prted ends with 1 and mpirun with 183
+    state = running("openmpi5")
+    assert judged([AgentEnded("w-1", 100, 1), MpirunEnded(183)], state).code == 183
+    assert judged([MpirunEnded(183), AgentEnded("w-1", 100, 1)], state).code == 183
+    late = verdicts.initial(job("openmpi5"))[0]
+    assert judged([*started(), AgentEnded("w-1", 100, 1), MpirunEnded(183)], late).code == 183
+
+
+def test_an_agent_that_lies_ends_by_the_launch_timeout_with_69() -> None:
+    state, _ = go([*started(), AgentEnded("w-2", 101, 0), DaemonJoined("w-1")])
+    state, done = verdicts.step(state, TimerFired(Timer.LAUNCH))
+    assert Forward(TERM) in done
+    end = judged([MpirunEnded(0)], state)
+    assert (end.code, end.reference) == (69, "launch-timeout")
+    assert "w-2 (1 of 2" in end.said
+    assert "ended with 0" in end.evidence[0]
+
+
+def test_the_launch_timeout_tells_how_far_each_host_came() -> None:
+    hosts = ("w-1", "w-2", "w-3", "w-4")
+    start = verdicts.initial(job(hosts=hosts))[0]
+    events = [*started(hosts)[:3], AgentConnected("w-2"), DaemonJoined("w-3")]
+    end = judged([*events, TimerFired(Timer.LAUNCH), MpirunEnded(1)], start)
+    assert end.code == 69
+    assert [line.split(": ")[0] for line in end.evidence] == ["w-1", "w-2", "w-4"]
+    assert "is not connected" in end.evidence[0]
+    assert "is connected" in end.evidence[1]
+    assert "no agent" in end.evidence[2]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("status", [0, 1, 14, 137, 205, 255])
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_a_host_lost_while_running_is_69_whatever_mpirun_returns(
+    family: str, status: int, order: str
+) -> None:
+    lost: list[Event] = [
+        AgentEnded("w-2", 101, 255, ("Timeout, server w-2 not responding.",)),
+        Probed("w-2", reachable=False, said="No route to host"),
+        AgentEnded("w-1", 100, 0),
+    ]
+    mpirun: list[Event] = [MpirunEnded(status)]
+    events = lost + mpirun if order == "before" else mpirun + lost
+    end = judged(events, running(family))
+    assert (end.code, end.reference, end.host) == (69, "host-lost", "w-2")
+    assert "not responding" in end.said
+    assert "No route to host" in end.said
+    assert f"returned {status}" in end.said
+
+
+def test_a_lost_host_is_asked_once_more_and_then_mpirun_is_ended() -> None:
+    state, done = go([AgentEnded("w-2", 101, 255)], running())
+    assert Probe("w-2") in done
+    state, done = fire_all(state)
+    assert Forward(TERM) in done
+    assert Kill() in done
+    assert verdict(done).code == 69
+
+
+def test_a_killed_daemon_is_told_from_a_lost_host() -> None:
+    events: list[Event] = [
+        AgentEnded("w-2", 101, 255),
+        Probed("w-2", reachable=True),
+        MpirunEnded(0),
+    ]
+    assert "still answers" in judged([*events, AgentEnded("w-1", 100, 0)], running()).said
+
+
+@pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
+def test_a_daemon_that_was_told_to_end_is_a_loss_where_mpirun_says_so_or_nothing(
+    family: str,
+) -> None:
+    # orted answers SIGTERM with 1; mpirun then with 205, or 5.0 with 0
+    own = 205 if family == "openmpi4" else 0
+    end = judged([AgentEnded("w-2", 101, 1), MpirunEnded(own)], running(family))
+    assert (end.code, end.host) == (69, "w-2")
+
+
+def test_an_agent_that_does_not_follow_mpirun_is_asked_about() -> None:
+    state, done = go([MpirunEnded(0), AgentEnded("w-1", 100, 0)], running("openmpi5"))
+    assert not any(isinstance(action, Finish) for action in done)
+    state, done = verdicts.step(state, TimerFired(Timer.AGENTS))
+    assert Probe("w-2") in done
+    assert judged([Probed("w-2", reachable=False)], state).reference == "host-lost"
+    assert judged([Probed("w-2", reachable=True)], state).reference == "daemon-failed"
+    assert judged([Probed("w-2", reachable=None)], state).code == 69
+    failed, _ = go([MpirunEnded(3), TimerFired(Timer.AGENTS)], running("openmpi5"))
+    for reachable, code in ((True, 3), (False, 69)):
+        answers: list[Event] = [Probed(host, reachable=reachable) for host in HOSTS]
+        assert judged(answers, failed).code == code
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("number", [1, 2, 3, 15])
+@pytest.mark.parametrize("status", [0, 1, 2, 15, 255])
+def test_a_signal_is_forwarded_and_ends_in_128_plus_n(
+    family: str, number: int, status: int
+) -> None:
+    for start in (verdicts.initial(job(family))[0], running(family)):
+        state, done = go([Signalled(number)], start)
+        assert Forward(number) in done
+        end = judged([MpirunEnded(status)], state)
+        assert (end.code, end.reference) == (128 + number, "")
+
+
+def test_a_signal_is_repeated_after_the_grace_and_then_mpirun_is_killed() -> None:
+    state, done = go([Signalled(TERM)], running())
+    assert done == (Forward(TERM), Start(Timer.GRACE, 20.0))
+    state, done = go([TimerFired(Timer.GRACE)], state)
+    assert done == (Forward(TERM), Start(Timer.KILL, 5.0))
+    state, done = go([TimerFired(Timer.KILL)], state)
+    assert done == (Kill(), Start(Timer.DEAD, 5.0))
+    state, done = go([TimerFired(Timer.DEAD)], state)
+    assert verdict(done).code == 143
+
+
+def test_a_launch_gets_a_short_grace_for_no_rank_has_anything_to_save() -> None:
+    assert Start(Timer.GRACE, 5.0) in go([Signalled(TERM)])[1]
+
+
+def test_a_second_signal_shortens_the_grace_and_a_third_kills() -> None:
+    state, _ = go([Signalled(TERM)], running())
+    state, done = go([Signalled(INT)], state)
+    assert done == (Forward(INT), Start(Timer.KILL, 5.0))
+    state, done = go([Signalled(TERM)], state)
+    assert Kill() in done
+    assert judged([MpirunEnded(0, 9)], state).code == 143
+
+
+def test_what_the_terminal_sent_to_mpirun_too_is_not_sent_twice() -> None:
+    state, done = go([Signalled(INT, direct=True)], running())
+    assert done == (Start(Timer.GRACE, 20.0),)
+    assert judged([MpirunEnded(0)], state).code == 130
+
+
+def test_usr1_is_forwarded_and_nothing_else() -> None:
+    state, done = go([Signalled(USR1)], running())
+    assert done == (Forward(USR1),)
+    assert state == running()
+
+
+@pytest.mark.parametrize("first", ["workers", "launcher"])
+def test_a_suspended_job_ends_with_143_and_blames_no_host(first: str) -> None:
+    gone: list[Event] = [AgentEnded("w-2", 101, 255), AgentEnded("w-1", 100, 255)]
+    told: list[Event] = [Signalled(TERM)]
+    events = [*gone, MpirunEnded(0), *told] if first == "workers" else told + gone
+    end = judged([*events, MpirunEnded(0)], running("openmpi5"))
+    assert (end.code, end.reference, end.host) == (143, "", "")
+
+
+def test_a_setting_that_can_not_work_is_said_though_a_signal_came_after_it() -> None:
+    assert judged([RankSeen("x"), Signalled(TERM), MpirunEnded(1)]).code == 78
+
+
+def test_mpirun_killed_by_somebody_is_its_own_story() -> None:
+    end = judged([MpirunEnded(0, 9), AgentEnded("w-1", 100, 255)], running())
+    assert (end.code, end.reference) == (137, "")
+    assert "SIGKILL" in end.said
+
+
+@pytest.mark.parametrize(("status", "name"), [(139, "SIGSEGV"), (137, "SIGKILL")])
+def test_a_ranks_signal_is_named(status: int, name: str) -> None:
+    end = judged([*ended_well(), MpirunEnded(status)], running())
+    assert end.code == status
+    assert name in end.said
+
+
+def test_daemons_that_ended_without_mpirun_are_not_waited_for_for_ever() -> None:
+    state, done = go(ended_well(), running("mpich"))
+    assert Start(Timer.DRAIN, 60.0) in done
+    assert judged([], state).code == 69
+
+
+def test_where_connections_can_not_be_seen_a_connected_ssh_has_to_do() -> None:
+    events = [*started(), AgentConnected("w-1"), JoinsUnseen("no /proc"), AgentConnected("w-2")]
+    assert go(events)[0].phase is Phase.RUNNING
+    state, _ = go([*started(), JoinsUnseen("no /proc"), TimerFired(Timer.LAUNCH)])
+    assert state.phase is Phase.RUNNING  # an agent that isn't ssh: nothing can be judged
+
+
+def test_every_reference_is_a_row_and_every_delay_is_known() -> None:
+    assert {timer for timer in Timer if timer not in verdicts.DELAYS} == {
+        Timer.LAUNCH,
+        Timer.GRACE,
+    }
+    for reference in ("host-lost", "daemon-failed", "launch-timeout"):
+        assert BY_REFERENCE[reference].code == 69
+
+
+hosts = st.sampled_from((*HOSTS, "stranger"))
+pids = st.integers(100, 103)
+happenings: st.SearchStrategy[Event] = st.one_of(
+    st.builds(AgentStarted, hosts, pids),
+    st.builds(AgentConnected, hosts),
+    st.builds(
+        AgentEnded,
+        hosts,
+        pids,
+        st.sampled_from((0, 1, 127, 143, 255)),
+        st.just(()),
+        st.booleans(),
+    ),
+    st.builds(DaemonJoined, hosts),
+    st.builds(JoinsUnseen, st.just("why")),
+    st.builds(RankSeen, st.just("a.out")),
+    st.builds(Probed, hosts, st.sampled_from((True, False, None))),
+    st.builds(Signalled, st.sampled_from((1, 2, 3, 10, 12, 15)), st.booleans()),
+    st.builds(MpirunEnded, st.sampled_from((0, 1, 3, 205, 255)), st.just(0)),
+    st.builds(MpirunEnded, st.just(0), st.sampled_from((9, 11, 15))),
+    st.builds(TimerFired, st.sampled_from(Timer)),
+)
+
+
+def loses(state: State, event: Event) -> bool:
+    """Whether this event alone forbids a 0."""
+    if state.finished:
+        return False
+    match event:
+        case AgentEnded(host=host, pid=pid, status=status):
+            others = state.live - {(host, pid)}
+            return status != 0 and not any(name == host for name, _ in others)
+        case Signalled(number=number):
+            return number not in (10, 12)
+        case _:
+            return False
+
+
+@given(st.sampled_from(sorted(FAMILIES)), st.lists(happenings, max_size=25))
+def test_no_sequence_ends_in_0_after_a_loss_or_a_signal_and_none_without_an_end(
+    family: str, events: list[Event]
+) -> None:
+    state = verdicts.initial(job(family))[0]
+    finishes: list[Verdict] = []
+    bad = False
+    must_end = True  # it is being launched: the launch timer sees to it
+    for event in events:
+        bad = bad or loses(state, event)
+        before = state
+        state, actions = verdicts.step(state, event)
+        finishes += [action.verdict for action in actions if isinstance(action, Finish)]
+        assert before.finished is False or (actions == () and state == before)
+        must_end = bad or state.phase is not Phase.RUNNING
+    state, actions = fire_all(state)
+    finishes += [action.verdict for action in actions if isinstance(action, Finish)]
+    if must_end:
+        # In blind mode the launch timer may let the job run: nothing was wrong then.
+        assert state.finished or state.phase is Phase.RUNNING
+        assert state.finished or not bad
+    if not state.finished:
+        state, actions = verdicts.step(state, MpirunEnded(0))
+        finishes += [action.verdict for action in actions if isinstance(action, Finish)]
+        state, actions = fire_all(state)
+        finishes += [action.verdict for action in actions if isinstance(action, Finish)]
+    assert state.finished
+    assert len(finishes) == 1
+    end = finishes[0]
+    assert 0 <= end.code <= 255
+    assert end.reference == "" or BY_REFERENCE[end.reference].code == end.code
+    if bad:
+        assert end.code != 0
+    # what is finished stays so
+    assert verdicts.step(state, MpirunEnded(0)) == (state, ())
+    assert replace(state) == state

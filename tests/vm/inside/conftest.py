@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.vm.inside.machine import clean, run, wait_for
+
+
+@pytest.fixture(scope="session", autouse=True)
+def modules() -> None:
+    run("modprobe ib_uverbs")
+    run("modprobe rdma_rxe")
+    run("modprobe e1000")
+
+
+@pytest.fixture(autouse=True)
+def tidy() -> Iterator[None]:
+    yield
+    clean()
+
+
+@pytest.fixture
+def exclusive() -> Iterator[None]:
+    """Exclusive network namespace mode, which can be set while no other namespace is alive."""
+
+    def switch(mode: str) -> bool:
+        try:
+            run(f"rdma system set netns {mode}")
+        except AssertionError as error:
+            # A namespace that was deleted lives on until the kernel has taken it down.
+            if "busy" not in str(error):
+                raise
+            return False
+        return True
+
+    wait_for(lambda: switch("exclusive"))
+    yield
+    clean()
+    wait_for(lambda: switch("shared"))

@@ -1,0 +1,123 @@
+"""What the tests in the virtual machine share: commands, pods as network namespaces, waiting."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pickle
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, cast
+
+from mpiboot.fabric import Fabric, RdmaDevice
+from mpiboot.observe import rdma
+
+Result = TypeVar("Result")
+
+_NEWNS, _NEWNET = 0x20000, 0x40000000
+_REC, _SLAVE = 0x4000, 0x80000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def run(command: str) -> str:
+    """Run a command line without a shell; what it says on stdout."""
+    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until the kernel's own work, which sends no event, is done."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that within a minute"
+        time.sleep(0.02)
+
+
+def in_pod(name: str, ask: Callable[[], Result], *, host_sys: bool = False, uid: int = 0) -> Result:
+    """Call a function in a network namespace, with a sysfs of its own unless told otherwise."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reading)
+            handle = os.open(f"/run/netns/{name}", os.O_RDONLY)
+            assert _libc.setns(handle, _NEWNET) == 0
+            if not host_sys:
+                assert _libc.unshare(_NEWNS) == 0
+                assert _libc.mount(b"none", b"/", None, _REC | _SLAVE, None) == 0
+                assert _libc.mount(b"sysfs", b"/sys", b"sysfs", 0, None) == 0
+            if uid:
+                os.setgroups([])
+                os.setgid(uid)
+                os.setuid(uid)
+            with os.fdopen(writing, "wb") as pipe:
+                pickle.dump(ask(), pipe)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(child, 0)
+    assert data, "the function failed in the pod; its traceback is above"
+    return cast("Result", pickle.loads(data))
+
+
+@dataclass(frozen=True)
+class Info:
+    """What ibv_devinfo says of a device with one port."""
+
+    guid: str
+    state: str
+    mtu: int
+    layer: str
+    gids: tuple[tuple[int, str, str], ...]
+
+
+def devinfo(name: str) -> Info:
+    """Ask the RDMA library, which goes by the device node."""
+    said = run(f"ibv_devinfo -v -d {name}")
+
+    def value(key: str) -> str:
+        found = re.search(rf"^\s*{key}:\s*(\S+)", said, re.MULTILINE)
+        assert found, said
+        return found.group(1)
+
+    gids = re.findall(r"GID\[\s*(\d+)\]:\s*(\S+?)(?:, (.*))?$", said, re.MULTILINE)
+    return Info(
+        guid=value("node_guid"),
+        state=value("state").removeprefix("PORT_"),
+        mtu=int(value("active_mtu")),
+        layer=value("link_layer"),
+        gids=tuple((int(index), gid, kind) for index, gid, kind in gids),
+    )
+
+
+def rdma_links() -> dict[str, dict[str, object]]:
+    """What iproute2's rdma says of each port, by the device's name."""
+    said = json.loads(run("rdma -j link show") or "[]")
+    return {item["ifname"]: item for item in said}
+
+
+def device(name: str, fabric: Fabric | None = None) -> RdmaDevice:
+    """One device as mpiboot sees it."""
+    seen = rdma.observe() if fabric is None else fabric
+    return next(item for item in seen.devices if item.name == name)
+
+
+def clean() -> None:
+    """Take away every pod, device and link that a test made."""
+    for name in rdma_links():
+        run(f"rdma link delete {name}")
+    for pod in run("ip netns list").splitlines():
+        run(f"ip netns delete {pod.split()[0]}")
+    for link in json.loads(run("ip -j link show") or "[]"):
+        name = link["ifname"]
+        if (Path("/sys/devices/virtual/net") / name).exists() and name != "lo":
+            subprocess.run(["ip", "link", "delete", name], capture_output=True, check=False)
+    wait_for(lambda: not rdma_links())

@@ -1,0 +1,76 @@
+"""Runs the tests of the folder ``inside`` in one virtual machine and reports each here."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from tests.vm.inside import test_kernel
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = tuple(name for name in vars(test_kernel) if name.startswith("test_"))
+REQUIRED = os.environ.get("MPIBOOT_RIG") == "required"
+
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.timeout(900),  # the first run downloads a kernel
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="the guest shares this system"),
+    pytest.mark.skipif(
+        not REQUIRED and shutil.which("qemu-system-x86_64") is None, reason="QEMU isn't installed"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, str]:
+    """What each test in the machine came to: empty, or its failure."""
+    script = '"$@" --junitxml=/run/report.xml >&2; status=$?; cat /run/report.xml; exit $status'
+    inside = str(Path(test_kernel.__file__).parent.relative_to(ROOT))
+    tests = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=120", inside)
+    done = subprocess.run(
+        ["scripts/rdma-vm", "sh", "-c", script, "sh", *tests],
+        cwd=ROOT,
+        env={**os.environ, "MPIBOOT_VM_SECONDS": "300", "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not done.stdout.lstrip().startswith("<?xml"):
+        said = f"scripts/rdma-vm ended with {done.returncode}:\n{done.stderr[-8000:]}"
+        # 125: no machine to be had, as where no kernel can be downloaded.
+        if done.returncode == 125 and not REQUIRED:
+            pytest.skip(said)
+        pytest.fail(said)
+    found: dict[str, str] = {}
+    for case in ET.fromstring(done.stdout).iter("testcase"):
+        name = case.get("name", "").partition("[")[0]
+        broken = [item.text or "" for item in case if item.tag in {"failure", "error", "skipped"}]
+        found[name] = "\n".join(filter(None, (found.get(name), *broken)))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_the_machine(reports: dict[str, str], name: str) -> None:
+    assert reports.get(name, "it did not run") == ""
+
+
+def test_the_machine_gives_output_and_exit_status_of_the_command() -> None:
+    script = 'echo "$1"; pwd >&2; exit 7'
+    done = subprocess.run(
+        ["scripts/rdma-vm", "sh", "-c", script, "sh", "two  words $"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.stdout == "two  words $\n"
+    assert done.stderr.endswith(f"{ROOT}\n")
+    assert done.returncode == 7
