@@ -153,8 +153,8 @@ def worker(program: Words, **flags: str | None) -> None:
       mpiboot worker
       mpiboot worker --sshd embedded --ssh-port 2222
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot import platforms
     from mpiboot import worker as role
+    from mpiboot.job import platforms
 
     beside = () if platforms.is_sshd(program) else program
     sys.exit(role.run(_resolved(flags, "worker"), beside, os.environ))

@@ -10,11 +10,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
-from mpiboot import launcher, platforms, render
-from mpiboot import plan as plans
+from mpiboot import launcher, render
 from mpiboot.act import files, keys, launch, process
 from mpiboot.checks import BY_REFERENCE
 from mpiboot.errors import MpibootError
+from mpiboot.job import plan as plans
+from mpiboot.job import platforms
 from mpiboot.model import Finding, Level, Role
 from mpiboot.observe import hostfiles, pod, programs
 from mpiboot.settings import Resolved

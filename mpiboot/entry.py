@@ -5,12 +5,17 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
-from mpiboot import log, platforms
+from mpiboot import log
 from mpiboot.act import process
 from mpiboot.errors import error
+from mpiboot.job import platforms
 from mpiboot.model import Role, Source
 from mpiboot.settings import Resolved
+
+# The older scripts' word for a pod to look around in; where START_SSHD says so it is a worker.
+_STAY: Final = ("shell",)
 
 
 def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> int:
@@ -21,6 +26,8 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     """
     settings = resolved.settings
     role, decision = platforms.role(resolved, environ, program, "")
+    if role is not Role.WORKER and program == _STAY:
+        return _stay()
     if role is Role.NONE and decision.source is Source.DEFAULT:
         # Only now: what knows hostfiles is too heavy for a worker's start.
         from mpiboot.observe import hostfiles  # noqa: PLC0415
@@ -33,8 +40,6 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     if role is Role.NONE:
         if not program:
             raise error("usage", "no program was given, and nothing says that this is a worker")
-        if program == ("shell",):
-            return _stay()
         log.debug("role", f"role none ({decision.because}): running {program[0]}")
         process.replace(program, environ)
     log.info("role", f"role {role.value} ({decision.because})")
@@ -55,8 +60,8 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
 
 def _stay() -> int:
     """Keep the pod alive for `kubectl exec` until a signal ends it, as ``shell`` always did."""
-    log.info("role", "nothing to run: staying for `kubectl exec` until a signal comes")
     loop = process.Loop((signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+    log.info("role", "nothing to run: staying for `kubectl exec` until a signal comes")
     try:
         while True:
             ending = [number for number in loop.wait(None) if number != signal.SIGCHLD]

@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from mpiboot import gate, log, mpirun_line, names, platforms, render, supervise_spec
-from mpiboot import plan as plans
+from mpiboot import log, render, supervise_spec
 from mpiboot.act import files, keys, launch, process
 from mpiboot.errors import MpibootError, error
+from mpiboot.gates import gate
+from mpiboot.job import mpirun_line, names, platforms
+from mpiboot.job import plan as plans
 from mpiboot.model import Decision, Finding, Identity, Json, Level, Link, Mpi
 from mpiboot.observe import dns, hostfiles, links, pod, programs
 from mpiboot.settings import Resolved, Settings

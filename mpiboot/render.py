@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
-from mpiboot import forward
+from mpiboot.job import forward
 from mpiboot.model import Decision, Finding, Json, Level, PodFacts
 from mpiboot.settings import Resolved, Row
 

@@ -4,14 +4,14 @@ from dataclasses import fields
 
 import pytest
 
-from mpiboot import dialects, plan
 from mpiboot.checks import ExitCode
-from mpiboot.dialects import DIALECTS, HOSTFILE_VARS, Dialect
 from mpiboot.errors import MpibootError
-from mpiboot.hostfile import Syntax
-from mpiboot.making import parameter
+from mpiboot.job import dialects, plan
+from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS, Dialect
+from mpiboot.job.hostfile import Syntax
+from mpiboot.job.making import parameter
+from mpiboot.job.mpirun_options import GRAMMARS
 from mpiboot.model import Mpi
-from mpiboot.mpirun_options import GRAMMARS
 
 SUPPORTED = [row for row in DIALECTS.values() if row.supported]
 # Intents that a version may do without; each with the reason in its row's absence.

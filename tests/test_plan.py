@@ -9,8 +9,8 @@ import pytest
 from mpiboot import render
 from mpiboot.checks import BY_REFERENCE, ExitCode
 from mpiboot.errors import MpibootError
+from mpiboot.job.plan import stop_on_failure
 from mpiboot.model import Finding, Host, Level, Mpi, Source
-from mpiboot.plan import stop_on_failure
 from mpiboot.settings import resolve
 from tests.fakes.plans import (
     CASES,

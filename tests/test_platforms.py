@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from mpiboot import platforms
 from mpiboot.checks import ExitCode
 from mpiboot.errors import MpibootError
+from mpiboot.job import platforms
 from mpiboot.model import Role, Source
 from mpiboot.settings import resolve
 

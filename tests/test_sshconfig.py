@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.sshconfig import ALIAS, Entry, UserArgs, quoted, read_args, render, shell_assignments
+from mpiboot.job.sshconfig import (
+    ALIAS,
+    Entry,
+    UserArgs,
+    quoted,
+    read_args,
+    render,
+    shell_assignments,
+)
 
 SSH = shutil.which("ssh") or ""
 needs_ssh = pytest.mark.skipif(not SSH, reason="no ssh on PATH")

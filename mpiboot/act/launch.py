@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot import sshconfig, supervise_spec
+from mpiboot import supervise_spec
 from mpiboot.act import files, keys, process
 from mpiboot.errors import error
-from mpiboot.making import Observed, Paths
-from mpiboot.plan import Plan
+from mpiboot.job import sshconfig
+from mpiboot.job.making import Observed, Paths
+from mpiboot.job.plan import Plan
 from mpiboot.settings import Resolved
 
 _PACKAGE: Final = Path(__file__).resolve().parent.parent

@@ -28,13 +28,15 @@ _SIGNALLED: Final = 128
 def find(program: str, path: str) -> str | None:
     """The file that a program's name stands for on a PATH; None where there is none."""
     if "/" in program:
-        return program if os.access(program, os.X_OK) and not Path(program).is_dir() else None
-    for folder in path.split(os.pathsep):
-        # An empty entry is the current folder, as the shell has it.
-        candidate = Path(folder or ".") / program
-        if candidate.is_file() and os.access(candidate, os.X_OK):
-            return str(candidate)
-    return None
+        return program if _runs(program) else None
+    # An empty entry is the current folder, as the shell has it.
+    places = (str(Path(folder or ".") / program) for folder in path.split(os.pathsep))
+    return next(filter(_runs, places), None)
+
+
+def _runs(path: str) -> bool:
+    # Not Path.is_file: it raises where a folder on the way is closed to this user.
+    return os.path.isfile(path) and os.access(path, os.X_OK)  # noqa: PTH113
 
 
 def _lookup(argv: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -43,7 +45,7 @@ def _lookup(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     if found is None:
         if "/" not in argv[0]:
             raise error("program-missing", f"{argv[0]} is not in a folder of PATH={path}")
-        there = Path(argv[0]).exists()
+        there = os.path.exists(argv[0])  # noqa: PTH110 - raises nothing
         said = "can't be executed: no permission, or a folder" if there else "doesn't exist"
         raise error("program-missing", f"{argv[0]} {said}")
     return found

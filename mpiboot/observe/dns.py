@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mpiboot.answers import Answer, Reason, Reply, joined, summary
-from mpiboot.resolvconf import ResolvConf, is_literal, is_malformed, parse, search_names
+from mpiboot.observe.answers import Answer, Reason, Reply, joined, summary
+from mpiboot.observe.resolvconf import ResolvConf, is_literal, is_malformed, parse, search_names
 
 if TYPE_CHECKING:
     import dns.message

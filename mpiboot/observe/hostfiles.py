@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mpiboot import hostfile as syntax
 from mpiboot import log
 from mpiboot.errors import error
+from mpiboot.job import hostfile as syntax
 from mpiboot.model import Finding, Hostfile, Level
 
 # What the MPI Operator sets for each MPI (its mpi_job_controller.go), in the order of the MPIs.

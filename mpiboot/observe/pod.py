@@ -92,7 +92,7 @@ def user_environment(
 
 
 def _usable(home: str) -> bool:
-    return home.startswith("/") and home.strip("/") != "" and Path(home).is_dir()
+    return home.startswith("/") and home.strip("/") != "" and os.access(home, os.X_OK)
 
 
 def _host_lines(path: Path) -> list[list[str]]:

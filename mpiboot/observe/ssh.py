@@ -16,8 +16,8 @@ from typing import Final
 
 import asyncssh
 
-from mpiboot.attempt import Limits, Outcome, Probe, Target
 from mpiboot.errors import error
+from mpiboot.observe.attempt import Limits, Outcome, Probe, Target
 
 OUTPUT_LIMIT: Final = 1 << 20
 _SHOWN: Final = 60

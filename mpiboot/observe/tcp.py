@@ -11,7 +11,7 @@ import socket
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.attempt import Limits, Outcome, Probe, Target
+from mpiboot.observe.attempt import Limits, Outcome, Probe, Target
 
 _GREETING_SIZE: Final = 255  # RFC 4253 4.2: the longest identification line
 _SHOWN: Final = 60

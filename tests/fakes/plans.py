@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from mpiboot import platforms
-from mpiboot.making import Observed, Paths
+from mpiboot.job import platforms
+from mpiboot.job.making import Observed, Paths
+from mpiboot.job.plan import Plan, make
 from mpiboot.model import (
     Host,
     Hostfile,
@@ -20,7 +21,6 @@ from mpiboot.model import (
     Source,
     Worker,
 )
-from mpiboot.plan import Plan, make
 from mpiboot.settings import resolve
 
 ROOT: Final = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=0)

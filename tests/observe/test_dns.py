@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.answers import Answer, Reason
+from mpiboot.observe.answers import Answer, Reason
 from mpiboot.observe.dns import Resolver, read_resolv_conf, system_addresses
 from tests.fakes.nameserver import (
     DROP,

@@ -8,9 +8,9 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from mpiboot.attempt import Limits, Outcome, Probe, Target
 from mpiboot.errors import MpibootError
 from mpiboot.observe import tcp
+from mpiboot.observe.attempt import Limits, Outcome, Probe, Target
 from mpiboot.observe.ssh import ERRORS, OUTPUT_LIMIT, Prober, outcome_of
 from tests.fakes.sshd import (
     CLOSES_AFTER_GREETING,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot import rails
 from mpiboot.fabric import Route
+from mpiboot.network import rails
 from mpiboot.observe import rdma
 from mpiboot.observe.links import links, routes
 from tests.vm.inside.machine import device, devinfo, in_pod, rdma_links, run, wait_for

@@ -1,0 +1,271 @@
+"""The launcher's gate: every host resolves and answers over SSH, or the reason why not.
+
+Each host is a pipeline of its own (see ``pipeline``) under one deadline; this module owns that
+deadline, the progress lines and what the end means. It starts nothing on a worker beyond the
+gate's one command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mpiboot import log
+from mpiboot.checks import failed
+from mpiboot.errors import MpibootError
+from mpiboot.gates import progress
+from mpiboot.gates.pipeline import Access, Pipelines
+from mpiboot.gates.progress import HostState, Stage
+from mpiboot.model import Finding, Host, Worker
+from mpiboot.observe.attempt import Limits
+from mpiboot.observe.dns import Resolver
+from mpiboot.settings import Settings
+
+__all__ = ["Access", "GateResult", "look", "wait"]
+
+# A line a second while things move quickly, and fewer the longer it takes: a pod's log is kept.
+_OFTEN, _SELDOM, _SHARE = 1.0, 15.0, 0.1
+_LIVE: Final = 0.1
+_EVIDENCE: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """Who passed the gate, and what was learnt on the way.
+
+    ``renamed`` has the hosts whose long name is to be used instead of the hostfile's, by the
+    hostfile's name. ``host_keys`` has, by host, the host key that was shown, as a line of
+    known_hosts without its host; only where the setting ``host_keys`` isn't ``job``.
+    ``durations`` are seconds from the gate's start: ``names`` until the last name resolved,
+    ``total`` until the last host was ready. ``findings`` are those of ``look``.
+    """
+
+    workers: tuple[Worker, ...]
+    local: tuple[Host, ...]
+    renamed: Mapping[str, str]
+    host_keys: Mapping[str, str]
+    durations: Mapping[str, float]
+    findings: tuple[Finding, ...] = ()
+
+
+class _Reporter:
+    """Says how far the gate is: only what is new, and not too often."""
+
+    def __init__(self, states: Sequence[HostState], *, live: bool) -> None:
+        self._states = states
+        self._changed = asyncio.Event()
+        self._said = ""
+        self._live = live
+
+    def changed(self) -> None:
+        """Note that a host is at another point; cheap, as thousands of hosts call it."""
+        self._changed.set()
+
+    async def lines(self) -> None:
+        """Log a line whenever something changed; many changes at once are one line."""
+        started = time.monotonic()
+        while True:
+            # A cluster that is ready needs no line: the first waits as all do.
+            waited = time.monotonic() - started
+            await asyncio.sleep(min(_SELDOM, max(_OFTEN, waited * _SHARE)))
+            await self._changed.wait()
+            self._changed.clear()
+            text = progress.line(self._states)
+            if text != self._said:
+                self._said = text
+                self.clear()
+                log.info("gate", text, **progress.fields(self._states))
+
+    async def drawing(self) -> None:
+        """Draw the line on a terminal; the cursor goes back, so that any other line covers it."""
+        drawn = ""
+        while self._live:
+            await asyncio.sleep(_LIVE)
+            try:
+                width = os.get_terminal_size(2).columns
+            except OSError:
+                return
+            text = progress.line(self._states)[: width - 1]
+            if text != drawn:
+                drawn = text
+                os.write(2, f"\r\x1b[K{text}\r".encode())
+
+    def clear(self) -> None:
+        """Take the drawn line away."""
+        if self._live:
+            os.write(2, b"\r\x1b[K")
+
+
+def _no_long_form(_: str) -> None:
+    """Be the long form of names in a pod without a cluster's domain."""
+
+
+async def wait(
+    hosts: Sequence[Host],
+    settings: Settings,
+    access: Access,
+    *,
+    long_form: Callable[[str], str | None] = _no_long_form,
+    resolver: Resolver | None = None,
+    also: Awaitable[object] | None = None,
+    limits: Limits | None = None,
+) -> GateResult:
+    """Wait until every host resolves and answers over SSH, or until one never will.
+
+    Args:
+        hosts: the hostfile's.
+        settings: ``timeout``, ``dns_wait``, ``dns_interval``, ``rewrite_fqdn``, ``ssh_port``,
+            ``host_keys`` and ``log_format`` are read.
+        access: how to log in.
+        long_form: gives a name with the cluster's domain, or None where it has no such form.
+        resolver: who is asked for names; the system's files where not given.
+        also: the caller's own work that needs no host; its failure ends the gate too.
+        limits: how long the steps of one attempt may take.
+
+    Raises:
+        MpibootError: ``ssh-denied``, ``host-key-differs``, ``ssh-key`` or ``hostfile-invalid`` as
+            soon as they are known; ``names-unresolved`` or ``workers-unreachable`` at the deadline,
+            with a finding for every host that is missing.
+    """
+    started = time.monotonic()
+    states = progress.states(hosts)
+    reporter = _Reporter(states, live=settings.log_format != "json" and os.isatty(2))
+    pipelines = Pipelines(
+        settings,
+        access,
+        resolver or Resolver(),
+        long_form=long_form,
+        changed=reporter.changed,
+        limits=limits,
+    )
+    work: set[asyncio.Future[Any]] = set()
+    if any(not pipelines.is_own_name(host) for host in hosts):
+        work.add(pipelines.load())
+    runs = [asyncio.ensure_future(pipelines.run(state)) for state in states]
+    work.update(runs)
+    if also is not None:
+        work.add(asyncio.ensure_future(also))
+    side = [asyncio.ensure_future(reporter.lines()), asyncio.ensure_future(reporter.drawing())]
+    try:
+        await _until(work, runs, states, settings, started)
+    finally:
+        for task in (*work, *side):
+            task.cancel()
+        await asyncio.gather(*work, *side, return_exceptions=True)
+        reporter.clear()
+    durations = _durations(pipelines, started)
+    found = [run.result() for run in runs]
+    workers = tuple(item for item in found if item is not None)
+    local = tuple(host for host, item in zip(hosts, found, strict=True) if item is None)
+    log.info(
+        "gate", f"all {len(states)} hosts ready in {durations['total']:.1f} s", ready=len(states)
+    )
+    return GateResult(
+        workers,
+        local,
+        pipelines.renamed,
+        pipelines.host_keys,
+        durations,
+    )
+
+
+async def look(
+    hosts: Sequence[Host],
+    settings: Settings,
+    access: Access,
+    *,
+    long_form: Callable[[str], str | None] = _no_long_form,
+    resolver: Resolver | None = None,
+    limits: Limits | None = None,
+) -> GateResult:
+    """Try every host once, and wait for none; what failed is in ``findings``, a host each.
+
+    The arguments are those of ``wait``.
+
+    Raises:
+        MpibootError: ``ssh-key``; without the job's key nobody can be asked.
+    """
+    started = time.monotonic()
+    states = progress.states(hosts)
+    pipelines = Pipelines(
+        settings,
+        access,
+        resolver or Resolver(),
+        long_form=long_form,
+        changed=lambda: None,
+        limits=limits,
+        once=True,
+    )
+    if any(not pipelines.is_own_name(host) for host in hosts):
+        await pipelines.load()
+    runs = [pipelines.run(state) for state in states]
+    found = await asyncio.gather(*runs, return_exceptions=True)
+    findings = []
+    for item in found:
+        if isinstance(item, MpibootError):
+            findings.append(item.finding)
+        elif isinstance(item, BaseException):
+            raise item
+    local = tuple(host for host, item in zip(hosts, found, strict=True) if item is None)
+    return GateResult(
+        tuple(item for item in found if isinstance(item, Worker)),
+        local,
+        pipelines.renamed,
+        pipelines.host_keys,
+        _durations(pipelines, started),
+        tuple(findings),
+    )
+
+
+def _durations(pipelines: Pipelines, started: float) -> dict[str, float]:
+    names = max(0.0, pipelines.last_name - started)
+    return {"names": names, "total": time.monotonic() - started}
+
+
+async def _until(
+    work: set[asyncio.Future[Any]],
+    runs: Sequence[asyncio.Future[Any]],
+    states: Sequence[HostState],
+    settings: Settings,
+    started: float,
+) -> None:
+    """Wait for all work; the first failure, the names' cap or the deadline ends it."""
+    cap, end = settings.dns_wait, settings.timeout
+    pending = set(work)
+    while pending:
+        waited = time.monotonic() - started
+        running = any(run in pending for run in runs)
+        if cap is not None and waited >= cap:
+            unresolved = [state for state in states if state.stage is Stage.DNS]
+            if running and unresolved:
+                raise _failure(states, unresolved, cap)
+            cap = None
+        if running and waited >= end:
+            late = [state for state in states if state.stage is not Stage.READY]
+            raise _failure(states, late, end)
+        due = min(end, cap) if cap is not None else end
+        # The caller's own work has limits of its own; the deadline is the hosts'.
+        done, pending = await asyncio.wait(
+            pending,
+            timeout=due - waited if running else None,
+            return_when=asyncio.FIRST_EXCEPTION,
+        )
+        for task in done:
+            task.result()
+
+
+def _failure(states: Sequence[HostState], late: Sequence[HostState], after: float) -> MpibootError:
+    """Say who is missing: 69 if any of them resolved, since then the name isn't the problem."""
+    found = tuple(progress.finding(state) for state in late)
+    resolved = any(state.resolved for state in late)
+    reference = "workers-unreachable" if resolved else "names-unresolved"
+    verb = "are not ready" if resolved else "do not resolve"
+    said = f"{len(late)} of {len(states)} hosts {verb} after {after:g} s: {progress.line(states)}"
+    shown = [f"{item.host}: {item.said}" for item in found[:_EVIDENCE]]
+    if len(found) > _EVIDENCE:
+        shown.append(f"and {len(found) - _EVIDENCE} more hosts")
+    return MpibootError(failed(reference, said, evidence=tuple(shown)), others=found)

@@ -1,0 +1,268 @@
+"""One host's way through the gate: resolve, connect, greeting, login, facts.
+
+It decides what a failed try means for its host: try again, or never. Deadlines, progress lines
+and the sum over all hosts are the gate's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mpiboot import log
+from mpiboot.errors import MpibootError, error
+from mpiboot.gates import denial, pace, remote
+from mpiboot.gates.progress import HostState, Stage, finding
+from mpiboot.job import names
+from mpiboot.model import Host, Worker
+from mpiboot.observe import links, tcp
+from mpiboot.observe.answers import Answer
+from mpiboot.observe.attempt import Limits, Outcome, Probe, Target
+from mpiboot.observe.dns import Resolver
+from mpiboot.observe.resolvconf import is_literal
+from mpiboot.settings import Settings
+
+if TYPE_CHECKING:
+    from mpiboot.observe.ssh import Prober
+
+# Stock images, the MPI Operator's and Trainer's, and those of Google's gIB.
+PORTS: Final = (22, 2222, 222)
+_CONNECTIONS: Final = 128
+_ADDRESSES: Final = 4
+# Records change when a pod is made anew; asking more often than this while SSH fails is no use.
+_RESOLVE_AGAIN: Final = 5.0
+# A server that isn't the job's may punish repeated logins (PerSourcePenalties of OpenSSH 9.8).
+_FOREIGN_PAUSE: Final = 5.0
+# A worker changes servers while it starts (OpenSSH that can't let anybody in, then the embedded
+# one), and its key may be mounted a moment late; a no that is still a no after this is for good.
+_CONFIRM: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to log in to the workers.
+
+    ``user`` is the login where the hostfile names none; ``key`` the path of the private key;
+    ``host_key`` the pinned public key as a line, empty for the public half of ``key``; ``ports``
+    the candidates in order; ``hostname`` is this pod's own, ``fqdns`` its full names.
+    """
+
+    user: str
+    key: Path
+    hostname: str
+    host_key: str = ""
+    ports: tuple[int, ...] = PORTS
+    fqdns: tuple[str, ...] = ()
+
+
+class Pipelines:
+    """What all hosts' pipelines share: bounds, the SSH client, and what they have learnt."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        access: Access,
+        resolver: Resolver,
+        *,
+        long_form: Callable[[str], str | None],
+        changed: Callable[[], None],
+        limits: Limits | None = None,
+        once: bool = False,
+    ) -> None:
+        self._settings = settings
+        self._access = access
+        self._resolver = resolver
+        self._long_form = long_form
+        self._changed = changed
+        self._limits = limits or Limits()
+        self._once_only = once
+        self._connections = asyncio.Semaphore(_CONNECTIONS)
+        self._prober: asyncio.Task[Prober] | None = None
+        self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
+        self._resolving = 0
+        self._reaching = 0
+        self.renamed: dict[str, str] = {}
+        self.host_keys: dict[str, str] = {}
+        self.last_name = 0.0
+
+    def load(self) -> asyncio.Task[Prober]:
+        """Load the SSH client and the key, once, while names are being waited for."""
+        if self._prober is None:
+            self._prober = asyncio.ensure_future(asyncio.to_thread(self._load))
+        return self._prober
+
+    def _load(self) -> Prober:
+        from mpiboot.observe.ssh import Prober  # noqa: PLC0415 - see load
+
+        return Prober(
+            self._access.key,
+            host_key=self._access.host_key,
+            mode=self._settings.host_keys,
+            limits=self._limits,
+        )
+
+    def is_own_name(self, host: Host) -> bool:
+        """Tell by name alone whether a host is this pod.
+
+        That is enough: the record of a launcher appears only when its pod is ready, and mpirun
+        starts ranks of its own host without asking for a name.
+        """
+        # Addresses are asked of the kernel later on.
+        return not is_literal(host.name) and names.is_local(
+            host.name, self._access.hostname, self._access.fqdns
+        )
+
+    async def run(self, state: HostState) -> Worker | None:
+        """Bring one host through the gate; None for this pod itself.
+
+        Raises:
+            MpibootError: what failed will not get better by waiting.
+        """
+        if self.is_own_name(state.host):
+            self._set(state, Stage.READY)
+            return None
+        self._resolving += 1
+        try:
+            addresses = await self._resolve(state)
+        finally:
+            self._resolving -= 1
+        state.resolved = True
+        self.last_name = time.monotonic()
+        if any(links.is_local(address) for address in addresses):
+            self._set(state, Stage.READY)
+            return None
+        self._set(state, Stage.SSH)
+        self._reaching += 1
+        try:
+            return await self._reach(state, addresses)
+        finally:
+            self._reaching -= 1
+
+    def _set(self, state: HostState, stage: Stage, reason: str = "", detail: str = "") -> None:
+        new = (stage, reason) != (state.stage, state.reason)
+        state.stage, state.reason, state.detail = stage, reason, detail
+        if new:
+            self._changed()
+
+    async def _resolve(self, state: HostState) -> tuple[str, ...]:
+        started = time.monotonic()
+        while True:
+            answer = await self._ask(state.host.name)
+            if answer.addresses:
+                return answer.addresses
+            if answer.reason is not None and answer.reason.permanent:
+                where = f"line {state.host.line} of the hostfile: " if state.host.line else ""
+                raise error("hostfile-invalid", f"{where}{answer.detail}", host=state.host.name)
+            reason = answer.reason.value if answer.reason is not None else ""
+            self._set(state, Stage.DNS, reason, answer.detail)
+            self._stop_if_once(state)
+            await asyncio.sleep(
+                pace.pause(
+                    time.monotonic() - started,
+                    self._resolving,
+                    answer.retry_after,
+                    self._settings.dns_interval,
+                )
+            )
+
+    async def _ask(self, name: str) -> Answer:
+        """Ask for a name in the forms that the setting allows, and note which one is used."""
+        mode = self._settings.rewrite_fqdn
+        long = name if mode == "off" else self._long_form(name) or name
+        if mode == "on" or name in self.renamed:
+            answer = await self._resolver.ask(long)
+            if long != name and answer.addresses:
+                self.renamed[name] = long
+            return answer
+        answer = await self._resolver.ask(name)
+        # Where the search list leads to the long form, the short one covers it.
+        if answer.addresses or long == name or f"{long}." in answer.searched:
+            return answer
+        longer = await self._resolver.ask(long)
+        if not longer.addresses:
+            return answer
+        # The record may have come between the two questions.
+        answer = await self._resolver.ask(name)
+        if answer.addresses:
+            return answer
+        self.renamed[name] = long
+        log.info("names", f"{name} resolves only as {long}: that name is used", host=name)
+        return longer
+
+    async def _reach(self, state: HostState, addresses: tuple[str, ...]) -> Worker:
+        started = resolved = time.monotonic()
+        known: dict[Target, tuple[float, Probe]] = {}
+        refused, gone = False, ""
+        while True:
+            probes = await self._try(state.host, addresses, known)
+            best = max(probes, key=lambda probe: probe.outcome.rank)
+            if best.outcome is Outcome.OK:
+                return self._worker(state, best)
+            self._set(state, Stage.SSH, best.outcome.value, denial.detail(probes) + gone)
+            final = denial.final(probes, len(self._ports), (await self.load()).host_fingerprint)
+            if final is not None and (
+                final.outcome is Outcome.HOST_KEY_DIFFERS or refused or self._once_only
+            ):
+                prober = await self.load()
+                raise denial.as_error(
+                    final, prober.fingerprint, prober.public_line, prober.host_fingerprint
+                )
+            self._stop_if_once(state)
+            refused = final is not None
+            wait = pace.pause(time.monotonic() - started, self._reaching)
+            await asyncio.sleep(_CONFIRM if refused else wait)
+            if time.monotonic() - resolved >= _RESOLVE_AGAIN:
+                resolved = time.monotonic()
+                answer = await self._ask(state.host.name)
+                addresses = answer.addresses or addresses
+                gone = f"; its name does not resolve any more: {answer.detail}"
+                gone = "" if answer.addresses else gone
+
+    def _stop_if_once(self, state: HostState) -> None:
+        if self._once_only:
+            raise MpibootError(finding(state))
+
+    async def _try(
+        self, host: Host, addresses: Sequence[str], known: dict[Target, tuple[float, Probe]]
+    ) -> list[Probe]:
+        """Try each address and port until one lets us in; what the others said is kept."""
+        user = host.user or self._access.user
+        probes = []
+        for address in addresses[:_ADDRESSES]:
+            for port in self._ports:
+                target = Target(host.name, address, port, user)
+                at, probe = known.get(target, (float("-inf"), None))
+                foreign = probe is not None and probe.outcome is Outcome.HOST_KEY_DIFFERS
+                if probe is None or not foreign or time.monotonic() - at >= _FOREIGN_PAUSE:
+                    probe = await self._once(target)
+                    known[target] = (time.monotonic(), probe)
+                probes.append(probe)
+                if probe.outcome is Outcome.OK:
+                    # Most workers of a job are alike: ask the others there first.
+                    self._ports = (port, *(item for item in self._ports if item != port))
+                    return probes
+        return probes
+
+    async def _once(self, target: Target) -> Probe:
+        async with self._connections:
+            opened = await tcp.connect(target, self._limits)
+            if isinstance(opened, Probe):
+                return opened
+            with opened.sock:
+                prober = await self.load()
+                return await prober.log_in(target, opened.sock, opened.greeting, remote.COMMAND)
+
+    def _worker(self, state: HostState, probe: Probe) -> Worker:
+        self._set(state, Stage.READY)
+        name = state.host.name
+        if self._settings.host_keys != "job":
+            self.host_keys[name] = probe.host_key
+        facts, mpi = remote.read(probe.output)
+        target = probe.target
+        return Worker(
+            state.host, target.address, target.port, target.user, probe.local_address, facts, mpi
+        )

@@ -1,0 +1,99 @@
+"""What the gate says of its hosts: one line for all of them, and one finding for each missing.
+
+Pure text making; it keeps no clock and writes nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from mpiboot.checks import failed
+from mpiboot.model import Finding, Host, Json
+from mpiboot.observe.resolvconf import is_literal
+
+_NAMES: Final = 3
+_GROUPS: Final = 4
+_LISTED: Final = 50
+
+
+class Stage(str, Enum):
+    """Where a host is in the gate; the value is how a line names what is waited for."""
+
+    DNS = "DNS"
+    SSH = "SSH"
+    READY = "ready"
+
+
+@dataclass(slots=True, eq=False)
+class HostState:
+    """What is known of one host; ``reason`` is short and steady, ``detail`` has the rest.
+
+    ``resolved`` stays true once the name had an address, whatever comes later.
+    """
+
+    host: Host
+    label: str
+    stage: Stage = Stage.DNS
+    reason: str = ""
+    detail: str = ""
+    resolved: bool = False
+
+
+def states(hosts: Sequence[Host]) -> tuple[HostState, ...]:
+    """Begin the gate's state; a label is the first part of a name where that tells hosts apart."""
+    short = [host.name if is_literal(host.name) else host.name.partition(".")[0] for host in hosts]
+    unique = len(set(short)) == len(short)
+    return tuple(
+        HostState(host, label if unique else host.name)
+        for host, label in zip(hosts, short, strict=True)
+    )
+
+
+def _named(labels: Sequence[str]) -> str:
+    shown = ", ".join(labels[:_NAMES])
+    more = len(labels) - _NAMES
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def line(known: Sequence[HostState]) -> str:
+    """Say in one line how many hosts are ready and what the others are waited for."""
+    ready = 0
+    groups: dict[tuple[Stage, str], list[str]] = {}
+    for state in known:
+        if state.stage is Stage.READY:
+            ready += 1
+        else:
+            groups.setdefault((state.stage, state.reason), []).append(state.label)
+    text = f"{ready}/{len(known)} hosts ready"
+    # Who is furthest is told first; the groups of one stage by their size.
+    order = sorted(groups.items(), key=lambda item: (item[0][0] is Stage.DNS, -len(item[1])))
+    parts = []
+    for (stage, reason), labels in order[:_GROUPS]:
+        link = "on" if stage is Stage.SSH else "for"
+        parts.append(f"{stage.value} {link} {_named(labels)}" + (f" ({reason})" if reason else ""))
+    if len(order) > _GROUPS:
+        rest = sum(len(labels) for _, labels in order[_GROUPS:])
+        parts.append(f"{rest} more for other reasons")
+    return f"{text}, waiting for {', '.join(parts)}" if parts else text
+
+
+def fields(known: Sequence[HostState]) -> dict[str, Json]:
+    """Say the same as fields of a JSON line; of thousands of hosts, the first that are missing."""
+    waiting = [state for state in known if state.stage is not Stage.READY]
+    listed: list[Json] = [
+        {"host": state.host.name, "stage": state.stage.value.lower(), "reason": state.reason}
+        for state in waiting[:_LISTED]
+    ]
+    return {"ready": len(known) - len(waiting), "total": len(known), "waiting": listed}
+
+
+def finding(state: HostState) -> Finding:
+    """Say why a host isn't ready: its last reason in full."""
+    return failed(
+        "workers-unreachable" if state.resolved else "names-unresolved",
+        f"{state.stage.value}: {state.detail or state.reason or 'no answer yet'}",
+        host=state.host.name,
+    )

@@ -1,0 +1,256 @@
+"""The MPIs as rows: which names each one reads for the same intent. Pure data, no I/O.
+
+Facts measured on Open MPI 4.1.4, 5.0.7 to 5.0.11 and MPICH 4.0.2 and 5.0.2. A new MPI is a new
+row; an intent that a row can't express is an empty column, and the plan says what is lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from mpiboot.job.hostfile import Syntax
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable that is always set in this MPI's environment, with the reason."""
+
+    name: str
+    value: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One row.
+
+    Columns that end in ``_var`` name the environment variable of an intent; empty where this
+    MPI has none. ``evaluated`` is the prefix of variables whose values reach the workers' shell
+    unescaped (``evaluated_but``: exceptions); ``evaluated_flags`` are
+    the ``--mca`` parameters that do so. ``export`` says how a variable is forwarded to the ranks:
+    by ``-x`` flags, by a list variable (``export_var``), or by itself (Hydra sends the launcher's
+    whole environment, so that ``remove`` must name what may not travel).
+    ``one_link`` is true where the daemons' link must be a single name or CIDR.
+    """
+
+    family: str
+    title: str
+    syntax: Syntax
+    hostfile_var: str
+    agent_var: str
+    agent_args_var: str
+    keep_fqdn_var: str
+    daemon_link_var: str
+    one_link: bool
+    mpi_link_vars: tuple[str, ...]
+    concurrency_var: str
+    bind_var: str
+    map_var: str
+    oversubscribe_var: str
+    oversubscribe_value: str
+    constants: tuple[Variable, ...]
+    root: tuple[Variable, ...]
+    export: str
+    export_var: str
+    evaluated: str
+    evaluated_but: tuple[str, ...]
+    evaluated_flags: tuple[str, ...]
+    remove: tuple[str, ...]
+    lost_without_parent: tuple[str, ...]
+    supported: bool = True
+
+
+_OMPI_CONSTANTS: Final = (
+    Variable(
+        "OMPI_MCA_pml",
+        "ob1",
+        "MPI's own messages stay on the control link; NCCL carries the data",
+    ),
+    # vader is the name of the shared-memory transport that both 4.1 and 5.0 accept.
+    Variable("OMPI_MCA_btl", "self,vader,tcp", "TCP between hosts, shared memory within one"),
+    Variable("OMPI_MCA_coll_hcoll_enable", "0", "HCOLL would open RDMA devices for MPI itself"),
+    Variable("OMPI_MCA_coll_ucc_enable", "0", "UCC would open RDMA devices for MPI itself"),
+)
+_OMPI_ROOT: Final = (
+    Variable("OMPI_ALLOW_RUN_AS_ROOT", "1", "this pod runs as root"),
+    Variable("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", "this pod runs as root"),
+)
+
+OPENMPI4: Final = Dialect(
+    family="openmpi4",
+    title="Open MPI 4.1 (ORTE)",
+    syntax=Syntax.SLOTS,
+    hostfile_var="OMPI_MCA_orte_default_hostfile",
+    agent_var="OMPI_MCA_plm_rsh_agent",
+    agent_args_var="OMPI_MCA_plm_rsh_args",
+    keep_fqdn_var="OMPI_MCA_orte_keep_fqdn_hostnames",
+    daemon_link_var="OMPI_MCA_oob_tcp_if_include",
+    one_link=False,
+    mpi_link_vars=("OMPI_MCA_btl_tcp_if_include",),
+    concurrency_var="OMPI_MCA_plm_rsh_num_concurrent",
+    bind_var="OMPI_MCA_hwloc_base_binding_policy",
+    map_var="OMPI_MCA_rmaps_base_mapping_policy",
+    oversubscribe_var="OMPI_MCA_rmaps_base_oversubscribe",
+    oversubscribe_value="1",
+    constants=(
+        *_OMPI_CONSTANTS,
+        # A bare no_tree_spawn lets orted daemonize, and the agent ends at once.
+        Variable(
+            "OMPI_MCA_routed", "direct", "flat and attached: an agent lives as long as its host"
+        ),
+    ),
+    root=_OMPI_ROOT,
+    export="-x",
+    export_var="OMPI_MCA_mca_base_env_list",
+    evaluated="OMPI_MCA_",
+    evaluated_but=("OMPI_MCA_mca_base_env_list",),
+    evaluated_flags=("*",),
+    remove=(),
+    lost_without_parent=(
+        "exit 1 instead of 128+n after a signal",
+        "an endless wait when a launch agent hangs",
+        "no termination message",
+    ),
+)
+
+# 5.0 routes --mca by framework; prted gets those of PRRTE, as its own parameter PREFIXES has them.
+_PRRTE_FLAGS: Final = (
+    "prte_*",
+    "errmgr_*",
+    "ess_*",
+    "filem_*",
+    "grpcomm_*",
+    "iof_*",
+    "odls_*",
+    "oob_*",
+    "plm_*",
+    "prtebacktrace_*",
+    "prtedl_*",
+    "prteinstalldirs_*",
+    "prtereachable_*",
+    "ras_*",
+    "rmaps_*",
+    "rml_*",
+    "routed_*",
+    "rtc_*",
+    "schizo_*",
+    "state_*",
+    "hwloc_*",
+    "if_*",
+    "reachable_*",
+)
+
+OPENMPI5: Final = Dialect(
+    family="openmpi5",
+    title="Open MPI 5.0 (PRRTE)",
+    syntax=Syntax.SLOTS,
+    hostfile_var="PRTE_MCA_prte_default_hostfile",
+    agent_var="PRTE_MCA_plm_ssh_agent",
+    agent_args_var="PRTE_MCA_plm_ssh_args",
+    keep_fqdn_var="",
+    daemon_link_var="PRTE_MCA_prte_if_include",
+    one_link=True,
+    mpi_link_vars=("OMPI_MCA_btl_tcp_if_include",),
+    concurrency_var="PRTE_MCA_plm_ssh_num_concurrent",
+    bind_var="PRTE_MCA_hwloc_default_binding_policy",
+    map_var="PRTE_MCA_rmaps_default_mapping_policy",
+    oversubscribe_var="PRTE_MCA_rmaps_default_mapping_policy",
+    oversubscribe_value="slot:oversubscribe",
+    constants=(
+        *_OMPI_CONSTANTS,
+        Variable("PRTE_MCA_plm_ssh_no_tree_spawn", "1", "flat: no worker needs to reach another"),
+    ),
+    root=_OMPI_ROOT,
+    # The list takes names and a user's -x wins over it; with -x twice the first would win.
+    export="list",
+    export_var="OMPI_MCA_mca_base_env_list",
+    evaluated="PRTE_MCA_",
+    evaluated_but=(),
+    evaluated_flags=_PRRTE_FLAGS,
+    remove=(),
+    lost_without_parent=(
+        "exit 0 after a lost worker, about every other time",
+        "SIGTERM ignored while daemons are being started",
+        "no termination message",
+    ),
+)
+
+# A sketch: the columns are measured, the launch under mpiboot is not yet (``supported``).
+MPICH: Final = Dialect(
+    family="mpich",
+    title="MPICH (Hydra)",
+    syntax=Syntax.COLON,
+    hostfile_var="HYDRA_HOST_FILE",
+    agent_var="HYDRA_LAUNCHER_EXEC",
+    agent_args_var="HYDRA_LAUNCHER_EXTRA_ARGS",
+    keep_fqdn_var="",
+    daemon_link_var="HYDRA_IFACE",
+    one_link=True,
+    mpi_link_vars=("UCX_NET_DEVICES", "FI_TCP_IFACE"),
+    concurrency_var="",
+    bind_var="",
+    map_var="",
+    oversubscribe_var="",
+    oversubscribe_value="",
+    constants=(),
+    root=(),
+    export="all",
+    export_var="",
+    evaluated="",
+    evaluated_but=(),
+    evaluated_flags=(),
+    # Hydra lets the launcher's environment overwrite the workers' for every rank.
+    remove=(
+        "HOSTNAME",
+        "K_MPI_JOB_ROLE",
+        "KUBERNETES_*",
+        "*_SERVICE_HOST",
+        "*_SERVICE_PORT",
+        "*_SERVICE_PORT_*",
+        "NVIDIA_VISIBLE_DEVICES",
+        "NVIDIA_DRIVER_CAPABILITIES",
+        # fork runs every rank on the launcher and ends well.
+        "HYDRA_LAUNCHER",
+        "HYDRA_BOOTSTRAP",
+    ),
+    lost_without_parent=(
+        "an endless wait when ssh fails (4.0)",
+        "exit 0 after SIGTERM (4.0)",
+        "no termination message",
+    ),
+    supported=False,
+)
+
+DIALECTS: Final = {row.family: row for row in (OPENMPI4, OPENMPI5, MPICH)}
+
+# Every variable by which a user or an operator names a hostfile, for whichever MPI. What
+# mpirun finds there must be mpiboot's own copy, whatever the family.
+HOSTFILE_VARS: Final = (
+    "OMPI_MCA_orte_default_hostfile",
+    "PRTE_MCA_prte_default_hostfile",
+    "HYDRA_HOST_FILE",
+    "I_MPI_HYDRA_HOST_FILE",
+    "MPI_HOSTFILE",
+    "MPIBOOT_HOSTFILE",
+)
+
+# The same intent under the name of another version: read where the row's own name isn't set.
+ALSO_AGENT: Final = (
+    "OMPI_MCA_plm_rsh_agent",
+    "OMPI_MCA_plm_ssh_agent",
+    "PRTE_MCA_plm_ssh_agent",
+    "PRTE_MCA_plm_rsh_agent",
+)
+ALSO_AGENT_ARGS: Final = (
+    "OMPI_MCA_plm_rsh_args",
+    "OMPI_MCA_plm_ssh_args",
+    "PRTE_MCA_plm_ssh_args",
+    "PRTE_MCA_plm_rsh_args",
+)
+ALSO_DAEMON_LINK: Final = (
+    "OMPI_MCA_oob_tcp_if_include",
+    "PRTE_MCA_prte_if_include",
+    "PRTE_MCA_oob_tcp_if_include",
+    "OMPI_MCA_prte_if_include",
+)

@@ -1,0 +1,302 @@
+"""Which of the launcher's variables ranks get, which stay here, and how values are shown.
+
+A table of names with reasons, and the rules between its rows. Pure: the environment is given.
+Values are never looked at but to tell a service's address from a port number: variables travel
+by name (``-x NAME``), so that any bytes arrive and nothing secret stands on a command line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from typing import Final
+
+from mpiboot.job.mpirun_options import HYDRA
+
+HIDDEN: Final = "(hidden)"
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A variable that ranks get, and why."""
+
+    name: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """A variable that stays here although a rule or the user (``asked``) would forward it."""
+
+    name: str
+    because: str
+    asked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """The choice: ``by_itself`` are those that this MPI hands on without being told."""
+
+    names: tuple[Forward, ...]
+    withheld: tuple[Withheld, ...]
+    by_itself: tuple[Forward, ...]
+
+
+# Pattern -> why ranks need it. What isn't here goes by MPIBOOT_FORWARD.
+ALLOWED: Final = (
+    ("NCCL_*", "NCCL reads it in every rank"),
+    ("RCCL_*", "RCCL reads it in every rank"),
+    ("HSA_*", "ROCm's runtime reads it in every rank"),
+    ("HIP_*", "ROCm's runtime reads it in every rank"),
+    ("UCX_*", "UCX reads it in every rank"),
+    ("UCC_*", "UCC reads it in every rank"),
+    ("FI_*", "libfabric reads it in every rank"),
+    ("OFI_NCCL_*", "NCCL's libfabric plugin reads it in every rank"),
+    ("OMPI_MCA_*", "MPI's own parameters"),
+    ("PMIX_MCA_*", "MPI's own parameters"),
+    ("I_MPI_*", "MPI's own parameters"),
+    ("MPICH_*", "MPI's own parameters"),
+    ("MPIR_CVAR_*", "MPI's own parameters"),
+    ("OMP_*", "OpenMP reads it in every rank"),
+    ("GOMP_*", "OpenMP reads it in every rank"),
+    ("KMP_*", "OpenMP reads it in every rank"),
+    ("MKL_*", "MKL reads it in every rank"),
+    ("OPENBLAS_*", "OpenBLAS reads it in every rank"),
+    ("CUDA_*", "CUDA reads it in every rank"),
+    ("CUBLAS_*", "CUDA's libraries read it in every rank"),
+    ("CUDNN_*", "CUDA's libraries read it in every rank"),
+    ("TORCH_*", "PyTorch reads it in every rank"),
+    ("PYTORCH_*", "PyTorch reads it in every rank"),
+    ("GLOO_*", "PyTorch's Gloo reads it in every rank"),
+    ("TP_SOCKET_IFNAME", "PyTorch's TensorPipe reads it in every rank"),
+    ("MASTER_ADDR", "PyTorch's ranks meet there"),
+    ("MASTER_PORT", "PyTorch's ranks meet there"),
+    ("TF_*", "TensorFlow reads it in every rank"),
+    ("XLA_*", "XLA reads it in every rank"),
+    ("JAX_*", "JAX reads it in every rank"),
+    ("HOROVOD_*", "Horovod reads it in every rank"),
+    ("DEEPSPEED_*", "DeepSpeed reads it in every rank"),
+    ("TOKENIZERS_PARALLELISM", "the tokenizers library reads it in every rank"),
+    ("PATH", "programs are found as they are here"),
+    ("LD_LIBRARY_PATH", "libraries are found as they are here"),
+    ("PYTHONPATH", "Python modules are found as they are here"),
+    ("PYTHONUNBUFFERED", "Python's output is seen as it is here"),
+    ("PYTHONFAULTHANDLER", "Python's crashes are told as they are here"),
+    ("PYTHONHASHSEED", "every rank hashes alike"),
+)
+
+# What is true of one pod only: pattern, why, and whether it would break ranks elsewhere. A name
+# that MPIBOOT_FORWARD gives in full is forwarded all the same, unless it would break them.
+POD_LOCAL: Final = (
+    ("MPIBOOT_*", "mpiboot's own settings are for this pod", True),
+    ("K_MPI_JOB_ROLE", "it says what this pod is", True),
+    ("NVIDIA_VISIBLE_DEVICES", "it says which GPUs this pod got", True),
+    ("NVIDIA_DRIVER_CAPABILITIES", "it says what this pod's GPUs may do", True),
+    ("CUDA_VISIBLE_DEVICES", "it numbers this pod's GPUs", False),
+    ("HIP_VISIBLE_DEVICES", "it numbers this pod's GPUs", False),
+    ("ROCR_VISIBLE_DEVICES", "it numbers this pod's GPUs", False),
+    ("GPU_DEVICE_ORDINAL", "it numbers this pod's GPUs", False),
+    ("PCIDEVICE_*", "it names this pod's devices", True),
+    ("SSH_*", "it belongs to a login at this pod", True),
+    ("PMI_*", "it is one rank's own", True),
+    ("PMIX_RANK", "it is one rank's own", True),
+    ("PMIX_NAMESPACE", "it is one rank's own", True),
+    ("PMIX_SERVER_*", "it is one rank's own", True),
+    ("OMPI_COMM_WORLD_*", "it is one rank's own", True),
+    ("HYDRA_*", "it is one launcher's own", True),
+    ("HOSTNAME", "it is this pod's name", False),
+    ("HOME", "a worker's user has a home of its own", False),
+    ("USER", "a worker's user has a name of its own", False),
+    ("LOGNAME", "a worker's user has a name of its own", False),
+    ("SHELL", "it belongs to this pod's shell", False),
+    ("SHLVL", "it belongs to this pod's shell", False),
+    ("PWD", "it belongs to this pod's shell", False),
+    ("OLDPWD", "it belongs to this pod's shell", False),
+    ("_", "it belongs to this pod's shell", True),
+    ("TERM", "it belongs to this pod's terminal", False),
+    ("TMPDIR", "a worker may lack this folder", False),
+    ("POD_*", "it says which pod this is", False),
+    ("NODE_NAME", "it says where this pod runs", False),
+    ("KUBERNETES_*", "the cluster sets it in every pod", False),
+    ("*_SERVICE_HOST", "the cluster sets it in every pod", False),
+    ("*_SERVICE_PORT", "the cluster sets it in every pod", False),
+    ("*_SERVICE_PORT_*", "the cluster sets it in every pod", False),
+    ("*_PORT_*_TCP*", "the cluster sets it in every pod", False),
+    ("*_PORT_*_UDP*", "the cluster sets it in every pod", False),
+)
+
+# Handed on without -x, by family; Hydra hands on everything.
+_BY_ITSELF: Final[Mapping[str, tuple[str, ...]]] = {
+    "openmpi4": ("OMPI_*", "PMIX_MCA_*"),
+    "spectrum": ("OMPI_*", "PMIX_MCA_*"),
+    "openmpi5": ("OMPI_*", "PMIX_MCA_*"),
+}
+
+# Variables by which a resource manager would make mpirun believe in an allocation of its own.
+MANAGERS: Final = (
+    ("SLURM_", "Slurm"),
+    ("SLURMD_", "Slurm"),
+    ("SBATCH_", "Slurm"),
+    ("SRUN_", "Slurm"),
+    ("SALLOC_", "Slurm"),
+    ("PBS_", "PBS"),
+    ("LSB_", "LSF"),
+    ("LSF_", "LSF"),
+    ("LS_", "LSF"),
+    ("SGE_", "Grid Engine"),
+    ("PE_HOSTFILE", "Grid Engine"),
+    ("LOADL_", "LoadLeveler"),
+    ("COBALT_", "Cobalt"),
+    ("FLUX_", "Flux"),
+)
+# Also begin so, and say nothing of an allocation.
+_NO_MANAGER: Final = ("LS_COLORS", "LS_OPTIONS")
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SERVICE: Final = re.compile(r"(?:tcp|udp|sctp)://")
+_SECRET_ENDS: Final = ("TOKEN", "TOKENS", "PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "SECRETS")
+_SECRET_WORDS: Final = frozenset({"CREDENTIAL", "CREDENTIALS", "APIKEY", "COOKIE", "AUTHKEY"})
+_SECRET_LAST: Final = frozenset({"KEY", "KEYS", "PASS", "PAT", "AUTH", "PWD"})
+_IN_URL: Final = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)")
+
+
+def is_secret(name: str) -> bool:
+    """Tell by its name whether a variable's value must never be shown.
+
+    mpiboot's own settings hold none: ``MPIBOOT_SSH_KEY`` is a path.
+    """
+    if name.startswith("MPIBOOT_"):
+        return False
+    words = name.upper().split("_")
+    if any(word.endswith(_SECRET_ENDS) or word in _SECRET_WORDS for word in words):
+        return True
+    return len(words) > 1 and (
+        words[-1] in _SECRET_LAST or any(pair == ("ACCESS", "KEY") for pair in pairwise(words))
+    )
+
+
+def mask(name: str, value: str) -> str:
+    """Return a value as it may be shown: secrets hidden, and on one line.
+
+    A user and password inside a URL (proxies have them) are hidden in any variable.
+    """
+    if value and is_secret(name):
+        return HIDDEN
+    shown = _IN_URL.sub(HIDDEN, value)
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in shown
+    )
+
+
+def pod_local(name: str, value: str = "") -> str:
+    """Say why a variable is true of one pod only; empty where it isn't.
+
+    The value matters for ``X_PORT`` alone: a cluster's service variable holds an address such
+    as ``tcp://10.96.0.1:443``, another program's holds a number.
+    """
+    row = _local_row(name, value)
+    return row[0] if row else ""
+
+
+def _local_row(name: str, value: str) -> tuple[str, bool] | None:
+    for pattern, because, breaks in POD_LOCAL:
+        if fnmatchcase(name, pattern):
+            return because, breaks
+    if name.endswith("_PORT") and _SERVICE.match(value):
+        return "the cluster sets it in every pod", False
+    return None
+
+
+def _first(name: str, patterns: Iterable[str]) -> str:
+    return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), "")
+
+
+def _reason(name: str, more: Collection[str]) -> str:
+    for pattern, because in ALLOWED:
+        if fnmatchcase(name, pattern):
+            return because
+    asked = _first(name, more)
+    return f"MPIBOOT_FORWARD has {asked}" if asked else ""
+
+
+def _kept_back(name: str, value: str, more: Collection[str], never: Collection[str]) -> str:
+    """Say why a variable that a rule would forward is not."""
+    refused = _first(name, never)
+    if refused:
+        return f"MPIBOOT_NO_FORWARD has {refused}"
+    if not _NAME.fullmatch(name):
+        return "no shell or mpirun can name such a variable"
+    local = _local_row(name, value)
+    if local and (local[1] or name not in more):
+        return local[0]
+    return ""
+
+
+def select(
+    environ: Mapping[str, str],
+    more: Collection[str] = (),
+    never: Collection[str] = (),
+    *,
+    family: str = "openmpi4",
+    given: Collection[str] = (),
+) -> Forwarded:
+    """Choose the variables that go from the launcher to the ranks.
+
+    Args:
+        environ: the launcher's environment; only what is in it is chosen.
+        more: MPIBOOT_FORWARD, names or patterns. A full name wins over what is true of one pod
+            only, unless it would break ranks elsewhere; a pattern doesn't.
+        never: MPIBOOT_NO_FORWARD, names or patterns; wins over everything else.
+        family: the MPI, for what travels by itself. That can't be held back by ``never``, so
+            such a name is reported as withheld from our own list only.
+        given: variables that the user's own line exports; never named a second time.
+    """
+    names: list[Forward] = []
+    withheld: list[Withheld] = []
+    by_itself: list[Forward] = []
+    own = ("*",) if family in HYDRA else _BY_ITSELF.get(family, ())
+    for name in sorted(environ):
+        because = _reason(name, more)
+        if not because or name in given:
+            continue
+        why_not = _kept_back(name, environ[name], more, never)
+        if why_not:
+            withheld.append(Withheld(name, why_not, asked=name in more))
+        elif _first(name, own):
+            by_itself.append(Forward(name, because))
+        else:
+            secret = "; a secret: by name, its value is never shown" if is_secret(name) else ""
+            names.append(Forward(name, because + secret))
+    withheld += [
+        Withheld(name, "it is not set in this pod", asked=True)
+        for name in more
+        if _NAME.fullmatch(name) and name not in environ
+    ]
+    return Forwarded(tuple(names), tuple(withheld), tuple(by_itself))
+
+
+def scrub(
+    environ: Mapping[str, str], managers: Collection[str] = ()
+) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
+    """Take another resource manager's variables out of an environment.
+
+    Args:
+        environ: the environment.
+        managers: prefixes that belong to the platform that this pod runs on, and stay.
+
+    Returns:
+        What is kept, and name and reason of each variable that isn't.
+    """
+    kept: dict[str, str] = {}
+    removed: list[tuple[str, str]] = []
+    for name, value in environ.items():
+        manager = next((who for prefix, who in MANAGERS if name.startswith(prefix)), "")
+        if manager and name not in _NO_MANAGER and not name.startswith(tuple(managers)):
+            because = f"{manager} does not run this pod, and mpirun would look for its allocation"
+            removed.append((name, because))
+        else:
+            kept[name] = value
+    return kept, tuple(sorted(removed))

@@ -1,0 +1,94 @@
+"""A plan while it is being made: variables with one owner each, decisions, findings. Pure.
+
+A value that the user gave, by flag or by environment, is kept and shown; only what mpiboot must
+settle itself (the hostfile's copy, the launch agent) is set whatever the environment has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mpiboot.job import forward
+from mpiboot.job.dialects import Dialect
+from mpiboot.job.platforms import Platform
+from mpiboot.job.user_line import UserLine
+from mpiboot.model import Decision, Finding, Host, Hostfile, Identity, Link, Mpi, Source, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the plan is decided on.
+
+    ``renamed`` maps a name of the hostfile to the longer one that is to be used.
+    """
+
+    hostfile: Hostfile
+    local: tuple[Host, ...]
+    workers: tuple[Worker, ...]
+    renamed: Mapping[str, str]
+    mpi: Mpi
+    links: tuple[Link, ...]
+    identity: Identity
+    platform: Platform
+    environ: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where the launcher's private files will be; all in one folder without blanks."""
+
+    launch_dir: str
+    agent: str
+    key: str
+
+    @property
+    def hostfile(self) -> str:
+        """The normalised hostfile that mpirun reads."""
+        return f"{self.launch_dir}/hostfile"
+
+    @property
+    def known_hosts(self) -> str:
+        """The pinned host key."""
+        return f"{self.launch_dir}/known_hosts"
+
+
+@dataclass(slots=True)
+class Making:
+    """A plan while it is being made."""
+
+    row: Dialect
+    line: UserLine
+    environ: Mapping[str, str]
+    decisions: list[Decision] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    set_env: dict[str, str] = field(default_factory=dict)
+    unset_env: set[str] = field(default_factory=set)
+
+    def decide(self, name: str, value: str, source: Source, because: str) -> None:
+        """Note a decision."""
+        self.decisions.append(Decision(name, value, source, because))
+
+    def variable(self, name: str, value: str, because: str, source: Source) -> None:
+        """Set a variable unless the user's line or environment has it."""
+        flagged = self.line.mca.get(parameter(name))
+        if flagged is not None:
+            self.decide(name, flagged, Source.FLAG, "given on the mpirun line")
+        elif self.environ.get(name):
+            shown = forward.mask(name, self.environ[name])
+            self.decide(name, shown, Source.ENVIRONMENT, "set in this pod, and kept")
+        else:
+            self.force(name, value, because, source)
+
+    def force(self, name: str, value: str, because: str, source: Source) -> None:
+        """Set a variable whatever the environment has."""
+        self.set_env[name] = value
+        self.decide(name, forward.mask(name, value), source, because)
+
+
+def parameter(variable: str) -> str:
+    """Cut a variable to the name that ``--mca`` takes."""
+    for prefix in ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_"):
+        if variable.startswith(prefix):
+            return variable[len(prefix) :]
+    return variable

@@ -1,0 +1,272 @@
+"""What mpirun gets in its environment: links, agent, constants, forwarded names. Pure.
+
+Each function settles one intent for the MPI at hand by the columns of its row in ``dialects``.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+from typing import Final
+
+from mpiboot.checks import failed
+from mpiboot.job import forward, placement, sshconfig
+from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS, ALSO_DAEMON_LINK
+from mpiboot.job.making import Making, Observed, Paths, parameter
+from mpiboot.model import Decision, Finding, Level, Source
+from mpiboot.network import control
+from mpiboot.settings import Given, Resolved
+
+# More concurrent launches than this is MPI's own default; fewer than hosts hangs it.
+DEFAULT_CONCURRENCY: Final = 128
+
+
+def pin_control(making: Making, observed: Observed, resolved: Resolved) -> None:
+    """Pin daemons and MPI TCP to the control link, or carry over what the user pinned."""
+    decision, why_not = control.choose(
+        resolved.settings.control_ifname,
+        observed.links,
+        observed.workers,
+        given=resolved.given["control_ifname"],
+    )
+    if decision:
+        making.decisions.append(decision)
+    else:
+        making.decide("control-link", "", Source.DETECTED, f"not pinned: {why_not}")
+    _pin_daemons(making, decision)
+    for name in making.row.mpi_link_vars:
+        if decision and not _excluded(making, name, (name,)):
+            making.variable(name, decision.value, "MPI's TCP on the control link", decision.source)
+
+
+def _pin_daemons(making: Making, decision: Decision | None) -> None:
+    """Settle the daemons' link; a list that this MPI can't take is a failure."""
+    row = making.row
+    names = (row.daemon_link_var, *ALSO_DAEMON_LINK)
+    flag = next((key for key in map(parameter, names) if key in making.line.mca), "")
+    carried = next((name for name in names if making.environ.get(name)), "")
+    if flag:
+        name, value = f"--mca {flag}", making.line.mca[flag]
+        making.decide(row.daemon_link_var, value, Source.FLAG, "given on the mpirun line")
+    elif carried and carried != row.daemon_link_var:
+        name, value = carried, making.environ[carried]
+        because = f"carried over from {carried}, which {row.title} does not read"
+        making.force(row.daemon_link_var, value, because, Source.ENVIRONMENT)
+    else:
+        name, value = row.daemon_link_var, making.environ.get(row.daemon_link_var, "")
+        if decision and not _excluded(making, name, names):
+            making.variable(name, decision.value, decision.because, decision.source)
+            value = value or decision.value
+    if row.one_link and "," in value:
+        making.findings.append(
+            failed(
+                "settings-conflict",
+                f"{name}={value} is a list, and {row.title} takes one name or one network "
+                "there (a list crashes it)",
+                hint="name one link or one CIDR that launcher and workers all have",
+            )
+        )
+
+
+def _excluded(making: Making, name: str, includes: Iterable[str]) -> bool:
+    """Tell whether the user excludes links instead: including some as well ends mpirun."""
+    excludes = [item.replace("_include", "_exclude") for item in includes if "_include" in item]
+    for item in excludes:
+        if making.environ.get(item) or parameter(item) in making.line.mca:
+            making.decide(name, "", Source.ENVIRONMENT, f"not set: {item} is, and both can't be")
+            return True
+    return False
+
+
+def set_constants(making: Making, observed: Observed, *, oversubscribe: Given | None) -> None:
+    """Set what this MPI always gets: transports, root, binding, mapping, who the user is.
+
+    ``oversubscribe`` is what asked for more ranks than slots, None where nothing did.
+    """
+    row = making.row
+    for item in row.constants:
+        making.variable(item.name, item.value, item.because, Source.DEFAULT)
+    if observed.identity.uid == 0:
+        for item in row.root:
+            making.variable(item.name, item.value, item.because, Source.DETECTED)
+    if making.line.bind_to:
+        making.decide("binding", making.line.bind_to, Source.FLAG, "given on the mpirun line")
+    elif row.bind_var:
+        making.variable(
+            row.bind_var, "none", "ranks have threads; pods have few cores", Source.DEFAULT
+        )
+    if oversubscribe and row.oversubscribe_var != row.map_var:
+        making.variable(
+            row.oversubscribe_var,
+            row.oversubscribe_value,
+            f"asked for by {oversubscribe}",
+            oversubscribe.source,
+        )
+    if making.line.mapped_by:
+        making.decide("mapping", making.line.mapped_by, Source.FLAG, "given on the mpirun line")
+    if row.map_var and not making.line.policy:
+        policy = placement.default_policy(row.family, oversubscribe=oversubscribe is not None)
+        making.variable(row.map_var, policy, "fill a host before the next", Source.DEFAULT)
+    for name, value in (
+        ("HOME", observed.identity.home),
+        ("USER", observed.identity.user),
+        ("LOGNAME", observed.identity.user),
+    ):
+        if not making.environ.get(name):
+            making.set_env[name] = value
+
+
+def place_agent(making: Making, paths: Paths, hosts: int) -> tuple[str, sshconfig.UserArgs]:
+    """Put mpiboot's launch agent in front of ssh or of the user's own agent.
+
+    Returns:
+        The user's own agent (empty: ssh), and the ssh arguments for the private ssh_config.
+    """
+    row = making.row
+    agent_by, agent = _first(making, (row.agent_var, *ALSO_AGENT))
+    args_by, given = _first(making, (row.agent_args_var, *ALSO_AGENT_ARGS))
+    making.force(
+        row.agent_var, paths.agent, "tells which hosts mpirun really starts", Source.DEFAULT
+    )
+    if row.concurrency_var and hosts > DEFAULT_CONCURRENCY:
+        making.variable(
+            row.concurrency_var,
+            str(hosts),
+            "every agent lives as long as its host; fewer at once would wait for ever",
+            Source.DETECTED,
+        )
+    _say_flagged_arguments(making)
+    more = "" if agent == paths.agent else _ssh_words(agent)
+    if more is None:
+        making.decide("launch-agent", agent, Source.ENVIRONMENT, f"{agent_by}, behind mpiboot's")
+        if given:
+            making.set_env[row.agent_args_var] = given
+        return agent, sshconfig.UserArgs()
+    lines: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    for name, text in ((agent_by, more), (args_by, given)):
+        if not text:
+            continue
+        args = sshconfig.read_args(text)
+        lines, words = (*lines, *args.lines), (*words, *args.words)
+        because = f"{name}, read into the private ssh_config behind mpiboot's own"
+        making.decide("ssh-arguments", text, Source.ENVIRONMENT, because)
+        if args.without_effect:
+            making.findings.append(
+                Finding(
+                    "settings-conflict",
+                    Level.WARN,
+                    f"{name} has {', '.join(args.without_effect)}: without effect, "
+                    "mpiboot settles these from what it verified",
+                )
+            )
+    if words:
+        making.set_env[row.agent_args_var] = " ".join(words)
+    else:
+        making.unset_env.add(row.agent_args_var)
+    return "", sshconfig.UserArgs(lines, words)
+
+
+def _first(making: Making, names: Iterable[str]) -> tuple[str, str]:
+    """Find the first variable that the user set, and its value."""
+    found = ((name, making.environ.get(name, "").strip()) for name in names)
+    return next((item for item in found if item[1]), ("", ""))
+
+
+def _ssh_words(agent: str) -> str | None:
+    """Return the arguments of an agent that is ssh itself; None where it is another program."""
+    program, *words = agent.partition(" : ")[0].split() or ["ssh"]
+    return " ".join(words) if program.rsplit("/", 1)[-1] in ("ssh", "rsh") else None
+
+
+def _say_flagged_arguments(making: Making) -> None:
+    """Say what ssh arguments on the mpirun line change: they come before the configuration."""
+    for name in dict.fromkeys(map(parameter, (making.row.agent_args_var, *ALSO_AGENT_ARGS))):
+        value = making.line.mca.get(name)
+        if value is None:
+            continue
+        making.decide("ssh-arguments", value, Source.FLAG, f"--mca {name} on the mpirun line")
+        settled = sshconfig.read_args(value).without_effect
+        if settled:
+            making.findings.append(
+                Finding(
+                    "settings-conflict",
+                    Level.WARN,
+                    f"--mca {name} on the mpirun line has {', '.join(settled)}, which takes the "
+                    "place of what mpiboot verified",
+                    hint="take it out of the line",
+                )
+            )
+
+
+def choose_forwarded(making: Making, observed: Observed, resolved: Resolved) -> tuple[str, ...]:
+    """Choose the variables that ranks get; returns the names that go by ``-x``."""
+    row, settings = making.row, resolved.settings
+    kept, removed = forward.scrub(observed.environ, observed.platform.managers)
+    for name, why in removed:
+        making.unset_env.add(name)
+        making.decide(name, "(removed)", Source.DETECTED, why)
+    for pattern in row.remove:
+        making.unset_env.update(fnmatch.filter(observed.environ, pattern))
+    theirs = making.environ.get(row.export_var, "") if row.export_var else ""
+    listed = (item.partition("=")[0] for item in theirs.split(";") if item)
+    chosen = forward.select(
+        kept,
+        settings.forward,
+        settings.no_forward,
+        family=row.family,
+        given=(*making.line.exports, *listed),
+    )
+    for item in chosen.withheld:
+        if item.asked:
+            making.findings.append(
+                Finding("usage", Level.WARN, f"{item.name} is not forwarded: {item.because}")
+            )
+    names = [item.name for item in chosen.names]
+    making.decide(
+        "forwarded",
+        str(len(names)),
+        Source.DEFAULT,
+        ", ".join(names) or "none of the known variables is set",
+    )
+    if names and row.export_var and parameter(row.export_var) in making.line.mca:
+        if row.export == "list":
+            return tuple(names)  # the line's own list hides the environment's, but takes -x
+        said = f"--mca {parameter(row.export_var)} on the mpirun line forbids -x in {row.title}"
+        hint = "name all variables in that list, or use -x"
+        making.findings.append(
+            Finding("usage", Level.WARN, f"{said}: nothing else is forwarded", hint=hint)
+        )
+        return ()
+    # 4.1 refuses -x beside the list, so a user's own list takes the names too.
+    if names and (row.export == "list" or theirs):
+        making.set_env[row.export_var] = ";".join([*([theirs] if theirs else []), *names])
+        return ()
+    return tuple(names) if row.export == "-x" else ()
+
+
+def refuse_unsafe(making: Making) -> None:
+    """Refuse values that this MPI lets the workers' shell evaluate."""
+    row = making.row
+    if not row.evaluated:
+        return
+    merged = {**making.environ, **making.set_env}
+    values = {
+        name: value
+        for name, value in merged.items()
+        if name.startswith(row.evaluated) and name not in making.unset_env
+    }
+    for name, value in making.line.mca.items():
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in row.evaluated_flags):
+            values[f"--mca {name}"] = value
+    excepted = {*row.evaluated_but, *(f"--mca {parameter(name)}" for name in row.evaluated_but)}
+    for name in sorted(values.keys() - excepted):
+        bad = sorted(set(values[name]) & set('"$\\`\n'))
+        if bad:
+            making.findings.append(
+                failed(
+                    "unsafe-value",
+                    f"{name} holds {' '.join(map(repr, bad))}: {row.title} hands it to the "
+                    "workers' shell unescaped",
+                )
+            )

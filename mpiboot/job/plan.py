@@ -1,0 +1,295 @@
+"""Facts and settings to one plan: hosts, placement, variables, argv, files; each with its reason.
+
+Pure: ``plan`` prints what ``make`` returns and ``launcher`` carries it out, so that they never
+disagree. Nothing here reads or changes the world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from mpiboot.checks import failed
+from mpiboot.errors import MpibootError, error
+from mpiboot.job import hostfile as hostfiles
+from mpiboot.job import mpi_environment, mpirun_line, placement, sshconfig
+from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS, Dialect
+from mpiboot.job.making import Making, Observed, Paths
+from mpiboot.job.user_line import UserLine
+from mpiboot.model import Decision, Finding, Host, Level, Mpi, Source
+from mpiboot.settings import Given, Resolved
+
+__all__ = ["Observed", "Paths", "Plan", "dialect", "make", "stop_on_failure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be done: ``set_env`` and ``unset_env`` change the environment of ``argv``.
+
+    ``daemons`` are the remote hosts for which a launch agent must be started; ``suspects`` are
+    variables or flags of the user's that could keep mpirun from doing so.
+    """
+
+    decisions: tuple[Decision, ...]
+    findings: tuple[Finding, ...]
+    argv: tuple[str, ...]
+    set_env: Mapping[str, str]
+    unset_env: tuple[str, ...]
+    hostfile: str
+    daemons: tuple[str, ...]
+    ranks: int | None
+    user_agent: str
+    user_args: sshconfig.UserArgs
+    suspects: tuple[tuple[str, str], ...]
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Make mpirun's environment of this pod's."""
+        kept = {name: value for name, value in environ.items() if name not in self.unset_env}
+        return {**kept, **self.set_env}
+
+
+def dialect(mpi: Mpi) -> Dialect:
+    """Find the row of an installed MPI.
+
+    Raises:
+        MpibootError: ``settings-conflict``; no row, or one that can't be started yet.
+    """
+    row = DIALECTS.get(mpi.family)
+    if row is None or not row.supported:
+        known = ", ".join(item.title for item in DIALECTS.values() if item.supported)
+        what = f"{mpi.path} says {mpi.said!r}" if mpi.said else f"{mpi.path} is not recognised"
+        raise error(
+            "settings-conflict",
+            f"{what}; this version of mpiboot starts {known}",
+            hint="put one of these first on PATH, or say which one it is with MPIBOOT_MPI",
+        )
+    return row
+
+
+def make(observed: Observed, resolved: Resolved, program: tuple[str, ...], paths: Paths) -> Plan:
+    """Decide everything.
+
+    Findings that fail are in the plan, not raised: ``plan`` shows them, ``launcher`` stops.
+
+    Raises:
+        MpibootError: this MPI can't be started at all.
+    """
+    row = dialect(observed.mpi)
+    own = mpirun_line.is_mpirun(program[0])
+    line = mpirun_line.read(program, row.family) if own else UserLine()
+    making = Making(row, line, observed.environ)
+    making.decisions.append(_platform(observed))
+    making.decide("mpi", f"{row.title}: {observed.mpi.version}", Source.DETECTED, observed.mpi.said)
+    if line.unknown:
+        making.findings.append(
+            Finding(
+                "usage",
+                Level.WARN,
+                f"{line.because}: the rest of the line is passed on unread",
+            )
+        )
+    hosts = _hosts(making, observed, paths)
+    np = _ranks(making, hosts, resolved)
+    oversubscribe = _oversubscribe(making, resolved)
+    local = {_renamed(host.name, observed) for host in observed.local}
+    placed = placement.place(
+        hosts,
+        line,
+        np=np,
+        family=row.family,
+        oversubscribe=oversubscribe is not None,
+        local=local,
+        policy=observed.environ.get(row.map_var, "") if row.map_var else "",
+    )
+    making.findings += placed.findings
+    mpi_environment.pin_control(making, observed, resolved)
+    mpi_environment.set_constants(making, observed, oversubscribe=oversubscribe)
+    user_agent, user_args = mpi_environment.place_agent(making, paths, len(hosts))
+    exports = mpi_environment.choose_forwarded(making, observed, resolved)
+    mpi_environment.refuse_unsafe(making)
+    _versions(making, observed)
+    daemons = placement.daemons(hosts, line, local)
+    argv = _argv(making, program, own=own, np=np, exports=exports, paths=paths)
+    making.decide("daemons", str(len(daemons)), Source.DETECTED, _named(daemons))
+    return Plan(
+        decisions=tuple(making.decisions),
+        findings=tuple(making.findings),
+        argv=argv,
+        set_env=making.set_env,
+        unset_env=tuple(sorted(making.unset_env)),
+        hostfile=hostfiles.render(hosts, row.syntax),
+        daemons=daemons,
+        ranks=placed.total,
+        user_agent=user_agent,
+        user_args=user_args,
+        suspects=_suspects(making),
+    )
+
+
+def stop_on_failure(plan: Plan) -> None:
+    """Raise the plan's first failing finding, with the others behind it."""
+    bad = [item for item in plan.findings if item.level is Level.FAIL]
+    if bad:
+        raise MpibootError(bad[0], tuple(bad[1:]))
+
+
+def _platform(observed: Observed) -> Decision:
+    because = observed.platform.recognise(observed.environ)
+    return Decision("platform", observed.platform.name, Source.DETECTED, because)
+
+
+def _renamed(name: str, observed: Observed) -> str:
+    return observed.renamed.get(name, name)
+
+
+def _named_source(named_by: str) -> Source:
+    if named_by == "default":
+        return Source.DEFAULT
+    return Source.FLAG if named_by.startswith("-") else Source.ENVIRONMENT
+
+
+def _named(names: Iterable[str], most: int = 4) -> str:
+    """List names, cut to a few."""
+    listed = list(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
+
+
+def _hosts(making: Making, observed: Observed, paths: Paths) -> tuple[Host, ...]:
+    """Settle the hosts and point every hostfile variable at mpiboot's own copy."""
+    hosts = tuple(
+        Host(
+            name=_renamed(host.name, observed),
+            slots=host.slots,
+            slots_given=True,
+            max_slots=host.max_slots,
+            user="",  # ssh_config has each host's user
+            line=host.line,
+        )
+        for host in observed.hostfile.hosts
+    )
+    file = observed.hostfile
+    making.decide("hostfile", file.path, _named_source(file.named_by), f"named by {file.named_by}")
+    making.decide("hosts", str(len(hosts)), Source.DETECTED, _named(host.name for host in hosts))
+    if observed.renamed:
+        making.decide(
+            "fqdn-rewriting",
+            f"{len(observed.renamed)} names",
+            Source.DETECTED,
+            _named(f"{old} -> {new}" for old, new in observed.renamed.items()),
+        )
+    because = f"mpiboot's normalised copy of {file.path}"
+    for name in HOSTFILE_VARS:
+        if name == making.row.hostfile_var:
+            making.force(name, paths.hostfile, because, Source.DETECTED)
+        elif observed.environ.get(name):
+            making.set_env[name] = paths.hostfile
+    if making.row.keep_fqdn_var and any("." in host.name for host in hosts):
+        making.variable(
+            making.row.keep_fqdn_var,
+            "1",
+            "the hostfile has names with dots, and this version would cut them",
+            Source.DETECTED,
+        )
+    return hosts
+
+
+def _ranks(making: Making, hosts: tuple[Host, ...], resolved: Resolved) -> int | None:
+    """Settle the number of ranks; None where the user's own line leaves it to mpirun."""
+    settings, given = resolved.settings, resolved.given
+    slots = sum(host.slots for host in hosts)
+    if making.line.np is not None:
+        making.decide("ranks", str(making.line.np), Source.FLAG, "-n on the mpirun line")
+        return making.line.np
+    if making.line.unknown:
+        making.decide("ranks", "-", Source.FLAG, "left to the part of the line that was not read")
+        return None
+    if settings.np is not None:
+        making.decide("ranks", str(settings.np), given["np"].source, str(given["np"]))
+        return settings.np
+    if making.line.settles_ranks:
+        making.decide("ranks", "-", Source.FLAG, "left to the mpirun line")
+        return None
+    making.decide("ranks", str(slots), Source.DEFAULT, f"all slots of {len(hosts)} hosts")
+    return slots
+
+
+def _oversubscribe(making: Making, resolved: Resolved) -> Given | None:
+    """Find what asks for more ranks than slots."""
+    if making.line.oversubscribe:
+        return Given(Source.FLAG, "the mpirun line")
+    return resolved.given["oversubscribe"] if resolved.settings.oversubscribe else None
+
+
+def _versions(making: Making, observed: Observed) -> None:
+    """Compare the MPIs of launcher and workers."""
+    ours = observed.mpi
+    for worker in observed.workers:
+        theirs = worker.facts.mpi if worker.facts else worker.mpi
+        where = worker.host.name
+        if theirs is None:
+            if worker.facts:
+                making.findings.append(failed("mpi-versions", "no mpirun on its PATH", host=where))
+            continue
+        if (theirs.family, theirs.version) == (ours.family, ours.version):
+            continue
+        said = f"has {theirs.said or theirs.path}, the launcher {ours.said}"
+        same = theirs.family == ours.family and _series(theirs.version) == _series(ours.version)
+        finding = failed("mpi-versions", said, host=where)
+        making.findings.append(
+            Finding(
+                finding.check, Level.WARN if same else Level.FAIL, said, where, (), finding.hint
+            )
+        )
+
+
+def _series(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _argv(
+    making: Making,
+    program: tuple[str, ...],
+    *,
+    own: bool,
+    np: int | None,
+    exports: tuple[str, ...],
+    paths: Paths,
+) -> tuple[str, ...]:
+    """Write the command line; what is added stands before the user's own words."""
+    added: list[str] = []
+    if np is not None and making.line.np is None:
+        added += ["-n", str(np)]
+    for name in exports:
+        added += ["-x", name]
+    if not own:
+        return ("mpirun", *added, *program)
+    words = list(program[1:])
+    for index in making.line.hostfile_words:
+        # The user's flag names the file that was read; mpirun gets the copy of its content.
+        words[index - 1] = paths.hostfile
+    named = f"={making.line.hostfile}"
+    if making.line.hostfile:
+        words = [
+            word.removesuffix(named) + f"={paths.hostfile}"
+            if word.startswith("--") and word.endswith(named) and "hostfile" in word
+            else word
+            for word in words
+        ]
+    return (program[0], *added, *words)
+
+
+def _suspects(making: Making) -> tuple[tuple[str, str], ...]:
+    """List what of the user's could keep mpirun from starting agents."""
+    found = []
+    for key in ("plm", "plm_rsh_agent", "plm_ssh_agent", "orte_launch_agent", "prte_launch_agent"):
+        if key in making.line.mca:
+            found.append((f"--mca {key} {making.line.mca[key]}", "given on the mpirun line"))
+        found += [
+            (f"{prefix}{key}", f"{prefix}{key}={making.environ[prefix + key]}")
+            for prefix in ("OMPI_MCA_", "PRTE_MCA_")
+            if making.environ.get(prefix + key) and prefix + key not in making.set_env
+        ]
+    if making.line.unknown:
+        found.append((making.line.unknown, "an option that mpiboot does not know"))
+    return tuple(found)

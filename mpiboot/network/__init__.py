@@ -1,0 +1,1 @@
+"""The pure core of the data network: what a pod has, and what follows from it."""

@@ -1,0 +1,114 @@
+"""What the benchmarks share: interleaved runs, ratios side by side, a table and JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+# One run of a case: milliseconds by what was measured (a run may tell more than one thing).
+Case = Callable[[], Mapping[str, float]]
+
+
+@dataclass
+class Results:
+    """Milliseconds of every run, by what was measured."""
+
+    title: str
+    reference: str
+    runs: dict[str, list[float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, measured: Mapping[str, float]) -> None:
+        """Note one run."""
+        for name, value in measured.items():
+            self.runs.setdefault(name, []).append(value)
+
+    def median(self, name: str) -> float:
+        """Middle of all runs."""
+        return statistics.median(self.runs[name])
+
+    def rows(self) -> list[dict[str, object]]:
+        """One record for each thing that was measured."""
+        base = self.median(self.reference)
+        return [
+            {
+                "case": name,
+                "median_ms": round(self.median(name), 1),
+                "min_ms": round(min(values), 1),
+                "max_ms": round(max(values), 1),
+                "runs": len(values),
+                "ratio": round(self.median(name) / base, 2),
+                "more_ms": round(self.median(name) - base, 1),
+            }
+            for name, values in self.runs.items()
+        ]
+
+    def table(self) -> str:
+        """The same for people."""
+        head = ("case", "median", "min", "max", "runs", "ratio", "difference")
+        lines = [head]
+        for row in self.rows():
+            times = [f"{row[key]} ms" for key in ("median_ms", "min_ms", "max_ms")]
+            more = f"{row['more_ms']:+} ms"
+            lines.append((str(row["case"]), *times, str(row["runs"]), f"{row['ratio']}x", more))
+        widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
+        text = "".join(
+            "  ".join(
+                cell.ljust(width) if at == 0 else cell.rjust(width)
+                for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+            )
+            + "\n"
+            for line in lines
+        )
+        notes = "".join(f"  {note}\n" for note in self.notes)
+        return f"{self.title} (ratios to: {self.reference})\n{text}{notes}"
+
+
+def arguments(description: str, *, runs: int) -> argparse.Namespace:
+    """Read what every benchmark takes."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--runs", type=int, default=runs, help=f"runs of each case ({runs})")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    return parser.parse_args()
+
+
+def interleave(results: Results, cases: Mapping[str, Case], runs: int) -> None:
+    """Run the cases in turn, so that what disturbs the machine disturbs all; the first don't count.
+
+    The order turns with each round: no case always comes after the same other one.
+    """
+    names = list(cases)
+    for number in range(runs + 1):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            measured = cases[name]()
+            if number:
+                results.add(measured)
+            shown = ", ".join(f"{what} {value:.0f} ms" for what, value in measured.items())
+            print(f"# {number}/{runs} {shown}", file=sys.stderr, flush=True)
+
+
+def show(results: Sequence[Results], *, as_json: bool) -> None:
+    """Print everything."""
+    if not as_json:
+        print("\n".join(item.table() for item in results))
+        return
+    machine = {
+        "cores": os.cpu_count(),
+        "machine": platform.platform(),
+        "python": platform.python_version(),
+    }
+    tables = [
+        {"title": item.title, "reference": item.reference, "rows": item.rows(), "notes": item.notes}
+        for item in results
+    ]
+    print(json.dumps({"machine": machine, "tables": tables}, indent=2))

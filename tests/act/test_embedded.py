@@ -1,0 +1,142 @@
+"""What an ssh client doesn't show: exact exit signals, signals sent, odd requests, broken peers."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from tests.fakes.worker import HAVE_SSH, Worker
+
+pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    folder = Path(tempfile.mkdtemp(prefix="mpiboot-test-"))
+    running = Worker(folder, "embedded").start()
+    try:
+        yield running.listens()
+    finally:
+        assert running.stop() == 0, running.log
+        shutil.rmtree(folder)
+
+
+@asynccontextmanager
+async def connect(worker: Worker) -> AsyncIterator[asyncssh.SSHClientConnection]:
+    user = worker.wait_for("listens on").split(" as ")[1].split(",")[0]
+    async with asyncssh.connect(
+        "127.0.0.1",
+        worker.port,
+        username=user,
+        client_keys=[asyncssh.read_private_key(worker.key)],
+        known_hosts=None,
+        config=None,
+        agent_path=None,
+    ) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("name", ["SEGV", "KILL", "TERM", "ABRT", "USR1"])
+async def test_a_signal_that_ended_the_command_is_named(worker: Worker, name: str) -> None:
+    async with connect(worker) as connection:
+        done = await connection.run(f"ulimit -c 0; kill -{name} $$")
+
+    assert done.exit_signal is not None
+    assert done.exit_signal[0] == name
+
+
+async def test_a_signal_that_ssh_has_no_name_for_is_still_a_signal(worker: Worker) -> None:
+    async with connect(worker) as connection:
+        done = await connection.run("kill -STKFLT $$")
+
+    assert done.exit_signal is not None
+    assert done.exit_signal[0] == "SIG@openssh.com"
+
+
+async def test_a_signal_reaches_the_whole_group(worker: Worker) -> None:
+    async with connect(worker) as connection:
+        script = "trap 'wait; echo ended; exit 6' TERM; sleep 1000 & echo ready; wait"
+        command = await connection.create_process(script)
+        assert await command.stdout.readline() == "ready\n"
+        command.send_signal("TERM")
+        done = await command.wait()
+
+    assert (done.stdout, done.exit_status) == ("ended\n", 6)
+
+
+async def test_a_channel_that_closes_ends_its_session_and_no_other(worker: Worker) -> None:
+    async with connect(worker) as connection:
+        first = await connection.create_process("echo ready; exec cat")
+        second = await connection.create_process("echo ready; exec cat")
+        for command in (first, second):
+            assert await command.stdout.readline() == "ready\n"
+        first.close()
+        await first.wait_closed()
+        second.stdin.write("still here\n")
+        assert await second.stdout.readline() == "still here\n"
+        second.stdin.write_eof()
+        assert (await second.wait()).exit_status == 0
+
+
+async def test_many_sessions_of_one_connection(worker: Worker) -> None:
+    async with connect(worker) as connection:
+        runs = [connection.run(f"echo {number}; exit {number}") for number in range(64)]
+        done = await asyncio.gather(*runs)
+
+    assert [int(str(item.stdout)) for item in done] == list(range(64))
+    assert [item.exit_status for item in done] == list(range(64))
+
+
+async def test_output_that_is_closed_early_is_told(worker: Worker) -> None:
+    async with connect(worker) as connection:
+        command = await connection.create_process("exec >&- 2>&-; read -r line; exit 7")
+        assert await command.stdout.read() == ""
+        command.stdin.write("go\n")
+        assert (await command.wait()).exit_status == 7
+
+
+async def test_passwords_and_dialogues_are_not_offered(worker: Worker) -> None:
+    with pytest.raises(asyncssh.PermissionDenied):
+        async with asyncssh.connect(
+            "127.0.0.1",
+            worker.port,
+            username="root",
+            password="secret",
+            client_keys=None,
+            known_hosts=None,
+            config=None,
+            agent_path=None,
+        ):
+            pass
+    methods = await asyncssh.get_server_auth_methods("127.0.0.1", worker.port, username="root")
+    assert methods == ["publickey"]
+
+
+async def test_tunnels_and_files_are_refused(worker: Worker) -> None:
+    async with connect(worker) as connection:
+        with pytest.raises(asyncssh.ChannelOpenError):
+            await connection.open_connection("127.0.0.1", worker.port)
+        with pytest.raises(asyncssh.ChannelOpenError):
+            await connection.open_unix_connection("/run/any.sock")
+        with pytest.raises(asyncssh.ChannelListenError):
+            await connection.forward_remote_port("127.0.0.1", 0, "127.0.0.1", 1)
+        with pytest.raises(asyncssh.ChannelOpenError):
+            await connection.start_sftp_client()
+
+
+async def test_a_peer_that_speaks_no_ssh_disturbs_nobody(worker: Worker) -> None:
+    for data in (b"", b"GET / HTTP/1.0\r\n\r\n", b"SSH-2.0-x\r\n" + bytes(5000)):
+        reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+        writer.write(data)
+        writer.close()
+        await writer.wait_closed()
+        del reader
+    async with connect(worker) as connection:
+        assert (await connection.run("exit 3")).exit_status == 3

@@ -1,0 +1,562 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mpiboot import log
+from mpiboot.errors import MpibootError, error
+from mpiboot.gates import gate
+from mpiboot.gates.gate import Access, GateResult
+from mpiboot.model import Host
+from mpiboot.observe.attempt import Limits
+from mpiboot.observe.dns import Resolver
+from mpiboot.settings import Settings
+from tests.fakes.nameserver import NXDOMAIN, Nameserver, hosts_file, resolv_conf, serve
+from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd
+
+LIMITS = Limits(connect=1.0, greeting=0.3, login=10.0, command=10.0)
+DOMAIN = "ns.svc.cluster.local"
+
+
+class Cluster:
+    """A nameserver, and a system resolver that asks the same records."""
+
+    def __init__(self, folder: Path) -> None:
+        self.records: dict[str, str] = {}
+        self.server = Nameserver({})
+        self.folder = folder
+        self.asked: list[str] = []
+        self.search: tuple[str, ...] = (DOMAIN, "svc.cluster.local", "cluster.local")
+
+    def publish(self, name: str, address: str) -> None:
+        self.records[name] = address
+        self.server.scripts[name] = [address]
+
+    def withdraw(self, name: str) -> None:
+        del self.records[name]
+        self.server.scripts[name] = [NXDOMAIN]
+
+    def system(self, name: str) -> tuple[str, ...]:
+        self.asked.append(name)
+        for candidate in (*(f"{name}.{domain}" for domain in self.search), name):
+            if candidate in self.records:
+                return (self.records[candidate],)
+        return ()
+
+    @contextlib.asynccontextmanager
+    async def resolver(self) -> AsyncIterator[Resolver]:
+        async with serve(self.server) as port:
+            yield Resolver(
+                resolv_conf(self.folder, search=self.search),
+                hosts_file(self.folder),
+                system=self.system,
+                port=port,
+                families=("A",),
+            )
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def plain_log() -> None:
+    log.configure()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def named(*names: str) -> tuple[Host, ...]:
+    return tuple(Host(name, slots=1, line=number) for number, name in enumerate(names, start=1))
+
+
+def access(job: Job, *ports: int, hostname: str = "launcher", fqdns: Sequence[str] = ()) -> Access:
+    return Access("runner", job.path, hostname, ports=ports, fqdns=tuple(fqdns))
+
+
+async def passing(
+    cluster: Cluster,
+    hosts: Sequence[Host],
+    to: Access,
+    settings: Settings | None = None,
+    long_form: Callable[[str], str | None] = lambda _: None,
+) -> GateResult:
+    async with cluster.resolver() as resolver:
+        return await gate.wait(
+            hosts,
+            settings or Settings(timeout=30),
+            to,
+            resolver=resolver,
+            limits=LIMITS,
+            long_form=long_form,
+        )
+
+
+async def failing(
+    cluster: Cluster, hosts: Sequence[Host], to: Access, settings: Settings | None = None
+) -> MpibootError:
+    with pytest.raises(MpibootError) as caught:
+        await passing(cluster, hosts, to, settings)
+    return caught.value
+
+
+async def later(action: Callable[[], object], seconds: float = 0.4) -> None:
+    await asyncio.sleep(seconds)
+    action()
+
+
+async def test_a_ready_cluster_passes(cluster: Cluster, job: Job) -> None:
+    for number in range(4):
+        cluster.publish(f"w-{number}.{DOMAIN}", f"127.0.0.{number + 2}")
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        result = await passing(cluster, named("w-0", "w-1", "w-2", "w-3"), access(job, port))
+
+    assert [worker.host.name for worker in result.workers] == ["w-0", "w-1", "w-2", "w-3"]
+    assert [worker.address for worker in result.workers] == [f"127.0.0.{n}" for n in range(2, 6)]
+    assert {worker.port for worker in result.workers} == {port}
+    assert {worker.user for worker in result.workers} == {"runner"}
+    assert {worker.local_address for worker in result.workers} == {"127.0.0.1"}
+    assert result.local == ()
+    assert not cluster.server.asked
+
+
+async def test_names_and_servers_that_come_late_are_waited_for(cluster: Cluster, job: Job) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    port = free_port()
+    async with contextlib.AsyncExitStack() as stack:
+        waiting = asyncio.ensure_future(passing(cluster, named("w-0", "w-1"), access(job, port)))
+        await later(lambda: cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3"))
+        await asyncio.sleep(0.4)
+        assert not waiting.done()
+        await stack.enter_async_context(sshd(Behaviour(job), "0.0.0.0", port))
+        result = await waiting
+
+    assert len(result.workers) == 2
+    assert result.durations["total"] >= result.durations["names"] > 0
+
+
+async def test_a_host_moves_on_while_others_are_waited_for(cluster: Cluster, job: Job) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    behaviour = Behaviour(job)
+    async with sshd(behaviour, "0.0.0.0") as port:
+        waiting = asyncio.ensure_future(passing(cluster, named("w-0", "w-1"), access(job, port)))
+        await behaviour.welcomed.wait()
+        assert not waiting.done()
+        cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
+        await waiting
+
+    assert behaviour.logins == 2
+
+
+async def test_names_missing_at_the_deadline_are_68_and_each_is_named(
+    cluster: Cluster, job: Job
+) -> None:
+    wrong = await failing(cluster, named("w-0", "w-1"), access(job, 1), Settings(timeout=0.6))
+
+    assert (wrong.finding.check, wrong.code) == ("names-unresolved", 68)
+    assert "2 of 2 hosts do not resolve after 0.6 s" in wrong.finding.said
+    assert [item.host for item in wrong.others] == ["w-0", "w-1"]
+    assert all("NXDOMAIN" in item.said for item in wrong.others)
+
+
+async def test_one_host_that_resolves_and_does_not_answer_makes_it_69(
+    cluster: Cluster, job: Job
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    port = free_port()
+
+    wrong = await failing(cluster, named("w-0", "w-1"), access(job, port), Settings(timeout=0.6))
+
+    assert (wrong.finding.check, wrong.code) == ("workers-unreachable", 69)
+    first, second = wrong.finding.evidence
+    assert first == f"w-0: SSH: connection refused on 127.0.0.2 port {port}"
+    assert second.startswith("w-1: DNS: NXDOMAIN")
+
+
+async def test_one_of_many_that_never_comes_is_the_only_one_named(
+    cluster: Cluster, job: Job
+) -> None:
+    for number in range(3):
+        cluster.publish(f"w-{number}.{DOMAIN}", "127.0.0.2")
+    hosts = named("w-0", "w-1", "w-2", "w-9")
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        wrong = await failing(cluster, hosts, access(job, port), Settings(timeout=1.5))
+
+    assert wrong.code == 68
+    assert "3/4 hosts ready, waiting for DNS for w-9 (NXDOMAIN)" in wrong.finding.said
+    assert [item.host for item in wrong.others] == ["w-9"]
+
+
+async def test_the_names_cap_ends_the_dns_stage_alone(cluster: Cluster, job: Job) -> None:
+    settings = Settings(timeout=30, dns_wait=0.5)
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+
+    wrong = await failing(cluster, named("w-0", "w-1"), access(job, free_port()), settings)
+
+    assert (wrong.finding.check, wrong.code) == ("names-unresolved", 68)
+    assert [item.host for item in wrong.others] == ["w-1"]
+
+
+async def test_the_names_cap_does_not_end_the_ssh_stage(cluster: Cluster, job: Job) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    settings = Settings(timeout=30, dns_wait=0.3)
+    port = free_port()
+    waiting = asyncio.ensure_future(passing(cluster, named("w-0"), access(job, port), settings))
+    await asyncio.sleep(0.6)
+    async with sshd(Behaviour(job), "0.0.0.0", port):
+        result = await waiting
+
+    assert len(result.workers) == 1
+
+
+async def test_a_refused_key_stops_at_once_though_others_are_pending(
+    cluster: Cluster, job: Job
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    behaviour = Behaviour(job, authorized=job.stranger)
+    async with sshd(behaviour, "0.0.0.0") as port:
+        wrong = await failing(cluster, named("w-0", "w-1"), access(job, port), Settings())
+
+    assert (wrong.finding.check, wrong.code, wrong.finding.host) == ("ssh-denied", 77, "w-0")
+    assert job.key.get_fingerprint() in wrong.finding.said
+    assert "for user runner" in wrong.finding.said
+    public = job.key.export_public_key().decode().split()[1]
+    assert any(public in line for line in wrong.finding.evidence)
+
+
+async def test_a_refusal_is_confirmed_before_it_counts(cluster: Cluster, job: Job) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    behaviour = Behaviour(job, authorized=job.stranger)
+    async with sshd(behaviour, "0.0.0.0") as port:
+        waiting = asyncio.ensure_future(passing(cluster, named("w-0"), access(job, port)))
+        await behaviour.seen.wait()
+        await asyncio.sleep(0.2)
+        behaviour.authorized = None
+        result = await waiting
+
+    assert len(result.workers) == 1
+
+
+async def test_a_server_that_asks_for_a_password_stops_at_once(cluster: Cluster, job: Job) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    async with sshd(Behaviour(job, public_key=False, password=True), "0.0.0.0") as port:
+        wrong = await failing(cluster, named("w-0"), access(job, port), Settings())
+
+    assert wrong.code == 77
+    assert "password" in wrong.finding.said
+
+
+async def test_a_worker_with_a_host_key_of_its_own_stops_at_once_with_both_fingerprints(
+    cluster: Cluster, job: Job
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    async with sshd(Behaviour(job, host_key=job.stranger), "0.0.0.0") as port:
+        to = access(job, port, free_port())
+        wrong = await failing(cluster, named("w-0", "w-1"), to, Settings())
+
+    assert (wrong.finding.check, wrong.code) == ("host-key-differs", 77)
+    assert job.key.get_fingerprint() in wrong.finding.said
+    assert job.stranger.get_fingerprint() in wrong.finding.said
+    assert "args: [worker]" in wrong.finding.hint
+
+
+async def test_the_nodes_own_sshd_is_not_yet_until_ours_comes_up_beside_it(
+    cluster: Cluster, job: Job
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    node = Behaviour(job, host_key=job.stranger, authorized=job.stranger)
+    ours = free_port()
+    async with sshd(node, "0.0.0.0") as theirs:
+        waiting = asyncio.ensure_future(passing(cluster, named("w-0"), access(job, theirs, ours)))
+        await asyncio.sleep(0.6)
+        assert not waiting.done()
+        async with sshd(Behaviour(job), "0.0.0.0", ours):
+            result = await waiting
+
+    assert result.workers[0].port == ours
+    assert len(node.users) == 1
+
+
+async def test_another_host_key_is_final_once_every_port_has_answered(
+    cluster: Cluster, job: Job
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    node = Behaviour(job, host_key=job.stranger, authorized=job.stranger)
+    async with sshd(node, "0.0.0.0") as port:
+        wrong = await failing(cluster, named("w-0"), access(job, port), Settings())
+
+    assert wrong.code == 77
+
+
+async def test_accept_new_takes_the_key_and_tells_it(cluster: Cluster, job: Job) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    settings = Settings(timeout=30, host_keys="accept-new")
+    async with sshd(Behaviour(job, host_key=job.stranger), "0.0.0.0") as port:
+        result = await passing(cluster, named("w-0"), access(job, port), settings)
+
+    shown = " ".join(job.stranger.export_public_key().decode().split()[:2])
+    assert result.host_keys == {"w-0": shown}
+
+
+@pytest.mark.parametrize(("talk", "said"), [(SILENT, "no SSH greeting"), (HTTP, "HTTP/1.1 400")])
+async def test_a_port_without_ssh_is_not_yet(
+    cluster: Cluster, job: Job, talk: Callable[..., object], said: str
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    async with listener(talk, "0.0.0.0") as port:  # type: ignore[arg-type]
+        wrong = await failing(cluster, named("w-0"), access(job, port), Settings(timeout=1))
+
+    assert wrong.code == 69
+    assert said in wrong.finding.evidence[0]
+
+
+async def test_the_port_that_worked_is_asked_first_for_the_others(
+    cluster: Cluster, job: Job
+) -> None:
+    names = [f"w-{number}" for number in range(40)]
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    wrong_port = Behaviour(job, host_key=job.stranger, authorized=job.stranger)
+    async with sshd(wrong_port, "0.0.0.0") as first, sshd(Behaviour(job), "0.0.0.0") as second:
+        waiting = asyncio.ensure_future(passing(cluster, named(*names), access(job, first, second)))
+        await asyncio.sleep(1.0)
+        for name in names[1:]:
+            cluster.publish(f"{name}.{DOMAIN}", "127.0.0.2")
+        result = await waiting
+
+    assert {worker.port for worker in result.workers} == {second}
+    assert len(wrong_port.users) == 1
+
+
+async def test_the_users_port_is_the_only_one(cluster: Cluster, job: Job) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    other = Behaviour(job)
+    async with sshd(other, "0.0.0.0") as port, sshd(Behaviour(job), "0.0.0.0") as told:
+        settings = Settings(timeout=30, ssh_port=told)
+        result = await passing(cluster, named("w-0"), access(job, port), settings)
+
+    assert result.workers[0].port == told
+    assert not other.users
+
+
+async def test_a_user_in_the_hostfile_is_who_logs_in(cluster: Cluster, job: Job) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    behaviour = Behaviour(job)
+    async with sshd(behaviour, "0.0.0.0") as port:
+        result = await passing(cluster, (Host("w-0", user="alice"),), access(job, port))
+
+    assert result.workers[0].user == "alice"
+    assert set(behaviour.users) == {"alice"}
+
+
+@pytest.mark.parametrize("name", ["launcher", "launcher.job", "localhost", "127.0.0.1"])
+async def test_the_launchers_own_name_is_never_asked_by_ssh(
+    cluster: Cluster, job: Job, name: str
+) -> None:
+    to = access(job, 1, fqdns=("launcher.job.ns.svc.cluster.local",))
+
+    result = await passing(cluster, named(name), to)
+
+    assert [host.name for host in result.local] == [name]
+    assert result.workers == ()
+
+
+async def test_a_name_that_resolves_to_an_own_address_is_this_pod(
+    cluster: Cluster, job: Job
+) -> None:
+    cluster.publish(f"me.{DOMAIN}", "127.0.0.1")
+
+    result = await passing(cluster, named("me"), access(job, 1))
+
+    assert [host.name for host in result.local] == ["me"]
+
+
+async def test_a_replaced_worker_is_found_at_its_new_address(
+    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpiboot.gates.pipeline._RESOLVE_AGAIN", 0.2)
+    monkeypatch.setattr("mpiboot.observe.dns._SECOND_OPINION", 0.0)
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.9")
+    async with sshd(Behaviour(job), "127.0.0.2") as port:
+        waiting = asyncio.ensure_future(passing(cluster, named("w-0"), access(job, port)))
+        await later(lambda: cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2"))
+        result = await waiting
+
+    assert result.workers[0].address == "127.0.0.2"
+
+
+async def test_a_name_that_vanishes_again_is_said_beside_the_last_reason(
+    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpiboot.gates.pipeline._RESOLVE_AGAIN", 0.2)
+    monkeypatch.setattr("mpiboot.observe.dns._SECOND_OPINION", 0.0)
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.9")
+    _, wrong = await asyncio.gather(
+        later(lambda: cluster.withdraw(f"w-0.{DOMAIN}")),
+        failing(cluster, named("w-0"), access(job, free_port()), Settings(timeout=2)),
+    )
+
+    assert wrong.code == 69
+    assert "connection refused" in wrong.finding.evidence[0]
+    assert "does not resolve any more: NXDOMAIN" in wrong.finding.evidence[0]
+
+
+def lengthened(name: str) -> str | None:
+    return f"{name}.other.domain" if name.endswith(".svc") else None
+
+
+@pytest.mark.parametrize(
+    ("mode", "records", "renamed"),
+    [
+        ("auto", {"w-0.job.ns.svc.other.domain": "127.0.0.2"}, True),
+        ("auto", {"w-0.job.ns.svc.cluster.local": "127.0.0.2"}, False),
+        ("on", {"w-0.job.ns.svc.other.domain": "127.0.0.2"}, True),
+        ("off", {"w-0.job.ns.svc.cluster.local": "127.0.0.2"}, False),
+    ],
+)
+async def test_long_names_are_used_as_the_setting_says(
+    cluster: Cluster, job: Job, mode: str, records: dict[str, str], *, renamed: bool
+) -> None:
+    for name, address in records.items():
+        cluster.publish(name, address)
+    settings = Settings(timeout=30, rewrite_fqdn=mode)
+    short = "w-0.job.ns.svc"
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        result = await passing(cluster, named(short), access(job, port), settings, lengthened)
+
+    assert result.renamed == ({short: f"{short}.other.domain"} if renamed else {})
+    assert result.workers[0].host.name == short
+
+
+async def test_with_rewriting_on_the_short_form_is_never_asked(cluster: Cluster, job: Job) -> None:
+    cluster.publish("w-0.job.ns.svc.cluster.local", "127.0.0.2")
+    settings = Settings(timeout=0.5, rewrite_fqdn="on")
+    async with cluster.resolver() as resolver:
+        with pytest.raises(MpibootError):
+            await gate.wait(
+                named("w-0.job.ns.svc"),
+                settings,
+                access(job, 1),
+                resolver=resolver,
+                long_form=lengthened,
+            )
+
+    assert set(cluster.asked) == {"w-0.job.ns.svc.other.domain"}
+
+
+async def test_a_name_that_is_none_ends_the_gate_with_its_line(cluster: Cluster, job: Job) -> None:
+    wrong = await failing(cluster, named("w-0", "a b"), access(job, 1))
+
+    assert (wrong.finding.check, wrong.code) == ("hostfile-invalid", 65)
+    assert "line 2" in wrong.finding.said
+
+
+async def test_a_key_that_cannot_be_read_ends_the_gate_before_any_name_resolves(
+    cluster: Cluster, job: Job, tmp_path: Path
+) -> None:
+    to = replace(access(job, 1), key=tmp_path / "none")
+
+    wrong = await failing(cluster, named("w-0"), to)
+
+    assert (wrong.finding.check, wrong.code) == ("ssh-key", 77)
+
+
+async def test_the_callers_own_failure_ends_the_gate(cluster: Cluster, job: Job) -> None:
+    async def no_mpirun() -> None:
+        raise error("program-missing", "no mpirun")
+
+    async with cluster.resolver() as resolver:
+        with pytest.raises(MpibootError, match="no mpirun"):
+            await gate.wait(
+                named("w-0"), Settings(), access(job, 1), resolver=resolver, also=no_mpirun()
+            )
+
+
+async def test_the_callers_own_work_is_waited_for(cluster: Cluster, job: Job) -> None:
+    done = asyncio.Event()
+
+    async def work() -> None:
+        await asyncio.sleep(0.2)
+        done.set()
+
+    async with cluster.resolver() as resolver:
+        await gate.wait(
+            named("localhost"), Settings(), access(job, 1), resolver=resolver, also=work()
+        )
+
+    assert done.is_set()
+
+
+async def test_looking_tries_once_and_has_a_finding_for_each_that_is_not_ready(
+    cluster: Cluster, job: Job
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
+    hosts = named("w-0", "w-1", "w-2", "localhost")
+    async with sshd(Behaviour(job), "127.0.0.2") as port, cluster.resolver() as resolver:
+        result = await gate.look(
+            hosts, Settings(), access(job, port), resolver=resolver, limits=LIMITS
+        )
+
+    assert [worker.host.name for worker in result.workers] == ["w-0"]
+    assert [host.name for host in result.local] == ["localhost"]
+    assert [(item.host, item.check) for item in result.findings] == [
+        ("w-1", "workers-unreachable"),
+        ("w-2", "names-unresolved"),
+    ]
+
+
+async def test_lines_come_on_change_and_as_json_with_fields(
+    cluster: Cluster, job: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure(form="json", role="launcher")
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        await failing(cluster, named("w-0", "w-9"), access(job, port), Settings(timeout=3.5))
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    waiting = [line for line in lines if line["event"] == "gate"]
+
+    assert len(waiting) == 1
+    assert waiting[0]["message"] == "1/2 hosts ready, waiting for DNS for w-9 (NXDOMAIN)"
+    assert (waiting[0]["ready"], waiting[0]["total"]) == (1, 2)
+    assert waiting[0]["waiting"] == [{"host": "w-9", "stage": "dns", "reason": "NXDOMAIN"}]
+
+
+async def test_two_hundred_hosts_pass_one_server(cluster: Cluster, job: Job) -> None:
+    names = [f"w-{number}" for number in range(200)]
+    for number, name in enumerate(names):
+        cluster.publish(f"{name}.{DOMAIN}", f"127.0.1.{number + 2}")
+    behaviour = Behaviour(job)
+    async with sshd(behaviour, "0.0.0.0") as port:
+        result = await passing(cluster, named(*names), access(job, port), Settings(timeout=120))
+
+    assert [worker.host.name for worker in result.workers] == names
+    assert behaviour.logins == 200
+    assert behaviour.most_open <= 128
+
+
+def test_the_gate_loads_no_ssh_client_and_no_netlink_by_itself() -> None:
+    import subprocess  # noqa: PLC0415
+
+    heavy = "{'asyncssh', 'cryptography', 'dns', 'pyroute2', 'psutil'}"
+    code = f"import sys, mpiboot.gate; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiboot.job import forward
+
+
+def names(environ: dict[str, str], *more: str, never: tuple[str, ...] = ()) -> list[str]:
+    return [item.name for item in forward.select(environ, more, never).names]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NCCL_DEBUG",
+        "NCCL_IB_HCA",
+        "UCX_TLS",
+        "FI_PROVIDER",
+        "RCCL_MSCCL_ENABLE",
+        "HSA_FORCE_FINE_GRAIN_PCIE",
+        "OMP_NUM_THREADS",
+        "KMP_AFFINITY",
+        "MKL_NUM_THREADS",
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "GLOO_SOCKET_IFNAME",
+        "TP_SOCKET_IFNAME",
+        "HOROVOD_CYCLE_TIME",
+        "TF_CPP_MIN_LOG_LEVEL",
+        "XLA_FLAGS",
+        "JAX_PLATFORMS",
+        "LD_LIBRARY_PATH",
+        "PATH",
+        "PYTHONPATH",
+        "MASTER_PORT",
+    ],
+)
+def test_what_libraries_read_in_every_rank_is_forwarded_with_a_reason(name: str) -> None:
+    (chosen,) = forward.select({name: "29500"}).names
+    assert chosen.name == name
+    assert chosen.because
+
+
+@pytest.mark.parametrize("name", ["FOO", "HF_HOME", "LANG", "NCCLX", "MY_NCCL_DEBUG", "AWS_REGION"])
+def test_what_nobody_asked_for_stays_here_without_a_word(name: str) -> None:
+    chosen = forward.select({name: "x"})
+    assert chosen == forward.Forwarded((), (), ())
+
+
+def test_only_what_exists_is_forwarded_and_a_missing_name_is_said() -> None:
+    chosen = forward.select({"NCCL_DEBUG": ""}, ["MISSING", "GONE_*"])
+    assert [item.name for item in chosen.names] == ["NCCL_DEBUG"]
+    assert chosen.withheld == (
+        forward.Withheld("MISSING", "it is not set in this pod", asked=True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HOSTNAME", "pi-launcher"),
+        ("HOME", "/root"),
+        ("PWD", "/"),
+        ("KUBERNETES_SERVICE_HOST", "10.96.0.1"),
+        ("KUBERNETES_PORT", "tcp://10.96.0.1:443"),
+        ("REDIS_PORT", "tcp://10.96.0.9:6379"),
+        ("REDIS_SERVICE_PORT_HTTP", "80"),
+        ("NCCL_SERVICE_HOST", "10.96.0.7"),
+        ("NCCL_PORT", "tcp://10.96.0.7:80"),
+        ("NCCL_PORT_80_TCP_ADDR", "10.96.0.7"),
+        ("CUDA_VISIBLE_DEVICES", "0"),
+        ("NVIDIA_VISIBLE_DEVICES", ""),
+        ("K_MPI_JOB_ROLE", "launcher"),
+        ("MPIBOOT_ROLE", "launcher"),
+        ("SSH_AUTH_SOCK", "/tmp/x"),
+        ("PMIX_RANK", "0"),
+        ("OMPI_COMM_WORLD_RANK", "0"),
+        ("_", "/usr/bin/env"),
+    ],
+)
+def test_what_is_true_of_one_pod_only_stays_even_when_a_pattern_has_it(
+    name: str, value: str
+) -> None:
+    assert names({name: value}, "*") == []
+    (kept,) = forward.select({name: value}, ["*"]).withheld
+    assert (kept.name, kept.asked) == (name, False)
+    assert kept.because
+    assert forward.pod_local(name, value)
+
+
+def test_a_port_that_is_no_service_address_is_forwarded_when_asked() -> None:
+    assert names({"MY_PORT": "8080"}, "MY_*") == ["MY_PORT"]
+    assert names({"MY_PORT": "tcp://10.0.0.1:8080"}, "MY_*") == []
+
+
+def test_a_full_name_wins_over_one_pods_truth_unless_ranks_would_break() -> None:
+    environ = {"HOSTNAME": "x", "TMPDIR": "/t", "NVIDIA_VISIBLE_DEVICES": "", "K_MPI_JOB_ROLE": "l"}
+    chosen = forward.select(environ, list(environ))
+    assert [item.name for item in chosen.names] == ["HOSTNAME", "TMPDIR"]
+    assert [(item.name, item.asked) for item in chosen.withheld] == [
+        ("K_MPI_JOB_ROLE", True),
+        ("NVIDIA_VISIBLE_DEVICES", True),
+    ]
+
+
+def test_more_adds_patterns_and_never_wins_over_everything() -> None:
+    environ = {"WANDB_MODE": "off", "WANDB_DIR": "/x", "NCCL_DEBUG": "INFO", "PATH": "/bin"}
+    chosen = forward.select(environ, ["WANDB_*"], ["NCCL_*", "WANDB_DIR"])
+    assert [item.name for item in chosen.names] == ["PATH", "WANDB_MODE"]
+    assert chosen.names[1].because == "MPIBOOT_FORWARD has WANDB_*"
+    assert {item.name: item.because for item in chosen.withheld} == {
+        "NCCL_DEBUG": "MPIBOOT_NO_FORWARD has NCCL_*",
+        "WANDB_DIR": "MPIBOOT_NO_FORWARD has WANDB_DIR",
+    }
+
+
+def test_what_an_mpi_hands_on_itself_and_what_the_line_exports_is_not_named_again() -> None:
+    environ = {"OMPI_MCA_btl": "self", "PMIX_MCA_x": "1", "NCCL_DEBUG": "INFO", "UCX_TLS": "tcp"}
+    chosen = forward.select(environ, family="openmpi5", given=["UCX_TLS"])
+    assert [item.name for item in chosen.names] == ["NCCL_DEBUG"]
+    assert [item.name for item in chosen.by_itself] == ["OMPI_MCA_btl", "PMIX_MCA_x"]
+    everything = forward.select(environ, family="mpich")
+    assert everything.names == ()
+    assert len(everything.by_itself) == 4
+
+
+def test_a_name_that_no_shell_could_export_is_said_and_stays() -> None:
+    chosen = forward.select({"BASH_FUNC_x%%": "() { :; }", "NCCL_A B": "1"}, ["BASH_FUNC_*"])
+    assert chosen.names == ()
+    assert [item.name for item in chosen.withheld] == ["BASH_FUNC_x%%", "NCCL_A B"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN",
+        "GITHUB_TOKEN",
+        "MYTOKEN",
+        "PGPASSWORD",
+        "DB_PASSWORD",
+        "MYSQL_PWD",
+        "WANDB_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_ACCESS_KEY_ID",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "client_secret",
+        "SSH_PASSPHRASE",
+        "NCCL_MY_TOKEN",
+    ],
+)
+def test_a_secret_is_hidden_wherever_its_value_would_be_shown(name: str) -> None:
+    assert forward.mask(name, "hunter2") == forward.HIDDEN
+    assert forward.mask(name, "") == ""
+    for item in forward.select({name: "hunter2"}, [name]).names:
+        assert "hunter2" not in item.because
+        assert "secret" in item.because
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["TOKENIZERS_PARALLELISM", "NCCL_DEBUG", "PWD", "KEYBOARD", "MPIBOOT_SSH_KEY", "BYPASS_X"],
+)
+def test_what_is_no_secret_is_shown(name: str) -> None:
+    assert forward.mask(name, "hunter2") == "hunter2"
+
+
+def test_a_password_in_a_url_is_hidden_and_a_value_stays_on_one_line() -> None:
+    shown = forward.mask("https_proxy", "http://me:hunter2@proxy:3128/x")
+    assert shown == "http://(hidden)@proxy:3128/x"
+    assert forward.mask("UCX_X", "a\nb\x1b[2J\t\u00e9") == "a\\nb\\x1b[2J\\t\u00e9"
+
+
+def test_another_managers_variables_go_unless_it_runs_this_platform() -> None:
+    environ = {
+        "SLURM_JOB_ID": "1",
+        "SLURMD_NODENAME": "n",
+        "PBS_NODEFILE": "/x",
+        "LSB_JOBID": "2",
+        "PE_HOSTFILE": "/y",
+        "LS_COLORS": "x",
+        "PATH": "/bin",
+        "MY_SLURM_X": "1",
+    }
+    kept, removed = forward.scrub(environ)
+    assert kept == {"LS_COLORS": "x", "PATH": "/bin", "MY_SLURM_X": "1"}
+    assert dict(removed)["SLURM_JOB_ID"].startswith("Slurm does not run this pod")
+    assert len(removed) == 5
+    kept, removed = forward.scrub(environ, ("LSB_", "LSF_"))
+    assert kept["LSB_JOBID"] == "2"
+    assert "LSB_JOBID" not in dict(removed)
+
+
+_variable = st.sampled_from(
+    ["NCCL_X", "PATH", "HOSTNAME", "HOME", "KUBERNETES_PORT", "NVIDIA_VISIBLE_DEVICES", "FOO"]
+) | st.text(min_size=1, max_size=12)
+
+
+@given(
+    st.dictionaries(_variable, st.text(max_size=20), max_size=12),
+    st.lists(_variable | st.just("*"), max_size=3),
+    st.lists(_variable, max_size=3),
+)
+def test_nothing_is_forwarded_twice_unset_forbidden_or_breaking(
+    environ: dict[str, str], more: list[str], never: list[str]
+) -> None:
+    chosen = forward.select(environ, more, never)
+    listed = [item.name for item in chosen.names]
+    assert len(listed) == len(set(listed))
+    assert set(listed) <= set(environ)
+    assert not set(listed) & set(never)
+    assert "NVIDIA_VISIBLE_DEVICES" not in listed
+    assert all(name.isidentifier() for name in listed)
+    kept, removed = forward.scrub(environ)
+    assert {**kept, **{name: environ[name] for name, _ in removed}} == environ
+
+
+@given(st.text(max_size=30), st.text(max_size=60))
+def test_a_shown_value_is_always_one_printable_line(name: str, value: str) -> None:
+    assert forward.mask(name, value).isprintable()

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiboot.job.mpirun_line import HostSpec, UserLine, is_mpirun, read, slip
+from mpiboot.job.mpirun_options import GRAMMARS, Means
+
+
+def line(text: str, family: str = "openmpi4") -> UserLine:
+    return read(["mpirun", *text.split()], family)
+
+
+@pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
+def test_a_usual_line_is_read_to_the_program(family: str) -> None:
+    found = line(
+        "--allow-run-as-root -np 16 -N 8 --map-by node --bind-to none -x NCCL_DEBUG=INFO -x PATH "
+        "--mca btl self,tcp -mca pml ob1 --tag-output --timeout 60 ./prog -n 3 --unknown",
+        family,
+    )
+    assert found.unknown == ""
+    assert found.argv[found.program_index or 0] == "./prog"
+    assert (found.np, found.per_node, found.map_by, found.bind_to) == (16, 8, "node", "none")
+    assert found.exports == ("NCCL_DEBUG", "PATH")
+    assert found.mca == {"btl": "self,tcp", "pml": "ob1"}
+    assert "tag-output" in found.given
+    assert found.settles_ranks
+
+
+@pytest.mark.parametrize("spelling", ["-n", "--n", "-np", "--np", "-c"])
+@pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
+def test_the_number_of_ranks_has_many_spellings(spelling: str, family: str) -> None:
+    assert line(f"{spelling} 3 ./prog", family).np == 3
+
+
+def test_open_mpi_5_and_hydra_take_a_value_behind_an_equals_sign_and_4_does_not() -> None:
+    assert line("--np=2 ./prog", "openmpi5").np == 2
+    assert line("--mca=btl self ./prog", "openmpi5").mca == {"btl": "self"}
+    assert line("-n=2 ./prog", "mpich").np == 2
+    refused = line("--np=2 ./prog", "openmpi4")
+    assert (refused.np, refused.unknown) == (None, "--np=2")
+
+
+def test_of_an_option_given_twice_the_last_counts_in_4_and_the_first_in_5() -> None:
+    text = "-n 1 -n 3 -N 2 -N 1 --map-by slot --map-by node ./prog"
+    four, five = line(text), line(text, "openmpi5")
+    assert (four.np, four.per_node, four.map_by) == (3, 1, "node")
+    assert (five.np, five.per_node, five.map_by) == (1, 2, "slot")
+
+
+def test_one_dash_before_a_mapping_is_said_for_the_version_that_misreads_it() -> None:
+    assert line("-map-by node -bind-to none ./prog").unknown == ""
+    found = line("-n 2 -bind-to none ./prog", "openmpi5")
+    assert found.unknown == "-bind-to"
+    assert found.because.endswith("write --bind-to")
+    assert found.np == 2
+    assert found.program_index is None
+
+
+def test_reading_stops_at_the_first_unknown_option_and_keeps_what_was_read() -> None:
+    found = line("-n 2 --frobnicate 7 --map-by node ./prog : -n 3 ./other")
+    assert found.unknown == "--frobnicate"
+    assert "--frobnicate" in found.because
+    assert (found.np, found.map_by, found.program_index) == (2, "", None)
+    assert found.settles_ranks
+    assert not found.may_hide_hosts
+
+
+@pytest.mark.parametrize("rest", ["-H w-0", "--host w-0", "--hostfile x", "--tune x"])
+def test_what_was_not_read_may_choose_other_hosts(rest: str) -> None:
+    assert line(f"--frobnicate {rest} ./prog").may_hide_hosts
+    assert not line(f"--tag-output {rest} ./prog").may_hide_hosts
+
+
+@pytest.mark.parametrize(
+    "text", ["-n", "-n x ./prog", "-n -1 ./prog", "--mca btl", "-x", "-N two ./prog", "-H"]
+)
+def test_an_option_without_its_value_ends_the_reading(text: str) -> None:
+    found = line(text)
+    assert found.unknown == text.split(maxsplit=1)[0]
+    assert found.np is None
+
+
+def test_no_ranks_asked_for_is_no_number() -> None:
+    assert line("-n 0 ./prog").np is None
+    assert line("./prog").np is None
+    assert not line("./prog").settles_ranks
+    assert UserLine().np is None
+    assert not UserLine().settles_ranks
+
+
+def test_hosts_are_read_with_their_counts_and_add_up() -> None:
+    found = line("-H a:2,b --host c ./prog")
+    assert found.hosts == (HostSpec("a", 2), HostSpec("b", None), HostSpec("c", None))
+    assert found.settles_ranks
+    assert found.launches == ()
+
+
+@pytest.mark.parametrize("hosts", ["+n1", "+e", "a:*", "a,", "fd00::1"])
+def test_hosts_that_are_not_plain_names_are_left_to_mpirun(hosts: str) -> None:
+    assert line(f"-H {hosts} ./prog").launches == (f"-H {hosts}",)
+
+
+@pytest.mark.parametrize("option", ["--hostfile", "-hostfile", "--machinefile", "-machinefile"])
+def test_a_hostfile_is_found_with_the_place_of_its_word(option: str) -> None:
+    found = line(f"-n 2 {option} /my/hosts ./prog")
+    assert found.hostfile == "/my/hosts"
+    assert [found.argv[index] for index in found.hostfile_words] == ["/my/hosts"]
+
+
+def test_a_hostfile_wins_over_the_default_one_and_a_parameter_names_it_too() -> None:
+    assert line("--default-hostfile a --hostfile b ./prog").hostfile == "b"
+    assert line("--hostfile b --default-hostfile a ./prog").hostfile == "b"
+    found = line("--mca orte_default_hostfile /x ./prog")
+    assert (found.hostfile, [found.argv[i] for i in found.hostfile_words]) == ("/x", ["/x"])
+    assert line("--mca orte_default_hostfile /x ./prog", "openmpi5").hostfile == ""
+    assert line("--prtemca prte_default_hostfile /x ./prog", "openmpi5").hostfile == "/x"
+
+
+def test_several_programs_are_read_each_with_its_own_options() -> None:
+    found = line("-n 2 -H a ./one x : -n 3 -x FOO ./two")
+    assert [app.np for app in found.apps] == [2, 3]
+    assert [found.argv[app.program or 0] for app in found.apps] == ["./one", "./two"]
+    assert found.np == 5
+    assert found.exports == ("FOO",)
+    assert line("-n 2 ./one : ./two").np is None
+
+
+@pytest.mark.parametrize(
+    ("text", "map_by", "policy", "over"),
+    [
+        ("--map-by node:oversubscribe", "node:oversubscribe", "node", True),
+        ("--map-by :OVERSUBSCRIBE", ":OVERSUBSCRIBE", "", True),
+        ("--map-by NODE:pe=1,oversubscribe", "NODE:pe=1,oversubscribe", "node", True),
+        ("--oversubscribe", "", "", True),
+        ("--pernode", "ppr:1:node", "ppr", False),
+        ("--ppr 2:node", "ppr:2:node", "ppr", False),
+        ("--bynode", "node", "node", False),
+        ("--byslot", "slot", "slot", False),
+        ("--map-by slot:nooversubscribe", "slot:nooversubscribe", "slot", False),
+    ],
+)
+def test_every_way_to_say_the_mapping_is_one_value(
+    text: str, map_by: str, policy: str, *, over: bool
+) -> None:
+    found = line(f"{text} ./prog")
+    assert (found.map_by, found.policy, found.oversubscribe) == (map_by, policy, over)
+
+
+def test_options_that_move_ranks_or_hosts_in_other_ways_are_named() -> None:
+    assert line("--rankfile x ./prog").places == ("--rankfile",)
+    assert line("--mca rmaps_base_mapping_policy node ./prog").places == (
+        "rmaps_base_mapping_policy node",
+    )
+    assert line("--novm ./prog").launches == ("--novm",)
+    assert line("-N 0 ./prog").places == ("-N 0",)
+    assert line("-launcher fork ./prog", "mpich").launches == ("-launcher",)
+    assert line("--map-by slot:nolocal ./prog").no_local
+    assert line("--nolocal ./prog").no_local
+
+
+def test_two_dashes_alone_end_the_options_of_open_mpi() -> None:
+    found = line("-n 2 -- -prog")
+    assert found.argv[found.program_index or 0] == "-prog"
+    assert line("-- ./prog", "mpich").unknown == "--"
+
+
+def test_hydras_words_are_read_in_any_case_with_its_environment_options() -> None:
+    found = line(
+        "-NP 4 -ppn 2 -hosts a:2,b -genv A 1 -genv B=2 -genvlist C,D -iface eth0 -l ./prog", "mpich"
+    )
+    assert found.unknown == ""
+    assert (found.np, found.per_node) == (4, 2)
+    assert found.hosts == (HostSpec("a", 2), HostSpec("b", None))
+    assert found.exports == ("A", "B", "C", "D")
+    assert found.argv[found.program_index or 0] == "./prog"
+
+
+def test_a_line_without_a_program_has_no_place_for_it() -> None:
+    assert read(["mpirun"], "openmpi4").program_index is None
+    assert read(["mpirun", "-n", "2"], "openmpi4").program_index is None
+
+
+def test_of_an_mpi_without_a_table_nothing_is_read() -> None:
+    found = line("-n 2 ./prog", "other")
+    assert (found.unknown, found.np, found.program_index) == ("other", None, None)
+    assert found.may_hide_hosts
+
+
+@pytest.mark.parametrize(
+    "word", ["mpirun", "/usr/bin/mpirun", "mpiexec", "mpiexec.hydra", "prterun", "mpirun.openmpi"]
+)
+def test_an_mpirun_is_known_by_its_name(word: str) -> None:
+    assert is_mpirun(word)
+
+
+@pytest.mark.parametrize("word", ["./mpirun_test", "horovodrun", "python", "", "mpirun/x"])
+def test_another_program_is_none(word: str) -> None:
+    assert not is_mpirun(word)
+
+
+def test_a_whole_line_in_one_argument_is_said() -> None:
+    assert '"mpirun", "-n", "4", "./prog"' in slip(["mpirun -n 4 ./prog"])
+    assert '"-n", "4", "./prog"' in slip(["mpirun", "-n 4 ./prog"])
+    assert slip(["mpirun", "-n", "4", "./prog", "a b c"]) == ""
+    assert slip(["/opt/my prog/run"]) == ""
+    assert slip([]) == ""
+
+
+_options = sorted(name for name in GRAMMARS["openmpi4"].options)
+_words = st.one_of(
+    st.sampled_from([f"-{name}" for name in _options] + [f"--{name}" for name in _options]),
+    st.sampled_from(["1", "2", "node", "./prog", ":", "--", "a:2,b", "-", "x=y"]),
+    st.text(max_size=6),
+)
+
+
+@given(st.lists(_words, max_size=12), st.sampled_from(sorted(GRAMMARS)))
+def test_any_words_are_read_without_an_error_and_never_changed(
+    words: list[str], family: str
+) -> None:
+    found = read(["mpirun", *words], family)
+    assert found.argv == ("mpirun", *words)
+    for app in found.apps:
+        assert app.program is None or 0 < app.program < len(found.argv)
+        assert app.np is None or app.np > 0
+    assert all(0 < index < len(found.argv) for index in found.hostfile_words)
+    assert bool(found.unknown) == bool(found.because) or "" in words
+
+
+@given(
+    st.integers(1, 99),
+    st.lists(
+        st.sampled_from(
+            [
+                ("-x", "FOO"),
+                ("--mca", "btl", "self"),
+                ("--tag-output",),
+                ("--timeout", "9"),
+                ("--bind-to", "none"),
+            ]
+        ),
+        max_size=5,
+    ),
+    st.lists(st.text(min_size=1, max_size=5).filter(lambda word: word != ":"), max_size=4),
+)
+def test_the_program_is_found_behind_any_known_options(
+    np: int, options: list[tuple[str, ...]], arguments: list[str]
+) -> None:
+    before = [word for option in options for word in option]
+    for family in ("openmpi4", "openmpi5"):
+        found = read(["mpirun", *before, "-n", str(np), "./prog", *arguments], family)
+        assert found.unknown == ""
+        assert found.program_index == len(before) + 3
+        assert found.np == np
+
+
+def test_every_option_of_a_table_says_how_many_words_follow() -> None:
+    for grammar in GRAMMARS.values():
+        assert grammar.one_dash <= set(grammar.options)
+        for option in grammar.options.values():
+            wanted = {Means.MCA: 2, Means.SET: 2, Means.NP: 1, Means.HOSTS: 1}
+            assert option.words == wanted.get(option.means, option.words)

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiboot.job import names
+
+
+@pytest.mark.parametrize(
+    ("search", "domain"),
+    [
+        (["ns.svc.cluster.local", "svc.cluster.local", "cluster.local"], "cluster.local"),
+        (["ns.svc.example.org", "svc.example.org", "example.org"], "example.org"),
+        # What the MPI Operator appends to its workers, whatever the cluster's domain is.
+        (
+            ["ns.svc.corp.example", "svc.corp.example", "corp.example", "j.ns.svc.cluster.local"],
+            "corp.example",
+        ),
+        # A namespace that is called svc.
+        (["svc.svc.k8s.test", "svc.k8s.test", "k8s.test"], "k8s.test"),
+        (["SVC.Example.ORG."], "example.org"),
+        (["example.org"], ""),
+        (["svc."], ""),
+        (["svc"], ""),
+        ([], ""),
+    ],
+)
+def test_the_domain_is_read_from_the_entry_that_begins_with_svc(
+    search: list[str], domain: str
+) -> None:
+    assert names.cluster_domain(search) == domain
+
+
+@pytest.mark.parametrize(
+    ("name", "domain", "long"),
+    [
+        ("w-0.j.ns.svc", "cluster.local", "w-0.j.ns.svc.cluster.local"),
+        ("w-0.j.ns.svc", ".cluster.local.", "w-0.j.ns.svc.cluster.local"),
+        ("w-0.j.ns.svc.", "cluster.local", "w-0.j.ns.svc.cluster.local."),
+        ("w-0.j.ns.SVC", "x.y", "w-0.j.ns.SVC.x.y"),
+        ("w-0.j.ns.svc.cluster.local", "cluster.local", None),
+        ("w-0.j.ns", "cluster.local", None),
+        ("w-0", "cluster.local", None),
+        ("svc", "cluster.local", None),
+        (".svc", "cluster.local", None),
+        ("w-0.j.ns.mysvc", "cluster.local", None),
+        ("w-0.j.ns.svc", "", None),
+        ("10.0.0.1", "cluster.local", None),
+        ("fd00::1", "cluster.local", None),
+    ],
+)
+def test_only_names_that_end_in_svc_get_the_domain(
+    name: str, domain: str, long: str | None
+) -> None:
+    assert names.long_form(name, domain) == long
+
+
+def test_the_short_form_is_the_first_label_and_an_address_has_none() -> None:
+    assert names.short("w-0.j.ns.svc") == "w-0"
+    assert names.short("w-0") == "w-0"
+    assert names.short("10.0.0.1") == "10.0.0.1"
+    assert names.short("fd00::1") == "fd00::1"
+
+
+def test_spellings_of_one_host_are_the_same() -> None:
+    assert names.same_host("W-0.ns.", "w-0.ns")
+    assert names.same_host("fd00::1", "[fd00:0:0::1]")
+    assert not names.same_host("w-0", "w-0.ns")
+    assert not names.same_host("10.0.0.1", "10.0.0.10")
+    assert not names.same_host("10.0.0.1", "w-0")
+
+
+def test_names_that_are_one_when_cut_at_the_dot_are_grouped() -> None:
+    listed = ["my.job-worker-0.ns.svc", "my.job-worker-1.ns.svc", "other", "10.0.0.1", "10.0.0.2"]
+    assert names.same_short(listed) == (tuple(listed[:2]),)
+    assert names.same_short(["a.x", "A.X.", "a.x"]) == ()
+    assert names.same_short(["a", "a.x"]) == (("a", "a.x"),)
+
+
+_FQDNS = ["pi-launcher.pi.default.svc.cluster.local", "pi-launcher"]
+_ADDRESSES = ["10.244.0.5/24", "fd00::5/64"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pi-launcher",
+        "PI-launcher.",
+        "localhost",
+        "127.0.0.1",
+        "127.0.1.1",
+        "::1",
+        "10.244.0.5",
+        "fd00:0::5",
+        "[fd00::5]",
+        "pi-launcher.pi",
+        "pi-launcher.pi.default.svc",
+        "pi-launcher.pi.default.svc.cluster.local",
+        "pi-launcher.pi.default.svc.cluster.local.",
+    ],
+)
+def test_this_pod_is_known_by_each_of_its_names(name: str) -> None:
+    assert names.is_local(name, "pi-launcher", _FQDNS, _ADDRESSES)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pi-worker-0",
+        "pi-launcher.other.default.svc",
+        "pi-launcher.pi.default.svc.example.org",
+        "pi-launcher-2",
+        "pi",
+        "10.244.0.50",
+        "fd00::50",
+        "",
+    ],
+)
+def test_another_pod_is_never_taken_for_this_one(name: str) -> None:
+    assert not names.is_local(name, "pi-launcher", _FQDNS, _ADDRESSES)
+
+
+def test_a_long_name_is_this_pod_where_only_the_svc_form_is_known() -> None:
+    known = ["w-0.j.ns.svc"]
+    assert names.is_local("w-0.j.ns.svc.cluster.local", "w-0", known)
+    assert not names.is_local("w-0.example.org", "w-0", ["w-0"])
+
+
+_label = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?", fullmatch=True)
+_dotted = st.lists(_label, min_size=1, max_size=4).map(".".join)
+
+
+@given(_dotted, _dotted)
+def test_a_long_form_has_no_longer_form_and_begins_with_the_name(name: str, domain: str) -> None:
+    svc = name + ".svc"
+    long = names.long_form(svc, domain)
+    assert long is not None
+    assert long.startswith(svc + ".")
+    assert long.endswith(domain)
+    if not domain.endswith("svc"):
+        assert names.long_form(long, domain) is None
+
+
+@given(_dotted, _dotted)
+def test_the_domain_of_a_kubelets_search_list_is_found(namespace: str, domain: str) -> None:
+    search = [f"{namespace}.svc.{domain}", f"svc.{domain}", domain, "job.ns.svc.cluster.local"]
+    if not domain.startswith("svc.") and domain != "svc":
+        assert names.cluster_domain(search) == domain
+
+
+@given(st.text(max_size=40), st.text(max_size=40))
+def test_any_text_is_compared_without_an_error(one: str, other: str) -> None:
+    assert names.same_host(one, other) == names.same_host(other, one)
+    assert names.same_host(one, one)
+    names.is_local(one, other, [one + ".x"], [other])
+    names.long_form(one, other)
+    names.cluster_domain([one, other])
+    names.same_short([one, other])
+
+
+@given(st.ip_addresses())
+def test_every_address_is_one_and_stays_whole(address: object) -> None:
+    text = str(address)
+    assert names.is_address(text)
+    assert names.is_address(f"[{text}]")
+    assert names.short(text) == text
+    assert names.is_local(text, "x", [], [f"{text}/8"])

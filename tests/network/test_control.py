@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from mpiboot.model import Host, Identity, Link, PodFacts, Source, Worker
+from mpiboot.network import control
+from mpiboot.settings import Given
+
+ROOT = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=0)
+
+
+def link(name: str, *addresses: str) -> Link:
+    return Link(1, name, "veth", up=True, mtu=1500, addresses=addresses)
+
+
+LO = link("lo", "127.0.0.1/8", "::1/128")
+
+
+def facts(*links: Link) -> PodFacts:
+    return PodFacts(
+        hostname="w",
+        mpiboot="0",
+        identity=ROOT,
+        runtime_dir="",
+        control_address="",
+        links=links,
+        mpi=None,
+        sshd="openssh",
+        started=0.0,
+        cores=1,
+        memlock=-1,
+        shm=0,
+        environment=(),
+    )
+
+
+def worker(
+    number: int, address: str, links: Sequence[Link] | None, local: str = "10.244.0.9"
+) -> Worker:
+    told = None if links is None else facts(*links)
+    return Worker(Host(f"w-{number}"), address, 22, "root", local, told)
+
+
+LAUNCHER = (LO, link("eth0", "10.244.0.9/24"))
+
+
+def value(
+    launcher: tuple[Link, ...], workers: Sequence[Worker], wanted: str = ""
+) -> tuple[str, str]:
+    decision, why_not = control.choose(wanted, launcher, tuple(workers))
+    assert (decision is None) == bool(why_not)
+    return (decision.value if decision else ""), why_not
+
+
+def test_one_name_is_taken_where_the_link_has_the_same_name_everywhere() -> None:
+    workers = [
+        worker(
+            n, f"10.244.{n}.5", (LO, link("eth0", f"10.244.{n}.5/24"), link("net1", "1.2.3.4/8"))
+        )
+        for n in range(3)
+    ]
+    decision, _ = control.choose("", LAUNCHER, tuple(workers))
+    assert decision is not None
+    assert (decision.name, decision.value, decision.source) == (
+        "control-link",
+        "eth0",
+        Source.DETECTED,
+    )
+    assert "3 workers" in decision.because
+
+
+def test_the_smallest_network_is_taken_where_names_differ() -> None:
+    workers = [
+        worker(0, "10.244.0.5", (LO, link("eth0", "10.244.0.5/24"))),
+        worker(
+            1, "10.244.0.6", (LO, link("ens4", "10.244.0.6/24"), link("net1", "192.168.1.6/24"))
+        ),
+    ]
+    assert value(LAUNCHER, workers) == ("10.244.0.0/28", "")
+
+
+def test_a_name_that_means_another_link_on_a_worker_is_not_taken() -> None:
+    swapped = (LO, link("eth0", "192.168.1.5/24"), link("eth1", "10.244.0.5/24"))
+    assert value(LAUNCHER, [worker(0, "10.244.0.5", swapped)]) == ("10.244.0.0/28", "")
+
+
+def test_pods_with_an_address_of_their_own_each_are_held_by_one_network() -> None:
+    launcher = (LO, link("eth0", "100.64.1.9/32"))
+    workers = [
+        worker(n, f"100.64.{n}.7", (LO, link(f"cali{n}", f"100.64.{n}.7/32")), "100.64.1.9")
+        for n in range(4)
+    ]
+    assert value(launcher, workers) == ("100.64.0.0/22", "")
+
+
+def test_workers_without_facts_count_by_their_address() -> None:
+    workers = [worker(0, "10.244.0.5", None), worker(1, "10.244.0.200", None)]
+    assert value(LAUNCHER, workers) == ("10.244.0.0/24", "")
+
+
+def test_one_worker_without_facts_makes_a_name_unsure() -> None:
+    workers = [
+        worker(0, "10.244.0.5", (LO, link("eth0", "10.244.0.5/24"))),
+        worker(1, "10.244.0.6", None),
+    ]
+    assert value(LAUNCHER, workers)[0] == "10.244.0.0/28"
+
+
+@pytest.mark.parametrize("where", ["worker", "launcher"])
+def test_nothing_is_set_where_another_link_is_inside_the_network(where: str) -> None:
+    data = link("net1", "10.244.0.7/24")
+    launcher = (*LAUNCHER, data) if where == "launcher" else LAUNCHER
+    links = (LO, link("ens4", "10.244.0.5/24"), *((data,) if where == "worker" else ()))
+    found, why_not = value(launcher, [worker(0, "10.244.0.5", links)])
+    assert found == ""
+    assert why_not == "10.244.0.0/28 would hold all control addresses but also 10.244.0.7/24"
+
+
+def test_a_network_that_holds_the_loopback_is_not_set() -> None:
+    # 10/8 and 100.64/10 have nothing in common but the first bit, which 127/8 has too.
+    workers = [worker(0, "100.64.0.5", (LO, link("ens4", "100.64.0.5/32")))]
+    found, why_not = value(LAUNCHER, workers)
+    assert found == ""
+    assert "127.0.0.1/8" in why_not
+
+
+def test_workers_on_loopback_addresses_are_their_own_control_network() -> None:
+    launcher = (LO, link("eth0", "192.0.2.1/24"))
+    workers = [worker(n, f"127.0.0.{n}", launcher, "127.0.0.1") for n in (2, 3)]
+    assert value(launcher, workers) == ("127.0.0.0/30", "")
+
+
+def test_both_ip_versions_at_once_are_not_pinned_to_a_network() -> None:
+    workers = [
+        worker(0, "10.244.0.5", None),
+        worker(1, "fd00::5", None, "fd00::9"),
+    ]
+    launcher = (LO, link("eth0", "10.244.0.9/24", "fd00::9/64"))
+    assert value(launcher, workers) == ("", "the control addresses are of both IP versions")
+
+
+def test_a_name_holds_for_both_ip_versions() -> None:
+    launcher = (LO, link("eth0", "10.244.0.9/24", "fd00::9/64"))
+    workers = [
+        worker(0, "10.244.0.5", (LO, link("eth0", "10.244.0.5/24"))),
+        worker(1, "fd00::5", (LO, link("eth0", "fd00::5/64")), "fd00::9"),
+    ]
+    assert value(launcher, workers) == ("eth0", "")
+
+
+def test_an_ipv6_network_is_found_past_link_local_addresses() -> None:
+    launcher = (LO, link("eth0", "fd00:1::9/64", "fe80::1/64"))
+    workers = [
+        worker(0, "fd00:1::5", (LO, link("ens4", "fd00:1::5/64", "fe80::2/64")), "fd00:1::9")
+    ]
+    assert value(launcher, workers) == ("fd00:1::/124", "")
+
+
+def test_without_workers_nothing_is_pinned_and_that_is_said() -> None:
+    assert value(LAUNCHER, []) == ("", "no worker was reached, so no route tells the control link")
+
+
+def test_an_address_that_is_on_no_link_of_the_worker_is_never_taken_by_name() -> None:
+    # A worker behind a Service's address, for example.
+    found, why_not = value(
+        LAUNCHER, [worker(0, "10.244.0.5", (LO, link("eth0", "10.244.0.77/24")))]
+    )
+    assert (found, why_not) == ("10.244.0.0/28", "")
+
+
+@pytest.mark.parametrize(
+    "given_by",
+    [Given(Source.FLAG, "--control-ifname"), Given(Source.ENVIRONMENT, "MPIBOOT_CONTROL_IFNAME")],
+)
+def test_the_users_own_link_wins_and_says_where_it_was_given(given_by: Given) -> None:
+    workers = (worker(0, "10.244.0.5", (LO, link("eth0", "10.244.0.5/24"))),)
+    decision, _ = control.choose("net9", LAUNCHER, workers, given=given_by)
+    assert decision is not None
+    assert (decision.value, decision.source, decision.because) == (
+        "net9",
+        given_by.source,
+        given_by.name,
+    )
+
+
+V4 = st.ip_addresses(v=4, network="10.0.0.0/8").map(str)
+ADDRESSES = st.lists(V4, min_size=1, max_size=6, unique=True)
+
+
+@given(ADDRESSES, st.lists(V4, max_size=4, unique=True), st.lists(st.booleans(), min_size=6))
+def test_a_network_holds_all_control_addresses_and_no_other_links(
+    addresses: list[str], others: list[str], with_facts: list[bool]
+) -> None:
+    assume(not set(addresses) & set(others))
+    local, *remote = [*addresses, "10.0.0.1"] if len(addresses) == 1 else addresses
+    launcher = (LO, link("lan", f"{local}/32"))
+    data = tuple(link(f"net{n}", f"{other}/24") for n, other in enumerate(others))
+    workers = tuple(
+        worker(n, address, (LO, link("wan", f"{address}/32"), *data) if told else None, local)
+        for n, (address, told) in enumerate(zip(remote, with_facts, strict=False))
+    )
+    decision, why_not = control.choose("", launcher, workers)
+    network = control.smallest_network([local, *remote])
+    assert network is not None
+    assert all(ipaddress.ip_address(item) in network for item in [local, *remote])
+    seen = others if any(with_facts[: len(workers)]) else []
+    inside = [item for item in seen if ipaddress.ip_address(item) in network]
+    if inside:
+        assert decision is None
+        assert inside[0] in why_not
+    else:
+        assert decision is not None
+        assert decision.value == str(network)
+
+
+@given(st.lists(st.ip_addresses(v=6).map(str) | V4, max_size=5))
+def test_the_smallest_network_is_the_smallest(addresses: list[str]) -> None:
+    network = control.smallest_network(addresses)
+    parsed = [ipaddress.ip_address(item) for item in addresses]
+    if len({item.version for item in parsed}) != 1:
+        assert network is None
+        return
+    assert network is not None
+    assert all(item in network for item in parsed)
+    if network.prefixlen < network.max_prefixlen:
+        for half in network.subnets():
+            assert not all(item in half for item in parsed)

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpiboot import __version__, cli
+from mpiboot.model import Role
+from mpiboot.settings import ROWS
+from tests.fakes.cli import GUARD, environment, message, mpiboot
+
+COMMANDS = ("launcher", "worker", "wait", "plan", "doctor", "facts", "settings")
+ROLE_OF = {
+    "launcher": {Role.LAUNCHER},
+    "wait": {Role.LAUNCHER},
+    "plan": {Role.LAUNCHER},
+    "worker": {Role.WORKER},
+    "doctor": {Role.LAUNCHER, Role.WORKER},
+    "settings": {Role.LAUNCHER, Role.WORKER},
+}
+
+
+def test_the_help_names_every_command_and_the_entrypoint_form(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "--help")
+    assert done.returncode == 0
+    assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
+    assert "ENTRYPOINT" in done.stdout
+    assert "(program)" not in done.stdout
+    assert mpiboot(tmp_path, "-h").stdout == done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_commands_help_shows_every_setting_of_its_role(tmp_path: Path, command: str) -> None:
+    done = mpiboot(tmp_path, command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    for row in ROWS:
+        belongs = bool(set(row.roles) & ROLE_OF.get(command, set()))
+        text = " ".join(done.stdout.split())
+        assert (f" {row.flag}" in text and row.variable in text) or not belongs, row.name
+
+
+@pytest.mark.parametrize("command", ["launcher", "worker"])
+def test_a_roles_help_has_examples_that_are_valid(tmp_path: Path, command: str) -> None:
+    text = mpiboot(tmp_path, command, "--help").stdout
+    examples = [line.split() for line in text.splitlines() if line.startswith("    mpiboot ")]
+    assert len(examples) >= 2
+    for _, *words in examples:
+        cli.cli.make_context("mpiboot", list(words)).close()
+
+
+@pytest.mark.parametrize("form", ["console script", "module"])
+def test_the_version_is_told(tmp_path: Path, form: str) -> None:
+    script = Path(sys.executable).with_name("mpiboot")
+    if form == "console script" and not script.exists():
+        pytest.skip("the console script is not installed")
+    argv = [str(script)] if form == "console script" else [sys.executable, "-m", "mpiboot"]
+    done = subprocess.run(
+        [*argv, "--version"],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, f"mpiboot, version {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "said"),
+    [
+        (["launcher", "--tiemout", "3", "./a"], {}, "--tiemout"),
+        (["worker", "--np", "3"], {}, "--np"),
+        (["--frobnicate"], {}, "--frobnicate"),
+        (["launcher"], {}, "PROGRAM"),
+        (["launcher", "--timeout"], {}, "--timeout"),
+        (["launcher", "--timeout", "soon", "--", "./a"], {}, "--timeout is 'soon': expected a num"),
+        (["settings"], {"MPIBOOT_TIMEOUT": "-1"}, "MPIBOOT_TIMEOUT is '-1': expected a number of"),
+        (["settings"], {"MPI_NP": "four"}, "MPI_NP is 'four': expected a whole number"),
+        (["settings"], {"MPIBOOT_SSHD": "dropbear"}, "expected one of auto, openssh, embedded"),
+        (["worker"], {"MPIBOOT_SSH_PORT": "70000"}, "expected a port from 1 to 65535"),
+        (["./train"], {"START_SSHD": "maybe"}, "START_SSHD is 'maybe': expected true or false"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_2(
+    tmp_path: Path, words: list[str], env: dict[str, str], said: str
+) -> None:
+    done = mpiboot(tmp_path, *words, env=env)
+    assert done.returncode == 2
+    first, *hints = done.stderr.splitlines()
+    assert first.startswith("mpiboot: error: [usage] ")
+    assert said in first
+    assert all(line.startswith("mpiboot:   -> ") for line in hints)
+    assert done.stdout == ""
+    assert message(tmp_path).startswith("usage: ")
+
+
+def test_a_flag_that_no_setting_has_is_met_with_the_nearest_ones(tmp_path: Path) -> None:
+    assert "--timeout" in mpiboot(tmp_path, "launcher", "--timeot", "3", "./a").stderr
+
+
+def test_an_error_is_a_json_line_where_logs_are(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "settings", env={"MPIBOOT_LOG_FORMAT": "json", "MPIBOOT_NPP": "3"})
+    (record,) = [json.loads(line) for line in done.stderr.splitlines()]
+    assert (record["level"], record["check"]) == ("warning", "usage")
+    assert "MPIBOOT_NPP" in record["message"]
+    assert "MPIBOOT_NP" in record["hint"]
+
+
+def test_an_unknown_variable_is_a_warning_with_the_nearest_name(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "settings", env={"MPIBOOT_TIMEOT": "3"})
+    assert done.returncode == 0
+    assert "MPIBOOT_TIMEOT is not a setting of mpiboot and is ignored" in done.stderr
+    assert "did you mean MPIBOOT_TIMEOUT?" in done.stderr
+
+
+def test_settings_tell_value_and_source(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "settings", "--np", "4", "--json", env={"MPI_DNS_WAIT_SECONDS": "9"})
+    told = {item["name"]: item for item in json.loads(done.stdout)}
+    assert (told["np"]["value"], told["np"]["given_by"]) == (4, "--np")
+    assert (told["dns_wait"]["value"], told["dns_wait"]["source"]) == (9.0, "environment")
+    assert told["timeout"]["source"] == "default"
+    table = mpiboot(tmp_path, "settings", "--no-oversubscribe").stdout
+    assert any(
+        line.split()[:2] == ["MPIBOOT_OVERSUBSCRIBE", "false"] for line in table.splitlines()
+    )
+
+
+def test_facts_are_json_on_request_and_can_be_written_to_a_private_file(tmp_path: Path) -> None:
+    told = json.loads(mpiboot(tmp_path, "facts", "--json").stdout)
+    assert told["mpiboot"] == __version__ or told["facts"]["mpiboot"] == __version__
+    path = tmp_path / "facts.json"
+    done = mpiboot(tmp_path, "facts", "--write", str(path))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert json.loads(path.read_text())
+
+
+def test_no_hostfile_is_66_with_the_reason_in_the_termination_message(tmp_path: Path) -> None:
+    key(tmp_path)
+    missing = tmp_path / "nothing" / "hostfile"
+    done = mpiboot(tmp_path, "wait", "--timeout", "0", "--hostfile", str(missing))
+    assert done.returncode == 66, done.stderr
+    assert str(missing) in message(tmp_path)
+    assert message(tmp_path).startswith("hostfile-missing: ")
+    assert "-> mount the hostfile" in message(tmp_path)
+
+
+def test_the_termination_message_goes_where_the_flag_says(tmp_path: Path) -> None:
+    key(tmp_path)
+    other = tmp_path / "other"
+    other.touch()
+    words = ("wait", "--timeout", "0", "--hostfile", "/nothing", "--termination-log", str(other))
+    mpiboot(tmp_path, *words)
+    assert other.read_text().startswith("hostfile-missing: ")
+    assert message(tmp_path) == ""
+
+
+def test_no_key_is_77_and_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "wait", "--timeout", "0", "--ssh-key", str(tmp_path / "id_rsa"))
+    assert done.returncode == 77
+    assert f"no private SSH key in {tmp_path / 'id_rsa'}" in done.stderr
+
+
+def test_doctor_prints_findings_and_ends_with_the_first_failures_code(tmp_path: Path) -> None:
+    env = {"MPIBOOT_ROLE": "worker", "MPIBOOT_SSH_KEY": str(tmp_path / "none")}
+    done = mpiboot(tmp_path, "doctor", "--json", env=env)
+    told = {item["check"]: item for item in json.loads(done.stdout)}
+    assert told["runtime-folder"]["level"] == "ok"
+    assert told["ssh-key"]["level"] == "fail"
+    assert done.returncode == 77
+    table = mpiboot(tmp_path, "doctor", env=env)
+    assert "FAIL  this pod  ssh-key " in table.stdout
+    assert table.returncode == 77
+
+
+def test_a_bug_is_70_with_versions_and_never_a_bare_traceback(tmp_path: Path) -> None:
+    code = (
+        "import mpiboot.facts\n"
+        "def broken(*_, **__): raise ZeroDivisionError('what a bug')\n"
+        "mpiboot.facts.run = broken\n"
+        "from mpiboot.cli import main\n"
+        "import sys; sys.argv[1:] = ['facts']; main()\n"
+    )
+    (tmp_path / "termination-log").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 70
+    first = done.stderr.splitlines()[0]
+    assert first == "mpiboot: error: [bug] ZeroDivisionError: what a bug"
+    assert f"mpiboot {__version__}, Python {platform.python_version()}" in done.stderr
+    assert all(line.startswith("mpiboot:") for line in done.stderr.splitlines())
+    assert "please report this" in done.stderr
+    assert message(tmp_path).startswith("bug: ZeroDivisionError: what a bug")
+
+
+@pytest.mark.parametrize("command", ["settings", "--help", "settings --json"])
+def test_a_reader_that_went_away_is_no_error(tmp_path: Path, command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "mpiboot", *command.split()],
+        env=environment(tmp_path),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=GUARD,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+def test_a_signal_while_waiting_ends_at_once_with_its_own_code(tmp_path: Path, name: str) -> None:
+    key(tmp_path)
+    number = getattr(signal, name)
+    hostfile = tmp_path / "hostfile"
+    hostfile.touch()
+    (tmp_path / "termination-log").touch()
+    with subprocess.Popen(
+        [sys.executable, "-m", "mpiboot", "wait", "--hostfile", str(hostfile)],
+        env=environment(tmp_path),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stderr is not None
+        assert "waiting for the hostfile" in child.stderr.readline()
+        child.send_signal(number)
+        assert child.wait(GUARD) == 128 + number
+        assert f"{name} while waiting" in child.stderr.read()
+    assert message(tmp_path).startswith(f"signal: {name} while waiting for hosts")
+
+
+def key(home: Path) -> None:
+    """Give a home folder the job's key."""
+    folder = home / ".ssh"
+    folder.mkdir(mode=0o700)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "id_ed25519")],
+        check=True,
+    )

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.cli import GUARD, environment, message, mpiboot
+
+SHOW = (
+    "import json, os, signal, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getpid()]))"
+)
+
+
+def shown(done: subprocess.CompletedProcess[str]) -> tuple[list[str], dict[str, str]]:
+    assert done.returncode == 0, done.stderr
+    argv, env, _ = json.loads(done.stdout)
+    return argv, env
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 127, 255])
+def test_without_a_role_the_programs_exit_status_is_the_containers(
+    tmp_path: Path, code: int
+) -> None:
+    done = mpiboot(tmp_path, "/bin/sh", "-c", f"exit {code}")
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_without_a_role_the_arguments_reach_the_program_as_they_are(tmp_path: Path) -> None:
+    words = ["-n", "--help", "--", "a b", "", "-h", "--timeout", "é", "$(x)", "*", "--", "-c"]
+    done = mpiboot(tmp_path, sys.executable, "-c", SHOW, *words)
+    argv, env = shown(done)
+    assert argv == words
+    assert env.items() >= environment(tmp_path).items()
+    assert done.stderr == ""
+
+
+def test_without_a_role_the_program_takes_mpiboots_place_with_the_signals_that_it_expects(
+    tmp_path: Path,
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "mpiboot", "/bin/sh", "-c", "echo $$; grep SigIgn /proc/$$/status"],
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        out, _ = child.communicate(timeout=GUARD)
+    pid, ignored = out.splitlines()
+    assert int(pid) == child.pid
+    assert int(ignored.split()[1], 16) & (1 << (signal.SIGPIPE - 1)) == 0
+
+
+def test_a_program_that_is_not_there_is_127_with_a_line(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "no-such-program")
+    assert done.returncode == 127
+    assert "no-such-program is not in a folder of PATH" in done.stderr
+    assert message(tmp_path).startswith("program-missing: ")
+
+
+def test_nothing_to_run_is_said(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path)
+    assert done.returncode == 2
+    assert "no program was given, and nothing says that this is a worker" in done.stderr
+
+
+def test_a_hostfile_without_a_role_is_exit_2_and_names_the_setting(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text("w-0 slots=1\n")
+    done = mpiboot(tmp_path, "/bin/true", env={"MPI_HOSTFILE": str(hostfile)})
+    assert done.returncode == 2
+    assert str(hostfile) in done.stderr
+    assert "MPIBOOT_ROLE" in done.stderr
+    assert "MPIBOOT_ROLE" in message(tmp_path)
+
+
+def test_the_role_none_runs_the_program_beside_a_hostfile_too(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text("w-0 slots=1\n")
+    env = {"MPI_HOSTFILE": str(hostfile), "MPIBOOT_ROLE": "none"}
+    assert mpiboot(tmp_path, "/bin/sh", "-c", "exit 5", env=env).returncode == 5
+
+
+@pytest.mark.parametrize("env", [{"K_MPI_JOB_ROLE": "launcher"}, {"MPIBOOT_ROLE": "launcher"}])
+def test_a_launcher_goes_through_its_gates(tmp_path: Path, env: dict[str, str]) -> None:
+    more = {**env, "MPIBOOT_TIMEOUT": "0", "MPIBOOT_SSH_KEY": str(tmp_path / "none")}
+    done = mpiboot(tmp_path, "/bin/sh", "-c", "exit 5", env=more)
+    assert done.returncode == 77
+    assert f"role launcher ({next(iter(env))}" in done.stderr
+    assert "[ssh-key]" in done.stderr
+
+
+def test_a_launcher_without_a_program_is_exit_2_with_the_line_to_add(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, env={"K_MPI_JOB_ROLE": "launcher"})
+    assert done.returncode == 2
+    assert "args: [mpirun, ./prog]" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"K_MPI_JOB_ROLE": "worker"}, []),
+        ({"START_SSHD": "true"}, ["shell"]),
+        ({"START_SSHD": "true"}, ["/bin/sh", "-c", "exit 5"]),
+        ({"K_MPI_JOB_ROLE": "worker"}, ["/usr/sbin/sshd", "-De"]),
+        ({}, ["/usr/sbin/sshd", "-De"]),
+    ],
+)
+def test_a_worker_is_started_by_each_of_its_marks(
+    tmp_path: Path, env: dict[str, str], words: list[str]
+) -> None:
+    # A key that is no key ends it before it serves.
+    (tmp_path / "key").write_text("no key\n")
+    done = mpiboot(tmp_path, *words, env={**env, "MPIBOOT_SSH_KEY": str(tmp_path / "key")})
+    assert done.returncode == 77, done.stderr
+    assert "role worker" in done.stderr
+    assert message(tmp_path).startswith("ssh-key: ")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("role", ["", "launcher"])
+def test_shell_keeps_the_pod_alive_until_a_signal_comes(
+    tmp_path: Path, role: str, name: str
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "mpiboot", "shell"],
+        env=environment(tmp_path, {"K_MPI_JOB_ROLE": role}),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stderr is not None
+        assert "staying for `kubectl exec`" in child.stderr.readline()
+        child.send_signal(getattr(signal, name))
+        assert child.wait(GUARD) == 128 + getattr(signal, name)
