@@ -71,7 +71,7 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
             log.finding(finding)
     plans.stop_on_failure(made)
     launch.write(made, seen.observed, seen.passed.host_keys, ground.key, resolved, paths)
-    log.info("start", f"starting {render.command(made.argv)}", argv=list(made.argv))
+    log.info("start", f"starting {render.command(made.argv)}", argv=list(render.masked(made.argv)))
     env = made.environment(environ) | {supervise_spec.MARK: paths.launch_dir}
     if resolved.settings.supervise == "off":
         process.replace(made.argv, env)

@@ -147,7 +147,7 @@ class Settings:
         roles=(_L,),
     )
     timeout: float = row(
-        600.0, "Deadline in seconds for all hosts to resolve and answer.", seconds, roles=(_L,)
+        600.0, "Deadline in seconds for all hosts to resolve and answer, and for the key.", seconds
     )
     dns_wait: float | None = row(
         None,
@@ -200,7 +200,9 @@ class Settings:
     ssh_keepalive: float = row(
         30.0, "Seconds after which a silent worker or launcher counts as lost.", seconds
     )
-    control_ifname: str = row("", "Link of the control traffic; found by route where not given.")
+    control_ifname: str = row(
+        "", "Link (or its address) of the control traffic; found by route where not given."
+    )
     mpi: str = row(
         "auto",
         "The MPI family, where its own answer is not to be trusted.",

@@ -19,7 +19,7 @@ from mpiboot.act import files, openssh, process, server, sessions
 from mpiboot.errors import MpibootError, error
 from mpiboot.observe import pod
 from mpiboot.settings import Resolved
-from mpiboot.worker_ground import ENDING, FACTS_FILE, Ground, settle
+from mpiboot.worker_ground import ENDING, FACTS_FILE, Ground, embedded_argv, openssh_argv, settle
 
 # What observes this pod for the launcher; run after sshd listens, so that it delays nobody.
 FACTS: Final = ("from mpiboot.cli import main; main()", "facts", "--write")
@@ -118,37 +118,13 @@ class _Worker:
 
     def _start_openssh(self, binary: str) -> None:
         ground = self._ground
-        argv = openssh.prepare(
-            binary,
-            ground.identity,
-            ground.folder,
-            ground.key,
-            address=ground.address,
-            port=ground.port,
-            keepalive=ground.keepalive,
-            token=ground.token,
-        )
+        argv = openssh_argv(ground, binary)
         self._server = server.SshServer("openssh", argv, ground.environ, self._loop)
 
     def _start_embedded(self, reason: str) -> None:
         ground = self._ground
         log.info("sshd", f"the embedded SSH server is used: {reason}", reason=reason)
-        identity = ground.identity
-        home = identity.home if identity.known else ground.environ["HOME"]
-        config: dict[str, str | int | float] = {
-            "folder": str(ground.folder),
-            "token": ground.token,
-            "address": ground.address,
-            "port": ground.port,
-            "user": identity.user,
-            "home": home,
-            "shell": openssh.shell_of(identity),
-            "public": ground.key.public,
-            "keepalive": ground.keepalive,
-        }
-        path = ground.folder / "embedded.json"
-        files.write_private(path, json.dumps(config))
-        argv = process.python("from mpiboot.act.embedded import main; main(sys.argv[1])", str(path))
+        argv = embedded_argv(ground)
         self._server = server.SshServer("embedded", argv, ground.environ, self._loop)
 
     def _listens(self, running: server.SshServer) -> None:
@@ -201,7 +177,8 @@ class _Worker:
             log.debug("sshd", "a login to this worker itself works")
             return
         said = "; ".join(lines.last) or f"ssh ended with {process.exit_status(status)}"
-        if self._wanted == "openssh" or self._server is None:
+        if self._wanted == "openssh" or self._server is None or self._sessions.begun:
+            # Where any session has begun, sshd lets people in, and replacing it would end them.
             log.warning("sshd", f"a login to this worker itself fails: {said}")
             return
         self._because = f"a login by OpenSSH's sshd fails: {said}"
@@ -307,7 +284,8 @@ class _Worker:
         return code
 
     def close(self) -> None:
-        """Let go of what is held; after an error the server is ended too."""
+        """Let go of what is held; after an error the server and the program are ended too."""
+        self._send(signal.SIGTERM)
         if self._server is not None:
             self._server.stop()
             self._server.close()

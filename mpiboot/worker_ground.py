@@ -1,10 +1,11 @@
 """What a worker settles before it serves: its folder, key, address and port.
 
-It starts nothing; a worker's way to its sshd leads through here, so it imports nothing heavy.
+It starts no process; a worker's way to its sshd leads through here, so it imports nothing heavy.
 """
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot import log
-from mpiboot.act import files, keys, ports, process, sessions
+from mpiboot.act import files, keys, openssh, ports, process, sessions
 from mpiboot.errors import error
 from mpiboot.model import Decision, Identity, Source
 from mpiboot.observe import pod
@@ -107,3 +108,36 @@ def _key(
         if set(loop.wait(min(look, left))) & set(ENDING):
             return None
         look = min(look * 2, _LAST_LOOK)
+
+
+def openssh_argv(ground: Ground, binary: str) -> list[str]:
+    """Write what OpenSSH's sshd reads; its argv."""
+    return openssh.prepare(
+        binary,
+        ground.identity,
+        ground.folder,
+        ground.key,
+        address=ground.address,
+        port=ground.port,
+        keepalive=ground.keepalive,
+        token=ground.token,
+    )
+
+
+def embedded_argv(ground: Ground) -> list[str]:
+    """Write what the embedded server reads; its argv. Its module is never loaded here."""
+    identity = ground.identity
+    config: dict[str, str | int | float] = {
+        "folder": str(ground.folder),
+        "token": ground.token,
+        "address": ground.address,
+        "port": ground.port,
+        "user": identity.user,
+        "home": identity.home if identity.known else ground.environ["HOME"],
+        "shell": openssh.shell_of(identity),
+        "public": ground.key.public,
+        "keepalive": ground.keepalive,
+    }
+    path = ground.folder / "embedded.json"
+    files.write_private(path, json.dumps(config))
+    return process.python("from mpiboot.act.embedded import main; main(sys.argv[1])", str(path))

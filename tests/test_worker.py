@@ -411,6 +411,8 @@ def test_the_line_that_it_listens_tells_who_and_where(kind: str, start: Start) -
 
 def test_every_file_of_a_worker_is_private(start: Start) -> None:
     worker = start("auto").listens()
+    worker.ssh("true")
+    worker.stop()  # and with it all that still writes there
 
     modes = {item.name: item.stat().st_mode & 0o077 for item in worker.runtime.rglob("*")}
 

@@ -97,7 +97,9 @@ def write(
             own_keys=frozenset(observed.renamed.get(name, name) for name in host_keys),
         ),
     )
-    conf = {"ssh": ssh or "ssh", "user_agent": plan.user_agent}
+    # On the command line the first value wins, also over arguments on the mpirun line.
+    strict = f"-o StrictHostKeyChecking={sshconfig.STRICT[settings.host_keys]}"
+    conf = {"ssh": f"{ssh or 'ssh'} {strict}", "user_agent": plan.user_agent}
     files.write_private(folder / "agent.conf", sshconfig.shell_assignments(conf))
     files.make_fifo(folder / supervise_spec.EVENTS)
 

@@ -230,7 +230,7 @@ def login(identity: Identity, folder: Path, key: JobKey, address: str, port: int
         "UserKnownHostsFile": f'"{folder}/known_hosts"',
         "GlobalKnownHostsFile": "/dev/null",
         "PreferredAuthentications": "publickey",
-        "ConnectTimeout": "10",
+        "ConnectTimeout": "30",
         "LogLevel": "ERROR",
     }
     given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]

@@ -151,6 +151,7 @@ class Sessions:
         self._rest = b""
         self._sessions: dict[str, Session] = {}
         self._dirty = False
+        self.begun = 0  # sessions so far
         loop.watch(self._fifo, self._heard)
 
     def __len__(self) -> int:
@@ -173,6 +174,7 @@ class Sessions:
         found = process(leader)
         session = Session(mark, leader, found.start if found else -1, detach=detach)
         self._sessions[mark] = session
+        self.begun += 1
         log.debug("session", f"session {mark} begins", leader=leader)
         try:
             session.connection = os.pidfd_open(connection)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from mpiboot.checks import failed
 from mpiboot.errors import MpibootError, error
@@ -20,6 +21,9 @@ from mpiboot.model import Decision, Finding, Host, Level, Mpi, Source
 from mpiboot.settings import Given, Resolved
 
 __all__ = ["Observed", "Paths", "Plan", "dialect", "make", "stop_on_failure"]
+
+# What names a hostfile in the same word: ``--hostfile=PATH``.
+_HOSTFILE_FLAGS: Final = ("hostfile", "machinefile", "default-hostfile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,14 +272,10 @@ def _argv(
     for index in making.line.hostfile_words:
         # The user's flag names the file that was read; mpirun gets the copy of its content.
         words[index - 1] = paths.hostfile
-    named = f"={making.line.hostfile}"
-    if making.line.hostfile:
-        words = [
-            word.removesuffix(named) + f"={paths.hostfile}"
-            if word.startswith("--") and word.endswith(named) and "hostfile" in word
-            else word
-            for word in words
-        ]
+    for index, word in enumerate(program[1 : making.line.program_index]):
+        name, equals, value = word.partition("=")
+        if equals and value == making.line.hostfile and name.lstrip("-") in _HOSTFILE_FLAGS:
+            words[index] = f"{name}={paths.hostfile}"
     return (program[0], *added, *words)
 
 

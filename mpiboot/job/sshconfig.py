@@ -12,6 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+# What the setting of the host keys is called in ssh's configuration.
+STRICT: Final = {"job": "yes", "accept-new": "accept-new", "off": "no"}
+
 # The name under which the job's host key is pinned: one key for every pod of the job.
 ALIAS: Final = "mpiboot-job"
 
@@ -146,7 +149,7 @@ def render(
         user_args: the user's own, behind ours.
         own_keys: hosts that showed a host key of their own; they are known by their address.
     """
-    strict = {"job": "yes", "accept-new": "accept-new", "off": "no"}[host_keys]
+    strict = STRICT[host_keys]
     interval = max(1, round(keepalive / 3))
     lines = []
     for entry in entries:

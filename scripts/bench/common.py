@@ -56,7 +56,7 @@ class Results:
     def table(self) -> str:
         """The same for people."""
         head = ("case", "median", "min", "max", "runs", "ratio", "difference")
-        lines = [head]
+        lines: list[tuple[str, ...]] = [head]
         for row in self.rows():
             times = [f"{row[key]} ms" for key in ("median_ms", "min_ms", "max_ms")]
             more = f"{row['more_ms']:+} ms"

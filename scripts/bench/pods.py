@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import common  # noqa: F401 - puts the repository on the path
-
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.operator import Job, mpijob

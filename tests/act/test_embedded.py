@@ -54,7 +54,7 @@ async def test_a_signal_that_ended_the_command_is_named(worker: Worker, name: st
 
 async def test_a_signal_that_ssh_has_no_name_for_is_still_a_signal(worker: Worker) -> None:
     async with connect(worker) as connection:
-        done = await connection.run("kill -STKFLT $$")
+        done = await connection.run("kill -16 $$")
 
     assert done.exit_signal is not None
     assert done.exit_signal[0] == "SIG@openssh.com"
@@ -62,7 +62,9 @@ async def test_a_signal_that_ssh_has_no_name_for_is_still_a_signal(worker: Worke
 
 async def test_a_signal_reaches_the_whole_group(worker: Worker) -> None:
     async with connect(worker) as connection:
-        script = "trap 'wait; echo ended; exit 6' TERM; sleep 1000 & echo ready; wait"
+        # The child tells that it is ready: between fork and exec it would miss the signal.
+        child = "sh -c 'echo ready; exec sleep 1000'"
+        script = f"trap 'wait; echo ended; exit 6' TERM; {child} & wait"
         command = await connection.create_process(script)
         assert await command.stdout.readline() == "ready\n"
         command.send_signal("TERM")

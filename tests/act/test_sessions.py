@@ -68,7 +68,7 @@ def test_the_wrapper_refuses_a_login_shell(folder: Path) -> None:
 def test_the_wrapper_sets_the_environment_it_finds_whatever_its_names_are(
     folder: Path, shell: tuple[str, ...]
 ) -> None:
-    environ = {name: "the pod's" for name in ("folder", "token", "mark", "command", "shell", "IFS")}
+    environ = dict.fromkeys(("folder", "token", "mark", "command", "shell"), "the pod's")
     text, left = sessions.environment(environ)
     (folder / sessions.ENVIRONMENT).write_text(text)
 

@@ -556,7 +556,7 @@ def test_the_gate_loads_no_ssh_client_and_no_netlink_by_itself() -> None:
     import subprocess  # noqa: PLC0415
 
     heavy = "{'asyncssh', 'cryptography', 'dns', 'pyroute2', 'psutil'}"
-    code = f"import sys, mpiboot.gate; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, mpiboot.gates.gate; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"

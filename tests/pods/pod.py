@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -96,7 +97,8 @@ class Pod(Sandbox):
     def signal(self, number: int) -> None:
         """Sends a signal to the container's first process."""
         if self._pidfd is not None and self.running:
-            signal.pidfd_send_signal(self._pidfd, number)  # type: ignore[attr-defined,unused-ignore]
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                signal.pidfd_send_signal(self._pidfd, number)  # type: ignore[attr-defined,unused-ignore]
 
     def stop(self, grace: float = 30) -> int:
         """Stops the container as a kubelet does: SIGTERM, the grace period, SIGKILL."""

@@ -28,7 +28,7 @@ from tests.fakes.plans import (
     warned,
 )
 
-DATA = Path(__file__).parent / "data" / "plans.json"
+DATA = Path(__file__).parents[1] / "data" / "plans.json"
 FAMILIES = list(MPIS)
 both = pytest.mark.parametrize("family", FAMILIES)
 
@@ -95,6 +95,14 @@ def test_the_hostfile_of_the_line_becomes_mpiboots_copy(family: str, word: str) 
     at = plan.argv.index(word)
     assert plan.argv[at + 1] == PATHS.hostfile
     assert plan.argv[-1] == "mine"
+
+
+@pytest.mark.parametrize("flag", ["--hostfile", "--machinefile", "--default-hostfile"])
+def test_a_hostfile_in_the_same_word_as_its_flag_is_replaced_too(flag: str) -> None:
+    line = f"mpirun {flag}=/my/hosts -n 2 ./train {flag}=/my/hosts"
+    plan = planned(line, observed("openmpi5"))
+    assert f"{flag}={PATHS.hostfile}" in plan.argv
+    assert plan.argv[-1] == f"{flag}=/my/hosts"
 
 
 @both
