@@ -189,6 +189,14 @@ CHECKS: Final = (
         hint="try MPIBOOT_SSHD=embedded",
     ),
     Check(
+        "env-profile",
+        "the script of MPIBOOT_ENV_PROFILE can be evaluated",
+        ExitCode.CONFLICT,
+        retry=False,
+        roles=(_W,),
+        hint="nothing of it reaches the ranks; run it by hand in the worker: sh -c '. SCRIPT; env'",
+    ),
+    Check(
         "program-missing",
         "the programs that are needed are installed",
         ExitCode.PROGRAM_MISSING,

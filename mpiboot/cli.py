@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -17,9 +17,6 @@ from mpiboot import __version__, log
 from mpiboot.errors import MpibootError, error
 from mpiboot.model import Role
 from mpiboot.settings import ROWS, Resolved, Row, resolve
-
-if TYPE_CHECKING:
-    from mpiboot.model import Finding
 
 Words = tuple[str, ...]
 _BOTH = (Role.LAUNCHER, Role.WORKER)
@@ -167,7 +164,12 @@ def wait(**flags: str | None) -> None:
 
     For init containers and scripts. Exit 0 when all are ready, 68 or 69 when the deadline
     passes, 77 when a worker refuses the key.
-    """
+
+    \b
+    Examples:
+      mpiboot wait
+      mpiboot wait --hostfile /etc/mpi/hostfile --timeout 5m
+    """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot import launcher as role
 
     sys.exit(role.wait(_resolved(flags, "wait"), os.environ))
@@ -181,7 +183,12 @@ def plan(program: Words, as_json: bool, **flags: str | None) -> None:  # noqa: F
     """Print what `launcher` would do with PROGRAM, each value with its source and reason.
 
     Hosts are looked at once (5 s at most, unless --timeout says otherwise); nothing is started.
-    """
+
+    \b
+    Examples:
+      mpiboot plan -- ./train --epochs 3
+      mpiboot plan --json -- mpirun -n 16 ./train
+    """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot import launcher as role
 
     resolved = _resolved({"timeout": "5", **_given(flags)}, "plan")
@@ -195,7 +202,12 @@ def doctor(as_json: bool, **flags: str | None) -> None:  # noqa: FBT001 - click'
     """Check this pod and, on a launcher, every host of the hostfile; say what to mend.
 
     Exit 0 when nothing fails, else the code of the first failure.
-    """
+
+    \b
+    Examples:
+      mpiboot doctor
+      kubectl exec my-job-launcher -- mpiboot doctor --json
+    """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot import doctor as role
 
     resolved = _resolved({"timeout": "10", **_given(flags)}, "doctor")
@@ -206,7 +218,13 @@ def doctor(as_json: bool, **flags: str | None) -> None:  # noqa: FBT001 - click'
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 @click.option("--write", metavar="PATH", help="Write the JSON to a private file instead.")
 def facts(as_json: bool, write: str | None) -> None:  # noqa: FBT001 - click's
-    """Print what is observed in this pod: identity, addresses, links, MPI, limits."""
+    """Print what is observed in this pod: identity, addresses, links, MPI, limits.
+
+    \b
+    Examples:
+      mpiboot facts
+      kubectl exec my-job-worker-0 -- mpiboot facts --json
+    """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot import facts as role
 
     sys.exit(role.run(_resolved({}, quiet=True), os.environ, as_json=as_json, path=write))
@@ -216,7 +234,13 @@ def facts(as_json: bool, write: str | None) -> None:  # noqa: FBT001 - click's
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the settings as JSON.")
 def settings(as_json: bool, **flags: str | None) -> None:  # noqa: FBT001 - click's
-    """Print every setting, its value and where the value came from."""
+    """Print every setting, its value and where the value came from.
+
+    \b
+    Examples:
+      mpiboot settings
+      mpiboot settings --json
+    """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot import render
 
     resolved = _resolved(flags)
@@ -224,6 +248,24 @@ def settings(as_json: bool, **flags: str | None) -> None:  # noqa: FBT001 - clic
         sys.stdout.write(render.as_json(render.settings_record(resolved, ROWS)))
     else:
         sys.stdout.write(render.settings(resolved, ROWS))
+
+
+@cli.command()
+@click.argument("what", type=click.Choice(["install", "remove"]))
+@click.option("--folder", default="/usr/local/bin", show_default=True, help="Where they stand.")
+def shims(what: str, folder: str) -> None:
+    """Make or take away names such as mpirun and sshd that lead to mpiboot.
+
+    For images whose manifests are written for plain ones: FOLDER must come before the real
+    programs' folder on PATH. The real ones are left as they are.
+    """
+    from mpiboot import shims as names
+
+    if what == "install":
+        lines = names.install(folder, os.environ)
+    else:
+        lines = names.remove(folder)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 def _given(flags: Mapping[str, str | None]) -> dict[str, str]:
@@ -235,9 +277,12 @@ def _report(wrong: MpibootError) -> int:
     from mpiboot import render
     from mpiboot.act import files
 
-    shown: tuple[Finding, ...] = (wrong.finding, *wrong.others)
-    for item in shown:
-        log.finding(item)
+    told = frozenset(wrong.finding.evidence)
+    log.finding(wrong.finding)
+    for item in wrong.others:
+        # Thousands of hosts may be missing: each is told once, as evidence.
+        if f"{item.host}: {item.said}" not in told:
+            log.finding(item)
     text = render.termination(wrong.finding, wrong.others)
     files.termination_message(_State.termination_log, text)
     return wrong.code
@@ -276,10 +321,21 @@ def _run(argv: list[str]) -> int:
     return 0
 
 
+def _behind_shim(argv: list[str]) -> list[str]:
+    """Turn a call by a shim's name into the entrypoint form, with the real program on PATH."""
+    if os.path.basename(sys.argv[0]) not in ("mpirun", "mpiexec", "sshd"):  # noqa: PTH119
+        return argv
+    from mpiboot import shims as names
+
+    found = names.enter(os.path.basename(sys.argv[0]), os.environ)  # noqa: PTH119
+    os.environ["PATH"] = found["PATH"]
+    return [_ENTRY, found["program"], *argv]
+
+
 def run(argv: list[str]) -> int:
     """Run one command line and return the exit code; every error ends here."""
     try:
-        code = _run(argv)
+        code = _run(_behind_shim(argv))
         sys.stdout.flush()
     except MpibootError as wrong:
         code = _report(wrong)

@@ -28,7 +28,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> int
     """Print every finding; the code is that of the first failure, 0 where nothing fails."""
     found = [*resolved.warnings, *_own(resolved, environ)]
     if _role(resolved, environ) is Role.LAUNCHER:
-        found += _job(resolved, environ)
+        found += [item for item in _job(resolved, environ) if item not in found]
     if as_json:
         sys.stdout.write(render.as_json(found))
     else:
@@ -76,7 +76,7 @@ def _own(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:
         made = files.runtime_dir(
             settings.runtime_dir, who.uid, "doctor", tmpdir=environ.get("TMPDIR", "")
         )
-        return str(made)
+        return f"the private folder is {made}"
 
     def key() -> str:
         made = files.runtime_dir(
@@ -86,17 +86,17 @@ def _own(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:
         if mounted is None:
             raise launcher.no_key(settings.ssh_key, (who.home, environ.get("HOME", "")), who.uid)
         found = keys.load(mounted, made, environ)
-        return f"{mounted}: {found.fingerprint}"
+        return f"the key is {mounted}, {found.fingerprint}"
 
     def mpi() -> str:
         found = programs.detect_mpi(environ)
         if found is None:
             raise launcher.no_mpirun(environ)
-        return f"{found.path}: {found.said}"
+        return f"mpirun is {found.path}, {found.said}"
 
     def ssh() -> str:
         path = process.find("ssh", environ.get("PATH", ""))
-        return path or "no ssh on PATH; only a launcher needs one"
+        return f"ssh is {path}" if path else "no ssh on PATH; only a launcher needs one"
 
     return [
         _tried("runtime-folder", folder),
@@ -114,7 +114,7 @@ def _job(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:
         return [wrong.finding, *wrong.others]
     file = seen.observed.hostfile
     found = [
-        _ok("hostfile-missing", f"{file.path} (named by {file.named_by})"),
+        _ok("hostfile-missing", f"the hostfile is {file.path}, named by {file.named_by}"),
         _ok("hostfile-invalid", f"{len(file.hosts)} hosts, {file.slots} slots"),
         *seen.warnings,
     ]

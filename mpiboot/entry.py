@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from mpiboot import log
@@ -34,7 +34,9 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
 
         given = str(resolved.given["hostfile"])
         named = hostfiles.candidates(settings.hostfile, given, environ)
-        mounted = next((item.path for item in named if Path(item.path).exists()), "")
+        # os.path: Path.exists raises where a folder on the way is closed to this user.
+        there = (item.path for item in named if os.path.exists(item.path))  # noqa: PTH110
+        mounted = next(there, "")
         role, decision = platforms.role(resolved, environ, program, mounted)
     log.configure(level=settings.log_level, form=settings.log_format, role=role.value)
     if role is Role.NONE:

@@ -6,17 +6,34 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from mpiboot import render
 from mpiboot.act import files
-from mpiboot.model import PodFacts
+from mpiboot.fabric import Fabric
+from mpiboot.model import Mpi, PodFacts
 from mpiboot.observe import links, pod, programs
 from mpiboot.settings import Resolved
 
 
-def gather(resolved: Resolved, environ: Mapping[str, str], *, sshd: str, pid: int) -> PodFacts:
-    """Observe everything; what can't be seen is empty, never an error."""
+def gather(
+    resolved: Resolved,
+    environ: Mapping[str, str],
+    *,
+    sshd: str,
+    pid: int,
+    mpi: Mpi | None,
+) -> PodFacts:
+    """Observe everything; what can't be seen is empty, never an error.
+
+    Args:
+        resolved: the settings.
+        environ: the pod's environment.
+        sshd: which SSH server runs here.
+        pid: the pod's first mpiboot.
+        mpi: the installed MPI.
+    """
     control, _ = pod.control_address(resolved.settings.control_ifname, socket.gethostname())
     return pod.pod_facts(
         who=pod.identity(environ),
@@ -25,30 +42,39 @@ def gather(resolved: Resolved, environ: Mapping[str, str], *, sshd: str, pid: in
         sshd=sshd,
         pid=pid,
         links=links.links(),
-        mpi=programs.detect_mpi(environ),
+        mpi=mpi,
+        fabric=_fabric(environ),
     )
 
 
-def run(
-    resolved: Resolved,
-    environ: Mapping[str, str],
-    *,
-    as_json: bool,
-    path: str | None,
-    sshd: str = "",
-) -> int:
+def _fabric(environ: Mapping[str, str]) -> Fabric:
+    # Loaded late: a launcher has other things to do first.
+    from mpiboot.observe import platform_hints, rdma  # noqa: PLC0415
+
+    seen = rdma.observe()
+    said, odd = platform_hints.attachments(environ)
+    return replace(seen, routes=links.routes(), attachments=said, oddities=(*seen.oddities, *odd))
+
+
+def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: str | None) -> int:
     """Print the facts, or write them as JSON to a private file that appears whole.
 
     Args:
         resolved: the settings.
         environ: the pod's environment.
         as_json: print JSON.
-        path: write there instead; the worker that started this is the pod's first mpiboot.
-        sshd: which SSH server that worker runs.
+        path: a file in the folder of a running worker to write instead; that worker is the pod's
+            first mpiboot.
     """
-    found = gather(resolved, environ, sshd=sshd, pid=os.getppid() if path else 1)
-    if path:
-        files.write_private(Path(path), pod.to_json(found))
+    mpi = programs.detect_mpi(environ)
+    if not path:
+        found = gather(resolved, environ, sshd="", pid=1, mpi=mpi)
+        sys.stdout.write(pod.to_json(found) + "\n" if as_json else render.facts(found))
         return 0
-    sys.stdout.write(pod.to_json(found) + "\n" if as_json else render.facts(found))
+    state = pod.worker_state(Path(path).parent)
+    pid, sshd = (state.pid, state.sshd) if state else (os.getppid(), "")
+    found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
+    # The ranks' sessions get what a profile has set as well as what the pod's specification has.
+    names = tuple(sorted({*found.environment, *environ}))
+    files.write_private(Path(path), pod.to_json(replace(found, environment=names)))
     return 0

@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from mpiboot import log, render, supervise_spec
+from mpiboot import facts, log, render, supervise_spec
 from mpiboot.act import files, keys, launch, process
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import gate
-from mpiboot.job import mpirun_line, names, platforms
+from mpiboot.gates import again, gate, leftovers
+from mpiboot.job import data, mpirun_line, names, platforms, sshconfig
 from mpiboot.job import plan as plans
-from mpiboot.model import Decision, Finding, Identity, Json, Level, Link, Mpi
-from mpiboot.observe import dns, hostfiles, links, pod, programs
+from mpiboot.model import Decision, Finding, Identity, Json, Level, Mpi, PodFacts
+from mpiboot.network.cluster_view import HEADINGS
+from mpiboot.observe import dns, hostfiles, pod, programs
 from mpiboot.settings import Resolved, Settings
 
 _KEY_LOOK_FIRST, _KEY_LOOK_LAST = 0.05, 1.0
@@ -66,17 +67,32 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     paths = launch.paths(ground.folder, ground.key.path)
     made = plans.make(seen.observed, resolved, program, paths)
     _say(made.decisions)
+    _say_data(made)
     for finding in (*seen.warnings, *made.findings):
         if finding.level is not Level.FAIL:
             log.finding(finding)
     plans.stop_on_failure(made)
     launch.write(made, seen.observed, seen.passed.host_keys, ground.key, resolved, paths)
+    launch.start_client(made, seen.observed, seen.passed.host_keys, ground.key, resolved, paths)
     log.info("start", f"starting {render.command(made.argv)}", argv=list(render.masked(made.argv)))
     env = made.environment(environ) | {supervise_spec.MARK: paths.launch_dir}
+    # A launch inside a launch is part of it.
+    env.setdefault(leftovers.NAME, leftovers.new_mark(ground.key.public))
     if resolved.settings.supervise == "off":
         process.replace(made.argv, env)
-    launch.write_spec(made, seen.observed, resolved, paths, ground.started)
-    process.replace(launch.parent(paths), env)
+    let_go = _lets_go(resolved.settings.worker_exit, environ)
+    launch.write_spec(made, seen.observed, resolved, paths, ground.started, let_go=let_go)
+    process.replace(launch.parent(paths), env, blocked=sorted(supervise_spec.SIGNALS))
+
+
+def _lets_go(wanted: str, environ: Mapping[str, str]) -> bool:
+    """Whether workers are told of a good end: where this is the whole job, not a part of it.
+
+    A launcher beside others, as by ``kubectl exec`` or in a script, may be followed by the next.
+    """
+    if wanted == "never" or environ.get(leftovers.NAME):
+        return False
+    return wanted == "with-job" or os.getpid() == 1
 
 
 def wait(resolved: Resolved, environ: Mapping[str, str]) -> int:
@@ -105,7 +121,17 @@ def show_plan(
     found = (*seen.warnings, *seen.passed.findings, *made.findings)
     bad = [item for item in found if item.level is Level.FAIL]
     write = render.plan_json if as_json else render.plan
-    sys.stdout.write(write(made.decisions, found, made.argv, made.set_env, made.unset_env))
+    sys.stdout.write(
+        write(
+            made.decisions,
+            found,
+            made.argv,
+            made.set_env,
+            made.unset_env,
+            rows=made.rows,
+            per_host=made.per_host,
+        )
+    )
     return MpibootError(bad[0]).code if bad else 0
 
 
@@ -118,6 +144,17 @@ def _say(decisions: tuple[Decision, ...]) -> None:
         said = f"{item.name} = {item.value or '-'} ({item.because})"
         fields: dict[str, Json] = {"value": item.value, "source": item.source.value}
         log.info("plan", said, decision=item.name, **fields)
+
+
+def _say_data(made: plans.Plan) -> None:
+    """Log the data network, a worker each; nothing where there is none."""
+    if made.rows and not log.is_json():
+        log.info("data-network", "the data network:\n" + render.workers(made.rows).rstrip("\n"))
+        return
+    for row in made.rows:
+        cells = dict(zip(HEADINGS, row.cells, strict=True))
+        said = ", ".join(f"{name} {cell}" for name, cell in cells.items() if cell)
+        log.info("data-network", said, **{name.lower(): cell for name, cell in cells.items()})
 
 
 def _end_on_signals(resolved: Resolved) -> None:
@@ -260,7 +297,7 @@ async def _pass_gates(ground: Ground) -> None:
 
 async def _wait_and_observe(ground: Ground, program: tuple[str, ...]) -> Seen:
     """Wait for everything; what needs no host is found out meanwhile."""
-    own_links = asyncio.ensure_future(asyncio.to_thread(links.links))
+    own = asyncio.ensure_future(asyncio.to_thread(_own_facts, ground))
     # Before the rest: the family says how the program's own line is to be read.
     mpi = await asyncio.to_thread(_mpi, ground)
     found = await _hostfile(ground, _rest(ground).timeout, program, mpi)
@@ -269,21 +306,33 @@ async def _wait_and_observe(ground: Ground, program: tuple[str, ...]) -> Seen:
         _rest(ground),
         _access(ground),
         long_form=_long_form(ground),
-        also=own_links,
+        also=own,
     )
-    return _seen(ground, found, passed, mpi, own_links.result())
+    mode = ground.resolved.settings.host_keys
+    await leftovers.end(passed.workers, ground.key.public, mode, _access(ground))
+    workers = await again.settled(
+        passed.workers,
+        lambda some: data.pending(some, ground.resolved.settings),
+        _rest(ground),
+        _access(ground),
+    )
+    return _seen(ground, found, dataclasses.replace(passed, workers=workers), mpi, own.result())
 
 
 async def _look_and_observe(ground: Ground, program: tuple[str, ...]) -> Seen:
     """Look once at everything."""
     settings = ground.resolved.settings
     mpi = _mpi(ground)
-    own_links = await asyncio.to_thread(links.links)
+    own = await asyncio.to_thread(_own_facts, ground)
     found = await _hostfile(ground, 0.0, program, mpi)
     passed = await gate.look(
         found.hostfile.hosts, settings, _access(ground), long_form=_long_form(ground)
     )
-    return _seen(ground, found, passed, mpi, own_links)
+    return _seen(ground, found, passed, mpi, own)
+
+
+def _own_facts(ground: Ground) -> PodFacts:
+    return facts.gather(ground.resolved, ground.environ, sshd="", pid=os.getpid(), mpi=None)
 
 
 def _seen(
@@ -291,7 +340,7 @@ def _seen(
     found: hostfiles.Found,
     passed: gate.GateResult,
     mpi: Mpi,
-    own_links: tuple[Link, ...],
+    own: PodFacts,
 ) -> Seen:
     platform, _ = platforms.recognise(ground.environ)
     observed = plans.Observed(
@@ -300,9 +349,16 @@ def _seen(
         workers=passed.workers,
         renamed=passed.renamed,
         mpi=mpi,
-        links=own_links,
+        links=own.links,
         identity=ground.identity,
         platform=platform,
         environ=ground.environ,
+        own=own,
+        ssh_client=sshconfig.client(
+            ground.resolved.settings.ssh_client,
+            ground.resolved.given["ssh_client"].source,
+            process.find("ssh", ground.environ.get("PATH", "")) or "",
+            ground.identity,
+        ),
     )
     return Seen(observed, passed, found.warnings)

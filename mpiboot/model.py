@@ -216,7 +216,8 @@ class Worker:
 
     ``address`` and ``port`` are those that answered with the right host key; ``local_address``
     is the launcher's own end of that connection; ``facts`` is None where the worker's image
-    does not run mpiboot.
+    does not run mpiboot. ``ooms`` counts the pod's out-of-memory kills so far; ``marks`` are those
+    of launches whose processes are there; ``ends`` tells that it ends after the job's good end.
     """
 
     host: Host
@@ -226,3 +227,6 @@ class Worker:
     local_address: str
     facts: PodFacts | None
     mpi: Mpi | None = None
+    ooms: int | None = None
+    marks: tuple[str, ...] = ()
+    ends: bool = False

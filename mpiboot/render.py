@@ -5,13 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from typing import Final
 
+from mpiboot.fabric import Fabric
 from mpiboot.job import forward
 from mpiboot.model import Decision, Finding, Json, Level, PodFacts
+from mpiboot.network import cluster_view
 from mpiboot.settings import Resolved, Row
 
+_NOTHING: Mapping[str, Mapping[str, str]] = {}
+# What a terminal and the view of a pod's log show without breaking lines themselves.
+WIDTH: Final = 100
+_LEAST: Final = 40  # characters that a broken line has at least, however deep it begins
 MARKS = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL", Level.UNKNOWN: "?"}
 
 
@@ -24,6 +32,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, indent: str = "
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
         text.append(f"{indent}{'  '.join([*cells, line[-1]])}".rstrip() + "\n")
     return "".join(text)
+
+
+def hung(head: str, text: str) -> str:
+    """Put a text behind its head, broken at blanks with the lines below it in the same column."""
+    room = max(WIDTH - len(head), _LEAST)
+    lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+    return head + f"\n{' ' * len(head)}".join(lines) + "\n"
 
 
 def plain(value: object) -> Json:
@@ -51,11 +66,15 @@ def as_json(value: object) -> str:
 
 
 def decisions(items: Iterable[Decision]) -> str:
-    """Lay decisions out: what, value, where from, why."""
-    return table(
-        ("decision", "value", "source", "because"),
-        ((item.name, item.value or "-", item.source.value, item.because) for item in items),
-        indent="  ",
+    """Lay decisions out: what, its value, and in brackets where from and why."""
+    made = list(items)
+    width = max((len(item.name) for item in made), default=0)
+    return "".join(
+        hung(
+            f"  {item.name.ljust(width)}  ",
+            f"{item.value or '-'}  ({item.source.value}: {item.because})",
+        )
+        for item in made
     )
 
 
@@ -83,13 +102,13 @@ def findings(items: Iterable[Finding]) -> str:
     checks = max((len(item.check) for item in items), default=0)
     for item in items:
         where = (item.host or "this pod").ljust(width)
-        lines.append(
-            f"{MARKS[item.level].ljust(4)}  {where}  {item.check.ljust(checks)}  {item.said}"
-        )
-        lines += [f"      {' ' * width}  {' ' * checks}    {text}" for text in item.evidence]
+        head = f"{MARKS[item.level].ljust(4)}  {where}  {item.check.ljust(checks)}  "
+        below = " " * len(head)
+        lines.append(hung(head, item.said))
+        lines += [f"{below}  {text}\n" for text in item.evidence]
         if item.hint and item.level is not Level.OK:
-            lines.append(f"      {' ' * width}  {' ' * checks}  -> {item.hint}")
-    return "\n".join(lines) + "\n" if lines else ""
+            lines.append(hung(below + "-> ", item.hint))
+    return "".join(lines)
 
 
 def termination(item: Finding, others: Sequence[Finding] = ()) -> str:
@@ -99,23 +118,28 @@ def termination(item: Finding, others: Sequence[Finding] = ()) -> str:
     if item.hint:
         lines.append(f"-> {item.hint}")
     lines += list(item.evidence)
-    lines += [f"{other.host or 'this pod'}: {other.said}" for other in others]
+    told = (f"{other.host or 'this pod'}: {other.said}" for other in others)
+    shown_already = frozenset(item.evidence)
+    lines += [line for line in told if line not in shown_already]
     return "\n".join(lines) + "\n"
 
 
 def settings(resolved: Resolved, rows: Iterable[Row]) -> str:
     """Lay the settings out: variable, value, where it came from, what it does."""
-    return table(
-        ("setting", "value", "source", "what it does"),
+    told = [("setting", "value", "source", "what it does")]
+    told += [
         (
-            (
-                row.variable,
-                "(hidden)" if row.secret else shown(value_of(resolved, row.name)),
-                str(resolved.given[row.name]),
-                row.help,
-            )
-            for row in rows
-        ),
+            row.variable,
+            "(hidden)" if row.secret else shown(value_of(resolved, row.name)),
+            str(resolved.given[row.name]),
+            row.help,
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[i]) for line in told) for i in range(3)]
+    return "".join(
+        hung("".join(line[i].ljust(width + 2) for i, width in enumerate(widths)), line[3])
+        for line in told
     )
 
 
@@ -159,16 +183,30 @@ def shown(value: object) -> str:
             return str(value)
 
 
+def workers(rows: Iterable[cluster_view.Row]) -> str:
+    """Lay the data network out, a worker each."""
+    return table(cluster_view.HEADINGS, (row.cells for row in rows), indent="  ")
+
+
 def plan(
     made: Sequence[Decision],
     found: Sequence[Finding],
     argv: Sequence[str],
     set_env: Mapping[str, str],
     unset_env: Sequence[str],
+    *,
+    rows: Sequence[cluster_view.Row] = (),
+    per_host: Mapping[str, Mapping[str, str]] = _NOTHING,
 ) -> str:
-    """Lay a plan out for a person: findings, decisions, then the command."""
+    """Lay a plan out for a person: findings, the data network, decisions, then the command."""
     text = findings(found) + ("\n" if found else "")
+    text += workers(rows) + "\n" if rows else ""
     text += decisions(made)
+    if per_host:
+        given = (
+            (host, name, value) for host, mine in per_host.items() for name, value in mine.items()
+        )
+        text += "\n" + table(("host", "variable", "value"), given, indent="  ")
     text += f"\n  {len(set_env)} variables set, {len(unset_env)} removed\n"
     return text + f"\n{command(argv)}\n"
 
@@ -179,6 +217,9 @@ def plan_json(
     argv: Sequence[str],
     set_env: Mapping[str, str],
     unset_env: Sequence[str],
+    *,
+    rows: Sequence[cluster_view.Row] = (),
+    per_host: Mapping[str, Mapping[str, str]] = _NOTHING,
 ) -> str:
     """Print a plan as JSON; values of secrets are masked."""
     return as_json(
@@ -188,6 +229,8 @@ def plan_json(
             "argv": masked(argv),
             "set": {name: forward.mask(name, value) for name, value in set_env.items()},
             "removed": unset_env,
+            "set_on_host": per_host,
+            "data_network": rows,
         }
     )
 
@@ -219,4 +262,47 @@ def facts(found: PodFacts) -> str:
         for link in found.links
     ]
     head = ("link", "kind", "state", "MTU", "addresses")
-    return table(("fact", "value"), rows) + "\n" + table(head, links)
+    return table(("fact", "value"), rows) + "\n" + table(head, links) + _fabric(found.fabric)
+
+
+def _fabric(seen: Fabric) -> str:
+    """Lay out what a pod sees of RDMA, its GIDs, its platform's word and what could not be read."""
+    text = f"\nno RDMA device ({'none here' if seen.netns_mode else 'a kernel without RDMA'})\n"
+    ports = [
+        (
+            f"{device.name}:{port.number}",
+            port.link_layer or "-",
+            port.state or "-",
+            port.netdev or "-",
+            f"{port.rate:g}" if port.rate else "-",
+            str(port.mtu or "-"),
+            "opens" if device.opens == "ok" else device.opens or "-",
+        )
+        for device in seen.devices
+        for port in device.ports
+    ]
+    bare = [device.name for device in seen.devices if not device.ports]
+    if ports or bare:
+        head = ("RDMA port", "layer", "state", "link", "Gb/s", "MTU", "device node")
+        text = "\n" + table(head, [*ports, *((name, *["-"] * 6) for name in bare)])
+    gids = [
+        (
+            f"{device.name}:{port.number}",
+            str(gid.index),
+            gid.value,
+            gid.netdev or "-",
+            gid.kind or "-",
+        )
+        for device in seen.devices
+        for port in device.ports
+        for gid in port.gids
+    ]
+    if gids:
+        text += "\n" + table(("RDMA port", "index", "GID", "link", "kind"), gids)
+    if seen.attachments:
+        said = [
+            (item.by, item.link or "-", item.pci or "-", item.rdma or "-", item.resource or "-")
+            for item in seen.attachments
+        ]
+        text += "\n" + table(("platform", "link", "PCI", "RDMA device", "resource"), said)
+    return text + "".join(f"\nnot read: {odd}\n" for odd in seen.oddities)

@@ -71,6 +71,21 @@ def port(text: str) -> int:
     return number
 
 
+def ports(text: str) -> str:
+    """Read a range of TCP ports; none below 1024, which MPI itself refuses."""
+    first, dash, last = (part.strip() for part in text.partition("-"))
+    try:
+        low, high = port(first), port(last if dash else first)
+    except ValueError:
+        low, high = 0, 0
+    if not 1024 <= low <= high:  # noqa: PLR2004 - the first port that needs no privilege
+        raise ValueError("two ports from 1024 to 65535, such as 40000-40099")
+    return f"{low}-{high}"
+
+
+ports.__doc__ = "first-last"
+
+
 def words(text: str) -> tuple[str, ...]:
     """Read a list of words, split at commas and blanks."""
     return tuple(text.replace(",", " ").split())
@@ -186,6 +201,12 @@ class Settings:
         one_of("auto", "openssh", "embedded"),
         roles=(_W,),
     )
+    ssh_client: str = row(
+        "auto",
+        "Which SSH client mpirun's launch agents use; auto: ssh, where it is there and can run.",
+        one_of("auto", "openssh", "embedded"),
+        roles=(_L,),
+    )
     ssh_port: int | None = row(None, "Port of the workers' SSH server.", port)
     ssh_key: str = row("", "The job's private SSH key, or the folder that holds it.")
     ssh_user: str = row(
@@ -202,6 +223,12 @@ class Settings:
     )
     control_ifname: str = row(
         "", "Link (or its address) of the control traffic; found by route where not given."
+    )
+    port_range: str = row(
+        "",
+        "TCP ports for MPI's daemons and messages, where a NetworkPolicy allows only these.",
+        ports,
+        roles=(_L,),
     )
     mpi: str = row(
         "auto",
@@ -230,6 +257,12 @@ class Settings:
         "Seconds to keep a failed launcher for a look inside; then the same exit code.",
         seconds,
         roles=(_L,),
+    )
+    worker_exit: str = row(
+        "auto",
+        "When a worker ends by itself: with the job's good end, or never; auto: with the job under "
+        "the MPI Operator.",
+        one_of("auto", "never", "with-job"),
     )
     data_network: str = row(
         "prefer",
@@ -260,6 +293,11 @@ class Settings:
     )
     nccl_version: str = row(
         "", "NCCL's version, such as 2.21.5, where a rule depends on it.", roles=(_L,)
+    )
+    env_profile: str = row(
+        "",
+        "Shell script evaluated once on each worker; what it exports reaches that worker's ranks.",
+        roles=(_W,),
     )
     runtime_dir: str = row("", "Private folder for mpiboot's own files.")
     log_format: str = row("auto", "How to log; auto is human.", one_of("auto", "human", "json"))

@@ -6,15 +6,13 @@ nothing wakes it but signals, agents and the end. It never writes to stdout, and
 read; what an event means is decided in ``verdicts``.
 """
 
-# ruff: noqa: PTH, E402 - pathlib costs a megabyte; run by path, the package must be found first
+# Run by its path, it must find its package first; pathlib costs a megabyte.
+# ruff: noqa: PTH100, PTH120, PTH123
 from __future__ import annotations
 
-import _thread
-import errno
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +22,7 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from mpiboot import log, verdicts
+from mpiboot.supervise_after import ask
 from mpiboot.supervise_end import end_all, reap, send, survivors, tell
 from mpiboot.supervise_events import (
     Action,
@@ -47,19 +46,23 @@ from mpiboot.supervise_events import (
     TimerFired,
     Verdict,
 )
-from mpiboot.supervise_spec import EVENTS, FILE, MARK, SIGNALS, LaunchSpec
+from mpiboot.supervise_loop import Loop, Probes
+from mpiboot.supervise_spec import EVENTS, FILE, MARK, LaunchSpec
 from mpiboot.supervise_state import FAMILIES, UNKNOWN, Job, Phase
+from mpiboot.supervise_system import (
+    block_signals,
+    has_terminal,
+    last_words,
+    listen,
+    open_fifo,
+    spawn,
+)
 from mpiboot.supervise_watch import Processes, find_mpiruns, joined, peers, running
 
-# What the kernel writes as the sender of a terminal's signal (siginfo.h: SI_KERNEL).
-_SI_KERNEL: Final = 0x80
-# Python ignores these for itself, and what is ignored stays so over exec.
-_IGNORED: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 _LOOK_FIRST, _LOOK_LAST, _LOOK_GROWTH = 0.05, 0.25, 1.5
-_PROBE_PATIENCE: Final = 2.0
-_WORDS: Final = 3
-_NOISE: Final = ("Warning: Permanently added", "debug", "Authenticated to", "Transferred:", "Bytes")
-_AGENT_KILLED: Final = 137
+_AGENT_KILLED: Final = -signal.SIGKILL
+# An mpirun that gives up kills its agents: the one whose ssh has ended by itself comes first.
+_AGENT_PATIENCE: Final = 0.5
 
 Evidence = Callable[[Verdict, LaunchSpec], tuple[str, ...]]
 
@@ -81,15 +84,16 @@ class Parent:
         self._remotes = {remote.name: remote for remote in spec.daemons}
         self._family = FAMILIES.get(spec.family, UNKNOWN)
         self._deadlines: dict[Timer, float] = {}
-        self._poll = select.poll()
-        self._handlers: dict[int, Callable[[], None]] = {}
+        self._loop = Loop()
+        self._probes = Probes(self._loop, self._answered)
         self._agents: dict[int, int] = {}
-        self._probes: dict[str, tuple[socket.socket, float]] = {}
+        self._real: dict[int, int] = {}
+        self._gone: dict[int, tuple[str, float]] = {}
         self._rest = b""
         self._look_step, self._look_at = _LOOK_FIRST, 0.0
         # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
         # that, and reads the terminal; without a terminal each signal comes to us alone.
-        self._shared = _has_terminal()
+        self._shared = has_terminal()
         self._state, self._first = verdicts.initial(
             Job(
                 self._family,
@@ -102,12 +106,12 @@ class Parent:
 
     def run(self, mask: set[signal.Signals | int]) -> Verdict:
         """Start mpirun and wait for the verdict; ``mask`` is the signal mask that it gets."""
-        self._fifo = _open_fifo(f"{self.folder}/{EVENTS}")
-        self._on(self._fifo, self._read_events)
-        self._signals = _listen()
-        self._on(self._signals, self._read_signals)
+        self._fifo = open_fifo(f"{self.folder}/{EVENTS}")
+        self._loop.on(self._fifo, self._read_events)
+        self._signals = listen()
+        self._loop.on(self._signals, self._read_signals)
         try:
-            self.child = self._spawn(mask)
+            self.child = spawn(self.spec.argv, self._environ, mask, own_group=not self._shared)
         except OSError as wrong:
             said = f"{self.spec.argv[0]}: {wrong.strerror}: mpirun was not started"
             return Verdict(127, "program-missing", said)
@@ -128,47 +132,20 @@ class Parent:
                 if told not in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
                     return
 
-    def _spawn(self, mask: set[signal.Signals | int]) -> int:
-        # One call in C: no Python runs in the child, and no copy of this process is made.
-        start = os.posix_spawn if "/" in self.spec.argv[0] else os.posix_spawnp
-        own = {} if self._shared else {"setpgroup": 0}
-        return start(
-            self.spec.argv[0],
-            self.spec.argv,
-            self._environ,
-            setsigmask=mask,
-            setsigdef=_IGNORED,
-            **own,
-        )
-
-    def _on(self, handle: int, do: Callable[[], None], events: int = select.POLLIN) -> None:
-        self._handlers[handle] = do
-        self._poll.register(handle, events)
-
-    def _off(self, handle: int) -> None:
-        self._handlers.pop(handle, None)
-        try:
-            self._poll.unregister(handle)
-        except KeyError:
-            return
-
     def _turn(self) -> None:
         launching = self._state.phase is Phase.LAUNCHING
-        times = [*self._deadlines.values(), *(until for _, until in self._probes.values())]
+        times = [*self._deadlines.values(), *self._probes.deadlines()]
+        times += [until for _, until in self._gone.values()]
         if launching:
             times.append(self._look_at)
-        wait = None if not times else max(0.0, min(times) - time.monotonic()) * 1000
-        for handle, _ in self._poll.poll(wait):
-            do = self._handlers.get(handle)
-            if do:
-                do()
+        self._loop.wait(min(times, default=None))
+        if self._gone:
+            self._settle_gone()
         now = time.monotonic()
         for timer, when in list(self._deadlines.items()):
             if when <= now and self._deadlines.pop(timer, None) is not None:
                 self._feed(TimerFired(timer))
-        for host, (_, until) in list(self._probes.items()):
-            if until <= now:
-                self._answered(host, reachable=False, said=f"no answer in {_PROBE_PATIENCE:g} s")
+        self._probes.give_up(now)
         if launching and self.verdict is None and self._look_at <= now:
             self._look()
 
@@ -230,6 +207,8 @@ class Parent:
         match words:
             case ["started", name, pid] if pid.isdigit():
                 self._watch_agent(self._known(name), int(pid))
+            case ["running", _, real, pid] if real.isdigit() and pid.isdigit():
+                self._real[int(pid)] = int(real)
             case ["connected", name, *_]:
                 self._feed(AgentConnected(self._known(name)))
             case ["ended", name, status, pid, *signals] if status.isdigit() and pid.isdigit():
@@ -254,20 +233,42 @@ class Parent:
         except OSError:  # an older kernel, or a sandbox that forbids it: the agent's word must do
             return
         self._agents[pid] = handle
-        self._on(handle, lambda: self._agent_gone(host, pid))
+        self._loop.on(handle, lambda: self._agent_gone(host, pid))
 
     def _agent_gone(self, host: str, pid: int) -> None:
-        """Take in that an agent isn't there any more; one that was killed couldn't tell."""
+        """Take note that an agent isn't there any more; what it told may not be read yet."""
         handle = self._agents.pop(pid, None)
         if handle is not None:
-            self._off(handle)
+            self._loop.off(handle)
             os.close(handle)
+        self._gone[pid] = (host, time.monotonic())
+        try:
+            ssh = os.pidfd_open(self._real.pop(pid))
+        except (KeyError, OSError):  # it has ended too
+            return
+        self._gone[pid] = (host, time.monotonic() + _AGENT_PATIENCE)
+        self._loop.on(ssh, lambda: self._ssh_gone(host, pid, ssh))
+
+    def _ssh_gone(self, host: str, pid: int, handle: int) -> None:
+        self._loop.off(handle)
+        os.close(handle)
+        if pid in self._gone:
+            self._gone[pid] = (host, time.monotonic())
+
+    def _settle_gone(self) -> None:
+        """Take in that an agent was killed: it is gone, and did not tell its end."""
         self._read_events()
-        if (host, pid) in self._state.live:
-            self._feed(AgentEnded(host, pid, _AGENT_KILLED, ("its launch agent was killed",)))
+        now = time.monotonic()
+        for pid, (host, until) in sorted(self._gone.items(), key=lambda item: item[1][1]):
+            if (host, pid) not in self._state.live:
+                del self._gone[pid]
+            elif until <= now:
+                del self._gone[pid]
+                said = ("its launch agent was killed",)
+                self._feed(AgentEnded(host, pid, _AGENT_KILLED, said, killed=True))
 
     def _agent_ended(self, host: str, pid: int, status: int, told: bool) -> None:  # noqa: FBT001
-        words = _words(f"{self.folder}/stderr/{host}") if status else ()
+        words = last_words(f"{self.folder}/stderr/{host}") if status else ()
         self._feed(AgentEnded(host, pid, status, words, signalled=told))
 
     # What is asked
@@ -297,87 +298,34 @@ class Parent:
         if remote is None:
             self._feed(Probed(host, reachable=None))
             return
-        try:
-            version = socket.AF_INET6 if ":" in remote.address else socket.AF_INET
-            asking = socket.socket(version, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        except OSError:
-            self._feed(Probed(host, reachable=None))
-            return
-        self._probes[host] = (asking, time.monotonic() + _PROBE_PATIENCE)
-        code = asking.connect_ex((remote.address, remote.port))
-        if code == errno.EINPROGRESS:
-            self._on(asking.fileno(), lambda: self._connected(host, asking), select.POLLOUT)
-        else:
-            self._answered(host, reachable=code == 0, said=os.strerror(code))
+        self._probes.ask(host, remote.address, remote.port)
 
-    def _connected(self, host: str, asking: socket.socket) -> None:
-        code = asking.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        self._answered(host, reachable=code == 0, said=os.strerror(code))
-
-    def _answered(self, host: str, *, reachable: bool, said: str) -> None:
-        asking, _ = self._probes.pop(host)
-        self._off(asking.fileno())
-        asking.close()
+    def _answered(self, host: str, reachable: bool | None, said: str) -> None:  # noqa: FBT001
         self._feed(Probed(host, reachable, said))
-
-
-def _has_terminal() -> bool:
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
-
-
-def _open_fifo(path: str) -> int:
-    try:
-        os.mkfifo(path, 0o600)
-    except FileExistsError:
-        pass
-    # For writing too: with a writer of its own it is never at its end.
-    return os.open(path, os.O_RDWR | os.O_NONBLOCK)
-
-
-def _listen() -> int:
-    """Take signals in by a thread: only sigwaitinfo tells who sent them.
-
-    The signals are blocked, so that one for PID 1 waits instead of being dropped.
-    """
-    read, write = os.pipe()
-
-    def wait() -> None:
-        while True:
-            info = signal.sigwaitinfo(SIGNALS)
-            os.write(write, bytes((info.si_signo, info.si_code == _SI_KERNEL)))
-
-    _thread.start_new_thread(wait, ())
-    return read
-
-
-def _words(path: str) -> tuple[str, ...]:
-    """Read ssh's own last words."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            lines = [line.strip() for line in file.read()[-4096:].splitlines()]
-    except OSError:
-        return ()
-    return tuple(line for line in lines if line and not line.startswith(_NOISE))[-_WORDS:]
 
 
 def run(folder: str, environ: Mapping[str, str], evidence: Evidence = no_evidence) -> int:
     """Be the parent of the mpirun that a launch folder describes; give the exit code."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS) - SIGNALS
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    mask = block_signals()
     with open(f"{folder}/{FILE}", encoding="utf-8") as file:
         spec = LaunchSpec.from_json(file.read())
     log.configure(level=spec.log_level, form=spec.log_format, role="launcher")
     parent = Parent(spec, folder, {**environ, MARK: folder})
-    verdict = parent.run(mask)
+    try:
+        verdict = parent.run(mask)
+    except BaseException:
+        # Never leave an mpirun without a parent: nobody would end it, or say how it ended.
+        if parent.child:
+            end_all(parent.child, folder)
+        raise
     left = end_all(parent.child, folder) if parent.child else 0
     if left:
         log.debug("ended", f"ended {left} processes that mpirun left")
-    tell(verdict, spec, evidence(verdict, spec) if verdict.code else ())
     by_signal = verdict.said.startswith("ended by")
+    asked = verdict.code and parent.child and not by_signal
+    tell(verdict, spec, evidence(verdict, spec) if asked else ())
+    if spec.let_go and not verdict.code:
+        ask(folder, environ, "let-go")
     if verdict.code and spec.hold_on_failure and not by_signal:
         log.info("hold", f"held for {spec.hold_on_failure:g} s; SIGTERM ends it")
         parent.hold(spec.hold_on_failure)
@@ -387,7 +335,12 @@ def run(folder: str, environ: Mapping[str, str], evidence: Evidence = no_evidenc
 def main() -> NoReturn:
     """Run as a program; whatever goes wrong here is said in one line."""
     try:
-        code = run(sys.argv[1], os.environ)
+        folder = sys.argv[1]
+        code = run(
+            folder,
+            os.environ,
+            lambda verdict, _: ask(folder, os.environ, "evidence", verdict.host),
+        )
     except Exception as wrong:  # noqa: BLE001 - the last line of defence: never a traceback
         log.error("bug", f"[bug] the parent of mpirun failed: {type(wrong).__name__}: {wrong}")
         code = 70

@@ -3,21 +3,25 @@
 It decides nothing about the job; the verdict is given to it.
 """
 
-# ruff: noqa: PTH - pathlib and what it imports cost the parent a megabyte for nothing
+# pathlib, and what it imports, costs the parent a megabyte for nothing.
+# ruff: noqa: PTH110, PTH115, PTH208
 from __future__ import annotations
 
 import os
 import select
 import signal
 import time
-from typing import Final
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from mpiboot import log
-from mpiboot.checks import BY_REFERENCE
-from mpiboot.model import Finding, Level
 from mpiboot.supervise_events import Verdict
 from mpiboot.supervise_spec import MARK, LaunchSpec
 from mpiboot.supervise_watch import Processes
+
+if TYPE_CHECKING:
+    from mpiboot.model import Finding
 
 # The kubelet keeps this much of a termination message.
 _LIMIT: Final = 4096
@@ -53,10 +57,8 @@ def _mounts(pid: str) -> str:
 def send(pids: list[int], number: int) -> None:
     """Send a signal to processes, those of them that are still there."""
     for pid in pids:
-        try:
+        with suppress(OSError):
             os.kill(pid, number)
-        except OSError:
-            continue
 
 
 def end_all(child: int, folder: str, *, patience: float = _PATIENCE) -> int:
@@ -116,6 +118,10 @@ def reap() -> list[tuple[int, int]]:
 
 def _finding(verdict: Verdict) -> Finding:
     """Write a verdict as a finding; a code of the program's own has no row, and no hint."""
+    # Loaded now, and not kept in memory for as long as the job runs.
+    from mpiboot.checks import BY_REFERENCE  # noqa: PLC0415
+    from mpiboot.model import Finding, Level  # noqa: PLC0415
+
     row = BY_REFERENCE.get(verdict.reference)
     name = verdict.reference or ("signal" if verdict.said.startswith("ended by") else "program")
     hint = row.hint if row else ""
@@ -128,30 +134,33 @@ def tell(verdict: Verdict, spec: LaunchSpec, evidence: tuple[str, ...] = ()) -> 
     Args:
         verdict: how it ended.
         spec: what was started.
-        evidence: what was found out about it elsewhere, behind the verdict's own.
+        evidence: what was found out about it elsewhere, the first cause first.
     """
     seconds = max(0.0, time.monotonic() - spec.started)
     item = _finding(verdict)
     where = f"{item.host}: " if item.host else ""
+    first = f"; {evidence[0]}" if evidence else ""
     if verdict.code:
-        lines = (*item.evidence, *evidence)
+        lines = (*evidence, *item.evidence)
         if verdict.reference or lines:
-            log.finding(Finding(item.check, item.level, item.said, item.host, lines, item.hint))
+            log.finding(replace(item, evidence=lines))
         text = f"{item.check}: {where}{item.said}\n"
         text += f"-> {item.hint}\n" if item.hint else ""
         termination_message(spec.termination_log, text + "".join(f"{line}\n" for line in lines))
     hosts = "1 host" if spec.hosts == 1 else f"{spec.hosts} hosts"
     ranks = "" if spec.ranks is None else f", {spec.ranks} rank" + "s" * (spec.ranks != 1)
+    what = f"{seconds:.1f} s, {hosts}{ranks}, exit {verdict.code}"
     log.info(
         "ended",
-        f"job ended: {seconds:.1f} s, {hosts}{ranks}, exit {verdict.code}: {where}{item.said}",
+        f"job ended: {what}: {where}{item.said}{first}",
         seconds=round(seconds, 3),
         hosts=spec.hosts,
         ranks=spec.ranks,
         exit=verdict.code,
         reference=verdict.reference,
         host=verdict.host,
-        cause=item.said,
+        cause=evidence[0] if evidence else item.said,
+        said=item.said,
     )
 
 

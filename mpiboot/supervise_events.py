@@ -42,13 +42,17 @@ class AgentConnected:
 
 @dataclass(frozen=True, slots=True)
 class AgentEnded:
-    """The agent has ended; ``signalled`` where somebody sent it a signal before."""
+    """The agent has ended; ``signalled`` where somebody sent it a signal before.
+
+    ``killed`` where it couldn't tell its end.
+    """
 
     host: str
     pid: int
     status: int
     words: tuple[str, ...] = ()
     signalled: bool = False
+    killed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.checks import BY_REFERENCE
 from mpiboot.supervise_events import Verdict
 from mpiboot.supervise_state import BY_SIGNAL, SSH_FAILED, Loss, State, signal_name
 
@@ -24,13 +23,27 @@ SSH_WORDS: Final = (
     ("connection closed", "workers-unreachable"),
     ("connection reset", "workers-unreachable"),
 )
+# The exit codes of the rows of checks that a started job can end with, and whether a new try
+# can help. The whole table, and the records that it is made of, would cost the parent a megabyte
+# for as long as the job runs.
+CODES: Final = {
+    "agent-not-started": (78, False),
+    "daemon-failed": (69, True),
+    "host-key-differs": (77, False),
+    "host-lost": (69, True),
+    "launch-timeout": (69, True),
+    "program-missing": (127, False),
+    "ssh-denied": (77, False),
+    "workers-unreachable": (69, True),
+}
 # A remote shell's answers for a program that isn't there, or can't be executed.
 _NOT_FOUND: Final = 127
 _LISTED: Final = 8
+_REMOTE_SHELLS: Final = ("ssh", "rsh", "srun", "qrsh", "blaunch", "kubectl")
 
 
 def _verdict(reference: str, said: str, host: str = "", evidence: tuple[str, ...] = ()) -> Verdict:
-    return Verdict(int(BY_REFERENCE[reference].code), reference, said, host, evidence)
+    return Verdict(CODES[reference][0], reference, said, host, evidence)
 
 
 def _list(hosts: tuple[str, ...]) -> str:
@@ -46,7 +59,8 @@ def not_started(state: State, program: str = "") -> Verdict:
     """Judge an mpirun that starts ranks, or ends, without having started every host's daemon."""
     hosts = _in_order(state, state.missing)
     count = len(state.job.hosts)
-    runs = f"runs {program} on the launcher, but " if program else ""
+    where = "past mpiboot's launch agent" if program in _REMOTE_SHELLS else "on the launcher"
+    runs = f"runs {program} {where}, but " if program else ""
     said = (
         f"mpirun {runs}started no daemon on {_list(hosts)} "
         f"({len(hosts)} of {count} remote hosts): the job would not span its hosts"
@@ -88,7 +102,7 @@ def not_ended(state: State) -> Verdict:
 def judge(state: State) -> Verdict:
     """Say how a job ended; ``state.ended`` is known."""
     cause = state.cause
-    if cause and not (state.signal and BY_REFERENCE[cause.reference].retry):
+    if cause and not (state.signal and CODES[cause.reference][1]):
         return cause
     if state.signal:
         return _by_signal(state)
@@ -114,11 +128,14 @@ def _by_signal(state: State) -> Verdict:
     code = BY_SIGNAL + state.signal
     also = "" if _status(state) == code else f" ({_returned(state)})"
     said = f"ended by {signal_name(state.signal)}{also}"
-    before = tuple(f"{loss.host}: {_how(loss)} shortly before" for loss in state.losses)
+    before = tuple(f"{loss.host}: {how(loss)} shortly before" for loss in state.losses)
     return Verdict(code, "", said, evidence=before[:_LISTED])
 
 
-def _how(loss: Loss) -> str:
+def how(loss: Loss) -> str:
+    """Say how an agent ended."""
+    if loss.status < 0:
+        return f"its launch agent was killed by {signal_name(-loss.status)}"
     words = f" ({'; '.join(loss.words)})" if loss.words else ""
     who = "ssh" if loss.sure else "agent"
     return f"its {who} ended with {loss.status}{words}"
@@ -142,7 +159,7 @@ def _by_loss(state: State) -> Verdict | None:
     # The daemon's own status: a failed program's doing where mpirun has a status of its own.
     if state.losses:
         first = state.losses[0]
-        lost = status == 0 or status in {first.status, *state.job.family.lost}
+        lost = status == 0 or status in state.job.family.lost or _passed_on(first, status)
         return _lost(state, first, state.losses) if state.stage or lost else None
     if state.overdue and status == 0:
         daemon = state.job.family.daemon
@@ -151,12 +168,25 @@ def _by_loss(state: State) -> Verdict | None:
     return None
 
 
+def _passed_on(loss: Loss, status: int) -> bool:
+    """Whether mpirun returned an agent's status as its own.
+
+    Open MPI does that for a daemon that never joined, and 4.1 for the signal that killed an
+    agent; 1 is also what 5.0's daemons and mpirun end with after mistakes of all kinds.
+    """
+    if loss.status < 0:
+        return status == -loss.status
+    return not loss.joined and status == loss.status != 1
+
+
 def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
-    lines = tuple(f"{loss.host}: {_how(loss)}" for loss in losses[1:_LISTED])
+    # What ended after mpirun had ended followed from that.
+    others = tuple(loss for loss in losses if loss is not first and not loss.after)
+    lines = tuple(f"{loss.host}: {how(loss)}" for loss in others[:_LISTED])
     if not first.joined:
         return _never_joined(state, first, lines)
-    more = f", as {len(losses) - 1} more did" if len(losses) > 1 else ""
-    said = f"was lost while the job ran{more}: {_how(first)}; {_answer(state, first.host)}"
+    more = f", as {len(others)} more did" if others else ""
+    said = f"was lost while the job ran{more}: {how(first)}; {_answer(state, first.host)}"
     return _verdict("host-lost", f"{said} ({_returned(state)})", first.host, lines)
 
 
@@ -182,9 +212,9 @@ def _never_joined(state: State, first: Loss, lines: tuple[str, ...]) -> Verdict:
             return _verdict(reference, said, first.host, lines)
     if first.sure and first.host not in state.connected:
         return _verdict(
-            "workers-unreachable", f"no {daemon} was started: {_how(first)}", first.host, lines
+            "workers-unreachable", f"no {daemon} was started: {how(first)}", first.host, lines
         )
-    said = f"its {daemon} failed before it joined mpirun: {_how(first)}"
+    said = f"its {daemon} failed before it joined mpirun: {how(first)}"
     return _verdict("daemon-failed", said, first.host, lines)
 
 
@@ -196,7 +226,21 @@ def _own(state: State) -> Verdict:
         return Verdict(status, "", f"mpirun itself was killed by {name}{memory}")
     if status == 0:
         return Verdict(0, "", "the program ended well")
-    if BY_SIGNAL < status < SSH_FAILED and status - BY_SIGNAL in (4, 6, 7, 8, 9, 11, 13, 15):
+    known = dict(state.job.family.codes).get(status)
+    if known:
+        return Verdict(status, "", known)
+    if BY_SIGNAL < status < SSH_FAILED and status - BY_SIGNAL in (
+        4,
+        6,
+        7,
+        8,
+        9,
+        10,
+        11,
+        12,
+        13,
+        15,
+    ):
         return Verdict(status, "", f"a rank was ended by {signal_name(status - BY_SIGNAL)}")
     if state.missing:
         hosts = _in_order(state, state.missing)

@@ -49,7 +49,8 @@ class LaunchSpec:
 
     ``hosts`` counts the launcher too where it runs ranks; ``suspects`` are variables or flags
     that could hide the hostfile or the launch agent from mpirun, each with the reason;
-    ``started`` is the monotonic clock's second at which mpiboot began.
+    ``started`` is the monotonic clock's second at which mpiboot began; ``let_go`` tells that
+    workers are to be told of a good end.
     """
 
     argv: tuple[str, ...]
@@ -65,6 +66,7 @@ class LaunchSpec:
     log_format: str = "auto"
     log_level: str = "info"
     suspects: tuple[tuple[str, str], ...] = ()
+    let_go: bool = False
 
     def to_json(self) -> str:
         """Write the record as JSON."""

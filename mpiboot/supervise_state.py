@@ -25,17 +25,29 @@ class Family:
     lost: frozenset[int]
     proxies: tuple[str, ...] = ()
     after_signal: str = ""
+    codes: tuple[tuple[int, str], ...] = ()
 
 
 _HYDRA: Final = ("hydra_pmi_proxy", "hydra_bstrap_pr")
+_CODES_4: Final = (
+    (110, "the program did not end within mpirun's own --timeout"),
+    (132, "mpirun could not execute the program on some host"),
+    (134, "a rank was ended by SIGABRT, or some host lacks the program"),
+    (135, "some host lacks the working directory that mpirun was given"),
+)
+_CODES_5: Final = (
+    (181, "some host lacks the working directory that mpirun was given"),
+    (183, "mpirun could not execute the program on some host"),
+    (241, "the program did not end within mpirun's own --timeout"),
+)
 FAMILIES: Final = {
     row.name: row
     for row in (
         # Measured with 4.1.4: 205 is "lost communication with a remote daemon", 255 ssh's.
-        Family("openmpi4", "Open MPI 4.1", "orted", frozenset((205, 255)), after_signal="1"),
+        Family("openmpi4", "Open MPI 4.1", "orted", frozenset((205, 255)), (), "1", _CODES_4),
         # 5.0.8 and 5.0.11 return 0 or 255 at random after a lost worker.
-        Family("openmpi5", "Open MPI 5", "prted", frozenset((0, 255)), after_signal="1"),
-        Family("spectrum", "Spectrum MPI", "orted", frozenset((205, 255)), after_signal="1"),
+        Family("openmpi5", "Open MPI 5", "prted", frozenset((0, 255)), (), "1", _CODES_5),
+        Family("spectrum", "Spectrum MPI", "orted", frozenset((205, 255)), (), "1", _CODES_4),
         # 4.0 waits for ever after a failed ssh, and returns 0 after TERM and INT.
         Family("mpich", "MPICH", "hydra_pmi_proxy", frozenset((255,)), _HYDRA, "0, 2, 15 or 255"),
         Family("intel", "Intel MPI", "hydra_pmi_proxy", frozenset((255,)), _HYDRA, "255"),
@@ -99,8 +111,9 @@ class Loss:
 
     ``sure`` where ssh itself ended (255, or a signal that nobody of ours sent), which only a
     lost host, session or daemon explains; another status is the daemon's own, which some MPIs
-    also give at the end of a failed program. ``joined`` where its daemon had joined; ``after``
-    where mpirun had ended before.
+    also give at the end of a failed program, and 4.1's mpirun then kills agents that are late (a
+    negative status). ``joined`` where its daemon had joined; ``after`` where mpirun had ended
+    before.
     """
 
     host: str

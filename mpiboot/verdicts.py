@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
+from mpiboot.supervise_ending import WAITS, Step, ask, end, insist, start, stop
 from mpiboot.supervise_events import (
     Action,
     AgentConnected,
@@ -21,7 +22,6 @@ from mpiboot.supervise_events import (
     Finish,
     Forward,
     JoinsUnseen,
-    Kill,
     MpirunEnded,
     Probe,
     Probed,
@@ -31,9 +31,8 @@ from mpiboot.supervise_events import (
     Start,
     Timer,
     TimerFired,
-    Verdict,
 )
-from mpiboot.supervise_judgement import judge, launch_timeout, not_ended, not_started
+from mpiboot.supervise_judgement import how, judge, launch_timeout, not_ended, not_started
 from mpiboot.supervise_state import (
     BY_SIGNAL,
     SIGNALS,
@@ -46,24 +45,8 @@ from mpiboot.supervise_state import (
     State,
 )
 
-# Seconds. A second and a half suffices 4.1 to end after a lost daemon; a suspended job's workers
-# and launcher get their signals within a second or so; a pod's usual grace is 30 s: 20 + 5 fit.
-DELAYS: Final = {
-    Timer.SETTLE: 3.0,
-    Timer.LINGER: 2.0,
-    Timer.PROBE: 3.0,
-    Timer.KILL: 5.0,
-    Timer.DEAD: 5.0,
-    Timer.AGENTS: 5.0,
-    Timer.DRAIN: 60.0,
-}
-# While daemons are launched no rank has anything to save.
-_LAUNCH_GRACE: Final = 5.0
 # After this many lost hosts one more answer tells nothing new.
 _PROBES: Final = 16
-_WAITS: Final = frozenset((Timer.AGENTS, Timer.PROBE, Timer.LINGER))
-
-Step: TypeAlias = tuple[State, tuple[Action, ...]]
 
 
 def initial(job: Job) -> Step:
@@ -80,18 +63,9 @@ def step(state: State, event: Event) -> Step:
     if state.finished:
         return state, ()
     new, actions = _RULES[type(event)](state, event)
-    if new.ended is not None and not new.pending & _WAITS:
+    if new.ended is not None and not new.pending & WAITS:
         return replace(new, finished=True, pending=frozenset()), (*actions, Finish(judge(new)))
     return new, actions
-
-
-def _start(state: State, *timers: Timer) -> Step:
-    begun = tuple(Start(timer, DELAYS[timer]) for timer in timers)
-    return replace(state, pending=state.pending | set(timers)), begun
-
-
-def _stop(state: State, *timers: Timer) -> State:
-    return replace(state, pending=state.pending.difference(timers))
 
 
 def _agent_started(state: State, event: AgentStarted) -> Step:
@@ -137,7 +111,7 @@ def _daemon_joined(state: State, event: DaemonJoined) -> Step:
         waiting=state.waiting - {event.host},
     )
     if state.phase is Phase.LAUNCHING and not state.waiting:
-        state = _stop(replace(state, phase=Phase.RUNNING), Timer.LAUNCH)
+        state = stop(replace(state, phase=Phase.RUNNING), Timer.LAUNCH)
         count = len(state.job.hosts)
         text = f"all {count} remote daemons joined" if count > 1 else "the remote daemon joined"
         said += (Say("info", "joined", text),)
@@ -147,13 +121,15 @@ def _daemon_joined(state: State, event: DaemonJoined) -> Step:
 def _agent_ended(state: State, event: AgentEnded) -> Step:
     state = replace(state, live=state.live - {(event.host, event.pid)})
     if not state.live:
-        state = _stop(state, Timer.AGENTS)
+        state = stop(state, Timer.AGENTS)
     # What follows our own signal or verdict is no news.
     if state.signal or state.cause or state.stage:
         return state, ()
     # Some MPIs ask a host's shell first: what counts is the host's last agent.
     if event.status == 0 or any(host == event.host for host, _ in state.live):
         return _ended_well(state, event)
+    if event.killed and state.losses:
+        return state, ()  # an mpirun that gives up over a lost host kills the other agents
     loss = Loss(
         event.host,
         event.status,
@@ -166,17 +142,20 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
     state = replace(state, losses=(*state.losses, loss))
     actions: tuple[Action, ...] = ()
     if state.ended is None and Timer.SETTLE not in state.pending and not state.stage:
-        state, actions = _start(state, Timer.SETTLE)
-    if not loss.sure:
-        said = f"its agent ended with {loss.status}"
-        return state, (*actions, Say("debug", "agent", said, loss.host))
+        state, actions = start(state, Timer.SETTLE)
+    if not loss.sure and not (event.killed and _may_be_lost(state)):
+        return state, (*actions, Say("debug", "agent", how(loss), loss.host))
     if first:
-        state, more = _start(state, Timer.LINGER)
+        state, more = start(state, Timer.LINGER)
         actions += more
-    words = f" ({'; '.join(loss.words)})" if loss.words else ""
-    said = f"its ssh ended with {loss.status}{words}"
-    actions += (Say("warning", "agent", said, loss.host),)
+    actions += (Say("warning", "agent", how(loss), loss.host),)
     return _ask(state, (loss.host,) if loss.joined else (), actions)
+
+
+def _may_be_lost(state: State) -> bool:
+    """Whether a lost host may be behind mpirun's end, as far as its status tells."""
+    ended = state.ended
+    return ended is None or (not ended.signal and ended.status in {0, *state.job.family.lost})
 
 
 def _by_ssh(status: int) -> bool:
@@ -189,7 +168,7 @@ def _ended_well(state: State, event: AgentEnded) -> Step:
         return replace(state, quiet=state.quiet | {event.host}), ()
     state = replace(state, done=state.done | {event.host})
     over = state.phase is Phase.RUNNING and state.done.issuperset(state.job.hosts)
-    return _start(state, Timer.DRAIN) if over and not state.live else (state, ())
+    return start(state, Timer.DRAIN) if over and not state.live else (state, ())
 
 
 def _ask(state: State, hosts: tuple[str, ...], actions: tuple[Action, ...]) -> Step:
@@ -197,7 +176,7 @@ def _ask(state: State, hosts: tuple[str, ...], actions: tuple[Action, ...]) -> S
     wanted = tuple(host for host in hosts if host not in asked)[: max(0, _PROBES - len(asked))]
     if not wanted:
         return state, actions
-    state, begun = _start(state, Timer.PROBE)
+    state, begun = start(state, Timer.PROBE)
     state = replace(state, probing=state.probing | set(wanted))
     return state, (*actions, *begun, *(Probe(host) for host in wanted))
 
@@ -205,37 +184,7 @@ def _ask(state: State, hosts: tuple[str, ...], actions: tuple[Action, ...]) -> S
 def _rank_seen(state: State, event: RankSeen) -> Step:
     if state.phase is not Phase.LAUNCHING or not state.missing:
         return state, ()
-    return _end(state, not_started(state, event.program))
-
-
-def _end(state: State, cause: Verdict | None) -> Step:
-    """Ask mpirun to end; ``cause`` None where a loss is the reason."""
-    state = replace(state, cause=cause or state.cause)
-    if state.ended is not None or state.stage:
-        return state, ()
-    return _grace(state, SIGTERM, direct=False)
-
-
-def _grace(state: State, number: int, *, direct: bool) -> Step:
-    launching = state.phase is Phase.LAUNCHING
-    seconds = min(state.job.grace, _LAUNCH_GRACE) if launching else state.job.grace
-    state = replace(
-        state,
-        phase=Phase.ENDING,
-        stage=1,
-        pending=(state.pending & _WAITS) | {Timer.GRACE},
-    )
-    forward = () if direct else (Forward(number),)
-    return state, (*forward, Start(Timer.GRACE, seconds))
-
-
-def _harder(state: State, number: int, *, direct: bool) -> Step:
-    state = replace(_stop(state, Timer.GRACE, Timer.KILL), stage=min(3, state.stage + 1))
-    if state.stage == 2:  # noqa: PLR2004 - asked again
-        state, begun = _start(state, Timer.KILL)
-        return state, (*(() if direct else (Forward(number),)), *begun)
-    state, begun = _start(state, Timer.DEAD)
-    return state, (Kill(), *begun)
+    return end(state, not_started(state, event.program))
 
 
 def _signalled(state: State, event: Signalled) -> Step:
@@ -244,22 +193,24 @@ def _signalled(state: State, event: Signalled) -> Step:
         return state, () if over else (Forward(event.number),)
     state = replace(state, signal=state.signal or event.number)
     # A job that is being ended blames no host: its workers may well have been told before it.
-    state = replace(_stop(state, *_WAITS), probing=frozenset())
+    state = replace(stop(state, *WAITS), probing=frozenset())
     if state.ended is not None:
         return state, ()
     if not state.stage:
-        return _grace(state, event.number, direct=event.direct)
-    return _harder(state, event.number, direct=event.direct)
+        return ask(state, event.number, direct=event.direct)
+    return insist(state, event.number, direct=event.direct)
 
 
 def _mpirun_ended(state: State, event: MpirunEnded) -> Step:
     if state.ended is not None:
         return state, ()
-    kept = state.pending & {Timer.LINGER, Timer.PROBE}
-    state = replace(state, ended=event, phase=Phase.ENDING, pending=kept)
+    state = replace(state, ended=event, phase=Phase.ENDING)
+    lost = any(loss.sure for loss in state.losses) or _may_be_lost(state)
+    kept = state.pending & ({Timer.LINGER, Timer.PROBE} if lost else frozenset())
+    state = replace(state, pending=kept, probing=state.probing if lost else frozenset())
     if state.signal or state.cause or event.signal:
-        return _stop(state, *_WAITS), ()
-    return _start(state, Timer.AGENTS) if state.live else (state, ())
+        return stop(state, *WAITS), ()
+    return start(state, Timer.AGENTS) if state.live else (state, ())
 
 
 def _probed(state: State, event: Probed) -> Step:
@@ -270,14 +221,14 @@ def _probed(state: State, event: Probed) -> Step:
         probing=state.probing - {event.host},
         answers=(*state.answers, (event.host, event.reachable, event.said)),
     )
-    return (state if state.probing else _stop(state, Timer.PROBE)), ()
+    return (state if state.probing else stop(state, Timer.PROBE)), ()
 
 
 def _launch_over(state: State) -> Step:
     if state.losses:
-        return _end(state, None)
+        return end(state, None)
     if not state.blind or state.missing or state.quiet:
-        return _end(state, launch_timeout(state))
+        return end(state, launch_timeout(state))
     # Agents that aren't ssh never tell that they are connected: nothing here can judge them.
     said = "whether every daemon joined is not known: mpiboot waits for mpirun alone"
     running = replace(state, phase=Phase.RUNNING, waiting=frozenset())
@@ -295,13 +246,14 @@ def _no_answer(state: State) -> Step:
 
 
 def _again(state: State) -> Step:
-    return _harder(state, state.signal or SIGTERM, direct=False)
+    # Open MPI ignores QUIT, and MPICH's first INT only asks: what every MPI takes is TERM.
+    return insist(state, SIGTERM, direct=False)
 
 
 _TIMES_UP: Final[Mapping[Timer, Callable[[State], Step]]] = {
     Timer.LAUNCH: _launch_over,
-    Timer.SETTLE: lambda state: _end(state, None),
-    Timer.DRAIN: lambda state: _end(state, not_ended(state)),
+    Timer.SETTLE: lambda state: end(state, None),
+    Timer.DRAIN: lambda state: end(state, not_ended(state)),
     Timer.GRACE: _again,
     Timer.KILL: _again,
     Timer.DEAD: lambda state: _mpirun_ended(state, MpirunEnded(0, 9)),
@@ -314,7 +266,7 @@ _TIMES_UP: Final[Mapping[Timer, Callable[[State], Step]]] = {
 def _timer_fired(state: State, event: TimerFired) -> Step:
     if event.timer not in state.pending:
         return state, ()
-    return _TIMES_UP[event.timer](_stop(state, event.timer))
+    return _TIMES_UP[event.timer](stop(state, event.timer))
 
 
 _RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {

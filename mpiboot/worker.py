@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import time
 from collections.abc import Mapping
@@ -17,9 +18,18 @@ from typing import Final
 from mpiboot import log
 from mpiboot.act import files, openssh, process, server, sessions
 from mpiboot.errors import MpibootError, error
+from mpiboot.job import platforms
 from mpiboot.observe import pod
 from mpiboot.settings import Resolved
-from mpiboot.worker_ground import ENDING, FACTS_FILE, Ground, embedded_argv, openssh_argv, settle
+from mpiboot.worker_ground import (
+    ENDING,
+    FACTS_FILE,
+    LOOK,
+    Ground,
+    embedded_argv,
+    openssh_argv,
+    settle,
+)
 
 # What observes this pod for the launcher; run after sshd listens, so that it delays nobody.
 FACTS: Final = ("from mpiboot.cli import main; main()", "facts", "--write")
@@ -75,6 +85,12 @@ class _Worker:
             names = ", ".join(sorted(left))
             log.warning("environment", f"not handed on to sessions, as no shell can: {names}")
         self._sessions = sessions.Sessions(ground.folder, loop)
+        mark = ground.folder / sessions.ENDS
+        mark.unlink(missing_ok=True)
+        wanted = resolved.settings.worker_exit
+        self._ends = platforms.ends_with_job(wanted, ground.environ) and not program
+        if self._ends:
+            files.write_private(mark, "")
         self._server: server.SshServer | None = None
         self._login: tuple[int, server.Lines] | None = None
         self._helpers: set[int] = set()
@@ -149,6 +165,9 @@ class _Worker:
         }
         statement, *arguments = FACTS
         facts = process.python(statement, *arguments, str(ground.folder / FACTS_FILE))
+        # For the launcher, where something of the data network is still to come.
+        again = f"MPIBOOT_TERMINATION_LOG={os.devnull} exec {shlex.join(facts)}\n"
+        files.write_private(ground.folder / LOOK, again)
         self._helpers.add(process.start(facts, environ))
         if running.kind == "openssh" and process.find("ssh", environ.get("PATH", "")):
             self._prove(environ)
@@ -225,6 +244,9 @@ class _Worker:
         if running is not None and running.listening and (not listened):
             self._listens(running)
         self._sessions.step()
+        if self._sessions.over and self._ends and self._code is None:
+            log.info("ended", "the job ended well, and this worker with it")
+            self._code = 0
         if self._kill_at is not None and self._kill_at <= time.monotonic():
             self._kill_at = None
             self._send(signal.SIGKILL)

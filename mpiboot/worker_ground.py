@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot import log
-from mpiboot.act import files, keys, openssh, ports, process, sessions
+from mpiboot.act import files, keys, openssh, ports, process, profile, sessions
 from mpiboot.errors import error
 from mpiboot.model import Decision, Identity, Source
 from mpiboot.observe import pod
 from mpiboot.settings import Resolved
 
 FACTS_FILE: Final = "facts.json"
+LOOK: Final = "look"  # a script that writes the facts anew
 # Signals that end a worker.
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 _FIRST_LOOK, _LAST_LOOK = 0.05, 1.0  # seconds between two looks for the key
@@ -74,6 +75,11 @@ def settle(resolved: Resolved, environ: Mapping[str, str], loop: process.Loop) -
     port = ports.choose(chosen, environ, identity.home, address)
     log.debug("control-address", f"control address {address} ({because})")
     log.debug("ssh-port", f"port {port.value} ({port.because})")
+    own = {**environ, **pod.user_environment(identity, environ, home)}
+    if settings.env_profile:
+        own, wrong = profile.evaluate(settings.env_profile, own)
+        if wrong:
+            log.finding(wrong)
     return Ground(
         identity=identity,
         folder=folder,
@@ -82,7 +88,7 @@ def settle(resolved: Resolved, environ: Mapping[str, str], loop: process.Loop) -
         port=int(port.value),
         token=sessions.new_token(),
         keepalive=settings.ssh_keepalive,
-        environ={**environ, **pod.user_environment(identity, environ, home)},
+        environ=own,
     )
 
 

@@ -14,12 +14,15 @@ sys.path.insert(0, str(ROOT))
 from tests.pods import images  # noqa: E402
 from tests.pods.cluster import Cluster  # noqa: E402
 from tests.pods.operator import mpijob  # noqa: E402
+from tests.pods.volumes import Tmpfs  # noqa: E402
 
 if TYPE_CHECKING:
+    from tests.pods.images import Image
     from tests.pods.pod import Pod
 
 WORKERS, SLOTS = 4, 2
 PAUSE = 0.7
+PATIENCE = 120  # seconds: a guard against a hang, many times what it takes
 
 
 def say(text: str) -> None:
@@ -36,17 +39,44 @@ def follow(pod: Pod, ended: threading.Event) -> None:
             text = read()
             new, shown[stream] = text[shown[stream] :], len(text)
             if new:
-                print("\n".join(f"  launcher | {line}" for line in new.splitlines()), flush=True)
+                print("\n".join(f"launcher | {line}" for line in new.splitlines()), flush=True)
         if last:
             return
         ended.wait(0.05)
 
 
 def main() -> int:
-    """Run the demo; its status is the launcher's."""
+    """Run the demo; its status is that of the job which can run."""
     name = sys.argv[1]
     say(f"building the image {name} from container/ (minutes the first time, then cached)")
     image = images.image(name)
+    code = works(image)
+    fails(image)
+    say("more: `scripts/demo openmpi-4.1`, the other MPI; `scripts/test`, all of this as tests")
+    return code
+
+
+def fails(image: Image) -> None:
+    """Show what a job says that can't start."""
+    with Cluster() as cluster:
+        job = mpijob(
+            cluster,
+            image,
+            workers=2,
+            env={"MPIBOOT_TIMEOUT": "3"},
+            launcher_args=["/opt/programs/ring"],
+        )
+        say("a job that can't start: one of two workers never comes (the deadline is 3 s here)")
+        job.start(publish=False)
+        job.workers[0].publish()
+        code = job.wait(PATIENCE)
+        for line in job.launcher.termination_log().splitlines():
+            print(f"  termination message | {line}")
+        say(f"the launcher's container ended with exit code {code}, which docs/reference explains")
+
+
+def works(image: Image) -> int:
+    """Show a job that runs, though its workers come one by one."""
     with Cluster() as cluster:
         job = mpijob(
             cluster,
@@ -55,6 +85,7 @@ def main() -> int:
             slots=SLOTS,
             data_link="net1",
             launcher_args=["/opt/programs/ring"],
+            worker={"volumes": [Tmpfs("/dev/shm", size=256 << 20)]},
         )
         say(f"a launcher and {WORKERS} workers start; no worker's name is in DNS yet")
         began = time.monotonic()
@@ -67,13 +98,14 @@ def main() -> int:
             say(f"{worker.spec.name} appears in DNS after {time.monotonic() - began:.1f} s")
             worker.publish()
         published = time.monotonic()
-        code = job.wait(120)
+        code = job.wait(PATIENCE)
         ended.set()
         tail.join()
         say(
             f"the launcher's container ended with exit code {code}, "
             f"{time.monotonic() - published:.1f} s after the last name appeared"
         )
+        say("daemons and MPI stayed on eth0, the pods' control link; net1 is left to the data:")
         for worker in job.workers:
             eth0, net1 = worker.counters("eth0"), worker.counters("net1")
             print(f"  {worker.spec.name}: eth0 sent {eth0.tx} bytes, net1 sent {net1.tx} bytes")

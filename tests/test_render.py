@@ -92,7 +92,7 @@ def test_findings_are_a_table_with_hints_and_evidence_below() -> None:
     assert lines[3].strip() == "-> do that"
     assert lines[4] == "FAIL  w-10      ssh-denied  no"
     assert lines[5].strip().startswith("-> launcher and workers must mount")
-    assert lines[6].startswith("?     this pod  sshd ")
+    assert lines[-1].startswith("?     this pod  sshd ")
     assert render.findings(()) == ""
 
 
@@ -102,6 +102,23 @@ def test_the_termination_message_says_reference_sentence_hint_and_evidence_in_th
         (Finding("sshd", Level.FAIL, "gone", "w-2"), Finding("role", Level.FAIL, "none")),
     )
     assert text == "slots: w-1: too few\n-> ask for less\na\nb\nw-2: gone\nthis pod: none\n"
+
+
+def test_a_host_whose_reason_is_evidence_is_not_told_twice() -> None:
+    text = render.termination(
+        Finding("names-unresolved", Level.FAIL, "1 of 2", evidence=("w-1: DNS: NXDOMAIN",)),
+        (Finding("names-unresolved", Level.FAIL, "DNS: NXDOMAIN", "w-1"),),
+    )
+    assert text.count("w-1") == 1
+
+
+def test_long_lines_are_broken_below_their_own_column() -> None:
+    long = Decision("a-name", "value", Source.DETECTED, "because of " * 12 + "/a/path-with-hyphens")
+    first, *rest = render.decisions([long]).splitlines()
+    assert first.startswith("  a-name  value  (detected: because of")
+    assert all(line.startswith("          ") and line[10] != " " for line in rest)
+    assert max(len(line) for line in (first, *rest)) <= render.WIDTH
+    assert "/a/path-with-hyphens" in rest[-1]
 
 
 def test_settings_are_shown_with_where_they_came_from() -> None:
@@ -154,8 +171,8 @@ def test_a_plan_for_people_ends_with_the_command() -> None:
     ]
     text = render.plan(made, FOUND, ["mpirun", "-n", "4", "./a b"], {"A": "1"}, ["B", "C"])
     assert text.startswith("ok ")
-    assert "  ranks     4      default  all slots\n" in text
-    assert "  x         -      flag     y\n" in text
+    assert "  ranks  4  (default: all slots)\n" in text
+    assert "  x      -  (flag: y)\n" in text
     assert text.endswith("\n  1 variables set, 2 removed\n\nmpirun -n 4 './a b'\n")
 
 
@@ -174,6 +191,6 @@ def test_facts_are_shown_for_a_person() -> None:
     text = render.facts(facts)
     assert "user             root (uid 0, gid 0)\n" in text
     assert "locked memory    unlimited\n" in text
-    assert "64 MiB\n" in text
+    assert "1024 MiB\n" in text
     assert "mpirun (Open MPI) 4.1.4 (/usr/bin/mpirun)" in text
     assert link("eth0", "10.244.0.10/24").addresses[0] in text

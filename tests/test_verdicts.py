@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot import verdicts
+from mpiboot import supervise_ending, supervise_judgement, verdicts
 from mpiboot.checks import BY_REFERENCE
 from mpiboot.supervise_events import (
     Action,
@@ -169,6 +169,8 @@ def test_a_daemon_that_ends_with_a_failed_program_is_not_blamed() -> None:
     state = running("openmpi5")
     assert judged([AgentEnded("w-1", 100, 1), MpirunEnded(183)], state).code == 183
     assert judged([MpirunEnded(183), AgentEnded("w-1", 100, 1)], state).code == 183
+    # too many ranks: all of them end with 1
+    assert judged([AgentEnded("w-1", 100, 1), MpirunEnded(1)], state).code == 1
     late = verdicts.initial(job("openmpi5"))[0]
     assert judged([*started(), AgentEnded("w-1", 100, 1), MpirunEnded(183)], late).code == 183
 
@@ -241,6 +243,24 @@ def test_a_daemon_that_was_told_to_end_is_a_loss_where_mpirun_says_so_or_nothing
     own = 205 if family == "openmpi4" else 0
     end = judged([AgentEnded("w-2", 101, 1), MpirunEnded(own)], running(family))
     assert (end.code, end.host) == (69, "w-2")
+
+
+@pytest.mark.parametrize("status", [3, 137, 139])
+def test_an_mpirun_that_kills_its_late_agents_at_the_end_keeps_its_own_code(status: int) -> None:
+    orders: tuple[list[Event], ...] = (
+        [AgentEnded("w-1", 100, -9), MpirunEnded(status)],
+        [MpirunEnded(status), AgentEnded("w-1", 100, -9)],
+    )
+    for events in orders:
+        assert judged(events, running()).code == status
+
+
+@pytest.mark.parametrize("status", [0, 9])
+def test_an_agent_that_was_killed_while_the_job_ran_is_a_loss(status: int) -> None:
+    end = judged([AgentEnded("w-1", 100, -9), MpirunEnded(status)], running())
+    assert (end.code, end.host) == (69, "w-1")
+    assert "agent was killed by SIGKILL" in end.said
+    assert judged([AgentEnded("w-1", 100, -9)], running()).code == 69
 
 
 def test_an_agent_that_does_not_follow_mpirun_is_asked_about() -> None:
@@ -325,6 +345,10 @@ def test_mpirun_killed_by_somebody_is_its_own_story() -> None:
     assert "SIGKILL" in end.said
 
 
+def test_an_mpis_own_statuses_are_not_taken_for_a_ranks_signal() -> None:
+    assert "could not execute" in judged([*ended_well(), MpirunEnded(132)], running()).said
+
+
 @pytest.mark.parametrize(("status", "name"), [(139, "SIGSEGV"), (137, "SIGKILL")])
 def test_a_ranks_signal_is_named(status: int, name: str) -> None:
     end = judged([*ended_well(), MpirunEnded(status)], running())
@@ -346,12 +370,16 @@ def test_where_connections_can_not_be_seen_a_connected_ssh_has_to_do() -> None:
 
 
 def test_every_reference_is_a_row_and_every_delay_is_known() -> None:
-    assert {timer for timer in Timer if timer not in verdicts.DELAYS} == {
+    assert {timer for timer in Timer if timer not in supervise_ending.DELAYS} == {
         Timer.LAUNCH,
         Timer.GRACE,
     }
-    for reference in ("host-lost", "daemon-failed", "launch-timeout"):
-        assert BY_REFERENCE[reference].code == 69
+    assert {
+        reference: (int(row.code), row.retry)
+        for reference, row in BY_REFERENCE.items()
+        if reference in supervise_judgement.CODES
+    } == supervise_judgement.CODES
+    assert {row for _, row in supervise_judgement.SSH_WORDS} <= set(supervise_judgement.CODES)
 
 
 hosts = st.sampled_from((*HOSTS, "stranger"))
@@ -363,7 +391,7 @@ happenings: st.SearchStrategy[Event] = st.one_of(
         AgentEnded,
         hosts,
         pids,
-        st.sampled_from((0, 1, 127, 143, 255)),
+        st.sampled_from((-9, 0, 1, 127, 143, 255)),
         st.just(()),
         st.booleans(),
     ),
@@ -428,3 +456,27 @@ def test_no_sequence_ends_in_0_after_a_loss_or_a_signal_and_none_without_an_end(
     # what is finished stays so
     assert verdicts.step(state, MpirunEnded(0)) == (state, ())
     assert replace(state) == state
+
+
+def test_of_agents_that_mpirun_killed_only_the_first_is_a_lost_host() -> None:
+    events: list[Event] = [
+        AgentEnded("w-2", 101, -9, killed=True),
+        MpirunEnded(0),
+        AgentEnded("w-1", 100, -9, killed=True),
+        Probed("w-2", reachable=True),
+        TimerFired(Timer.LINGER),
+    ]
+    end = judged(events, running("openmpi5"))
+    assert (end.code, end.host, end.evidence) == (69, "w-2", ())
+
+
+def test_a_killed_agent_may_be_the_first_sign_of_a_suspended_job() -> None:
+    state, _ = go([AgentEnded("w-2", 101, -9, killed=True), MpirunEnded(0)], running("openmpi5"))
+    assert not state.finished
+    assert judged([AgentEnded("w-1", 100, -9, killed=True), Signalled(TERM)], state).code == 143
+
+
+def test_agents_that_mpirun_killed_after_a_failed_program_delay_nothing() -> None:
+    state, _ = go([MpirunEnded(3), AgentEnded("w-2", 101, -9, killed=True)], running("openmpi5"))
+    end = judged([AgentEnded("w-1", 100, -9, killed=True)], state)
+    assert end.code == 3

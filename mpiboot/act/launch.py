@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -9,11 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot import supervise_spec
-from mpiboot.act import files, keys, process
+from mpiboot.act import client_start, files, keys, process
+from mpiboot.aftermath import words
 from mpiboot.errors import error
 from mpiboot.job import sshconfig
 from mpiboot.job.making import Observed, Paths
 from mpiboot.job.plan import Plan
+from mpiboot.model import Worker
 from mpiboot.settings import Resolved
 
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
@@ -46,6 +50,12 @@ def known_hosts(observed: Observed, host_keys: Mapping[str, str], public: str) -
     return "\n".join(lines) + "\n"
 
 
+def exports(values: Mapping[str, str]) -> str:
+    """Write variables for the front of a remote command line, which any POSIX shell reads."""
+    quoted = ((name, value.replace("'", "'\\''")) for name, value in values.items())
+    return "".join(f"export {name}='{value}';\n" for name, value in quoted)
+
+
 def write(
     plan: Plan,
     observed: Observed,
@@ -67,11 +77,13 @@ def write(
     except OSError as wrong:
         raise error("runtime-folder", f"{wrong.filename}: {wrong.strerror}") from None
     ssh = process.find("ssh", observed.environ.get("PATH", ""))
-    if ssh is None and plan.daemons and not plan.user_agent:
+    own = not plan.user_agent and uses_own_client(observed)
+    if ssh is None and plan.daemons and not plan.user_agent and not own:
         raise error(
             "program-missing",
             f"no ssh on PATH={observed.environ.get('PATH', '')}",
-            hint="install openssh-client in the launcher's image",
+            hint="install openssh-client in the launcher's image, "
+            "or let MPIBOOT_SSH_CLIENT choose mpiboot's own",
         )
     settings = resolved.settings
     files.write_private(Path(where.hostfile), plan.hostfile)
@@ -97,15 +109,79 @@ def write(
             own_keys=frozenset(observed.renamed.get(name, name) for name in host_keys),
         ),
     )
+    for name, values in plan.per_host.items():
+        files.write_private(folder / "hosts" / f"{name}.env", exports(values))
     # On the command line the first value wins, also over arguments on the mpirun line.
     strict = f"-o StrictHostKeyChecking={sshconfig.STRICT[settings.host_keys]}"
     conf = {"ssh": f"{ssh or 'ssh'} {strict}", "user_agent": plan.user_agent}
+    conf["client"] = client_start.words() if own else ""
     files.write_private(folder / "agent.conf", sshconfig.shell_assignments(conf))
     files.make_fifo(folder / supervise_spec.EVENTS)
 
 
+def uses_own_client(observed: Observed) -> bool:
+    """Tell whether the launch agents use mpiboot's own SSH client."""
+    return observed.ssh_client is not None and observed.ssh_client.value == "embedded"
+
+
+def start_client(
+    plan: Plan,
+    observed: Observed,
+    host_keys: Mapping[str, str],
+    key: keys.JobKey,
+    resolved: Resolved,
+    where: Paths,
+) -> None:
+    """Start mpiboot's own SSH client where the agents need it; it ends with this process.
+
+    Raises:
+        MpibootError: ``runtime-folder``.
+    """
+    if plan.user_agent or not plan.daemons or not uses_own_client(observed):
+        return
+    mode = resolved.settings.host_keys
+    hosts = tuple(
+        client_start.Remote(
+            observed.renamed.get(worker.host.name, worker.host.name),
+            worker.address,
+            worker.port,
+            worker.user,
+            "" if mode == "off" else host_keys.get(worker.host.name, key.public),
+        )
+        for worker in observed.workers
+    )
+    folder = Path(where.launch_dir)
+    config = client_start.Config(
+        hosts=hosts,
+        key=where.key,
+        keepalive=resolved.settings.ssh_keepalive,
+        events=str(folder / supervise_spec.EVENTS),
+        errors=str(folder / "stderr"),
+        parent=os.getpid(),
+    )
+    client_start.start(folder, config, os.environ)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address never leaves its pod."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _others(worker: Worker) -> tuple[str, ...]:
+    """List a worker's further addresses: its daemon may connect from any of them."""
+    links = worker.facts.links if worker.facts else ()
+    found = {address.partition("/")[0] for link in links for address in link.addresses}
+    return tuple(sorted(item for item in found - {worker.address} if not is_loopback(item)))
+
+
 def write_spec(
-    plan: Plan, observed: Observed, resolved: Resolved, where: Paths, started: float
+    plan: Plan,
+    observed: Observed,
+    resolved: Resolved,
+    where: Paths,
+    started: float,
+    *,
+    let_go: bool = False,
 ) -> None:
     """Write what the parent needs to know.
 
@@ -121,7 +197,9 @@ def write_spec(
         argv=plan.argv,
         family=observed.mpi.family,
         daemons=tuple(
-            supervise_spec.Remote(name, reached[name].address, reached[name].port)
+            supervise_spec.Remote(
+                name, reached[name].address, reached[name].port, _others(reached[name])
+            )
             for name in plan.daemons
             if name in reached
         ),
@@ -135,8 +213,32 @@ def write_spec(
         log_format=settings.log_format,
         log_level=settings.log_level,
         suspects=plan.suspects,
+        let_go=let_go and any(worker.ends for worker in observed.workers),
     )
     files.write_private(Path(where.launch_dir) / supervise_spec.FILE, spec.to_json())
+    before = tuple(_before(worker, observed) for worker in observed.workers)
+    files.write_private(Path(where.launch_dir) / words.FILE, words.to_json(before))
+
+
+def _before(worker: Worker, observed: Observed) -> words.Before:
+    """Note what is compared with after a failure."""
+    name, facts = worker.host.name, worker.facts
+    devices = facts.fabric.devices if facts else ()
+    return words.Before(
+        name=observed.renamed.get(name, name),
+        dns=observed.renamed.get(name, name),
+        address=worker.address,
+        pod=facts.hostname if facts else name.partition(".")[0],
+        ooms=worker.ooms,
+        began=facts.started if facts else 0.0,
+        ports=tuple(
+            words.port(device.name, port.number)
+            for device in devices
+            for port in device.ports
+            if "ACTIVE" in port.state.upper()
+        ),
+        ends=worker.ends,
+    )
 
 
 def parent(where: Paths) -> tuple[str, ...]:

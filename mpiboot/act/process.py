@@ -61,8 +61,16 @@ def _failed(program: str, problem: OSError) -> NoReturn:
     raise error("program-missing", f"{program} can't be started: it {said}") from None
 
 
-def replace(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Become another program, with the signal dispositions and mask that Python found.
+def replace(
+    argv: Sequence[str], environ: Mapping[str, str], *, blocked: Iterable[int] = ()
+) -> NoReturn:
+    """Become another program, with the signal dispositions that Python found.
+
+    Args:
+        argv: the program and its arguments.
+        environ: its environment.
+        blocked: signals that it finds blocked, because it takes them itself as soon as it can;
+            as PID 1 it would otherwise lose one that comes while it starts.
 
     Raises:
         MpibootError: ``program-missing``; it isn't there or can't be executed.
@@ -73,7 +81,7 @@ def replace(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     signal.set_wakeup_fd(-1)
     for number in _CHANGED:
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     try:
         os.execve(path, list(argv), dict(environ))  # noqa: S606 - no shell is the point
     except OSError as problem:

@@ -23,6 +23,8 @@ from mpiboot.act.process import Loop
 
 ENVIRONMENT: Final = "session.env"
 FIFO: Final = "sessions"
+# A file beside it: this worker wants to hear that the job ended well.
+ENDS: Final = "ends"
 MARK: Final = "MPIBOOT_SESSION"
 WRAPPER: Final = Path(mpiboot.__file__).parent / "libexec" / "session"
 # Seconds between TERM and KILL for what a session leaves behind.
@@ -37,6 +39,8 @@ _OWN: Final = frozenset(
 _SHELL: Final = frozenset(
     ("UID", "EUID", "PPID", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO", "OPTIND", "LINENO")
 )
+# While a process executes a new program, its environment reads as empty: it is looked for twice.
+_SECOND_LOOK: Final = 0.2
 _PIDS: Final = 5  # words of a line that tells of a session
 
 
@@ -114,6 +118,7 @@ class Session:
     connection: int = -1  # pidfd
     detach: bool = False
     ending: bool = False
+    quiet: bool = False  # nobody was found at the last look
     deadline: float | None = None
     victims: dict[int, int] = field(default_factory=dict)  # pid -> pidfd
 
@@ -152,6 +157,7 @@ class Sessions:
         self._sessions: dict[str, Session] = {}
         self._dirty = False
         self.begun = 0  # sessions so far
+        self.over = False  # the launcher told that the job ended well
         loop.watch(self._fifo, self._heard)
 
     def __len__(self) -> int:
@@ -167,6 +173,8 @@ class Sessions:
             words = line.decode("ascii", "replace").split()
             if len(words) == _PIDS and words[0] == "begin" and "".join(words[2:]).isdigit():
                 self._begin(words[1], int(words[2]), int(words[3]), detach=words[4] == "1")
+            elif words == ["over"]:
+                self.over = True
             elif len(words) == 2 and words[0] == "end" and words[1] in self._sessions:  # noqa: PLR2004
                 self._end(self._sessions[words[1]])
 
@@ -227,10 +235,16 @@ class Sessions:
         marks = {pid: _mark_of(pid) for pid, item in running.items() if item.start >= oldest}
         for session in ending:
             members = family(session, running, marks) - {os.getpid()}
+            if not members and not session.victims and not session.quiet:
+                session.quiet = True
+                session.deadline = time.monotonic() + _SECOND_LOOK
+                continue
             if not members and not session.victims:
                 log.debug("session", f"session {session.mark} has ended")
                 del self._sessions[session.mark]
                 continue
+            if session.quiet:
+                session.quiet, session.deadline = False, None
             self._signal(session, [running[pid] for pid in sorted(members)])
 
     def _signal(self, session: Session, members: list[Process]) -> None:

@@ -262,7 +262,17 @@ class Pipelines:
         if self._settings.host_keys != "job":
             self.host_keys[name] = probe.host_key
         facts, mpi = remote.read(probe.output)
+        seen = remote.notes(probe.output)
         target = probe.target
         return Worker(
-            state.host, target.address, target.port, target.user, probe.local_address, facts, mpi
+            state.host,
+            target.address,
+            target.port,
+            target.user,
+            probe.local_address,
+            facts,
+            mpi,
+            seen.ooms,
+            seen.marks,
+            seen.ends,
         )

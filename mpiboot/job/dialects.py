@@ -59,7 +59,14 @@ class Dialect:
     remove: tuple[str, ...]
     lost_without_parent: tuple[str, ...]
     supported: bool = True
+    # A range of ports: first-last for the daemons, first and number for MPI's own TCP.
+    daemon_ports_vars: tuple[str, ...] = ()
+    first_port_vars: tuple[str, ...] = ()
+    port_count_vars: tuple[str, ...] = ()
 
+
+_OMPI_FIRST: Final = ("OMPI_MCA_btl_tcp_port_min_v4", "OMPI_MCA_btl_tcp_port_min_v6")
+_OMPI_COUNT: Final = ("OMPI_MCA_btl_tcp_port_range_v4", "OMPI_MCA_btl_tcp_port_range_v6")
 
 _OMPI_CONSTANTS: Final = (
     Variable(
@@ -112,6 +119,12 @@ OPENMPI4: Final = Dialect(
         "an endless wait when a launch agent hangs",
         "no termination message",
     ),
+    daemon_ports_vars=(
+        "OMPI_MCA_oob_tcp_dynamic_ipv4_ports",
+        "OMPI_MCA_oob_tcp_dynamic_ipv6_ports",
+    ),
+    first_port_vars=_OMPI_FIRST,
+    port_count_vars=_OMPI_COUNT,
 )
 
 # 5.0 routes --mca by framework; prted gets those of PRRTE, as its own parameter PREFIXES has them.
@@ -174,6 +187,12 @@ OPENMPI5: Final = Dialect(
         "SIGTERM ignored while daemons are being started",
         "no termination message",
     ),
+    daemon_ports_vars=(
+        "PRTE_MCA_oob_tcp_dynamic_ipv4_ports",
+        "PRTE_MCA_oob_tcp_dynamic_ipv6_ports",
+    ),
+    first_port_vars=_OMPI_FIRST,
+    port_count_vars=_OMPI_COUNT,
 )
 
 # A sketch: the columns are measured, the launch under mpiboot is not yet (``supported``).

@@ -13,14 +13,26 @@ from mpiboot.job import forward
 from mpiboot.job.dialects import Dialect
 from mpiboot.job.platforms import Platform
 from mpiboot.job.user_line import UserLine
-from mpiboot.model import Decision, Finding, Host, Hostfile, Identity, Link, Mpi, Source, Worker
+from mpiboot.model import (
+    Decision,
+    Finding,
+    Host,
+    Hostfile,
+    Identity,
+    Link,
+    Mpi,
+    PodFacts,
+    Source,
+    Worker,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
     """What the plan is decided on.
 
-    ``renamed`` maps a name of the hostfile to the longer one that is to be used.
+    ``renamed`` maps a name of the hostfile to the longer one that is to be used; ``own`` are this
+    pod's facts, which count where the hostfile names it too; ``ssh_client`` is what the agents use.
     """
 
     hostfile: Hostfile
@@ -32,6 +44,8 @@ class Observed:
     identity: Identity
     platform: Platform
     environ: Mapping[str, str]
+    own: PodFacts | None = None
+    ssh_client: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +69,11 @@ class Paths:
 
 @dataclass(slots=True)
 class Making:
-    """A plan while it is being made."""
+    """A plan while it is being made.
+
+    ``settled`` are variables that another rule has settled and shown already; ``forwarded`` are
+    those that ranks get from mpirun's environment.
+    """
 
     row: Dialect
     line: UserLine
@@ -64,13 +82,17 @@ class Making:
     findings: list[Finding] = field(default_factory=list)
     set_env: dict[str, str] = field(default_factory=dict)
     unset_env: set[str] = field(default_factory=set)
+    settled: set[str] = field(default_factory=set)
+    forwarded: set[str] = field(default_factory=set)
 
     def decide(self, name: str, value: str, source: Source, because: str) -> None:
         """Note a decision."""
         self.decisions.append(Decision(name, value, source, because))
 
     def variable(self, name: str, value: str, because: str, source: Source) -> None:
-        """Set a variable unless the user's line or environment has it."""
+        """Set a variable unless the user's line or environment has it, or another rule does."""
+        if name in self.settled:
+            return
         flagged = self.line.mca.get(parameter(name))
         if flagged is not None:
             self.decide(name, flagged, Source.FLAG, "given on the mpirun line")

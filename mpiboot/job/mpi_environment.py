@@ -6,12 +6,12 @@ Each function settles one intent for the MPI at hand by the columns of its row i
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from mpiboot.checks import failed
 from mpiboot.job import forward, placement, sshconfig
-from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS, ALSO_DAEMON_LINK
+from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS, ALSO_DAEMON_LINK, Dialect
 from mpiboot.job.making import Making, Observed, Paths, parameter
 from mpiboot.model import Decision, Finding, Level, Source
 from mpiboot.network import control
@@ -37,6 +37,32 @@ def pin_control(making: Making, observed: Observed, resolved: Resolved) -> None:
     for name in making.row.mpi_link_vars:
         if decision and not _excluded(making, name, (name,)):
             making.variable(name, decision.value, "MPI's TCP on the control link", decision.source)
+
+
+def pin_ports(making: Making, observed: Observed, resolved: Resolved) -> None:
+    """Keep daemons and MPI TCP to the range of ports that the user named, if any."""
+    text = resolved.settings.port_range
+    if not text:
+        return
+    row, given = making.row, resolved.given["port_range"]
+    first, last = map(int, text.split("-"))
+    count = last - first + 1
+    # A part for the daemons alone: Open MPI 5's first one listens on all ports that it is given.
+    share = max(2, count // 4)
+    most = max((host.slots for host in observed.hostfile.hosts), default=0)
+    if count - share < most:
+        said = (
+            f"{given} has {count} ports, of which daemons need {share}, and a host has {most} slots"
+        )
+        making.findings.append(failed("settings-conflict", said, hint="name a wider range"))
+        return
+    for name in row.daemon_ports_vars:
+        value = f"{first}-{first + share - 1}"
+        making.variable(name, value, f"the daemons' part of {given}", given.source)
+    for name in row.first_port_vars:
+        making.variable(name, str(first + share), f"MPI's part of {given}", given.source)
+    for name in row.port_count_vars:
+        making.variable(name, str(count - share), f"MPI's part of {given}", given.source)
 
 
 def _pin_daemons(making: Making, decision: Decision | None) -> None:
@@ -199,8 +225,22 @@ def _say_flagged_arguments(making: Making) -> None:
             )
 
 
-def choose_forwarded(making: Making, observed: Observed, resolved: Resolved) -> tuple[str, ...]:
-    """Choose the variables that ranks get; returns the names that go by ``-x``."""
+def listed(making: Making) -> tuple[str, ...]:
+    """List the names in the user's own list of variables, where this MPI has such a list."""
+    name = making.row.export_var
+    theirs = (
+        (making.environ.get(name, ""), making.line.mca.get(parameter(name), "")) if name else ()
+    )
+    return tuple(item.partition("=")[0] for text in theirs for item in text.split(";") if item)
+
+
+def choose_forwarded(
+    making: Making, observed: Observed, resolved: Resolved, added: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Choose the variables that ranks get; returns the names that go by ``-x``.
+
+    ``added`` are variables that mpirun's environment will have beside the pod's own.
+    """
     row, settings = making.row, resolved.settings
     kept, removed = forward.scrub(observed.environ, observed.platform.managers)
     for name, why in removed:
@@ -209,13 +249,12 @@ def choose_forwarded(making: Making, observed: Observed, resolved: Resolved) -> 
     for pattern in row.remove:
         making.unset_env.update(fnmatch.filter(observed.environ, pattern))
     theirs = making.environ.get(row.export_var, "") if row.export_var else ""
-    listed = (item.partition("=")[0] for item in theirs.split(";") if item)
     chosen = forward.select(
-        kept,
+        {**kept, **added},
         settings.forward,
         settings.no_forward,
         family=row.family,
-        given=(*making.line.exports, *listed),
+        given=(*making.line.exports, *listed(making)),
     )
     for item in chosen.withheld:
         if item.asked:
@@ -223,6 +262,7 @@ def choose_forwarded(making: Making, observed: Observed, resolved: Resolved) -> 
                 Finding("usage", Level.WARN, f"{item.name} is not forwarded: {item.because}")
             )
     names = [item.name for item in chosen.names]
+    making.forwarded = {item.name for item in chosen.by_itself}
     making.decide(
         "forwarded",
         str(len(names)),
@@ -231,18 +271,44 @@ def choose_forwarded(making: Making, observed: Observed, resolved: Resolved) -> 
     )
     if names and row.export_var and parameter(row.export_var) in making.line.mca:
         if row.export == "list":
+            making.forwarded.update(names)
             return tuple(names)  # the line's own list hides the environment's, but takes -x
+        if added.keys() >= set(names):
+            return ()
         said = f"--mca {parameter(row.export_var)} on the mpirun line forbids -x in {row.title}"
         hint = "name all variables in that list, or use -x"
         making.findings.append(
             Finding("usage", Level.WARN, f"{said}: nothing else is forwarded", hint=hint)
         )
         return ()
+    making.forwarded.update(names)
     # 4.1 refuses -x beside the list, so a user's own list takes the names too.
     if names and (row.export == "list" or theirs):
-        making.set_env[row.export_var] = ";".join([*([theirs] if theirs else []), *names])
-        return ()
+        entries, flags = _entries(names, {**kept, **added}, row)
+        making.set_env[row.export_var] = ";".join([*([theirs] if theirs else []), *entries])
+        return flags
     return tuple(names) if row.export == "-x" else ()
+
+
+def _entries(
+    names: Iterable[str], values: Mapping[str, str], row: Dialect
+) -> tuple[list[str], tuple[str, ...]]:
+    """Write the list's entries; what it can't hold goes by ``-x``.
+
+    Where a name of the list has a value with "=" in it (NCCL's exact form, XLA_FLAGS), Open MPI
+    5.0 takes the value for an assignment of its own, and two of them may end mpirun; beside its
+    name, or by ``-x``, such a value arrives.
+    """
+    entries, flags = [], []
+    for name in names:
+        value = values[name]
+        if row.export != "list" or "=" not in value:
+            entries.append(name)
+        elif ";" in value or forward.is_secret(name):
+            flags.append(name)
+        else:
+            entries.append(f"{name}={value}")
+    return entries, tuple(flags)
 
 
 def refuse_unsafe(making: Making) -> None:

@@ -12,12 +12,13 @@ from typing import Final
 
 from mpiboot.checks import failed
 from mpiboot.errors import MpibootError, error
+from mpiboot.job import data, mpi_environment, mpirun_line, placement, sshconfig
 from mpiboot.job import hostfile as hostfiles
-from mpiboot.job import mpi_environment, mpirun_line, placement, sshconfig
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS, Dialect
 from mpiboot.job.making import Making, Observed, Paths
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import Decision, Finding, Host, Level, Mpi, Source
+from mpiboot.network.cluster_view import Row
 from mpiboot.settings import Given, Resolved
 
 __all__ = ["Observed", "Paths", "Plan", "dialect", "make", "stop_on_failure"]
@@ -31,7 +32,8 @@ class Plan:
     """What will be done: ``set_env`` and ``unset_env`` change the environment of ``argv``.
 
     ``daemons`` are the remote hosts for which a launch agent must be started; ``suspects`` are
-    variables or flags of the user's that could keep mpirun from doing so.
+    variables or flags of the user's that could keep mpirun from doing so. ``per_host`` has by host
+    what its agent sets there; ``rows`` show the data network, a worker each.
     """
 
     decisions: tuple[Decision, ...]
@@ -45,6 +47,8 @@ class Plan:
     user_agent: str
     user_args: sshconfig.UserArgs
     suspects: tuple[tuple[str, str], ...]
+    per_host: Mapping[str, Mapping[str, str]]
+    rows: tuple[Row, ...]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Make mpirun's environment of this pod's."""
@@ -106,10 +110,15 @@ def make(observed: Observed, resolved: Resolved, program: tuple[str, ...], paths
         policy=observed.environ.get(row.map_var, "") if row.map_var else "",
     )
     making.findings += placed.findings
+    network = data.decide(making, observed, resolved)
     mpi_environment.pin_control(making, observed, resolved)
+    mpi_environment.pin_ports(making, observed, resolved)
     mpi_environment.set_constants(making, observed, oversubscribe=oversubscribe)
     user_agent, user_args = mpi_environment.place_agent(making, paths, len(hosts))
-    exports = mpi_environment.choose_forwarded(making, observed, resolved)
+    if observed.ssh_client and not user_agent:
+        making.decisions.append(observed.ssh_client)
+    exports = mpi_environment.choose_forwarded(making, observed, resolved, network.common)
+    delivered = data.deliver(making, observed, resolved, network)
     mpi_environment.refuse_unsafe(making)
     _versions(making, observed)
     daemons = placement.daemons(hosts, line, local)
@@ -127,6 +136,8 @@ def make(observed: Observed, resolved: Resolved, program: tuple[str, ...], paths
         user_agent=user_agent,
         user_args=user_args,
         suspects=_suspects(making),
+        per_host=delivered.per_host,
+        rows=delivered.rows,
     )
 
 

@@ -18,13 +18,15 @@ class Platform:
     """One row: ``role`` answers only where the platform's own marks say it.
 
     ``managers`` are the prefixes of a resource manager's variables that belong to this platform
-    and may stay in the environment; everywhere else they would mislead mpirun.
+    and may stay in the environment; everywhere else they would mislead mpirun. ``ends_workers``
+    tells that a worker may end with the job: nothing starts it again, and nothing else ends it.
     """
 
     name: str
     recognise: Callable[[Environ], str]
     role: Callable[[Environ], tuple[Role, str] | None]
     managers: tuple[str, ...] = ()
+    ends_workers: bool = False
 
 
 def _marked(*names: str) -> Callable[[Environ], str]:
@@ -46,7 +48,7 @@ def _nothing(environ: Environ) -> tuple[Role, str] | None:  # noqa: ARG001 - a r
 
 
 PLATFORMS: Final = (
-    Platform("mpi-operator", _marked("K_MPI_JOB_ROLE"), _operator_role),
+    Platform("mpi-operator", _marked("K_MPI_JOB_ROLE"), _operator_role, ends_workers=True),
     Platform("volcano", _marked("VC_TASK_INDEX", "VK_TASK_INDEX"), _nothing),
     Platform("lsf", _marked("LSB_JOBID"), _nothing, managers=("LSB_", "LSF_")),
     Platform("plain", lambda _: "nothing says otherwise", _nothing),
@@ -60,6 +62,19 @@ def recognise(environ: Environ) -> tuple[Platform, Decision]:
         if mark:
             return row, Decision("platform", row.name, Source.DETECTED, mark)
     raise AssertionError("the last row recognises everything")
+
+
+def ends_with_job(wanted: str, environ: Environ) -> bool:
+    """Whether a worker ends after the job's good end.
+
+    The MPI Operator leaves workers running and never makes a finished one anew; elsewhere, as in
+    a StatefulSet, what ends is started again.
+
+    Args:
+        wanted: the setting ``worker_exit``.
+        environ: the pod's environment.
+    """
+    return wanted == "with-job" or (wanted == "auto" and recognise(environ)[0].ends_workers)
 
 
 # Words by which a worker's container is started; none of them is a program to run beside sshd.

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from mpiboot.model import Decision, Identity, Source
+
 # What the setting of the host keys is called in ssh's configuration.
 STRICT: Final = {"job": "yes", "accept-new": "accept-new", "off": "no"}
 
@@ -192,6 +194,29 @@ def render(
     ]
     lines += [f"  {line}" for line in user_args.lines]
     return "\n".join(lines) + "\n"
+
+
+def client(wanted: str, source: Source, ssh: str, identity: Identity) -> Decision:
+    """Choose the SSH client of mpirun's launch agents: ``openssh`` or ``embedded``.
+
+    Args:
+        wanted: the setting ``ssh_client``.
+        source: where that comes from.
+        ssh: the path of the installed ssh; empty where there is none.
+        identity: this pod's user.
+    """
+    name = "ssh-client"
+    if wanted == "embedded":
+        return Decision(name, wanted, source, "MPIBOOT_SSH_CLIENT")
+    # Whoever asks for openssh gets it, and its own error where it can't run.
+    if wanted == "openssh":
+        return Decision(name, wanted, source, f"MPIBOOT_SSH_CLIENT, {ssh or 'which is missing'}")
+    if not ssh:
+        return Decision(name, "embedded", Source.DETECTED, "there is no ssh on PATH")
+    if not identity.known:
+        because = f"{ssh} refuses uid {identity.uid}, which has no passwd entry"
+        return Decision(name, "embedded", Source.DETECTED, because)
+    return Decision(name, "openssh", Source.DETECTED, ssh)
 
 
 def shell_assignments(values: dict[str, str]) -> str:

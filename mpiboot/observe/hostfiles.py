@@ -95,14 +95,21 @@ async def find(
     chosen = Named(default, "default") if named[0].by == "default" else named[0]
     # Mount points are there before a container starts, so where nobody named a file and this one
     # has no folder, there is nothing to wait for.
-    if chosen.by == "default" and not Path(chosen.path).parent.is_dir():
+    if chosen.by == "default" and not _has_folder(chosen.path):
         patience = 0.0
     text = await _wait(chosen, patience)
     hosts = syntax.parse(text, chosen.path, chosen.by)
     others = [item for item in named[1:] if item.by != "default"]
     others += [Named(default, "default")] if chosen.by != "default" else []
+    # The operator names its own file by a variable and mounts it at the usual place: told once.
+    others = list({item.path: item for item in reversed(others)}.values())[::-1]
     warnings = tuple(filter(None, (_differs(chosen, hosts, other) for other in others)))
     return Found(hosts, text, warnings)
+
+
+def _has_folder(path: str) -> bool:
+    # Not Path.is_dir: it raises where a folder on the way is closed to this user.
+    return os.path.isdir(os.path.dirname(path))  # noqa: PTH112, PTH120
 
 
 async def _wait(chosen: Named, patience: float) -> str:
@@ -113,7 +120,8 @@ async def _wait(chosen: Named, patience: float) -> str:
         except _NotYetError as why:  # noqa: PERF203 - once a look
             left = started + patience - time.monotonic()
             if left <= 0:
-                raise error(why.reference, f"{why} after {patience:g} s") from None
+                waited = f" after {round(patience, 1):g} s" if patience else ""
+                raise error(why.reference, f"{why}{waited}") from None
             if str(why) != told:
                 told = str(why)
                 log.info("hostfile", f"waiting for the hostfile: {told}", path=chosen.path)

@@ -45,10 +45,10 @@ def which(name: str, environ: Mapping[str, str]) -> str:
     own = os.path.realpath(shims) + os.sep if shims else ""
     places = [name] if os.sep in name else [str(Path(x, name)) for x in search_path(environ)]
     for place in places:
-        path = Path(place)
-        if not path.is_file() or not os.access(path, os.X_OK):
+        # Not Path.is_file: it raises where a folder on the way is closed to this user.
+        if not os.path.isfile(place) or not os.access(place, os.X_OK):  # noqa: PTH113
             continue
-        if own and os.path.realpath(path).startswith(own):
+        if own and os.path.realpath(place).startswith(own):
             continue
         return place
     return ""

@@ -61,7 +61,7 @@ def worker(host: Host, number: int, mpi: Mpi | None, *, name: str = "eth0") -> W
         started=1.0,
         cores=2,
         memlock=-1,
-        shm=1 << 26,
+        shm=1 << 30,
         environment=(),
     )
     return Worker(host, address, 22, "root", "10.244.0.9", facts)

@@ -560,3 +560,21 @@ def test_the_gate_loads_no_ssh_client_and_no_netlink_by_itself() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+async def test_the_end_is_not_lost_with_a_cancellation_that_a_task_swallows() -> None:
+    """As `wait_for` does before Python 3.12 when its result comes at that moment."""
+    swallowed = asyncio.Event()
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            swallowed.set()
+        await asyncio.sleep(60)
+
+    task = asyncio.ensure_future(stubborn())
+    await asyncio.sleep(0)
+    await gate._end({task})
+    assert swallowed.is_set()
+    assert task.cancelled()

@@ -114,6 +114,7 @@ def test_this_pod_is_known_by_each_of_its_names(name: str) -> None:
         "pi",
         "10.244.0.50",
         "fd00::50",
+        "127.0.0.9",
         "",
     ],
 )

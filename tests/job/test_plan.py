@@ -251,8 +251,9 @@ def test_a_worker_without_mpi_is_said_and_one_that_tells_nothing_is_not_blamed()
     bare = replace(first, facts=replace(first.facts, mpi=None))
     silent = replace(second, facts=None)
     plan = planned("./train", replace(seen, workers=(bare, silent)))
-    (finding,) = plan.findings
+    unknown, finding = plan.findings
     assert (finding.check, finding.host) == ("mpi-versions", "w-0.job.ns.svc")
+    assert (unknown.check, unknown.host) == ("data-facts", "w-1.job.ns.svc")
     assert "no mpirun" in finding.said
 
 

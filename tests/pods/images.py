@@ -71,6 +71,20 @@ class Image:
 
         return self._with_layer(("with", oct(mode), *map(str, files.items())), write)
 
+    def with_program(self, path: str, content: bytes, capability: bytes = b"") -> Image:
+        """The same image with this program, and with file capabilities where they are given."""
+
+        def write(layer: Path) -> None:
+            target = layer / path.lstrip("/")
+            _folders(layer, target.parent)
+            target.write_bytes(content)
+            target.chmod(0o755)
+            if capability:
+                os.setxattr(target, "security.capability", capability)
+
+        digest = hashlib.sha256(content).hexdigest()
+        return self._with_layer(("program", path, digest, capability.hex()), write)
+
     def _with_layer(self, what: tuple[str, ...], make: Callable[[Path], None]) -> Image:
         key = hashlib.sha256("\0".join(what).encode()).hexdigest()[:12]
         layer = _once(CACHE / "layers" / key, make)

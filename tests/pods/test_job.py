@@ -68,10 +68,11 @@ def test_a_whole_mpirun_line_as_in_a_manifest(cluster: Cluster, image: Image) ->
 
 def test_names_become_resolvable_one_by_one(cluster: Cluster, image: Image) -> None:
     job = mpijob(cluster, image, workers=3, launcher_args=[RING]).start(publish=False)
+    until(lambda: "DNS for pi-worker-0, pi-worker-1, pi-worker-2" in job.launcher.stderr())
     for worker in job.workers:
-        time.sleep(0.4)
         assert job.launcher.running
         worker.publish()
+        time.sleep(0.4)
     assert job.wait(PATIENCE) == 0
     spans(job)
     assert "NXDOMAIN" in job.launcher.stderr()
@@ -206,7 +207,13 @@ def test_a_key_that_is_mounted_0644(cluster: Cluster, image: Image) -> None:
 
 def test_user_1000_with_the_key_in_its_home(cluster: Cluster, image: Image) -> None:
     job = mpijob(
-        cluster, image, workers=2, launcher_args=[RING], ssh_mount="/home/mpi/.ssh", user=1000
+        cluster,
+        image,
+        workers=2,
+        launcher_args=[RING],
+        ssh_mount="/home/mpi/.ssh",
+        user=1000,
+        env={"MPIBOOT_WORKER_EXIT": "never"},
     ).start()
     assert job.wait(PATIENCE) == 0
     spans(job)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mpiboot.fabric import Route
-from mpiboot.network import rails
-from mpiboot.observe import rdma
+from mpiboot.model import Host, PodFacts, Worker
+from mpiboot.network import gids, interfaces, rails
+from mpiboot.network.network import DataSettings, Network
+from mpiboot.observe import factsjson, rdma
 from mpiboot.observe.links import links, routes
 from tests.vm.inside.machine import device, devinfo, in_pod, rdma_links, run, wait_for
 
@@ -258,6 +262,76 @@ def test_the_port_behind_a_link_is_found() -> None:
     assert behind("rail0") == ["rxe0"]
     assert behind("far0") == []
     assert in_pod("a", lambda: behind("net1")) == ["rxe1"]
+
+
+def facts(name: str = "") -> PodFacts:
+    """Run the command that a person would; what it says is what a launcher reads."""
+    enter = f"ip netns exec {name} " if name else ""
+    found = factsjson.from_json(run(f"{enter}{sys.executable} -m mpiboot facts --json"))
+    assert found is not None
+    return found
+
+
+def decided(found: PodFacts, control: str) -> Network:
+    worker = Worker(Host("w-0"), control, 22, "root", control, found)
+    return interfaces.choose(worker, DataSettings())
+
+
+def pod_a() -> None:
+    """Make a pod whose control link has an address."""
+    run("ip netns add a")
+    run("ip -n a link add eth0 type dummy")
+    run("ip -n a link set eth0 up")
+    run("ip -n a address add 10.9.0.2/24 dev eth0")
+
+
+def rdma_links_of_a() -> dict[str, dict[str, object]]:
+    said = json.loads(run("ip netns exec a rdma -j link show"))
+    return {item["ifname"]: item for item in said}
+
+
+def test_facts_and_the_decision_agree_with_rdma_for_one_device() -> None:
+    pod_a()
+    run("ip link add far type veth peer name net1")
+    run("ip link set net1 netns a")
+    run("ip link set far up")
+    run("ip -n a link set net1 up")
+    run("ip netns exec a rdma link add rxe5 type rxe netdev net1")
+    run("ip -n a address add 10.0.0.1/24 dev net1")
+    active("rxe5")
+    has_gid("rxe5", "::ffff:10.0.0.1")
+    (said,) = rdma_links_of_a().values()
+
+    found = facts("a")
+    network = decided(found, "10.9.0.2")
+
+    assert [item.name for item in found.fabric.devices] == [said["ifname"]]
+    assert [rail.name for rail in network.rails] == [f"{said['ifname']}:{said['port']}"]
+    assert [link.name for link in network.data] == [said["netdev"]] == ["net1"]
+    assert network.kind.value == "RoCE"
+    assert network.control is not None
+    assert network.control.name == "eth0"
+
+
+def test_facts_and_the_decision_agree_with_rdma_for_a_macvlan_over_a_shared_device() -> None:
+    rail(0, "10.0.0.1/24")
+    rail(1, "10.1.0.1/24")
+    pod_a()
+    run("ip link add net1 link rail1 type macvlan mode bridge")
+    run("ip link set net1 netns a")
+    run("ip -n a link set net1 up")
+    run("ip -n a address add 10.1.0.7/24 dev net1")
+    has_gid("rxe1", "::ffff:10.1.0.7")
+
+    network = decided(facts("a"), "10.9.0.2")
+
+    # What the pod sees of rxe1 has no link of its own: the GID table alone tells.
+    assert "netdev" not in rdma_links_of_a()["rxe1"]
+    assert [rail.name for rail in network.rails] == ["rxe1:1"]
+    assert [link.name for link in network.data] == ["net1"]
+    (gid,) = gids.choose(network.rails, "").wanted
+    assert gid is not None
+    assert (gid.value, gid.kind) == ("::ffff:10.1.0.7", "RoCE v2")
 
 
 def test_routes_tell_which_link_reaches_a_peer() -> None:

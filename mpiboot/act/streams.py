@@ -1,0 +1,189 @@
+"""The ends of another program's streams: read and written without blocking, and unchanged for it.
+
+A descriptor that was passed on shares its flags with everybody who holds it, so none is changed:
+where it must not block, it is opened anew, or used only as far as the system promises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import stat
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+_CHUNK: Final = 1 << 16
+# Above the first number nobody may write more, below the second again.
+_FULL, _LOW = 1 << 18, 1 << 16
+
+
+def _waits(descriptor: int) -> bool:
+    """Whether one can wait for it: regular files and /dev/null are always ready."""
+    mode = os.fstat(descriptor).st_mode
+    terminal = stat.S_ISCHR(mode) and os.isatty(descriptor)
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or terminal
+
+
+class Source:
+    """A stream that is read while it is wanted: ``feed`` gets its parts, and b"" at its end."""
+
+    def __init__(self, descriptor: int, feed: Callable[[bytes], None]) -> None:
+        """Take the descriptor over; nothing is read before ``resume``."""
+        self._descriptor = descriptor
+        self._feed = feed
+        self._waits = _waits(descriptor)
+        self._wanted = False
+        self._planned: asyncio.Handle | None = None
+
+    def resume(self) -> None:
+        """Go on reading."""
+        if self._descriptor < 0 or self._wanted:
+            return
+        self._wanted = True
+        if self._waits:
+            asyncio.get_running_loop().add_reader(self._descriptor, self._read)
+        else:
+            self._soon()
+
+    def _soon(self) -> None:
+        """Read when the loop has turned once; never twice in one turn."""
+        if self._planned is not None:
+            self._planned.cancel()
+        self._planned = asyncio.get_running_loop().call_soon(self._read)
+
+    def pause(self) -> None:
+        """Read no more for now."""
+        self._wanted = False
+        if self._descriptor >= 0 and self._waits:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+
+    def _read(self) -> None:
+        if not self._wanted or self._descriptor < 0:
+            return
+        try:
+            data = os.read(self._descriptor, _CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""  # a terminal that is not ours: as if it had nothing to say
+        if not data:
+            self.close()
+        self._feed(data)
+        if data and not self._waits:
+            self._soon()
+
+    def close(self) -> None:
+        """Let it go."""
+        if self._descriptor >= 0:
+            self.pause()
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class Sink:
+    """A stream that takes what it can and keeps the rest; ``throttle`` hears when it is full."""
+
+    def __init__(self, descriptor: int, throttle: Callable[[], None]) -> None:
+        """Take the descriptor over; ``throttle`` is called when ``full`` or ``idle`` change."""
+        self._throttle = throttle
+        self._queue: deque[memoryview] = deque()
+        self._size = 0
+        self._watched = False
+        self.full = False
+        self._socket: socket.socket | None = None
+        self._waits = _waits(descriptor)
+        self._piece = _CHUNK
+        if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            self._socket = socket.socket(fileno=descriptor)
+        elif self._waits:
+            descriptor = self._anew(descriptor)
+        self._descriptor = descriptor
+
+    def _anew(self, descriptor: int) -> int:
+        """Open a pipe or terminal once more, with flags of its own."""
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+        try:
+            own = os.open(f"/proc/self/fd/{descriptor}", flags)
+        except OSError:
+            # Another user's: a pipe that is ready takes this much without blocking, pipe(7).
+            self._piece = select.PIPE_BUF
+            return descriptor
+        os.close(descriptor)
+        return own
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything has been written."""
+        return not self._queue
+
+    def write(self, data: bytes) -> None:
+        """Write now or later."""
+        if self._descriptor < 0:
+            return
+        self._queue.append(memoryview(data))
+        self._size += len(data)
+        if self._watched:
+            self._tell()
+        else:
+            self._flush()
+
+    def _send(self, view: memoryview) -> int:
+        if self._socket is not None:
+            return self._socket.send(view, socket.MSG_DONTWAIT)
+        return os.write(self._descriptor, view[: self._piece])
+
+    def _flush(self) -> None:
+        careful = self._piece < _CHUNK
+        if careful and not self._watched:
+            self._watch(wanted=True)  # only what is known to be ready
+            self._tell()
+            return
+        while self._queue:
+            try:
+                done = self._send(self._queue[0])
+            except BlockingIOError:
+                break
+            except OSError:
+                self.close()  # nobody reads it any more
+                self._throttle()
+                return
+            self._size -= done
+            if done < len(self._queue[0]):
+                self._queue[0] = self._queue[0][done:]
+            else:
+                self._queue.popleft()
+            if careful:
+                break
+        self._watch(wanted=bool(self._queue))
+        self._tell()
+
+    def _watch(self, *, wanted: bool) -> None:
+        if wanted == self._watched or not self._waits:
+            return
+        self._watched = wanted
+        loop = asyncio.get_running_loop()
+        if wanted:
+            loop.add_writer(self._descriptor, self._flush)
+        else:
+            loop.remove_writer(self._descriptor)
+
+    def _tell(self) -> None:
+        before, self.full = self.full, self._size > (_LOW if self.full else _FULL)
+        if before != self.full or not self._queue:
+            self._throttle()
+
+    def close(self) -> None:
+        """Let it go, with what was not written."""
+        if self._descriptor < 0:
+            return
+        self._watch(wanted=False)
+        self._queue.clear()
+        self._size, self.full = 0, False
+        if self._socket is not None:
+            self._socket.close()
+        else:
+            os.close(self._descriptor)
+        self._descriptor = -1

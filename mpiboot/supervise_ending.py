@@ -1,0 +1,70 @@
+"""How mpirun is brought to its end, step by step: asked, asked again, killed. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+from mpiboot.supervise_events import Action, Forward, Kill, Start, Timer, Verdict
+from mpiboot.supervise_state import SIGTERM, Phase, State
+
+# Seconds. A second and a half suffices 4.1 to end after a lost daemon; a suspended job's workers
+# and launcher get their signals within a second or so; a pod's usual grace is 30 s: 20 + 5 fit.
+DELAYS: Final = {
+    Timer.SETTLE: 3.0,
+    Timer.LINGER: 2.0,
+    Timer.PROBE: 3.0,
+    Timer.KILL: 5.0,
+    Timer.DEAD: 5.0,
+    Timer.AGENTS: 5.0,
+    Timer.DRAIN: 60.0,
+}
+# While daemons are launched no rank has anything to save.
+_LAUNCH_GRACE: Final = 5.0
+# What is waited for after mpirun has ended.
+WAITS: Final = frozenset((Timer.AGENTS, Timer.PROBE, Timer.LINGER))
+
+Step: TypeAlias = tuple[State, tuple[Action, ...]]
+
+
+def start(state: State, *timers: Timer) -> Step:
+    """Start timers of a known length."""
+    begun = tuple(Start(timer, DELAYS[timer]) for timer in timers)
+    return replace(state, pending=state.pending | set(timers)), begun
+
+
+def stop(state: State, *timers: Timer) -> State:
+    """Forget timers."""
+    return replace(state, pending=state.pending.difference(timers))
+
+
+def end(state: State, cause: Verdict | None) -> Step:
+    """Ask mpirun to end; ``cause`` None where a loss is the reason."""
+    state = replace(state, cause=cause or state.cause)
+    if state.ended is not None or state.stage:
+        return state, ()
+    return ask(state, SIGTERM, direct=False)
+
+
+def ask(state: State, number: int, *, direct: bool) -> Step:
+    """Ask mpirun to end, and give it its grace; ``direct`` where the terminal has asked it."""
+    launching = state.phase is Phase.LAUNCHING
+    seconds = min(state.job.grace, _LAUNCH_GRACE) if launching else state.job.grace
+    state = replace(
+        state,
+        phase=Phase.ENDING,
+        stage=1,
+        pending=(state.pending & WAITS) | {Timer.GRACE},
+    )
+    forward = () if direct else (Forward(number),)
+    return state, (*forward, Start(Timer.GRACE, seconds))
+
+
+def insist(state: State, number: int, *, direct: bool) -> Step:
+    """Ask again, and then kill."""
+    state = replace(stop(state, Timer.GRACE, Timer.KILL), stage=min(3, state.stage + 1))
+    if state.stage == 2:  # noqa: PLR2004 - asked again
+        state, begun = start(state, Timer.KILL)
+        return state, (*(() if direct else (Forward(number),)), *begun)
+    state, begun = start(state, Timer.DEAD)
+    return state, (Kill(), *begun)

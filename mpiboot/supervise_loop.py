@@ -1,0 +1,88 @@
+"""What the parent sleeps on: handles that become ready, and hosts that are asked for an answer.
+
+It waits in one place and calls back; it decides nothing.
+"""
+
+# socket costs the parent half a megabyte for names of constants.
+from __future__ import annotations
+
+import _socket as socket
+import errno
+import os
+import select
+import time
+from collections.abc import Callable
+from typing import Final
+
+PATIENCE: Final = 2.0
+
+Answer = Callable[[str, "bool | None", str], None]
+
+
+class Loop:
+    """Handles, each with what is to be done when it is ready."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._handlers: dict[int, Callable[[], None]] = {}
+
+    def on(self, handle: int, do: Callable[[], None], events: int = select.POLLIN) -> None:
+        """Call ``do`` whenever a handle is ready."""
+        self._handlers[handle] = do
+        self._poll.register(handle, events)
+
+    def off(self, handle: int) -> None:
+        """Forget a handle."""
+        if self._handlers.pop(handle, None):
+            self._poll.unregister(handle)
+
+    def wait(self, until: float | None) -> None:
+        """Sleep until a handle is ready or a time of the monotonic clock has come."""
+        wait = None if until is None else max(0.0, until - time.monotonic()) * 1000
+        for handle, _ in self._poll.poll(wait):
+            do = self._handlers.get(handle)
+            if do:
+                do()
+
+
+class Probes:
+    """Hosts that are being asked whether their SSH port answers."""
+
+    def __init__(self, loop: Loop, answer: Answer) -> None:
+        self._loop = loop
+        self._answer = answer
+        self._asked: dict[str, tuple[socket.socket, float]] = {}
+
+    def ask(self, host: str, address: str, port: int) -> None:
+        """Ask; the answer comes by the callback, which may be called before this returns."""
+        try:
+            version = socket.AF_INET6 if ":" in address else socket.AF_INET
+            asking = socket.socket(version, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError:
+            self._answer(host, None, "")
+            return
+        self._asked[host] = (asking, time.monotonic() + PATIENCE)
+        code = asking.connect_ex((address, port))
+        if code == errno.EINPROGRESS:
+            self._loop.on(asking.fileno(), lambda: self._ready(host, asking), select.POLLOUT)
+        else:
+            self._over(host, code)
+
+    def deadlines(self) -> list[float]:
+        """Say when the hosts that were asked are given up."""
+        return [until for _, until in self._asked.values()]
+
+    def give_up(self, now: float) -> None:
+        """Answer for those whose time is over."""
+        for host, (_, until) in list(self._asked.items()):
+            if until <= now:
+                self._over(host, errno.ETIMEDOUT)
+
+    def _ready(self, host: str, asking: socket.socket) -> None:
+        self._over(host, asking.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
+    def _over(self, host: str, code: int) -> None:
+        asking, _ = self._asked.pop(host)
+        self._loop.off(asking.fileno())
+        asking.close()
+        self._answer(host, code == 0, os.strerror(code))

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mpiboot.fabric import Attachment, Fabric
+from mpiboot.job import data
+from mpiboot.job.making import Observed
+from mpiboot.job.plan import Plan
+from mpiboot.model import Host, Link, Source, Worker
+from mpiboot.settings import Settings, resolve
+from tests.fakes.plans import POD, because, hosts, link, observed, planned
+
+both = pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
+TCP = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "UCX_NET_DEVICES"}
+
+
+def with_links(seen: Observed, *names: str) -> Observed:
+    """Give each worker a data link of that name."""
+    workers = []
+    for number, (worker, name) in enumerate(zip(seen.workers, names, strict=True)):
+        assert worker.facts is not None
+        more = link(name, f"192.168.0.{number + 1}/24")
+        facts = replace(worker.facts, links=(*worker.facts.links, replace(more, index=9)))
+        workers.append(replace(worker, facts=facts))
+    return replace(seen, workers=tuple(workers))
+
+
+def sets(plan: Plan, host: str = "w-0.job.ns.svc") -> dict[str, str]:
+    return dict(plan.per_host.get(host, {}))
+
+
+@both
+def test_what_is_equal_everywhere_goes_in_the_environment_of_mpirun(family: str) -> None:
+    plan = planned("./train", with_links(observed(family), "net1", "net1"))
+    assert plan.per_host == {}
+    assert plan.set_env["NCCL_SOCKET_IFNAME"] == "=net1"
+    assert plan.set_env["UCX_NET_DEVICES"] == "net1"
+    told = " ".join(plan.argv) + plan.set_env.get("OMPI_MCA_mca_base_env_list", "")
+    assert all(name in told for name in TCP)
+    assert [row.data for row in plan.rows] == ["net1 192.168.0.1", "net1 192.168.0.2"]
+
+
+@both
+def test_what_differs_is_each_hosts_own_and_never_forwarded(family: str) -> None:
+    long = {"w-0.job.ns.svc": "w-0.job.ns.svc.cluster.local"}
+    plan = planned("./train", with_links(observed(family, renamed=long), "net1", "dranet0"))
+    assert sets(plan, "w-0.job.ns.svc.cluster.local")["NCCL_SOCKET_IFNAME"] == "=net1"
+    assert sets(plan, "w-1.job.ns.svc")["NCCL_SOCKET_IFNAME"] == "=dranet0"
+    assert TCP & plan.set_env.keys() == set()
+    assert not any(name in word for name in TCP for word in plan.argv)
+
+
+@both
+def test_a_job_without_a_data_network_has_one_row_for_it(family: str) -> None:
+    plan = planned("./train", observed(family))
+    assert plan.rows == ()
+    named = [item for item in plan.decisions if item.name in {*TCP, "data-link", "data-network"}]
+    assert [item.name for item in named] == ["data-network"]
+    assert "NCCL_SOCKET_IFNAME==eth0" in named[0].because
+
+
+def test_a_value_with_an_equals_sign_stands_in_the_list_of_version_five_beside_its_name() -> None:
+    seen = observed("openmpi5", {**POD, "XLA_FLAGS": "--a=1", "NCCL_X": "a=1;b", "OMP_X": "1"})
+    plan = planned("./train", seen)
+    listed = plan.set_env["OMPI_MCA_mca_base_env_list"].split(";")
+    assert {"NCCL_SOCKET_IFNAME==eth0", "XLA_FLAGS=--a=1", "OMP_X"} <= set(listed)
+    # What would end in the middle goes by its name.
+    assert plan.argv[plan.argv.index("NCCL_X") - 1] == "-x"
+
+
+@pytest.mark.parametrize(
+    ("line", "environ"),
+    [
+        ("mpirun -x NCCL_SOCKET_IFNAME=eth0 ./train", {}),
+        ("./train", {"NCCL_SOCKET_IFNAME": "eth0"}),
+        ("./train", {"NCCL_SOCKET_IFNAME": ""}),
+        ("./train", {"OMPI_MCA_mca_base_env_list": "NCCL_SOCKET_IFNAME=eth0"}),
+    ],
+)
+@both
+def test_the_users_own_value_is_left_alone_everywhere(
+    family: str, line: str, environ: dict[str, str]
+) -> None:
+    seen = with_links(observed(family, {**POD, **environ}), "net1", "dranet0")
+    plan = planned(line, seen)
+    assert "NCCL_SOCKET_IFNAME" not in plan.set_env
+    for host in ("w-0.job.ns.svc", "w-1.job.ns.svc"):
+        assert sets(plan, host).keys() & TCP == TCP - {"NCCL_SOCKET_IFNAME"}
+    assert because(plan, "NCCL_SOCKET_IFNAME")[1] is Source.ENVIRONMENT
+
+
+@both
+def test_mpi_on_the_data_link_takes_the_place_of_the_control_pin(family: str) -> None:
+    seen = with_links(observed(family), "net1", "net1")
+    plan = planned("./train", seen, {"mpi_network": "data"})
+    assert plan.set_env["OMPI_MCA_btl_tcp_if_include"] == "net1"
+    daemons = "OMPI_MCA_oob_tcp_if_include" if family == "openmpi4" else "PRTE_MCA_prte_if_include"
+    assert plan.set_env[daemons] == "eth0"
+    assert [d.value for d in plan.decisions if d.name == "OMPI_MCA_btl_tcp_if_include"] == ["net1"]
+
+
+@both
+def test_where_nothing_else_may_be_forwarded_each_host_gets_it_all(family: str) -> None:
+    seen = with_links(observed(family), "net1", "net1")
+    plan = planned("./train", seen, {"no_forward": "NCCL_*,UCX_*"})
+    assert sets(plan)["NCCL_SOCKET_IFNAME"] == "=net1"
+    assert sets(plan)["UCX_NET_DEVICES"] == "net1"
+    assert plan.set_env["GLOO_SOCKET_IFNAME"] == "net1"
+
+
+@both
+def test_the_launchers_own_ranks_get_its_own_values(family: str) -> None:
+    own = Host("launcher.job.ns.svc", 2, slots_given=True)
+    seen = observed(family, listed=(own, *hosts(2)), local=(own,))
+    seen = with_links(seen, "net1")
+    facts = seen.workers[0].facts
+    assert facts is not None
+    links = (*seen.links, link("dranet0", "192.168.0.9/24"))
+    mine = replace(facts, links=links, control_address="10.244.0.9", environment=())
+    plan = planned("./train", replace(seen, own=mine))
+    assert plan.set_env["NCCL_SOCKET_IFNAME"] == "=dranet0"
+    assert sets(plan)["NCCL_SOCKET_IFNAME"] == "=net1"
+    assert not any("NCCL_SOCKET_IFNAME" in word for word in plan.argv)
+    assert "NCCL_SOCKET_IFNAME" not in plan.set_env.get("OMPI_MCA_mca_base_env_list", "")
+
+
+def test_what_the_platform_names_and_has_no_address_yet_is_pending() -> None:
+    (worker, _) = observed().workers
+    assert worker.facts is not None
+    bare = Link(9, "net1", "macvlan", up=True, mtu=1500, addresses=())
+    said = Fabric(attachments=(Attachment("multus", link="net1"),))
+    facts = replace(worker.facts, links=(*worker.facts.links, bare), fabric=said)
+    late: Worker = replace(worker, facts=facts)
+    name = late.host.name
+    assert data.pending((late,), Settings()) == {name: ("link net1 has no address yet",)}
+    assert data.pending((late,), resolve({"data_network": "off"}, {}).settings) == {}
+    assert data.pending((worker,), Settings()) == {}

@@ -1,0 +1,120 @@
+"""What the tests of a job's end share: jobs that run, several launches in one pod, who is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from tests.pods.operator import mpijob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.operator import Job
+    from tests.pods.pod import Pod
+    from tests.pods.processes import Process
+
+RING = "/opt/programs/ring"
+DAEMONS = ("orted", "prted")
+# Guards against a hang only.
+PATIENCE = 120
+# What no daemon or rank may outlive its launcher by.
+PROMISED = 15
+FOREVER = (RING, "--sleep", "1000")
+
+
+def until(check: Callable[[], object], seconds: float = PATIENCE) -> None:
+    """Wait until something holds; the time is a guard, or the promise itself."""
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.05)
+
+
+def alive(pod: Pod, *names: str) -> list[Process]:
+    """Processes of a pod whose program has one of these names; zombies don't count."""
+    return [
+        item
+        for item in pod.processes()
+        if item.state != "Z" and item.args[0].strip().rsplit("/", 1)[-1] in names
+    ]
+
+
+def ranks(pod: Pod) -> list[Process]:
+    """The pod's MPI ranks."""
+    return alive(pod, "ring")
+
+
+def left(pods: Iterable[Pod]) -> list[Process]:
+    """Daemons and ranks that are still there."""
+    return [item for pod in pods for item in alive(pod, "ring", *DAEMONS)]
+
+
+def agents(pod: Pod, host: str) -> list[Process]:
+    """The launch agents for a host."""
+    return [
+        item
+        for item in pod.processes()
+        if any(word.endswith("libexec/agent") for word in item.args[:3])
+        and any(word.startswith(host) for word in item.args)
+    ]
+
+
+def kill(processes: Iterable[Process], number: int = signal.SIGKILL) -> None:
+    """Send a signal to processes of a pod."""
+    found = list(processes)
+    assert found, "nobody to end"
+    for item in found:
+        os.kill(item.host_pid, number)
+
+
+def running(
+    cluster: Cluster,
+    image: Image,
+    *program: str,
+    workers: int = 2,
+    env: Mapping[str, str] | None = None,
+    **details: Any,  # noqa: ANN401 - fields of mpijob
+) -> Job:
+    """A job whose program runs on every worker."""
+    argv = list(program or FOREVER)
+    job = mpijob(cluster, image, workers=workers, launcher_args=argv, env=env, **details).start()
+    joined(job)
+    return job
+
+
+def joined(job: Job) -> None:
+    """Wait until mpiboot has seen every daemon and every worker runs a rank."""
+
+    def runs() -> bool:
+        assert job.launcher.running, job.launcher.stderr()[-3000:]
+        return "joined" in job.launcher.stderr() and all(ranks(item) for item in job.workers)
+
+    until(runs)
+
+
+def launches(
+    cluster: Cluster,
+    image: Image,
+    lines: Sequence[Sequence[str]],
+    **details: Any,  # noqa: ANN401 - as above
+) -> list[tuple[int, str]]:
+    """One launch after another on the same workers: the exit code and what was said of each."""
+    script = "".join(
+        f"mpiboot launcher -- {shlex.join(line)}; echo next=$? >&2\n" for line in lines
+    )
+    job = mpijob(cluster, image, launcher_command=["sh", "-c", script], **{"workers": 2, **details})
+    assert job.start().wait(PATIENCE) == 0
+    parts = re.split(r"^next=(\d+)$", job.launcher.stderr(), flags=re.MULTILINE)
+    return [(int(code), said) for said, code in zip(parts[::2], parts[1::2], strict=False)]
+
+
+def end_line(text: str) -> str:
+    """The line that tells the end."""
+    return next(line for line in reversed(text.splitlines()) if "job ended" in line)

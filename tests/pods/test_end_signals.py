@@ -1,0 +1,197 @@
+"""Signals to a launcher, in each phase of a job; and what they leave behind: nothing."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pods.ends import (
+    FOREVER,
+    PATIENCE,
+    PROMISED,
+    RING,
+    end_line,
+    left,
+    running,
+    until,
+)
+from tests.pods.operator import mpijob
+from tests.pods.volumes import Files
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.operator import Job
+
+ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
+EACH = pytest.mark.parametrize("number", ENDING, ids=lambda number: number.name)
+# Those beside SIGTERM, which is the one that a kubelet sends, run in the whole matrix only.
+SOME = pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(item, marks=pytest.mark.full) for item in ENDING[1:])],
+    ids=lambda number: number.name,
+)
+
+
+def ended_by(job: Job, number: int) -> None:
+    """The launcher tells the signal, blames no host, and leaves nothing on a worker."""
+    assert job.wait(PATIENCE) == 128 + number
+    name = signal.Signals(number).name
+    assert name in end_line(job.launcher.stderr())
+    said = job.launcher.termination_log()
+    assert said.startswith("signal: ")
+    assert "pi-worker" not in said.splitlines()[0]
+    until(lambda: not left(job.workers), PROMISED)
+
+
+@EACH
+def test_a_signal_while_hosts_are_waited_for(cluster: Cluster, image: Image, number: int) -> None:
+    if "4.1" in image.name:
+        pytest.skip("no MPI takes part yet: one image is enough")
+    job = mpijob(cluster, image, workers=1, launcher_args=[RING]).start(publish=False)
+    until(lambda: "NXDOMAIN" in job.launcher.stderr())
+    job.launcher.signal(number)
+    assert job.wait(PATIENCE) == 128 + number
+    assert signal.Signals(number).name in job.launcher.termination_log()
+
+
+def slow_to_launch(cluster: Cluster, image: Image) -> Job:
+    """A job whose launch agent, kept as the user's own, hangs."""
+    name = "PRTE_MCA_plm_ssh_agent" if "5.0" in image.name else "OMPI_MCA_plm_rsh_agent"
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_args=list(FOREVER),
+        launcher={
+            "volumes": [Files("/opt/agent", {"agent": "#!/bin/sh\nexec sleep 1000\n"}, 0o755)],
+            "env": {name: "/opt/agent/agent"},
+        },
+    ).start()
+    until(lambda: any("sleep" in item.args for item in job.launcher.processes()))
+    return job
+
+
+@SOME
+def test_a_signal_while_daemons_are_launched(cluster: Cluster, image: Image, number: int) -> None:
+    """Open MPI 5 by itself ignores SIGTERM then."""
+    job = slow_to_launch(cluster, image)
+    job.launcher.signal(number)
+    ended_by(job, number)
+
+
+@SOME
+def test_a_signal_while_the_job_runs(cluster: Cluster, image: Image, number: int) -> None:
+    job = running(cluster, image)
+    job.launcher.signal(number)
+    ended_by(job, number)
+    assert all(worker.running for worker in job.workers)
+
+
+def test_the_same_signal_twice_in_a_row(cluster: Cluster, image: Image) -> None:
+    job = running(cluster, image, RING, "--sleep", "1000", "--ignore-term")
+    job.launcher.signal(signal.SIGTERM)
+    until(lambda: "got SIGTERM" in job.launcher.stderr())
+    job.launcher.signal(signal.SIGTERM)
+    ended_by(job, signal.SIGTERM)
+
+
+def test_a_user_signal_reaches_the_ranks(cluster: Cluster, image: Image) -> None:
+    """It is the program's: its default action ends the ranks."""
+    job = running(cluster, image)
+    job.launcher.signal(signal.SIGUSR1)
+    assert job.wait(PATIENCE) == 128 + signal.SIGUSR1
+    assert "SIGUSR1" in end_line(job.launcher.stderr())
+
+
+@pytest.mark.parametrize("server", ["openssh", "embedded"])
+def test_a_killed_launcher_leaves_nothing_on_a_worker(
+    cluster: Cluster, image: Image, server: str
+) -> None:
+    job = running(cluster, image, worker={"env": {"MPIBOOT_SSHD": server}})
+    job.launcher.kill()
+    assert job.wait(PATIENCE) == 137
+    until(lambda: not left(job.workers), PROMISED)
+    assert all(worker.running for worker in job.workers)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("server", ["openssh", "embedded"])
+def test_a_launcher_whose_node_vanishes_leaves_nothing(
+    cluster: Cluster, image: Image, server: str
+) -> None:
+    """No FIN ever comes: a worker finds out by its own keep-alive."""
+    job = running(
+        cluster,
+        image,
+        worker={"env": {"MPIBOOT_SSHD": server}},
+        env={"MPIBOOT_SSH_KEEPALIVE": "3"},
+    )
+    job.launcher.link_down(silent=True)
+    job.launcher.kill()
+    until(lambda: not left(job.workers), 3 + PROMISED)
+
+
+@pytest.mark.parametrize("first", ["workers", pytest.param("launcher", marks=pytest.mark.full)])
+def test_a_job_that_is_suspended_blames_no_host(cluster: Cluster, image: Image, first: str) -> None:
+    """All pods are told to end at once, and a second may lie between."""
+    job = running(cluster, image)
+    groups = [[job.launcher], job.workers]
+    for group in groups if first == "launcher" else reversed(groups):
+        for pod in group:
+            pod.signal(signal.SIGTERM)
+        time.sleep(1)  # what is between the two is the event
+    ended_by(job, signal.SIGTERM)
+    assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
+
+
+@pytest.mark.full
+def test_a_worker_that_is_told_to_end_takes_its_ranks_along(cluster: Cluster, image: Image) -> None:
+    job = running(cluster, image, RING, "--sleep", "1000", "--ignore-term")
+    assert job.workers[1].stop() == 0
+    assert job.wait(PATIENCE) == 69
+    assert "pi-worker-1" in job.launcher.termination_log()
+
+
+def test_a_second_try_on_the_same_workers_succeeds(cluster: Cluster, image: Image) -> None:
+    """As with a Job's backoffLimit: the launcher's container is started again."""
+    script = "[ -e /try/first ] && exec /opt/programs/ring; touch /try/first; exit 9"
+    try_ = Files("/opt/try", {"program": f"#!/bin/sh\n{script}\n"}, 0o755)
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_args=["/opt/try/program"],
+        worker={"volumes": [try_]},
+        launcher={"volumes": [try_]},
+    )
+    for worker in job.workers:
+        worker.start()
+        worker.shell("mkdir /try")
+    job.launcher.start()
+    job.publish()
+    assert job.wait(PATIENCE) == 9
+    for worker in job.workers:
+        worker.shell("touch /try/first")
+    job.launcher.start()
+    assert job.wait(PATIENCE) == 0
+
+
+def test_a_launcher_beside_what_an_earlier_one_left(cluster: Cluster, image: Image) -> None:
+    """Its node is gone without a word; the new one finds its ranks before their keep-alive does."""
+    job = running(cluster, image)
+    job.launcher.link_down(silent=True)
+    job.launcher.delete()
+    before = {item.host_pid for item in left(job.workers)}
+    assert before
+    again = cluster.pod(replace(job.launcher.spec, name="pi-launcher-again")).start()
+    until(lambda: "joined" in again.stderr())
+    assert not before & {item.host_pid for item in left(job.workers)}
+    assert again.stderr().count("left by an earlier launcher of this job") == len(job.workers)
+    again.signal(signal.SIGTERM)
+    assert again.wait(PATIENCE) == 143
+    until(lambda: not left(job.workers), PROMISED)

@@ -1,0 +1,216 @@
+"""What people get wrong or want to know, in pods: one clear line each, the right code, no hang."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pods import images
+from tests.pods.operator import KeyPair, mpijob
+from tests.pods.volumes import Files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.operator import Job
+
+RING = "/opt/programs/ring"
+PROGRAM = ["sh", "-c", 'echo "$HOSTNAME"']
+# A guard against a hang only, many times what a job takes.
+PATIENCE = 40
+
+
+@pytest.fixture
+def one(rig: None) -> Image:
+    """One image, where it doesn't matter which MPI it has."""
+    return images.image("openmpi-4.1")
+
+
+def until(check: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not check():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.05)
+
+
+def fails(job: Job, code: int, reference: str, *said: str) -> None:
+    """The launcher ends with one line for people, which is also the termination message's."""
+    assert job.wait(PATIENCE) == code
+    errors = [line for line in job.launcher.stderr().splitlines() if "error: [" in line]
+    assert len(errors) == 1, errors
+    assert errors[0].startswith(f"mpiboot: error: [{reference}] ")
+    assert job.launcher.termination_log().startswith(f"{reference}: ")
+    for text in said:
+        assert text in errors[0]
+    assert "Traceback" not in job.launcher.stderr()
+    assert job.launcher.stdout() == ""
+
+
+def names(job: Job) -> list[str]:
+    return sorted(job.launcher.stdout().split())
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param({}, id="missing"),
+        pytest.param({"hostfile": ""}, id="empty", marks=pytest.mark.full),
+    ],
+)
+def test_a_hostfile_that_is_written_late_is_waited_for(
+    cluster: Cluster, one: Image, first: dict[str, str]
+) -> None:
+    job = mpijob(cluster, one, workers=1, launcher_args=PROGRAM)
+    whole = job.config.files
+    job.config.update(first)
+    job.start()
+    until(lambda: "waiting for the hostfile: /etc/mpi/hostfile" in job.launcher.stderr())
+    job.config.update(whole)
+    assert job.wait(PATIENCE) == 0
+    assert names(job) == ["pi-worker-0"]
+
+
+@pytest.mark.full
+def test_a_hostfile_that_stays_empty_is_said_at_the_deadline(cluster: Cluster, one: Image) -> None:
+    env = {"MPIBOOT_TIMEOUT": "1"}
+    job = mpijob(cluster, one, workers=1, launcher_args=PROGRAM, hostfile="", env=env).start()
+    fails(job, 65, "hostfile-invalid", "/etc/mpi/hostfile", "is empty after ")
+
+
+def test_two_hostfiles_that_differ_are_said_and_the_users_is_used(
+    cluster: Cluster, one: Image
+) -> None:
+    mine = Files("/etc/mine", {"hosts": "pi-worker-1.pi.default.svc slots=1\n"})
+    details = {"env": {"MPI_HOSTFILE": "/etc/mine/hosts"}, "volumes": [mine]}
+    job = mpijob(cluster, one, workers=2, launcher_args=PROGRAM, launcher=details).start()
+    assert job.wait(PATIENCE) == 0
+    assert names(job) == ["pi-worker-1"]
+    (line,) = [x for x in job.launcher.stderr().splitlines() if "which differ" in x]
+    assert "OMPI_MCA_orte_default_hostfile=/etc/mpi/hostfile has 2 hosts with 2 slots" in line
+    assert "used is /etc/mine/hosts (named by MPI_HOSTFILE)" in line
+
+
+def test_a_key_that_this_user_may_not_read_is_named(cluster: Cluster, one: Image) -> None:
+    private = Files("/home/mpi/.ssh", KeyPair.make().files(), 0o600)
+    details = {"volumes": [private]}
+    job = mpijob(
+        cluster,
+        one,
+        workers=1,
+        launcher_args=PROGRAM,
+        user=1000,
+        ssh_mount="/home/mpi/.ssh",
+        launcher=details,
+    ).start()
+    fails(job, 77, "ssh-key", "/home/mpi/.ssh/id_rsa", "Permission denied")
+
+
+@pytest.mark.full
+def test_authorized_keys_of_another_key_are_said_with_both_fingerprints(
+    cluster: Cluster, one: Image
+) -> None:
+    job = mpijob(cluster, one, workers=1, launcher_args=PROGRAM)
+    mixed = {**job.keys.files(), "authorized_keys": KeyPair.make().public}
+    (secret,) = [item for item in job.workers[0].spec.volumes if item.path == "/root/.ssh"]
+    assert isinstance(secret, Files)
+    secret.update(mixed)
+    job.start()
+    assert job.wait(PATIENCE) == 0
+    (line,) = [x for x in job.workers[0].stderr().splitlines() if "authorized_keys" in x]
+    assert line.count("SHA256:") == 2
+    assert "which is not the job's key" in line
+
+
+@pytest.mark.full
+def test_a_runtime_folder_that_can_not_be_written_is_named(cluster: Cluster, one: Image) -> None:
+    env = {"MPIBOOT_RUNTIME_DIR": "/sys/mpiboot"}
+    job = mpijob(cluster, one, workers=1, launcher_args=PROGRAM, launcher={"env": env}).start()
+    fails(job, 73, "runtime-folder", "/sys/mpiboot")
+
+
+@pytest.mark.full
+def test_an_image_without_mpirun_is_said(cluster: Cluster, one: Image) -> None:
+    bare = one.without("/usr/bin/mpirun", "/usr/bin/mpiexec")
+    job = mpijob(cluster, one, workers=1, launcher_args=PROGRAM, launcher={"image": bare}).start()
+    fails(job, 127, "program-missing", "no mpirun or mpiexec on PATH=")
+
+
+def test_the_older_name_of_fqdn_rewriting_reaches_every_name_and_not_the_mounted_file(
+    cluster: Cluster, one: Image
+) -> None:
+    job = ready(cluster, one, env={"REWRITE_MPI_HOSTFILE_FQDN": "true"})
+    code, text = asks(job, "plan", "--json", "--", *PROGRAM)
+    told = json.loads(text)
+    (daemons,) = [item for item in told["decisions"] if item["name"] == "daemons"]
+    assert code == 0
+    assert "pi-worker-0.pi.default.svc.cluster.local" in daemons["because"]
+    assert told["set"]["OMPI_MCA_orte_default_hostfile"] != "/etc/mpi/hostfile"
+    assert job.launcher.shell("cat /etc/mpi/hostfile") + "\n" == job.hostfile
+
+
+def test_wait_is_an_init_container(cluster: Cluster, one: Image) -> None:
+    job = mpijob(cluster, one, workers=2, launcher_args=["wait"]).start(publish=False)
+    until(lambda: "NXDOMAIN" in job.launcher.stderr())
+    job.publish()
+    assert job.wait(PATIENCE) == 0
+    assert "all 2 hosts ready" in job.launcher.stderr()
+    assert job.launcher.stdout() == ""
+
+
+def asks(job: Job, *words: str) -> tuple[int, str]:
+    """What somebody with `kubectl exec` in the launcher sees on stdout."""
+    done = job.launcher.exec("mpiboot", *words)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout
+
+
+def ready(cluster: Cluster, image: Image, env: dict[str, str] | None = None) -> Job:
+    """A launcher that only stays, and workers that serve."""
+    stay = ["sleep", "1000"]
+    job = mpijob(cluster, image, workers=2, launcher_command=stay, env=env).start()
+    for worker in job.workers:
+        worker.shell("until [ -e /run/mpiboot/worker/facts.json ]; do sleep 0.1; done")
+    return job
+
+
+def test_plan_and_doctor_tell_a_healthy_job(cluster: Cluster, image: Image) -> None:
+    job = ready(cluster, image)
+    code, text = asks(job, "plan", "--", RING)
+    assert code == 0
+    assert text.splitlines()[-1].startswith("mpirun -n 2")
+    assert "pi-worker-1.pi.default.svc" in text
+    assert max(map(len, text.splitlines()[:-1])) <= 120
+    code, text = asks(job, "plan", "--json", "--", RING)
+    told = json.loads(text)
+    assert (code, told["argv"][:3]) == (0, ["mpirun", "-n", "2"])
+    code, text = asks(job, "doctor")
+    assert (code, "FAIL" in text) == (0, False)
+    assert " 0 failed" in text.splitlines()[-1]
+    code, text = asks(job, "doctor", "--json")
+    found = {(item["host"].partition(".")[0], item["level"]) for item in json.loads(text)}
+    assert {("pi-worker-0", "ok"), ("pi-worker-1", "ok")} <= found
+    assert job.workers[0].exec("mpiboot", "doctor").returncode == 0
+    assert asks(job, "wait")[0] == 0
+
+
+def test_doctor_names_the_worker_without_an_ssh_server(cluster: Cluster, one: Image) -> None:
+    job = mpijob(
+        cluster,
+        one,
+        workers=2,
+        launcher_command=["sleep", "1000"],
+        each_worker={1: {"command": ["sleep", "1000"]}},
+    ).start()
+    until(lambda: "listens" in job.workers[0].stderr())
+    code, text = asks(job, "doctor")
+    assert code == 69
+    (bad,) = [line for line in text.splitlines() if line.startswith("FAIL")]
+    assert "pi-worker-1" in bad
+    assert "workers-unreachable" in bad
+    assert "connection refused" in text
+    assert asks(job, "plan", "--", RING)[0] == 69

@@ -1,0 +1,173 @@
+"""Pods as clusters let them run: users, homes, capabilities, policies; each runs a whole job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.pods import images
+from tests.pods.oci import CRIO, NO_CAPABILITIES
+from tests.pods.operator import mpijob
+from tests.pods.test_job import RING, spans
+from tests.pods.volumes import EmptyDir, Tmpfs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.operator import Job
+
+# As an OpenShift project hands them out.
+RANDOM = 1000650000
+RESTRICTED: Mapping[str, Any] = {
+    "capabilities": NO_CAPABILITIES,
+    "no_new_privileges": True,
+    "seccomp": True,
+}
+MOUNTED = "/home/mpi/.ssh"
+
+
+def run(cluster: Cluster, image: Image, every: Mapping[str, Any], **job: Any) -> Job:  # noqa: ANN401
+    """Run a job of two workers in which every pod is like that; it has to succeed."""
+    made = mpijob(
+        cluster, image, workers=2, launcher_args=[RING], launcher=every, worker=every, **job
+    ).start()
+    assert made.wait(25) == 0
+    spans(made)
+    return made
+
+
+def said(job: Job, *words: str) -> None:
+    """A worker's log has all of these words."""
+    text = job.workers[0].stderr()
+    assert [word for word in words if word not in text] == [], text
+
+
+def test_user_1000_without_any_capability(cluster: Cluster, image: Image) -> None:
+    job = run(cluster, image, {"capabilities": NO_CAPABILITIES}, user=1000, ssh_mount=MOUNTED)
+    said(job, "sshd (openssh)", ":2222 ")
+
+
+def test_pod_security_restricted_in_full(cluster: Cluster, image: Image) -> None:
+    job = run(cluster, image, RESTRICTED, user=1000, ssh_mount=MOUNTED)
+    said(job, "sshd (openssh)", ":2222 ")
+
+
+def test_a_uid_without_passwd_entry_and_without_a_home(cluster: Cluster, image: Image) -> None:
+    details = {**RESTRICTED, "group": 0}
+    job = run(cluster, image, details, user=RANDOM, ssh_mount="/etc/job/.ssh", env={"HOME": "/"})
+    said(job, "the embedded SSH server is used: uid 1000650000 has no passwd entry")
+    assert "refuses uid 1000650000" in job.launcher.stderr()
+
+
+def openshift(name: str) -> Image:
+    """An image into whose /etc/passwd CRI-O has written the random uid, as OpenShift 4 does."""
+    plain = images.image(name)
+    entry = f"{RANDOM}:x:{RANDOM}:0:{RANDOM} user:/:/sbin/nologin\n"
+    return plain.with_files({"/etc/passwd": plain.read_text("/etc/passwd") + entry})
+
+
+@pytest.mark.parametrize("name", images.NAMES)
+def test_openshifts_entry_for_the_random_uid(cluster: Cluster, rig: None, name: str) -> None:
+    details = {**RESTRICTED, "group": 0, "capabilities": NO_CAPABILITIES}
+    job = run(
+        cluster,
+        openshift(name),
+        details,
+        user=RANDOM,
+        ssh_mount="/etc/job/.ssh",
+        env={"HOME": "/"},
+    )
+    said(job, "the shell /sbin/nologin of 1000650000 runs no commands")
+
+
+HOMES = {"missing": "/nowhere", "the root folder": "/", "closed to this user": "/root"}
+
+
+@pytest.mark.parametrize("home", HOMES.values(), ids=HOMES)
+def test_a_home_that_is_no_home(cluster: Cluster, image: Image, home: str) -> None:
+    run(cluster, image, {}, user=1000, ssh_mount="/etc/job/.ssh", env={"HOME": home})
+
+
+def test_the_pod_has_no_home_variable_at_all(cluster: Cluster, image: Image) -> None:
+    args = ["env", "--unset=HOME", "mpiboot"]
+    run(
+        cluster,
+        image,
+        {},
+        user=1000,
+        ssh_mount="/etc/job/.ssh",
+        worker_command=[*args, "worker"],
+        worker_args=(),
+        launcher_command=[*args],
+    )
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_a_read_only_root_and_one_empty_dir(cluster: Cluster, image: Image, user: int) -> None:
+    details = {
+        "read_only_root": True,
+        "volumes": [EmptyDir("/scratch")],
+        "env": {"TMPDIR": "/scratch"},
+    }
+    run(cluster, image, details, user=user, ssh_mount="/etc/job/.ssh")
+
+
+def test_root_without_any_capability(cluster: Cluster, image: Image) -> None:
+    job = run(cluster, image, {"capabilities": NO_CAPABILITIES})
+    said(job, "the embedded SSH server is used: sshd as root needs the capabilities SETGID")
+
+
+def test_root_with_the_capabilities_of_cri_o(cluster: Cluster, image: Image) -> None:
+    job = run(cluster, image, {"capabilities": CRIO})
+    said(job, "the embedded SSH server is used: sshd as root needs the capabilities SYS_CHROOT")
+
+
+@pytest.mark.parametrize("name", images.NAMES)
+@pytest.mark.parametrize("user", ["root", "mpi"])
+def test_an_account_that_is_locked_in_shadow(
+    cluster: Cluster, rig: None, name: str, user: str
+) -> None:
+    plain = images.image(name)
+    lines = plain.read_text("/etc/shadow").splitlines()
+    locked = [
+        f"{user}:!:{line.split(':', 2)[2]}" if line.startswith(f"{user}:") else line
+        for line in lines
+    ]
+    image = plain.with_files({"/etc/shadow": "\n".join(locked) + "\n"}, mode=0o640)
+    uid = {"root": 0, "mpi": 1000}[user]
+    job = run(cluster, image, {}, user=uid, ssh_mount="/root/.ssh" if uid == 0 else MOUNTED)
+    # Who isn't root can't read shadow, and neither can the sshd that it runs.
+    said(job, "is locked in /etc/shadow" if uid == 0 else "sshd (openssh)")
+
+
+def with_capability(image: Image) -> Image:
+    """The operator's images give sshd the capability to bind port 22, as a file's attribute."""
+    sshd = (image.layers[-1] / "usr/sbin/sshd").read_bytes()
+    # struct vfs_cap_data, revision 2, effective: CAP_NET_BIND_SERVICE is number 10.
+    value = (0x02000001).to_bytes(4, "little") + (1 << 10).to_bytes(4, "little") + bytes(12)
+    return image.with_program("/usr/sbin/sshd", sshd, value)
+
+
+@pytest.mark.parametrize("name", images.NAMES)
+def test_an_sshd_with_file_capabilities_where_they_may_not_be_had(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    image = with_capability(images.image(name))
+    job = run(cluster, image, {"capabilities": NO_CAPABILITIES}, user=1000, ssh_mount=MOUNTED)
+    said(job, "the embedded SSH server is used", "file capabilities")
+
+
+@pytest.mark.parametrize("name", images.NAMES)
+def test_an_sshd_with_file_capabilities_that_it_may_have(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    image = with_capability(images.image(name))
+    run(cluster, image, {}, user=1000, ssh_mount=MOUNTED)
+
+
+def test_a_tmpfs_on_run_and_on_tmp(cluster: Cluster, image: Image) -> None:
+    """It hides the folder that sshd's package made."""
+    run(cluster, image, {"volumes": [Tmpfs("/run"), Tmpfs("/tmp")]})

@@ -1,0 +1,98 @@
+"""What a worker's answer after a failure means."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from mpiboot.aftermath import words
+
+BEFORE = words.Before(
+    name="w-1.job.space.svc",
+    dns="w-1.job.space.svc",
+    address="10.0.0.2",
+    pod="w-1",
+    ooms=1,
+    began=100.0,
+    ports=("mlx5_0/1",),
+)
+
+
+def said(answer: str, before: words.Before = BEFORE) -> list[str]:
+    return [item.said for item in words.judge(before, f"motd\nmpiboot-evidence\n{answer}")]
+
+
+def test_what_travels_comes_back() -> None:
+    assert words.from_json(words.to_json((BEFORE,))) == (BEFORE,)
+
+
+def test_nothing_odd_is_no_finding() -> None:
+    answer = "oom 1\nlimit 1000\nbegan 100.0\ndisk 1024-blocks Available Mounted\n"
+    answer += "disk 1000 900 /dev/shm\nport /sys/class/infiniband/mlx5_0/ports/1/state 4: ACTIVE\n"
+    assert said(answer) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (
+            "oom 2\nlimit 536870912\npeak 536870912",
+            "out of memory: the kernel killed a process of this pod (limit 512 MiB, peak 512 MiB)",
+        ),
+        ("oom 3\nlimit max", "out of memory: the kernel killed 2 processes of this pod"),
+        (
+            "oom 2\nlimit 9223372036854771712",
+            "out of memory: the kernel killed a process of this pod",
+        ),
+        ("disk 65536 0 /dev/shm", "/dev/shm is full (0 bytes of 64 MiB free)"),
+        (
+            "port /sys/class/infiniband/mlx5_0/ports/1/state 1: DOWN",
+            "the RDMA port mlx5_0/1 is DOWN; it was active when the job began",
+        ),
+    ],
+)
+def test_each_finding_is_one_sentence(answer: str, text: str) -> None:
+    assert said(answer) == [text]
+
+
+def test_a_restarted_container_has_lost_its_counters() -> None:
+    (text,) = said("oom 0\nbegan 250.5")
+    assert text.startswith("its container was restarted, probably out of memory")
+    assert "kubectl get pod w-1 -n space -o jsonpath=" in text
+
+
+def test_a_port_that_never_was_active_is_no_news() -> None:
+    assert said("port /sys/class/infiniband/mlx5_1/ports/1/state 1: DOWN") == []
+
+
+def test_a_count_without_one_before_tells_nothing() -> None:
+    assert said("oom 5", replace(BEFORE, ooms=None)) == []
+
+
+def test_out_of_memory_comes_first() -> None:
+    assert "out of memory" in said("disk 65536 0 /tmp\noom 2")[0]
+
+
+@pytest.mark.parametrize("answer", ["", "garbage", "oom 9"])
+def test_an_answer_without_its_mark_is_none(answer: str) -> None:
+    assert words.judge(BEFORE, answer) == ()
+
+
+def test_a_host_that_cannot_be_asked() -> None:
+    (gone,) = words.unreachable(BEFORE, ())
+    assert "its pod is gone" in gone.said
+    (moved,) = words.unreachable(BEFORE, ("10.0.0.9",))
+    assert "10.0.0.9" in moved.said
+    assert words.unreachable(BEFORE, ("10.0.0.2",)) == ()
+    assert words.unreachable(BEFORE, None) == ()
+
+
+@pytest.mark.parametrize("command", [words.ASK, words.LET_GO])
+def test_the_commands_are_one_line_for_any_shell(command: str) -> None:
+    assert "\n" not in command
+    assert command.count("'") == 2
+    assert "!" not in command
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

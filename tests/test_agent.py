@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+import mpiboot
+from mpiboot.job.sshconfig import shell_assignments
+
+AGENT = Path(mpiboot.__file__).parent / "libexec" / "agent"
+SHELLS = [
+    words
+    for words in (["dash"], ["bash"], ["bash", "--posix"], ["busybox", "sh"])
+    if shutil.which(words[0])
+]
+FORMS = {
+    "Open MPI 4.1": (
+        ["-o", "ServerAliveInterval=5", "w-1", " orted", "-mca", "ess", '"env"', "-x", "-q"],
+        "w-1",
+        ["-o", "ServerAliveInterval=5"],
+        [" orted", "-mca", "ess", '"env"', "-x", "-q"],
+    ),
+    "Open MPI 5": (
+        ["w-1", "PRTE_PREFIX=/p;export PRTE_PREFIX;/p/bin/prted", "--prtemca", "ess", '"env"'],
+        "w-1",
+        [],
+        ["PRTE_PREFIX=/p;export PRTE_PREFIX;/p/bin/prted", "--prtemca", "ess", '"env"'],
+    ),
+    "MPICH": (
+        ["-x", "w-1", '"/path/hydra_pmi_proxy"', "--control-port", "l:34069", "--rmk", "user"],
+        "w-1",
+        ["-x"],
+        ['"/path/hydra_pmi_proxy"', "--control-port", "l:34069", "--rmk", "user"],
+    ),
+    "Intel": (
+        ["-q", "-oConnectTimeout=9", "-x", "me@w-1", "/p//hydra_bstrap_proxy", "--pgid", "0"],
+        "me@w-1",
+        ["-oConnectTimeout=9", "-x"],
+        ["/p//hydra_bstrap_proxy", "--pgid", "0"],
+    ),
+    "every option with a value": (
+        ["-p", "-l", "-l", "w-0", "-i", "a b", "--", "w-1", "true"],
+        "w-1",
+        ["-p", "-l", "-l", "w-0", "-i", "a b", "--"],
+        ["true"],
+    ),
+}
+
+
+class Launch:
+    """A launch folder, whose real agent is a small program of the test."""
+
+    def __init__(self, folder: Path, shell: list[str]) -> None:
+        self.folder = folder
+        self.shell = shell
+        for name in ("hosts", "stderr"):
+            (folder / name).mkdir(parents=True)
+        os.mkfifo(folder / "events")
+        self.fifo = os.open(folder / "events", os.O_RDWR | os.O_NONBLOCK)
+        self.real = folder / "real"
+        self.body("exit 0")
+
+    def body(self, text: str, name: str = "ssh") -> None:
+        """Say what the real agent does, behind noting its words."""
+        self.real.write_text(
+            f'#!/bin/sh\nfor word; do printf "%s\\0" "$word"; done > {self.folder}/words\n{text}\n'
+        )
+        self.real.chmod(0o755)
+        (self.folder / "agent.conf").write_text(
+            shell_assignments(
+                {
+                    "ssh": f"{self.real} -o A=b" if name == "ssh" else "ssh",
+                    "user_agent": "" if name == "ssh" else f"{self.real} -v",
+                }
+            )
+        )
+
+    def start(self, *words: str, stdin: int | IO[bytes] = subprocess.DEVNULL) -> subprocess.Popen:  # type: ignore[type-arg]
+        return subprocess.Popen(
+            [*self.shell, str(AGENT), *words],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={"PATH": os.environ["PATH"], "MPIBOOT_LAUNCH_DIR": str(self.folder)},
+        )
+
+    def words(self) -> list[str]:
+        return (self.folder / "words").read_text().split("\0")[:-1]
+
+    def events(self) -> list[list[str]]:
+        try:
+            data = os.read(self.fifo, 65536).decode()
+        except BlockingIOError:
+            return []
+        return [line.split() for line in data.splitlines()]
+
+
+@pytest.fixture(params=SHELLS, ids=" ".join)
+def launch(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launch]:
+    made = Launch(tmp_path / "launch", request.param)
+    yield made
+    os.close(made.fifo)
+
+
+def ended(process: subprocess.Popen) -> tuple[int, bytes, bytes]:  # type: ignore[type-arg]
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_mpis_words_reach_ssh_as_they_are_behind_mpiboots_own(
+    launch: Launch, form: str
+) -> None:
+    words, host, options, command = FORMS[form]
+    assert ended(launch.start(*words)) == (0, b"", b"")
+    got = launch.words()
+    own, rest = got[: got.index("A=b") + 1], got[got.index("A=b") + 1 :]
+    assert own[:4] == [
+        "-F",
+        f"{launch.folder}/ssh_config",
+        "-E",
+        f"{launch.folder}/stderr/w-1",
+    ]
+    assert "PermitLocalCommand=yes" in own
+    assert rest == [*options, host, *command]
+
+
+def test_words_are_neither_split_nor_globbed_nor_evaluated(launch: Launch) -> None:
+    odd = ["* ?", "$(id)", "`id`", "a'b\"c", "two\nlines", "", "\\", "é €"]
+    ended(launch.start("w-1", *odd))
+    assert launch.words()[-len(odd) :] == odd
+
+
+def test_a_hosts_own_exports_stand_in_front_of_its_command_and_of_no_others(
+    launch: Launch,
+) -> None:
+    exports = "export A='1 $x';\nexport B='two';"
+    (launch.folder / "hosts" / "w-1.env").write_text(exports)
+    ended(launch.start("-x", "me@w-1", "orted", "-mca"))
+    assert launch.words()[-4:] == ["me@w-1", exports, "orted", "-mca"]
+    ended(launch.start("-x", "w-10", "orted"))
+    assert launch.words()[-2:] == ["w-10", "orted"]
+
+
+def test_a_users_own_agent_gets_its_words_and_what_mpirun_said(launch: Launch) -> None:
+    launch.body("exit 4", name="kubexec")
+    assert ended(launch.start("-q", "-x", "w-1", "orted"))[0] == 4
+    assert launch.words() == ["-v", "-q", "-x", "w-1", "orted"]
+    assert [words[:3] for words in launch.events() if words[0] == "ended"] == [
+        ["ended", "w-1", "4"]
+    ]
+
+
+@pytest.mark.parametrize("status", [0, 1, 3, 126, 127, 128, 137, 143, 254, 255])
+def test_its_exit_status_is_the_real_ones_and_is_told(launch: Launch, status: int) -> None:
+    launch.body(f"exit {status}")
+    process = launch.start("me@w-1", "orted")
+    assert ended(process)[0] == status
+    pid = str(process.pid)
+    events = launch.events()
+    assert events[0] == ["started", "w-1", pid]
+    assert events[-1] == ["ended", "w-1", str(status), pid]
+
+
+def test_an_ssh_that_a_signal_killed_is_128_and_the_signal(launch: Launch) -> None:
+    launch.body("kill -9 $$")
+    code, _, err = ended(launch.start("w-1", "orted"))
+    assert (code, err) == (137, b"")
+
+
+def test_streams_pass_untouched(launch: Launch) -> None:
+    launch.body("cat; echo said >&2; exit 7")
+    process = launch.start("w-1", "orted", stdin=subprocess.PIPE)
+    data = bytes(range(256)) * 4000
+    out, err = process.communicate(data, timeout=30)
+    assert (process.returncode, out, err) == (7, data, b"said\n")
+
+
+def told(launch: Launch, process: subprocess.Popen) -> None:  # type: ignore[type-arg]
+    """Wait until the real agent says that it runs."""
+    assert process.stdout
+    assert process.stdout.readline() == b"ready\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "arrives"),
+    [
+        (signal.SIGTERM, "TERM"),
+        (signal.SIGHUP, "HUP"),
+        (signal.SIGUSR1, "USR1"),
+        (signal.SIGUSR2, "USR2"),
+        # a shell's background child can't be sent these
+        (signal.SIGINT, "TERM"),
+        (signal.SIGQUIT, "TERM"),
+    ],
+)
+def test_signals_go_through_it_and_the_status_stays_the_childs(
+    launch: Launch, sent: signal.Signals, arrives: str
+) -> None:
+    traps = "\n".join(
+        f"trap 'echo {name}; exit {code}' {name}"
+        for code, name in enumerate(("TERM", "HUP", "USR1", "USR2"), 41)
+    )
+    launch.body(f"{traps}\necho ready\nwhile :; do sleep 0.05; done")
+    process = launch.start("w-1", "orted")
+    told(launch, process)
+    process.send_signal(sent)
+    code, out, _ = ended(process)
+    assert out.decode().strip() == arrives
+    assert code == 41 + ("TERM", "HUP", "USR1", "USR2").index(arrives)
+    assert launch.events()[-1][1:3] == ["w-1", str(code)]
+
+
+def test_a_signal_that_ssh_survives_does_not_end_the_agent(launch: Launch) -> None:
+    over = launch.folder / "over"
+    waiting = f"until [ -e {over} ]; do sleep 0.05; done"
+    launch.body(f"trap 'echo again' USR1\necho ready\n{waiting}\nexit 6")
+    process = launch.start("w-1", "orted")
+    told(launch, process)
+    for _ in range(3):
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout
+        assert process.stdout.readline() == b"again\n"
+    assert process.poll() is None
+    over.touch()
+    assert ended(process) == (6, b"", b"")
+    assert launch.events()[-1][-1] == "USR1"
+
+
+def test_without_a_launch_folder_it_is_ssh_and_nothing_more(tmp_path: Path) -> None:
+    fake = tmp_path / "ssh"
+    fake.write_text('#!/bin/sh\necho "$@"\nexit 5\n')
+    fake.chmod(0o755)
+    for folder in (None, "", str(tmp_path / "gone"), str(tmp_path)):
+        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        env |= {} if folder is None else {"MPIBOOT_LAUNCH_DIR": folder}
+        done = subprocess.run(
+            [AGENT, "-x", "-q", "w-1", "orted"], env=env, capture_output=True, check=False
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (5, b"-x -q w-1 orted\n", b"")
+
+
+def test_a_fifo_that_nobody_reads_does_not_make_it_wait(launch: Launch) -> None:
+    os.close(launch.fifo)
+    launch.body("exit 3")
+    assert ended(launch.start("w-1", "orted"))[0] == 3
+    launch.fifo = os.open(launch.folder / "events", os.O_RDWR | os.O_NONBLOCK)
+
+
+def test_a_folder_that_vanishes_while_it_runs_does_not_change_its_end(launch: Launch) -> None:
+    launch.body("echo ready; read line; exit 9")
+    process = launch.start("w-1", "orted", stdin=subprocess.PIPE)
+    told(launch, process)
+    (launch.folder / "events").unlink()
+    _, err = process.communicate(b"go\n", timeout=30)
+    assert (process.returncode, err) == (9, b"")
+    assert not (launch.folder / "events").exists()
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_has_nothing_to_say() -> None:
+    done = subprocess.run(["shellcheck", AGENT], capture_output=True, text=True, check=False)
+    assert done.stdout == ""
+
+
+def test_it_can_be_executed() -> None:
+    assert os.access(AGENT, os.X_OK)

@@ -1,0 +1,61 @@
+"""The README's demo without containers, as a user runs it: a real mpirun over loopback workers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DEMO = ROOT / "scripts" / "demo_loopback.py"
+# A guard against a hang; the demo itself has a shorter one.
+GUARD = 200
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun here")
+def test_the_demo_without_containers_runs_a_rank_in_every_slot() -> None:
+    """It takes mpi4py from PyPI where it isn't there."""
+    done = subprocess.run(
+        [sys.executable, DEMO], capture_output=True, text=True, timeout=GUARD, check=False
+    )
+    ranks = re.findall(
+        r"\| rank (\d) of 8 on worker-(\d), sum of all ranks 28$", done.stdout, re.MULTILINE
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert sorted(ranks) == [(str(rank), str(rank // 2)) for rank in range(8)]
+    assert "left out" in done.stdout
+    assert done.stdout.count("sshd (embedded) listens on 127.0.0.1") == 4
+
+
+def test_the_demo_without_ssh_says_what_to_install(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, DEMO],
+        env={**os.environ, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=GUARD,
+        check=False,
+    )
+    assert done.returncode == 127
+    assert "apt-get install openssh-client" in done.stdout
+
+
+def test_the_demo_knows_its_images() -> None:
+    done = subprocess.run(
+        [ROOT / "scripts" / "demo", "openmpi-0.1"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "scripts/demo [openmpi-4.1|openmpi-5.0]" in done.stderr
+
+
+def test_the_readme_begins_with_the_two_commands() -> None:
+    text = (ROOT / "README.md").read_text()
+    commands = re.findall(r"^(scripts/\S+)", text, re.MULTILINE)
+    assert commands == ["scripts/demo", "scripts/test"]
+    assert all(os.access(ROOT / command, os.X_OK) for command in commands)

@@ -1,0 +1,167 @@
+"""What people get wrong, on the command line: one clear line, the right code, never a hang."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.cli import message, mpiboot
+
+
+def key(folder: Path) -> None:
+    ssh = folder / ".ssh"
+    ssh.mkdir(exist_ok=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", ssh / "id_ed25519"], check=True
+    )
+
+
+def wrong(
+    folder: Path, code: int, reference: str, *words: str, env: dict[str, str] | None = None
+) -> str:
+    """The one line of an error; nothing else is on stdout, and no traceback anywhere."""
+    done = mpiboot(folder, *words, env=env)
+    assert done.returncode == code, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("mpiboot: error: ")]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith(f"mpiboot: error: [{reference}] ")
+    assert message(folder).startswith(f"{reference}: ")
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    return lines[0]
+
+
+def waits(folder: Path, hostfile: bytes, code: int, reference: str) -> str:
+    """The error of ``mpiboot wait`` for a hostfile."""
+    key(folder)
+    path = folder / "hostfile"
+    path.write_bytes(hostfile)
+    env = {"MPI_HOSTFILE": str(path)}
+    return wrong(folder, code, reference, "wait", "--timeout", "0.5", env=env)
+
+
+def test_no_hostfile_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    key(tmp_path)
+    env = {"MPI_HOSTFILE": "/nowhere/hostfile"}
+    said = wrong(tmp_path, 66, "hostfile-missing", "wait", "--timeout", "0.3", env=env)
+    assert "/nowhere/hostfile (named by MPI_HOSTFILE) is not there after 0.3 s" in said
+
+
+@pytest.mark.parametrize("text", [b"", b"\n \r\n", b"# none yet\n"])
+def test_a_hostfile_without_hosts(tmp_path: Path, text: bytes) -> None:
+    said = waits(tmp_path, text, 65, "hostfile-invalid")
+    assert f"{tmp_path}/hostfile (named by MPI_HOSTFILE) " in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"\x7fELF\x02\x01\x01\0\0", b"\0" * 100, bytes(range(256)), "w-0\n".encode("utf-16")],
+)
+def test_a_binary_file(tmp_path: Path, text: bytes) -> None:
+    assert " is not text: " in waits(tmp_path, text, 65, "hostfile-invalid")
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "abc", "", "1.5", "99999999999"])
+def test_a_count_that_is_none_names_file_line_and_column(tmp_path: Path, count: str) -> None:
+    text = f"good slots=2\nw-0 slots={count}\n".encode()
+    said = waits(tmp_path, text, 65, "hostfile-invalid")
+    assert f"{tmp_path}/hostfile:2:" in said
+    assert f"slots is {count!r}, expected a whole number from 1" in said
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["my host", "$(touch MARK)", "`touch MARK`", "a;touch MARK", "a|b", "a&b", "a'b", 'a"b',
+     "-oProxyCommand=touch", "../a", "a\tb", "a\\nb", "a\x1b[1mb"],
+)  # fmt: skip
+def test_a_name_for_a_shell_never_reaches_one(tmp_path: Path, name: str) -> None:
+    said = waits(tmp_path, f"{name} slots=1\n".encode(), 65, "hostfile-invalid")
+    assert f"{tmp_path}/hostfile:1:" in said
+    assert "\x1b" not in said
+    assert not (tmp_path / "MARK").exists()
+
+
+def test_ten_thousand_hosts_end_at_the_deadline_and_each_is_named_once(tmp_path: Path) -> None:
+    """Refused at once: nobody listens on these addresses."""
+    key(tmp_path)
+    hosts = [f"127.1.{number // 250}.{number % 250 + 2}" for number in range(10_000)]
+    (tmp_path / "hostfile").write_text("".join(f"{host} slots=8\n" for host in hosts))
+    done = mpiboot(
+        tmp_path, "wait", "--timeout", "3", env={"MPI_HOSTFILE": str(tmp_path / "hostfile")}
+    )
+    assert done.returncode == 69
+    assert "10000 of 10000 hosts are not ready" in done.stderr
+    named = [line for line in done.stderr.splitlines() if line.startswith("mpiboot:   127.1.")]
+    assert [line.split()[1].rstrip(":") for line in named] == hosts
+    assert len(message(tmp_path)) <= 4096
+
+
+def test_no_mpirun_on_path_is_127(tmp_path: Path) -> None:
+    key(tmp_path)
+    (tmp_path / "hostfile").write_text("127.0.0.1\n")
+    env = {"MPI_HOSTFILE": str(tmp_path / "hostfile"), "PATH": "/nowhere"}
+    said = wrong(tmp_path, 127, "program-missing", "launcher", "--", "./train", env=env)
+    assert "no mpirun or mpiexec on PATH=/nowhere" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("", "no private SSH key in"), ("not a key", "is not a private key")]
+)
+def test_a_key_that_is_none(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "key"
+    path.write_text(text)
+    env = {"MPIBOOT_SSH_KEY": str(path)}
+    told = wrong(tmp_path, 77, "ssh-key", "wait", "--timeout", "0.2", env=env)
+    assert said in told
+    assert str(path) in told
+
+
+def test_a_key_with_a_passphrase_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "word", "-f", path], check=True)
+    said = wrong(tmp_path, 77, "ssh-key", "wait", env={"MPIBOOT_SSH_KEY": str(path)})
+    assert "is locked with a passphrase" in said
+
+
+def test_another_authorized_keys_is_a_warning_with_both_fingerprints(tmp_path: Path) -> None:
+    key(tmp_path)
+    other = tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
+    (tmp_path / ".ssh/authorized_keys").write_bytes(other.with_suffix(".pub").read_bytes())
+    done = mpiboot(tmp_path, "wait", "--timeout", "0.2", env={"MPI_HOSTFILE": "/nowhere/x"})
+    (line,) = [x for x in done.stderr.splitlines() if "authorized_keys" in x]
+    assert line.startswith("mpiboot: warning: [ssh-key] ")
+    assert line.count("SHA256:") == 2
+
+
+@pytest.mark.parametrize("place", ["/proc/mpiboot", "file/below"])
+def test_a_runtime_folder_that_can_not_be_made(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    path = str(tmp_path / place)
+    said = wrong(tmp_path, 73, "runtime-folder", "wait", env={"MPIBOOT_RUNTIME_DIR": path})
+    assert path in said
+
+
+def test_a_folder_of_path_that_is_closed_to_this_user_is_passed_over(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("closes a folder to another user")
+    closed, home = tmp_path / "closed", tmp_path / "home"
+    closed.mkdir(mode=0o700)
+    home.mkdir(mode=0o777)
+    script = (
+        "import sys; from mpiboot.observe import programs; "
+        "print(programs.which('sh', {'PATH': sys.argv[1]}))"
+    )
+    for folder in (*tmp_path.parents, tmp_path):
+        if folder.owner() == "root" and folder.is_relative_to("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o5)
+    root = Path(__file__).parent.parent
+    done = subprocess.run(
+        ["python3", "-c", f"import os, sys; sys.path.insert(0, {str(root)!r})\n"
+         "import mpiboot.observe.programs\nos.setuid(65534)\n" + script, f"{closed}:/bin"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "/bin/sh\n", done.stderr

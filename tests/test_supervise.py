@@ -1,0 +1,521 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import mpiboot
+from mpiboot.supervise_spec import EVENTS, FILE, MARK, LaunchSpec, Remote
+
+PACKAGE = Path(mpiboot.__file__).parent
+AGENT = PACKAGE / "libexec" / "agent"
+PARENT = [sys.executable, "-I", "-S", str(PACKAGE / "supervise.py")]
+GUARD = 40.0
+# What a worker's address answers from: another loopback address, where somebody may listen.
+WORKER = "127.0.0.2"
+
+pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="bash plays mpirun")
+
+
+class Rig:
+    """A launch whose mpirun is a script, run by a bash that is called mpirun."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "launch"
+        for name in ("hosts", "stderr"):
+            (self.folder / name).mkdir(parents=True)
+        self.mpirun = folder / "mpirun"
+        shutil.copy(shutil.which("bash") or "", self.mpirun)
+        self.log = folder / "termination-log"
+        self.log.touch()
+        self.listener = socket.create_server((WORKER, 0))
+        self.port = self.listener.getsockname()[1]
+        self.spec = LaunchSpec(
+            argv=(),
+            family="openmpi4",
+            daemons=(),
+            hosts=1,
+            ranks=2,
+            launch_timeout=30.0,
+            grace=20.0,
+            started=time.monotonic(),
+            termination_log=str(self.log),
+        )
+        self.environ = {
+            "PATH": os.environ["PATH"],
+            "AGENT": str(AGENT),
+            "JOIN": f"/dev/tcp/{WORKER}/{self.port}",
+        }
+        self.ssh("exit 0")
+
+    def ssh(self, body: str) -> None:
+        """Say what ssh does; ``$log`` is the file of its own words, ``$*`` what it was told."""
+        path = self.folder / "ssh"
+        path.write_text(
+            f'#!/bin/sh\nwhile [ "$1" != -E ]; do shift; done\nlog=$2\ncd {self.folder}\n{body}\n'
+        )
+        path.chmod(0o755)
+        (self.folder / "agent.conf").write_text(f"ssh='{path}'\n")
+
+    def remote(self, *names: str, **changes: object) -> None:
+        """Let the line use remote hosts."""
+        daemons = tuple(Remote(name, WORKER, self.port) for name in names)
+        self.spec = replace(self.spec, daemons=daemons, hosts=len(names) or 1, **changes)  # type: ignore[arg-type]
+
+    def write(self, script: str) -> None:
+        """Write what the launcher hands over."""
+        argv = self.spec.argv or (str(self.mpirun), "-c", script)
+        text = replace(self.spec, argv=argv, started=time.monotonic()).to_json()
+        (self.folder / FILE).write_text(text)
+
+    def start(self, script: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+        self.write(script)
+        return subprocess.Popen(
+            [*PARENT, str(self.folder)],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.environ,
+        )
+
+    def run(self, script: str, data: bytes | None = None) -> tuple[int, bytes, str]:
+        process = self.start(script, subprocess.DEVNULL if data is None else subprocess.PIPE)
+        out, err = process.communicate(data, timeout=GUARD)
+        return process.returncode, out, err.decode()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.listener.close()
+
+
+def ready(process: subprocess.Popen[bytes]) -> None:
+    """Wait until the script says that it is ready."""
+    assert process.stdout
+    assert process.stdout.readline() == b"ready\n"
+
+
+def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    _, err = process.communicate(timeout=GUARD)
+    return process.returncode, err.decode()
+
+
+def last(said: str) -> str:
+    return said.strip().splitlines()[-1]
+
+
+SOME = (0, 1, 3, 77, 126, 127, 128, 139, 255)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *SOME,
+        *(pytest.param(n, marks=pytest.mark.full) for n in range(256) if n not in SOME),
+    ],
+)
+def test_the_programs_own_code_passes_through(rig: Rig, code: int) -> None:
+    assert rig.run(f"exit {code}")[0] == code
+
+
+def test_streams_pass_untouched_and_stdout_is_the_programs_alone(rig: Rig) -> None:
+    data = bytes(range(256)) * 4000
+    code, out, said = rig.run("cat; echo own words >&2", data)
+    assert (code, out) == (0, data)
+    assert "own words\n" in said
+    assert last(said).startswith("mpiboot: job ended: ")
+
+
+def test_the_end_is_told_in_one_line(rig: Rig) -> None:
+    rig.spec = replace(rig.spec, hosts=4, ranks=8)
+    said = rig.run("exit 3")[2]
+    assert last(said).endswith("s, 4 hosts, 8 ranks, exit 3: the program ended with 3")
+
+
+def test_the_end_is_told_as_fields_too(rig: Rig) -> None:
+    rig.spec = replace(rig.spec, log_format="json")
+    record = json.loads(last(rig.run("exit 3")[2]))
+    assert record["event"] == "ended"
+    assert (record["exit"], record["hosts"], record["ranks"]) == (3, 1, 2)
+    assert record["role"] == "launcher"
+    assert record["seconds"] >= 0
+
+
+def test_mpirun_gets_its_environment_and_default_signals(rig: Rig) -> None:
+    rig.environ["WORD"] = "a b"
+    script = f'echo "$WORD"; echo "${MARK}"; exec grep -E "^Sig(Ign|Blk)" /proc/self/status'
+    _, out, _ = rig.run(script)
+    word, folder, *masks = out.decode().splitlines()
+    assert (word, folder) == ("a b", str(rig.folder))
+    # The real-time signals belong to the C library, and may be ignored from the start.
+    plain = (1 << 31) - 1
+    assert [int(line.split()[1], 16) & plain for line in masks] == [0, 0]
+
+
+@pytest.mark.parametrize("path", ["/nonexistent/mpirun", "no-such-mpirun", "/etc/passwd"])
+def test_an_mpirun_that_can_not_be_started_is_127_in_a_clear_line(rig: Rig, path: str) -> None:
+    rig.spec = replace(rig.spec, argv=(path, "-n", "2"))
+    code, out, said = rig.run("")
+    assert (code, out) == (127, b"")
+    assert f"[program-missing] {path}: " in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_is_forwarded_and_never_ends_in_0(rig: Rig, number: signal.Signals) -> None:
+    name = number.name[3:]
+    process = rig.start(
+        f"trap 'echo got >&2; exit 0' {name}; echo ready; while :; do read -t 1; done"
+    )
+    ready(process)
+    process.send_signal(number)
+    code, said = ended(process)
+    assert code == 128 + number
+    assert said.count("got\n") == 1
+    assert f"ended by {number.name} (mpirun itself returned 0)" in last(said)
+    assert rig.log.read_text().startswith("signal: ended by ")
+
+
+def test_an_mpirun_that_ignores_signals_is_killed_with_all_that_it_started(rig: Rig) -> None:
+    process = rig.start("trap '' TERM INT; sleep 300 & echo ready $!; while :; do read -t 1; done")
+    assert process.stdout
+    child = int(process.stdout.readline().split()[1])
+    for _ in range(3):
+        process.send_signal(signal.SIGTERM)
+        # Blocked signals of one number are one: the next is sent when this one was taken in.
+        heard(process, "got SIGTERM")
+    code, said = ended(process)
+    assert code == 143
+    assert "mpirun had to be killed" in last(said)
+    assert gone(child)
+
+
+def heard(process: subprocess.Popen[bytes], words: str) -> None:
+    assert process.stderr
+    for line in iter(process.stderr.readline, b""):
+        if words in line.decode():
+            return
+    raise AssertionError(words)
+
+
+def test_usr1_is_forwarded_and_nothing_else(rig: Rig) -> None:
+    process = rig.start("trap 'echo got; exit 5' USR1; echo ready; while :; do read -t 1; done")
+    ready(process)
+    process.send_signal(signal.SIGUSR1)
+    code, said = ended(process)
+    assert code == 5
+    assert last(said).endswith("the program ended with 5")
+
+
+def test_an_mpirun_that_was_killed_by_somebody_is_told(rig: Rig) -> None:
+    code, _, said = rig.run("kill -9 $$")
+    assert code == 137
+    assert "mpirun itself was killed by SIGKILL" in last(said)
+
+
+def test_what_mpirun_leaves_is_ended_whoever_its_parent_is(rig: Rig) -> None:
+    _, out, _ = rig.run(
+        "setsid sleep 300 >&- 2>&- & echo $!; trap '' TERM; sleep 300 >&- 2>&- & echo $!"
+    )
+    for pid in out.split():
+        assert gone(int(pid))
+
+
+WAITING = "while [ ! -e {folder}/over ]; do sleep 0.05; done"
+
+
+def joining(rig: Rig, then: str, hosts: str = "w-1") -> str:
+    """Make an mpirun whose one daemon joins, and that then does something."""
+    started = "; ".join(f"$AGENT -x {host} orted &" for host in hosts.split()).replace("&;", "&")
+    return f"{started}\nexec 9<>$JOIN\n{then}"
+
+
+def test_a_job_whose_daemons_join_and_end_well_is_0(rig: Rig) -> None:
+    rig.remote("w-1")
+    rig.ssh(WAITING.format(folder=rig.folder))
+    process = rig.start(joining(rig, f"read -t 30 < {rig.folder}/go; wait; exit 0"))
+    os.mkfifo(rig.folder / "go")
+    heard(process, "the remote daemon joined")
+    (rig.folder / "over").touch()
+    with (rig.folder / "go").open("w") as go:
+        go.write("\n")
+    code, said = ended(process)
+    assert code == 0
+    assert "1 host, 2 ranks, exit 0" in last(said)
+    assert rig.log.read_text() == ""
+
+
+def test_a_host_that_is_lost_is_69_though_mpirun_returns_0(rig: Rig) -> None:
+    rig.remote("w-1")
+    rig.ssh(
+        WAITING.format(folder=rig.folder)
+        + '\necho "Timeout, server w-1 not responding." > "$log"; exit 255'
+    )
+    process = rig.start(joining(rig, "wait; exit 0"))
+    heard(process, "the remote daemon joined")
+    rig.listener.close()
+    (rig.folder / "over").touch()
+    code, said = ended(process)
+    assert code == 69
+    assert "[host-lost] w-1: was lost while the job ran" in said
+    assert "Timeout, server w-1 not responding." in said
+    assert "does not answer any more (Connection refused)" in said
+    reason = rig.log.read_text()
+    assert reason.startswith("host-lost: w-1: was lost")
+    assert "\n-> " in reason
+
+
+def test_a_daemon_that_dies_alone_is_told_from_its_host(rig: Rig) -> None:
+    rig.remote("w-1")
+    rig.ssh(WAITING.format(folder=rig.folder) + "\nexit 255")
+    process = rig.start(joining(rig, "wait; exit 0"))
+    heard(process, "the remote daemon joined")
+    (rig.folder / "over").touch()
+    code, said = ended(process)
+    assert code == 69
+    assert "the host still answers" in said
+
+
+def test_an_agent_that_is_killed_is_a_lost_host(rig: Rig) -> None:
+    rig.remote("w-1")
+    rig.ssh("exec sleep 300")
+    process = rig.start(
+        f"$AGENT -x w-1 orted & echo $! > {rig.folder}/pid; exec 9<>$JOIN\nwait; exit 0"
+    )
+    heard(process, "the remote daemon joined")
+    os.kill(int((rig.folder / "pid").read_text()), signal.SIGKILL)
+    code, said = ended(process)
+    assert code == 69
+    assert "w-1" in last(said)
+
+
+@pytest.mark.parametrize(
+    ("words", "reference", "code"),
+    [
+        ("me@w-2: Permission denied (publickey).", "ssh-denied", 77),
+        pytest.param(
+            "Host key verification failed.", "host-key-differs", 77, marks=pytest.mark.full
+        ),
+        pytest.param(
+            "ssh: connect to host w-2 port 22: Connection refused",
+            "workers-unreachable",
+            69,
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_an_ssh_that_fails_is_told_in_its_own_words(
+    rig: Rig, words: str, reference: str, code: int
+) -> None:
+    rig.remote("w-1", "w-2")
+    rig.ssh(f'case "$*" in *w-2*) echo "{words}" > "$log"; exit 255;; esac\nexec sleep 300')
+    # this mpirun waits for ever, as MPICH 4.0 does, but ends when it is told to
+    ended_with, _, said = rig.run(joining(rig, "wait; exec sleep 300", "w-1 w-2"))
+    assert ended_with == code
+    assert f"[{reference}] w-2: " in said
+    assert words in said
+
+
+def test_a_rank_on_the_launcher_without_its_agents_ends_the_job_with_78(rig: Rig) -> None:
+    rig.remote("w-1", suspects=(("OMPI_MCA_plm", "not ssh"),))
+    code, _, said = rig.run("sleep 300 & wait")
+    assert code == 78
+    assert "mpirun runs sleep on the launcher, but started no daemon on w-1" in said
+    assert "OMPI_MCA_plm: not ssh" in said
+
+
+def test_an_mpirun_that_ends_well_without_its_agents_is_78(rig: Rig) -> None:
+    rig.remote("w-1")
+    assert rig.run("exit 0")[0] == 78
+    assert rig.run("exit 4")[0] == 4
+
+
+@pytest.mark.parametrize(
+    ("ssh", "standing"),
+    [("exit 0", "its agent ended with 0"), ("exec sleep 300", "is not connected")],
+    ids=["lies", "hangs"],
+)
+def test_an_agent_that_lies_or_hangs_ends_by_the_launch_timeout(
+    rig: Rig, ssh: str, standing: str
+) -> None:
+    rig.remote("w-1", launch_timeout=0.5)
+    rig.ssh(ssh)
+    code, _, said = rig.run("$AGENT -x w-1 orted & wait; sleep infinity & wait")
+    # a sleep of mpirun's own is no rank once every agent was started
+    assert code == 69
+    assert "[launch-timeout] w-1 (1 of 1 remote hosts) did not join within 0.5 s" in said
+    assert standing in said
+
+
+def test_a_signal_while_daemons_are_launched_ends_in_128_plus_n(rig: Rig) -> None:
+    rig.remote("w-1")
+    rig.ssh("exec sleep 300")
+    process = rig.start("$AGENT -x w-1 orted & echo ready; wait")
+    ready(process)
+    process.send_signal(signal.SIGTERM)
+    code, said = ended(process)
+    assert code == 143
+    assert "w-1" not in last(said)
+
+
+def test_a_termination_message_is_cut_and_never_made(rig: Rig) -> None:
+    names = [f"worker-{number}-{'x' * 50}" for number in range(200)]
+    rig.remote(*names, suspects=tuple((f"NAME_{n}", "é" * 60) for n in range(100)))
+    rig.run("exit 0")
+    data = rig.log.read_bytes()
+    assert 3000 < len(data) <= 4096
+    data.decode()
+    rig.log.unlink()
+    assert rig.run("exit 0")[0] == 78
+    assert not rig.log.exists()
+
+
+def test_a_failed_launcher_is_held_until_it_is_told_to_go(rig: Rig) -> None:
+    rig.spec = replace(rig.spec, hold_on_failure=300.0)
+    process = rig.start("exit 9")
+    heard(process, "held for 300 s")
+    assert rig.log.read_text().startswith("program: ")
+    process.terminate()
+    assert ended(process)[0] == 9
+    assert rig.run("exit 0")[0] == 0
+
+
+def test_lines_that_no_agent_wrote_do_no_harm(rig: Rig) -> None:
+    rig.remote("w-1")
+    lines = "nonsense\\nstarted\\nended w-1 x y\\nstarted w-1 0x1\\n\\377\\n"
+    code, _, said = rig.run(f"printf '{lines}' 1<> {rig.folder}/{EVENTS}; exit 6")
+    assert code == 6
+    assert "Traceback" not in said
+
+
+def test_a_folder_without_a_spec_is_one_line(rig: Rig) -> None:
+    done = subprocess.run(
+        [*PARENT, str(rig.folder)], env=rig.environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 70
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a PID namespace needs root")
+def test_as_pid_1_it_reaps_takes_signals_and_leaves_nothing(rig: Rig) -> None:
+    # Orphans of mpirun's are this process's children then; one ends at once.
+    script = (
+        "(sleep 0 & sleep 0.05 &) ; (setsid sleep 300 &); sleep 0.3; "
+        "grep -ls '^State:.Z' /proc/[0-9]*/status | wc -l; echo ready; "
+        "trap 'exit 0' TERM; while :; do read -t 1; done"
+    )
+    rig.write(script)
+    inside = ["unshare", "-p", "-f", "--mount-proc", "--kill-child=KILL", *PARENT, str(rig.folder)]
+    process = subprocess.Popen(
+        inside,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=rig.environ,
+    )
+    assert process.stdout
+    assert process.stdout.readline() == b"0\n"
+    ready(process)
+    table = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    parents = (
+        [int(word) for word in table.read_text().split()]
+        if table.exists()
+        else [pid for pid in numbers() if parent_of(pid) == process.pid]
+    )
+    os.kill(parents[0], signal.SIGTERM)
+    code, said = ended(process)
+    assert code == 143
+    assert "ended by SIGTERM" in last(said)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; a zombie is its new parent's concern."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return text.rpartition(")")[2].split()[0] in "ZX"
+
+
+def numbers() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError):
+        return -1
+
+
+def test_on_a_terminal_mpirun_reads_it_and_ctrl_c_reaches_it_once(rig: Rig) -> None:
+    rig.write(
+        "trap 'echo got-int; exit 0' INT; echo ready; read line; echo read:$line; "
+        "while :; do read -t 1 x; done"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(PARENT[0], [*PARENT, str(rig.folder)], rig.environ)
+    seen = b""
+
+    def until(words: bytes) -> None:
+        nonlocal seen
+        while words not in seen:
+            assert select.select([terminal], [], [], GUARD)[0]
+            seen += os.read(terminal, 4096)
+
+    try:
+        until(b"ready")
+        os.write(terminal, b"typed\n")
+        until(b"read:typed")
+        os.write(terminal, b"\x03")
+        with contextlib.suppress(OSError):  # the terminal is gone with its last process
+            until(b"never")
+        _, status = os.waitpid(pid, 0)
+    finally:
+        os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 130
+    assert seen.count(b"got-int") == 1
+
+
+def test_nothing_wakes_it_while_a_job_runs(rig: Rig) -> None:
+    process = rig.start("echo ready; while :; do read -t 60; done")
+    ready(process)
+    status = Path(f"/proc/{process.pid}/status")
+
+    def switches() -> int:
+        words = status.read_text().split()
+        return int(words[words.index("voluntary_ctxt_switches:") + 1])
+
+    # It sleeps when it has started; from then on it is not to be seen on a processor.
+    while Path(f"/proc/{process.pid}/wchan").read_text() == "0":
+        time.sleep(0.05)
+    before = switches()
+    time.sleep(1.5)
+    assert switches() <= before + 1
+    process.terminate()
+    ended(process)
+
+
+def test_it_stays_small(rig: Rig) -> None:
+    process = rig.start("echo ready; while :; do read -t 60; done")
+    ready(process)
+    words = Path(f"/proc/{process.pid}/status").read_text().split()
+    assert int(words[words.index("VmRSS:") + 1]) <= 15 * 1024
+    process.terminate()
+    ended(process)
