@@ -261,10 +261,8 @@ def shims(what: str, folder: str) -> None:
     """
     from mpiboot import shims as names
 
-    if what == "install":
-        lines = names.install(folder, os.environ)
-    else:
-        lines = names.remove(folder)
+    make = what == "install"
+    lines = names.install(folder, os.environ) if make else names.remove(folder)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 

@@ -19,6 +19,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 ADDRESSES = tuple(f"127.0.0.{number}" for number in range(11, 15))
@@ -78,6 +80,23 @@ def free_port() -> int:
                 continue
             return port
     sys.exit("demo: no port is free on all of " + ", ".join(ADDRESSES))
+
+
+def own_link() -> dict[str, str]:
+    """Name the machine's own link for daemons and MPI: Open MPI 5 refuses the loopback beside it.
+
+    What goes there from the machine to itself never leaves it.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # asks for a route; nothing is sent
+        except OSError:
+            return {}  # no network: then it takes the loopback
+        address = probe.getsockname()[0]
+    for name, known in psutil.net_if_addrs().items():
+        if name != "lo" and any(item.address == address for item in known):
+            return {"MPIBOOT_CONTROL_IFNAME": name}
+    return {}
 
 
 def follow(name: str, process: subprocess.Popen[str]) -> threading.Thread:
@@ -163,7 +182,7 @@ def run(folder: Path, path: str) -> int:
     common = {"MPIBOOT_SSH_KEY": str(key), "MPIBOOT_SSH_PORT": str(free_port())}
     # Shared memory segments are named after host, job and local rank, all of which these "hosts"
     # have in common: ranks would read each other's.
-    alone = {"OMPI_MCA_btl": "self,tcp"}
+    alone = {"OMPI_MCA_btl": "self,tcp", **own_link()}
     started: list[subprocess.Popen[str]] = []
     tails: list[threading.Thread] = []
     with ending(started):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +15,6 @@ from tests.pods.test_job import PATIENCE, RING, spans, until
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
     from tests.pods.images import Image
-    from tests.pods.pod import Pod
     from tests.pods.pod import Pod
 
 BOTH = ["openmpi-4.1", "openmpi-5.0"]
@@ -70,10 +68,6 @@ def test_workers_with_the_operators_own_command(cluster: Cluster, rig: None, nam
     assert job.wait(PATIENCE) == 0
     spans(job)
     assert "mpiboot" not in job.workers[0].stderr()
-
-
-def listens(pod: Pod) -> bool:
-    return "Server listening" in pod.stderr()
 
 
 def listens(pod: Pod) -> bool:

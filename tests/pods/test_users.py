@@ -9,7 +9,7 @@ import pytest
 from tests.pods import images
 from tests.pods.oci import CRIO, NO_CAPABILITIES
 from tests.pods.operator import mpijob
-from tests.pods.test_job import RING, spans
+from tests.pods.test_job import PATIENCE, RING, spans
 from tests.pods.volumes import EmptyDir, Tmpfs
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def run(cluster: Cluster, image: Image, every: Mapping[str, Any], **job: Any) ->
     made = mpijob(
         cluster, image, workers=2, launcher_args=[RING], launcher=every, worker=every, **job
     ).start()
-    assert made.wait(25) == 0
+    assert made.wait(PATIENCE) == 0
     spans(made)
     return made
 
@@ -45,6 +45,7 @@ def said(job: Job, *words: str) -> None:
     assert [word for word in words if word not in text] == [], text
 
 
+@pytest.mark.full
 def test_user_1000_without_any_capability(cluster: Cluster, image: Image) -> None:
     job = run(cluster, image, {"capabilities": NO_CAPABILITIES}, user=1000, ssh_mount=MOUNTED)
     said(job, "sshd (openssh)", ":2222 ")
@@ -86,11 +87,13 @@ def test_openshifts_entry_for_the_random_uid(cluster: Cluster, rig: None, name: 
 HOMES = {"missing": "/nowhere", "the root folder": "/", "closed to this user": "/root"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("home", HOMES.values(), ids=HOMES)
 def test_a_home_that_is_no_home(cluster: Cluster, image: Image, home: str) -> None:
     run(cluster, image, {}, user=1000, ssh_mount="/etc/job/.ssh", env={"HOME": home})
 
 
+@pytest.mark.full
 def test_the_pod_has_no_home_variable_at_all(cluster: Cluster, image: Image) -> None:
     args = ["env", "--unset=HOME", "mpiboot"]
     run(
@@ -105,6 +108,7 @@ def test_the_pod_has_no_home_variable_at_all(cluster: Cluster, image: Image) -> 
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("user", [0, 1000])
 def test_a_read_only_root_and_one_empty_dir(cluster: Cluster, image: Image, user: int) -> None:
     details = {
@@ -115,6 +119,7 @@ def test_a_read_only_root_and_one_empty_dir(cluster: Cluster, image: Image, user
     run(cluster, image, details, user=user, ssh_mount="/etc/job/.ssh")
 
 
+@pytest.mark.full
 def test_root_without_any_capability(cluster: Cluster, image: Image) -> None:
     job = run(cluster, image, {"capabilities": NO_CAPABILITIES})
     said(job, "the embedded SSH server is used: sshd as root needs the capabilities SETGID")
@@ -125,6 +130,7 @@ def test_root_with_the_capabilities_of_cri_o(cluster: Cluster, image: Image) -> 
     said(job, "the embedded SSH server is used: sshd as root needs the capabilities SYS_CHROOT")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", images.NAMES)
 @pytest.mark.parametrize("user", ["root", "mpi"])
 def test_an_account_that_is_locked_in_shadow(
@@ -160,6 +166,7 @@ def test_an_sshd_with_file_capabilities_where_they_may_not_be_had(
     said(job, "the embedded SSH server is used", "file capabilities")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", images.NAMES)
 def test_an_sshd_with_file_capabilities_that_it_may_have(
     cluster: Cluster, rig: None, name: str
@@ -168,6 +175,7 @@ def test_an_sshd_with_file_capabilities_that_it_may_have(
     run(cluster, image, {}, user=1000, ssh_mount=MOUNTED)
 
 
+@pytest.mark.full
 def test_a_tmpfs_on_run_and_on_tmp(cluster: Cluster, image: Image) -> None:
     """It hides the folder that sshd's package made."""
     run(cluster, image, {"volumes": [Tmpfs("/run"), Tmpfs("/tmp")]})
