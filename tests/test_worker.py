@@ -204,7 +204,9 @@ def test_a_session_is_the_users_own_and_starts_at_home(worker: Worker) -> None:
 
 
 def test_a_command_leads_a_session_and_has_default_signals(worker: Worker) -> None:
-    done = worker.ssh('cat /proc/$$/status; echo "$$ $(ps -o sid= -p $$) $(ps -o pgid= -p $$)"')
+    # Read by the shell itself: while it starts another program, all signals are blocked in it.
+    status = 'while IFS= read -r line; do printf "%s\\n" "$line"; done < /proc/$$/status; '
+    done = worker.ssh(status + 'echo "$$ $(ps -o sid= -p $$) $(ps -o pgid= -p $$)"')
     fields = dict(
         line.split(":\t", 1) for line in done.stdout.decode().splitlines() if ":\t" in line
     )
