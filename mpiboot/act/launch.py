@@ -90,7 +90,7 @@ def write(
     files.write_private(Path(where.known_hosts), known_hosts(observed, host_keys, key.public))
     entries = (
         sshconfig.Entry(
-            observed.renamed.get(worker.host.name, worker.host.name),
+            observed.called(worker.host.name),
             worker.address,
             worker.port,
             worker.user,
@@ -106,7 +106,7 @@ def write(
             host_keys=settings.host_keys,
             keepalive=settings.ssh_keepalive,
             user_args=plan.user_args,
-            own_keys=frozenset(observed.renamed.get(name, name) for name in host_keys),
+            own_keys=frozenset(observed.called(name) for name in host_keys),
         ),
     )
     for name, values in plan.per_host.items():
@@ -142,7 +142,7 @@ def start_client(
     mode = resolved.settings.host_keys
     hosts = tuple(
         client_start.Remote(
-            observed.renamed.get(worker.host.name, worker.host.name),
+            observed.called(worker.host.name),
             worker.address,
             worker.port,
             worker.user,
@@ -189,10 +189,7 @@ def write_spec(
         MpibootError: ``runtime-folder``.
     """
     settings = resolved.settings
-    reached = {
-        observed.renamed.get(worker.host.name, worker.host.name): worker
-        for worker in observed.workers
-    }
+    reached = {observed.called(worker.host.name): worker for worker in observed.workers}
     spec = supervise_spec.LaunchSpec(
         argv=plan.argv,
         family=observed.mpi.family,
@@ -225,8 +222,8 @@ def _before(worker: Worker, observed: Observed) -> words.Before:
     name, facts = worker.host.name, worker.facts
     devices = facts.fabric.devices if facts else ()
     return words.Before(
-        name=observed.renamed.get(name, name),
-        dns=observed.renamed.get(name, name),
+        name=observed.called(name),
+        dns=observed.called(name),
         address=worker.address,
         pod=facts.hostname if facts else name.partition(".")[0],
         ooms=worker.ooms,

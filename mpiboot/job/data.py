@@ -81,7 +81,7 @@ def deliver(making: Making, observed: Observed, resolved: Resolved, found: split
         making.set_env.update(per_host.pop(host.name, {}))
     plain = _plain(found, settings_of(resolved.settings))
     return Data(
-        {observed.renamed.get(host, host): mine for host, mine in per_host.items() if mine},
+        {observed.called(host): mine for host, mine in per_host.items() if mine},
         () if plain else found.rows,
     )
 

@@ -47,6 +47,10 @@ class Observed:
     own: PodFacts | None = None
     ssh_client: Decision | None = None
 
+    def called(self, name: str) -> str:
+        """Give the name by which mpirun gets a host of the hostfile."""
+        return self.renamed.get(name, name)
+
 
 @dataclass(frozen=True, slots=True)
 class Paths:

@@ -99,7 +99,7 @@ def make(observed: Observed, resolved: Resolved, program: tuple[str, ...], paths
     hosts = _hosts(making, observed, paths)
     np = _ranks(making, hosts, resolved)
     oversubscribe = _oversubscribe(making, resolved)
-    local = {_renamed(host.name, observed) for host in observed.local}
+    local = {observed.called(host.name) for host in observed.local}
     placed = placement.place(
         hosts,
         line,
@@ -153,10 +153,6 @@ def _platform(observed: Observed) -> Decision:
     return Decision("platform", observed.platform.name, Source.DETECTED, because)
 
 
-def _renamed(name: str, observed: Observed) -> str:
-    return observed.renamed.get(name, name)
-
-
 def _named_source(named_by: str) -> Source:
     if named_by == "default":
         return Source.DEFAULT
@@ -174,7 +170,7 @@ def _hosts(making: Making, observed: Observed, paths: Paths) -> tuple[Host, ...]
     """Settle the hosts and point every hostfile variable at mpiboot's own copy."""
     hosts = tuple(
         Host(
-            name=_renamed(host.name, observed),
+            name=observed.called(host.name),
             slots=host.slots,
             slots_given=True,
             max_slots=host.max_slots,
