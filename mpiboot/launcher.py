@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from mpiboot import facts, log, render, supervise_spec
+from mpiboot import facts, launch_spec, log, render
 from mpiboot.act import files, keys, launch, process
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import again, gate, leftovers
@@ -75,14 +75,14 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     launch.write(made, seen.observed, seen.passed.host_keys, ground.key, resolved, paths)
     launch.start_client(made, seen.observed, seen.passed.host_keys, ground.key, resolved, paths)
     log.info("start", f"starting {render.command(made.argv)}", argv=list(render.masked(made.argv)))
-    env = made.environment(environ) | {supervise_spec.MARK: paths.launch_dir}
+    env = made.environment(environ) | {launch_spec.MARK: paths.launch_dir}
     # A launch inside a launch is part of it.
     env.setdefault(leftovers.NAME, leftovers.new_mark(ground.key.public))
     if resolved.settings.supervise == "off":
         process.replace(made.argv, env)
     let_go = _lets_go(resolved.settings.worker_exit, environ)
     launch.write_spec(made, seen.observed, resolved, paths, ground.started, let_go=let_go)
-    process.replace(launch.parent(paths), env, blocked=sorted(supervise_spec.SIGNALS))
+    process.replace(launch.parent(paths), env, blocked=sorted(launch_spec.SIGNALS))
 
 
 def _lets_go(wanted: str, environ: Mapping[str, str]) -> bool:

@@ -54,7 +54,7 @@ def test_a_worker_loads_nothing_heavy(statement: str) -> None:
 
 
 def test_the_parent_that_stays_is_stdlib_only() -> None:
-    found = loaded("import mpiboot.supervise", bare=True)
+    found = loaded("import mpiboot.parent.__main__", bare=True)
     assert found & (HEAVY | THIRD_PARTY) == set()
 
 

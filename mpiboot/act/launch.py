@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot import supervise_spec
+from mpiboot import launch_spec
 from mpiboot.act import client_start, files, keys, process
 from mpiboot.aftermath import words
 from mpiboot.errors import error
@@ -116,7 +116,7 @@ def write(
     conf = {"ssh": f"{ssh or 'ssh'} {strict}", "user_agent": plan.user_agent}
     conf["client"] = client_start.words() if own else ""
     files.write_private(folder / "agent.conf", sshconfig.shell_assignments(conf))
-    files.make_fifo(folder / supervise_spec.EVENTS)
+    files.make_fifo(folder / launch_spec.EVENTS)
 
 
 def uses_own_client(observed: Observed) -> bool:
@@ -155,7 +155,7 @@ def start_client(
         hosts=hosts,
         key=where.key,
         keepalive=resolved.settings.ssh_keepalive,
-        events=str(folder / supervise_spec.EVENTS),
+        events=str(folder / launch_spec.EVENTS),
         errors=str(folder / "stderr"),
         parent=os.getpid(),
     )
@@ -190,11 +190,11 @@ def write_spec(
     """
     settings = resolved.settings
     reached = {observed.called(worker.host.name): worker for worker in observed.workers}
-    spec = supervise_spec.LaunchSpec(
+    spec = launch_spec.LaunchSpec(
         argv=plan.argv,
         family=observed.mpi.family,
         daemons=tuple(
-            supervise_spec.Remote(
+            launch_spec.Remote(
                 name, reached[name].address, reached[name].port, _others(reached[name])
             )
             for name in plan.daemons
@@ -212,7 +212,7 @@ def write_spec(
         suspects=plan.suspects,
         let_go=let_go and any(worker.ends for worker in observed.workers),
     )
-    files.write_private(Path(where.launch_dir) / supervise_spec.FILE, spec.to_json())
+    files.write_private(Path(where.launch_dir) / launch_spec.FILE, spec.to_json())
     before = tuple(_before(worker, observed) for worker in observed.workers)
     files.write_private(Path(where.launch_dir) / words.FILE, words.to_json(before))
 
@@ -240,4 +240,4 @@ def _before(worker: Worker, observed: Observed) -> words.Before:
 
 def parent(where: Paths) -> tuple[str, ...]:
     """Give the command line of mpirun's parent: no site, no user's PYTHON variables."""
-    return (sys.executable, "-I", "-S", str(_PACKAGE / "supervise.py"), where.launch_dir)
+    return (sys.executable, "-I", "-S", str(_PACKAGE / "parent" / "__main__.py"), where.launch_dir)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from mpiboot.supervise_events import MpirunEnded, Timer, Verdict
+from mpiboot.parent.events import MpirunEnded, Timer, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from mpiboot.supervise_events import Action, Forward, Kill, Start, Timer, Verdict
-from mpiboot.supervise_state import SIGTERM, Phase, State
+from mpiboot.parent.events import Action, Forward, Kill, Start, Timer, Verdict
+from mpiboot.parent.state import SIGTERM, Phase, State
 
 # Seconds. A second and a half suffices 4.1 to end after a lost daemon; a suspended job's workers
 # and launcher get their signals within a second or so; a pod's usual grace is 30 s: 20 + 5 fit.

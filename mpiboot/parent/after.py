@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from mpiboot.supervise_spec import MARK
+from mpiboot.launch_spec import MARK
 
 _PATIENCE: Final = 5.0
 _LIMIT: Final = 1 << 16

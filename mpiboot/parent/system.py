@@ -11,7 +11,7 @@ import signal
 from collections.abc import Mapping
 from typing import Final
 
-from mpiboot.supervise_spec import SIGNALS
+from mpiboot.launch_spec import SIGNALS
 
 # What the kernel writes as the sender of a terminal's signal (siginfo.h: SI_KERNEL).
 _SI_KERNEL: Final = 0x80

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.supervise_spec import LaunchSpec, Remote
-from mpiboot.supervise_watch import Peer, Processes, address, joined, peers, running
+from mpiboot.launch_spec import LaunchSpec, Remote
+from mpiboot.parent.watch import Peer, Processes, address, joined, peers, running
 
 ONE = Remote("w-1", "10.0.0.1", 22)
 TWO = Remote("w-2", "10.0.0.2", 22, others=("192.168.7.2",))

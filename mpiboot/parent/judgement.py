@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.supervise_events import Verdict
-from mpiboot.supervise_state import BY_SIGNAL, SSH_FAILED, Loss, State, signal_name
+from mpiboot.parent.events import Verdict
+from mpiboot.parent.state import BY_SIGNAL, SSH_FAILED, Loss, State, signal_name
 
 # What ssh says -> row of checks. The first that fits; ssh's own words, as OpenSSH 8 to 10 write.
 SSH_WORDS: Final = (

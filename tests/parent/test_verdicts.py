@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot import supervise_ending, supervise_judgement, verdicts
 from mpiboot.checks import BY_REFERENCE
-from mpiboot.supervise_events import (
+from mpiboot.parent import ending, judgement, verdicts
+from mpiboot.parent.events import (
     Action,
     AgentConnected,
     AgentEnded,
@@ -30,7 +30,7 @@ from mpiboot.supervise_events import (
     TimerFired,
     Verdict,
 )
-from mpiboot.supervise_state import FAMILIES, Job, Phase, State
+from mpiboot.parent.state import FAMILIES, Job, Phase, State
 
 TERM, INT, USR1 = 15, 2, 10
 HOSTS = ("w-1", "w-2")
@@ -370,16 +370,16 @@ def test_where_connections_can_not_be_seen_a_connected_ssh_has_to_do() -> None:
 
 
 def test_every_reference_is_a_row_and_every_delay_is_known() -> None:
-    assert {timer for timer in Timer if timer not in supervise_ending.DELAYS} == {
+    assert {timer for timer in Timer if timer not in ending.DELAYS} == {
         Timer.LAUNCH,
         Timer.GRACE,
     }
     assert {
         reference: (int(row.code), row.retry)
         for reference, row in BY_REFERENCE.items()
-        if reference in supervise_judgement.CODES
-    } == supervise_judgement.CODES
-    assert {row for _, row in supervise_judgement.SSH_WORDS} <= set(supervise_judgement.CODES)
+        if reference in judgement.CODES
+    } == judgement.CODES
+    assert {row for _, row in judgement.SSH_WORDS} <= set(judgement.CODES)
 
 
 hosts = st.sampled_from((*HOSTS, "stranger"))

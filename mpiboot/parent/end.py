@@ -16,9 +16,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mpiboot import log
-from mpiboot.supervise_events import Verdict
-from mpiboot.supervise_spec import MARK, LaunchSpec
-from mpiboot.supervise_watch import Processes
+from mpiboot.launch_spec import MARK, LaunchSpec
+from mpiboot.parent.events import Verdict
+from mpiboot.parent.watch import Processes
 
 if TYPE_CHECKING:
     from mpiboot.model import Finding

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from mpiboot.supervise_ending import WAITS, Step, ask, end, insist, start, stop
-from mpiboot.supervise_events import (
+from mpiboot.parent.ending import WAITS, Step, ask, end, insist, start, stop
+from mpiboot.parent.events import (
     Action,
     AgentConnected,
     AgentEnded,
@@ -32,8 +32,8 @@ from mpiboot.supervise_events import (
     Timer,
     TimerFired,
 )
-from mpiboot.supervise_judgement import how, judge, launch_timeout, not_ended, not_started
-from mpiboot.supervise_state import (
+from mpiboot.parent.judgement import how, judge, launch_timeout, not_ended, not_started
+from mpiboot.parent.state import (
     BY_SIGNAL,
     SIGNALS,
     SIGTERM,

@@ -1,30 +1,24 @@
-"""The parent of mpirun: starts it, sleeps until something happens, and makes its end honest.
+"""One mpirun under its parent: started, slept beside until something happens, and judged.
 
-Entered by exec as ``python -I -S supervise.py FOLDER``; stdlib only, without asyncio, so that a
-few megabytes stay. It looks at processes and connections only while mpirun launches; after that
-nothing wakes it but signals, agents and the end. It never writes to stdout, and stdin is never
-read; what an event means is decided in ``verdicts``.
+It looks at processes and connections only while mpirun launches; after that nothing wakes it but
+signals, agents and the end. It never writes to stdout, and stdin is never read; what an event
+means is decided in ``verdicts``.
 """
 
-# Run by its path, it must find its package first; pathlib costs a megabyte.
-# ruff: noqa: PTH100, PTH120, PTH123
 from __future__ import annotations
 
 import os
 import select
 import signal
-import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Final, NoReturn
+from collections.abc import Mapping
+from typing import Final
 
-if __name__ == "__main__":
-    sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-from mpiboot import log, verdicts
-from mpiboot.supervise_after import ask
-from mpiboot.supervise_end import end_all, reap, send, survivors, tell
-from mpiboot.supervise_events import (
+from mpiboot import log
+from mpiboot.launch_spec import EVENTS, LaunchSpec
+from mpiboot.parent import verdicts
+from mpiboot.parent.end import reap, send, survivors
+from mpiboot.parent.events import (
     Action,
     AgentConnected,
     AgentEnded,
@@ -46,30 +40,21 @@ from mpiboot.supervise_events import (
     TimerFired,
     Verdict,
 )
-from mpiboot.supervise_loop import Loop, Probes
-from mpiboot.supervise_spec import EVENTS, FILE, MARK, LaunchSpec
-from mpiboot.supervise_state import FAMILIES, UNKNOWN, Job, Phase
-from mpiboot.supervise_system import (
-    block_signals,
+from mpiboot.parent.loop import Loop, Probes
+from mpiboot.parent.state import FAMILIES, UNKNOWN, Job, Phase
+from mpiboot.parent.system import (
     has_terminal,
     last_words,
     listen,
     open_fifo,
     spawn,
 )
-from mpiboot.supervise_watch import Processes, find_mpiruns, joined, peers, running
+from mpiboot.parent.watch import Processes, find_mpiruns, joined, peers, running
 
 _LOOK_FIRST, _LOOK_LAST, _LOOK_GROWTH = 0.05, 0.25, 1.5
 _AGENT_KILLED: Final = -signal.SIGKILL
 # An mpirun that gives up kills its agents: the one whose ssh has ended by itself comes first.
 _AGENT_PATIENCE: Final = 0.5
-
-Evidence = Callable[[Verdict, LaunchSpec], tuple[str, ...]]
-
-
-def no_evidence(_verdict: Verdict, _spec: LaunchSpec) -> tuple[str, ...]:
-    """Ask nobody."""
-    return ()
 
 
 class Parent:
@@ -302,51 +287,3 @@ class Parent:
 
     def _answered(self, host: str, reachable: bool | None, said: str) -> None:  # noqa: FBT001
         self._feed(Probed(host, reachable, said))
-
-
-def run(folder: str, environ: Mapping[str, str], evidence: Evidence = no_evidence) -> int:
-    """Be the parent of the mpirun that a launch folder describes; give the exit code."""
-    mask = block_signals()
-    with open(f"{folder}/{FILE}", encoding="utf-8") as file:
-        spec = LaunchSpec.from_json(file.read())
-    log.configure(level=spec.log_level, form=spec.log_format, role="launcher")
-    parent = Parent(spec, folder, {**environ, MARK: folder})
-    try:
-        verdict = parent.run(mask)
-    except BaseException:
-        # Never leave an mpirun without a parent: nobody would end it, or say how it ended.
-        if parent.child:
-            end_all(parent.child, folder)
-        raise
-    left = end_all(parent.child, folder) if parent.child else 0
-    if left:
-        log.debug("ended", f"ended {left} processes that mpirun left")
-    by_signal = verdict.said.startswith("ended by")
-    asked = verdict.code and parent.child and not by_signal
-    tell(verdict, spec, evidence(verdict, spec) if asked else ())
-    if spec.let_go and not verdict.code:
-        ask(folder, environ, "let-go")
-    if verdict.code and spec.hold_on_failure and not by_signal:
-        log.info("hold", f"held for {spec.hold_on_failure:g} s; SIGTERM ends it")
-        parent.hold(spec.hold_on_failure)
-    return verdict.code
-
-
-def main() -> NoReturn:
-    """Run as a program; whatever goes wrong here is said in one line."""
-    try:
-        folder = sys.argv[1]
-        code = run(
-            folder,
-            os.environ,
-            lambda verdict, _: ask(folder, os.environ, "evidence", verdict.host),
-        )
-    except Exception as wrong:  # noqa: BLE001 - the last line of defence: never a traceback
-        log.error("bug", f"[bug] the parent of mpirun failed: {type(wrong).__name__}: {wrong}")
-        code = 70
-    # The thread that waits for signals never ends, and nothing here is to be tidied up.
-    os._exit(code)
-
-
-if __name__ == "__main__":
-    main()

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 import mpiboot
-from mpiboot.supervise_spec import EVENTS, FILE, MARK, LaunchSpec, Remote
+from mpiboot.launch_spec import EVENTS, FILE, MARK, LaunchSpec, Remote
 
 PACKAGE = Path(mpiboot.__file__).parent
 AGENT = PACKAGE / "libexec" / "agent"
-PARENT = [sys.executable, "-I", "-S", str(PACKAGE / "supervise.py")]
+PARENT = [sys.executable, "-I", "-S", str(PACKAGE / "parent" / "__main__.py")]
 GUARD = 40.0
 # What a worker's address answers from: another loopback address, where somebody may listen.
 WORKER = "127.0.0.2"

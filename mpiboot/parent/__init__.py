@@ -1,0 +1,1 @@
+"""The parent of mpirun: what happens to a started job, what that means, and its honest end."""
