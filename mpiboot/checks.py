@@ -67,6 +67,23 @@ CHECKS: Final = (
         hint="look at the worker's log: is its container running, and sshd in it?",
     ),
     Check(
+        "workers-held",
+        "no other launcher has the job's workers",
+        ExitCode.NOT_READY,
+        retry=True,
+        roles=(_L,),
+        hint="one launcher at a time: wait until that one has ended, or end it",
+    ),
+    Check(
+        "shims",
+        "a call of mpirun enters mpiboot",
+        ExitCode.CONFLICT,
+        retry=False,
+        roles=(_L,),
+        hint="call mpirun by its name alone with `mpiboot shims install` in the image, "
+        "by absolute path with `mpiboot shims install --replace`, or use `args:` for `command:`",
+    ),
+    Check(
         "bug",
         "mpiboot itself works",
         ExitCode.BUG,
@@ -89,6 +106,14 @@ CHECKS: Final = (
         retry=False,
         roles=(_L, _W),
         hint="mount an emptyDir and name it with MPIBOOT_RUNTIME_DIR",
+    ),
+    Check(
+        "tmpdir",
+        "TMPDIR is a folder in which MPI can keep its session",
+        ExitCode.CANNOT_WRITE,
+        retry=False,
+        roles=(_L, _W),
+        hint="mount an emptyDir there, or unset TMPDIR",
     ),
     Check(
         "ssh-key",
@@ -148,6 +173,23 @@ CHECKS: Final = (
         hint="use one image, or images with the same MPI, for launcher and workers",
     ),
     Check(
+        "several-programs",
+        "this MPI starts a line with several programs",
+        ExitCode.CONFLICT,
+        retry=False,
+        roles=(_L,),
+        hint="if that happens, start one program that branches by its rank",
+    ),
+    Check(
+        "ip-version",
+        "the MPI speaks the IP version of the pods",
+        ExitCode.CONFLICT,
+        retry=False,
+        roles=(_L,),
+        hint="take an Open MPI that was configured with --enable-ipv6, "
+        "or give the pods IPv4 addresses too (dual stack)",
+    ),
+    Check(
         "agent-not-started",
         "mpirun starts a daemon on every host of its line",
         ExitCode.CONFLICT,
@@ -179,6 +221,23 @@ CHECKS: Final = (
         roles=(_L,),
         hint="can the workers reach the launcher's ports (NetworkPolicy, sidecar)? "
         "MPIBOOT_LAUNCH_TIMEOUT gives them longer",
+    ),
+    Check(
+        "service-mesh",
+        "no service mesh's proxy stands in front of the job's pods",
+        ExitCode.CONFLICT,
+        retry=False,
+        roles=(_L, _W),
+        hint="keep launcher and workers out of the mesh, or the job's ports",
+    ),
+    Check(
+        "control-mtu",
+        "the control links of all pods have the same MTU",
+        ExitCode.CONFLICT,
+        retry=False,
+        roles=(_L,),
+        hint="give the pod network one MTU, that of its smallest link, in the CNI's configuration; "
+        "where the path carries less than a link says, large messages hang",
     ),
     Check(
         "sshd",

@@ -5,22 +5,29 @@ A role's own modules are loaded when that role runs: a worker's start is everybo
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
 from mpiboot import __version__, log
 from mpiboot.errors import MpibootError, error
-from mpiboot.model import Role
+from mpiboot.model import Role, Source
 from mpiboot.settings import ROWS, Resolved, Row, resolve
 
 Words = tuple[str, ...]
 _BOTH = (Role.LAUNCHER, Role.WORKER)
 _ENTRY = "(program)"
+# Commands that look at PATH as the pod has it, shims and all.
+_AS_IT_IS: Final = ("doctor", "shims")
+# Seconds that a look at every host takes at most, unless a flag says otherwise: the variable is
+# the deadline of a launcher that waits.
+_PLAN_LOOK: Final = 5.0
+_DOCTOR_LOOK: Final = 10.0
 _PASS_ON = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 
 
@@ -32,6 +39,11 @@ class _State:
 
 class Group(click.Group):
     """A group whose unknown command is the entrypoint form: ``mpiboot PROGRAM ARGS...``."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Show the first sentence of a command's help in the list; click would cut it off."""
+        cmd.short_help = " ".join((cmd.help or "").partition("\n\n")[0].split())
+        super().add_command(cmd, name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -87,6 +99,14 @@ def _resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) 
     return resolved
 
 
+def _looking(resolved: Resolved, seconds: float) -> Resolved:
+    """Give a look its own deadline, unless a flag has given one."""
+    if resolved.given["timeout"].source is Source.FLAG:
+        return resolved
+    settings = dataclasses.replace(resolved.settings, timeout=seconds)
+    return dataclasses.replace(resolved, settings=settings)
+
+
 @click.group(
     cls=Group,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -115,7 +135,11 @@ def entrypoint(program: Words) -> None:
     from mpiboot import entry
 
     resolved = _resolved({})
-    sys.exit(entry.run(resolved, program, os.environ))
+    try:
+        code = entry.run(resolved, program, os.environ)
+    except MpibootError as wrong:
+        raise _mistyped(wrong, program) from None
+    sys.exit(code)
 
 
 @settings_of(Role.LAUNCHER)
@@ -191,7 +215,7 @@ def plan(program: Words, as_json: bool, **flags: str | None) -> None:  # noqa: F
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot import launcher as role
 
-    resolved = _resolved({"timeout": "5", **_given(flags)}, "plan")
+    resolved = _looking(_resolved(flags, "plan"), _PLAN_LOOK)
     sys.exit(role.show_plan(resolved, program, os.environ, as_json=as_json))
 
 
@@ -210,7 +234,7 @@ def doctor(as_json: bool, **flags: str | None) -> None:  # noqa: FBT001 - click'
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot import doctor as role
 
-    resolved = _resolved({"timeout": "10", **_given(flags)}, "doctor")
+    resolved = _looking(_resolved(flags, "doctor"), _DOCTOR_LOOK)
     sys.exit(role.run(resolved, os.environ, as_json=as_json))
 
 
@@ -253,21 +277,35 @@ def settings(as_json: bool, **flags: str | None) -> None:  # noqa: FBT001 - clic
 @cli.command()
 @click.argument("what", type=click.Choice(["install", "remove"]))
 @click.option("--folder", default="/usr/local/bin", show_default=True, help="Where they stand.")
-def shims(what: str, folder: str) -> None:
+@click.option("--replace", is_flag=True, help="In the place of the real programs, which move.")
+def shims(what: str, folder: str, *, replace: bool) -> None:
     """Make or take away names such as mpirun and sshd that lead to mpiboot.
 
     For images whose manifests are written for plain ones: FOLDER must come before the real
-    programs' folder on PATH. The real ones are left as they are.
+    programs' folder on PATH. The real ones are left as they are; with --replace they move to
+    /usr/local/lib/mpiboot/real, so that a call by absolute path enters mpiboot too.
     """
     from mpiboot import shims as names
 
-    make = what == "install"
-    lines = names.install(folder, os.environ) if make else names.remove(folder)
+    if what == "remove":
+        lines = names.remove(folder)
+    else:
+        lines = names.replace(os.environ) if replace else names.install(folder, os.environ)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def _given(flags: Mapping[str, str | None]) -> dict[str, str]:
-    return {name: str(value) for name, value in flags.items() if value is not None}
+def _mistyped(wrong: MpibootError, program: Words) -> MpibootError:
+    """Hint at the command where a program that isn't there is called nearly so."""
+    if wrong.finding.check != "program-missing" or not program:
+        return wrong
+    import difflib
+
+    names = [name for name in cli.commands if name != _ENTRY]
+    near = difflib.get_close_matches(program[0], names, n=1, cutoff=0.75)
+    if near and wrong.finding.said.startswith(program[0]):
+        hint = f"did you mean `mpiboot {near[0]}`? {wrong.finding.hint}"
+        wrong.finding = dataclasses.replace(wrong.finding, hint=hint)
+    return wrong
 
 
 def _report(wrong: MpibootError) -> int:
@@ -320,12 +358,15 @@ def _run(argv: list[str]) -> int:
 
 
 def _behind_shim(argv: list[str]) -> list[str]:
-    """Turn a call by a shim's name into the entrypoint form, with the real program on PATH."""
-    if os.path.basename(sys.argv[0]) not in ("mpirun", "mpiexec", "sshd"):  # noqa: PTH119
-        return argv
+    """Turn a call by a shim's name into the entrypoint form, with the real programs on PATH."""
     from mpiboot import shims as names
 
-    found = names.enter(os.path.basename(sys.argv[0]), os.environ)  # noqa: PTH119
+    name = os.path.basename(sys.argv[0])  # noqa: PTH119
+    if name not in names.NAMES:
+        if argv[:1] and argv[0] not in _AS_IT_IS:
+            os.environ["PATH"] = names.cleared(os.environ)
+        return argv
+    found = names.enter(name, os.environ)
     os.environ["PATH"] = found["PATH"]
     return [_ENTRY, found["program"], *argv]
 

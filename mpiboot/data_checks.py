@@ -51,6 +51,12 @@ DATA_CHECKS: Final = (
         'resources: {limits: {<the RDMA resource of your nodes>: "1"}}',
     ),
     _row(
+        "rdma-library",
+        "the image's RDMA library has a driver for the device",
+        "add it to the image (Debian: libibverbs1 and ibverbs-providers, RPM: libibverbs), or its "
+        "folder to LD_LIBRARY_PATH in the worker's pod",
+    ),
+    _row(
         "rdma-port",
         "every RDMA port is active",
         "look at cable, switch port and, for InfiniBand, at the subnet manager "
@@ -89,6 +95,13 @@ DATA_CHECKS: Final = (
         "the data links and devices can be told apart",
         "set MPIBOOT_DATA_IFNAME or MPIBOOT_RDMA_DEVICE",
         _CONFLICT,
+    ),
+    _row(
+        "data-carrier",
+        "every data link that has an address is up",
+        "look at the node's adapter below it: cable, switch port, `ip link` on the node",
+        ExitCode.NOT_READY,
+        retry=True,
     ),
     _row(
         "data-mtu",

@@ -6,18 +6,22 @@ the same rows and sentences that a launcher or worker would end with.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from mpiboot import launcher, render
+from mpiboot import launcher, launcher_ground, render, shims
 from mpiboot.act import files, keys, launch, process
 from mpiboot.checks import BY_REFERENCE
-from mpiboot.errors import MpibootError
+from mpiboot.errors import MpibootError, error
+from mpiboot.gates import own
 from mpiboot.job import plan as plans
 from mpiboot.job import platforms
 from mpiboot.model import Finding, Level, Role
-from mpiboot.observe import hostfiles, pod, programs
+from mpiboot.network import mesh as meshes
+from mpiboot.observe import hostfiles, mesh, pod, programs
 from mpiboot.settings import Resolved
 
 # What the plan is asked with: its checks don't depend on the program.
@@ -27,7 +31,14 @@ _ANY_PROGRAM = ("true",)
 def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> int:
     """Print every finding; the code is that of the first failure, 0 where nothing fails."""
     found = [*resolved.warnings, *_own(resolved, environ)]
-    if _role(resolved, environ) is Role.LAUNCHER:
+    role = _role(resolved, environ)
+    if role is Role.WORKER:
+        found.append(_tried("workers-unreachable", lambda: _server(resolved, environ)))
+    if role is not Role.LAUNCHER:  # a launcher's plan tells it of all pods
+        settings = resolved.settings
+        ports = [settings.ssh_port or 22]
+        found += meshes.findings({"this pod": mesh.look()}, ports, settings.port_range)
+    if role is Role.LAUNCHER:
         found += [item for item in _job(resolved, environ) if item not in found]
     if as_json:
         sys.stdout.write(render.as_json(found))
@@ -35,7 +46,8 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> int
         sys.stdout.write(render.findings(found))
         bad = sum(item.level is Level.FAIL for item in found)
         odd = sum(item.level is Level.WARN for item in found)
-        sys.stdout.write(f"\n{len(found)} checks: {bad} failed, {odd} warnings\n")
+        checks, warnings = render.counted(len(found), "check"), render.counted(odd, "warning")
+        sys.stdout.write(f"\n{checks}: {bad} failed, {warnings}\n")
     return next((int(BY_REFERENCE[i.check].code) for i in found if i.level is Level.FAIL), 0)
 
 
@@ -84,7 +96,7 @@ def _own(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:
         )
         mounted = keys.find(settings.ssh_key, (who.home, environ.get("HOME", "")), who.uid)
         if mounted is None:
-            raise launcher.no_key(settings.ssh_key, (who.home, environ.get("HOME", "")), who.uid)
+            raise keys.missing(settings.ssh_key, (who.home, environ.get("HOME", "")), who.uid)
         found = keys.load(mounted, made, environ)
         return f"the key is {mounted}, {found.fingerprint}"
 
@@ -103,7 +115,38 @@ def _own(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:
         _tried("ssh-key", key),
         _tried("program-missing", mpi),
         _tried("program-missing", ssh),
+        *_shims(environ),
     ]
+
+
+def _shims(environ: Mapping[str, str]) -> list[Finding]:
+    """Tell what enters mpiboot by its name, and what has passed it by; nothing without shims."""
+    try:
+        good, bad = shims.told(environ)
+    except MpibootError:  # started from a folder of sources, where no shim can lead to it
+        good, bad = "", ""
+    odd = (
+        Finding("shims", Level.WARN, said, hint=BY_REFERENCE["shims"].hint)
+        for said in (bad, shims.passed_by())
+        if said
+    )
+    return [*([_ok("shims", good)] if good else []), *odd]
+
+
+def _server(resolved: Resolved, environ: Mapping[str, str]) -> str:
+    """Log in to this worker's own server, as a launcher would."""
+    ground = launcher_ground.stand(resolved, environ, "doctor", patience=0.0)
+    folder = Path(environ.get("MPIBOOT_WORKER_DIR") or ground.folder.parent / "worker")
+    state = pod.worker_state(folder)
+    if state is None:
+        raise error(
+            "workers-unreachable",
+            f"no SSH server of mpiboot's runs in this pod: {folder} has no state of one",
+            hint="start the container with `args: [worker]`, and look at its log",
+        )
+    access = launcher_ground.access(ground)
+    asyncio.run(own.look(state.address, state.port, resolved.settings, access))
+    return f"{state.sshd} lets {access.user} in at {state.address} port {state.port}"
 
 
 def _job(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:
@@ -113,9 +156,10 @@ def _job(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:
     except MpibootError as wrong:
         return [wrong.finding, *wrong.others]
     file = seen.observed.hostfile
+    hosts = render.counted(len(file.hosts), "host")
     found = [
         _ok("hostfile-missing", f"the hostfile is {file.path}, named by {file.named_by}"),
-        _ok("hostfile-invalid", f"{len(file.hosts)} hosts, {file.slots} slots"),
+        _ok("hostfile-invalid", f"{hosts}, {render.counted(file.slots, 'slot')}"),
         *seen.warnings,
     ]
     found += [_ok("names-unresolved", "this pod itself", host.name) for host in seen.observed.local]

@@ -23,13 +23,15 @@ class Gid:
     """An entry of a port's GID table that is not empty.
 
     ``value`` is the GID as IPv6 text; ``kind`` is ``RoCE v2``, ``IB/RoCE v1`` or empty;
-    ``netdev`` is the name that sysfs gives, which may be one of another network namespace.
+    ``netdev`` is the name that sysfs gives, which may be one of another network namespace;
+    ``link`` is that link's index in its own namespace, as the RDMA library tells it (0: not known).
     """
 
     index: int
     value: str
     kind: str
     netdev: str
+    link: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class RdmaPort:
     ``state`` is ``DOWN``, ``INIT``, ``ARMED``, ``ACTIVE`` or empty; ``link_layer`` is
     ``InfiniBand``, ``Ethernet``, ``Unspecified`` or empty; ``netdev`` is the link of this
     network namespace that the kernel says the port drives, else empty; ``rate`` is in Gb/s;
-    ``mtu`` is the port's active MTU in bytes (0 where not known).
+    ``mtu`` is the port's active MTU in bytes: the RDMA library's word, else what drivers make of
+    the MTU of ``netdev``, else 0.
     """
 
     number: int
@@ -58,7 +61,8 @@ class RdmaDevice:
     """An RDMA device that this pod can see, its own or not.
 
     ``uverbs`` is the device node's path, empty where it has none in this pod; ``opens`` is
-    ``ok`` or the reason why it can't be opened; ``pci`` is its PCI function where it has one.
+    ``ok`` or the reason why it can't be opened; ``pci`` is its PCI function where it has one;
+    ``library`` is ``ok``, the reason why the image's RDMA library can't use the device, or empty.
     """
 
     index: int
@@ -71,13 +75,15 @@ class RdmaDevice:
     uverbs: str
     opens: str
     ports: tuple[RdmaPort, ...]
+    library: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
     """What a platform says of a link or device of this pod: evidence that outweighs names.
 
-    ``by`` is ``multus``, ``sriov-device-plugin`` or ``dra``; any of the others may be empty.
+    ``by`` is ``multus``, ``sriov-device-plugin``, ``dra`` or ``gib``, a folder of GKE's transport
+    for NCCL, which ``resource`` names; any of the others may be empty.
     """
 
     by: str

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from mpiboot import render
+from mpiboot import log, render
 from mpiboot.act import files
 from mpiboot.fabric import Fabric
 from mpiboot.model import Mpi, PodFacts
-from mpiboot.observe import links, pod, programs
+from mpiboot.network import mesh as meshes
+from mpiboot.observe import links, mesh, pod, programs
 from mpiboot.settings import Resolved
 
 
@@ -44,6 +45,7 @@ def gather(
         links=links.links(),
         mpi=mpi,
         fabric=_fabric(environ),
+        mesh=mesh.look(),
     )
 
 
@@ -74,7 +76,13 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
     state = pod.worker_state(Path(path).parent)
     pid, sshd = (state.pid, state.sshd) if state else (os.getppid(), "")
     found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
+    if found.mesh and state:
+        settings = resolved.settings
+        for item in meshes.findings({"this pod": found.mesh}, [state.port], settings.port_range):
+            log.finding(item)
     # The ranks' sessions get what a profile has set as well as what the pod's specification has.
     names = tuple(sorted({*found.environment, *environ}))
-    files.write_private(Path(path), pod.to_json(replace(found, environment=names)))
+    because = state.because if state else ""
+    found = replace(found, environment=names, sshd_because=because)
+    files.write_private(Path(path), pod.to_json(found))
     return 0

@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 import signal
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 FILE: Final = "spec.json"
 EVENTS: Final = "events"
+# What mpirun writes on request: which rank is where.
+PLACEMENT: Final = "placement"
 MARK: Final = "MPIBOOT_LAUNCH_DIR"
+# In the environment of all that one launch starts, on every host; no two launches share it.
+JOB_MARK: Final = "MPIBOOT_JOB_MARK"
 # What the parent takes in. Who execs it as PID 1 blocks these before: a signal that comes while
 # the new interpreter starts then waits for it, where else the kernel would drop it.
 SIGNALS: Final = frozenset(
@@ -26,6 +30,18 @@ SIGNALS: Final = frozenset(
         signal.SIGCHLD,
     )
 )
+
+
+class Started(NamedTuple):
+    """An mpirun that was started before its parent's program.
+
+    ``events`` is the descriptor on which the agents' FIFO is kept open, ``words`` that on which
+    mpirun's own messages come; -1 where they can't be told from the program's.
+    """
+
+    pid: int
+    events: int
+    words: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +66,8 @@ class LaunchSpec:
     ``hosts`` counts the launcher too where it runs ranks; ``suspects`` are variables or flags
     that could hide the hostfile or the launch agent from mpirun, each with the reason;
     ``started`` is the monotonic clock's second at which mpiboot began; ``let_go`` tells that
-    workers are to be told of a good end.
+    workers are to be told of a good end; ``program`` is what ranks run, empty where that isn't
+    known; ``goes_on`` tells that the job may be meant to go on without a rank that ended badly.
     """
 
     argv: tuple[str, ...]
@@ -67,6 +84,13 @@ class LaunchSpec:
     log_level: str = "info"
     suspects: tuple[tuple[str, str], ...] = ()
     let_go: bool = False
+    program: str = ""
+    goes_on: bool = False
+
+    @property
+    def local(self) -> bool:
+        """Whether ranks may run on the launcher too."""
+        return self.hosts > len(self.daemons)
 
     def to_json(self) -> str:
         """Write the record as JSON."""

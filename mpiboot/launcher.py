@@ -6,41 +6,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from mpiboot import facts, launch_spec, log, render
-from mpiboot.act import files, keys, launch, process
+from mpiboot.act import files, launch, process
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import again, gate, leftovers
-from mpiboot.job import data, mpirun_line, names, platforms, sshconfig
+from mpiboot.job import data, forward, mpirun_line, names, platforms, sshconfig
 from mpiboot.job import plan as plans
-from mpiboot.model import Decision, Finding, Identity, Json, Level, Mpi, PodFacts
+from mpiboot.launcher_ground import Ground, access, stand
+from mpiboot.model import Decision, Finding, Json, Level, Mpi, PodFacts
 from mpiboot.network.cluster_view import HEADINGS
-from mpiboot.observe import dns, hostfiles, pod, programs
+from mpiboot.observe import dns, hostfiles, links, programs
+from mpiboot.parent import own_words, system
 from mpiboot.settings import Resolved, Settings
-
-_KEY_LOOK_FIRST, _KEY_LOOK_LAST = 0.05, 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Ground:
-    """What a launcher stands on before it asks anyone: itself, its folder, the job's key."""
-
-    resolved: Resolved
-    environ: Mapping[str, str]
-    identity: Identity
-    folder: Path
-    key: keys.JobKey
-    started: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +46,17 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     Raises:
         MpibootError: a gate, a check or a file failed.
     """
+    if program and mpirun_line.only_asks(program):
+        process.replace(program, environ)
     _end_on_signals(resolved)
     odd = mpirun_line.slip(program)
+    if odd and process.find(program[0], environ.get("PATH", "")) is None:
+        raise error("usage", odd, hint="write one argument for each word")
     if odd:
         log.finding(Finding("usage", Level.WARN, odd, hint="write one argument for each word"))
-    ground = _ground(resolved, environ)
+    ground = stand(resolved, environ)
     seen = asyncio.run(_wait_and_observe(ground, program))
-    paths = launch.paths(ground.folder, ground.key.path)
+    paths = launch.paths(ground.folder, ground.key.path, os.getpid())
     made = plans.make(seen.observed, resolved, program, paths)
     _say(made.decisions)
     _say_data(made)
@@ -74,15 +66,51 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     plans.stop_on_failure(made)
     launch.write(made, seen.observed, seen.passed.host_keys, ground.key, resolved, paths)
     launch.start_client(made, seen.observed, seen.passed.host_keys, ground.key, resolved, paths)
-    log.info("start", f"starting {render.command(made.argv)}", argv=list(render.masked(made.argv)))
+    log.info(
+        "start", f"starting {render.command(made.argv)}", argv=list(forward.masked_words(made.argv))
+    )
     env = made.environment(environ) | {launch_spec.MARK: paths.launch_dir}
     # A launch inside a launch is part of it.
     env.setdefault(leftovers.NAME, leftovers.new_mark(ground.key.public))
     if resolved.settings.supervise == "off":
         process.replace(made.argv, env)
     let_go = _lets_go(resolved.settings.worker_exit, environ)
-    launch.write_spec(made, seen.observed, resolved, paths, ground.started, let_go=let_go)
-    process.replace(launch.parent(paths), env, blocked=sorted(launch_spec.SIGNALS))
+    spec = launch.write_spec(made, seen.observed, resolved, paths, ground.started, let_go=let_go)
+    become_parent(made.argv, env, paths, own_words.lead(spec.family, env, local=spec.local))
+
+
+def become_parent(
+    argv: tuple[str, ...],
+    env: Mapping[str, str],
+    paths: plans.Paths,
+    way: own_words.Lead | None = None,
+) -> NoReturn:
+    """Start mpirun and become its parent, whose interpreter so starts beside it and not before.
+
+    A child stays one's own over exec, and signals that are blocked wait over it. ``way`` is where
+    mpirun's own messages are led.
+
+    Raises:
+        MpibootError: ``program-missing``; this interpreter can't be executed.
+    """
+    mask = system.block_signals()
+    # A FIFO that nobody has open forgets what was written to it.
+    events = system.open_fifo(f"{paths.launch_dir}/{launch_spec.EVENTS}")
+    started: launch_spec.Started | None = None
+    with contextlib.suppress(OSError):  # the parent tries once more, and says why
+        led = {**env, **way.environ} if way else env
+        pid = system.spawn(argv, led, mask, own_group=not system.has_terminal())
+        started = launch_spec.Started(pid, events, way.started() if way else -1)
+        for handle in started[1:]:
+            if handle >= 0:
+                os.set_inheritable(handle, True)
+    try:
+        parent = launch.parent(paths, started)
+        process.replace(parent, env, blocked=sorted(launch_spec.SIGNALS))
+    except MpibootError:
+        if started:
+            os.kill(started.pid, signal.SIGKILL)
+        raise
 
 
 def _lets_go(wanted: str, environ: Mapping[str, str]) -> bool:
@@ -98,7 +126,7 @@ def _lets_go(wanted: str, environ: Mapping[str, str]) -> bool:
 def wait(resolved: Resolved, environ: Mapping[str, str]) -> int:
     """Pass the gates and nothing more."""
     _end_on_signals(resolved)
-    asyncio.run(_pass_gates(_ground(resolved, environ)))
+    asyncio.run(_pass_gates(stand(resolved, environ)))
     return 0
 
 
@@ -106,7 +134,7 @@ def look(
     resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
 ) -> tuple[Seen, Ground]:
     """Look at every host once, for a program that is not started."""
-    ground = _ground(resolved, environ)
+    ground = stand(resolved, environ, patience=0.0)
     return asyncio.run(_look_and_observe(ground, program)), ground
 
 
@@ -170,35 +198,15 @@ def _end_on_signals(resolved: Resolved) -> None:
         files.termination_message(resolved.settings.termination_log, f"signal: {said}\n")
         os._exit(128 + number)
 
+    def spare(number: int, _frame: FrameType | None) -> None:
+        # Meant for the program; what it does to one that has no handler would end the wait.
+        name = signal.Signals(number).name
+        log.info("signal", f"{name} is the program's, which has not started: not forwarded")
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, end)
-
-
-def _ground(resolved: Resolved, environ: Mapping[str, str]) -> Ground:
-    started = time.monotonic()
-    settings = resolved.settings
-    identity = pod.identity(environ)
-    folder = files.runtime_dir(
-        settings.runtime_dir, identity.uid, "launcher", tmpdir=environ.get("TMPDIR", "")
-    )
-    # asyncssh asks for these names, and fails under a uid without a passwd entry.
-    for name, value in pod.user_environment(identity, environ, folder).items():
-        os.environ[name] = value
-    deadline = started + settings.timeout
-    mounted = _wait_for_key(
-        settings.ssh_key, (identity.home, environ.get("HOME", "")), identity.uid, deadline
-    )
-    key = keys.load(mounted, folder, environ)
-    odd = keys.trust(key, mounted)
-    if odd:
-        log.finding(odd)
-    return Ground(resolved, environ, identity, folder, key, started)
-
-
-def no_key(wanted: str, homes: tuple[str, ...], uid: int) -> MpibootError:
-    """Say where the job's key was looked for."""
-    places = wanted or ", ".join(str(item) for item in keys.folders(homes, uid))
-    return error("ssh-key", f"no private SSH key in {places}")
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, spare)
 
 
 def no_mpirun(environ: Mapping[str, str]) -> MpibootError:
@@ -210,44 +218,16 @@ def no_mpirun(environ: Mapping[str, str]) -> MpibootError:
     )
 
 
-def _wait_for_key(wanted: str, homes: tuple[str, ...], uid: int, deadline: float) -> Path:
-    """Wait for the key's volume: a Secret may be mounted a moment late."""
-    look, told = _KEY_LOOK_FIRST, False
-    while True:
-        found = keys.find(wanted, homes, uid)
-        if found:
-            return found
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise no_key(wanted, homes, uid)
-        if not told:
-            told = True
-            log.info("ssh-key", "waiting for the job's SSH key to be mounted")
-        time.sleep(min(look, left))
-        look = min(look * 2, _KEY_LOOK_LAST)
-
-
 async def _hostfile(
     ground: Ground, patience: float, program: tuple[str, ...] = (), mpi: Mpi | None = None
 ) -> hostfiles.Found:
     """Read the hostfile that the program's own mpirun line names, else the settings'."""
     settings = ground.resolved.settings
-    path, given = settings.hostfile, str(ground.resolved.given["hostfile"])
+    given, line = str(ground.resolved.given["hostfile"]), ""
     if mpi and program and mpirun_line.is_mpirun(program[0]):
-        named = mpirun_line.read(program, mpi.family).hostfile
-        path, given = (named, "the mpirun line") if named else (path, given)
-    return await hostfiles.find(path, given, ground.environ, patience=patience)
-
-
-def _access(ground: Ground) -> gate.Access:
-    settings = ground.resolved.settings
-    hostname = socket.gethostname()
-    return gate.Access(
-        user=settings.ssh_user or ground.identity.user,
-        key=ground.key.path,
-        hostname=hostname,
-        host_key=ground.key.public,
-        fqdns=pod.own_names(hostname),
+        line = mpirun_line.read(program, mpi.family).hostfile
+    return await hostfiles.find(
+        settings.hostfile, given, ground.environ, patience=patience, line=line
     )
 
 
@@ -282,13 +262,18 @@ async def _pass_gates(ground: Ground) -> None:
     found = await _hostfile(ground, _rest(ground).timeout)
     for item in found.warnings:
         log.finding(item)
+    follow = hostfiles.Follow(found)
     passed = await gate.wait(
-        found.hostfile.hosts, _rest(ground), _access(ground), long_form=_long_form(ground)
+        found.hostfile.hosts,
+        _rest(ground),
+        access(ground),
+        long_form=_long_form(ground),
+        follow=follow,
     )
-    count, seconds = len(found.hostfile.hosts), time.monotonic() - ground.started
+    count, seconds = len(follow.found.hostfile.hosts), time.monotonic() - ground.started
     log.info(
         "ready",
-        f"all {count} hosts ready after {seconds:.1f} s",
+        f"{render.counted(count, 'host')} ready after {seconds:.1f} s",
         hosts=count,
         seconds=round(seconds, 3),
         names=round(passed.durations["names"], 3),
@@ -301,20 +286,22 @@ async def _wait_and_observe(ground: Ground, program: tuple[str, ...]) -> Seen:
     # Before the rest: the family says how the program's own line is to be read.
     mpi = await asyncio.to_thread(_mpi, ground)
     found = await _hostfile(ground, _rest(ground).timeout, program, mpi)
+    follow = hostfiles.Follow(found)
     passed = await gate.wait(
         found.hostfile.hosts,
         _rest(ground),
-        _access(ground),
+        access(ground),
         long_form=_long_form(ground),
         also=own,
+        follow=follow,
     )
-    mode = ground.resolved.settings.host_keys
-    await leftovers.end(passed.workers, ground.key.public, mode, _access(ground))
+    found = follow.found
+    await leftovers.end(passed.workers, ground.key.public, _rest(ground), access(ground))
     workers = await again.settled(
         passed.workers,
         lambda some: data.pending(some, ground.resolved.settings),
         _rest(ground),
-        _access(ground),
+        access(ground),
     )
     return _seen(ground, found, dataclasses.replace(passed, workers=workers), mpi, own.result())
 
@@ -326,13 +313,25 @@ async def _look_and_observe(ground: Ground, program: tuple[str, ...]) -> Seen:
     own = await asyncio.to_thread(_own_facts, ground)
     found = await _hostfile(ground, 0.0, program, mpi)
     passed = await gate.look(
-        found.hostfile.hosts, settings, _access(ground), long_form=_long_form(ground)
+        found.hostfile.hosts, settings, access(ground), long_form=_long_form(ground)
     )
     return _seen(ground, found, passed, mpi, own)
 
 
 def _own_facts(ground: Ground) -> PodFacts:
     return facts.gather(ground.resolved, ground.environ, sshd="", pid=os.getpid(), mpi=None)
+
+
+def _for_mpirun(found: hostfiles.Found, passed: gate.GateResult, own: PodFacts) -> dict[str, str]:
+    """Give the names that mpirun must not get as the hostfile has them."""
+    local = [host.name for host in passed.local]
+    astray = [
+        name
+        for name in local
+        if name != own.hostname and not any(map(links.is_local, dns.system_addresses(name)))
+    ]
+    listed = [host.name for host in found.hostfile.hosts]
+    return names.for_mpirun(listed, local, astray, own.hostname)
 
 
 def _seen(
@@ -343,11 +342,12 @@ def _seen(
     own: PodFacts,
 ) -> Seen:
     platform, _ = platforms.recognise(ground.environ)
+    six = any(":" in worker.address for worker in passed.workers)
     observed = plans.Observed(
         hostfile=found.hostfile,
         local=passed.local,
         workers=passed.workers,
-        renamed=passed.renamed,
+        renamed={**passed.renamed, **_for_mpirun(found, passed, own)},
         mpi=mpi,
         links=own.links,
         identity=ground.identity,
@@ -360,5 +360,6 @@ def _seen(
             process.find("ssh", ground.environ.get("PATH", "")) or "",
             ground.identity,
         ),
+        mpi_ipv6=programs.has_ipv6(mpi, ground.environ) if six else None,
     )
     return Seen(observed, passed, found.warnings)

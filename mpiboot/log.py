@@ -7,6 +7,7 @@ entrypoint needs neither handlers nor a tree of loggers.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -65,6 +66,13 @@ def _write(level: str, event: str, message: str, fields: dict[str, Json]) -> Non
         os.write(2, data)
     except (OSError, ValueError):  # nobody reads stderr any more: never a reason to fail a job
         return
+
+
+def fresh_line() -> None:
+    """Begin a new line where each is JSON: another process may have left one without its end."""
+    if _STATE.as_json:
+        with contextlib.suppress(OSError):
+            os.write(2, b"\n")
 
 
 def debug(event: str, message: str, **fields: Json) -> None:

@@ -138,7 +138,10 @@ class Link:
 
     ``kind`` is the kernel's word (``veth``, ``macvlan``, ``ipoib``, ...), ``vf``, ``physical`` or
     empty; ``hardware`` the whole hardware address; ``pci`` the PCI function behind it; ``pkey``
-    the partition key of an IPoIB link; ``carrier`` whether the link is running.
+    the partition key of an IPoIB link; ``carrier`` whether the link is running; ``lower`` the
+    index of the link that it stands on (of a veth: its other end), 0 where it has none or that
+    link is in another network namespace, which ``lower_elsewhere`` tells; ``dev_port`` its place
+    among the ports of its device, from 0.
     """
 
     index: int
@@ -151,6 +154,9 @@ class Link:
     pci: str = ""
     pkey: int | None = None
     carrier: bool = True
+    lower: int = 0
+    lower_elsewhere: bool = False
+    dev_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +178,8 @@ class Identity:
     """Who this process is.
 
     ``user`` and ``home`` are never empty: where the system has no passwd entry for the uid they
-    are made up (``known`` is false then). ``capabilities`` is the effective set as a bit mask.
+    are made up (``known`` is false then). ``capabilities`` is the effective set as a bit mask;
+    with ``own_users`` they are those of the pod's own user namespace (``hostUsers: false``).
     """
 
     uid: int
@@ -182,6 +189,15 @@ class Identity:
     shell: str
     known: bool
     capabilities: int
+    own_users: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """A service mesh whose proxy stands in front of a pod, and what tells that."""
+
+    name: str
+    evidence: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +207,8 @@ class PodFacts:
     ``sshd`` is ``openssh``, ``embedded`` or empty; ``started`` is the boot-clock second at which
     the pod's mpiboot began, so that a restarted pod is told from the old one; ``environment`` are
     the names (never values) that the pod's own specification sets; ``memlock`` is the session's
-    limit in bytes (-1: unlimited); ``shm`` the size of /dev/shm in bytes (0: none).
+    limit in bytes (-1: unlimited); ``shm`` the size of /dev/shm in bytes (0: none); ``mesh`` the
+    service mesh in front of the pod; ``sshd_because`` tells why it is the embedded server.
     """
 
     hostname: str
@@ -208,6 +225,8 @@ class PodFacts:
     shm: int
     environment: tuple[str, ...]
     fabric: Fabric = NO_FABRIC
+    mesh: Mesh | None = None
+    sshd_because: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +236,8 @@ class Worker:
     ``address`` and ``port`` are those that answered with the right host key; ``local_address``
     is the launcher's own end of that connection; ``facts`` is None where the worker's image
     does not run mpiboot. ``ooms`` counts the pod's out-of-memory kills so far; ``marks`` are those
-    of launches whose processes are there; ``ends`` tells that it ends after the job's good end.
+    of launches whose processes are there; ``ends`` tells that it ends after the job's good end;
+    ``held`` are the marks whose launcher is still connected, each with that launcher's address.
     """
 
     host: Host
@@ -230,3 +250,4 @@ class Worker:
     ooms: int | None = None
     marks: tuple[str, ...] = ()
     ends: bool = False
+    held: tuple[tuple[str, str], ...] = ()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
-from mpiboot.fabric import Fabric
+from mpiboot.fabric import Fabric, RdmaDevice
 from mpiboot.job import forward
 from mpiboot.model import Decision, Finding, Json, Level, PodFacts
 from mpiboot.network import cluster_view
@@ -78,21 +78,14 @@ def decisions(items: Iterable[Decision]) -> str:
     )
 
 
-def masked(argv: Sequence[str]) -> tuple[str, ...]:
-    """Mask what a command line gives to a name of a secret: ``NAME=VALUE``, ``--name=value``."""
-    words = []
-    for word in argv:
-        name, equals, value = word.partition("=")
-        bare = name.lstrip("-").replace("-", "_")
-        if equals and bare.isidentifier():
-            value = forward.mask(bare.upper() if name != bare else bare, value)
-        words.append(name + equals + value)
-    return tuple(words)
-
-
 def command(argv: Sequence[str]) -> str:
     """Quote a command line so that it can be pasted; values of secrets are masked."""
-    return shlex.join(masked(argv))
+    return shlex.join(forward.masked_words(argv))
+
+
+def counted(number: int, thing: str) -> str:
+    """Write a number of things: "1 host", "4 hosts"."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def findings(items: Iterable[Finding]) -> str:
@@ -102,7 +95,9 @@ def findings(items: Iterable[Finding]) -> str:
     checks = max((len(item.check) for item in items), default=0)
     for item in items:
         where = (item.host or "this pod").ljust(width)
-        head = f"{MARKS[item.level].ljust(4)}  {where}  {item.check.ljust(checks)}  "
+        # A row's reference names what goes wrong: beside "ok" it would read as the opposite.
+        check = "" if item.level is Level.OK else item.check
+        head = f"{MARKS[item.level].ljust(4)}  {where}  {check.ljust(checks)}  "
         below = " " * len(head)
         lines.append(hung(head, item.said))
         lines += [f"{below}  {text}\n" for text in item.evidence]
@@ -204,7 +199,9 @@ def plan(
     text += decisions(made)
     if per_host:
         given = (
-            (host, name, value) for host, mine in per_host.items() for name, value in mine.items()
+            (host, name, value)
+            for host, mine in per_host.items()
+            for name, value in _masked(mine).items()
         )
         text += "\n" + table(("host", "variable", "value"), given, indent="  ")
     text += f"\n  {len(set_env)} variables set, {len(unset_env)} removed\n"
@@ -226,13 +223,17 @@ def plan_json(
         {
             "decisions": made,
             "findings": found,
-            "argv": masked(argv),
-            "set": {name: forward.mask(name, value) for name, value in set_env.items()},
+            "argv": forward.masked_words(argv),
+            "set": _masked(set_env),
             "removed": unset_env,
-            "set_on_host": per_host,
+            "set_on_host": {host: _masked(mine) for host, mine in per_host.items()},
             "data_network": rows,
         }
     )
+
+
+def _masked(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: forward.mask(name, value) for name, value in variables.items()}
 
 
 def facts(found: PodFacts) -> str:
@@ -243,6 +244,7 @@ def facts(found: PodFacts) -> str:
     rows = [
         ("host name", found.hostname),
         ("user", f"{who.user} (uid {who.uid}, gid {who.gid})" + ("" if who.known else ", made up")),
+        ("user namespace", "the pod's own" if who.own_users else "the node's"),
         ("home", who.home),
         ("control address", found.control_address or "none"),
         ("MPI", mpi),
@@ -265,6 +267,12 @@ def facts(found: PodFacts) -> str:
     return table(("fact", "value"), rows) + "\n" + table(head, links) + _fabric(found.fabric)
 
 
+def _openable(device: RdmaDevice) -> str:
+    if device.opens != "ok":
+        return device.opens or "-"
+    return "opens" if device.library in ("", "ok") else device.library
+
+
 def _fabric(seen: Fabric) -> str:
     """Lay out what a pod sees of RDMA, its GIDs, its platform's word and what could not be read."""
     text = f"\nno RDMA device ({'none here' if seen.netns_mode else 'a kernel without RDMA'})\n"
@@ -276,7 +284,7 @@ def _fabric(seen: Fabric) -> str:
             port.netdev or "-",
             f"{port.rate:g}" if port.rate else "-",
             str(port.mtu or "-"),
-            "opens" if device.opens == "ok" else device.opens or "-",
+            _openable(device),
         )
         for device in seen.devices
         for port in device.ports

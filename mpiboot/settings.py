@@ -8,6 +8,7 @@ mappings and tells where each value came from. Nothing here reads the world.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
@@ -27,6 +28,10 @@ INTERNAL: Final = (
     "MPIBOOT_SHIM_PATH",
     "MPIBOOT_JOB_MARK",
 )
+
+# What a cluster sets in every pod for each of its Services, such as one called "mpiboot-ssh".
+_SERVICE: Final = re.compile(r".*_(SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)")
+_SERVICE_PORT: Final = re.compile(r"(?:tcp|udp|sctp)://")
 
 T = TypeVar("T")
 Parse = Callable[[str], Any]
@@ -96,6 +101,20 @@ def plain(text: str) -> str:
     if any(ord(char) < ord(" ") for char in text):
         raise ValueError("a value without control characters")
     return text.strip()
+
+
+def key_path(text: str) -> str:
+    """Read the path of a private key; the key itself is never echoed."""
+    if _is_key(text):
+        raise ValueError("the path of the key, not the key itself")
+    return plain(text)
+
+
+key_path.__doc__ = "text"
+
+
+def _is_key(text: str) -> bool:
+    return "PRIVATE KEY" in text
 
 
 def one_of(*choices: str) -> Parse:
@@ -208,7 +227,7 @@ class Settings:
         roles=(_L,),
     )
     ssh_port: int | None = row(None, "Port of the workers' SSH server.", port)
-    ssh_key: str = row("", "The job's private SSH key, or the folder that holds it.")
+    ssh_key: str = row("", "The job's private SSH key, or the folder that holds it.", key_path)
     ssh_user: str = row(
         "", "User to log in as on workers; the hostfile's or this one's.", roles=(_L,)
     )
@@ -222,7 +241,8 @@ class Settings:
         30.0, "Seconds after which a silent worker or launcher counts as lost.", seconds
     )
     control_ifname: str = row(
-        "", "Link (or its address) of the control traffic; found by route where not given."
+        "",
+        "Link (or its address or network) of the control traffic; found by route where not given.",
     )
     port_range: str = row(
         "",
@@ -387,6 +407,8 @@ def _unknown(environ: Mapping[str, str]) -> tuple[Finding, ...]:
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name[len(PREFIX) :] in known or name in INTERNAL:
             continue
+        if _of_service(name, environ[name]):
+            continue
         # Without the prefix, which would make everything look alike.
         near = difflib.get_close_matches(name[len(PREFIX) :], known, n=1, cutoff=0.6)
         found.append(
@@ -396,6 +418,18 @@ def _unknown(environ: Mapping[str, str]) -> tuple[Finding, ...]:
             )
         )
     return tuple(found)
+
+
+def _of_service(name: str, value: str) -> bool:
+    """Tell whether the cluster set a variable, for a Service whose name begins as settings do."""
+    if _SERVICE.fullmatch(name):
+        return True
+    return name.endswith("_PORT") and _SERVICE_PORT.match(value) is not None
+
+
+def _told(item: Row, text: str) -> str:
+    """Show a value that a message is about, unless nobody may see it."""
+    return "(hidden)" if item.secret or _is_key(text) else text
 
 
 def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
@@ -419,7 +453,7 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
         candidates.extend(
             (Given(Source.ENVIRONMENT, name), environ[name])
             for name in (item.variable, *item.older)
-            if environ.get(name)
+            if environ.get(name) and not _of_service(name, environ[name])
         )
         if not candidates:
             given[item.name] = Given(Source.DEFAULT)
@@ -428,14 +462,14 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
         try:
             values[item.name] = item.parse(text)
         except ValueError as wrong:
-            shown = "(hidden)" if item.secret else repr(text)
+            told = _told(item, text)
+            shown = repr(text) if told == text else told
             raise error("usage", f"{chosen} is {shown}: expected {wrong}") from None
         given[item.name] = chosen
         for other, other_text in candidates[1:]:
             if other_text != text and not item.secret:
-                warnings.append(
-                    _warn(f"{other}={other_text} is not used: {chosen}={text} comes first")
-                )
+                said = f"{other}={_told(item, other_text)} is not used"
+                warnings.append(_warn(f"{said}: {chosen}={_told(item, text)} comes first"))
     return Resolved(Settings(**values), given, (*warnings, *_unknown(environ)))
 
 

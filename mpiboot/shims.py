@@ -1,7 +1,8 @@
 """Names such as ``mpirun`` and ``sshd`` that lead to mpiboot, for images that choose so.
 
-A shim is a symbolic link to the program ``mpiboot``; the real programs stay where they are. Which
-name mpiboot was called by is read here, and the real one is found without ever finding a shim.
+A shim is a symbolic link to the program ``mpiboot``. The real programs stay where they are, or,
+where they are called by absolute path, make room in a folder that is remembered. Which name mpiboot
+was called by is read here, and the real one is found without ever finding a shim.
 """
 
 from __future__ import annotations
@@ -12,10 +13,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot.errors import error
+from mpiboot import launch_spec
+from mpiboot.act import files
+from mpiboot.errors import MpibootError, error
 
 NAMES: Final = ("mpirun", "mpiexec", "sshd")
 FOLDER: Final = "/usr/local/bin"
+# Where the real programs are whose place a shim has taken, and the list of these places.
+KEPT: Final = Path("/usr/local/lib/mpiboot/real")
+_PLACES: Final = "places"
+# What mpirun is called once it runs.
+_REAL: Final = ("mpirun", "mpiexec", "orterun", "prterun", "mpiexec.hydra")
 
 
 def called_as(argv0: str) -> str:
@@ -36,27 +44,54 @@ def real(name: str, path: str, own: str) -> str:
     folders = [item for item in path.split(os.pathsep) if item.startswith("/")]
     if program == "sshd":
         folders += ["/usr/sbin", "/usr/local/sbin"]  # an ordinary user's PATH lacks them
-    for folder in folders:
+    for folder in (*folders, str(KEPT)):
         place = Path(folder, program)
         if place.is_file() and os.access(place, os.X_OK) and place.resolve() != Path(own):
             return str(place)
     return ""
 
 
-def without(name: str, path: str, own: str) -> str:
-    """Leave the folders out of PATH in which a name leads to mpiboot."""
-    folders = path.split(os.pathsep)
-    return os.pathsep.join(item for item in folders if Path(item, name).resolve() != Path(own))
+def _leads(folder: str, own: str) -> list[str]:
+    """List the names by which a folder of PATH leads to mpiboot."""
+    return [name for name in NAMES if folder and Path(folder, name).resolve() == Path(own)]
+
+
+def _listed(folder: str) -> list[str]:
+    """List a folder, the names of the shims in their order; empty where that is not allowed."""
+    try:
+        return sorted(os.listdir(folder), key=(*NAMES, "").index)  # noqa: PTH208 - names only
+    except (OSError, ValueError):  # another name is there
+        return []
+
+
+def without(path: str, own: str) -> tuple[str, bool]:
+    """Leave the folders out of PATH that hold shims and nothing else.
+
+    Returns:
+        PATH, and whether a folder in it still leads to mpiboot.
+    """
+    kept, still = [], False
+    for folder in path.split(os.pathsep):
+        names = _leads(folder, own)
+        if names and names == _listed(folder):
+            continue
+        kept.append(folder)
+        still = still or bool(names)
+    return os.pathsep.join(kept), still
 
 
 def enter(name: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Give the PATH and the program with which mpiboot goes on behind a shim.
 
+    Where shims stand among other programs, as in /usr/local/bin, that folder stays on PATH and
+    one with links to the real programs comes before it.
+
     Returns:
-        ``PATH`` without the shim, and ``program``, by which the real one is called.
+        ``PATH`` with the real programs first, and ``program``, by which this one is called.
 
     Raises:
         MpibootError: ``program-missing``; every program of that name is mpiboot itself.
+            ``runtime-folder``; a folder for the links is needed, and can't be made.
     """
     own, path = str(own_file()), environ.get("PATH", "")
     found = real(name, path, own)
@@ -66,8 +101,54 @@ def enter(name: str, environ: Mapping[str, str]) -> dict[str, str]:
             f"every {name} on PATH={path} is mpiboot's own shim",
             hint=f"install an MPI whose {name} is in another folder of PATH",
         )
+    clean, mixed = without(path, own)
+    if mixed:
+        clean = os.pathsep.join((str(_front(path, own, environ)), clean))
     # sshd wants its absolute path; an absolute mpirun would mean --prefix to Open MPI.
-    return {"PATH": without(name, path, own), "program": found if name == "sshd" else name}
+    return {"PATH": clean, "program": found if name == "sshd" else name}
+
+
+def cleared(environ: Mapping[str, str]) -> str:
+    """Give the PATH of a call by mpiboot's own name, on which no shim leads back to it."""
+    path = environ.get("PATH", "")
+    try:
+        own = str(own_file())
+        if not _reached(path, own):
+            return path
+        clean, mixed = without(path, own)
+        return os.pathsep.join((str(_front(path, own, environ)), clean)) if mixed else clean
+    except MpibootError:
+        return path  # whoever needs the folder says what is wrong with it
+
+
+def _reached(path: str, own: str) -> bool:
+    """Whether a name leads to mpiboot before it leads to the real program that is there."""
+    folders = [item for item in path.split(os.pathsep) if item.startswith("/")]
+    for name in (name for name in NAMES if real(name, path, own)):
+        found = (Path(item, name) for item in folders if os.access(Path(item, name), os.X_OK))
+        first = next(found, None)
+        if first and first.resolve() == Path(own):
+            return True
+    return False
+
+
+def _front(path: str, own: str, environ: Mapping[str, str]) -> Path:
+    """Make a folder in which the names of the shims are the real programs again."""
+    wanted, tmpdir = environ.get("MPIBOOT_RUNTIME_DIR", ""), environ.get("TMPDIR", "")
+    folder = files.runtime_dir(wanted, os.getuid(), "real", tmpdir=tmpdir)
+    # Below a launcher the folder is on PATH already, and would lead to itself.
+    rest = os.pathsep.join(item for item in path.split(os.pathsep) if item != str(folder))
+    behind = {name: real(name, rest, own) for name in NAMES}
+    if all(Path(place).parent == KEPT for place in behind.values() if place):
+        return KEPT
+    for name, place in behind.items():
+        if not place:
+            continue
+        part = folder / f".{name}.{os.getpid()}"
+        part.unlink(missing_ok=True)
+        part.symlink_to(place)
+        part.replace(folder / name)  # others may be starting by the same link just now
+    return folder
 
 
 def own_file() -> Path:
@@ -110,19 +191,100 @@ def install(folder: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def replace(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Put shims in the place of the real programs, so that a call by absolute path finds them.
+
+    Raises:
+        MpibootError: ``runtime-folder``; a folder can't be written.
+    """
+    import shutil  # noqa: PLC0415 - heavy, and nothing that a job does
+
+    own, lines = own_file(), []
+    try:
+        KEPT.mkdir(mode=0o755, parents=True, exist_ok=True)
+        for name in NAMES:
+            place = Path(real(name, environ.get("PATH", ""), str(own)) or KEPT / name)
+            kept = KEPT / name
+            if place == kept:
+                there = "is behind a shim already" if kept.exists() else "is not installed"
+                lines.append(f"{name} {there}")
+                continue
+            kept.unlink(missing_ok=True)
+            if place.is_symlink():
+                kept.symlink_to(place.parent / place.readlink())
+                place.unlink()
+            else:
+                shutil.move(place, kept)  # file capabilities go with it
+            place.symlink_to(own)
+            with (KEPT / _PLACES).open("a", encoding="utf-8") as file:
+                file.write(f"{name} {place}\n")
+            lines.append(f"{place} -> {own} (the real one: {kept})")
+    except OSError as wrong:
+        raise error("runtime-folder", f"{wrong.filename}: {wrong.strerror}") from None
+    return tuple(lines)
+
+
 def remove(folder: str) -> tuple[str, ...]:
-    """Take the shims away; only links that lead to mpiboot.
+    """Take the shims away, only links that lead to mpiboot, and put back what made room for them.
 
     Raises:
         MpibootError: ``runtime-folder``; the folder can't be written.
     """
+    import shutil  # noqa: PLC0415 - heavy, and nothing that a job does
+
     own, lines = own_file(), []
+    list_ = KEPT / _PLACES
     try:
         for name in NAMES:
             place = Path(folder) / name
             if place.is_symlink() and place.resolve() == own:
                 place.unlink()
                 lines.append(f"{place} removed")
+        known = list_.read_text("utf-8").splitlines() if list_.exists() else []
+        for name, _, where in (line.partition(" ") for line in known):
+            place, kept = Path(where), KEPT / name
+            if kept.is_file() and (not place.exists() or place.resolve() == own):
+                place.unlink(missing_ok=True)
+                shutil.move(kept, place)
+                lines.append(f"{place} is the real one again")
+        list_.unlink(missing_ok=True)
     except OSError as wrong:
         raise error("runtime-folder", f"{folder}: {wrong.strerror}") from None
     return tuple(lines)
+
+
+def told(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Say for ``doctor`` which calls by the usual names enter mpiboot, and which pass it by.
+
+    Returns:
+        What holds, and, where a shim has no effect, what is wrong; either may be empty.
+    """
+    own = str(own_file())
+    path = environ.get("PATH", "").split(os.pathsep)
+    # /bin is /usr/bin on most systems.
+    folders = dict.fromkeys(Path(item).resolve() for item in path if item.startswith("/"))
+    good, bad = [], []
+    for name in ("mpirun", "mpiexec"):
+        places = [Path(item, name) for item in folders if os.access(Path(item, name), os.X_OK)]
+        shims = [place for place in places if place.resolve() == Path(own)]
+        past = dict.fromkeys(str(place) for place in places if place not in shims)
+        if shims and places[0] in shims:
+            by = f", {' and '.join(past)} by absolute path does not" if past else ""
+            good.append(f"{name} enters mpiboot by the shim {shims[0]}{by}")
+        elif shims:
+            bad.append(f"the shim {shims[0]} is behind {places[0]} on PATH and has no effect")
+    return "; ".join(good), "; ".join(bad)
+
+
+def passed_by(proc: Path = Path("/proc/1")) -> str:
+    """Say that this container's own mpirun was started without mpiboot; empty where it wasn't."""
+    try:
+        program = (proc / "cmdline").read_bytes().partition(b"\0")[0].decode("utf-8", "replace")
+        names = [word.partition(b"=")[0] for word in (proc / "environ").read_bytes().split(b"\0")]
+    except OSError:
+        return ""
+    # With MPIBOOT_SUPERVISE=off mpiboot becomes mpirun, which then has its marks.
+    ours = launch_spec.MARK.encode() in names
+    if Path(program).name not in _REAL or ours:
+        return ""
+    return f"this container's first process is {program}, which was started without mpiboot"

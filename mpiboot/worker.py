@@ -97,6 +97,7 @@ class _Worker:
         self._program_pid = 0
         self._restarted = False
         self._because = ""  # why the running server is to be replaced by the embedded one
+        self._reason = ""  # why the running server is the embedded one
         self._code: int | None = None
         self._kill_at: float | None = None
 
@@ -139,6 +140,7 @@ class _Worker:
 
     def _start_embedded(self, reason: str) -> None:
         ground = self._ground
+        self._reason = reason
         log.info("sshd", f"the embedded SSH server is used: {reason}", reason=reason)
         argv = embedded_argv(ground)
         self._server = server.SshServer("embedded", argv, ground.environ, self._loop)
@@ -146,7 +148,8 @@ class _Worker:
     def _listens(self, running: server.SshServer) -> None:
         """Tell that it listens, and start what waited for it."""
         ground = self._ground
-        state = pod.WorkerState(os.getpid(), running.kind, ground.address, ground.port)
+        because = self._reason if running.kind == "embedded" else ""
+        state = pod.WorkerState(os.getpid(), running.kind, ground.address, ground.port, because)
         files.write_private(ground.folder / pod.STATE, json.dumps(asdict(state)))
         where = f"[{ground.address}]" if ":" in ground.address else ground.address
         log.info(

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +25,6 @@ FACTS_FILE: Final = "facts.json"
 LOOK: Final = "look"  # a script that writes the facts anew
 # Signals that end a worker.
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-_FIRST_LOOK, _LAST_LOOK = 0.05, 1.0  # seconds between two looks for the key
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +50,19 @@ def settle(resolved: Resolved, environ: Mapping[str, str], loop: process.Loop) -
     settings = resolved.settings
     identity = pod.identity(environ)
     tmpdir = environ.get("TMPDIR", "")
+    files.check_tmpdir(tmpdir)
+    files.remove_stale_sessions(environ, socket.gethostname(), identity.uid)
     folder = files.runtime_dir(settings.runtime_dir, identity.uid, "worker", tmpdir=tmpdir)
     for name in (FACTS_FILE, pod.STATE):
         (folder / name).unlink(missing_ok=True)  # an earlier start of this container wrote them
     home = folder / "home"
     home.mkdir(mode=0o700, exist_ok=True)
-    mounted = _key(resolved, identity, environ, loop)
-    if mounted is None:
+    homes = (identity.home, environ.get("HOME", ""))
+    try:
+        mounted = keys.wait(
+            settings.ssh_key, homes, identity.uid, settings.timeout, partial(_wait, loop)
+        )
+    except _EndedError:
         return None
     key = keys.load(mounted, folder, environ)
     odd = keys.trust(key, mounted)
@@ -92,28 +97,13 @@ def settle(resolved: Resolved, environ: Mapping[str, str], loop: process.Loop) -
     )
 
 
-def _key(
-    resolved: Resolved, identity: Identity, environ: Mapping[str, str], loop: process.Loop
-) -> Path | None:
-    """Find the key, waiting for a Secret that is mounted late; None where a signal ended it."""
-    settings = resolved.settings
-    homes = (identity.home, environ.get("HOME", ""))
-    deadline = time.monotonic() + settings.timeout
-    look, told = _FIRST_LOOK, False
-    while True:
-        found = keys.find(settings.ssh_key, homes, identity.uid)
-        if found:
-            return found
-        left = deadline - time.monotonic()
-        places = settings.ssh_key or ", ".join(map(str, keys.folders(homes, identity.uid)))
-        if left <= 0:
-            raise error("ssh-key", f"no private SSH key in {places}")
-        if not told:
-            told = True
-            log.info("ssh-key", f"waiting for the job's SSH key in {places}")
-        if set(loop.wait(min(look, left))) & set(ENDING):
-            return None
-        look = min(look * 2, _LAST_LOOK)
+class _EndedError(Exception):
+    """A signal came that ends this worker."""
+
+
+def _wait(loop: process.Loop, seconds: float) -> None:
+    if set(loop.wait(seconds)) & set(ENDING):
+        raise _EndedError
 
 
 def openssh_argv(ground: Ground, binary: str) -> list[str]:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import asyncssh
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -161,9 +162,6 @@ def _ended(process: subprocess.Popen[str]) -> None:
 
 def main() -> int:
     """Run the demo; its status is the launcher's."""
-    if shutil.which("ssh") is None:
-        print("demo: mpirun starts its daemons by ssh: apt-get install openssh-client (as root)")
-        return 127
     path = prepared()
     say(f"{len(ADDRESSES)} workers as processes on {ADDRESSES[0]} to {ADDRESSES[-1]}")
     # Short: Open MPI's sockets lie below it, and a socket's path has 107 characters at most.
@@ -176,7 +174,9 @@ def main() -> int:
 def run(folder: Path, path: str) -> int:
     """Start workers and launcher with a key and a hostfile of their own."""
     key, hostfile, program = folder / "key", folder / "hostfile", folder / "ranks.py"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    # Not by ssh-keygen, which refuses a user without a passwd entry.
+    asyncssh.generate_private_key("ssh-ed25519").write_private_key(key)
+    key.chmod(0o600)
     hostfile.write_text("".join(f"{address} slots={SLOTS}\n" for address in ADDRESSES))
     program.write_text(PROGRAM)
     common = {"MPIBOOT_SSH_KEY": str(key), "MPIBOOT_SSH_PORT": str(free_port())}

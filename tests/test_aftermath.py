@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -20,8 +21,8 @@ BEFORE = words.Before(
 )
 
 
-def said(answer: str, before: words.Before = BEFORE) -> list[str]:
-    return [item.said for item in words.judge(before, f"motd\nmpiboot-evidence\n{answer}")]
+def said(answer: str, before: words.Before = BEFORE, signal: str = "") -> list[str]:
+    return [item.said for item in words.judge(before, f"motd\nmpiboot-evidence\n{answer}", signal)]
 
 
 def test_what_travels_comes_back() -> None:
@@ -60,7 +61,9 @@ def test_each_finding_is_one_sentence(answer: str, text: str) -> None:
 def test_a_restarted_container_has_lost_its_counters() -> None:
     (text,) = said("oom 0\nbegan 250.5")
     assert text.startswith("its container was restarted, probably out of memory")
-    assert "kubectl get pod w-1 -n space -o jsonpath=" in text
+    path = "{.status.containerStatuses[*].lastState.terminated}"
+    path += "{.status.containerStatuses[*].state.terminated}"
+    assert text.endswith(f": kubectl get pod w-1 -n space -o jsonpath='{path}'")
 
 
 def test_a_port_that_never_was_active_is_no_news() -> None:
@@ -69,6 +72,41 @@ def test_a_port_that_never_was_active_is_no_news() -> None:
 
 def test_a_count_without_one_before_tells_nothing() -> None:
     assert said("oom 5", replace(BEFORE, ooms=None)) == []
+
+
+@pytest.mark.parametrize("facts", ["", '{"started": 250.5}', '{"started": 100.0}'])
+def test_a_worker_without_facts_yet_was_just_started_again(facts: str, tmp_path: Path) -> None:
+    if facts:
+        (tmp_path / "facts.json").write_text(facts)
+    environ = {"PATH": "/usr/bin:/bin", "MPIBOOT_WORKER_DIR": str(tmp_path)}
+    command = ("sh", "-c", words.ask())
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    found = [item.said for item in words.judge(BEFORE, done.stdout) if "restarted" in item.said]
+    assert len(found) == ("100" not in facts)
+
+
+@pytest.mark.parametrize("signal", ["SIGSEGV", "SIGABRT", "SIGTERM", ""])
+def test_what_a_program_does_to_itself_has_no_sender(signal: str) -> None:
+    assert said("oom 1\nlimit 1000", signal=signal) == []
+
+
+def test_a_kill_that_is_not_the_kernels_is_somebody_elses() -> None:
+    (text,) = said("oom 1\nlimit 1000", signal="SIGKILL")
+    assert text.startswith("the kernel killed nothing of this pod for memory, so somebody else")
+    assert text.endswith("kubectl get events -n space --field-selector involvedObject.name=w-1")
+    (text,) = said("oom 2\nlimit 1000", signal="SIGKILL")
+    assert text.startswith("out of memory")
+    assert said("began 250.5\noom 1", signal="SIGKILL")[0].startswith("its container was restarted")
+
+
+def test_a_kill_on_a_host_that_counts_none_is_left_open() -> None:
+    assert said("limit 1000", signal="SIGKILL") == []
+    assert said("oom 1", replace(BEFORE, ooms=None), "SIGKILL") == []
+
+
+def test_a_lost_host_that_cannot_be_asked_has_a_line_that_tells() -> None:
+    (found,) = words.silent(BEFORE)
+    assert "kubectl get pod w-1 -n space -o jsonpath=" in found.said
 
 
 def test_out_of_memory_comes_first() -> None:
@@ -89,7 +127,35 @@ def test_a_host_that_cannot_be_asked() -> None:
     assert words.unreachable(BEFORE, None) == ()
 
 
-@pytest.mark.parametrize("command", [words.ASK, words.LET_GO])
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("/bin/sh", ""),
+        ("sh", ""),
+        ("./sh", ""),
+        ("only-here", ""),
+        ("/no/such", "/no/such is not there"),
+        ("./such", "./such is not there"),
+        ("no-such", "no-such is in no folder of PATH"),
+        ("/etc/passwd", "/etc/passwd is there, but is no file that this user may execute"),
+        ("/etc", "/etc is there, but is no file that this user may execute"),
+        ("/no/'such'", ""),
+        ("$(no)", ""),
+    ],
+)
+def test_a_program_that_a_host_lacks(program: str, told: str, tmp_path: Path) -> None:
+    """Names are looked for in both PATHs; what a shell would change isn't asked for."""
+    here = tmp_path / "only-here"
+    here.touch(0o755)
+    command = words.ask(program, str(tmp_path), "/bin")
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    found = [item for item in words.judge(BEFORE, done.stdout) if item.reference]
+    assert [item.line("w-1") for item in found] == (
+        [f"program-missing\tw-1\tthe program {told}"] if told else []
+    )
+
+
+@pytest.mark.parametrize("command", [words.ASK, words.ask("a", "b", "c"), words.LET_GO])
 def test_the_commands_are_one_line_for_any_shell(command: str) -> None:
     assert "\n" not in command
     assert command.count("'") == 2

@@ -59,6 +59,7 @@ class Launch:
     def __init__(self, folder: Path, shell: list[str]) -> None:
         self.folder = folder
         self.shell = shell
+        self.environ: dict[str, str] = {}
         for name in ("hosts", "stderr"):
             (folder / name).mkdir(parents=True)
         os.mkfifo(folder / "events")
@@ -87,7 +88,11 @@ class Launch:
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={"PATH": os.environ["PATH"], "MPIBOOT_LAUNCH_DIR": str(self.folder)},
+            env={
+                "PATH": os.environ["PATH"],
+                "MPIBOOT_LAUNCH_DIR": str(self.folder),
+                **self.environ,
+            },
         )
 
     def words(self) -> list[str]:
@@ -129,6 +134,21 @@ def test_each_mpis_words_reach_ssh_as_they_are_behind_mpiboots_own(
     ]
     assert "PermitLocalCommand=yes" in own
     assert rest == [*options, host, *command]
+
+
+def test_daemons_get_no_wish_for_the_states_of_ranks(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["--prtemca", "state_base_verbose", '"1"']
+    words = ["w-1", "/p/bin/prted", "--prtemca", "ess", '"env"', *asked, "--prtemca", "x", '"y z"']
+    # A user's own wish stays, for then the parent asks for nothing.
+    assert ended(launch.start(*words)) == (0, b"", b"")
+    assert launch.words()[-len(words) :] == words
+
+    monkeypatch.setattr(launch, "environ", {"MPIBOOT_RANK_STATES": "1"})
+    assert ended(launch.start(*words)) == (0, b"", b"")
+    assert launch.words()[-7:] == [*words[:5], *words[8:]][-7:]
+    assert not set(asked[1:]) & set(launch.words())
 
 
 def test_words_are_neither_split_nor_globbed_nor_evaluated(launch: Launch) -> None:

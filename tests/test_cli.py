@@ -55,6 +55,38 @@ def test_a_commands_help_has_examples_that_are_valid(tmp_path: Path, command: st
         cli.cli.make_context("mpiboot", list(words)).close()
 
 
+def test_the_list_of_commands_has_whole_sentences(tmp_path: Path) -> None:
+    listed = mpiboot(tmp_path, "--help").stdout.partition("Commands:")[2].partition("As an")[0]
+    assert "..." not in listed
+    assert listed.count(".\n") == len(cli.cli.commands) - 1  # the entrypoint form has no name
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"), [("doctr", "did you mean `mpiboot doctor`?"), ("./train", "install it")]
+)
+def test_a_mistyped_command_is_met_with_the_nearest_one(
+    tmp_path: Path, word: str, hint: str
+) -> None:
+    done = mpiboot(tmp_path, word)
+    assert done.returncode == 127
+    assert f"-> {hint}" in done.stderr
+    assert ("did you mean" in done.stderr) == (word == "doctr")
+
+
+@pytest.mark.parametrize("command", ["plan", "doctor"])
+def test_a_look_has_a_deadline_of_its_own_and_only_a_flag_changes_it(
+    tmp_path: Path, command: str
+) -> None:
+    """The variable is the deadline of the launcher that waits; a guard of 60 s is around this."""
+    env = {"MPIBOOT_TIMEOUT": "900", "MPIBOOT_HOSTFILE": "/nowhere/hostfile"}
+    words = ["--", "true"] if command == "plan" else []
+    done = mpiboot(tmp_path, command, *words, env=env)
+    assert done.returncode != 0
+    assert "MPIBOOT_TIMEOUT" not in done.stdout + done.stderr
+    done = mpiboot(tmp_path, command, "--timeout", "2", *words, env=env)
+    assert "MPIBOOT_TIMEOUT=900 is not used: --timeout=2 comes first" in done.stderr
+
+
 @pytest.mark.parametrize("form", ["console script", "module"])
 def test_the_version_is_told(tmp_path: Path, form: str) -> None:
     script = Path(sys.executable).with_name("mpiboot")

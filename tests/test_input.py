@@ -107,6 +107,20 @@ def test_no_mpirun_on_path_is_127(tmp_path: Path) -> None:
     assert "no mpirun or mpiexec on PATH=/nowhere" in said
 
 
+def test_a_whole_line_in_one_argument_is_refused_before_any_wait(tmp_path: Path) -> None:
+    said = wrong(tmp_path, 2, "usage", "launcher", "--", "mpirun -n 2 ./train", env={})
+    assert '["mpirun", "-n", "2", "./train"]' in said.replace("\n", " ")
+
+
+def test_a_question_to_mpirun_is_answered_without_hosts_and_keys(tmp_path: Path) -> None:
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\necho asked: $*\nexit 3\n")
+    mpirun.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = mpiboot(tmp_path, "launcher", "--", "mpirun", "--version", env=env)
+    assert (done.returncode, done.stdout) == (3, "asked: --version\n")
+
+
 @pytest.mark.parametrize(
     ("text", "said"), [("", "no private SSH key in"), ("not a key", "is not a private key")]
 )

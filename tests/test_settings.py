@@ -101,6 +101,34 @@ def test_an_unknown_variable_is_a_warning_with_the_nearest_name() -> None:
     assert far.hint
 
 
+def test_a_services_variables_are_the_clusters_and_no_settings() -> None:
+    """A Service called mpiboot-ssh gives every pod of its namespace these."""
+    service = {
+        "MPIBOOT_SSH_SERVICE_HOST": "10.96.0.7",
+        "MPIBOOT_SSH_SERVICE_PORT": "22",
+        "MPIBOOT_SSH_SERVICE_PORT_SSH": "22",
+        "MPIBOOT_SSH_PORT": "tcp://10.96.0.7:22",
+        "MPIBOOT_SSH_PORT_22_TCP": "tcp://10.96.0.7:22",
+        "MPIBOOT_SSH_PORT_22_TCP_ADDR": "10.96.0.7",
+        "MPIBOOT_SSH_PORT_22_TCP_PROTO": "tcp",
+    }
+    found = settings.resolve({}, service)
+    assert (found.settings, found.warnings) == (settings.Settings(), ())
+    assert settings.resolve({}, {**service, "MPIBOOT_SSH_PORT": "2222"}).settings.ssh_port == 2222
+
+
+@pytest.mark.parametrize("lines", ["\n", " "])
+def test_a_key_that_is_given_instead_of_its_path_is_never_shown(lines: str) -> None:
+    words = ("-----BEGIN OPENSSH PRIVATE KEY-----", "b3BlbnNzaC1r", "-----END ...")
+    key = lines.join(words)
+    with pytest.raises(MpibootError) as caught:
+        settings.resolve({}, {"MPIBOOT_SSH_KEY": key})
+    expected = "MPIBOOT_SSH_KEY is (hidden): expected the path of the key, not the key itself"
+    assert caught.value.finding.said == expected
+    (warning,) = settings.resolve({"ssh_key": "/k"}, {"MPIBOOT_SSH_KEY": key}).warnings
+    assert "b3BlbnNzaC1r" not in warning.said
+
+
 def test_what_mpiboot_hands_to_itself_is_no_unknown_setting() -> None:
     assert settings.resolve({}, dict.fromkeys(settings.INTERNAL, "x")).warnings == ()
 

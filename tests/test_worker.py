@@ -152,6 +152,63 @@ def test_a_command_that_does_not_read_its_input_ends_well(worker: Worker) -> Non
     assert worker.ssh("exec true", data=b"x" * (1 << 22)).returncode == 0
 
 
+def memory(worker: Worker) -> int:
+    """Kilobytes of a worker, of its server, and of what runs in its sessions."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            fields = dict(line.split(":\t", 1) for line in path.read_text().splitlines())
+            parents[int(path.parent.name)] = int(fields["PPid"]), fields.get("VmRSS", "0 kB")
+    family = {worker.process.pid}
+    while more := {pid for pid, (parent, _) in parents.items() if parent in family} - family:
+        family |= more
+    return sum(int(parents[pid][1].split()[0]) for pid in family if pid in parents)
+
+
+@pytest.mark.full
+def test_a_gigabyte_arrives_whole_and_is_not_kept(worker: Worker) -> None:
+    size = 1 << 30
+    with worker.client(f"echo; read -r a; head -c {size} /dev/zero; echo end; read -r b") as client:
+        assert client.stdout.read(1) == b"\n"
+        before = memory(worker)
+        client.stdin.write(b"go\n")
+        client.stdin.flush()
+        left = size
+        while left:
+            part = client.stdout.read(min(left, 1 << 20))
+            assert part, client.process.wait(PATIENCE)
+            left -= len(part)
+        assert client.stdout.readline() == b"end\n"
+        assert memory(worker) - before < 32 * 1024
+        assert client.finish(b"go\n") == b""
+        assert client.process.returncode == 0
+
+
+SLOW = """
+import os, time
+print(flush=True)
+total = 0
+while part := os.read(0, 1 << 16):
+    total += len(part)
+    time.sleep(0.002)
+print(total)
+"""
+
+
+@pytest.mark.full
+def test_a_command_that_reads_slowly_holds_its_client_back(worker: Worker) -> None:
+    size, most = 64 << 20, 0
+    with worker.client(f"exec {sys.executable} -c '{SLOW}'") as client:
+        assert client.stdout.readline() == b"\n"
+        before = memory(worker)
+        for _ in range(size >> 20):
+            client.stdin.write(bytes(1 << 20))
+            client.stdin.flush()
+            most = max(most, memory(worker))
+        assert int(client.finish()) == size
+    assert most - before < 16 * 1024
+
+
 def test_a_slow_reader_does_not_make_the_worker_hold_the_output(worker: Worker) -> None:
     with worker.client("head -c 1000000000 /dev/zero & echo $!; wait") as client:
         (pid,) = client.numbers(1)
@@ -216,16 +273,17 @@ def test_a_command_leads_a_session_and_has_default_signals(worker: Worker) -> No
     assert int(fields["SigBlk"], 16) == 0
 
 
-def test_many_sessions_at_once(worker: Worker) -> None:
+@pytest.mark.parametrize("count", [48, pytest.param(128, marks=pytest.mark.full)])
+def test_many_sessions_at_once(worker: Worker, count: int) -> None:
     with contextlib.ExitStack() as stack:
         command = "echo ready; cat; exit {}"
         clients = [
-            stack.enter_context(worker.client(command.format(number))) for number in range(48)
+            stack.enter_context(worker.client(command.format(number))) for number in range(count)
         ]
         for client in clients:
             assert client.stdout.readline() == b"ready\n"
-        assert [client.finish(b"hello") for client in clients] == [b"hello"] * 48
-        assert [client.process.returncode for client in clients] == list(range(48))
+        assert [client.finish(b"hello") for client in clients] == [b"hello"] * count
+        assert [client.process.returncode for client in clients] == list(range(count))
 
 
 # -- who may come in, and for what -----------------------------------------------------------------
@@ -408,6 +466,7 @@ def test_the_line_that_it_listens_tells_who_and_where(kind: str, start: Start) -
         "sshd": kind,
         "address": "127.0.0.1",
         "port": worker.port,
+        "because": "MPIBOOT_SSHD=embedded" if kind == "embedded" else "",
     }
 
 

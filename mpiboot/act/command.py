@@ -76,6 +76,7 @@ class Command(asyncssh.SSHServerSession[bytes]):
         self._pending = bytearray()
         self._finished = False  # the client sends no more
         self._paused = False
+        self._flushing = False
         self._mark = ""
         self._command = ""
 
@@ -178,7 +179,8 @@ class Command(asyncssh.SSHServerSession[bytes]):
         except BlockingIOError:
             if not self._paused and self._channel is not None:
                 self._paused = True
-                self._channel.pause_reading()
+                if not self._flushing:
+                    self._channel.pause_reading()
                 loop.add_writer(pipe.descriptor, self._write)
             return
         except OSError:  # nobody reads it any more
@@ -190,7 +192,13 @@ class Command(asyncssh.SSHServerSession[bytes]):
             self._paused = False
             if pipe.is_open:
                 loop.remove_writer(pipe.descriptor)
+            # asyncssh opens the window anew with the first part that it hands on: paused again
+            # before the last, it would keep more each time.
+            self._flushing = True
             self._channel.resume_reading()
+            self._flushing = False
+            if self._paused:
+                self._channel.pause_reading()
 
     def signal_received(self, signal: str) -> None:
         """Deliver a signal to the command's process group."""

@@ -2,7 +2,8 @@
 
 Run by path, once for each remote host: ``python3 -I -S connect.py FOLDER [OPTIONS] HOST COMMAND``.
 It imports little, passes its own streams on as they are, and ends with the command's status. The
-connection itself is the client's, one process for all hosts, and no stream is read here.
+connection itself is the client's, one process for all hosts, and no stream is read here: a shell
+waits for the status, for an interpreter costs megabytes for each host.
 """
 
 from __future__ import annotations
@@ -17,18 +18,13 @@ from typing import Final, NoReturn
 SOCKET: Final = "client.sock"
 # ssh's own status for everything that is not the command's.
 FAILED: Final = 255
+# A signal ends it, and with its end of the socket the connection and the session.
+_WAIT: Final = 'read -r status <&3 && exit "$status"; exit 255'
+_SOCKET: Final = 3
 
 
-def _fail(_number: int = 0, _frame: object = None) -> NoReturn:
-    """End as ssh does when a signal ends it: the connection ends, and the session with it."""
-    os._exit(FAILED)
-
-
-def run(folder: str, words: list[str]) -> int:
-    """Hand the session over; the exit status of its command."""
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _fail)
+def run(folder: str, words: list[str]) -> NoReturn:
+    """Hand the session over, and become what ends with the status of its command."""
     # A socket's path may be 107 bytes long, and the folder's may be longer.
     os.chdir(folder)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
@@ -41,20 +37,22 @@ def run(folder: str, words: list[str]) -> int:
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)
-        answer = b""
-        while not answer.endswith(b"\n") and (part := client.recv(64)):
-            answer += part
-    return int(answer) if answer.strip().isdigit() else FAILED
+        # Python ignores it at its start, and what is ignored stays so over exec.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        if client.fileno() == _SOCKET:
+            client.set_inheritable(True)
+        else:
+            os.dup2(client.fileno(), _SOCKET)
+        os.execv("/bin/sh", ("sh", "-c", _WAIT))  # noqa: S606 - these words alone
 
 
 def main() -> NoReturn:
     """Run as a program."""
     try:
-        code = run(sys.argv[1], sys.argv[2:])
+        run(sys.argv[1], sys.argv[2:])
     except (OSError, ValueError, IndexError) as wrong:
         sys.stderr.write(f"mpiboot: the SSH client can't be reached: {wrong}\n")
-        code = FAILED
-    os._exit(code)
+        os._exit(FAILED)
 
 
 if __name__ == "__main__":

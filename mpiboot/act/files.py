@@ -8,20 +8,34 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from mpiboot import log
 from mpiboot.errors import MpibootError, error
 
 # The kubelet reads at most this much of a container's termination message.
 TERMINATION_MESSAGE_LIMIT: Final = 4096
 
 _PROBE: Final = "probe"
+# More than the files of a small job; a folder that can't take it is as good as full.
+_PROBED: Final = 64 << 10
+# What makes most pods pass a folder over, which is worth no word.
+_USUAL: Final = tuple(
+    os.strerror(number) for number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)
+)
 
 
 def _reason(problem: OSError) -> str:
     return problem.strerror or str(problem)
+
+
+def _blank(path: Path) -> str:
+    has = any(char.isspace() for char in str(path))
+    return f"'{path}' has a blank in its path, and mpirun splits it there" if has else ""
 
 
 def _own_folder(path: Path, uid: int) -> str:
@@ -50,8 +64,9 @@ def _role_folder(base: Path, uid: int, role: str) -> tuple[Path, str]:
     if not wrong:
         try:
             # A full disk or a read-only mount shows only when something is written.
-            write_private(folder / _PROBE, "ok\n")
-            (folder / _PROBE).unlink()
+            write_private(folder / _PROBE, b"\0" * _PROBED)
+            # Another launcher of this pod may have taken it away just now.
+            (folder / _PROBE).unlink(missing_ok=True)
         except MpibootError as problem:
             wrong = problem.finding.said
         except OSError as problem:
@@ -59,10 +74,16 @@ def _role_folder(base: Path, uid: int, role: str) -> tuple[Path, str]:
     return folder, wrong
 
 
-def _named(wanted: str, uid: int, role: str) -> Path:
+def _named(wanted: str, uid: int, role: str, *, split: bool) -> Path:
     base = Path(wanted)
     if not base.is_absolute():
         raise error("runtime-folder", f"the runtime folder {wanted!r} is not an absolute path")
+    if split and _blank(base):
+        raise error(
+            "runtime-folder",
+            f"the runtime folder {_blank(base)}",
+            hint="name a folder without blanks with MPIBOOT_RUNTIME_DIR",
+        )
     try:
         # A volume's own folder belongs to root and may be open to all: only ours must be private.
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,7 +103,9 @@ def _named(wanted: str, uid: int, role: str) -> Path:
     return folder
 
 
-def runtime_dir(wanted: str, uid: int, role: str, *, tmpdir: str | None = None) -> Path:
+def runtime_dir(
+    wanted: str, uid: int, role: str, *, tmpdir: str | None = None, split: bool = False
+) -> Path:
     """Make and return the private folder (0700) of a role.
 
     Without ``wanted`` it is the first that works of /run/mpiboot, ``TMPDIR`` or
@@ -93,28 +116,104 @@ def runtime_dir(wanted: str, uid: int, role: str, *, tmpdir: str | None = None) 
         uid: the owner that the folder must have.
         role: the folder's own name under the base.
         tmpdir: the value of ``TMPDIR``; that of this process where it isn't given.
+        split: whether a program that gets the path splits it at blanks.
 
     Raises:
         MpibootError: ``runtime-folder``; no folder can be used, with the reason of each.
     """
     if wanted:
-        return _named(wanted, uid, role)
+        return _named(wanted, uid, role, split=split)
     temporary = os.environ.get("TMPDIR", "") if tmpdir is None else tmpdir
     bases = [Path("/run/mpiboot")]
-    if temporary:
+    if temporary.startswith("/"):
         bases.append(Path(temporary) / f"mpiboot-{uid}")
     bases += [Path(f"/tmp/mpiboot-{uid}"), Path(f"/dev/shm/mpiboot-{uid}")]  # noqa: S108
-    reasons = []
+    reasons: list[str] = []
     for base in bases:
-        wrong = _own_folder(base, uid)
+        wrong = (_blank(base) if split else "") or _own_folder(base, uid)
         if not wrong:
             folder, wrong = _role_folder(base, uid, role)
             if not wrong:
+                odd = [reason for reason in reasons if not reason.endswith(_USUAL)]
+                if odd:
+                    said = f"the private folder is {folder}: {'; '.join(odd)}"
+                    log.info("runtime-folder", said, folder=str(folder))
                 return folder
         reasons.append(wrong)
     raise error(
         "runtime-folder", "no folder for private files can be written", evidence=tuple(reasons)
     )
+
+
+def remove_stale_sessions(environ: Mapping[str, str], hostname: str, uid: int) -> None:
+    """Remove session folders of PRRTE programs of this host and user that run no more.
+
+    A /tmp that outlives its container meets the next one with the same process numbers, and
+    PRRTE (Open MPI 5.0) then ends with "Exists" for ever. Open MPI 4.1 uses such a folder again.
+    """
+    named = re.compile(rf"(?:prterun|prted|prte)\.{re.escape(hostname)}\.(\d+)\.{uid}", re.ASCII)
+    # The order in which PRRTE looks for its place; it takes the first that is set.
+    places = (environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP"))
+    for base in dict.fromkeys(place for place in (*places, "/tmp") if place.startswith("/")):  # noqa: S108
+        count = sum(_removed(item, uid) for item in _ended(base, named))
+        if count:
+            folders = "folder" if count == 1 else "folders"
+            log.info("session", f"removed {count} session {folders} of ended programs in {base}")
+
+
+def _ended(base: str, named: re.Pattern[str]) -> tuple[os.DirEntry[str], ...]:
+    """Find the folders whose name tells a process that is not there."""
+    try:
+        with os.scandir(base) as listing:
+            found = [(item, told) for item in listing if (told := named.fullmatch(item.name))]
+    except OSError:
+        return ()
+    return tuple(item for item, told in found if not Path("/proc", told[1]).exists())
+
+
+def _removed(item: os.DirEntry[str], uid: int) -> bool:
+    import shutil  # noqa: PLC0415 - a worker's way to its sshd leads through here
+
+    try:
+        ours = item.is_dir(follow_symlinks=False) and item.stat(follow_symlinks=False).st_uid == uid
+    except OSError:
+        return False
+    if ours:
+        shutil.rmtree(item.path, ignore_errors=True)
+    return ours
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def check_tmpdir(value: str) -> None:
+    """Look whether MPI can use what ``TMPDIR`` names; it makes the folder itself where it can.
+
+    Its daemons end without naming the folder where they can't. Nothing is written here.
+
+    Raises:
+        MpibootError: ``tmpdir``.
+    """
+    if not value.startswith("/"):  # not set, or a matter of each process's own folder
+        return
+    place = Path(value)
+    try:
+        while not _is_there(place):
+            place = place.parent
+        if not place.is_dir():
+            wrong = f"{place} is not a folder"
+        elif not os.access(place, os.W_OK | os.X_OK):
+            wrong = f"{place} can't be written"
+        else:
+            return
+    except OSError as problem:  # a name that is too long, a loop of links, a closed folder
+        wrong = f"{place}: {_reason(problem)}"
+    raise error("tmpdir", f"TMPDIR={value} can't be used: {wrong}")
 
 
 def write_private(path: Path, content: str | bytes, mode: int = 0o600) -> None:
@@ -143,7 +242,8 @@ def write_private(path: Path, content: str | bytes, mode: int = 0o600) -> None:
             os.close(descriptor)
         part.replace(path)
     except OSError as problem:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise error("runtime-folder", f"{path} can't be written: {_reason(problem)}") from None
 
 

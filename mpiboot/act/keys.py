@@ -6,17 +6,20 @@ Reads the mount and never changes it; the name of a key file says nothing of its
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from mpiboot import log
 from mpiboot.act import files, keyformat, process
 from mpiboot.errors import MpibootError, error
 from mpiboot.model import Finding, Level
 
 # In this order: what ssh itself prefers, then the keys of a Kubernetes Secret of type ssh-auth.
 NAMES: Final = ("id_rsa", "id_ecdsa", "id_ed25519", "ssh-privatekey")
+_LOOK_FIRST, _LOOK_LAST = 0.05, 1.0  # seconds between two looks for the key
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +149,42 @@ def trust(key: JobKey, mounted: Path) -> Finding | None:
         "only the job's key is accepted",
         hint="launcher and workers must mount the same key Secret",
     )
+
+
+def missing(wanted: str, homes: tuple[str, ...], uid: int) -> MpibootError:
+    """Say where the job's key was looked for."""
+    places = wanted or ", ".join(map(str, folders(homes, uid)))
+    return error("ssh-key", f"no private SSH key in {places}")
+
+
+def wait(
+    wanted: str,
+    homes: tuple[str, ...],
+    uid: int,
+    patience: float,
+    pause: Callable[[float], object] = time.sleep,
+) -> Path:
+    """Find the key, waiting for a Secret that is mounted a moment late.
+
+    Args:
+        wanted: as for ``find``.
+        homes: as for ``find``.
+        uid: as for ``find``.
+        patience: seconds to wait at most.
+        pause: waits for some seconds; what it raises ends the wait.
+
+    Raises:
+        MpibootError: ``ssh-key``; there is none.
+    """
+    deadline, look, told = time.monotonic() + patience, _LOOK_FIRST, False
+    while (found := find(wanted, homes, uid)) is None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise missing(wanted, homes, uid)
+        if not told:
+            told = True
+            places = wanted or ", ".join(map(str, folders(homes, uid)))
+            log.info("ssh-key", f"waiting for the job's SSH key in {places}")
+        pause(min(look, left))
+        look = min(look * 2, _LOOK_LAST)
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,17 +15,24 @@ from mpiboot import launch_spec
 from mpiboot.act import client_start, files, keys, process
 from mpiboot.aftermath import words
 from mpiboot.errors import error
-from mpiboot.job import sshconfig
+from mpiboot.job import mpirun_line, sshconfig
 from mpiboot.job.making import Observed, Paths
 from mpiboot.job.plan import Plan
 from mpiboot.model import Worker
 from mpiboot.settings import Resolved
 
+_LAUNCH: Final = "launch"
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
 
 
-def paths(folder: Path, key: Path) -> Paths:
+def paths(folder: Path, key: Path, pid: int = 1) -> Paths:
     """Say where everything will be.
+
+    Args:
+        folder: the launcher's runtime folder.
+        key: the job's key.
+        pid: the process that will be mpirun's parent. Each launch below a script has a folder of
+            its own, for there may be several at once; a pod's first process is always the same.
 
     Raises:
         MpibootError: ``runtime-folder``; mpirun splits its agent's path at blanks.
@@ -37,7 +45,17 @@ def paths(folder: Path, key: Path) -> Paths:
                 f"{what} {str(path)!r} has a blank in its path, and mpirun splits it there",
                 hint="name a folder without blanks with MPIBOOT_RUNTIME_DIR",
             )
-    return Paths(launch_dir=str(folder / "launch"), agent=str(agent), key=str(key))
+    name = _LAUNCH if pid == 1 else f"{_LAUNCH}-{pid}"
+    # Its execute bit may be lost, or count for nothing on a noexec mount; Open MPI takes words.
+    words = str(agent) if os.access(agent, os.X_OK) else f"/bin/sh {agent}"
+    return Paths(launch_dir=str(folder / name), agent=words, key=str(key))
+
+
+def _tidy(folder: Path) -> None:
+    """Take away what launches below a script have left whose process is no more."""
+    for path in folder.glob(f"{_LAUNCH}-[0-9]*"):
+        if not Path("/proc", path.name.rpartition("-")[2]).exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def known_hosts(observed: Observed, host_keys: Mapping[str, str], public: str) -> str:
@@ -71,6 +89,8 @@ def write(
     """
     folder = Path(where.launch_dir)
     shutil.rmtree(folder, ignore_errors=True)
+    _tidy(folder.parent)
+    files.remove_stale_sessions(observed.environ, socket.gethostname(), observed.identity.uid)
     try:
         for path in (folder, folder / "hosts", folder / "stderr"):
             path.mkdir(mode=0o700)
@@ -182,8 +202,8 @@ def write_spec(
     started: float,
     *,
     let_go: bool = False,
-) -> None:
-    """Write what the parent needs to know.
+) -> launch_spec.LaunchSpec:
+    """Write what the parent needs to know, and give it.
 
     Raises:
         MpibootError: ``runtime-folder``.
@@ -210,11 +230,23 @@ def write_spec(
         log_format=settings.log_format,
         log_level=settings.log_level,
         suspects=plan.suspects,
+        goes_on=plan.goes_on,
         let_go=let_go and any(worker.ends for worker in observed.workers),
+        program=_program(plan.argv, observed.mpi.family),
     )
     files.write_private(Path(where.launch_dir) / launch_spec.FILE, spec.to_json())
     before = tuple(_before(worker, observed) for worker in observed.workers)
     files.write_private(Path(where.launch_dir) / words.FILE, words.to_json(before))
+    return spec
+
+
+def _program(argv: tuple[str, ...], family: str) -> str:
+    """Tell what ranks run; empty where the line has several programs or says where to look."""
+    line = mpirun_line.read(argv, family)
+    elsewhere = {"wd", "wdir", "path", "preload-binary", "s"}.intersection(line.given)
+    if len(line.apps) != 1 or line.program_index is None or elsewhere:
+        return ""
+    return argv[line.program_index]
 
 
 def _before(worker: Worker, observed: Observed) -> words.Before:
@@ -238,6 +270,8 @@ def _before(worker: Worker, observed: Observed) -> words.Before:
     )
 
 
-def parent(where: Paths) -> tuple[str, ...]:
+def parent(where: Paths, started: launch_spec.Started | None = None) -> tuple[str, ...]:
     """Give the command line of mpirun's parent: no site, no user's PYTHON variables."""
-    return (sys.executable, "-I", "-S", str(_PACKAGE / "parent" / "__main__.py"), where.launch_dir)
+    program = str(_PACKAGE / "parent" / "__main__.py")
+    words = map(str, started or ())
+    return (sys.executable, "-I", "-S", program, where.launch_dir, *words)

@@ -19,7 +19,11 @@ from mpiboot.model import Identity
 
 LISTENING: Final = "Server listening on "
 # Where distributions keep it; sshd needs its own absolute path, to start itself anew.
-_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin", "/usr/lib/ssh", "/opt/openssh/sbin")
+# The last one holds programs whose place a shim of mpiboot's has taken.
+_FOLDERS: Final = (
+    *("/usr/sbin", "/usr/local/sbin", "/usr/lib/ssh", "/opt/openssh/sbin"),
+    "/usr/local/lib/mpiboot/real",
+)
 _PRIVSEP: Final = "/run/sshd"
 # capabilities(7): what sshd as root uses for its unprivileged child.
 _NEEDED: Final = {6: "SETGID", 7: "SETUID", 18: "SYS_CHROOT"}

@@ -1,8 +1,8 @@
 """Asks every worker, after a job failed, for what explains it; or lets them go after a good end.
 
-``python -I -S ask.py FOLDER evidence|let-go [HOST]``: a child of mpirun's parent, which gives it a
-few seconds. It writes one line for each finding on stdout, changes nothing on a worker beyond
-telling it that the job is over, and never fails.
+``python -I -S ask.py FOLDER evidence|let-go [HOST [PROGRAM [SIGNAL]]]``: a child of mpirun's
+parent, which gives it a few seconds. It writes one line for each finding on stdout, changes nothing
+on a worker beyond telling it that the job is over, and never fails.
 """
 
 # Run by its path, it must find its package first.
@@ -56,22 +56,41 @@ async def _addresses(name: str) -> tuple[str, ...] | None:
     return tuple(str(item[4][0]) for item in found)
 
 
-async def _evidence(before: words.Before, free: asyncio.Semaphore) -> tuple[words.Finding, ...]:
+async def _evidence(
+    before: words.Before, command: str, free: asyncio.Semaphore, signal: str | None
+) -> tuple[words.Finding, ...]:
     resolving = asyncio.ensure_future(_addresses(before.dns))
-    asking = asyncio.ensure_future(_tell(before.name, words.ASK, free))
+    asking = asyncio.ensure_future(_tell(before.name, command, free))
     # A host whose name has gone, or leads elsewhere, needs no further patience.
     found = words.unreachable(before, await resolving)
     if found:
         asking.cancel()
         return found
     answer = await asking
-    return words.judge(before, answer) if answer else ()
+    if answer:
+        return words.judge(before, answer, signal or "")
+    return words.silent(before) if signal is not None else ()
 
 
-async def evidence(hosts: tuple[words.Before, ...]) -> list[str]:
-    """Ask hosts at once; what has not answered in time is left out."""
+async def evidence(
+    hosts: tuple[words.Before, ...], program: str = "", killed: tuple[str, str] = ("", "")
+) -> list[str]:
+    """Ask hosts at once; what has not answered in time is left out.
+
+    Args:
+        hosts: whom to ask.
+        program: what they are asked for, whether they can run it.
+        killed: the host whose rank was ended first, and by which signal.
+    """
+    where, signal = killed
+    command = words.ask(program, os.environ.get("PATH", ""), os.getcwd())  # noqa: PTH109
     free = asyncio.Semaphore(_AT_ONCE)
-    asked = {asyncio.ensure_future(_evidence(host, free)): host for host in hosts}
+    asked = {
+        asyncio.ensure_future(
+            _evidence(host, command, free, signal if host.name == where else None)
+        ): host
+        for host in hosts
+    }
     done, late = await asyncio.wait(asked, timeout=_SECONDS)
     for task in late:
         task.cancel()
@@ -79,7 +98,9 @@ async def evidence(hosts: tuple[words.Before, ...]) -> list[str]:
     rows = []
     for task, host in asked.items():
         if task in done and not task.exception():
-            rows += [(item.rank, f"{host.name}: {item.said}") for item in task.result()]
+            rows += [(item.rank, item.line(host.name)) for item in task.result()]
+        elif host.name == where:
+            rows += [(item.rank, item.line(host.name)) for item in words.silent(host)]
     return [line for _, line in sorted(rows, key=lambda row: row[0])]
 
 
@@ -94,7 +115,7 @@ async def let_go(hosts: tuple[words.Before, ...]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def main(folder: str, what: str, first: str = "") -> None:
+def main(folder: str, what: str, first: str = "", program: str = "", signal: str = "") -> None:
     """Do what the parent asks for."""
     with open(f"{folder}/{words.FILE}", encoding="utf-8") as file:
         hosts = words.from_json(file.read())
@@ -102,7 +123,7 @@ def main(folder: str, what: str, first: str = "") -> None:
         asyncio.run(let_go(tuple(host for host in hosts if host.ends)))
         return
     hosts = tuple(sorted(hosts, key=lambda host: host.name != first))[:_HOSTS]
-    for line in asyncio.run(evidence(hosts)):
+    for line in asyncio.run(evidence(hosts, program, (first, signal))):
         print(line, flush=True)  # noqa: T201 - this is its purpose
 
 

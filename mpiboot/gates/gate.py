@@ -14,23 +14,25 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mpiboot import log
+from mpiboot import log, render
 from mpiboot.checks import failed
 from mpiboot.errors import MpibootError
 from mpiboot.gates import progress
+from mpiboot.gates.members import Members
 from mpiboot.gates.pipeline import Access, Pipelines
 from mpiboot.gates.progress import HostState, Stage
+from mpiboot.gates.reporter import Reporter
 from mpiboot.model import Finding, Host, Worker
 from mpiboot.observe.attempt import Limits
 from mpiboot.observe.dns import Resolver
+from mpiboot.observe.hostfiles import Follow
 from mpiboot.settings import Settings
 
 __all__ = ["Access", "GateResult", "look", "wait"]
 
-# A line a second while things move quickly, and fewer the longer it takes: a pod's log is kept.
-_OFTEN, _SELDOM, _SHARE = 1.0, 15.0, 0.1
-_LIVE: Final = 0.1
 _CANCEL_AGAIN: Final = 1.0
+# A kubelet writes a changed ConfigMap up to a minute late; a look is one `stat`.
+_LOOK: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,54 +54,6 @@ class GateResult:
     findings: tuple[Finding, ...] = ()
 
 
-class _Reporter:
-    """Says how far the gate is: only what is new, and not too often."""
-
-    def __init__(self, states: Sequence[HostState], *, live: bool) -> None:
-        self._states = states
-        self._changed = asyncio.Event()
-        self._said = ""
-        self._live = live
-
-    def changed(self) -> None:
-        """Note that a host is at another point; cheap, as thousands of hosts call it."""
-        self._changed.set()
-
-    async def lines(self) -> None:
-        """Log a line whenever something changed; many changes at once are one line."""
-        started = time.monotonic()
-        while True:
-            # A cluster that is ready needs no line: the first waits as all do.
-            waited = time.monotonic() - started
-            await asyncio.sleep(min(_SELDOM, max(_OFTEN, waited * _SHARE)))
-            await self._changed.wait()
-            self._changed.clear()
-            text = progress.line(self._states)
-            if text != self._said:
-                self._said = text
-                self.clear()
-                log.info("gate", text, **progress.fields(self._states))
-
-    async def drawing(self) -> None:
-        """Draw the line on a terminal; the cursor goes back, so that any other line covers it."""
-        drawn = ""
-        while self._live:
-            await asyncio.sleep(_LIVE)
-            try:
-                width = os.get_terminal_size(2).columns
-            except OSError:
-                return
-            text = progress.line(self._states)[: width - 1]
-            if text != drawn:
-                drawn = text
-                os.write(2, f"\r\x1b[K{text}\r".encode())
-
-    def clear(self) -> None:
-        """Take the drawn line away."""
-        if self._live:
-            os.write(2, b"\r\x1b[K")
-
-
 def _no_long_form(_: str) -> None:
     """Be the long form of names in a pod without a cluster's domain."""
 
@@ -113,6 +67,7 @@ async def wait(
     resolver: Resolver | None = None,
     also: Awaitable[object] | None = None,
     limits: Limits | None = None,
+    follow: Follow | None = None,
 ) -> GateResult:
     """Wait until every host resolves and answers over SSH, or until one never will.
 
@@ -125,6 +80,7 @@ async def wait(
         resolver: who is asked for names; the system's files where not given.
         also: the caller's own work that needs no host; its failure ends the gate too.
         limits: how long the steps of one attempt may take.
+        follow: the hostfile, where a change of it is to be followed until the gate is passed.
 
     Raises:
         MpibootError: ``ssh-denied``, ``host-key-differs``, ``ssh-key`` or ``hostfile-invalid`` as
@@ -132,8 +88,7 @@ async def wait(
             with a finding for every host that is missing.
     """
     started = time.monotonic()
-    states = progress.states(hosts)
-    reporter = _Reporter(states, live=settings.log_format != "json" and os.isatty(2))
+    reporter = Reporter(live=settings.log_format != "json" and os.isatty(2))
     pipelines = Pipelines(
         settings,
         access,
@@ -145,23 +100,24 @@ async def wait(
     work: set[asyncio.Future[Any]] = set()
     if any(not pipelines.is_own_name(host) for host in hosts):
         work.add(pipelines.load())
-    runs = [asyncio.ensure_future(pipelines.run(state)) for state in states]
-    work.update(runs)
+    members = Members(hosts, pipelines)
     if also is not None:
         work.add(asyncio.ensure_future(also))
-    side = [asyncio.ensure_future(reporter.lines()), asyncio.ensure_future(reporter.drawing())]
+    side = [
+        asyncio.ensure_future(reporter.lines(members.states)),
+        asyncio.ensure_future(reporter.drawing(members.states)),
+        asyncio.ensure_future(members.watch()),
+    ]
     try:
-        await _until(work, runs, states, settings, started)
+        await _until(work, members, settings, started, follow)
     finally:
-        await _end({*work, *side})
+        await _end({*work, *members.runs.values(), *side})
         reporter.clear()
     durations = _durations(pipelines, started)
-    found = [run.result() for run in runs]
-    workers = tuple(item for item in found if item is not None)
-    local = tuple(host for host, item in zip(hosts, found, strict=True) if item is None)
-    log.info(
-        "gate", f"all {len(states)} hosts ready in {durations['total']:.1f} s", ready=len(states)
-    )
+    workers, local = members.results()
+    count = len(members.states)
+    ready = render.counted(count, "host")
+    log.info("gate", f"{ready} ready in {durations['total']:.1f} s", ready=count)
     return GateResult(
         workers,
         local,
@@ -242,34 +198,57 @@ def _durations(pipelines: Pipelines, started: float) -> dict[str, float]:
 
 async def _until(
     work: set[asyncio.Future[Any]],
-    runs: Sequence[asyncio.Future[Any]],
-    states: Sequence[HostState],
+    members: Members,
     settings: Settings,
     started: float,
+    follow: Follow | None,
 ) -> None:
     """Wait for all work; the first failure, the names' cap or the deadline ends it."""
     cap, end = settings.dns_wait, settings.timeout
-    pending = set(work)
-    while pending:
+    while True:
+        if follow is not None and follow.look():
+            await _follow(members, follow.found.hostfile.hosts)
+        put_off = follow.pending if follow is not None else None
+        # A host that was ready may have to be waited for again.
+        runs = {run for run in members.runs.values() if not _passed(run)}
+        work = {task for task in work if not _passed(task)}
+        if not runs and not work and put_off is None:
+            return
         waited = time.monotonic() - started
-        running = any(run in pending for run in runs)
+        running = bool(runs) or put_off is not None
         if cap is not None and waited >= cap:
-            unresolved = [state for state in states if state.stage is Stage.DNS]
+            unresolved = [state for state in members.states if state.stage is Stage.DNS]
             if running and unresolved:
-                raise _failure(states, unresolved, cap)
+                raise _failure(members.states, unresolved, cap)
             cap = None
         if running and waited >= end:
-            late = [state for state in states if state.stage is not Stage.READY]
-            raise _failure(states, late, end)
+            late = [state for state in members.states if state.stage is not Stage.READY]
+            # Without a hostfile nobody knows who is late.
+            raise put_off or _failure(members.states, late, end)
         due = min(end, cap) if cap is not None else end
         # The caller's own work has limits of its own; the deadline is the hosts'.
-        done, pending = await asyncio.wait(
-            pending,
-            timeout=due - waited if running else None,
-            return_when=asyncio.FIRST_EXCEPTION,
-        )
-        for task in done:
-            task.result()
+        left = due - waited if running else None
+        if follow is not None and left is not None:
+            left = min(left, _LOOK)
+        if runs or work:
+            await asyncio.wait({*runs, *work}, timeout=left, return_when=asyncio.FIRST_EXCEPTION)
+        else:
+            await asyncio.sleep(left or _LOOK)
+
+
+def _passed(task: asyncio.Future[Any]) -> bool:
+    """Whether a task has ended well; what it failed with is raised."""
+    if not task.done():
+        return False
+    task.result()
+    return True
+
+
+async def _follow(members: Members, hosts: Sequence[Host]) -> None:
+    """Take a new version of the hostfile."""
+    told, gone = members.follow(hosts)
+    log.info("hostfile", told.line(len(hosts)), joined=len(told.joined), left=len(told.left))
+    await _end(gone)
 
 
 def _failure(states: Sequence[HostState], late: Sequence[HostState], after: float) -> MpibootError:
@@ -281,4 +260,5 @@ def _failure(states: Sequence[HostState], late: Sequence[HostState], after: floa
     said = f"{len(late)} of {len(states)} hosts {verb} after {round(after, 1):g} s: "
     said += progress.line(states)
     shown = [f"{item.host}: {item.said}" for item in found]
-    return MpibootError(failed(reference, said, evidence=tuple(shown)), others=found)
+    hint = next((state.hint for state in late if state.hint), None)
+    return MpibootError(failed(reference, said, evidence=tuple(shown), hint=hint), others=found)

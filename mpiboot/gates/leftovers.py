@@ -1,7 +1,7 @@
 """What an earlier launcher of this job left on the workers is ended before mpirun starts.
 
-Only processes that carry a mark of this job are ended, and never those of a launcher that still
-runs in this pod; never by name. What can't be ended is said, and stops nothing.
+Only processes that carry a mark of this job are ended, and never those of a launcher that is still
+there (``holders``); never by name. What can't be ended is said, and stops nothing.
 """
 
 from __future__ import annotations
@@ -10,19 +10,31 @@ import asyncio
 import hashlib
 import os
 import re
+import socket
+import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mpiboot import log
+from mpiboot.gates import holders, remote
 from mpiboot.gates.pipeline import Access
+from mpiboot.launch_spec import JOB_MARK
 from mpiboot.model import Worker
 from mpiboot.observe import tcp
 from mpiboot.observe.attempt import Limits, Outcome, Probe, Target
+from mpiboot.settings import Settings
 
-NAME: Final = "MPIBOOT_JOB_MARK"
-_MARK: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}")
+if TYPE_CHECKING:
+    from mpiboot.observe.ssh import Prober
+
+NAME: Final = JOB_MARK
 _AT_ONCE: Final = 32
+# Often at first: one that is just ending is gone in a moment.
+_FIRST, _LAST = 0.2, 1.0
+_SILENT: Final = 3  # looks
 # TERM, up to five seconds for what it wants to save, then KILL.
 _SCRIPT: Final = (
     'left() {{ for m in {marks}; do grep -l "MPIBOOT_JOB_MARK=$m" /proc/[0-9]*/environ '
@@ -42,8 +54,13 @@ def job(public_key: str) -> str:
 
 
 def new_mark(public_key: str) -> str:
-    """Make the mark of one launch of a job."""
-    return f"{job(public_key)}-{os.urandom(8).hex()}"
+    """Make the mark of one launch of a job: which job, which launch, and who holds it since when.
+
+    The time of day is told to people and compared with nothing.
+    """
+    host = re.sub(r"[^A-Za-z0-9.-]", "", socket.gethostname())
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return f"{job(public_key)}-{os.urandom(8).hex()}@{host}@{since}"
 
 
 def _running(root: Path = Path("/proc")) -> set[str]:
@@ -59,15 +76,15 @@ def _running(root: Path = Path("/proc")) -> set[str]:
     return found
 
 
-def of_earlier(workers: Iterable[Worker], public_key: str) -> dict[str, tuple[str, ...]]:
-    """Give, by host, the marks of this job whose launcher is not here any more."""
+def of_job(worker: Worker, public_key: str) -> tuple[str, ...]:
+    """Give the marks of this job that a worker has; others could hold anything."""
     own = job(public_key) + "-"
-    seen = {
-        worker.host.name: tuple(
-            mark for mark in worker.marks if _MARK.fullmatch(mark) and mark.startswith(own)
-        )
-        for worker in workers
-    }
+    return tuple(m for m in worker.marks if m.startswith(own) and holders.MARK.fullmatch(m))
+
+
+def of_earlier(workers: Iterable[Worker], public_key: str) -> dict[str, tuple[str, ...]]:
+    """Give, by host, the marks of this job whose launcher is not in this pod."""
+    seen = {worker.host.name: of_job(worker, public_key) for worker in workers}
     if not any(seen.values()):
         return {}
     running = _running()
@@ -75,44 +92,141 @@ def of_earlier(workers: Iterable[Worker], public_key: str) -> dict[str, tuple[st
     return {host: marks for host, marks in kept.items() if marks}
 
 
+def _say_beside(workers: Iterable[Worker], public_key: str) -> None:
+    """Tell of other launches in this pod, as of a script; one inside another is part of it."""
+    seen = {worker.host.name: set(of_job(worker, public_key)) for worker in workers}
+    if not any(seen.values()):
+        return
+    beside = _running() - {os.environ.get(NAME, "")}
+    hosts = [host for host, marks in seen.items() if beside & marks]
+    if hosts:
+        said = f"another launch of this pod runs on {holders.listed(hosts)}: this one is beside it"
+        log.info("leftovers", said, hosts=len(hosts))
+
+
 def script(marks: Sequence[str]) -> str:
     """Write the command that ends what carries one of these marks, and tells how many."""
     return f"exec /bin/sh -c '{_SCRIPT.format(marks=' '.join(marks))}'"
 
 
-async def end(workers: Sequence[Worker], public_key: str, host_keys: str, access: Access) -> None:
+class _Asker:
+    """Runs a command on workers that let us in before, some at once."""
+
+    def __init__(self, access: Access, host_keys: str) -> None:
+        self._access = access
+        self._mode = host_keys
+        self._limits = Limits()
+        self._free = asyncio.Semaphore(_AT_ONCE)
+        self._prober: Prober | None = None
+
+    async def run(self, worker: Worker, command: str) -> str | None:
+        """Give the command's output; None where the worker does not answer."""
+        target = Target(worker.host.name, worker.address, worker.port, worker.user)
+        async with self._free:
+            opened = await tcp.connect(target, self._limits)
+            if isinstance(opened, Probe):
+                return None
+            with opened.sock:
+                prober = self._load()
+                probe = await prober.log_in(target, opened.sock, opened.greeting, command)
+        return probe.output if probe.outcome is Outcome.OK else None
+
+    async def answers(self, address: str, port: int) -> bool:
+        """Tell whether somebody is at an address: a refused connection is an answer too."""
+        opened = await tcp.connect(Target("", address, port, ""), self._limits)
+        if isinstance(opened, Probe):
+            return opened.outcome not in (Outcome.TIMEOUT, Outcome.UNREACHABLE)
+        opened.sock.close()
+        return True
+
+    def _load(self) -> Prober:
+        if self._prober is None:
+            from mpiboot.observe.ssh import Prober  # noqa: PLC0415 - loaded by the gate already
+
+            self._prober = Prober(
+                self._access.key,
+                host_key=self._access.host_key,
+                mode=self._mode,
+                limits=self._limits,
+            )
+        return self._prober
+
+
+async def end(
+    workers: Sequence[Worker], public_key: str, settings: Settings, access: Access
+) -> None:
     """End what is left; nothing is asked where the gate saw nothing.
 
     Args:
         workers: who passed the gate.
         public_key: the job's.
-        host_keys: the setting of that name.
+        settings: ``timeout`` is what is left of the one deadline; ``host_keys``, ``ssh_keepalive``.
         access: how to log in.
+
+    Raises:
+        MpibootError: ``workers-held``; another launcher has the workers.
     """
+    _say_beside(workers, public_key)
     found = of_earlier(workers, public_key)
     if not found:
         return
-    from mpiboot.observe.ssh import Prober  # noqa: PLC0415 - loaded by the gate already
-
-    limits, free = Limits(), asyncio.Semaphore(_AT_ONCE)
-    prober = Prober(access.key, host_key=access.host_key, mode=host_keys, limits=limits)
+    asker = _Asker(access, settings.host_keys)
+    workers = [worker for worker in workers if worker.host.name in found]
+    found = await _let_go(workers, found, public_key, settings, asker)
 
     async def one(worker: Worker, marks: tuple[str, ...]) -> None:
-        name = worker.host.name
-        target = Target(name, worker.address, worker.port, worker.user)
-        command = script(marks)
-        async with free:
-            opened = await tcp.connect(target, limits)
-            if isinstance(opened, Probe):
-                return
-            with opened.sock:
-                probe = await prober.log_in(target, opened.sock, opened.greeting, command)
-        if probe.outcome is Outcome.OK:
-            _say(name, probe.output)
+        output = await asker.run(worker, script(marks))
+        if output is not None:
+            _say(worker.host.name, output)
 
     await asyncio.gather(
         *(one(item, found[item.host.name]) for item in workers if item.host.name in found)
     )
+
+
+async def _let_go(
+    workers: Sequence[Worker],
+    found: dict[str, tuple[str, ...]],
+    public_key: str,
+    settings: Settings,
+    asker: _Asker,
+) -> dict[str, tuple[str, ...]]:
+    """Wait until no other launcher is connected; what it has left then.
+
+    A pod that is being replaced still ends its job, and a node that vanished is missed by the
+    workers only after their keep-alive.
+    """
+    started, told, pause = time.monotonic(), False, _FIRST
+    silent: Counter[str] = Counter()
+    patience = min(settings.timeout, holders.patience(settings.ssh_keepalive))
+    while True:
+        held = holders.of(workers, found)
+        if not held:
+            return found
+        if not told:
+            told = True
+            log.info("leftovers", f"{holders.line(held)}: waiting for its end", launchers=len(held))
+        if time.monotonic() - started >= patience:
+            for holder in held:
+                if holder.proven or await asker.answers(holder.address, workers[0].port):
+                    raise holders.error_of(held, time.monotonic() - started)
+            return found
+        await asyncio.sleep(pause)
+        pause = min(pause * 1.5, _LAST)
+        workers = await asyncio.gather(*(_again(item, silent, asker) for item in workers))
+        found = of_earlier(workers, public_key)
+
+
+async def _again(worker: Worker, silent: Counter[str], asker: _Asker) -> Worker:
+    """Ask a worker once more who is there; one that is silent for good has nobody."""
+    output = await asker.run(worker, remote.LAUNCHES)
+    if output is not None:
+        silent[worker.host.name] = 0
+        seen = remote.notes(output)
+        return replace(worker, marks=seen.marks, held=seen.held)
+    silent[worker.host.name] += 1
+    # It may have ended with the other launcher's job, and then mpirun's own end tells it.
+    return replace(worker, marks=(), held=()) if silent[worker.host.name] >= _SILENT else worker
 
 
 def _say(host: str, output: str) -> None:

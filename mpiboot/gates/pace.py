@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-# A try of one host costs a handful of packets, so a few hosts may be tried ten times a second:
-# the reaction to a record or an sshd that has just appeared is then some 50 ms at the median.
-SHORTEST: Final = 0.1
-# Nobody who has waited for minutes notices another 2 %; so a long wait gets cheaper by itself,
-# up to a second for the last few hosts.
-SHARE: Final = 0.02
+# A try of one host costs a handful of packets, so a few hosts may be tried twenty times a second:
+# the reaction to a record or an sshd that has just appeared is then some 25 ms at the median.
+SHORTEST: Final = 0.05
+# Nobody who has waited for minutes notices another percent; so a long wait gets cheaper by
+# itself, up to a second for the last few hosts.
+SHARE: Final = 0.01
 LAST_FEW: Final = 1.0
 # Thousands of hosts share this many tries a second: with a search list each of them is some four
 # to eight questions, which one CoreDNS replica and one core of the launcher can bear.

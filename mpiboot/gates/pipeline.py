@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from mpiboot import log
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import denial, pace, remote
+from mpiboot.gates import denial, pace, reasons, remote
 from mpiboot.gates.progress import HostState, Stage, finding
 from mpiboot.job import names
-from mpiboot.model import Host, Worker
-from mpiboot.observe import links, tcp
-from mpiboot.observe.answers import Answer
+from mpiboot.model import Host, Mesh, Worker
+from mpiboot.observe import links, mesh, tcp
+from mpiboot.observe.answers import Answer, Reason
 from mpiboot.observe.attempt import Limits, Outcome, Probe, Target
 from mpiboot.observe.dns import Resolver
 from mpiboot.observe.resolvconf import is_literal
@@ -48,7 +48,8 @@ class Access:
 
     ``user`` is the login where the hostfile names none; ``key`` the path of the private key;
     ``host_key`` the pinned public key as a line, empty for the public half of ``key``; ``ports``
-    the candidates in order; ``hostname`` is this pod's own, ``fqdns`` its full names.
+    the candidates in order; ``hostname`` is this pod's own, ``fqdns`` its full names; ``six`` tells
+    whether its own address is of IPv6, None where that isn't known.
     """
 
     user: str
@@ -57,6 +58,7 @@ class Access:
     host_key: str = ""
     ports: tuple[int, ...] = PORTS
     fqdns: tuple[str, ...] = ()
+    six: bool | None = None
 
 
 class Pipelines:
@@ -88,6 +90,8 @@ class Pipelines:
         self.renamed: dict[str, str] = {}
         self.host_keys: dict[str, str] = {}
         self.last_name = 0.0
+        self._mesh: Mesh | None = None
+        self._looked = float("-inf")
 
     def load(self) -> asyncio.Task[Prober]:
         """Load the SSH client and the key, once, while names are being waited for."""
@@ -138,9 +142,23 @@ class Pipelines:
         self._set(state, Stage.SSH)
         self._reaching += 1
         try:
-            return await self._reach(state, addresses)
+            return await self.reach(state, addresses)
         finally:
             self._reaching -= 1
+
+    async def moved(self, worker: Worker) -> str:
+        """Tell where the name of a host that was ready leads now; empty where it still does."""
+        answer = await self._ask(worker.host.name)
+        if answer.addresses:
+            now = ", ".join(answer.addresses)
+            return "" if worker.address in answer.addresses else f"its name leads to {now} now"
+        # A nameserver that doesn't answer says nothing about the host.
+        known = answer.reason in (Reason.NXDOMAIN, Reason.NO_ADDRESS)
+        return f"its name does not resolve any more: {answer.detail}" if known else ""
+
+    def again(self, state: HostState) -> None:
+        """Put a host that was ready back to the beginning; ``run`` is to be called again."""
+        self._set(state, Stage.DNS)
 
     def _set(self, state: HostState, stage: Stage, reason: str = "", detail: str = "") -> None:
         new = (stage, reason) != (state.stage, state.reason)
@@ -193,7 +211,12 @@ class Pipelines:
         log.info("names", f"{name} resolves only as {long}: that name is used", host=name)
         return longer
 
-    async def _reach(self, state: HostState, addresses: tuple[str, ...]) -> Worker:
+    async def reach(self, state: HostState, addresses: tuple[str, ...]) -> Worker:
+        """Log in at one of a host's addresses, however often that must be tried.
+
+        Raises:
+            MpibootError: what failed will not get better by waiting.
+        """
         started = resolved = time.monotonic()
         known: dict[Target, tuple[float, Probe]] = {}
         refused, gone = False, ""
@@ -202,7 +225,10 @@ class Pipelines:
             best = max(probes, key=lambda probe: probe.outcome.rank)
             if best.outcome is Outcome.OK:
                 return self._worker(state, best)
-            self._set(state, Stage.SSH, best.outcome.value, denial.detail(probes) + gone)
+            reason, state.hint = self._why(best)
+            self._set(
+                state, Stage.SSH, reason, denial.detail(probes) + gone + reasons.more(reason, best)
+            )
             final = denial.final(probes, len(self._ports), (await self.load()).host_fingerprint)
             if final is not None and (
                 final.outcome is Outcome.HOST_KEY_DIFFERS or refused or self._once_only
@@ -222,6 +248,14 @@ class Pipelines:
                 gone = f"; its name does not resolve any more: {answer.detail}"
                 gone = "" if answer.addresses else gone
 
+    def _why(self, probe: Probe) -> tuple[str, str | None]:
+        """Say why an attempt failed; what stands in front of this pod is looked at when it may."""
+        now = time.monotonic()
+        due = now - self._looked >= _RESOLVE_AGAIN  # a proxy may come up after its pod's program
+        if probe.outcome in reasons.PROXIED and self._mesh is None and due:
+            self._mesh, self._looked = mesh.look(), now
+        return reasons.why(probe, self._mesh, {probe.target.port}, self._settings.port_range)
+
     def _stop_if_once(self, state: HostState) -> None:
         if self._once_only:
             raise MpibootError(finding(state))
@@ -232,6 +266,8 @@ class Pipelines:
         """Try each address and port until one lets us in; what the others said is kept."""
         user = host.user or self._access.user
         probes = []
+        if self._access.six is not None:  # a worker of both listens on the version that is first
+            addresses = sorted(addresses, key=lambda item: (":" in item) != self._access.six)
         for address in addresses[:_ADDRESSES]:
             for port in self._ports:
                 target = Target(host.name, address, port, user)
@@ -261,18 +297,4 @@ class Pipelines:
         name = state.host.name
         if self._settings.host_keys != "job":
             self.host_keys[name] = probe.host_key
-        facts, mpi = remote.read(probe.output)
-        seen = remote.notes(probe.output)
-        target = probe.target
-        return Worker(
-            state.host,
-            target.address,
-            target.port,
-            target.user,
-            probe.local_address,
-            facts,
-            mpi,
-            seen.ooms,
-            seen.marks,
-            seen.ends,
-        )
+        return remote.worker(state.host, probe)

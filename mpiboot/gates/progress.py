@@ -31,6 +31,8 @@ class Stage(str, Enum):
 class HostState:
     """What is known of one host; ``reason`` is short and steady, ``detail`` has the rest.
 
+    ``hint`` says what to do about it where that is more than the check's own.
+
     ``resolved`` stays true once the name had an address, whatever comes later.
     """
 
@@ -40,6 +42,7 @@ class HostState:
     reason: str = ""
     detail: str = ""
     resolved: bool = False
+    hint: str | None = None
 
 
 def states(hosts: Sequence[Host]) -> tuple[HostState, ...]:
@@ -96,4 +99,5 @@ def finding(state: HostState) -> Finding:
         "workers-unreachable" if state.resolved else "names-unresolved",
         f"{state.stage.value}: {state.detail or state.reason or 'no answer yet'}",
         host=state.host.name,
+        hint=state.hint,
     )

@@ -12,9 +12,10 @@ from fnmatch import fnmatchcase
 from mpiboot.job import mpi_environment
 from mpiboot.job.making import Making, Observed
 from mpiboot.model import Decision, Source, Worker
-from mpiboot.network import interfaces, owners, split
+from mpiboot.network import control, interfaces, owners, split
 from mpiboot.network.cluster_view import Row
 from mpiboot.network.network import DataSettings, Kind
+from mpiboot.network.owners import Wish
 from mpiboot.settings import Resolved, Settings
 
 
@@ -56,11 +57,32 @@ def decide(making: Making, observed: Observed, resolved: Resolved) -> split.Spli
     """Decide the data network and show it; nothing is set yet."""
     read = settings_of(resolved.settings)
     taken, values = _taken(making, resolved)
-    found = split.decide(_hosts(observed), read, taken, values=values)
+    workers = _hosts(observed)
+    others = _of_the_mpi(making, workers)
+    found = split.decide(workers, read, taken, values=values, others=others)
     making.findings += found.findings
     making.decisions += _short(found) if _plain(found, read) else _whole(found)
     making.settled = {*found.common, *(name for mine in found.per_host.values() for name in mine)}
     return found
+
+
+def _of_the_mpi(making: Making, workers: Iterable[Worker]) -> tuple[Wish, ...]:
+    """Give what this MPI would have of variables that the data network owns, as UCX's of MPICH.
+
+    Open MPI's own are left out: moving them is what MPIBOOT_MPI_NETWORK asks for.
+    """
+    names = [
+        name
+        for name in making.row.mpi_link_vars
+        if owners.owner(name) and not name.startswith("OMPI_")
+    ]
+    because = f"messages of {making.row.title} on the control link"
+    return tuple(
+        Wish(name, link.name, "mpi-link", because, worker.host.name)
+        for name in names
+        for worker in workers
+        if worker.facts and (link := control.link_of(worker.address, worker.facts.links))
+    )
 
 
 def deliver(making: Making, observed: Observed, resolved: Resolved, found: split.Split) -> Data:

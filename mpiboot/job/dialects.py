@@ -63,6 +63,21 @@ class Dialect:
     daemon_ports_vars: tuple[str, ...] = ()
     first_port_vars: tuple[str, ...] = ()
     port_count_vars: tuple[str, ...] = ()
+    # The IP version that MPI's own TCP leaves alone (4 or 6), and what pods of IPv6 need set.
+    not_version_var: str = ""
+    # By IP version, what keeps the daemons from its addresses.
+    not_daemons_vars: tuple[str, ...] = ()
+    ipv6: tuple[Variable, ...] = ()
+    # What is cut off the hosts' own names, and whether hosts are compared by name alone.
+    cut_prefix_var: str = ""
+    # What became of a line with several programs (`:`), where that went wrong.
+    several_programs: str = ""
+    not_resolve_var: str = ""
+    # What of a user's makes daemons leave their agents, and what keeps them there beside it.
+    leaving_var: str = ""
+    attached: tuple[Variable, ...] = ()
+    # Prefix of variables that crash mpirun where they are empty.
+    never_empty: str = ""
 
 
 _OMPI_FIRST: Final = ("OMPI_MCA_btl_tcp_port_min_v4", "OMPI_MCA_btl_tcp_port_min_v6")
@@ -125,6 +140,20 @@ OPENMPI4: Final = Dialect(
     ),
     first_port_vars=_OMPI_FIRST,
     port_count_vars=_OMPI_COUNT,
+    not_version_var="OMPI_MCA_btl_tcp_disable_family",
+    not_daemons_vars=(
+        "OMPI_MCA_oob_tcp_disable_ipv4_family",
+        "OMPI_MCA_oob_tcp_disable_ipv6_family",
+    ),
+    # Many guides set it for a flat launch, which routed=direct is already.
+    leaving_var="OMPI_MCA_plm_rsh_no_tree_spawn",
+    attached=(
+        Variable(
+            "OMPI_MCA_orte_leave_session_attached",
+            "1",
+            "plm_rsh_no_tree_spawn is set, and by itself daemons would leave their agents",
+        ),
+    ),
 )
 
 # 5.0 routes --mca by framework; prted gets those of PRRTE, as its own parameter PREFIXES has them.
@@ -182,6 +211,8 @@ OPENMPI5: Final = Dialect(
     evaluated_but=(),
     evaluated_flags=_PRRTE_FLAGS,
     remove=(),
+    # Measured with Debian's 5.0.7, and without mpiboot too: mpirun returns 0 then.
+    several_programs="the daemons of 5.0.7 die at the start of a line with several programs",
     lost_without_parent=(
         "exit 0 after a lost worker, about every other time",
         "SIGTERM ignored while daemons are being started",
@@ -193,6 +224,22 @@ OPENMPI5: Final = Dialect(
     ),
     first_port_vars=_OMPI_FIRST,
     port_count_vars=_OMPI_COUNT,
+    not_version_var="OMPI_MCA_btl_tcp_disable_family",
+    not_daemons_vars=(
+        "PRTE_MCA_oob_tcp_disable_ipv4_family",
+        "PRTE_MCA_oob_tcp_disable_ipv6_family",
+    ),
+    ipv6=(
+        Variable(
+            "OMPI_MCA_reachable",
+            "weighted",
+            "5.0's own choice, netlink, takes IPv6 peers for unreachable and says so for each rank",
+        ),
+    ),
+    # Measured with 5.0.7, as soon as a daemon is started by ssh.
+    never_empty="PRTE_MCA_",
+    cut_prefix_var="PRTE_MCA_prte_strip_prefix",
+    not_resolve_var="PRTE_MCA_prte_do_not_resolve",
 )
 
 # A sketch: the columns are measured, the launch under mpiboot is not yet (``supported``).

@@ -55,8 +55,18 @@ ALLOWED: Final = (
     ("UCC_*", "UCC reads it in every rank"),
     ("FI_*", "libfabric reads it in every rank"),
     ("OFI_NCCL_*", "NCCL's libfabric plugin reads it in every rank"),
+    ("NVSHMEM_*", "NVSHMEM reads it in every rank"),
+    ("HCOLL_*", "HCOLL reads it in every rank"),
+    ("SHARP_*", "NVIDIA's SHARP reads it in every rank"),
+    ("CCL_*", "oneCCL reads it in every rank"),
+    ("PSM2_*", "the Omni-Path library reads it in every rank"),
+    ("PSM3_*", "libfabric's PSM3 reads it in every rank"),
+    ("IBV_*", "the RDMA library reads it in every rank"),
+    ("RDMAV_*", "the RDMA library reads it in every rank"),
+    ("MLX5_*", "the RDMA library's driver reads it in every rank"),
     ("OMPI_MCA_*", "MPI's own parameters"),
     ("PMIX_MCA_*", "MPI's own parameters"),
+    ("PRTE_MCA_*", "MPI's own parameters"),
     ("I_MPI_*", "MPI's own parameters"),
     ("MPICH_*", "MPI's own parameters"),
     ("MPIR_CVAR_*", "MPI's own parameters"),
@@ -160,6 +170,11 @@ _SERVICE: Final = re.compile(r"(?:tcp|udp|sctp)://")
 _SECRET_ENDS: Final = ("TOKEN", "TOKENS", "PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "SECRETS")
 _SECRET_WORDS: Final = frozenset({"CREDENTIAL", "CREDENTIALS", "APIKEY", "COOKIE", "AUTHKEY"})
 _SECRET_LAST: Final = frozenset({"KEY", "KEYS", "PASS", "PAT", "AUTH", "PWD"})
+# What a script gives to a name: an assignment, or an option with its value behind it.
+_GIVEN: Final = re.compile(
+    r"(?P<name>(?<![\w-])(?:[A-Za-z_]\w*(?==)|--?[A-Za-z][\w-]*))(?P<between>=|[ \t]+(?!-))"
+    r"(?P<value>'[^']*'|\"[^\"]*\"|[^\s;&|]+)"
+)
 _IN_URL: Final = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)")
 
 
@@ -183,12 +198,53 @@ def mask(name: str, value: str) -> str:
 
     A user and password inside a URL (proxies have them) are hidden in any variable.
     """
-    if value and is_secret(name):
+    if value and is_secret(name) and not _counts(name, value):
         return HIDDEN
-    shown = _IN_URL.sub(HIDDEN, value)
     return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in shown
+        char if char.isprintable() else char.encode("unicode_escape").decode()
+        for char in _IN_URL.sub(HIDDEN, value)
     )
+
+
+def _counts(name: str, value: str) -> bool:
+    """Tell a number of tokens (a language model's) from a token."""
+    return name.upper().endswith("TOKENS") and value.isdigit()
+
+
+def masked_words(words: Iterable[str]) -> tuple[str, ...]:
+    """Return a command line as it may be shown; words without a secret stay as they are.
+
+    Hidden is what goes to a secret's name, as ``NAME=VALUE``, ``--name=value`` or ``--name value``,
+    also inside a word that is a script, and the login in a URL.
+    """
+    shown: list[str] = []
+    option = ""
+    for word in words:
+        hides = option and not word.startswith("-") and mask(option, word) == HIDDEN
+        shown.append(HIDDEN if hides else _masked_word(word))
+        option = _as_name(word) if word.startswith("-") and "=" not in word else ""
+    return tuple(shown)
+
+
+def _as_name(option: str) -> str:
+    """Turn ``--api-key`` into ``API_KEY``."""
+    return option.lstrip("-").replace("-", "_").upper()
+
+
+def _masked_word(word: str) -> str:
+    name, equals, value = word.partition("=")
+    key = _as_name(name) if name.startswith("-") else name
+    if equals and _NAME.fullmatch(key):
+        shown = mask(key, value)
+        if shown == HIDDEN:
+            return f"{name}={HIDDEN}"
+    return _IN_URL.sub(HIDDEN, _GIVEN.sub(_masked_gift, word))
+
+
+def _masked_gift(found: re.Match[str]) -> str:
+    name, between, value = found["name"], found["between"], found["value"]
+    key = _as_name(name) if name.startswith("-") else name
+    return f"{name}{between}{HIDDEN}" if mask(key, value) == HIDDEN else found[0]
 
 
 def pod_local(name: str, value: str = "") -> str:

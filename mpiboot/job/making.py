@@ -32,7 +32,8 @@ class Observed:
     """What the plan is decided on.
 
     ``renamed`` maps a name of the hostfile to the longer one that is to be used; ``own`` are this
-    pod's facts, which count where the hostfile names it too; ``ssh_client`` is what the agents use.
+    pod's facts, which count where the hostfile names it too; ``ssh_client`` is what the agents use;
+    ``mpi_ipv6`` tells whether the MPI is built with IPv6, None where it was not asked.
     """
 
     hostfile: Hostfile
@@ -46,6 +47,7 @@ class Observed:
     environ: Mapping[str, str]
     own: PodFacts | None = None
     ssh_client: Decision | None = None
+    mpi_ipv6: bool | None = None
 
     def called(self, name: str) -> str:
         """Give the name by which mpirun gets a host of the hostfile."""

@@ -29,6 +29,16 @@ def pin_control(making: Making, observed: Observed, resolved: Resolved) -> None:
         observed.workers,
         given=resolved.given["control_ifname"],
     )
+    if decision and ":" in decision.value:
+        # Open MPI reads networks of IPv4 alone there (inet_pton with AF_INET), and ends otherwise.
+        link = control.name_in(decision.value, observed.links, observed.workers)
+        why_not = f"{making.row.title} takes no IPv6 network, and no one link name fits all pods"
+        if not link and decision.source is not Source.DETECTED:
+            said = f"{decision.because}={decision.value}: {why_not}"
+            making.findings.append(failed("settings-conflict", said, hint="name a link"))
+        because = f"the link of {decision.value}, as {making.row.title} takes no IPv6 network"
+        found = Decision("control-link", link, decision.source, f"{decision.because}: {because}")
+        decision = found if link else None
     if decision:
         making.decisions.append(decision)
     else:
@@ -39,8 +49,11 @@ def pin_control(making: Making, observed: Observed, resolved: Resolved) -> None:
             making.variable(name, decision.value, "MPI's TCP on the control link", decision.source)
 
 
-def pin_ports(making: Making, observed: Observed, resolved: Resolved) -> None:
-    """Keep daemons and MPI TCP to the range of ports that the user named, if any."""
+def pin_ports(making: Making, observed: Observed, resolved: Resolved, version: int) -> None:
+    """Keep daemons and MPI TCP to the range of ports that the user named, if any.
+
+    ``version`` is the IP version that they speak.
+    """
     text = resolved.settings.port_range
     if not text:
         return
@@ -56,7 +69,8 @@ def pin_ports(making: Making, observed: Observed, resolved: Resolved) -> None:
         )
         making.findings.append(failed("settings-conflict", said, hint="name a wider range"))
         return
-    for name in row.daemon_ports_vars:
+    # For both versions, the sockets of IPv4 would take the ports that those of IPv6 wait for.
+    for name in (item for item in row.daemon_ports_vars if f"_ipv{version}_" in item):
         value = f"{first}-{first + share - 1}"
         making.variable(name, value, f"the daemons' part of {given}", given.source)
     for name in row.first_port_vars:
@@ -142,8 +156,12 @@ def set_constants(making: Making, observed: Observed, *, oversubscribe: Given | 
             making.set_env[name] = value
 
 
-def place_agent(making: Making, paths: Paths, hosts: int) -> tuple[str, sshconfig.UserArgs]:
+def place_agent(
+    making: Making, paths: Paths, hosts: int, *, own_client: bool
+) -> tuple[str, sshconfig.UserArgs]:
     """Put mpiboot's launch agent in front of ssh or of the user's own agent.
+
+    ``own_client`` tells that the agents use mpiboot's own SSH client, which reads no arguments.
 
     Returns:
         The user's own agent (empty: ssh), and the ssh arguments for the private ssh_config.
@@ -154,14 +172,12 @@ def place_agent(making: Making, paths: Paths, hosts: int) -> tuple[str, sshconfi
     making.force(
         row.agent_var, paths.agent, "tells which hosts mpirun really starts", Source.DEFAULT
     )
-    if row.concurrency_var and hosts > DEFAULT_CONCURRENCY:
-        making.variable(
-            row.concurrency_var,
-            str(hosts),
-            "every agent lives as long as its host; fewer at once would wait for ever",
-            Source.DETECTED,
-        )
-    _say_flagged_arguments(making)
+    if row.concurrency_var:
+        _let_all_live(making, hosts)
+    if any(_given_by_user(making, row.leaving_var)):
+        for item in row.attached:
+            making.variable(item.name, item.value, item.because, Source.DETECTED)
+    _say_flagged_arguments(making, own_client=own_client)
     more = "" if agent == paths.agent else _ssh_words(agent)
     if more is None:
         making.decide("launch-agent", agent, Source.ENVIRONMENT, f"{agent_by}, behind mpiboot's")
@@ -176,6 +192,9 @@ def place_agent(making: Making, paths: Paths, hosts: int) -> tuple[str, sshconfi
         args = sshconfig.read_args(text)
         lines, words = (*lines, *args.lines), (*words, *args.words)
         because = f"{name}, read into the private ssh_config behind mpiboot's own"
+        if own_client:
+            because = f"{name}, which mpiboot's own SSH client does not read"
+            _say_lost(making, name, sshconfig.lost_with_own_client(args))
         making.decide("ssh-arguments", text, Source.ENVIRONMENT, because)
         if args.without_effect:
             making.findings.append(
@@ -193,6 +212,27 @@ def place_agent(making: Making, paths: Paths, hosts: int) -> tuple[str, sshconfi
     return "", sshconfig.UserArgs(lines, words)
 
 
+def _given_by_user(making: Making, name: str) -> tuple[str, str]:
+    """Find what the user gave a parameter: on the line, else in the environment; else nothing."""
+    flagged = making.line.mca.get(parameter(name), "") if name else ""
+    return flagged, making.environ.get(name, "")
+
+
+def _let_all_live(making: Making, hosts: int) -> None:
+    """Let as many agents live at once as there are hosts: with fewer mpirun waits for ever."""
+    name, why = making.row.concurrency_var, "every agent lives as long as its host"
+    flagged, carried = _given_by_user(making, name)
+    theirs = (flagged or carried).strip()
+    if theirs.isascii() and theirs.isdigit() and 0 < int(theirs) < hosts:
+        by = f"--mca {parameter(name)} {theirs}" if flagged else f"{name}={theirs}"
+        said = f"{by} lets mpirun start {theirs} of {hosts} hosts, then wait for ever: {why}"
+        hint = f"take it out, or give at least {hosts}"
+        making.findings.append(failed("settings-conflict", said, hint=hint))
+    elif hosts > DEFAULT_CONCURRENCY:
+        because = f"{why}; fewer at once would wait for ever"
+        making.variable(name, str(hosts), because, Source.DETECTED)
+
+
 def _first(making: Making, names: Iterable[str]) -> tuple[str, str]:
     """Find the first variable that the user set, and its value."""
     found = ((name, making.environ.get(name, "").strip()) for name in names)
@@ -205,21 +245,39 @@ def _ssh_words(agent: str) -> str | None:
     return " ".join(words) if program.rsplit("/", 1)[-1] in ("ssh", "rsh") else None
 
 
-def _say_flagged_arguments(making: Making) -> None:
+def _say_lost(making: Making, name: str, lost: tuple[str, ...]) -> None:
+    """Say which of a user's ssh arguments have no effect because no ssh reads them."""
+    if lost:
+        making.findings.append(
+            Finding(
+                "settings-conflict",
+                Level.WARN,
+                f"{name} has {', '.join(lost)}: without effect, mpiboot's own SSH client is used",
+                hint="see ssh-client in the plan for why it is used",
+            )
+        )
+
+
+def _say_flagged_arguments(making: Making, *, own_client: bool) -> None:
     """Say what ssh arguments on the mpirun line change: they come before the configuration."""
     for name in dict.fromkeys(map(parameter, (making.row.agent_args_var, *ALSO_AGENT_ARGS))):
         value = making.line.mca.get(name)
         if value is None:
             continue
-        making.decide("ssh-arguments", value, Source.FLAG, f"--mca {name} on the mpirun line")
-        settled = sshconfig.read_args(value).without_effect
-        if settled:
+        by = f"--mca {name} on the mpirun line"
+        args = sshconfig.read_args(value)
+        settled = args.without_effect
+        unread = ", which mpiboot's own SSH client does not read" if own_client else ""
+        making.decide("ssh-arguments", value, Source.FLAG, by + unread)
+        if own_client:
+            _say_lost(making, by, (*settled, *sshconfig.lost_with_own_client(args)))
+        elif settled:
             making.findings.append(
                 Finding(
                     "settings-conflict",
                     Level.WARN,
-                    f"--mca {name} on the mpirun line has {', '.join(settled)}, which takes the "
-                    "place of what mpiboot verified",
+                    f"{by} has {', '.join(settled)}, which takes the place of what mpiboot "
+                    "verified",
                     hint="take it out of the line",
                 )
             )
@@ -246,6 +304,12 @@ def choose_forwarded(
     for name, why in removed:
         making.unset_env.add(name)
         making.decide(name, "(removed)", Source.DETECTED, why)
+    empty = [name for name, value in kept.items() if row.never_empty and not value]
+    for name in fnmatch.filter(empty, f"{row.never_empty}*"):
+        del kept[name]
+        making.unset_env.add(name)
+        because = f"it is empty, which says nothing to {row.title} and crashes it"
+        making.decide(name, "(removed)", Source.DETECTED, because)
     for pattern in row.remove:
         making.unset_env.update(fnmatch.filter(observed.environ, pattern))
     theirs = making.environ.get(row.export_var, "") if row.export_var else ""

@@ -12,7 +12,7 @@ from typing import Final
 from mpiboot.job.mpirun_options import GRAMMARS, Grammar, Means, Option
 from mpiboot.job.user_line import App, HostSpec, UserLine
 
-__all__ = ["App", "HostSpec", "UserLine", "is_mpirun", "read", "slip"]
+__all__ = ["App", "HostSpec", "UserLine", "is_mpirun", "only_asks", "read", "slip"]
 
 PROGRAMS: Final = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"})
 # Debian's alternatives have the MPI's name behind a dot.
@@ -24,6 +24,8 @@ _HOSTFILE_PARAMETERS: Final = {
     "openmpi5": "prte_default_hostfile",
 }
 _SLIP: Final = 3
+# First words with which every mpirun prints something and starts nothing.
+_QUESTIONS: Final = frozenset({"--help", "-help", "-h", "--version", "-version", "-V"})
 
 
 class _StopError(Exception):
@@ -214,6 +216,11 @@ def is_mpirun(word: str) -> bool:
     for suffix in _SUFFIXES:
         name = name.removesuffix(suffix)
     return name in PROGRAMS
+
+
+def only_asks(argv: Sequence[str]) -> bool:
+    """Tell whether a line starts nothing: ``mpirun --help``, ``mpiexec -V``, ``mpirun`` alone."""
+    return is_mpirun(argv[0]) and (len(argv) == 1 or argv[1] in _QUESTIONS)
 
 
 def read(argv: Sequence[str], family: str) -> UserLine:

@@ -6,11 +6,12 @@ Pure text: nothing is resolved here.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 # The rest of 127/8 is left to workers that stand on it in a trial without a cluster: no mpirun
 # takes it for its own host either. 127.0.1.1 is a Debian machine's own name.
 _SELF = ("127.0.0.1", "127.0.1.1", "::1")
+_DASHES = str.maketrans({":": "-", "%": "-"})
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -117,3 +118,22 @@ def is_local(
         if wanted == fqdn or completed or lengthened:
             return True
     return False
+
+
+def for_mpirun(
+    listed: Iterable[str], local: Collection[str], astray: Collection[str], hostname: str
+) -> dict[str, str]:
+    """Give the hosts that mpirun must get by another name than the hostfile's.
+
+    Open MPI 4.1 ends over the colons of an IPv6 address, and the private ssh_config leads back
+    from any name. This pod itself is known to mpirun by its host name, however it is listed.
+
+    Args:
+        listed: the hostfile's names.
+        local: those of them that are this pod.
+        astray: those of ``local`` that the system resolves to no address of this pod's links, as
+            where /etc/hosts has the pod's name on 127.0.1.1: mpirun would look for another host.
+        hostname: this pod's host name.
+    """
+    found = {name: "ip-" + name.translate(_DASHES) for name in listed if ":" in name}
+    return found | {name: hostname for name in local if name in astray or ":" in name}

@@ -18,6 +18,7 @@ from mpiboot.model import Finding, Host, Level
 
 _ORTE: Final = ("openmpi4", "spectrum")
 _SHOWN: Final = 5
+_RUNTIME: Final = frozenset(("runtime-options", "output-proctable"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,18 @@ def place(
             return Placement(ranks, sum(count for _, count in ranks), "", (*said, *more))
     warning = Finding("slots", Level.UNKNOWN, f"where the ranks go is not computed: {unclear}")
     return Placement((), np, unclear, (*said, warning))
+
+
+def can_tell(line: UserLine, family: str, environ: Collection[str], path: str) -> bool:
+    """Tell whether mpirun can be asked to write to a file which rank is where.
+
+    Of a rank that ends badly Open MPI 5 tells no host on any other way than the job's stderr. The
+    user's own options of that kind stay alone: given twice mpirun refuses them, and the variable
+    gives way to the option.
+    """
+    taken = any("runtime_options" in name for name in environ)
+    taken = taken or bool(_RUNTIME.intersection(line.given))
+    return family == "openmpi5" and not (line.unknown or taken or "," in path)
 
 
 def _filter_said(hosts: Sequence[Host], line: UserLine) -> tuple[Finding, ...]:

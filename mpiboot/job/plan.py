@@ -10,13 +10,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.checks import failed
 from mpiboot.errors import MpibootError, error
-from mpiboot.job import data, mpi_environment, mpirun_line, placement, sshconfig
+from mpiboot.job import (
+    agreement,
+    data,
+    ipversion,
+    mpi_environment,
+    mpirun_line,
+    outlook,
+    placement,
+    podnetwork,
+    sshconfig,
+)
 from mpiboot.job import hostfile as hostfiles
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS, Dialect
 from mpiboot.job.making import Making, Observed, Paths
 from mpiboot.job.user_line import UserLine
+from mpiboot.launch_spec import PLACEMENT
 from mpiboot.model import Decision, Finding, Host, Level, Mpi, Source
 from mpiboot.network.cluster_view import Row
 from mpiboot.settings import Given, Resolved
@@ -47,6 +57,7 @@ class Plan:
     user_agent: str
     user_args: sshconfig.UserArgs
     suspects: tuple[tuple[str, str], ...]
+    goes_on: bool
     per_host: Mapping[str, Mapping[str, str]]
     rows: tuple[Row, ...]
 
@@ -87,6 +98,8 @@ def make(observed: Observed, resolved: Resolved, program: tuple[str, ...], paths
     line = mpirun_line.read(program, row.family) if own else UserLine()
     making = Making(row, line, observed.environ)
     making.decisions.append(_platform(observed))
+    if observed.identity.own_users:
+        making.decide("users", "the pod's own", Source.DETECTED, "no user here is one of the node")
     making.decide("mpi", f"{row.title}: {observed.mpi.version}", Source.DETECTED, observed.mpi.said)
     if line.unknown:
         making.findings.append(
@@ -96,6 +109,7 @@ def make(observed: Observed, resolved: Resolved, program: tuple[str, ...], paths
                 f"{line.because}: the rest of the line is passed on unread",
             )
         )
+    agreement.several_programs(making)
     hosts = _hosts(making, observed, paths)
     np = _ranks(making, hosts, resolved)
     oversubscribe = _oversubscribe(making, resolved)
@@ -112,17 +126,31 @@ def make(observed: Observed, resolved: Resolved, program: tuple[str, ...], paths
     making.findings += placed.findings
     network = data.decide(making, observed, resolved)
     mpi_environment.pin_control(making, observed, resolved)
-    mpi_environment.pin_ports(making, observed, resolved)
+    version = ipversion.settle(making, observed)
+    mpi_environment.pin_ports(making, observed, resolved, version)
     mpi_environment.set_constants(making, observed, oversubscribe=oversubscribe)
-    user_agent, user_args = mpi_environment.place_agent(making, paths, len(hosts))
-    if observed.ssh_client and not user_agent:
-        making.decisions.append(observed.ssh_client)
+    client = observed.ssh_client
+    user_agent, user_args = mpi_environment.place_agent(
+        making,
+        paths,
+        len(hosts),
+        own_client=client is not None and client.value == "embedded",
+    )
+    if client and not user_agent:
+        making.decisions.append(client)
     exports = mpi_environment.choose_forwarded(making, observed, resolved, network.common)
     delivered = data.deliver(making, observed, resolved, network)
     mpi_environment.refuse_unsafe(making)
-    _versions(making, observed)
+    _servers(making, observed)
+    agreement.versions(making, observed)
+    making.findings += podnetwork.findings(observed, resolved)
     daemons = placement.daemons(hosts, line, local)
-    argv = _argv(making, program, own=own, np=np, exports=exports, paths=paths)
+    supervised = outlook.supervised(making, resolved)
+    if supervised and daemons:
+        agreement.agent_of_the_line(making)
+    argv = _argv(
+        making, program, own=own, np=np, exports=exports, paths=paths, supervised=supervised
+    )
     making.decide("daemons", str(len(daemons)), Source.DETECTED, _named(daemons))
     return Plan(
         decisions=tuple(making.decisions),
@@ -135,7 +163,8 @@ def make(observed: Observed, resolved: Resolved, program: tuple[str, ...], paths
         ranks=placed.total,
         user_agent=user_agent,
         user_args=user_args,
-        suspects=_suspects(making),
+        suspects=outlook.suspects(making),
+        goes_on=outlook.goes_on(making),
         per_host=delivered.per_host,
         rows=delivered.rows,
     )
@@ -156,7 +185,8 @@ def _platform(observed: Observed) -> Decision:
 def _named_source(named_by: str) -> Source:
     if named_by == "default":
         return Source.DEFAULT
-    return Source.FLAG if named_by.startswith("-") else Source.ENVIRONMENT
+    # A flag of mpiboot's own, or "the mpirun line"; a variable's name has no blank.
+    return Source.FLAG if named_by.startswith("-") or " " in named_by else Source.ENVIRONMENT
 
 
 def _named(names: Iterable[str], most: int = 4) -> str:
@@ -164,6 +194,17 @@ def _named(names: Iterable[str], most: int = 4) -> str:
     listed = list(names)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more
+
+
+def _servers(making: Making, observed: Observed) -> None:
+    """Tell which workers have the embedded SSH server, and why; a line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for worker in observed.workers:
+        if worker.facts and worker.facts.sshd == "embedded":
+            because = worker.facts.sshd_because or "the worker did not say why"
+            reasons.setdefault(because, []).append(worker.host.name)
+    for because, names in reasons.items():
+        making.decide("ssh-server", "embedded", Source.DETECTED, f"{because}: {_named(names)}")
 
 
 def _hosts(making: Making, observed: Observed, paths: Paths) -> tuple[Host, ...]:
@@ -182,13 +223,12 @@ def _hosts(making: Making, observed: Observed, paths: Paths) -> tuple[Host, ...]
     file = observed.hostfile
     making.decide("hostfile", file.path, _named_source(file.named_by), f"named by {file.named_by}")
     making.decide("hosts", str(len(hosts)), Source.DETECTED, _named(host.name for host in hosts))
-    if observed.renamed:
-        making.decide(
-            "fqdn-rewriting",
-            f"{len(observed.renamed)} names",
-            Source.DETECTED,
-            _named(f"{old} -> {new}" for old, new in observed.renamed.items()),
-        )
+    longer = {old: new for old, new in observed.renamed.items() if new.startswith(f"{old}.")}
+    others = {old: new for old, new in observed.renamed.items() if old not in longer}
+    for name, what in (("fqdn-rewriting", longer), ("host-names", others)):
+        if what:
+            said = _named(f"{old} -> {new}" for old, new in what.items())
+            making.decide(name, f"{len(what)} names", Source.DETECTED, said)
     because = f"mpiboot's normalised copy of {file.path}"
     for name in HOSTFILE_VARS:
         if name == making.row.hostfile_var:
@@ -232,32 +272,6 @@ def _oversubscribe(making: Making, resolved: Resolved) -> Given | None:
     return resolved.given["oversubscribe"] if resolved.settings.oversubscribe else None
 
 
-def _versions(making: Making, observed: Observed) -> None:
-    """Compare the MPIs of launcher and workers."""
-    ours = observed.mpi
-    for worker in observed.workers:
-        theirs = worker.facts.mpi if worker.facts else worker.mpi
-        where = worker.host.name
-        if theirs is None:
-            if worker.facts:
-                making.findings.append(failed("mpi-versions", "no mpirun on its PATH", host=where))
-            continue
-        if (theirs.family, theirs.version) == (ours.family, ours.version):
-            continue
-        said = f"has {theirs.said or theirs.path}, the launcher {ours.said}"
-        same = theirs.family == ours.family and _series(theirs.version) == _series(ours.version)
-        finding = failed("mpi-versions", said, host=where)
-        making.findings.append(
-            Finding(
-                finding.check, Level.WARN if same else Level.FAIL, said, where, (), finding.hint
-            )
-        )
-
-
-def _series(version: str) -> str:
-    return ".".join(version.split(".")[:2])
-
-
 def _argv(
     making: Making,
     program: tuple[str, ...],
@@ -266,6 +280,7 @@ def _argv(
     np: int | None,
     exports: tuple[str, ...],
     paths: Paths,
+    supervised: bool,
 ) -> tuple[str, ...]:
     """Write the command line; what is added stands before the user's own words."""
     added: list[str] = []
@@ -273,6 +288,10 @@ def _argv(
         added += ["-n", str(np)]
     for name in exports:
         added += ["-x", name]
+    table = f"{paths.launch_dir}/{PLACEMENT}"
+    if supervised and placement.can_tell(making.line, making.row.family, making.environ, table):
+        making.decide("placement", table, Source.DEFAULT, "mpirun writes there which rank is where")
+        added += ["--runtime-options", f"output-proctable={table}"]
     if not own:
         return ("mpirun", *added, *program)
     words = list(program[1:])
@@ -284,19 +303,3 @@ def _argv(
         if equals and value == making.line.hostfile and name.lstrip("-") in _HOSTFILE_FLAGS:
             words[index] = f"{name}={paths.hostfile}"
     return (program[0], *added, *words)
-
-
-def _suspects(making: Making) -> tuple[tuple[str, str], ...]:
-    """List what of the user's could keep mpirun from starting agents."""
-    found = []
-    for key in ("plm", "plm_rsh_agent", "plm_ssh_agent", "orte_launch_agent", "prte_launch_agent"):
-        if key in making.line.mca:
-            found.append((f"--mca {key} {making.line.mca[key]}", "given on the mpirun line"))
-        found += [
-            (f"{prefix}{key}", f"{prefix}{key}={making.environ[prefix + key]}")
-            for prefix in ("OMPI_MCA_", "PRTE_MCA_")
-            if making.environ.get(prefix + key) and prefix + key not in making.set_env
-        ]
-    if making.line.unknown:
-        found.append((making.line.unknown, "an option that mpiboot does not know"))
-    return tuple(found)

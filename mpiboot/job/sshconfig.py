@@ -64,6 +64,19 @@ _OURS: Final = frozenset(
         "loglevel",
     )
 )
+# What mpiboot's own SSH client does by itself, or never does: such a keyword is no loss there.
+_CLIENT_DOES: Final = _OURS | {
+    "connectionattempts",
+    "connecttimeout",
+    "serveraliveinterval",
+    "serveralivecountmax",
+    "tcpkeepalive",
+    "checkhostip",
+    "updatehostkeys",
+    "preferredauthentications",
+    "passwordauthentication",
+    "compression",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +123,12 @@ def read_args(text: str) -> UserArgs:
         else:
             rest.append(word)
     return UserArgs(tuple(lines), tuple(rest), tuple(ineffective))
+
+
+def lost_with_own_client(args: UserArgs) -> tuple[str, ...]:
+    """List a user's ssh arguments that would change something, and don't without ssh."""
+    lines = (line for line in args.lines if line.partition(" ")[0].lower() not in _CLIENT_DOES)
+    return (*lines, *args.words)
 
 
 @dataclass(frozen=True, slots=True)

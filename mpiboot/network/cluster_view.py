@@ -163,19 +163,26 @@ def _agree(views: Sequence[View], _: DataSettings) -> Iterable[Problem]:
         count = len(network.rails)
         rates = sorted({rail.port.rate for rail in network.rails if rail.port.rate})
         speed = " at " + ", ".join(f"{rate:g}" for rate in rates) + " Gb/s" if rates else ""
-        return f"{count} {network.kind.value} port{'s' * (count > 1)}{speed}"
+        entries = [nccl.address(gid) for gid in view.gids.wanted if gid is not None]
+        versions = sorted({item.version for item in entries if item is not None})
+        # An entry of one version does not talk to one of the other.
+        family = " by IPv" + "/".join(map(str, versions)) if 6 in versions else ""  # noqa: PLR2004
+        return f"{count} {network.kind.value} port{'s' * (count > 1)}{speed}{family}"
 
     return _odd(views, tell, "rdma-differs", "RDMA devices")
 
 
 def _one_mtu(views: Sequence[View], _: DataSettings) -> Iterable[Problem]:
+    with_data = [view for view in views if view.network.data or view.network.rails]
+    # Where one worker's image can't tell its ports' MTU, those of the others prove nothing.
+    known = all(rail.port.mtu for view in with_data for rail in view.network.rails)
+
     def tell(view: View) -> str:
         links = sorted({link.mtu for link in view.network.data})
-        ports = sorted({rail.port.mtu for rail in view.network.rails if rail.port.mtu})
+        ports = sorted({rail.port.mtu for rail in view.network.rails}) if known else []
         link = ", ".join(map(str, links)) or "no link"
         return link + (" (port " + ", ".join(map(str, ports)) + ")" if ports else "")
 
-    with_data = [view for view in views if view.network.data or view.network.rails]
     return _odd(with_data, tell, "data-mtu", "MTUs of the data network")
 
 

@@ -50,6 +50,24 @@ def _in(address: str, network: Network) -> bool:
     return ipaddress.ip_address(bare(address)) in network
 
 
+def name_in(text: str, launcher: Iterable[Link], workers: Iterable[Worker]) -> str:
+    """Name the link that has an address in a network, or that address, in every pod.
+
+    Returns:
+        The name; empty where it differs, or where a pod tells nothing or has no such link.
+    """
+    try:
+        network = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return ""
+    pods = [launcher, *(worker.facts.links if worker.facts else () for worker in workers)]
+    found = [
+        next((x.name for x in links if any(_in(own, network) for own in x.addresses)), "")
+        for links in pods
+    ]
+    return found[0] if len(set(found)) == 1 else ""
+
+
 def choose(
     wanted: str,
     launcher: tuple[Link, ...],

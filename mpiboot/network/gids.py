@@ -6,7 +6,7 @@ Each library's own choice is simulated on the table first: nothing is set where 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +19,15 @@ _ROCE_V2: Final = "RoCE v2"
 _UPGRADE: Final = "use NCCL 2.21 or later"
 _SUBNET: Final = "give the rails a network that the node's own addresses are not in"
 _AUTO: Final = nccl.SKIPS_HOLES
+# Who sets one of these has chosen devices or entries himself.
+_OWN_NCCL: Final = (
+    "NCCL_IB_HCA",
+    "NCCL_IB_GID_INDEX",
+    "NCCL_IB_ADDR_RANGE",
+    "NCCL_IB_ADDR_FAMILY",
+    "NCCL_IB_DISABLE",
+)
+_OWN_UCX: Final = ("UCX_NET_DEVICES", "UCX_TLS", "UCX_IB_GID_INDEX", "UCX_IB_ROCE_SUBNETS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +35,16 @@ class GidChoice:
     """What one worker's RoCE ports need.
 
     ``wanted`` has one entry a rail, None where the table holds none of ours; ``values`` are the
-    variables to set, empty where the libraries choose right by themselves.
+    variables to set, empty where the libraries choose right by themselves. ``nccl`` and ``ucx``
+    tell whether that library can be brought to use these entries at all.
     """
 
     wanted: tuple[Gid | None, ...]
     values: Mapping[str, str]
     because: str
     problems: tuple[Problem, ...] = ()
+    nccl: bool = True
+    ucx: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +56,14 @@ class View:
 
     @property
     def usable(self) -> bool:
-        """Whether at least one port can carry data: open, active and, for RoCE, with an entry."""
+        """Whether at least one port can carry data: open, active and, for RoCE, with an entry.
+
+        With another pod's or the node's entry the data would leave under their address: where
+        NCCL can't be told the right ones, none of these ports is used.
+        """
         roce = self.network.kind is Kind.ROCE
-        return any(
-            rail.ready or (self.network.kind is Kind.EFA and rail.device.opens == "ok")
+        return self.gids.nccl and any(
+            rail.ready or (self.network.kind is Kind.EFA and rails.usable(rail.device))
             for rail, gid in zip(self.network.rails, self.gids.wanted, strict=True)
             if gid is not None or not roce
         )
@@ -68,9 +84,7 @@ def wanted(rail: Rail) -> tuple[Gid | None, str]:
         found = [
             gid
             for gid in rail.port.gids
-            if gid.kind == _ROCE_V2
-            and gid.netdev in (rail.link.name, "")  # empty: sysfs is only partly there
-            and nccl.address(gid) == item.ip
+            if rails.is_entry_of(gid, rail.link) and nccl.address(gid) == item.ip
         ]
         if found:
             indexes = ", ".join(str(gid.index) for gid in found)
@@ -100,12 +114,13 @@ def ucx_index(port: RdmaPort, inside: nccl.Network | None = None) -> int | None:
     return min(ranks)[2] if ranks else None
 
 
-def choose(found: Sequence[Rail], nccl_version: str) -> GidChoice:
+def choose(found: Sequence[Rail], nccl_version: str, own: Collection[str] = ()) -> GidChoice:
     """Decide how a worker's ports get the right GID index.
 
     Args:
         found: the worker's rails; InfiniBand and EFA need nothing.
         nccl_version: as ``nccl.version`` reads it; empty where it isn't known.
+        own: names that the user has set; whoever names devices or indexes answers for them.
     """
     if not found or found[0].infiniband or rails.is_efa(found[0].device):
         return GidChoice((None,) * len(found), {}, "only RoCE has an index to choose")
@@ -121,11 +136,27 @@ def choose(found: Sequence[Rail], nccl_version: str) -> GidChoice:
         because = "left alone: not every port has an entry for an address of this pod"
         return GidChoice(entries, {}, because, tuple(problems))
     reasons: list[str] = []
+    for_nccl = _nccl(found, ours, nccl.version(nccl_version), reasons)
+    for_ucx = _ucx(found, ours, reasons)
+    asked = [
+        (for_nccl, _OWN_NCCL),
+        (for_ucx, _OWN_UCX),
+    ]
+    able = []
+    for made, names in asked:
+        mine = next((name for name in names if name in own), "")
+        if isinstance(made, Problem) and mine:
+            reasons.append(f"left to the user's {mine}")
+        elif isinstance(made, Problem):
+            problems.append(made)
+        able.append(bool(mine) or not isinstance(made, Problem))
     values = {
-        **_nccl(found, ours, nccl.version(nccl_version), reasons, problems),
-        **_ucx(found, ours, reasons, problems),
+        name: value
+        for made, _ in asked
+        if not isinstance(made, Problem)
+        for name, value in made.items()
     }
-    return GidChoice(entries, values, "; ".join(reasons), tuple(problems))
+    return GidChoice(entries, values, "; ".join(reasons), tuple(problems), *able)
 
 
 def _nccl(
@@ -133,32 +164,30 @@ def _nccl(
     ours: Sequence[Gid],
     version: nccl.Version | None,
     reasons: list[str],
-    problems: list[Problem],
-) -> dict[str, str]:
+) -> dict[str, str] | Problem:
     """Find what makes NCCL take these entries, from the least to the most that is set."""
     indexes = [gid.index for gid in ours]
     listed = ", ".join(f"{rail.name} {index}" for rail, index in zip(found, indexes, strict=True))
 
     def chooses(*, family: int = 4, inside: nccl.Network | None = None) -> bool:
-        # An unknown version may be an old one, which takes index 0.
-        which = (version,) if version else (nccl.AUTOMATIC, _AUTO, (2, 20, 0))
-        if inside is not None or family != 4:  # noqa: PLR2004 - an IP version
-            which = (version,) if version else (_AUTO,)
         return all(
-            nccl.gid_index(rail.port, one, family=family, inside=inside) == index
+            nccl.gid_index(rail.port, version or _AUTO, family=family, inside=inside) == index
             for rail, index in zip(found, indexes, strict=True)
-            for one in which
         )
 
     name = ".".join(map(str, version)) if version else ""
-    if chooses():
+    if version and chooses():
         reasons.append(f"left to NCCL, which finds the right one ({listed})")
         return {}
     why = f"NCCL {name} would take another" if version else "NCCL's version is not known"
     if len(set(indexes)) == 1:
         reasons.append(f"index {indexes[0]} holds this pod's address; {why}")
         return {"NCCL_IB_GID_INDEX": str(indexes[0])}
-    network = _one_network(ours)
+    if chooses():
+        # One value can't tell them all, and only an old version needs to be told.
+        reasons.append(f"left to NCCL, which finds the right ones from 2.21 on ({listed})")
+        return {}
+    network = _one_network(found, ours)
     old = version is not None and version < nccl.AUTOMATIC
     if network is not None and not old:
         family = {"NCCL_IB_ADDR_FAMILY": "AF_INET6"} if network.version != 4 else {}  # noqa: PLR2004
@@ -168,21 +197,19 @@ def _nccl(
         if chooses(family=network.version, inside=network):
             reasons.append(f"the ports' indexes differ ({listed}); only they are in {network}")
             return {**family, "NCCL_IB_ADDR_RANGE": str(network)}
-    problems.append(
-        Problem(
-            "rdma-gid-index",
-            f"the ports need different GID indexes ({listed}), which NCCL {name} can't be told: "
-            + ("it needs 2.21 or later" if old else "no network holds their addresses alone"),
-            f"{_UPGRADE if old else _SUBNET}; or keep to one: MPIBOOT_RDMA_DEVICE={found[0].name}",
-        )
-    )
     reasons.append(f"not settled: {listed}")
-    return {}
+    return Problem(
+        "rdma-gid-index",
+        f"the ports need different GID indexes ({listed}), which NCCL {name} can't be told: "
+        + ("it needs 2.21 or later" if old else "no network holds their addresses alone")
+        + "; none of them is used",
+        f"{_UPGRADE if old else _SUBNET}; or keep to one: MPIBOOT_RDMA_DEVICE={found[0].name}",
+    )
 
 
 def _ucx(
-    found: Sequence[Rail], ours: Sequence[Gid], reasons: list[str], problems: list[Problem]
-) -> dict[str, str]:
+    found: Sequence[Rail], ours: Sequence[Gid], reasons: list[str]
+) -> dict[str, str] | Problem:
     """Find what makes UCX take these entries."""
     indexes = [gid.index for gid in ours]
     if [ucx_index(rail.port) for rail in found] == indexes:
@@ -190,23 +217,27 @@ def _ucx(
     if len(set(indexes)) == 1:
         reasons.append(f"UCX would take another than {indexes[0]}")
         return {"UCX_IB_GID_INDEX": str(indexes[0])}
-    network = _one_network(ours)
+    network = _one_network(found, ours)
     if network is not None and [ucx_index(rail.port, network) for rail in found] == indexes:
         reasons.append(f"UCX finds them by {network} (from 1.18 on)")
         return {"UCX_IB_ROCE_SUBNETS": str(network)}
-    problems.append(
-        Problem(
-            "rdma-gid-index",
-            f"UCX can't be told these ports' GID indexes ({', '.join(map(str, indexes))}) by one "
-            "value",
-            f"{_SUBNET}; or keep to one: MPIBOOT_RDMA_DEVICE={found[0].name}",
-        )
+    return Problem(
+        "rdma-gid-index",
+        f"UCX can't be told these ports' GID indexes ({', '.join(map(str, indexes))}) by one "
+        "value; it gets none of them",
+        f"{_SUBNET}; or keep to one: MPIBOOT_RDMA_DEVICE={found[0].name}",
     )
-    return {}
 
 
-def _one_network(ours: Sequence[Gid]) -> nccl.Network | None:
-    """Find the smallest network that holds all of these addresses."""
-    found = [nccl.address(gid) for gid in ours]
-    network = control.smallest_network(str(item) for item in found if item is not None)
-    return ipaddress.ip_network(str(network)) if network is not None else None
+def _one_network(found: Sequence[Rail], ours: Sequence[Gid]) -> nccl.Network | None:
+    """Find the smallest network that holds all of these addresses, and no other of the tables.
+
+    What else is in it might stand before ours tomorrow: the tables change with other pods.
+    """
+    own = {nccl.address(gid) for gid in ours} - {None}
+    smallest = control.smallest_network(str(item) for item in own)
+    network = ipaddress.ip_network(str(smallest)) if smallest is not None else None
+    others = {nccl.address(gid) for rail in found for gid in rail.port.gids} - own - {None}
+    if network is None or any(item in network for item in others if item is not None):
+        return None
+    return network

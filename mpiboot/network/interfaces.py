@@ -44,6 +44,7 @@ def choose(worker: Worker, settings: DataSettings) -> Network:
         tied = ports.of_the_node(seen, tied)
     chosen = ports.one_class(seen, tied or ports.without_link(seen))
     data = _data(seen, candidates, chosen)
+    _dead(seen, candidates, chosen)
     if chosen:
         kind = ports.kind_of(chosen)
     else:
@@ -168,6 +169,17 @@ def _data(seen: Seen, candidates: Sequence[Link], chosen: Sequence[Rail]) -> tup
         because = "MPIBOOT_DATA_IFNAME" if wanted else because
         seen.decide("data-link", ",".join(link.name for link in links), source, because)
     return links
+
+
+def _dead(seen: Seen, candidates: Sequence[Link], chosen: Sequence[Rail]) -> None:
+    """Say which links were given an address and have no carrier; a rail's says its port."""
+    if seen.host_network and not seen.settings.data_ifname:
+        return  # a node has links that nobody plugged in
+    above = [rail.link for rail in chosen]
+    for link in candidates:
+        if link not in above and rails.interfaces(link) and not running(link):
+            why = "has no carrier" if link.up else "is down"
+            seen.problem("data-carrier", f"link {link.name} has an address, but {why}")
 
 
 def _nothing(seen: Seen, data: Sequence[Link]) -> None:

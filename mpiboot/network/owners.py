@@ -33,6 +33,7 @@ _HCA, _UCX = "NCCL_IB_HCA", "UCX_NET_DEVICES"
 
 OWNED: Final = (
     Owned("NCCL_SOCKET_IFNAME", "nccl-socket"),
+    Owned("NCCL_SOCKET_FAMILY", "nccl-socket", ("NCCL_SOCKET_IFNAME",)),
     Owned("GLOO_SOCKET_IFNAME", "nccl-socket"),
     Owned("TP_SOCKET_IFNAME", "nccl-socket"),
     Owned(_HCA, "rdma-ports"),

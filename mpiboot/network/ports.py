@@ -37,9 +37,9 @@ def tied(seen: Seen, candidates: Sequence[Link]) -> tuple[Rail, ...]:
             other = found.get(rail.name)
             if other is None:
                 found[rail.name] = rail
-            elif bool(own_gids(other)) == bool(own_gids(rail)):
+            elif _in_use(other) == _in_use(rail):
                 doubled.append(f"{link_name(other)} and {link.name} are both on {rail.name}")
-            elif own_gids(rail):
+            elif _in_use(rail):
                 found[rail.name] = rail
     for said in doubled:
         seen.problem("data-ambiguous", f"{said}: the first is taken", "set MPIBOOT_DATA_IFNAME")
@@ -51,6 +51,13 @@ def tied(seen: Seen, candidates: Sequence[Link]) -> tuple[Rail, ...]:
 def link_name(rail: Rail) -> str:
     """Give the name of a rail's link, ``-`` where it has none."""
     return rail.link.name if rail.link else "-"
+
+
+def _in_use(rail: Rail) -> bool:
+    """Tell whether a link has what its port needs of it; an IPoIB parent often has no address."""
+    if rail.infiniband:
+        return rail.link is not None and bool(rails.interfaces(rail.link))
+    return bool(own_gids(rail))
 
 
 def own_gids(rail: Rail) -> list[int]:

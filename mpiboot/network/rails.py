@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from mpiboot.fabric import Attachment, Fabric, RdmaDevice, RdmaPort
+from mpiboot.fabric import Attachment, Fabric, Gid, RdmaDevice, RdmaPort
 from mpiboot.model import Link
 from mpiboot.network import nccl
 
@@ -44,8 +44,8 @@ class Rail:
 
     @property
     def ready(self) -> bool:
-        """Whether the device opens and the port is active."""
-        return self.device.opens == "ok" and self.port.state == "ACTIVE"
+        """Whether the device can be used and the port is active."""
+        return usable(self.device) and self.port.state == "ACTIVE"
 
 
 def interfaces(link: Link) -> tuple[Interface, ...]:
@@ -68,6 +68,11 @@ def _interfaces(addresses: tuple[str, ...]) -> tuple[Interface, ...]:
     return tuple(found)
 
 
+def usable(device: RdmaDevice) -> bool:
+    """Whether a device opens, and the RDMA library has a driver for it, as far as is known."""
+    return device.opens == "ok" and device.library in ("", "ok")
+
+
 def is_efa(device: RdmaDevice) -> bool:
     """Whether a device is AWS's EFA: it has no link, and NCCL's own IB transport skips it."""
     return device.driver.lower().startswith("efa") or (
@@ -82,21 +87,28 @@ def ports(devices: Iterable[RdmaDevice]) -> tuple[Found, ...]:
     )
 
 
+def is_entry_of(gid: Gid, link: Link) -> bool:
+    """Whether a RoCE v2 entry may be this link's, by name and index; the address is not looked at.
+
+    Another pod's link can have the same name, and seldom the same index as well; the name is
+    missing where sysfs is only partly there.
+    """
+    return gid.kind == _ROCE_V2 and gid.netdev in (link.name, "") and gid.link in (link.index, 0)
+
+
 def _by_kernel(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
     # Given only for a link of the asking network namespace: the one exact answer.
     return [item for item in ports(fabric.devices) if item[1].netdev == link.name]
 
 
 def _by_lower_link(link: Link, fabric: Fabric, links: Sequence[Link]) -> list[Found]:
-    if link.kind != "vlan":
-        return []
-    # A VLAN has the hardware address of the link below it, unless somebody changed it.
-    lower = [
-        other.name
-        for other in links
-        if other is not link and other.kind != "vlan" and link.hardware == other.hardware != ""
-    ]
-    return [item for item in ports(fabric.devices) if item[1].netdev in lower]
+    below = {other.index: other for other in links}
+    seen: set[int] = set()
+    # A VLAN in a VLAN stands on the link below both.
+    while link.kind == "vlan" and link.lower in below and link.lower not in seen:
+        seen.add(link.lower)
+        link = below[link.lower]
+    return [item for item in ports(fabric.devices) if seen and item[1].netdev == link.name]
 
 
 def _by_hardware(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
@@ -116,7 +128,13 @@ def _by_hardware(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
 
 
 def _by_function(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
-    return [item for item in ports(fabric.devices) if link.pci and item[0].pci == link.pci]
+    return [
+        (device, port)
+        for device, port in ports(fabric.devices)
+        if link.pci and device.pci == link.pci
+        # A function may have several ports, as ConnectX-3's has.
+        if len(device.ports) == 1 or port.number == link.dev_port + 1
+    ]
 
 
 def _by_platform(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
@@ -130,7 +148,7 @@ def _by_gid(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
         item
         for item in ports(fabric.devices)
         if any(
-            gid.kind == _ROCE_V2 and gid.netdev == link.name and nccl.address(gid) in own
+            gid.netdev == link.name and is_entry_of(gid, link) and nccl.address(gid) in own
             for gid in item[1].gids
         )
     ]

@@ -60,7 +60,7 @@ def decide(
     Returns:
         The same for the same facts, whatever the order of the mappings.
     """
-    views = tuple(_view(worker, settings) for worker in workers)
+    views = tuple(_view(worker, settings, taken) for worker in workers)
     rows = tuple(map(cluster_view.row, views))
     pending = {view.network.host: view.network.pending for view in views if view.network.pending}
     hosts = [view.network.host for view in views]
@@ -87,9 +87,10 @@ def decide(
     return Split(decisions, tuple(findings), common, per_host, rows, pending, views)
 
 
-def _view(worker: Worker, settings: DataSettings) -> View:
+def _view(worker: Worker, settings: DataSettings, taken: Mapping[str, str]) -> View:
     network = interfaces.choose(worker, settings)
-    return View(network, gids.choose(network.rails, settings.nccl_version))
+    own = {*taken, *(worker.facts.environment if worker.facts else ())}
+    return View(network, gids.choose(network.rails, settings.nccl_version, own))
 
 
 @dataclass(frozen=True, slots=True)

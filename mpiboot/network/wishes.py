@@ -5,23 +5,17 @@ The transport must be the same on all ranks, so it is the least that every worke
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from mpiboot.data_checks import DATA_ROWS
 from mpiboot.model import Decision, Finding, Link, Source
-from mpiboot.network import cluster_view, nccl, reach
+from mpiboot.network import cluster_view, nccl, plugins, reach
 from mpiboot.network.gids import View
 from mpiboot.network.network import RDMA, DataSettings, Kind, Network
 from mpiboot.network.owners import Wish
-from mpiboot.network.rails import interfaces
+from mpiboot.network.rails import Interface, interfaces
 from mpiboot.network.worker_checks import few
-
-# A pod that has one of these brings its own transport for NCCL, with settings of its own.
-_PLUGIN_NAMES: Final = ("NCCL_NET", "NCCL_NET_PLUGIN")
-_PLUGIN_PREFIXES: Final = ("NCCL_GPUDIRECTTCPX_", "NCCL_FASTRAK_")
-_NOT_A_PLUGIN: Final = {("NCCL_NET", "ib"), ("NCCL_NET_PLUGIN", "none")}
 
 
 @dataclass(slots=True)
@@ -64,7 +58,7 @@ def make(
         values: the values of those that are known.
     """
     made = Wishes(views, settings)
-    plugin = _plugin(made.known, taken, values)
+    plugin = plugins.found(made.known, taken, values)
     transport = _transport(made, plugin)
     over_data, why_socket = _sockets(made, transport)
     _rdma(made, transport, plugin)
@@ -73,18 +67,6 @@ def make(
         _tcp_ucx(made, network, transport, over_data.get(network.host, ()))
     _mpi(made, transport)
     return made
-
-
-def _plugin(known: Iterable[Network], taken: Mapping[str, str], values: Mapping[str, str]) -> str:
-    """Name what says that a plugin carries NCCL's data; NCCL_* is then left as it is."""
-    own = {name for network in known if network.facts for name in network.facts.environment}
-    for name in sorted({*taken, *own}):
-        told = (name, values.get(name, "").lower())
-        if name.startswith(_PLUGIN_PREFIXES) or (
-            name in _PLUGIN_NAMES and not (name in taken and told in _NOT_A_PLUGIN)
-        ):
-            return name
-    return ""
 
 
 def _transport(made: Wishes, plugin: str) -> Kind:
@@ -116,7 +98,7 @@ def _transport(made: Wishes, plugin: str) -> Kind:
         if known and not plugin:
             made.want("NCCL_IB_DISABLE", "1", "transport", because)
     if plugin:
-        because += f"; {plugin} is set, so NCCL's own variables are left as they are"
+        because += f"; {plugin}, so NCCL's own variables are left as they are"
     made.decisions.append(Decision("data-network", kind.value, Source.DETECTED, because))
     return kind
 
@@ -141,7 +123,10 @@ def _rdma(made: Wishes, transport: Kind, plugin: str) -> None:
             )
         )
         host = network.host
-        made.want("UCX_NET_DEVICES", ",".join(names), "rdma-ports", because, host)
+        if view.gids.ucx:
+            made.want("UCX_NET_DEVICES", ",".join(names), "rdma-ports", because, host)
+        else:
+            _tcp_for_ucx(made, network, network.plain, "UCX can't be told its GID indexes")
         if not plugin:
             made.want("NCCL_IB_HCA", nccl.exact(names), "rdma-ports", because, host)
         for name, value in view.gids.values.items():
@@ -240,6 +225,9 @@ def _socket_names(
     rule, host = "nccl-socket", network.host
     if not plugin:
         made.want("NCCL_SOCKET_IFNAME", nccl.exact(names), rule, because, host)
+        versions = {item.version for link in chosen for item in interfaces(link)}
+        if versions == {6}:
+            made.want("NCCL_SOCKET_FAMILY", "AF_INET6", rule, "no IPv4 address there", host)
     # These take a plain name, and one link is enough for a rendezvous.
     made.want("GLOO_SOCKET_IFNAME", names[0], rule, because, host)
     made.want("TP_SOCKET_IFNAME", names[0], rule, because, host)
@@ -247,17 +235,24 @@ def _socket_names(
 
 def _tcp_ucx(made: Wishes, network: Network, transport: Kind, links: Sequence[Link]) -> None:
     """Keep UCX on TCP links where there is a data network without RDMA."""
-    if transport is not Kind.TCP:
-        return
+    if transport is Kind.TCP:
+        _tcp_for_ucx(made, network, links, "no RDMA port that every worker could use")
+
+
+def _tcp_for_ucx(made: Wishes, network: Network, links: Sequence[Link], because: str) -> None:
     chosen = list(links) or ([network.control] if network.control else [])
     if chosen:
         made.want(
             "UCX_NET_DEVICES",
             ",".join(link.name for link in chosen),
             "rdma-ports",
-            "TCP: no RDMA port that every worker could use",
+            f"TCP: {because}",
             network.host,
         )
+
+
+def _four(item: Interface) -> bool:
+    return item.version == 4  # noqa: PLR2004 - the other is 6
 
 
 def _mpi(made: Wishes, transport: Kind) -> None:
@@ -284,10 +279,19 @@ def _mpi(made: Wishes, transport: Kind) -> None:
     if len({tuple(link.name for link in network.plain) for network in made.known}) > 1:
         # mpirun hands its own OMPI_MCA_ values to every rank, so one value must fit all.
         made.wishes = [one for one in made.wishes if one.name != "OMPI_MCA_btl_tcp_if_include"]
-        spans = {
-            str(item.network)
+        own = [
+            [
+                str(item.network)
+                for link in network.plain
+                for item in interfaces(link)
+                if _four(item)
+            ]
             for network in made.known
-            for link in network.plain
-            for item in interfaces(link)
-        }
+        ]
+        if not all(own):
+            problem = "the data links' names differ, and Open MPI takes no IPv6 network instead"
+            made.find("data-networks", f"MPI's data stays on the control link: {problem}")
+            made.decisions.append(Decision("mpi-network", "control", Source.DETECTED, problem))
+            return
+        spans = {span for mine in own for span in mine}
         made.want("OMPI_MCA_btl_tcp_if_include", ",".join(sorted(spans)), rule, because)

@@ -21,7 +21,7 @@ _SHM: Final = 64 << 20  # what a container gets where nothing is said
 _IPC_LOCK: Final = 1 << 14
 # RoCE takes the largest InfiniBand MTU that fits into the link's with its headers around it.
 _IB_MTU: Final = (4096, 2048, 1024, 512, 256)
-_ROCE_HEADERS: Final = 96  # iboe_get_mtu of the kernel
+_ROCE_HEADERS: Final = 80  # as soft-RoCE counts them; other drivers take 96
 
 
 def few(names: Iterable[str]) -> str:
@@ -58,6 +58,8 @@ def _port(rail: Rail, facts: PodFacts) -> list[Problem]:
         folder = "" if facts.fabric.infiniband_folder else ", /dev/infiniband is not there"
         said = f"device {device.name} does not open ({device.opens or 'no device node'}{folder})"
         found.append(Problem("rdma-node", said))
+    elif device.library not in ("", "ok"):
+        found.append(Problem("rdma-library", f"device {device.name}: {device.library}"))
     if port.state != "ACTIVE" and not is_efa(device):
         said = f"port {rail.name} is {port.state or 'in an unknown state'}, not ACTIVE"
         if port.state in ("INIT", "ARMED"):
@@ -67,7 +69,7 @@ def _port(rail: Rail, facts: PodFacts) -> list[Problem]:
         found.append(Problem("rdma-port", f"link {rail.link.name} of {rail.name} has no carrier"))
     elif rail.link is not None and port.mtu and port.link_layer == "Ethernet":
         fits = next((mtu for mtu in _IB_MTU if mtu + _ROCE_HEADERS <= rail.link.mtu), 256)
-        if fits != port.mtu:
+        if port.mtu > fits:
             found.append(
                 Problem(
                     "rdma-mtu",
@@ -92,14 +94,19 @@ def _why_none(facts: PodFacts) -> str:
 def _limits(network: Network, facts: PodFacts) -> list[Problem]:
     found = []
     may_lock = facts.memlock < 0 or facts.memlock >= _MEMLOCK
-    if network.rails and not may_lock and not facts.identity.capabilities & _IPC_LOCK:
+    who = facts.identity
+    # The kernel asks for it in the node's own user namespace (ib_umem_get).
+    may_exceed = bool(who.capabilities & _IPC_LOCK) and not who.own_users
+    if network.rails and not may_lock and not may_exceed:
         size = (
             f"{facts.memlock / (1 << 20):g} MiB"
             if facts.memlock >> 20
             else (f"{facts.memlock / (1 << 10):g} KiB")
         )
-        user = " (a user other than root does not get added capabilities)"
-        said = f"memory lock limit {size}, without IPC_LOCK{user if facts.identity.uid else ''}"
+        why = " (a user other than root does not get added capabilities)" if who.uid else ""
+        if who.own_users:
+            why = " of the node (the pod has users of its own: hostUsers is false)"
+        said = f"memory lock limit {size}, without IPC_LOCK{why}"
         found.append(Problem("memlock", said))
     if 0 < facts.shm <= _SHM and network.slots > 1:
         said = f"/dev/shm has {facts.shm >> 20} MiB for {network.slots} ranks"  # noqa: S108 - a size is told, no file is made

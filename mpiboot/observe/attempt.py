@@ -78,7 +78,8 @@ class Probe:
 
     ``host_key`` is the public key that the server showed (a line as in known_hosts, without the
     host), ``fingerprint`` that of it. ``welcome`` tells, where that key is not the job's, that the
-    server would have let us in with the job's key all the same.
+    server would have let us in with the job's key all the same. ``stalled`` tells that small
+    packets came and then nothing more.
     """
 
     target: Target
@@ -90,3 +91,4 @@ class Probe:
     host_key: str = ""
     fingerprint: str = ""
     welcome: bool = False
+    stalled: bool = False

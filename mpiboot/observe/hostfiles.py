@@ -11,12 +11,12 @@ import os
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from mpiboot import log
-from mpiboot.errors import error
+from mpiboot.errors import MpibootError, error
 from mpiboot.job import hostfile as syntax
 from mpiboot.model import Finding, Hostfile, Level
 
@@ -28,9 +28,13 @@ OPERATOR: Final = (
     "I_MPI_HYDRA_HOST_FILE",
 )
 DEFAULT: Final = "/etc/mpi/hostfile"
+# What names a hostfile that stands on the program's own mpirun line.
+ON_THE_LINE: Final = "the mpirun line"
 # 10,000 hosts are about a megabyte; more than this is something else than a hostfile.
 _LARGEST: Final = 64 << 20
 _FIRST_LOOK, _LAST_LOOK = 0.02, 0.5
+# A writer that doesn't rename may be caught half-way; what is wrong for longer is meant.
+_HALF_WRITTEN: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +47,12 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The job's hostfile, its text as it was read, and what is odd about it."""
+    """The job's hostfile, its text as it was read, what is odd about it, and which file it was."""
 
     hostfile: Hostfile
     text: str
     warnings: tuple[Finding, ...]
+    stamp: tuple[int, ...] = ()
 
 
 class _NotYetError(Exception):
@@ -78,6 +83,7 @@ async def find(
     *,
     patience: float,
     default: str = DEFAULT,
+    line: str = "",
 ) -> Found:
     """Wait until the job's hostfile names hosts, and read it.
 
@@ -87,24 +93,83 @@ async def find(
         environ: where the operator's variables are looked up.
         patience: how many seconds to wait at most.
         default: where the hostfile is when nothing names one.
+        line: the hostfile that the program's own mpirun line names, which comes before all others.
 
     Raises:
         MpibootError: ``hostfile-missing``, ``hostfile-invalid``.
     """
     named = candidates(setting, given, environ)
+    named = (Named(line, ON_THE_LINE), *named) if line else named
     chosen = Named(default, "default") if named[0].by == "default" else named[0]
     # Mount points are there before a container starts, so where nobody named a file and this one
     # has no folder, there is nothing to wait for.
     if chosen.by == "default" and not _has_folder(chosen.path):
         patience = 0.0
-    text = await _wait(chosen, patience)
+    stamp, text = await _wait(chosen, patience)
     hosts = syntax.parse(text, chosen.path, chosen.by)
     others = [item for item in named[1:] if item.by != "default"]
     others += [Named(default, "default")] if chosen.by != "default" else []
     # The operator names its own file by a variable and mounts it at the usual place: told once.
     others = list({item.path: item for item in reversed(others)}.values())[::-1]
     warnings = tuple(filter(None, (_differs(chosen, hosts, other) for other in others)))
-    return Found(hosts, text, warnings)
+    return Found(hosts, text, warnings, stamp)
+
+
+class Follow:
+    """The job's hostfile, read again whenever the file is another one.
+
+    The MPI Operator rewrites its ConfigMap when workers are added or removed. ``found`` is the last
+    version that could be used, ``pending`` why the present one can't be, or nothing.
+    """
+
+    def __init__(self, found: Found) -> None:
+        self.found = found
+        self.pending: MpibootError | None = None
+        self._named = Named(found.hostfile.path, found.hostfile.named_by)
+        self._stamp = found.stamp
+        self._broken: float | None = None  # since when there is something else than a hostfile
+
+    def look(self) -> bool:
+        """Tell whether there is a new version with other hosts; one ``stat`` where it is the same.
+
+        Raises:
+            MpibootError: ``hostfile-invalid``; what is there now is no hostfile, and stays so.
+        """
+        stamp = _stamp(self._named.path)
+        if stamp == self._stamp:
+            late = self._broken is not None and time.monotonic() - self._broken >= _HALF_WRITTEN
+            if late and self.pending is not None:
+                raise self.pending
+            return False
+        self._stamp = stamp
+        try:
+            text = _read(self._named)
+            hosts = syntax.parse(text, self._named.path, self._named.by)
+        except _NotYetError as why:
+            self._broken = None
+            self._put_off(error(why.reference, f"{why}, though it has named hosts before"))
+            return False
+        except MpibootError as why:
+            self._broken = time.monotonic() if self._broken is None else self._broken
+            self._put_off(why)
+            return False
+        self.pending = self._broken = None
+        changed = hosts.hosts != self.found.hostfile.hosts
+        self.found = replace(self.found, hostfile=hosts, text=text, stamp=stamp)
+        return changed
+
+    def _put_off(self, wrong: MpibootError) -> None:
+        self.pending = wrong
+        log.info("hostfile", f"the hostfile has changed and is waited for: {wrong.finding.said}")
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    """Tell one file from the next at a path, through the links of a volume."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - once a second, and a Path costs more than this
+    except (OSError, ValueError):
+        return ()
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _has_folder(path: str) -> bool:
@@ -112,12 +177,13 @@ def _has_folder(path: str) -> bool:
     return os.path.isdir(os.path.dirname(path))  # noqa: PTH112, PTH120
 
 
-async def _wait(chosen: Named, patience: float) -> str:
+async def _wait(chosen: Named, patience: float) -> tuple[tuple[int, ...], str]:
     started, look, told = time.monotonic(), _FIRST_LOOK, ""
     while True:
+        stamp = _stamp(chosen.path)
         try:
-            return _read(chosen)
-        except _NotYetError as why:  # noqa: PERF203 - once a look
+            return stamp, _read(chosen)
+        except _NotYetError as why:
             left = started + patience - time.monotonic()
             if left <= 0:
                 waited = f" after {round(patience, 1):g} s" if patience else ""

@@ -88,6 +88,9 @@ def _link(item: _Message, addresses: tuple[str, ...], sys_root: Path) -> Link:
         folder = sys_root / "none"  # this sysfs is of another network namespace, as the host's is
     pci = _pci(item, folder)
     mtu = item.get_attr("IFLA_MTU")
+    # The kernel adds the other namespace's number only where it isn't this one.
+    lower, elsewhere = item.get_attr("IFLA_LINK"), item.get_attr("IFLA_LINK_NETNSID") is not None
+    port = _text(folder / "dev_port")
     return Link(
         index=item["index"],
         name=name,
@@ -100,6 +103,9 @@ def _link(item: _Message, addresses: tuple[str, ...], sys_root: Path) -> Link:
         pci=pci,
         pkey=_pkey(item, folder),
         carrier=bool(item["flags"] & _IFF_RUNNING),
+        lower=0 if elsewhere or not isinstance(lower, int) else lower,
+        lower_elsewhere=elsewhere,
+        dev_port=int(port) if port.isascii() and port.isdecimal() else 0,
     )
 
 

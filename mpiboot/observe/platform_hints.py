@@ -21,6 +21,9 @@ ANNOTATIONS: Final = (Path("/etc/podnetinfo/annotations"), Path("/etc/podinfo/an
 # The device metadata protocol of dynamic resource allocation (KEP 5304).
 METADATA: Final = Path("/var/run/kubernetes.io/dra-device-attributes")
 
+# GKE's transport for NCCL is a folder of the node; its script is sourced in each rank.
+GIB: Final = Path("/usr/local/gib")
+
 _STATUS: Final = ("k8s.v1.cni.cncf.io/network-status", "k8s.v1.cni.cncf.io/networks-status")
 _PCI: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _PCI_ATTRIBUTES: Final = ("resource.kubernetes.io/pciBusID", "dra.net/pciAddress")
@@ -33,6 +36,7 @@ def attachments(
     annotations: tuple[Path, ...] = ANNOTATIONS,
     metadata: Path = METADATA,
     sys_root: Path = Path("/sys"),
+    gib: Path = GIB,
 ) -> tuple[tuple[Attachment, ...], tuple[str, ...]]:
     """Give what the platform says, in its order, and sentences on what could not be read.
 
@@ -43,6 +47,7 @@ def attachments(
         *_multus(annotations, oddities),
         *_device_plugin(environment, oddities),
         *_dra(metadata, sys_root, oddities),
+        *((Attachment("gib", resource=str(gib)),) if gib.is_dir() else ()),
     )
     return found, tuple(oddities)
 

@@ -19,7 +19,7 @@ from typing import Final
 
 from mpiboot import __version__
 from mpiboot.fabric import Fabric
-from mpiboot.model import NO_FABRIC, Identity, Link, Mpi, PodFacts
+from mpiboot.model import NO_FABRIC, Identity, Link, Mesh, Mpi, PodFacts
 from mpiboot.observe import factsjson
 
 FACTS_VERSION: Final = factsjson.FACTS_VERSION
@@ -28,6 +28,7 @@ from_json = factsjson.from_json
 
 STATE: Final = "worker.json"
 HOSTS: Final = Path("/etc/hosts")
+USERS: Final = Path("/proc/self/uid_map")
 _SHELL: Final = "/bin/sh"
 # Documentation addresses (RFC 5737, RFC 3849): only the default route leads there.
 _FAR: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
@@ -47,6 +48,14 @@ def _status(field: str) -> str:
     return ""
 
 
+def _own_users() -> bool:
+    """Whether this pod has a user namespace of its own; the node's maps every uid to itself."""
+    try:
+        return USERS.read_text("utf-8").split() not in (["0", "0", str((1 << 32) - 1)], [])
+    except OSError:
+        return False
+
+
 def identity(environ: Mapping[str, str]) -> Identity:
     """Who this process is; made up from its uid where the system has no passwd entry for it.
 
@@ -54,12 +63,22 @@ def identity(environ: Mapping[str, str]) -> Identity:
     """
     uid, gid = os.getuid(), os.getgid()
     capabilities = int(_status("CapEff") or "0", 16)
+    own_users = _own_users()
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
         home = environ.get("HOME", "")
         home = home if home.startswith("/") else "/"
-        return Identity(uid, gid, f"uid{uid}", home, _SHELL, known=False, capabilities=capabilities)
+        return Identity(
+            uid,
+            gid,
+            f"uid{uid}",
+            home,
+            _SHELL,
+            known=False,
+            capabilities=capabilities,
+            own_users=own_users,
+        )
     return Identity(
         uid,
         gid,
@@ -68,6 +87,7 @@ def identity(environ: Mapping[str, str]) -> Identity:
         entry.pw_shell or _SHELL,
         known=True,
         capabilities=capabilities,
+        own_users=own_users,
     )
 
 
@@ -135,6 +155,23 @@ def _route_address() -> str:
     return ""
 
 
+def _address_in(text: str) -> str:
+    """This pod's own address in a network; empty where the text is none, or there is none."""
+    try:
+        network = ipaddress.ip_network(text)
+    except ValueError:  # an address with its prefix, or no address at all
+        return ""
+    if network.num_addresses == 1:
+        return ""
+    family = socket.AF_INET6 if network.version == 6 else socket.AF_INET  # noqa: PLR2004
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((str(network[1]), _DISCARD))  # asks for a route; nothing is sent
+        source = str(probe.getsockname()[0])
+        if ipaddress.ip_address(source.partition("%")[0]) in network:
+            return source
+    return ""
+
+
 def _link_address(name: str) -> str:
     """The first address of a link, IPv4 before IPv6, without netlink."""
     import fcntl  # noqa: PLC0415 - only where a link is named
@@ -161,12 +198,15 @@ def control_address(wanted: str, hostname: str, hosts: Path = HOSTS) -> tuple[st
     """This pod's address for control traffic and why it is that; empty where none is found.
 
     Args:
-        wanted: a link's name or an address, where the user named one.
+        wanted: a link's name, an address or a network, where the user named one.
         hostname: this pod's host name.
         hosts: the hosts file, in which a kubelet writes the pod's own address.
     """
     if wanted:
         address = wanted.partition("/")[0]
+        inside = _address_in(wanted)
+        if inside:
+            return inside, f"the address in {wanted}"
         if _is_address(address):
             return address, "MPIBOOT_CONTROL_IFNAME"
         return _link_address(wanted), f"the address of the link {wanted}"
@@ -214,12 +254,16 @@ def shm_size(path: str = "/dev/shm") -> int:  # noqa: S108 - asked for its size 
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """What a running worker tells the processes around it; ``pid`` is the worker's own."""
+    """What a running worker tells the processes around it.
+
+    ``pid`` is the worker's own; ``because`` is why its SSH server is the embedded one.
+    """
 
     pid: int
     sshd: str
     address: str
     port: int
+    because: str = ""
 
 
 def worker_state(folder: Path) -> WorkerState | None:
@@ -241,6 +285,7 @@ def pod_facts(
     links: Iterable[Link],
     mpi: Mpi | None,
     fabric: Fabric = NO_FABRIC,
+    mesh: Mesh | None = None,
 ) -> PodFacts:
     """Put this pod's facts together.
 
@@ -253,6 +298,7 @@ def pod_facts(
         links: what ``observe.links`` found.
         mpi: what ``observe.programs`` found.
         fabric: what ``observe.rdma`` found.
+        mesh: what ``observe.mesh`` found.
     """
     return PodFacts(
         hostname=socket.gethostname(),
@@ -269,4 +315,5 @@ def pod_facts(
         shm=shm_size(),
         environment=spec_names(pid),
         fabric=fabric,
+        mesh=mesh,
     )

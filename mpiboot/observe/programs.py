@@ -23,6 +23,7 @@ _DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
 _OPENMPI: Final = re.compile(r"\((?:OpenRTE|Open MPI)\) (\d+)(\.\d+\S*)")
 _SPECTRUM: Final = re.compile(r"\(IBM Spectrum MPI\) (\d\S*)")
 _INTEL: Final = re.compile(r"Intel\(R\) MPI Library.*?Version (\d\S*)")
+_IPV6: Final = re.compile(r"^options:ipv6:(yes|no)\s*$", re.MULTILINE)
 _HYDRA_VERSION: Final = re.compile(r"^\s*Version:\s+(\d\S*)", re.MULTILINE)
 # The runtime changed from ORTE to PRRTE here, and with it every parameter's name.
 _FIRST_PRRTE: Final = 5
@@ -110,3 +111,28 @@ def detect_mpi(environ: Mapping[str, str], *, patience: float = _PATIENCE) -> Mp
             return Mpi("", "", path, f"it gave no answer within {patience:g} s")
     text = output.decode("utf-8", "replace")
     return recognise(path, text if text.strip() else complaint.decode("utf-8", "replace"))
+
+
+def has_ipv6(mpi: Mpi, environ: Mapping[str, str]) -> bool | None:
+    """Ask an Open MPI whether it is built with IPv6; None where nothing tells.
+
+    Most builds are without it unless they were asked for it (``--enable-ipv6``).
+    """
+    folder = Path(mpi.path).parent
+    path = str(folder / "ompi_info")
+    if not os.access(path, os.X_OK):
+        return None
+    env = {"HOME": "/", **environ}
+    try:
+        done = subprocess.run(
+            [path, "--parsable", "--config"],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PATIENCE,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = _IPV6.search(done.stdout.decode("utf-8", "replace"))
+    return found[1] == "yes" if found else None

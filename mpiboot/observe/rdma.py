@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from mpiboot.fabric import Fabric, RdmaDevice, RdmaPort
-from mpiboot.observe import nldev, rdma_sysfs
+from mpiboot.observe import nldev, rdma_sysfs, verbs
 from mpiboot.observe.nldev import Device, Kernel, Port
 from mpiboot.observe.rdma_sysfs import Node, SysfsDevice, SysfsPort
 
@@ -49,7 +50,32 @@ def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fab
             kernel = nldev.read(channel)
     except OSError as error:
         refused = os.strerror(error.errno or errno.EIO)
-    return assemble(kernel, sys_root, dev_root, refused)
+    found = assemble(kernel, sys_root, dev_root, refused)
+    asked = {one.name: len(one.ports) for one in found.devices if one.opens == "ok"}
+    return with_library(found, *verbs.ask(asked)) if asked else found
+
+
+def with_library(found: Fabric, said: Mapping[str, verbs.Device], wrong: str = "") -> Fabric:
+    """Add what the RDMA library says of its devices, and of what went ``wrong`` with it."""
+    devices = tuple(
+        _with_library(device, said[device.name]) if device.name in said else device
+        for device in found.devices
+    )
+    return replace(found, devices=devices, oddities=(*found.oddities, *((wrong,) if wrong else ())))
+
+
+def _with_library(device: RdmaDevice, said: verbs.Device) -> RdmaDevice:
+    ports = tuple(
+        replace(
+            port,
+            mtu=said.mtus.get(port.number, port.mtu),
+            gids=tuple(
+                replace(gid, link=said.links.get((port.number, gid.index), 0)) for gid in port.gids
+            ),
+        )
+        for port in device.ports
+    )
+    return replace(device, ports=ports, library=said.why or "ok")
 
 
 def assemble(kernel: Kernel | None, sys_root: Path, dev_root: Path, refused: str = "") -> Fabric:

@@ -137,7 +137,10 @@ class Prober:
                 opening = self._open(target, sock, client)
                 connection = await asyncio.wait_for(opening, self._limits.login)
         except asyncio.TimeoutError:
-            return replace(found, outcome=Outcome.SLOW, said=f"{self._limits.login:g} s")
+            said = f"{self._limits.login:g} s"
+            # The server's half of the key exchange is the first that doesn't fit a small packet.
+            stalled = client.shown is None
+            return replace(found, outcome=Outcome.SLOW, said=said, stalled=stalled)
         except (asyncssh.Error, OSError, ValueError) as why:
             return self._failed(found, client, why)
         finally:
@@ -151,7 +154,7 @@ class Prober:
             )
         except asyncio.TimeoutError:
             said = f"no end within {self._limits.command:g} s"
-            return replace(found, outcome=Outcome.COMMAND_FAILED, said=said)
+            return replace(found, outcome=Outcome.COMMAND_FAILED, said=said, stalled=True)
         except (asyncssh.Error, OSError, ValueError) as why:
             said = " ".join(str(why).split())
             return replace(found, outcome=Outcome.COMMAND_FAILED, said=said)

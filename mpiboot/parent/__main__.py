@@ -1,7 +1,7 @@
 """The program that stays while mpirun runs, and makes its end honest.
 
-Entered by exec as ``python -I -S mpiboot/parent/__main__.py FOLDER``; stdlib only, without
-asyncio, so that a few megabytes stay.
+Entered by exec as ``python -I -S mpiboot/parent/__main__.py FOLDER [PID FIFO]``; stdlib only,
+without asyncio, so that a few megabytes stay.
 """
 
 # Run by its path, it must find its package first; pathlib costs a megabyte.
@@ -19,14 +19,23 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(package))
 
 from mpiboot import log
-from mpiboot.launch_spec import FILE, MARK, LaunchSpec
+from mpiboot.launch_spec import FILE, MARK, LaunchSpec, Started
+from mpiboot.parent import guard
 from mpiboot.parent.after import ask
 from mpiboot.parent.end import end_all, tell
 from mpiboot.parent.events import Verdict
+from mpiboot.parent.judgement import proved
 from mpiboot.parent.parent import Parent
+from mpiboot.parent.state import FAMILIES, UNKNOWN
 from mpiboot.parent.system import block_signals
 
 Evidence = Callable[[Verdict, LaunchSpec], tuple[str, ...]]
+
+
+def wanted(verdict: Verdict, spec: LaunchSpec) -> str:
+    """Give the program whose lack on some host may be what a verdict is about; else nothing."""
+    family = FAMILIES.get(spec.family, UNKNOWN)
+    return spec.program if not verdict.reference and verdict.code in family.lacking else ""
 
 
 def no_evidence(_verdict: Verdict, _spec: LaunchSpec) -> tuple[str, ...]:
@@ -34,13 +43,20 @@ def no_evidence(_verdict: Verdict, _spec: LaunchSpec) -> tuple[str, ...]:
     return ()
 
 
-def run(folder: str, environ: Mapping[str, str], evidence: Evidence = no_evidence) -> int:
+def run(
+    folder: str,
+    environ: Mapping[str, str],
+    evidence: Evidence = no_evidence,
+    started: Started | None = None,
+) -> int:
     """Be the parent of the mpirun that a launch folder describes; give the exit code."""
     mask = block_signals()
     with open(f"{folder}/{FILE}", encoding="utf-8") as file:
         spec = LaunchSpec.from_json(file.read())
     log.configure(level=spec.log_level, form=spec.log_format, role="launcher")
-    parent = Parent(spec, folder, {**environ, MARK: folder})
+    # As PID 1 this process takes everything along when it is killed.
+    keeper = guard.start(folder, environ, spec.log_format) if os.getpid() != 1 else None
+    parent = Parent(spec, folder, {**environ, MARK: folder}, started)
     try:
         verdict = parent.run(mask)
     except BaseException:
@@ -51,9 +67,12 @@ def run(folder: str, environ: Mapping[str, str], evidence: Evidence = no_evidenc
     left = end_all(parent.child, folder) if parent.child else 0
     if left:
         log.debug("ended", f"ended {left} processes that mpirun left")
+    if keeper is not None:
+        guard.dismiss(keeper)
     by_signal = verdict.said.startswith("ended by")
     asked = verdict.code and parent.child and not by_signal
-    tell(verdict, spec, evidence(verdict, spec) if asked else ())
+    verdict, lines = proved(verdict, evidence(verdict, spec) if asked else ())
+    tell(verdict, spec, lines)
     if spec.let_go and not verdict.code:
         ask(folder, environ, "let-go")
     if verdict.code and spec.hold_on_failure and not by_signal:
@@ -64,12 +83,15 @@ def run(folder: str, environ: Mapping[str, str], evidence: Evidence = no_evidenc
 
 def main() -> NoReturn:
     """Run as a program; whatever goes wrong here is said in one line."""
+    folder, started = sys.argv[1], Started(*map(int, sys.argv[2:])) if sys.argv[2:] else None
     try:
-        folder = sys.argv[1]
         code = run(
             folder,
             os.environ,
-            lambda verdict, _: ask(folder, os.environ, "evidence", verdict.host),
+            lambda verdict, spec: ask(
+                folder, os.environ, "evidence", verdict.host, wanted(verdict, spec), verdict.signal
+            ),
+            started,
         )
     except Exception as wrong:  # noqa: BLE001 - the last line of defence: never a traceback
         log.error("bug", f"[bug] the parent of mpirun failed: {type(wrong).__name__}: {wrong}")

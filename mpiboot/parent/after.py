@@ -20,10 +20,17 @@ from mpiboot.launch_spec import MARK
 
 _PATIENCE: Final = 5.0
 _LIMIT: Final = 1 << 16
-_ASK: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "aftermath", "ask.py")
+_PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_ASK: Final = os.path.join(_PACKAGE, "aftermath", "ask.py")
 
 
-def ask(folder: str, environ: Mapping[str, str], what: str, host: str = "") -> tuple[str, ...]:
+def ask(
+    folder: str,
+    environ: Mapping[str, str],
+    what: str,
+    host: str = "",
+    *asked: str,
+) -> tuple[str, ...]:
     """Run the child and give the lines that it wrote.
 
     Args:
@@ -31,12 +38,14 @@ def ask(folder: str, environ: Mapping[str, str], what: str, host: str = "") -> t
         environ: mpirun's environment.
         what: ``evidence`` or ``let-go``.
         host: which host is to be asked first.
+        asked: what hosts are asked for, whether they can run it (empty: they aren't), and the
+            signal that ended that host's rank.
     """
     reader, writer = os.pipe()
     try:
         pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-I", "-S", _ASK, folder, what, host],
+            [sys.executable, "-I", "-S", _ASK, folder, what, host, *asked],
             {**environ, MARK: folder},
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, writer, 1),

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mpiboot import log
-from mpiboot.launch_spec import MARK, LaunchSpec
+from mpiboot.launch_spec import JOB_MARK, MARK, LaunchSpec
 from mpiboot.parent.events import Verdict
 from mpiboot.parent.watch import Processes
 
@@ -29,20 +29,22 @@ _PATIENCE: Final = 2.0
 _STEP: Final = 0.02
 
 
-def survivors(child: int, folder: str, *, reaped: bool) -> list[int]:
+def survivors(child: int, folder: str, *, reaped: bool, mark: str = "") -> list[int]:
     """Find what mpirun started on this pod and what is still there.
 
     That is what stands below it in the process tree, and, once it is gone and its children
     belong to somebody else, whatever was started with this launch's own mark in its environment
     and lives in this pod (two pods that share a process table don't share a mount namespace).
+    With the job's ``mark`` a later launch in the same folder is told apart.
     """
     table = Processes()
     found = [] if reaped else list(table.descendants(child))
-    mark, own = f"{MARK}={folder}", _mounts("self")
+    wanted = {f"{MARK}={folder}"} | ({f"{JOB_MARK}={mark}"} if mark else set())
+    own = _mounts("self")
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) in (os.getpid(), child):
             continue
-        if mark in table.environment(int(name)) and _mounts(name) == own:
+        if wanted.issubset(table.environment(int(name))) and _mounts(name) == own:
             found.append(int(name))
     return list(dict.fromkeys(found))
 
@@ -61,9 +63,9 @@ def send(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def end_all(child: int, folder: str, *, patience: float = _PATIENCE) -> int:
+def end_all(child: int, folder: str, *, patience: float = _PATIENCE, mark: str = "") -> int:
     """End what mpirun left here: SIGTERM, and after some time SIGKILL; give their number."""
-    left = survivors(child, folder, reaped=True)
+    left = survivors(child, folder, reaped=True, mark=mark)
     if not left:
         return 0
     count = len(left)
@@ -71,7 +73,7 @@ def end_all(child: int, folder: str, *, patience: float = _PATIENCE) -> int:
         send(left, number)
         _wait(left, patience)
         # Those that were ended may have started others; a zombie has no environment any more.
-        left = survivors(child, folder, reaped=True)
+        left = survivors(child, folder, reaped=True, mark=mark)
         if not left:
             break
     return count
@@ -141,6 +143,7 @@ def tell(verdict: Verdict, spec: LaunchSpec, evidence: tuple[str, ...] = ()) -> 
     where = f"{item.host}: " if item.host else ""
     first = f"; {evidence[0]}" if evidence else ""
     if verdict.code:
+        log.fresh_line()  # 5.0.7 ends its messages with a NUL byte where a peer aborted
         lines = (*evidence, *item.evidence)
         if verdict.reference or lines:
             log.finding(replace(item, evidence=lines))
@@ -159,6 +162,8 @@ def tell(verdict: Verdict, spec: LaunchSpec, evidence: tuple[str, ...] = ()) -> 
         exit=verdict.code,
         reference=verdict.reference,
         host=verdict.host,
+        rank=verdict.rank,
+        signal=verdict.signal,
         cause=evidence[0] if evidence else item.said,
         said=item.said,
     )

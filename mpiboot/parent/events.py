@@ -23,6 +23,7 @@ class Timer(str, Enum):
     DEAD = "dead"  # ... after SIGKILL
     AGENTS = "agents"  # the agents follow mpirun
     DRAIN = "drain"  # mpirun follows its daemons
+    DRAG = "drag"  # mpirun ends a job whose rank ended badly
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,25 @@ class RankSeen:
     program: str
 
 
+class RankEnd(str, Enum):
+    """How a rank ended that ended badly."""
+
+    SIGNAL = "signal"
+    ABORT = "abort"  # it called MPI_Abort
+    STATUS = "status"  # its exit status isn't 0
+    SILENT = "silent"  # with 0, and without MPI_Finalize
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnded:
+    """Mpirun says that a rank ended badly; ``host`` and ``signal`` where it says these too."""
+
+    rank: int
+    how: RankEnd
+    host: str = ""
+    signal: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Probed:
     """A host was asked once more; ``reachable`` is None where nobody knows how to ask."""
@@ -115,6 +135,7 @@ Event: TypeAlias = (
     | DaemonJoined
     | JoinsUnseen
     | RankSeen
+    | RankEnded
     | Probed
     | Signalled
     | MpirunEnded
@@ -164,7 +185,7 @@ class Verdict:
     """How the job ended.
 
     ``reference`` is a row of ``checks.CHECKS``, or empty where the code is the program's own or
-    a signal's.
+    a signal's. ``rank`` and ``signal`` are those of the rank that ended first, where it is known.
     """
 
     code: int
@@ -172,6 +193,8 @@ class Verdict:
     said: str
     host: str = ""
     evidence: tuple[str, ...] = ()
+    rank: int | None = None
+    signal: str = ""
 
 
 @dataclass(frozen=True, slots=True)

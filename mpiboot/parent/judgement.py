@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.parent.events import Verdict
+from mpiboot.parent.events import RankEnd, Verdict
 from mpiboot.parent.state import BY_SIGNAL, SSH_FAILED, Loss, State, signal_name
 
 # What ssh says -> row of checks. The first that fits; ssh's own words, as OpenSSH 8 to 10 write.
@@ -99,6 +99,15 @@ def not_ended(state: State) -> Verdict:
     return _verdict("daemon-failed", said)
 
 
+def dragging(state: State) -> Verdict:
+    """Judge an mpirun that goes on with a job whose rank ended badly."""
+    first = state.culprit
+    rank, host = (f"rank {first.rank}", first.host) if first else ("a rank", "")
+    how = {RankEnd.SIGNAL: "was ended by a signal", RankEnd.ABORT: "called MPI_Abort"}
+    said = how.get(first.how, "ended badly") if first else "ended badly"
+    return _verdict("daemon-failed", f"{rank} {said}, but mpirun went on without it", host)
+
+
 def judge(state: State) -> Verdict:
     """Say how a job ended; ``state.ended`` is known."""
     cause = state.cause
@@ -108,7 +117,23 @@ def judge(state: State) -> Verdict:
         return _by_signal(state)
     if state.missing and not state.losses and _status(state) == 0:
         return not_started(state)
-    return _by_loss(state) or _own(state)
+    return _by_loss(state) or _by_rank(state) or _own(state)
+
+
+def proved(verdict: Verdict, lines: tuple[str, ...]) -> tuple[Verdict, tuple[str, ...]]:
+    """Let decide what a host itself found, where its line names a row of checks.
+
+    Each MPI has other statuses for a program that a host lacks, and some of them also say that a
+    rank was ended by a signal: only that host knows.
+    """
+    plain = tuple(line for line in lines if "\t" not in line)
+    found = [line.split("\t", 2) for line in lines if "\t" in line]
+    if not found:
+        return verdict, plain
+    reference, host, said = found[0]
+    more = tuple(f"{name}: {what}" for _, name, what in found[1 : 1 + _LISTED])
+    said = f"{said} (mpirun itself returned {verdict.code})"
+    return _verdict(reference, said, host, verdict.evidence), (*more, *plain)
 
 
 def _status(state: State) -> int:
@@ -216,6 +241,27 @@ def _never_joined(state: State, first: Loss, lines: tuple[str, ...]) -> Verdict:
         )
     said = f"its {daemon} failed before it joined mpirun: {how(first)}"
     return _verdict("daemon-failed", said, first.host, lines)
+
+
+def _by_rank(state: State) -> Verdict | None:
+    """Judge by the rank that ended first, as mpirun itself tells it; None where it told none."""
+    first, status = state.culprit, _status(state)
+    if first is None or status == 0 or (state.ended is not None and state.ended.signal):
+        return None
+    rank = f"rank {first.rank}"
+    if first.how is RankEnd.SIGNAL:
+        passed_on = BY_SIGNAL < status < SSH_FAILED
+        number = first.signal or (status - BY_SIGNAL if passed_on else 0)
+        name = signal_name(number) if number else ""
+        also = "" if status == BY_SIGNAL + number else f" (mpirun itself returned {status})"
+        said = f"{rank} was ended by {name or 'a signal'}{also}"
+        return Verdict(status, "", said, first.host, rank=first.rank, signal=name)
+    what = {
+        RankEnd.ABORT: f"{rank} called MPI_Abort",
+        RankEnd.SILENT: f"{rank} ended without MPI_Finalize",
+    }.get(first.how, f"{rank} was the first")
+    said = f"the program ended with {status}: {what}"
+    return Verdict(status, "", said, first.host, rank=first.rank)
 
 
 def _own(state: State) -> Verdict:

@@ -12,11 +12,12 @@ import select
 import signal
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from mpiboot import log
-from mpiboot.launch_spec import EVENTS, LaunchSpec
-from mpiboot.parent import verdicts
+from mpiboot.launch_spec import EVENTS, LaunchSpec, Started
+from mpiboot.parent import own_words, verdicts
 from mpiboot.parent.end import reap, send, survivors
 from mpiboot.parent.events import (
     Action,
@@ -41,6 +42,7 @@ from mpiboot.parent.events import (
     Verdict,
 )
 from mpiboot.parent.loop import Loop, Probes
+from mpiboot.parent.own_words import Words
 from mpiboot.parent.state import FAMILIES, UNKNOWN, Job, Phase
 from mpiboot.parent.system import (
     has_terminal,
@@ -60,10 +62,18 @@ _AGENT_PATIENCE: Final = 0.5
 class Parent:
     """One mpirun, from its start to its verdict."""
 
-    def __init__(self, spec: LaunchSpec, folder: str, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        folder: str,
+        environ: Mapping[str, str],
+        started: Started | None = None,
+    ) -> None:
         self.spec = spec
         self.folder = folder
-        self.child = 0
+        self._fifo = started.events if started else -1
+        self._words = Words(started.words) if started and started.words >= 0 else None
+        self.child = started.pid if started else 0
         self.verdict: Verdict | None = None
         self._environ = environ
         self._remotes = {remote.name: remote for remote in spec.daemons}
@@ -86,24 +96,46 @@ class Parent:
                 spec.launch_timeout,
                 spec.grace,
                 spec.suspects,
+                spec.goes_on,
             )
         )
 
     def run(self, mask: set[signal.Signals | int]) -> Verdict:
-        """Start mpirun and wait for the verdict; ``mask`` is the signal mask that it gets."""
-        self._fifo = open_fifo(f"{self.folder}/{EVENTS}")
+        """Start mpirun, if nobody has, and wait for the verdict; ``mask`` is its signal mask."""
+        if self._fifo < 0:
+            self._fifo = open_fifo(f"{self.folder}/{EVENTS}")
         self._loop.on(self._fifo, self._read_events)
         self._signals = listen()
         self._loop.on(self._signals, self._read_signals)
         try:
-            self.child = spawn(self.spec.argv, self._environ, mask, own_group=not self._shared)
+            self.child = self.child or self._start(mask)
         except OSError as wrong:
             said = f"{self.spec.argv[0]}: {wrong.strerror}: mpirun was not started"
             return Verdict(127, "program-missing", said)
+        if self._words:
+            self._loop.on(self._words.reader, self._read_words)
         self._do(self._first)
+        self._reap()  # started before this program, it may have ended before it
         while self.verdict is None:
             self._turn()
-        return self.verdict
+        return self._placed(self.verdict)
+
+    def _placed(self, verdict: Verdict) -> Verdict:
+        """Name the host of a rank of which mpirun told none: its table is written late."""
+        if verdict.rank is None or verdict.host:
+            return verdict
+        return replace(verdict, host=self._known(own_words.host_of(self.folder, verdict.rank)))
+
+    def _start(self, mask: set[signal.Signals | int]) -> int:
+        spec = self.spec
+        way = own_words.lead(spec.family, self._environ, local=spec.local)
+        more = way.environ if way else {}
+        own_group = not self._shared
+        try:
+            return spawn(spec.argv, {**self._environ, **more}, mask, own_group=own_group)
+        finally:
+            if way:
+                self._words = Words(way.started())
 
     def hold(self, seconds: float) -> None:
         """Stay for a look inside, until the time is over or a signal ends it."""
@@ -175,6 +207,7 @@ class Parent:
             if pid != self.child:
                 continue
             self._read_events()  # what was told before mpirun ended comes before its end
+            self._read_words(last=True)
             code = os.waitstatus_to_exitcode(status)
             self._feed(MpirunEnded(max(code, 0), max(-code, 0)))
 
@@ -187,6 +220,14 @@ class Parent:
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
                 self._agent_told(line.decode("utf-8", "replace").split())
+
+    def _read_words(self, *, last: bool = False) -> None:
+        if not self._words:
+            return
+        for found in self._words.read(last=last):
+            self._feed(replace(found, host=self._known(found.host)))
+        if self._words.over:  # it would be ready for ever
+            self._loop.off(self._words.reader)
 
     def _agent_told(self, words: list[str]) -> None:
         match words:

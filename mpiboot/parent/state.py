@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from mpiboot.parent.events import MpirunEnded, Timer, Verdict
+from mpiboot.parent.events import MpirunEnded, RankEnded, Timer, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,8 @@ class Family:
     ``daemon`` is its program on the workers. ``lost`` are the statuses with which mpirun itself
     answers to a lost daemon. ``proxies`` are the names of daemons that it runs on its own host;
     its ranks there are their children, else mpirun's. ``after_signal`` is what mpirun returns
-    when it was signalled, which is why its status is not taken then.
+    when it was signalled, which is why its status is not taken then. ``lacking`` are its statuses
+    where some host can't run the program, and perhaps for other reasons.
     """
 
     name: str
@@ -26,31 +27,53 @@ class Family:
     proxies: tuple[str, ...] = ()
     after_signal: str = ""
     codes: tuple[tuple[int, str], ...] = ()
+    lacking: frozenset[int] = frozenset()
 
 
 _HYDRA: Final = ("hydra_pmi_proxy", "hydra_bstrap_pr")
 _CODES_4: Final = (
     (110, "the program did not end within mpirun's own --timeout"),
-    (132, "mpirun could not execute the program on some host"),
+    (132, "a rank was ended by SIGILL, or mpirun could not execute the program on some host"),
     (134, "a rank was ended by SIGABRT, or some host lacks the program"),
     (135, "some host lacks the working directory that mpirun was given"),
 )
 _CODES_5: Final = (
+    (66, "the program ended with 66, or some host lacks it"),
     (181, "some host lacks the working directory that mpirun was given"),
     (183, "mpirun could not execute the program on some host"),
     (241, "the program did not end within mpirun's own --timeout"),
 )
+# Hydra's status for whatever went wrong.
+_HYDRA_FAILED: Final = frozenset((255,))
+# A path that can't be executed, and a name that isn't found.
+_LACK_4: Final = frozenset((132, 134))
+_LACK_5: Final = frozenset((183, 66))
 FAMILIES: Final = {
     row.name: row
     for row in (
         # Measured with 4.1.4: 205 is "lost communication with a remote daemon", 255 ssh's.
-        Family("openmpi4", "Open MPI 4.1", "orted", frozenset((205, 255)), (), "1", _CODES_4),
+        Family(
+            "openmpi4", "Open MPI 4.1", "orted", frozenset((205, 255)), (), "1", _CODES_4, _LACK_4
+        ),
         # 5.0.8 and 5.0.11 return 0 or 255 at random after a lost worker.
-        Family("openmpi5", "Open MPI 5", "prted", frozenset((0, 255)), (), "1", _CODES_5),
-        Family("spectrum", "Spectrum MPI", "orted", frozenset((205, 255)), (), "1", _CODES_4),
+        Family("openmpi5", "Open MPI 5", "prted", frozenset((0, 255)), (), "1", _CODES_5, _LACK_5),
+        Family(
+            "spectrum", "Spectrum MPI", "orted", frozenset((205, 255)), (), "1", _CODES_4, _LACK_4
+        ),
         # 4.0 waits for ever after a failed ssh, and returns 0 after TERM and INT.
-        Family("mpich", "MPICH", "hydra_pmi_proxy", frozenset((255,)), _HYDRA, "0, 2, 15 or 255"),
-        Family("intel", "Intel MPI", "hydra_pmi_proxy", frozenset((255,)), _HYDRA, "255"),
+        Family(
+            "mpich",
+            "MPICH",
+            "hydra_pmi_proxy",
+            _HYDRA_FAILED,
+            _HYDRA,
+            "0, 2, 15 or 255",
+            (),
+            _HYDRA_FAILED,
+        ),
+        Family(
+            "intel", "Intel MPI", "hydra_pmi_proxy", _HYDRA_FAILED, _HYDRA, "255", (), _HYDRA_FAILED
+        ),
     )
 }
 UNKNOWN: Final = Family("", "this MPI", "daemon", frozenset((255,)), _HYDRA)
@@ -86,6 +109,11 @@ def signal_name(number: int) -> str:
     return SIGNALS.get(number, f"signal {number}")
 
 
+def by_ssh(status: int) -> bool:
+    """Whether ssh itself ended; mpirun's daemons have statuses of their own up to 254."""
+    return status == SSH_FAILED or status - BY_SIGNAL in SIGNALS
+
+
 class Phase(str, Enum):
     """Where a job is."""
 
@@ -96,13 +124,17 @@ class Phase(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What doesn't change: the remote hosts in the hostfile's order and the rules' numbers."""
+    """What doesn't change: the remote hosts in the hostfile's order and the rules' numbers.
+
+    ``goes_on`` where the job may be meant to go on without a rank that ended badly.
+    """
 
     family: Family
     hosts: tuple[str, ...]
     launch_timeout: float = 120.0
     grace: float = 20.0
     suspects: tuple[tuple[str, str], ...] = ()
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +163,8 @@ class State:
     ``missing`` hosts have no agent yet, ``waiting`` ones no daemon; ``live`` are agents by host
     and pid; ``quiet`` hosts' agents ended with 0 before a daemon joined, ``done`` ones after it.
     ``pending`` timers are running. ``stage`` counts how hard mpirun is being ended (1 asked,
-    2 asked again, 3 killed). ``cause`` is why, where a host's loss isn't the reason. ``overdue``
-    hosts' agents did not follow mpirun.
+    2 asked again, 3 killed). ``cause`` is why, where a host's loss isn't the reason. ``culprit``
+    is the first rank that ended badly. ``overdue`` hosts' agents did not follow mpirun.
     """
 
     job: Job
@@ -152,5 +184,6 @@ class State:
     stage: int = 0
     signal: int = 0
     cause: Verdict | None = None
+    culprit: RankEnded | None = None
     ended: MpirunEnded | None = None
     finished: bool = False

@@ -25,6 +25,8 @@ from mpiboot.parent.events import (
     MpirunEnded,
     Probe,
     Probed,
+    RankEnd,
+    RankEnded,
     RankSeen,
     Say,
     Signalled,
@@ -32,17 +34,16 @@ from mpiboot.parent.events import (
     Timer,
     TimerFired,
 )
-from mpiboot.parent.judgement import how, judge, launch_timeout, not_ended, not_started
+from mpiboot.parent.judgement import dragging, how, judge, launch_timeout, not_ended, not_started
 from mpiboot.parent.state import (
-    BY_SIGNAL,
-    SIGNALS,
     SIGTERM,
     SIGUSR,
-    SSH_FAILED,
     Job,
     Loss,
     Phase,
     State,
+    by_ssh,
+    signal_name,
 )
 
 # After this many lost hosts one more answer tells nothing new.
@@ -134,7 +135,7 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
         event.host,
         event.status,
         event.words,
-        sure=_by_ssh(event.status) and not event.signalled,
+        sure=by_ssh(event.status) and not event.signalled,
         joined=event.host not in state.waiting,
         after=state.ended is not None,
     )
@@ -156,11 +157,6 @@ def _may_be_lost(state: State) -> bool:
     """Whether a lost host may be behind mpirun's end, as far as its status tells."""
     ended = state.ended
     return ended is None or (not ended.signal and ended.status in {0, *state.job.family.lost})
-
-
-def _by_ssh(status: int) -> bool:
-    """Whether ssh itself ended; mpirun's daemons have statuses of their own up to 254."""
-    return status == SSH_FAILED or status - BY_SIGNAL in SIGNALS
 
 
 def _ended_well(state: State, event: AgentEnded) -> Step:
@@ -187,10 +183,22 @@ def _rank_seen(state: State, event: RankSeen) -> Step:
     return end(state, not_started(state, event.program))
 
 
+def _rank_ended(state: State, event: RankEnded) -> Step:
+    # What follows our own signal or verdict is no news.
+    if state.signal or state.cause or state.stage:
+        return state, ()
+    # A peer may find a dead rank's connection closed, and abort, before that rank's end is told.
+    first = state.culprit
+    later = first and (first.how is not RankEnd.ABORT or event.how is not RankEnd.SIGNAL)
+    state = replace(state, culprit=first if later else event)
+    if first or state.job.goes_on or state.ended is not None:
+        return state, ()
+    return start(state, Timer.DRAG)
+
+
 def _signalled(state: State, event: Signalled) -> Step:
     if event.number in SIGUSR:
-        over = state.ended is not None or event.direct
-        return state, () if over else (Forward(event.number),)
+        return state, _pass_on(state, event)
     state = replace(state, signal=state.signal or event.number)
     # A job that is being ended blames no host: its workers may well have been told before it.
     state = replace(stop(state, *WAITS), probing=frozenset())
@@ -199,6 +207,15 @@ def _signalled(state: State, event: Signalled) -> Step:
     if not state.stage:
         return ask(state, event.number, direct=event.direct)
     return insist(state, event.number, direct=event.direct)
+
+
+def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
+    """Give the program's own signal to mpirun, where it has ranks that can get it."""
+    if state.phase is Phase.LAUNCHING and not state.blind:
+        # 5.0 takes each daemon that isn't there yet for an error.
+        said = f"{signal_name(event.number)} is the program's, of which no rank runs: not forwarded"
+        return (Say("info", "signal", said),)
+    return () if state.ended is not None or event.direct else (Forward(event.number),)
 
 
 def _mpirun_ended(state: State, event: MpirunEnded) -> Step:
@@ -254,6 +271,7 @@ _TIMES_UP: Final[Mapping[Timer, Callable[[State], Step]]] = {
     Timer.LAUNCH: _launch_over,
     Timer.SETTLE: lambda state: end(state, None),
     Timer.DRAIN: lambda state: end(state, not_ended(state)),
+    Timer.DRAG: lambda state: end(state, dragging(state)),
     Timer.GRACE: _again,
     Timer.KILL: _again,
     Timer.DEAD: lambda state: _mpirun_ended(state, MpirunEnded(0, 9)),
@@ -276,6 +294,7 @@ _RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {
     DaemonJoined: _daemon_joined,
     JoinsUnseen: _joins_unseen,
     RankSeen: _rank_seen,
+    RankEnded: _rank_ended,
     Probed: _probed,
     Signalled: _signalled,
     MpirunEnded: _mpirun_ended,

@@ -21,10 +21,11 @@ Case = Callable[[], Mapping[str, float]]
 
 @dataclass
 class Results:
-    """Milliseconds of every run, by what was measured."""
+    """What every run measured, by what was measured; milliseconds unless told."""
 
     title: str
     reference: str
+    unit: str = "ms"
     runs: dict[str, list[float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -43,12 +44,12 @@ class Results:
         return [
             {
                 "case": name,
-                "median_ms": round(self.median(name), 1),
-                "min_ms": round(min(values), 1),
-                "max_ms": round(max(values), 1),
+                f"median_{self.unit}": round(self.median(name), 1),
+                f"min_{self.unit}": round(min(values), 1),
+                f"max_{self.unit}": round(max(values), 1),
                 "runs": len(values),
                 "ratio": round(self.median(name) / base, 2),
-                "more_ms": round(self.median(name) - base, 1),
+                f"more_{self.unit}": round(self.median(name) - base, 1),
             }
             for name, values in self.runs.items()
         ]
@@ -58,8 +59,9 @@ class Results:
         head = ("case", "median", "min", "max", "runs", "ratio", "difference")
         lines: list[tuple[str, ...]] = [head]
         for row in self.rows():
-            times = [f"{row[key]} ms" for key in ("median_ms", "min_ms", "max_ms")]
-            more = f"{row['more_ms']:+} ms"
+            unit = self.unit
+            times = [f"{row[f'{key}_{unit}']} {unit}" for key in ("median", "min", "max")]
+            more = f"{row[f'more_{unit}']:+} {unit}"
             lines.append((str(row["case"]), *times, str(row["runs"]), f"{row['ratio']}x", more))
         widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
         text = "".join(

@@ -127,6 +127,20 @@ def test_a_reader_that_waits_holds_the_command_back(launch: Launch) -> None:
     assert total == 200_000_000
 
 
+def test_a_slow_reader_never_makes_the_client_keep_the_output(launch: Launch) -> None:
+    launch.run("true")
+    before, most, total = launch.memory(), 0, 0
+    argv = launch.argv("head -c 100000000 /dev/zero")
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        while part := running.stdout.read1(1 << 18):  # type: ignore[attr-defined]
+            total += len(part)
+            time.sleep(0.002)
+            most = max(most, launch.memory())
+    assert total == 100_000_000
+    assert most - before < 32 * 1024
+
+
 def test_files_and_dev_null_are_streams_too(launch: Launch, tmp_path: Path) -> None:
     source, target = tmp_path / "in", tmp_path / "out"
     source.write_bytes(os.urandom(3 * MEGABYTE))

@@ -64,6 +64,31 @@ def test_a_named_folder_that_is_a_file_is_an_error_with_its_reason(tmp_path: Pat
         files.runtime_dir(str(tmp_path / "file" / "below"), UID, "worker")
 
 
+def test_a_blank_matters_only_where_somebody_splits_there(tmp_path: Path) -> None:
+    base = tmp_path / "a b"
+
+    with pytest.raises(MpibootError, match=r"a b' has a blank in its path") as caught:
+        files.runtime_dir(str(base), UID, "launcher", split=True)
+
+    assert "MPIBOOT_RUNTIME_DIR" in caught.value.finding.hint
+    assert not base.exists()
+    assert files.runtime_dir(str(base), UID, "worker").is_dir()
+
+
+@pytest.mark.parametrize("tmpdir", ["a b", "relative"])
+def test_a_tmpdir_that_can_not_hold_private_files_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmpdir: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    odd = tmpdir if tmpdir == "relative" else str(tmp_path / tmpdir)
+
+    folder = files.runtime_dir("", UID, "test-role", tmpdir=odd, split=True)
+
+    assert folder.is_absolute()
+    assert not folder.is_relative_to(tmp_path)
+    folder.rmdir()
+
+
 def test_without_a_name_the_first_folder_that_works_is_taken(tmp_path: Path) -> None:
     folder = files.runtime_dir("", UID, "test-role", tmpdir=str(tmp_path))
 
@@ -128,3 +153,55 @@ def test_a_fifo_of_an_earlier_try_is_replaced(tmp_path: Path) -> None:
 
     assert (tmp_path / "fifo").is_fifo()
     assert mode(tmp_path / "fifo") == 0o600
+
+
+@pytest.mark.parametrize("value", ["", "relative", "{}", "{}/not/yet", "{}/link"])
+def test_a_tmpdir_that_is_there_or_can_be_made(tmp_path: Path, value: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+
+    files.check_tmpdir(value.format(tmp_path))
+
+    assert not (tmp_path / "not").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("{}/file", "file is not a folder"),
+        ("{}/file/below", "file"),
+        ("{}/" + "x" * 300, "File name too long"),
+        ("{}/loop/x", "{}/loop"),
+    ],
+)
+def test_a_tmpdir_that_no_mpi_can_use_is_named(tmp_path: Path, value: str, said: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
+    path = value.format(tmp_path)
+
+    with pytest.raises(MpibootError) as caught:
+        files.check_tmpdir(path)
+
+    assert (caught.value.finding.check, caught.value.code) == ("tmpdir", 73)
+    assert caught.value.finding.said.startswith(f"TMPDIR={path} can't be used: ")
+    assert said.format(tmp_path) in caught.value.finding.said
+
+
+def test_only_sessions_of_ended_processes_of_this_host_and_user_are_removed(tmp_path: Path) -> None:
+    kept = (
+        f"prted.host.{os.getpid()}.{UID}",
+        f"prted.other.999999999.{UID}",
+        f"prted.host.999999999.{UID + 1}",
+        f"ompi.host.{UID}",
+        f"prted.host.x.{UID}",
+        "mine",
+    )
+    gone = (f"prted.host.999999999.{UID}", f"prterun.host.999999998.{UID}")
+    for name in (*kept, *gone):
+        (tmp_path / name / "0").mkdir(parents=True)
+    (tmp_path / f"prte.host.999999997.{UID}").symlink_to(tmp_path / "mine")
+
+    files.remove_stale_sessions({"TMPDIR": str(tmp_path)}, "host", UID)
+
+    left = {item.name for item in tmp_path.iterdir()}
+    assert left == {*kept, f"prte.host.999999997.{UID}"}
+    assert (tmp_path / "mine/0").is_dir()

@@ -18,8 +18,9 @@ from mpiboot.gates.gate import Access, GateResult
 from mpiboot.model import Host
 from mpiboot.observe.attempt import Limits
 from mpiboot.observe.dns import Resolver
+from mpiboot.observe.hostfiles import Follow, find
 from mpiboot.settings import Settings
-from tests.fakes.nameserver import NXDOMAIN, Nameserver, hosts_file, resolv_conf, serve
+from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
 from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd
 
 LIMITS = Limits(connect=1.0, greeting=0.3, login=10.0, command=10.0)
@@ -98,6 +99,7 @@ async def passing(
     to: Access,
     settings: Settings | None = None,
     long_form: Callable[[str], str | None] = lambda _: None,
+    follow: Follow | None = None,
 ) -> GateResult:
     async with cluster.resolver() as resolver:
         return await gate.wait(
@@ -107,6 +109,7 @@ async def passing(
             resolver=resolver,
             limits=LIMITS,
             long_form=long_form,
+            follow=follow,
         )
 
 
@@ -537,6 +540,130 @@ async def test_lines_come_on_change_and_as_json_with_fields(
     assert waiting[0]["message"] == "1/2 hosts ready, waiting for DNS for w-9 (NXDOMAIN)"
     assert (waiting[0]["ready"], waiting[0]["total"]) == (1, 2)
     assert waiting[0]["waiting"] == [{"host": "w-9", "stage": "dns", "reason": "NXDOMAIN"}]
+
+
+async def test_a_ready_host_that_moves_while_others_are_waited_for_is_waited_for_again(
+    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mpiboot.gates.members._AGAIN", 0.1)
+    monkeypatch.setattr("mpiboot.observe.dns._SECOND_OPINION", 0.0)
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    behaviour = Behaviour(job)
+    async with sshd(behaviour, "0.0.0.0") as port:
+        waiting = asyncio.ensure_future(passing(cluster, named("w-0", "w-1"), access(job, port)))
+        await behaviour.welcomed.wait()
+        await later(lambda: cluster.withdraw(f"w-0.{DOMAIN}"))
+        await later(lambda: cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3"))
+        await asyncio.sleep(0.5)
+        assert not waiting.done()
+        cluster.publish(f"w-0.{DOMAIN}", "127.0.0.4")
+        result = await waiting
+
+    assert [worker.address for worker in result.workers] == ["127.0.0.4", "127.0.0.3"]
+    assert capfd.readouterr().err.count("w-0 was ready at 127.0.0.2, but its name ") == 1
+
+
+async def test_a_nameserver_that_fails_says_nothing_about_a_ready_host(
+    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpiboot.gates.members._AGAIN", 0.1)
+    monkeypatch.setattr("mpiboot.observe.dns._SECOND_OPINION", 0.0)
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    behaviour = Behaviour(job)
+    async with sshd(behaviour, "0.0.0.0") as port:
+        waiting = asyncio.ensure_future(passing(cluster, named("w-0", "w-1"), access(job, port)))
+        await behaviour.welcomed.wait()
+        del cluster.records[f"w-0.{DOMAIN}"]
+        for domain in cluster.search:
+            cluster.server.scripts[f"w-0.{domain}"] = [SERVFAIL]
+        await asyncio.sleep(0.5)
+        cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
+        result = await waiting
+
+    assert [worker.address for worker in result.workers] == ["127.0.0.2", "127.0.0.3"]
+    assert behaviour.logins == 2
+
+
+@pytest.fixture
+async def hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Follow]:
+    """A hostfile of two hosts that is followed, quicker than in a pod."""
+    monkeypatch.setattr("mpiboot.gates.gate._LOOK", 0.05)
+    path = tmp_path / "followed"
+    path.write_text("w-0\nw-1\n")
+    return path, Follow(await find(str(path), "--hostfile", {}, patience=0, default="/none"))
+
+
+async def test_a_host_that_leaves_the_hostfile_is_waited_for_no_more(
+    cluster: Cluster, job: Job, hostfile: tuple[Path, Follow], capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, follow = hostfile
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        waiting = asyncio.ensure_future(
+            passing(cluster, follow.found.hostfile.hosts, access(job, port), follow=follow)
+        )
+        await later(lambda: path.write_text("w-0 slots=3\n"))
+        result = await waiting
+
+    assert [(item.host.name, item.host.slots) for item in result.workers] == [("w-0", 3)]
+    said = capfd.readouterr().err
+    assert said.count("the hostfile has changed: 1 host now; left: w-1") == 1
+
+
+async def test_a_host_that_joins_the_hostfile_is_waited_for_too(
+    cluster: Cluster, job: Job, hostfile: tuple[Path, Follow]
+) -> None:
+    path, follow = hostfile
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    cluster.publish(f"w-2.{DOMAIN}", "127.0.0.4")
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        waiting = asyncio.ensure_future(
+            passing(cluster, follow.found.hostfile.hosts, access(job, port), follow=follow)
+        )
+        await later(lambda: path.write_text("w-2\nw-1\nw-0\n"))
+        await later(lambda: cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3"))
+        result = await waiting
+
+    assert [item.host.name for item in result.workers] == ["w-2", "w-1", "w-0"]
+
+
+async def test_a_hostfile_that_has_become_empty_is_what_the_deadline_names(
+    cluster: Cluster, job: Job, hostfile: tuple[Path, Follow]
+) -> None:
+    path, follow = hostfile
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        path.write_text("")
+        with pytest.raises(MpibootError) as caught:
+            await passing(
+                cluster,
+                follow.found.hostfile.hosts,
+                access(job, port),
+                Settings(timeout=1.0),
+                follow=follow,
+            )
+
+    assert (caught.value.finding.check, caught.value.code) == ("hostfile-invalid", 65)
+
+
+async def test_a_change_in_the_last_moment_still_counts(
+    cluster: Cluster, job: Job, hostfile: tuple[Path, Follow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looked at once more when all are ready: what mpirun gets is the last version."""
+    monkeypatch.setattr("mpiboot.gates.gate._LOOK", 60.0)
+    path, follow = hostfile
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    behaviour = Behaviour(job)
+    async with sshd(behaviour, "0.0.0.0") as port:
+        hosts = follow.found.hostfile.hosts
+        waiting = asyncio.ensure_future(passing(cluster, hosts, access(job, port), follow=follow))
+        await behaviour.welcomed.wait()
+        path.write_text("w-1 slots=2\n")
+        cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
+        result = await waiting
+
+    assert [(item.host.name, item.host.slots) for item in result.workers] == [("w-1", 2)]
 
 
 async def test_two_hundred_hosts_pass_one_server(cluster: Cluster, job: Job) -> None:

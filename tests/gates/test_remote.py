@@ -85,6 +85,9 @@ def test_the_command_is_one_line_without_traps_for_the_login_shell() -> None:
 
 
 def test_the_present_state_comes_before_the_facts() -> None:
-    output = "mpiboot-oom 3\nMPIBOOT_JOB_MARK=b\nMPIBOOT_JOB_MARK=a\nmpiboot-ends\nmpiboot-plain\n"
+    output = (
+        "mpiboot-oom 3\nmpiboot-process\nMPIBOOT_JOB_MARK=b\n"
+        "mpiboot-process\nMPIBOOT_JOB_MARK=a\nmpiboot-ends\nmpiboot-plain\n"
+    )
     assert remote.notes(output) == remote.Notes(3, ("a", "b"), ends=True)
     assert remote.notes("Welcome\n") == remote.Notes(None, (), ends=False)

@@ -6,8 +6,10 @@ import pytest
 
 from mpiboot.fabric import Attachment, Fabric
 from mpiboot.job import data
-from mpiboot.job.making import Observed
+from mpiboot.job.dialects import MPICH
+from mpiboot.job.making import Making, Observed
 from mpiboot.job.plan import Plan
+from mpiboot.job.user_line import UserLine
 from mpiboot.model import Host, Link, Source, Worker
 from mpiboot.settings import Settings, resolve
 from tests.fakes.plans import POD, because, hosts, link, observed, planned
@@ -124,6 +126,19 @@ def test_the_launchers_own_ranks_get_its_own_values(family: str) -> None:
     assert sets(plan)["NCCL_SOCKET_IFNAME"] == "=net1"
     assert not any("NCCL_SOCKET_IFNAME" in word for word in plan.argv)
     assert "NCCL_SOCKET_IFNAME" not in plan.set_env.get("OMPI_MCA_mca_base_env_list", "")
+
+
+def test_a_variable_that_the_mpi_wants_for_itself_as_well_is_shown() -> None:
+    seen = with_links(observed(), "net1", "net1")
+    making = Making(MPICH, UserLine(), POD)
+    found = data.decide(making, seen, resolve({}, {}))
+    assert found.common["UCX_NET_DEVICES"] == "net1"
+    (clash,) = [item for item in making.findings if item.check == "settings-conflict"]
+    assert "rdma-ports wants net1, mpi-link wants eth0" in clash.said
+    # Where the data network wants nothing of it, MPI has it.
+    alone = Making(MPICH, UserLine(), POD)
+    assert data.decide(alone, observed(), resolve({}, {})).common["UCX_NET_DEVICES"] == "eth0"
+    assert not alone.findings
 
 
 def test_what_the_platform_names_and_has_no_address_yet_is_pending() -> None:

@@ -15,7 +15,17 @@ from mpiboot.model import Mpi
 
 SUPPORTED = [row for row in DIALECTS.values() if row.supported]
 # Intents that a version may do without; each with the reason in its row's absence.
-MAY_LACK = {"openmpi5": {"keep_fqdn_var", "remove", "evaluated_but"}, "openmpi4": {"remove"}}
+MAY_LACK = {
+    "openmpi5": {"keep_fqdn_var", "remove", "evaluated_but", "leaving_var", "attached"},
+    "openmpi4": {
+        "remove",
+        "ipv6",
+        "cut_prefix_var",
+        "not_resolve_var",
+        "never_empty",
+        "several_programs",
+    },
+}
 
 
 @pytest.mark.parametrize("row", SUPPORTED, ids=lambda row: row.family)

@@ -18,6 +18,14 @@ def names(environ: dict[str, str], *more: str, never: tuple[str, ...] = ()) -> l
         "NCCL_IB_HCA",
         "UCX_TLS",
         "FI_PROVIDER",
+        "FI_EFA_USE_DEVICE_RDMA",
+        "PRTE_MCA_rmaps_base_verbose",
+        "GLOO_SOCKET_FAMILY",
+        "HIP_LAUNCH_BLOCKING",
+        "CUDA_LAUNCH_BLOCKING",
+        "OFI_NCCL_PROTOCOL",
+        "NVSHMEM_SYMMETRIC_SIZE",
+        "RDMAV_FORK_SAFE",
         "RCCL_MSCCL_ENABLE",
         "HSA_FORCE_FINE_GRAIN_PCIE",
         "OMP_NUM_THREADS",
@@ -219,3 +227,37 @@ def test_nothing_is_forwarded_twice_unset_forbidden_or_breaking(
 @given(st.text(max_size=30), st.text(max_size=60))
 def test_a_shown_value_is_always_one_printable_line(name: str, value: str) -> None:
     assert forward.mask(name, value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (["API_TOKEN=SECRET"], ["API_TOKEN=(hidden)"]),
+        (["API_TOKEN=SECRET and SECRET"], ["API_TOKEN=(hidden)"]),
+        (["--api-key=SECRET"], ["--api-key=(hidden)"]),
+        (["--password", "SECRET", "-v"], ["--password", "(hidden)", "-v"]),
+        (["--password", "-v"], ["--password", "-v"]),
+        (["https_proxy=http://me:SECRET@proxy:3128"], ["https_proxy=http://(hidden)@proxy:3128"]),
+        (["--db", "postgres://me:SECRET@db/x"], ["--db", "postgres://(hidden)@db/x"]),
+        (["-c", "export A_TOKEN=SECRET; ./train"], ["-c", "export A_TOKEN=(hidden); ./train"]),
+        (["-c", "cd x; A_TOKEN='SECRET two' ./train"], ["-c", "cd x; A_TOKEN=(hidden) ./train"]),
+        (["-c", "./train --hub-token SECRET\ndate"], ["-c", "./train --hub-token (hidden)\ndate"]),
+        (["-c", "./train --hub-token=SECRET -v"], ["-c", "./train --hub-token=(hidden) -v"]),
+    ],
+)
+def test_a_command_line_is_shown_without_its_secrets(line: list[str], shown: list[str]) -> None:
+    assert forward.masked_words(line) == tuple(shown)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["-x", "NCCL_DEBUG=INFO"],
+        ["--key=", "a==b", "x=y=z", "/path=with/equals", "./train"],
+        ["--max-tokens", "512", "--max-tokens=512", "MAX_TOKENS=512"],
+        ["-c", "for i in 1 2; do ./train --seed $i --x 'a b'; done\t\u2028"],
+        ["--no-token", "--password"],
+    ],
+)
+def test_a_command_line_without_secrets_stays_as_it_is(line: list[str]) -> None:
+    assert forward.masked_words(line) == tuple(line)

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.model import Source
+from mpiboot.model import Decision, Source
 from tests.fakes.plans import (
     MPIS,
     NOBODY,
+    OPERATOR,
     PATHS,
     POD,
     because,
@@ -152,12 +155,75 @@ def test_ssh_arguments_on_the_line_are_reported_where_they_beat_what_was_verifie
     assert because(plan, "ssh-arguments")[1] is Source.FLAG
 
 
+OWN = Decision("ssh-client", "embedded", Source.DETECTED, "there is no ssh on PATH")
+
+
+@both
+@pytest.mark.parametrize("name", ["OMPI_MCA_plm_rsh_args", "OMPI_MCA_plm_ssh_args"])
+def test_ssh_arguments_that_no_ssh_reads_are_said(family: str, name: str) -> None:
+    given_ = "-o ConnectionAttempts=10 -J gate -o Ciphers=aes128-ctr"
+    seen = replace(observed(family, {**POD, name: given_}), ssh_client=OWN)
+    plan = planned("./train", seen)
+    said = f"{name} has ProxyJump gate, Ciphers aes128-ctr: without effect, mpiboot's own SSH"
+    assert [said in item for item in warned(plan)] == [True]
+    assert because(plan, "ssh-arguments")[2].endswith("own SSH client does not read")
+
+
+@both
+def test_ssh_arguments_on_the_line_that_no_ssh_reads_are_said(family: str) -> None:
+    seen = replace(observed(family), ssh_client=OWN)
+    plan = planned("mpirun --mca plm_ssh_args -oStrictHostKeyChecking=no ./train", seen)
+    (said,) = warned(plan)
+    assert "on the mpirun line has StrictHostKeyChecking=no: without effect" in said
+
+
+@both
+def test_the_operators_own_ssh_arguments_are_no_loss_without_ssh(family: str) -> None:
+    seen = replace(observed(family, {**POD, **OPERATOR}), ssh_client=OWN)
+    assert warned(planned("./train", seen)) == []
+
+
 @both
 def test_more_hosts_than_agents_at_once_would_wait_for_ever(family: str) -> None:
     name = f"{'OMPI_MCA_plm_rsh' if family == 'openmpi4' else 'PRTE_MCA_plm_ssh'}_num_concurrent"
     assert name not in planned("./train", observed(family, listed=hosts(*[1] * 128))).set_env
     many = planned("./train", observed(family, listed=hosts(*[1] * 129)))
     assert many.set_env[name] == "129"
+
+
+@both
+@pytest.mark.parametrize(("given", "fails"), [("1", True), ("2", False), ("0", False)])
+def test_fewer_agents_at_once_than_hosts_is_said_before_mpirun_hangs(
+    family: str, given: str, *, fails: bool
+) -> None:
+    name = f"plm_{'rsh' if family == 'openmpi4' else 'ssh'}_num_concurrent"
+    prefix = "OMPI" if family == "openmpi4" else "PRTE"
+    flag = "--mca" if family == "openmpi4" else "--prtemca"
+    for line, environ in (
+        (f"mpirun {flag} {name} {given} ./train", POD),
+        ("./train", {**POD, f"{prefix}_MCA_{name}": given}),
+    ):
+        plan = planned(line, observed(family, environ, listed=hosts(1, 1)))
+        assert ("settings-conflict" in failing(plan)) == fails, line
+
+
+@pytest.mark.parametrize(
+    ("line", "environ"),
+    [
+        ("mpirun -mca plm_rsh_no_tree_spawn 1 ./train", {}),
+        ("./train", {"OMPI_MCA_plm_rsh_no_tree_spawn": "1"}),
+    ],
+)
+def test_a_flat_launch_that_the_user_asks_for_stays_attached(
+    line: str, environ: dict[str, str]
+) -> None:
+    """Under 4.1 the daemons would leave their agents, and mpiboot take them for lost."""
+    name = "OMPI_MCA_orte_leave_session_attached"
+    plan = planned(line, observed("openmpi4", {**POD, **environ}))
+    assert plan.set_env[name] == "1"
+    assert "OMPI_MCA_plm_rsh_no_tree_spawn" not in plan.set_env
+    assert name not in planned("./train", observed("openmpi4")).set_env
+    assert name not in planned(line, observed("openmpi5", {**POD, **environ})).set_env
 
 
 @both
@@ -190,6 +256,17 @@ def test_another_resource_managers_variables_are_taken_out(family: str) -> None:
     assert {"SLURM_JOB_ID", "SLURM_NODELIST", "PBS_JOBID"} <= set(plan.unset_env)
     assert not {"SLURM_JOB_ID", "PBS_JOBID"} & plan.environment(environ).keys()
     assert because(plan, "SLURM_JOB_ID")[0] == "(removed)"
+
+
+@both
+def test_an_empty_variable_that_would_crash_version_five_is_taken_out(family: str) -> None:
+    names = ("PRTE_MCA_oob_base_verbose", "OMPI_MCA_mpi_yield_when_idle")
+    environ = {**POD, **dict.fromkeys(names, "")}
+    plan = planned("./train", observed(family, environ))
+    assert set(names) & set(plan.unset_env) == ({names[0]} if family == "openmpi5" else set())
+    agent = "PRTE_MCA_plm_ssh_agent"
+    plan = planned("./train", observed("openmpi5", {**POD, agent: ""}))
+    assert plan.environment({**POD, agent: ""})[agent] == PATHS.agent
 
 
 @both

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.job.mpirun_line import HostSpec, UserLine, is_mpirun, read, slip
+from mpiboot.job.mpirun_line import HostSpec, UserLine, is_mpirun, only_asks, read, slip
 from mpiboot.job.mpirun_options import GRAMMARS, Means
 
 
@@ -262,3 +262,20 @@ def test_every_option_of_a_table_says_how_many_words_follow() -> None:
         for option in grammar.options.values():
             wanted = {Means.MCA: 2, Means.SET: 2, Means.NP: 1, Means.HOSTS: 1}
             assert option.words == wanted.get(option.means, option.words)
+
+
+@pytest.mark.parametrize(
+    ("words", "asks"),
+    [
+        ("mpirun", True),
+        ("mpirun --help", True),
+        ("/usr/bin/mpiexec.openmpi -V", True),
+        ("mpirun --version", True),
+        ("mpirun -n 2 ./prog --help", False),
+        ("mpirun ./prog", False),
+        ("./prog --help", False),
+        ("prog", False),
+    ],
+)
+def test_a_line_that_starts_nothing_is_known(words: str, *, asks: bool) -> None:
+    assert only_asks(words.split()) is asks

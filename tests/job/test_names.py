@@ -167,3 +167,17 @@ def test_every_address_is_one_and_stays_whole(address: object) -> None:
     assert names.is_address(f"[{text}]")
     assert names.short(text) == text
     assert names.is_local(text, "x", [], [f"{text}/8"])
+
+
+def test_addresses_of_ipv6_get_names_that_every_mpi_takes() -> None:
+    listed = ["fd00::b", "fd00::9", "fe80::1%eth0", "10.0.0.1", "w-0"]
+    assert names.for_mpirun(listed, ["fd00::9"], [], "w-launcher") == {
+        "fd00::b": "ip-fd00--b",
+        "fd00::9": "w-launcher",
+        "fe80::1%eth0": "ip-fe80--1-eth0",
+    }
+
+
+def test_a_name_of_this_pod_that_leads_elsewhere_becomes_its_host_name() -> None:
+    local = ["l.job.ns.svc", "localhost"]
+    assert names.for_mpirun(["w-0", *local], local, ["l.job.ns.svc"], "l") == {"l.job.ns.svc": "l"}

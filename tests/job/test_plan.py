@@ -9,6 +9,7 @@ import pytest
 from mpiboot import render
 from mpiboot.checks import BY_REFERENCE, ExitCode
 from mpiboot.errors import MpibootError
+from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.plan import stop_on_failure
 from mpiboot.model import Finding, Host, Level, Mpi, Source
 from mpiboot.settings import resolve
@@ -56,6 +57,27 @@ def test_a_variable_that_the_pod_sets_is_kept_and_shown(family: str) -> None:
 
 
 @both
+def test_a_user_namespace_of_the_pods_own_is_told(family: str) -> None:
+    assert "users" not in [item.name for item in planned("./train", observed(family)).decisions]
+    inside = replace(observed(family).identity, own_users=True)
+    plan = planned("./train", observed(family, identity=inside))
+    assert because(plan, "users")[:2] == ("the pod's own", Source.DETECTED)
+
+
+@both
+def test_workers_with_the_embedded_ssh_server_are_told_with_the_reason(family: str) -> None:
+    seen = observed(family)
+    assert "ssh-server" not in [item.name for item in planned("./train", seen).decisions]
+    first = seen.workers[0]
+    assert first.facts is not None
+    odd = replace(first.facts, sshd="embedded", sshd_because="uid 7 has no passwd entry")
+    workers = (replace(first, facts=odd), *seen.workers[1:])
+    plan = planned("./train", replace(seen, workers=workers))
+    said = f"uid 7 has no passwd entry: {first.host.name}"
+    assert because(plan, "ssh-server") == ("embedded", Source.DETECTED, said)
+
+
+@both
 def test_a_flag_of_the_line_is_kept_and_shown(family: str) -> None:
     plan = planned("mpirun --mca pml ucx --bind-to core ./train", observed(family))
     assert "OMPI_MCA_pml" not in plan.set_env
@@ -95,6 +117,61 @@ def test_the_hostfile_of_the_line_becomes_mpiboots_copy(family: str, word: str) 
     at = plan.argv.index(word)
     assert plan.argv[at + 1] == PATHS.hostfile
     assert plan.argv[-1] == "mine"
+
+
+@both
+def test_an_agent_on_the_line_is_refused_before_it_hides_the_witness(family: str) -> None:
+    flag = "-mca plm_rsh_agent" if family == "openmpi4" else "--prtemca plm_ssh_agent"
+    line = f"mpirun {flag} /etc/mpi/kubexec.sh ./train"
+    (finding,) = planned(line, observed(family)).findings
+    assert (finding.check, finding.level) == ("settings-conflict", Level.FAIL)
+    assert "/etc/mpi/kubexec.sh" in finding.said
+    assert "_MCA_plm_" in str(finding.hint)
+    assert failing(planned(line, observed(family), {"supervise": "off"})) == []
+
+
+def asked(program: str = "./train", environ: dict[str, str] | None = None, **flags: str) -> bool:
+    """Whether Open MPI 5 is asked to write which rank is where."""
+    plan = planned(program, observed("openmpi5", {**POD, **(environ or {})}), flags)
+    word = f"output-proctable={PATHS.launch_dir}/placement"
+    assert (word in plan.argv) == ("placement" in [item.name for item in plan.decisions])
+    return word in plan.argv
+
+
+def test_which_rank_is_where_is_asked_where_nobody_else_asks_so() -> None:
+    assert asked()
+    assert asked("mpirun -n 2 ./train")
+    assert not asked("mpirun --runtime-options error-nonzero-status -n 2 ./train")
+    assert not asked("mpirun --output-proctable -n 2 ./train")
+    assert not asked("mpirun --no-such-option -n 2 ./train")
+    assert not asked(environ={"PRTE_MCA_schizo_base_runtime_options": "x"})
+    # Nobody would read it.
+    assert not asked(supervise="off")
+
+
+@both
+def test_a_plain_exec_lists_what_is_lost(family: str) -> None:
+    plan = planned("./train", observed(family), {"supervise": "off"})
+    value, source, why = because(plan, "supervise")
+    assert (value, source) == ("off", Source.FLAG)
+    assert all(lost in why for lost in DIALECTS[family].lost_without_parent)
+    assert "nobody to see that a host gets no daemon" in why
+    assert "supervise" not in [item.name for item in planned("./train", observed(family)).decisions]
+
+
+@pytest.mark.parametrize(
+    ("named_by", "source"),
+    [
+        ("the mpirun line", Source.FLAG),
+        ("--hostfile", Source.FLAG),
+        ("MPI_HOSTFILE", Source.ENVIRONMENT),
+        ("default", Source.DEFAULT),
+    ],
+)
+def test_the_hostfiles_source_is_what_named_it(named_by: str, source: Source) -> None:
+    seen = observed("openmpi4")
+    seen = replace(seen, hostfile=replace(seen.hostfile, named_by=named_by))
+    assert because(planned("./train", seen), "hostfile")[1] is source
 
 
 @pytest.mark.parametrize("flag", ["--hostfile", "--machinefile", "--default-hostfile"])
@@ -287,6 +364,42 @@ def test_the_first_failure_ends_the_launcher_and_the_others_come_along() -> None
     assert stopped.value.finding.check == "slots"
     assert [item.check for item in stopped.value.others] == ["settings-conflict", "unsafe-value"]
     assert all(item.check in BY_REFERENCE for item in plan.findings)
+
+
+@both
+def test_several_programs_are_warned_of_where_daemons_die_of_them(family: str) -> None:
+    line = "mpirun -n 2 ./one : -n 2 ./two"
+    said = " ".join(warned(planned(line, observed(family))))
+    assert ("line with several programs" in said) == (family == "openmpi5")
+    assert "several programs" not in " ".join(warned(planned("./train", observed(family))))
+
+
+@both
+def test_programs_of_one_line_with_different_hostfiles_are_refused(family: str) -> None:
+    line = "mpirun --hostfile a -n 2 ./one : --hostfile b -n 2 ./two"
+    plan = planned(line, observed(family))
+    (found,) = [item for item in plan.findings if item.level is Level.FAIL]
+    assert (found.check, found.said) == (
+        "settings-conflict",
+        "the line's programs name 2 hostfiles: a, b",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "asked"),
+    [
+        ("./train", {}, False),
+        ("mpirun -n 4 ./train", {"RECOVERY": "1"}, False),
+        ("mpirun --enable-recovery ./train", {}, True),
+        ("mpirun --mca mpi_ft_enable 1 ./train", {}, True),
+        ("./train", {"OMPI_MCA_orte_abort_on_non_zero_status": "0"}, True),
+        ("mpirun --no-such-option ./train", {}, True),
+    ],
+)
+def test_who_asks_for_it_may_lose_a_rank(
+    line: str, environ: dict[str, str], *, asked: bool
+) -> None:
+    assert planned(line, observed("openmpi4", {**POD, **environ})).goes_on is asked
 
 
 def test_warnings_end_nothing() -> None:

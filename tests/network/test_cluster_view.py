@@ -95,6 +95,19 @@ def test_workers_with_other_numbers_of_devices_are_named() -> None:
     assert finding.level is Level.WARN
 
 
+def test_workers_with_entries_of_different_ip_versions_are_said() -> None:
+    other = w.sriov(1)
+    assert other.facts is not None
+    links = [
+        replace(link, addresses=("fd00:5::8/64",)) if link.name == "net1" else link
+        for link in other.facts.links
+    ]
+    port = replace(device_of(other).ports[0], gids=w.table("net1", "fd00:5::8"))
+    other = changed(other, links=links, devices=(replace(device_of(other), ports=(port,)),))
+    said = of(decide(w.sriov(0), other), "rdma-differs")[0].said
+    assert "w-1: 1 RoCE port at 100 Gb/s by IPv6; 1 others: 1 RoCE port at 100 Gb/s" in said
+
+
 def test_workers_of_different_kinds_stop_a_job_that_requires_rdma() -> None:
     found = decide(w.sriov(0), w.ipoib(1), settings=REQUIRE)
     assert of(found, "rdma-differs")
@@ -239,6 +252,17 @@ def test_a_node_that_may_not_be_opened_is_said_with_its_reason() -> None:
     assert "EPERM" in only(decide(changed(worker, devices=(closed,))), "rdma-node").said
 
 
+def test_a_device_without_a_driver_in_the_image_is_said_with_the_packages() -> None:
+    # NCCL drops such a device without a word, and the job would run over TCP.
+    bare = replace(device_of(w.sriov(1)), library="libibverbs.so.1 has no driver for it")
+    found = decide(w.sriov(0), changed(w.sriov(1), devices=(bare,)))
+    finding = only(found, "rdma-library")
+    assert (finding.host, finding.level) == ("w-1", Level.WARN)
+    assert finding.said == "device mlx5_3: libibverbs.so.1 has no driver for it"
+    assert "ibverbs-providers" in finding.hint
+    assert found.common["NCCL_IB_DISABLE"] == "1"
+
+
 def test_a_small_memlock_without_ipc_lock_is_said_with_the_pods_line() -> None:
     user = replace(w.ROOT, uid=1000, capabilities=0)
     finding = only(decide(changed(w.sriov(0), memlock=8 << 20, identity=user)), "memlock")
@@ -247,6 +271,9 @@ def test_a_small_memlock_without_ipc_lock_is_said_with_the_pods_line() -> None:
     assert "IPC_LOCK" in finding.hint
     assert not of(decide(changed(w.sriov(0), memlock=8 << 20)), "memlock")
     assert not of(decide(changed(w.plain(0), memlock=65536, identity=user)), "memlock")
+    own = replace(w.ROOT, own_users=True)
+    inside = only(decide(changed(w.sriov(0), memlock=8 << 20, identity=own)), "memlock")
+    assert "hostUsers" in inside.said
 
 
 def test_the_default_shm_with_several_ranks_is_said_with_the_pods_lines() -> None:
@@ -280,6 +307,85 @@ def test_visible_devices_that_are_not_this_pods_are_the_reason_for_none() -> Non
     finding = only(decide(worker, settings=REQUIRE), "rdma-missing")
     assert "26 RDMA devices of the node are visible" in finding.said
     assert finding.level is Level.FAIL
+
+
+def broken(check: str) -> tuple[Worker, ...]:
+    """Workers with RDMA of which the last one has this problem."""
+    good, bad = w.sriov(0), w.sriov(1)
+    own = device_of(bad)
+    port = own.ports[0]
+    user = replace(w.ROOT, uid=1000, capabilities=0)
+    links = bad.facts.links if bad.facts else ()
+    made = {
+        "rdma-missing": changed(bad, devices=()),
+        "rdma-node": changed(
+            bad, devices=(replace(own, opens="no device node", uverbs=""),), folder=False
+        ),
+        "rdma-library": changed(bad, devices=(replace(own, library="no driver"),)),
+        "rdma-port": changed(bad, devices=(replace(own, ports=(replace(port, state="DOWN"),)),)),
+        "rdma-gid": changed(
+            bad, devices=(replace(own, ports=(replace(port, gids=port.gids[:3]),)),)
+        ),
+        "rdma-mtu": changed(bad, devices=(replace(own, ports=(replace(port, mtu=4096),)),)),
+        "rdma-differs": w.ipoib(1),
+        "memlock": changed(bad, memlock=8 << 20, identity=user),
+        "shm": changed(bad, shm=64 << 20),
+        "data-mtu": changed(bad, links=[replace(one, mtu=9000) for one in links]),
+        "data-networks": w.tcp(1, subnet="172.30.1"),
+        "control-subnet": w.tcp(1, subnet="10.244.1"),
+        "data-carrier": changed(
+            w.tcp(1),
+            links=[w.eth0(), w.link("net1", "192.168.7.6/24", kind="macvlan", carrier=False)],
+        ),
+        "data-facts": w.without_facts("w-1"),
+    }
+    return (w.tcp(0) if check == "data-networks" else good, made[check])
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "rdma-missing",
+        "rdma-node",
+        "rdma-library",
+        "rdma-port",
+        "rdma-gid",
+        "rdma-mtu",
+        "rdma-differs",
+        "memlock",
+        "shm",
+        "data-mtu",
+        "data-networks",
+        "control-subnet",
+        "data-carrier",
+        "data-facts",
+    ],
+)
+def test_each_problem_warns_with_prefer_and_stops_with_require(check: str) -> None:
+    workers = broken(check)
+    assert {one.level for one in of(decide(*workers), check)} == {Level.WARN}
+    strict = of(decide(*workers, settings=REQUIRE), check)
+    assert {one.level for one in strict} == {Level.FAIL}
+    assert all(one.said and one.hint for one in strict)
+    assert not decide(*workers, settings=replace(PREFER, data_network="off")).findings
+
+
+@pytest.mark.parametrize("check", ["rdma-missing", "rdma-node", "memlock", "shm"])
+def test_where_the_pod_is_what_to_change_its_lines_are_the_fix(check: str) -> None:
+    (finding,) = of(decide(*broken(check)), check)
+    assert any(
+        word in finding.hint for word in ("resources: {", "securityContext: {", "volumes: [")
+    )
+
+
+def test_ports_of_workers_whose_mtu_is_not_known_are_not_compared() -> None:
+    unknown = replace(
+        device_of(w.sriov(1)), ports=(replace(device_of(w.sriov(1)).ports[0], mtu=0),)
+    )
+    larger = replace(unknown, ports=(replace(unknown.ports[0], mtu=512),))
+    assert not of(decide(w.sriov(0), changed(w.sriov(1), devices=(unknown,))), "data-mtu")
+    finding = only(decide(w.sriov(0), changed(w.sriov(1), devices=(larger,))), "data-mtu")
+    assert "1500 (port 512)" in finding.said
 
 
 def test_one_problem_on_many_workers_is_one_line() -> None:

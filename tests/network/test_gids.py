@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ipaddress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -86,6 +87,24 @@ def test_rails_with_different_indexes_that_no_network_tells_apart_are_said() -> 
     assert [problem.check for problem in found.problems] == ["rdma-gid-index"] * 2
     assert "mlx5_2:1 9, mlx5_3:1 5" in found.problems[0].said
     assert "MPIBOOT_RDMA_DEVICE=mlx5_2:1" in (found.problems[0].hint or "")
+    assert (found.nccl, found.ucx) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("own", "able"),
+    [
+        (["NCCL_IB_GID_INDEX"], (True, False)),
+        (["NCCL_IB_HCA", "UCX_NET_DEVICES"], (True, True)),
+        (["UCX_IB_GID_INDEX"], (False, True)),
+    ],
+)
+def test_who_names_devices_or_indexes_answers_for_them(
+    own: list[str], able: tuple[bool, bool]
+) -> None:
+    found = gids.choose(choose(w.macvlan(rails=2), DataSettings()).rails, "2.28.9", own)
+    assert (found.nccl, found.ucx) == able
+    assert len(found.problems) == able.count(False)
+    assert f"left to the user's {own[0]}" in found.because
 
 
 def shared(netdev: str, own: str, *before: str) -> RdmaPort:
@@ -107,9 +126,49 @@ def test_rails_whose_addresses_share_a_network_of_their_own_are_told_by_it() -> 
         "UCX_IB_ROCE_SUBNETS": "10.5.0.2/31",
     }
     assert not found.problems
+    assert (found.nccl, found.ucx) == (True, True)
     old = gids.choose(rails, "2.18.3")
     assert "NCCL_IB_ADDR_RANGE" not in old.values
     assert "2.21" in old.problems[0].said
+
+
+def test_rails_that_differ_are_left_to_an_nccl_of_unknown_version_that_finds_them() -> None:
+    rails = (
+        rail(w.port(w.table("net1", "10.5.0.2")), w.link("net1", "10.5.0.2/24")),
+        rail(
+            w.port(w.table("net2", "fe80::77", "10.6.0.2")), w.link("net2", "10.6.0.2/24"), "mlx5_2"
+        ),
+    )
+    found = gids.choose(rails, "")
+    assert [gid.index for gid in found.wanted if gid] == [3, 5]
+    assert (found.values, found.nccl, found.problems) == ({}, True, ())
+    assert "from 2.21 on" in found.because
+    assert not gids.choose(rails, "2.20.5").nccl
+
+
+def test_a_network_that_holds_another_address_of_the_tables_is_not_named() -> None:
+    # NCCL would take the right ones today, as the other one stands behind them.
+    first = shared("net1", "10.5.0.2", "10.5.1.1")
+    late = w.gid(len(first.gids) + 1, "10.5.0.3", "net9")
+    rails = (
+        rail(w.port((*first.gids, late)), w.link("net1", "10.5.0.2/16")),
+        rail(shared("net2", "10.5.0.5", "10.5.1.1", "10.5.1.9"), w.link("net2", "10.5.0.5/16")),
+    )
+    inside = ipaddress.ip_network("10.5.0.0/29")
+    assert [nccl.gid_index(one.port, NEW, inside=inside) for one in rails] == [5, 7]
+    assert gids.choose(rails, "2.28.9").values == {}
+
+
+def test_of_two_entries_with_our_name_and_address_the_links_index_tells_ours() -> None:
+    link = w.link("net1", "10.5.0.2/24", kind="macvlan", index=31)
+    entries = (
+        *w.table("net1"),
+        replace(w.gid(3, "10.5.0.2", "net1"), link=30),
+        replace(w.gid(4, "10.5.0.2", "net1"), link=31),
+    )
+    found = gids.choose((rail(w.port(entries), link),), "2.28.9")
+    assert [gid.index for gid in found.wanted if gid] == [4]
+    assert not found.problems
 
 
 def test_ipv6_only_gets_its_index_or_its_family() -> None:

@@ -122,6 +122,13 @@ def test_link_and_device_of_one_pci_function_belong_together() -> None:
     assert "PCI" in network.rails[0].because
 
 
+def test_of_a_function_with_two_ports_the_links_own_is_taken() -> None:
+    pci = "0000:06:00.0"
+    both = w.device("mlx4_0", w.port(number=1), w.port(number=2), pci=pci)
+    link = replace(w.link("net1", "10.5.0.2/24", pci=pci), dev_port=1)
+    assert names(choose(w.worker("w-0", w.eth0(), link, devices=(both,)), DEFAULT)) == ["mlx4_0:2"]
+
+
 def test_the_platform_ties_a_link_to_a_device_where_the_kernel_does_not() -> None:
     worker = w.worker(
         "w-0",
@@ -136,8 +143,8 @@ def test_the_platform_ties_a_link_to_a_device_where_the_kernel_does_not() -> Non
 
 
 def test_a_vlan_is_tied_to_the_port_below_it_and_takes_the_one_with_the_address() -> None:
-    base = w.link("net1", index=20, hardware=w.mac(7))
-    vlan = w.link("net1.100", "10.7.0.2/24", index=21, kind="vlan", hardware=w.mac(7))
+    base = w.link("net1", index=20)
+    vlan = replace(w.link("net1.100", "10.7.0.2/24", index=21, kind="vlan"), lower=20)
     gids = (*w.table("net1"), w.gid(9, "10.7.0.2", "net1.100"))
     worker = w.worker(
         "w-0", w.eth0(), base, vlan, devices=(w.device("mlx5_5", w.port(gids, netdev="net1")),)
@@ -145,6 +152,31 @@ def test_a_vlan_is_tied_to_the_port_below_it_and_takes_the_one_with_the_address(
     network = choose(worker, DEFAULT)
     assert names(network) == ["mlx5_5:1"]
     assert data(network) == ["net1.100"]
+    assert "below the VLAN" in network.rails[0].because
+
+
+def test_a_vlan_in_a_vlan_stands_on_the_link_below_both_and_a_ring_on_none() -> None:
+    base = w.link("net1", index=20)
+    outer = replace(w.link("net1.7", index=21, kind="vlan"), lower=20)
+    inner = replace(w.link("net1.7.8", "10.7.0.2/24", index=22, kind="vlan"), lower=21)
+    ring = replace(w.link("odd", "10.8.0.2/24", index=23, kind="vlan"), lower=23)
+    own = w.device("mlx5_5", w.port(w.table("net1"), netdev="net1"))
+    worker = w.worker("w-0", w.eth0(), base, outer, inner, ring, devices=(own,))
+    named = DataSettings(data_ifname=("net1.7.8",))
+    assert names(choose(worker, named)) == ["mlx5_5:1"]
+    assert names(choose(worker, DataSettings(data_ifname=("odd",)))) == []
+
+
+def test_a_vlan_whose_lower_link_is_elsewhere_is_tied_by_its_entry_alone() -> None:
+    # A link here may well have the hardware address of the one below it, or its number.
+    vf = w.link("net1", "10.5.0.2/24", index=20, hardware=w.mac(7))
+    vlan = w.link("net2", "10.7.0.2/24", index=21, kind="vlan", hardware=w.mac(7))
+    vlan = replace(vlan, lower_elsewhere=True)
+    ours = w.device("mlx5_5", w.port(w.table("net1", "10.5.0.2"), netdev="net1"))
+    below = w.device("mlx5_6", w.port((*w.table("pf0"), w.gid(5, "10.7.0.2", "net2"))), index=6)
+    network = choose(w.worker("w-0", w.eth0(), vf, vlan, devices=(ours, below)), DEFAULT)
+    assert names(network) == ["mlx5_5:1", "mlx5_6:1"]
+    assert "GID table" in network.rails[1].because
 
 
 def test_efa_needs_no_link() -> None:
@@ -161,6 +193,18 @@ def test_a_second_link_without_rdma_carries_tcp() -> None:
     network = choose(w.tcp(), DEFAULT)
     assert network.kind is Kind.TCP
     assert data(network) == ["net1"]
+
+
+@pytest.mark.parametrize(("up", "said"), [(True, "has no carrier"), (False, "is down")])
+def test_a_second_link_that_is_dead_is_said_and_not_used(up: bool, said: str) -> None:  # noqa: FBT001
+    link = replace(w.link("net1", "10.5.0.2/24", kind="macvlan", carrier=False), up=up)
+    network = choose(w.worker("w-0", w.eth0(), link), DEFAULT)
+    assert network.kind is Kind.NONE
+    (problem,) = network.problems
+    assert (problem.check, problem.said) == (
+        "data-carrier",
+        f"link net1 has an address, but {said}",
+    )
 
 
 def test_no_second_link_is_an_ordinary_answer() -> None:
@@ -215,6 +259,17 @@ def test_two_devices_that_cannot_be_told_apart_are_named_with_the_setting() -> N
     assert "mlx5_1:1, mlx5_2:1" in problem.said
     assert "MPIBOOT_RDMA_DEVICE" in (problem.hint or "")
     assert names(choose(worker, DataSettings(rdma_device=("mlx5_2",)))) == ["mlx5_2:1"]
+
+
+def test_of_two_devices_with_our_name_and_address_the_links_index_tells_ours() -> None:
+    link = w.link("net1", "10.5.0.2/24", kind="macvlan", index=31)
+    devices = tuple(
+        w.device(f"mlx5_{n}", w.port((*w.table("net1"), replace(own, link=n))), index=n)
+        for n, own in ((30, w.gid(4, "10.5.0.2", "net1")), (31, w.gid(4, "10.5.0.2", "net1")))
+    )
+    network = choose(w.worker("w-0", w.eth0(), link, devices=devices), DEFAULT)
+    assert names(network) == ["mlx5_31:1"]
+    assert not network.problems
 
 
 def test_of_two_matching_devices_the_one_that_opens_is_taken() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.fabric import Route
+from mpiboot.fabric import Attachment, Route
 from mpiboot.model import Level, Worker
 from mpiboot.network import owners, split
 from mpiboot.network.network import DataSettings
@@ -85,6 +85,30 @@ def test_a_macvlan_on_a_shared_device_gets_its_own_index() -> None:
     assert found.common["NCCL_IB_HCA"] == "=mlx5_2:1"
     assert found.common["NCCL_IB_GID_INDEX"] == "9"
     assert found.common["UCX_IB_GID_INDEX"] == "9"
+
+
+@pytest.mark.parametrize(
+    ("data_network", "level"), [("prefer", Level.WARN), ("require", Level.FAIL)]
+)
+def test_ports_whose_indexes_nccl_can_not_be_told_are_not_used(
+    data_network: str, level: Level
+) -> None:
+    """By itself NCCL would take the node's entry, and send with the node's address."""
+    workers = [w.macvlan(0, rails=2), w.macvlan(1, rails=2)]
+    found = decide(workers, replace(DEFAULT, data_network=data_network))
+    said = [item for item in found.findings if item.check == "rdma-gid-index"]
+    assert {item.level for item in said} == {level}
+    assert found.common["NCCL_IB_DISABLE"] == "1"
+    assert found.common["UCX_NET_DEVICES"] == "net1,net2"
+    assert not set(found.common) & {"NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_NET"}
+
+
+def test_with_an_index_of_the_users_own_these_ports_are_used() -> None:
+    workers = [w.macvlan(0, rails=2), w.macvlan(1, rails=2)]
+    found = decide(workers, taken={"NCCL_IB_GID_INDEX": "-x on the mpirun line"})
+    assert found.common["NCCL_IB_HCA"] == "=mlx5_2:1,mlx5_3:1"
+    # UCX still can't be told.
+    assert found.common["UCX_NET_DEVICES"] == "net1,net2"
 
 
 def test_ipoib_needs_no_index_and_a_partition_child_names_its_partition() -> None:
@@ -252,6 +276,18 @@ def test_a_plugin_environment_keeps_all_of_nccls_variables(name: str) -> None:
     assert name in because(found, "data-network")
 
 
+def test_the_folder_of_gkes_transport_keeps_all_of_nccls_variables() -> None:
+    worker = w.sriov(0)
+    assert worker.facts is not None
+    fabric = replace(
+        worker.facts.fabric, attachments=(Attachment("gib", resource="/usr/local/gib"),)
+    )
+    found = decide([replace(worker, facts=replace(worker.facts, fabric=fabric))])
+    assert not [one for one in found.common if one.startswith("NCCL_")]
+    assert found.common["UCX_NET_DEVICES"] == "mlx5_3:1"
+    assert "/usr/local/gib is there" in because(found, "data-network")
+
+
 def test_the_built_in_transport_by_name_is_no_plugin() -> None:
     found = decide([w.sriov(0)], taken={"NCCL_NET": "env"}, values={"NCCL_NET": "IB"})
     assert found.common["NCCL_IB_HCA"] == "=mlx5_3:1"
@@ -286,12 +322,61 @@ def test_mpi_data_moves_to_the_data_link_only_when_asked() -> None:
     assert "data-networks" in checks(nowhere)
 
 
+def on_ipv6(place: int, *more: str, name: str = "net1") -> Worker:
+    """A data link with IPv6 alone, as well as further addresses."""
+    data = w.link(name, f"fd00:7::{place + 1}/64", "fe80::1/64", *more, index=20, kind="macvlan")
+    return w.worker(f"w-{place}", w.eth0(f"10.244.1.{5 + place}/24"), data)
+
+
+def test_nccl_is_told_the_ip_version_of_links_without_ipv4() -> None:
+    alone = decide([on_ipv6(0), on_ipv6(1)])
+    assert alone.common["NCCL_SOCKET_IFNAME"] == "=net1"
+    assert alone.common["NCCL_SOCKET_FAMILY"] == "AF_INET6"
+    both = decide([on_ipv6(0, "192.168.7.1/24"), on_ipv6(1, "192.168.7.2/24")])
+    assert "NCCL_SOCKET_FAMILY" not in both.common
+    users = decide([on_ipv6(0), on_ipv6(1)], taken={"NCCL_SOCKET_IFNAME": "-x"})
+    assert "NCCL_SOCKET_FAMILY" not in users.common
+
+
+def test_mpi_gets_no_network_of_ipv6() -> None:
+    asked = replace(DEFAULT, mpi_network="data")
+    found = decide([on_ipv6(0), on_ipv6(1, name="dranet0")], asked)
+    assert "OMPI_MCA_btl_tcp_if_include" not in found.common
+    assert "takes no IPv6 network" in because(found, "mpi-network")
+    both = [on_ipv6(0, "192.168.7.1/24"), on_ipv6(1, "192.168.7.2/24", name="dranet0")]
+    assert decide(both, asked).common["OMPI_MCA_btl_tcp_if_include"] == "192.168.7.0/24"
+
+
 def test_a_worker_without_facts_gets_only_what_must_be_the_same_everywhere() -> None:
     found = decide([w.tcp(0), w.without_facts("w-1")])
     assert found.common == {"NCCL_IB_DISABLE": "1"}
     assert value(found, "NCCL_SOCKET_IFNAME", "w-0") == "=eth0"
     assert found.per_host["w-1"] == {}
     assert "data-facts" in checks(found)
+
+
+# What the kernel allows in a name: all but blanks, a slash and a colon (dev_valid_name).
+LEGAL = "".join(chr(code) for code in range(33, 127) if chr(code) not in "/:")
+
+
+@pytest.mark.parametrize("place", range(0, len(LEGAL), 5))
+def test_a_link_may_have_any_name_that_the_kernel_allows(place: int) -> None:
+    name = "n" + LEGAL[place : place + 5]
+    found = decide([w.tcp(0, name), w.tcp(1, name)])
+    odd = "," in name
+    assert found.common["NCCL_SOCKET_IFNAME"] == ("=eth0" if odd else f"={name}")
+    assert found.common["GLOO_SOCKET_IFNAME"] == ("eth0" if odd else name)
+    assert [row.data.split()[0] for row in found.rows] == [name, name]
+    rdma = decide([w.sriov(0, netdev=name), w.sriov(1, netdev=name)])
+    assert rdma.common["NCCL_IB_HCA"] == "=mlx5_3:1"
+    assert not found.findings
+
+
+@pytest.mark.parametrize("name", ["=net1", "^net1", "-x", "'", "$(reboot)", "net\x1b[2J", "é"])
+def test_an_odd_name_is_delivered_whole_or_not_at_all(name: str) -> None:
+    found = decide([w.tcp(0, name), w.tcp(1, name)])
+    expected = "=eth0" if name[0] in "=^" else f"={name}"
+    assert found.common["NCCL_SOCKET_IFNAME"] == expected
 
 
 def test_a_link_name_that_nccl_cannot_be_told_keeps_sockets_on_control() -> None:

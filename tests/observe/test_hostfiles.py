@@ -157,6 +157,23 @@ async def test_two_hostfiles_that_differ_are_said(tmp_path: Path) -> None:
     assert f"{used} (named by MPI_HOSTFILE)" in found.warnings[0].said
 
 
+async def test_the_lines_own_hostfile_comes_first_and_others_that_differ_are_said(
+    tmp_path: Path,
+) -> None:
+    used, other = tmp_path / "used", tmp_path / "other"
+    used.write_text("w-0 slots=2\n")
+    other.write_text("w-1 slots=2\n")
+
+    found = await find(
+        str(other), "MPI_HOSTFILE", {}, patience=GUARD, default="/nonexistent/x", line=str(used)
+    )
+
+    assert (found.hostfile.path, found.hostfile.named_by) == (str(used), "the mpirun line")
+    (warning,) = found.warnings
+    assert f"MPI_HOSTFILE={other} has 1 hosts with 2 slots, which differ" in warning.said
+    assert f"used is {used} (named by the mpirun line)" in warning.said
+
+
 @pytest.mark.parametrize("text", ["w-0:2\n", "# the same hosts\nw-0 slots=2"])
 async def test_two_hostfiles_that_mean_the_same_are_no_matter(tmp_path: Path, text: str) -> None:
     used, other = tmp_path / "used", tmp_path / "other"

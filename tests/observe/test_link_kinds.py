@@ -44,6 +44,8 @@ def test_a_vf_is_told_from_other_hardware_by_its_function(vfs: Path) -> None:
     assert (vf.kind, vf.pci, vf.hardware) == ("vf", "0000:08:00.5", "02:00:00:00:00:02")
     (vfs / "bus/pci/devices/0000:08:00.5/physfn").rmdir()
     assert seen(vfs, "net1", 2).kind == "physical"
+    (vfs / "class/net/net1/dev_port").write_text("1\n")
+    assert seen(vfs, "net1", 2).dev_port == 1
 
 
 def test_the_sysfs_of_another_namespace_is_not_believed(vfs: Path) -> None:
@@ -70,6 +72,16 @@ def test_ipoib_links_have_their_whole_address_and_key(tmp_path: Path) -> None:
     assert (child.kind, child.pkey, child.hardware) == ("ipoib", 0x8001, tree.addresses["net1"])
     assert parent.pci == "0000:01:00.0"
     assert child.pci == ""
+
+
+def test_the_link_below_is_known_by_its_index_unless_it_is_elsewhere(tmp_path: Path) -> None:
+    here = seen(tmp_path, "net1.7", 5, "vlan", IFLA_LINK=4)
+    elsewhere = seen(tmp_path, "net1.7", 5, "vlan", IFLA_LINK=4, IFLA_LINK_NETNSID=0)
+    alone = seen(tmp_path, "net1", 4)
+
+    assert (here.lower, here.lower_elsewhere) == (4, False)
+    assert (elsewhere.lower, elsewhere.lower_elsewhere) == (0, True)
+    assert (alone.lower, alone.lower_elsewhere) == (0, False)
 
 
 def test_a_name_that_is_no_utf8_is_readable(tmp_path: Path) -> None:

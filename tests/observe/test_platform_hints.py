@@ -69,6 +69,11 @@ def test_nothing_is_said_where_no_platform_speaks(tmp_path: Path) -> None:
     assert attachments(NOTHING, (tmp_path / "none",), tmp_path / "no") == ((), ())
 
 
+def test_the_folder_of_gkes_transport_is_seen(tmp_path: Path) -> None:
+    found, odd = attachments(NOTHING, (), tmp_path / "no", gib=tmp_path)
+    assert (found, odd) == ((Attachment("gib", resource=str(tmp_path)),), ())
+
+
 def test_the_device_plugin_lists_this_containers_functions(tmp_path: Path) -> None:
     environment = {
         "PCIDEVICE_NVIDIA_COM_RAIL_A": "0000:08:00.2,0000:0A:00.3",

@@ -115,6 +115,24 @@ def test_the_identity_is_that_of_the_passwd_entry() -> None:
     assert who.user != "somebody"
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("         0          0 4294967295\n", False),
+        ("         0     100000      65536\n", True),
+        ("         0          0       1000\n", True),
+        ("", False),
+    ],
+)
+def test_a_user_namespace_of_the_pods_own_is_seen(
+    text: str, *, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "uid_map").write_text(text)
+    monkeypatch.setattr(pod, "USERS", tmp_path / "uid_map")
+
+    assert pod.identity({}).own_users is expected
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another uid")
 def test_a_uid_without_passwd_entry_gets_a_name_and_a_home() -> None:
     code = (
@@ -171,6 +189,8 @@ def test_without_a_line_for_the_own_name_the_default_route_tells(hosts: Path) ->
         ("lo", "127.0.0.1"),
         ("127.0.0.2", "127.0.0.2"),
         ("10.0.0.5/24", "10.0.0.5"),
+        ("127.0.0.0/8", "127.0.0.1"),
+        ("127.0.0.2/32", "127.0.0.2"),
         ("nothing0", ""),
     ],
 )

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.observe.programs import detect_mpi, recognise, search_path, which
+from mpiboot.model import Mpi
+from mpiboot.observe.programs import detect_mpi, has_ipv6, recognise, search_path, which
 
 
 def program(folder: Path, name: str, script: str) -> Path:
@@ -128,6 +129,36 @@ def test_a_path_is_itself_and_folders_and_plain_files_are_no_programs(tmp_path: 
     assert which("mpirun", {"PATH": str(tmp_path)}) == ""
     assert which("text", {"PATH": str(tmp_path)}) == ""
     assert which("sh", {}) != ""
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("echo options:mpi1_compat:no; echo options:ipv6:yes", True),
+        ("echo options:ipv6:no", False),
+        ("echo nothing of that", None),
+        ("exit 1", None),
+        (None, None),
+    ],
+)
+def test_an_mpi_is_asked_whether_it_has_ipv6(
+    tmp_path: Path,
+    body: str | None,
+    told: bool | None,  # noqa: FBT001 - a row of the table
+) -> None:
+    mpirun = program(tmp_path, "mpirun", "exit 1")
+    if body:
+        program(tmp_path, "ompi_info", body)
+
+    assert has_ipv6(Mpi("openmpi5", "5.0.7", str(mpirun), ""), environ(tmp_path)) is told
+
+
+@pytest.mark.skipif(shutil.which("ompi_info") is None, reason="no Open MPI is installed here")
+def test_the_installed_open_mpi_tells() -> None:
+    mpi = detect_mpi({"PATH": "/usr/bin:/bin"})
+
+    assert mpi is not None
+    assert has_ipv6(mpi, {"PATH": "/usr/bin:/bin"}) in (True, False)
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no MPI is installed here")

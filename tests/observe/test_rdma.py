@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -208,6 +209,48 @@ def test_entries_that_vanish_or_make_no_sense_are_left_out(tmp_path: Path) -> No
     assert [(gid.index, gid.kind) for gid in found.gids] == [(2, ""), (3, "RoCE v2")]
     assert (found.rate, found.pkeys) == (0.0, ())
     assert fabric.oddities == ("mlx5_5 port 1: GID 1 can't be read: 'no GID at all'",)
+
+
+def test_whatever_vanishes_from_the_tree_the_rest_is_read(tmp_path: Path) -> None:
+    tree = TREES["mlx5-vfs"]
+    sys_root, dev_root = build(tree, tmp_path)
+    aside = tmp_path / "aside"
+    paths = sorted(path for path in sys_root.rglob("*") if "mlx5_5" in path.parts)
+    assert len(paths) > 30
+
+    for path in paths:
+        path.rename(aside)
+        with_kernel = rdma.assemble(kernel(tree), sys_root, dev_root)
+        alone = rdma.assemble(None, sys_root, dev_root)
+        aside.rename(path)
+        for found in (with_kernel, alone):
+            assert {"mlx5_0", "mlx5_2"} <= {item.name for item in found.devices}, path
+
+
+def test_a_tree_that_is_torn_down_while_it_is_read_is_no_error(tmp_path: Path) -> None:
+    tree = TREES["mlx5-vfs"]
+    sys_root, dev_root = build(tree, tmp_path)
+    paths = sorted(sys_root.rglob("*"), reverse=True)
+    begun, ended = threading.Event(), threading.Event()
+
+    def tear_down() -> None:
+        begun.wait(60)
+        for path in paths:
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+            else:
+                path.unlink()
+        ended.set()
+
+    thread = threading.Thread(target=tear_down)
+    thread.start()
+    begun.set()
+    while not ended.is_set():
+        rdma.assemble(kernel(tree), sys_root, dev_root)
+        rdma.assemble(None, sys_root, dev_root)
+    thread.join()
+
+    assert rdma.assemble(None, sys_root, dev_root).devices == ()
 
 
 def test_a_tree_of_folders_where_files_should_be_is_read_without_an_error(tmp_path: Path) -> None:

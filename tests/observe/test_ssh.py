@@ -141,6 +141,7 @@ async def test_a_server_that_hangs_after_its_greeting_is_given_up(job: Job) -> N
         probe = await attempt(Prober(job.path, limits=Limits(login=0.3)), port)
 
     assert probe.outcome is Outcome.SLOW
+    assert probe.stalled  # it greets and says no more: as where large packets get lost
     assert probe.greeting == "SSH-2.0-Stuck_1.0"
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import mpiboot
-from mpiboot.launch_spec import EVENTS, FILE, MARK, LaunchSpec, Remote
+from mpiboot.launch_spec import EVENTS, FILE, JOB_MARK, MARK, LaunchSpec, Remote
 
 PACKAGE = Path(mpiboot.__file__).parent
 AGENT = PACKAGE / "libexec" / "agent"
@@ -147,6 +147,30 @@ def test_the_end_is_told_in_one_line(rig: Rig) -> None:
     assert last(said).endswith("s, 4 hosts, 8 ranks, exit 3: the program ended with 3")
 
 
+def test_mpiruns_own_words_go_on_and_name_the_rank_that_ended_first(rig: Rig) -> None:
+    """The real ones are in the rig; here is what the parent does with them."""
+    rig.spec = replace(rig.spec, family="openmpi5")
+    table = "(rank, host, exe, pid) = (3, w-7, ./a, 16)"
+    state = "[h:1] [p@0,0] [1.2] ACTIVATE PROC [p@1,3] STATE ABORTED BY SIGNAL AT x:1"
+    code, out, said = rig.run(
+        f"exec 9>&$PMIX_OUTPUT_STDERR_FD; echo to the program; echo '{state}' >&9; "
+        f"echo '{table}' >{rig.folder}/placement; printf 'help\nme' >&9; exit 139"
+    )
+    assert (code, out) == (139, b"to the program\n")
+    assert "help\nme" in said
+    assert "ACTIVATE" not in said
+    assert "exit 139: w-7: rank 3 was ended by SIGSEGV" in last(said)
+    assert rig.log.read_text().startswith("program: w-7: rank 3 was ended by SIGSEGV\n")
+
+
+def test_a_line_of_json_is_a_line_whatever_was_left_open_before(rig: Rig) -> None:
+    """Open MPI 5.0.7 ends its messages with a NUL byte where a peer of a dead rank aborted."""
+    rig.spec = replace(rig.spec, log_format="json")
+    code, _, said = rig.run("printf 'done\\n\\0' >&2; exit 3")
+    assert code == 3
+    assert json.loads(last(said))["exit"] == 3
+
+
 def test_the_end_is_told_as_fields_too(rig: Rig) -> None:
     rig.spec = replace(rig.spec, log_format="json")
     record = json.loads(last(rig.run("exit 3")[2]))
@@ -226,6 +250,43 @@ def test_an_mpirun_that_was_killed_by_somebody_is_told(rig: Rig) -> None:
     code, _, said = rig.run("kill -9 $$")
     assert code == 137
     assert "mpirun itself was killed by SIGKILL" in last(said)
+
+
+def test_a_parent_that_is_killed_takes_mpirun_along(rig: Rig) -> None:
+    """It is not PID 1 here: no end of a container ends what mpirun started."""
+    rig.environ[JOB_MARK] = "this"
+    process = rig.start("trap '' TERM; sleep 300 & echo ready $! $$; while :; do read -t 1; done")
+    assert process.stdout
+    started = [int(word) for word in process.stdout.readline().split()[1:]]
+    marks = {**rig.environ, MARK: str(rig.folder), JOB_MARK: "later"}
+    later = subprocess.Popen(["sleep", "300"], env=marks)
+    process.kill()
+    code, said = ended(process)
+    assert code == -signal.SIGKILL
+    assert "mpirun's parent was killed: ended 2 processes of its job" in said
+    assert all(gone(pid) for pid in started)
+    # Another launch in this folder is none of its business.
+    assert later.poll() is None
+    later.kill()
+    later.wait()
+
+
+ADOPTS = """
+import ctypes, os, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+subprocess.run(sys.argv[1:], check=True)
+print(os.waitpid(-1, os.WNOHANG))
+"""
+
+
+def test_a_parent_that_ends_leaves_no_guard(rig: Rig) -> None:
+    """Not even a zombie, which a first process such as `sleep` would keep for ever."""
+    rig.write("exit 0")
+    adopter = [sys.executable, "-c", ADOPTS, *PARENT, str(rig.folder)]
+    done = subprocess.run(
+        adopter, capture_output=True, text=True, env=rig.environ, timeout=GUARD, check=False
+    )
+    assert "ChildProcessError" in done.stderr, "it was left a process"
 
 
 def test_what_mpirun_leaves_is_ended_whoever_its_parent_is(rig: Rig) -> None:
@@ -519,3 +580,41 @@ def test_it_stays_small(rig: Rig) -> None:
     assert int(words[words.index("VmRSS:") + 1]) <= 15 * 1024
     process.terminate()
     ended(process)
+
+
+# The launcher starts mpirun first, and becomes its parent while it starts.
+FIRST = """
+import os, sys
+from mpiboot import launch_spec, launcher
+from mpiboot.job.plan import Paths
+folder = sys.argv[1]
+spec = launch_spec.LaunchSpec.from_json(open(f"{folder}/{launch_spec.FILE}").read())
+paths = Paths(*[folder] * len(Paths.__dataclass_fields__))
+launcher.become_parent(spec.argv, {**os.environ, launch_spec.MARK: folder}, paths)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("exit 3", 3),
+        # Everything happens before the parent's program is there to see it.
+        ('printf "started a %s\\nended a 255 %s\\n" $$ $$ 1<>$MPIBOOT_LAUNCH_DIR/events', 69),
+        ("kill -KILL $$", 137),
+        ("sleep 1; grep -E '^PPid' /proc/self/status; exit 4", 4),
+    ],
+)
+def test_an_mpirun_that_was_started_first_is_watched_from_its_start(
+    rig: Rig, script: str, code: int
+) -> None:
+    rig.remote(*(["a"] if code == 69 else []))
+    rig.write(script)
+    process = subprocess.Popen(
+        [sys.executable, "-c", FIRST, str(rig.folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=rig.environ,
+    )
+    _, err = process.communicate(timeout=GUARD)
+    assert process.returncode == code
+    assert last(err.decode()).startswith("mpiboot: job ended: ")

@@ -23,7 +23,10 @@ from mpiboot.parent.events import (
     MpirunEnded,
     Probe,
     Probed,
+    RankEnd,
+    RankEnded,
     RankSeen,
+    Say,
     Signalled,
     Start,
     Timer,
@@ -320,6 +323,30 @@ def test_what_the_terminal_sent_to_mpirun_too_is_not_sent_twice() -> None:
     assert judged([MpirunEnded(0)], state).code == 130
 
 
+def test_usr1_is_kept_from_an_mpirun_that_has_no_ranks_yet() -> None:
+    state, done = go([*started(), Signalled(USR1)])
+    assert state.phase is Phase.LAUNCHING
+    assert not [action for action in done if isinstance(action, Forward)]
+    assert any(isinstance(action, Say) and "SIGUSR1" in action.said for action in done)
+
+
+def test_usr1_is_forwarded_where_nobody_can_see_whether_ranks_run() -> None:
+    _, done = go([*started(), JoinsUnseen("no /proc"), Signalled(USR1)])
+    assert Forward(USR1) in done
+
+
+def test_a_host_that_proves_its_lack_decides_and_others_follow() -> None:
+    lines = ("w-9: /tmp is full", "program-missing\tw-2\tX is gone", "program-missing\tw-3\tX too")
+    verdict, rest = judgement.proved(Verdict(132, "", "own"), lines)
+    assert (verdict.code, verdict.reference, verdict.host) == (127, "program-missing", "w-2")
+    assert verdict.said == "X is gone (mpirun itself returned 132)"
+    assert rest == ("w-3: X too", "w-9: /tmp is full")
+    assert judgement.proved(Verdict(132, "", "own"), lines[:1]) == (
+        Verdict(132, "", "own"),
+        lines[:1],
+    )
+
+
 def test_usr1_is_forwarded_and_nothing_else() -> None:
     state, done = go([Signalled(USR1)], running())
     assert done == (Forward(USR1),)
@@ -347,6 +374,72 @@ def test_mpirun_killed_by_somebody_is_its_own_story() -> None:
 
 def test_an_mpis_own_statuses_are_not_taken_for_a_ranks_signal() -> None:
     assert "could not execute" in judged([*ended_well(), MpirunEnded(132)], running()).said
+
+
+SEGV = RankEnded(1, RankEnd.SIGNAL, "w-2", 11)
+ABORT = RankEnded(0, RankEnd.ABORT, "w-1")
+
+
+@pytest.mark.parametrize(
+    ("events", "said", "rank", "host", "signal"),
+    [
+        ([SEGV, MpirunEnded(139)], "rank 1 was ended by SIGSEGV", 1, "w-2", "SIGSEGV"),
+        # 5.0 tells no number: mpirun's own status has it.
+        (
+            [RankEnded(7, RankEnd.SIGNAL), MpirunEnded(135)],
+            "rank 7 was ended by SIGBUS",
+            7,
+            "",
+            "SIGBUS",
+        ),
+        # 4.1's status for this one also means that some host lacks the program.
+        (
+            [RankEnded(1, RankEnd.SIGNAL, "w-2", 6), MpirunEnded(134)],
+            "rank 1 was ended by SIGABRT",
+            1,
+            "w-2",
+            "SIGABRT",
+        ),
+        # A peer found the connection closed before the dead rank's end was told.
+        (
+            [ABORT, RankEnded(1, RankEnd.SIGNAL, "w-2"), MpirunEnded(14)],
+            "rank 1 was ended by a signal (mpirun itself returned 14)",
+            1,
+            "w-2",
+            "",
+        ),
+        ([SEGV, ABORT, MpirunEnded(139)], "rank 1 was ended by SIGSEGV", 1, "w-2", "SIGSEGV"),
+        (
+            [ABORT, MpirunEnded(7)],
+            "the program ended with 7: rank 0 called MPI_Abort",
+            0,
+            "w-1",
+            "",
+        ),
+        (
+            [RankEnded(3, RankEnd.STATUS), MpirunEnded(5)],
+            "the program ended with 5: rank 3 was the first",
+            3,
+            "",
+            "",
+        ),
+    ],
+)
+def test_the_rank_that_ended_first_is_named(
+    events: list[Event], said: str, rank: int, host: str, signal: str
+) -> None:
+    end = judged([*events, *ended_well()], running("openmpi5"))
+    assert (end.said, end.rank, end.host, end.signal) == (said, rank, host, signal)
+
+
+def test_a_rank_that_our_own_signal_ended_is_no_reason() -> None:
+    end = judged([Signalled(TERM), SEGV, MpirunEnded(1)], running())
+    assert (end.code, end.rank) == (143, None)
+
+
+def test_a_lost_host_explains_its_rank() -> None:
+    end = judged([SEGV, AgentEnded("w-2", 101, 255), MpirunEnded(139)], running("openmpi5"))
+    assert (end.code, end.reference, end.rank) == (69, "host-lost", None)
 
 
 @pytest.mark.parametrize(("status", "name"), [(139, "SIGSEGV"), (137, "SIGKILL")])
@@ -382,6 +475,27 @@ def test_every_reference_is_a_row_and_every_delay_is_known() -> None:
     assert {row for _, row in judgement.SSH_WORDS} <= set(judgement.CODES)
 
 
+@pytest.mark.parametrize("how", list(RankEnd))
+def test_an_mpirun_that_goes_on_without_a_rank_is_ended(how: RankEnd) -> None:
+    state, actions = go([RankEnded(1, how, "w-2")], running())
+    assert Start(Timer.DRAG, ending.DELAYS[Timer.DRAG]) in actions
+    state, actions = go([TimerFired(Timer.DRAG)], state)
+    assert Forward(15) in actions
+    verdict = judged([MpirunEnded(0)], state)
+    assert (verdict.code, verdict.reference, verdict.host) == (69, "daemon-failed", "w-2")
+    assert "but mpirun went on without it" in verdict.said
+    # One that ends by itself meanwhile is judged by its own words.
+    alone, _ = go([RankEnded(1, how, "w-2"), MpirunEnded(3)], running())
+    assert Timer.DRAG not in alone.pending
+
+
+def test_a_job_that_may_go_on_without_a_rank_is_let() -> None:
+    state = running()
+    state = replace(state, job=replace(state.job, goes_on=True))
+    state, actions = go([SEGV], state)
+    assert (state.pending & {Timer.DRAG}, actions) == (frozenset(), ())
+
+
 hosts = st.sampled_from((*HOSTS, "stranger"))
 pids = st.integers(100, 103)
 happenings: st.SearchStrategy[Event] = st.one_of(
@@ -398,6 +512,7 @@ happenings: st.SearchStrategy[Event] = st.one_of(
     st.builds(DaemonJoined, hosts),
     st.builds(JoinsUnseen, st.just("why")),
     st.builds(RankSeen, st.just("a.out")),
+    st.builds(RankEnded, st.integers(0, 3), st.sampled_from(RankEnd), hosts, st.integers(0, 15)),
     st.builds(Probed, hosts, st.sampled_from((True, False, None))),
     st.builds(Signalled, st.sampled_from((1, 2, 3, 10, 12, 15)), st.booleans()),
     st.builds(MpirunEnded, st.sampled_from((0, 1, 3, 205, 255)), st.just(0)),

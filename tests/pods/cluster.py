@@ -67,9 +67,12 @@ class Cluster:
         node.set_up()
         return node
 
-    def pod(self, spec: PodSpec) -> Pod:
-        """Makes a pod's sandbox and volumes; its container starts by `start()`."""
-        shared = None
+    def pod(self, spec: PodSpec, *, beside: Pod | None = None) -> Pod:
+        """Makes a pod's sandbox and volumes; its container starts by `start()`.
+
+        With `beside` it shares that pod's network, as a sidecar does.
+        """
+        shared = beside.network if beside else None
         if spec.host_network is not None:
             shared = self._nodes.get(spec.host_network)
             if shared is None:

@@ -26,7 +26,6 @@ from tests.pods.network import DNS_ADDRESSES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_ZONE = dns.name.from_text("cluster.local.")
 _TYPES = {4: dns.rdatatype.A, 6: dns.rdatatype.AAAA}
 
 
@@ -57,6 +56,7 @@ class Config:
     soa_minimum: int = 5
     negative_cache: float = 0.0
     refuse_other_zones: bool = False
+    domain: str = "cluster.local"
 
 
 @dataclass
@@ -120,7 +120,7 @@ class Server:
         *,
         flip: bool,
     ) -> None:
-        if not name.is_subdomain(_ZONE):
+        if not name.is_subdomain(_name(self.config.domain)):
             refused = self.config.refuse_other_zones
             response.set_rcode(dns.rcode.REFUSED if refused else dns.rcode.NXDOMAIN)
             return
@@ -158,10 +158,11 @@ class Server:
 
     def _deny(self, response: dns.message.Message, rcode: dns.rcode.Rcode, left: float) -> None:
         minimum = self.config.soa_minimum
-        soa = f"ns.dns.cluster.local. hostmaster.cluster.local. 1 7200 1800 86400 {minimum}"
+        zone = _name(self.config.domain)
+        soa = f"ns.dns.{zone} hostmaster.{zone} 1 7200 1800 86400 {minimum}"
         response.set_rcode(rcode)
         ttl = min(minimum, int(left))
-        response.authority.append(dns.rrset.from_text(_ZONE, ttl, "IN", "SOA", soa))
+        response.authority.append(dns.rrset.from_text(zone, ttl, "IN", "SOA", soa))
 
     def obey(self, order: dict[str, Any]) -> object:
         """Carries out one order of the test."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -9,7 +10,11 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from tests.pods import images
 from tests.pods.operator import mpijob
+from tests.pods.volumes import Files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +32,17 @@ PATIENCE = 120
 # What no daemon or rank may outlive its launcher by.
 PROMISED = 15
 FOREVER = (RING, "--sleep", "1000")
+# Who carries the sessions; without any OpenSSH client and server are mpiboot's own.
+WAYS = pytest.mark.parametrize(
+    "way", ["openssh", *(pytest.param(way, marks=pytest.mark.full) for way in ("server", "both"))]
+)
+
+
+def by(way: str, image: Image) -> tuple[Image, dict[str, Any]]:
+    """The image and the workers' fields with which sessions go that way."""
+    if way == "both":
+        return images.image(f"{image.name}-nossh"), {}
+    return image, {"worker": {"env": {"MPIBOOT_SSHD": "embedded"}}} if way == "server" else {}
 
 
 def until(check: Callable[[], object], seconds: float = PATIENCE) -> None:
@@ -71,7 +87,8 @@ def kill(processes: Iterable[Process], number: int = signal.SIGKILL) -> None:
     found = list(processes)
     assert found, "nobody to end"
     for item in found:
-        os.kill(item.host_pid, number)
+        with contextlib.suppress(ProcessLookupError):  # one may end with another
+            os.kill(item.host_pid, number)
 
 
 def running(
@@ -118,3 +135,30 @@ def launches(
 def end_line(text: str) -> str:
     """The line that tells the end."""
     return next(line for line in reversed(text.splitlines()) if "job ended" in line)
+
+
+# A launch agent of the user's own that does something before it is ssh.
+AGENT = '#!/bin/sh\n{}\nexec ssh -o StrictHostKeyChecking=no -o BatchMode=yes "$@"\n'
+
+
+def agent_variable(image: Image) -> str:
+    """The variable that names a launch agent for an MPI."""
+    return "PRTE_MCA_plm_ssh_agent" if "5.0" in image.name else "OMPI_MCA_plm_rsh_agent"
+
+
+def slow_to_launch(
+    cluster: Cluster, image: Image, script: str = "exec sleep 1000", *program: str
+) -> Job:
+    """A job whose launch agent, kept as the user's own, hangs, or waits before it is ssh."""
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_args=list(program or FOREVER),
+        launcher={
+            "volumes": [Files("/opt/agent", {"agent": AGENT.format(script)}, 0o755)],
+            "env": {agent_variable(image): "/opt/agent/agent"},
+        },
+    ).start()
+    until(lambda: any("sleep" in item.args for item in job.launcher.processes()))
+    return job

@@ -85,6 +85,23 @@ class Image:
         digest = hashlib.sha256(content).hexdigest()
         return self._with_layer(("program", path, digest, capability.hex()), write)
 
+    def after(self, *command: str) -> Image:
+        """The same image after a RUN of its Containerfile."""
+
+        def run(layer: Path) -> None:
+            script = (
+                'mkdir "$1/work" "$1/root"; '
+                'mount -t overlay -o "lowerdir=$2,upperdir=$3,workdir=$1/work" image "$1/root"; '
+                'root=$1/root; shift 3; exec chroot "$root" "$@"'
+            )
+            below = ":".join(map(str, self.layers))
+            with tempfile.TemporaryDirectory(dir=layer.parent) as scratch:
+                argv = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", script, "sh"]
+                env = {**os.environ, **self.env}
+                subprocess.run([*argv, scratch, below, str(layer), *command], env=env, check=True)
+
+        return self._with_layer(("after", *map(str, self.layers), *command), run)
+
     def _with_layer(self, what: tuple[str, ...], make: Callable[[Path], None]) -> Image:
         key = hashlib.sha256("\0".join(what).encode()).hexdigest()[:12]
         layer = _once(CACHE / "layers" / key, make)

@@ -12,13 +12,11 @@ if TYPE_CHECKING:
     from tests.pods.network import Link
     from tests.pods.oci import PodSpec
 
-DOMAIN = "cluster.local"
-
 
 def fqdn(spec: PodSpec, hostname: str) -> str:
     """A pod's name in the cluster's DNS; one without a subdomain has none there but this form."""
     parts = [hostname, *([spec.subdomain] if spec.subdomain else [])]
-    return ".".join([*parts, spec.namespace, "svc", DOMAIN])
+    return ".".join([*parts, spec.namespace, "svc", spec.cluster_domain])
 
 
 def hosts(spec: PodSpec, hostname: str, addresses: Sequence[str]) -> str:
@@ -44,9 +42,12 @@ def hosts(spec: PodSpec, hostname: str, addresses: Sequence[str]) -> str:
 
 
 def resolv_conf(spec: PodSpec, links: Sequence[Link]) -> str:
-    """/etc/resolv.conf with the search list of dnsPolicy ClusterFirst."""
-    search = [f"{spec.namespace}.svc.{DOMAIN}", f"svc.{DOMAIN}", DOMAIN, *spec.searches]
+    """/etc/resolv.conf: dnsPolicy ClusterFirst, or None with a server and no search list."""
     server = DNS_ADDRESSES[0 if any(link.ipv4 for link in links) else 1]
+    if not spec.cluster_dns:
+        return f"nameserver {server}\n"
+    domain = spec.cluster_domain
+    search = [f"{spec.namespace}.svc.{domain}", f"svc.{domain}", domain, *spec.searches]
     return f"search {' '.join(search)}\nnameserver {server}\noptions ndots:5\n"
 
 

@@ -96,6 +96,10 @@ class Nameserver:
             refuse_other_zones=refuse_other_zones,
         )
 
+    def serve(self, domain: str) -> None:
+        """Serves another cluster domain than cluster.local; the pods' is `cluster_domain`."""
+        self._order("configure", domain=domain)
+
     def questions(self, name: str | None = None) -> list[Question]:
         """What was asked so far, about one name or about all."""
         asked = [Question(*entry) for entry in self._order("log")]

@@ -56,13 +56,19 @@ BRIDGES = {
 
 @dataclass(frozen=True)
 class Link:
-    """An interface of a pod: its name there, the bridge it leads to, and its families."""
+    """An interface of a pod: its name there, the bridge it leads to, and its families.
+
+    With `ipv6_first` a pod of both has its IPv6 address as the first of podIPs. `kind` is `veth`,
+    a port of the bridge, or `macvlan`, a link over it, as its CNI plugin makes one.
+    """
 
     name: str = "eth0"
     bridge: str = "br-pod"
     mtu: int = 1500
     ipv4: bool = True
     ipv6: bool = False
+    ipv6_first: bool = False
+    kind: str = "veth"
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,11 @@ class Node:
     def set_up(self) -> None:
         """Makes the bridges and the addresses that the cluster's DNS listens on."""
         lines = ["link set lo up"]
-        lines += [f"address add {address} dev lo" for address in DNS_ADDRESSES]
+        # Without a look for duplicates, during which nobody can listen on the address.
+        lines += [
+            f"address add {address} dev lo" + (" nodad" if ":" in address else "")
+            for address in DNS_ADDRESSES
+        ]
         for number, bridge in enumerate(BRIDGES.values()):
             # A bridge without an address of its own takes its ports' lowest, and so changes it when
             # a pod comes or goes: the others would lose their gateway for half a minute.
@@ -107,6 +117,13 @@ class Node:
             lines += [
                 f"link add {bridge.name} {address} type bridge",
                 f"link set {bridge.name} up",
+            ]
+            # As a node's adapter would be: a bridge without any port has no carrier, nor has a
+            # macvlan over it.
+            lines += [
+                f"link add {bridge.name}-up type veth peer name {bridge.name}-nic",
+                f"link set {bridge.name}-up master {bridge.name} up",
+                f"link set {bridge.name}-nic up",
             ]
             if bridge.gateway:
                 lines += [
@@ -124,20 +141,29 @@ class Netns:
     node: Node
     name: str
     links: Sequence[Link]
+    owner: int | None = None  # a process that is in it already
     number: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.number = next(self.node.hosts)  # the host part of its addresses
-        outer = [f"netns add {self.name}"]
+        attach = f"netns attach {self.name} {self.owner}"
+        outer = [attach if self.owner else f"netns add {self.name}"]
         inner = ["link set lo up"]
         for index, link in enumerate(self.links):
             peer = self._peer(index)
             bridge = BRIDGES[link.bridge]
             inside = f"peer name {link.name} mtu {link.mtu} netns {self.name}"
-            outer += [
-                f"link add {peer} mtu {link.mtu} type veth {inside}",
-                f"link set {peer} master {bridge.name} up",
-            ]
+            if link.kind == "macvlan":
+                what = f"name {peer} mtu {link.mtu} type macvlan mode bridge"
+                outer += [
+                    f"link add link {bridge.name} {what}",
+                    f"link set {peer} netns {self.name} name {link.name}",
+                ]
+            else:
+                outer += [
+                    f"link add {peer} mtu {link.mtu} type veth {inside}",
+                    f"link set {peer} master {bridge.name} up",
+                ]
             inner += [f"link set {link.name} up"]
             for address, network in self._addresses(link):
                 nodad = " nodad" if network.version == 6 else ""
@@ -159,7 +185,7 @@ class Netns:
             found.append((bridge.ipv4[self.number], bridge.ipv4))
         if link.ipv6:
             found.append((bridge.ipv6[self.number], bridge.ipv6))
-        return found
+        return found[::-1] if link.ipv6_first else found
 
     @property
     def path(self) -> str:
@@ -167,7 +193,7 @@ class Netns:
         return f"/run/netns/{self.name}"
 
     def addresses(self, link: str | None = None) -> list[str]:
-        """The addresses of a link (the first one if none is named), IPv4 first."""
+        """The addresses of a link (the first one if none is named), in the order of podIPs."""
         chosen = self.links[0] if link is None else self._link(link)[1]
         return [str(address) for address, _ in self._addresses(chosen)]
 
@@ -193,7 +219,12 @@ class Netns:
 
     def delete(self) -> None:
         """Takes the namespace and its links away at once, also where a process still holds it."""
-        lines = [f"link delete {self._peer(index)}" for index in range(len(self.links))]
+        lines = []
+        for index, link in enumerate(self.links):
+            if link.kind == "macvlan":
+                self.run("ip", "link", "delete", link.name)
+            else:
+                lines += [f"link delete {self._peer(index)}"]
         self.node.run("ip", "-batch", "-", stdin="\n".join([*lines, f"netns delete {self.name}"]))
 
     def _link(self, name: str) -> tuple[int, Link]:

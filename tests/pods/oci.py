@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.pods.network import Link
+from tests.pods.users import MAP
 from tests.pods.volumes import Mount, Volume
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class PodSpec:
     """Everything that a manifest can say about a pod of one container, and a cluster's defaults.
 
     `args` follow the image's ENTRYPOINT; `command` replaces both. `host_network` names the node
-    whose network the pod shares.
+    whose network the pod shares. Without `host_users` no user of the pod is one of the node.
     """
 
     name: str
@@ -94,11 +95,14 @@ class PodSpec:
     working_dir: str = "/"
     hostname: str | None = None
     subdomain: str | None = None
+    cluster_domain: str = "cluster.local"
+    cluster_dns: bool = True
     namespace: str = "default"
     links: Sequence[Link] = (Link(),)
     extra_hosts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     searches: Sequence[str] = ()
     host_network: str | None = None
+    host_users: bool = True
     tty: bool = False
     memory: int | None = None
     shm_size: int = 64 << 20
@@ -139,6 +143,7 @@ def configuration(
     network: str,
     cgroup: str,
     mounts: Sequence[Mount],
+    users: str = "",
 ) -> dict[str, object]:
     """The `config.json` of a bundle, as containerd writes it for this pod."""
     capabilities = list(spec.capabilities)
@@ -147,7 +152,9 @@ def configuration(
         "namespaces": [
             *({"type": kind} for kind in ("pid", "ipc", "uts", "mount")),
             {"type": "network", "path": network},
+            *([{"type": "user", "path": users}] if users else []),
         ],
+        **({"uidMappings": MAP, "gidMappings": MAP} if users else {}),
         "resources": {
             "devices": [{"allow": False, "access": "rwm"}],
             **({"memory": {"limit": spec.memory}} if spec.memory else {}),

@@ -16,6 +16,7 @@ from tests.pods.oci import configuration
 from tests.pods.processes import Process, processes_of
 from tests.pods.sandbox import Sandbox
 from tests.pods.terminal import Terminal
+from tests.pods.users import FIRST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,6 +59,7 @@ class Pod(Sandbox):
             network=self.network.path,
             cgroup=f"mpiboot-{self._cluster}-{self._id}",
             mounts=self._mounts,
+            users=self._users.path if self._users else "",
         )
         (bundle / "config.json").write_text(json.dumps(config))
         argv = [
@@ -206,10 +208,15 @@ class Pod(Sandbox):
     def _mount_root(self) -> str:
         """A fresh overlay over the image: a restarted container sees nothing of its first life."""
         base = self._scratch / str(self.restarts)
-        lower = ":".join(map(str, self.spec.image.layers))
+        layers = [str(layer) for layer in self.spec.image.layers]
+        owner = FIRST if self._users else 0
+        lower = ":".join(self._users.mapped(layers) if self._users else layers)
         options = f"lowerdir={lower},upperdir={base}/upper,workdir={base}/work"
-        script = 'mkdir -p "$1/upper" "$1/work" "$1/root"; mount -t overlay -o "$2" pod "$1/root"'
-        self._node.run("sh", "-ec", script, "sh", str(base), options)
+        script = (
+            'mkdir -p "$1/upper" "$1/work" "$1/root"; chown "$3:$3" "$1/upper"; '
+            'mount -t overlay -o "$2" pod "$1/root"'
+        )
+        self._node.run("sh", "-ec", script, "sh", str(base), options, str(owner))
         return f"{base}/root"
 
     def _await_start(self, bundle: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.pods import kubelet
 from tests.pods.network import Counters, Netns, Node
+from tests.pods.users import UserNamespace
 from tests.pods.volumes import READ_ONLY, Mount
 
 if TYPE_CHECKING:
@@ -37,8 +38,13 @@ class Sandbox:
         self._folder.mkdir()
         self._scratch = place.folder / "scratch" / self._key
         self._shared_network = network is not None
-        self.network = network or Netns(place.node, self._key, spec.links)
+        self._users = None if spec.host_users else self._own_users(place)
+        owner = self._users.pid if self._users else None
+        self.network = network or Netns(place.node, self._key, spec.links, owner)
         self._mounts = self._make_mounts()
+        if self._users:
+            self._users.made()
+            self._mounts = self._users.mounts(self._mounts)
 
     @property
     def hostname(self) -> str:
@@ -79,6 +85,11 @@ class Sandbox:
         """Takes the pod's network away, unless it is a node's."""
         if not self._shared_network:
             self.network.delete()
+
+    def _own_users(self, place: Place) -> UserNamespace:
+        """A user namespace, whose root has to find its way to the container's root."""
+        place.folder.chmod(0o711)
+        return UserNamespace(place.node, self._scratch)
 
     def _make_mounts(self) -> list[Mount]:
         files = {

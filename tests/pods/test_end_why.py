@@ -4,59 +4,163 @@ from __future__ import annotations
 
 import json
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pods.ends import PATIENCE, RING, end_line, ranks, running, until
+from tests.pods.ends import PATIENCE, RING, WAYS, by, end_line, launches, ranks, running, until
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
     from tests.pods.images import Image
+    from tests.pods.operator import Job
 
 MEMORY = 300 << 20
 EATER = """#!/bin/sh
 case $(hostname) in *worker-1) exec python3 -c 'x = bytearray(1 << 30)';; *) sleep 1000;; esac
 """
+# Ends one rank by a signal, and its peers don't mind. Not at once: where a rank that is no MPI
+# program ends within milliseconds on its own host, Open MPI 5.0 may wait for ever.
+DIES = """#!/bin/sh
+sleep 1
+case $(hostname) in *$2) kill -s $1 $$;; esac
+sleep 1000
+"""
+SECOND = "pi-worker-1.pi.default.svc"
 
 
-def test_a_rank_that_is_out_of_memory(cluster: Cluster, image: Image) -> None:
+def script(name: str, text: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - of a PodSpec
+    """Fields of a pod that has a program at /opt/it."""
+    return {"volumes": [Files("/opt/it", {name: text}, 0o755)], **fields}
+
+
+def fields(text: str) -> dict[str, Any]:
+    """What the line that tells the end has as JSON."""
+    lines = [line for line in text.splitlines() if '"event": "ended"' in line]
+    told: dict[str, Any] = json.loads(lines[-1])
+    return told
+
+
+@WAYS
+def test_a_rank_that_is_out_of_memory(cluster: Cluster, image: Image, way: str) -> None:
+    chosen, details = by(way, image)
+    worker = script("eat", EATER, memory=MEMORY, **details.get("worker", {}))
     job = mpijob(
         cluster,
-        image,
+        chosen,
         workers=2,
-        launcher_args=["/opt/eater/eat"],
-        worker={"volumes": [Files("/opt/eater", {"eat": EATER}, 0o755)], "memory": MEMORY},
-        launcher={"volumes": [Files("/opt/eater", {"eat": EATER}, 0o755)]},
+        launcher_args=["/opt/it/eat"],
+        worker=worker,
+        launcher=script("eat", EATER),
     ).start()
     assert job.wait(PATIENCE) == 137
     said = job.launcher.termination_log().splitlines()
-    assert "SIGKILL" in said[0]
-    assert "pi-worker-1" in said[1]
-    assert "out of memory: the kernel killed a process of this pod (limit 300 MiB" in said[1]
+    assert said[0] == f"program: {SECOND}: rank 1 was ended by SIGKILL"
+    assert said[1].startswith(
+        f"{SECOND}: out of memory: the kernel killed a process of this pod (limit 300 MiB"
+    )
     assert "out of memory" in end_line(job.launcher.stderr())
 
 
-def test_a_segmentation_fault_is_no_kill(cluster: Cluster, image: Image) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("KILL", "SEGV"),
+        pytest.param(("BUS", "ABRT", "FPE", "ILL", "TERM", "PIPE"), marks=pytest.mark.full),
+    ],
+    ids=["some", "more"],
+)
+def test_the_signal_that_ended_a_rank(
+    cluster: Cluster, image: Image, names: tuple[str, ...]
+) -> None:
+    """Rank, host and signal are named, mpirun's own words stay, and nothing else is added."""
+    ended = launches(
+        cluster,
+        image,
+        [["/opt/it/dies", name, "worker-1"] for name in names],
+        worker=script("dies", DIES),
+        launcher=script("dies", DIES),
+    )
+    for name, (code, said) in zip(names, ended, strict=True):
+        number = signal.Signals[f"SIG{name}"]
+        assert code == 128 + number
+        assert f"exit {code}: {SECOND}: rank 1 was ended by SIG{name}" in end_line(said)
+        assert said.count("noticed that process rank 1") == 1
+        assert "ACTIVAT" not in said
+        # Only of a kill it is asked who sent it.
+        assert ("somebody else sent SIGKILL" in said) == (name == "KILL")
+        assert "out of memory" not in said
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("where", ["launcher", "worker-0"])
+def test_ranks_beside_mpirun(cluster: Cluster, image: Image, where: str) -> None:
+    """Open MPI 4.1 hands its variables on to them, so there it isn't asked."""
+    program = script("dies", DIES)
+    job = mpijob(
+        cluster,
+        image,
+        workers=1,
+        as_worker=True,
+        launcher_args=["/opt/it/dies", "SEGV", where],
+        worker=program,
+        launcher=program,
+    ).start()
+    assert job.wait(PATIENCE) == 139
+    said = job.launcher.stderr()
+    assert "was ended by SIGSEGV" in end_line(said)
+    assert said.count("noticed that process rank") == 1
+    if "5.0" in image.name:
+        named = (
+            "pi-launcher: rank 0" if where == "launcher" else "pi-worker-0.pi.default.svc: rank 1"
+        )
+        assert f"exit 139: {named} was" in end_line(said)
+
+
+@pytest.mark.parametrize("how", ["segv", "exit"])
+def test_the_end_is_told_as_fields(cluster: Cluster, image: Image, how: str) -> None:
+    argv = [RING, "--exit", "4"] if how == "exit" else ["/opt/it/dies", "SEGV", "worker-1"]
     job = mpijob(
         cluster,
         image,
         workers=2,
-        launcher_args=[RING, "--segv"],
+        launcher_args=argv,
         env={"MPIBOOT_LOG_FORMAT": "json"},
+        worker=script("dies", DIES),
+        launcher=script("dies", DIES),
     ).start()
-    assert job.wait(PATIENCE) == 139
+    code = 4 if how == "exit" else 139
+    assert job.wait(PATIENCE) == code
     assert "out of memory" not in job.launcher.termination_log()
-    lines = [line for line in job.launcher.stderr().splitlines() if '"event": "ended"' in line]
-    told = json.loads(lines[-1])
-    assert (told["exit"], told["hosts"], told["ranks"]) == (139, 2, 2)
-    assert "SIGSEGV" in told["cause"]
+    told = fields(job.launcher.stderr())
+    assert (told["exit"], told["hosts"], told["ranks"], told["rank"]) == (code, 2, 2, 1)
+    assert told["seconds"] > 0
+    assert told["signal"] == ("" if how == "exit" else "SIGSEGV")
+    assert told["cause"] == (
+        "the program ended with 4: rank 1 was the first"
+        if how == "exit"
+        else "rank 1 was ended by SIGSEGV"
+    )
+    if how == "segv":
+        assert told["host"] == SECOND
 
 
-def test_shared_memory_that_is_full(cluster: Cluster, image: Image) -> None:
-    job = mpijob(cluster, image, workers=2, launcher_args=[RING, "--exit", "4"])
+def test_a_good_end_is_told_as_fields(cluster: Cluster, image: Image) -> None:
+    env = {"MPIBOOT_LOG_FORMAT": "json"}
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING], env=env).start()
+    assert job.wait(PATIENCE) == 0
+    told = fields(job.launcher.stderr())
+    assert (told["exit"], told["hosts"], told["ranks"], told["rank"]) == (0, 2, 2, None)
+    assert (told["reference"], told["host"], told["signal"]) == ("", "", "")
+    assert told["message"].endswith("2 hosts, 2 ranks, exit 0: the program ended well")
+
+
+@WAYS
+def test_shared_memory_that_is_full(cluster: Cluster, image: Image, way: str) -> None:
+    chosen, details = by(way, image)
+    job = mpijob(cluster, chosen, workers=2, launcher_args=[RING, "--exit", "4"], **details)
     for worker in job.workers:
         worker.start()
     job.workers[1].shell("head -c 80000000 /dev/zero > /dev/shm/full || true")
@@ -64,24 +168,55 @@ def test_shared_memory_that_is_full(cluster: Cluster, image: Image) -> None:
     job.publish()
     code = job.wait(PATIENCE)
     assert code not in (0, 69)
-    assert "/dev/shm is full" in job.launcher.termination_log()
+    assert f"{SECOND}: /dev/shm is full (0 bytes of 64 MiB free)" in job.launcher.termination_log()
 
 
-def test_a_container_that_was_restarted(cluster: Cluster, image: Image) -> None:
-    job = running(cluster, image)
+def evidence(job: Job) -> list[str]:
+    """What the workers said of a lost host, below the first line and its hint."""
+    assert job.wait(PATIENCE) == 69
+    first, hint, *lines = job.launcher.termination_log().splitlines()
+    assert first.startswith(f"host-lost: {SECOND}: ")
+    assert hint.startswith("-> ")
+    assert lines[0] in end_line(job.launcher.stderr())
+    return lines
+
+
+LAST = "-o jsonpath='{.status.containerStatuses[*].lastState.terminated}"
+LAST += "{.status.containerStatuses[*].state.terminated}'"
+
+
+@WAYS
+def test_a_container_that_was_restarted(cluster: Cluster, image: Image, way: str) -> None:
+    """As after the kill of the whole container, whose counters are gone with it."""
+    chosen, details = by(way, image)
+    job = running(cluster, chosen, **details)
     job.workers[1].restart()
-    assert job.wait(PATIENCE) == 69
-    said = job.launcher.termination_log()
-    assert "pi-worker-1" in said.splitlines()[0]
-    assert "restarted, probably out of memory" in said
-    assert "kubectl get pod pi-worker-1 -n default" in said
+    lines = evidence(job)
+    assert lines[0] == (
+        f"{SECOND}: its container was restarted, probably out of memory; "
+        f"this line tells: kubectl get pod pi-worker-1 -n default {LAST}"
+    )
 
 
-def test_a_pod_that_is_gone(cluster: Cluster, image: Image) -> None:
-    job = running(cluster, image)
+@WAYS
+def test_a_container_that_is_not_restarted(cluster: Cluster, image: Image, way: str) -> None:
+    chosen, details = by(way, image)
+    job = running(cluster, chosen, **details)
+    job.workers[1].kill()
+    lines = evidence(job)
+    assert f"kubectl get pod pi-worker-1 -n default {LAST}" in lines[0]
+
+
+@WAYS
+def test_a_pod_that_is_gone(cluster: Cluster, image: Image, way: str) -> None:
+    chosen, details = by(way, image)
+    job = running(cluster, chosen, **details)
     job.workers[1].delete()
-    assert job.wait(PATIENCE) == 69
-    assert "its pod is gone" in job.launcher.termination_log()
+    lines = evidence(job)
+    assert lines[0] == (
+        f"{SECOND}: its name does not resolve any more, so its pod is gone: "
+        "kubectl get events -n default --field-selector involvedObject.name=pi-worker-1"
+    )
 
 
 def test_a_failed_launcher_is_kept_for_a_look_inside(cluster: Cluster, image: Image) -> None:

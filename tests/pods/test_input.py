@@ -194,7 +194,9 @@ def test_plan_and_doctor_tell_a_healthy_job(cluster: Cluster, image: Image) -> N
     code, text = asks(job, "doctor", "--json")
     found = {(item["host"].partition(".")[0], item["level"]) for item in json.loads(text)}
     assert {("pi-worker-0", "ok"), ("pi-worker-1", "ok")} <= found
-    assert job.workers[0].exec("mpiboot", "doctor").returncode == 0
+    own = job.workers[0].exec("mpiboot", "doctor")
+    assert own.returncode == 0
+    assert f"openssh lets root in at {job.workers[0].address} port 22" in own.stdout
     assert asks(job, "wait")[0] == 0
 
 
@@ -204,7 +206,7 @@ def test_doctor_names_the_worker_without_an_ssh_server(cluster: Cluster, one: Im
         one,
         workers=2,
         launcher_command=["sleep", "1000"],
-        each_worker={1: {"command": ["sleep", "1000"]}},
+        each_worker={1: {"command": ["sleep", "1000"], "args": []}},
     ).start()
     until(lambda: "listens" in job.workers[0].stderr())
     code, text = asks(job, "doctor")
@@ -213,4 +215,8 @@ def test_doctor_names_the_worker_without_an_ssh_server(cluster: Cluster, one: Im
     assert "pi-worker-1" in bad
     assert "workers-unreachable" in bad
     assert "connection refused" in text
+    # Asked in that pod itself, it knows why.
+    own = job.workers[1].exec("mpiboot", "doctor")
+    assert own.returncode == 69
+    assert "no SSH server of mpiboot's runs in this pod" in own.stdout
     assert asks(job, "plan", "--", RING)[0] == 69

@@ -251,6 +251,43 @@ def test_short_names_that_need_the_clusters_domain(cluster: Cluster, image: Imag
     assert "pi-worker-0.pi.default.svc.cluster.local" in job.launcher.stderr()
 
 
+def test_several_programs_in_one_line(cluster: Cluster, image: Image) -> None:
+    """The daemons of 5.0.7 die of it, and its mpirun may return 0: that is never a success."""
+    line = ["mpirun", "-n", "2", RING, ":", "-n", "2", RING]
+    job = mpijob(cluster, image, workers=2, slots=2, launcher_args=line).start()
+    code = job.wait(PATIENCE)
+    if image.name == "openmpi-5.0":
+        assert "the daemons of 5.0.7 die at the start" in job.launcher.stderr()
+        assert code == 69
+    else:
+        assert code == 0
+        spans(job, slots=2)
+
+
+@pytest.mark.parametrize("said", ["by its search list", "by the setting"])
+def test_names_in_a_cluster_of_another_domain(cluster: Cluster, image: Image, said: str) -> None:
+    """The operator's hostfile ends in .svc; what comes behind is not cluster.local everywhere."""
+    domain = "k8s.example.org"
+    cluster.dns.serve(domain)
+    by_setting = said == "by the setting"
+    env = {"MPIBOOT_REWRITE_FQDN": "on"}
+    if by_setting:
+        env = {"MPIBOOT_REWRITE_FQDN": "auto", "MPIBOOT_CLUSTER_DOMAIN": domain}
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_args=[RING],
+        # With dnsPolicy None there is no search list to read the domain from.
+        launcher={"cluster_domain": domain, "cluster_dns": not by_setting, "env": env},
+        worker={"cluster_domain": domain},
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    assert f"pi-worker-0.pi.default.svc.{domain}" in job.launcher.stderr()
+    assert "cluster.local" not in job.launcher.stderr()
+
+
 def test_the_launcher_is_a_worker_too(cluster: Cluster, image: Image) -> None:
     job = mpijob(cluster, image, workers=2, launcher_args=[RING], as_worker=True).start()
     assert job.wait(PATIENCE) == 0
@@ -364,3 +401,48 @@ def test_signals_while_waiting_end_the_launcher(cluster: Cluster, image: Image) 
     timer.start()
     assert job.wait(PATIENCE) == 143
     timer.join()
+
+
+@pytest.mark.full
+def test_a_flat_launch_as_many_guides_have_it(cluster: Cluster, image: Image) -> None:
+    """Under 4.1 that flag makes daemons leave their agents, unless something keeps them."""
+    line = ["mpirun", "--mca", "plm_rsh_no_tree_spawn", "1", RING]
+    job = mpijob(cluster, image, workers=3, launcher_args=line).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+
+
+@pytest.mark.full
+def test_without_a_parent_mpirun_is_the_container(cluster: Cluster, image: Image) -> None:
+    env = {"MPIBOOT_SUPERVISE": "off"}
+    line = [RING, "--exit", "3"]
+    job = mpijob(cluster, image, workers=2, launcher_args=line, launcher={"env": env}).start()
+    assert job.wait(PATIENCE) == 3
+    spans(job)
+    assert "mpirun is all there is" in " ".join(job.launcher.stderr().split())
+
+
+@pytest.mark.full
+def test_a_hostfile_that_names_the_user(cluster: Cluster, image: Image) -> None:
+    text = "".join(f"mpi@pi-worker-{index}.pi.default.svc slots=1\n" for index in range(2))
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_args=[RING],
+        ssh_mount="/home/mpi/.ssh",
+        worker={"user": 1000, "env": {"MPIBOOT_WORKER_EXIT": "never"}},
+        launcher={"env": {"MPIBOOT_SSH_KEY": "/home/mpi/.ssh"}},
+        hostfile=text,
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+
+
+@pytest.mark.full
+def test_a_parameter_of_mpis_that_is_empty(cluster: Cluster, image: Image) -> None:
+    """A manifest's template may leave a value out; 5.0 by itself crashes of it."""
+    env = {"PRTE_MCA_oob_base_verbose": "", "OMPI_MCA_mpi_yield_when_idle": ""}
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING], launcher={"env": env}).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)

@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pods import images
+from tests.pods.mesh import istio
+from tests.pods.network import Link
+from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, spans
+from tests.pods.probe import reaches
+from tests.pods.test_job import PATIENCE, RING, ranks, spans
+from tests.pods.volumes import SubPath
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +33,29 @@ table inet allowed {
     }
 }
 """
+
+
+# What Volcano's svc plugin makes: pods of the same job alone come in, to every port.
+SAME_JOB = """
+table inet volcano {
+    chain input {
+        type filter hook input priority 0; policy drop;
+        iifname "lo" accept
+        ct state established,related accept
+        ip saddr { %s } accept
+    }
+}
+"""
+# A path that carries less than the links say, and tells nobody.
+BLACK_HOLE = """
+table inet hole {
+    chain input {
+        type filter hook input priority -300;
+        iifname "eth0" meta length > %d drop
+    }
+}
+"""
+DEBIAN_HOSTS = "127.0.0.1 localhost\n127.0.1.1 {0}\n::1 localhost ip6-localhost\n"
 
 
 def only(job: Job, ports: Sequence[str]) -> None:
@@ -86,3 +114,142 @@ def test_a_range_that_is_too_small_is_said(cluster: Cluster, rig: None) -> None:
     ).start()
     assert job.wait(PATIENCE) == 78
     assert "daemons need 2, and a host has 4 slots" in job.launcher.termination_log()
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["openmpi-4.1", pytest.param("openmpi-5.0", marks=pytest.mark.full)],
+    indirect=True,
+)
+def test_volcanos_policy_for_pods_of_the_same_job(cluster: Cluster, image: Image) -> None:
+    job = mpijob(cluster, image, workers=2, slots=2, launcher_args=[RING, "--bytes", "1"])
+    outside = cluster.pod(PodSpec(name="other", image=image, command=["sleep", "1000"])).start()
+    assert reaches(outside, job.workers[0].address)
+    inside = ", ".join(pod.address for pod in job.pods)
+    for pod in job.pods:
+        pod.network.run("nft", "-f", "-", stdin=SAME_JOB % inside)
+    assert job.start().wait(PATIENCE) == 0
+    spans(job, slots=2)
+    assert not any(reaches(outside, worker.address) for worker in job.workers)
+
+
+def test_a_sidecar_in_front_of_every_pod_is_named(cluster: Cluster, rig: None) -> None:
+    job = mpijob(
+        cluster,
+        images.image("openmpi-5.0"),
+        workers=2,
+        launcher_args=[RING],
+        env={"MPIBOOT_TIMEOUT": "8", "MPIBOOT_SSH_PORT": "22", "MPIBOOT_PORT_RANGE": "40000-40003"},
+    )
+    for pod in job.pods:
+        istio(cluster, pod)
+    assert job.start().wait(PATIENCE) == 69
+    said = job.launcher.termination_log()
+    assert "no SSH greeting, and istio's proxy is in front of this pod" in said
+    assert 'sidecar.istio.io/inject: "false"' in said
+    ports = "22,40000,40001,40002,40003"
+    assert f'traffic.sidecar.istio.io/excludeOutboundPorts: "{ports}"' in said
+    # Each worker says it of itself.
+    for worker in job.workers:
+        assert "[service-mesh] a proxy of istio takes every connection" in worker.stderr()
+
+
+@pytest.mark.full
+def test_a_sidecar_in_front_of_workers_alone(cluster: Cluster, rig: None) -> None:
+    job = mpijob(
+        cluster,
+        images.image("openmpi-4.1"),
+        workers=1,
+        launcher_args=[RING],
+        env={"MPIBOOT_TIMEOUT": "8", "MPIBOOT_SSH_PORT": "22"},
+    )
+    istio(cluster, job.workers[0])
+    assert job.start().wait(PATIENCE) == 69
+    assert "sidecar in front of the worker?" in job.launcher.termination_log()
+    assert "15001, 15006, 15021, 15090 listen" in job.workers[0].stderr()
+    told = job.workers[0].exec("mpiboot", "doctor", env={"MPIBOOT_ROLE": "worker"})
+    assert "a proxy of istio takes every connection" in told.stdout
+
+
+@pytest.mark.full
+def test_the_annotation_that_excludes_the_jobs_ports(cluster: Cluster, image: Image) -> None:
+    """What the test above is told to do: with it the whole job passes, and is warned."""
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_args=[RING, "--bytes", "1"],
+        env={"MPIBOOT_PORT_RANGE": "40000-40009"},
+    )
+    for pod in job.pods:
+        istio(cluster, pod, excluded=["22", "40000-40009"])
+    assert job.start().wait(PATIENCE) == 0
+    spans(job)
+    assert "a proxy of istio takes every connection of the launcher and 2 more" in (
+        " ".join(job.launcher.stderr().split())
+    )
+
+
+@pytest.mark.full
+def test_names_on_127_0_1_1(cluster: Cluster, image: Image) -> None:
+    """As Debian has it: by a file of one's own on one worker, by hostAliases on the other pods."""
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_args=[RING, "--bytes", "1"],
+        as_worker=True,
+        launcher={"extra_hosts": {"127.0.1.1": ["pi-launcher", "pi-launcher.pi.default.svc"]}},
+        each_worker={
+            0: {"volumes": [SubPath("/etc/hosts", DEBIAN_HOSTS.format("pi-worker-0"))]},
+            1: {"extra_hosts": {"127.0.1.1": ["pi-worker-1"]}},
+        },
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    hosts = [pod.hostname for pod in job.pods]
+    assert ranks(job.launcher.stdout()) == [(n, 3, host) for n, host in enumerate(hosts)]
+    for worker in job.workers:
+        assert f"listens on {worker.address}:22" in worker.stderr()
+
+
+def test_a_smaller_mtu_on_one_node(cluster: Cluster, rig: None) -> None:
+    _smaller_mtu(cluster, images.image("openmpi-5.0"))
+
+
+@pytest.mark.full
+def test_a_smaller_mtu_on_one_node_with_the_other_mpi(cluster: Cluster, rig: None) -> None:
+    _smaller_mtu(cluster, images.image("openmpi-4.1"))
+
+
+def _smaller_mtu(cluster: Cluster, image: Image) -> None:
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_args=[RING, "--bytes", "8"],
+        each_worker={1: {"links": (Link(mtu=1400),)}},
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    said = " ".join(job.launcher.stderr().split())
+    assert (
+        "[control-mtu] MTUs of the control links differ: 1400 on pi-worker-1.pi.default.svc; "
+        "1500 on the launcher, pi-worker-0.pi.default.svc"
+    ) in said
+
+
+@pytest.mark.full
+def test_a_path_that_loses_large_packets(cluster: Cluster, rig: None) -> None:
+    """The server's greeting fits any packet; its half of the key exchange is the first to hang."""
+    job = mpijob(
+        cluster,
+        images.image("openmpi-5.0"),
+        workers=1,
+        launcher_args=[RING],
+        env={"MPIBOOT_TIMEOUT": "30"},
+    )
+    job.launcher.network.run("nft", "-f", "-", stdin=BLACK_HOLE % 1400)
+    assert job.start().wait(PATIENCE) == 69
+    said = job.launcher.termination_log()
+    assert "SSH login timed out: are large packets lost (MTU)?" in said
+    assert "CNI configuration" in said

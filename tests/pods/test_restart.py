@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +10,16 @@ import pytest
 
 from tests.pods import images
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, program_runs, spans, until
+from tests.pods.test_job import PATIENCE, RING, program_runs, ranks, spans, until
 from tests.pods.volumes import EmptyDir
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
     from tests.pods.images import Image
+    from tests.pods.operator import Job
 
 NAME = "openmpi-5.0"
+FOREVER = [RING, "--sleep", "1000"]
 
 
 def folder() -> dict[str, Any]:
@@ -24,16 +27,39 @@ def folder() -> dict[str, Any]:
     return {"volumes": [EmptyDir("/scratch")], "env": {"MPIBOOT_RUNTIME_DIR": "/scratch/run"}}
 
 
+def stale(volume: EmptyDir, name: str) -> None:
+    """Leave the session folders that PRRTE would have left, whatever number it had."""
+    assert volume.host is not None
+    for pid in range(2, 99):
+        (volume.host / f"{name}.{pid}.0/0").mkdir(parents=True, exist_ok=True)
+
+
+def replaced(cluster: Cluster, job: Job, index: int) -> None:
+    """Delete a worker's pod, and start a new one of that name at another address."""
+    old = job.workers[index]
+    address = old.address
+    old.delete()
+    job.workers[index] = cluster.pod(old.spec).start()
+    assert job.workers[index].address != address
+    job.workers[index].publish()
+
+
 def test_a_launcher_that_starts_again_in_its_pod(cluster: Cluster, image: Image) -> None:
-    """Its first try is killed while ranks run; half-written files lie in its folder."""
+    """Its first try is killed while ranks run; half-written files lie in its folder.
+
+    Its /tmp lives on too, with the session folders of an mpirun that had the same number; and a
+    worker has another address by then.
+    """
     once = 'test -e /scratch/again && exec mpiboot "$@"; : > /scratch/again; exec mpiboot "$@" {}'
     script = once.format("--sleep 1000")
+    kept = folder()
+    kept["volumes"] = [EmptyDir("/tmp", mode=0o1777), *kept["volumes"]]
     job = mpijob(
         cluster,
         image,
         workers=2,
         launcher_command=["sh", "-c", script, "sh", RING],
-        launcher=folder(),
+        launcher=kept,
         worker=folder(),
     ).start()
     until(lambda: all(program_runs(worker) for worker in job.workers))
@@ -43,28 +69,125 @@ def test_a_launcher_that_starts_again_in_its_pod(cluster: Cluster, image: Image)
     assert isinstance(volume, EmptyDir)
     assert volume.host is not None
     launch = volume.host / "run/launcher/launch"
+    assert (launch / "events").is_fifo()
     (launch / "spec.json").write_text('{"argv": ["half')
     (launch / ".hostfile.1").write_text("pi-work")
     (volume.host / "run/launcher/.key.1").write_text("half")
+    (volume.host / "run/launcher/.probe.1").write_text("o")
+    stale(kept["volumes"][0], "prterun.pi-launcher")
     until(lambda: not any(program_runs(worker) for worker in job.workers))
+    replaced(cluster, job, 1)
     job.launcher.start()
     assert job.wait(PATIENCE) == 0
     spans(job)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", images.NAMES)
+def test_a_suspended_job_is_resumed(cluster: Cluster, rig: None, name: str) -> None:
+    """Kueue's suspend takes all pods away; the resumed job has new pods of the same names."""
+    job = mpijob(cluster, images.image(name), workers=2, launcher_args=FOREVER).start()
+    until(lambda: all(program_runs(worker) for worker in job.workers))
+    for pod in reversed(job.pods):
+        pod.signal(signal.SIGTERM)
+    assert job.wait(PATIENCE) == 143
+    assert job.launcher.termination_log().startswith("signal: ")
+    for index, worker in enumerate(job.workers):
+        assert worker.wait(PATIENCE) == 0
+        replaced(cluster, job, index)
+    job.launcher.delete()
+    job.launcher = cluster.pod(replace(job.launcher.spec, args=[RING])).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+
+
+def said(job: Job, text: str) -> int:
+    """How many lines of the launcher's log have a text."""
+    return sum(text in line for line in job.launcher.stderr().splitlines())
+
+
+@pytest.mark.parametrize("name", ["openmpi-4.1", pytest.param(NAME, marks=pytest.mark.full)])
+def test_a_hostfile_that_shrinks_while_it_is_waited_for(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    """The MPI Operator writes its ConfigMap anew, and the kubelet swaps `..data`."""
+    job = mpijob(cluster, images.image(name), workers=3, launcher_args=[RING])
+    for pod in job.pods[:3]:
+        pod.start()
+    job.publish()
+    until(lambda: "waiting for SSH on pi-worker-2" in job.launcher.stderr())
+    job.config.update({"hostfile": "".join(job.hostfile.splitlines(keepends=True)[:2])})
+    assert job.wait(PATIENCE) == 0
+    del job.workers[2]
+    spans(job)
+    assert said(job, "the hostfile has changed: 2 hosts now; left: pi-worker-2.") == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", images.NAMES)
+def test_a_hostfile_that_grows_while_it_is_waited_for(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    """Half-written and empty at first, as by an editor that doesn't rename."""
+    job = mpijob(cluster, images.image(name), workers=3, launcher_args=[RING])
+    first, second, third = job.hostfile.splitlines(keepends=True)
+    job.config.update({"hostfile": first + second})
+    job.start(publish=False)
+    job.workers[0].publish()
+    until(lambda: "DNS for pi-worker-1" in job.launcher.stderr())
+    job.config.update({"hostfile": first + second + third.removesuffix("1\n")})
+    until(lambda: "has changed and is waited for: " in job.launcher.stderr())
+    job.config.update({"hostfile": third + second.replace("slots=1", "slots=2") + first})
+    job.publish()
+    assert job.wait(PATIENCE) == 0
+    assert said(job, "the hostfile has changed: 3 hosts now; joined: pi-worker-2.") == 1
+    two, one, none = (worker.hostname for worker in reversed(job.workers))
+    expected = [(0, 4, two), (1, 4, one), (2, 4, one), (3, 4, none)]
+    assert ranks(job.launcher.stdout()) == expected
+
+
+@pytest.mark.full
+def test_a_hostfile_that_breaks_while_it_is_waited_for_and_stays_so(
+    cluster: Cluster, rig: None
+) -> None:
+    job = mpijob(cluster, images.image(NAME), workers=2, launcher_args=[RING])
+    job.start(publish=False)
+    until(lambda: "NXDOMAIN" in job.launcher.stderr())
+    job.config.update({"hostfile": "pi-worker-0 slots=many\n"})
+    assert job.wait(PATIENCE) == 65
+    assert "/etc/mpi/hostfile:1:" in job.launcher.termination_log()
+
+
+@pytest.mark.full
+def test_a_hostfile_that_changes_after_the_gate_is_not_read_again(
+    cluster: Cluster, rig: None
+) -> None:
+    job = mpijob(cluster, images.image(NAME), workers=2, launcher_args=[RING, "--sleep", "3"])
+    job.start()
+    until(lambda: all(program_runs(worker) for worker in job.workers))
+    job.config.update({"hostfile": "none of these\n"})
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+
+
 def test_a_worker_that_starts_again_in_its_pod(cluster: Cluster, rig: None) -> None:
+    kept, tmp = folder(), EmptyDir("/tmp", mode=0o1777)
+    kept["volumes"] = [tmp, *kept["volumes"]]
     job = mpijob(
         cluster,
         images.image(NAME),
         workers=2,
         launcher_args=[RING],
         launcher={"env": {"MPIBOOT_TIMEOUT": "60"}},
-        each_worker={1: folder()},
+        each_worker={1: kept},
     )
     job.workers[0].start()
     job.workers[1].start()
     until(lambda: "listens on" in job.workers[1].stderr())
-    job.workers[1].restart()
+    job.workers[1].kill()
+    job.workers[1].wait(PATIENCE)
+    stale(tmp, "prted.pi-worker-1")
+    job.workers[1].start()
     job.launcher.start()
     job.publish()
     assert job.wait(PATIENCE) == 0
@@ -88,17 +211,20 @@ def test_a_worker_that_is_replaced_while_its_gate_is_open(cluster: Cluster, rig:
     spans(job)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", images.NAMES)
-def test_a_second_launcher_for_the_same_workers(cluster: Cluster, rig: None, name: str) -> None:
-    """Nothing forbids it: each has daemons and sessions of its own, and ends its own alone."""
-    job = mpijob(
-        cluster, images.image(name), workers=2, launcher_args=[RING, "--sleep", "1000"]
-    ).start()
-    until(lambda: all(program_runs(worker) for worker in job.workers))
-    done = job.launcher.exec(
-        "mpiboot", RING, env={"MPIBOOT_RUNTIME_DIR": "/tmp/second", "K_MPI_JOB_ROLE": "launcher"}
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("rank ") == 2
-    assert job.launcher.running
-    assert all(program_runs(worker) for worker in job.workers)
+def test_a_worker_that_is_replaced_after_it_was_ready(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    """Others are still waited for: nobody would look at it again before mpirun does."""
+    job = mpijob(cluster, images.image(name), workers=2, launcher_args=[RING])
+    job.launcher.start()
+    job.workers[0].start()
+    job.workers[0].publish()
+    until(lambda: "1/2 hosts ready, waiting for DNS for pi-worker-1" in job.launcher.stderr())
+    replaced(cluster, job, 0)
+    until(lambda: said(job, "pi-worker-0.pi.default.svc was ready at ") == 1)
+    job.workers[1].start()
+    job.workers[1].publish()
+    assert job.wait(PATIENCE) == 0
+    spans(job)

@@ -35,6 +35,39 @@ def test_a_batch_script_that_calls_mpirun_twice(cluster: Cluster, image: Image) 
     assert "sshd (openssh) listens" in job.workers[0].stderr()
 
 
+# Both begin together; the second ends while the first still runs, and then the first is ended.
+AT_ONCE = f"""
+mpirun -n 2 {RING} --sleep 1000 > /tmp/first & first=$!
+mpirun -n 2 {RING} > /tmp/second & second=$!
+wait $second
+echo "second $?"
+while kill -0 $first && [ "$(grep -c rank /tmp/first)" != 2 ]; do sleep 0.2; done
+kill -TERM $first
+wait $first
+echo "first $?"
+cat /tmp/second
+ls -d /tmp/mpiboot-0/launcher/launch* /run/mpiboot/launcher/launch* 2> /dev/null | wc -l
+"""
+
+
+def test_two_mpiruns_at_once_in_one_script(cluster: Cluster, image: Image) -> None:
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_command=["sh", "-c", INSTALL + AT_ONCE],
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    said = job.launcher.stdout().splitlines()
+    assert said[:2] == ["second 0", "first 143"]
+    assert ranks(job.launcher.stdout()) == [
+        (0, 2, "pi-worker-0"),
+        (1, 2, "pi-worker-1"),
+    ]
+    assert said[-1] == "2"  # a folder for each
+    assert "lost" not in job.launcher.stderr()
+
+
 @pytest.mark.parametrize("name", images.NAMES)
 def test_without_a_role_the_real_program_runs(cluster: Cluster, rig: None, name: str) -> None:
     script = f"{INSTALL} mpirun --version; mpiboot shims remove --folder /tmp/shims"

@@ -228,17 +228,93 @@ def test_a_tcp_program_that_follows_its_variable_uses_the_data_link(
     assert job.workers[1].counters("eth0").tx < 1_000_000
 
 
-def test_odd_values_arrive_byte_for_byte(cluster: Cluster, image: Image) -> None:
+@pytest.mark.full
+def test_macvlan_links_carry_the_data_of_a_tcp_program(cluster: Cluster, one_image: Image) -> None:
+    links = {"links": (Link(), Link("net1", "br-data", kind="macvlan"))}
+    job = mpijob(
+        cluster,
+        one_image,
+        workers=2,
+        worker=links,
+        launcher=MIXED["launcher"],
+        launcher_args=["python3", "-c", SENDER],
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    assert job.launcher.stdout() == f"got {20 << 20}\n"
+    assert job.workers[1].counters("net1").tx > 20_000_000
+    assert job.workers[1].counters("eth0").tx < 1_000_000
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("subnet", ["192.168.101", "192.168.100"])
+def test_several_data_links_are_all_taken_and_what_is_odd_about_them_is_said(
+    cluster: Cluster, one_image: Image, subnet: str
+) -> None:
+    def links(mtu: int) -> dict[str, object]:
+        return {
+            "links": (Link(), Link("net1", "br-data", mtu), Link("net2", "br-data", ipv4=False))
+        }
+
+    job = mpijob(
+        cluster,
+        one_image,
+        workers=2,
+        each_worker={0: links(1500), 1: links(1400)},
+        launcher_args=PROGRAM,
+    )
+    for number, worker in enumerate(job.workers):
+        address = f"{subnet}.{number + 200}/24"
+        worker.network.run("ip", "address", "add", address, "dev", "net2")
+    job.start()
+    both = {
+        **NET1,
+        "NCCL_SOCKET_IFNAME": "=net1,net2",
+        "UCX_NET_DEVICES": "net1,net2",
+    }
+    assert ended_well(job) == {worker.hostname: both for worker in job.workers}
+    said = job.launcher.stderr()
+    assert "net1, net2: nothing tells which of these links is the data network" in said
+    assert "pi-worker-1.pi.default.svc: 1400, 1500; 1 others: 1500" in said
+    assert ("are in one subnet" in said) == (subnet == "192.168.100")
+
+
+@pytest.mark.full
+def test_data_links_that_lead_to_different_networks_are_not_used(
+    cluster: Cluster, one_image: Image
+) -> None:
+    job = mpijob(cluster, one_image, workers=2, data_link="net1", launcher_args=PROGRAM)
+    job.workers[1].network.run("ip", "address", "flush", "dev", "net1")
+    job.workers[1].network.run("ip", "address", "add", "172.30.1.5/24", "dev", "net1")
+    job.start()
+    for mine in ended_well(job).values():
+        assert mine["NCCL_SOCKET_IFNAME"] == "=eth0"
+    assert "has no route over net1 to" in job.launcher.stderr()
+
+
+def test_odd_values_arrive_byte_for_byte_and_a_secret_is_never_shown(
+    cluster: Cluster, image: Image
+) -> None:
     odd = "a  b,c;d=\"e\" 'f'\n\t$HOME `g` \\ ü é %s #!*"
+    secret = "a=secret-of-the-job; b"
     job = mpijob(
         cluster,
         image,
         workers=2,
         launcher_args=PROGRAM,
-        launcher={"env": {"NCCL_ODD": odd, "VENDOR_ODD": odd, "MPIBOOT_FORWARD": "VENDOR_*"}},
+        launcher={
+            "env": {
+                "NCCL_ODD": odd,
+                "VENDOR_ODD": odd,
+                "VENDOR_API_TOKEN": secret,
+                "PRTE_MCA_plm_base_verbose": "0",
+                "MPIBOOT_FORWARD": "VENDOR_*",
+            }
+        },
     ).start()
     for mine in ended_well(job).values():
         assert (mine["NCCL_ODD"], mine["VENDOR_ODD"]) == (odd, odd)
+        assert mine["VENDOR_API_TOKEN"] == secret
+    assert "secret-of" not in "".join(pod.stderr() for pod in job.pods)
 
 
 def test_the_emptied_gpu_variables_of_the_launcher_reach_no_worker(
@@ -379,6 +455,11 @@ def test_a_vendors_profile_is_evaluated_on_each_worker_and_wins(
     [
         ("export VENDOR_X=1\necho no such card >&2\nreturn 3\n", "ended with 3: no such card"),
         pytest.param("export VENDOR_X=1\nsleep 1000\n", "longer than 10 s", marks=pytest.mark.full),
+        pytest.param(
+            "export VENDOR_X=1\nhead -c 99999 /dev/urandom >&2; printf '\\377\\1 x' >&2\nfalse\n",
+            "ended with 1: ",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_profile_that_fails_is_one_line_and_the_job_runs(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +12,7 @@ from tests.pods import images
 from tests.pods.oci import CRIO, NO_CAPABILITIES
 from tests.pods.operator import mpijob
 from tests.pods.test_job import PATIENCE, RING, spans
+from tests.pods.users import FIRST
 from tests.pods.volumes import EmptyDir, Tmpfs
 
 if TYPE_CHECKING:
@@ -40,9 +43,13 @@ def run(cluster: Cluster, image: Image, every: Mapping[str, Any], **job: Any) ->
 
 
 def said(job: Job, *words: str) -> None:
-    """A worker's log has all of these words."""
+    """A worker's log has all of these words; a reason for the embedded server is in the plan."""
     text = job.workers[0].stderr()
     assert [word for word in words if word not in text] == [], text
+    plan = " ".join(job.launcher.stderr().split())
+    assert ("ssh-server embedded" in plan) == ("embedded" in text)
+    for reason in re.findall("the embedded SSH server is used: (.*)", text):
+        assert f"(detected: {reason}: pi-worker-0" in plan
 
 
 @pytest.mark.full
@@ -168,6 +175,18 @@ def test_an_sshd_with_file_capabilities_where_they_may_not_be_had(
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", images.NAMES)
+def test_an_sshd_with_file_capabilities_under_restricted(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    """Restricted allows that one capability, and no program may gain it."""
+    image = with_capability(images.image(name))
+    one = {**RESTRICTED, "capabilities": ["CAP_NET_BIND_SERVICE"]}
+    job = run(cluster, image, one, user=1000, ssh_mount=MOUNTED)
+    said(job, "sshd (openssh)", ":2222 ")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", images.NAMES)
 def test_an_sshd_with_file_capabilities_that_it_may_have(
     cluster: Cluster, rig: None, name: str
 ) -> None:
@@ -179,3 +198,31 @@ def test_an_sshd_with_file_capabilities_that_it_may_have(
 def test_a_tmpfs_on_run_and_on_tmp(cluster: Cluster, image: Image) -> None:
     """It hides the folder that sshd's package made."""
     run(cluster, image, {"volumes": [Tmpfs("/run"), Tmpfs("/tmp")]})
+
+
+@pytest.mark.parametrize(
+    "user", [0, pytest.param(1000, marks=pytest.mark.full, id="1000")], ids=str
+)
+def test_a_user_namespace_of_the_pods_own(cluster: Cluster, image: Image, user: int) -> None:
+    """`hostUsers: false`: root of the pod is nobody on the node."""
+    details = {"host_users": False, "env": {"MPIBOOT_WORKER_EXIT": "never"}}
+    job = run(cluster, image, details, user=user, ssh_mount="/root/.ssh" if user == 0 else MOUNTED)
+    said(job, "sshd (openssh)", ":22 " if user == 0 else ":2222 ")
+    assert re.search(r"users +the pod's own +\(detected", job.launcher.stderr())
+    worker = job.workers[0]
+    owners = {Path(f"/proc/{item.host_pid}").stat().st_uid for item in worker.processes()}
+    assert owners == {FIRST + user}
+    facts = worker.shell("mpiboot facts")
+    assert re.search(r"user namespace +the pod's own", facts)
+
+
+@pytest.mark.full
+def test_a_user_namespace_and_pod_security_restricted(cluster: Cluster, image: Image) -> None:
+    job = run(cluster, image, {**RESTRICTED, "host_users": False}, user=1000, ssh_mount=MOUNTED)
+    said(job, "sshd (openssh)", ":2222 ")
+
+
+@pytest.mark.full
+def test_root_of_a_user_namespace_without_any_capability(cluster: Cluster, image: Image) -> None:
+    job = run(cluster, image, {"host_users": False, "capabilities": NO_CAPABILITIES})
+    said(job, "the embedded SSH server is used: sshd as root needs the capabilities SETGID")

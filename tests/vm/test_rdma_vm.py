@@ -12,10 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.vm.inside import test_kernel
+from tests.vm.inside import test_decision, test_evidence, test_kernel, test_use
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = tuple(name for name in vars(test_kernel) if name.startswith("test_"))
+NAMES = tuple(
+    name
+    for module in (test_kernel, test_decision, test_use, test_evidence)
+    for name in vars(module)
+    if name.startswith("test_")
+)
 REQUIRED = os.environ.get("MPIBOOT_RIG") == "required"
 
 pytestmark = [
@@ -37,7 +42,7 @@ def reports() -> dict[str, str]:
     done = subprocess.run(
         ["scripts/rdma-vm", "sh", "-c", script, "sh", *tests],
         cwd=ROOT,
-        env={**os.environ, "MPIBOOT_VM_SECONDS": "300", "PYTEST_ADDOPTS": ""},
+        env={**os.environ, "MPIBOOT_VM_SECONDS": "800", "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         check=False,
@@ -59,6 +64,20 @@ def reports() -> dict[str, str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_in_the_machine(reports: dict[str, str], name: str) -> None:
     assert reports.get(name, "it did not run") == ""
+
+
+@pytest.mark.full
+def test_a_launched_jobs_ranks_use_rdma_as_they_are_told() -> None:
+    inside = str(Path(test_kernel.__file__).with_name("job.py").relative_to(ROOT))
+    done = subprocess.run(
+        ["scripts/rdma-vm", sys.executable, "-m", "pytest", "-p", "no:cacheprovider", inside],
+        cwd=ROOT,
+        env={**os.environ, "MPIBOOT_VM_SECONDS": "800", "PYTEST_ADDOPTS": "--timeout=600"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
 
 
 def test_the_machine_gives_output_and_exit_status_of_the_command() -> None:

@@ -8,14 +8,18 @@ import os
 import pickle
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
 
+from mpiboot import facts
 from mpiboot.fabric import Fabric, RdmaDevice
-from mpiboot.observe import rdma
+from mpiboot.model import Host, PodFacts, Worker
+from mpiboot.observe import factsjson, nldev, rdma
+from mpiboot.settings import resolve
 
 Result = TypeVar("Result")
 
@@ -104,10 +108,70 @@ def rdma_links() -> dict[str, dict[str, object]]:
     return {item["ifname"]: item for item in said}
 
 
+def without_library() -> Fabric:
+    """What kernel and sysfs tell where the image has no RDMA library; it takes no child."""
+    with nldev.connect() as channel:
+        return rdma.assemble(nldev.read(channel), Path("/sys"), Path("/dev"))
+
+
 def device(name: str, fabric: Fabric | None = None) -> RdmaDevice:
     """One device as mpiboot sees it."""
     seen = rdma.observe() if fabric is None else fabric
     return next(item for item in seen.devices if item.name == name)
+
+
+def rail(number: int, *addresses: str, mtu: int = 1500) -> None:
+    """Make a link ``railN`` with a device ``rxeN`` on it, and the other end of its cable."""
+    run(f"ip link add rail{number} type veth peer name far{number}")
+    for end in (f"rail{number}", f"far{number}"):
+        run(f"ip link set {end} mtu {mtu} up")
+    run(f"rdma link add rxe{number} type rxe netdev rail{number}")
+    for address in addresses:
+        run(f"ip address add {address} dev rail{number} nodad")
+    active(f"rxe{number}")
+    for address in addresses:
+        plain = address.partition("/")[0]
+        has_gid(f"rxe{number}", f"::ffff:{plain}" if "." in plain else plain)
+
+
+def active(name: str) -> None:
+    wait_for(lambda: device(name, without_library()).ports[0].state == "ACTIVE")
+
+
+def has_gid(name: str, gid: str) -> None:
+    wait_for(lambda: gid in {one.value for one in device(name, without_library()).ports[0].gids})
+
+
+def pod(name: str, number: int) -> str:
+    """Make a pod with a control link; its address there."""
+    run(f"ip netns add {name}")
+    run(f"ip link add control{number} type veth peer name eth0 netns {name}")
+    run(f"ip link set control{number} up")
+    run(f"ip -n {name} link set eth0 up")
+    run(f"ip -n {name} address add 10.99.0.{number}/24 dev eth0")
+    return f"10.99.0.{number}"
+
+
+def told(name: str = "") -> PodFacts:
+    """Run the command that a person would; what it says is what a launcher reads."""
+    enter = f"ip netns exec {name} " if name else ""
+    found = factsjson.from_json(run(f"{enter}{sys.executable} -m mpiboot facts --json"))
+    assert found is not None
+    return found
+
+
+def seen(name: str = "") -> PodFacts:
+    """Gather what that command gathers, without a new interpreter, which takes seconds here."""
+
+    def gather() -> PodFacts:
+        return facts.gather(resolve({}, {}), dict(os.environ), sshd="", pid=1, mpi=None)
+
+    return in_pod(name, gather) if name else gather()
+
+
+def worker(found: PodFacts, control: str = "", name: str = "w-0") -> Worker:
+    """The pod as the launcher has it after its gate."""
+    return Worker(Host(name), control, 22, "root", control, found)
 
 
 def clean() -> None:

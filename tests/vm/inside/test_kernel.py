@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mpiboot.fabric import Route
-from mpiboot.model import Host, PodFacts, Worker
-from mpiboot.network import gids, interfaces, rails
-from mpiboot.network.network import DataSettings, Network
-from mpiboot.observe import factsjson, rdma
+from mpiboot.observe import rdma
 from mpiboot.observe.links import links, routes
-from tests.vm.inside.machine import device, devinfo, in_pod, rdma_links, run, wait_for
+from tests.vm.inside.machine import (
+    active,
+    device,
+    devinfo,
+    has_gid,
+    in_pod,
+    rail,
+    rdma_links,
+    run,
+    wait_for,
+    without_library,
+)
 
 SYS, DEV = Path("/sys"), Path("/dev")
-
-
-def rail(number: int, *addresses: str, mtu: int = 1500) -> None:
-    """Make a link ``railN`` with a device ``rxeN`` on it, and the other end of its cable."""
-    run(f"ip link add rail{number} type veth peer name far{number}")
-    for end in (f"rail{number}", f"far{number}"):
-        run(f"ip link set {end} mtu {mtu} up")
-    run(f"rdma link add rxe{number} type rxe netdev rail{number}")
-    for address in addresses:
-        run(f"ip address add {address} dev rail{number} nodad")
-    active(f"rxe{number}")
-    for address in addresses:
-        plain = address.partition("/")[0]
-        has_gid(f"rxe{number}", f"::ffff:{plain}" if "." in plain else plain)
-
-
-def active(name: str) -> None:
-    wait_for(lambda: device(name).ports[0].state == "ACTIVE")
-
-
-def has_gid(name: str, gid: str) -> None:
-    wait_for(lambda: gid in {item.value for item in device(name).ports[0].gids})
 
 
 def agrees(name: str) -> None:
@@ -61,7 +45,9 @@ def agrees(name: str) -> None:
         (folder / "ports/1/pkeys/0").read_text().strip()
     ]
     assert (ours.driver, ours.protocol, ours.node_type) == ("rxe", "roce", "CA")
-    assert ours.opens == "ok"
+    assert (ours.opens, ours.library) == ("ok", "ok")
+    index = int((SYS / "class/net" / str(said["netdev"]) / "ifindex").read_text())
+    assert {gid.link for gid in port.gids} == {index}
     node = Path(ours.uverbs)
     assert (SYS / "class/infiniband_verbs" / node.name / "ibdev").read_text().strip() == name
 
@@ -94,14 +80,17 @@ def test_several_devices_with_ipv4_and_ipv6_are_as_the_other_tools_have_them() -
 def test_the_ports_mtu_is_that_of_the_rdma_library(mtu: int) -> None:
     rail(0, mtu=mtu)
 
-    assert device("rxe0").ports[0].mtu == devinfo("rxe0").mtu
+    expected = devinfo("rxe0").mtu
+    assert device("rxe0").ports[0].mtu == expected
+    # What is made of the link's MTU where there is no library to ask.
+    assert device("rxe0", without_library()).ports[0].mtu == expected
 
 
 def test_a_port_that_goes_down_is_down_and_comes_back() -> None:
     rail(0, "10.0.0.1/24")
 
     run("ip link set far0 down")
-    wait_for(lambda: device("rxe0").ports[0].state == "DOWN")
+    wait_for(lambda: device("rxe0", without_library()).ports[0].state == "DOWN")
     agrees("rxe0")
     run("ip link set far0 up")
     active("rxe0")
@@ -134,7 +123,8 @@ def test_macvlan_over_a_shared_device_has_its_address_in_the_table_only() -> Non
 
     port = device("rxe0", in_pod("b", rdma.observe)).ports[0]
 
-    assert (port.netdev, port.mtu) == ("", 0)
+    # The port's link is the host's: only the library knows the port's MTU.
+    assert (port.netdev, port.mtu) == ("", devinfo("rxe0").mtu)
     named = {gid.value: gid.netdev for gid in port.gids if gid.value.startswith("::ffff:")}
     assert named == {
         "::ffff:10.0.0.1": "rail0",
@@ -149,9 +139,12 @@ def test_nobody_without_privilege_sees_the_same() -> None:
     run("ip netns add a")
     (DEV / "infiniband" / "uverbs0").chmod(0o600)
 
-    mine, nobodys = in_pod("a", rdma.observe), in_pod("a", rdma.observe, uid=65534)
+    mine, nobodys = in_pod("a", without_library), in_pod("a", rdma.observe, uid=65534)
 
-    assert device("rxe0", nobodys).opens == "Permission denied"
+    assert (device("rxe0", nobodys).opens, device("rxe0", nobodys).library) == (
+        "Permission denied",
+        "",
+    )
     assert replace(device("rxe0", nobodys), opens="ok") == device("rxe0", mine)
 
 
@@ -190,7 +183,7 @@ def test_sysfs_alone_tells_the_same_but_for_index_and_link() -> None:
 
     alone = rdma.assemble(None, SYS, DEV, "refused").devices[0]
 
-    ours = device("rxe0")
+    ours = device("rxe0", without_library())
     port = replace(ours.ports[0], netdev="", mtu=0)
     assert alone == replace(ours, index=-1, ports=(port,))
 
@@ -244,94 +237,14 @@ def test_links_have_the_kinds_of_their_drivers() -> None:
     wait_for(lambda: next(item.carrier for item in links() if item.name == "net1"))
 
 
-def test_the_port_behind_a_link_is_found() -> None:
-    rail(0, "10.0.0.1/24")
-    rail(1, "10.1.0.1/24")
-    run("ip netns add a")
-    run("ip link add net1 link rail1 type macvlan mode bridge")
-    run("ip link set net1 netns a")
-    run("ip -n a address add 10.1.0.7/24 dev net1")
-    run("ip -n a link set net1 up")
-    has_gid("rxe1", "::ffff:10.1.0.7")
+def test_links_may_have_any_name_that_the_kernel_allows() -> None:
+    # A percent sign is legal, but stands for a number that the kernel chooses.
+    legal = [chr(code) for code in range(33, 127) if chr(code) not in "/:%"]
+    names = ["n" + "".join(legal[place : place + 14]) for place in range(0, len(legal), 14)]
+    for name in names:
+        run(f"ip link add name {name} type dummy")
 
-    def behind(name: str) -> list[str]:
-        known = links()
-        link = next(item for item in known if item.name == name)
-        return [item[0].name for item in rails.behind(link, rdma.observe(), known)[0]]
-
-    assert behind("rail0") == ["rxe0"]
-    assert behind("far0") == []
-    assert in_pod("a", lambda: behind("net1")) == ["rxe1"]
-
-
-def facts(name: str = "") -> PodFacts:
-    """Run the command that a person would; what it says is what a launcher reads."""
-    enter = f"ip netns exec {name} " if name else ""
-    found = factsjson.from_json(run(f"{enter}{sys.executable} -m mpiboot facts --json"))
-    assert found is not None
-    return found
-
-
-def decided(found: PodFacts, control: str) -> Network:
-    worker = Worker(Host("w-0"), control, 22, "root", control, found)
-    return interfaces.choose(worker, DataSettings())
-
-
-def pod_a() -> None:
-    """Make a pod whose control link has an address."""
-    run("ip netns add a")
-    run("ip -n a link add eth0 type dummy")
-    run("ip -n a link set eth0 up")
-    run("ip -n a address add 10.9.0.2/24 dev eth0")
-
-
-def rdma_links_of_a() -> dict[str, dict[str, object]]:
-    said = json.loads(run("ip netns exec a rdma -j link show"))
-    return {item["ifname"]: item for item in said}
-
-
-def test_facts_and_the_decision_agree_with_rdma_for_one_device() -> None:
-    pod_a()
-    run("ip link add far type veth peer name net1")
-    run("ip link set net1 netns a")
-    run("ip link set far up")
-    run("ip -n a link set net1 up")
-    run("ip netns exec a rdma link add rxe5 type rxe netdev net1")
-    run("ip -n a address add 10.0.0.1/24 dev net1")
-    active("rxe5")
-    has_gid("rxe5", "::ffff:10.0.0.1")
-    (said,) = rdma_links_of_a().values()
-
-    found = facts("a")
-    network = decided(found, "10.9.0.2")
-
-    assert [item.name for item in found.fabric.devices] == [said["ifname"]]
-    assert [rail.name for rail in network.rails] == [f"{said['ifname']}:{said['port']}"]
-    assert [link.name for link in network.data] == [said["netdev"]] == ["net1"]
-    assert network.kind.value == "RoCE"
-    assert network.control is not None
-    assert network.control.name == "eth0"
-
-
-def test_facts_and_the_decision_agree_with_rdma_for_a_macvlan_over_a_shared_device() -> None:
-    rail(0, "10.0.0.1/24")
-    rail(1, "10.1.0.1/24")
-    pod_a()
-    run("ip link add net1 link rail1 type macvlan mode bridge")
-    run("ip link set net1 netns a")
-    run("ip -n a link set net1 up")
-    run("ip -n a address add 10.1.0.7/24 dev net1")
-    has_gid("rxe1", "::ffff:10.1.0.7")
-
-    network = decided(facts("a"), "10.9.0.2")
-
-    # What the pod sees of rxe1 has no link of its own: the GID table alone tells.
-    assert "netdev" not in rdma_links_of_a()["rxe1"]
-    assert [rail.name for rail in network.rails] == ["rxe1:1"]
-    assert [link.name for link in network.data] == ["net1"]
-    (gid,) = gids.choose(network.rails, "").wanted
-    assert gid is not None
-    assert (gid.value, gid.kind) == ("::ffff:10.1.0.7", "RoCE v2")
+    assert [item.name for item in links() if item.kind == "dummy"] == names
 
 
 def test_routes_tell_which_link_reaches_a_peer() -> None:

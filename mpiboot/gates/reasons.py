@@ -1,0 +1,53 @@
+"""What a failed attempt points to beyond its own words: a mesh's proxy, packets that get lost.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from mpiboot.model import Mesh
+from mpiboot.network import mesh as meshes
+from mpiboot.observe.attempt import Outcome, Probe
+
+# What a proxy makes of a server that speaks first, or of a peer without its mTLS.
+PROXIED: Final = frozenset({Outcome.SILENT, Outcome.CLOSED})
+_LOST: Final = "are large packets lost (MTU)?"
+_LOST_HINT: Final = (
+    "try `ping -M do -s 1472 ADDRESS` between nodes, and give the pod network the MTU that its "
+    "path carries (CNI configuration); or the worker is overloaded"
+)
+_SILENT_HINT: Final = (
+    "is a service mesh's sidecar in front of the worker? Its log tells (`mpiboot doctor` there "
+    "too); else its sshd hangs"
+)
+
+
+def why(
+    probe: Probe, mesh: Mesh | None, ports: Collection[int], port_range: str
+) -> tuple[str, str | None]:
+    """Give the reason in a few steady words, and what to do about it; None: the check's own hint.
+
+    Args:
+        probe: the attempt that came furthest.
+        mesh: what stands in front of the launcher's own pod.
+        ports: the SSH ports that are tried.
+        port_range: the setting, for the annotation that excludes ports.
+    """
+    said = probe.outcome.value
+    if probe.outcome in PROXIED and mesh is not None:
+        hint = meshes.advice(mesh, ports, port_range)
+        return f"{said}, and {mesh.name}'s proxy is in front of this pod", hint
+    if probe.stalled:
+        return f"{said}: {_LOST}", _LOST_HINT
+    if probe.outcome is Outcome.SILENT:
+        return said, _SILENT_HINT
+    return said, None
+
+
+def more(reason: str, probe: Probe) -> str:
+    """Give what a reason has beyond the attempt's own words, to stand behind them."""
+    said = reason.removeprefix(probe.outcome.value).lstrip(":, ")
+    return f"; {said}" if said else ""

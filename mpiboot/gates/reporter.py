@@ -1,0 +1,64 @@
+"""Says how far the gate is, in the log and on a terminal: only what is new, and not too often."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from mpiboot import log
+from mpiboot.gates import progress
+from mpiboot.gates.progress import HostState
+
+# A line a second while things move quickly, and fewer the longer it takes: a pod's log is kept.
+_OFTEN, _SELDOM, _SHARE = 1.0, 15.0, 0.1
+_LIVE: Final = 0.1
+
+
+class Reporter:
+    """One gate's lines; the states are looked at when a line is due."""
+
+    def __init__(self, *, live: bool) -> None:
+        self._changed = asyncio.Event()
+        self._said = ""
+        self._live = live
+
+    def changed(self) -> None:
+        """Note that a host is at another point; cheap, as thousands of hosts call it."""
+        self._changed.set()
+
+    async def lines(self, states: Sequence[HostState]) -> None:
+        """Log a line whenever something changed; many changes at once are one line."""
+        started = time.monotonic()
+        while True:
+            # A cluster that is ready needs no line: the first waits as all do.
+            waited = time.monotonic() - started
+            await asyncio.sleep(min(_SELDOM, max(_OFTEN, waited * _SHARE)))
+            await self._changed.wait()
+            self._changed.clear()
+            text = progress.line(states)
+            if text != self._said:
+                self._said = text
+                self.clear()
+                log.info("gate", text, **progress.fields(states))
+
+    async def drawing(self, states: Sequence[HostState]) -> None:
+        """Draw the line on a terminal; the cursor goes back, so that any other line covers it."""
+        drawn = ""
+        while self._live:
+            await asyncio.sleep(_LIVE)
+            try:
+                width = os.get_terminal_size(2).columns
+            except OSError:
+                return
+            text = progress.line(states)[: width - 1]
+            if text != drawn:
+                drawn = text
+                os.write(2, f"\r\x1b[K{text}\r".encode())
+
+    def clear(self) -> None:
+        """Take the drawn line away."""
+        if self._live:
+            os.write(2, b"\r\x1b[K")

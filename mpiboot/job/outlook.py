@@ -1,0 +1,61 @@
+"""What of the user's own changes how mpirun is watched, starts agents, or ends a job. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mpiboot.job.making import Making
+from mpiboot.settings import Resolved
+
+# Options and parameters with which a job goes on without a rank that ended badly: recovery, fault
+# tolerance (ULFM), and 4.1's orte_abort_on_non_zero_status (5.0 has runtime options for it).
+_GOING_ON: Final = (
+    "recover",
+    "continuous",
+    "with-ft",
+    "_ft_",
+    "abort_on_non_zero",
+    "runtime-options",
+)
+
+
+# What mpiboot's parent does for every MPI; more is in the MPI's row.
+_LOST_WITHOUT_PARENT: Final = (
+    "nobody to see that a host gets no daemon",
+    "no word to the workers that the job ended well",
+)
+
+
+def supervised(making: Making, resolved: Resolved) -> bool:
+    """Tell whether mpiboot stays as mpirun's parent, and what is lost where it does not."""
+    if resolved.settings.supervise != "off":
+        return True
+    given = resolved.given["supervise"]
+    lost = "; ".join((*_LOST_WITHOUT_PARENT, *making.row.lost_without_parent))
+    making.decide("supervise", "off", given.source, f"{given}: mpirun is all there is, with {lost}")
+    return False
+
+
+def suspects(making: Making) -> tuple[tuple[str, str], ...]:
+    """List what of the user's could keep mpirun from starting agents."""
+    found = []
+    for key in ("plm", "plm_rsh_agent", "plm_ssh_agent", "orte_launch_agent", "prte_launch_agent"):
+        if key in making.line.mca:
+            found.append((f"--mca {key} {making.line.mca[key]}", "given on the mpirun line"))
+        found += [
+            (f"{prefix}{key}", f"{prefix}{key}={making.environ[prefix + key]}")
+            for prefix in ("OMPI_MCA_", "PRTE_MCA_")
+            if making.environ.get(prefix + key) and prefix + key not in making.set_env
+        ]
+    if making.line.unknown:
+        found.append((making.line.unknown, "an option that mpiboot does not know"))
+    return tuple(found)
+
+
+def goes_on(making: Making) -> bool:
+    """Tell whether the user may have asked mpirun to go on without a rank that ended badly."""
+    if making.line.unknown:
+        return True
+    variables = (name for name in making.environ if "_MCA_" in name)
+    named = (*making.line.given, *making.line.mca, *variables)
+    return any(word in name.lower() for name in named for word in _GOING_ON)

@@ -1,0 +1,143 @@
+"""Service meshes: how their proxies are recognised in a pod, and how a job stays out of them. Pure.
+
+A proxy in front of a pod takes its connections in both directions. One that waits for the client
+to speak first never passes SSH's greeting on; one that expects mTLS resets what has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from mpiboot.model import Finding, Level, Mesh
+
+_LISTED: Final = 32  # ports that are written out in an annotation
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One mesh: all of ``ports`` listen in its pods, and one of ``also`` where there are any.
+
+    ``annotations`` are those that its injector leaves; ``keep_out`` says how a pod gets none,
+    ``skip`` how only some ports do (``ranges`` where it takes first-last).
+    """
+
+    name: str
+    ports: frozenset[int]
+    also: frozenset[int]
+    annotations: tuple[str, ...]
+    keep_out: str
+    skip: str
+    ranges: bool = False
+
+
+# istio.io "Ports used by Istio": 15001 and 15006 take what leaves and enters, 15008 HBONE,
+# 15020, 15021 and 15090 are the sidecar's own. linkerd.io "Protocol detection": 4140 and 4143.
+_ROWS: Final = (
+    _Row(
+        "istio",
+        frozenset({15001, 15006}),
+        frozenset({15020, 15021, 15090}),
+        ("sidecar.istio.io/status",),
+        'label and annotate launcher and worker templates with sidecar.istio.io/inject: "false"',
+        "annotate both with traffic.sidecar.istio.io/excludeInboundPorts and "
+        'traffic.sidecar.istio.io/excludeOutboundPorts: "{ports}"',
+    ),
+    _Row(
+        "istio ambient",
+        frozenset({15001, 15006, 15008}),
+        frozenset(),
+        ("ambient.istio.io/redirection",),
+        "label launcher and worker templates with istio.io/dataplane-mode: none",
+        "",
+    ),
+    _Row(
+        "linkerd",
+        frozenset({4140, 4143}),
+        frozenset(),
+        ("linkerd.io/proxy-version",),
+        "annotate launcher and worker templates with linkerd.io/inject: disabled",
+        "annotate both with config.linkerd.io/skip-inbound-ports and "
+        'config.linkerd.io/skip-outbound-ports: "{ports}"',
+        ranges=True,
+    ),
+)
+_BY_NAME: Final = {row.name: row for row in _ROWS}
+
+
+def recognise(listening: Collection[int], annotations: Collection[str] = ()) -> Mesh | None:
+    """Name the mesh whose proxy stands in front of this pod; None where there is none.
+
+    Args:
+        listening: TCP ports on which anybody listens in this pod's network.
+        annotations: the names of the pod's own annotations, where they are known.
+    """
+    there = set(listening)
+    for row in _ROWS:
+        if row.ports <= there and (not row.also or row.also & there):
+            seen = sorted((row.ports | row.also) & there)
+            return Mesh(row.name, (f"ports {', '.join(map(str, seen))} listen in this pod",))
+    for row in _ROWS:
+        said = next((name for name in row.annotations if name in annotations), "")
+        if said:
+            return Mesh(row.name, (f"the pod has the annotation {said}",))
+    return None
+
+
+def advice(mesh: Mesh, ssh: Collection[int], port_range: str = "") -> str:
+    """Say how the job's ports are kept out of the mesh.
+
+    Args:
+        mesh: the mesh.
+        ssh: the workers' SSH ports.
+        port_range: the setting, ``first-last`` or empty.
+    """
+    row = _BY_NAME.get(mesh.name)
+    if row is None:
+        return ""
+    if not row.skip:
+        return row.keep_out
+    ports = ",".join(map(str, sorted(ssh)))
+    if not port_range:
+        return f"{row.keep_out}; or set MPIBOOT_PORT_RANGE and {_with(row, f'{ports},<its ports>')}"
+    first, last = map(int, port_range.split("-"))
+    if row.ranges:
+        return f"{row.keep_out}; or {_with(row, f'{ports},{port_range}')}"
+    if last - first < _LISTED:
+        every = ",".join(map(str, range(first, last + 1)))
+        return f"{row.keep_out}; or {_with(row, f'{ports},{every}')}"
+    return f"{row.keep_out}; or {_with(row, f'{ports},<each port of {port_range}>')}"
+
+
+def _with(row: _Row, ports: str) -> str:
+    return row.skip.replace("{ports}", ports)
+
+
+def findings(
+    pods: Mapping[str, Mesh | None], ssh: Collection[int], port_range: str
+) -> tuple[Finding, ...]:
+    """Tell once of each mesh, with the pods that it stands in front of."""
+    by_name: dict[str, list[str]] = {}
+    evidence: dict[str, Mesh] = {}
+    for pod, mesh in pods.items():
+        if mesh is not None:
+            by_name.setdefault(mesh.name, []).append(pod)
+            evidence.setdefault(mesh.name, mesh)
+    return tuple(
+        Finding(
+            "service-mesh",
+            Level.WARN,
+            said(evidence[name], where),
+            "",
+            evidence[name].evidence,
+            advice(evidence[name], ssh, port_range),
+        )
+        for name, where in by_name.items()
+    )
+
+
+def said(mesh: Mesh, where: Sequence[str]) -> str:
+    """Say what a mesh does to a job."""
+    more = f" and {len(where) - 1} more" if len(where) > 1 else ""
+    return f"a proxy of {mesh.name} takes every connection of {where[0]}{more}, MPI's own too"

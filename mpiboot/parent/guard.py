@@ -1,0 +1,90 @@
+"""Ends a started mpirun whose parent was killed, where the end of no container does that.
+
+As PID 1 of its container the parent takes everything there along. Elsewhere (below a script or an
+init, or in a process table that containers share) mpirun would go on without anybody to end it or
+to tell its status. So a shell sleeps on a pipe whose other end the parent alone holds: the pipe
+is closed by the parent's death, whatever it died of. Until then it costs no wake-up and a tenth
+of a megabyte of its own; only then it becomes this program.
+"""
+
+# Run by its path, it must find its package first; pathlib costs the parent a megabyte.
+# ruff: noqa: PTH100, PTH120
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+if __name__ == "__main__":
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    sys.path.append(os.path.dirname(package))
+
+from mpiboot import log
+from mpiboot.launch_spec import JOB_MARK, MARK
+from mpiboot.parent.end import end_all
+
+# What ends the parent's group or its terminal is none of this one's business; a line on the pipe
+# tells that nothing is left to be done.
+_SLEEP: Final = 'trap "" TERM INT HUP QUIT USR1 USR2 TTOU; read -r over || exec "$@"'
+
+
+class Guard(NamedTuple):
+    """A guard that sleeps, and the end of the pipe that keeps it asleep."""
+
+    pid: int
+    writer: int
+
+
+def start(folder: str, environ: Mapping[str, str], form: str) -> Guard | None:
+    """Start the guard of a launch; None where no shell can be started.
+
+    Args:
+        folder: the launch folder.
+        environ: mpirun's environment; the guard has none of its marks.
+        form: how log lines are written.
+    """
+    reader, writer = os.pipe()
+    own = os.path.abspath(__file__)
+    argv = ("sh", "-c", _SLEEP, "sh", sys.executable, "-I", "-S", own, folder)
+    try:
+        pid = os.posix_spawn(
+            "/bin/sh",
+            (*argv, environ.get(JOB_MARK, ""), form),
+            {name: value for name, value in environ.items() if name not in (MARK, JOB_MARK)},
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, reader, 0),
+                (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+            ],
+            setpgroup=0,
+            setsigmask=(),
+        )
+    except OSError:
+        os.close(writer)
+        return None
+    finally:
+        os.close(reader)
+    return Guard(pid, writer)
+
+
+def dismiss(guard: Guard) -> None:
+    """Let the guard go: mpirun has ended, and nothing of it is left here."""
+    with suppress(OSError):
+        os.write(guard.writer, b"over\n")
+    os.close(guard.writer)
+    # A first process such as `sleep` would never reap it.
+    with suppress(ChildProcessError):
+        os.waitpid(guard.pid, 0)
+
+
+def main(folder: str, mark: str, form: str) -> None:
+    """End what the launch has left in this pod, and say so."""
+    count = end_all(0, folder, mark=mark)
+    if count:
+        log.configure(level="info", form=form, role="launcher")
+        log.warning("ended", f"mpirun's parent was killed: ended {count} processes of its job")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mpiboot.job import ipversion
+from mpiboot.job.plan import Observed, Plan
+from mpiboot.model import Host, Hostfile, Level, Link, Mpi, Source
+from tests.fakes.plans import MPIS, POD, because, failing, observed, planned
+
+FOUR, SIX, LOCAL = "10.244.0.{}/24", "fd00:10:244::{}/64", "fe80::{}/64"
+both = pytest.mark.parametrize("family", list(MPIS))
+
+
+def pods(family: str, *addresses: str, control: str = SIX, **more: object) -> Observed:
+    """Pods whose eth0 has these addresses, and which the launcher reaches by the control one."""
+
+    def links(number: int) -> tuple[Link, ...]:
+        own = tuple(item.format(number) for item in addresses)
+        return (
+            Link(1, "lo", "", up=True, mtu=65536, addresses=("127.0.0.1/8", "::1/128")),
+            Link(2, "eth0", "veth", up=True, mtu=1500, addresses=own),
+        )
+
+    def address(number: int) -> str:
+        return control.format(number).partition("/")[0]
+
+    seen = observed(family)
+    workers = []
+    for number, worker in enumerate(seen.workers, 1):
+        assert worker.facts is not None
+        facts = replace(worker.facts, links=links(number), control_address=address(number))
+        workers.append(
+            replace(worker, address=address(number), local_address=address(9), facts=facts)
+        )
+    own = replace(workers[0].facts, hostname="w-launcher", links=links(9))  # type: ignore[type-var]
+    return replace(seen, workers=tuple(workers), links=links(9), own=own, **more)  # type: ignore[arg-type]
+
+
+def settled(plan: Plan) -> str:
+    found = [item.value for item in plan.decisions if item.name == "ip-version"]
+    return found[0] if found else ""
+
+
+@both
+@pytest.mark.parametrize("addresses", [(FOUR,), (FOUR, LOCAL)])
+def test_pods_with_ipv4_alone_get_nothing(family: str, addresses: tuple[str, ...]) -> None:
+    plan = planned(seen=pods(family, *addresses, control=FOUR))
+    assert settled(plan) == ""
+    assert "OMPI_MCA_btl_tcp_disable_family" not in plan.set_env
+    assert "OMPI_MCA_reachable" not in plan.set_env
+
+
+@both
+@pytest.mark.parametrize(("control", "version", "other"), [(FOUR, "IPv4", "6"), (SIX, "IPv6", "4")])
+def test_pods_with_both_keep_to_the_control_addresses(
+    family: str, control: str, version: str, other: str
+) -> None:
+    plan = planned(seen=pods(family, FOUR, SIX, LOCAL, control=control))
+    assert settled(plan) == version
+    assert plan.set_env["OMPI_MCA_btl_tcp_disable_family"] == other
+    assert "PRTE_MCA_prte_strip_prefix" not in plan.set_env
+
+
+def test_a_users_own_version_is_kept() -> None:
+    seen = pods("openmpi5", FOUR, SIX, control=FOUR)
+    environ = {**POD, "OMPI_MCA_btl_tcp_disable_family": "4"}
+    plan = planned(seen=replace(seen, environ=environ))
+    assert "OMPI_MCA_btl_tcp_disable_family" not in plan.set_env
+    assert because(plan, "OMPI_MCA_btl_tcp_disable_family")[:2] == ("4", Source.ENVIRONMENT)
+
+
+@both
+def test_ipv6_alone(family: str) -> None:
+    plan = planned(seen=pods(family, SIX, LOCAL, mpi_ipv6=True))
+    assert failing(plan) == []
+    assert because(plan, "ip-version")[2] == "the launcher and 2 more have no IPv4 address"
+    five = family == "openmpi5"
+    assert plan.set_env.get("OMPI_MCA_reachable") == ("weighted" if five else None)
+    assert plan.set_env.get("PRTE_MCA_prte_strip_prefix") == ("w" if five else None)
+    assert "PRTE_MCA_prte_do_not_resolve" not in plan.set_env
+    assert "NCCL_SOCKET_FAMILY=AF_INET6" in because(plan, "data-network")[2]
+
+
+@both
+def test_an_mpi_without_ipv6_fails_where_any_pod_lacks_ipv4(family: str) -> None:
+    seen = pods(family, FOUR, SIX, mpi_ipv6=False)
+    plan = planned(seen=seen)
+    assert (failing(plan), settled(plan)) == ([], "IPv4")
+    last = seen.workers[1]
+    bare = replace(last, facts=replace(last.facts, links=pods(family, SIX).links))  # type: ignore[type-var]
+    plan = planned(seen=replace(seen, workers=(seen.workers[0], bare)))
+    assert failing(plan) == ["ip-version"]
+    (found,) = [item for item in plan.findings if item.level is Level.FAIL]
+    assert found.said.endswith("w-1.job.ns.svc has no IPv4 address")
+    assert "--enable-ipv6" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("version", "prefix", "warned"),
+    [
+        ("5.0.4", True, True),
+        ("5.0.8", True, False),
+        ("5.0.9", False, False),
+        ("6.0.0", False, False),
+    ],
+)
+def test_names_are_cut_where_the_daemons_would_crash(
+    version: str,
+    prefix: bool,  # noqa: FBT001 - a row of the table
+    warned: bool,  # noqa: FBT001
+) -> None:
+    seen = pods("openmpi5", SIX, mpi_ipv6=True)
+    plan = planned(seen=replace(seen, mpi=Mpi("openmpi5", version, "/usr/bin/mpirun", "mpirun")))
+    assert ("PRTE_MCA_prte_strip_prefix" in plan.set_env) is prefix
+    assert any("12771" in item.hint for item in plan.findings) is warned
+
+
+def test_a_launcher_that_runs_ranks_knows_itself_by_address() -> None:
+    seen = pods("openmpi5", SIX, mpi_ipv6=True)
+    own = Host("w-launcher.job.ns.svc", 1, slots_given=True)
+    file = Hostfile("/etc/mpi/hostfile", "default", (own, *seen.hostfile.hosts))
+    plan = planned(seen=replace(seen, hostfile=file, local=(own,)))
+    assert plan.set_env["PRTE_MCA_prte_do_not_resolve"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("names", "prefix"),
+    [
+        (("pi-launcher", "pi-worker-0", "pi-worker-1"), "p"),
+        # PRRTE cuts up to the first digit from 1 to 9: "1" twice.
+        (("a-launcher", "a-x-1", "a-y-1"), ""),
+        (("launcher", "worker-0", "worker-1"), "l,w"),
+        # What is left of one is another's whole name.
+        (("aa", "a"), ""),
+        (("ab-x", "ab-y"), "a"),
+    ],
+)
+def test_a_prefix_leaves_each_pod_a_name_of_its_own(names: tuple[str, ...], prefix: str) -> None:
+    assert ipversion.cut_prefix(names) == prefix
+
+
+def test_no_prefix_is_said_before_the_start() -> None:
+    seen = pods("openmpi5", SIX, mpi_ipv6=True)
+    own = replace(seen.own, hostname="x")  # type: ignore[type-var]
+    plan = planned(seen=replace(seen, own=own))
+    assert failing(plan) == ["ip-version"]
+
+
+@both
+def test_a_control_network_of_ipv6_becomes_the_links_name(family: str) -> None:
+    environ = {**POD, "MPIBOOT_CONTROL_IFNAME": "fd00:10:244::/64"}
+    plan = planned(seen=replace(pods(family, FOUR, SIX), environ=environ))
+    value, source, why = because(plan, "control-link")
+    assert (value, source) == ("eth0", Source.ENVIRONMENT)
+    assert "MPIBOOT_CONTROL_IFNAME: the link of fd00:10:244::/64" in why
+    assert plan.set_env["OMPI_MCA_btl_tcp_if_include"] == "eth0"
+
+
+@both
+def test_links_of_other_names_are_not_pinned_by_an_ipv6_network(family: str) -> None:
+    seen = pods(family, SIX, mpi_ipv6=True)
+    first = replace(seen.links[1], name="ens3")
+    plan = planned(seen=replace(seen, links=(seen.links[0], first)))
+    assert because(plan, "control-link")[0] == ""
+    assert "takes no IPv6 network" in because(plan, "control-link")[2]
+    assert failing(plan) == []
+    asked = {**POD, "MPIBOOT_CONTROL_IFNAME": "fd00:10:244::/64"}
+    plan = planned(seen=replace(seen, links=(seen.links[0], first), environ=asked))
+    assert failing(plan) == ["settings-conflict"]
+
+
+@both
+@pytest.mark.parametrize(
+    ("addresses", "control", "version", "other"),
+    [
+        ((FOUR,), FOUR, 4, 0),
+        ((FOUR, SIX), FOUR, 4, 6),
+        ((FOUR, SIX), SIX, 6, 4),
+        ((SIX,), SIX, 6, 0),
+    ],
+)
+def test_the_daemons_range_is_for_the_version_that_they_speak(
+    family: str, addresses: tuple[str, ...], control: str, version: int, other: int
+) -> None:
+    """With both, the sockets of IPv4 take the ports, and those of IPv6 get none: a hang."""
+    environ = {**POD, "MPIBOOT_PORT_RANGE": "40000-40009"}
+    plan = planned(seen=replace(pods(family, *addresses, control=control), environ=environ))
+    prefix = "PRTE_MCA_" if family == "openmpi5" else "OMPI_MCA_"
+    ports = {name: value for name, value in plan.set_env.items() if "oob_tcp_dynamic" in name}
+    assert ports == {f"{prefix}oob_tcp_dynamic_ipv{version}_ports": "40000-40001"}
+    off = {name: value for name, value in plan.set_env.items() if "oob_tcp_disable" in name}
+    assert off == ({f"{prefix}oob_tcp_disable_ipv{other}_family": "1"} if other else {})

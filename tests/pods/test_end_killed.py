@@ -1,0 +1,146 @@
+"""Launchers that are killed, in each phase of a job: nothing is left behind, in any pod."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pods.ends import (
+    AGENT,
+    FOREVER,
+    PATIENCE,
+    PROMISED,
+    RING,
+    agent_variable,
+    joined,
+    kill,
+    left,
+    running,
+    slow_to_launch,
+    until,
+)
+from tests.pods.operator import mpijob
+from tests.pods.volumes import Files
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.operator import Job
+
+
+@pytest.mark.full
+def test_a_launcher_that_is_killed_while_hosts_are_waited_for(
+    cluster: Cluster, image: Image
+) -> None:
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING]).start(publish=False)
+    job.workers[0].publish()
+    until(lambda: "NXDOMAIN" in job.launcher.stderr())
+    job.launcher.kill()
+    assert job.wait(PATIENCE) == 137
+    job.launcher.start()
+    job.publish()
+    assert job.wait(PATIENCE) == 0
+
+
+@pytest.mark.full
+def test_a_launcher_that_is_killed_while_daemons_are_launched(
+    cluster: Cluster, image: Image
+) -> None:
+    """One worker has its daemon, the other one's agent hangs."""
+    job = slow_to_launch(cluster, image, 'case "$*" in *worker-1*) exec sleep 1000;; esac')
+    until(lambda: left(job.workers[:1]))
+    job.launcher.kill()
+    assert job.wait(PATIENCE) == 137
+    until(lambda: not left(job.workers), PROMISED)
+    assert all(worker.running for worker in job.workers)
+
+
+@pytest.mark.parametrize("server", ["openssh", "embedded"])
+def test_a_killed_launcher_leaves_nothing_on_a_worker(
+    cluster: Cluster, image: Image, server: str
+) -> None:
+    job = running(cluster, image, worker={"env": {"MPIBOOT_SSHD": server}})
+    job.launcher.kill()
+    assert job.wait(PATIENCE) == 137
+    until(lambda: not left(job.workers), PROMISED)
+    assert all(worker.running for worker in job.workers)
+
+
+def kill_parent(job: Job) -> None:
+    kill(item for item in job.launcher.processes() if "parent/__main__.py" in " ".join(item.args))
+
+
+@pytest.mark.full
+def test_a_script_goes_on_after_a_parent_that_was_killed(cluster: Cluster, image: Image) -> None:
+    """Its next launch begins while the first one's processes are still being ended."""
+    script = 'mpiboot "$@" --sleep 1000 --ignore-term; mpiboot "$@"; echo next=$? >&2; sleep 1000'
+    job = mpijob(
+        cluster, image, workers=2, launcher_command=["sh", "-c", script, "sh", RING]
+    ).start()
+    joined(job)
+    before = {item.host_pid for item in left(job.workers)}
+    kill_parent(job)
+    until(lambda: "next=" in job.launcher.stderr())
+    assert "next=0" in job.launcher.stderr()
+    assert not before & {item.host_pid for item in left(job.workers)}
+    assert "mpirun's parent was killed" in job.launcher.stderr()
+
+
+@pytest.mark.parametrize("phase", ["running", pytest.param("launching", marks=pytest.mark.full)])
+def test_a_parent_that_is_killed_in_a_script_takes_mpirun_along(
+    cluster: Cluster, image: Image, phase: str
+) -> None:
+    """It is not PID 1 there, so no end of the container does it."""
+    script = 'mpiboot launcher -- "$@"; echo next=$? >&2; exec sleep 1000'
+    env = {}
+    if phase == "launching":
+        env = {agent_variable(image): "/opt/agent/agent"}
+    hangs = AGENT.format('case "$*" in *worker-1*) exec sleep 1000;; esac')
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_command=["sh", "-c", script, "sh", *FOREVER],
+        launcher={"volumes": [Files("/opt/agent", {"agent": hangs}, 0o755)], "env": env},
+    ).start()
+    started = job.workers if phase == "running" else job.workers[:1]
+    until(lambda: all(left([worker]) for worker in started))
+    if phase == "running":
+        joined(job)
+    kill_parent(job)
+    until(lambda: "next=137" in job.launcher.stderr())
+    until(lambda: not left(job.workers), PROMISED)
+    until(lambda: "mpirun's parent was killed" in job.launcher.stderr())
+    names = [" ".join(item.args) for item in job.launcher.processes() if item.state != "Z"]
+    assert not [name for name in names if "mpirun" in name or "libexec/agent" in name]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("server", ["openssh", "embedded"])
+def test_a_launcher_whose_node_vanishes_leaves_nothing(
+    cluster: Cluster, image: Image, server: str
+) -> None:
+    """No FIN ever comes: a worker finds out by its own keep-alive."""
+    job = running(
+        cluster,
+        image,
+        worker={"env": {"MPIBOOT_SSHD": server}},
+        env={"MPIBOOT_SSH_KEEPALIVE": "3"},
+    )
+    job.launcher.link_down(silent=True)
+    job.launcher.kill()
+    until(lambda: not left(job.workers), 3 + PROMISED)
+
+
+@pytest.mark.full
+def test_a_rank_that_dies_as_it_starts_ends_the_job(cluster: Cluster, image: Image) -> None:
+    """With a rank of the launcher's own, 5.0.7 waits for ever in every other run."""
+    script = '[ "$OMPI_COMM_WORLD_RANK" = 0 ] && kill -SEGV $$; sleep 1000'
+    job = mpijob(cluster, image, workers=1, as_worker=True, launcher_args=["sh", "-c", script])
+    code = job.start().wait(PATIENCE)
+    if code == 69:
+        assert "rank 0 was ended by a signal, but mpirun went on" in job.launcher.stderr()
+    else:
+        assert code in (139, 14)
+    until(lambda: not left(job.workers), PROMISED)

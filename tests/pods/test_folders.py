@@ -1,0 +1,195 @@
+"""Where mpiboot and MPI keep their files, on folders that are full, odd, or somebody else's."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.pods import images
+from tests.pods.operator import mpijob
+from tests.pods.test_input import fails
+from tests.pods.test_job import PATIENCE, RING, spans
+from tests.pods.volumes import EmptyDir, Tmpfs
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.operator import Job
+
+NAME = "openmpi-5.0"
+NOEXEC = ("nosuid", "nodev", "noexec")
+ROLES = pytest.mark.parametrize("role", ["launcher", "worker"])
+
+
+def named(volume: EmptyDir | Tmpfs) -> dict[str, Any]:
+    """A pod whose user names a volume as the runtime folder."""
+    env = {"MPIBOOT_RUNTIME_DIR": volume.path}
+    return {"volumes": [volume], "env": env}
+
+
+def of_another_user() -> EmptyDir:
+    class Theirs(EmptyDir):
+        def make(self, folder: Any) -> Any:  # noqa: ANN401 - as its base
+            made = super().make(folder)
+            os.chown(folder, 1234, 1234)
+            return made
+
+    return Theirs("/scratch")
+
+
+def job_of(cluster: Cluster, role: str, details: dict[str, Any], name: str = NAME) -> Job:
+    """Two workers, where the pods of one role are special."""
+    image = images.image(name)
+    pods: dict[str, Any] = {role: details}
+    return mpijob(cluster, image, workers=2, launcher_args=[RING], **pods).start()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", images.NAMES)
+@pytest.mark.parametrize(
+    "details",
+    [
+        pytest.param(
+            {"volumes": [Tmpfs(path, options=NOEXEC) for path in ("/tmp", "/run", "/dev/shm")]},
+            id="noexec-everywhere",
+        ),
+        pytest.param(named(Tmpfs("/scratch", options=NOEXEC)), id="noexec-named"),
+        pytest.param({"env": {"TMPDIR": "/nowhere/yet"}}, id="tmpdir-to-be-made"),
+        pytest.param(
+            {"env": {"TMPDIR": "/scratch/a b"}, "volumes": [EmptyDir("/scratch/a b")]},
+            id="tmpdir-with-a-blank",
+        ),
+    ],
+)
+@ROLES
+def test_what_is_no_obstacle(
+    cluster: Cluster, rig: None, role: str, details: dict[str, Any], name: str
+) -> None:
+    job = job_of(cluster, role, details, name)
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+
+
+@pytest.mark.full
+def test_a_worker_takes_a_named_folder_with_a_blank(cluster: Cluster, rig: None) -> None:
+    job = job_of(cluster, "worker", named(EmptyDir("/scratch/a b")))
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+
+
+BLANK = "'/scratch/a b' has a blank in its path, and mpirun splits it there"
+UNUSABLE = [
+    pytest.param(named(EmptyDir("/scratch/a b")), BLANK, id="blank"),
+    pytest.param(named(Tmpfs("/scratch", size=16 << 10)), "No space left on device", id="full"),
+    pytest.param(
+        named(of_another_user()),
+        "/scratch belongs to uid 1234, not to uid 0",
+        id="another-user",
+    ),
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("details", "said"), UNUSABLE)
+def test_a_named_folder_that_a_launcher_can_not_use(
+    cluster: Cluster, rig: None, details: dict[str, Any], said: str
+) -> None:
+    job = job_of(cluster, "launcher", details)
+    fails(job, 73, "runtime-folder", "/scratch", said)
+    assert "MPIBOOT_RUNTIME_DIR" in job.launcher.stderr()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("details", "said"), UNUSABLE[1:])
+def test_a_named_folder_that_a_worker_can_not_use(
+    cluster: Cluster, rig: None, details: dict[str, Any], said: str
+) -> None:
+    worker = job_of(cluster, "worker", details).workers[0]
+    assert worker.wait(PATIENCE) == 73
+    assert worker.termination_log().startswith("runtime-folder: the runtime folder /scratch ")
+    assert said in worker.termination_log()
+    assert "MPIBOOT_RUNTIME_DIR" in worker.stderr()
+
+
+@pytest.mark.parametrize("role", ["launcher", pytest.param("worker", marks=pytest.mark.full)])
+def test_a_full_disk_is_passed_over_where_nobody_named_it(
+    cluster: Cluster, rig: None, role: str
+) -> None:
+    job = job_of(cluster, role, {"volumes": [Tmpfs("/run", size=8 << 10)]})
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    pod = job.launcher if role == "launcher" else job.workers[0]
+    (line,) = [item for item in pod.stderr().splitlines() if "the private folder is" in item]
+    assert line.startswith(f"mpiboot: the private folder is /tmp/mpiboot-0/{role}: /run/mpiboot/")
+    assert line.endswith("No space left on device")
+
+
+@pytest.mark.full
+def test_a_tmpdir_with_a_blank_is_passed_over_for_a_launchers_files(
+    cluster: Cluster, rig: None
+) -> None:
+    odd = EmptyDir("/scratch/a b")
+    job = mpijob(
+        cluster,
+        images.image(NAME),
+        workers=2,
+        launcher_args=[RING],
+        user=1000,
+        ssh_mount="/home/mpi/.ssh",
+        launcher={"env": {"TMPDIR": odd.path}, "volumes": [odd]},
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    assert "'/scratch/a b/mpiboot-1000' has a blank in its path" in job.launcher.stderr()
+
+
+TMPDIRS = [
+    pytest.param("/etc/passwd", "/etc/passwd is not a folder", id="a-file"),
+    pytest.param("/sys/tmp", "/sys can't be written", id="read-only"),
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("path", "said"), TMPDIRS)
+@ROLES
+def test_a_tmpdir_that_can_not_be_used(
+    cluster: Cluster, rig: None, role: str, path: str, said: str
+) -> None:
+    """Open MPI's own end is a page about `orte_init` or PMIx that names no folder."""
+    job = job_of(cluster, role, {"env": {"TMPDIR": path}})
+    pod = job.launcher if role == "launcher" else job.workers[0]
+    assert pod.wait(PATIENCE) == 73
+    assert pod.termination_log().startswith(f"tmpdir: TMPDIR={path} can't be used: {said}")
+
+
+LOST_BIT = 'chmod -x $(find /opt/mpiboot -path "*libexec/agent"); exec mpiboot "$@"'
+ELSEWHERE = (
+    'cp -r $(dirname $(find /opt/mpiboot -path "*mpiboot/libexec")) /scratch; '
+    'cd /scratch; exec /opt/mpiboot/bin/python -m mpiboot "$@"'
+)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", images.NAMES)
+@pytest.mark.parametrize(
+    ("script", "agent"),
+    [
+        pytest.param(LOST_BIT, "/bin/sh /opt/mpiboot/", id="no-execute-bit"),
+        pytest.param(ELSEWHERE, "/bin/sh /scratch/mpiboot/", id="noexec-mount"),
+    ],
+)
+def test_a_launch_agent_that_can_not_be_executed(
+    cluster: Cluster, rig: None, name: str, script: str, agent: str
+) -> None:
+    job = mpijob(
+        cluster,
+        images.image(name),
+        workers=2,
+        launcher_command=["sh", "-c", script, "sh"],
+        launcher_args=[RING],
+        launcher={"volumes": [Tmpfs("/scratch", options=NOEXEC)]},
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    assert agent in " ".join(job.launcher.stderr().split())

@@ -1,0 +1,237 @@
+"""Pods with IPv6 alone, and with both versions; whole jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.pods import images
+from tests.pods.network import Link
+from tests.pods.operator import mpijob
+from tests.pods.test_job import PATIENCE, RING, program_runs, spans, until
+from tests.pods.test_network import only
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+
+NAME = "openmpi-5.0"
+SIX: dict[str, Any] = {"links": (Link(ipv4=False, ipv6=True),)}
+BOTH: dict[str, Any] = {"links": (Link(ipv6=True),)}
+BOTH_SIX_FIRST: dict[str, Any] = {"links": (Link(ipv6=True, ipv6_first=True),)}
+DROPS_SSH_ON_IPV6 = """
+table ip6 dropped {
+    chain input {
+        type filter hook input priority 0;
+        tcp dport 22 counter drop
+    }
+}
+"""
+# What the MPI of every image answers here; that of a build without IPv6 can't be had as a package.
+NO_IPV6 = "#!/bin/sh\necho options:mpi1_compat:no\necho options:ipv6:no\n"
+
+
+def test_a_job_on_ipv6_alone(cluster: Cluster, image: Image) -> None:
+    """Names come late, so that the reason is asked of a name server on IPv6 as well."""
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        slots=2,
+        launcher_args=[RING, "--bytes", "1"],
+        launcher=SIX,
+        worker=SIX,
+    ).start(publish=False)
+    until(lambda: "NXDOMAIN" in job.launcher.stderr())
+    job.publish()
+    assert job.wait(PATIENCE) == 0
+    spans(job, slots=2)
+    said = job.launcher.stderr()
+    assert "ip-version" in said
+    assert "NCCL_SOCKET_FAMILY=AF_INET6" in said
+    # Open MPI's own complaint about addresses of a version that it isn't meant to use.
+    assert "reachable pairing" not in said
+    assert "listens on [fd00:10:244::" in job.workers[0].stderr()
+
+
+@pytest.mark.full
+def test_the_launcher_runs_ranks_too_on_ipv6_alone(cluster: Cluster, image: Image) -> None:
+    job = mpijob(
+        cluster, image, workers=1, launcher_args=[RING], as_worker=True, launcher=SIX, worker=SIX
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    assert job.launcher.stdout().count("rank ") == 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "pod",
+    [
+        pytest.param(SIX, id="IPv6 alone"),
+        pytest.param(BOTH, id="IPv4 first"),
+        pytest.param(BOTH_SIX_FIRST, id="IPv6 first"),
+    ],
+)
+def test_a_policy_that_allows_one_range_of_ports(
+    cluster: Cluster, image: Image, pod: dict[str, Any]
+) -> None:
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        slots=2,
+        launcher_args=[RING, "--bytes", "1"],
+        env={"MPIBOOT_PORT_RANGE": "40000-40009"},
+        launcher=pod,
+        worker=pod,
+    )
+    only(job, ["22", "40000-40009"])
+    assert job.start().wait(PATIENCE) == 0
+    spans(job, slots=2)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("image", ["openmpi-4.1-nossh", "openmpi-5.0-nossh"], indirect=True)
+def test_the_embedded_server_and_client_on_ipv6_alone(cluster: Cluster, image: Image) -> None:
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING], launcher=SIX, worker=SIX).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    assert "(embedded) listens on [" in job.workers[0].stderr()
+
+
+@pytest.mark.full
+def test_a_hostfile_of_ipv6_addresses(cluster: Cluster, image: Image) -> None:
+    """In brackets and bare, as people write them; no name of a pod is known to DNS."""
+    addresses = [f"fd00:10:244::{number:x}" for number in (11, 12)]
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_args=[RING],
+        hostfile=f"[{addresses[0]}]:1\n{addresses[1]} slots=1\n",
+        launcher=SIX,
+        worker=SIX,
+    ).start(publish=False)
+    assert [worker.address for worker in job.workers] == addresses
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    assert "fd00:10:244::b -> ip-fd00-10-244--b" in job.launcher.stderr()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("pod", "version"),
+    [
+        pytest.param(BOTH, "IPv4", id="IPv4 first"),
+        pytest.param(BOTH_SIX_FIRST, "IPv6", id="IPv6 first"),
+    ],
+)
+def test_pods_with_both_versions(
+    cluster: Cluster, image: Image, pod: dict[str, Any], version: str
+) -> None:
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        slots=2,
+        launcher_args=[RING, "--bytes", "1"],
+        launcher=pod,
+        worker=pod,
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job, slots=2)
+    said = job.launcher.stderr()
+    assert said.partition("ip-version")[2].split()[0] == version
+    assert "reachable pairing" not in said
+
+
+@pytest.mark.full
+def test_the_gate_asks_for_the_version_that_workers_listen_on(cluster: Cluster, rig: None) -> None:
+    """The other one may be dropped without a word, and each try would cost its time limit."""
+    job = mpijob(
+        cluster, images.image(NAME), workers=2, launcher_args=[RING], launcher=BOTH, worker=BOTH
+    )
+    for worker in job.workers:
+        worker.network.run("nft", "-f", "-", stdin=DROPS_SSH_ON_IPV6)
+    assert job.start().wait(PATIENCE) == 0
+    spans(job)
+    for worker in job.workers:
+        assert "counter packets 0 bytes 0" in worker.network.run("nft", "list", "ruleset")
+
+
+def test_an_mpi_without_ipv6_is_told_before_the_start(cluster: Cluster, rig: None) -> None:
+    image = images.image(NAME).with_files({"/usr/bin/ompi_info": NO_IPV6}, mode=0o755)
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING], launcher=SIX, worker=SIX).start()
+    assert job.wait(PATIENCE) == 78
+    said = job.launcher.termination_log()
+    assert "is built without IPv6" in said
+    assert "--enable-ipv6" in said
+    assert job.launcher.stdout() == ""
+
+
+@pytest.mark.full
+def test_an_mpi_without_ipv6_uses_the_other_address_where_there_is_one(
+    cluster: Cluster, rig: None
+) -> None:
+    image = images.image(NAME).with_files({"/usr/bin/ompi_info": NO_IPV6}, mode=0o755)
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_args=[RING],
+        launcher=BOTH_SIX_FIRST,
+        worker=BOTH_SIX_FIRST,
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+
+
+@pytest.mark.full
+def test_the_gates_and_the_doctor_on_ipv6_alone(cluster: Cluster, rig: None) -> None:
+    job = mpijob(
+        cluster,
+        images.image(NAME),
+        workers=2,
+        launcher_command=["sleep", "1000"],
+        launcher=SIX,
+        worker=SIX,
+    ).start()
+    env = {"K_MPI_JOB_ROLE": "launcher"}
+    waited = job.launcher.exec("mpiboot", "wait", env=env)
+    assert (waited.returncode, waited.stdout) == (0, "")
+    assert "all 2 hosts ready" in waited.stderr
+    told = job.launcher.exec("mpiboot", "doctor", env=env)
+    assert told.returncode == 0, told.stdout
+    assert "fd00:10:244::b port 22" in told.stdout
+
+
+@pytest.mark.full
+def test_the_control_network_named_as_a_network_of_ipv6(cluster: Cluster, image: Image) -> None:
+    """Open MPI reads no such network: workers listen on their address in it, MPI gets the link."""
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_args=[RING],
+        env={"MPIBOOT_CONTROL_IFNAME": "fd00:10:244::/64"},
+        launcher=BOTH,
+        worker=BOTH,
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    assert "listens on [fd00:10:244::" in job.workers[0].stderr()
+    assert "takes no IPv6 network" in " ".join(job.launcher.stderr().split())
+
+
+@pytest.mark.full
+def test_a_worker_that_is_lost_on_ipv6(cluster: Cluster, image: Image) -> None:
+    """The parent tells connections of IPv6 apart too, whatever the daemons call themselves."""
+    job = mpijob(
+        cluster, image, workers=2, launcher_args=[RING, "--sleep", "1000"], launcher=SIX, worker=SIX
+    ).start()
+    until(lambda: all(program_runs(worker) for worker in job.workers))
+    until(lambda: "all 2 remote daemons joined" in job.launcher.stderr())
+    job.workers[1].delete()
+    assert job.wait(PATIENCE) == 69
+    assert "pi-worker-1.pi.default.svc: was lost" in job.launcher.termination_log()

@@ -1,0 +1,160 @@
+"""The MPI Operator's own examples, command lines unchanged, on an image that has shims."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pods import images
+from tests.pods.oci import PodSpec
+from tests.pods.operator import mpijob
+from tests.pods.test_job import PATIENCE, RING, ranks, spans, until
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+
+OLD, NEW = (pytest.param(name, marks=pytest.mark.full) for name in images.NAMES)
+# What an image's Containerfile RUNs.
+ON_PATH = ("mpiboot", "shims", "install")
+IN_PLACE = ("mpiboot", "shims", "install", "--replace")
+# mpioperator/base: its port, and the mounted key as host key.
+SSHD_CONFIG = (
+    "PidFile /home/mpiuser/sshd.pid\nHostKey /home/mpiuser/.ssh/id_rsa\nStrictModes no\nPort 2222\n"
+)
+SSHD = ["/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"]
+BENCHMARK = "scripts/tf_cnn_benchmarks/tf_cnn_benchmarks.py"
+TENSORFLOW = (
+    *("mpirun", "--allow-run-as-root", "-np", "2", "-bind-to", "none", "-map-by", "slot"),
+    *("-x", "NCCL_DEBUG=INFO", "-x", "LD_LIBRARY_PATH", "-x", "PATH"),
+    *("-mca", "pml", "ob1", "-mca", "btl", "^openib"),
+    *("python", BENCHMARK, "--model=resnet101", "--batch_size=64", "--variable_update=horovod"),
+)
+# It stands for python: the script has to be there, under the folder that the pod works in.
+PYTHON = f'#!/bin/sh\n[ -f "$1" ] && [ "$NCCL_DEBUG" = INFO ] && exec {RING}\n'
+
+
+def base(name: str) -> Image:
+    """mpioperator/mpi-pi: user 1000 is mpiuser, and the program lies in its home."""
+    plain = images.image(name)
+    assert plain.programs is not None
+    passwd = plain.read_text("/etc/passwd").replace("mpi:", "mpiuser:", 1)
+    files = {
+        "/etc/passwd": passwd.replace("/home/mpi:", "/home/mpiuser:"),
+        "/home/mpiuser/.sshd_config": SSHD_CONFIG,
+    }
+    program = (plain.programs / "ring").read_bytes()
+    return plain.with_files(files).with_program("/home/mpiuser/pi", program)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(ON_PATH, id="on PATH", marks=pytest.mark.full),
+        pytest.param(IN_PLACE, id="in place"),
+    ],
+)
+@pytest.mark.parametrize("name", [OLD, images.NAMES[1]])
+def test_the_example_pi(cluster: Cluster, rig: None, name: str, run: tuple[str, ...]) -> None:
+    job = mpijob(
+        cluster,
+        base(name).after(*run),
+        workers=2,
+        launcher_command=["mpirun"],
+        launcher_args=["-n", "2", "/home/mpiuser/pi"],
+        worker_command=SSHD[:1],
+        worker_args=SSHD[1:],
+        user=1000,
+        ssh_mount="/home/mpiuser/.ssh",
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    assert "job ended" in job.launcher.stderr()
+    # sshd by absolute path is the image's own, unless its place was taken.
+    assert ("mpiboot: sshd (openssh)" in job.workers[0].stderr()) == (run == IN_PLACE)
+
+
+@pytest.mark.parametrize("name", [images.NAMES[0], NEW])
+def test_the_example_tensorflow_benchmarks(cluster: Cluster, rig: None, name: str) -> None:
+    """Its workers have no command: the operator gives them `/usr/sbin/sshd -De`."""
+    folder = "/tensorflow/benchmarks"
+    image = (
+        images.image(name)
+        .with_files({f"{folder}/{BENCHMARK}": "import horovod\n"})
+        .with_files({"/usr/local/bin/python": PYTHON}, 0o755)
+        .after(*IN_PLACE)
+    )
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_command=TENSORFLOW,
+        worker_args=(),
+        launcher={"working_dir": folder},
+        worker={"working_dir": folder},
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    assert "mpiboot: sshd (openssh)" in job.workers[0].stderr()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("path", "run"),
+    [("/usr/local/bin/mpirun", ON_PATH), ("/usr/bin/mpirun", IN_PLACE)],
+    ids=lambda value: value if isinstance(value, str) else value[-1],
+)
+@pytest.mark.parametrize("name", images.NAMES)
+def test_mpirun_by_absolute_path(
+    cluster: Cluster, rig: None, name: str, path: str, run: tuple[str, ...]
+) -> None:
+    image = images.image(name).after(*run)
+    args = ["-n", "2", RING]
+    job = mpijob(cluster, image, workers=2, launcher_command=[path], launcher_args=args).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+
+
+@pytest.mark.parametrize("name", [OLD, images.NAMES[1]])
+def test_what_stands_beside_the_shims_is_still_found(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    """In /usr/local/bin an image may have its python."""
+    own = {"/usr/local/bin/train": f"#!/bin/sh\nexec {RING}\n"}
+    image = images.image(name).with_files(own, 0o755).after(*ON_PATH)
+    job = mpijob(cluster, image, workers=2, launcher_command=["mpirun", "train"]).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+
+
+@pytest.mark.full
+def test_a_real_mpirun_that_was_started_without_mpiboot_is_told(
+    cluster: Cluster, rig: None
+) -> None:
+    """No shim is asked when a manifest names the real one."""
+    image = images.image("openmpi-5.0").after(*ON_PATH)
+    line = ["/usr/bin/mpirun", "--allow-run-as-root", "-n", "1", "sleep", "1000"]
+    pod = cluster.pod(PodSpec(name="a", image=image, command=line)).start()
+    until(lambda: any("sleep" in process.args for process in pod.processes()))
+    said = " ".join(pod.exec("mpiboot", "doctor").stdout.split())
+    assert "mpirun enters mpiboot by the shim /usr/local/bin/mpirun" in said
+    assert "/usr/bin/mpirun by absolute path does not" in said
+    assert "was started without mpiboot" in said
+    assert ranks(pod.stdout()) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("run", [ON_PATH, IN_PLACE], ids=["on PATH", "in place"])
+@pytest.mark.parametrize("name", images.NAMES)
+def test_args_behind_the_entrypoint_of_an_image_with_shims(
+    cluster: Cluster, rig: None, name: str, run: tuple[str, ...]
+) -> None:
+    image = images.image(name).after(*run)
+    line = ["mpirun", "-n", "2", RING]
+    job = mpijob(cluster, image, workers=2, launcher_args=line).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    # Once: mpirun is the real one, and no shim on the way to it.
+    assert job.launcher.stderr().count("role launcher") == 1
+    assert "sshd (openssh) listens" in job.workers[0].stderr()

@@ -1,0 +1,122 @@
+"""Two launchers for one set of workers: who has them, and what the second one is told."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.pods import images
+from tests.pods.operator import mpijob
+from tests.pods.test_job import PATIENCE, RING, program_runs, spans, until
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.operator import Job
+    from tests.pods.pod import Pod
+
+NAME = "openmpi-5.0"
+
+
+@pytest.mark.parametrize("name", images.NAMES)
+def test_a_second_launch_in_the_same_pod(cluster: Cluster, rig: None, name: str) -> None:
+    """A script may have several: each has daemons and sessions of its own, and ends these alone."""
+    job = mpijob(
+        cluster, images.image(name), workers=2, launcher_args=[RING, "--sleep", "1000"]
+    ).start()
+    until(lambda: all(program_runs(worker) for worker in job.workers))
+    done = job.launcher.exec(
+        "mpiboot", RING, env={"MPIBOOT_RUNTIME_DIR": "/tmp/second", "K_MPI_JOB_ROLE": "launcher"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("rank ") == 2
+    assert "another launch of this pod runs on pi-worker-0" in done.stderr
+    assert job.launcher.running
+    assert all(program_runs(worker) for worker in job.workers)
+
+
+WAITS = ["sh", "-c", f"until [ -e /tmp/go ]; do sleep 0.2; done; exec {RING}"]
+
+
+def held(cluster: Cluster, name: str, **worker: Any) -> Job:  # noqa: ANN401 - a PodSpec's fields
+    """A job whose ranks wait for a file, so that its launcher ends when a test says so."""
+    job = mpijob(cluster, images.image(name), workers=2, launcher_args=WAITS, worker=worker).start()
+    until(lambda: "joined" in job.launcher.stderr())
+    return job
+
+
+def second(cluster: Cluster, job: Job, timeout: int) -> Pod:
+    """Another launcher of the same job."""
+    env = {**job.launcher.spec.env, "MPIBOOT_TIMEOUT": str(timeout)}
+    spec = replace(job.launcher.spec, name="pi-second", args=[RING], env=env)
+    return cluster.pod(spec).start()
+
+
+def let_go(job: Job) -> None:
+    for worker in job.workers:
+        worker.shell("touch /tmp/go")
+
+
+HOLDS = "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc are held by launcher pi-launcher "
+
+
+@pytest.mark.parametrize("name", [NAME, pytest.param("openmpi-4.1", marks=pytest.mark.full)])
+def test_another_launcher_for_held_workers_is_told_who_holds_them(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    job = held(cluster, name)
+    other = second(cluster, job, timeout=3)
+    assert other.wait(PATIENCE) == 75
+    said = other.termination_log()
+    assert said.startswith(f"workers-held: {HOLDS}({job.launcher.address}) since 20")
+    assert other.stdout() == ""
+    let_go(job)
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("server", ["openssh", "embedded"])
+def test_another_launcher_waits_for_one_that_is_ending(
+    cluster: Cluster, rig: None, server: str
+) -> None:
+    """As with a Job that replaces a pod while the old one still has its grace."""
+    job = held(cluster, NAME, env={"MPIBOOT_SSHD": server})
+    other = second(cluster, job, timeout=60)
+    until(lambda: "waiting for its end" in other.stderr())
+    job.launcher.signal(signal.SIGTERM)
+    assert job.wait(PATIENCE) == 143
+    assert other.wait(PATIENCE) == 0
+    assert other.stdout().count("rank ") == 2
+
+
+@pytest.mark.full
+def test_another_launcher_whose_workers_end_with_the_first_ones_job(
+    cluster: Cluster, rig: None
+) -> None:
+    """Nobody holds a worker that is gone: what is said is what is true by then."""
+    job = held(cluster, NAME)
+    other = second(cluster, job, timeout=60)
+    until(lambda: "waiting for its end" in other.stderr())
+    let_go(job)
+    assert job.wait(PATIENCE) == 0
+    assert other.wait(PATIENCE) == 69
+    assert "held" not in other.termination_log()
+
+
+@pytest.mark.full
+def test_another_launcher_and_workers_without_mpiboot(cluster: Cluster, rig: None) -> None:
+    """A foreign sshd: it tells the same by plain programs, and nothing of a node that vanishes."""
+    sshd = ["sh", "-c", "mkdir -p /run/sshd; exec /usr/sbin/sshd -De -h /root/.ssh/id_rsa"]
+    job = held(cluster, NAME, command=sshd, args=())
+    other = second(cluster, job, timeout=3)
+    assert other.wait(PATIENCE) == 75
+    assert HOLDS in other.termination_log()
+    job.launcher.link_down(silent=True)
+    job.launcher.delete()
+    again = cluster.pod(replace(other.spec, name="pi-third")).start()
+    assert again.wait(PATIENCE) == 0, again.stderr()
+    assert again.stderr().count("left by an earlier launcher of this job") == 2
+    assert again.stdout().count("rank ") == 2

@@ -1,0 +1,120 @@
+"""A clock that jumps, as by NTP or a resumed machine: time limits never read the time of day."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import mpiboot
+from mpiboot.errors import MpibootError
+from mpiboot.gates import gate
+from mpiboot.model import Host
+from mpiboot.observe.dns import Resolver
+from mpiboot.settings import Settings
+from tests.fakes.nameserver import NXDOMAIN, Nameserver, hosts_file, resolv_conf, serve
+from tests.fakes.sshd import Behaviour, Job, sshd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGE = Path(mpiboot.__file__).parent
+# What tells the time of day, in any module's words.
+WALL = {
+    *("time", "time_ns", "ctime", "localtime", "gmtime", "strftime", "now", "utcnow", "today"),
+    "CLOCK_REALTIME",
+}
+# What is told to people and compared with nothing.
+TOLD = {
+    (file, name) for file in ("gates/leftovers.py", "log.py") for name in ("strftime", "gmtime")
+}
+MODULES = {"time", "datetime", "date"}
+
+
+def uses(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
+            if owner in MODULES and node.attr in WALL:
+                yield node.attr
+        if isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            yield from (item.name for item in node.names if item.name in WALL | MODULES)
+
+
+def test_the_search_finds_what_it_looks_for() -> None:
+    text = "import time, datetime\nfrom time import time\ntime.time()\ndatetime.datetime.now()\n"
+    assert sorted(uses(ast.parse(text))) == ["now", "time", "time"]
+    assert list(uses(ast.parse("import time\ntime.monotonic()\nloop.time()\n"))) == []
+
+
+def test_no_module_reads_the_time_of_day_but_to_tell_it() -> None:
+    found = {
+        (str(path.relative_to(PACKAGE)), name)
+        for path in PACKAGE.rglob("*.py")
+        for name in uses(ast.parse(path.read_text()))
+    }
+    assert found == TOLD
+
+
+class Clock:
+    """The time of day, which a test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.offset = 0.0
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + self.offset)
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+async def test_hosts_are_waited_for_through_a_jump(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    """The DNS library does read it: a question is asked again where its limit went wrong."""
+    clock, job, server = Clock(monkeypatch), Job(tmp_path), Nameserver({})
+    records: dict[str, str] = {}
+
+    def system(name: str) -> tuple[str, ...]:
+        return (records[name],) if name in records else ()
+
+    def publish() -> None:
+        records["w-0.x"] = "127.0.0.2"
+        server.scripts["w-0.x"] = ["127.0.0.2"]
+
+    server.scripts["w-0.x"] = [NXDOMAIN]
+    async with serve(server) as asked, sshd(Behaviour(job), "127.0.0.2") as port:
+        resolver = Resolver(
+            resolv_conf(tmp_path), hosts_file(tmp_path), system=system, port=asked, families=("A",)
+        )
+        access = gate.Access("runner", job.path, "launcher", ports=(port,))
+        waiting = asyncio.ensure_future(
+            gate.wait((Host("w-0.x"),), Settings(timeout=60), access, resolver=resolver)
+        )
+        await asyncio.sleep(0.3)
+        clock.offset = jump
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        publish()
+        result = await asyncio.wait_for(waiting, 45)
+    assert [worker.host.name for worker in result.workers] == ["w-0.x"]
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+async def test_the_deadline_stays_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    clock, job = Clock(monkeypatch), Job(tmp_path)
+    resolver = Resolver(resolv_conf(tmp_path), hosts_file(tmp_path), system=lambda _: ())
+    access = gate.Access("runner", job.path, "launcher")
+    loop = asyncio.get_running_loop()
+    loop.call_later(0.2, setattr, clock, "offset", jump)
+    before = loop.time()
+    with pytest.raises(MpibootError) as caught:
+        await asyncio.wait_for(
+            gate.wait((Host("w-0.x"),), Settings(timeout=1.0), access, resolver=resolver), 45
+        )
+    assert caught.value.code == 68
+    assert loop.time() - before >= 1.0

@@ -1,0 +1,96 @@
+"""A whole job: launcher and workers of mpiboot, mpirun, and ranks that use RDMA as they are told.
+
+Its own run of the machine: under emulation it takes minutes. The workers are two loopback
+addresses of one machine, so both ends are on its one device, whose GID index is not the usual.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.vm.inside.machine import devinfo, has_gid, pod, rail, run
+
+# Short: Open MPI's sockets lie below it, and a socket's path has 107 characters at most.
+FOLDER = Path("/run/job")
+ADDRESSES = ("127.0.0.11", "127.0.0.12")
+COUNTER = Path("/sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts")
+# Each rank takes device, port and index from NCCL's variables, and from nowhere else.
+RANK = """
+device=${NCCL_IB_HCA#=}
+set -- -d ${device%:*} -i ${device#*:} -g $NCCL_IB_GID_INDEX -s 65536 -n 20 -p 18515
+[ $OMPI_COMM_WORLD_RANK = 0 ] && exec ibv_rc_pingpong --chk "$@"
+for try in 1 2 3 4 5 6 7 8 9 10; do
+    sleep 1
+    ibv_rc_pingpong --chk "$@" 127.0.0.1 && exit
+done
+exit 1
+"""
+
+
+def start(name: str, *words: str, **more: str) -> subprocess.Popen[str]:
+    """Start a role of mpiboot with a home of its own."""
+    home = FOLDER / name
+    home.mkdir()
+    own = {
+        "HOME": str(home),
+        "TMPDIR": str(home),
+        "MPIBOOT_RUNTIME_DIR": str(home / "run"),
+        "MPIBOOT_TERMINATION_LOG": str(home / "log"),
+        "MPIBOOT_SSH_KEY": str(FOLDER / "key"),
+        "MPIBOOT_SSH_PORT": "2299",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "mpiboot", *words],
+        env={**os.environ, **own, **more},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_ranks_use_the_device_and_the_index_that_were_delivered() -> None:
+    rail(0, mtu=4200)
+    pod("other", 9)
+    run("ip link add net1 link rail0 type macvlan mode bridge")
+    run("ip link set net1 netns other")
+    run("ip -n other link set net1 up")
+    run("ip -n other address add 10.9.0.77/24 dev net1")
+    has_gid("rxe0", "::ffff:10.9.0.77")
+    run("ip address add 10.9.0.1/24 dev rail0")
+    has_gid("rxe0", "::ffff:10.9.0.1")
+    (index,) = [index for index, gid, _ in devinfo("rxe0").gids if gid == "::ffff:10.9.0.1"]
+    before = int(COUNTER.read_text())
+
+    FOLDER.mkdir()
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", FOLDER / "key"], check=True
+    )
+    (FOLDER / "hostfile").write_text("".join(f"{address} slots=1\n" for address in ADDRESSES))
+    (FOLDER / "rank.sh").write_text(RANK)
+    workers = [
+        start(address, "worker", "--control-ifname", address, MPIBOOT_SSHD="embedded")
+        for address in ADDRESSES
+    ]
+    launcher = start(
+        "launcher",
+        *("launcher", "--hostfile", str(FOLDER / "hostfile"), "--", "sh", f"{FOLDER}/rank.sh"),
+        MPIBOOT_DATA_IFNAME="rail0",
+        # It would take index 0, so that the right one must be in a variable.
+        MPIBOOT_NCCL_VERSION="2.20.5",
+        # These "hosts" share one /dev/shm, where ranks would read each other's segments.
+        OMPI_MCA_btl="self,tcp",
+    )
+    try:
+        said, _ = launcher.communicate(timeout=500)
+    finally:
+        for program in (launcher, *workers):
+            program.kill()
+        for worker in workers:
+            worker.communicate()
+
+    assert launcher.returncode == 0
+    assert index not in (0, 1)
+    assert said.count("GID ::ffff:10.9.0.1\n") == 4, said  # each end says its own and the peer's
+    assert int(COUNTER.read_text()) - before > 2 * 20 * 65536 // 4096

@@ -1,0 +1,259 @@
+"""What is decided from a pod's real facts, against what rdma and ibv_devinfo say of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from mpiboot.model import Level
+from mpiboot.network import gids, interfaces, split
+from mpiboot.network.gids import GidChoice
+from mpiboot.network.network import DataSettings, Network
+from tests.vm.inside.machine import (
+    active,
+    device,
+    devinfo,
+    has_gid,
+    pod,
+    rail,
+    run,
+    seen,
+    told,
+    wait_for,
+    without_library,
+    worker,
+)
+
+DEFAULT = DataSettings()
+
+
+def moved_rail(number: int, name: str, link: str, *addresses: str) -> None:
+    """Make a link of a pod with a device ``rxeN`` on it, and the other end of its cable here."""
+    run(f"ip link add far{number} type veth peer name {link} netns {name}")
+    run(f"ip link set far{number} up")
+    run(f"ip -n {name} link set {link} up")
+    run(f"ip netns exec {name} rdma link add rxe{number} type rxe netdev {link}")
+    for address in addresses:
+        run(f"ip -n {name} address add {address} dev {link} nodad")
+    active(f"rxe{number}")
+    for address in addresses:
+        plain = address.partition("/")[0]
+        has_gid(f"rxe{number}", f"::ffff:{plain}" if "." in plain else plain)
+
+
+def upper(kind: str, below: str, name: str, link: str, address: str = "") -> None:
+    """Make a link over a link of the host, and move it into a pod."""
+    run(f"ip link add {link} link {below} type {kind}")
+    run(f"ip link set {link} netns {name}")
+    run(f"ip -n {name} link set {link} up")
+    if address:
+        run(f"ip -n {name} address add {address} dev {link}")
+
+
+def said_in(name: str) -> dict[str, dict[str, object]]:
+    listed = json.loads(run(f"ip netns exec {name} rdma -j link show"))
+    return {item["ifname"]: item for item in listed}
+
+
+def names(network: Network) -> list[str]:
+    return [one.name for one in network.rails]
+
+
+def index_of(address: str, name: str) -> int:
+    """The index that the RDMA library has for an address; it must be the only one."""
+    (found,) = [index for index, gid, _ in devinfo(name).gids if gid == address]
+    return found
+
+
+def chosen(network: Network, version: str = "") -> GidChoice:
+    return gids.choose(network.rails, version)
+
+
+def test_facts_and_the_decision_agree_with_rdma_for_one_device() -> None:
+    control = pod("a", 2)
+    moved_rail(5, "a", "net1", "10.0.0.1/24")
+    (said,) = said_in("a").values()
+
+    found = told("a")
+    network = interfaces.choose(worker(found, control), DEFAULT)
+
+    assert [item.name for item in found.fabric.devices] == [said["ifname"]]
+    assert names(network) == [f"{said['ifname']}:{said['port']}"]
+    assert [link.name for link in network.data] == [said["netdev"]] == ["net1"]
+    assert network.kind.value == "RoCE"
+    assert network.control is not None
+    assert network.control.name == "eth0"
+
+
+def test_several_devices_of_a_pod_are_its_rails_in_the_order_of_their_links() -> None:
+    control = pod("a", 2)
+    rail(0, "10.9.0.1/24")
+    moved_rail(7, "a", "net2", "10.2.0.1/24")
+    moved_rail(3, "a", "net1", "10.1.0.1/24")
+
+    network = interfaces.choose(worker(seen("a"), control), DEFAULT)
+
+    assert names(network) == ["rxe3:1", "rxe7:1"]
+    assert [link.name for link in network.data] == ["net1", "net2"]
+    assert {name for name, item in said_in("a").items() if "netdev" in item} == {"rxe3", "rxe7"}
+
+
+def test_a_pod_with_ipv6_alone_gets_the_index_of_its_own_address() -> None:
+    control = pod("a", 2)
+    moved_rail(5, "a", "net1", "fd00:5::1/64")
+
+    network = interfaces.choose(worker(seen("a"), control), DEFAULT)
+    choice = chosen(network)
+
+    (gid,) = choice.wanted
+    assert gid is not None
+    assert gid.value == "fd00:5::1"
+    assert choice.values["NCCL_IB_GID_INDEX"] == str(index_of("fd00:5::1", "rxe5"))
+
+
+def test_of_a_device_in_another_pod_nothing_is_taken() -> None:
+    pod("a", 2)
+    control = pod("b", 3)
+    moved_rail(5, "a", "net1", "10.0.0.1/24")
+    # The same name, in another network.
+    run("ip link add far9 type veth peer name net1 netns b")
+    run("ip -n b link set net1 up")
+    run("ip -n b address add 10.7.0.1/24 dev net1")
+
+    found = seen("b")
+    network = interfaces.choose(worker(found, control), DEFAULT)
+
+    assert [item.name for item in found.fabric.devices] == ["rxe5"]
+    assert names(network) == []
+
+
+def test_facts_and_the_decision_agree_with_rdma_for_a_macvlan_over_a_shared_device() -> None:
+    rail(0, "10.0.0.1/24")
+    rail(1, "10.1.0.1/24")
+    control = pod("a", 2)
+    upper("macvlan mode bridge", "rail1", "a", "net1", "10.1.0.7/24")
+    has_gid("rxe1", "::ffff:10.1.0.7")
+
+    network = interfaces.choose(worker(seen("a"), control), DEFAULT)
+
+    # What the pod sees of rxe1 has no link of its own: the GID table alone tells.
+    assert "netdev" not in said_in("a")["rxe1"]
+    assert names(network) == ["rxe1:1"]
+    assert [link.name for link in network.data] == ["net1"]
+    (gid,) = chosen(network).wanted
+    assert gid is not None
+    assert (gid.value, gid.kind) == ("::ffff:10.1.0.7", "RoCE v2")
+    assert gid.index == index_of("::ffff:10.1.0.7", "rxe1")
+
+
+def test_two_pods_with_one_name_and_one_address_on_a_device_are_told_apart() -> None:
+    rail(0, "10.0.0.1/24")
+    found = {}
+    for number, name in ((2, "a"), (3, "b")):
+        control = pod(name, number)
+        upper("macvlan mode private", "rail0", name, "net1", "10.0.0.9/24")
+        found[name] = control
+    wait_for(
+        lambda: (
+            [one.value for one in device("rxe0", without_library()).ports[0].gids].count(
+                "::ffff:10.0.0.9"
+            )
+            == 2
+        )
+    )
+
+    indexes = set()
+    for name, control in found.items():
+        choice = chosen(interfaces.choose(worker(seen(name), control), DEFAULT))
+        assert not choice.problems
+        indexes |= {gid.index for gid in choice.wanted if gid}
+
+    assert len(indexes) == 2
+
+
+def test_a_link_with_a_smaller_mtu_than_its_port_uses_is_said() -> None:
+    rail(0, "10.0.0.1/24", mtu=9000)
+    control = pod("a", 2)
+    upper("macvlan mode bridge", "rail0", "a", "net1", "10.0.0.7/24")
+    has_gid("rxe0", "::ffff:10.0.0.7")
+    assert devinfo("rxe0").mtu == 4096
+
+    def problems() -> list[str]:
+        strict = replace(DEFAULT, data_network="require", nccl_version="2.28.9")
+        found = split.decide([worker(seen("a"), control)], strict, {}).findings
+        assert {item.level for item in found} <= {Level.FAIL}
+        return [item.said for item in found if item.check == "rdma-mtu"]
+
+    assert problems() == []
+    run("ip -n a link set net1 mtu 1500")
+    assert problems() == [
+        "link net1 has MTU 1500, which makes 1024 for RDMA, but port rxe0:1 uses 4096"
+    ]
+
+
+@pytest.mark.parametrize("where", ["here", "in a pod"])
+def test_a_vlan_is_tied_to_the_port_of_the_link_that_it_stands_on(where: str) -> None:
+    rail(0, "10.0.0.1/24")
+    control = pod("a", 2)
+    if where == "here":
+        run("ip link add net1 link rail0 type vlan id 7")
+        # By the kernel's word, not by the hardware address, which may be changed.
+        run("ip link set net1 address 02:00:00:00:12:34 up")
+        run("ip address add 10.7.0.1/24 dev net1")
+    else:
+        upper("vlan id 7", "rail0", "a", "net1", "10.7.0.1/24")
+    has_gid("rxe0", "::ffff:10.7.0.1")
+    own = replace(DEFAULT, data_ifname=("net1",))
+
+    found = seen("" if where == "here" else "a")
+    network = interfaces.choose(worker(found, control), own)
+
+    link = next(item for item in found.links if item.name == "net1")
+    assert link.lower_elsewhere == (where == "in a pod")
+    assert names(network) == ["rxe0:1"]
+    assert ("below the VLAN" in network.rails[0].because) == (where == "here")
+    (gid,) = chosen(network).wanted
+    assert gid is not None
+    assert gid.index == index_of("::ffff:10.7.0.1", "rxe0")
+
+
+def test_an_address_and_its_entry_that_come_late_are_pending_until_they_are_there() -> None:
+    control = pod("a", 2)
+    moved_rail(5, "a", "net1")
+
+    def pending() -> tuple[str, ...]:
+        return interfaces.choose(worker(seen("a"), control), DEFAULT).pending
+
+    assert pending() == ("link net1 has no address yet",)
+    run("ip -n a address add 10.0.0.1/24 dev net1")
+    wait_for(lambda: pending() == ())
+
+
+def test_a_port_that_goes_down_is_said_and_nothing_else_is_taken() -> None:
+    control = pod("a", 2)
+    moved_rail(5, "a", "net1", "10.0.0.1/24")
+    rail(0, "10.0.0.2/24")
+    run("ip link set far5 down")
+    wait_for(lambda: device("rxe5", without_library()).ports[0].state == "DOWN")
+
+    found = split.decide([worker(seen("a"), control)], DEFAULT, {})
+
+    said = next(item.said for item in found.findings if item.check == "rdma-port")
+    assert said.startswith("port rxe5:1 is DOWN")
+    assert found.common["NCCL_IB_DISABLE"] == "1"
+    assert not [name for name in found.common if name in {"NCCL_IB_HCA", "UCX_NET_DEVICES"}]
+
+
+def test_in_exclusive_mode_a_device_is_decided_as_in_shared_mode(exclusive: None) -> None:
+    rail(0, "10.0.0.1/24")
+
+    found = seen()
+    network = interfaces.choose(worker(found), replace(DEFAULT, data_ifname=("rail0",)))
+
+    assert found.fabric.netns_mode == "exclusive"
+    assert names(network) == ["rxe0:1"]
+    (gid,) = chosen(network).wanted
+    assert gid is not None
+    assert gid.index == index_of("::ffff:10.0.0.1", "rxe0")

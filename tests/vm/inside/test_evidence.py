@@ -1,0 +1,134 @@
+"""What a worker tells of itself after a failure, on a kernel with unified control groups (v2)."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mpiboot.aftermath import ask, words
+from mpiboot.gates import remote
+from tests.vm.inside.machine import device, rail, run, wait_for, without_library
+
+GROUPS = Path("/run/groups")
+LIMIT = 32 << 20
+# What runc makes of a container: its own group is the root of what it sees.
+POD = (
+    "echo $$ >{group}/cgroup.procs; exec unshare --cgroup --mount sh -c "
+    "'mount -t cgroup2 none /sys/fs/cgroup && echo ready && exec sleep 1000'"
+)
+EATER = "echo $$ >{group}/cgroup.procs; exec tail /dev/zero"
+
+
+@dataclass
+class Pod:
+    """A pod with a memory limit, and a launch folder whose agent enters it."""
+
+    group: Path
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    def ask(self, command: str) -> str:
+        """Run what an SSH session would."""
+        agent = ("sh", str(self.folder / "enter"), "w-0", command)
+        return subprocess.run(agent, capture_output=True, text=True, check=False).stdout
+
+    def eat(self) -> int:
+        """Be a rank that needs more than there is; its status."""
+        command = EATER.format(group=self.group)
+        done = subprocess.run(["sh", "-c", command], stdout=subprocess.DEVNULL, check=False)
+        return done.returncode
+
+    def before(self) -> words.Before:
+        """What the gate saw of it."""
+        ooms = remote.notes(self.ask(remote.COMMAND)).ooms
+        return words.Before("w-0", "localhost", "127.0.0.1", "w-0", ooms)
+
+    def evidence(self, before: words.Before, signal: str = "SIGKILL") -> list[str]:
+        """What the launcher finds out."""
+        return asyncio.run(ask.evidence((before,), "", ("w-0", signal)))
+
+
+@pytest.fixture
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
+    GROUPS.mkdir(exist_ok=True)
+    run(f"mount -t cgroup2 none {GROUPS}")
+    (GROUPS / "cgroup.subtree_control").write_text("+memory")
+    group = GROUPS / "pod"
+    group.mkdir()
+    (group / "memory.max").write_text(str(LIMIT))
+    command = ("sh", "-c", POD.format(group=group))
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        (tmp_path / "enter").write_text(
+            f'#!/bin/sh\nshift\nexec nsenter -t {process.pid} -m -C sh -c "$*"\n'
+        )
+        (tmp_path / "agent.conf").write_text(f"user_agent='sh {tmp_path}/enter'\n")
+        monkeypatch.setenv("MPIBOOT_LAUNCH_DIR", str(tmp_path))
+        # Without KVM everything takes its time.
+        monkeypatch.setattr(ask, "_SECONDS", 60.0)
+        yield Pod(group, process, tmp_path)
+        (group / "cgroup.kill").write_text("1")
+    wait_for(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
+    run(f"umount {GROUPS}")
+
+
+def test_an_out_of_memory_kill_is_told_with_limit_and_peak(pod: Pod) -> None:
+    before = pod.before()
+    assert before.ooms == 0
+
+    assert pod.eat() == -9
+
+    (said,) = pod.evidence(before)
+    start = "w-0: out of memory: the kernel killed a process of this pod (limit 32 MiB, peak "
+    assert said.startswith(start)
+    peak = int((pod.group / "memory.peak").read_text())
+    assert LIMIT * 0.9 < peak <= LIMIT
+    # A later launcher counts from there.
+    assert pod.before().ooms == 1
+    (said,) = pod.evidence(pod.before())
+    assert said.startswith("w-0: the kernel killed nothing of this pod for memory")
+
+
+def test_a_limit_of_the_machine_is_no_limit_of_the_pod(pod: Pod) -> None:
+    """The kernel may kill where the pod itself has no limit: its node or its parent has one."""
+    (pod.group / "memory.max").write_text("max")
+    before = pod.before()
+    command = f"echo $$ >{pod.group}/cgroup.procs; exec sleep 1000"
+    with subprocess.Popen(["sh", "-c", command]) as victim:
+        wait_for(lambda: str(victim.pid) in (pod.group / "cgroup.procs").read_text().split())
+        (pod.group / "memory.max").write_text("0")
+        assert victim.wait(60) == -9
+        (pod.group / "memory.max").write_text("max")
+
+    (said,) = pod.evidence(before)
+    assert "limit" not in said
+
+
+def test_a_container_that_was_killed_as_a_whole_has_a_line_that_tells(pod: Pod) -> None:
+    """As the kubelet has it since Kubernetes 1.28: one out of memory is all."""
+    (pod.group / "memory.oom.group").write_text("1")
+    before = pod.before()
+
+    assert pod.eat() == -9
+    assert pod.process.wait(60) == -9
+
+    (said,) = pod.evidence(before)
+    assert said.startswith("w-0: it could not be asked; what became of its container")
+    assert "kubectl get pod w-0" in said
+
+
+def test_a_port_that_went_down_is_told(pod: Pod) -> None:
+    rail(0)
+    before = words.Before("w-0", "localhost", "127.0.0.1", "w-0", ports=("rxe0/1",))
+    run("ip link set far0 down")
+    wait_for(lambda: device("rxe0", without_library()).ports[0].state == "DOWN")
+
+    said = "w-0: the RDMA port rxe0/1 is DOWN; it was active when the job began"
+    assert pod.evidence(before, "") == [said]
