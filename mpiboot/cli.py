@@ -321,7 +321,24 @@ def _report(wrong: MpibootError) -> int:
             log.finding(item)
     text = render.termination(wrong.finding, wrong.others)
     files.termination_message(_State.termination_log, text)
+    if wrong.hold:
+        _hold(wrong.hold)
     return wrong.code
+
+
+def _hold(seconds: float) -> None:
+    """Stay for a look inside, until the time is over or a signal ends it."""
+    import time
+
+    from mpiboot.act import process
+
+    # What these did while hosts were waited for would write another end over this one. Not
+    # sigtimedwait: a thread that still waits for a nameserver may be the one that gets a signal.
+    loop = process.Loop((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
+    log.info("hold", f"held for {seconds:g} s; SIGTERM ends it")
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0 and not loop.wait(left):
+        pass
 
 
 def _bug(wrong: Exception) -> MpibootError:

@@ -57,6 +57,12 @@ DATA_CHECKS: Final = (
         "folder to LD_LIBRARY_PATH in the worker's pod",
     ),
     _row(
+        "efa-library",
+        "the image has libfabric, and NCCL's plugin for it",
+        "add them to the image (AWS's EFA installer, aws-ofi-nccl), or their folders to "
+        "LD_LIBRARY_PATH in the worker's pod; without the plugin NCCL takes TCP",
+    ),
+    _row(
         "rdma-port",
         "every RDMA port is active",
         "look at cable, switch port and, for InfiniBand, at the subnet manager "
@@ -85,6 +91,12 @@ DATA_CHECKS: Final = (
         _CONFLICT,
     ),
     _row(
+        "rdma-mtu-low",
+        "an RDMA port uses as much as its link's MTU allows",
+        "look at the port's largest MTU on the node (`ibv_devinfo -v`: max_mtu)",
+        _CONFLICT,
+    ),
+    _row(
         "rdma-rails",
         "the rails are in one order on all workers",
         "on a flat network set NCCL_CROSS_NIC=1; else give the rails in one order on every node",
@@ -100,6 +112,13 @@ DATA_CHECKS: Final = (
         "data-carrier",
         "every data link that has an address is up",
         "look at the node's adapter below it: cable, switch port, `ip link` on the node",
+        ExitCode.NOT_READY,
+        retry=True,
+    ),
+    _row(
+        "data-address",
+        "every data link gets its address",
+        "look at the network's IPAM: its range, its pods and their log",
         ExitCode.NOT_READY,
         retry=True,
     ),
@@ -157,5 +176,6 @@ DATA_CHECKS: Final = (
 
 DATA_ROWS: Final = {row.reference: row for row in DATA_CHECKS}
 
-# Rails in one flat subnet and several TCP links are in use on purpose: said, but never a stop.
-NEVER_STOP: Final = frozenset({"data-subnet"})
+# Said, but never a stop: rails in one flat subnet and several TCP links are in use on purpose, and
+# a small MTU is slow, but works.
+NEVER_STOP: Final = frozenset({"data-subnet", "rdma-mtu-low"})

@@ -100,7 +100,7 @@ class Fabric:
 
     ``netns_mode`` is ``shared``, ``exclusive`` or empty (a kernel without RDMA);
     ``infiniband_folder`` tells whether /dev/infiniband is there; ``oddities`` are sentences on
-    what could not be read.
+    what could not be read; ``missing`` are libraries without which nothing uses these devices.
     """
 
     netns_mode: str = ""
@@ -109,3 +109,4 @@ class Fabric:
     routes: tuple[Route, ...] = ()
     attachments: tuple[Attachment, ...] = ()
     oddities: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()

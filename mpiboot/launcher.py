@@ -11,20 +11,21 @@ import dataclasses
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-from mpiboot import facts, launch_spec, log, render
+from mpiboot import facts, launch_spec, log, render, script
 from mpiboot.act import files, launch, process
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import again, gate, leftovers
 from mpiboot.job import data, forward, mpirun_line, names, platforms, sshconfig
 from mpiboot.job import plan as plans
 from mpiboot.launcher_ground import Ground, access, stand
-from mpiboot.model import Decision, Finding, Json, Level, Mpi, PodFacts
+from mpiboot.model import Decision, Finding, Json, Level, Mpi, PodFacts, Source
 from mpiboot.network.cluster_view import HEADINGS
 from mpiboot.observe import dns, hostfiles, links, programs
 from mpiboot.parent import own_words, system
@@ -41,13 +42,26 @@ class Seen:
 
 
 def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> int:
-    """Wait, decide, and become the parent of mpirun; it never returns.
+    """Wait, decide, and become the parent of mpirun; or stay beside what calls mpirun itself.
 
     Raises:
         MpibootError: a gate, a check or a file failed.
     """
     if program and mpirun_line.only_asks(program):
         process.replace(program, environ)
+    calling = script.reason(resolved, program, environ)
+    if calling:
+        log.info("script", f"{calling}: each call has gates, a plan and an end of its own")
+        return script.run(resolved, program, environ)
+    try:
+        return _launch(resolved, program, environ)
+    except MpibootError as wrong:
+        wrong.hold = resolved.settings.hold_on_failure
+        raise
+
+
+def _launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> int:
+    """Start one mpirun; it never returns."""
     _end_on_signals(resolved)
     odd = mpirun_line.slip(program)
     if odd and process.find(program[0], environ.get("PATH", "")) is None:
@@ -93,6 +107,11 @@ def become_parent(
     Raises:
         MpibootError: ``program-missing``; this interpreter can't be executed.
     """
+    # A thread that still waits for a dead nameserver doesn't block signals: what one gets from now
+    # on is this thread's, where it waits for the parent's program.
+    own = threading.get_ident()
+    for number in launch_spec.SIGNALS - {signal.SIGCHLD}:
+        signal.signal(number, lambda got, _: signal.pthread_kill(own, got))
     mask = system.block_signals()
     # A FIFO that nobody has open forgets what was written to it.
     events = system.open_fifo(f"{paths.launch_dir}/{launch_spec.EVENTS}")
@@ -120,7 +139,7 @@ def _lets_go(wanted: str, environ: Mapping[str, str]) -> bool:
     """
     if wanted == "never" or environ.get(leftovers.NAME):
         return False
-    return wanted == "with-job" or os.getpid() == 1
+    return wanted == "with-job" or process.is_containers_own()
 
 
 def wait(resolved: Resolved, environ: Mapping[str, str]) -> int:
@@ -142,6 +161,13 @@ def show_plan(
     resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str], *, as_json: bool
 ) -> int:
     """Print the plan; the code is the one that the launcher would stop with."""
+    calling = script.reason(resolved, program, environ)
+    if calling:
+        said = f"{calling}: each call has a plan of its own"
+        alone = (Decision("script", program[0], Source.DETECTED, said),)
+        write = render.plan_json if as_json else render.plan
+        sys.stdout.write(write(alone, (), program, {}, ()))
+        return 0
     seen, ground = look(resolved, program, environ)
     made = plans.make(
         seen.observed, resolved, program, launch.paths(ground.folder, ground.key.path)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpiboot import log
-from mpiboot.act import files, keys
+from mpiboot.act import files, keys, tmpdir
 from mpiboot.gates import gate
 from mpiboot.model import Identity
 from mpiboot.observe import pod
@@ -46,13 +46,14 @@ def stand(
     started = time.monotonic()
     settings = resolved.settings
     identity = pod.identity(environ)
-    tmpdir = environ.get("TMPDIR", "")
-    files.check_tmpdir(tmpdir)
+    named = environ.get("TMPDIR", "")
+    tmpdir.check(named)
     folder = files.runtime_dir(
-        settings.runtime_dir, identity.uid, role, tmpdir=tmpdir, split=role == "launcher"
+        settings.runtime_dir, identity.uid, role, tmpdir=named, split=role == "launcher"
     )
     # asyncssh asks for these names, and fails under a uid without a passwd entry.
-    for name, value in pod.user_environment(identity, environ, folder).items():
+    added = pod.user_environment(identity, environ, folder)
+    for name, value in (added | tmpdir.complete(environ, folder)).items():
         os.environ[name] = value
     mounted = keys.wait(
         settings.ssh_key,

@@ -141,7 +141,8 @@ class Link:
     the partition key of an IPoIB link; ``carrier`` whether the link is running; ``lower`` the
     index of the link that it stands on (of a veth: its other end), 0 where it has none or that
     link is in another network namespace, which ``lower_elsewhere`` tells; ``dev_port`` its place
-    among the ports of its device, from 0.
+    among the ports of its device, from 0. Of the addresses, ``tentative`` can't be used yet, as the
+    kernel still looks for a duplicate, and ``duplicate`` never, as it has found one.
     """
 
     index: int
@@ -157,6 +158,8 @@ class Link:
     lower: int = 0
     lower_elsewhere: bool = False
     dev_port: int = 0
+    tentative: tuple[str, ...] = ()
+    duplicate: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,7 +257,7 @@ def facts(found: PodFacts) -> str:
         (
             link.name,
             link.kind or "-",
-            "up" if link.up else "down",
+            ("up" if link.carrier else "no carrier") if link.up else "down",
             str(link.mtu),
             " ".join(link.addresses) or "-",
         )
@@ -275,7 +275,11 @@ def _openable(device: RdmaDevice) -> str:
 
 def _fabric(seen: Fabric) -> str:
     """Lay out what a pod sees of RDMA, its GIDs, its platform's word and what could not be read."""
-    text = f"\nno RDMA device ({'none here' if seen.netns_mode else 'a kernel without RDMA'})\n"
+    text = ""
+    if seen.routes:
+        ways = [(way.destination, way.link, way.gateway or "-") for way in seen.routes]
+        text += "\n" + table(("route to", "link", "gateway"), ways)
+    none = f"\nno RDMA device ({'none here' if seen.netns_mode else 'a kernel without RDMA'})\n"
     ports = [
         (
             f"{device.name}:{port.number}",
@@ -292,7 +296,10 @@ def _fabric(seen: Fabric) -> str:
     bare = [device.name for device in seen.devices if not device.ports]
     if ports or bare:
         head = ("RDMA port", "layer", "state", "link", "Gb/s", "MTU", "device node")
-        text = "\n" + table(head, [*ports, *((name, *["-"] * 6) for name in bare)])
+        text += "\n" + table(head, [*ports, *((name, *["-"] * 6) for name in bare)])
+        text += f"(network namespace mode: {seen.netns_mode or 'not known'})\n"
+    else:
+        text += none
     gids = [
         (
             f"{device.name}:{port.number}",
@@ -313,4 +320,6 @@ def _fabric(seen: Fabric) -> str:
             for item in seen.attachments
         ]
         text += "\n" + table(("platform", "link", "PCI", "RDMA device", "resource"), said)
+    if seen.missing:
+        text += f"\nnot in this image: {', '.join(seen.missing)}\n"
     return text + "".join(f"\nnot read: {odd}\n" for odd in seen.oddities)

@@ -262,6 +262,12 @@ class Settings:
     no_forward: tuple[str, ...] = row(
         (), "Variables never to forward: names or patterns.", words, roles=(_L,)
     )
+    script: str = row(
+        "auto",
+        "Whether PROGRAM calls mpirun itself, as batch scripts do; auto: looks into a script.",
+        one_of("auto", "on", "off"),
+        roles=(_L,),
+    )
     supervise: str = row(
         "auto",
         "Stay as mpirun's parent: auto is on; off is a plain exec.",

@@ -191,6 +191,21 @@ def install(folder: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def link(folder: Path) -> None:
+    """Make mpirun and mpiexec in a private folder lead to mpiboot.
+
+    Raises:
+        MpibootError: ``runtime-folder``; the folder can't be written.
+    """
+    own = own_file()
+    try:
+        for name in ("mpirun", "mpiexec"):
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to(own)
+    except OSError as wrong:
+        raise error("runtime-folder", f"{wrong.filename}: {wrong.strerror}") from None
+
+
 def replace(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Put shims in the place of the real programs, so that a call by absolute path finds them.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot import log
-from mpiboot.act import files, keys, openssh, ports, process, profile, sessions
+from mpiboot.act import files, keys, openssh, ports, process, profile, sessions, tmpdir
 from mpiboot.errors import error
 from mpiboot.model import Decision, Identity, Source
 from mpiboot.observe import pod
@@ -49,10 +49,11 @@ def settle(resolved: Resolved, environ: Mapping[str, str], loop: process.Loop) -
     """
     settings = resolved.settings
     identity = pod.identity(environ)
-    tmpdir = environ.get("TMPDIR", "")
-    files.check_tmpdir(tmpdir)
-    files.remove_stale_sessions(environ, socket.gethostname(), identity.uid)
-    folder = files.runtime_dir(settings.runtime_dir, identity.uid, "worker", tmpdir=tmpdir)
+    named = environ.get("TMPDIR", "")
+    tmpdir.check(named)
+    folder = files.runtime_dir(settings.runtime_dir, identity.uid, "worker", tmpdir=named)
+    environ = {**environ, **tmpdir.complete(environ, folder)}
+    tmpdir.remove_stale(environ, socket.gethostname(), identity.uid)
     for name in (FACTS_FILE, pod.STATE):
         (folder / name).unlink(missing_ok=True)  # an earlier start of this container wrote them
     home = folder / "home"

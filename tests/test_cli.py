@@ -274,6 +274,36 @@ def test_a_signal_while_waiting_ends_at_once_with_its_own_code(tmp_path: Path, n
     assert message(tmp_path).startswith(f"signal: {name} while waiting for hosts")
 
 
+def test_a_launcher_that_fails_before_mpirun_is_held_too(tmp_path: Path) -> None:
+    """For a look inside: a signal ends it, the exit code and the reason stay."""
+    (tmp_path / "termination-log").touch()
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "mpiboot",
+            "launcher",
+            "--timeout",
+            "0",
+            "--hold-on-failure",
+            "300",
+            "--",
+            "./train",
+        ],
+        env=environment(tmp_path),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stderr is not None
+        while "held for 300 s" not in (line := child.stderr.readline()):
+            assert line, "it was not held"
+        before = message(tmp_path)
+        assert before
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(GUARD) not in (0, 128 + signal.SIGTERM)
+    assert message(tmp_path) == before
+
+
 def key(home: Path) -> None:
     """Give a home folder the job's key."""
     folder = home / ".ssh"

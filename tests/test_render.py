@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from mpiboot import render
 from mpiboot.checks import failed
+from mpiboot.fabric import Route
 from mpiboot.model import Decision, Finding, Level, Role, Source
 from mpiboot.settings import ROWS, Row, resolve
+from tests.fakes import workers as w
 from tests.fakes.plans import link, observed
 
 SECRET = "hunter2"
@@ -182,3 +184,18 @@ def test_facts_are_shown_for_a_person() -> None:
     assert "1024 MiB\n" in text
     assert "mpirun (Open MPI) 4.1.4 (/usr/bin/mpirun)" in text
     assert link("eth0", "10.244.0.10/24").addresses[0] in text
+
+
+def test_what_a_pod_sees_of_the_data_network_is_shown_for_a_person() -> None:
+    worker = w.macvlan(0)
+    assert worker.facts is not None
+    links = tuple(replace(one, carrier=one.name != "net1") for one in worker.facts.links)
+    route = Route("192.168.0.0/16", "net1", "192.168.100.1")
+    fabric = replace(worker.facts.fabric, routes=(route,), missing=("libfabric.so.1",))
+    lines = render.facts(replace(worker.facts, links=links, fabric=fabric)).splitlines()
+    assert next(line.split()[:2] for line in lines if "no carrier" in line) == ["net1", "macvlan"]
+    assert "192.168.0.0/16  net1  192.168.100.1" in lines
+    assert "(network namespace mode: shared)" in lines
+    (entry,) = [line.split() for line in lines if line.split()[1:2] == ["9"]]
+    assert entry[-3:] == ["net1", "RoCE", "v2"]
+    assert "not in this image: libfabric.so.1" in lines

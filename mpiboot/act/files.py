@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -143,77 +141,6 @@ def runtime_dir(
     raise error(
         "runtime-folder", "no folder for private files can be written", evidence=tuple(reasons)
     )
-
-
-def remove_stale_sessions(environ: Mapping[str, str], hostname: str, uid: int) -> None:
-    """Remove session folders of PRRTE programs of this host and user that run no more.
-
-    A /tmp that outlives its container meets the next one with the same process numbers, and
-    PRRTE (Open MPI 5.0) then ends with "Exists" for ever. Open MPI 4.1 uses such a folder again.
-    """
-    named = re.compile(rf"(?:prterun|prted|prte)\.{re.escape(hostname)}\.(\d+)\.{uid}", re.ASCII)
-    # The order in which PRRTE looks for its place; it takes the first that is set.
-    places = (environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP"))
-    for base in dict.fromkeys(place for place in (*places, "/tmp") if place.startswith("/")):  # noqa: S108
-        count = sum(_removed(item, uid) for item in _ended(base, named))
-        if count:
-            folders = "folder" if count == 1 else "folders"
-            log.info("session", f"removed {count} session {folders} of ended programs in {base}")
-
-
-def _ended(base: str, named: re.Pattern[str]) -> tuple[os.DirEntry[str], ...]:
-    """Find the folders whose name tells a process that is not there."""
-    try:
-        with os.scandir(base) as listing:
-            found = [(item, told) for item in listing if (told := named.fullmatch(item.name))]
-    except OSError:
-        return ()
-    return tuple(item for item, told in found if not Path("/proc", told[1]).exists())
-
-
-def _removed(item: os.DirEntry[str], uid: int) -> bool:
-    import shutil  # noqa: PLC0415 - a worker's way to its sshd leads through here
-
-    try:
-        ours = item.is_dir(follow_symlinks=False) and item.stat(follow_symlinks=False).st_uid == uid
-    except OSError:
-        return False
-    if ours:
-        shutil.rmtree(item.path, ignore_errors=True)
-    return ours
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
-
-
-def check_tmpdir(value: str) -> None:
-    """Look whether MPI can use what ``TMPDIR`` names; it makes the folder itself where it can.
-
-    Its daemons end without naming the folder where they can't. Nothing is written here.
-
-    Raises:
-        MpibootError: ``tmpdir``.
-    """
-    if not value.startswith("/"):  # not set, or a matter of each process's own folder
-        return
-    place = Path(value)
-    try:
-        while not _is_there(place):
-            place = place.parent
-        if not place.is_dir():
-            wrong = f"{place} is not a folder"
-        elif not os.access(place, os.W_OK | os.X_OK):
-            wrong = f"{place} can't be written"
-        else:
-            return
-    except OSError as problem:  # a name that is too long, a loop of links, a closed folder
-        wrong = f"{place}: {_reason(problem)}"
-    raise error("tmpdir", f"TMPDIR={value} can't be used: {wrong}")
 
 
 def write_private(path: Path, content: str | bytes, mode: int = 0o600) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot import launch_spec
-from mpiboot.act import client_start, files, keys, process
+from mpiboot.act import client_start, files, keys, process, tmpdir
 from mpiboot.aftermath import words
 from mpiboot.errors import error
 from mpiboot.job import mpirun_line, sshconfig
@@ -90,7 +90,7 @@ def write(
     folder = Path(where.launch_dir)
     shutil.rmtree(folder, ignore_errors=True)
     _tidy(folder.parent)
-    files.remove_stale_sessions(observed.environ, socket.gethostname(), observed.identity.uid)
+    tmpdir.remove_stale(observed.environ, socket.gethostname(), observed.identity.uid)
     try:
         for path in (folder, folder / "hosts", folder / "stderr"):
             path.mkdir(mode=0o700)

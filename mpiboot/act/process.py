@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -23,6 +24,8 @@ _CHANGED: Final = tuple(
 )
 _DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SIGNALLED: Final = 128
+# Programs that start one other and wait for it.
+_INITS: Final = frozenset({"tini", "tini-static", "dumb-init", "docker-init", "catatonit"})
 
 
 def find(program: str, path: str) -> str | None:
@@ -96,6 +99,7 @@ def start(
     stdout: int | None = None,
     stderr: int | None = None,
     session: bool = False,
+    group: bool = False,
 ) -> int:
     """Start a child with clean signals; its process number.
 
@@ -106,6 +110,7 @@ def start(
         stdout: as ``stdin``.
         stderr: as ``stdin``.
         session: whether the child leads a session of its own.
+        group: whether the child leads a process group of its own.
 
     Raises:
         MpibootError: ``program-missing``; it isn't there or can't be executed.
@@ -116,9 +121,10 @@ def start(
         for number, given in enumerate((stdin, stdout, stderr))
         if given is not None
     ]
+    spawn = partial(os.posix_spawn, setpgroup=0) if group else os.posix_spawn
     try:
         # Not subprocess: its import alone costs the worker 10 ms before sshd.
-        return os.posix_spawn(
+        return spawn(
             path,
             list(argv),
             dict(environ),
@@ -178,6 +184,19 @@ def reap() -> Iterator[tuple[int, int]]:
         if pid == 0:
             return
         yield pid, status
+
+
+def is_containers_own(proc: Path = Path("/proc")) -> bool:
+    """Whether this is what the container was started for: its first process, or an init's child.
+
+    Where pods share a process table that can't be told from one that `kubectl exec` started.
+    """
+    if os.getpid() == 1:
+        return True
+    try:
+        return os.getppid() == 1 and (proc / "1/comm").read_text("utf-8").strip() in _INITS
+    except OSError:
+        return False
 
 
 class Loop:

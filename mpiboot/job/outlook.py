@@ -7,15 +7,18 @@ from typing import Final
 from mpiboot.job.making import Making
 from mpiboot.settings import Resolved
 
-# Options and parameters with which a job goes on without a rank that ended badly: recovery, fault
-# tolerance (ULFM), and 4.1's orte_abort_on_non_zero_status (5.0 has runtime options for it).
+# Options and parameters with which a job goes on without a rank that ended badly, or takes its time
+# to end: recovery, restarts, fault tolerance (ULFM), orte_abort_on_non_zero_status (4.1),
+# state_base_error_non_zero_exit and runtime options (5.0), the time that ranks get to end.
 _GOING_ON: Final = (
     "recover",
+    "restart",
     "continuous",
     "with-ft",
-    "_ft_",
-    "abort_on_non_zero",
+    "_ft",
+    "non_zero",
     "runtime-options",
+    "sigkill_timeout",
 )
 
 
@@ -23,6 +26,7 @@ _GOING_ON: Final = (
 _LOST_WITHOUT_PARENT: Final = (
     "nobody to see that a host gets no daemon",
     "no word to the workers that the job ended well",
+    "no search for the cause of a failure, and no hold after it",
 )
 
 
@@ -54,7 +58,8 @@ def suspects(making: Making) -> tuple[tuple[str, str], ...]:
 
 def goes_on(making: Making) -> bool:
     """Tell whether the user may have asked mpirun to go on without a rank that ended badly."""
-    if making.line.unknown:
+    # Parameters may also stand in a file that the line names.
+    if making.line.unknown or {"tune", "am", "app"}.intersection(making.line.given):
         return True
     variables = (name for name in making.environ if "_MCA_" in name)
     named = (*making.line.given, *making.line.mca, *variables)

@@ -6,7 +6,7 @@ disagree. Nothing here reads or changes the world.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,14 +17,17 @@ from mpiboot.job import (
     ipversion,
     mpi_environment,
     mpirun_line,
+    onenode,
     outlook,
     placement,
     podnetwork,
+    podterms,
     sshconfig,
 )
 from mpiboot.job import hostfile as hostfiles
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS, Dialect
 from mpiboot.job.making import Making, Observed, Paths
+from mpiboot.job.podterms import named
 from mpiboot.job.user_line import UserLine
 from mpiboot.launch_spec import PLACEMENT
 from mpiboot.model import Decision, Finding, Host, Level, Mpi, Source
@@ -98,8 +101,7 @@ def make(observed: Observed, resolved: Resolved, program: tuple[str, ...], paths
     line = mpirun_line.read(program, row.family) if own else UserLine()
     making = Making(row, line, observed.environ)
     making.decisions.append(_platform(observed))
-    if observed.identity.own_users:
-        making.decide("users", "the pod's own", Source.DETECTED, "no user here is one of the node")
+    podterms.launcher(making, observed, resolved, paths)
     making.decide("mpi", f"{row.title}: {observed.mpi.version}", Source.DETECTED, observed.mpi.said)
     if line.unknown:
         making.findings.append(
@@ -141,9 +143,10 @@ def make(observed: Observed, resolved: Resolved, program: tuple[str, ...], paths
     exports = mpi_environment.choose_forwarded(making, observed, resolved, network.common)
     delivered = data.deliver(making, observed, resolved, network)
     mpi_environment.refuse_unsafe(making)
-    _servers(making, observed)
+    podterms.workers(making, observed)
     agreement.versions(making, observed)
     making.findings += podnetwork.findings(observed, resolved)
+    making.findings += onenode.findings(observed)
     daemons = placement.daemons(hosts, line, local)
     supervised = outlook.supervised(making, resolved)
     if supervised and daemons:
@@ -151,7 +154,7 @@ def make(observed: Observed, resolved: Resolved, program: tuple[str, ...], paths
     argv = _argv(
         making, program, own=own, np=np, exports=exports, paths=paths, supervised=supervised
     )
-    making.decide("daemons", str(len(daemons)), Source.DETECTED, _named(daemons))
+    making.decide("daemons", str(len(daemons)), Source.DETECTED, named(daemons))
     return Plan(
         decisions=tuple(making.decisions),
         findings=tuple(making.findings),
@@ -189,24 +192,6 @@ def _named_source(named_by: str) -> Source:
     return Source.FLAG if named_by.startswith("-") or " " in named_by else Source.ENVIRONMENT
 
 
-def _named(names: Iterable[str], most: int = 4) -> str:
-    """List names, cut to a few."""
-    listed = list(names)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more
-
-
-def _servers(making: Making, observed: Observed) -> None:
-    """Tell which workers have the embedded SSH server, and why; a line for each reason."""
-    reasons: dict[str, list[str]] = {}
-    for worker in observed.workers:
-        if worker.facts and worker.facts.sshd == "embedded":
-            because = worker.facts.sshd_because or "the worker did not say why"
-            reasons.setdefault(because, []).append(worker.host.name)
-    for because, names in reasons.items():
-        making.decide("ssh-server", "embedded", Source.DETECTED, f"{because}: {_named(names)}")
-
-
 def _hosts(making: Making, observed: Observed, paths: Paths) -> tuple[Host, ...]:
     """Settle the hosts and point every hostfile variable at mpiboot's own copy."""
     hosts = tuple(
@@ -222,12 +207,12 @@ def _hosts(making: Making, observed: Observed, paths: Paths) -> tuple[Host, ...]
     )
     file = observed.hostfile
     making.decide("hostfile", file.path, _named_source(file.named_by), f"named by {file.named_by}")
-    making.decide("hosts", str(len(hosts)), Source.DETECTED, _named(host.name for host in hosts))
+    making.decide("hosts", str(len(hosts)), Source.DETECTED, named(host.name for host in hosts))
     longer = {old: new for old, new in observed.renamed.items() if new.startswith(f"{old}.")}
     others = {old: new for old, new in observed.renamed.items() if old not in longer}
     for name, what in (("fqdn-rewriting", longer), ("host-names", others)):
         if what:
-            said = _named(f"{old} -> {new}" for old, new in what.items())
+            said = named(f"{old} -> {new}" for old, new in what.items())
             making.decide(name, f"{len(what)} names", Source.DETECTED, said)
     because = f"mpiboot's normalised copy of {file.path}"
     for name in HOSTFILE_VARS:

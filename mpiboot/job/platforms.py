@@ -20,6 +20,7 @@ class Platform:
     ``managers`` are the prefixes of a resource manager's variables that belong to this platform
     and may stay in the environment; everywhere else they would mislead mpirun. ``ends_workers``
     tells that a worker may end with the job: nothing starts it again, and nothing else ends it.
+    ``worker_names`` matches the names of pods that are workers and never the launcher.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Platform:
     role: Callable[[Environ], tuple[Role, str] | None]
     managers: tuple[str, ...] = ()
     ends_workers: bool = False
+    worker_names: str = ""
 
 
 def _marked(*names: str) -> Callable[[Environ], str]:
@@ -43,12 +45,33 @@ def _operator_role(environ: Environ) -> tuple[Role, str] | None:
     return None
 
 
+# What Kubeflow Trainer's MPI plugin sets on a TrainJob's launcher and on no node (its mpi.go). The
+# MPI Operator sets the same; but a JobSet's Jobs are indexed, and its launcher's is not.
+_TRAINER: Final = ("OMPI_MCA_orte_default_hostfile", "OMPI_MCA_orte_set_default_slots")
+
+
+def _trainer(environ: Environ) -> str:
+    there = all(environ.get(name) for name in (*_TRAINER, "JOB_COMPLETION_INDEX"))
+    return f"{_TRAINER[0]} in a pod of an indexed Job" if there else ""
+
+
+def _trainer_role(environ: Environ) -> tuple[Role, str] | None:  # noqa: ARG001 - as below
+    return Role.LAUNCHER, f"{_TRAINER[0]}, which Trainer sets on the launcher alone"
+
+
 def _nothing(environ: Environ) -> tuple[Role, str] | None:  # noqa: ARG001 - a row's signature
     return None
 
 
 PLATFORMS: Final = (
-    Platform("mpi-operator", _marked("K_MPI_JOB_ROLE"), _operator_role, ends_workers=True),
+    Platform(
+        "mpi-operator",
+        _marked("K_MPI_JOB_ROLE"),
+        _operator_role,
+        ends_workers=True,
+        worker_names=r"-worker-\d+$",
+    ),
+    Platform("trainer", _trainer, _trainer_role, worker_names=r"-node-\d+-\d+$"),
     Platform("volcano", _marked("VC_TASK_INDEX", "VK_TASK_INDEX"), _nothing),
     Platform("lsf", _marked("LSB_JOBID"), _nothing, managers=("LSB_", "LSF_")),
     Platform("plain", lambda _: "nothing says otherwise", _nothing),

@@ -52,6 +52,7 @@ def choose(worker: Worker, settings: DataSettings) -> Network:
             Kind.TCP if any(running(one) and rails.interfaces(one) for one in data) else Kind.NONE
         )
         _nothing(seen, data)
+    pending = _pending(seen, candidates, chosen)
     return Network(
         host.name,
         facts,
@@ -63,7 +64,7 @@ def choose(worker: Worker, settings: DataSettings) -> Network:
         seen.host_network,
         tuple(seen.decisions),
         tuple(seen.problems),
-        _pending(seen, candidates, chosen),
+        pending,
     )
 
 
@@ -147,7 +148,7 @@ def _data(seen: Seen, candidates: Sequence[Link], chosen: Sequence[Rail]) -> tup
         links = tuple(link for link in candidates if link in above)
         left = [link.name for link in candidates if link not in above]
         because = "the RDMA ports' own links"
-        because += f"; without RDMA, so not used: {', '.join(left)}" if left else ""
+        because += f"; not used: {', '.join(left)}" if left else ""
     elif chosen or (seen.host_network and not wanted):
         return ()  # on the node's network, a link without RDMA may be anybody's
     else:
@@ -180,6 +181,9 @@ def _dead(seen: Seen, candidates: Sequence[Link], chosen: Sequence[Rail]) -> Non
         if link not in above and rails.interfaces(link) and not running(link):
             why = "has no carrier" if link.up else "is down"
             seen.problem("data-carrier", f"link {link.name} has an address, but {why}")
+        for address in rails.refused(link):
+            said = f"another host of {link.name}'s network has its address {address}"
+            seen.problem("data-networks", said, "look at the network's IPAM: one address, once")
 
 
 def _nothing(seen: Seen, data: Sequence[Link]) -> None:
@@ -222,10 +226,20 @@ def _pending(seen: Seen, candidates: Sequence[Link], chosen: Sequence[Rail]) -> 
     taken = {rail.device.name for rail in chosen}
     free = any(one.opens == "ok" and one.name not in taken for one in seen.fabric.devices)
     for link in candidates:
+        coming = ", ".join(str(item.ip) for item in rails.coming(link))
         named = link.name in said and not chosen
         macvlan = free and not chosen and link.kind in ("macvlan", "ipvlan")
-        if not rails.interfaces(link) and (link.name in roce or named or macvlan):
+        if rails.interfaces(link):
+            continue
+        if coming and running(link):
+            waiting.append(f"link {link.name}: the kernel looks whether another host has {coming}")
+        elif link.name in roce or named or macvlan:
             waiting.append(f"link {link.name} has no address yet")
+        else:
+            continue
+        # Of a rail and of a link that was named, other rules say what never comes.
+        if link.name not in roce and link.name not in seen.settings.data_ifname:
+            seen.problem("data-address", waiting[-1])
     for rail in chosen:
         if rail.link and ports.kind_of((rail,)) is Kind.ROCE and rails.interfaces(rail.link):
             entries = [gid for gid in rail.port.gids if gid.index in ports.own_gids(rail)]

@@ -1,4 +1,4 @@
-"""What says that a plugin carries NCCL's data, with settings of its own. Pure."""
+"""NCCL's plugins: one that brings settings of its own, and the one without which EFA is no use."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from mpiboot.network.network import Network
+from mpiboot.network.worker_checks import few
 
 # A pod that has one of these brings its own transport for NCCL, with settings of its own.
 _PLUGIN_NAMES: Final = ("NCCL_NET", "NCCL_NET_PLUGIN")
@@ -27,3 +28,17 @@ def found(known: Sequence[Network], taken: Mapping[str, str], values: Mapping[st
             if item.by == "gib":
                 return f"{item.resource} is there"
     return ""
+
+
+def efa_lacks(known: Sequence[Network], plugin: str) -> list[str]:
+    """Say on which workers the image lacks what carries data over EFA; the user's plugin may."""
+    hosts: dict[tuple[str, ...], list[str]] = {}
+    for network in known:
+        missing = network.facts.fabric.missing if network.facts else ()
+        lacks = tuple(name for name in missing if not (plugin and name.startswith("libnccl")))
+        if lacks:
+            hosts.setdefault(lacks, []).append(network.host)
+    return [
+        f"{few(names)}: EFA devices, but in the image no {' and no '.join(lacks)}"
+        for lacks, names in hosts.items()
+    ]

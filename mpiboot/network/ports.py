@@ -133,7 +133,8 @@ def one_class(seen: Seen, found: tuple[Rail, ...]) -> tuple[Rail, ...]:
     """Keep one link layer: NCCL can't merge two, and peers of two kinds don't connect."""
     kinds = {kind_of((rail,)) for rail in found}
     for rail in found if len(kinds) == 1 else ():
-        seen.decide("rdma-port", rail.name, _source(rail), f"{link_name(rail)}: {rail.because}")
+        because = f"{rail.link.name}: {rail.because}" if rail.link else rail.because
+        seen.decide("rdma-port", rail.name, _source(rail), because)
     if len(kinds) <= 1:
         return found
     best = Kind.INFINIBAND if Kind.INFINIBAND in kinds else kind_of(found)

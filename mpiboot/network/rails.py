@@ -50,7 +50,20 @@ class Rail:
 
 def interfaces(link: Link) -> tuple[Interface, ...]:
     """Give a link's addresses that a peer can use: no loopback and no link-local ones."""
+    unusable = {*link.tentative, *link.duplicate}
+    if unusable:
+        return _interfaces(tuple(item for item in link.addresses if item not in unusable))
     return _interfaces(link.addresses)
+
+
+def coming(link: Link) -> tuple[Interface, ...]:
+    """Give those that can't be used yet: the kernel still looks whether another host has them."""
+    return _interfaces(link.tentative)
+
+
+def refused(link: Link) -> tuple[Interface, ...]:
+    """Give those that the kernel refuses: another host has them."""
+    return _interfaces(link.duplicate)
 
 
 @functools.lru_cache(maxsize=1 << 16)

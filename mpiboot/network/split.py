@@ -14,7 +14,7 @@ from typing import Final
 from mpiboot.model import Decision, Finding, Level, Source, Worker
 from mpiboot.network import cluster_view, gids, interfaces, owners, wishes
 from mpiboot.network.gids import View
-from mpiboot.network.network import DataSettings
+from mpiboot.network.network import DataSettings, Kind
 from mpiboot.network.owners import Wish
 from mpiboot.network.worker_checks import few
 
@@ -64,10 +64,15 @@ def decide(
     rows = tuple(map(cluster_view.row, views))
     pending = {view.network.host: view.network.pending for view in views if view.network.pending}
     hosts = [view.network.host for view in views]
-    if settings.data_network == "off" or not views:
-        why = "MPIBOOT_DATA_NETWORK=off" if views else "no worker was reached"
-        off = Decision("data-network", "off", Source.ENVIRONMENT, f"{why}: nothing is set")
-        return Split((off,), (), {}, {host: {} for host in hosts}, rows, {}, views)
+    nothing = None
+    if settings.data_network == "off":
+        because = "MPIBOOT_DATA_NETWORK=off: nothing is set"
+        nothing = Decision("data-network", "off", Source.ENVIRONMENT, because)
+    elif not views:
+        because = "no worker was reached: nothing is set"
+        nothing = Decision("data-network", Kind.UNKNOWN.value, Source.DETECTED, because)
+    if nothing:
+        return Split((nothing,), (), {}, {host: {} for host in hosts}, rows, {}, views)
     findings = list(cluster_view.findings(views, settings, values))
     made = wishes.make(views, settings, taken, values)
     findings += made.findings

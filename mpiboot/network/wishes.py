@@ -15,7 +15,7 @@ from mpiboot.network.gids import View
 from mpiboot.network.network import RDMA, DataSettings, Kind, Network
 from mpiboot.network.owners import Wish
 from mpiboot.network.rails import Interface, interfaces
-from mpiboot.network.worker_checks import few
+from mpiboot.network.worker_checks import few, of_the_node
 
 
 @dataclass(slots=True)
@@ -81,12 +81,14 @@ def _transport(made: Wishes, plugin: str) -> Kind:
             _transport_names(made, kind, plugin)
         else:
             made.want("FI_PROVIDER", "efa", "transport", "EFA devices open on every worker")
+            for said in plugins.efa_lacks(made.known, plugin):
+                made.find("efa-library", said)
     else:
         kind = Kind.TCP if any(network.plain for network in made.known) else Kind.NONE
         if not known:
             because = "no worker's facts are known"
         elif not kinds:
-            because = "no worker has a usable RDMA port"
+            because = "no worker has a usable RDMA port" + of_the_node(made.known)
         else:
             because = "the workers have RDMA of different kinds, which can't talk to each other"
             if without:

@@ -19,9 +19,13 @@ _SHOWN: Final = 4
 _MEMLOCK: Final = 256 << 20
 _SHM: Final = 64 << 20  # what a container gets where nothing is said
 _IPC_LOCK: Final = 1 << 14
+_HOST_USERS: Final = (
+    "spec: {hostUsers: true} beside securityContext: {capabilities: {add: [IPC_LOCK]}}; "
+    "or raise the container runtime's limit (LimitMEMLOCK=infinity)"
+)
 # RoCE takes the largest InfiniBand MTU that fits into the link's with its headers around it.
 _IB_MTU: Final = (4096, 2048, 1024, 512, 256)
-_ROCE_HEADERS: Final = 80  # as soft-RoCE counts them; other drivers take 96
+_ROCE_HEADERS: Final = (80, 96)  # as soft-RoCE counts them, and as other drivers do
 
 
 def few(names: Iterable[str]) -> str:
@@ -68,15 +72,17 @@ def _port(rail: Rail, facts: PodFacts) -> list[Problem]:
     if rail.link is not None and not running(rail.link):
         found.append(Problem("rdma-port", f"link {rail.link.name} of {rail.name} has no carrier"))
     elif rail.link is not None and port.mtu and port.link_layer == "Ethernet":
-        fits = next((mtu for mtu in _IB_MTU if mtu + _ROCE_HEADERS <= rail.link.mtu), 256)
-        if port.mtu > fits:
-            found.append(
-                Problem(
-                    "rdma-mtu",
-                    f"link {rail.link.name} has MTU {rail.link.mtu}, which makes {fits} for RDMA, "
-                    f"but port {rail.name} uses {port.mtu}",
-                )
+        most, least = (
+            next((mtu for mtu in _IB_MTU if mtu + around <= rail.link.mtu), 256)
+            for around in _ROCE_HEADERS
+        )
+        if not least <= port.mtu <= most:
+            fits, check = (most, "rdma-mtu") if port.mtu > most else (least, "rdma-mtu-low")
+            said = (
+                f"link {rail.link.name} has MTU {rail.link.mtu}, which makes {fits} for RDMA, "
+                f"but port {rail.name} uses {port.mtu}"
             )
+            found.append(Problem(check, said))
     return found
 
 
@@ -89,6 +95,17 @@ def _why_none(facts: PodFacts) -> str:
     folder = "" if facts.fabric.infiniband_folder else "; /dev/infiniband is not there"
     what = f"; the platform names {few(given)}" if given else ""
     return f"{len(seen)} RDMA devices of the node are visible, none is this pod's{folder}{what}"
+
+
+def of_the_node(known: Iterable[Network]) -> str:
+    """Say where devices are seen that nobody gave to the pod: maybe it was forgotten."""
+    hosts = [
+        network.host
+        for network in known
+        if network.facts and network.facts.fabric.devices and not network.rails
+    ]
+    said = f"; devices of the node, none of them the pod's, are seen on {few(hosts)}"
+    return said if hosts else ""
 
 
 def _limits(network: Network, facts: PodFacts) -> list[Problem]:
@@ -104,10 +121,12 @@ def _limits(network: Network, facts: PodFacts) -> list[Problem]:
             else (f"{facts.memlock / (1 << 10):g} KiB")
         )
         why = " (a user other than root does not get added capabilities)" if who.uid else ""
+        hint = None
         if who.own_users:
             why = " of the node (the pod has users of its own: hostUsers is false)"
+            hint = _HOST_USERS
         said = f"memory lock limit {size}, without IPC_LOCK{why}"
-        found.append(Problem("memlock", said))
+        found.append(Problem("memlock", said, hint))
     if 0 < facts.shm <= _SHM and network.slots > 1:
         said = f"/dev/shm has {facts.shm >> 20} MiB for {network.slots} ranks"  # noqa: S108 - a size is told, no file is made
         found.append(Problem("shm", said))
@@ -158,4 +177,8 @@ def user_values(view: View, values: Mapping[str, str]) -> list[Problem]:
     if word.strip().lower() in ("true", "yes", "on"):
         # NCCL reads it with strtoll, so a word is 0.
         found.append(Problem("nccl-value", f"NCCL_IB_DISABLE={word} has no effect: write 1"))
+    elif word.strip() == "1" and view.usable and not is_efa(view.network.rails[0].device):
+        ports = few(rail.name for rail in view.network.rails)
+        said = f"NCCL_IB_DISABLE=1 keeps NCCL from {ports}, which could carry its data"
+        found.append(Problem("nccl-value", said))
     return found

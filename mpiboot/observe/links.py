@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
@@ -20,6 +20,8 @@ _Value: TypeAlias = "int | str | bytes | list[_Message] | None"
 
 _IFF_UP: Final = 0x1
 _IFF_RUNNING: Final = 0x40
+# IFA_F_ of linux/if_addr.h: an optimistic address is used while it is still tentative.
+_OPTIMISTIC, _DADFAILED, _TENTATIVE = 0x4, 0x8, 0x40
 _DISCARD: Final = 9  # a port is needed to ask the kernel for a route; nothing is sent to it
 _INFINIBAND: Final = 32
 # ARPHRD_ of linux/if_arp.h, for links that have no driver kind of their own.
@@ -50,15 +52,16 @@ def links(sys_root: Path = Path("/sys")) -> tuple[Link, ...]:
     from pyroute2 import IPRoute  # noqa: PLC0415
 
     with IPRoute() as netlink:
-        addresses: dict[int, list[str]] = {}
+        addresses: dict[int, list[tuple[str, int]]] = {}
         for item in netlink.get_addr():
             # On a point-to-point link IFA_ADDRESS is the peer's, IFA_LOCAL is ours.
             own = item.get_attr("IFA_LOCAL") or item.get_attr("IFA_ADDRESS")
             if own:
-                addresses.setdefault(item["index"], []).append(f"{own}/{item['prefixlen']}")
+                flags = item.get_attr("IFA_FLAGS")
+                pair = f"{own}/{item['prefixlen']}", flags if isinstance(flags, int) else 0
+                addresses.setdefault(item["index"], []).append(pair)
         return tuple(
-            _link(item, tuple(addresses.get(item["index"], ())), sys_root)
-            for item in netlink.get_links()
+            _link(item, addresses.get(item["index"], ()), sys_root) for item in netlink.get_links()
         )
 
 
@@ -81,7 +84,7 @@ def routes() -> tuple[Route, ...]:
         )
 
 
-def _link(item: _Message, addresses: tuple[str, ...], sys_root: Path) -> Link:
+def _link(item: _Message, addresses: Sequence[tuple[str, int]], sys_root: Path) -> Link:
     name = _name(item.get_attr("IFLA_IFNAME"))
     folder = sys_root / "class" / "net" / name
     if _text(folder / "ifindex") != str(item["index"]):
@@ -97,7 +100,7 @@ def _link(item: _Message, addresses: tuple[str, ...], sys_root: Path) -> Link:
         kind=_kind(item, folder, sys_root / "bus" / "pci" / "devices" / pci if pci else None),
         up=bool(item["flags"] & _IFF_UP),
         mtu=mtu if isinstance(mtu, int) else 0,
-        addresses=addresses,
+        addresses=tuple(text for text, _ in addresses),
         # pyroute2 decodes six bytes only; those of IPoIB are twenty, and name its port.
         hardware=_text(folder / "address") or _name(item.get_attr("IFLA_ADDRESS")),
         pci=pci,
@@ -106,6 +109,12 @@ def _link(item: _Message, addresses: tuple[str, ...], sys_root: Path) -> Link:
         lower=0 if elsewhere or not isinstance(lower, int) else lower,
         lower_elsewhere=elsewhere,
         dev_port=int(port) if port.isascii() and port.isdecimal() else 0,
+        tentative=tuple(
+            text
+            for text, flags in addresses
+            if flags & _TENTATIVE and not flags & (_OPTIMISTIC | _DADFAILED)
+        ),
+        duplicate=tuple(text for text, flags in addresses if flags & _DADFAILED),
     )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from mpiboot import __version__
+from mpiboot import __version__, log
 from mpiboot.fabric import Fabric
 from mpiboot.model import NO_FABRIC, Identity, Link, Mesh, Mpi, PodFacts
 from mpiboot.observe import factsjson
@@ -108,6 +108,8 @@ def user_environment(
     home = environ.get("HOME", "")
     if not _usable(home):
         patch["HOME"] = who.home if fallback is None or _usable(who.home) else str(fallback)
+        if home:
+            log.info("home", f"HOME={home} can't be used: {patch['HOME']} is used instead")
     return patch
 
 

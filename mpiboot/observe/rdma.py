@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.fabric import Fabric, RdmaDevice, RdmaPort
-from mpiboot.observe import nldev, rdma_sysfs, verbs
+from mpiboot.observe import libraries, nldev, rdma_sysfs, verbs
 from mpiboot.observe.nldev import Device, Kernel, Port
 from mpiboot.observe.rdma_sysfs import Node, SysfsDevice, SysfsPort
 
@@ -34,6 +34,8 @@ _LAYERS: Final = {"ib": "InfiniBand", "opa": "InfiniBand", "roce": "Ethernet", "
 # What RoCE puts around a packet in the largest case: iboe_get_mtu() of include/rdma/ib_addr.h.
 _ROCE_HEADERS: Final = 96
 _IB_MTUS: Final = (4096, 2048, 1024, 512, 256)
+# What uses EFA: libfabric, and NCCL's plugin for it (aws-ofi-nccl), without which NCCL takes TCP.
+EFA_LIBRARIES: Final = ("libfabric.so.1", "libnccl-net.so")
 
 
 def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fabric:
@@ -52,7 +54,11 @@ def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fab
         refused = os.strerror(error.errno or errno.EIO)
     found = assemble(kernel, sys_root, dev_root, refused)
     asked = {one.name: len(one.ports) for one in found.devices if one.opens == "ok"}
-    return with_library(found, *verbs.ask(asked)) if asked else found
+    if not asked:
+        return found
+    if any(one.driver == "efa" and one.opens == "ok" for one in found.devices):
+        found = replace(found, missing=libraries.missing(EFA_LIBRARIES))
+    return with_library(found, *verbs.ask(asked))
 
 
 def with_library(found: Fabric, said: Mapping[str, verbs.Device], wrong: str = "") -> Fabric:

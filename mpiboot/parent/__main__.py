@@ -84,6 +84,9 @@ def run(
 def main() -> NoReturn:
     """Run as a program; whatever goes wrong here is said in one line."""
     folder, started = sys.argv[1], Started(*map(int, sys.argv[2:])) if sys.argv[2:] else None
+    for handle in started[1:] if started else ():
+        if handle >= 0:  # they were to outlive the exec, and are nobody else's
+            os.set_inheritable(handle, False)
     try:
         code = run(
             folder,

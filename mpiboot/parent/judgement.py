@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from mpiboot.parent.events import RankEnd, Verdict
@@ -105,7 +106,8 @@ def dragging(state: State) -> Verdict:
     rank, host = (f"rank {first.rank}", first.host) if first else ("a rank", "")
     how = {RankEnd.SIGNAL: "was ended by a signal", RankEnd.ABORT: "called MPI_Abort"}
     said = how.get(first.how, "ended badly") if first else "ended badly"
-    return _verdict("daemon-failed", f"{rank} {said}, but mpirun went on without it", host)
+    found = _verdict("daemon-failed", f"{rank} {said}, but mpirun went on without it", host)
+    return replace(found, rank=first.rank if first else None)
 
 
 def judge(state: State) -> Verdict:

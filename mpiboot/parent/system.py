@@ -75,11 +75,16 @@ def listen() -> int:
     """
     read, write = os.pipe()
 
+    def tell(info: signal.struct_siginfo) -> None:
+        os.write(write, bytes((info.si_signo, info.si_code == _SI_KERNEL)))
+
     def wait() -> None:
         while True:
-            info = signal.sigwaitinfo(SIGNALS)
-            os.write(write, bytes((info.si_signo, info.si_code == _SI_KERNEL)))
+            tell(signal.sigwaitinfo(SIGNALS))
 
+    # What was meant for this very thread, before the exec, another one never sees.
+    while info := signal.sigtimedwait(SIGNALS, 0):
+        tell(info)
     _thread.start_new_thread(wait, ())
     return read
 

@@ -57,27 +57,6 @@ def test_a_variable_that_the_pod_sets_is_kept_and_shown(family: str) -> None:
 
 
 @both
-def test_a_user_namespace_of_the_pods_own_is_told(family: str) -> None:
-    assert "users" not in [item.name for item in planned("./train", observed(family)).decisions]
-    inside = replace(observed(family).identity, own_users=True)
-    plan = planned("./train", observed(family, identity=inside))
-    assert because(plan, "users")[:2] == ("the pod's own", Source.DETECTED)
-
-
-@both
-def test_workers_with_the_embedded_ssh_server_are_told_with_the_reason(family: str) -> None:
-    seen = observed(family)
-    assert "ssh-server" not in [item.name for item in planned("./train", seen).decisions]
-    first = seen.workers[0]
-    assert first.facts is not None
-    odd = replace(first.facts, sshd="embedded", sshd_because="uid 7 has no passwd entry")
-    workers = (replace(first, facts=odd), *seen.workers[1:])
-    plan = planned("./train", replace(seen, workers=workers))
-    said = f"uid 7 has no passwd entry: {first.host.name}"
-    assert because(plan, "ssh-server") == ("embedded", Source.DETECTED, said)
-
-
-@both
 def test_a_flag_of_the_line_is_kept_and_shown(family: str) -> None:
     plan = planned("mpirun --mca pml ucx --bind-to core ./train", observed(family))
     assert "OMPI_MCA_pml" not in plan.set_env
@@ -156,6 +135,7 @@ def test_a_plain_exec_lists_what_is_lost(family: str) -> None:
     assert (value, source) == ("off", Source.FLAG)
     assert all(lost in why for lost in DIALECTS[family].lost_without_parent)
     assert "nobody to see that a host gets no daemon" in why
+    assert "no hold after it" in why
     assert "supervise" not in [item.name for item in planned("./train", observed(family)).decisions]
 
 
@@ -394,6 +374,10 @@ def test_programs_of_one_line_with_different_hostfiles_are_refused(family: str) 
         ("mpirun --mca mpi_ft_enable 1 ./train", {}, True),
         ("./train", {"OMPI_MCA_orte_abort_on_non_zero_status": "0"}, True),
         ("mpirun --no-such-option ./train", {}, True),
+        ("mpirun --max-restarts 2 ./train", {}, True),
+        ("mpirun --tune file ./train", {}, True),
+        ("./train", {"PRTE_MCA_state_base_error_non_zero_exit": "0"}, True),
+        ("./train", {"OMPI_MCA_odls_base_sigkill_timeout": "60"}, True),
     ],
 )
 def test_who_asks_for_it_may_lose_a_rank(

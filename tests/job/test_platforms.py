@@ -9,6 +9,14 @@ from mpiboot.model import Role, Source
 from mpiboot.settings import resolve
 
 OPERATOR = {"K_MPI_JOB_ROLE": "launcher"}
+# kubeflow/trainer pkg/runtime/framework/plugins/mpi/mpi.go, and what an indexed Job adds.
+TRAINER = {
+    "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
+    "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+    "OMPI_MCA_orte_set_default_slots": "2",
+    "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+    "JOB_COMPLETION_INDEX": "0",
+}
 Row = tuple[dict[str, str], tuple[str, ...], str, Role, Source, str]
 
 
@@ -16,6 +24,12 @@ Row = tuple[dict[str, str], tuple[str, ...], str, Role, Source, str]
     ("environ", "name", "mark"),
     [
         ({"K_MPI_JOB_ROLE": "worker"}, "mpi-operator", "K_MPI_JOB_ROLE"),
+        (TRAINER, "trainer", "OMPI_MCA_orte_default_hostfile in a pod of an indexed Job"),
+        ({**TRAINER, **OPERATOR}, "mpi-operator", "K_MPI_JOB_ROLE"),
+        # An MPI Operator before 0.5, whose launcher is no indexed Job.
+        ({**TRAINER, "JOB_COMPLETION_INDEX": ""}, "plain", "nothing says otherwise"),
+        # A node of a TrainJob.
+        ({"JOB_COMPLETION_INDEX": "0"}, "plain", "nothing says otherwise"),
         ({"VC_TASK_INDEX": "0"}, "volcano", "VC_TASK_INDEX"),
         ({"VK_TASK_INDEX": "1"}, "volcano", "VK_TASK_INDEX"),
         ({"LSB_JOBID": "7"}, "lsf", "LSB_JOBID"),
@@ -74,6 +88,22 @@ ROLES: dict[str, Row] = {
         Role.WORKER,
         Source.ENVIRONMENT,
         "START_SSHD is true",
+    ),
+    "the launcher of a TrainJob": (
+        {**TRAINER, "START_SSHD": "true"},
+        ("prog",),
+        "/etc/mpi/hostfile",
+        Role.LAUNCHER,
+        Source.PLATFORM,
+        "OMPI_MCA_orte_default_hostfile, which Trainer sets on the launcher alone",
+    ),
+    "a node of a TrainJob": (
+        {"JOB_COMPLETION_INDEX": "0"},
+        ("worker",),
+        "",
+        Role.WORKER,
+        Source.DETECTED,
+        "the arguments ask for worker",
     ),
     "then START_SSHD": (
         {"START_SSHD": "true"},

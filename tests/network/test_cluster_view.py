@@ -7,7 +7,7 @@ import pytest
 
 from mpiboot.checks import BY_REFERENCE
 from mpiboot.data_checks import DATA_CHECKS, DATA_ROWS
-from mpiboot.fabric import RdmaDevice
+from mpiboot.fabric import Attachment, RdmaDevice
 from mpiboot.model import Finding, Identity, Level, Link, Worker
 from mpiboot.network import split
 from mpiboot.network.cluster_view import HEADINGS
@@ -144,8 +144,19 @@ def test_a_ports_mtu_that_does_not_fit_its_links_is_said() -> None:
     assert "MTU 1500, which makes 1024" in only(found, "rdma-mtu").said
 
 
+def test_a_port_that_uses_less_than_its_link_allows_is_said_and_never_stops() -> None:
+    worker = w.sriov(0)
+    assert worker.facts is not None
+    links = [replace(link, mtu=9000) for link in worker.facts.links]
+    finding = only(decide(changed(worker, links=links), settings=REQUIRE), "rdma-mtu-low")
+    assert "MTU 9000, which makes 4096 for RDMA, but port mlx5_3:1 uses 1024" in finding.said
+    assert finding.level is Level.WARN
+
+
+# 4176 lies between what soft-RoCE and other drivers count as headers: both answers are right.
 @pytest.mark.parametrize(
-    ("mtu", "active"), [(1500, 1024), (4000, 2048), (4200, 4096), (9000, 4096)]
+    ("mtu", "active"),
+    [(1500, 1024), (4000, 2048), (4176, 2048), (4176, 4096), (4200, 4096), (9000, 4096)],
 )
 def test_the_kernels_own_pairs_of_mtus_fit(mtu: int, active: int) -> None:
     worker = w.sriov(0)
@@ -155,6 +166,7 @@ def test_the_kernels_own_pairs_of_mtus_fit(mtu: int, active: int) -> None:
     links = [replace(link, mtu=mtu) for link in worker.facts.links]
     found = decide(changed(worker, links=links, devices=(replace(device, ports=(port,)),)))
     assert not of(found, "rdma-mtu")
+    assert not of(found, "rdma-mtu-low")
 
 
 def test_a_table_without_a_v2_entry_of_ours_is_said() -> None:
@@ -169,6 +181,17 @@ def test_data_networks_that_do_not_overlap_are_said() -> None:
     finding = only(decide(w.tcp(0), w.tcp(1, subnet="172.30.1")), "data-networks")
     assert "w-0" in finding.said
     assert "w-1" in finding.said
+
+
+def test_data_links_without_an_ip_version_in_common_are_said() -> None:
+    four, six = w.tcp(0), w.tcp(1)
+    assert six.facts is not None
+    links = tuple(
+        replace(one, addresses=("fd00:7::6/64",)) if one.name == "net1" else one
+        for one in six.facts.links
+    )
+    finding = only(decide(four, changed(six, links=links)), "data-networks")
+    assert "not every worker has an address of one IP version beside net1" in finding.said
 
 
 def test_one_address_on_two_workers_is_said() -> None:
@@ -241,8 +264,11 @@ def test_links_named_in_another_order_on_one_worker_still_reach_each_other() -> 
 def test_no_device_folder_is_said_with_the_pods_line() -> None:
     worker = w.sriov(0)
     closed = replace(device_of(worker), opens="no device node", uverbs="")
-    finding = only(decide(changed(worker, devices=(closed,), folder=False)), "rdma-node")
+    found = decide(changed(worker, devices=(closed,), folder=False))
+    finding = only(found, "rdma-node")
     assert "/dev/infiniband is not there" in finding.said
+    assert found.common["NCCL_IB_DISABLE"] == "1"
+    assert "NCCL_IB_HCA" not in found.common
     assert "resources: {limits:" in finding.hint
 
 
@@ -273,7 +299,8 @@ def test_a_small_memlock_without_ipc_lock_is_said_with_the_pods_line() -> None:
     assert not of(decide(changed(w.plain(0), memlock=65536, identity=user)), "memlock")
     own = replace(w.ROOT, own_users=True)
     inside = only(decide(changed(w.sriov(0), memlock=8 << 20, identity=own)), "memlock")
-    assert "hostUsers" in inside.said
+    assert "hostUsers is false" in inside.said
+    assert "hostUsers: true" in inside.hint
 
 
 def test_the_default_shm_with_several_ranks_is_said_with_the_pods_lines() -> None:
@@ -303,10 +330,26 @@ def test_visible_devices_that_are_not_this_pods_are_the_reason_for_none() -> Non
         for n in range(26)
     )
     worker = w.worker("w-0", w.eth0(), devices=foreign, folder=False)
-    assert not decide(worker).findings
+    found = decide(worker)
+    assert not found.findings
+    # A pod that wants none of them is not warned, but the reason is there for one that does.
+    (shown,) = [item for item in found.decisions if item.name == "data-network"]
+    assert "devices of the node, none of them the pod's, are seen on w-0" in shown.because
+    assert "devices of the node" not in str(decide(w.plain(0)).decisions)
     finding = only(decide(worker, settings=REQUIRE), "rdma-missing")
     assert "26 RDMA devices of the node are visible" in finding.said
     assert finding.level is Level.FAIL
+
+
+def late(worker: Worker) -> Worker:
+    """The same, but its link that the platform names has no address."""
+    assert worker.facts is not None
+    links = tuple(
+        replace(one, addresses=() if one.name == "net1" else one.addresses)
+        for one in worker.facts.links
+    )
+    said = replace(worker.facts.fabric, attachments=(Attachment("multus", link="net1"),))
+    return replace(worker, facts=replace(worker.facts, links=links, fabric=said))
 
 
 def broken(check: str) -> tuple[Worker, ...]:
@@ -337,6 +380,7 @@ def broken(check: str) -> tuple[Worker, ...]:
             w.tcp(1),
             links=[w.eth0(), w.link("net1", "192.168.7.6/24", kind="macvlan", carrier=False)],
         ),
+        "data-address": late(w.tcp(1)),
         "data-facts": w.without_facts("w-1"),
     }
     return (w.tcp(0) if check == "data-networks" else good, made[check])
@@ -357,6 +401,7 @@ def broken(check: str) -> tuple[Worker, ...]:
         "data-mtu",
         "data-networks",
         "control-subnet",
+        "data-address",
         "data-carrier",
         "data-facts",
     ],
@@ -408,6 +453,17 @@ def test_the_users_own_values_are_checked_with_nccls_rules(
     name: str, value: str, said: str
 ) -> None:
     assert said in only(decide(w.sriov(0), values={name: value}), "nccl-value").said
+
+
+def test_a_value_that_keeps_nccl_from_usable_ports_is_said_and_is_no_rdma() -> None:
+    values = {"NCCL_IB_DISABLE": "1"}
+    (finding,) = of(decide(w.sriov(0), values=values), "nccl-value")
+    assert "keeps NCCL from mlx5_3:1" in finding.said
+    assert finding.level is Level.WARN
+    (strict,) = of(decide(w.sriov(0), values=values, settings=REQUIRE), "nccl-value")
+    assert strict.level is Level.FAIL
+    for worker in (w.tcp(0), w.efa(0), w.ipoib(state="INIT")):
+        assert not of(decide(worker, values=values), "nccl-value")
 
 
 def test_users_values_that_fit_are_not_reported() -> None:

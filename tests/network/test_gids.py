@@ -16,6 +16,7 @@ from mpiboot.network.network import DataSettings
 from mpiboot.network.rails import Rail
 from tests.fakes import workers as w
 
+NAMED = DataSettings(rdma_device=("mlx5_1",))
 NEW, OLD, FIRST_AUTO, SKIPPING = (2, 28, 9), (2, 20, 5), (2, 21, 5), (2, 26, 2)
 
 
@@ -228,6 +229,13 @@ def test_two_pods_with_one_address_and_one_link_name_are_said() -> None:
     found = gids.choose((rail(w.port(entries), link),), "2.28.9")
     assert found.problems[0].check == "data-ambiguous"
     assert "3, 4" in found.problems[0].said
+
+
+def test_a_roce_port_that_was_named_without_a_link_has_no_entry_of_ours() -> None:
+    network = choose(w.worker("w-0", w.eth0(), devices=(w.device("mlx5_1", w.port()),)), NAMED)
+    found = gids.choose(network.rails, "2.28.9")
+    assert found.wanted == (None,)
+    assert "no link of this pod is known for mlx5_1:1" in found.problems[0].said
 
 
 @pytest.mark.parametrize("worker", [w.ipoib(), w.aks(), w.efa(), w.plain()])

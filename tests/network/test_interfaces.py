@@ -107,6 +107,17 @@ def test_a_function_without_rdma_is_said_with_the_policy_line() -> None:
     assert "isRdma" in (network.problems[0].hint or "")
 
 
+def test_roce_devices_that_open_without_a_link_of_the_pod_are_said_and_not_used() -> None:
+    # A privileged pod without the secondary network: it has no address of its own there.
+    devices = (w.device("mlx5_1", w.port(w.table("pf0", "10.0.0.1"))),)
+    network = choose(w.worker("w-0", w.eth0(), devices=devices), DEFAULT)
+    assert not network.rails
+    (problem,) = network.problems
+    assert problem.check == "rdma-missing"
+    assert "1 RoCE devices open (mlx5_1), but none of them has a link here" in problem.said
+    assert "k8s.v1.cni.cncf.io/networks" in (problem.hint or "")
+
+
 def test_link_and_device_of_one_pci_function_belong_together() -> None:
     worker = w.worker(
         "w-0",
@@ -120,6 +131,20 @@ def test_link_and_device_of_one_pci_function_belong_together() -> None:
     network = choose(worker, DEFAULT)
     assert names(network) == ["mlx5_7:1"]
     assert "PCI" in network.rails[0].because
+
+
+def test_of_a_function_with_two_devices_the_one_with_the_links_address_is_taken() -> None:
+    # As a switch mode's representors are.
+    devices = tuple(
+        w.device(name, w.port(w.table(link, address)), index=index, pci="0000:08:00.2")
+        for index, (name, link, address) in enumerate(
+            [("mlx5_6", "pf0", "10.0.0.1"), ("mlx5_7", "net1", "10.5.0.2")]
+        )
+    )
+    link = w.link("net1", "10.5.0.2/24", pci="0000:08:00.2")
+    network = choose(w.worker("w-0", w.eth0(), link, devices=devices), DEFAULT)
+    assert names(network) == ["mlx5_7:1"]
+    assert not network.problems
 
 
 def test_of_a_function_with_two_ports_the_links_own_is_taken() -> None:
@@ -185,6 +210,17 @@ def test_efa_needs_no_link() -> None:
     assert len(network.rails) == 4
 
 
+def test_efa_is_known_without_its_drivers_name() -> None:
+    worker = w.efa()
+    assert worker.facts is not None
+    fabric = worker.facts.fabric
+    devices = tuple(replace(one, driver="") for one in fabric.devices)
+    fabric = replace(fabric, devices=devices)
+    assert choose(replace(worker, facts=replace(worker.facts, fabric=fabric)), DEFAULT).kind is (
+        Kind.EFA
+    )
+
+
 def test_efa_whose_nodes_do_not_open_is_not_taken() -> None:
     assert choose(w.efa(opens="no device node"), DEFAULT).kind is Kind.NONE
 
@@ -244,6 +280,21 @@ def test_host_network_without_rdma_does_not_guess_a_tcp_link() -> None:
     network = choose(replace(worker, facts=replace(worker.facts, fabric=fabric)), DEFAULT)
     assert network.kind is Kind.NONE
     assert not network.data
+
+
+def test_on_the_nodes_network_a_link_that_nobody_plugged_in_is_nothing_to_say() -> None:
+    worker = w.host_network()
+    assert worker.facts is not None
+    links = tuple(
+        replace(one, carrier=False) if one.name == "rail3" else one for one in worker.facts.links
+    )
+    devices = worker.facts.fabric.devices[:3]
+    facts = replace(worker.facts, links=links, fabric=replace(worker.facts.fabric, devices=devices))
+    network = choose(replace(worker, facts=facts), DEFAULT)
+    assert names(network) == ["mlx5_1:1", "mlx5_2:1"]
+    assert not network.problems
+    named = choose(replace(worker, facts=facts), DataSettings(data_ifname=("rail3",)))
+    assert named.problems[0].check == "data-carrier"
 
 
 def test_two_devices_that_cannot_be_told_apart_are_named_with_the_setting() -> None:
@@ -317,6 +368,52 @@ def test_a_link_without_an_address_yet_is_waited_for() -> None:
     assert choose(worker, DEFAULT).pending == ("link net1 has no address yet",)
 
 
+@pytest.mark.parametrize(
+    ("kind", "opens", "waits"),
+    [("macvlan", "ok", True), ("ipvlan", "ok", True), ("macvlan", "no node", False)],
+)
+def test_over_a_device_of_the_pods_own_an_address_is_waited_for(
+    kind: str,
+    opens: str,
+    waits: bool,  # noqa: FBT001
+) -> None:
+    # Only its entry in the device's table will tell that they belong together.
+    devices = (w.device("mlx5_1", w.port(w.table("pf0", "10.0.0.1")), opens=opens),)
+    worker = w.worker("w-0", w.eth0(), w.link("net1", kind=kind), devices=devices)
+    network = choose(worker, DEFAULT)
+    assert bool(network.pending) is waits
+    assert ("data-address" in {item.check for item in network.problems}) is waits
+
+
+def test_an_address_that_may_be_a_duplicate_is_waited_for_and_one_that_is_is_said() -> None:
+    found = w.tcp(0)
+    assert found.facts is not None
+    control, data = (item for item in found.facts.links if item.name != "lo")
+
+    def with_net1(
+        *addresses: str, tentative: tuple[str, ...] = (), duplicate: tuple[str, ...] = ()
+    ) -> Network:
+        net1 = replace(data, addresses=addresses, tentative=tentative, duplicate=duplicate)
+        links = (control, net1)
+        facts = replace(found.facts, links=links) if found.facts else None
+        return choose(replace(found, facts=facts), DEFAULT)
+
+    address = ("fd00:7::5/64",)
+    coming = with_net1(*address, tentative=address)
+    assert coming.kind is Kind.NONE
+    assert coming.pending == ("link net1: the kernel looks whether another host has fd00:7::5",)
+    assert [item.said for item in coming.problems] == list(coming.pending)
+    taken = with_net1(*address, duplicate=address)
+    assert not taken.pending
+    assert [item.said for item in taken.problems] == [
+        "another host of net1's network has its address fd00:7::5/64"
+    ]
+    # What can be used already is enough, and a link-local address is nothing to wait for.
+    both = with_net1(*data.addresses, *address, tentative=address)
+    assert (both.kind, both.pending) == (Kind.TCP, ())
+    assert not with_net1("fe80::1/64", tentative=("fe80::1/64",)).pending
+
+
 def test_an_address_whose_entry_is_not_there_yet_is_waited_for() -> None:
     worker = w.worker(
         "w-0",
@@ -376,12 +473,36 @@ def test_a_named_device_that_is_missing_is_said() -> None:
     network = choose(w.sriov(), DataSettings(rdma_device=("mlx5_77",)))
     assert network.problems[0].check == "rdma-device"
     assert not network.rails
+    some = choose(w.sriov(), DataSettings(rdma_device=("mlx5_3", "mlx5_77")))
+    assert [item.said for item in some.problems] == ["MPIBOOT_RDMA_DEVICE: no device mlx5_77"]
+    assert names(some) == ["mlx5_3:1"]
 
 
 def test_a_named_port_is_taken_without_a_link() -> None:
     network = choose(w.aks(), DataSettings(rdma_device=("mlx5_3:1",)))
     assert names(network) == ["mlx5_3:1"]
     assert network.decisions[1].source is Source.ENVIRONMENT
+
+
+def test_named_devices_are_taken_out_of_many_also_on_the_nodes_network() -> None:
+    some = DataSettings(rdma_device=("mlx5_12", "mlx5_14:1"))
+    network = choose(w.rails8(), some)
+    # In the order of their links.
+    assert names(network) == ["mlx5_14:1", "mlx5_12:1"]
+    assert data(network) == [rail.link.name for rail in network.rails if rail.link]
+    node = choose(w.host_network(), DataSettings(rdma_device=("mlx5_0", "mlx5_2")))
+    # The control link's own port too: the user's word is not weighed.
+    assert {rail.name: rail.link.name for rail in node.rails if rail.link} == {"mlx5_2:1": "rail2"}
+    assert names(node) == ["mlx5_2:1", "mlx5_0:1"]
+
+
+def test_named_links_are_the_users_word_and_whatever_else_is_there_is_left() -> None:
+    worker = w.worker("w-0", w.eth0(), *(w.link(f"net{n}", f"10.{n}.0.2/24") for n in range(1, 4)))
+    network = choose(worker, DataSettings(data_ifname=("net3", "net1", "net3")))
+    assert data(network) == ["net3", "net1"]
+    (decision,) = [item for item in network.decisions if item.name == "data-link"]
+    assert (decision.source, decision.because) == (Source.ENVIRONMENT, "MPIBOOT_DATA_IFNAME")
+    assert not network.problems
 
 
 def test_control_is_the_link_that_holds_the_address_dialled_whatever_its_name() -> None:
@@ -395,6 +516,14 @@ def test_control_is_the_link_that_holds_the_address_dialled_whatever_its_name() 
     assert network.control is not None
     assert network.control.name == "net1"
     assert data(network) == ["eth0"]
+
+
+def test_control_is_the_users_link_where_the_worker_has_it() -> None:
+    links = (w.link("a", "10.1.0.2/24", kind="veth"), w.link("b", "10.2.0.2/24", kind="veth"))
+    worker = w.worker("w-0", *links, control="10.1.0.2")
+    named = choose(worker, DataSettings(control_ifname="b")).decisions[0]
+    assert (named.value, named.source) == ("b", Source.ENVIRONMENT)
+    assert choose(worker, DataSettings(control_ifname="c")).decisions[0].value == "a"
 
 
 def test_control_falls_back_to_platform_then_route_and_to_nothing() -> None:

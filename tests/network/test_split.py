@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.fabric import Attachment, Route
-from mpiboot.model import Level, Worker
+from mpiboot.fabric import Attachment, Gid, Route
+from mpiboot.model import Level, Source, Worker
 from mpiboot.network import owners, split
 from mpiboot.network.network import DataSettings
 from mpiboot.network.owners import Wish
@@ -121,6 +121,27 @@ def test_ipoib_needs_no_index_and_a_partition_child_names_its_partition() -> Non
     assert child.common["UCX_IB_PKEY"] == "0x1"
 
 
+def test_rails_in_two_partitions_are_said_and_no_partition_is_named() -> None:
+    worker = w.ipoib(0, "net1", pkey=1)
+    assert worker.facts is not None
+    facts = worker.facts
+    gid = "fe80:0:0:0:10:e0:0:77"
+    second = replace(
+        w.link("net2", "10.8.0.5/24", index=26, kind="ipoib", pkey=0xFFFF),
+        hardware="00:00:00:11:fe:80:00:00:00:00:00:00:00:10:00:e0:00:00:00:77",
+    )
+    port = w.port((Gid(0, gid, "IB/RoCE v1", ""),), layer="InfiniBand")
+    devices = (*facts.fabric.devices, w.device("mlx5_9", port, index=9, protocol="ib"))
+    facts = replace(
+        facts, links=(*facts.links, second), fabric=replace(facts.fabric, devices=devices)
+    )
+    found = decide([replace(worker, facts=facts)])
+    assert found.common["NCCL_IB_HCA"] == "=mlx5_4:1,mlx5_9:1"
+    assert not {"NCCL_IB_PKEY", "UCX_IB_PKEY"} & found.common.keys()
+    (finding,) = [one for one in found.findings if one.check == "data-ambiguous"]
+    assert "partitions 0x7fff, 0x0001" in finding.said
+
+
 def test_infiniband_without_a_link_keeps_sockets_on_the_control_link() -> None:
     found = decide([w.aks(0), w.aks(1)])
     assert found.common["NCCL_SOCKET_IFNAME"] == "=eth0"
@@ -132,6 +153,35 @@ def test_efa_sets_the_provider_and_nothing_of_nccls_ib() -> None:
     found = decide([w.efa(0), w.efa(1)])
     assert found.common["FI_PROVIDER"] == "efa"
     assert not [name for name in found.common if name.startswith(("NCCL_IB", "UCX", "NCCL_NET"))]
+    assert not found.findings
+
+
+def lacking(worker: Worker, *names: str) -> Worker:
+    assert worker.facts is not None
+    fabric = replace(worker.facts.fabric, missing=names)
+    return replace(worker, facts=replace(worker.facts, fabric=fabric))
+
+
+@pytest.mark.parametrize(("network", "level"), [("prefer", Level.WARN), ("require", Level.FAIL)])
+def test_efa_without_what_uses_it_is_said_before_nccl_takes_tcp(network: str, level: Level) -> None:
+    workers = [w.efa(0), lacking(w.efa(1), "libfabric.so.1", "libnccl-net.so")]
+    found = decide(workers, replace(DEFAULT, data_network=network))
+    (finding,) = [one for one in found.findings if one.check == "efa-library"]
+    assert "w-1: EFA devices, but in the image no libfabric.so.1 and no" in finding.said
+    assert "aws-ofi-nccl" in finding.hint
+    assert finding.level is level
+    # The variable is right for MPI's messages, and harms nobody.
+    assert found.common["FI_PROVIDER"] == "efa"
+
+
+def test_a_plugin_of_the_users_own_needs_no_other_for_efa() -> None:
+    worker = lacking(w.efa(0), "libnccl-net.so")
+    values = {"NCCL_NET_PLUGIN": "ofi"}
+    found = decide([worker], taken={"NCCL_NET_PLUGIN": "the mpirun line"}, values=values)
+    assert not found.findings
+    # Where one worker has no EFA, the plugin's variables are still the user's.
+    mixed = decide([worker, w.plain(1)], taken={"NCCL_NET_PLUGIN": "env"}, values=values)
+    assert not [name for name in mixed.common if name.startswith("NCCL_")]
 
 
 def test_a_second_link_without_rdma_carries_tcp() -> None:
@@ -228,7 +278,11 @@ def test_off_sets_nothing_and_still_shows_the_table() -> None:
 
 
 def test_no_workers_is_no_error() -> None:
-    assert decide([]).common == {}
+    found = decide([])
+    assert found.common == {}
+    (shown,) = found.decisions
+    assert (shown.value, shown.source) == ("unknown", Source.DETECTED)
+    assert "no worker was reached" in shown.because
 
 
 def test_the_users_own_value_wins_and_is_shown() -> None:
@@ -302,6 +356,23 @@ def test_two_rules_that_want_a_variable_differently_are_shown_and_the_owner_wins
     conflict = next(item for item in found.findings if item.check == "settings-conflict")
     assert "mpi-network wants eth0" in conflict.said
     assert conflict.evidence == ("w-0", "w-1")
+
+
+def test_two_rules_that_want_the_same_are_no_conflict() -> None:
+    other = Wish("UCX_NET_DEVICES", "mlx5_3:1", "mpi-network", "MPI on the same port")
+    found = split.decide([w.sriov(0)], DEFAULT, {}, others=(other,))
+    assert found.common["UCX_NET_DEVICES"] == "mlx5_3:1"
+    assert not found.findings
+
+
+def test_an_index_in_a_workers_pod_answers_for_its_ports() -> None:
+    worker = w.macvlan(0, rails=2)
+    assert worker.facts is not None
+    names = ("NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX")
+    found = decide([replace(worker, facts=replace(worker.facts, environment=names))])
+    assert found.common["NCCL_IB_HCA"] == "=mlx5_2:1,mlx5_3:1"
+    assert not set(names) & found.common.keys()
+    assert not [one for one in found.findings if one.check == "rdma-gid-index"]
 
 
 def test_every_variable_has_one_owner() -> None:

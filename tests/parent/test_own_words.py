@@ -63,8 +63,10 @@ def state(rank: int, what: str, job: int = 1) -> str:
             state(0, "CALLED ABORT") + state(1, "ABORTED BY SIGNAL"),
             [RankEnded(0, RankEnd.ABORT), RankEnded(1, RankEnd.SIGNAL)],
         ),
-        # A daemon is no rank.
+        # A daemon is no rank, and a rank of a job that was spawned has a number of its own.
         (state(1, "ABORTED BY SIGNAL", job=0), []),
+        (state(1, "ABORTED BY SIGNAL", job=2), []),
+        (STATUS.replace("[49297,1]", "[49297,2]"), []),
     ],
 )
 def test_which_ranks_ended(text: str, ends: list[RankEnded]) -> None:

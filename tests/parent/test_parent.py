@@ -592,6 +592,33 @@ spec = launch_spec.LaunchSpec.from_json(open(f"{folder}/{launch_spec.FILE}").rea
 paths = Paths(*[folder] * len(Paths.__dataclass_fields__))
 launcher.become_parent(spec.argv, {**os.environ, launch_spec.MARK: folder}, paths)
 """
+# A resolver's thread, which has no signal blocked, is told in the meantime.
+STUCK = """
+import signal, threading, time
+from mpiboot.parent import system
+stuck = threading.Thread(target=time.sleep, args=(1000,), daemon=True)
+stuck.start()
+really = system.spawn
+def spawn(*given, **more):
+    pid = really(*given, **more)
+    signal.pthread_kill(stuck.ident, signal.SIGTERM)
+    time.sleep(0.2)
+    return pid
+system.spawn = spawn
+"""
+
+
+def test_a_signal_that_a_stuck_thread_gets_is_not_lost(rig: Rig) -> None:
+    rig.write("sleep 1000")
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK + FIRST, str(rig.folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=rig.environ,
+    )
+    _, err = process.communicate(timeout=GUARD)
+    assert process.returncode == 143
+    assert "ended by SIGTERM" in last(err.decode())
 
 
 @pytest.mark.parametrize(
@@ -601,6 +628,8 @@ launcher.become_parent(spec.argv, {**os.environ, launch_spec.MARK: folder}, path
         # Everything happens before the parent's program is there to see it.
         ('printf "started a %s\\nended a 255 %s\\n" $$ $$ 1<>$MPIBOOT_LAUNCH_DIR/events', 69),
         ("kill -KILL $$", 137),
+        # It waits, blocked, for the program that takes it in.
+        ("trap 'exit 0' TERM; kill -TERM $PPID; while :; do read -t 1; done", 143),
         ("sleep 1; grep -E '^PPid' /proc/self/status; exit 4", 4),
     ],
 )
@@ -618,3 +647,25 @@ def test_an_mpirun_that_was_started_first_is_watched_from_its_start(
     _, err = process.communicate(timeout=GUARD)
     assert process.returncode == code
     assert last(err.decode()).startswith("mpiboot: job ended: ")
+
+
+def test_an_mpirun_whose_parent_can_not_become_one_is_ended(rig: Rig) -> None:
+    rig.write("while :; do read -t 60; done")
+    broken = FIRST.replace("import os, sys\n", "import os, sys\nsys.executable = '/nonexistent'\n")
+    done = subprocess.run(
+        [sys.executable, "-c", broken, str(rig.folder)],
+        capture_output=True,
+        env=rig.environ,
+        timeout=GUARD,
+        check=False,
+    )
+    assert b"MpibootError: /nonexistent" in done.stderr
+    left = [pid for pid in numbers() if str(rig.mpirun).encode() in words_of(pid)]
+    assert not [pid for pid in left if not gone(pid)]
+
+
+def words_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiboot.checks import BY_REFERENCE
@@ -483,6 +483,7 @@ def test_an_mpirun_that_goes_on_without_a_rank_is_ended(how: RankEnd) -> None:
     assert Forward(15) in actions
     verdict = judged([MpirunEnded(0)], state)
     assert (verdict.code, verdict.reference, verdict.host) == (69, "daemon-failed", "w-2")
+    assert verdict.rank == 1
     assert "but mpirun went on without it" in verdict.said
     # One that ends by itself meanwhile is judged by its own words.
     alone, _ = go([RankEnded(1, how, "w-2"), MpirunEnded(3)], running())
@@ -535,27 +536,40 @@ def loses(state: State, event: Event) -> bool:
             return False
 
 
-@given(st.sampled_from(sorted(FAMILIES)), st.lists(happenings, max_size=25))
+@settings(max_examples=300)
+@given(
+    st.sampled_from(sorted(FAMILIES)),
+    st.booleans(),
+    st.booleans(),
+    st.lists(happenings, max_size=25),
+)
 def test_no_sequence_ends_in_0_after_a_loss_or_a_signal_and_none_without_an_end(
-    family: str, events: list[Event]
+    family: str,
+    joined: bool,  # noqa: FBT001
+    goes_on: bool,  # noqa: FBT001
+    events: list[Event],
 ) -> None:
-    state = verdicts.initial(job(family))[0]
+    # Chance alone would seldom let every daemon join.
+    state = running(family) if joined else verdicts.initial(job(family))[0]
+    state = replace(state, job=replace(state.job, goes_on=goes_on))
     finishes: list[Verdict] = []
     bad = False
-    must_end = True  # it is being launched: the launch timer sees to it
+    dragged = False  # a rank has ended badly, and nobody wants the job to go on without it
+    must_end = not joined  # while it is being launched the launch timer sees to it
     for event in events:
         bad = bad or loses(state, event)
+        dragged = dragged or (isinstance(event, RankEnded) and not goes_on)
         before = state
         state, actions = verdicts.step(state, event)
         finishes += [action.verdict for action in actions if isinstance(action, Finish)]
         assert before.finished is False or (actions == () and state == before)
-        must_end = bad or state.phase is not Phase.RUNNING
+        must_end = bad or dragged or state.phase is not Phase.RUNNING
     state, actions = fire_all(state)
     finishes += [action.verdict for action in actions if isinstance(action, Finish)]
     if must_end:
         # In blind mode the launch timer may let the job run: nothing was wrong then.
         assert state.finished or state.phase is Phase.RUNNING
-        assert state.finished or not bad
+        assert state.finished or not (bad or dragged)
     if not state.finished:
         state, actions = verdicts.step(state, MpirunEnded(0))
         finishes += [action.verdict for action in actions if isinstance(action, Finish)]

@@ -76,7 +76,8 @@ class PodSpec:
     """Everything that a manifest can say about a pod of one container, and a cluster's defaults.
 
     `args` follow the image's ENTRYPOINT; `command` replaces both. `host_network` names the node
-    whose network the pod shares. Without `host_users` no user of the pod is one of the node.
+    whose network the pod shares. Without `host_users` no user of the pod is one of the node. With
+    `share_processes` (shareProcessNamespace) its first process is not the container's.
     """
 
     name: str
@@ -103,6 +104,7 @@ class PodSpec:
     searches: Sequence[str] = ()
     host_network: str | None = None
     host_users: bool = True
+    share_processes: bool = False
     tty: bool = False
     memory: int | None = None
     shm_size: int = 64 << 20
@@ -144,13 +146,15 @@ def configuration(
     cgroup: str,
     mounts: Sequence[Mount],
     users: str = "",
+    processes: str = "",
 ) -> dict[str, object]:
     """The `config.json` of a bundle, as containerd writes it for this pod."""
     capabilities = list(spec.capabilities)
     linux: dict[str, object] = {
         "cgroupsPath": cgroup,
         "namespaces": [
-            *({"type": kind} for kind in ("pid", "ipc", "uts", "mount")),
+            *({"type": kind} for kind in ("ipc", "uts", "mount")),
+            {"type": "pid", **({"path": processes} if processes else {})},
             {"type": "network", "path": network},
             *([{"type": "user", "path": users}] if users else []),
         ],

@@ -60,6 +60,7 @@ class Pod(Sandbox):
             cgroup=f"mpiboot-{self._cluster}-{self._id}",
             mounts=self._mounts,
             users=self._users.path if self._users else "",
+            processes=self._processes.path if self._processes else "",
         )
         (bundle / "config.json").write_text(json.dumps(config))
         argv = [
@@ -127,10 +128,12 @@ class Pod(Sandbox):
         if self.running:
             self.kill()
             self.wait()
+        self.end_processes()
         self.delete_network()
 
     def close(self) -> None:
         """Waits for the container's end and frees what the test process holds for it."""
+        self.end_processes()
         if self._runner is not None:
             self._runner.wait()
         if self._pidfd is not None:

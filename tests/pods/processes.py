@@ -1,9 +1,36 @@
-"""Looks into a container's PID namespace from the host."""
+"""Looks into a container's PID namespace from the host, and makes one that containers share."""
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.pods.network import Node
+
+TINI = "/usr/bin/tini-static"
+
+
+class SharedProcesses:
+    """The process table of a pod with shareProcessNamespace; its first process stands for `pause`.
+
+    It reaps what has lost its parent and does nothing else; it ends with the test at the latest.
+    """
+
+    def __init__(self, node: Node) -> None:
+        first = [TINI, "--", "sh", "-c", "echo ready; read -r _"]
+        argv = [*node.prefix(), "unshare", "--pid", "--fork", *first]
+        self._holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        if self._holder.stdout is None or not self._holder.stdout.readline():
+            raise RuntimeError("this machine doesn't let the rig make process tables")
+        self.path = f"/proc/{self._holder.pid}/ns/pid_for_children"
+
+    def close(self) -> None:
+        """Ends every process that is in it."""
+        if self._holder.poll() is None:
+            self._holder.communicate()
 
 
 @dataclass(frozen=True)

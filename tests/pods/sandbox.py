@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.pods import kubelet
 from tests.pods.network import Counters, Netns, Node
+from tests.pods.processes import SharedProcesses
 from tests.pods.users import UserNamespace
 from tests.pods.volumes import READ_ONLY, Mount
 
@@ -41,6 +42,7 @@ class Sandbox:
         self._users = None if spec.host_users else self._own_users(place)
         owner = self._users.pid if self._users else None
         self.network = network or Netns(place.node, self._key, spec.links, owner)
+        self._processes = SharedProcesses(place.node) if spec.share_processes else None
         self._mounts = self._make_mounts()
         if self._users:
             self._users.made()
@@ -80,6 +82,11 @@ class Sandbox:
     def counters(self, link: str = "eth0") -> Counters:
         """Bytes that went over a link so far."""
         return self.network.counters(link)
+
+    def end_processes(self) -> None:
+        """Ends the process table that the pod's containers share, and with it all in it."""
+        if self._processes:
+            self._processes.close()
 
     def delete_network(self) -> None:
         """Takes the pod's network away, unless it is a node's."""

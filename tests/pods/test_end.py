@@ -73,6 +73,27 @@ def test_what_the_program_ends_with_is_what_the_job_ends_with(
         assert sentence in told
 
 
+# What mpirun returns for mistakes of its own user: 4.1, 5.0 and the sentence.
+MPIRUNS = [
+    (["mpirun", "-wdir", "/nowhere", RING], 135, 181, "some host lacks the working directory"),
+    (["mpirun", "--timeout", "3", *FOREVER], 110, 241, "did not end within mpirun's own --timeout"),
+    (["mpirun", "--mca", "btl", "self,none9", RING], 1, 14, "the program ended with"),
+    (["sh", "-c", "sleep 1; exit $((OMPI_COMM_WORLD_RANK * 5))"], 5, 5, "the program ended with 5"),
+    ([RING, "--no-finalize"], 1, 1, "the program ended with 1"),
+]
+
+
+@pytest.mark.full
+def test_what_mpirun_itself_ends_with_is_what_the_job_ends_with(
+    cluster: Cluster, image: Image
+) -> None:
+    ended = launches(cluster, image, [line for line, *_ in MPIRUNS])
+    for (_, old, new, sentence), (code, said) in zip(MPIRUNS, ended, strict=True):
+        assert code == (new if "5.0" in image.name else old)
+        assert f"exit {code}: " in end_line(said)
+        assert sentence in end_line(said)
+
+
 LACKING = {
     "path": ("/opt/only/here", 1, "the program /opt/only/here is not there"),
     "first": ("/opt/only/here", 0, "the program /opt/only/here is not there"),
@@ -225,6 +246,17 @@ def test_an_agent_that_hangs(cluster: Cluster, image: Image) -> None:
     assert said.startswith("launch-timeout: ")
     assert "pi-worker-0" in said
     assert "pi-worker-1" in said
+
+
+@pytest.mark.full
+def test_an_agent_that_fails_for_one_host(cluster: Cluster, image: Image) -> None:
+    """As an ssh that can't log in: Open MPI itself returns its 255."""
+    ssh = 'exec ssh -o StrictHostKeyChecking=no -o BatchMode=yes "$@"'
+    job = with_agent(cluster, image, f'case "$*" in *worker-1*) exit 255;; esac; {ssh}')
+    assert job.wait(PATIENCE) == 69
+    said = job.launcher.termination_log()
+    assert said.startswith("workers-unreachable: pi-worker-1")
+    until(lambda: not left(job.workers), PROMISED)
 
 
 @pytest.mark.full

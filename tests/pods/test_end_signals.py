@@ -122,6 +122,18 @@ def test_the_same_signal_twice_in_a_row(cluster: Cluster, image: Image) -> None:
     ended_by(job, signal.SIGTERM)
 
 
+def test_ctrl_c_in_the_terminal_of_kubectl_exec(cluster: Cluster, image: Image) -> None:
+    """The terminal sends it to mpirun too, which must not get it twice."""
+    job = mpijob(cluster, image, workers=2, launcher_command=["sleep", "1000"]).start()
+    terminal = job.launcher.exec_in_terminal("mpiboot", "launcher", "--", RING, "--sleep", "1000")
+    until(lambda: "joined" in terminal.screen())
+    terminal.type("\x03")
+    assert terminal.wait(PATIENCE) == 130
+    assert "exit 130: ended by SIGINT" in end_line(terminal.screen())
+    assert "hit ctrl-c again" not in terminal.screen()
+    until(lambda: not left(job.pods), PROMISED)
+
+
 def test_a_user_signal_reaches_the_ranks(cluster: Cluster, image: Image) -> None:
     """It is the program's: its default action ends the ranks."""
     job = running(cluster, image)

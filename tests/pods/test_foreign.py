@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +15,8 @@ from tests.pods.test_job import PATIENCE, RING, ranks, spans, until
 from tests.pods.volumes import Files
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tests.pods.cluster import Cluster
     from tests.pods.images import Image
     from tests.pods.pod import Pod
@@ -98,6 +100,33 @@ def test_host_network_beside_the_nodes_own_sshd(cluster: Cluster, rig: None, nam
     assert job.wait(PATIENCE) == 0
     spans(job)
     assert ":2222 as root" in job.workers[0].stderr()
+    said = " ".join(job.launcher.stderr().split())
+    assert "ssh-port 2222 (detected: the job's sshd answers there" in said
+
+
+SHARED = {
+    "two workers": (
+        {"worker": {"host_network": "node-1"}},
+        "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc lead to one and the same SSH serv",
+    ),
+    "the launcher and a worker": (
+        {"launcher": {"host_network": "node-1"}, "each_worker": {0: {"host_network": "node-1"}}},
+        "pi-worker-0.pi.default.svc: this worker's name leads to the launcher's own address",
+    ),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize(("pods", "said"), SHARED.values(), ids=SHARED)
+def test_pods_that_share_a_nodes_network_and_its_address(
+    cluster: Cluster, rig: None, name: str, pods: dict[str, Any], said: str
+) -> None:
+    """By itself Open MPI hangs, or runs the worker's ranks in the launcher's pod."""
+    job = mpijob(cluster, images.image(name), workers=2, launcher_args=[RING], **pods).start()
+    assert job.wait(PATIENCE) == 78
+    assert job.launcher.termination_log().startswith(f"settings-conflict: {said}")
+    assert job.launcher.stdout() == ""
 
 
 # Kubeflow Trainer's deepspeed-runtime: mpiuser, and the configuration of mpioperator/base.
@@ -118,50 +147,82 @@ def trainer_image(name: str) -> Image:
     )
 
 
+def trainjob(
+    cluster: Cluster, image: Image, *, as_node: bool, launcher: PodSpec, node: PodSpec
+) -> tuple[Pod, list[Pod]]:
+    """Trainer's names, variables, modes and fsGroup (kubeflow/trainer pkg/.../plugins/mpi).
+
+    `as_node` is its runLauncherAsNode: the hostfile's first line is then the launcher's.
+    """
+    keys = KeyPair.make()
+    secret = {"id_rsa": 0o640, "id_rsa.pub": 0o644, "authorized_keys": 0o644}
+    names = [f"train-node-0-{index}" for index in range(2)]
+    first = "train-launcher-0-0"
+    listed = [first, *names] if as_node else names
+    hostfile = "".join(f"{host}.train slots=2\n" for host in listed)
+
+    def made(spec: PodSpec, name: str, env: Mapping[str, str], *more: Files) -> Pod:
+        volumes = [Files(TRAINER_MOUNT, keys.files(), modes=secret, fs_group=1000), *more]
+        env = {"HOME": "/home/mpiuser", "JOB_COMPLETION_INDEX": name[-1], **env}
+        common = replace(spec, image=image, subdomain="train", user=1000, groups=[1000])
+        spec = replace(common, name=name, hostname=name, env=env, volumes=volumes)
+        pod = cluster.pod(spec).start()
+        pod.publish()
+        return pod
+
+    workers = [made(node, name, {}) for name in names]
+    env = {
+        "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
+        "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+        "OMPI_MCA_orte_set_default_slots": "2",
+        "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+    }
+    return made(launcher, first, env, Files("/etc/mpi", {"hostfile": hostfile}, 0o444)), workers
+
+
+TRAINER_NODE = ["/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"]
+
+
 @pytest.mark.parametrize(
     "name", ["openmpi-4.1", pytest.param("openmpi-5.0", marks=pytest.mark.full)]
 )
 def test_a_trainjob_with_trainers_own_workers(cluster: Cluster, rig: None, name: str) -> None:
-    """Its plugin's names, variables, modes and fsGroup (kubeflow/trainer pkg/.../plugins/mpi)."""
-    keys = KeyPair.make()
-    secret = {"id_rsa": 0o640, "id_rsa.pub": 0o644, "authorized_keys": 0o644}
-    hosts = [f"train-node-0-{index}" for index in range(2)]
-    hostfile = "".join(f"{host}.train slots=2\n" for host in hosts)
-    common = PodSpec(
-        name="train",
-        image=trainer_image(name),
-        subdomain="train",
-        user=1000,
-        groups=[1000],
-        env={"HOME": "/home/mpiuser"},
-        volumes=[Files(TRAINER_MOUNT, keys.files(), modes=secret, fs_group=1000)],
-    )
-    sshd = ["/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"]
-    workers = [
-        cluster.pod(replace(common, name=host, hostname=host, command=sshd)).start()
-        for host in hosts
-    ]
-    launcher = cluster.pod(
-        replace(
-            common,
-            name="train-launcher-0-0",
-            # The TrainJob's trainer.command.
-            command=["mpiboot", "launcher", "--", RING],
-            env={
-                **common.env,
-                "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
-                "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
-                "OMPI_MCA_orte_set_default_slots": "2",
-                "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
-            },
-            volumes=[
-                Files(TRAINER_MOUNT, keys.files(), modes=secret, fs_group=1000),
-                Files("/etc/mpi", {"hostfile": hostfile}, 0o444),
-            ],
-        )
-    ).start()
-    for worker in workers:
-        worker.publish()
-    assert launcher.wait(PATIENCE) == 0
-    assert ranks(launcher.stdout()) == [(rank, 4, hosts[rank // 2]) for rank in range(4)]
+    image = trainer_image(name)
+    # The TrainJob's trainer.command.
+    launcher = PodSpec(name="", image=image, command=["mpiboot", "launcher", "--", RING])
+    node = PodSpec(name="", image=image, command=TRAINER_NODE)
+    pod, workers = trainjob(cluster, image, as_node=False, launcher=launcher, node=node)
+    assert pod.wait(PATIENCE) == 0
+    hosts = [worker.hostname for worker in workers]
+    assert ranks(pod.stdout()) == [(rank, 4, hosts[rank // 2]) for rank in range(4)]
     assert "mpiboot" not in workers[0].stderr()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("openmpi-4.1", marks=pytest.mark.full), "openmpi-5.0"]
+)
+@pytest.mark.parametrize(
+    "node",
+    [
+        pytest.param({"args": ["worker"]}, id="mpiboot"),
+        pytest.param({"command": TRAINER_NODE}, id="sshd", marks=pytest.mark.full),
+    ],
+)
+def test_a_trainjob_whose_launcher_is_a_node_too(
+    cluster: Cluster, rig: None, name: str, node: dict[str, Any]
+) -> None:
+    """The TrainJob has trainer.args alone: the pod's variables say that it is the launcher."""
+    image = trainer_image(name)
+    pod, workers = trainjob(
+        cluster,
+        image,
+        as_node=True,
+        launcher=PodSpec(name="", image=image, args=[RING]),
+        node=PodSpec(name="", image=image, **node),
+    )
+    assert pod.wait(PATIENCE) == 0
+    hosts = [pod.hostname, *(worker.hostname for worker in workers)]
+    assert ranks(pod.stdout()) == [(rank, 6, hosts[rank // 2]) for rank in range(6)]
+    said = " ".join(pod.stderr().split())
+    assert "role launcher (OMPI_MCA_orte_default_hostfile, which Trainer sets" in said
+    assert "platform trainer (detected" in said

@@ -77,9 +77,11 @@ def test_a_launcher_that_starts_again_in_its_pod(cluster: Cluster, image: Image)
     stale(kept["volumes"][0], "prterun.pi-launcher")
     until(lambda: not any(program_runs(worker) for worker in job.workers))
     replaced(cluster, job, 1)
+    first = job.launcher.stdout()
     job.launcher.start()
     assert job.wait(PATIENCE) == 0
-    spans(job)
+    again = ranks(job.launcher.stdout()[len(first) :])  # the first try may have printed some too
+    assert again == [(0, 2, "pi-worker-0"), (1, 2, "pi-worker-1")]
 
 
 @pytest.mark.full

@@ -14,6 +14,7 @@ from tests.pods import images
 from tests.pods.network import Link
 from tests.pods.oci import PodSpec
 from tests.pods.probe import reaches
+from tests.pods.test_job import until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
@@ -55,7 +56,7 @@ def test_root_and_tmp_and_shm_are_the_pods_own(
 
 def test_first_process_is_the_pods_own_and_sees_no_other(cluster: Cluster, image: Image) -> None:
     pod = cluster.pod(PodSpec(name="a", image=image, command=SLEEP)).start()
-    assert [(p.pid, p.args) for p in pod.processes()] == [(1, SLEEP)]
+    until(lambda: [(p.pid, p.args) for p in pod.processes()] == [(1, SLEEP)])  # runc execs it
     assert pod.shell("cat /proc/1/cmdline | tr '\\0' ' '") == "sleep 1000"
     assert pod.shell("hostname") == "a"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from tests.pods import images
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, ranks
+from tests.pods.test_job import PATIENCE, RING, ranks, until
+from tests.pods.volumes import Files
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
@@ -33,6 +35,53 @@ def test_a_batch_script_that_calls_mpirun_twice(cluster: Cluster, image: Image) 
     first, second = (worker.hostname for worker in job.workers)
     assert ranks(job.launcher.stdout()) == [(0, 1, first), (0, 2, first), (1, 2, second)]
     assert "sshd (openssh) listens" in job.workers[0].stderr()
+
+
+BATCH = f"""#!/bin/sh
+set -e
+mpirun -n 2 {RING}
+mpirun -n 1 {RING}
+"""
+
+
+def batch(text: str) -> dict[str, list[Files]]:
+    """A script in a ConfigMap, as people mount theirs."""
+    return {"volumes": [Files("/batch", {"run.sh": text}, 0o755)]}
+
+
+@pytest.mark.parametrize("args", [["/batch/run.sh"], ["sh", "/batch/run.sh"], ["sh", "-c", BATCH]])
+def test_a_batch_script_as_the_program(cluster: Cluster, image: Image, args: list[str]) -> None:
+    """Each of its calls enters mpiboot, and the workers end when the script has ended well."""
+    job = mpijob(cluster, image, workers=2, launcher_args=args, launcher=batch(BATCH)).start()
+    assert job.wait(PATIENCE) == 0
+    first, second = (worker.hostname for worker in job.workers)
+    assert ranks(job.launcher.stdout()) == [(0, 1, first), (0, 2, first), (1, 2, second)]
+    assert job.launcher.stderr().count("job ended: ") == 2
+    assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
+
+
+def test_a_batch_script_that_is_ended(cluster: Cluster, image: Image) -> None:
+    """The signal reaches the job below the script, which may end it in its own way."""
+    script = f"mpirun -n 2 {RING} --sleep 1000; echo went on; exit 0"
+    flags = ["launcher", "--grace", "9", "--", "sh", "-c", script]
+    job = mpijob(cluster, image, workers=2, launcher_args=flags).start()
+    until(lambda: len(ranks(job.launcher.stdout())) == 2)
+    job.launcher.signal(signal.SIGTERM)
+    assert job.wait(PATIENCE) == 143
+    assert "ended by SIGTERM" in job.launcher.stderr()
+    assert all(worker.running for worker in job.workers)
+    until(
+        lambda: not any("ring" in worker.shell("cat /proc/[0-9]*/comm") for worker in job.workers)
+    )
+
+
+def test_a_batch_script_whose_job_fails(cluster: Cluster, image: Image) -> None:
+    script = f"set -e; /usr/bin/mpirun --version >&2; mpirun -n 2 {RING} --exit 3; echo went on"
+    job = mpijob(cluster, image, workers=2, launcher_args=["sh", "-c", script]).start()
+    assert job.wait(PATIENCE) == 3
+    assert "went on" not in job.launcher.stdout()
+    assert "calls mpirun by its path (/usr/bin/), past mpiboot" in job.launcher.stderr()
+    assert all(worker.running for worker in job.workers)
 
 
 # Both begin together; the second ends while the first still runs, and then the first is ended.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,8 @@ import pytest
 from tests.pods import images
 from tests.pods.oci import CRIO, NO_CAPABILITIES
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, spans
+from tests.pods.processes import TINI
+from tests.pods.test_job import PATIENCE, RING, program_runs, spans, until
 from tests.pods.users import FIRST
 from tests.pods.volumes import EmptyDir, Tmpfs
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
     from tests.pods.images import Image
     from tests.pods.operator import Job
+    from tests.pods.pod import Pod
 
 # As an OpenShift project hands them out.
 RANDOM = 1000650000
@@ -42,12 +46,19 @@ def run(cluster: Cluster, image: Image, every: Mapping[str, Any], **job: Any) ->
     return made
 
 
+def plan_of(job: Job) -> str:
+    """What the launcher said, with the plan's long lines made whole."""
+    return " ".join(job.launcher.stderr().split())
+
+
 def said(job: Job, *words: str) -> None:
     """A worker's log has all of these words; a reason for the embedded server is in the plan."""
     text = job.workers[0].stderr()
     assert [word for word in words if word not in text] == [], text
-    plan = " ".join(job.launcher.stderr().split())
+    plan = plan_of(job)
     assert ("ssh-server embedded" in plan) == ("embedded" in text)
+    high = "ssh-port 2222 (detected: the job's sshd answers there: pi-worker-0.pi.default.svc, pi-w"
+    assert (high in plan) == (":2222 " in text)
     for reason in re.findall("the embedded SSH server is used: (.*)", text):
         assert f"(detected: {reason}: pi-worker-0" in plan
 
@@ -68,6 +79,9 @@ def test_a_uid_without_passwd_entry_and_without_a_home(cluster: Cluster, image: 
     job = run(cluster, image, details, user=RANDOM, ssh_mount="/etc/job/.ssh", env={"HOME": "/"})
     said(job, "the embedded SSH server is used: uid 1000650000 has no passwd entry")
     assert "refuses uid 1000650000" in job.launcher.stderr()
+    made = f"/tmp/mpiboot-{RANDOM}/launcher"
+    assert f"home {made} (detected: this user has no home that can be used)" in plan_of(job)
+    assert f"private-folder {made} (detected: /run/mpiboot can't be used)" in plan_of(job)
 
 
 def openshift(name: str) -> Image:
@@ -97,7 +111,9 @@ HOMES = {"missing": "/nowhere", "the root folder": "/", "closed to this user": "
 @pytest.mark.full
 @pytest.mark.parametrize("home", HOMES.values(), ids=HOMES)
 def test_a_home_that_is_no_home(cluster: Cluster, image: Image, home: str) -> None:
-    run(cluster, image, {}, user=1000, ssh_mount="/etc/job/.ssh", env={"HOME": home})
+    job = run(cluster, image, {}, user=1000, ssh_mount="/etc/job/.ssh", env={"HOME": home})
+    for pod in (job.launcher, job.workers[0]):
+        assert f"HOME={home} can't be used: /home/mpi is used instead" in pod.stderr()
 
 
 @pytest.mark.full
@@ -117,13 +133,35 @@ def test_the_pod_has_no_home_variable_at_all(cluster: Cluster, image: Image) -> 
 
 @pytest.mark.full
 @pytest.mark.parametrize("user", [0, 1000])
-def test_a_read_only_root_and_one_empty_dir(cluster: Cluster, image: Image, user: int) -> None:
+@pytest.mark.parametrize("name", ["TMPDIR", "MPIBOOT_RUNTIME_DIR"])
+def test_a_read_only_root_and_one_empty_dir(
+    cluster: Cluster, image: Image, user: int, name: str
+) -> None:
     details = {
         "read_only_root": True,
         "volumes": [EmptyDir("/scratch")],
-        "env": {"TMPDIR": "/scratch"},
+        "env": {name: "/scratch"},
     }
-    run(cluster, image, details, user=user, ssh_mount="/etc/job/.ssh")
+    job = run(cluster, image, details, user=user, ssh_mount="/etc/job/.ssh")
+    if name == "TMPDIR":
+        made = f"/scratch/mpiboot-{user}/launcher"
+        assert f"private-folder {made} (environment: TMPDIR; /run/mpiboot" in plan_of(job)
+    else:
+        assert "private-folder /scratch/launcher (environment: named by MPIB" in plan_of(job)
+        assert "tmpdir /scratch/launcher/tmp (detected: MPI can't write" in plan_of(job)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [pytest.param("openmpi-4.1", marks=pytest.mark.full), "openmpi-5.0"],
+    indirect=True,
+)
+def test_a_read_only_root_and_nothing_else(cluster: Cluster, image: Image) -> None:
+    """What is left is /dev/shm, where nothing may be executed."""
+    job = run(cluster, image, {"read_only_root": True}, ssh_mount="/etc/job/.ssh")
+    shm = "/dev/shm/mpiboot-0"
+    assert f"tmpdir {shm}/launcher/tmp (detected: MPI can't write" in plan_of(job)
+    assert f"/tmp can't be written: MPI gets TMPDIR={shm}/worker/tmp" in job.workers[0].stderr()
 
 
 @pytest.mark.full
@@ -226,3 +264,68 @@ def test_a_user_namespace_and_pod_security_restricted(cluster: Cluster, image: I
 def test_root_of_a_user_namespace_without_any_capability(cluster: Cluster, image: Image) -> None:
     job = run(cluster, image, {"host_users": False, "capabilities": NO_CAPABILITIES})
     said(job, "the embedded SSH server is used: sshd as root needs the capabilities SETGID")
+
+
+def with_tini(name: str) -> Image:
+    """An image whose ENTRYPOINT has an init in front, as `docker run --init` or many images do."""
+    plain = images.image(name)
+    entrypoint = ("/usr/bin/tini", "--", *plain.entrypoint)
+    return replace(
+        plain.with_program("/usr/bin/tini", Path(TINI).read_bytes()), entrypoint=entrypoint
+    )
+
+
+FIRST_PROCESS = pytest.mark.parametrize("first", ["tini", "pause"])
+
+
+def below(cluster: Cluster, name: str, first: str, *program: str) -> Job:
+    """A job where another program is the first process of each pod."""
+    details = {"share_processes": first == "pause"}
+    image = with_tini(name) if first == "tini" else images.image(name)
+    return mpijob(
+        cluster, image, workers=2, launcher_args=program, launcher=details, worker=details
+    ).start()
+
+
+@FIRST_PROCESS
+@pytest.mark.parametrize(
+    "name", ["openmpi-4.1", pytest.param("openmpi-5.0", marks=pytest.mark.full)]
+)
+def test_mpiboot_is_not_the_first_process(
+    cluster: Cluster, rig: None, name: str, first: str
+) -> None:
+    """An init in front, or the one `pause` of a pod with shareProcessNamespace."""
+    job = below(cluster, name, first, RING)
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    worker = job.workers[0]
+    assert first_words(worker) == ("/usr/bin/tini" if first == "tini" else TINI)
+    if first == "pause":  # there nobody can tell the container's own launcher from another
+        assert all(pod.running for pod in job.workers)
+        worker.signal(signal.SIGTERM)
+    assert worker.wait(PATIENCE) == 0
+
+
+def first_words(pod: Pod) -> str:
+    """The program that has the number 1 there."""
+    return next(item.args[0] for item in pod.processes() if item.pid == 1)
+
+
+@pytest.mark.full
+@FIRST_PROCESS
+@pytest.mark.parametrize("name", images.NAMES)
+@pytest.mark.parametrize("how", ["told", "killed"])
+def test_the_end_of_a_launcher_that_is_not_the_first_process(
+    cluster: Cluster, rig: None, name: str, first: str, how: str
+) -> None:
+    job = below(cluster, name, first, RING, "--sleep", "1000")
+    until(lambda: all(program_runs(worker) for worker in job.workers))
+    until(lambda: "joined" in job.launcher.stderr())
+    if how == "told":
+        job.launcher.signal(signal.SIGTERM)
+        assert job.wait(PATIENCE) == 143
+    else:
+        job.launcher.kill()
+        assert job.wait(PATIENCE) == 137
+    until(lambda: not any(program_runs(worker) for worker in job.workers))
+    assert all(worker.running for worker in job.workers)

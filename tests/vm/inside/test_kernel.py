@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.fabric import Route
+from mpiboot.fabric import Fabric, Route
+from mpiboot.model import Link
 from mpiboot.observe import rdma
 from mpiboot.observe.links import links, routes
 from tests.vm.inside.machine import (
@@ -26,9 +27,9 @@ from tests.vm.inside.machine import (
 SYS, DEV = Path("/sys"), Path("/dev")
 
 
-def agrees(name: str) -> None:
+def agrees(name: str, fabric: Fabric | None = None) -> None:
     """Compare a device with what the other tools say of it."""
-    ours, said, library = device(name), rdma_links()[name], devinfo(name)
+    ours, said, library = device(name, fabric), rdma_links()[name], devinfo(name)
     port = ours.ports[0]
     folder = SYS / "class" / "infiniband" / name
     assert len(ours.ports) == 1
@@ -67,16 +68,16 @@ def test_one_device_is_as_the_other_tools_have_it() -> None:
 
 def test_several_devices_with_ipv4_and_ipv6_are_as_the_other_tools_have_them() -> None:
     rail(0, "10.0.0.1/24", "10.0.9.1/24")
-    rail(1, "fd00:1::1/64")
-    rail(2, "10.2.0.1/24", "fd00:2::1/64")
+    rail(1, "10.1.0.1/24", "fd00:1::1/64")
 
-    for number in range(3):
-        agrees(f"rxe{number}")
-    kinds = {gid.kind for item in rdma.observe().devices for gid in item.ports[0].gids}
-    assert kinds == {"RoCE v2"}
+    seen = rdma.observe()
+
+    for number in range(2):
+        agrees(f"rxe{number}", seen)
+    assert {gid.kind for item in seen.devices for gid in item.ports[0].gids} == {"RoCE v2"}
 
 
-@pytest.mark.parametrize("mtu", [1280, 1500, 4200, 9000])
+@pytest.mark.parametrize("mtu", [1500, 4200])
 def test_the_ports_mtu_is_that_of_the_rdma_library(mtu: int) -> None:
     rail(0, mtu=mtu)
 
@@ -202,7 +203,7 @@ def test_many_devices_are_all_seen() -> None:
         run(f"ip link add rail{number} type dummy")
         run(f"rdma link add rxe{number} type rxe netdev rail{number}")
 
-    fabric = rdma.observe()
+    fabric = without_library()
 
     assert [item.name for item in fabric.devices] == list(rdma_links())
     assert len(fabric.devices) == 16
@@ -245,6 +246,27 @@ def test_links_may_have_any_name_that_the_kernel_allows() -> None:
         run(f"ip link add name {name} type dummy")
 
     assert [item.name for item in links() if item.kind == "dummy"] == names
+
+
+def test_an_address_that_is_not_known_to_be_alone_is_told() -> None:
+    run("ip netns add a")
+    run("ip link add far type veth peer name net1 netns a")
+    run("ip address add fd00:1::2/64 dev far nodad")
+    run("ip -n a link set net1 up")
+    for number in (1, 2):
+        run(f"ip -n a address add fd00:1::{number}/64 dev net1")
+
+    def net1() -> Link:
+        return next(item for item in in_pod("a", links) if item.name == "net1")
+
+    # While the cable is out the kernel can't look.
+    found = net1()
+    assert set(found.tentative) >= {"fd00:1::1/64", "fd00:1::2/64"}
+    assert found.duplicate == ()
+    run("ip link set far up")
+    wait_for(lambda: net1().tentative == ())
+    assert net1().duplicate == ("fd00:1::2/64",)
+    assert "fd00:1::1/64" in net1().addresses
 
 
 def test_routes_tell_which_link_reaches_a_peer() -> None:

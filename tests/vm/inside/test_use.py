@@ -113,15 +113,20 @@ def listens() -> bool:
 
 
 def ended(*programs: subprocess.Popen[str]) -> list[tuple[int, str]]:
+    """Give each one's status and words; once one has failed, or after a minute, kill the rest."""
+    with suppress(AssertionError):
+        wait_for(lambda: any(item.poll() for item in programs) or all(map(_over, programs)))
     done = []
     for program in programs:
-        try:
-            said, _ = program.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
+        if not _over(program):
             program.kill()
-            said, _ = program.communicate()
+        said, _ = program.communicate()
         done.append((program.returncode, said))
     return done
+
+
+def _over(program: subprocess.Popen[str]) -> bool:
+    return program.poll() is not None
 
 
 def both_ends(

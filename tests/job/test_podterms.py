@@ -1,0 +1,90 @@
+"""On what terms pods run: a line of the plan each, and none where all is as usual."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mpiboot.job.making import Paths
+from mpiboot.job.plan import Plan, make
+from mpiboot.model import Source
+from mpiboot.settings import resolve
+from tests.fakes.plans import POD, because, observed, planned
+
+both = pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
+NAMES = ("users", "home", "private-folder", "tmpdir", "ssh-server", "ssh-port")
+
+
+def told(plan: Plan) -> list[str]:
+    return [item.name for item in plan.decisions if item.name in NAMES]
+
+
+def in_folder(folder: str, **environ: str) -> Plan:
+    seen = observed(environ={**POD, **environ})
+    paths = Paths(f"{folder}/launch-17", "/opt/agent", f"{folder}/key")
+    return make(seen, resolve({}, seen.environ), ("./train",), paths)
+
+
+@both
+def test_a_usual_pod_gets_no_line(family: str) -> None:
+    assert told(planned("./train", observed(family))) == []
+
+
+@both
+def test_a_user_namespace_of_the_pods_own_is_told(family: str) -> None:
+    assert "users" not in [item.name for item in planned("./train", observed(family)).decisions]
+    inside = replace(observed(family).identity, own_users=True)
+    plan = planned("./train", observed(family, identity=inside))
+    assert because(plan, "users")[:2] == ("the pod's own", Source.DETECTED)
+
+
+@both
+def test_workers_with_the_embedded_ssh_server_are_told_with_the_reason(family: str) -> None:
+    seen = observed(family)
+    assert "ssh-server" not in [item.name for item in planned("./train", seen).decisions]
+    first = seen.workers[0]
+    assert first.facts is not None
+    odd = replace(first.facts, sshd="embedded", sshd_because="uid 7 has no passwd entry")
+    workers = (replace(first, facts=odd), *seen.workers[1:])
+    plan = planned("./train", replace(seen, workers=workers))
+    said = f"uid 7 has no passwd entry: {first.host.name}"
+    assert because(plan, "ssh-server") == ("embedded", Source.DETECTED, said)
+
+
+def test_a_port_of_sshd_that_is_not_the_usual_one_is_told_with_its_hosts() -> None:
+    seen = observed()
+    first, second = seen.workers
+    plan = planned("./train", replace(seen, workers=(replace(first, port=2222), second)))
+    said = f"the job's sshd answers there: {first.host.name}"
+    assert because(plan, "ssh-port") == ("2222", Source.DETECTED, said)
+
+
+FOLDERS = {
+    "the user's": ("/scratch/run/launcher", {"MPIBOOT_RUNTIME_DIR": "/scratch/run"}),
+    "TMPDIR": ("/scratch/mpiboot-7/launcher", {"TMPDIR": "/scratch/"}),
+    "/tmp": ("/tmp/mpiboot-7/launcher", {"TMPDIR": "/a b"}),
+}
+WHY = {
+    "the user's": (Source.ENVIRONMENT, "named by MPIBOOT_RUNTIME_DIR"),
+    "TMPDIR": (Source.ENVIRONMENT, "TMPDIR; /run/mpiboot can't be used"),
+    "/tmp": (Source.DETECTED, "/run/mpiboot can't be used"),
+}
+
+
+@pytest.mark.parametrize("row", FOLDERS)
+def test_a_private_folder_that_is_not_the_usual_one_is_told(row: str) -> None:
+    folder, environ = FOLDERS[row]
+    assert because(in_folder(folder, **environ), "private-folder") == (folder, *WHY[row])
+
+
+def test_a_home_that_had_to_be_made_is_told() -> None:
+    plan = in_folder("/run/mpiboot/launcher", HOME="/run/mpiboot/launcher")
+    assert told(plan) == ["home"]
+    assert because(plan, "home")[0] == "/run/mpiboot/launcher"
+
+
+def test_a_folder_that_mpi_was_given_for_its_session_is_told() -> None:
+    plan = in_folder("/scratch/launcher", TMPDIR="/scratch/launcher/tmp")
+    assert told(plan) == ["tmpdir", "private-folder"]
+    assert because(plan, "tmpdir")[0] == "/scratch/launcher/tmp"

@@ -1,0 +1,45 @@
+"""The child that asks the workers: a few seconds at most, whatever becomes of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mpiboot.aftermath import ask
+from mpiboot.parent import after
+
+
+def child(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    program = folder / "ask.py"
+    program.write_text(text)
+    monkeypatch.setattr(after, "_ASK", str(program))
+
+
+def test_what_has_hung_is_ended_with_its_agents_and_what_it_said_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = tmp_path / "pids"
+    text = (
+        "import os, subprocess, time\n"
+        "print('w-1: /tmp is full', flush=True)\n"
+        "agent = subprocess.Popen(['sleep', '300'])\n"
+        f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{agent.pid}}')\n"
+        "time.sleep(300)\n"
+    )
+    child(tmp_path, monkeypatch, text)
+    monkeypatch.setattr(after, "_PATIENCE", 1.5)
+    assert after.ask(str(tmp_path), os.environ, "evidence") == ("w-1: /tmp is full",)
+    for pid in pids.read_text().split():
+        status = Path("/proc", pid, "stat")
+        assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+def test_a_child_that_fails_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child(tmp_path, monkeypatch, "raise SystemExit(1)")
+    assert after.ask(str(tmp_path), os.environ, "evidence") == ()
+
+
+def test_hosts_have_less_time_than_the_child_that_asks_them() -> None:
+    assert ask._SECONDS < after._PATIENCE <= 5

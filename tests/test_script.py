@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GUARD = 60
+
+
+def start(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
+    mpiboot = Path(sys.executable).with_name("mpiboot")
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "MPIBOOT_RUNTIME_DIR": str(tmp_path / "run"),
+        "MPIBOOT_TERMINATION_LOG": str(tmp_path / "termination-log"),
+    }
+    return subprocess.Popen(
+        [str(mpiboot), "launcher", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+    )
+
+
+def run(tmp_path: Path, *words: str) -> tuple[int, str, str]:
+    process = start(tmp_path, *words)
+    out, err = process.communicate(timeout=GUARD)
+    return process.returncode, out, err
+
+
+def test_calls_below_get_the_flags_the_role_and_mpiboot_in_front_of_mpirun(tmp_path: Path) -> None:
+    flags = ("--script", "on", "--timeout", "7", "--forward", "A,B*")
+    code, out, err = run(tmp_path, *flags, "--", "sh", "-c", "env; command -v mpirun")
+    lines = out.splitlines()
+    assert code == 0
+    assert {"MPIBOOT_ROLE=launcher", "MPIBOOT_TIMEOUT=7.0", "MPIBOOT_FORWARD=A,B*"} <= set(lines)
+    assert lines[-1] == str(tmp_path / "run" / "script" / "mpirun")
+    assert Path(lines[-1]).resolve().name == "mpiboot"
+    assert "--script: each call has gates, a plan and an end of its own" in err
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", 137), ("no-such-program", 127)],
+)
+def test_the_scripts_own_status_is_the_containers(tmp_path: Path, script: str, code: int) -> None:
+    assert run(tmp_path, "--script", "on", "--", "sh", "-c", script)[0] == code
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("echo ready; sleep 1000", 143),
+        # What it makes of a signal is its own, but a success it is not.
+        ("trap 'exit 0' TERM; echo ready; sleep 1000 & wait", 143),
+        ("trap 'exit 5' TERM; echo ready; sleep 1000 & wait", 5),
+        # The whole group is told: sleep ends, and so does the script that ignores the signal.
+        ("trap '' TERM; (trap - TERM; exec sleep 1000) & echo ready; sleep 1; exit 7", 7),
+    ],
+)
+def test_a_signal_is_passed_on_and_never_a_success(tmp_path: Path, script: str, code: int) -> None:
+    flags = ("--script", "on", "--grace", "1")
+    process = start(tmp_path, *flags, "--", "sh", "-c", script)
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=GUARD)
+    assert process.returncode == code
+
+
+@pytest.mark.full  # ten seconds more than the grace
+def test_a_script_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    script = "trap '' TERM; echo ready; while :; do sleep 0.2; done"
+    flags = ("--script", "on", "--grace", "0.1")
+    process = start(tmp_path, *flags, "--", "sh", "-c", script)
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=GUARD)
+    assert process.returncode == 143
+    assert "did not end in time and is killed" in err
+
+
+def test_a_missing_script_is_127_in_a_line(tmp_path: Path) -> None:
+    code, _, err = run(tmp_path, "--script", "on", "--", "./no-such-script")
+    assert code == 127
+    assert "./no-such-script doesn't exist" in err
+
+
+def test_the_plan_says_that_each_call_has_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text("#!/bin/sh\nmpirun -n 2 ./a\n")
+    path.chmod(0o755)
+    mpiboot = Path(sys.executable).with_name("mpiboot")
+    done = subprocess.run(
+        [mpiboot, "plan", "--", path], capture_output=True, text=True, check=False, timeout=GUARD
+    )
+    assert done.returncode == 0
+    assert f"the script {path} calls mpirun: each call has a plan of" in " ".join(
+        done.stdout.split()
+    )
