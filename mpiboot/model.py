@@ -6,7 +6,7 @@ the world; the data network's own records are in ``fabric``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Final, TypeAlias
 
@@ -107,7 +107,8 @@ class Host:
 
     ``name`` is what the file says, without user and brackets. ``slots`` is at least 1;
     ``slots_given`` tells whether the file named a count or it is the default for bare hosts.
-    ``line`` is the first line (from 1) that names the host.
+    ``line`` is the first line (from 1) that names the host; ``notes`` are the comments of its
+    lines and of those above them, which make no other host of it.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Host:
     max_slots: int | None = None
     user: str = ""
     line: int = 0
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,9 @@ class Dialect:
     daemon_ports_vars: tuple[str, ...] = ()
     first_port_vars: tuple[str, ...] = ()
     port_count_vars: tuple[str, ...] = ()
+    # The same as first:last, where that is how an MPI reads both.
+    daemon_range_vars: tuple[str, ...] = ()
+    range_vars: tuple[str, ...] = ()
     # The IP version that MPI's own TCP leaves alone (4 or 6), and what pods of IPv6 need set.
     not_version_var: str = ""
     # By IP version, what keeps the daemons from its addresses.
@@ -285,6 +288,9 @@ MPICH: Final = Dialect(
         "exit 0 after SIGTERM (4.0)",
         "no termination message",
     ),
+    # mpiexec and its proxies; then the ranks' own connections, each with an older name.
+    daemon_range_vars=("MPIEXEC_PORT_RANGE",),
+    range_vars=("MPIR_CVAR_CH3_PORT_RANGE", "MPICH_PORT_RANGE"),
     supported=False,
 )
 

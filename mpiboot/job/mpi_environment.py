@@ -73,6 +73,14 @@ def pin_ports(making: Making, observed: Observed, resolved: Resolved, version: i
     for name in (item for item in row.daemon_ports_vars if f"_ipv{version}_" in item):
         value = f"{first}-{first + share - 1}"
         making.variable(name, value, f"the daemons' part of {given}", given.source)
+    ranges = (
+        (row.daemon_range_vars, first, first + share - 1, "the daemons'"),
+        (row.range_vars, first + share, last, "MPI's"),
+    )
+    for names, low, high, whose in ranges:
+        # One name is enough, and beside the user's own another would be one of two.
+        for name in [name for name in names if making.environ.get(name)] or names[:1]:
+            making.variable(name, f"{low}:{high}", f"{whose} part of {given}", given.source)
     for name in row.first_port_vars:
         making.variable(name, str(first + share), f"MPI's part of {given}", given.source)
     for name in row.port_count_vars:

@@ -16,7 +16,15 @@ from mpiboot.model import Mpi
 SUPPORTED = [row for row in DIALECTS.values() if row.supported]
 # Intents that a version may do without; each with the reason in its row's absence.
 MAY_LACK = {
-    "openmpi5": {"keep_fqdn_var", "remove", "evaluated_but", "leaving_var", "attached"},
+    "openmpi5": {
+        "keep_fqdn_var",
+        "remove",
+        "evaluated_but",
+        "leaving_var",
+        "attached",
+        "daemon_range_vars",
+        "range_vars",
+    },
     "openmpi4": {
         "remove",
         "ipv6",
@@ -24,6 +32,8 @@ MAY_LACK = {
         "not_resolve_var",
         "never_empty",
         "several_programs",
+        "daemon_range_vars",
+        "range_vars",
     },
 }
 

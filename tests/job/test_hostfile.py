@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -220,3 +222,22 @@ def test_open_mpi_gets_bare_ipv6_and_hydra_gets_brackets() -> None:
     host = Host("fd00::1", 2, max_slots=3, user="me")
     assert render([host], Syntax.SLOTS) == "me@fd00::1 slots=2 max_slots=3\n"
     assert render([host], Syntax.COLON) == "me@[fd00::1]:2\n"
+
+
+@pytest.mark.parametrize("syntax", list(Syntax))
+def test_comments_are_kept_above_their_hosts(syntax: Syntax) -> None:
+    text = "# rack 1\n\n#r\xfcck\tslots=9\nw-0:2 # the first\nw-1:2\n#end\nw-0:1#again\n# nobody's"
+    found = parse(text, "f", "").hosts
+    written = render(found, syntax).splitlines()
+    assert [line for line in written if line.startswith("#")] == [
+        "# rack 1",
+        "# r?ck?slots=9",
+        "# the first",
+        "# end",
+        "# again",
+    ]
+    assert written[5].startswith("w-0")
+    again = parse("\n".join(written), "f", "").hosts
+    assert [(host.name, host.slots) for host in again] == [("w-0", 3), ("w-1", 2)]
+    # A comment makes no other host of one.
+    assert found[1] == replace(found[1], notes=("changed",))

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpiboot.job import mpi_environment
+from mpiboot.job.dialects import MPICH
+from mpiboot.job.making import Making
+from mpiboot.job.user_line import UserLine
 from mpiboot.model import Decision, Source
+from mpiboot.settings import resolve
 from tests.fakes.plans import (
     MPIS,
     NOBODY,
@@ -364,3 +369,17 @@ def test_version_fours_list_of_variables_is_never_on_a_command_line() -> None:
 def test_no_value_reaches_a_remote_shell_unescaped(value: str) -> None:
     plan = planned("./train", observed("openmpi4", {**POD, "OMPI_MCA_x": value}))
     assert ("unsafe-value" in failing(plan)) == bool(set(value) & set('"$\\`\n'))
+
+
+def test_hydra_gets_its_parts_of_the_port_range_as_it_reads_them() -> None:
+    """As values: Hydra is not started yet."""
+
+    def settled(**environ: str) -> dict[str, str]:
+        seen = observed("openmpi4", {**POD, **environ})
+        making = Making(MPICH, UserLine(), seen.environ)
+        mpi_environment.pin_ports(making, seen, resolve({"port_range": "6000-6019"}, {}), 4)
+        return dict(making.set_env)
+
+    daemons = {"MPIEXEC_PORT_RANGE": "6000:6004"}
+    assert settled() == {**daemons, "MPIR_CVAR_CH3_PORT_RANGE": "6005:6019"}
+    assert settled(MPICH_PORT_RANGE="7000:7010") == daemons

@@ -78,6 +78,7 @@ MPIRUNS = [
     (["mpirun", "-wdir", "/nowhere", RING], 135, 181, "some host lacks the working directory"),
     (["mpirun", "--timeout", "3", *FOREVER], 110, 241, "did not end within mpirun's own --timeout"),
     (["mpirun", "--mca", "btl", "self,none9", RING], 1, 14, "the program ended with"),
+    (["mpirun", "--mca", "btl", "self,vader", RING], 17, 17, "the program ended with 17"),
     (["sh", "-c", "sleep 1; exit $((OMPI_COMM_WORLD_RANK * 5))"], 5, 5, "the program ended with 5"),
     ([RING, "--no-finalize"], 1, 1, "the program ended with 1"),
 ]

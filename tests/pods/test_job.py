@@ -231,7 +231,8 @@ def test_an_image_without_sshd(cluster: Cluster, rig: None, name: str) -> None:
 
 def test_a_hostfile_of_the_form_host_colon_n(cluster: Cluster, image: Image) -> None:
     """Open MPI 4.1 itself ignores that count without a word."""
-    text = "".join(f"pi-worker-{index}.pi.default.svc:2\r\n" for index in range(2))
+    text = "# the first rack\r\n"
+    text += "".join(f"pi-worker-{index}.pi.default.svc:2 # its slots=9\r\n" for index in range(2))
     job = mpijob(cluster, image, workers=2, slots=2, launcher_args=[RING], hostfile=text).start()
     assert job.wait(PATIENCE) == 0
     spans(job, slots=2)
@@ -249,6 +250,18 @@ def test_short_names_that_need_the_clusters_domain(cluster: Cluster, image: Imag
     assert job.wait(PATIENCE) == 0
     spans(job)
     assert "pi-worker-0.pi.default.svc.cluster.local" in job.launcher.stderr()
+
+
+def test_start_sshd_makes_a_worker_without_any_platform(cluster: Cluster, image: Image) -> None:
+    env = {"K_MPI_JOB_ROLE": "", "START_SSHD": "true"}
+    job = mpijob(
+        cluster, image, workers=2, launcher_args=[RING], worker={"args": [], "env": env}
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    assert "START_SSHD" in job.workers[0].stderr()
+    # Only the MPI Operator's workers may end with the job: others are started again.
+    assert all(worker.running for worker in job.workers)
 
 
 def test_several_programs_in_one_line(cluster: Cluster, image: Image) -> None:

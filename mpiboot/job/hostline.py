@@ -1,0 +1,199 @@
+"""One line of a hostfile: what it may say, and at which column it goes wrong. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from mpiboot.model import Host
+
+_SHOWN: Final = 60
+_LONGEST_NAME: Final = 253  # RFC 1035 section 2.3.4, without the final dot
+_MOST_SLOTS: Final = 2**31 - 1  # every MPI keeps it in a C int
+
+# RFC 1123 labels, and underscores, which host names of some platforms hold.
+_LABEL: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_ODD: Final = re.compile(r"[^A-Za-z0-9_.-]")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+_WORD: Final = re.compile(r"[^ \t]+")
+_PAIR: Final = re.compile(
+    r"[ \t]*(?P<key>[^ \t=]+)(?:[ \t]*(?P<equals>=)[ \t]*(?P<value>[^ \t]*))?[ \t]*"
+)
+
+_KEYS: Final = {
+    "slots": "slots",
+    "cpu": "slots",  # Open MPI reads it as slots
+    "max_slots": "max_slots",
+    "max-slots": "max_slots",
+    "user": "user",  # MPICH's column
+}
+
+
+class WrongError(Exception):
+    """What is wrong in a line, at which column (from 0)."""
+
+    def __init__(self, column: int, said: str) -> None:
+        """Say what is wrong where."""
+        super().__init__(said)
+        self.column = column
+        self.said = said
+
+
+def _shown(text: str) -> str:
+    """Quote what was read, on one line and not too long."""
+    cut = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    return ascii(cut)
+
+
+def _number(text: str, column: int, what: str) -> int:
+    digits = text.lstrip("0") if text.isascii() and text.isdigit() else ""
+    if not digits or len(digits) > len(str(_MOST_SLOTS)) or int(digits) > _MOST_SLOTS:
+        raise WrongError(column, f"{what} is {_shown(text)}, expected a whole number from 1")
+    return int(digits)
+
+
+def _address(text: str, column: int) -> str:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        raise WrongError(
+            column, f"{_shown(text)} is not an IPv6 address; a count goes as `host:N`"
+        ) from None
+    if "%" in text:
+        raise WrongError(
+            column, f"{_shown(text)} has a zone, expected an address that is the same in every pod"
+        )
+    return text
+
+
+def _name(text: str, column: int) -> str:
+    """Check a host name or IPv4 address; nothing that a shell would read gets through."""
+    odd = _ODD.search(text)
+    if odd:
+        hint = "one host a line" if odd[0] == "," else "letters, digits, dots and hyphens"
+        raise WrongError(
+            column + odd.start(), f"{_shown(odd[0])} in host {_shown(text)}, expected {hint}"
+        )
+    bare = text.removesuffix(".")
+    if not bare:
+        raise WrongError(column, "expected a host name")
+    if len(bare) > _LONGEST_NAME:
+        raise WrongError(
+            column, f"host {_shown(text)} has {len(bare)} characters, at most {_LONGEST_NAME} fit"
+        )
+    if not bare.replace(".", "").strip("0123456789"):
+        try:
+            ipaddress.IPv4Address(text)
+        except ValueError:
+            raise WrongError(column, f"{_shown(text)} is not an IPv4 address") from None
+        return text
+    at = column
+    for label in bare.split("."):
+        if not _LABEL.fullmatch(label):
+            raise WrongError(
+                at,
+                f"{_shown(label)} in host {_shown(text)}, expected labels of 1 to 63 characters "
+                "that neither begin nor end with a hyphen",
+            )
+        at += len(label) + 1
+    return text
+
+
+def _user(text: str, column: int) -> str:
+    if not _USER.fullmatch(text):
+        raise WrongError(column, f"user {_shown(text)}, expected letters, digits, . _ and -")
+    return text
+
+
+@dataclass(slots=True)
+class _Line:
+    """What one line says so far; ``at`` are the columns of what was given."""
+
+    name: str = ""
+    given: dict[str, int | str] = field(default_factory=dict)
+    at: dict[str, int] = field(default_factory=dict)
+
+    def put(self, key: str, value: int | str, column: int) -> None:
+        if key in self.given:
+            raise WrongError(column, f"{key} is given twice in this line")
+        self.given[key] = value
+        self.at[key] = column
+
+    def host(self, number: int) -> Host:
+        slots, most = self.given.get("slots"), self.given.get("max_slots")
+        count = slots if isinstance(slots, int) else 1
+        if isinstance(most, int) and most < count:
+            raise WrongError(
+                self.at["max_slots"], f"max_slots is {most}, expected at least the {count} slots"
+            )
+        return Host(
+            name=self.name,
+            slots=count,
+            slots_given=slots is not None,
+            max_slots=most if isinstance(most, int) else None,
+            user=str(self.given.get("user", "")),
+            line=number,
+        )
+
+
+def _first_word(word: str, column: int, line: _Line) -> None:
+    """Read ``[user@]host[:N]``, ``[user@][IPv6][:N]`` or a bare IPv6 address."""
+    user, at, rest = word.rpartition("@")
+    if at:
+        line.put("user", _user(user, column), column)
+    column += len(user) + len(at)
+    if rest.startswith("["):
+        address, closed, tail = rest[1:].partition("]")
+        if not closed:
+            raise WrongError(column, f"{_shown(rest)}, expected a closing bracket")
+        line.name = _address(address, column + 1)
+        if tail and not tail.startswith(":"):
+            raise WrongError(column + len(address) + 2, f"{_shown(tail)}, expected `:N` or a blank")
+        count, column = tail[1:] if tail else None, column + len(address) + 3
+    elif rest.count(":") > 1:
+        line.name, count = _address(rest, column), None
+    else:
+        name, colon, tail = rest.partition(":")
+        line.name = _name(name, column)
+        count, column = tail if colon else None, column + len(name) + 1
+    if count is not None:
+        line.put("slots", _number(count, column, f"slots of {line.name}"), column)
+
+
+def read(text: str, number: int) -> Host:
+    """Read a line that isn't blank and has no comment.
+
+    Raises:
+        WrongError: it says something that no hostfile may.
+    """
+    control = _CONTROL.search(text)
+    if control:
+        raise WrongError(
+            control.start(), f"control character {_shown(control[0])}: not a text file?"
+        )
+    word = _WORD.search(text)
+    if word is None:  # pragma: no cover - the caller leaves blank lines out
+        raise WrongError(0, "expected a host name")
+    line = _Line()
+    _first_word(word[0], word.start(), line)
+    at = word.end()
+    while at < len(text):
+        pair = _PAIR.match(text, at)
+        if pair is None:
+            rest = text[at:].lstrip()
+            raise WrongError(len(text) - len(rest), f"{_shown(rest)}, expected `slots=N`")
+        key, column = pair["key"], pair.start("key")
+        if pair["equals"] is None or key not in _KEYS:
+            raise WrongError(
+                column,
+                f"{_shown(key)}, expected `slots=N`, `max_slots=N`, `user=NAME` or a comment",
+            )
+        value, at = pair["value"], pair.end()
+        if _KEYS[key] == "user":
+            line.put("user", _user(value, pair.start("value")), column)
+        else:
+            line.put(_KEYS[key], _number(value, pair.start("value"), key), column)
+    return line.host(number)
