@@ -15,10 +15,12 @@ from mpiboot.job import (
     agreement,
     data,
     ipversion,
+    launch_agent,
     mpi_environment,
     mpirun_line,
     onenode,
     outlook,
+    pinning,
     placement,
     podnetwork,
     podterms,
@@ -127,12 +129,12 @@ def make(observed: Observed, resolved: Resolved, program: tuple[str, ...], paths
     )
     making.findings += placed.findings
     network = data.decide(making, observed, resolved)
-    mpi_environment.pin_control(making, observed, resolved)
+    pinning.pin_control(making, observed, resolved)
     version = ipversion.settle(making, observed)
-    mpi_environment.pin_ports(making, observed, resolved, version)
+    pinning.pin_ports(making, observed, resolved, version)
     mpi_environment.set_constants(making, observed, oversubscribe=oversubscribe)
     client = observed.ssh_client
-    user_agent, user_args = mpi_environment.place_agent(
+    user_agent, user_args = launch_agent.place(
         making,
         paths,
         len(hosts),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.job import mpi_environment
+from mpiboot.job import pinning
 from mpiboot.job.dialects import MPICH
 from mpiboot.job.making import Making
 from mpiboot.job.user_line import UserLine
@@ -377,7 +377,7 @@ def test_hydra_gets_its_parts_of_the_port_range_as_it_reads_them() -> None:
     def settled(**environ: str) -> dict[str, str]:
         seen = observed("openmpi4", {**POD, **environ})
         making = Making(MPICH, UserLine(), seen.environ)
-        mpi_environment.pin_ports(making, seen, resolve({"port_range": "6000-6019"}, {}), 4)
+        pinning.pin_ports(making, seen, resolve({"port_range": "6000-6019"}, {}), 4)
         return dict(making.set_env)
 
     daemons = {"MPIEXEC_PORT_RANGE": "6000:6004"}
