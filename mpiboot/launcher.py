@@ -6,19 +6,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import NoReturn
 
-from mpiboot import facts, launch_spec, log, render, script
+from mpiboot import facts, handover, launch_spec, log, render, script
 from mpiboot.act import files, launch, process
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import again, gate, leftovers
@@ -28,7 +25,7 @@ from mpiboot.launcher_ground import Ground, access, stand
 from mpiboot.model import Decision, Finding, Json, Level, Mpi, PodFacts, Source
 from mpiboot.network.cluster_view import HEADINGS
 from mpiboot.observe import dns, hostfiles, links, programs
-from mpiboot.parent import own_words, system
+from mpiboot.parent import own_words
 from mpiboot.settings import Resolved, Settings
 
 
@@ -78,8 +75,9 @@ def _launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, 
         if finding.level is not Level.FAIL:
             log.finding(finding)
     plans.stop_on_failure(made)
-    launch.write(made, seen.observed, seen.passed.host_keys, ground.key, resolved, paths)
-    launch.start_client(made, seen.observed, seen.passed.host_keys, ground.key, resolved, paths)
+    start = launch.Launch(made, seen.observed, seen.passed.host_keys, ground.key, resolved, paths)
+    start.write()
+    start.start_client()
     log.info(
         "start", f"starting {render.command(made.argv)}", argv=list(forward.masked_words(made.argv))
     )
@@ -89,47 +87,10 @@ def _launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, 
     if resolved.settings.supervise == "off":
         process.replace(made.argv, env)
     let_go = _lets_go(resolved.settings.worker_exit, environ)
-    spec = launch.write_spec(made, seen.observed, resolved, paths, ground.started, let_go=let_go)
-    become_parent(made.argv, env, paths, own_words.lead(spec.family, env, local=spec.local))
-
-
-def become_parent(
-    argv: tuple[str, ...],
-    env: Mapping[str, str],
-    paths: plans.Paths,
-    way: own_words.Lead | None = None,
-) -> NoReturn:
-    """Start mpirun and become its parent, whose interpreter so starts beside it and not before.
-
-    A child stays one's own over exec, and signals that are blocked wait over it. ``way`` is where
-    mpirun's own messages are led.
-
-    Raises:
-        MpibootError: ``program-missing``; this interpreter can't be executed.
-    """
-    # A thread that still waits for a dead nameserver doesn't block signals: what one gets from now
-    # on is this thread's, where it waits for the parent's program.
-    own = threading.get_ident()
-    for number in launch_spec.SIGNALS - {signal.SIGCHLD}:
-        signal.signal(number, lambda got, _: signal.pthread_kill(own, got))
-    mask = system.block_signals()
-    # A FIFO that nobody has open forgets what was written to it.
-    events = system.open_fifo(f"{paths.launch_dir}/{launch_spec.EVENTS}")
-    started: launch_spec.Started | None = None
-    with contextlib.suppress(OSError):  # the parent tries once more, and says why
-        led = {**env, **way.environ} if way else env
-        pid = system.spawn(argv, led, mask, own_group=not system.has_terminal())
-        started = launch_spec.Started(pid, events, way.started() if way else -1)
-        for handle in started[1:]:
-            if handle >= 0:
-                os.set_inheritable(handle, True)
-    try:
-        parent = launch.parent(paths, started)
-        process.replace(parent, env, blocked=sorted(launch_spec.SIGNALS))
-    except MpibootError:
-        if started:
-            os.kill(started.pid, signal.SIGKILL)
-        raise
+    spec = start.write_spec(ground.started, let_go=let_go)
+    handover.become_parent(
+        made.argv, env, paths, own_words.lead(spec.family, env, local=spec.local)
+    )
 
 
 def _lets_go(wanted: str, environ: Mapping[str, str]) -> bool:

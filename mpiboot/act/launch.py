@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -74,114 +75,6 @@ def exports(values: Mapping[str, str]) -> str:
     return "".join(f"export {name}='{value}';\n" for name, value in quoted)
 
 
-def write(
-    plan: Plan,
-    observed: Observed,
-    host_keys: Mapping[str, str],
-    key: keys.JobKey,
-    resolved: Resolved,
-    where: Paths,
-) -> None:
-    """Write everything but the parent's spec.
-
-    Raises:
-        MpibootError: ``runtime-folder``, or ``program-missing`` where there is no ssh.
-    """
-    folder = Path(where.launch_dir)
-    shutil.rmtree(folder, ignore_errors=True)
-    _tidy(folder.parent)
-    tmpdir.remove_stale(observed.environ, socket.gethostname(), observed.identity.uid)
-    try:
-        for path in (folder, folder / "hosts", folder / "stderr"):
-            path.mkdir(mode=0o700)
-    except OSError as wrong:
-        raise error("runtime-folder", f"{wrong.filename}: {wrong.strerror}") from None
-    ssh = process.find("ssh", observed.environ.get("PATH", ""))
-    own = not plan.user_agent and uses_own_client(observed)
-    if ssh is None and plan.daemons and not plan.user_agent and not own:
-        raise error(
-            "program-missing",
-            f"no ssh on PATH={observed.environ.get('PATH', '')}",
-            hint="install openssh-client in the launcher's image, "
-            "or let MPIBOOT_SSH_CLIENT choose mpiboot's own",
-        )
-    settings = resolved.settings
-    files.write_private(Path(where.hostfile), plan.hostfile)
-    files.write_private(Path(where.known_hosts), known_hosts(observed, host_keys, key.public))
-    entries = (
-        sshconfig.Entry(
-            observed.called(worker.host.name),
-            worker.address,
-            worker.port,
-            worker.user,
-        )
-        for worker in observed.workers
-    )
-    files.write_private(
-        folder / "ssh_config",
-        sshconfig.render(
-            entries,
-            key=where.key,
-            known_hosts=where.known_hosts,
-            host_keys=settings.host_keys,
-            keepalive=settings.ssh_keepalive,
-            user_args=plan.user_args,
-            own_keys=frozenset(observed.called(name) for name in host_keys),
-        ),
-    )
-    for name, values in plan.per_host.items():
-        files.write_private(folder / "hosts" / f"{name}.env", exports(values))
-    # On the command line the first value wins, also over arguments on the mpirun line.
-    strict = f"-o StrictHostKeyChecking={sshconfig.STRICT[settings.host_keys]}"
-    conf = {"ssh": f"{ssh or 'ssh'} {strict}", "user_agent": plan.user_agent}
-    conf["client"] = client_start.words() if own else ""
-    files.write_private(folder / "agent.conf", sshconfig.shell_assignments(conf))
-    files.make_fifo(folder / launch_spec.EVENTS)
-
-
-def uses_own_client(observed: Observed) -> bool:
-    """Tell whether the launch agents use mpiboot's own SSH client."""
-    return observed.ssh_client is not None and observed.ssh_client.value == "embedded"
-
-
-def start_client(
-    plan: Plan,
-    observed: Observed,
-    host_keys: Mapping[str, str],
-    key: keys.JobKey,
-    resolved: Resolved,
-    where: Paths,
-) -> None:
-    """Start mpiboot's own SSH client where the agents need it; it ends with this process.
-
-    Raises:
-        MpibootError: ``runtime-folder``.
-    """
-    if plan.user_agent or not plan.daemons or not uses_own_client(observed):
-        return
-    mode = resolved.settings.host_keys
-    hosts = tuple(
-        client_start.Remote(
-            observed.called(worker.host.name),
-            worker.address,
-            worker.port,
-            worker.user,
-            "" if mode == "off" else host_keys.get(worker.host.name, key.public),
-        )
-        for worker in observed.workers
-    )
-    folder = Path(where.launch_dir)
-    config = client_start.Config(
-        hosts=hosts,
-        key=where.key,
-        keepalive=resolved.settings.ssh_keepalive,
-        events=str(folder / launch_spec.EVENTS),
-        errors=str(folder / "stderr"),
-        parent=os.getpid(),
-    )
-    client_start.start(folder, config, os.environ)
-
-
 def is_loopback(address: str) -> bool:
     """Whether an address never leaves its pod."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
@@ -194,50 +87,154 @@ def _others(worker: Worker) -> tuple[str, ...]:
     return tuple(sorted(item for item in found - {worker.address} if not is_loopback(item)))
 
 
-def write_spec(
-    plan: Plan,
-    observed: Observed,
-    resolved: Resolved,
-    where: Paths,
-    started: float,
-    *,
-    let_go: bool = False,
-) -> launch_spec.LaunchSpec:
-    """Write what the parent needs to know, and give it.
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One start of mpirun: the plan, and what its files are made of.
 
-    Raises:
-        MpibootError: ``runtime-folder``.
+    ``host_keys`` are those that single hosts showed, by the hostfile's names.
     """
-    settings = resolved.settings
-    reached = {observed.called(worker.host.name): worker for worker in observed.workers}
-    spec = launch_spec.LaunchSpec(
-        argv=plan.argv,
-        family=observed.mpi.family,
-        daemons=tuple(
-            launch_spec.Remote(
-                name, reached[name].address, reached[name].port, _others(reached[name])
+
+    plan: Plan
+    observed: Observed
+    host_keys: Mapping[str, str]
+    key: keys.JobKey
+    resolved: Resolved
+    where: Paths
+
+    @property
+    def uses_own_client(self) -> bool:
+        """Whether the launch agents use mpiboot's own SSH client."""
+        client = self.observed.ssh_client
+        return client is not None and client.value == "embedded"
+
+    def write(self) -> None:
+        """Write everything but the parent's spec.
+
+        Raises:
+            MpibootError: ``runtime-folder``, or ``program-missing`` where there is no ssh.
+        """
+        folder = Path(self.where.launch_dir)
+        shutil.rmtree(folder, ignore_errors=True)
+        _tidy(folder.parent)
+        tmpdir.remove_stale(self.observed.environ, socket.gethostname(), self.observed.identity.uid)
+        try:
+            for path in (folder, folder / "hosts", folder / "stderr"):
+                path.mkdir(mode=0o700)
+        except OSError as wrong:
+            raise error("runtime-folder", f"{wrong.filename}: {wrong.strerror}") from None
+        ssh = process.find("ssh", self.observed.environ.get("PATH", ""))
+        own = not self.plan.user_agent and self.uses_own_client
+        if ssh is None and self.plan.daemons and not self.plan.user_agent and not own:
+            raise error(
+                "program-missing",
+                f"no ssh on PATH={self.observed.environ.get('PATH', '')}",
+                hint="install openssh-client in the launcher's image, "
+                "or let MPIBOOT_SSH_CLIENT choose mpiboot's own",
             )
-            for name in plan.daemons
-            if name in reached
-        ),
-        hosts=len(observed.hostfile.hosts),
-        ranks=plan.ranks,
-        launch_timeout=settings.launch_timeout,
-        grace=settings.grace,
-        started=started,
-        termination_log=settings.termination_log,
-        hold_on_failure=settings.hold_on_failure,
-        log_format=settings.log_format,
-        log_level=settings.log_level,
-        suspects=plan.suspects,
-        goes_on=plan.goes_on,
-        let_go=let_go and any(worker.ends for worker in observed.workers),
-        program=_program(plan.argv, observed.mpi.family),
-    )
-    files.write_private(Path(where.launch_dir) / launch_spec.FILE, spec.to_json())
-    before = tuple(_before(worker, observed) for worker in observed.workers)
-    files.write_private(Path(where.launch_dir) / words.FILE, words.to_json(before))
-    return spec
+        settings = self.resolved.settings
+        files.write_private(Path(self.where.hostfile), self.plan.hostfile)
+        files.write_private(
+            Path(self.where.known_hosts),
+            known_hosts(self.observed, self.host_keys, self.key.public),
+        )
+        entries = (
+            sshconfig.Entry(
+                self.observed.called(worker.host.name),
+                worker.address,
+                worker.port,
+                worker.user,
+            )
+            for worker in self.observed.workers
+        )
+        files.write_private(
+            folder / "ssh_config",
+            sshconfig.render(
+                entries,
+                key=self.where.key,
+                known_hosts=self.where.known_hosts,
+                host_keys=settings.host_keys,
+                keepalive=settings.ssh_keepalive,
+                user_args=self.plan.user_args,
+                own_keys=frozenset(self.observed.called(name) for name in self.host_keys),
+            ),
+        )
+        for name, values in self.plan.per_host.items():
+            files.write_private(folder / "hosts" / f"{name}.env", exports(values))
+        # On the command line the first value wins, also over arguments on the mpirun line.
+        strict = f"-o StrictHostKeyChecking={sshconfig.STRICT[settings.host_keys]}"
+        conf = {"ssh": f"{ssh or 'ssh'} {strict}", "user_agent": self.plan.user_agent}
+        conf["client"] = client_start.words() if own else ""
+        files.write_private(folder / "agent.conf", sshconfig.shell_assignments(conf))
+        files.make_fifo(folder / launch_spec.EVENTS)
+
+    def start_client(self) -> None:
+        """Start mpiboot's own SSH client where the agents need it; it ends with this process.
+
+        Raises:
+            MpibootError: ``runtime-folder``.
+        """
+        if self.plan.user_agent or not self.plan.daemons or not self.uses_own_client:
+            return
+        mode = self.resolved.settings.host_keys
+        hosts = tuple(
+            client_start.Remote(
+                self.observed.called(worker.host.name),
+                worker.address,
+                worker.port,
+                worker.user,
+                "" if mode == "off" else self.host_keys.get(worker.host.name, self.key.public),
+            )
+            for worker in self.observed.workers
+        )
+        folder = Path(self.where.launch_dir)
+        config = client_start.Config(
+            hosts=hosts,
+            key=self.where.key,
+            keepalive=self.resolved.settings.ssh_keepalive,
+            events=str(folder / launch_spec.EVENTS),
+            errors=str(folder / "stderr"),
+            parent=os.getpid(),
+        )
+        client_start.start(folder, config, os.environ)
+
+    def write_spec(self, started: float, *, let_go: bool = False) -> launch_spec.LaunchSpec:
+        """Write what the parent needs to know, and give it.
+
+        Raises:
+            MpibootError: ``runtime-folder``.
+        """
+        settings = self.resolved.settings
+        reached = {
+            self.observed.called(worker.host.name): worker for worker in self.observed.workers
+        }
+        spec = launch_spec.LaunchSpec(
+            argv=self.plan.argv,
+            family=self.observed.mpi.family,
+            daemons=tuple(
+                launch_spec.Remote(
+                    name, reached[name].address, reached[name].port, _others(reached[name])
+                )
+                for name in self.plan.daemons
+                if name in reached
+            ),
+            hosts=len(self.observed.hostfile.hosts),
+            ranks=self.plan.ranks,
+            launch_timeout=settings.launch_timeout,
+            grace=settings.grace,
+            started=started,
+            termination_log=settings.termination_log,
+            hold_on_failure=settings.hold_on_failure,
+            log_format=settings.log_format,
+            log_level=settings.log_level,
+            suspects=self.plan.suspects,
+            goes_on=self.plan.goes_on,
+            let_go=let_go and any(worker.ends for worker in self.observed.workers),
+            program=_program(self.plan.argv, self.observed.mpi.family),
+        )
+        files.write_private(Path(self.where.launch_dir) / launch_spec.FILE, spec.to_json())
+        before = tuple(_before(worker, self.observed) for worker in self.observed.workers)
+        files.write_private(Path(self.where.launch_dir) / words.FILE, words.to_json(before))
+        return spec
 
 
 def _program(argv: tuple[str, ...], family: str) -> str:

@@ -585,12 +585,12 @@ def test_it_stays_small(rig: Rig) -> None:
 # The launcher starts mpirun first, and becomes its parent while it starts.
 FIRST = """
 import os, sys
-from mpiboot import launch_spec, launcher
+from mpiboot import handover, launch_spec
 from mpiboot.job.plan import Paths
 folder = sys.argv[1]
 spec = launch_spec.LaunchSpec.from_json(open(f"{folder}/{launch_spec.FILE}").read())
 paths = Paths(*[folder] * len(Paths.__dataclass_fields__))
-launcher.become_parent(spec.argv, {**os.environ, launch_spec.MARK: folder}, paths)
+handover.become_parent(spec.argv, {**os.environ, launch_spec.MARK: folder}, paths)
 """
 # A resolver's thread, which has no signal blocked, is told in the meantime.
 STUCK = """
