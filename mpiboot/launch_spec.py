@@ -14,6 +14,8 @@ FILE: Final = "spec.json"
 EVENTS: Final = "events"
 # What mpirun writes on request: which rank is where.
 PLACEMENT: Final = "placement"
+# A word of 4.1's line: mpirun's own messages have a handle (see parent.own_words), ranks have 2.
+NOT_FOR_RANKS: Final = "OPAL_OUTPUT_STDERR_FD=2"
 MARK: Final = "MPIBOOT_LAUNCH_DIR"
 # In the environment of all that one launch starts, on every host; no two launches share it.
 JOB_MARK: Final = "MPIBOOT_JOB_MARK"
@@ -89,8 +91,8 @@ class LaunchSpec:
 
     @property
     def local(self) -> bool:
-        """Whether ranks may run on the launcher too."""
-        return self.hosts > len(self.daemons)
+        """Whether ranks on the launcher would get what only mpirun is to be told."""
+        return self.hosts > len(self.daemons) and NOT_FOR_RANKS not in self.argv
 
     def to_json(self) -> str:
         """Write the record as JSON."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.job.making import Making
+from mpiboot.job.making import Making, parameter
 from mpiboot.settings import Resolved
 
 # Options and parameters with which a job goes on without a rank that ended badly, or takes its time
@@ -54,6 +54,21 @@ def suspects(making: Making) -> tuple[tuple[str, str], ...]:
     if making.line.unknown:
         found.append((making.line.unknown, "an option that mpiboot does not know"))
     return tuple(found)
+
+
+def may_tell_ranks(making: Making) -> bool:
+    """Tell whether 4.1's line can give ranks a value of their own: not beside a list of names."""
+    row, line = making.row, making.line
+    listed = parameter(row.export_var) in line.mca or row.export_var in (
+        making.environ.keys() | making.set_env.keys()
+    )
+    return (
+        row.own_words_var != ""
+        and row.own_words_var not in making.environ
+        and not line.apps[1:]
+        and not line.unknown
+        and not listed
+    )
 
 
 def goes_on(making: Making) -> bool:

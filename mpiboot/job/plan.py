@@ -31,7 +31,7 @@ from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS, Dialect
 from mpiboot.job.making import Making, Observed, Paths
 from mpiboot.job.podterms import named
 from mpiboot.job.user_line import UserLine
-from mpiboot.launch_spec import PLACEMENT
+from mpiboot.launch_spec import NOT_FOR_RANKS, PLACEMENT
 from mpiboot.model import Decision, Finding, Host, Level, Mpi, Source
 from mpiboot.network.cluster_view import Row
 from mpiboot.settings import Given, Resolved
@@ -154,7 +154,14 @@ def make(observed: Observed, resolved: Resolved, program: tuple[str, ...], paths
     if supervised and daemons:
         agreement.agent_of_the_line(making)
     argv = _argv(
-        making, program, own=own, np=np, exports=exports, paths=paths, supervised=supervised
+        making,
+        program,
+        own=own,
+        np=np,
+        exports=exports,
+        paths=paths,
+        supervised=supervised,
+        local=bool(local),
     )
     making.decide("daemons", str(len(daemons)), Source.DETECTED, named(daemons))
     return Plan(
@@ -268,6 +275,7 @@ def _argv(
     exports: tuple[str, ...],
     paths: Paths,
     supervised: bool,
+    local: bool,
 ) -> tuple[str, ...]:
     """Write the command line; what is added stands before the user's own words."""
     added: list[str] = []
@@ -279,6 +287,10 @@ def _argv(
     if supervised and placement.can_tell(making.line, making.row.family, making.environ, table):
         making.decide("placement", table, Source.DEFAULT, "mpirun writes there which rank is where")
         added += ["--runtime-options", f"output-proctable={table}"]
+    if supervised and local and outlook.may_tell_ranks(making):
+        name, _, value = NOT_FOR_RANKS.partition("=")
+        making.decide(name, value, Source.DEFAULT, "mpirun alone writes its own messages apart")
+        added += ["-x", NOT_FOR_RANKS]
     if not own:
         return ("mpirun", *added, *program)
     words = list(program[1:])

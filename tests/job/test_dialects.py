@@ -22,6 +22,7 @@ MAY_LACK = {
         "evaluated_but",
         "leaving_var",
         "attached",
+        "own_words_var",
         "daemon_range_vars",
         "range_vars",
     },

@@ -386,6 +386,29 @@ def test_who_asks_for_it_may_lose_a_rank(
     assert planned(line, observed("openmpi4", {**POD, **environ})).goes_on is asked
 
 
+@pytest.mark.parametrize(
+    ("family", "line", "environ", "told"),
+    [
+        ("openmpi4", "./train", {}, True),
+        ("openmpi4", "mpirun -n 2 ./train", {}, True),
+        ("openmpi4", "./train", {"OMPI_MCA_mca_base_env_list": "A"}, False),
+        ("openmpi4", "./train", {"OPAL_OUTPUT_STDERR_FD": "9"}, False),
+        ("openmpi4", "mpirun -n 1 ./a : -n 1 ./b", {}, False),
+        ("openmpi4", "mpirun --no-such-option ./train", {}, False),
+        ("openmpi5", "./train", {}, False),
+    ],
+)
+def test_ranks_beside_mpirun_keep_their_own_handle(
+    family: str, line: str, environ: dict[str, str], *, told: bool
+) -> None:
+    seen = observed(family, {**POD, **environ})
+    first, *others = seen.workers
+    here = replace(seen, workers=tuple(others), local=(first.host,))
+    assert ("OPAL_OUTPUT_STDERR_FD=2" in planned(line, here).argv) is told
+    # Where mpirun's host runs no rank there is none that would inherit it.
+    assert "OPAL_OUTPUT_STDERR_FD=2" not in planned(line, seen).argv
+
+
 def test_warnings_end_nothing() -> None:
     plan = planned("./train")
     noisy = replace(plan, findings=(Finding("usage", Level.WARN, "odd"),))

@@ -272,3 +272,20 @@ def test_a_worker_of_no_operator_stays(cluster: Cluster, image: Image) -> None:
     ).start()
     assert job.wait(PATIENCE) == 0
     assert job.workers[0].running
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_is_named_where_the_launcher_runs_ranks_too(
+    cluster: Cluster, image: Image, rank: int
+) -> None:
+    """4.1's ranks there don't inherit the handle of mpirun's own words: theirs stay on stderr."""
+    args = [RING, "--rank", str(rank), "--segv"]
+    job = mpijob(cluster, image, workers=1, as_worker=True, launcher_args=args).start()
+    code = job.wait(PATIENCE)
+    said = job.launcher.stderr()
+    if code == 14:  # 5.0, where a peer saw its connection close before that rank's end was told
+        return
+    assert code == 139
+    assert f": rank {rank} was ended by " in said
+    assert job.pods[rank].hostname in said.rpartition("job ended: ")[2]
+    assert "egmentation fault" in said
