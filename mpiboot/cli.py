@@ -330,11 +330,12 @@ def _hold(seconds: float) -> None:
     """Stay for a look inside, until the time is over or a signal ends it."""
     import time
 
+    from mpiboot import launch_spec
     from mpiboot.act import process
 
     # What these did while hosts were waited for would write another end over this one. Not
     # sigtimedwait: a thread that still waits for a nameserver may be the one that gets a signal.
-    loop = process.Loop((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
+    loop = process.Loop(launch_spec.ENDING)
     log.info("hold", f"held for {seconds:g} s; SIGTERM ends it")
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0 and not loop.wait(left):

@@ -19,19 +19,11 @@ NOT_FOR_RANKS: Final = "OPAL_OUTPUT_STDERR_FD=2"
 MARK: Final = "MPIBOOT_LAUNCH_DIR"
 # In the environment of all that one launch starts, on every host; no two launches share it.
 JOB_MARK: Final = "MPIBOOT_JOB_MARK"
+# Signals that end a launcher, in whatever phase it is.
+ENDING: Final = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
 # What the parent takes in. Who execs it as PID 1 blocks these before: a signal that comes while
 # the new interpreter starts then waits for it, where else the kernel would drop it.
-SIGNALS: Final = frozenset(
-    (
-        signal.SIGTERM,
-        signal.SIGINT,
-        signal.SIGHUP,
-        signal.SIGQUIT,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-        signal.SIGCHLD,
-    )
-)
+SIGNALS: Final = ENDING | {signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD}
 
 
 class Started(NamedTuple):

@@ -21,7 +21,7 @@ from mpiboot.errors import MpibootError, error
 from mpiboot.gates import again, gate, leftovers
 from mpiboot.job import data, forward, mpirun_line, names, platforms, sshconfig
 from mpiboot.job import plan as plans
-from mpiboot.launcher_ground import Ground, access, stand
+from mpiboot.launcher_ground import Ground, access, lets_go, stand
 from mpiboot.model import Decision, Finding, Json, Level, Mpi, PodFacts, Source
 from mpiboot.network.cluster_view import HEADINGS
 from mpiboot.observe import dns, hostfiles, links, programs
@@ -44,7 +44,7 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     Raises:
         MpibootError: a gate, a check or a file failed.
     """
-    if program and mpirun_line.only_asks(program):
+    if mpirun_line.only_asks(program):
         process.replace(program, environ)
     calling = script.reason(resolved, program, environ)
     if calling:
@@ -86,21 +86,11 @@ def _launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, 
     env.setdefault(leftovers.NAME, leftovers.new_mark(ground.key.public))
     if resolved.settings.supervise == "off":
         process.replace(made.argv, env)
-    let_go = _lets_go(resolved.settings.worker_exit, environ)
+    let_go = lets_go(resolved.settings.worker_exit, environ)
     spec = start.write_spec(ground.started, let_go=let_go)
     handover.become_parent(
         made.argv, env, paths, own_words.lead(spec.family, env, local=spec.local)
     )
-
-
-def _lets_go(wanted: str, environ: Mapping[str, str]) -> bool:
-    """Whether workers are told of a good end: where this is the whole job, not a part of it.
-
-    A launcher beside others, as by ``kubectl exec`` or in a script, may be followed by the next.
-    """
-    if wanted == "never" or environ.get(leftovers.NAME):
-        return False
-    return wanted == "with-job" or process.is_containers_own()
 
 
 def wait(resolved: Resolved, environ: Mapping[str, str]) -> int:
@@ -190,7 +180,7 @@ def _end_on_signals(resolved: Resolved) -> None:
         name = signal.Signals(number).name
         log.info("signal", f"{name} is the program's, which has not started: not forwarded")
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    for number in launch_spec.ENDING:
         signal.signal(number, end)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, spare)

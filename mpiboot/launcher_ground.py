@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpiboot import log
-from mpiboot.act import files, keys, tmpdir
-from mpiboot.gates import gate
+from mpiboot.act import files, keys, process, tmpdir
+from mpiboot.gates import gate, leftovers
 from mpiboot.model import Identity
 from mpiboot.observe import pod
 from mpiboot.settings import Resolved
@@ -81,3 +81,17 @@ def access(ground: Ground) -> gate.Access:
         fqdns=pod.own_names(hostname),
         six=":" in own if own else None,
     )
+
+
+def lets_go(wanted: str, environ: Mapping[str, str]) -> bool:
+    """Whether workers are told of a good end: where this is the whole job, not a part of it.
+
+    A launcher beside others, as by ``kubectl exec`` or in a script, may be followed by the next.
+
+    Args:
+        wanted: the setting ``worker_exit``.
+        environ: this pod's environment, which has a mark inside a launch.
+    """
+    if wanted == "never" or environ.get(leftovers.NAME):
+        return False
+    return wanted == "with-job" or process.is_containers_own()

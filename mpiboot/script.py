@@ -15,23 +15,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot import log, shims
+from mpiboot import launch_spec, log, shims
 from mpiboot.act import files, process
 from mpiboot.job import mpirun_line, scripts
+from mpiboot.launcher_ground import lets_go
 from mpiboot.model import Finding, Level, Source
 from mpiboot.parent import after, system
 from mpiboot.settings import ROWS, Resolved
 
 _READ: Final = 1 << 16
-_PASSED_ON: Final = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
-_ENDING: Final = frozenset(_PASSED_ON[:4])
 _SIGNALLED: Final = 128
 # The launches below the script have their own grace, and some seconds to kill what ignores it.
 _MORE_GRACE: Final = 10.0
@@ -45,21 +37,17 @@ def reason(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, s
     if mpirun_line.is_mpirun(program[0]):  # some are scripts themselves
         return ""
     if settings.script != "auto":
-        return f"{given}" if settings.script == "on" else ""
+        return str(given) if settings.script == "on" else ""
     if scripts.is_caller(program):
         return f"{program[0]} calls mpirun"
-    named = scripts.named(program)
-    if named.text:
-        return "its script calls mpirun" if scripts.calls(named.text) else ""
-    path = process.find(named.path, environ.get("PATH", "")) if named.path else None
-    path = path or named.path
-    return f"the script {path} calls mpirun" if path and scripts.calls(_text(path)) else ""
+    path, text = _script(program, environ)
+    what = f"the script {path}" if path else "its script"
+    return f"{what} calls mpirun" if scripts.calls(text) else ""
 
 
-def past(program: tuple[str, ...]) -> Finding | None:
+def past(program: tuple[str, ...], environ: Mapping[str, str]) -> Finding | None:
     """Warn of calls by absolute path, which no folder on PATH can catch."""
-    named = scripts.named(program)
-    paths = [path for path in scripts.calls(named.text or _text(named.path)) if path]
+    paths = [path for path in scripts.calls(_script(program, environ)[1]) if path]
     if not paths:
         return None
     said = f"the script calls mpirun by its path ({paths[0]}), past mpiboot"
@@ -67,14 +55,18 @@ def past(program: tuple[str, ...]) -> Finding | None:
     return Finding("shims", Level.WARN, said, hint=hint)
 
 
-def _text(path: str) -> str:
-    """Read the beginning of a script; empty where the file isn't one."""
+def _script(program: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, str]:
+    """Find a program's script: its file (empty for ``sh -c``), and the beginning of its text."""
+    named = scripts.named(program)
+    if not named.path:
+        return "", named.text
+    path = process.find(named.path, environ.get("PATH", "")) or named.path
     try:
         with Path(path).open("rb") as file:
             data = file.read(_READ)
     except (OSError, ValueError):
-        return ""
-    return "" if b"\0" in data else data.decode("utf-8", "replace")
+        return path, ""
+    return path, "" if b"\0" in data else data.decode("utf-8", "replace")
 
 
 def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> int:
@@ -83,7 +75,7 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     Raises:
         MpibootError: the program isn't there, or no private folder can be made.
     """
-    odd = past(program)
+    odd = past(program, environ)
     if odd:
         log.finding(odd)
     settings = resolved.settings
@@ -97,8 +89,7 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
         "MPIBOOT_ROLE": "launcher",
     }
     status = _beside(program, env, settings.grace + _MORE_GRACE)
-    whole = settings.worker_exit == "with-job" or process.is_containers_own()
-    if status == 0 and whole and settings.worker_exit != "never":
+    if status == 0 and lets_go(settings.worker_exit, environ):
         _let_go(folder.parent / "launcher", env)
     return status
 
@@ -118,7 +109,7 @@ def _flags(resolved: Resolved) -> dict[str, str]:
 
 def _beside(program: tuple[str, ...], env: Mapping[str, str], patience: float) -> int:
     """Start the program and stay until it ends; 128+n where a signal ended it, or it hid one."""
-    loop = process.Loop((signal.SIGCHLD, *_PASSED_ON))
+    loop = process.Loop(launch_spec.SIGNALS)
     # A terminal's own signals reach the whole foreground group; else each comes to us alone.
     send = os.kill if system.has_terminal() else os.killpg
     child = process.start(program, env, group=send is os.killpg)
@@ -131,7 +122,7 @@ def _beside(program: tuple[str, ...], env: Mapping[str, str], patience: float) -
                     continue
                 log.info("signal", f"got {signal.Signals(number).name}")
                 _reaches(send, child, number)
-                if number in _ENDING:
+                if number in launch_spec.ENDING:
                     told, deadline = told or number, time.monotonic() + patience
             for pid, ended in process.reap():
                 status = process.exit_status(ended) if pid == child else status
