@@ -155,7 +155,7 @@ def launcher(program: Words, **flags: str | None) -> None:
       mpiboot launcher -- ./train --epochs 3
       mpiboot launcher --timeout 20m -- mpirun -n 16 ./train
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot import launcher as role
+    from mpiboot.launcher import role
 
     sys.exit(role.run(_resolved(flags, "launcher"), program, os.environ))
 
@@ -174,8 +174,8 @@ def worker(program: Words, **flags: str | None) -> None:
       mpiboot worker
       mpiboot worker --sshd embedded --ssh-port 2222
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot import worker as role
     from mpiboot.job import platforms
+    from mpiboot.worker import role
 
     beside = () if platforms.is_sshd(program) else program
     sys.exit(role.run(_resolved(flags, "worker"), beside, os.environ))
@@ -194,7 +194,7 @@ def wait(**flags: str | None) -> None:
       mpiboot wait
       mpiboot wait --hostfile /etc/mpi/hostfile --timeout 5m
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot import launcher as role
+    from mpiboot.launcher import role
 
     sys.exit(role.wait(_resolved(flags, "wait"), os.environ))
 
@@ -213,7 +213,7 @@ def plan(program: Words, as_json: bool, **flags: str | None) -> None:  # noqa: F
       mpiboot plan -- ./train --epochs 3
       mpiboot plan --json -- mpirun -n 16 ./train
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot import launcher as role
+    from mpiboot.launcher import role
 
     resolved = _looking(_resolved(flags, "plan"), _PLAN_LOOK)
     sys.exit(role.show_plan(resolved, program, os.environ, as_json=as_json))
@@ -311,7 +311,7 @@ def _mistyped(wrong: MpibootError, program: Words) -> MpibootError:
 def _report(wrong: MpibootError) -> int:
     """Say an error where people look: the log, then the termination message."""
     from mpiboot import render
-    from mpiboot.act import files
+    from mpiboot.system import files
 
     told = frozenset(wrong.finding.evidence)
     log.finding(wrong.finding)
@@ -330,8 +330,8 @@ def _hold(seconds: float) -> None:
     """Stay for a look inside, until the time is over or a signal ends it."""
     import time
 
-    from mpiboot import launch_spec
-    from mpiboot.act import process
+    from mpiboot.parent import launch_spec
+    from mpiboot.system import process
 
     # What these did while hosts were waited for would write another end over this one. Not
     # sigtimedwait: a thread that still waits for a nameserver may be the one that gets a signal.

@@ -12,17 +12,21 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mpiboot import launcher, launcher_ground, render, shims
-from mpiboot.act import files, keys, launch, process
+from mpiboot import render, shims
 from mpiboot.checks import BY_REFERENCE
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import own
 from mpiboot.job import plan as plans
 from mpiboot.job import platforms
+from mpiboot.launcher import launch_folder
+from mpiboot.launcher import role as launcher
+from mpiboot.launcher import setup as launcher_ground
 from mpiboot.model import Finding, Level, Role
-from mpiboot.network import mesh as meshes
-from mpiboot.observe import hostfiles, mesh, pod, programs
+from mpiboot.network import service_mesh as meshes
+from mpiboot.observe import hostfiles, pod, programs, service_mesh
 from mpiboot.settings import Resolved
+from mpiboot.system import files, keys, process
+from mpiboot.wording import counted
+from mpiboot.worker import self_test
 
 # What the plan is asked with: its checks don't depend on the program.
 _ANY_PROGRAM = ("true",)
@@ -37,7 +41,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> int
     if role is not Role.LAUNCHER:  # a launcher's plan tells it of all pods
         settings = resolved.settings
         ports = [settings.ssh_port or 22]
-        found += meshes.findings({"this pod": mesh.look()}, ports, settings.port_range)
+        found += meshes.findings({"this pod": service_mesh.look()}, ports, settings.port_range)
     if role is Role.LAUNCHER:
         found += [item for item in _job(resolved, environ) if item not in found]
     if as_json:
@@ -46,7 +50,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> int
         sys.stdout.write(render.findings(found))
         bad = sum(item.level is Level.FAIL for item in found)
         odd = sum(item.level is Level.WARN for item in found)
-        checks, warnings = render.counted(len(found), "check"), render.counted(odd, "warning")
+        checks, warnings = counted(len(found), "check"), counted(odd, "warning")
         sys.stdout.write(f"\n{checks}: {bad} failed, {warnings}\n")
     return next((int(BY_REFERENCE[i.check].code) for i in found if i.level is Level.FAIL), 0)
 
@@ -145,7 +149,7 @@ def _server(resolved: Resolved, environ: Mapping[str, str]) -> str:
             hint="start the container with `args: [worker]`, and look at its log",
         )
     access = launcher_ground.access(ground)
-    asyncio.run(own.look(state.address, state.port, resolved.settings, access))
+    asyncio.run(self_test.look(state.address, state.port, resolved.settings, access))
     return f"{state.sshd} lets {access.user} in at {state.address} port {state.port}"
 
 
@@ -156,10 +160,10 @@ def _job(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:
     except MpibootError as wrong:
         return [wrong.finding, *wrong.others]
     file = seen.observed.hostfile
-    hosts = render.counted(len(file.hosts), "host")
+    hosts = counted(len(file.hosts), "host")
     found = [
         _ok("hostfile-missing", f"the hostfile is {file.path}, named by {file.named_by}"),
-        _ok("hostfile-invalid", f"{hosts}, {render.counted(file.slots, 'slot')}"),
+        _ok("hostfile-invalid", f"{hosts}, {counted(file.slots, 'slot')}"),
         *seen.warnings,
     ]
     found += [_ok("names-unresolved", "this pod itself", host.name) for host in seen.observed.local]
@@ -170,7 +174,7 @@ def _job(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:
         found.append(_ok("workers-unreachable", said, worker.host.name))
     found += seen.passed.findings
     try:
-        where = launch.paths(ground.folder, ground.key.path)
+        where = launch_folder.paths(ground.folder, ground.key.path)
         made = plans.make(seen.observed, resolved, _ANY_PROGRAM, where)
     except MpibootError as wrong:
         return [*found, wrong.finding, *wrong.others]

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from mpiboot import log
-from mpiboot.act import process
 from mpiboot.errors import error
 from mpiboot.job import platforms
 from mpiboot.model import Role, Source
 from mpiboot.settings import Resolved
+from mpiboot.system import process
 
 # The older scripts' word for a pod to look around in; where START_SSHD says so it is a worker.
 _STAY: Final = ("shell",)
@@ -46,7 +46,7 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
         process.replace(program, environ)
     log.info("role", f"role {role.value} ({decision.because})")
     if role is Role.WORKER:
-        from mpiboot import worker  # noqa: PLC0415 - only the role that runs is loaded
+        from mpiboot.worker import role as worker  # noqa: PLC0415 - only the role that runs is loaded
 
         return worker.run(resolved, () if platforms.is_sshd(program) else program, environ)
     if not program:
@@ -55,7 +55,7 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
             "this pod is the launcher, and no program was given",
             hint="give the program as the container's args: `args: [mpirun, ./prog]`",
         )
-    from mpiboot import launcher  # noqa: PLC0415 - only the role that runs is loaded
+    from mpiboot.launcher import role as launcher  # noqa: PLC0415 - only the role that runs is loaded
 
     return launcher.run(resolved, program, environ)
 

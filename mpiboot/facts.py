@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from mpiboot import log, render
-from mpiboot.act import files
 from mpiboot.fabric import Fabric
 from mpiboot.model import Mpi, PodFacts
-from mpiboot.network import mesh as meshes
-from mpiboot.observe import links, mesh, pod, programs
+from mpiboot.network import service_mesh as meshes
+from mpiboot.observe import links, pod, programs, service_mesh
 from mpiboot.settings import Resolved
+from mpiboot.system import files
 
 
 def gather(
@@ -45,13 +45,13 @@ def gather(
         links=links.links(),
         mpi=mpi,
         fabric=_fabric(environ),
-        mesh=mesh.look(),
+        mesh=service_mesh.look(),
     )
 
 
 def _fabric(environ: Mapping[str, str]) -> Fabric:
     # Loaded late: a launcher has other things to do first.
-    from mpiboot.observe import platform_hints, rdma  # noqa: PLC0415
+    from mpiboot.data_network.observe import platform_hints, rdma  # noqa: PLC0415
 
     seen = rdma.observe()
     said, odd = platform_hints.attachments(environ)

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
+from mpiboot.data_network import cluster_view
 from mpiboot.fabric import Fabric, RdmaDevice
 from mpiboot.job import forward
 from mpiboot.model import Decision, Finding, Json, Level, PodFacts
-from mpiboot.network import cluster_view
 from mpiboot.settings import Resolved, Row
 
 _NOTHING: Mapping[str, Mapping[str, str]] = {}
@@ -81,11 +81,6 @@ def decisions(items: Iterable[Decision]) -> str:
 def command(argv: Sequence[str]) -> str:
     """Quote a command line so that it can be pasted; values of secrets are masked."""
     return shlex.join(forward.masked_words(argv))
-
-
-def counted(number: int, thing: str) -> str:
-    """Write a number of things: "1 host", "4 hosts"."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def findings(items: Iterable[Finding]) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot import launch_spec
-from mpiboot.act import files
 from mpiboot.errors import MpibootError, error
+from mpiboot.parent import launch_spec
+from mpiboot.system import files
 
 NAMES: Final = ("mpirun", "mpiexec", "sshd")
 FOLDER: Final = "/usr/local/bin"

@@ -11,7 +11,7 @@ from typing import IO
 import pytest
 
 import mpiboot
-from mpiboot.job.sshconfig import shell_assignments
+from mpiboot.ssh_client.config import shell_assignments
 
 AGENT = Path(mpiboot.__file__).parent / "libexec" / "agent"
 SHELLS = [

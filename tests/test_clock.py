@@ -30,7 +30,9 @@ WALL = {
 }
 # What is told to people and compared with nothing.
 TOLD = {
-    (file, name) for file in ("gates/leftovers.py", "log.py") for name in ("strftime", "gmtime")
+    (file, name)
+    for file in ("gates/stale_processes.py", "log.py")
+    for name in ("strftime", "gmtime")
 }
 MODULES = {"time", "datetime", "date"}
 

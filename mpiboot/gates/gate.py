@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mpiboot import log, render
+from mpiboot import log
 from mpiboot.checks import failed
 from mpiboot.errors import MpibootError
 from mpiboot.gates import progress
-from mpiboot.gates.members import Members
+from mpiboot.gates.followed_hosts import Members
 from mpiboot.gates.pipeline import Access, Pipelines
 from mpiboot.gates.progress import HostState, Stage
 from mpiboot.gates.reporter import Reporter
@@ -27,6 +27,7 @@ from mpiboot.observe.attempt import Limits
 from mpiboot.observe.dns import Resolver
 from mpiboot.observe.hostfiles import Follow
 from mpiboot.settings import Settings
+from mpiboot.wording import counted
 
 __all__ = ["Access", "GateResult", "look", "wait"]
 
@@ -116,7 +117,7 @@ async def wait(
     durations = _durations(pipelines, started)
     workers, local = members.results()
     count = len(members.states)
-    ready = render.counted(count, "host")
+    ready = counted(count, "host")
     log.info("gate", f"{ready} ready in {durations['total']:.1f} s", ready=count)
     return GateResult(
         workers,

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 from mpiboot import log
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import denial, pace, reasons, remote
+from mpiboot.gates import authentication, host_command, reasons, retry_delay
 from mpiboot.gates.progress import HostState, Stage, finding
 from mpiboot.job import names
 from mpiboot.model import Host, Mesh, Worker
-from mpiboot.observe import links, mesh, tcp
+from mpiboot.observe import links, service_mesh, tcp
 from mpiboot.observe.answers import Answer, Reason
 from mpiboot.observe.attempt import Limits, Outcome, Probe, Target
 from mpiboot.observe.dns import Resolver
@@ -179,7 +179,7 @@ class Pipelines:
             self._set(state, Stage.DNS, reason, answer.detail)
             self._stop_if_once(state)
             await asyncio.sleep(
-                pace.pause(
+                retry_delay.pause(
                     time.monotonic() - started,
                     self._resolving,
                     answer.retry_after,
@@ -227,19 +227,24 @@ class Pipelines:
                 return self._worker(state, best)
             reason, state.hint = self._why(best)
             self._set(
-                state, Stage.SSH, reason, denial.detail(probes) + gone + reasons.more(reason, best)
+                state,
+                Stage.SSH,
+                reason,
+                authentication.detail(probes) + gone + reasons.more(reason, best),
             )
-            final = denial.final(probes, len(self._ports), (await self.load()).host_fingerprint)
+            final = authentication.final(
+                probes, len(self._ports), (await self.load()).host_fingerprint
+            )
             if final is not None and (
                 final.outcome is Outcome.HOST_KEY_DIFFERS or refused or self._once_only
             ):
                 prober = await self.load()
-                raise denial.as_error(
+                raise authentication.as_error(
                     final, prober.fingerprint, prober.public_line, prober.host_fingerprint
                 )
             self._stop_if_once(state)
             refused = final is not None
-            wait = pace.pause(time.monotonic() - started, self._reaching)
+            wait = retry_delay.pause(time.monotonic() - started, self._reaching)
             await asyncio.sleep(_CONFIRM if refused else wait)
             if time.monotonic() - resolved >= _RESOLVE_AGAIN:
                 resolved = time.monotonic()
@@ -253,7 +258,7 @@ class Pipelines:
         now = time.monotonic()
         due = now - self._looked >= _RESOLVE_AGAIN  # a proxy may come up after its pod's program
         if probe.outcome in reasons.PROXIED and self._mesh is None and due:
-            self._mesh, self._looked = mesh.look(), now
+            self._mesh, self._looked = service_mesh.look(), now
         return reasons.why(probe, self._mesh, {probe.target.port}, self._settings.port_range)
 
     def _stop_if_once(self, state: HostState) -> None:
@@ -290,11 +295,13 @@ class Pipelines:
                 return opened
             with opened.sock:
                 prober = await self.load()
-                return await prober.log_in(target, opened.sock, opened.greeting, remote.COMMAND)
+                return await prober.log_in(
+                    target, opened.sock, opened.greeting, host_command.COMMAND
+                )
 
     def _worker(self, state: HostState, probe: Probe) -> Worker:
         self._set(state, Stage.READY)
         name = state.host.name
         if self._settings.host_keys != "job":
             self.host_keys[name] = probe.host_key
-        return remote.worker(state.host, probe)
+        return host_command.worker(state.host, probe)

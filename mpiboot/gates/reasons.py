@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Final
 
 from mpiboot.model import Mesh
-from mpiboot.network import mesh as meshes
+from mpiboot.network import service_mesh as meshes
 from mpiboot.observe.attempt import Outcome, Probe
 
 # What a proxy makes of a server that speaks first, or of a peer without its mTLS.

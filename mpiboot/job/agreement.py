@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mpiboot.checks import failed
-from mpiboot.job.making import Making, Observed, parameter
+from mpiboot.job.plan_builder import Making, Observed, parameter
 from mpiboot.model import Finding, Level
 
 

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from mpiboot.data_network import interfaces, owners, split
+from mpiboot.data_network.cluster_view import Row
+from mpiboot.data_network.owners import Wish
+from mpiboot.data_network.records import DataSettings, Kind
 from mpiboot.job import mpi_environment
-from mpiboot.job.making import Making, Observed
+from mpiboot.job.plan_builder import Making, Observed
 from mpiboot.model import Decision, Source, Worker
-from mpiboot.network import control, interfaces, owners, split
-from mpiboot.network.cluster_view import Row
-from mpiboot.network.network import DataSettings, Kind
-from mpiboot.network.owners import Wish
+from mpiboot.network import control
 from mpiboot.settings import Resolved, Settings
 
 

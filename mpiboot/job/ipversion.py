@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from mpiboot.checks import failed
-from mpiboot.job.making import Making, Observed
+from mpiboot.data_network.rails import interfaces
+from mpiboot.job.plan_builder import Making, Observed
 from mpiboot.model import Finding, Level, Link, Source
 from mpiboot.network.control import bare, link_of
-from mpiboot.network.rails import interfaces
 
 _FOUR, _SIX = 4, 6
 # PRRTE before 3.0.12, as a distribution builds it with a PMIx without IPv6, reads past the end of

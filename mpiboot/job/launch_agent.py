@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from mpiboot.checks import failed
-from mpiboot.job import sshconfig
 from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS
-from mpiboot.job.making import Making, Paths, parameter
+from mpiboot.job.plan_builder import Making, Paths, parameter
 from mpiboot.model import Finding, Level, Source
+from mpiboot.ssh_client import config as sshconfig
 
 # More concurrent launches than this is MPI's own default; fewer than hosts hangs it.
 DEFAULT_CONCURRENCY: Final = 128

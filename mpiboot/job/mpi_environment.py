@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from mpiboot.checks import failed
 from mpiboot.job import forward, placement
 from mpiboot.job.dialects import Dialect
-from mpiboot.job.making import Making, Observed, parameter
+from mpiboot.job.plan_builder import Making, Observed, parameter
 from mpiboot.model import Finding, Level, Source
 from mpiboot.settings import Given, Resolved
 

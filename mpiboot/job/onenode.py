@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from mpiboot.checks import failed
-from mpiboot.job.making import Observed
 from mpiboot.job.names import short
+from mpiboot.job.plan_builder import Observed
 from mpiboot.model import Finding
 
 _HINT: Final = (

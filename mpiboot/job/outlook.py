@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.job.making import Making, parameter
+from mpiboot.job.plan_builder import Making, parameter
 from mpiboot.settings import Resolved
 
 # Options and parameters with which a job goes on without a rank that ended badly, or takes its time

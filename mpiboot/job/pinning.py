@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from mpiboot.checks import failed
 from mpiboot.job.dialects import ALSO_DAEMON_LINK
-from mpiboot.job.making import Making, Observed, parameter
+from mpiboot.job.plan_builder import Making, Observed, parameter
 from mpiboot.model import Decision, Source
 from mpiboot.network import control
 from mpiboot.settings import Resolved

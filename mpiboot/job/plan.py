@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from mpiboot.data_network.cluster_view import Row
 from mpiboot.errors import MpibootError, error
 from mpiboot.job import (
     agreement,
@@ -24,17 +25,16 @@ from mpiboot.job import (
     placement,
     podnetwork,
     podterms,
-    sshconfig,
 )
 from mpiboot.job import hostfile as hostfiles
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS, Dialect
-from mpiboot.job.making import Making, Observed, Paths
+from mpiboot.job.plan_builder import Making, Observed, Paths
 from mpiboot.job.podterms import named
 from mpiboot.job.user_line import UserLine
-from mpiboot.launch_spec import NOT_FOR_RANKS, PLACEMENT
 from mpiboot.model import Decision, Finding, Host, Level, Mpi, Source
-from mpiboot.network.cluster_view import Row
+from mpiboot.parent.launch_spec import NOT_FOR_RANKS, PLACEMENT
 from mpiboot.settings import Given, Resolved
+from mpiboot.ssh_client import config as sshconfig
 
 __all__ = ["Observed", "Paths", "Plan", "dialect", "make", "stop_on_failure"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mpiboot.job.making import Observed
+from mpiboot.job.plan_builder import Observed
 from mpiboot.model import Finding
-from mpiboot.network import mesh, mtu
+from mpiboot.network import mtu, service_mesh
 from mpiboot.settings import Resolved
 
 
@@ -13,5 +13,5 @@ def findings(observed: Observed, resolved: Resolved) -> tuple[Finding, ...]:
     meshes = {"the launcher": observed.own.mesh if observed.own else None}
     meshes |= {worker.host.name: worker.facts.mesh for worker in observed.workers if worker.facts}
     ports = {worker.port for worker in observed.workers} or {22}
-    found = mesh.findings(meshes, ports, resolved.settings.port_range)
+    found = service_mesh.findings(meshes, ports, resolved.settings.port_range)
     return (*found, *mtu.findings(observed.links, observed.workers))

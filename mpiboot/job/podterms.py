@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from mpiboot.job.making import Making, Observed, Paths
+from mpiboot.job.plan_builder import Making, Observed, Paths
 from mpiboot.model import Source
 from mpiboot.settings import Resolved
 

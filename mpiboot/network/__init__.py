@@ -1,1 +1,1 @@
-"""The pure core of the data network: what a pod has, and what follows from it."""
+"""The pods' own network: the control link, service meshes, MTUs. Pure."""

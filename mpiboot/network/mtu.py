@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from mpiboot.checks import BY_REFERENCE
 from mpiboot.model import Finding, Level, Link, Worker
 from mpiboot.network.control import bare, link_of
-from mpiboot.network.worker_checks import few
+from mpiboot.wording import first_few
 
 
 def findings(launcher: Iterable[Link], workers: Sequence[Worker]) -> tuple[Finding, ...]:
@@ -29,6 +29,6 @@ def findings(launcher: Iterable[Link], workers: Sequence[Worker]) -> tuple[Findi
             pods.setdefault(link.mtu, []).append(worker.host.name)
     if len(pods) < 2:  # noqa: PLR2004 - two that differ
         return ()
-    parts = [f"{size} on {few(dict.fromkeys(names))}" for size, names in sorted(pods.items())]
+    parts = [f"{size} on {first_few(dict.fromkeys(names))}" for size, names in sorted(pods.items())]
     said = f"MTUs of the control links differ: {'; '.join(parts)}"
     return (Finding("control-mtu", Level.WARN, said, hint=BY_REFERENCE["control-mtu"].hint),)

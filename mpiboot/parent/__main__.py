@@ -19,15 +19,15 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(package))
 
 from mpiboot import log
-from mpiboot.launch_spec import FILE, MARK, LaunchSpec, Started
 from mpiboot.parent import guard
 from mpiboot.parent.after import ask
 from mpiboot.parent.end import end_all, tell
 from mpiboot.parent.events import Verdict
 from mpiboot.parent.judgement import proved
+from mpiboot.parent.launch_spec import FILE, MARK, LaunchSpec, Started
+from mpiboot.parent.os_calls import block_signals
 from mpiboot.parent.parent import Parent
 from mpiboot.parent.state import FAMILIES, UNKNOWN
-from mpiboot.parent.system import block_signals
 
 Evidence = Callable[[Verdict, LaunchSpec], tuple[str, ...]]
 

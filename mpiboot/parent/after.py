@@ -16,12 +16,12 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from mpiboot.launch_spec import MARK
+from mpiboot.parent.launch_spec import MARK
 
 _PATIENCE: Final = 5.0
 _LIMIT: Final = 1 << 16
 _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_ASK: Final = os.path.join(_PACKAGE, "aftermath", "ask.py")
+_ASK: Final = os.path.join(_PACKAGE, "after_job", "ask_workers.py")
 
 
 def ask(

@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mpiboot import log
-from mpiboot.launch_spec import JOB_MARK, MARK, LaunchSpec
 from mpiboot.parent.events import Verdict
+from mpiboot.parent.launch_spec import JOB_MARK, MARK, LaunchSpec
 from mpiboot.parent.watch import Processes
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(package))
 
 from mpiboot import log
-from mpiboot.launch_spec import JOB_MARK, MARK
 from mpiboot.parent.end import end_all
+from mpiboot.parent.launch_spec import JOB_MARK, MARK
 
 # What ends the parent's group or its terminal is none of this one's business; a line on the pipe
 # tells that nothing is left to be done.

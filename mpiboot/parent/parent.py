@@ -16,8 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from mpiboot import log
-from mpiboot.launch_spec import EVENTS, LaunchSpec, Started
-from mpiboot.parent import own_words, verdicts
+from mpiboot.parent import mpirun_messages, verdicts
 from mpiboot.parent.end import reap, send, survivors
 from mpiboot.parent.events import (
     Action,
@@ -41,16 +40,11 @@ from mpiboot.parent.events import (
     TimerFired,
     Verdict,
 )
+from mpiboot.parent.launch_spec import EVENTS, LaunchSpec, Started
 from mpiboot.parent.loop import Loop, Probes
-from mpiboot.parent.own_words import Words
+from mpiboot.parent.mpirun_messages import Words
+from mpiboot.parent.os_calls import has_terminal, last_words, listen, open_fifo, spawn
 from mpiboot.parent.state import FAMILIES, UNKNOWN, Job, Phase
-from mpiboot.parent.system import (
-    has_terminal,
-    last_words,
-    listen,
-    open_fifo,
-    spawn,
-)
 from mpiboot.parent.watch import Processes, find_mpiruns, joined, peers, running
 
 _LOOK_FIRST, _LOOK_LAST, _LOOK_GROWTH = 0.05, 0.25, 1.5
@@ -124,11 +118,13 @@ class Parent:
         """Name the host of a rank of which mpirun told none: its table is written late."""
         if verdict.rank is None or verdict.host:
             return verdict
-        return replace(verdict, host=self._known(own_words.host_of(self.folder, verdict.rank)))
+        return replace(
+            verdict, host=self._known(mpirun_messages.host_of(self.folder, verdict.rank))
+        )
 
     def _start(self, mask: set[signal.Signals | int]) -> int:
         spec = self.spec
-        way = own_words.lead(spec.family, self._environ, local=spec.local)
+        way = mpirun_messages.lead(spec.family, self._environ, local=spec.local)
         more = way.environ if way else {}
         own_group = not self._shared
         try:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mpiboot.observe.nldev import Device, Kernel, Port
+from mpiboot.data_network.observe.nldev import Device, Kernel, Port
 from tests.data.rdma_nodes import TREES, Hca, Tree
 
 NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from mpiboot.act import client_start, connect
+from mpiboot.ssh_client import connect
+from mpiboot.ssh_client import start as client_start
 from tests.fakes.worker import PATIENCE, Worker
 
 CONNECT: Final = str(Path(connect.__file__))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mpiboot.job import platforms
-from mpiboot.job.making import Observed, Paths
 from mpiboot.job.plan import Plan, make
+from mpiboot.job.plan_builder import Observed, Paths
 from mpiboot.model import (
     Host,
     Hostfile,

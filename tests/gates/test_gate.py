@@ -545,7 +545,7 @@ async def test_lines_come_on_change_and_as_json_with_fields(
 async def test_a_ready_host_that_moves_while_others_are_waited_for_is_waited_for_again(
     cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mpiboot.gates.members._AGAIN", 0.1)
+    monkeypatch.setattr("mpiboot.gates.followed_hosts._AGAIN", 0.1)
     monkeypatch.setattr("mpiboot.observe.dns._SECOND_OPINION", 0.0)
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     behaviour = Behaviour(job)
@@ -566,7 +566,7 @@ async def test_a_ready_host_that_moves_while_others_are_waited_for_is_waited_for
 async def test_a_nameserver_that_fails_says_nothing_about_a_ready_host(
     cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpiboot.gates.members._AGAIN", 0.1)
+    monkeypatch.setattr("mpiboot.gates.followed_hosts._AGAIN", 0.1)
     monkeypatch.setattr("mpiboot.observe.dns._SECOND_OPINION", 0.0)
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     behaviour = Behaviour(job)

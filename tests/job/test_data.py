@@ -7,8 +7,8 @@ import pytest
 from mpiboot.fabric import Attachment, Fabric
 from mpiboot.job import data
 from mpiboot.job.dialects import MPICH
-from mpiboot.job.making import Making, Observed
 from mpiboot.job.plan import Plan
+from mpiboot.job.plan_builder import Making, Observed
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import Host, Link, Source, Worker
 from mpiboot.settings import Settings, resolve

@@ -9,8 +9,8 @@ from mpiboot.errors import MpibootError
 from mpiboot.job import dialects, plan
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS, Dialect
 from mpiboot.job.hostfile import Syntax
-from mpiboot.job.making import parameter
 from mpiboot.job.mpirun_options import GRAMMARS
+from mpiboot.job.plan_builder import parameter
 from mpiboot.model import Mpi
 
 SUPPORTED = [row for row in DIALECTS.values() if row.supported]

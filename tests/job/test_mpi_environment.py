@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpiboot.job import pinning
 from mpiboot.job.dialects import MPICH
-from mpiboot.job.making import Making
+from mpiboot.job.plan_builder import Making
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import Decision, Source
 from mpiboot.settings import resolve

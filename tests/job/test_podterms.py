@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.job.making import Paths
 from mpiboot.job.plan import Plan, make
+from mpiboot.job.plan_builder import Paths
 from mpiboot.model import Source
 from mpiboot.settings import resolve
 from tests.fakes.plans import POD, because, observed, planned

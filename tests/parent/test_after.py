@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.aftermath import ask
+from mpiboot.after_job import ask_workers
 from mpiboot.parent import after
 
 
@@ -52,4 +52,4 @@ def test_a_child_that_fails_tells_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_hosts_have_less_time_than_the_child_that_asks_them() -> None:
-    assert ask._SECONDS < after._PATIENCE <= 5
+    assert ask_workers._SECONDS < after._PATIENCE <= 5

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import mpiboot
-from mpiboot.launch_spec import EVENTS, FILE, JOB_MARK, MARK, LaunchSpec, Remote
+from mpiboot.parent.launch_spec import EVENTS, FILE, JOB_MARK, MARK, LaunchSpec, Remote
 
 PACKAGE = Path(mpiboot.__file__).parent
 AGENT = PACKAGE / "libexec" / "agent"
@@ -585,7 +585,8 @@ def test_it_stays_small(rig: Rig) -> None:
 # The launcher starts mpirun first, and becomes its parent while it starts.
 FIRST = """
 import os, sys
-from mpiboot import handover, launch_spec
+from mpiboot.launcher import handover
+from mpiboot.parent import launch_spec
 from mpiboot.job.plan import Paths
 folder = sys.argv[1]
 spec = launch_spec.LaunchSpec.from_json(open(f"{folder}/{launch_spec.FILE}").read())
@@ -595,16 +596,16 @@ handover.become_parent(spec.argv, {**os.environ, launch_spec.MARK: folder}, path
 # A resolver's thread, which has no signal blocked, is told in the meantime.
 STUCK = """
 import signal, threading, time
-from mpiboot.parent import system
+from mpiboot.parent import os_calls
 stuck = threading.Thread(target=time.sleep, args=(1000,), daemon=True)
 stuck.start()
-really = system.spawn
+really = os_calls.spawn
 def spawn(*given, **more):
     pid = really(*given, **more)
     signal.pthread_kill(stuck.ident, signal.SIGTERM)
     time.sleep(0.2)
     return pid
-system.spawn = spawn
+os_calls.spawn = spawn
 """
 
 

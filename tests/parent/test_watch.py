@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.launch_spec import LaunchSpec, Remote
+from mpiboot.parent.launch_spec import LaunchSpec, Remote
 from mpiboot.parent.watch import Peer, Processes, address, joined, peers, running
 
 ONE = Remote("w-1", "10.0.0.1", 22)

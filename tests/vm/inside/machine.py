@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from mpiboot import facts
+from mpiboot.data_network.observe import nldev, rdma
 from mpiboot.fabric import Fabric, RdmaDevice
 from mpiboot.model import Host, PodFacts, Worker
-from mpiboot.observe import factsjson, nldev, rdma
+from mpiboot.observe import factsjson
 from mpiboot.settings import resolve
 
 Result = TypeVar("Result")

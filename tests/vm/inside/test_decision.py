@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from mpiboot.data_network import gids, interfaces, split
+from mpiboot.data_network.gids import GidChoice
+from mpiboot.data_network.records import DataSettings, Network
 from mpiboot.model import Level
-from mpiboot.network import gids, interfaces, split
-from mpiboot.network.gids import GidChoice
-from mpiboot.network.network import DataSettings, Network
 from tests.vm.inside.machine import (
     active,
     device,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.aftermath import ask, words
-from mpiboot.gates import remote
+from mpiboot.after_job import ask_workers, evidence
+from mpiboot.gates import host_command
 from tests.vm.inside.machine import device, rail, run, wait_for, without_library
 
 GROUPS = Path("/run/groups")
@@ -43,14 +43,14 @@ class Pod:
         done = subprocess.run(["sh", "-c", command], stdout=subprocess.DEVNULL, check=False)
         return done.returncode
 
-    def before(self) -> words.Before:
+    def before(self) -> evidence.Before:
         """What the gate saw of it."""
-        ooms = remote.notes(self.ask(remote.COMMAND)).ooms
-        return words.Before("w-0", "localhost", "127.0.0.1", "w-0", ooms)
+        ooms = host_command.notes(self.ask(host_command.COMMAND)).ooms
+        return evidence.Before("w-0", "localhost", "127.0.0.1", "w-0", ooms)
 
-    def evidence(self, before: words.Before, signal: str = "SIGKILL") -> list[str]:
+    def evidence(self, before: evidence.Before, signal: str = "SIGKILL") -> list[str]:
         """What the launcher finds out."""
-        return asyncio.run(ask.evidence((before,), "", ("w-0", signal)))
+        return asyncio.run(ask_workers.gather((before,), "", ("w-0", signal)))
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
         (tmp_path / "agent.conf").write_text(f"user_agent='sh {tmp_path}/enter'\n")
         monkeypatch.setenv("MPIBOOT_LAUNCH_DIR", str(tmp_path))
         # Without KVM everything takes its time.
-        monkeypatch.setattr(ask, "_SECONDS", 60.0)
+        monkeypatch.setattr(ask_workers, "_SECONDS", 60.0)
         yield Pod(group, process, tmp_path)
         (group / "cgroup.kill").write_text("1")
     wait_for(lambda: not (group / "cgroup.procs").read_text())
@@ -126,7 +126,7 @@ def test_a_container_that_was_killed_as_a_whole_has_a_line_that_tells(pod: Pod) 
 
 def test_a_port_that_went_down_is_told(pod: Pod) -> None:
     rail(0)
-    before = words.Before("w-0", "localhost", "127.0.0.1", "w-0", ports=("rxe0/1",))
+    before = evidence.Before("w-0", "localhost", "127.0.0.1", "w-0", ports=("rxe0/1",))
     run("ip link set far0 down")
     wait_for(lambda: device("rxe0", without_library()).ports[0].state == "DOWN")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot.data_network.observe import rdma
 from mpiboot.fabric import Fabric, Route
 from mpiboot.model import Link
-from mpiboot.observe import rdma
 from mpiboot.observe.links import links, routes
 from tests.vm.inside.machine import (
     active,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot.data_network import split
+from mpiboot.data_network.records import DataSettings
 from mpiboot.model import PodFacts
-from mpiboot.network import split
-from mpiboot.network.network import DataSettings
 from tests.vm.inside.machine import (
     active,
     device,

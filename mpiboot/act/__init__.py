@@ -1,1 +1,0 @@
-"""What changes the world: private files, processes, servers."""

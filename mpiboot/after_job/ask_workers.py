@@ -1,0 +1,131 @@
+"""Asks every worker, after a job failed, for what explains it; or lets them go after a good end.
+
+``python -I -S ask.py FOLDER evidence|let-go [HOST [PROGRAM [SIGNAL]]]``: a child of mpirun's
+parent, which gives it a few seconds. It writes one line for each finding on stdout, changes nothing
+on a worker beyond telling it that the job is over, and never fails.
+"""
+
+# Run by its path, it must find its package first.
+# ruff: noqa: PTH100, PTH118, PTH120, PTH123
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from typing import Final
+
+if __name__ == "__main__":
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from mpiboot.after_job import evidence
+
+_SECONDS: Final = 4.0
+_AT_ONCE: Final = 24
+_HOSTS: Final = 96
+_AGENT: Final = os.path.join(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libexec", "agent"
+)
+
+
+async def _tell(name: str, command: str, free: asyncio.Semaphore) -> str | None:
+    """Run a command on a host by the job's own launch agent; None where it can't be reached."""
+    async with free:
+        agent = await asyncio.create_subprocess_exec(
+            "/bin/sh",
+            _AGENT,
+            name,
+            command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            output, _ = await agent.communicate()
+        except asyncio.CancelledError:
+            agent.terminate()
+            raise
+    return output.decode("utf-8", "replace") if agent.returncode == 0 else None
+
+
+async def _addresses(name: str) -> tuple[str, ...] | None:
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as why:
+        return () if why.errno in (socket.EAI_NONAME, socket.EAI_NODATA) else None
+    return tuple(str(item[4][0]) for item in found)
+
+
+async def _evidence(
+    before: evidence.Before, command: str, free: asyncio.Semaphore, signal: str | None
+) -> tuple[evidence.Finding, ...]:
+    resolving = asyncio.ensure_future(_addresses(before.dns))
+    asking = asyncio.ensure_future(_tell(before.name, command, free))
+    # A host whose name has gone, or leads elsewhere, needs no further patience.
+    found = evidence.unreachable(before, await resolving)
+    if found:
+        asking.cancel()
+        return found
+    answer = await asking
+    if answer:
+        return evidence.judge(before, answer, signal or "")
+    return evidence.silent(before) if signal is not None else ()
+
+
+async def gather(
+    hosts: tuple[evidence.Before, ...], program: str = "", killed: tuple[str, str] = ("", "")
+) -> list[str]:
+    """Ask hosts at once; what has not answered in time is left out.
+
+    Args:
+        hosts: whom to ask.
+        program: what they are asked for, whether they can run it.
+        killed: the host whose rank was ended first, and by which signal.
+    """
+    where, signal = killed
+    command = evidence.ask(program, os.environ.get("PATH", ""), os.getcwd())  # noqa: PTH109
+    free = asyncio.Semaphore(_AT_ONCE)
+    asked = {
+        asyncio.ensure_future(
+            _evidence(host, command, free, signal if host.name == where else None)
+        ): host
+        for host in hosts
+    }
+    done, late = await asyncio.wait(asked, timeout=_SECONDS)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
+    rows = []
+    for task, host in asked.items():
+        if task in done and not task.exception():
+            rows += [(item.rank, item.line(host.name)) for item in task.result()]
+        elif host.name == where:
+            rows += [(item.rank, item.line(host.name)) for item in evidence.silent(host)]
+    return [line for _, line in sorted(rows, key=lambda row: row[0])]
+
+
+async def let_go(hosts: tuple[evidence.Before, ...]) -> None:
+    """Tell the workers that want to end with the job that it is over."""
+    free = asyncio.Semaphore(_AT_ONCE)
+    tasks = [asyncio.ensure_future(_tell(item.name, evidence.LET_GO, free)) for item in hosts]
+    if tasks:
+        _, late = await asyncio.wait(tasks, timeout=_SECONDS)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def main(folder: str, what: str, first: str = "", program: str = "", signal: str = "") -> None:
+    """Do what the parent asks for."""
+    with open(f"{folder}/{evidence.FILE}", encoding="utf-8") as file:
+        hosts = evidence.from_json(file.read())
+    if what == "let-go":
+        asyncio.run(let_go(tuple(host for host in hosts if host.ends)))
+        return
+    hosts = tuple(sorted(hosts, key=lambda host: host.name != first))[:_HOSTS]
+    for line in asyncio.run(gather(hosts, program, (first, signal))):
+        print(line, flush=True)  # noqa: T201 - this is its purpose
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""The data network: what a pod has, and what follows from it."""

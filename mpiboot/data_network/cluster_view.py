@@ -1,0 +1,245 @@
+"""The data network of all workers side by side: one row a worker, and what is wrong with it. Pure.
+
+Every finding says what to change, with the lines of the pod's specification where that is it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from mpiboot.data_checks import DATA_ROWS, NEVER_STOP
+from mpiboot.data_network import nccl, reach, worker_checks
+from mpiboot.data_network.gids import View
+from mpiboot.data_network.rails import interfaces
+from mpiboot.data_network.records import RDMA, DataSettings, Kind, Network, Problem
+from mpiboot.model import Finding, Level, Link
+from mpiboot.wording import first_few
+
+_NO_VALUES: Final[Mapping[str, str]] = {}
+HEADINGS: Final = ("worker", "control", "data", "HCA", "state", "Gb/s", "MTU", "GID")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table; cells are text, empty where there is nothing to say."""
+
+    worker: str
+    control: str
+    data: str
+    hca: str
+    state: str
+    rate: str
+    mtu: str
+    gid: str
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The cells in the order of ``HEADINGS``."""
+        return (
+            self.worker,
+            self.control,
+            self.data,
+            self.hca,
+            self.state,
+            self.rate,
+            self.mtu,
+            self.gid,
+        )
+
+
+def row(view: View) -> Row:
+    """Make a worker's row; what is equal for all of its ports stands once."""
+    network = view.network
+    if network.facts is None:
+        return Row(network.host, "", "not known: the worker does not run mpiboot", *("",) * 5)
+    rails = network.rails
+    links = [rail.link for rail in rails if rail.link] or list(network.data)
+    ports = [str(rail.port.mtu) for rail in rails if rail.port.mtu]
+    return Row(
+        worker=network.host,
+        control=_shown(network.control),
+        data=_span(map(_shown, network.data)) or network.kind.value,
+        hca=_span(rail.name for rail in rails),
+        state=_once(rail.port.state or "-" for rail in rails),
+        rate=_once(f"{rail.port.rate:g}" for rail in rails if rail.port.rate),
+        mtu="/".join(filter(None, (_once(str(link.mtu) for link in links), _once(ports)))),
+        gid=_once(str(gid.index) if gid else "-" for gid in view.gids.wanted)
+        if network.kind is Kind.ROCE
+        else "",
+    )
+
+
+def _shown(link: Link | None) -> str:
+    if link is None:
+        return ""
+    own = interfaces(link)
+    return f"{link.name} {own[0].ip}" if own else link.name
+
+
+def _span(words: Iterable[str]) -> str:
+    """Write a list in one cell: more than two as the first, the last and how many."""
+    listed = list(words)
+    long = len(listed) > 2  # noqa: PLR2004 - two still fit
+    return f"{listed[0]} .. {listed[-1]} ({len(listed)})" if long else ", ".join(listed)
+
+
+def _once(words: Iterable[str]) -> str:
+    listed = list(words)
+    return listed[0] if len(set(listed)) == 1 else ",".join(listed)
+
+
+def findings(
+    views: Sequence[View], settings: DataSettings, values: Mapping[str, str] = _NO_VALUES
+) -> tuple[Finding, ...]:
+    """Apply every rule to all workers: one finding a problem, whichever workers have it.
+
+    Args:
+        views: all workers.
+        values: the user's own values of variables, as far as they are known here.
+        settings: ``require`` makes most findings failures; ``off`` gives none.
+    """
+    if settings.data_network == "off":
+        return ()
+    expected = settings.data_network == "require" or any(view.usable for view in views)
+    hosts: dict[Problem, list[str]] = {}
+    for view in views:
+        found = [*view.network.problems, *view.gids.problems]
+        found += [
+            *worker_checks.of_one(view, expected=expected),
+            *worker_checks.user_values(view, values),
+        ]
+        for problem in dict.fromkeys(found):
+            hosts.setdefault(problem, []).append(view.network.host)
+    whole = [problem for rule in _RULES for problem in rule(views, settings)]
+    return (
+        *(_finding(problem, names, settings) for problem, names in hosts.items()),
+        *(_finding(problem, (), settings) for problem in whole),
+    )
+
+
+def level(check: str, settings: DataSettings, *, always: bool = False) -> Level:
+    """Tell what a problem of this row is under the user's ``MPIBOOT_DATA_NETWORK``."""
+    strict = settings.data_network == "require" and check not in NEVER_STOP
+    return Level.FAIL if strict or always else Level.WARN
+
+
+def _finding(problem: Problem, names: Sequence[str], settings: DataSettings) -> Finding:
+    hint = DATA_ROWS[problem.check].hint if problem.hint is None else problem.hint
+    several = len(names) > 1
+    return Finding(
+        problem.check,
+        level(problem.check, settings, always=problem.always),
+        f"on {len(names)} workers ({first_few(names)}): {problem.said}"
+        if several
+        else problem.said,
+        names[0] if len(names) == 1 else "",
+        tuple(names) if several else (),
+        hint,
+    )
+
+
+def _odd(
+    views: Sequence[View], tell: Callable[[View], str], check: str, what: str
+) -> Iterable[Problem]:
+    """Report workers that differ from most others."""
+    told = {view.network.host: tell(view) for view in views if view.network.facts is not None}
+    counts = Counter(told.values()).most_common()
+    if len(counts) > 1:
+        usual = counts[0][0]
+        odd: dict[str, list[str]] = {}
+        for host, value in told.items():
+            if value != usual:
+                odd.setdefault(value, []).append(host)
+        parts = [f"{first_few(hosts)}: {value}" for value, hosts in odd.items()]
+        yield Problem(check, f"{what} differ: {'; '.join(parts)}; {counts[0][1]} others: {usual}")
+
+
+def _agree(views: Sequence[View], _: DataSettings) -> Iterable[Problem]:
+    def tell(view: View) -> str:
+        network = view.network
+        if network.kind not in RDMA:
+            return "no RDMA"
+        count = len(network.rails)
+        rates = sorted({rail.port.rate for rail in network.rails if rail.port.rate})
+        speed = " at " + ", ".join(f"{rate:g}" for rate in rates) + " Gb/s" if rates else ""
+        entries = [nccl.address(gid) for gid in view.gids.wanted if gid is not None]
+        versions = sorted({item.version for item in entries if item is not None})
+        # An entry of one version does not talk to one of the other.
+        family = " by IPv" + "/".join(map(str, versions)) if 6 in versions else ""  # noqa: PLR2004
+        return f"{count} {network.kind.value} port{'s' * (count > 1)}{speed}{family}"
+
+    return _odd(views, tell, "rdma-differs", "RDMA devices")
+
+
+def _one_mtu(views: Sequence[View], _: DataSettings) -> Iterable[Problem]:
+    with_data = [view for view in views if view.network.data or view.network.rails]
+    # Where one worker's image can't tell its ports' MTU, those of the others prove nothing.
+    known = all(rail.port.mtu for view in with_data for rail in view.network.rails)
+
+    def tell(view: View) -> str:
+        links = sorted({link.mtu for link in view.network.data})
+        ports = sorted({rail.port.mtu for rail in view.network.rails}) if known else []
+        link = ", ".join(map(str, links)) or "no link"
+        return link + (" (port " + ", ".join(map(str, ports)) + ")" if ports else "")
+
+    return _odd(with_data, tell, "data-mtu", "MTUs of the data network")
+
+
+def _reach(views: Sequence[View], settings: DataSettings) -> Iterable[Problem]:
+    networks = [view.network for view in views if view.network.data]
+    positions = min((len(network.data) for network in networks), default=0)
+    crossed = list(_crossed(views, settings))
+    yield from crossed
+    # Rails of the same subnets pair up by device, whatever their links are called.
+    paired = len({_subnets(network) for network in networks}) <= 1
+    for position in range(positions):
+        ends = reach.ends(networks, position)
+        if ends is None:
+            if all(network.kind is not Kind.INFINIBAND for network in networks):
+                name = networks[0].data[position].name
+                said = f"not every worker has an address of one IP version beside {name}"
+                yield Problem("data-networks", said)
+            continue
+        twice, apart = reach.doubled(ends), reach.apart(ends)
+        if twice:
+            yield Problem("data-networks", twice, "look at the network's IPAM: one address, once")
+        elif apart and not crossed and not paired:
+            yield Problem("data-networks", apart)
+
+
+def _subnets(network: Network) -> tuple[str, ...]:
+    return tuple(sorted(str(own.network) for link in network.data for own in interfaces(link)[:1]))
+
+
+def _crossed(views: Sequence[View], settings: DataSettings) -> Iterable[Problem]:
+    """Compare the subnet of the k-th device, as NCCL numbers them, across workers."""
+    version = nccl.version(settings.nccl_version)
+    by_function = version is None or version >= nccl.PCI_ORDER
+    orders: Mapping[str, tuple[str, ...]] = {
+        view.network.host: tuple(
+            str(interfaces(rail.link)[0].network)
+            for rail in sorted(
+                view.network.rails,
+                key=lambda rail: (rail.device.pci if by_function else "", rail.device.index),
+            )
+            if rail.link is not None and interfaces(rail.link)
+        )
+        for view in views
+        if len(view.network.rails) > 1 and all(rail.device.pci for rail in view.network.rails)
+    }
+    first = next(iter(orders.values()), ())
+    odd = [
+        host for host, order in orders.items() if order != first and sorted(order) == sorted(first)
+    ]
+    if odd:
+        yield Problem(
+            "rdma-rails",
+            f"rails cross: on {first_few(odd)} the devices' order leads to other subnets than on "
+            f"{next(iter(orders))} ({', '.join(first)})",
+        )
+
+
+_RULES: Final = (_agree, _one_mtu, _reach)

@@ -1,0 +1,1 @@
+"""What is seen of the data network: RDMA devices, what the platform says of them."""

@@ -1,0 +1,302 @@
+"""What each rule of the data network wants to be set, and why; who wins is decided elsewhere.
+
+The transport must be the same on all ranks, so it is the least that every worker has. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from mpiboot.data_checks import DATA_ROWS
+from mpiboot.data_network import cluster_view, nccl, plugins, reach
+from mpiboot.data_network.gids import View
+from mpiboot.data_network.owners import Wish
+from mpiboot.data_network.rails import Interface, interfaces
+from mpiboot.data_network.records import RDMA, DataSettings, Kind, Network
+from mpiboot.data_network.worker_checks import of_the_node
+from mpiboot.model import Decision, Finding, Link, Source
+from mpiboot.wording import first_few
+
+
+@dataclass(slots=True)
+class Wishes:
+    """What the rules want, and what they have to say about it."""
+
+    views: Sequence[View]
+    settings: DataSettings
+    wishes: list[Wish] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def known(self) -> list[Network]:
+        """The workers whose facts are known."""
+        return [view.network for view in self.views if view.network.facts is not None]
+
+    def want(self, name: str, value: str, rule: str, because: str, host: str | None = None) -> None:
+        """Note a wish."""
+        self.wishes.append(Wish(name, value, rule, because, host))
+
+    def find(self, check: str, said: str) -> None:
+        """Note a finding on all workers together."""
+        level = cluster_view.level(check, self.settings)
+        self.findings.append(Finding(check, level, said, hint=DATA_ROWS[check].hint))
+
+
+def make(
+    views: Sequence[View],
+    settings: DataSettings,
+    taken: Mapping[str, str],
+    values: Mapping[str, str],
+) -> Wishes:
+    """Ask every rule what it wants.
+
+    Args:
+        views: all workers with their GID choices.
+        settings: what the user asked for.
+        taken: names that the user has set, each with where.
+        values: the values of those that are known.
+    """
+    made = Wishes(views, settings)
+    plugin = plugins.found(made.known, taken, values)
+    transport = _transport(made, plugin)
+    over_data, why_socket = _sockets(made, transport)
+    _rdma(made, transport, plugin)
+    for network in made.known:
+        _socket_names(made, network, over_data.get(network.host, ()), why_socket, plugin)
+        _tcp_ucx(made, network, transport, over_data.get(network.host, ()))
+    _mpi(made, transport)
+    return made
+
+
+def _transport(made: Wishes, plugin: str) -> Kind:
+    """Settle what carries the data: the same on all workers, or TCP."""
+    known = [view for view in made.views if view.network.facts is not None]
+    kinds = {view.network.kind for view in known if view.usable}
+    without = [view.network.host for view in known if not view.usable]
+    if len(kinds) == 1 and not without:
+        (kind,) = kinds
+        because = f"every worker has usable {kind.value} ports"
+        if kind is not Kind.EFA:
+            _transport_names(made, kind, plugin)
+        else:
+            made.want("FI_PROVIDER", "efa", "transport", "EFA devices open on every worker")
+            for said in plugins.efa_lacks(made.known, plugin):
+                made.find("efa-library", said)
+    else:
+        kind = Kind.TCP if any(network.plain for network in made.known) else Kind.NONE
+        if not known:
+            because = "no worker's facts are known"
+        elif not kinds:
+            because = "no worker has a usable RDMA port" + of_the_node(made.known)
+        else:
+            because = "the workers have RDMA of different kinds, which can't talk to each other"
+            if without:
+                because = (
+                    f"{first_few(without)}: no usable RDMA port, and all ranks need one transport"
+                )
+            made.find("rdma-differs", f"the data goes over TCP: {because}")
+        if Kind.EFA in kinds and not plugin:
+            # EFA comes by a plugin, which NCCL_IB_DISABLE does not stop.
+            made.want("NCCL_NET", "Socket", "transport", because)
+        if known and not plugin:
+            made.want("NCCL_IB_DISABLE", "1", "transport", because)
+    if plugin:
+        because += f"; {plugin}, so NCCL's own variables are left as they are"
+    made.decisions.append(Decision("data-network", kind.value, Source.DETECTED, because))
+    return kind
+
+
+def _transport_names(made: Wishes, kind: Kind, plugin: str) -> None:
+    if made.settings.data_network == "require" and not plugin:
+        because = f"{kind.value} is required: without it NCCL fails instead of falling to TCP"
+        made.want("NCCL_NET", "IB", "transport", because)
+
+
+def _rdma(made: Wishes, transport: Kind, plugin: str) -> None:
+    """Name each worker's own ports and GID indexes."""
+    for view in made.views:
+        network = view.network
+        if transport not in (Kind.ROCE, Kind.INFINIBAND) or not network.rails:
+            continue
+        names = [rail.name for rail in network.rails]
+        because = "this worker's own ports: " + (
+            first_few(
+                f"{rail.link.name} {rail.name}" if rail.link else rail.name
+                for rail in network.rails
+            )
+        )
+        host = network.host
+        if view.gids.ucx:
+            made.want("UCX_NET_DEVICES", ",".join(names), "rdma-ports", because, host)
+        else:
+            _tcp_for_ucx(made, network, network.plain, "UCX can't be told its GID indexes")
+        if not plugin:
+            made.want("NCCL_IB_HCA", nccl.exact(names), "rdma-ports", because, host)
+        for name, value in view.gids.values.items():
+            if not (plugin and name.startswith("NCCL_")):
+                made.want(name, value, "gid", view.gids.because, host)
+        _pkey(made, network, plugin)
+
+
+def _pkey(made: Wishes, network: Network, plugin: str) -> None:
+    """Name the partition of an IPoIB link: for NCCL by index, for UCX by value."""
+    found = set()
+    for rail in network.rails:
+        if not rail.infiniband or rail.link is None or rail.link.pkey is None:
+            continue
+        # The top bit tells full from limited members; it is the same partition.
+        value = rail.link.pkey & 0x7FFF
+        indexes = [place for place, key in enumerate(rail.port.pkeys) if key & 0x7FFF == value]
+        found.add((indexes[0] if indexes else 0, value))
+    if len(found) == 1:
+        ((index, value),) = found
+        if index:
+            because = f"the data link is in partition {value:#06x}, entry {index}"
+            made.want("UCX_IB_PKEY", f"{value:#x}", "rdma-ports", because, network.host)
+            if not plugin:
+                made.want("NCCL_IB_PKEY", str(index), "rdma-ports", because, network.host)
+    elif len(found) > 1:
+        listed = ", ".join(f"{value:#06x}" for _, value in sorted(found))
+        made.find(
+            "data-ambiguous",
+            f"{network.host}: the rails are in partitions {listed}, "
+            "and NCCL and UCX take one for all",
+        )
+
+
+def _sockets(made: Wishes, transport: Kind) -> tuple[dict[str, tuple[Link, ...]], str]:
+    """Decide whether NCCL's sockets go over the data link: by reachability, on all workers.
+
+    Returns:
+        Each worker's links for it (none: the control link), and the reason.
+    """
+    wanted, networks = made.settings.nccl_socket, made.known
+    if wanted == "control":
+        return {}, "MPIBOOT_NCCL_SOCKET=control"
+    because = _why_not_data(made, transport)
+    if because:
+        if wanted == "data":
+            made.find("data-networks", f"MPIBOOT_NCCL_SOCKET=data, but {because}")
+        return {}, f"the control link: {because}"
+    why = "the data link: every worker has an address there, and reaches the others"
+    if transport in RDMA:
+        # With RDMA this is bootstrap only, which takes a single link.
+        return {one.host: one.plain[:1] for one in networks}, f"{why}; only bootstrap with RDMA"
+    return {one.host: one.plain for one in networks}, why
+
+
+def _why_not_data(made: Wishes, transport: Kind) -> str:
+    """Say why the data link can't carry sockets; empty where it can."""
+    networks = made.known
+    without = [network.host for network in networks if not network.plain]
+    counts = {len(network.plain) for network in networks}
+    names = [link.name for network in networks for link in network.plain]
+    odd = [name for name in names if not nccl.expressible(name)]
+    if len(networks) < len(made.views):
+        return "not every worker's facts are known"
+    if without:
+        all_ = "no worker has a second link with an address"
+        some = f"{first_few(without)}: no data link with an address"
+        return some if names else all_
+    if len(counts) > 1 and transport not in RDMA:
+        return "the workers have different numbers of data links"
+    if odd:
+        return f"NCCL can't be told a link named {odd[0]}"
+    return _unreached(networks, 1 if transport in RDMA else min(counts))
+
+
+def _unreached(networks: Sequence[Network], positions: int) -> str:
+    plain = [replace(network, data=network.plain) for network in networks]
+    for position in range(positions):
+        ends = reach.ends(plain, position)
+        if ends is None:
+            return "the data links have no IP version in common"
+        problem = reach.doubled(ends) or reach.apart(ends)
+        if problem:
+            return problem
+    return ""
+
+
+def _socket_names(
+    made: Wishes, network: Network, links: Sequence[Link], because: str, plugin: str
+) -> None:
+    """Name the links of NCCL's, Gloo's and TensorPipe's sockets."""
+    chosen = list(links) or ([network.control] if network.control else [])
+    names = [link.name for link in chosen if nccl.expressible(link.name)]
+    if not names:
+        return
+    rule, host = "nccl-socket", network.host
+    if not plugin:
+        made.want("NCCL_SOCKET_IFNAME", nccl.exact(names), rule, because, host)
+        versions = {item.version for link in chosen for item in interfaces(link)}
+        if versions == {6}:
+            made.want("NCCL_SOCKET_FAMILY", "AF_INET6", rule, "no IPv4 address there", host)
+    # These take a plain name, and one link is enough for a rendezvous.
+    made.want("GLOO_SOCKET_IFNAME", names[0], rule, because, host)
+    made.want("TP_SOCKET_IFNAME", names[0], rule, because, host)
+
+
+def _tcp_ucx(made: Wishes, network: Network, transport: Kind, links: Sequence[Link]) -> None:
+    """Keep UCX on TCP links where there is a data network without RDMA."""
+    if transport is Kind.TCP:
+        _tcp_for_ucx(made, network, links, "no RDMA port that every worker could use")
+
+
+def _tcp_for_ucx(made: Wishes, network: Network, links: Sequence[Link], because: str) -> None:
+    chosen = list(links) or ([network.control] if network.control else [])
+    if chosen:
+        made.want(
+            "UCX_NET_DEVICES",
+            ",".join(link.name for link in chosen),
+            "rdma-ports",
+            f"TCP: {because}",
+            network.host,
+        )
+
+
+def _four(item: Interface) -> bool:
+    return item.version == 4  # noqa: PLR2004 - the other is 6
+
+
+def _mpi(made: Wishes, transport: Kind) -> None:
+    """Move MPI's own data, not its daemons, to the data network where that is asked for."""
+    if made.settings.mpi_network != "data":
+        return
+    rule, because = "mpi-network", "MPIBOOT_MPI_NETWORK=data"
+    if transport in (Kind.ROCE, Kind.INFINIBAND):
+        made.want("OMPI_MCA_pml", "ucx", rule, f"{because}: UCX on the RDMA ports")
+        return
+    if transport is Kind.EFA:
+        made.want("OMPI_MCA_pml", "cm", rule, f"{because}: libfabric's EFA")
+        made.want("OMPI_MCA_mtl", "ofi", rule, f"{because}: libfabric's EFA")
+        return
+    problem = _why_not_data(made, transport)
+    if problem:
+        said = f"MPI's data stays on the control link: {problem}"
+        made.find("data-networks", said)
+        made.decisions.append(Decision("mpi-network", "control", Source.DETECTED, problem))
+        return
+    for network in made.known:
+        names = ",".join(link.name for link in network.plain)
+        made.want("OMPI_MCA_btl_tcp_if_include", names, rule, because, network.host)
+    if len({tuple(link.name for link in network.plain) for network in made.known}) > 1:
+        # mpirun hands its own OMPI_MCA_ values to every rank, so one value must fit all.
+        made.wishes = [one for one in made.wishes if one.name != "OMPI_MCA_btl_tcp_if_include"]
+        own = [
+            [
+                str(item.network)
+                for link in network.plain
+                for item in interfaces(link)
+                if _four(item)
+            ]
+            for network in made.known
+        ]
+        if not all(own):
+            problem = "the data links' names differ, and Open MPI takes no IPv6 network instead"
+            made.find("data-networks", f"MPI's data stays on the control link: {problem}")
+            made.decisions.append(Decision("mpi-network", "control", Source.DETECTED, problem))
+            return
+        spans = {span for mine in own for span in mine}
+        made.want("OMPI_MCA_btl_tcp_if_include", ",".join(sorted(spans)), rule, because)

@@ -1,0 +1,96 @@
+"""Whether workers reach each other over their data links, as far as addresses and routes say. Pure.
+
+It proves nothing about switches and firewalls: it finds networks that can't work.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from mpiboot.data_network.rails import Interface, interfaces
+from mpiboot.data_network.records import Network
+from mpiboot.model import Link
+
+Span: TypeAlias = "tuple[int, int, int]"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One worker's end of the data network: an address, its link and where that link leads."""
+
+    host: str
+    link: str
+    interface: Interface
+    routes: tuple[Span, ...]
+
+
+def _span(text: str) -> Span | None:
+    try:
+        network = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return None
+    return network.version, int(network.network_address), int(network.broadcast_address)
+
+
+def _end(network: Network, link: Link, family: int) -> End | None:
+    own = next((item for item in interfaces(link) if item.version == family), None)
+    if own is None or network.facts is None:
+        return None
+    leads = [own.network.with_prefixlen] + [
+        route.destination for route in network.facts.fabric.routes if route.link == link.name
+    ]
+    spans = {span for span in map(_span, leads) if span is not None and span[0] == family}
+    return End(network.host, link.name, own, tuple(sorted(spans)))
+
+
+def ends(networks: Sequence[Network], position: int) -> tuple[End, ...] | None:
+    """Give every worker's end at one position of its data links.
+
+    Returns:
+        The ends, all of one IP version; None where a worker has none there.
+    """
+    links = [
+        network.data[position] if position < len(network.data) else None for network in networks
+    ]
+    for family in (4, 6):
+        found = [
+            _end(network, link, family) if link else None
+            for network, link in zip(networks, links, strict=True)
+        ]
+        known = tuple(item for item in found if item is not None)
+        if networks and len(known) == len(networks):
+            return known
+    return None
+
+
+def apart(found: Sequence[End]) -> str:
+    """Name the first pair of which one has no way to the other over its data link.
+
+    Workers with the same networks are looked at once: most jobs have one or two of them.
+    """
+    peers = {(end.interface.version, int(end.interface.ip)): end for end in found}
+    seen: set[tuple[Span, ...]] = set()
+    for end in found:
+        if end.routes in seen:
+            continue
+        seen.add(end.routes)
+        for (version, value), peer in peers.items():
+            if not any(v == version and low <= value <= high for v, low, high in end.routes):
+                return (
+                    f"{end.host} ({end.link} {end.interface}) has no route over {end.link} to "
+                    f"{peer.host} ({peer.link} {peer.interface})"
+                )
+    return ""
+
+
+def doubled(found: Sequence[End]) -> str:
+    """Name the first two workers that have one and the same data address."""
+    owners: dict[str, str] = {}
+    for end in found:
+        other = owners.setdefault(str(end.interface.ip), end.host)
+        if other != end.host:
+            return f"{other} and {end.host} both have {end.interface.ip}"
+    return ""

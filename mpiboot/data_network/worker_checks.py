@@ -1,0 +1,177 @@
+"""What is wrong with the data network of one worker: rule by rule, each with its evidence. Pure.
+
+Whether a problem warns or stops is decided with all workers in view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from mpiboot.data_network import nccl
+from mpiboot.data_network.gids import View
+from mpiboot.data_network.rails import Rail, interfaces, is_efa, named_by_platform
+from mpiboot.data_network.records import Network, Problem, running
+from mpiboot.model import PodFacts
+from mpiboot.wording import first_few
+
+# Below this, memory registration fails soon; container runtimes give 64 KiB or 8 MiB.
+_MEMLOCK: Final = 256 << 20
+_SHM: Final = 64 << 20  # what a container gets where nothing is said
+_IPC_LOCK: Final = 1 << 14
+_HOST_USERS: Final = (
+    "spec: {hostUsers: true} beside securityContext: {capabilities: {add: [IPC_LOCK]}}; "
+    "or raise the container runtime's limit (LimitMEMLOCK=infinity)"
+)
+# RoCE takes the largest InfiniBand MTU that fits into the link's with its headers around it.
+_IB_MTU: Final = (4096, 2048, 1024, 512, 256)
+_ROCE_HEADERS: Final = (80, 96)  # as soft-RoCE counts them, and as other drivers do
+
+
+def of_one(view: View, *, expected: bool) -> list[Problem]:
+    """Apply the rules that look at one worker.
+
+    Args:
+        view: the worker.
+        expected: whether it should have RDMA: the user requires it, or another worker has it.
+    """
+    network = view.network
+    if network.facts is None:
+        return [Problem("data-facts", "it does not run mpiboot, so its data network is not known")]
+    found = [problem for rail in network.rails for problem in _port(rail, network.facts)]
+    if expected and not network.rails:
+        found.append(Problem("rdma-missing", _why_none(network.facts)))
+    found += _limits(network, network.facts)
+    found += _subnets(network)
+    if network.control is None:
+        found.append(Problem("control-link", "no link of its own holds a control address"))
+    return found
+
+
+def _port(rail: Rail, facts: PodFacts) -> list[Problem]:
+    found = []
+    device, port = rail.device, rail.port
+    if device.opens != "ok":
+        folder = "" if facts.fabric.infiniband_folder else ", /dev/infiniband is not there"
+        said = f"device {device.name} does not open ({device.opens or 'no device node'}{folder})"
+        found.append(Problem("rdma-node", said))
+    elif device.library not in ("", "ok"):
+        found.append(Problem("rdma-library", f"device {device.name}: {device.library}"))
+    if port.state != "ACTIVE" and not is_efa(device):
+        said = f"port {rail.name} is {port.state or 'in an unknown state'}, not ACTIVE"
+        if port.state in ("INIT", "ARMED"):
+            said += ": the subnet manager has not brought it up"
+        found.append(Problem("rdma-port", said))
+    if rail.link is not None and not running(rail.link):
+        found.append(Problem("rdma-port", f"link {rail.link.name} of {rail.name} has no carrier"))
+    elif rail.link is not None and port.mtu and port.link_layer == "Ethernet":
+        most, least = (
+            next((mtu for mtu in _IB_MTU if mtu + around <= rail.link.mtu), 256)
+            for around in _ROCE_HEADERS
+        )
+        if not least <= port.mtu <= most:
+            fits, check = (most, "rdma-mtu") if port.mtu > most else (least, "rdma-mtu-low")
+            said = (
+                f"link {rail.link.name} has MTU {rail.link.mtu}, which makes {fits} for RDMA, "
+                f"but port {rail.name} uses {port.mtu}"
+            )
+            found.append(Problem(check, said))
+    return found
+
+
+def _why_none(facts: PodFacts) -> str:
+    seen = facts.fabric.devices
+    if not seen:
+        kernel = "the kernel shows none" if facts.fabric.netns_mode else "a kernel without RDMA"
+        return f"no RDMA device: {kernel}"
+    given = [device.name for device in seen if named_by_platform(device, facts.fabric)]
+    folder = "" if facts.fabric.infiniband_folder else "; /dev/infiniband is not there"
+    what = f"; the platform names {first_few(given)}" if given else ""
+    return f"{len(seen)} RDMA devices of the node are visible, none is this pod's{folder}{what}"
+
+
+def of_the_node(known: Iterable[Network]) -> str:
+    """Say where devices are seen that nobody gave to the pod: maybe it was forgotten."""
+    hosts = [
+        network.host
+        for network in known
+        if network.facts and network.facts.fabric.devices and not network.rails
+    ]
+    said = f"; devices of the node, none of them the pod's, are seen on {first_few(hosts)}"
+    return said if hosts else ""
+
+
+def _limits(network: Network, facts: PodFacts) -> list[Problem]:
+    found = []
+    may_lock = facts.memlock < 0 or facts.memlock >= _MEMLOCK
+    who = facts.identity
+    # The kernel asks for it in the node's own user namespace (ib_umem_get).
+    may_exceed = bool(who.capabilities & _IPC_LOCK) and not who.own_users
+    if network.rails and not may_lock and not may_exceed:
+        size = (
+            f"{facts.memlock / (1 << 20):g} MiB"
+            if facts.memlock >> 20
+            else (f"{facts.memlock / (1 << 10):g} KiB")
+        )
+        why = " (a user other than root does not get added capabilities)" if who.uid else ""
+        hint = None
+        if who.own_users:
+            why = " of the node (the pod has users of its own: hostUsers is false)"
+            hint = _HOST_USERS
+        said = f"memory lock limit {size}, without IPC_LOCK{why}"
+        found.append(Problem("memlock", said, hint))
+    if 0 < facts.shm <= _SHM and network.slots > 1:
+        said = f"/dev/shm has {facts.shm >> 20} MiB for {network.slots} ranks"  # noqa: S108 - a size is told, no file is made
+        found.append(Problem("shm", said))
+    return found
+
+
+def _subnets(network: Network) -> list[Problem]:
+    """Find links that share a subnet: answers may leave by the other one."""
+    found = []
+    links = [link for link in (network.control, *network.data) if link is not None]
+    for place, link in enumerate(links):
+        for other in links[place + 1 :]:
+            pair = next(
+                (
+                    (one, two)
+                    for one in interfaces(link)
+                    for two in interfaces(other)
+                    if link is not other and one.version == two.version
+                    if one.network.prefixlen < one.max_prefixlen
+                    and (one.ip in two.network or two.ip in one.network)
+                ),
+                None,
+            )
+            if pair:
+                said = f"{link.name} ({pair[0]}) and {other.name} ({pair[1]}) are in one subnet"
+                mixed = link is network.control
+                found.append(Problem("control-subnet" if mixed else "data-subnet", said))
+                break
+    return found
+
+
+def user_values(view: View, values: Mapping[str, str]) -> list[Problem]:
+    """Check the user's own values with NCCL's rules; they are never changed."""
+    facts = view.network.facts
+    if facts is None:
+        return []
+    found = []
+    names = {
+        "NCCL_SOCKET_IFNAME": [link.name for link in facts.links if link.addresses],
+        "NCCL_IB_HCA": [device.name for device in facts.fabric.devices],
+    }
+    for name, there in names.items():
+        value = values.get(name, "")
+        if value and not nccl.matching(value, there):
+            said = f"{name}={value} fits nothing here (there are {first_few(there) or 'none'})"
+            found.append(Problem("nccl-value", said))
+    word = values.get("NCCL_IB_DISABLE", "")
+    if word.strip().lower() in ("true", "yes", "on"):
+        # NCCL reads it with strtoll, so a word is 0.
+        found.append(Problem("nccl-value", f"NCCL_IB_DISABLE={word} has no effect: write 1"))
+    elif word.strip() == "1" and view.usable and not is_efa(view.network.rails[0].device):
+        ports = first_few(rail.name for rail in view.network.rails)
+        said = f"NCCL_IB_DISABLE=1 keeps NCCL from {ports}, which could carry its data"
+        found.append(Problem("nccl-value", said))
+    return found

@@ -1,0 +1,1 @@
+"""The launcher: gates, plan, private files, then mpirun."""

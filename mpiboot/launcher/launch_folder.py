@@ -1,0 +1,276 @@
+"""The launch folder: what mpirun, its ssh and the parent read; private, and made anew each try."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mpiboot.after_job import evidence
+from mpiboot.errors import error
+from mpiboot.job import mpirun_line
+from mpiboot.job.plan import Plan
+from mpiboot.job.plan_builder import Observed, Paths
+from mpiboot.model import Worker
+from mpiboot.parent import launch_spec
+from mpiboot.settings import Resolved
+from mpiboot.ssh_client import config as sshconfig
+from mpiboot.ssh_client import start as client_start
+from mpiboot.system import files, keys, process, tmpdir
+
+_LAUNCH: Final = "launch"
+_PACKAGE: Final = Path(__file__).resolve().parent.parent
+
+
+def paths(folder: Path, key: Path, pid: int = 1) -> Paths:
+    """Say where everything will be.
+
+    Args:
+        folder: the launcher's runtime folder.
+        key: the job's key.
+        pid: the process that will be mpirun's parent. Each launch below a script has a folder of
+            its own, for there may be several at once; a pod's first process is always the same.
+
+    Raises:
+        MpibootError: ``runtime-folder``; mpirun splits its agent's path at blanks.
+    """
+    agent = _PACKAGE / "libexec" / "agent"
+    for path, what in ((folder, "the runtime folder"), (agent, "mpiboot's own folder")):
+        if any(char.isspace() for char in str(path)):
+            raise error(
+                "runtime-folder",
+                f"{what} {str(path)!r} has a blank in its path, and mpirun splits it there",
+                hint="name a folder without blanks with MPIBOOT_RUNTIME_DIR",
+            )
+    name = _LAUNCH if pid == 1 else f"{_LAUNCH}-{pid}"
+    # Its execute bit may be lost, or count for nothing on a noexec mount; Open MPI takes words.
+    words = str(agent) if os.access(agent, os.X_OK) else f"/bin/sh {agent}"
+    return Paths(launch_dir=str(folder / name), agent=words, key=str(key))
+
+
+def _tidy(folder: Path) -> None:
+    """Take away what launches below a script have left whose process is no more."""
+    for path in folder.glob(f"{_LAUNCH}-[0-9]*"):
+        if not Path("/proc", path.name.rpartition("-")[2]).exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def known_hosts(observed: Observed, host_keys: Mapping[str, str], public: str) -> str:
+    """Pin the job's key under its alias, and what single hosts showed under their addresses."""
+    lines = [f"{sshconfig.ALIAS} {public}"]
+    for worker in observed.workers:
+        shown = host_keys.get(worker.host.name)
+        if shown:
+            lines.append(f"[{worker.address}]:{worker.port},{worker.address} {shown}")
+    return "\n".join(lines) + "\n"
+
+
+def exports(values: Mapping[str, str]) -> str:
+    """Write variables for the front of a remote command line, which any POSIX shell reads."""
+    quoted = ((name, value.replace("'", "'\\''")) for name, value in values.items())
+    return "".join(f"export {name}='{value}';\n" for name, value in quoted)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address never leaves its pod."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _others(worker: Worker) -> tuple[str, ...]:
+    """List a worker's further addresses: its daemon may connect from any of them."""
+    links = worker.facts.links if worker.facts else ()
+    found = {address.partition("/")[0] for link in links for address in link.addresses}
+    return tuple(sorted(item for item in found - {worker.address} if not is_loopback(item)))
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One start of mpirun: the plan, and what its files are made of.
+
+    ``host_keys`` are those that single hosts showed, by the hostfile's names.
+    """
+
+    plan: Plan
+    observed: Observed
+    host_keys: Mapping[str, str]
+    key: keys.JobKey
+    resolved: Resolved
+    where: Paths
+
+    @property
+    def uses_own_client(self) -> bool:
+        """Whether the launch agents use mpiboot's own SSH client."""
+        client = self.observed.ssh_client
+        return client is not None and client.value == "embedded"
+
+    def write(self) -> None:
+        """Write everything but the parent's spec.
+
+        Raises:
+            MpibootError: ``runtime-folder``, or ``program-missing`` where there is no ssh.
+        """
+        folder = Path(self.where.launch_dir)
+        shutil.rmtree(folder, ignore_errors=True)
+        _tidy(folder.parent)
+        tmpdir.remove_stale(self.observed.environ, socket.gethostname(), self.observed.identity.uid)
+        try:
+            for path in (folder, folder / "hosts", folder / "stderr"):
+                path.mkdir(mode=0o700)
+        except OSError as wrong:
+            raise error("runtime-folder", f"{wrong.filename}: {wrong.strerror}") from None
+        ssh = process.find("ssh", self.observed.environ.get("PATH", ""))
+        own = not self.plan.user_agent and self.uses_own_client
+        if ssh is None and self.plan.daemons and not self.plan.user_agent and not own:
+            raise error(
+                "program-missing",
+                f"no ssh on PATH={self.observed.environ.get('PATH', '')}",
+                hint="install openssh-client in the launcher's image, "
+                "or let MPIBOOT_SSH_CLIENT choose mpiboot's own",
+            )
+        settings = self.resolved.settings
+        files.write_private(Path(self.where.hostfile), self.plan.hostfile)
+        files.write_private(
+            Path(self.where.known_hosts),
+            known_hosts(self.observed, self.host_keys, self.key.public),
+        )
+        entries = (
+            sshconfig.Entry(
+                self.observed.called(worker.host.name),
+                worker.address,
+                worker.port,
+                worker.user,
+            )
+            for worker in self.observed.workers
+        )
+        files.write_private(
+            folder / "ssh_config",
+            sshconfig.render(
+                entries,
+                key=self.where.key,
+                known_hosts=self.where.known_hosts,
+                host_keys=settings.host_keys,
+                keepalive=settings.ssh_keepalive,
+                user_args=self.plan.user_args,
+                own_keys=frozenset(self.observed.called(name) for name in self.host_keys),
+            ),
+        )
+        for name, values in self.plan.per_host.items():
+            files.write_private(folder / "hosts" / f"{name}.env", exports(values))
+        # On the command line the first value wins, also over arguments on the mpirun line.
+        strict = f"-o StrictHostKeyChecking={sshconfig.STRICT[settings.host_keys]}"
+        conf = {"ssh": f"{ssh or 'ssh'} {strict}", "user_agent": self.plan.user_agent}
+        conf["client"] = client_start.words() if own else ""
+        files.write_private(folder / "agent.conf", sshconfig.shell_assignments(conf))
+        files.make_fifo(folder / launch_spec.EVENTS)
+
+    def start_client(self) -> None:
+        """Start mpiboot's own SSH client where the agents need it; it ends with this process.
+
+        Raises:
+            MpibootError: ``runtime-folder``.
+        """
+        if self.plan.user_agent or not self.plan.daemons or not self.uses_own_client:
+            return
+        mode = self.resolved.settings.host_keys
+        hosts = tuple(
+            client_start.Remote(
+                self.observed.called(worker.host.name),
+                worker.address,
+                worker.port,
+                worker.user,
+                "" if mode == "off" else self.host_keys.get(worker.host.name, self.key.public),
+            )
+            for worker in self.observed.workers
+        )
+        folder = Path(self.where.launch_dir)
+        config = client_start.Config(
+            hosts=hosts,
+            key=self.where.key,
+            keepalive=self.resolved.settings.ssh_keepalive,
+            events=str(folder / launch_spec.EVENTS),
+            errors=str(folder / "stderr"),
+            parent=os.getpid(),
+        )
+        client_start.start(folder, config, os.environ)
+
+    def write_spec(self, started: float, *, let_go: bool = False) -> launch_spec.LaunchSpec:
+        """Write what the parent needs to know, and give it.
+
+        Raises:
+            MpibootError: ``runtime-folder``.
+        """
+        settings = self.resolved.settings
+        reached = {
+            self.observed.called(worker.host.name): worker for worker in self.observed.workers
+        }
+        spec = launch_spec.LaunchSpec(
+            argv=self.plan.argv,
+            family=self.observed.mpi.family,
+            daemons=tuple(
+                launch_spec.Remote(
+                    name, reached[name].address, reached[name].port, _others(reached[name])
+                )
+                for name in self.plan.daemons
+                if name in reached
+            ),
+            hosts=len(self.observed.hostfile.hosts),
+            ranks=self.plan.ranks,
+            launch_timeout=settings.launch_timeout,
+            grace=settings.grace,
+            started=started,
+            termination_log=settings.termination_log,
+            hold_on_failure=settings.hold_on_failure,
+            log_format=settings.log_format,
+            log_level=settings.log_level,
+            suspects=self.plan.suspects,
+            goes_on=self.plan.goes_on,
+            let_go=let_go and any(worker.ends for worker in self.observed.workers),
+            program=_program(self.plan.argv, self.observed.mpi.family),
+        )
+        files.write_private(Path(self.where.launch_dir) / launch_spec.FILE, spec.to_json())
+        before = tuple(_before(worker, self.observed) for worker in self.observed.workers)
+        files.write_private(Path(self.where.launch_dir) / evidence.FILE, evidence.to_json(before))
+        return spec
+
+
+def _program(argv: tuple[str, ...], family: str) -> str:
+    """Tell what ranks run; empty where the line has several programs or says where to look."""
+    line = mpirun_line.read(argv, family)
+    elsewhere = {"wd", "wdir", "path", "preload-binary", "s"}.intersection(line.given)
+    if len(line.apps) != 1 or line.program_index is None or elsewhere:
+        return ""
+    return argv[line.program_index]
+
+
+def _before(worker: Worker, observed: Observed) -> evidence.Before:
+    """Note what is compared with after a failure."""
+    name, facts = worker.host.name, worker.facts
+    devices = facts.fabric.devices if facts else ()
+    return evidence.Before(
+        name=observed.called(name),
+        dns=observed.called(name),
+        address=worker.address,
+        pod=facts.hostname if facts else name.partition(".")[0],
+        ooms=worker.ooms,
+        began=facts.started if facts else 0.0,
+        ports=tuple(
+            evidence.port(device.name, port.number)
+            for device in devices
+            for port in device.ports
+            if "ACTIVE" in port.state.upper()
+        ),
+        ends=worker.ends,
+    )
+
+
+def parent(where: Paths, started: launch_spec.Started | None = None) -> tuple[str, ...]:
+    """Give the command line of mpirun's parent: no site, no user's PYTHON variables."""
+    program = str(_PACKAGE / "parent" / "__main__.py")
+    words = map(str, started or ())
+    return (sys.executable, "-I", "-S", program, where.launch_dir, *words)

@@ -1,0 +1,97 @@
+"""What a launcher stands on before it asks anyone: itself, its private folder, the job's key."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpiboot import log
+from mpiboot.gates import gate, stale_processes
+from mpiboot.model import Identity
+from mpiboot.observe import pod
+from mpiboot.settings import Resolved
+from mpiboot.system import files, keys, process, tmpdir
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Itself, its folder, the job's key; ``started`` is the monotonic clock's second."""
+
+    resolved: Resolved
+    environ: Mapping[str, str]
+    identity: Identity
+    folder: Path
+    key: keys.JobKey
+    started: float
+
+
+def stand(
+    resolved: Resolved,
+    environ: Mapping[str, str],
+    role: str = "launcher",
+    patience: float | None = None,
+) -> Ground:
+    """Find out who this is, make the private folder of a role, and read the job's key.
+
+    The key may be mounted a moment late: it is waited for until the launcher's deadline, or for
+    ``patience`` seconds where given.
+
+    Raises:
+        MpibootError: ``runtime-folder``, ``tmpdir`` or ``ssh-key``.
+    """
+    started = time.monotonic()
+    settings = resolved.settings
+    identity = pod.identity(environ)
+    named = environ.get("TMPDIR", "")
+    tmpdir.check(named)
+    folder = files.runtime_dir(
+        settings.runtime_dir, identity.uid, role, tmpdir=named, split=role == "launcher"
+    )
+    # asyncssh asks for these names, and fails under a uid without a passwd entry.
+    added = pod.user_environment(identity, environ, folder)
+    for name, value in (added | tmpdir.complete(environ, folder)).items():
+        os.environ[name] = value
+    mounted = keys.wait(
+        settings.ssh_key,
+        (identity.home, environ.get("HOME", "")),
+        identity.uid,
+        settings.timeout if patience is None else patience,
+    )
+    key = keys.load(mounted, folder, environ)
+    odd = keys.trust(key, mounted)
+    if odd:
+        log.finding(odd)
+    return Ground(resolved, environ, identity, folder, key, started)
+
+
+def access(ground: Ground) -> gate.Access:
+    """Give how this launcher logs in to the workers."""
+    settings = ground.resolved.settings
+    hostname = socket.gethostname()
+    own, _ = pod.control_address(settings.control_ifname, hostname)
+    return gate.Access(
+        user=settings.ssh_user or ground.identity.user,
+        key=ground.key.path,
+        hostname=hostname,
+        host_key=ground.key.public,
+        fqdns=pod.own_names(hostname),
+        six=":" in own if own else None,
+    )
+
+
+def lets_go(wanted: str, environ: Mapping[str, str]) -> bool:
+    """Whether workers are told of a good end: where this is the whole job, not a part of it.
+
+    A launcher beside others, as by ``kubectl exec`` or in a script, may be followed by the next.
+
+    Args:
+        wanted: the setting ``worker_exit``.
+        environ: this pod's environment, which has a mark inside a launch.
+    """
+    if wanted == "never" or environ.get(stale_processes.NAME):
+        return False
+    return wanted == "with-job" or process.is_containers_own()

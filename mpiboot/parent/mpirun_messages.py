@@ -1,0 +1,170 @@
+"""What mpirun itself says of its ranks, read apart from what the program writes.
+
+Open MPI lets a variable name the handle for its own messages. They get one of their own, and go
+on to stderr byte for byte; the program's streams stay where they are. From them it is known which
+rank ended first, and by which signal: an exit status tells neither the rank nor its host.
+"""
+
+# pathlib, and what it imports, costs the parent a megabyte.
+# ruff: noqa: PTH123
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from mpiboot.parent.events import RankEnd, RankEnded
+from mpiboot.parent.launch_spec import PLACEMENT
+
+# In mpirun's environment: its agents keep the wish for states from daemons, which have no such
+# handle and would write them to the job's stderr.
+STATES: Final = "MPIBOOT_RANK_STATES"
+# Above what ranks open, for one that gets the variable without the handle writes to that number.
+_HANDLE: Final = 200
+_PIECE: Final = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """How one MPI is asked; ``inherited`` where ranks on its own host get the variable too."""
+
+    handle: str
+    asked: tuple[tuple[str, str], ...] = ()
+    inherited: bool = False
+
+
+SOURCES: Final = {
+    # Measured with 4.1.4: "mpirun noticed that process rank 1 with PID 0 on node w-1 exited on
+    # signal 9 (Killed)." comes by this handle. Remote ranks don't get the variable.
+    "openmpi4": Source("OPAL_OUTPUT_STDERR_FD", inherited=True),
+    # Measured with 5.0.7: that message goes to stderr past it, the states of ranks don't.
+    "openmpi5": Source(
+        "PMIX_OUTPUT_STDERR_FD", (("PRTE_MCA_state_base_verbose", "1"), (STATES, "1"))
+    ),
+}
+
+
+class Lead(NamedTuple):
+    """A pipe for mpirun's own messages, and the variables that lead them there."""
+
+    reader: int
+    writer: int
+    environ: Mapping[str, str]
+
+    def started(self) -> int:
+        """Give the end to read, once mpirun has the other one."""
+        os.close(self.writer)
+        return self.reader
+
+
+def lead(family: str, environ: Mapping[str, str], *, local: bool) -> Lead | None:
+    """Open a way for mpirun's own messages; None where there is none, or the user has another.
+
+    Args:
+        family: the MPI.
+        environ: mpirun's environment.
+        local: whether ranks may run on mpirun's own host.
+    """
+    source = SOURCES.get(family)
+    if source is None or (local and source.inherited):
+        return None
+    if any(name in environ for name in (source.handle, *dict(source.asked))):
+        return None
+    reader, near = os.pipe()
+    try:
+        writer = fcntl.fcntl(near, fcntl.F_DUPFD, _HANDLE)
+    except OSError:  # the limit of open files is lower
+        os.close(reader)
+        return None
+    finally:
+        os.close(near)
+    return Lead(reader, writer, {source.handle: str(writer), **dict(source.asked)})
+
+
+# A line: [w:13] [prterun-w-13@0,0] [17.18] ACTIVATE PROC [prterun-w-13@1,1] STATE RUNNING AT ...
+_STATES: Final = re.compile(
+    rb"^\[[^]\n]*\] \[[^]\n]*@0,0\] \[[0-9.]+\] ACTIVAT(?:E|ING) (?:JOB|PROC) .*\n", re.MULTILINE
+)
+_ENDS: Final = {
+    b"ABORTED BY SIGNAL": RankEnd.SIGNAL,
+    b"CALLED ABORT": RankEnd.ABORT,
+    b"EXITED WITH NON-ZERO STATUS": RankEnd.STATUS,
+    b"TERMINATED WITHOUT SYNC": RankEnd.SILENT,
+}
+# Job 1 is the one that mpirun was started for. Another one was spawned by a rank: its ranks have
+# numbers of their own, and 5.0.7 lets the first job go on without them (measured).
+_STATE: Final = re.compile(rb" ACTIVATE PROC \[[^]\n]*@1,(\d+)\] STATE (%s) " % b"|".join(_ENDS))
+_NOTICED: Final = re.compile(
+    rb"noticed that process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)"
+)
+_ABORTED: Final = re.compile(rb"MPI_ABORT was invoked on rank (\d+) in communicator MPI_COMM_WORLD")
+_STATUS: Final = re.compile(rb"Process name: \[\[\d+,1\],(\d+)\]\s+Exit code: +\d+")
+
+
+def told(text: bytes) -> list[RankEnded]:
+    """Find the ranks that some of mpirun's messages name as ones that ended badly, in order."""
+    states = [RankEnded(int(found[1]), _ENDS[found[2]]) for found in _STATE.finditer(text)]
+    if states:
+        return states
+    if found := _NOTICED.search(text):
+        host = found[2].decode("utf-8", "replace")
+        return [RankEnded(int(found[1]), RankEnd.SIGNAL, host, int(found[3]))]
+    if found := _ABORTED.search(text):
+        return [RankEnded(int(found[1]), RankEnd.ABORT)]
+    if found := _STATUS.search(text):
+        return [RankEnded(int(found[1]), RankEnd.STATUS)]
+    return []
+
+
+class Words:
+    """Reads mpirun's own messages as they come, and passes them on to stderr."""
+
+    def __init__(self, reader: int) -> None:
+        """Read from the end that ``Lead`` gives."""
+        self.reader = reader
+        self.over = False  # nobody can write there any more
+        self._rest = b""
+        os.set_inheritable(reader, False)
+        os.set_blocking(reader, False)
+
+    def read(self, *, last: bool = False) -> list[RankEnded]:
+        """Take in what is there, with ``last`` also a line without an end; give what it tells."""
+        ends: list[RankEnded] = []
+        while data := self._piece():
+            whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
+            whole += newline
+            ends += told(whole)
+            _pass_on(_STATES.sub(b"", whole))
+        if last:
+            _pass_on(self._rest)
+            self._rest = b""
+        return ends
+
+    def _piece(self) -> bytes:
+        try:
+            data = os.read(self.reader, _PIECE)
+        except BlockingIOError:
+            return b""
+        self.over = not data
+        return data
+
+
+def _pass_on(text: bytes) -> None:
+    with suppress(OSError):  # nobody reads stderr any more
+        while text:
+            text = text[os.write(2, text) :]
+
+
+def host_of(folder: str, rank: int) -> str:
+    """Look a rank's host up in what mpirun wrote; empty where it did not."""
+    line = re.compile(rf"^\(rank, host, exe, pid\) = \({rank}, ([^,\n]+), ", re.MULTILINE)
+    try:
+        with open(f"{folder}/{PLACEMENT}", encoding="utf-8", errors="replace") as file:
+            found = line.search(file.read())
+    except OSError:
+        return ""
+    return found[1] if found else ""

@@ -1,0 +1,356 @@
+"""mpiboot's own SSH client, for launchers whose ``ssh`` is missing or refuses to run.
+
+One process serves all hosts of a launch: asyncssh is loaded once. The launch agents reach it on a
+socket in the launch folder (see ``connect``) and hand their streams over. It logs in with the
+job's key alone, checks the pinned host key, forwards nothing and asks for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import asyncssh
+
+from mpiboot.ssh_client.start import Config, Remote
+from mpiboot.ssh_client.streams import Sink, Source
+
+_FAILED: Final = 255
+_ATTEMPTS: Final = 3
+_LOGIN: Final = 30.0
+_KEEPALIVES: Final = 3
+# A handshake is some milliseconds of work; more at once only makes each of them slow.
+_LOGINS: Final = 32
+_REQUEST: Final = 1 << 16
+# What a host may send ahead: twice this much is kept for one that nobody reads.
+_WINDOW: Final = 1 << 19
+# First of all that asyncssh has: the one that is fastest in it, by about two.
+_CIPHERS: Final = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
+_STREAMS: Final = 3
+# ssh's options whose value is the next word.
+_VALUED: Final = frozenset("BbcDEeFIiJLlmOoPpQRSWw")
+_SAFE: Final = re.compile(r"[^A-Za-z0-9._:@%+-]")
+
+
+def read_words(words: Sequence[str]) -> tuple[str, str, str]:
+    """Read ssh's command line as far as it matters here: user (if given), host, command."""
+    queue = list(words)
+    while queue and queue[0].startswith("-"):
+        word = queue.pop(0)
+        if len(word) == 2 and word[1] in _VALUED and queue:  # noqa: PLR2004 - a dash and a letter
+            queue.pop(0)
+    if not queue:
+        raise ValueError("no host was named")
+    user, _, host = queue[0].rpartition("@")
+    return user, host, " ".join(queue[1:])
+
+
+class _Login(asyncssh.SSHClient):
+    """Trusts one host key, or any where none is pinned."""
+
+    def __init__(self, pinned: asyncssh.SSHKey | None) -> None:
+        self._pinned = pinned
+
+    def validate_host_public_key(
+        self,
+        host: str,  # noqa: ARG002 - asyncssh's signature
+        addr: str,  # noqa: ARG002
+        port: int,  # noqa: ARG002
+        key: asyncssh.SSHKey,
+    ) -> bool:
+        return self._pinned is None or key == self._pinned
+
+
+class _Session(asyncssh.SSHClientSession[bytes]):
+    """One command on one host, between the agent's streams and the connection."""
+
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        self._source = Source(descriptors[0], self._feed)
+        self._out = Sink(descriptors[1], self._throttle)
+        self._error = Sink(descriptors[2], self._throttle)
+        self._channel: asyncssh.SSHClientChannel[bytes] | None = None
+        self._full = False
+        self._flushing = False
+        self._closed = False
+        self.status = _FAILED
+        self.why: Exception | None = None
+        self.done = asyncio.Event()
+
+    def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
+        self._channel = chan
+
+    def session_started(self) -> None:
+        self._source.resume()
+
+    def _feed(self, data: bytes) -> None:
+        if self._channel is None or self._channel.is_closing():
+            return
+        if data:
+            self._channel.write(data)
+        else:
+            self._channel.write_eof()
+
+    def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
+        (self._error if datatype == asyncssh.EXTENDED_DATA_STDERR else self._out).write(data)
+
+    def _throttle(self) -> None:
+        # asyncssh opens the window anew with the first part that it hands on. Who paused it again
+        # before the last would let as much come in each time as goes out, and much more.
+        if self._flushing:
+            return
+        full = self._out.full or self._error.full
+        if full != self._full and self._channel is not None:
+            self._full = full
+            if full:
+                self._channel.pause_reading()
+            else:
+                self._flushing = True
+                self._channel.resume_reading()
+                self._flushing = False
+                self._throttle()
+        self._finish()
+
+    def pause_writing(self) -> None:
+        self._source.pause()
+
+    def resume_writing(self) -> None:
+        self._source.resume()
+
+    def eof_received(self) -> bool:
+        return True  # our own side stays open: the command may still read
+
+    def exit_status_received(self, status: int) -> None:
+        self.status = status
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.why = exc
+        self._closed = True
+        self._source.close()
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._closed and self._out.idle and self._error.idle:
+            self.done.set()
+
+    def close(self) -> None:
+        for stream in (self._source, self._out, self._error):
+            stream.close()
+
+
+class Client:
+    """Every session of this launch."""
+
+    def __init__(self, config: Config) -> None:
+        """Read the job's key.
+
+        Raises:
+            OSError: it can't be read.
+            ValueError: it is no key.
+        """
+        self.config = config
+        self._key = asyncssh.read_private_key(config.key)
+        self._hosts = {item.name: item for item in config.hosts}
+        self._logins = asyncio.Semaphore(_LOGINS)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def accept(self, listener: socket.socket) -> None:
+        """Take one agent in."""
+        try:
+            agent, _ = listener.accept()
+        except OSError:
+            return
+        task = asyncio.ensure_future(self._serve(agent))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, agent: socket.socket) -> None:
+        """Serve one agent to its end; when it goes, its session goes."""
+        agent.setblocking(False)
+        descriptors: list[int] = []
+        status = _FAILED
+        with agent:
+            try:
+                request = await _request(agent, descriptors)
+                if len(descriptors) == _STREAMS:
+                    running = asyncio.ensure_future(self._run(request, descriptors))
+                    gone = asyncio.ensure_future(_ended(agent))
+                    await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
+                    gone.cancel()
+                    running.cancel()
+                    ended = (await asyncio.gather(running, return_exceptions=True))[0]
+                    status = ended if isinstance(ended, int) else _FAILED
+                await asyncio.get_running_loop().sock_sendall(agent, f"{status}\n".encode())
+            except (OSError, ValueError):
+                return
+
+    async def _run(self, request: Mapping[str, object], descriptors: Sequence[int]) -> int:
+        session = _Session(descriptors)
+        host = ""
+        try:
+            words = request["words"]
+            user, host, command = read_words(words if isinstance(words, list) else [])
+            remote = self._find(host)
+            async with self._logins:
+                connection = await self._log_in(remote, user or remote.user)
+            try:
+                self._tell(f"connected {host} {request['agent']}\n")
+                await connection.create_session(
+                    lambda: session,
+                    # As bytes: a word may hold any but zero.
+                    command.encode("utf-8", "surrogateescape"),  # type: ignore[arg-type]
+                    encoding=None,
+                    window=_WINDOW,
+                )
+                await session.done.wait()
+            finally:
+                connection.abort() if session.status == _FAILED else connection.close()
+            if session.why is not None:
+                self._complain(host, f"the connection is lost: {session.why}")
+        except (OSError, ValueError, asyncio.TimeoutError, asyncssh.Error) as wrong:
+            self._complain(host, str(wrong) or type(wrong).__name__)
+            return _FAILED
+        finally:
+            session.close()
+        return session.status
+
+    def _find(self, name: str) -> Remote:
+        if name in self._hosts:
+            return self._hosts[name]
+        short = [item for item in self.config.hosts if item.name.partition(".")[0] == name]
+        if len(short) != 1:
+            raise ValueError(f"{name} is no host of this job")
+        return short[0]
+
+    async def _log_in(self, remote: Remote, user: str) -> asyncssh.SSHClientConnection:
+        left = _ATTEMPTS
+        while True:
+            left -= 1
+            try:
+                return await asyncio.wait_for(self._open(remote, user), _LOGIN)
+            except (OSError, asyncssh.ConnectionLost, asyncio.TimeoutError):
+                # The gate has just seen the host answer: a dropped SYN, or a full queue.
+                if not left:
+                    raise
+            await asyncio.sleep(1)
+
+    async def _open(self, remote: Remote, user: str) -> asyncssh.SSHClientConnection:
+        pinned = asyncssh.import_public_key(remote.key) if remote.key else None
+        # The pinned key's algorithms first; the others too, so that a server with another key
+        # shows it instead of saying that there is no common algorithm.
+        known = [alg.decode() for alg in asyncssh.public_key.get_default_public_key_algs()]
+        first = [alg.decode() for alg in pinned.sig_algorithms] if pinned else []
+        return await asyncssh.connect(
+            remote.address,
+            remote.port,
+            config=None,
+            client_factory=lambda: _Login(pinned),
+            # No key is known beforehand, so that _Login sees the one that is shown.
+            known_hosts=([], [], []),
+            server_host_key_algs=[*first, *(alg for alg in known if alg not in first)],
+            x509_trusted_certs=None,
+            username=user,
+            client_keys=[self._key],
+            agent_path=None,
+            client_host_keys=None,
+            gss_host=None,
+            preferred_auth="publickey",
+            compression_algs=None,
+            encryption_algs=_CIPHERS,
+            keepalive_interval=self.config.keepalive / _KEEPALIVES,
+            keepalive_count_max=_KEEPALIVES,
+            login_timeout=_LOGIN,
+        )
+
+    def _tell(self, line: str) -> None:
+        """Tell the parent of mpirun; opened for reading too, a FIFO never makes one wait."""
+        flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            fifo = os.open(self.config.events, flags)
+        except OSError:
+            return
+        try:
+            os.write(fifo, line.encode())
+        except BlockingIOError:
+            return
+        finally:
+            os.close(fifo)
+
+    def _complain(self, host: str, said: str) -> None:
+        """Say what went wrong where the parent looks for it: ssh's ``-E``."""
+        text = f"mpiboot's SSH client: {host}: {' '.join(said.split())}\n"
+        path = Path(self.config.errors) / (_SAFE.sub("_", host) or "unknown")
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+
+
+async def _request(agent: socket.socket, descriptors: list[int]) -> dict[str, object]:
+    """Read what the agent asks for; its streams come with the first part."""
+    ready = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(agent, ready.set)
+    data = b""
+    try:
+        while not data.endswith(b"\n"):
+            await ready.wait()
+            ready.clear()
+            part, given, _, _ = socket.recv_fds(
+                agent, _REQUEST, _STREAMS, flags=socket.MSG_CMSG_CLOEXEC
+            )
+            descriptors += given
+            # One that went away asks for nothing, which is no JSON.
+            data += part or b"\n"
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    finally:
+        loop.remove_reader(agent)
+    value = json.loads(data)
+    return value if isinstance(value, dict) else {}
+
+
+async def _ended(agent: socket.socket) -> None:
+    """Wait until the agent is gone; it says nothing more."""
+    await asyncio.get_running_loop().sock_recv(agent, 1)
+
+
+async def serve(config: Config, listener: socket.socket) -> None:
+    """Serve until the parent is gone."""
+    loop = asyncio.get_running_loop()
+    client = Client(config)
+    stop = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    try:
+        parent = os.pidfd_open(config.parent)
+        loop.add_reader(parent, stop.set)
+    except ProcessLookupError:
+        return
+    except OSError:
+        pass  # a sandbox that forbids it: the pod's end is then this process's, too
+    listener.setblocking(False)
+    loop.add_reader(listener, client.accept, listener)
+    await stop.wait()
+    # Nothing is waited for: who asked is gone, and the workers see their connections end.
+    os._exit(0)
+
+
+def main(path: str) -> None:
+    """Run the client that a configuration file describes; stdin is its listening socket."""
+    config = Config.from_json(Path(path).read_text("utf-8"))
+    wrong: tuple[type[Exception], ...] = (OSError, ValueError, asyncssh.Error)
+    try:
+        asyncio.run(serve(config, socket.socket(fileno=os.dup(0))))
+    except wrong as problem:
+        sys.exit(f"mpiboot's SSH client: {problem}")

@@ -1,0 +1,1 @@
+"""The worker's SSH server: OpenSSH's or the embedded one, and the sessions of either."""

@@ -1,0 +1,295 @@
+"""The worker's SSH sessions: their environment, and their end when the connection ends.
+
+OpenSSH sends no hang-up to a session without a terminal: what the session started would live on.
+Ends only processes that carry a session's mark or descend from it, never one by its name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import mpiboot
+from mpiboot import log
+from mpiboot.system import files
+from mpiboot.system.process import Loop
+
+ENVIRONMENT: Final = "session.env"
+FIFO: Final = "sessions"
+# A file beside it: this worker wants to hear that the job ended well.
+ENDS: Final = "ends"
+MARK: Final = "MPIBOOT_SESSION"
+WRAPPER: Final = Path(mpiboot.__file__).parent / "libexec" / "session"
+# Seconds between TERM and KILL for what a session leaves behind.
+GRACE: Final = 5.0
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# The session's own, told by its sshd and not by the pod.
+_OWN: Final = frozenset(
+    ("PWD", "OLDPWD", "SHLVL", "_", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "MAIL")
+)
+# Names that some /bin/sh refuses to set, which would end the session before it begins.
+_SHELL: Final = frozenset(
+    ("UID", "EUID", "PPID", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO", "OPTIND", "LINENO")
+)
+# While a process executes a new program, its environment reads as empty: it is looked for twice.
+_SECOND_LOOK: Final = 0.2
+_PIDS: Final = 5  # words of a line that tells of a session
+
+
+def environment(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """The pod's environment as lines for a POSIX shell, and the names that can't be in it.
+
+    Names of the session itself (its user, home, shell and connection) are left to it.
+    """
+    lines, left = [], []
+    for name, value in environ.items():
+        if name in _OWN or name.startswith("SSH_") or name == MARK:
+            continue
+        if not _NAME.fullmatch(name) or name in _SHELL:
+            left.append(name)
+            continue
+        quoted = "'" + value.replace("'", "'\\''") + "'"
+        lines.append(f"export {name}={quoted}\n")
+    return "".join(lines), tuple(left)
+
+
+def new_token() -> str:
+    """A word that no other worker has, for the marks of this worker's sessions."""
+    return os.urandom(8).hex()
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A line of the process table; ``start`` tells a process from a later one of that number."""
+
+    pid: int
+    parent: int
+    session: int
+    start: int
+
+
+def process(pid: int) -> Process | None:
+    """One living process; None where it has ended (a zombie has)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The name in parentheses may hold anything, parentheses too.
+    words = text[text.rindex(b")") + 2 :].split()
+    if words[0] in (b"Z", b"X"):
+        return None
+    return Process(pid, int(words[1]), int(words[3]), int(words[19]))
+
+
+def table() -> dict[int, Process]:
+    """Every living process that can be seen from here."""
+    names = os.listdir("/proc")  # noqa: PTH208 - a Path for each process is half of the cost
+    found = (process(int(name)) for name in names if name.isdigit())
+    return {item.pid: item for item in found if item}
+
+
+def _mark_of(pid: int) -> str:
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return ""  # ended, or another user's
+    key = MARK.encode() + b"="
+    at = 0 if environ.startswith(key) else environ.find(b"\0" + key) + 1
+    if at == 0 and not environ.startswith(key):
+        return ""
+    return environ[at + len(key) :].partition(b"\0")[0].decode("ascii", "replace")
+
+
+@dataclass(slots=True)
+class Session:
+    """A session: its mark, its leader, and the process that stands for its connection."""
+
+    mark: str
+    leader: int
+    start: int
+    connection: int = -1  # pidfd
+    detach: bool = False
+    ending: bool = False
+    quiet: bool = False  # nobody was found at the last look
+    deadline: float | None = None
+    victims: dict[int, int] = field(default_factory=dict)  # pid -> pidfd
+
+
+def family(session: Session, running: Mapping[int, Process], marks: Mapping[int, str]) -> set[int]:
+    """Processes of a session: marked ones, its POSIX session, and all that descend from these."""
+    leader = running.get(session.leader)
+    # A later process may have got the leader's number, and then its session is another one.
+    reused = leader is not None and leader.start != session.start
+    members = {
+        pid
+        for pid, item in running.items()
+        if marks.get(pid) == session.mark or (item.session == session.leader and not reused)
+    }
+    grown = True
+    while grown:
+        more = {
+            pid for pid, item in running.items() if item.parent in members and pid not in members
+        }
+        grown = bool(more)
+        members |= more
+    return members
+
+
+class Sessions:
+    """Hears of sessions on a FIFO and ends what is left of each when its connection has ended."""
+
+    def __init__(self, folder: Path, loop: Loop, grace: float = GRACE) -> None:
+        """Make the FIFO in the worker's folder and listen on it."""
+        files.make_fifo(folder / FIFO)
+        # Open for writing too: no end of file when the last session has written.
+        self._fifo = os.open(folder / FIFO, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._loop = loop
+        self._grace = grace
+        self._rest = b""
+        self._sessions: dict[str, Session] = {}
+        self._dirty = False
+        self.begun = 0  # sessions so far
+        self.over = False  # the launcher told that the job ended well
+        loop.watch(self._fifo, self._heard)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def _heard(self) -> None:
+        try:
+            data = os.read(self._fifo, 1 << 16)
+        except BlockingIOError:
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            words = line.decode("ascii", "replace").split()
+            if len(words) == _PIDS and words[0] == "begin" and "".join(words[2:]).isdigit():
+                self._begin(words[1], int(words[2]), int(words[3]), detach=words[4] == "1")
+            elif words == ["over"]:
+                self.over = True
+            elif len(words) == 2 and words[0] == "end" and words[1] in self._sessions:  # noqa: PLR2004
+                self._end(self._sessions[words[1]])
+
+    def _begin(self, mark: str, leader: int, connection: int, *, detach: bool) -> None:
+        found = process(leader)
+        session = Session(mark, leader, found.start if found else -1, detach=detach)
+        self._sessions[mark] = session
+        self.begun += 1
+        log.debug("session", f"session {mark} begins", leader=leader)
+        try:
+            session.connection = os.pidfd_open(connection)
+        except OSError:
+            self._end(session)  # the connection has ended before we heard of the session
+            return
+        self._loop.watch(session.connection, partial(self._end, session))
+
+    def _end(self, session: Session) -> None:
+        if session.connection >= 0:
+            self._loop.forget(session.connection)
+            os.close(session.connection)
+            session.connection = -1
+        if session.detach and process(session.leader) is None:
+            # Its own launcher asked for a daemon and let the connection go: left alone.
+            self._sessions.pop(session.mark, None)
+            return
+        session.ending = True
+        self._dirty = True
+
+    def end_all(self, *, at_once: bool = False) -> None:
+        """Begin to end every session, or with ``at_once`` kill what is still there of them."""
+        for session in self._sessions.values():
+            session.detach = False
+            if not session.ending:
+                self._end(session)
+            if at_once:
+                session.deadline = 0.0
+        self._dirty = True
+
+    @property
+    def due(self) -> float | None:
+        """When ``step`` has to be called at the latest (monotonic clock); None: no need."""
+        if self._dirty:
+            return 0.0
+        limits = [
+            item.deadline for item in self._sessions.values() if item.ending and item.deadline
+        ]
+        return min(limits, default=None)
+
+    def step(self) -> None:
+        """Look at the sessions that are ending: signal what is left, forget those that are gone."""
+        due = self.due
+        if due is None or due > time.monotonic():
+            return
+        self._dirty = False
+        ending = [session for session in self._sessions.values() if session.ending]
+        running = table()
+        oldest = min((session.start for session in ending), default=0)
+        marks = {pid: _mark_of(pid) for pid, item in running.items() if item.start >= oldest}
+        for session in ending:
+            members = family(session, running, marks) - {os.getpid()}
+            if not members and not session.victims and not session.quiet:
+                session.quiet = True
+                session.deadline = time.monotonic() + _SECOND_LOOK
+                continue
+            if not members and not session.victims:
+                log.debug("session", f"session {session.mark} has ended")
+                del self._sessions[session.mark]
+                continue
+            if session.quiet:
+                session.quiet, session.deadline = False, None
+            self._signal(session, [running[pid] for pid in sorted(members)])
+
+    def _signal(self, session: Session, members: list[Process]) -> None:
+        now = time.monotonic()
+        if session.deadline is None:
+            session.deadline = now + self._grace
+        late = session.deadline <= now
+        if late:
+            session.deadline = now + self._grace  # looked at once more, for what can't be killed
+        for member in members:
+            fresh = member.pid not in session.victims
+            if not fresh and not late:
+                continue
+            try:
+                descriptor = os.pidfd_open(member.pid) if fresh else session.victims[member.pid]
+            except ProcessLookupError:
+                self._dirty = True
+                continue
+            except OSError:
+                continue  # out of descriptors: the deadline brings us back
+            if fresh:
+                found = process(member.pid)
+                if found is None or found.start != member.start:
+                    os.close(descriptor)
+                    self._dirty = True
+                    continue
+                session.victims[member.pid] = descriptor
+                self._loop.watch(descriptor, partial(self._gone, session, member.pid))
+            try:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL if late else signal.SIGTERM)
+                if not late:
+                    # A stopped process takes its TERM only when it goes on.
+                    signal.pidfd_send_signal(descriptor, signal.SIGCONT)
+            except OSError:
+                continue
+
+    def _gone(self, session: Session, pid: int) -> None:
+        descriptor = session.victims.pop(pid, -1)
+        if descriptor >= 0:
+            self._loop.forget(descriptor)
+            os.close(descriptor)
+        if not session.victims:
+            self._dirty = True  # look again: it may have left a child
+
+    def close(self) -> None:
+        """Stop listening; what is still running is left."""
+        self._loop.forget(self._fifo)
+        os.close(self._fifo)

@@ -1,0 +1,1 @@
+"""What changes this machine: private files, keys, processes."""

@@ -1,0 +1,190 @@
+"""The job's SSH key: where it is mounted, its public half, its private copy.
+
+Reads the mount and never changes it; the name of a key file says nothing of its type.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mpiboot import log
+from mpiboot.errors import MpibootError, error
+from mpiboot.model import Finding, Level
+from mpiboot.system import files, keyformat, process
+
+# In this order: what ssh itself prefers, then the keys of a Kubernetes Secret of type ssh-auth.
+NAMES: Final = ("id_rsa", "id_ecdsa", "id_ed25519", "ssh-privatekey")
+_LOOK_FIRST, _LOOK_LAST = 0.05, 1.0  # seconds between two looks for the key
+
+
+@dataclass(frozen=True, slots=True)
+class JobKey:
+    """The job's key: the private file, and the public half as a line ``type base64``."""
+
+    path: Path
+    public: str
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the public half, written as OpenSSH does."""
+        return keyformat.fingerprint(keyformat.blob_of(self.public))
+
+
+def mounts(table: str) -> tuple[str, ...]:
+    """Mount points that look like a folder of SSH keys, from /proc/self/mountinfo.
+
+    The operator's ``sshAuthMountPath`` may lie anywhere, such as in the home of a user that a
+    random uid isn't; a Volcano job mounts the files one by one.
+    """
+    found = []
+    for line in table.splitlines():
+        point = line.split()[4] if len(line.split()) > 4 else ""  # noqa: PLR2004
+        path = Path(point.encode().decode("unicode_escape", "replace"))
+        if path.name in NAMES:
+            path = path.parent
+        if path.name == ".ssh" or path.name.startswith("ssh-auth"):
+            found.append(str(path))
+    return tuple(dict.fromkeys(found))
+
+
+def folders(homes: tuple[str, ...], uid: int) -> tuple[Path, ...]:
+    """Folders in which the job's key may be mounted, the likeliest first."""
+    try:
+        table = Path("/proc/self/mountinfo").read_text("utf-8", "replace")
+    except OSError:
+        table = ""
+    likely = [Path("/etc/mpiboot/ssh"), *(Path(home) / ".ssh" for home in homes if home)]
+    likely += [Path(point) for point in mounts(table)]
+    likely.append(Path("/root/.ssh"))
+    with contextlib.suppress(OSError):
+        likely += [
+            home / ".ssh" for home in sorted(Path("/home").iterdir()) if home.stat().st_uid == uid
+        ]
+    return tuple(dict.fromkeys(likely))
+
+
+def find(wanted: str, homes: tuple[str, ...], uid: int) -> Path | None:
+    """Where the job's private key lies; None while it isn't there.
+
+    Args:
+        wanted: a file or folder that the user named, or nothing.
+        homes: this user's home folders (of the passwd entry, of HOME).
+        uid: this user, whose own homes are searched too.
+    """
+    places = (Path(wanted),) if wanted else folders(homes, uid)
+    for place in places:
+        for path in (place, *(place / name for name in NAMES)):
+            with contextlib.suppress(OSError):
+                if path.is_file() and path.stat().st_size:
+                    return path
+    return None
+
+
+def _derived(path: Path, environ: Mapping[str, str]) -> bytes | None:
+    """The public half by the tools that know every format: ssh-keygen, else asyncssh."""
+    try:
+        status, output = process.output(["ssh-keygen", "-P", "", "-y", "-f", str(path)], environ)
+    except MpibootError:
+        status, output = 127, b""
+    if status == 0:
+        return next(iter(keyformat.blobs_of(output.decode("utf-8", "replace"))), None)
+    import asyncssh  # noqa: PLC0415 - costs 170 ms, and hardly any job needs it
+
+    try:
+        return asyncssh.read_private_key(path).public_data
+    except (asyncssh.KeyImportError, OSError):
+        return None
+
+
+def load(path: Path, folder: Path, environ: Mapping[str, str]) -> JobKey:
+    """Copy the key to the private folder (mode 0600) and find its public half.
+
+    The mount may be read-only, open to a group or behind links: ssh and sshd refuse such a file.
+
+    Raises:
+        MpibootError: ``ssh-key``; it can't be read, or is no private key without passphrase.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as problem:
+        raise error("ssh-key", f"the key {path} can't be read: {problem.strerror}") from None
+    try:
+        blob = keyformat.public_blob(text)
+    except PermissionError:
+        raise error(
+            "ssh-key",
+            f"the key {path} is locked with a passphrase",
+            hint="use a key without passphrase: nobody can type it in a pod",
+        ) from None
+    except ValueError as wrong:
+        raise error("ssh-key", f"the key {path} is {wrong}; expected a private SSH key") from None
+    copy = folder / "key"
+    # ssh-keygen refuses a key without the last line's end, which ssh itself accepts.
+    files.write_private(copy, text if text.endswith(b"\n") else text + b"\n")
+    blob = blob or _derived(copy, environ)
+    if blob is None:
+        raise error("ssh-key", f"the key {path} is broken, or of a kind that is not known here")
+    return JobKey(copy, keyformat.public_line(blob))
+
+
+def trust(key: JobKey, mounted: Path) -> Finding | None:
+    """What is odd about the authorized_keys that is mounted beside the key; None where nothing."""
+    path = mounted.parent / "authorized_keys"
+    try:
+        blobs = keyformat.blobs_of(path.read_text("utf-8", "replace"))
+    except OSError:
+        return None
+    if keyformat.blob_of(key.public) in blobs:
+        return None
+    there = ", ".join(keyformat.fingerprint(blob) for blob in blobs) or "no key"
+    return Finding(
+        "ssh-key",
+        Level.WARN,
+        f"{path} holds {there}, which is not the job's key {key.fingerprint} of {mounted}; "
+        "only the job's key is accepted",
+        hint="launcher and workers must mount the same key Secret",
+    )
+
+
+def missing(wanted: str, homes: tuple[str, ...], uid: int) -> MpibootError:
+    """Say where the job's key was looked for."""
+    places = wanted or ", ".join(map(str, folders(homes, uid)))
+    return error("ssh-key", f"no private SSH key in {places}")
+
+
+def wait(
+    wanted: str,
+    homes: tuple[str, ...],
+    uid: int,
+    patience: float,
+    pause: Callable[[float], object] = time.sleep,
+) -> Path:
+    """Find the key, waiting for a Secret that is mounted a moment late.
+
+    Args:
+        wanted: as for ``find``.
+        homes: as for ``find``.
+        uid: as for ``find``.
+        patience: seconds to wait at most.
+        pause: waits for some seconds; what it raises ends the wait.
+
+    Raises:
+        MpibootError: ``ssh-key``; there is none.
+    """
+    deadline, look, told = time.monotonic() + patience, _LOOK_FIRST, False
+    while (found := find(wanted, homes, uid)) is None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise missing(wanted, homes, uid)
+        if not told:
+            told = True
+            places = wanted or ", ".join(map(str, folders(homes, uid)))
+            log.info("ssh-key", f"waiting for the job's SSH key in {places}")
+        pause(min(look, left))
+        look = min(look * 2, _LOOK_LAST)
+    return found

@@ -1,0 +1,17 @@
+"""Pieces of sentences that many messages share. Pure; imports nothing that is not in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def first_few(names: Iterable[str], shown: int = 4) -> str:
+    """List names, the first ones by name and the rest as a number: ``w-0, w-1 and 62 more``."""
+    listed = list(names)
+    more = f" and {len(listed) - shown} more" if len(listed) > shown else ""
+    return ", ".join(listed[:shown]) + more
+
+
+def counted(count: int, noun: str) -> str:
+    """Give a number with its noun: ``1 host``, ``4 hosts``."""
+    return f"{count} {noun}" + "s" * (count != 1)

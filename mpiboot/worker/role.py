@@ -1,0 +1,320 @@
+"""The worker role: serve this pod over SSH, hand its environment on, leave nothing behind.
+
+The process stays as the pod's small parent: no asyncio, no third party, no polling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Final
+
+from mpiboot import log
+from mpiboot.errors import MpibootError, error
+from mpiboot.job import platforms
+from mpiboot.observe import pod
+from mpiboot.settings import Resolved
+from mpiboot.ssh_server import child as server
+from mpiboot.ssh_server import openssh, sessions
+from mpiboot.system import files, process
+from mpiboot.worker.setup import (
+    ENDING,
+    FACTS_FILE,
+    LOOK,
+    Ground,
+    embedded_argv,
+    openssh_argv,
+    settle,
+)
+
+# What observes this pod for the launcher; run after sshd listens, so that it delays nobody.
+FACTS: Final = ("from mpiboot.cli import main; main()", "facts", "--write")
+
+_PASSED_ON: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT)
+_SIGNALS: Final = (signal.SIGCHLD, *ENDING, *_PASSED_ON)
+_END: Final = sessions.GRACE + 3.0  # seconds that the end of everything may take
+
+
+def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> int:
+    """Serve until a signal comes or the program ends; the exit code of the container.
+
+    Args:
+        resolved: the settings.
+        program: what runs beside the SSH server; empty for the server alone.
+        environ: the pod's environment.
+
+    Returns:
+        The program's exit status (128+n for signal n). Without a program 0 after SIGTERM, which is
+        how a worker ends in good order, and 128+n after another signal.
+
+    Raises:
+        MpibootError: the worker can't serve, with the reason.
+    """
+    loop = process.Loop(_SIGNALS)
+    try:
+        ground = settle(resolved, environ, loop)
+        if ground is None:
+            return 0
+        worker = _Worker(resolved, program, ground, loop)
+        try:
+            return worker.serve()
+        finally:
+            worker.close()
+    finally:
+        loop.close()
+
+
+class _Worker:
+    """The pod's parent: the SSH server, its sessions, the program beside it, and every orphan."""
+
+    def __init__(
+        self, resolved: Resolved, program: tuple[str, ...], ground: Ground, loop: process.Loop
+    ) -> None:
+        self._wanted = resolved.settings.sshd
+        self._grace = resolved.settings.grace
+        self._program = program
+        self._ground = ground
+        self._loop = loop
+        text, left = sessions.environment(ground.environ)
+        files.write_private(ground.folder / sessions.ENVIRONMENT, text)
+        if left:
+            names = ", ".join(sorted(left))
+            log.warning("environment", f"not handed on to sessions, as no shell can: {names}")
+        self._sessions = sessions.Sessions(ground.folder, loop)
+        mark = ground.folder / sessions.ENDS
+        mark.unlink(missing_ok=True)
+        wanted = resolved.settings.worker_exit
+        self._ends = platforms.ends_with_job(wanted, ground.environ) and not program
+        if self._ends:
+            files.write_private(mark, "")
+        self._server: server.SshServer | None = None
+        self._login: tuple[int, server.Lines] | None = None
+        self._helpers: set[int] = set()
+        self._program_pid = 0
+        self._restarted = False
+        self._because = ""  # why the running server is to be replaced by the embedded one
+        self._reason = ""  # why the running server is the embedded one
+        self._code: int | None = None
+        self._kill_at: float | None = None
+
+    def serve(self) -> int:
+        """Run until something ends this worker; then end the rest."""
+        self._start()
+        while self._code is None:
+            self._turn()
+        return self._finish(self._code)
+
+    # -- the server ------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Start OpenSSH's sshd, or the embedded server with the reason why."""
+        ground = self._ground
+        if self._wanted == "embedded":
+            self._start_embedded("MPIBOOT_SSHD=embedded")
+            return
+        terms = openssh.terms(ground.identity, ground.environ.get("PATH", ""))
+        against = openssh.reason_against(terms, ground.identity, str(ground.folder))
+        if not against:
+            try:
+                self._start_openssh(terms.path)
+            except MpibootError as wrong:
+                if wrong.finding.check != "program-missing":
+                    raise
+                against = wrong.finding.said
+        if against:
+            self._fall_back(against)
+
+    def _fall_back(self, reason: str, evidence: tuple[str, ...] = ()) -> None:
+        if self._wanted == "openssh":
+            raise error("sshd", f"OpenSSH's sshd can't serve this pod: {reason}", evidence=evidence)
+        self._start_embedded(reason)
+
+    def _start_openssh(self, binary: str) -> None:
+        ground = self._ground
+        argv = openssh_argv(ground, binary)
+        self._server = server.SshServer("openssh", argv, ground.environ, self._loop)
+
+    def _start_embedded(self, reason: str) -> None:
+        ground = self._ground
+        self._reason = reason
+        log.info("sshd", f"the embedded SSH server is used: {reason}", reason=reason)
+        argv = embedded_argv(ground)
+        self._server = server.SshServer("embedded", argv, ground.environ, self._loop)
+
+    def _listens(self, running: server.SshServer) -> None:
+        """Tell that it listens, and start what waited for it."""
+        ground = self._ground
+        because = self._reason if running.kind == "embedded" else ""
+        state = pod.WorkerState(os.getpid(), running.kind, ground.address, ground.port, because)
+        files.write_private(ground.folder / pod.STATE, json.dumps(asdict(state)))
+        where = f"[{ground.address}]" if ":" in ground.address else ground.address
+        log.info(
+            "sshd",
+            f"sshd ({running.kind}) listens on {where}:{ground.port} as {ground.identity.user}, "
+            f"key {ground.key.fingerprint}",
+            sshd=running.kind,
+            address=ground.address,
+            port=ground.port,
+        )
+        # What the helpers below meet is never the reason why this container ended.
+        environ = {
+            **ground.environ,
+            "MPIBOOT_WORKER_DIR": str(ground.folder),
+            "MPIBOOT_TERMINATION_LOG": os.devnull,
+        }
+        statement, *arguments = FACTS
+        facts = process.python(statement, *arguments, str(ground.folder / FACTS_FILE))
+        # For the launcher, where something of the data network is still to come.
+        again = f"MPIBOOT_TERMINATION_LOG={os.devnull} exec {shlex.join(facts)}\n"
+        files.write_private(ground.folder / LOOK, again)
+        self._helpers.add(process.start(facts, environ))
+        if running.kind == "openssh" and process.find("ssh", environ.get("PATH", "")):
+            self._prove(environ)
+        if self._program and not self._program_pid:
+            self._program_pid = process.start(self._program, ground.environ)
+
+    def _prove(self, environ: Mapping[str, str]) -> None:
+        """Log in to ourselves: what facts can't tell (PAM, sandboxes, user namespaces) shows."""
+        ground = self._ground
+        argv = openssh.login(
+            ground.identity, ground.folder, ground.key, ground.address, ground.port
+        )
+        lines = server.Lines(self._loop, lambda line: log.debug("sshd", f"login: {line}"))
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        pid = process.start(argv, environ, stdin=null, stdout=lines.writer, stderr=lines.writer)
+        os.close(null)
+        lines.started()
+        self._login = (pid, lines)
+        self._helpers.add(pid)
+
+    def _proved(self, status: int, lines: server.Lines) -> None:
+        lines.read()
+        lines.close()
+        self._login = None
+        if status == 0:
+            log.debug("sshd", "a login to this worker itself works")
+            return
+        said = "; ".join(lines.last) or f"ssh ended with {process.exit_status(status)}"
+        if self._wanted == "openssh" or self._server is None or self._sessions.begun:
+            # Where any session has begun, sshd lets people in, and replacing it would end them.
+            log.warning("sshd", f"a login to this worker itself fails: {said}")
+            return
+        self._because = f"a login by OpenSSH's sshd fails: {said}"
+        self._server.stop()
+
+    def _server_ended(self, status: int) -> None:
+        """Start it again once; a server that never listened makes room for the embedded one."""
+        gone, self._server = self._server, None
+        if gone is None:
+            return
+        words = gone.last_words()
+        gone.close()
+        if self._because:
+            self._start_embedded(self._because)
+            self._because = ""
+            return
+        how = f"it ended with {process.exit_status(status)}"
+        how += f": {words[-1]}" if words else ""
+        if gone.kind == "openssh" and not gone.listening:
+            self._fall_back(how, words)
+            return
+        if not gone.listening or self._restarted:
+            raise error("sshd", f"the SSH server ({gone.kind}) doesn't run: {how}", evidence=words)
+        self._restarted = True
+        log.warning("sshd", f"the SSH server ({gone.kind}) ended by itself and is started again")
+        if self._wanted == "auto":
+            self._start_embedded(how)
+        else:
+            self._start()
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        """Sleep until something happens, and deal with it."""
+        listened = self._server is not None and self._server.listening
+        limits = [limit for limit in (self._sessions.due, self._kill_at) if limit is not None]
+        left = min(limits) - time.monotonic() if limits else None
+        for number in self._loop.wait(left):
+            self._signalled(number)
+        # Children are reaped at every turn: cheap, and no signal can be missed.
+        for pid, status in process.reap():
+            self._child_ended(pid, status)
+        running = self._server
+        if running is not None and running.listening and (not listened):
+            self._listens(running)
+        self._sessions.step()
+        if self._sessions.over and self._ends and self._code is None:
+            log.info("ended", "the job ended well, and this worker with it")
+            self._code = 0
+        if self._kill_at is not None and self._kill_at <= time.monotonic():
+            self._kill_at = None
+            self._send(signal.SIGKILL)
+
+    def _child_ended(self, pid: int, status: int) -> None:
+        self._helpers.discard(pid)
+        if self._server is not None and pid == self._server.pid:
+            self._server_ended(status)
+        elif self._login is not None and pid == self._login[0]:
+            self._proved(status, self._login[1])
+        elif pid == self._program_pid:
+            self._program_pid = 0
+            self._code = process.exit_status(status)
+            log.info("program", f"{self._program[0]} ended with {self._code}", code=self._code)
+
+    def _signalled(self, number: int) -> None:
+        if number == signal.SIGCHLD:
+            return
+        if self._program_pid:
+            self._send(number)
+            if number in ENDING and self._kill_at is None:
+                log.info("signal", f"{signal.Signals(number).name}: handed on to the program")
+                self._kill_at = time.monotonic() + self._grace
+                self._sessions.end_all()
+        elif number in ENDING and self._code is None:
+            log.info("signal", f"{signal.Signals(number).name}: ending")
+            self._code = 0 if number == signal.SIGTERM else 128 + number
+        elif number in ENDING:
+            self._sessions.end_all(at_once=True)  # told twice: no more grace
+
+    def _send(self, number: int) -> None:
+        if self._program_pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._program_pid, number)
+
+    def _finish(self, code: int) -> int:
+        """End the server and every session; what can't be killed is left to the system."""
+        # From here on the end of the server is what is wanted.
+        gone, self._server = self._server, None
+        if gone is not None:
+            gone.stop()
+        for pid in self._helpers:
+            os.kill(pid, signal.SIGTERM)  # not reaped yet, so the number is still its own
+        self._sessions.end_all()
+        deadline = time.monotonic() + _END
+        ending = gone.pid if gone is not None else 0
+        while (ending or len(self._sessions)) and time.monotonic() < deadline:
+            due = self._sessions.due
+            limit = deadline if due is None else min(due, deadline)
+            for number in self._loop.wait(limit - time.monotonic()):
+                self._signalled(number)
+            for pid, _ in process.reap():
+                ending = 0 if pid == ending else ending
+            self._sessions.step()
+        if gone is not None:
+            gone.close()
+        return code
+
+    def close(self) -> None:
+        """Let go of what is held; after an error the server and the program are ended too."""
+        self._send(signal.SIGTERM)
+        if self._server is not None:
+            self._server.stop()
+            self._server.close()
+            self._server = None
+        self._sessions.close()

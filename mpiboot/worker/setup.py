@@ -1,0 +1,145 @@
+"""What a worker settles before it serves: its folder, key, address and port.
+
+It starts no process; a worker's way to its sshd leads through here, so it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from mpiboot import log
+from mpiboot.errors import error
+from mpiboot.model import Decision, Identity, Source
+from mpiboot.observe import pod
+from mpiboot.settings import Resolved
+from mpiboot.ssh_server import openssh, sessions
+from mpiboot.ssh_server import port as ports
+from mpiboot.system import files, keys, process, tmpdir
+from mpiboot.worker import profile_script
+
+FACTS_FILE: Final = "facts.json"
+LOOK: Final = "look"  # a script that writes the facts anew
+# Signals that end a worker.
+ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What doesn't change while this worker runs."""
+
+    identity: Identity
+    folder: Path
+    key: keys.JobKey
+    address: str
+    port: int
+    token: str
+    keepalive: float
+    environ: Mapping[str, str]  # the pod's own, with HOME, USER and LOGNAME
+
+
+def settle(resolved: Resolved, environ: Mapping[str, str], loop: process.Loop) -> Ground | None:
+    """Settle what the server needs; None where a signal came while the key was waited for.
+
+    Raises:
+        MpibootError: something that the server needs isn't there.
+    """
+    settings = resolved.settings
+    identity = pod.identity(environ)
+    named = environ.get("TMPDIR", "")
+    tmpdir.check(named)
+    folder = files.runtime_dir(settings.runtime_dir, identity.uid, "worker", tmpdir=named)
+    environ = {**environ, **tmpdir.complete(environ, folder)}
+    tmpdir.remove_stale(environ, socket.gethostname(), identity.uid)
+    for name in (FACTS_FILE, pod.STATE):
+        (folder / name).unlink(missing_ok=True)  # an earlier start of this container wrote them
+    home = folder / "home"
+    home.mkdir(mode=0o700, exist_ok=True)
+    homes = (identity.home, environ.get("HOME", ""))
+    try:
+        mounted = keys.wait(
+            settings.ssh_key, homes, identity.uid, settings.timeout, partial(_wait, loop)
+        )
+    except _EndedError:
+        return None
+    key = keys.load(mounted, folder, environ)
+    odd = keys.trust(key, mounted)
+    if odd:
+        log.finding(odd)
+    wanted = settings.control_ifname
+    address, because = pod.control_address(wanted, socket.gethostname())
+    if not address:
+        said = f"the link {wanted} has no address" if wanted else "this pod has no address"
+        raise error("interface-missing", said)
+    given = resolved.given["ssh_port"]
+    chosen = None
+    if given.source is not Source.DEFAULT:
+        chosen = Decision("ssh-port", str(settings.ssh_port), given.source, str(given))
+    port = ports.choose(chosen, environ, identity.home, address)
+    log.debug("control-address", f"control address {address} ({because})")
+    log.debug("ssh-port", f"port {port.value} ({port.because})")
+    own = {**environ, **pod.user_environment(identity, environ, home)}
+    if settings.env_profile:
+        own, wrong = profile_script.evaluate(settings.env_profile, own)
+        if wrong:
+            log.finding(wrong)
+    return Ground(
+        identity=identity,
+        folder=folder,
+        key=key,
+        address=address,
+        port=int(port.value),
+        token=sessions.new_token(),
+        keepalive=settings.ssh_keepalive,
+        environ=own,
+    )
+
+
+class _EndedError(Exception):
+    """A signal came that ends this worker."""
+
+
+def _wait(loop: process.Loop, seconds: float) -> None:
+    if set(loop.wait(seconds)) & set(ENDING):
+        raise _EndedError
+
+
+def openssh_argv(ground: Ground, binary: str) -> list[str]:
+    """Write what OpenSSH's sshd reads; its argv."""
+    return openssh.prepare(
+        binary,
+        ground.identity,
+        ground.folder,
+        ground.key,
+        address=ground.address,
+        port=ground.port,
+        keepalive=ground.keepalive,
+        token=ground.token,
+    )
+
+
+def embedded_argv(ground: Ground) -> list[str]:
+    """Write what the embedded server reads; its argv. Its module is never loaded here."""
+    identity = ground.identity
+    config: dict[str, str | int | float] = {
+        "folder": str(ground.folder),
+        "token": ground.token,
+        "address": ground.address,
+        "port": ground.port,
+        "user": identity.user,
+        "home": identity.home if identity.known else ground.environ["HOME"],
+        "shell": openssh.shell_of(identity),
+        "public": ground.key.public,
+        "keepalive": ground.keepalive,
+    }
+    path = ground.folder / "embedded.json"
+    files.write_private(path, json.dumps(config))
+    return process.python(
+        "from mpiboot.ssh_server.embedded import main; main(sys.argv[1])", str(path)
+    )

@@ -1,0 +1,166 @@
+"""What a worker's answer after a failure means."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mpiboot.after_job import evidence
+
+BEFORE = evidence.Before(
+    name="w-1.job.space.svc",
+    dns="w-1.job.space.svc",
+    address="10.0.0.2",
+    pod="w-1",
+    ooms=1,
+    began=100.0,
+    ports=("mlx5_0/1",),
+)
+
+
+def said(answer: str, before: evidence.Before = BEFORE, signal: str = "") -> list[str]:
+    return [
+        item.said for item in evidence.judge(before, f"motd\nmpiboot-evidence\n{answer}", signal)
+    ]
+
+
+def test_what_travels_comes_back() -> None:
+    assert evidence.from_json(evidence.to_json((BEFORE,))) == (BEFORE,)
+
+
+def test_nothing_odd_is_no_finding() -> None:
+    answer = "oom 1\nlimit 1000\nbegan 100.0\ndisk 1024-blocks Available Mounted\n"
+    answer += "disk 1000 900 /dev/shm\nport /sys/class/infiniband/mlx5_0/ports/1/state 4: ACTIVE\n"
+    assert said(answer) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (
+            "oom 2\nlimit 536870912\npeak 536870912",
+            "out of memory: the kernel killed a process of this pod (limit 512 MiB, peak 512 MiB)",
+        ),
+        ("oom 3\nlimit max", "out of memory: the kernel killed 2 processes of this pod"),
+        (
+            "oom 2\nlimit 9223372036854771712",
+            "out of memory: the kernel killed a process of this pod",
+        ),
+        ("disk 65536 0 /dev/shm", "/dev/shm is full (0 bytes of 64 MiB free)"),
+        (
+            "port /sys/class/infiniband/mlx5_0/ports/1/state 1: DOWN",
+            "the RDMA port mlx5_0/1 is DOWN; it was active when the job began",
+        ),
+    ],
+)
+def test_each_finding_is_one_sentence(answer: str, text: str) -> None:
+    assert said(answer) == [text]
+
+
+def test_a_restarted_container_has_lost_its_counters() -> None:
+    (text,) = said("oom 0\nbegan 250.5")
+    assert text.startswith("its container was restarted, probably out of memory")
+    path = "{.status.containerStatuses[*].lastState.terminated}"
+    path += "{.status.containerStatuses[*].state.terminated}"
+    assert text.endswith(f": kubectl get pod w-1 -n space -o jsonpath='{path}'")
+
+
+def test_a_port_that_never_was_active_is_no_news() -> None:
+    assert said("port /sys/class/infiniband/mlx5_1/ports/1/state 1: DOWN") == []
+
+
+def test_a_count_without_one_before_tells_nothing() -> None:
+    assert said("oom 5", replace(BEFORE, ooms=None)) == []
+
+
+@pytest.mark.parametrize("facts", ["", '{"started": 250.5}', '{"started": 100.0}'])
+def test_a_worker_without_facts_yet_was_just_started_again(facts: str, tmp_path: Path) -> None:
+    if facts:
+        (tmp_path / "facts.json").write_text(facts)
+    environ = {"PATH": "/usr/bin:/bin", "MPIBOOT_WORKER_DIR": str(tmp_path)}
+    command = ("sh", "-c", evidence.ask())
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    found = [item.said for item in evidence.judge(BEFORE, done.stdout) if "restarted" in item.said]
+    assert len(found) == ("100" not in facts)
+
+
+@pytest.mark.parametrize("signal", ["SIGSEGV", "SIGABRT", "SIGTERM", ""])
+def test_what_a_program_does_to_itself_has_no_sender(signal: str) -> None:
+    assert said("oom 1\nlimit 1000", signal=signal) == []
+
+
+def test_a_kill_that_is_not_the_kernels_is_somebody_elses() -> None:
+    (text,) = said("oom 1\nlimit 1000", signal="SIGKILL")
+    assert text.startswith("the kernel killed nothing of this pod for memory, so somebody else")
+    assert text.endswith("kubectl get events -n space --field-selector involvedObject.name=w-1")
+    (text,) = said("oom 2\nlimit 1000", signal="SIGKILL")
+    assert text.startswith("out of memory")
+    assert said("began 250.5\noom 1", signal="SIGKILL")[0].startswith("its container was restarted")
+
+
+def test_a_kill_on_a_host_that_counts_none_is_left_open() -> None:
+    assert said("limit 1000", signal="SIGKILL") == []
+    assert said("oom 1", replace(BEFORE, ooms=None), "SIGKILL") == []
+
+
+def test_a_lost_host_that_cannot_be_asked_has_a_line_that_tells() -> None:
+    (found,) = evidence.silent(BEFORE)
+    assert "kubectl get pod w-1 -n space -o jsonpath=" in found.said
+
+
+def test_out_of_memory_comes_first() -> None:
+    assert "out of memory" in said("disk 65536 0 /tmp\noom 2")[0]
+
+
+@pytest.mark.parametrize("answer", ["", "garbage", "oom 9"])
+def test_an_answer_without_its_mark_is_none(answer: str) -> None:
+    assert evidence.judge(BEFORE, answer) == ()
+
+
+def test_a_host_that_cannot_be_asked() -> None:
+    (gone,) = evidence.unreachable(BEFORE, ())
+    assert "its pod is gone" in gone.said
+    (moved,) = evidence.unreachable(BEFORE, ("10.0.0.9",))
+    assert "10.0.0.9" in moved.said
+    assert evidence.unreachable(BEFORE, ("10.0.0.2",)) == ()
+    assert evidence.unreachable(BEFORE, None) == ()
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("/bin/sh", ""),
+        ("sh", ""),
+        ("./sh", ""),
+        ("only-here", ""),
+        ("/no/such", "/no/such is not there"),
+        ("./such", "./such is not there"),
+        ("no-such", "no-such is in no folder of PATH"),
+        ("/etc/passwd", "/etc/passwd is there, but is no file that this user may execute"),
+        ("/etc", "/etc is there, but is no file that this user may execute"),
+        ("/no/'such'", ""),
+        ("$(no)", ""),
+    ],
+)
+def test_a_program_that_a_host_lacks(program: str, told: str, tmp_path: Path) -> None:
+    """Names are looked for in both PATHs; what a shell would change isn't asked for."""
+    here = tmp_path / "only-here"
+    here.touch(0o755)
+    command = evidence.ask(program, str(tmp_path), "/bin")
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    found = [item for item in evidence.judge(BEFORE, done.stdout) if item.reference]
+    assert [item.line("w-1") for item in found] == (
+        [f"program-missing\tw-1\tthe program {told}"] if told else []
+    )
+
+
+@pytest.mark.parametrize("command", [evidence.ASK, evidence.ask("a", "b", "c"), evidence.LET_GO])
+def test_the_commands_are_one_line_for_any_shell(command: str) -> None:
+    assert "\n" not in command
+    assert command.count("'") == 2
+    assert "!" not in command
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

@@ -1,0 +1,150 @@
+"""A hostfile that changes while its hosts are waited for: who left, who joined, who goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from mpiboot.errors import MpibootError
+from mpiboot.gates.followed_hosts import Change, Members, change
+from mpiboot.model import Host, Worker
+from mpiboot.observe import hostfiles
+
+if TYPE_CHECKING:
+    from mpiboot.gates.pipeline import Pipelines
+    from mpiboot.gates.progress import HostState
+
+
+def hosts(*names: str) -> tuple[Host, ...]:
+    return tuple(Host(name, line=number) for number, name in enumerate(names, start=1))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (hosts("a", "b"), hosts("a", "b", "c"), Change((), ("c",), ())),
+        (hosts("a", "b"), hosts("b"), Change(("a",), (), ())),
+        (hosts("a", "b"), hosts("b", "a"), Change((), (), ())),
+        (hosts("a"), hosts("b"), Change(("a",), ("b",), ())),
+        (hosts("a", "b"), (Host("a", slots=4), Host("b")), Change((), (), ("a",))),
+        ((Host("a", user="x"),), (Host("a", user="y"),), Change(("a",), ("a",), ())),
+    ],
+)
+def test_two_versions_differ_by_who_left_and_who_joined(
+    old: tuple[Host, ...], new: tuple[Host, ...], expected: Change
+) -> None:
+    assert change(old, new) == expected
+
+
+def test_a_change_is_one_line_however_large() -> None:
+    told = Change(tuple(f"w-{n}" for n in range(9)), ("x",), ()).line(3)
+    assert told == (
+        "the hostfile has changed: 3 hosts now; left: w-0, w-1, w-2, w-3, w-4 and 4 more; joined: x"
+    )
+    assert Change((), (), ("a",)).line(1) == "the hostfile has changed: 1 host now; other slots"
+
+
+class Pipes:
+    """Stands for the pipelines: each run ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+
+    async def run(self, state: HostState) -> Worker | None:
+        self.started.append(state.host.name)
+        await asyncio.sleep(0)
+        return Worker(state.host, "10.0.0.2", 22, "root", "10.0.0.1", None)
+
+
+async def test_hosts_that_stay_go_on_and_get_the_slots_of_the_last_version() -> None:
+    pipes = Pipes()
+    members = Members(hosts("a.x", "b.x"), cast("Pipelines", pipes))
+    states, first = members.states, dict(members.runs)
+    await asyncio.wait(first.values())
+
+    told, gone = members.follow((Host("c.x"), Host("a.x", slots=3)))
+    await asyncio.wait(members.runs.values())
+
+    assert (told.left, told.joined, told.others) == (("b.x",), ("c.x",), ("a.x",))
+    assert gone == {first["b.x", ""]}
+    assert pipes.started == ["a.x", "b.x", "c.x"]
+    assert members.states is states
+    assert [state.label for state in states] == ["c", "a"]
+    workers, local = members.results()
+    assert [(worker.host.name, worker.host.slots) for worker in workers] == [("c.x", 1), ("a.x", 3)]
+    assert local == ()
+
+
+async def followed(path: Path) -> hostfiles.Follow:
+    found = await hostfiles.find(str(path), "--hostfile", {}, patience=0, default="/none")
+    return hostfiles.Follow(found)
+
+
+async def test_the_same_file_is_never_read_twice(tmp_path: Path) -> None:
+    path = tmp_path / "hostfile"
+    path.write_text("a\nb\n")
+    follow = await followed(path)
+    assert not follow.look()
+    path.write_text("a\nb\n# the same hosts\n")
+    assert not follow.look()
+    path.write_text("a\nb\nc\n")
+    assert follow.look()
+    assert not follow.look()
+    assert [host.name for host in follow.found.hostfile.hosts] == ["a", "b", "c"]
+
+
+async def test_a_volume_that_is_swapped_is_read_again(tmp_path: Path) -> None:
+    for number, text in enumerate(("a\n", "b\n")):
+        (tmp_path / f"..{number}").mkdir()
+        (tmp_path / f"..{number}" / "hostfile").write_text(text)
+    data = tmp_path / "..data"
+    data.symlink_to("..0")
+    (tmp_path / "hostfile").symlink_to("..data/hostfile")
+    follow = await followed(tmp_path / "hostfile")
+    (tmp_path / "..new").symlink_to("..1")
+    (tmp_path / "..new").rename(data)
+    assert follow.look()
+    assert [host.name for host in follow.found.hostfile.hosts] == ["b"]
+
+
+async def test_a_half_written_version_is_waited_for_and_ends_only_where_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    path = tmp_path / "hostfile"
+    path.write_text("a slots=2\n")
+    follow = await followed(path)
+    monkeypatch.setattr("mpiboot.observe.hostfiles.time.monotonic", lambda: clock[0])
+    path.write_text("a slots=\n")
+    assert not follow.look()
+    assert follow.pending is not None
+    clock[0] += 3
+    assert not follow.look()
+    path.write_text("a slots=4\n")
+    assert follow.look()
+    assert follow.pending is None
+    path.write_text("a slots=four\n")
+    follow.look()
+    clock[0] += 60
+    with pytest.raises(MpibootError, match="slots is 'four'"):
+        follow.look()
+
+
+@pytest.mark.parametrize("text", [None, "", "# nobody\n"])
+async def test_a_version_without_hosts_is_waited_for_as_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    path = tmp_path / "hostfile"
+    path.write_text("a\n")
+    follow = await followed(path)
+    clock = [100.0]
+    monkeypatch.setattr("mpiboot.observe.hostfiles.time.monotonic", lambda: clock[0])
+    path.unlink() if text is None else path.write_text(text)
+    assert not follow.look()
+    clock[0] += 60
+    assert not follow.look()
+    assert follow.pending is not None
+    assert follow.pending.code == (66 if text is None else 65)

@@ -1,0 +1,167 @@
+"""Two launchers for one set of workers: who holds them, and what a worker tells of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mpiboot.errors import MpibootError
+from mpiboot.gates import host_command, other_launchers, stale_processes
+from mpiboot.gates.pipeline import Access
+from mpiboot.model import Host, Worker
+from mpiboot.settings import Settings
+from tests.fakes.sshd import Behaviour, Job, sshd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+KEY = "ssh-ed25519 AAAA"
+MARK = f"{stale_processes.job(KEY)}-0123456789abcdef@pi-launcher-x@2026-01-02T03:04:05Z"
+
+
+def worker(name: str = "w-0", *held: tuple[str, str]) -> Worker:
+    return Worker(Host(name), "10.0.0.2", 22, "root", "10.0.0.1", None, marks=(MARK,), held=held)
+
+
+def test_a_new_mark_tells_its_job_its_launcher_and_since_when() -> None:
+    mark = stale_processes.new_mark(KEY)
+    told = other_launchers.MARK.fullmatch(mark)
+    assert told is not None
+    assert told[1] == socket.gethostname()
+    assert mark.startswith(stale_processes.job(KEY) + "-")
+    assert all(char.isalnum() or char in "-@.:" for char in mark)
+
+
+def test_a_holder_is_told_with_its_hosts() -> None:
+    seen = [worker(f"w-{number}", (MARK, "10.0.0.9")) for number in range(5)]
+    (found,) = other_launchers.of(seen, {item.host.name: (MARK,) for item in seen})
+    assert other_launchers.line([found]) == (
+        "w-0, w-1, w-2 and 2 more are held by launcher pi-launcher-x (10.0.0.9) "
+        "since 2026-01-02T03:04:05Z"
+    )
+
+
+def test_what_is_not_connected_or_not_asked_for_holds_nothing() -> None:
+    assert other_launchers.of([worker("w-0")], {"w-0": (MARK,)}) == ()
+    assert other_launchers.of([worker("w-0", (MARK, "10.0.0.9"))], {"w-0": ("another",)}) == ()
+    assert other_launchers.of([worker("w-0", (MARK, "10.0.0.9"))], {}) == ()
+
+
+def test_a_mark_of_an_older_version_is_held_by_an_address() -> None:
+    bare = MARK.partition("@")[0]
+    seen = worker("w-0", (bare, "10.0.0.9"))
+    assert (
+        other_launchers.line(other_launchers.of([seen], {"w-0": (bare,)}))
+        == "w-0 is held by 10.0.0.9"
+    )
+
+
+def test_a_launcher_gets_its_grace_and_the_keep_alive() -> None:
+    assert other_launchers.patience(3) >= 30
+    assert other_launchers.patience(120) > 120
+
+
+@pytest.fixture
+def launches() -> Iterator[tuple[int, int]]:
+    """Two launches, the second one's connection closed; the server's port, and that of a third."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        port = server.getsockname()[1]
+        clients = []
+        ends = []
+        for _ in range(3):
+            clients.append(stack.enter_context(socket.create_connection(("127.0.0.1", port))))
+            ends.append(stack.enter_context(server.accept()[0]))
+        kept, closed, own = clients
+        for mark, client in ((MARK, kept), ("b", closed), ("", kept)):
+            env = {
+                "PATH": os.environ["PATH"],
+                "SSH_CONNECTION": f"127.0.0.1 {client.getsockname()[1]} 127.0.0.1 {port}",
+            } | ({stale_processes.NAME: mark} if mark else {})
+            process = subprocess.Popen(["sh", "-c", "echo; exec sleep 99"], env=env, stdout=-1)
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+        closed.close()
+        ends[1].close()
+        yield port, own.getsockname()[1]
+
+
+def told(port: int, own: int) -> host_command.Notes:
+    env = {"PATH": os.environ["PATH"], "SSH_CONNECTION": f"127.0.0.1 {own} 127.0.0.1 {port}"}
+    done = subprocess.run(
+        host_command.LAUNCHES, shell=True, env=env, capture_output=True, text=True, check=True
+    )
+    return host_command.notes(done.stdout)
+
+
+def test_the_command_tells_connected_launches_from_others(launches: tuple[int, int]) -> None:
+    seen = told(*launches)
+    assert {MARK, "b"} <= set(seen.marks)
+    assert (MARK, "127.0.0.1") in seen.held
+    assert "b" not in {mark for mark, _ in seen.held}
+
+
+def test_where_connections_can_not_be_seen_nobody_counts_as_gone(
+    launches: tuple[int, int],
+) -> None:
+    """Its own connection is not in the table, as in a sandbox that shows none."""
+    port, _ = launches
+    assert {(MARK, "127.0.0.1"), ("b", "127.0.0.1")} <= set(told(port, own=1).held)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stale_processes, "_running", set[str])
+
+
+@pytest.mark.usefixtures("quick")
+async def test_workers_of_another_launcher_are_left_alone(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    held = (MARK, "127.0.0.1")
+    async with sshd(Behaviour(job), "127.0.0.2") as port:
+        seen = Worker(
+            Host("w-0"), "127.0.0.2", port, "runner", "127.0.0.1", None, marks=(MARK,), held=(held,)
+        )
+        access = Access("runner", job.path, "launcher")
+        with pytest.raises(MpibootError) as caught:
+            await stale_processes.end([seen], KEY, Settings(timeout=0.0), access)
+    assert (caught.value.finding.check, caught.value.code) == ("workers-held", 75)
+    assert "launcher pi-launcher-x (127.0.0.1) since 2026-01-02" in caught.value.finding.said
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_launcher_that_lets_go_in_time_is_waited_for(tmp_path: Path) -> None:
+    """The second answer of the worker names nobody."""
+    job = Job(tmp_path)
+    held = (MARK, "127.0.0.1")
+    async with sshd(Behaviour(job), "127.0.0.2") as port:
+        seen = Worker(
+            Host("w-0"), "127.0.0.2", port, "runner", "127.0.0.1", None, marks=(MARK,), held=(held,)
+        )
+        access = Access("runner", job.path, "launcher")
+        await stale_processes.end([seen], KEY, Settings(timeout=30.0), access)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_worker_that_has_ended_meanwhile_is_held_by_nobody(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    seen = Worker(
+        Host("w-0"),
+        "127.0.0.2",
+        1,  # tcpmux: nobody listens
+        "runner",
+        "127.0.0.1",
+        None,
+        marks=(MARK,),
+        held=((MARK, "127.0.0.1"),),
+    )
+    access = Access("runner", job.path, "launcher")
+    await stale_processes.end([seen], KEY, Settings(timeout=30.0), access)

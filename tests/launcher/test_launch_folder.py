@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from mpiboot.launcher import launch_folder
+
+
+def test_each_launch_below_a_script_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    assert launch_folder.paths(tmp_path, key, 1).launch_dir == f"{tmp_path}/launch"
+    assert launch_folder.paths(tmp_path, key, 57).launch_dir == f"{tmp_path}/launch-57"
+
+
+def test_folders_of_launches_that_are_over_are_taken_away(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    kept = ["launch", f"launch-{os.getpid()}", "launches", "key-7"]
+    for name in (*kept, f"launch-{ended.pid}"):
+        (tmp_path / name).mkdir()
+    launch_folder._tidy(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(kept)

@@ -1,0 +1,291 @@
+"""mpiboot's own SSH client does what ssh does behind a launch agent, with both SSH servers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mpiboot.ssh_client import client
+from tests.fakes.client import Launch
+from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker, make_key
+
+pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
+
+KINDS = ["embedded", *(["openssh"] if HAVE_SSHD else [])]
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
+    folder = Path(tempfile.mkdtemp(prefix="mpiboot-test-"))
+    running = Worker(folder, request.param).start()
+    try:
+        yield running.listens()
+    finally:
+        assert running.stop() == 0, running.log
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def launch(worker: Worker) -> Iterator[Launch]:
+    running = Launch(worker.folder / "launch", worker, user=_user(worker)).start()
+    yield running
+    running.stop()
+
+
+def _user(worker: Worker) -> str:
+    return worker.wait_for("listens on").split(" as ")[1].split(",")[0]
+
+
+@pytest.fixture
+def other(worker: Worker, tmp_path: Path) -> Iterator[Launch]:
+    running = Launch(tmp_path / "launch", worker, user=_user(worker))
+    yield running
+    running.stop()
+
+
+def gone(pids: list[int]) -> None:
+    """Wait until processes are no more; the guard is no measure."""
+    end = time.monotonic() + PATIENCE
+    while any(Path(f"/proc/{pid}/stat").exists() for pid in pids):
+        assert time.monotonic() < end, f"{pids} still run"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("code", [0, 1, 42, 255])
+def test_the_exit_status_is_the_commands(launch: Launch, code: int) -> None:
+    assert launch.run(f"exit {code}").returncode == code
+
+
+def test_a_command_that_dies_of_a_signal_is_no_success(launch: Launch) -> None:
+    assert launch.run("ulimit -c 0; kill -SEGV $$").returncode not in (0, 1)
+
+
+def test_stdin_stdout_and_stderr_are_three_streams(launch: Launch) -> None:
+    done = launch.run("echo out; echo err >&2; cat", data=b"in\n")
+    assert (done.stdout, done.stderr) == (b"out\nin\n", b"err\n")
+
+
+def test_words_become_one_command_as_with_ssh(launch: Launch) -> None:
+    done = launch.run("A=b;", "export A;", "printf %s", '"$A  c"')
+    assert done.stdout == b"b  c"
+
+
+def test_bytes_that_are_no_text_arrive(launch: Launch) -> None:
+    if launch.worker.kind == "embedded":
+        pytest.skip("asyncssh's server takes commands in UTF-8 only")
+    word = os.fsdecode(b"printf %s '\xff\xfe'")
+    assert launch.run(word).stdout == b"\xff\xfe"
+
+
+def test_a_large_output_arrives_whole_and_is_not_kept(launch: Launch) -> None:
+    size = 64 * MEGABYTE
+    script = f"{sys.executable} -c 'import sys,random;r=random.Random(1);b=r.randbytes(1<<20);"
+    script += f"[sys.stdout.buffer.write(b) for _ in range({size // MEGABYTE})]'"
+    import random  # noqa: PLC0415 - the same bytes
+
+    block = random.Random(1).randbytes(MEGABYTE)
+    launch.run("true")
+    before = launch.memory()
+    done = launch.run(script)
+    expected = hashlib.sha256(block * (size // MEGABYTE)).hexdigest()
+    assert hashlib.sha256(done.stdout).hexdigest() == expected
+    assert launch.memory() - before < 32 * 1024
+
+
+def test_a_large_input_arrives_whole(launch: Launch) -> None:
+    data = os.urandom(16 * MEGABYTE)
+    done = launch.run("sha256sum", data=data)
+    assert done.stdout.split()[0].decode() == hashlib.sha256(data).hexdigest()
+
+
+def test_a_reader_that_waits_holds_the_command_back(launch: Launch) -> None:
+    launch.run("true")
+    before = launch.memory()
+    argv = launch.argv("head -c 200000000 /dev/zero; echo done >&2")
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        total = len(running.stdout.read(1 << 16))
+        time.sleep(0.3)  # where nothing held it back, it would fill the memory meanwhile
+        assert launch.memory() - before < 32 * 1024
+        while part := running.stdout.read(1 << 20):
+            total += len(part)
+        assert running.stderr.read() == b"done\n"
+    assert total == 200_000_000
+
+
+def test_a_slow_reader_never_makes_the_client_keep_the_output(launch: Launch) -> None:
+    launch.run("true")
+    before, most, total = launch.memory(), 0, 0
+    argv = launch.argv("head -c 100000000 /dev/zero")
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        while part := running.stdout.read1(1 << 18):  # type: ignore[attr-defined]
+            total += len(part)
+            time.sleep(0.002)
+            most = max(most, launch.memory())
+    assert total == 100_000_000
+    assert most - before < 32 * 1024
+
+
+def test_files_and_dev_null_are_streams_too(launch: Launch, tmp_path: Path) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(os.urandom(3 * MEGABYTE))
+    with source.open("rb") as reader, target.open("ab") as writer:
+        writer.write(b"before\n")
+        writer.flush()
+        done = subprocess.run(
+            launch.argv("cat"),
+            stdin=reader,
+            stdout=writer,
+            stderr=subprocess.DEVNULL,
+            check=False,
+            timeout=PATIENCE,
+        )
+    assert done.returncode == 0
+    assert target.read_bytes() == b"before\n" + source.read_bytes()
+
+
+def test_the_streams_own_flags_are_left_as_they_are(launch: Launch) -> None:
+    reader, writer = os.pipe()
+    subprocess.run(launch.argv("echo hello"), stdin=subprocess.DEVNULL, stdout=writer, check=True)
+    assert os.get_blocking(writer)
+    os.close(writer)
+    assert os.read(reader, 99) == b"hello\n"
+    os.close(reader)
+
+
+def test_a_reader_that_went_away_ends_nothing_else(launch: Launch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        launch.argv("echo hello; exit 7"), stdin=subprocess.DEVNULL, stdout=writer, check=False
+    )
+    os.close(writer)
+    assert done.returncode == 7
+    assert launch.run("echo still").stdout == b"still\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_whole_group_of_the_command_ends_with_its_agent(launch: Launch, number: int) -> None:
+    script = "sleep 1000 & sleep 1000 & echo $$ $!; wait"
+    with subprocess.Popen(
+        launch.argv(script), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    ) as running:
+        assert running.stdout is not None
+        pids = [int(word) for word in running.stdout.readline().split()]
+        running.send_signal(number)
+        code = running.wait(PATIENCE)
+    assert code in (255, -number)
+    gone(pids)
+
+
+def test_many_sessions_at_once(launch: Launch) -> None:
+    runs = [
+        subprocess.Popen(
+            launch.argv(f"echo {number}; exit {number}"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        for number in range(24)
+    ]
+    done = [(run.communicate(timeout=PATIENCE)[0], run.returncode) for run in runs]
+    assert done == [(f"{number}\n".encode(), number) for number in range(24)]
+
+
+def test_the_parent_hears_that_the_host_is_connected(launch: Launch) -> None:
+    launch.told()
+    assert launch.run("exit 0").returncode == 0
+    assert launch.told() == f"connected w {os.getpid()}\n"
+
+
+def test_options_of_ssh_are_no_host(launch: Launch) -> None:
+    argv = launch.argv("echo hello", options=["-x", "-o", "ConnectionAttempts=10", "-p", "22"])
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert done.stdout == b"hello\n"
+
+
+def test_another_host_key_is_refused_with_the_reason(other: Launch, tmp_path: Path) -> None:
+    other.pinned = make_key(tmp_path / "another").with_suffix(".pub").read_text()
+    assert other.start().run("echo never").returncode == 255
+    assert "Host key" in (other.folder / "stderr" / "w").read_text()
+
+
+def test_any_host_key_will_do_where_the_user_says_so(other: Launch) -> None:
+    other.pinned = ""
+    assert other.start().run("echo hello").stdout == b"hello\n"
+
+
+def test_another_key_is_refused_with_the_reason(other: Launch, tmp_path: Path) -> None:
+    other.key = make_key(tmp_path / "another")
+    assert other.start().run("echo never").returncode == 255
+    assert "Permission denied" in (other.folder / "stderr" / "w").read_text()
+
+
+def test_a_host_that_no_longer_answers_is_told(other: Launch) -> None:
+    other.port = 1
+    assert other.start().run("echo never").returncode == 255
+    assert "w: " in (other.folder / "stderr" / "w").read_text()
+
+
+def test_an_agent_without_a_client_ends_as_ssh_would(other: Launch) -> None:
+    other.folder.mkdir()
+    os.mkfifo(other.folder / "events")
+    other.events = os.open(other.folder / "events", os.O_RDWR)
+    done = other.run("echo never")
+    assert done.returncode == 255
+    assert b"can't be reached" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["w", "a", "b"], ("", "w", "a b")),
+        (["-x", "-l", "me", "u@w", "a"], ("u", "w", "a")),
+        (["-oBatchMode=yes", "-p2222", "w"], ("", "w", "")),
+    ],
+)
+def test_the_words_of_ssh_are_read(words: list[str], expected: tuple[str, str, str]) -> None:
+    assert client.read_words(words) == expected
+
+
+@pytest.mark.full
+def test_a_gigabyte_arrives_whole_and_is_not_kept(launch: Launch) -> None:
+    launch.run("true")
+    before = launch.memory()
+    with subprocess.Popen(
+        launch.argv("head -c 1073741824 /dev/zero"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    ) as running:
+        assert running.stdout is not None
+        total = 0
+        while part := running.stdout.read(1 << 20):
+            total += len(part)
+    assert total == 1 << 30
+    assert launch.memory() - before < 32 * 1024
+
+
+@pytest.mark.full
+def test_a_hundred_and_twenty_eight_sessions(launch: Launch) -> None:
+    runs = [
+        subprocess.Popen(
+            launch.argv("read -r line; exit 3"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
+        for _ in range(128)
+    ]
+    assert [run.communicate(b"go\n", timeout=PATIENCE)[0] for run in runs] == [None] * 128
+    assert [run.returncode for run in runs] == [3] * 128

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import shutil
+import string
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiboot.ssh_client.config import (
+    ALIAS,
+    Entry,
+    UserArgs,
+    quoted,
+    read_args,
+    render,
+    shell_assignments,
+)
+
+SSH = shutil.which("ssh") or ""
+needs_ssh = pytest.mark.skipif(not SSH, reason="no ssh on PATH")
+
+ENTRIES = (
+    Entry("w-0.job.ns.svc", "10.244.0.5", 2222, "root"),
+    Entry("W-1", "fd00::5", 22, "mpiuser"),
+    Entry("10.244.0.7", "10.244.0.7", 222, "root"),
+)
+
+
+def written(
+    folder: Path,
+    *,
+    entries: Iterable[Entry] = ENTRIES,
+    user: str = "",
+    host_keys: str = "job",
+    key: str = "/run/mpiboot/key",
+    known_hosts: str = "/run/mpiboot/known_hosts",
+    own_keys: frozenset[str] = frozenset(),
+    keepalive: float = 30.0,
+) -> Path:
+    path = folder / "ssh_config"
+    path.write_text(
+        render(
+            entries,
+            key=key,
+            known_hosts=known_hosts,
+            host_keys=host_keys,
+            keepalive=keepalive,
+            user_args=read_args(user),
+            own_keys=own_keys,
+        )
+    )
+    return path
+
+
+def asked(config: Path, host: str, *more: str) -> dict[str, str]:
+    """What the real ssh makes of it, as launched by the agent."""
+    done = subprocess.run(
+        [SSH, "-G", "-F", str(config), *more, host], capture_output=True, text=True, check=True
+    )
+    pairs = (line.partition(" ") for line in done.stdout.splitlines())
+    return {name: value for name, _, value in pairs}
+
+
+@needs_ssh
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_ssh_takes_what_was_verified_of_each_host(tmp_path: Path, entry: Entry) -> None:
+    found = asked(written(tmp_path), entry.name)
+    assert found["hostname"] == entry.address
+    assert found["port"] == str(entry.port)
+    assert found["user"] == entry.user
+    assert found["hostkeyalias"] == ALIAS
+    assert found["stricthostkeychecking"] == "true"
+    assert found["userknownhostsfile"] == "/run/mpiboot/known_hosts"
+    assert found["globalknownhostsfile"] == "/dev/null"
+    assert found["identityfile"] == "/run/mpiboot/key"
+    assert found["batchmode"] == "yes"
+    assert found["identitiesonly"] == "yes"
+    assert found["serveraliveinterval"] == "10"
+    assert found["serveralivecountmax"] == "3"
+
+
+@needs_ssh
+def test_a_users_arguments_never_switch_checking_off(tmp_path: Path) -> None:
+    theirs = "-o StrictHostKeyChecking=no -p 9 -i x -v -oUserKnownHostsFile=/dev/null -l bob"
+    args = read_args(theirs)
+    assert args.words == ("-v",)
+    assert set(args.without_effect) == {
+        "StrictHostKeyChecking=no",
+        "Port=9",
+        "IdentityFile=x",
+        "UserKnownHostsFile=/dev/null",
+        "User=bob",
+    }
+    config = written(tmp_path, user=theirs)
+    assert asked(config, "w-0.job.ns.svc", *args.words) == {
+        **asked(written(tmp_path), "w-0.job.ns.svc"),
+        "loglevel": "DEBUG",
+    }
+
+
+@needs_ssh
+def test_the_operators_arguments_are_kept_where_they_say_something_new(tmp_path: Path) -> None:
+    found = asked(
+        written(tmp_path, user="-o ConnectionAttempts=10 -C -oCompression=no -c aes128-ctr"),
+        "w-0.job.ns.svc",
+    )
+    assert found["compression"] == "yes"
+    assert found["ciphers"] == "aes128-ctr"
+
+
+@needs_ssh
+def test_a_users_own_configuration_file_comes_behind_ours(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.write_text("Host *\n  StrictHostKeyChecking no\n  Compression yes\n  Port 9\n")
+    args = read_args(f"-F {theirs}")
+    assert args.words == ()
+    found = asked(written(tmp_path, user=f"-F {theirs}"), "w-0.job.ns.svc")
+    assert (found["stricthostkeychecking"], found["port"]) == ("true", "2222")
+    assert found["compression"] == "yes"
+
+
+def test_no_configuration_file_is_nothing_to_include() -> None:
+    assert read_args("-F none -Fnone") == UserArgs()
+
+
+@needs_ssh
+@pytest.mark.parametrize(
+    ("host_keys", "strict"), [("job", "true"), ("accept-new", "accept-new"), ("off", "false")]
+)
+def test_host_keys_are_checked_as_the_setting_says(
+    tmp_path: Path, host_keys: str, strict: str
+) -> None:
+    config = written(tmp_path, host_keys=host_keys, own_keys=frozenset({"W-1"}))
+    assert asked(config, "w-0.job.ns.svc")["stricthostkeychecking"] == strict
+    assert asked(config, "w-0.job.ns.svc")["hostkeyalias"] == ALIAS
+    assert asked(config, "W-1").get("hostkeyalias", "") == (ALIAS if host_keys == "job" else "")
+
+
+@needs_ssh
+@pytest.mark.parametrize(
+    "name", ["a b/known", "a%d/known", "a %% b/known", 'say "hi" x/known', "it's/known", "#1/known"]
+)
+def test_odd_paths_reach_ssh_as_they_are(tmp_path: Path, name: str) -> None:
+    path = str(tmp_path / name)
+    found = asked(written(tmp_path, key=path, known_hosts=path), "W-1")
+    assert found["userknownhostsfile"] == path
+    # ssh -G shows this one before tokens are read.
+    assert found["identityfile"] == path.replace("%", "%%")
+
+
+@needs_ssh
+def test_an_address_with_a_zone_is_no_token(tmp_path: Path) -> None:
+    entry = Entry("w", "fe80::1%eth0", 22, "root")
+    assert asked(written(tmp_path, entries=[entry]), "w")["hostname"] == "fe80::1%eth0"
+
+
+@needs_ssh
+@given(keepalive=st.floats(0, 1e6))
+def test_keepalives_are_never_off(
+    tmp_path_factory: pytest.TempPathFactory, keepalive: float
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    lines = written(folder, keepalive=keepalive).read_text().splitlines()
+    (interval,) = (line.split()[1] for line in lines if "ServerAliveInterval" in line)
+    assert int(interval) >= 1
+    assert int(interval) <= max(1.0, keepalive / 3 + 0.5)
+
+
+def test_a_plain_value_is_not_quoted() -> None:
+    assert quoted("/run/mpiboot/key") == "/run/mpiboot/key"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "  ", "-p", "-o", "-i", "-F", "-o NoValue", "-oNoValue", "-o ="]
+)
+def test_broken_arguments_are_passed_on_or_dropped_but_never_an_error(text: str) -> None:
+    args = read_args(text)
+    assert args.lines == ()
+    assert args.without_effect == ()
+
+
+@given(st.text(alphabet=string.printable))
+def test_any_arguments_are_read_without_losing_a_word_that_is_no_option(text: str) -> None:
+    args = read_args(text)
+    plain = [word for word in text.split() if not word.startswith("-")]
+    kept = " ".join([*args.lines, *args.words, *args.without_effect])
+    assert all("\n" not in line for line in args.lines)
+    if not any(word.startswith("-") for word in text.split()):
+        assert kept.split() == plain
+
+
+NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
+VALUES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)
+
+
+def read_back(values: dict[str, str], folder: Path) -> dict[str, str]:
+    file = folder / "conf"
+    file.write_text(shell_assignments(values), newline="")
+    script = f'. "$1"; printf "%s\\0" {" ".join(f"${{{name}}}" for name in values)}'
+    script = script.replace("${", '"${').replace("}", '}"')
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", str(file)], capture_output=True, check=True, env={}
+    )
+    found = done.stdout.split(b"\0")
+    return {name: text.decode() for name, text in zip(values, found, strict=False)}
+
+
+@given(st.dictionaries(NAMES.map("x".__add__), VALUES, min_size=1, max_size=3))
+def test_a_shell_reads_assignments_back_byte_for_byte(
+    tmp_path_factory: pytest.TempPathFactory, values: dict[str, str]
+) -> None:
+    assert read_back(values, tmp_path_factory.getbasetemp()) == values
+
+
+@pytest.mark.parametrize(
+    "value", ["", "it's", "$(touch x)", "`x`", "a\nb\n", '"', "\\", "x;y", "é €", "-n", "~", "*"]
+)
+def test_shell_characters_are_not_read_by_the_shell(tmp_path: Path, value: str) -> None:
+    assert read_back({"user_agent": value}, tmp_path) == {"user_agent": value}

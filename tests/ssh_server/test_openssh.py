@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from mpiboot.model import Identity
+from mpiboot.ssh_server import openssh
+
+ALL = (1 << 41) - 1
+ROOT = Identity(0, 0, "root", "/root", "/bin/bash", known=True, capabilities=ALL)
+USER = Identity(1000, 1000, "mpi", "/home/mpi", "/bin/bash", known=True, capabilities=0)
+GOOD = openssh.Terms("/usr/sbin/sshd", privsep=True, locked=False, shell=True, pidfd=True)
+
+
+@pytest.mark.parametrize("identity", [ROOT, USER])
+def test_nothing_speaks_against_sshd_where_everything_is_there(identity: Identity) -> None:
+    assert openssh.reason_against(GOOD, identity, "/run/with blank/worker") == ""
+
+
+@pytest.mark.parametrize(
+    ("terms", "identity", "folder", "said"),
+    [
+        (dataclasses.replace(GOOD, path=""), ROOT, "/run", "no sshd"),
+        (GOOD, dataclasses.replace(USER, known=False), "/run", "uid 1000 has no passwd entry"),
+        (dataclasses.replace(GOOD, shell=False), USER, "/run", "runs no commands"),
+        (GOOD, dataclasses.replace(ROOT, capabilities=ALL & ~(1 << 18)), "/run", "SYS_CHROOT"),
+        (GOOD, dataclasses.replace(ROOT, capabilities=0), "/run", "SETGID, SETUID, SYS_CHROOT"),
+        (dataclasses.replace(GOOD, privsep=False), ROOT, "/run", "/run/sshd"),
+        (dataclasses.replace(GOOD, locked=True), ROOT, "/run", "locked in /etc/shadow"),
+        (dataclasses.replace(GOOD, pidfd=False), ROOT, "/run", "pidfd"),
+        (GOOD, ROOT, "/run/it's", "can't hold the path"),
+        (GOOD, ROOT, "/run/%h", "can't hold the path"),
+    ],
+)
+def test_what_speaks_against_sshd_is_said(
+    terms: openssh.Terms, identity: Identity, folder: str, said: str
+) -> None:
+    assert said in openssh.reason_against(terms, identity, folder)
+
+
+def test_a_user_without_capabilities_needs_no_folder_of_root() -> None:
+    assert openssh.reason_against(dataclasses.replace(GOOD, privsep=True), USER, "/run") == ""
+
+
+def test_a_folder_with_blanks_is_quoted_for_sshd_and_for_the_shell() -> None:
+    text = openssh.configuration(
+        binary="/nothing",
+        identity=USER,
+        folder=Path("/run/a b/worker"),
+        address="fd00::5",
+        port=2222,
+        keepalive=30.0,
+        token="abc",
+    )
+
+    lines = text.splitlines()
+    assert "ListenAddress [fd00::5]:2222" in lines
+    assert 'HostKey "/run/a b/worker/key"' in lines
+    assert any(
+        line.startswith("ForceCommand exec /bin/sh ") and line.endswith(" '/run/a b/worker' abc")
+        for line in lines
+    )
+    assert "ClientAliveInterval 10" in lines
+    assert "AllowUsers mpi" in lines
+    assert "PerSourcePenalties no" not in lines
+
+
+def test_an_option_is_written_only_for_a_build_that_knows_it(tmp_path: Path) -> None:
+    binary = tmp_path / "sshd"
+    binary.write_bytes(b"\0persourcepenalties\0")
+
+    text = openssh.configuration(
+        binary=str(binary),
+        identity=USER,
+        folder=tmp_path,
+        address="127.0.0.1",
+        port=22,
+        keepalive=0,
+        token="abc",
+    )
+
+    assert "PerSourcePenalties no\n" in text
+    assert "ClientAliveInterval 0\n" in text
+
+
+@pytest.mark.skipif(not shutil.which("sshd", path="/usr/sbin"), reason="no sshd")
+def test_the_installed_sshd_accepts_the_configuration(tmp_path: Path) -> None:
+    folder = tmp_path / "with blank"
+    folder.mkdir()
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    (folder / "key").write_bytes(key.export_private_key("openssh"))
+    (folder / "key").chmod(0o600)
+    binary = openssh.find("/usr/sbin")
+    text = openssh.configuration(
+        binary=binary,
+        identity=ROOT,
+        folder=folder,
+        address="127.0.0.1",
+        port=2222,
+        keepalive=30.0,
+        token="abc",
+    )
+    (folder / "sshd_config").write_text(text)
+
+    done = subprocess.run(
+        [binary, "-T", "-f", str(folder / "sshd_config")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert f"authorizedkeysfile {folder}/authorized_keys\n".replace(" b", " b") in done.stdout
+    assert f"'{folder}' abc" in done.stdout
+    assert "passwordauthentication no\n" in done.stdout
+    assert "disableforwarding yes\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("shell", "expected"),
+    [
+        ("/bin/sh", "/bin/sh"),
+        ("/usr/sbin/nologin", "/bin/sh"),
+        ("/bin/false", "/bin/sh"),
+        ("/nothing/such", "/bin/sh"),
+    ],
+)
+def test_a_shell_that_runs_no_commands_is_replaced(shell: str, expected: str) -> None:
+    assert openssh.shell_of(dataclasses.replace(USER, shell=shell)) == expected
+
+
+def test_sshd_is_found_outside_of_the_path(tmp_path: Path) -> None:
+    found = openssh.find(str(tmp_path))
+
+    assert found == "" or found.endswith("/sshd")

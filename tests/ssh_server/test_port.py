@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from mpiboot.model import Decision, Source
+from mpiboot.ssh_server import port as ports
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "port"),
+    [
+        ("", None),
+        ("#Port 22\n", None),
+        ("Port 2222\n", 2222),
+        ("  port=2200  \n", 2200),
+        ('Port "2201"\n', 2201),
+        ("Port 0\n", None),
+        ("Port x\nPort 99999\nPort 2202\n", 2202),
+        ("Host other\n  Port 2203\n", None),
+        ("Host other\n  Port 2203\nHost *\n  Port 2204\n", 2204),
+        ("Match user x\nPort 2205\n", None),
+    ],
+)
+def test_the_port_of_a_configuration_is_the_one_for_every_host(text: str, port: int | None) -> None:
+    assert ports.port_in(text) == port
+
+
+def test_the_users_port_comes_first(tmp_path: Path) -> None:
+    given = Decision("ssh-port", "999", Source.FLAG, "--ssh-port")
+
+    assert ports.choose(given, {}, str(tmp_path), "127.0.0.1") == given
+
+
+@pytest.mark.parametrize("name", [".sshd_config", ".ssh/config"])
+def test_a_configuration_in_the_home_folder_names_the_port(name: str, tmp_path: Path) -> None:
+    port = free_port()
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / name).write_text(f"Port {port}\n")
+
+    chosen = ports.choose(None, {}, str(tmp_path), "127.0.0.1")
+
+    assert chosen == Decision("ssh-port", str(port), Source.PLATFORM, f"Port in {tmp_path / name}")
+
+
+def test_a_port_that_is_taken_is_left_for_a_usual_one(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (tmp_path / ".sshd_config").write_text(f"Port {port}\n")
+        assert not ports.can_bind("127.0.0.1", port)
+
+        chosen = ports.choose(None, {}, str(tmp_path), "127.0.0.1")
+
+    assert chosen.value in ("22", "2222")
+    assert f"{port} of {tmp_path}/.sshd_config can't be bound" in chosen.because
+
+
+def test_an_address_of_nobody_cannot_be_bound() -> None:
+    assert not ports.can_bind("192.0.2.1", 2222)
+    assert not ports.can_bind("2001:db8::1", 2222)

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from mpiboot.errors import MpibootError
+from mpiboot.model import Level
+from mpiboot.system import keyformat, keys
+
+UID = os.getuid()
+ENVIRON = {"PATH": os.environ["PATH"]}
+KINDS = ("ssh-rsa", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521")
+FORMS = [
+    *((kind, form) for kind in KINDS for form in ("openssh", "pkcs1-pem", "pkcs8-pem")),
+    ("ssh-ed25519", "openssh"),
+]
+needs_keygen = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh-keygen")
+
+
+def write(path: Path, key: asyncssh.SSHKey, form: str = "openssh") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(key.export_private_key(form))
+    path.chmod(0o644)
+    return path
+
+
+def public(key: asyncssh.SSHKey) -> str:
+    return " ".join(key.export_public_key("openssh").decode().split()[:2])
+
+
+@pytest.mark.parametrize(("kind", "form"), FORMS)
+def test_the_public_half_is_read_without_a_library(kind: str, form: str, tmp_path: Path) -> None:
+    key = asyncssh.generate_private_key(kind)
+
+    blob = keyformat.public_blob(write(tmp_path / "key", key, form).read_bytes())
+
+    assert blob == key.public_data
+
+
+@pytest.mark.parametrize("form", ["openssh", "pkcs8-pem"])
+def test_a_key_is_copied_to_a_private_file_whatever_its_mode_was(form: str, tmp_path: Path) -> None:
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    mounted = write(tmp_path / "mount" / "id_rsa", key, form)
+
+    loaded = keys.load(mounted, tmp_path, ENVIRON)
+
+    assert loaded.path == tmp_path / "key"
+    assert stat.S_IMODE(loaded.path.stat().st_mode) == 0o600
+    assert loaded.public == public(key)
+    assert stat.S_IMODE(mounted.stat().st_mode) == 0o644
+
+
+@needs_keygen
+def test_the_fingerprint_is_the_one_that_openssh_shows(tmp_path: Path) -> None:
+    key = asyncssh.generate_private_key("ecdsa-sha2-nistp521")
+    loaded = keys.load(write(tmp_path / "id_rsa", key), tmp_path, ENVIRON)
+
+    shown = subprocess.run(
+        ["ssh-keygen", "-l", "-f", str(loaded.path)], capture_output=True, text=True, check=True
+    ).stdout.split()[1]
+
+    assert loaded.fingerprint == shown
+
+
+def test_a_key_without_a_last_line_end_is_mended_in_the_copy(tmp_path: Path) -> None:
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    mounted = tmp_path / "id_rsa"
+    mounted.write_bytes(key.export_private_key("openssh").rstrip())
+
+    assert keys.load(mounted, tmp_path, ENVIRON).path.read_bytes().endswith(b"-----\n")
+
+
+@needs_keygen
+@pytest.mark.parametrize("form", ["RFC4716", "PKCS8", "PEM"])
+def test_a_key_with_a_passphrase_is_refused(form: str, tmp_path: Path) -> None:
+    mounted = tmp_path / "id_rsa"
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ecdsa", "-m", form, "-N", "secret", "-f", str(mounted)],
+        check=True,
+        timeout=60,
+    )
+
+    with pytest.raises(MpibootError, match="locked with a passphrase") as caught:
+        keys.load(mounted, tmp_path, ENVIRON)
+
+    assert caught.value.code == 77
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"ssh-rsa AAAA comment\n", "is not a private key"),
+        (b"\x00\xff\x80binary", "is not a private key"),
+        (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "is a certificate"),
+        (b"-----BEGIN RSA PRIVATE KEY-----\nAAAA", "is cut short"),
+        (b"-----BEGIN RSA PRIVATE KEY-----\nAAAA\n-----END RSA PRIVATE KEY-----\n", "is broken"),
+        (b"-----BEGIN EC PRIVATE KEY-----\n!!\n-----END EC PRIVATE KEY-----\n", "is broken"),
+        (
+            b"-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNz\n-----END OPENSSH PRIVATE KEY-----",
+            "is broken",
+        ),
+    ],
+)
+def test_what_is_no_key_is_refused_with_what_it_is(
+    content: bytes, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "id_rsa").write_bytes(content)
+
+    with pytest.raises(MpibootError, match=said):
+        keys.load(tmp_path / "id_rsa", tmp_path, ENVIRON)
+
+
+@pytest.mark.parametrize("name", keys.NAMES)
+def test_a_named_folder_is_searched_for_every_usual_name(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path / name, asyncssh.generate_private_key("ssh-ed25519"))
+
+    assert keys.find(str(tmp_path), (), UID) == path
+
+
+def test_a_key_behind_the_links_of_a_secret_volume_is_found(tmp_path: Path) -> None:
+    write(tmp_path / "..2024" / "id_rsa", asyncssh.generate_private_key("ssh-ed25519"))
+    (tmp_path / "..data").symlink_to("..2024")
+    (tmp_path / "id_rsa").symlink_to("..data/id_rsa")
+
+    assert keys.find(str(tmp_path), (), UID) == tmp_path / "id_rsa"
+
+
+def test_an_empty_or_missing_key_is_not_there_yet(tmp_path: Path) -> None:
+    (tmp_path / "id_rsa").write_text("")
+
+    assert keys.find(str(tmp_path), (), UID) is None
+    assert keys.find(str(tmp_path / "none"), (), UID) is None
+
+
+def test_the_home_folder_is_searched(tmp_path: Path) -> None:
+    write(tmp_path / ".ssh" / "id_ecdsa", asyncssh.generate_private_key("ssh-ed25519"))
+
+    places = keys.folders((str(tmp_path), ""), UID)
+
+    assert tmp_path / ".ssh" in places
+
+
+def test_mount_points_of_keys_are_found_wherever_they_are() -> None:
+    table = (
+        "1 2 8:1 / / rw - ext4 /dev/a rw\n"
+        "3 1 0:5 / /home/mpiuser/.ssh ro - tmpfs tmpfs ro\n"
+        "4 1 0:5 /x /srv/with\\040blank/.ssh/id_rsa ro - tmpfs tmpfs ro\n"
+        "5 1 0:5 / /proc rw - proc proc rw\n"
+    )
+
+    assert keys.mounts(table) == ("/home/mpiuser/.ssh", "/srv/with blank/.ssh")
+
+
+def test_an_authorized_keys_with_the_jobs_key_is_nothing_to_speak_of(tmp_path: Path) -> None:
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    mounted = write(tmp_path / "mount" / "id_rsa", key)
+    loaded = keys.load(mounted, tmp_path, ENVIRON)
+    line = f'# comment\nno-pty,command="echo a b" {public(key)} root@launcher\n'
+    (tmp_path / "mount" / "authorized_keys").write_text(line)
+
+    assert keys.trust(loaded, mounted) is None
+    assert keys.trust(loaded, tmp_path / "elsewhere" / "id_rsa") is None
+
+
+def test_an_authorized_keys_with_another_key_is_told_with_both_fingerprints(
+    tmp_path: Path,
+) -> None:
+    key, other = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(2))
+    mounted = write(tmp_path / "mount" / "id_rsa", key)
+    loaded = keys.load(mounted, tmp_path, ENVIRON)
+    (tmp_path / "mount" / "authorized_keys").write_text(public(other) + "\n")
+
+    found = keys.trust(loaded, mounted)
+
+    assert found is not None
+    assert found.level is Level.WARN
+    assert loaded.fingerprint in found.said
+    assert other.get_fingerprint("sha256") in found.said

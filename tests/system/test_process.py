@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpiboot.errors import MpibootError
+from mpiboot.system import process
+
+REPLACE = (
+    "import os, signal, sys\n"
+    "from mpiboot.system import process\n"
+    "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGTERM])\n"
+    "signal.signal(signal.SIGINT, lambda *a: None)\n"
+    "process.replace(sys.argv[1:], os.environ)\n"
+)
+ENVIRON = {"PATH": "/usr/bin:/bin"}
+
+
+def replaced(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", REPLACE, *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def clean(status: str) -> dict[str, int]:
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    return {name: int(fields[name], 16) for name in ("SigIgn", "SigBlk", "SigCgt")}
+
+
+def test_a_program_that_replaces_this_one_finds_signals_as_they_were() -> None:
+    done = replaced("cat", "/proc/self/status")
+
+    assert clean(done.stdout) == {"SigIgn": 0, "SigBlk": 0, "SigCgt": 0}
+
+
+def test_a_started_program_finds_signals_as_they_were(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as out:
+        pid = process.start(["cat", "/proc/self/status"], ENVIRON, stdout=out.fileno())
+        assert os.waitpid(pid, 0)[1] == 0
+
+    found = clean((tmp_path / "out").read_text())
+    assert found["SigIgn"] & (1 << (signal.SIGPIPE - 1)) == 0
+    assert found["SigIgn"] & (1 << (signal.SIGXFSZ - 1)) == 0
+    assert found["SigBlk"] == 0
+
+
+@pytest.mark.parametrize("block", range(0, 256, 64))
+def test_every_exit_status_of_a_child_is_reported_as_it_is(block: int) -> None:
+    codes = range(block, block + 64)
+    started = {process.start(["sh", "-c", f"exit {code}"], ENVIRON): code for code in codes}
+
+    for pid, code in started.items():
+        assert process.exit_status(os.waitpid(pid, 0)[1]) == code
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 127, 255])
+def test_the_exit_status_of_a_program_that_replaced_this_one_is_its_own(code: int) -> None:
+    assert replaced("sh", "-c", f"exit {code}").returncode == code
+
+
+@pytest.mark.parametrize("name", ["HUP", "INT", "QUIT", "USR1", "TERM", "KILL", "SEGV", "PIPE"])
+def test_a_signal_ends_a_child_as_128_and_its_number(name: str) -> None:
+    number = signal.Signals["SIG" + name]
+    pid = process.start(["sh", "-c", f"ulimit -c 0; kill -{name} $$; sleep 60"], ENVIRON)
+
+    assert process.exit_status(os.waitpid(pid, 0)[1]) == 128 + number
+
+
+def test_arguments_and_environment_arrive_byte_for_byte(tmp_path: Path) -> None:
+    odd = "a b'\"$x`\\\n\tü\udcff"
+    with (tmp_path / "out").open("wb") as out:
+        script = 'printf "%s|%s" "$1" "$ODD"'
+        argv = ["sh", "-c", script, "sh", odd]
+        pid = process.start(argv, {**ENVIRON, "ODD": odd}, stdout=out.fileno())
+        os.waitpid(pid, 0)
+
+    assert (tmp_path / "out").read_bytes() == os.fsencode(odd + "|" + odd)
+
+
+def test_the_program_is_looked_up_on_the_path_of_its_own_environment(tmp_path: Path) -> None:
+    tool = tmp_path / "tool"
+    tool.write_text("#!/bin/sh\nexit 7\n")
+    tool.chmod(0o755)
+
+    pid = process.start(["tool"], {"PATH": str(tmp_path)})
+
+    assert process.exit_status(os.waitpid(pid, 0)[1]) == 7
+
+
+def test_a_program_that_is_not_there_is_named_with_the_path() -> None:
+    with pytest.raises(MpibootError, match=r"nothing-such is not in .* PATH=/usr/bin:/bin") as no:
+        process.start(["nothing-such"], ENVIRON)
+
+    assert no.value.code == 127
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "said"),
+    [
+        ("#!/bin/sh\n", 0o644, "no permission"),
+        ("#!/nothing/such\n", 0o755, "names an interpreter or loader that doesn't exist"),
+        ("plain text\n", 0o755, "neither a program for this machine nor a script"),
+    ],
+)
+def test_a_program_that_cannot_run_is_an_error_with_its_reason(
+    content: str, mode: int, said: str, tmp_path: Path
+) -> None:
+    tool = tmp_path / "tool"
+    tool.write_text(content)
+    tool.chmod(mode)
+
+    with pytest.raises(MpibootError, match=said):
+        process.start([str(tool)], ENVIRON)
+    assert said in replaced(str(tool)).stderr
+
+
+def test_a_folder_is_no_program(tmp_path: Path) -> None:
+    with pytest.raises(MpibootError, match="or a folder"):
+        process.start([str(tmp_path)], ENVIRON)
+
+
+def test_output_is_read_to_the_end_with_the_exit_status() -> None:
+    status, data = process.output(["sh", "-c", "head -c 200000 /dev/zero; exit 5"], ENVIRON)
+
+    assert (status, len(data)) == (5, 200000)
+
+
+def test_modules_of_the_current_folder_do_not_stand_in_for_real_ones(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit(9)\n")
+    argv = process.python("import json, mpiboot; sys.exit(len(sys.argv))", "a", "b")
+
+    assert subprocess.run(argv, cwd=tmp_path, check=False, timeout=60).returncode == 3
+
+
+def test_the_loop_wakes_for_signals_and_readable_descriptors() -> None:
+    loop = process.Loop([signal.SIGUSR1])
+    reader, writer = os.pipe()
+    read: list[bytes] = []
+    try:
+        loop.watch(reader, lambda: read.append(os.read(reader, 10)))
+        os.write(writer, b"x")
+        assert loop.wait(60) == ()
+        assert read == [b"x"]
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert loop.wait(60) == (signal.SIGUSR1,)
+        loop.forget(reader)
+        os.write(writer, b"x")
+        assert loop.wait(0) == ()
+    finally:
+        loop.close()
+        os.close(reader)
+        os.close(writer)
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from mpiboot.errors import MpibootError
+from mpiboot.system import tmpdir
+
+UID = os.getuid()
+
+
+@pytest.mark.parametrize("value", ["", "relative", "{}", "{}/not/yet", "{}/link"])
+def test_a_tmpdir_that_is_there_or_can_be_made(tmp_path: Path, value: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+
+    tmpdir.check(value.format(tmp_path))
+
+    assert not (tmp_path / "not").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("{}/file", "file is not a folder"),
+        ("{}/file/below", "file"),
+        ("{}/" + "x" * 300, "File name too long"),
+        ("{}/loop/x", "{}/loop"),
+    ],
+)
+def test_a_tmpdir_that_no_mpi_can_use_is_named(tmp_path: Path, value: str, said: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
+    path = value.format(tmp_path)
+
+    with pytest.raises(MpibootError) as caught:
+        tmpdir.check(path)
+
+    assert (caught.value.finding.check, caught.value.code) == ("tmpdir", 73)
+    assert caught.value.finding.said.startswith(f"TMPDIR={path} can't be used: ")
+    assert said.format(tmp_path) in caught.value.finding.said
+
+
+def test_only_sessions_of_ended_processes_of_this_host_and_user_are_removed(tmp_path: Path) -> None:
+    kept = (
+        f"prted.host.{os.getpid()}.{UID}",
+        f"prted.other.999999999.{UID}",
+        f"prted.host.999999999.{UID + 1}",
+        f"ompi.host.{UID}",
+        f"prted.host.x.{UID}",
+        "mine",
+    )
+    gone = (f"prted.host.999999999.{UID}", f"prterun.host.999999998.{UID}")
+    for name in (*kept, *gone):
+        (tmp_path / name / "0").mkdir(parents=True)
+    (tmp_path / f"prte.host.999999997.{UID}").symlink_to(tmp_path / "mine")
+
+    tmpdir.remove_stale({"TMPDIR": str(tmp_path)}, "host", UID)
+
+    left = {item.name for item in tmp_path.iterdir()}
+    assert left == {*kept, f"prte.host.999999997.{UID}"}
+    assert (tmp_path / "mine/0").is_dir()
+
+
+def test_mpi_gets_a_folder_for_its_session_where_it_has_none(tmp_path: Path) -> None:
+    expected = {"TMPDIR": str(tmp_path / "tmp")}
+    for _ in range(2):  # what an earlier try left is no obstacle
+        assert tmpdir.complete({}, tmp_path, tmp_path / "missing") == expected
+    assert stat.S_IMODE((tmp_path / "tmp").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("name", ["TMPDIR", "TEMP", "TMP"])
+def test_a_folder_for_sessions_that_somebody_named_is_kept(tmp_path: Path, name: str) -> None:
+    assert tmpdir.complete({name: "/any"}, tmp_path, tmp_path / "missing") == {}
+    assert tmpdir.complete({}, tmp_path, tmp_path) == {}
+    assert not (tmp_path / "tmp").exists()

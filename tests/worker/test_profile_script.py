@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from mpiboot.model import Level
+from mpiboot.worker import profile_script
+
+POD = {"PATH": os.environ["PATH"], "KEPT": "old value", "GONE": "1", "with.dot": "2"}
+
+
+def script(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "profile with blank.sh"
+    path.write_text(text)
+    return str(path)
+
+
+def test_what_a_script_sets_changes_and_unsets_is_taken(tmp_path: Path) -> None:
+    text = """
+        export NEW='a b;"c"
+        é$x' KEPT="$KEPT and more"
+        NOT_EXPORTED=1
+        unset GONE
+        cd /
+    """
+    found, wrong = profile_script.evaluate(script(tmp_path, text), POD)
+    assert wrong is None
+    assert found["NEW"] == 'a b;"c"\n        é$x'
+    assert found["KEPT"] == "old value and more"
+    assert found.keys() == {"PATH", "KEPT", "NEW", "with.dot"}
+
+
+def test_what_a_script_prints_goes_nowhere(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    text = "head -c 300000 /dev/urandom; head -c 300000 /dev/urandom >&2; export NEW=1\n"
+    found, wrong = profile_script.evaluate(script(tmp_path, text), POD)
+    assert (wrong, found["NEW"]) == (None, "1")
+    assert capfdbinary.readouterr() == (b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("export NEW=1\necho no such card >&2\nreturn 3\n", "ended with 3: no such card"),
+        ("export NEW=1\nprintf 'bad\\377\\001' >&2\nfalse\n", "ended with 1: bad\ufffd?"),
+        ("export NEW=1\nexit 0\n", "ended before it told its environment"),
+        ("kill -9 $$\n", "ended with 137"),
+        ("if\n", "ended with "),
+    ],
+)
+def test_a_script_that_fails_is_one_warning_and_changes_nothing(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    found, wrong = profile_script.evaluate(script(tmp_path, text), POD)
+    assert found == POD
+    assert wrong is not None
+    assert (wrong.check, wrong.level) == ("env-profile", Level.WARN)
+    assert said in wrong.said
+    assert "\n" not in wrong.said
+
+
+def test_a_script_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    text = f"sleep 1000 &\necho $! > {pids}\nexport NEW=1\nwait\n"
+    found, wrong = profile_script.evaluate(script(tmp_path, text), POD, limit=0.5)
+    assert found == POD
+    assert wrong is not None
+    assert "took longer than 0.5 s" in wrong.said
+    stat = Path(f"/proc/{pids.read_text().strip()}/stat")
+    end = time.monotonic() + 30
+    while stat.exists() and ") Z " not in stat.read_text():
+        assert time.monotonic() < end, "it still runs"
+        time.sleep(0.01)
+
+
+def test_what_a_script_leaves_running_is_not_waited_for(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    text = f"sleep 1000 &\necho $! > {pids}\nexport NEW=1\n"
+    found, wrong = profile_script.evaluate(script(tmp_path, text), POD, limit=60)
+    os.kill(int(pids.read_text()), 9)
+    assert (wrong, found["NEW"]) == (None, "1")
+
+
+def test_a_script_that_is_not_there_is_said(tmp_path: Path) -> None:
+    found, wrong = profile_script.evaluate(str(tmp_path / "none.sh"), POD)
+    assert found == POD
+    assert wrong is not None
+    assert wrong.said == f"MPIBOOT_ENV_PROFILE: {tmp_path}/none.sh is not there"

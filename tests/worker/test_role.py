@@ -1,0 +1,773 @@
+"""Whole workers with real ssh clients: the same rules hold for both SSH servers."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+import mpiboot
+from tests.fakes.worker import (
+    HAVE_SSH,
+    HAVE_SSHD,
+    OWN_PASSWD,
+    PATIENCE,
+    Worker,
+    can_mount,
+    make_key,
+)
+
+pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh client")
+
+OPENSSH = pytest.param(
+    "openssh", marks=pytest.mark.skipif(not HAVE_SSHD, reason="no sshd is installed")
+)
+BOTH = (OPENSSH, "embedded")
+ODD = {
+    "BLANKS": "  a  b ",
+    "QUOTES": 'it\'s "quoted" `$(exit 9)` \\ \\\\ $HOME ${x}',
+    "LINES": "one\ntwo\n\n",
+    "UTF8": "grüße ☃",
+    "BYTES": bytes(number for number in range(1, 256)).decode("utf-8", "surrogateescape"),
+    "EMPTY": "",
+    "LONG": "x" * 100_000,
+    "command": "not the wrapper's",
+    "folder": "not the wrapper's",
+    "mark": "not the wrapper's",
+    "IFS": "abc",
+}
+
+Start = Callable[..., Worker]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Workers that end with the test."""
+    started: list[Worker] = []
+
+    def begin(kind: str, *program: str, **options: object) -> Worker:
+        folder = tmp_path / f"worker {len(started)}"
+        worker = Worker(folder, kind, program, **options)  # type: ignore[arg-type]
+        started.append(worker)
+        return worker.start()
+
+    yield begin
+    for worker in started:
+        worker.stop()
+
+
+@pytest.fixture(scope="module", params=BOTH)
+def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
+    """One worker for the tests that leave it as it is."""
+    folder = Path(tempfile.mkdtemp(prefix="mpiboot-test-"))
+    running = Worker(folder, request.param, environ=ODD).start()
+    try:
+        yield running.listens()
+    finally:
+        assert running.stop() == 0, running.log
+        shutil.rmtree(folder)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits for its parent doesn't."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def gone(*pids: int) -> None:
+    """Wait for the end of processes that aren't ours."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(pid)
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            ended = poll.poll(PATIENCE * 1000)
+            os.close(descriptor)
+            assert ended, f"{pid} still runs"
+
+
+# -- a session -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 127, 255])
+def test_the_exit_status_is_the_commands(worker: Worker, code: int) -> None:
+    assert worker.ssh(f"exit {code}").returncode == code
+
+
+def test_a_command_that_dies_of_a_signal_is_no_success(worker: Worker) -> None:
+    assert worker.ssh("kill -SEGV $$").returncode == 255
+
+
+def test_stdin_stdout_and_stderr_are_three_streams(worker: Worker) -> None:
+    done = worker.ssh("cat; echo more; echo less >&2", data=b"\x00\xff\r\nbytes")
+
+    assert done.stdout == b"\x00\xff\r\nbytesmore\n"
+    assert done.stderr == b"less\n"
+
+
+def test_a_large_output_arrives_whole(worker: Worker) -> None:
+    size = 1 << 28
+    with subprocess.Popen(
+        worker.argv(f"head -c {size} /dev/zero; echo end >&2"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as client:
+        assert client.stdout is not None
+        assert client.stderr is not None
+        total = 0
+        while data := client.stdout.read(1 << 20):
+            total += len(data)
+        assert client.stderr.read() == b"end\n"
+    assert total == size
+    assert client.returncode == 0
+
+
+def test_a_large_input_is_streamed_and_its_end_is_passed_on(worker: Worker) -> None:
+    data = os.urandom(1 << 24)
+
+    done = worker.ssh("sha256sum", data=data)
+
+    assert done.stdout.split()[0].decode() == hashlib.sha256(data).hexdigest()
+
+
+def test_a_command_that_does_not_read_its_input_ends_well(worker: Worker) -> None:
+    assert worker.ssh("exec true", data=b"x" * (1 << 22)).returncode == 0
+
+
+def memory(worker: Worker) -> int:
+    """Kilobytes of a worker, of its server, and of what runs in its sessions."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            fields = dict(line.split(":\t", 1) for line in path.read_text().splitlines())
+            parents[int(path.parent.name)] = int(fields["PPid"]), fields.get("VmRSS", "0 kB")
+    family = {worker.process.pid}
+    while more := {pid for pid, (parent, _) in parents.items() if parent in family} - family:
+        family |= more
+    return sum(int(parents[pid][1].split()[0]) for pid in family if pid in parents)
+
+
+@pytest.mark.full
+def test_a_gigabyte_arrives_whole_and_is_not_kept(worker: Worker) -> None:
+    size = 1 << 30
+    with worker.client(f"echo; read -r a; head -c {size} /dev/zero; echo end; read -r b") as client:
+        assert client.stdout.read(1) == b"\n"
+        before = memory(worker)
+        client.stdin.write(b"go\n")
+        client.stdin.flush()
+        left = size
+        while left:
+            part = client.stdout.read(min(left, 1 << 20))
+            assert part, client.process.wait(PATIENCE)
+            left -= len(part)
+        assert client.stdout.readline() == b"end\n"
+        assert memory(worker) - before < 32 * 1024
+        assert client.finish(b"go\n") == b""
+        assert client.process.returncode == 0
+
+
+SLOW = """
+import os, time
+print(flush=True)
+total = 0
+while part := os.read(0, 1 << 16):
+    total += len(part)
+    time.sleep(0.002)
+print(total)
+"""
+
+
+@pytest.mark.full
+def test_a_command_that_reads_slowly_holds_its_client_back(worker: Worker) -> None:
+    size, most = 64 << 20, 0
+    with worker.client(f"exec {sys.executable} -c '{SLOW}'") as client:
+        assert client.stdout.readline() == b"\n"
+        before = memory(worker)
+        for _ in range(size >> 20):
+            client.stdin.write(bytes(1 << 20))
+            client.stdin.flush()
+            most = max(most, memory(worker))
+        assert int(client.finish()) == size
+    assert most - before < 16 * 1024
+
+
+def test_a_slow_reader_does_not_make_the_worker_hold_the_output(worker: Worker) -> None:
+    with worker.client("head -c 1000000000 /dev/zero & echo $!; wait") as client:
+        (pid,) = client.numbers(1)
+        # Nobody reads on: the command must come to a stop instead of filling the worker's memory.
+        before, written = -1, 0
+        while before != written:
+            threading.Event().wait(0.5)
+            lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+            before, written = written, int(dict(line.split(": ") for line in lines)["wchar"])
+
+    assert 0 < written < 64 << 20
+    gone(pid)
+
+
+def test_a_conversation_is_not_held_back(worker: Worker) -> None:
+    with worker.client('while read -r line; do echo "got $line"; done; echo end') as client:
+        for number in range(20):
+            client.stdin.write(f"{number}\n".encode())
+            client.stdin.flush()
+            assert client.stdout.readline() == f"got {number}\n".encode()
+        assert client.finish() == b"end\n"
+        assert client.process.returncode == 0
+
+
+@pytest.mark.parametrize("name", [name for name in ODD if name != "IFS"])
+def test_the_pods_environment_arrives_byte_for_byte(worker: Worker, name: str) -> None:
+    done = worker.ssh(
+        f"tr '\\0' '\\n' </dev/null; cat /proc/$$/environ | LC_ALL=C grep -az '^{name}='"
+    )
+
+    assert done.stdout == os.fsencode(f"{name}={ODD[name]}") + b"\0", done.stderr
+
+
+def test_the_session_knows_its_worker_and_its_own_mark(worker: Worker) -> None:
+    both = [worker.ssh('echo "$MPIBOOT_WORKER_DIR|$MPIBOOT_SESSION"').stdout for _ in range(2)]
+    folders, marks = zip(*(item.decode().strip().split("|") for item in both), strict=True)
+
+    assert set(folders) == {str(worker.runtime)}
+    assert len(set(marks)) == 2
+
+
+def test_a_session_is_the_users_own_and_starts_at_home(worker: Worker) -> None:
+    done = worker.ssh('echo "$HOME|$USER|$LOGNAME|$PWD|${SSH_CONNECTION##* }|${OLDPWD-}"')
+    home, user, logname, folder, port, old = done.stdout.decode().strip("\n").split("|")
+
+    assert (user, logname) == (user, user)
+    assert home == folder
+    assert port == str(worker.port)
+    assert old == ""
+
+
+def test_a_command_leads_a_session_and_has_default_signals(worker: Worker) -> None:
+    # Read by the shell itself: while it starts another program, all signals are blocked in it.
+    status = 'while IFS= read -r line; do printf "%s\\n" "$line"; done < /proc/$$/status; '
+    done = worker.ssh(status + 'echo "$$ $(ps -o sid= -p $$) $(ps -o pgid= -p $$)"')
+    fields = dict(
+        line.split(":\t", 1) for line in done.stdout.decode().splitlines() if ":\t" in line
+    )
+
+    assert len(set(done.stdout.decode().splitlines()[-1].split())) == 1
+    assert int(fields["SigIgn"], 16) & 0x7FFFFFFF == 0  # 32 and 33 are the C library's own
+    assert int(fields["SigBlk"], 16) == 0
+
+
+@pytest.mark.parametrize("count", [48, pytest.param(128, marks=pytest.mark.full)])
+def test_many_sessions_at_once(worker: Worker, count: int) -> None:
+    with contextlib.ExitStack() as stack:
+        command = "echo ready; cat; exit {}"
+        clients = [
+            stack.enter_context(worker.client(command.format(number))) for number in range(count)
+        ]
+        for client in clients:
+            assert client.stdout.readline() == b"ready\n"
+        assert [client.finish(b"hello") for client in clients] == [b"hello"] * count
+        assert [client.process.returncode for client in clients] == list(range(count))
+
+
+# -- who may come in, and for what -----------------------------------------------------------------
+
+
+def test_the_workers_host_key_is_the_jobs_key(worker: Worker) -> None:
+    # Every session here checks it strictly against the job's public half.
+    assert worker.ssh("true").returncode == 0
+
+
+def test_another_key_is_refused(worker: Worker, tmp_path: Path) -> None:
+    other = make_key(tmp_path / "other", "-t", "ed25519")
+
+    done = worker.ssh("true", key=other)
+
+    assert done.returncode == 255
+    assert b"Permission denied (publickey)" in done.stderr
+
+
+def test_another_user_is_refused(worker: Worker) -> None:
+    done = worker.ssh("true", user="daemon")
+
+    assert done.returncode == 255
+    assert b"Permission denied (publickey)" in done.stderr
+
+
+def test_there_is_no_login_shell(worker: Worker) -> None:
+    done = worker.ssh(data=b"echo inside\n")
+
+    assert done.returncode != 0
+    assert b"inside" not in done.stdout
+
+
+def test_there_is_no_terminal(worker: Worker) -> None:
+    done = worker.ssh("true", options=("-tt",))
+
+    assert done.returncode == 255
+    assert b"PTY allocation request failed" in done.stderr
+
+
+def test_there_is_no_file_transfer_subsystem(worker: Worker) -> None:
+    assert worker.ssh("sftp", options=("-s",)).returncode != 0
+
+
+@pytest.mark.parametrize("flag", ["-R", "-L", "-W"])
+def test_nothing_is_forwarded(worker: Worker, flag: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as target:
+        host = f"127.0.0.1:{target.getsockname()[1]}"
+        value = host if flag == "-W" else f"0:{host}"
+        if flag == "-L":
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = free.getsockname()[1]
+            client = subprocess.Popen(
+                worker.argv("sleep 60", options=("-L", f"{port}:{host}")),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+            assert client.stderr is not None
+            reached = b"x"
+            for _ in range(600):
+                with (
+                    contextlib.suppress(OSError),
+                    socket.create_connection(("127.0.0.1", port)) as s,
+                ):
+                    reached = s.recv(1)
+                    break
+                threading.Event().wait(0.05)
+            assert reached == b""  # closed at once: the worker has refused to connect
+            client.kill()
+            client.communicate()
+        else:
+            options = (flag, value, "-o", "ExitOnForwardFailure=yes")
+            command = () if flag == "-W" else ("true",)
+            assert worker.ssh(*command, options=options).returncode == 255
+        target.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            target.accept()
+
+
+def test_the_agent_is_not_forwarded(worker: Worker) -> None:
+    done = worker.ssh('echo "${SSH_AUTH_SOCK-none}"', options=("-A",))
+
+    assert done.stdout == b"none\n"
+
+
+def test_variables_of_the_client_are_not_taken_over(worker: Worker) -> None:
+    done = worker.ssh('echo "${FOREIGN-none}"', options=("-o", "SetEnv=FOREIGN=1"))
+
+    assert done.stdout == b"none\n"
+
+
+# -- the end of a session --------------------------------------------------------------------------
+
+TREE = (
+    "setsid sh -c 'trap \"\" TERM HUP; echo $$; exec sleep 1000' & "
+    "env -i setsid sleep 1000 & echo $!; sleep 1000 & echo $!; echo $$; "
+    "while :; do sleep 1000; done"
+)
+
+
+def test_all_of_a_session_ends_with_its_client(worker: Worker) -> None:
+    with worker.client(TREE) as client:
+        pids = client.numbers(4)
+        assert all(map(alive, pids))
+        client.kill()
+        gone(*pids)
+
+
+def test_what_is_stopped_ends_too(worker: Worker) -> None:
+    with worker.client("sleep 1000 & echo $!; kill -STOP $!; wait") as client:
+        pids = client.numbers(1)
+        client.kill()
+        gone(*pids)
+
+
+def test_a_daemon_does_not_outlive_its_connection(worker: Worker) -> None:
+    done = worker.ssh("setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $!")
+
+    gone(int(done.stdout))
+
+
+def test_a_daemon_that_its_own_launcher_asked_for_is_left_alone(worker: Worker) -> None:
+    done = worker.ssh(
+        "fork() { setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $!; }; fork --daemonize x"
+    )
+    pid = int(done.stdout)
+    # A second session has come and gone: the first one's end has been dealt with by then.
+    other = worker.ssh("setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $!")
+    gone(int(other.stdout))
+
+    assert alive(pid)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_other_sessions_are_left_alone(worker: Worker) -> None:
+    command = "echo $$; exec cat"
+    with worker.client(command) as first, worker.client(command) as second:
+        (one,), (two,) = first.numbers(1), second.numbers(1)
+        first.kill()
+        gone(one)
+        assert alive(two)
+        assert second.finish(b"still here") == b"still here"
+
+
+# -- the worker's own life -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_term_signal_ends_a_worker_and_its_sessions(kind: str, start: Start) -> None:
+    worker = start(kind).listens()
+    with worker.client("sleep 1000 & echo $!; echo $$; wait") as client:
+        pids = client.numbers(2)
+        worker.signal()
+        assert worker.wait() == 0
+        assert not any(map(alive, pids))
+
+
+def test_an_idle_worker_ends_with_128_and_the_number_of_another_signal(start: Start) -> None:
+    worker = start("auto").listens()
+
+    worker.signal(signal.SIGINT)
+
+    assert worker.wait() == 130
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_the_line_that_it_listens_tells_who_and_where(kind: str, start: Start) -> None:
+    worker = start(kind)
+    shown = subprocess.run(
+        ["ssh-keygen", "-l", "-f", str(worker.key)], capture_output=True, text=True, check=True
+    ).stdout.split()[1]
+
+    line = worker.wait_for("listens on")
+
+    assert f"sshd ({kind}) listens on 127.0.0.1:{worker.port} as " in line
+    assert shown in line
+    state = json.loads((worker.runtime / "worker.json").read_text())
+    assert state == {
+        "pid": worker.process.pid,
+        "sshd": kind,
+        "address": "127.0.0.1",
+        "port": worker.port,
+        "because": "MPIBOOT_SSHD=embedded" if kind == "embedded" else "",
+    }
+
+
+def test_every_file_of_a_worker_is_private(start: Start) -> None:
+    worker = start("auto").listens()
+    worker.ssh("true")
+    worker.stop()  # and with it all that still writes there
+
+    modes = {item.name: item.stat().st_mode & 0o077 for item in worker.runtime.rglob("*")}
+
+    assert modes
+    assert not any(modes.values()), modes
+
+
+def test_it_listens_on_the_control_address_alone(start: Start) -> None:
+    worker = start("auto").listens()
+
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", worker.port), timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_the_programs_exit_status_is_the_workers(kind: str, start: Start) -> None:
+    worker = start(kind, "sh", "-c", "echo runs; exit 7")
+
+    assert worker.wait() == 7
+    assert "runs" in worker.lines
+
+
+def test_a_program_that_dies_of_a_signal_gives_128_and_its_number(start: Start) -> None:
+    assert start("auto", "sh", "-c", "kill -USR1 $$; sleep 1000").wait() == 128 + signal.SIGUSR1
+
+
+def test_signals_reach_the_program(start: Start) -> None:
+    script = "trap 'echo caught' USR1; trap 'exit 5' TERM; echo ready; while :; do sleep 0.1; done"
+    worker = start("auto", "sh", "-c", script)
+    worker.wait_for("ready")
+    worker.signal(signal.SIGUSR1)
+    worker.wait_for("caught")
+    worker.signal()
+
+    assert worker.wait() == 5
+
+
+def test_a_program_that_ignores_signals_is_killed_after_its_grace(start: Start) -> None:
+    script = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
+    worker = start("auto", "sh", "-c", script, environ={"MPIBOOT_GRACE": "0.2"})
+    worker.wait_for("ready")
+    worker.signal()
+
+    assert worker.wait() == 137
+
+
+def test_a_program_that_is_missing_is_an_error(start: Start) -> None:
+    worker = start("auto", "nothing-such")
+
+    assert worker.wait() == 127
+    assert "nothing-such is not in a folder of PATH" in worker.log
+
+
+def test_a_key_that_is_mounted_late_is_waited_for(start: Start) -> None:
+    worker = start("auto", with_key=False)
+    worker.wait_for("waiting for the job's SSH key")
+    make_key(worker.key, "-t", "ed25519")
+
+    assert worker.listens().ssh("exit 4").returncode == 4
+
+
+def test_a_key_that_never_comes_is_an_error(start: Start) -> None:
+    worker = start("auto", with_key=False, environ={"MPIBOOT_TIMEOUT": "0.2"})
+
+    assert worker.wait() == 77
+    assert "no private SSH key in" in worker.log
+
+
+def test_a_signal_ends_the_wait_for_the_key(start: Start) -> None:
+    worker = start("auto", with_key=False)
+    worker.wait_for("waiting for the job's SSH key")
+    worker.signal()
+
+    assert worker.wait() == 0
+
+
+@pytest.mark.parametrize("kind", ["auto", *BOTH])
+def test_a_port_that_is_taken_is_an_error(kind: str, start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        worker = start(kind, port=taken.getsockname()[1])
+        assert worker.wait() == 69
+
+    assert "in use" in worker.log
+
+
+@pytest.mark.skipif(not HAVE_SSHD, reason="no sshd is installed")
+@pytest.mark.parametrize(("kind", "next_kind"), [("auto", "embedded"), ("openssh", "openssh")])
+def test_a_server_that_dies_is_started_once_more(kind: str, next_kind: str, start: Start) -> None:
+    worker = start(kind).listens()
+    worker.wait_for("a login to this worker itself works")
+    server = child(worker.process.pid, "sshd")
+    os.kill(server, signal.SIGKILL)
+    worker.wait_for("ended by itself and is started again")
+    worker.wait_for("Server listening")
+
+    until = threading.Event()
+    while sum("listens on" in line for line in worker.lines) < 2:
+        until.wait(0.05)
+
+    assert f"sshd ({next_kind}) listens on" in [x for x in worker.lines if "listens on" in x][-1]
+    assert worker.ssh("exit 6").returncode == 6
+
+
+def test_sessions_end_when_the_embedded_server_dies(start: Start) -> None:
+    worker = start("embedded").listens()
+    with worker.client("setsid sleep 1000 & echo $!; echo $$; wait") as client:
+        pids = client.numbers(2)
+        os.kill(child(worker.process.pid, "python"), signal.SIGKILL)
+        gone(*pids)
+
+
+def child(parent: int, name: str) -> int:
+    """The first child of a process with that name."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    found = [pid for pid in children if name in Path(f"/proc/{pid}/comm").read_text()]
+    return int(found[0])
+
+
+def test_an_sshd_that_cannot_start_makes_room_for_the_embedded_server(
+    start: Start, tmp_path: Path
+) -> None:
+    broken = tmp_path / "bin" / "sshd"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\necho 'fatal: no such luck' >&2\nexit 255\n")
+    broken.chmod(0o755)
+    path = {"PATH": f"{broken.parent}:{os.environ['PATH']}"}
+
+    worker = start("auto", environ=path).listens()
+
+    assert "the embedded SSH server is used: it ended with 255: fatal: no such luck" in worker.log
+    assert worker.ssh("exit 8").returncode == 8
+    other = start("openssh", environ=path)
+    assert other.wait() == 69
+    assert "fatal: no such luck" in other.log
+
+
+def test_an_sshd_that_refuses_logins_makes_room_for_the_embedded_server(
+    start: Start, tmp_path: Path
+) -> None:
+    broken = tmp_path / "bin" / "sshd"
+    broken.parent.mkdir()
+    # It listens, and every connection ends at once.
+    broken.write_text(
+        f"#!{sys.executable}\nimport socket, sys\n"
+        "port = next(x.split(':')[-1] for x in open(sys.argv[-1]) if 'ListenAddress' in x)\n"
+        "server = socket.create_server(('127.0.0.1', int(port)))\n"
+        "print('Server listening on x', file=sys.stderr, flush=True)\n"
+        "while True: server.accept()[0].close()\n"
+    )
+    broken.chmod(0o755)
+
+    worker = start("auto", environ={"PATH": f"{broken.parent}:{os.environ['PATH']}"})
+    worker.wait_for("the embedded SSH server is used: a login by OpenSSH's sshd fails")
+    worker.wait_for("sshd (embedded) listens")
+
+    assert worker.ssh("exit 8").returncode == 8
+
+
+def test_names_that_no_shell_can_set_are_left_out_and_told(start: Start) -> None:
+    worker = start("auto", environ={"a.b": "1", "BASHOPTS": "x", "GOOD": "2"}).listens()
+
+    assert "not handed on to sessions, as no shell can: BASHOPTS" in worker.log
+    assert worker.ssh("echo $GOOD").stdout == b"2\n"
+
+
+def test_bash_reads_its_start_file_once_and_with_the_pods_environment(start: Start) -> None:
+    if not (can_mount() and shutil.which("bash")):
+        pytest.skip("needs bash and an own view of /etc/passwd")
+    for kind in (kind for kind in ("openssh", "embedded") if HAVE_SSHD or kind == "embedded"):
+        worker = start(kind, shell="/bin/bash", environ={"GOOD": "pod"})
+        (worker.home / ".bashrc").write_text('COUNT=x$COUNT; GOOD="$GOOD and user"; export GOOD\n')
+        worker.listens()
+
+        # Debian's bash reads it for commands over SSH, as it does for a stock worker.
+        out = worker.ssh("echo $COUNT $GOOD").stdout.decode()
+
+        assert out in ("x pod and user\n", "pod\n")
+        assert worker.ssh("echo $0").stdout == b"/bin/bash\n"
+
+
+AS_USER = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
+
+
+def unprivileged() -> str:
+    """A Python that every user of this machine can run, with this one's packages in reach."""
+    # setpriv itself still may go everywhere: only the interpreter can tell whether it may, too.
+    check = "import os, sys, asyncssh, click; sys.exit(not os.access(sys.executable, os.X_OK))"
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(PACKAGES)}
+    for python in (sys.executable, "/usr/bin/python3"):
+        argv = [*AS_USER, python, "-c", check]
+        if subprocess.run(argv, env=environ, capture_output=True, check=False).returncode == 0:
+            return python
+    return ""
+
+
+PACKAGES = [str(Path(mpiboot.__file__).parent.parent), str(Path(asyncssh.__file__).parent.parent)]
+
+
+@pytest.fixture
+def as_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Workers under another uid, which sees the passwd line that a test gives it."""
+    python = unprivileged() if can_mount() and shutil.which("setpriv") else ""
+    if not python:
+        pytest.skip("needs root, setpriv, and a Python that other users can run")
+    folder = Path(tempfile.mkdtemp(prefix="mpiboot-test-"))
+    folder.chmod(0o755)
+    started: list[Worker] = []
+
+    def begin(kind: str, line: str, **environ: str) -> Worker:
+        passwd = folder / "passwd"
+        passwd.write_text(Path("/etc/passwd").read_text() + line)
+        passwd.chmod(0o644)
+        worker = Worker(
+            folder / f"worker {len(started)}",
+            kind,
+            environ={"PYTHONPATH": os.pathsep.join(PACKAGES), **environ},
+            wrap=(*OWN_PASSWD, str(passwd), *AS_USER),
+            python=python,
+        )
+        for path in (worker.folder, worker.mount, worker.home):
+            os.chown(path, 54321, 54321)
+        started.append(worker)
+        return worker.start()
+
+    yield begin
+    for worker in started:
+        worker.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_user_who_is_not_root_serves_himself(kind: str, as_user: Start, tmp_path: Path) -> None:
+    worker = as_user(kind, f"mpi:x:54321:54321::{tmp_path}:/bin/sh\n").listens()
+    worker.user = "mpi"
+
+    assert worker.ssh("echo $(id -u) $USER; exit 9").stdout == b"54321 mpi\n"
+    assert worker.ssh("true", user="root").returncode == 255
+
+
+def test_a_uid_without_passwd_entry_is_served_by_the_embedded_server(as_user: Start) -> None:
+    worker = as_user("auto", "", HOME="/").listens()
+    worker.user = "uid54321"
+
+    assert "the embedded SSH server is used: uid 54321 has no passwd entry" in worker.log
+    done = worker.ssh('echo "$(id -u) $USER $HOME"; touch "$HOME/x" && echo writable')
+    assert done.stdout.decode() == f"54321 uid54321 {worker.runtime}/home\nwritable\n"
+
+
+def test_a_shell_that_runs_no_commands_is_no_obstacle(as_user: Start, tmp_path: Path) -> None:
+    worker = as_user("auto", f"mpi:x:54321:54321::{tmp_path}:/usr/sbin/nologin\n").listens()
+    worker.user = "mpi"
+
+    assert "runs no commands" in worker.log
+    assert worker.ssh("exit 9").returncode == 9
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_as_first_process_it_leaves_no_zombie(kind: str, tmp_path: Path) -> None:
+    if not can_mount():
+        pytest.skip("needs root and unshare")
+    space = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    worker = Worker(tmp_path / "worker", kind)
+    worker.wrap = (*worker.wrap, *space)
+    worker.start()
+    try:
+        worker.listens()
+        orphan = "(sleep 0.1 & sleep 0.2 &) >/dev/null 2>&1 </dev/null; exit 3"
+        for _ in range(5):
+            assert worker.ssh(orphan).returncode == 3
+        # Every orphan has ended when the last of its session's marks is gone.
+        worker.wait_for("has ended")
+        states = worker.ssh("cat /proc/[0-9]*/stat | sed 's/.*) //'").stdout.decode().splitlines()
+        assert len(states) > 3
+        assert not [state for state in states if state.startswith("Z")]
+        (first,) = (
+            Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children")
+            .read_text()
+            .split()
+        )
+        os.kill(int(first), signal.SIGTERM)
+        assert worker.wait() == 0
+    finally:
+        worker.stop()
+
+
+def test_the_worker_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom mpiboot import cli\nfrom mpiboot.worker import role\n"
+        "heavy = {'asyncio', 'asyncssh', 'cryptography', 'dns', 'psutil', 'pyroute2', "
+        "'subprocess', 'logging', 'hashlib', 'ssl', 'email', 'random', 'tempfile', 'shutil'}\n"
+        "print(sorted(heavy & {name.split('.')[0] for name in sys.modules}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout == "[]\n"
