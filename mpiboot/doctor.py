@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mpiboot import render, shims
+from mpiboot import executables, render, shims
 from mpiboot.checks import BY_REFERENCE
 from mpiboot.errors import MpibootError, error
 from mpiboot.job import plan as plans
@@ -24,7 +24,7 @@ from mpiboot.model import Finding, Level, Role
 from mpiboot.network import service_mesh as meshes
 from mpiboot.observe import hostfiles, pod, programs, service_mesh
 from mpiboot.settings import Resolved
-from mpiboot.system import files, keys, process
+from mpiboot.system import files, keys
 from mpiboot.wording import counted
 from mpiboot.worker import self_test
 
@@ -111,7 +111,7 @@ def _own(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:
         return f"mpirun is {found.path}, {found.said}"
 
     def ssh() -> str:
-        path = process.find("ssh", environ.get("PATH", ""))
+        path = executables.find("ssh", environ.get("PATH", ""))
         return f"ssh is {path}" if path else "no ssh on PATH; only a launcher needs one"
 
     return [

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from mpiboot import executables
 from mpiboot.errors import MpibootError, error
 from mpiboot.parent import launch_spec
 from mpiboot.system import files
@@ -22,14 +23,10 @@ FOLDER: Final = "/usr/local/bin"
 # Where the real programs are whose place a shim has taken, and the list of these places.
 KEPT: Final = Path("/usr/local/lib/mpiboot/real")
 _PLACES: Final = "places"
+# Where sshd is installed; an ordinary user's PATH lacks these.
+SSHD_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin")
 # What mpirun is called once it runs.
 _REAL: Final = ("mpirun", "mpiexec", "orterun", "prterun", "mpiexec.hydra")
-
-
-def called_as(argv0: str) -> str:
-    """Tell which shim mpiboot was called by; empty where it was by its own name."""
-    name = Path(argv0).name
-    return name if name in NAMES else ""
 
 
 def real(name: str, path: str, own: str) -> str:
@@ -43,17 +40,15 @@ def real(name: str, path: str, own: str) -> str:
     program = Path(name).name
     folders = [item for item in path.split(os.pathsep) if item.startswith("/")]
     if program == "sshd":
-        folders += ["/usr/sbin", "/usr/local/sbin"]  # an ordinary user's PATH lacks them
-    for folder in (*folders, str(KEPT)):
-        place = Path(folder, program)
-        if place.is_file() and os.access(place, os.X_OK) and place.resolve() != Path(own):
-            return str(place)
-    return ""
+        folders += SSHD_FOLDERS
+    places = (os.path.join(folder, program) for folder in (*folders, str(KEPT)))  # noqa: PTH118
+    found = (item for item in places if executables.is_executable(item))
+    return next((item for item in found if os.path.realpath(item) != own), "")
 
 
 def _leads(folder: str, own: str) -> list[str]:
     """List the names by which a folder of PATH leads to mpiboot."""
-    return [name for name in NAMES if folder and Path(folder, name).resolve() == Path(own)]
+    return [name for name in NAMES if folder and os.path.realpath(f"{folder}/{name}") == own]
 
 
 def _listed(folder: str) -> list[str]:
@@ -125,9 +120,8 @@ def _reached(path: str, own: str) -> bool:
     """Whether a name leads to mpiboot before it leads to the real program that is there."""
     folders = [item for item in path.split(os.pathsep) if item.startswith("/")]
     for name in (name for name in NAMES if real(name, path, own)):
-        found = (Path(item, name) for item in folders if os.access(Path(item, name), os.X_OK))
-        first = next(found, None)
-        if first and first.resolve() == Path(own):
+        first = executables.find(name, os.pathsep.join(folders))
+        if first and os.path.realpath(first) == own:
             return True
     return False
 
@@ -158,7 +152,8 @@ def own_file() -> Path:
         MpibootError: ``program-missing``; it was not started from an installed program.
     """
     places = [Path(sys.argv[0]), Path(sys.executable).with_name("mpiboot")]
-    found = next((item for item in places if item.is_file() and "/" in str(item)), None)
+    # os.path: Path.is_file raises where a folder on the way is closed to this user.
+    found = next((item for item in places if os.path.isfile(item) and "/" in str(item)), None)  # noqa: PTH113
     if found is None:
         raise error("program-missing", "mpiboot's own program is not installed")
     return found.resolve()
@@ -277,12 +272,13 @@ def told(environ: Mapping[str, str]) -> tuple[str, str]:
     own = str(own_file())
     path = environ.get("PATH", "").split(os.pathsep)
     # /bin is /usr/bin on most systems.
-    folders = dict.fromkeys(Path(item).resolve() for item in path if item.startswith("/"))
+    folders = dict.fromkeys(os.path.realpath(item) for item in path if item.startswith("/"))
     good, bad = [], []
     for name in ("mpirun", "mpiexec"):
-        places = [Path(item, name) for item in folders if os.access(Path(item, name), os.X_OK)]
-        shims = [place for place in places if place.resolve() == Path(own)]
-        past = dict.fromkeys(str(place) for place in places if place not in shims)
+        places = [f"{item}/{name}" for item in folders]
+        places = [item for item in places if executables.is_executable(item)]
+        shims = [place for place in places if os.path.realpath(place) == own]
+        past = dict.fromkeys(place for place in places if place not in shims)
         if shims and places[0] in shims:
             by = f", {' and '.join(past)} by absolute path does not" if past else ""
             good.append(f"{name} enters mpiboot by the shim {shims[0]}{by}")

@@ -157,25 +157,3 @@ def test_a_runtime_folder_that_can_not_be_made(tmp_path: Path, place: str) -> No
     path = str(tmp_path / place)
     said = wrong(tmp_path, 73, "runtime-folder", "wait", env={"MPIBOOT_RUNTIME_DIR": path})
     assert path in said
-
-
-def test_a_folder_of_path_that_is_closed_to_this_user_is_passed_over(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("closes a folder to another user")
-    closed, home = tmp_path / "closed", tmp_path / "home"
-    closed.mkdir(mode=0o700)
-    home.mkdir(mode=0o777)
-    script = (
-        "import sys; from mpiboot.observe import programs; "
-        "print(programs.which('sh', {'PATH': sys.argv[1]}))"
-    )
-    for folder in (*tmp_path.parents, tmp_path):
-        if folder.owner() == "root" and folder.is_relative_to("/tmp"):
-            folder.chmod(folder.stat().st_mode | 0o5)
-    root = Path(__file__).parent.parent
-    done = subprocess.run(
-        ["python3", "-c", f"import os, sys; sys.path.insert(0, {str(root)!r})\n"
-         "import mpiboot.observe.programs\nos.setuid(65534)\n" + script, f"{closed}:/bin"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.stdout == "/bin/sh\n", done.stderr

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The program mpiboot, as an image has it."""
     path = program(tmp_path / "venv", "mpiboot")
     monkeypatch.setattr("sys.argv", [str(path)])
+    # The machine's own sshd is no concern of these tests, and would be moved by `replace`.
+    monkeypatch.setattr(shims, "SSHD_FOLDERS", (str(tmp_path / "sbin"),))
+    monkeypatch.setattr(shims, "KEPT", tmp_path / "kept")
     return path
 
 
@@ -62,10 +69,7 @@ def test_only_shims_on_the_path_are_an_error(own: Path, tmp_path: Path) -> None:
         shims.enter("mpirun", {"PATH": str(tmp_path / "a")})
 
 
-def test_a_folder_with_other_programs_stays_on_the_path(
-    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shims, "KEPT", tmp_path / "kept")
+def test_a_folder_with_other_programs_stays_on_the_path(own: Path, tmp_path: Path) -> None:
     front, behind = tmp_path / "front", tmp_path / "behind"
     real = program(behind, "mpirun")
     path = f"{front}:{behind}"
@@ -86,11 +90,9 @@ def test_a_folder_with_other_programs_stays_on_the_path(
     assert shims.cleared(environ) == f"{first}:{path}"
 
 
-def test_real_programs_make_room_and_come_back(
-    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shims, "KEPT", tmp_path / "kept")
+def test_real_programs_make_room_and_come_back(own: Path, tmp_path: Path) -> None:
     folder = tmp_path / "bin"
+    sshd = program(tmp_path / "sbin", "sshd")
     real = program(folder, "mpirun")
     real.write_text("#!/bin/sh\necho real\n")
     program(folder, "orterun")
@@ -99,6 +101,7 @@ def test_real_programs_make_room_and_come_back(
     shims.replace(environ)
 
     assert (folder / "mpirun").resolve() == (folder / "mpiexec").resolve() == own
+    assert sshd.resolve() == own
     found = shims.enter("mpirun", environ)
     assert found["PATH"].split(":") == [str(tmp_path / "kept"), str(folder)]
     assert (tmp_path / "kept/mpirun").read_text() == "#!/bin/sh\necho real\n"
@@ -108,6 +111,54 @@ def test_real_programs_make_room_and_come_back(
     shims.remove(str(tmp_path / "elsewhere"))
     assert (folder / "mpirun").read_text() == "#!/bin/sh\necho real\n"
     assert (folder / "mpiexec").resolve() == folder / "orterun"
+    assert not sshd.is_symlink()
+
+
+def test_what_is_gone_already_is_no_obstacle_to_removing_the_rest(
+    own: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bin"
+    real = program(folder, "mpirun")
+    shims.replace({"PATH": str(folder)})
+    real.unlink()  # the shim in its place
+    shims.remove(str(tmp_path / "elsewhere"))
+    assert own.is_file()
+    assert real.is_file()
+    assert not real.is_symlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="closes a folder to another user")
+def test_a_folder_of_path_that_is_closed_to_this_user_is_passed_over() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        closed = program(Path(name, "closed"), "mpirun").parent
+        program(closed, "sshd")
+        closed.chmod(0o700)
+        script = (
+            "import os, sys\n"
+            "from mpiboot import cli, shims\n"
+            "from mpiboot.observe import programs\n"
+            "sys.argv[0] = f'{sys.argv[1]}/mpiboot'\n"
+            "shims.own_file = lambda: shims.Path('/bin/mpiboot')\n"
+            "os.setuid(65534)\n"
+            "own = str(shims.own_file())\n"
+            "path = f'{sys.argv[1]}:/bin'\n"
+            "assert shims.real('mpirun', sys.argv[1], own) == ''\n"
+            "assert shims.real('sh', path, own) == '/bin/sh'\n"
+            "assert shims.cleared({'PATH': path}) == path\n"
+            "assert shims.told({'PATH': path}) == ('', '')\n"
+            "assert programs.detect_mpi({'PATH': sys.argv[1]}) is None\n"
+            "os.environ['PATH'] = path\n"
+            "assert cli._behind_shim(['launcher']) == ['launcher']\n"
+        )
+        root = str(Path(__file__).parent.parent)
+        done = subprocess.run(
+            ["/usr/bin/env", "-i", f"PYTHONPATH={root}", sys.executable, "-c", script, str(closed)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
 
 
 def test_doctor_tells_what_passes_mpiboot_by(own: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from mpiboot import executables
 from mpiboot.after_job import evidence
 from mpiboot.errors import error
 from mpiboot.job import mpirun_line
@@ -22,7 +23,7 @@ from mpiboot.parent import launch_spec
 from mpiboot.settings import Resolved
 from mpiboot.ssh_client import config as sshconfig
 from mpiboot.ssh_client import start as client_start
-from mpiboot.system import files, keys, process, tmpdir
+from mpiboot.system import files, keys, tmpdir
 
 _LAUNCH: Final = "launch"
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
@@ -124,7 +125,7 @@ class Launch:
                 path.mkdir(mode=0o700)
         except OSError as wrong:
             raise error("runtime-folder", f"{wrong.filename}: {wrong.strerror}") from None
-        ssh = process.find("ssh", self.observed.environ.get("PATH", ""))
+        ssh = executables.find("ssh", self.observed.environ.get("PATH", ""))
         own = not self.plan.user_agent and self.uses_own_client
         if ssh is None and self.plan.daemons and not self.plan.user_agent and not own:
             raise error(

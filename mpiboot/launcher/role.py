@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 
-from mpiboot import facts, log, render
+from mpiboot import executables, facts, log, render
 from mpiboot.data_network.cluster_view import HEADINGS
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, recheck, stale_processes
@@ -64,7 +64,7 @@ def _launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, 
     """Start one mpirun; it never returns."""
     _end_on_signals(resolved)
     odd = mpirun_line.slip(program)
-    if odd and process.find(program[0], environ.get("PATH", "")) is None:
+    if odd and executables.find(program[0], environ.get("PATH", "")) is None:
         raise error("usage", odd, hint="write one argument for each word")
     if odd:
         log.finding(Finding("usage", Level.WARN, odd, hint="write one argument for each word"))
@@ -339,7 +339,7 @@ def _seen(
         ssh_client=sshconfig.client(
             ground.resolved.settings.ssh_client,
             ground.resolved.given["ssh_client"].source,
-            process.find("ssh", ground.environ.get("PATH", "")) or "",
+            executables.find("ssh", ground.environ.get("PATH", "")) or "",
             ground.identity,
         ),
         mpi_ipv6=programs.has_ipv6(mpi, ground.environ) if six else None,

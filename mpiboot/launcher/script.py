@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot import log, shims
+from mpiboot import executables, log, shims
 from mpiboot.job import mpirun_line, scripts
 from mpiboot.launcher.setup import lets_go
 from mpiboot.model import Finding, Level, Source
@@ -60,7 +60,7 @@ def _script(program: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, 
     named = scripts.named(program)
     if not named.path:
         return "", named.text
-    path = process.find(named.path, environ.get("PATH", "")) or named.path
+    path = executables.find(named.path, environ.get("PATH", "")) or named.path
     try:
         with Path(path).open("rb") as file:
             data = file.read(_READ)

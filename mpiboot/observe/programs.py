@@ -1,7 +1,7 @@
 """Which programs this pod has: the first mpirun on PATH and what it says it is.
 
-A program's own answer counts, never its name or folder. Nothing here starts a job, and mpiboot's
-own shims are never taken for the real thing.
+A program's own answer counts, never its name or folder. Nothing here starts a job. PATH has been
+cleared of mpiboot's shims before (see ``shims.cleared``).
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from mpiboot import executables
 from mpiboot.model import Mpi
 
 LAUNCHERS: Final = ("mpirun", "mpiexec")
-SHIM_PATH: Final = "MPIBOOT_SHIM_PATH"
 _PATIENCE: Final = 10.0
-_DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _OPENMPI: Final = re.compile(r"\((?:OpenRTE|Open MPI)\) (\d+)(\.\d+\S*)")
 _SPECTRUM: Final = re.compile(r"\(IBM Spectrum MPI\) (\d\S*)")
 _INTEL: Final = re.compile(r"Intel\(R\) MPI Library.*?Version (\d\S*)")
@@ -29,30 +28,9 @@ _HYDRA_VERSION: Final = re.compile(r"^\s*Version:\s+(\d\S*)", re.MULTILINE)
 _FIRST_PRRTE: Final = 5
 
 
-def search_path(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Folders of PATH without the folder of mpiboot's shims."""
-    shims = environ.get(SHIM_PATH, "")
-    own = os.path.realpath(shims) if shims else ""
-    folders = (environ.get("PATH") or _DEFAULT_PATH).split(os.pathsep)
-    return tuple(item for item in folders if item and os.path.realpath(item) != own)
-
-
-def which(name: str, environ: Mapping[str, str]) -> str:
-    """Path of the first program of that name on PATH, shims left out; empty if none.
-
-    A name with a slash is that path itself.
-    """
-    shims = environ.get(SHIM_PATH, "")
-    own = os.path.realpath(shims) + os.sep if shims else ""
-    places = [name] if os.sep in name else [str(Path(x, name)) for x in search_path(environ)]
-    for place in places:
-        # Not Path.is_file: it raises where a folder on the way is closed to this user.
-        if not os.path.isfile(place) or not os.access(place, os.X_OK):  # noqa: PTH113
-            continue
-        if own and os.path.realpath(place).startswith(own):
-            continue
-        return place
-    return ""
+def search_path(environ: Mapping[str, str]) -> str:
+    """PATH, or the usual folders where it is not set or empty."""
+    return environ.get("PATH") or executables.DEFAULT_PATH
 
 
 def recognise(path: str, text: str) -> Mpi:
@@ -83,12 +61,13 @@ def detect_mpi(environ: Mapping[str, str], *, patience: float = _PATIENCE) -> Mp
     It blocks, for ``patience`` seconds at most. A program that can't be run or doesn't answer is
     an MPI without a family, whose ``said`` tells what happened.
     """
-    path = next(filter(None, (which(name, environ) for name in LAUNCHERS)), "")
+    path = next(
+        filter(None, (executables.find(name, search_path(environ)) for name in LAUNCHERS)), ""
+    )
     if not path:
         return None
     # Intel's mpirun is a script that takes mpiexec.hydra from PATH, so its own folder comes first.
-    folders = (str(Path(path).parent), *search_path(environ))
-    env = {**environ, "PATH": os.pathsep.join(folders)}
+    env = {**environ, "PATH": f"{Path(path).parent}{os.pathsep}{search_path(environ)}"}
     env.setdefault("HOME", "/")  # Open MPI 5 says nothing without one
     try:
         child = subprocess.Popen(

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from mpiboot import executables
 from mpiboot.model import Identity
 from mpiboot.ssh_server.sessions import WRAPPER
-from mpiboot.system import files, process
+from mpiboot.system import files
 from mpiboot.system.keys import JobKey
 
 LISTENING: Final = "Server listening on "
@@ -71,7 +72,7 @@ def find(path: str) -> str:
     """The sshd that is installed; empty where there is none."""
     # A folder that holds mpiboot's shims would answer with mpiboot itself: those are skipped.
     for folder in (*path.split(os.pathsep), *_FOLDERS):
-        found = process.find("sshd", folder) if folder.startswith("/") else None
+        found = executables.find("sshd", folder) if folder.startswith("/") else None
         if found and "mpiboot" not in Path(found).resolve().name:
             return found
     return ""

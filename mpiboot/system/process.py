@@ -16,35 +16,21 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import mpiboot
+from mpiboot import executables
 from mpiboot.errors import error
 
 # Python ignores these at its start, and what is ignored stays so over exec.
 _CHANGED: Final = tuple(
     getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGXFZ") if hasattr(signal, name)
 )
-_DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SIGNALLED: Final = 128
 # Programs that start one other and wait for it.
 _INITS: Final = frozenset({"tini", "tini-static", "dumb-init", "docker-init", "catatonit"})
 
 
-def find(program: str, path: str) -> str | None:
-    """The file that a program's name stands for on a PATH; None where there is none."""
-    if "/" in program:
-        return program if _runs(program) else None
-    # An empty entry is the current folder, as the shell has it.
-    places = (str(Path(folder or ".") / program) for folder in path.split(os.pathsep))
-    return next(filter(_runs, places), None)
-
-
-def _runs(path: str) -> bool:
-    # Not Path.is_file: it raises where a folder on the way is closed to this user.
-    return os.path.isfile(path) and os.access(path, os.X_OK)  # noqa: PTH113
-
-
 def _lookup(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    path = environ.get("PATH", _DEFAULT_PATH)
-    found = find(argv[0], path)
+    path = environ.get("PATH", executables.DEFAULT_PATH)
+    found = executables.find(argv[0], path)
     if found is None:
         if "/" not in argv[0]:
             raise error("program-missing", f"{argv[0]} is not in a folder of PATH={path}")

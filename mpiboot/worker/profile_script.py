@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+from mpiboot import executables
 from mpiboot.errors import MpibootError
 from mpiboot.model import Finding, Level
 from mpiboot.system import process
@@ -40,7 +41,7 @@ def evaluate(
     path = os.path.abspath(path)  # noqa: PTH100 - the shell would look for a bare name on PATH
     if not os.path.isfile(path):  # noqa: PTH113 - raises nothing
         return before, _warning(f"{path} is not there")
-    shell = process.find("bash", environ.get("PATH", "")) or "/bin/sh"
+    shell = executables.find("bash", environ.get("PATH", "")) or "/bin/sh"
     try:
         status, said, complaint = _run((shell, "-c", _SCRIPT, "profile", path), environ, limit)
     except MpibootError as wrong:

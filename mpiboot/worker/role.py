@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Final
 
-from mpiboot import log
+from mpiboot import executables, log
 from mpiboot.errors import MpibootError, error
 from mpiboot.job import platforms
 from mpiboot.observe import pod
@@ -174,7 +174,7 @@ class _Worker:
         again = f"MPIBOOT_TERMINATION_LOG={os.devnull} exec {shlex.join(facts)}\n"
         files.write_private(ground.folder / LOOK, again)
         self._helpers.add(process.start(facts, environ))
-        if running.kind == "openssh" and process.find("ssh", environ.get("PATH", "")):
+        if running.kind == "openssh" and executables.find("ssh", environ.get("PATH", "")):
             self._prove(environ)
         if self._program and not self._program_pid:
             self._program_pid = process.start(self._program, ground.environ)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.model import Mpi
-from mpiboot.observe.programs import detect_mpi, has_ipv6, recognise, search_path, which
+from mpiboot.observe.programs import detect_mpi, has_ipv6, recognise
 
 
 def program(folder: Path, name: str, script: str) -> Path:
@@ -105,30 +105,6 @@ def test_what_it_says_on_stderr_is_kept_where_stdout_is_empty(tmp_path: Path) ->
 
     assert mpi is not None
     assert (mpi.family, mpi.said) == ("", "no help file")
-
-
-def test_shims_are_never_taken_for_the_real_thing(tmp_path: Path) -> None:
-    shims, real, linked = tmp_path / "shims", tmp_path / "real", tmp_path / "linked"
-    program(shims, "mpirun", "exit 1")
-    linked.mkdir()
-    (linked / "mpirun").symlink_to(shims / "mpirun")
-    found = program(real, "mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
-    given = environ(shims, linked, real, MPIBOOT_SHIM_PATH=str(shims))
-
-    assert which("mpirun", given) == str(found)
-    assert str(shims) not in search_path(given)
-    assert which(str(shims / "mpirun"), given) == ""
-
-
-def test_a_path_is_itself_and_folders_and_plain_files_are_no_programs(tmp_path: Path) -> None:
-    (tmp_path / "mpirun").mkdir()
-    (tmp_path / "text").write_text("x")
-    found = program(tmp_path, "prog", "")
-
-    assert which(str(found), {}) == str(found)
-    assert which("mpirun", {"PATH": str(tmp_path)}) == ""
-    assert which("text", {"PATH": str(tmp_path)}) == ""
-    assert which("sh", {}) != ""
 
 
 @pytest.mark.parametrize(

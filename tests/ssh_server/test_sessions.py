@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot import executables
 from mpiboot.ssh_server import sessions
 from mpiboot.ssh_server.sessions import Process, Session, family
-from mpiboot.system import process
 
 SHELLS = [
     shell
     for shell in (("sh",), ("bash", "--posix"), ("busybox", "sh"))
-    if process.find(shell[0], os.environ["PATH"])
+    if executables.find(shell[0], os.environ["PATH"])
 ]
 
 

@@ -1,0 +1,26 @@
+"""Which file a program's name stands for; a folder that is closed to this user holds none."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def is_executable(path: str) -> bool:
+    """Whether this user can run the file; False also where a folder on the way is closed."""
+    # Not Path.is_file: it raises where a folder on the way is closed to this user.
+    return os.path.isfile(path) and os.access(path, os.X_OK)  # noqa: PTH113
+
+
+def find(program: str, path: str) -> str | None:
+    """Find the file that a program's name stands for on a PATH; None where there is none.
+
+    A name with a slash is that path itself.
+    """
+    if "/" in program:
+        return program if is_executable(program) else None
+    # An empty entry is the current folder, as the shell has it.
+    places = (os.path.join(folder or ".", program) for folder in path.split(os.pathsep))  # noqa: PTH118 - names only
+    return next(filter(is_executable, places), None)
