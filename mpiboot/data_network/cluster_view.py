@@ -14,7 +14,7 @@ from mpiboot.data_checks import DATA_ROWS, NEVER_STOP
 from mpiboot.data_network import nccl, reach, worker_checks
 from mpiboot.data_network.gids import View
 from mpiboot.data_network.rails import interfaces
-from mpiboot.data_network.records import RDMA, DataSettings, Kind, Network, Problem
+from mpiboot.data_network.records import RDMA, DataSettings, Kind, Problem, WorkerNetwork
 from mpiboot.model import Finding, Level, Link
 from mpiboot.wording import first_few
 
@@ -210,7 +210,7 @@ def _reach(views: Sequence[View], settings: DataSettings) -> Iterable[Problem]:
             yield Problem("data-networks", apart)
 
 
-def _subnets(network: Network) -> tuple[str, ...]:
+def _subnets(network: WorkerNetwork) -> tuple[str, ...]:
     return tuple(sorted(str(own.network) for link in network.data for own in interfaces(link)[:1]))
 
 

@@ -5,16 +5,15 @@ Each library's own choice is simulated on the table first: nothing is set where 
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from mpiboot.addresses import IPV4, IPV6, Network, smallest_network
 from mpiboot.data_network import nccl, rails
 from mpiboot.data_network.rails import Rail
-from mpiboot.data_network.records import Kind, Network, Problem
+from mpiboot.data_network.records import Kind, Problem, WorkerNetwork
 from mpiboot.fabric import Gid, RdmaPort
-from mpiboot.network import control
 
 _ROCE_V2: Final = "RoCE v2"
 _UPGRADE: Final = "use NCCL 2.21 or later"
@@ -52,7 +51,7 @@ class GidChoice:
 class View:
     """One worker with its GID choice."""
 
-    network: Network
+    network: WorkerNetwork
     gids: GidChoice
 
     @property
@@ -101,15 +100,15 @@ def wanted(rail: Rail) -> tuple[Gid | None, str]:
     )
 
 
-def ucx_index(port: RdmaPort, inside: nccl.Network | None = None) -> int | None:
+def ucx_index(port: RdmaPort, inside: Network | None = None) -> int | None:
     """Simulate UCX's own choice: by RoCE version and family, the first entry of the best sort."""
 
     def rank(gid: Gid) -> tuple[int, int, int] | None:
         found = nccl.address(gid)
         if found is None or (inside is not None and found not in inside):
             return None
-        local = found.version == 6 and found.is_link_local  # noqa: PLR2004 - an IP version
-        return (gid.kind != _ROCE_V2, 0 if found.version == 4 else 1 + local, gid.index)  # noqa: PLR2004
+        local = found.version == IPV6 and found.is_link_local
+        return (gid.kind != _ROCE_V2, 0 if found.version == IPV4 else 1 + local, gid.index)
 
     ranks = [one for one in map(rank, port.gids) if one is not None]
     return min(ranks)[2] if ranks else None
@@ -170,7 +169,7 @@ def _nccl(
     indexes = [gid.index for gid in ours]
     listed = ", ".join(f"{rail.name} {index}" for rail, index in zip(found, indexes, strict=True))
 
-    def chooses(*, family: int = 4, inside: nccl.Network | None = None) -> bool:
+    def chooses(*, family: int = 4, inside: Network | None = None) -> bool:
         return all(
             nccl.gid_index(rail.port, version or _AUTO, family=family, inside=inside) == index
             for rail, index in zip(found, indexes, strict=True)
@@ -191,7 +190,7 @@ def _nccl(
     network = _one_network(found, ours)
     old = version is not None and version < nccl.AUTOMATIC
     if network is not None and not old:
-        family = {"NCCL_IB_ADDR_FAMILY": "AF_INET6"} if network.version != 4 else {}  # noqa: PLR2004
+        family = {"NCCL_IB_ADDR_FAMILY": "AF_INET6"} if network.version != IPV4 else {}
         if family and chooses(family=network.version):
             reasons.append(f"the ports' indexes differ ({listed}); by family NCCL finds them")
             return family
@@ -230,15 +229,14 @@ def _ucx(
     )
 
 
-def _one_network(found: Sequence[Rail], ours: Sequence[Gid]) -> nccl.Network | None:
+def _one_network(found: Sequence[Rail], ours: Sequence[Gid]) -> Network | None:
     """Find the smallest network that holds all of these addresses, and no other of the tables.
 
     What else is in it might stand before ours tomorrow: the tables change with other pods.
     """
-    own = {nccl.address(gid) for gid in ours} - {None}
-    smallest = control.smallest_network(str(item) for item in own)
-    network = ipaddress.ip_network(str(smallest)) if smallest is not None else None
-    others = {nccl.address(gid) for rail in found for gid in rail.port.gids} - own - {None}
-    if network is None or any(item in network for item in others if item is not None):
+    own = {item for gid in ours if (item := nccl.address(gid)) is not None}
+    every = (nccl.address(gid) for rail in found for gid in rail.port.gids)
+    network = smallest_network(own)
+    if network is None or any(item in network for item in every if item and item not in own):
         return None
     return network

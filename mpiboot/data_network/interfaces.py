@@ -11,7 +11,7 @@ from typing import Final
 
 from mpiboot.data_network import ports, rails
 from mpiboot.data_network.rails import Rail
-from mpiboot.data_network.records import DataSettings, Kind, Network, Seen, natural, running
+from mpiboot.data_network.records import DataSettings, Kind, Seen, WorkerNetwork, natural, running
 from mpiboot.model import Decision, Link, PodFacts, Source, Worker
 from mpiboot.network import control
 
@@ -24,7 +24,7 @@ _POD_KINDS: Final = frozenset({"veth", "macvlan", "ipvlan", "netkit"})
 _NODE_KINDS: Final = frozenset({"bridge", "vxlan", "geneve", "openvswitch"})
 
 
-def choose(worker: Worker, settings: DataSettings) -> Network:
+def choose(worker: Worker, settings: DataSettings) -> WorkerNetwork:
     """Decide one worker's networks from its facts.
 
     Args:
@@ -36,7 +36,7 @@ def choose(worker: Worker, settings: DataSettings) -> Network:
     """
     host, facts = worker.host, worker.facts
     if facts is None:
-        return Network(host.name, None, host.slots, None, Kind.UNKNOWN)
+        return WorkerNetwork(host.name, None, host.slots, None, Kind.UNKNOWN)
     link, decision = _control(worker, facts, settings)
     seen = Seen(facts, settings, link, _host_network(facts, link), [], [decision])
     candidates = _candidates(seen)
@@ -54,7 +54,7 @@ def choose(worker: Worker, settings: DataSettings) -> Network:
         )
         _nothing(seen, data)
     pending = _pending(seen, candidates, chosen)
-    return Network(
+    return WorkerNetwork(
         host.name,
         facts,
         host.slots,

@@ -6,16 +6,13 @@ Told from NCCL's sources (misc/utils.cc, net_ib.cc and net_ib/connect.cc) and fr
 
 from __future__ import annotations
 
-import functools
-import ipaddress
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
+from mpiboot.addresses import IPV6, Address, Network, parse
 from mpiboot.fabric import Gid, RdmaPort
 
-Address: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
-Network: TypeAlias = "ipaddress.IPv4Network | ipaddress.IPv6Network"
 Version: TypeAlias = "tuple[int, int, int]"
 
 # Up to 2.20 the index is 0, a link-local RoCE v1 entry, unless it is set.
@@ -24,7 +21,6 @@ AUTOMATIC: Final[Version] = (2, 21, 0)
 SKIPS_HOLES: Final[Version] = (2, 26, 2)
 # From here on devices are numbered in the order of their PCI paths, not libibverbs' order.
 PCI_ORDER: Final[Version] = (2, 29, 7)
-_IPV6: Final = 6
 _CODE_OF_2_9: Final = 10000  # NCCL_VERSION_CODE: 2804 is 2.8.4, 22105 is 2.21.5
 
 
@@ -71,16 +67,10 @@ def exact(names: Iterable[str]) -> str:
 
 def address(gid: Gid) -> Address | None:
     """Give the address that a GID stands for; None where it can't be read or is empty."""
-    return _address(gid.value)
-
-
-@functools.lru_cache(maxsize=1 << 16)  # every rule reads every table: 1000 workers are felt
-def _address(text: str) -> Address | None:
-    try:
-        value = ipaddress.IPv6Address(text)
-    except ValueError:
+    found = parse(gid.value)
+    if found is None or not int(found):
         return None
-    return (value.ipv4_mapped or value) if int(value) else None
+    return (found.version == IPV6 and found.ipv4_mapped) or found
 
 
 def gid_index(
@@ -123,10 +113,10 @@ def gid_index(
 
 def _valid(found: Address | None) -> bool:
     """Tell whether NCCL takes an entry as configured: 169.254 counts, fe80 does not."""
-    return found is not None and not (found.version == _IPV6 and found.is_link_local)
+    return found is not None and not (found.version == IPV6 and found.is_link_local)
 
 
 def _family(gid: Gid | None) -> int:
     """Tell the family as NCCL does: whatever is no mapped IPv4 is IPv6, an empty slot too."""
     found = address(gid) if gid else None
-    return found.version if found else _IPV6
+    return found.version if found else IPV6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from mpiboot.data_network.records import Network
+from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.wording import first_few
 
 # A pod that has one of these brings its own transport for NCCL, with settings of its own.
@@ -14,7 +14,9 @@ _PLUGIN_PREFIXES: Final = ("NCCL_GPUDIRECTTCPX_", "NCCL_FASTRAK_")
 _NOT_A_PLUGIN: Final = {("NCCL_NET", "ib"), ("NCCL_NET_PLUGIN", "none")}
 
 
-def found(known: Sequence[Network], taken: Mapping[str, str], values: Mapping[str, str]) -> str:
+def found(
+    known: Sequence[WorkerNetwork], taken: Mapping[str, str], values: Mapping[str, str]
+) -> str:
     """Tell what says that a plugin carries NCCL's data; NCCL_* is then left as it is."""
     own = {name for network in known if network.facts for name in network.facts.environment}
     for name in sorted({*taken, *own}):
@@ -30,7 +32,7 @@ def found(known: Sequence[Network], taken: Mapping[str, str], values: Mapping[st
     return ""
 
 
-def efa_lacks(known: Sequence[Network], plugin: str) -> list[str]:
+def efa_lacks(known: Sequence[WorkerNetwork], plugin: str) -> list[str]:
     """Say on which workers the image lacks what carries data over EFA; the user's plugin may."""
     hosts: dict[tuple[str, ...], list[str]] = {}
     for network in known:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from mpiboot.addresses import IPV4, IPV6
 from mpiboot.data_checks import DATA_ROWS
 from mpiboot.data_network import cluster_view, nccl, plugins, reach
 from mpiboot.data_network.gids import View
 from mpiboot.data_network.owners import Wish
-from mpiboot.data_network.rails import Interface, interfaces
-from mpiboot.data_network.records import RDMA, DataSettings, Kind, Network
+from mpiboot.data_network.rails import interfaces
+from mpiboot.data_network.records import RDMA, DataSettings, Kind, WorkerNetwork
 from mpiboot.data_network.worker_checks import of_the_node
 from mpiboot.model import Decision, Finding, Link, Source
 from mpiboot.wording import first_few
@@ -30,7 +31,7 @@ class Wishes:
     findings: list[Finding] = field(default_factory=list)
 
     @property
-    def known(self) -> list[Network]:
+    def known(self) -> list[WorkerNetwork]:
         """The workers whose facts are known."""
         return [view.network for view in self.views if view.network.facts is not None]
 
@@ -140,7 +141,7 @@ def _rdma(made: Wishes, transport: Kind, plugin: str) -> None:
         _pkey(made, network, plugin)
 
 
-def _pkey(made: Wishes, network: Network, plugin: str) -> None:
+def _pkey(made: Wishes, network: WorkerNetwork, plugin: str) -> None:
     """Name the partition of an IPoIB link: for NCCL by index, for UCX by value."""
     found = set()
     for rail in network.rails:
@@ -207,7 +208,7 @@ def _why_not_data(made: Wishes, transport: Kind) -> str:
     return _unreached(networks, 1 if transport in RDMA else min(counts))
 
 
-def _unreached(networks: Sequence[Network], positions: int) -> str:
+def _unreached(networks: Sequence[WorkerNetwork], positions: int) -> str:
     plain = [replace(network, data=network.plain) for network in networks]
     for position in range(positions):
         ends = reach.ends(plain, position)
@@ -220,7 +221,7 @@ def _unreached(networks: Sequence[Network], positions: int) -> str:
 
 
 def _socket_names(
-    made: Wishes, network: Network, links: Sequence[Link], because: str, plugin: str
+    made: Wishes, network: WorkerNetwork, links: Sequence[Link], because: str, plugin: str
 ) -> None:
     """Name the links of NCCL's, Gloo's and TensorPipe's sockets."""
     chosen = list(links) or ([network.control] if network.control else [])
@@ -231,20 +232,20 @@ def _socket_names(
     if not plugin:
         made.want("NCCL_SOCKET_IFNAME", nccl.exact(names), rule, because, host)
         versions = {item.version for link in chosen for item in interfaces(link)}
-        if versions == {6}:
+        if versions == {IPV6}:
             made.want("NCCL_SOCKET_FAMILY", "AF_INET6", rule, "no IPv4 address there", host)
     # These take a plain name, and one link is enough for a rendezvous.
     made.want("GLOO_SOCKET_IFNAME", names[0], rule, because, host)
     made.want("TP_SOCKET_IFNAME", names[0], rule, because, host)
 
 
-def _tcp_ucx(made: Wishes, network: Network, transport: Kind, links: Sequence[Link]) -> None:
+def _tcp_ucx(made: Wishes, network: WorkerNetwork, transport: Kind, links: Sequence[Link]) -> None:
     """Keep UCX on TCP links where there is a data network without RDMA."""
     if transport is Kind.TCP:
         _tcp_for_ucx(made, network, links, "no RDMA port that every worker could use")
 
 
-def _tcp_for_ucx(made: Wishes, network: Network, links: Sequence[Link], because: str) -> None:
+def _tcp_for_ucx(made: Wishes, network: WorkerNetwork, links: Sequence[Link], because: str) -> None:
     chosen = list(links) or ([network.control] if network.control else [])
     if chosen:
         made.want(
@@ -254,10 +255,6 @@ def _tcp_for_ucx(made: Wishes, network: Network, links: Sequence[Link], because:
             f"TCP: {because}",
             network.host,
         )
-
-
-def _four(item: Interface) -> bool:
-    return item.version == 4  # noqa: PLR2004 - the other is 6
 
 
 def _mpi(made: Wishes, transport: Kind) -> None:
@@ -289,7 +286,7 @@ def _mpi(made: Wishes, transport: Kind) -> None:
                 str(item.network)
                 for link in network.plain
                 for item in interfaces(link)
-                if _four(item)
+                if item.version == IPV4
             ]
             for network in made.known
         ]

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from mpiboot import addresses
+from mpiboot.addresses import Interface
 from mpiboot.data_network import nccl
 from mpiboot.fabric import Attachment, Fabric, Gid, RdmaDevice, RdmaPort
 from mpiboot.model import Link
 
-Interface: TypeAlias = "ipaddress.IPv4Interface | ipaddress.IPv6Interface"
 Found: TypeAlias = "tuple[RdmaDevice, RdmaPort]"
 
 _ROCE_V2: Final = "RoCE v2"
@@ -67,18 +68,13 @@ def refused(link: Link) -> tuple[Interface, ...]:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _interfaces(addresses: tuple[str, ...]) -> tuple[Interface, ...]:
-    found = []
-    for text in addresses:
-        address, _, prefix = text.partition("/")
-        plain = address.partition("%")[0]
-        try:
-            item = ipaddress.ip_interface(f"{plain}/{prefix}" if prefix else plain)
-        except ValueError:
-            continue
-        if not (item.is_loopback or item.is_link_local or item.is_unspecified):
-            found.append(item)
-    return tuple(found)
+def _interfaces(texts: tuple[str, ...]) -> tuple[Interface, ...]:
+    found = map(addresses.interface, texts)
+    return tuple(
+        item
+        for item in found
+        if item and not (item.is_loopback or item.is_link_local or item.is_unspecified)
+    )
 
 
 def usable(device: RdmaDevice) -> bool:

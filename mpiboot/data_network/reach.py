@@ -5,13 +5,14 @@ It proves nothing about switches and firewalls: it finds networks that can't wor
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from mpiboot.data_network.rails import Interface, interfaces
-from mpiboot.data_network.records import Network
+from mpiboot import addresses
+from mpiboot.addresses import Interface
+from mpiboot.data_network.rails import interfaces
+from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.model import Link
 
 Span: TypeAlias = "tuple[int, int, int]"
@@ -28,14 +29,13 @@ class End:
 
 
 def _span(text: str) -> Span | None:
-    try:
-        network = ipaddress.ip_network(text, strict=False)
-    except ValueError:
+    network = addresses.network(text)
+    if network is None:
         return None
     return network.version, int(network.network_address), int(network.broadcast_address)
 
 
-def _end(network: Network, link: Link, family: int) -> End | None:
+def _end(network: WorkerNetwork, link: Link, family: int) -> End | None:
     own = next((item for item in interfaces(link) if item.version == family), None)
     if own is None or network.facts is None:
         return None
@@ -46,7 +46,7 @@ def _end(network: Network, link: Link, family: int) -> End | None:
     return End(network.host, link.name, own, tuple(sorted(spans)))
 
 
-def ends(networks: Sequence[Network], position: int) -> tuple[End, ...] | None:
+def ends(networks: Sequence[WorkerNetwork], position: int) -> tuple[End, ...] | None:
     """Give every worker's end at one position of its data links.
 
     Returns:

@@ -57,7 +57,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class WorkerNetwork:
     """One worker's networks.
 
     ``data`` are the links of the data network in order; ``rails`` its RDMA ports; ``plain`` those

@@ -11,7 +11,7 @@ from typing import Final
 from mpiboot.data_network import nccl
 from mpiboot.data_network.gids import View
 from mpiboot.data_network.rails import Rail, interfaces, is_efa, named_by_platform
-from mpiboot.data_network.records import Network, Problem, running
+from mpiboot.data_network.records import Problem, WorkerNetwork, running
 from mpiboot.model import PodFacts
 from mpiboot.wording import first_few
 
@@ -90,7 +90,7 @@ def _why_none(facts: PodFacts) -> str:
     return f"{len(seen)} RDMA devices of the node are visible, none is this pod's{folder}{what}"
 
 
-def of_the_node(known: Iterable[Network]) -> str:
+def of_the_node(known: Iterable[WorkerNetwork]) -> str:
     """Say where devices are seen that nobody gave to the pod: maybe it was forgotten."""
     hosts = [
         network.host
@@ -101,7 +101,7 @@ def of_the_node(known: Iterable[Network]) -> str:
     return said if hosts else ""
 
 
-def _limits(network: Network, facts: PodFacts) -> list[Problem]:
+def _limits(network: WorkerNetwork, facts: PodFacts) -> list[Problem]:
     found = []
     may_lock = facts.memlock < 0 or facts.memlock >= _MEMLOCK
     who = facts.identity
@@ -126,7 +126,7 @@ def _limits(network: Network, facts: PodFacts) -> list[Problem]:
     return found
 
 
-def _subnets(network: Network) -> list[Problem]:
+def _subnets(network: WorkerNetwork) -> list[Problem]:
     """Find links that share a subnet: answers may leave by the other one."""
     found = []
     links = [link for link in (network.control, *network.data) if link is not None]

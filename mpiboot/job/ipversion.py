@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from mpiboot.addresses import bare
 from mpiboot.checks import failed
 from mpiboot.data_network.rails import interfaces
 from mpiboot.job.plan_builder import Making, Observed
 from mpiboot.model import Finding, Level, Link, Source
-from mpiboot.network.control import bare, link_of
+from mpiboot.network.control import link_of
 
 _FOUR, _SIX = 4, 6
 # PRRTE before 3.0.12, as a distribution builds it with a PMIx without IPv6, reads past the end of

@@ -7,22 +7,14 @@ address of any other link.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable
-from typing import Final, TypeAlias
+from typing import Final
 
+from mpiboot.addresses import Network, bare, interface, network, parse, smallest_network
 from mpiboot.model import Decision, Link, Source, Worker
 from mpiboot.settings import Given
 
-Address: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
-Network: TypeAlias = "ipaddress.IPv4Network | ipaddress.IPv6Network"
-
 _GIVEN: Final = Given(Source.ENVIRONMENT, "MPIBOOT_CONTROL_IFNAME")
-
-
-def bare(address: str) -> str:
-    """Cut prefix length and zone off an address."""
-    return address.partition("/")[0].partition("%")[0]
 
 
 def link_of(address: str, links: Iterable[Link]) -> Link | None:
@@ -32,22 +24,9 @@ def link_of(address: str, links: Iterable[Link]) -> Link | None:
     )
 
 
-def smallest_network(addresses: Iterable[str]) -> Network | None:
-    """Find the smallest network that holds all addresses; None where families differ."""
-    parsed: list[Address] = [ipaddress.ip_address(bare(item)) for item in addresses]
-    if not parsed or len({item.version for item in parsed}) > 1:
-        return None
-    low, high = int(min(parsed, key=int)), int(max(parsed, key=int))
-    width = parsed[0].max_prefixlen
-    prefix = width - (low ^ high).bit_length()
-    start = low >> (width - prefix) << (width - prefix)
-    if parsed[0].version == 4:  # noqa: PLR2004 - ip_network takes a small number for IPv4
-        return ipaddress.IPv4Network((start, prefix))
-    return ipaddress.IPv6Network((start, prefix))
-
-
-def _in(address: str, network: Network) -> bool:
-    return ipaddress.ip_address(bare(address)) in network
+def _in(address: str, where: Network) -> bool:
+    found = interface(address)
+    return found is not None and found.ip in where
 
 
 def name_in(text: str, launcher: Iterable[Link], workers: Iterable[Worker]) -> str:
@@ -56,13 +35,12 @@ def name_in(text: str, launcher: Iterable[Link], workers: Iterable[Worker]) -> s
     Returns:
         The name; empty where it differs, or where a pod tells nothing or has no such link.
     """
-    try:
-        network = ipaddress.ip_network(text, strict=False)
-    except ValueError:
+    wanted = network(text)
+    if wanted is None:
         return ""
     pods = [launcher, *(worker.facts.links if worker.facts else () for worker in workers)]
     found = [
-        next((x.name for x in links if any(_in(own, network) for own in x.addresses)), "")
+        next((x.name for x in links if any(_in(own, wanted) for own in x.addresses)), "")
         for links in pods
     ]
     return found[0] if len(set(found)) == 1 else ""
@@ -118,17 +96,17 @@ def choose(
             "",
         )
     controls = own | {bare(worker.address) for worker in workers}
-    network = smallest_network(controls)
-    if network is None:
+    smallest = smallest_network(filter(None, map(parse, controls)))
+    if smallest is None:
         return None, "the control addresses are of both IP versions"
     others += [address for link in launcher if link not in mine for address in link.addresses]
-    inside = [item for item in others if bare(item) not in controls and _in(item, network)]
+    inside = [item for item in others if bare(item) not in controls and _in(item, smallest)]
     if inside:
-        return None, f"{network} would hold all control addresses but also {inside[0]}"
+        return None, f"{smallest} would hold all control addresses but also {inside[0]}"
     return (
         Decision(
             "control-link",
-            str(network),
+            str(smallest),
             Source.DETECTED,
             "the smallest network that holds all control addresses and no other link's; "
             "the links' names differ or are not known",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from mpiboot.addresses import bare
 from mpiboot.checks import BY_REFERENCE
 from mpiboot.model import Finding, Level, Link, Worker
-from mpiboot.network.control import bare, link_of
+from mpiboot.network.control import link_of
 from mpiboot.wording import first_few
 
 

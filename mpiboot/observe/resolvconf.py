@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass, replace
 from typing import Final
+
+from mpiboot import addresses
 
 _LABEL: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _LONGEST_NAME: Final = 253
@@ -74,11 +75,7 @@ def search_names(name: str, conf: ResolvConf) -> tuple[str, ...]:
 
 def is_literal(name: str) -> bool:
     """Tell whether a name is an IP address, which needs no resolver."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+    return addresses.parse(name) is not None
 
 
 def is_malformed(name: str) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.data_network.interfaces import choose
-from mpiboot.data_network.records import DataSettings, Kind, Network, natural
+from mpiboot.data_network.records import DataSettings, Kind, WorkerNetwork, natural
 from mpiboot.fabric import Attachment, Gid, Route
 from mpiboot.model import Source, Worker
 from tests.fakes import workers as w
@@ -13,15 +13,15 @@ from tests.fakes import workers as w
 DEFAULT = DataSettings()
 
 
-def names(network: Network) -> list[str]:
+def names(network: WorkerNetwork) -> list[str]:
     return [rail.name for rail in network.rails]
 
 
-def data(network: Network) -> list[str]:
+def data(network: WorkerNetwork) -> list[str]:
     return [link.name for link in network.data]
 
 
-def checks(network: Network) -> list[str]:
+def checks(network: WorkerNetwork) -> list[str]:
     return [problem.check for problem in network.problems]
 
 
@@ -392,7 +392,7 @@ def test_an_address_that_may_be_a_duplicate_is_waited_for_and_one_that_is_is_sai
 
     def with_net1(
         *addresses: str, tentative: tuple[str, ...] = (), duplicate: tuple[str, ...] = ()
-    ) -> Network:
+    ) -> WorkerNetwork:
         net1 = replace(data, addresses=addresses, tentative=tentative, duplicate=duplicate)
         links = (control, net1)
         facts = replace(found.facts, links=links) if found.facts else None

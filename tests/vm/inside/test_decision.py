@@ -9,7 +9,7 @@ import pytest
 
 from mpiboot.data_network import gids, interfaces, split
 from mpiboot.data_network.gids import GidChoice
-from mpiboot.data_network.records import DataSettings, Network
+from mpiboot.data_network.records import DataSettings, WorkerNetwork
 from mpiboot.model import Level
 from tests.vm.inside.machine import (
     active,
@@ -57,7 +57,7 @@ def said_in(name: str) -> dict[str, dict[str, object]]:
     return {item["ifname"]: item for item in listed}
 
 
-def names(network: Network) -> list[str]:
+def names(network: WorkerNetwork) -> list[str]:
     return [one.name for one in network.rails]
 
 
@@ -67,7 +67,7 @@ def index_of(address: str, name: str) -> int:
     return found
 
 
-def chosen(network: Network, version: str = "") -> GidChoice:
+def chosen(network: WorkerNetwork, version: str = "") -> GidChoice:
     return gids.choose(network.rails, version)
 
 
