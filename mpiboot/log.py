@@ -31,8 +31,8 @@ class _Log:
 _STATE: Final = _Log()
 
 
-def configure(*, level: str = "info", form: str = "auto", role: str = "") -> None:
-    """Set what is shown and how; ``form`` is ``human``, ``json`` or ``auto`` (human)."""
+def configure(*, level: str = "info", form: str = "human", role: str = "") -> None:
+    """Set what is shown and how; ``form`` is ``human`` or ``json``."""
     _STATE.threshold = LEVELS.index(level)
     _STATE.as_json = form == "json"
     _STATE.role = role

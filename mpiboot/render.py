@@ -14,7 +14,7 @@ from mpiboot.data_network import cluster_view
 from mpiboot.fabric import Fabric, RdmaDevice
 from mpiboot.job import forward
 from mpiboot.model import Decision, Finding, Json, Level, PodFacts
-from mpiboot.settings import Resolved, Row
+from mpiboot.settings import Resolved, Setting
 
 _NOTHING: Mapping[str, Mapping[str, str]] = {}
 # What a terminal and the view of a pod's log show without breaking lines themselves.
@@ -114,13 +114,13 @@ def termination(item: Finding, others: Sequence[Finding] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def settings(resolved: Resolved, rows: Iterable[Row]) -> str:
+def settings(resolved: Resolved, rows: Iterable[Setting]) -> str:
     """Lay the settings out: variable, value, where it came from, what it does."""
     told = [("setting", "value", "source", "what it does")]
     told += [
         (
             row.variable,
-            "(hidden)" if row.secret else shown(value_of(resolved, row.name)),
+            shown(value_of(resolved, row.name)),
             str(resolved.given[row.name]),
             row.help,
         )
@@ -133,15 +133,16 @@ def settings(resolved: Resolved, rows: Iterable[Row]) -> str:
     )
 
 
-def settings_record(resolved: Resolved, rows: Iterable[Row]) -> list[dict[str, object]]:
+def settings_record(resolved: Resolved, rows: Iterable[Setting]) -> list[dict[str, object]]:
     """List the settings as records for JSON."""
     return [
         {
             "name": row.name,
+            "section": row.section,
             "flag": row.flag,
             "variable": row.variable,
             "older": row.older,
-            "value": "(hidden)" if row.secret else value_of(resolved, row.name),
+            "value": value_of(resolved, row.name),
             "default": row.default,
             "source": resolved.given[row.name].source,
             "given_by": resolved.given[row.name].name,

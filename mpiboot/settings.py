@@ -9,13 +9,31 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from enum import Enum
 from typing import Any, Final, TypeVar
 
 from mpiboot.checks import failed
 from mpiboot.errors import error
 from mpiboot.model import Finding, Level, Role, Source
+from mpiboot.setting_types import (
+    Parse,
+    boolean,
+    count,
+    is_key,
+    key_path,
+    kind,
+    one_of,
+    path,
+    plain,
+    port,
+    ports,
+    rewriting,
+    seconds,
+    switch,
+    words,
+)
 
 PREFIX: Final = "MPIBOOT_"
 
@@ -32,114 +50,19 @@ _SERVICE: Final = re.compile(r".*_(SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|S
 _SERVICE_PORT: Final = re.compile(r"(?:tcp|udp|sctp)://")
 
 T = TypeVar("T")
-Parse = Callable[[str], Any]
 _L, _W = Role.LAUNCHER, Role.WORKER
 
 
-def boolean(text: str) -> bool:
-    """Read yes or no in the spellings that manifests use."""
-    word = text.strip().lower()
-    if word in ("1", "true", "yes", "on"):
-        return True
-    if word in ("0", "false", "no", "off", ""):
-        return False
-    raise ValueError("true or false")
+class Section(str, Enum):
+    """Under which heading help and pages show a setting."""
 
-
-def seconds(text: str) -> float:
-    """Read a length of time: seconds, or a number with s, m or h."""
-    word = text.strip().lower()
-    scale = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(word[-1:], 0.0)
-    try:
-        value = float(word[:-1]) * scale if scale else float(word)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ValueError("a number of seconds, such as 600, 90s or 10m")
-    return value
-
-
-def count(text: str) -> int:
-    """Read a whole number from 1."""
-    if not text.strip().isascii() or not text.strip().isdigit() or int(text) < 1:
-        raise ValueError("a whole number from 1")
-    return int(text)
-
-
-def port(text: str) -> int:
-    """Read a TCP port."""
-    number = int(text) if text.strip().isascii() and text.strip().isdigit() else 0
-    if not 0 < number < 65536:  # noqa: PLR2004 - the range of a TCP port
-        raise ValueError("a port from 1 to 65535")
-    return number
-
-
-def ports(text: str) -> str:
-    """Read a range of TCP ports; none below 1024, which MPI itself refuses."""
-    first, dash, last = (part.strip() for part in text.partition("-"))
-    try:
-        low, high = port(first), port(last if dash else first)
-    except ValueError:
-        low, high = 0, 0
-    if not 1024 <= low <= high:  # noqa: PLR2004 - the first port that needs no privilege
-        raise ValueError("two ports from 1024 to 65535, such as 40000-40099")
-    return f"{low}-{high}"
-
-
-ports.__doc__ = "first-last"
-
-
-def words(text: str) -> tuple[str, ...]:
-    """Read a list of words, split at commas and blanks."""
-    return tuple(text.replace(",", " ").split())
-
-
-def plain(text: str) -> str:
-    """Read a value as it is; a control character is never meant."""
-    if any(ord(char) < ord(" ") for char in text):
-        raise ValueError("a value without control characters")
-    return text.strip()
-
-
-def key_path(text: str) -> str:
-    """Read the path of a private key; the key itself is never echoed."""
-    if _is_key(text):
-        raise ValueError("the path of the key, not the key itself")
-    return plain(text)
-
-
-key_path.__doc__ = "text"
-
-
-def _is_key(text: str) -> bool:
-    return "PRIVATE KEY" in text
-
-
-def one_of(*choices: str) -> Parse:
-    """Read one word of a list."""
-
-    def parse(text: str) -> str:
-        word = text.strip().lower()
-        if word not in choices:
-            raise ValueError("one of " + ", ".join(choices))
-        return word
-
-    parse.__doc__ = "|".join(choices)
-    return parse
-
-
-def rewriting(text: str) -> str:
-    """Read ``off|on|auto``, and true or false as the older name has them."""
-    word = text.strip().lower()
-    if word in ("off", "on", "auto"):
-        return word
-    try:
-        return "on" if boolean(word) else "off"
-    except ValueError:
-        raise ValueError("one of off, on, auto") from None
-
-
-rewriting.__doc__ = "off|on|auto"
+    POD = "This pod"
+    HOSTS = "Hosts and waiting"
+    SSH = "SSH"
+    MPI = "MPI and ranks"
+    NETWORK = "Network"
+    END = "End of the job"
+    LOG = "Logging and files"
 
 
 def row(
@@ -149,13 +72,16 @@ def row(
     *,
     roles: tuple[Role, ...] = (_L, _W),
     older: tuple[str, ...] = (),
-    secret: bool = False,
+    short: str = "",
+    begins: Section | None = None,
 ) -> T:
-    """Declare a setting; the field's name and type are the attribute's."""
-    value: T = field(
-        default=default,
-        metadata={"help": help_, "parse": parse, "roles": roles, "older": older, "secret": secret},
-    )
+    """Declare a setting; the field's name and type are the attribute's.
+
+    ``begins`` opens a section: this row and those below it stand there. ``short`` is a flag of one
+    letter.
+    """
+    about = {"help": help_, "parse": parse, "roles": roles, "older": older}
+    value: T = field(default=default, metadata=about | {"short": short, "begins": begins})
     return value
 
 
@@ -167,30 +93,36 @@ class Settings:
         "auto",
         "What this pod is; auto asks the platform's own marks.",
         one_of("auto", "launcher", "worker", "none"),
+        begins=Section.POD,
     )
-    hostfile: str = row("", "The hostfile.", roles=(_L,), older=("MPI_HOSTFILE",))
-    np: int | None = row(
-        None, "Number of ranks; all slots where not given.", count, roles=(_L,), older=("MPI_NP",)
-    )
-    oversubscribe: bool = row(
+    start_sshd: bool = row(
         default=False,
-        help_="Allow more ranks than slots.",
+        help_="Run as a worker.",
         parse=boolean,
+        roles=(_W,),
+        older=("START_SSHD",),
+    )
+    hostfile: str = row(
+        "",
+        "The hostfile.",
+        path,
         roles=(_L,),
+        older=("MPI_HOSTFILE",),
+        begins=Section.HOSTS,
     )
     timeout: float = row(
-        600.0, "Deadline in seconds for all hosts to resolve and answer, and for the key.", seconds
+        600.0, "Deadline for all hosts to resolve and answer, and for the key.", seconds
     )
     dns_wait: float | None = row(
         None,
-        "Cap in seconds on the DNS stage alone.",
+        "Shorter deadline for the names alone.",
         seconds,
         roles=(_L,),
         older=("MPI_DNS_WAIT_SECONDS",),
     )
     dns_interval: float | None = row(
         None,
-        "Longest pause in seconds between two questions for a name.",
+        "Longest pause between two questions for a name.",
         seconds,
         roles=(_L,),
         older=("MPI_DNS_WAIT_INTERVAL",),
@@ -205,18 +137,12 @@ class Settings:
     cluster_domain: str = row(
         "", "The cluster's domain; found in resolv.conf where not given.", roles=(_L,)
     )
-    start_sshd: bool = row(
-        default=False,
-        help_="Run as a worker.",
-        parse=boolean,
-        roles=(_W,),
-        older=("START_SSHD",),
-    )
     sshd: str = row(
         "auto",
-        "Which SSH server a worker runs.",
+        "Which SSH server a worker runs; auto: OpenSSH's, where it is there and can run.",
         one_of("auto", "openssh", "embedded"),
         roles=(_W,),
+        begins=Section.SSH,
     )
     ssh_client: str = row(
         "auto",
@@ -236,21 +162,26 @@ class Settings:
         roles=(_L,),
     )
     ssh_keepalive: float = row(
-        30.0, "Seconds after which a silent worker or launcher counts as lost.", seconds
+        30.0, "How long a worker or launcher may be silent before it counts as lost.", seconds
     )
-    control_ifname: str = row(
-        "",
-        "Link (or its address or network) of the control traffic; found by route where not given.",
+    np: int | None = row(
+        None,
+        "Number of ranks; all slots where not given.",
+        count,
+        roles=(_L,),
+        older=("MPI_NP",),
+        short="-n",
+        begins=Section.MPI,
     )
-    port_range: str = row(
-        "",
-        "TCP ports for MPI's daemons and messages, where a NetworkPolicy allows only these.",
-        ports,
+    oversubscribe: bool = row(
+        default=False,
+        help_="Allow more ranks than slots.",
+        parse=boolean,
         roles=(_L,),
     )
     mpi: str = row(
         "auto",
-        "The MPI family, where its own answer is not to be trusted.",
+        "Override the detection of the MPI family.",
         one_of("auto", "openmpi4", "openmpi5", "mpich"),
         roles=(_L,),
     )
@@ -266,27 +197,22 @@ class Settings:
         one_of("auto", "on", "off"),
         roles=(_L,),
     )
-    supervise: str = row(
-        "auto",
-        "Stay as mpirun's parent: auto is on; off is a plain exec.",
-        one_of("auto", "on", "off"),
+    env_profile: str = row(
+        "",
+        "Shell script evaluated once on each worker; what it exports reaches that worker's ranks.",
+        path,
+        roles=(_W,),
+    )
+    control_ifname: str = row(
+        "",
+        "Link (or its address or network) of the control traffic; found by route where not given.",
+        begins=Section.NETWORK,
+    )
+    port_range: str = row(
+        "",
+        "TCP ports for MPI's daemons and messages, where a NetworkPolicy allows only these.",
+        ports,
         roles=(_L,),
-    )
-    launch_timeout: float = row(
-        120.0, "Seconds within which every host's daemon must have joined.", seconds, roles=(_L,)
-    )
-    grace: float = row(20.0, "Seconds a signalled job gets to end before it is killed.", seconds)
-    hold_on_failure: float = row(
-        0.0,
-        "Seconds to keep a failed launcher for a look inside; then the same exit code.",
-        seconds,
-        roles=(_L,),
-    )
-    worker_exit: str = row(
-        "auto",
-        "When a worker ends by itself: with the job's good end, or never; auto: with the job under "
-        "the MPI Operator.",
-        one_of("auto", "never", "with-job"),
     )
     data_network: str = row(
         "prefer",
@@ -318,29 +244,48 @@ class Settings:
     nccl_version: str = row(
         "", "NCCL's version, such as 2.21.5, where a rule depends on it.", roles=(_L,)
     )
-    env_profile: str = row(
-        "",
-        "Shell script evaluated once on each worker; what it exports reaches that worker's ranks.",
-        roles=(_W,),
+    supervise: str = row(
+        "on",
+        "Stay as mpirun's parent; off is a plain exec.",
+        switch,
+        roles=(_L,),
+        begins=Section.END,
     )
-    runtime_dir: str = row("", "Private folder for mpiboot's own files.")
-    log_format: str = row("auto", "How to log; auto is human.", one_of("auto", "human", "json"))
+    launch_timeout: float = row(
+        120.0, "Time within which every host's daemon must have joined.", seconds, roles=(_L,)
+    )
+    grace: float = row(20.0, "Time that a signalled job has to end before it is killed.", seconds)
+    hold_on_failure: float = row(
+        0.0,
+        "How long to keep a failed launcher for a look inside; then the same exit code.",
+        seconds,
+        roles=(_L,),
+    )
+    worker_exit: str = row(
+        "auto",
+        "When a worker ends by itself: with the job's good end, or never; auto: with the job under "
+        "the MPI Operator.",
+        one_of("auto", "never", "with-job"),
+    )
+    log_format: str = row("human", "How to log.", one_of("human", "json"), begins=Section.LOG)
     log_level: str = row("info", "How much to log.", one_of("debug", "info", "warning", "error"))
-    termination_log: str = row("/dev/termination-log", "Where the reason of a failure goes.")
+    termination_log: str = row("/dev/termination-log", "Where the reason of a failure goes.", path)
+    runtime_dir: str = row("", "Private folder for mpiboot's own files.", path)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A setting as tables and options need it."""
+class Setting:
+    """One setting as tables and options need it."""
 
     name: str
     flag: str
+    short: str
     variable: str
     older: tuple[str, ...]
     default: object
     help: str
     roles: tuple[Role, ...]
-    secret: bool
+    section: Section
     kind: str
     parse: Parse
 
@@ -350,32 +295,27 @@ class Row:
         return self.parse is boolean
 
 
-_KINDS: Final = {
-    boolean: "true|false",
-    seconds: "seconds",
-    count: "number",
-    port: "port",
-    words: "words",
-    plain: "text",
-}
-
-
-def _rows() -> tuple[Row, ...]:
-    return tuple(
-        Row(
-            name=item.name,
-            flag="--" + item.name.replace("_", "-"),
-            variable=PREFIX + item.name.upper(),
-            older=item.metadata["older"],
-            default=item.default,
-            help=item.metadata["help"],
-            roles=item.metadata["roles"],
-            secret=item.metadata["secret"],
-            kind=_KINDS.get(item.metadata["parse"], item.metadata["parse"].__doc__ or "text"),
-            parse=item.metadata["parse"],
+def _rows() -> tuple[Setting, ...]:
+    found, section = [], Section.POD
+    for item in fields(Settings):
+        about = item.metadata
+        section = about["begins"] or section
+        found.append(
+            Setting(
+                name=item.name,
+                flag="--" + item.name.replace("_", "-"),
+                short=about["short"],
+                variable=PREFIX + item.name.upper(),
+                older=about["older"],
+                default=item.default,
+                help=about["help"],
+                roles=about["roles"],
+                section=section,
+                kind=kind(about["parse"]),
+                parse=about["parse"],
+            )
         )
-        for item in fields(Settings)
-    )
+    return tuple(found)
 
 
 ROWS: Final = _rows()
@@ -431,9 +371,9 @@ def _of_service(name: str, value: str) -> bool:
     return name.endswith("_PORT") and _SERVICE_PORT.match(value) is not None
 
 
-def _told(item: Row, text: str) -> str:
+def _told(text: str) -> str:
     """Show a value that a message is about, unless nobody may see it."""
-    return "(hidden)" if item.secret or _is_key(text) else text
+    return "(hidden)" if is_key(text) else text
 
 
 def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
@@ -445,7 +385,7 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
 
     Raises:
         MpibootError: ``usage``; a value can't be read. The line names the flag or variable,
-            the value (never a secret's) and what was expected.
+            the value (never a key's) and what was expected.
     """
     values: dict[str, Any] = {}
     given: dict[str, Given] = {}
@@ -466,14 +406,14 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
         try:
             values[item.name] = item.parse(text)
         except ValueError as wrong:
-            told = _told(item, text)
+            told = _told(text)
             shown = repr(text) if told == text else told
             raise error("usage", f"{chosen} is {shown}: expected {wrong}") from None
         given[item.name] = chosen
         for other, other_text in candidates[1:]:
-            if other_text != text and not item.secret:
-                said = f"{other}={_told(item, other_text)} is not used"
-                warnings.append(_warn(f"{said}: {chosen}={_told(item, text)} comes first"))
+            if other_text != text:
+                said = f"{other}={_told(other_text)} is not used"
+                warnings.append(_warn(f"{said}: {chosen}={_told(text)} comes first"))
     return Resolved(Settings(**values), given, (*warnings, *_unknown(environ)))
 
 

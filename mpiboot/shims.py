@@ -93,7 +93,8 @@ def enter(name: str, environ: Mapping[str, str]) -> dict[str, str]:
     if not found:
         raise error(
             "program-missing",
-            f"every {name} on PATH={path} is mpiboot's own shim",
+            f"every {name} in the folders of PATH is mpiboot's own shim",
+            evidence=(f"PATH={path}",),
             hint=f"install an MPI whose {name} is in another folder of PATH",
         )
     clean, mixed = without(path, own)

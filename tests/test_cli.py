@@ -10,12 +10,29 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot import __version__, cli
+from mpiboot import __version__
+from mpiboot.commands import root
 from mpiboot.model import Role
-from mpiboot.settings import ROWS
+from mpiboot.settings import ROWS, Section
 from tests.fakes.cli import GUARD, environment, message, mpiboot
 
 COMMANDS = ("launcher", "worker", "wait", "plan", "doctor", "facts", "settings")
+END = {row.name for row in ROWS if row.section is Section.END}
+ROLE_ITSELF = {"role", "start_sshd"}
+# What a command has no use for, though it belongs to its role.
+NOT_USED = {
+    "launcher": ROLE_ITSELF,
+    "worker": ROLE_ITSELF,
+    "plan": ROLE_ITSELF,
+    "doctor": END,
+    "wait": {
+        row.name
+        for row in ROWS
+        if row.section in {Section.POD, Section.MPI, Section.NETWORK, Section.END}
+    }
+    - {"control_ifname", "port_range"}
+    | {"ssh_client", "ssh_keepalive"},
+}
 ROLE_OF = {
     "launcher": {Role.LAUNCHER},
     "wait": {Role.LAUNCHER},
@@ -41,8 +58,10 @@ def test_a_commands_help_shows_every_setting_of_its_role(tmp_path: Path, command
     assert (done.returncode, done.stderr) == (0, "")
     for row in ROWS:
         belongs = bool(set(row.roles) & ROLE_OF.get(command, set()))
+        belongs = belongs and row.name not in NOT_USED.get(command, set())
         text = " ".join(done.stdout.split())
-        assert (f" {row.flag}" in text and row.variable in text) or not belongs, row.name
+        shown = f" {row.flag} " in text or f" {row.flag}/" in text
+        assert (shown and row.variable in text) == belongs, row.name
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -52,13 +71,151 @@ def test_a_commands_help_has_examples_that_are_valid(tmp_path: Path, command: st
     examples = [line.split() for line in lines if line.startswith("mpiboot ")]
     assert len(examples) >= 2
     for _, *words in examples:
-        cli.cli.make_context("mpiboot", list(words)).close()
+        root.cli.make_context("mpiboot", list(words)).close()
 
 
 def test_the_list_of_commands_has_whole_sentences(tmp_path: Path) -> None:
     listed = mpiboot(tmp_path, "--help").stdout.partition("Commands:")[2].partition("As an")[0]
     assert "..." not in listed
-    assert listed.count(".\n") == len(cli.cli.commands) - 1  # the entrypoint form has no name
+    assert listed.count(".\n") == len(root.cli.commands) - 1  # the entrypoint form has no name
+
+
+@pytest.mark.parametrize("command", ["launcher", "worker", "wait", "plan", "doctor", "settings"])
+def test_a_commands_help_is_in_sections_with_a_blank_line_between(
+    tmp_path: Path, command: str
+) -> None:
+    out = mpiboot(tmp_path, command, "--help").stdout
+    titles = [f"\n\n{item.value}:\n" for item in Section if f"\n{item.value}:\n" in out]
+    assert f"\n\n{Section.SSH.value}:\n" in titles
+    assert [out.index(title) for title in titles] == sorted(out.index(title) for title in titles)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--timeout", "3", "./train"], "mpiboot launcher --timeout 3 -- ./train"),
+        (["--timeout=3", "./train", "-x"], "mpiboot launcher --timeout=3 -- ./train -x"),
+        (["-v", "-np", "4", "./a b"], "mpiboot launcher -v -n 4 -- './a b'"),
+        (["--oversubscribe", "--", "./train"], "mpiboot launcher --oversubscribe -- ./train"),
+        (["--timeout", "3", "wait"], "mpiboot wait --timeout 3"),
+        (["--sshd", "embedded"], "mpiboot worker --sshd embedded"),
+        (["--timeout"], "mpiboot launcher --timeout -- PROGRAM"),
+    ],
+)
+def test_options_before_a_program_are_met_with_the_line_to_write(
+    tmp_path: Path, words: list[str], line: str
+) -> None:
+    done = mpiboot(tmp_path, *words)
+    assert done.returncode == 2
+    assert f"write `{line}`" in done.stderr.splitlines()[0]
+
+
+def test_help_and_version_are_words_of_mpiboots_own(tmp_path: Path) -> None:
+    assert mpiboot(tmp_path, "help").stdout == mpiboot(tmp_path, "--help").stdout
+    assert mpiboot(tmp_path, "version").stdout == mpiboot(tmp_path, "--version").stdout
+    for words in (("wait",), ("shims", "install")):
+        told = mpiboot(tmp_path, "help", *words)
+        assert (told.returncode, told.stdout) == (0, mpiboot(tmp_path, *words, "--help").stdout)
+    wrong = mpiboot(tmp_path, "help", "nothing")
+    assert (wrong.returncode, "no command nothing" in wrong.stderr) == (2, True)
+
+
+def test_path_is_not_in_the_first_line(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "no-such-program", env={"PATH": "/usr/bin:/bin"})
+    assert done.stderr.splitlines()[:2] == [
+        "mpiboot: error: [program-missing] no-such-program is not in a folder of PATH",
+        "mpiboot:   PATH=/usr/bin:/bin",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [
+        (["wait", "--tiemout"], "json"),
+        (["--no"], "JSON"),
+        (["wait", "--timeout", "soon"], "json"),
+        (["wait", "--log-format=json", "--tiemout"], ""),
+        (["wait", "--log-format", "json", "--timeout", "soon"], ""),
+    ],
+)
+def test_a_bad_flag_is_a_json_line_where_logs_are(
+    tmp_path: Path, words: list[str], env: str
+) -> None:
+    done = mpiboot(tmp_path, *words, env={"MPIBOOT_LOG_FORMAT": env})
+    (record,) = [json.loads(line) for line in done.stderr.splitlines()]
+    assert (done.returncode, record["level"], record["check"]) == (2, "error", "usage")
+
+
+def test_a_programs_own_log_format_is_not_mpiboots(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "no-such-program", "--log-format", "json")
+    assert done.stderr.startswith("mpiboot: error: ")
+
+
+def test_short_options(tmp_path: Path) -> None:
+    assert mpiboot(tmp_path, "settings", "-n", "4", "-q", "--json").stderr == ""
+    told = json.loads(mpiboot(tmp_path, "settings", "-n", "4", "-v", "--json").stdout)
+    values = {item["name"]: item["value"] for item in told}
+    assert (values["np"], values["log_level"]) == (4, "debug")
+    quiet = mpiboot(tmp_path, "settings", "-q", env={"MPIBOOT_NPP": "1"})
+    assert "MPIBOOT_NPP" in quiet.stderr  # a warning is not left out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_can_be_installed(tmp_path: Path, shell: str) -> None:
+    done = mpiboot(tmp_path, env={"_MPIBOOT_COMPLETE": f"{shell}_source"})
+    assert done.returncode == 0, done.stderr
+    assert "_MPIBOOT_COMPLETE" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "part", "found"),
+    [
+        ("mpiboot", "do", "plain,doctor"),
+        ("mpiboot", "", "plain,launcher"),
+        ("mpiboot wait", "--timeo", "plain,--timeout"),
+        ("mpiboot launcher --host-keys", "acc", "plain,accept-new"),
+        ("mpiboot wait --hostfile", "", "file,"),
+        ("mpiboot shims", "in", "plain,install"),
+    ],
+)
+def test_words_are_completed(tmp_path: Path, words: str, part: str, found: str) -> None:
+    env = {
+        "_MPIBOOT_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"{words} {part}",
+        "COMP_CWORD": str(len(words.split())),
+    }
+    done = mpiboot(tmp_path, env=env)
+    assert found in done.stdout.splitlines(), done.stderr
+    assert "(program)" not in done.stdout
+
+
+def test_shims_are_made_and_taken_away_by_commands_of_their_own(tmp_path: Path) -> None:
+    folder = tmp_path / "shims"
+    made = mpiboot(tmp_path, "shims", "install", "--folder", str(folder))
+    assert made.returncode == 0, made.stderr
+    assert (folder / "mpirun").is_symlink()
+    assert mpiboot(tmp_path, "shims", "remove", "--folder", str(folder)).returncode == 0
+    assert not (folder / "mpirun").is_symlink()
+    listed = mpiboot(tmp_path, "shims", "--help").stdout
+    assert "install " in listed
+    assert "remove " in listed
+
+
+def test_what_is_for_mpiboot_itself_is_not_in_the_help(tmp_path: Path) -> None:
+    assert "--write" not in mpiboot(tmp_path, "facts", "--help").stdout
+
+
+@pytest.mark.parametrize("role", ["launcher", "worker"])
+def test_a_command_that_says_the_role_is_not_overruled_by_the_variable(
+    tmp_path: Path, role: str
+) -> None:
+    """And takes no --role: `worker --role launcher` would say two things."""
+    assert mpiboot(tmp_path, role, "--role", "none", "--", "true").returncode == 2
+    other = "worker" if role == "launcher" else "launcher"
+    env = {"MPIBOOT_ROLE": other, "MPIBOOT_SSH_KEY": str(tmp_path), "MPIBOOT_TIMEOUT": "0"}
+    done = mpiboot(tmp_path, role, "--", "true", env=env)
+    assert f"MPIBOOT_ROLE={other} is not used: `mpiboot {role}` comes first" in done.stderr
+    assert done.returncode == 77  # no key: the role's own way was gone
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_no_mpirun_on_path_is_127(tmp_path: Path) -> None:
     (tmp_path / "hostfile").write_text("127.0.0.1\n")
     env = {"MPI_HOSTFILE": str(tmp_path / "hostfile"), "PATH": "/nowhere"}
     said = wrong(tmp_path, 127, "program-missing", "launcher", "--", "./train", env=env)
-    assert "no mpirun or mpiexec on PATH=/nowhere" in said
+    assert "no mpirun or mpiexec in a folder of PATH" in said
 
 
 def test_a_whole_line_in_one_argument_is_refused_before_any_wait(tmp_path: Path) -> None:

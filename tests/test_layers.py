@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 # Where third parties may stand.
 EDGES = {
     "mpiboot.cli",
+    "mpiboot.commands",
     "mpiboot.data_network",
     "mpiboot.observe",
     "mpiboot.ssh_client",

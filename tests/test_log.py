@@ -95,12 +95,6 @@ def test_a_finding_in_json_has_its_parts_as_fields(capfd: pytest.CaptureFixture[
     assert (record["evidence"], record["hint"]) == (["line"], "mount it")
 
 
-def test_auto_is_for_people(capfd: pytest.CaptureFixture[str]) -> None:
-    log.configure(form="auto")
-    log.info("e", "hello")
-    assert capfd.readouterr().err == "mpiboot: hello\n"
-
-
 def test_a_reader_that_is_gone_never_fails_the_job() -> None:
     reading, writing = os.pipe()
     os.close(reading)

@@ -12,7 +12,7 @@ from mpiboot import render
 from mpiboot.checks import failed
 from mpiboot.fabric import Route
 from mpiboot.model import Decision, Finding, Level, Role, Source
-from mpiboot.settings import ROWS, Row, resolve
+from mpiboot.settings import ROWS, resolve
 from tests.fakes import workers as w
 from tests.fakes.plans import link, observed
 
@@ -130,16 +130,6 @@ def test_settings_are_records_in_json() -> None:
     )
     assert (np["variable"], np["older"], np["roles"]) == ("MPIBOOT_NP", ["MPI_NP"], ["launcher"])
     assert len(told) == len(ROWS)
-
-
-def test_a_secret_setting_is_never_shown() -> None:
-    secret = Row(
-        "hostfile", "--hostfile", "MPIBOOT_HOSTFILE", (), "", "x", (), secret=True, kind="text",
-        parse=str,
-    )  # fmt: skip
-    resolved = resolve({"hostfile": SECRET}, {})
-    assert SECRET not in render.settings(resolved, [secret])
-    assert SECRET not in render.as_json(render.settings_record(resolved, [secret]))
 
 
 @pytest.mark.parametrize(

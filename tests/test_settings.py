@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot import settings
+from mpiboot import setting_types, settings
 from mpiboot.errors import MpibootError
 from mpiboot.model import Level, Source
 
@@ -21,7 +21,7 @@ def test_without_flags_and_variables_every_value_is_the_rows_default() -> None:
 
 
 @pytest.mark.parametrize("row", settings.ROWS, ids=lambda row: row.name)
-def test_every_row_is_whole_and_its_default_can_be_written_as_text(row: settings.Row) -> None:
+def test_every_row_is_whole_and_its_default_can_be_written_as_text(row: settings.Setting) -> None:
     assert row.flag == "--" + row.name.replace("_", "-")
     assert row.variable == "MPIBOOT_" + row.name.upper()
     assert row.help.endswith(".")
@@ -183,7 +183,7 @@ def test_a_value_that_cannot_be_read_is_one_line_with_its_name_and_what_was_expe
 )
 def test_lengths_of_time_have_units(text: str, value: float | None) -> None:
     if value is not None:
-        assert settings.seconds(text) == value
+        assert setting_types.seconds(text) == value
 
 
 @pytest.mark.parametrize(
@@ -202,12 +202,12 @@ def test_lengths_of_time_have_units(text: str, value: float | None) -> None:
     ],
 )
 def test_yes_and_no_have_many_spellings(text: str, *, value: bool) -> None:
-    assert settings.boolean(text) is value
+    assert setting_types.boolean(text) is value
 
 
 def test_lists_are_split_at_commas_and_blanks() -> None:
-    assert settings.words(" A,B  C_*,\nD ") == ("A", "B", "C_*", "D")
-    assert settings.words(" , ") == ()
+    assert setting_types.words(" A,B  C_*,\nD ") == ("A", "B", "C_*", "D")
+    assert setting_types.words(" , ") == ()
 
 
 def test_only_yes_or_no_settings_are_flags_without_a_value() -> None:
@@ -222,7 +222,9 @@ def test_a_conflict_is_a_failing_finding() -> None:
 
 
 @given(st.sampled_from(settings.ROWS), st.text(max_size=20))
-def test_any_text_is_read_or_refused_in_one_printable_line(row: settings.Row, text: str) -> None:
+def test_any_text_is_read_or_refused_in_one_printable_line(
+    row: settings.Setting, text: str
+) -> None:
     wrong = ""
     try:
         settings.resolve({row.name: text}, {})

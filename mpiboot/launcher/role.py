@@ -195,7 +195,8 @@ def no_mpirun(environ: Mapping[str, str]) -> MpibootError:
     """Say where mpirun was looked for."""
     return error(
         "program-missing",
-        f"no mpirun or mpiexec on PATH={environ.get('PATH', '')}",
+        "no mpirun or mpiexec in a folder of PATH",
+        evidence=(f"PATH={environ.get('PATH', '')}",),
         hint="install an MPI in the launcher's image, or put its bin folder on PATH",
     )
 

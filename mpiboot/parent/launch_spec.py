@@ -74,7 +74,7 @@ class LaunchSpec:
     started: float
     termination_log: str = ""
     hold_on_failure: float = 0.0
-    log_format: str = "auto"
+    log_format: str = "human"
     log_level: str = "info"
     suspects: tuple[tuple[str, str], ...] = ()
     let_go: bool = False

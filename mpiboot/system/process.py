@@ -33,7 +33,11 @@ def _lookup(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     found = executables.find(argv[0], path)
     if found is None:
         if "/" not in argv[0]:
-            raise error("program-missing", f"{argv[0]} is not in a folder of PATH={path}")
+            raise error(
+                "program-missing",
+                f"{argv[0]} is not in a folder of PATH",
+                evidence=(f"PATH={path}",),
+            )
         there = os.path.exists(argv[0])  # noqa: PTH110 - raises nothing
         said = "can't be executed: no permission, or a folder" if there else "doesn't exist"
         raise error("program-missing", f"{argv[0]} {said}")

@@ -1,0 +1,111 @@
+"""The commands that go a launcher's or a worker's way: launcher, worker, wait, plan.
+
+A role's own modules are loaded when that role runs: a worker's start is everybody's wait.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Final
+
+import click
+
+from mpiboot.commands.options import PASS_ON, Command, as_role, looking, resolved, settings_of
+from mpiboot.model import Role
+from mpiboot.settings import ROWS, Section
+
+Words = tuple[str, ...]
+# Seconds that a look at every host takes at most, unless a flag says otherwise: the variable is
+# the deadline of a launcher that waits.
+_PLAN_LOOK: Final = 5.0
+_NAMED: Final = ("role", "start_sshd")  # the command itself says the role
+_LOOKS_BY: Final = ("control_ifname", "port_range")
+# What only a launcher that starts mpirun reads.
+_NOT_FOR_WAITING: Final = (
+    *_NAMED,
+    "ssh_client",
+    "ssh_keepalive",
+    *(row.name for row in ROWS if row.section in {Section.MPI, Section.END}),
+    *(row.name for row in ROWS if row.section is Section.NETWORK and row.name not in _LOOKS_BY),
+)
+
+
+@settings_of(Role.LAUNCHER, without=_NAMED)
+@click.command(cls=Command, context_settings=PASS_ON)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
+def launcher(program: Words, **flags: str | None) -> None:
+    """Wait for every host, decide, and start mpirun.
+
+    PROGRAM is the MPI program, or a whole line that starts with mpirun.
+
+    \b
+    Examples:
+      mpiboot launcher -- ./train --epochs 3
+      mpiboot launcher --timeout 20m -- mpirun -n 16 ./train
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot.launcher import role
+
+    found = as_role(resolved(flags, "launcher"), Role.LAUNCHER)
+    sys.exit(role.run(found, program, os.environ))
+
+
+@settings_of(Role.WORKER, without=_NAMED)
+@click.command(cls=Command, context_settings=PASS_ON)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED)
+def worker(program: Words, **flags: str | None) -> None:
+    """Serve the job over SSH, in the foreground.
+
+    With a PROGRAM the SSH server runs beside it, and the program's exit status is the
+    container's.
+
+    \b
+    Examples:
+      mpiboot worker
+      mpiboot worker --sshd embedded --ssh-port 2222
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot.job import platforms
+    from mpiboot.worker import role
+
+    beside = () if platforms.is_sshd(program) else program
+    found = as_role(resolved(flags, "worker"), Role.WORKER)
+    sys.exit(role.run(found, beside, os.environ))
+
+
+@settings_of(Role.LAUNCHER, without=_NOT_FOR_WAITING)
+@click.command(cls=Command)
+def wait(**flags: str | None) -> None:
+    """Wait until every host of the hostfile resolves and answers over SSH; nothing more.
+
+    For init containers and scripts. Exit 0 when all are ready, 68 or 69 when the deadline
+    passes, 77 when a worker refuses the key.
+
+    \b
+    Examples:
+      mpiboot wait
+      mpiboot wait --hostfile /etc/mpi/hostfile --timeout 5m
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot.launcher import role
+
+    sys.exit(role.wait(resolved(flags, "wait"), os.environ))
+
+
+@settings_of(Role.LAUNCHER, without=_NAMED)
+@click.command(cls=Command, context_settings=PASS_ON)
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
+def plan(program: Words, *, as_json: bool, **flags: str | None) -> None:
+    """Print what `launcher` would do with PROGRAM, each value with its source and reason.
+
+    It takes the options of `launcher`. Hosts are looked at once (5 s at most, unless --timeout
+    says otherwise); nothing is started.
+
+    \b
+    Examples:
+      mpiboot plan -- ./train --epochs 3
+      mpiboot plan --json -- mpirun -n 16 ./train
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot.launcher import role
+
+    found = looking(resolved(flags, "plan"), _PLAN_LOOK)
+    sys.exit(role.show_plan(found, program, os.environ, as_json=as_json))
