@@ -49,6 +49,8 @@ async def _tell(name: str, command: str, free: asyncio.Semaphore) -> str | None:
 
 
 async def _addresses(name: str) -> tuple[str, ...] | None:
+    if not name:  # an address needs no nameserver, and no nameserver tells what became of it
+        return None
     try:
         found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except socket.gaierror as why:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from mpiboot.model import Worker
 
 FILE: Final = "after.json"
 _MARK: Final = "mpiboot-evidence"
@@ -82,8 +85,9 @@ LET_GO: Final = (
 class Before:
     """What the gate saw of a host, to compare with.
 
-    ``name`` is what the launch agent is called with; ``dns`` the name to resolve and ``address``
-    what it led to; ``ooms`` the count of out-of-memory kills, None where it isn't known;
+    ``name`` is what the launch agent is called with; ``dns`` the name to resolve, empty where the
+    hostfile has an address, and ``address`` what it led to; ``pod`` is the pod's name, empty where
+    it isn't known; ``ooms`` the count of out-of-memory kills, None where it isn't known;
     ``began`` the start of its mpiboot, 0 where it runs none; ``ports`` the RDMA ports that were
     active; ``ends`` whether it wants to end with the job.
     """
@@ -96,6 +100,32 @@ class Before:
     began: float = 0.0
     ports: tuple[str, ...] = ()
     ends: bool = False
+
+
+def before(worker: Worker, called: str, dns: str) -> Before:
+    """Note what is compared with after a failure.
+
+    Args:
+        worker: a host as the gate saw it.
+        called: the name that mpirun and the launch agent have for it.
+        dns: its name in DNS; empty where the hostfile has its address.
+    """
+    facts = worker.facts
+    return Before(
+        name=called,
+        dns=dns,
+        address=worker.address,
+        pod=facts.hostname if facts else dns.partition(".")[0],
+        ooms=worker.ooms,
+        began=facts.started if facts else 0.0,
+        ports=tuple(
+            port(device.name, one.number)
+            for device in (facts.fabric.devices if facts else ())
+            for one in device.ports
+            if "ACTIVE" in one.state.upper()
+        ),
+        ends=worker.ends,
+    )
 
 
 def to_json(hosts: tuple[Before, ...]) -> str:
@@ -141,15 +171,21 @@ def _namespace(dns: str) -> str:
 
 def kubectl(before: Before) -> str:
     """Write the line that shows why a pod's container ended: before this one, or for good."""
+    ended = "status.containerStatuses[*]%s.terminated}"
+    if not before.pod:  # a list of pods, with those of this address
+        paths = "".join("{.items[*]." + ended % state for state in (".lastState", ".state"))
+        by = f"-A --field-selector status.podIP={before.address}"
+        return f"kubectl get pods {by} -o jsonpath='{paths}'"
     space = _namespace(before.dns)
     where = f" -n {space}" if space else ""
-    ended = "{.status.containerStatuses[*]%s.terminated}"
-    path = ended % ".lastState" + ended % ".state"
+    path = "".join("{." + ended % state for state in (".lastState", ".state"))
     return f"kubectl get pod {before.pod}{where} -o jsonpath='{path}'"
 
 
 def _events(before: Before) -> str:
     """Write the line that shows what happened to a pod."""
+    if not before.pod:
+        return "kubectl get events -A"
     space = _namespace(before.dns)
     where = f" -n {space}" if space else ""
     return f"kubectl get events{where} --field-selector involvedObject.name={before.pod}"

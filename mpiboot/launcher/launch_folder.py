@@ -15,7 +15,7 @@ from typing import Final
 from mpiboot import executables
 from mpiboot.after_job import evidence
 from mpiboot.errors import error
-from mpiboot.job import mpirun_line
+from mpiboot.job import mpirun_line, names
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed, Paths
 from mpiboot.model import Worker
@@ -236,8 +236,8 @@ class Launch:
             program=_program(self.plan.argv, self.observed.mpi.family),
         )
         files.write_private(Path(self.where.launch_dir) / launch_spec.FILE, spec.to_json())
-        before = tuple(_before(worker, self.observed) for worker in self.observed.workers)
-        files.write_private(Path(self.where.launch_dir) / evidence.FILE, evidence.to_json(before))
+        seen = tuple(before(worker, self.observed) for worker in self.observed.workers)
+        files.write_private(Path(self.where.launch_dir) / evidence.FILE, evidence.to_json(seen))
         return spec
 
 
@@ -250,25 +250,11 @@ def _program(argv: tuple[str, ...], family: str) -> str:
     return argv[line.program_index]
 
 
-def _before(worker: Worker, observed: Observed) -> evidence.Before:
+def before(worker: Worker, observed: Observed) -> evidence.Before:
     """Note what is compared with after a failure."""
-    name, facts = worker.host.name, worker.facts
-    devices = facts.fabric.devices if facts else ()
-    return evidence.Before(
-        name=observed.called(name),
-        dns=observed.called(name),
-        address=worker.address,
-        pod=facts.hostname if facts else name.partition(".")[0],
-        ooms=worker.ooms,
-        began=facts.started if facts else 0.0,
-        ports=tuple(
-            evidence.port(device.name, port.number)
-            for device in devices
-            for port in device.ports
-            if "ACTIVE" in port.state.upper()
-        ),
-        ends=worker.ends,
-    )
+    called = observed.called(worker.host.name)
+    # mpirun has a made-up name for some addresses, which no nameserver knows.
+    return evidence.before(worker, called, "" if names.is_address(worker.host.name) else called)
 
 
 def parent(where: Paths, started: launch_spec.Started | None = None) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import Final
 class Outcome(str, Enum):
     """How far an attempt came, the furthest last; the value is what a person is told."""
 
+    NO_SOCKET = "this pod has no socket for the address"
     REFUSED = "connection refused"
     UNREACHABLE = "no route"
     TIMEOUT = "connection timed out"
@@ -41,6 +42,7 @@ class Outcome(str, Enum):
     def greeted(self) -> bool:
         """Whether an SSH server was seen."""
         return self not in (
+            Outcome.NO_SOCKET,
             Outcome.REFUSED,
             Outcome.UNREACHABLE,
             Outcome.TIMEOUT,

@@ -175,7 +175,10 @@ class Resolver:
                 except RuntimeError:  # the loop is closed: nobody waits for this answer any more
                     return
 
-            threading.Thread(target=work, name=f"resolve {name}", daemon=True).start()
+            try:
+                threading.Thread(target=work, name=f"resolve {name}", daemon=True).start()
+            except RuntimeError:  # the pod's limit of processes is reached
+                return ()
             return await told
         finally:
             self._threads.release()

@@ -178,13 +178,10 @@ def _link_address(name: str) -> str:
     """The first address of a link, IPv4 before IPv6, without netlink."""
     import fcntl  # noqa: PLC0415 - only where a link is named
 
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # SIOCGIFADDR, netdevice(7): the address begins at byte 20 of struct ifreq.
-            answer = fcntl.ioctl(probe, 0x8915, name.encode()[:15].ljust(256, b"\0"))
-            return socket.inet_ntoa(answer[20:24])
-        except OSError:
-            pass
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # SIOCGIFADDR, netdevice(7): the address begins at byte 20 of struct ifreq.
+        answer = fcntl.ioctl(probe, 0x8915, name.encode()[:15].ljust(256, b"\0"))
+        return socket.inet_ntoa(answer[20:24])
     try:
         lines = Path("/proc/net/if_inet6").read_text("ascii").splitlines()
     except OSError:

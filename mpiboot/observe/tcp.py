@@ -33,26 +33,26 @@ async def connect(target: Target, limits: Limits) -> Probe | Opened:
     Returns:
         The open connection, or how it failed. Who gets a connection closes it.
     """
-    family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        place = _socket_address(target)
+        family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as why:  # a kernel without IPv6, no descriptor left, a zone that is not here
+        return Probe(target, Outcome.NO_SOCKET, said=_words(why))
     try:
         sock.setblocking(False)
-        place = _socket_address(target)
         loop = asyncio.get_running_loop()
         try:
             await asyncio.wait_for(loop.sock_connect(sock, place), limits.connect)
         except asyncio.TimeoutError:
-            sock.close()
-            return Probe(target, Outcome.TIMEOUT)
+            outcome, said = Outcome.TIMEOUT, ""
         except ConnectionRefusedError:
-            sock.close()
-            return Probe(target, Outcome.REFUSED)
+            outcome, said = Outcome.REFUSED, ""
         except OSError as why:
-            sock.close()
             reset = isinstance(why, ConnectionError)
-            outcome = Outcome.CLOSED if reset else Outcome.UNREACHABLE
-            return Probe(target, outcome, said=(why.strerror or str(why)).lower())
-        outcome, said = await _greeting(sock, limits)
+            outcome, said = Outcome.CLOSED if reset else Outcome.UNREACHABLE, _words(why)
+        else:
+            outcome, said = await _greeting(sock, limits)
     except BaseException:
         sock.close()
         raise
@@ -60,6 +60,10 @@ async def connect(target: Target, limits: Limits) -> Probe | Opened:
         return Opened(target, sock, said, str(sock.getsockname()[0]))
     sock.close()
     return Probe(target, outcome, said=said)
+
+
+def _words(why: OSError) -> str:
+    return (why.strerror or str(why)).lower()
 
 
 async def _greeting(sock: socket.socket, limits: Limits) -> tuple[Outcome, str]:
@@ -74,7 +78,7 @@ async def _greeting(sock: socket.socket, limits: Limits) -> tuple[Outcome, str]:
         except asyncio.TimeoutError:
             break
         except OSError as why:
-            return Outcome.CLOSED, (why.strerror or str(why)).lower()
+            return Outcome.CLOSED, _words(why)
         if not seen:
             return Outcome.CLOSED, "before its greeting"
         lines = seen.split(b"\n")

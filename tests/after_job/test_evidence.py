@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mpiboot.after_job import evidence
+from mpiboot.after_job import ask_workers, evidence
+from mpiboot.job import names
+from mpiboot.launcher import launch_folder
+from mpiboot.model import Host
+from tests.fakes import plans
 
 BEFORE = evidence.Before(
     name="w-1.job.space.svc",
@@ -109,6 +114,33 @@ def test_a_kill_on_a_host_that_counts_none_is_left_open() -> None:
 def test_a_lost_host_that_cannot_be_asked_has_a_line_that_tells() -> None:
     (found,) = evidence.silent(BEFORE)
     assert "kubectl get pod w-1 -n space -o jsonpath=" in found.said
+
+
+def test_what_is_kept_of_a_worker_is_what_the_gate_saw() -> None:
+    name = "w-1.job.space.svc"
+    seen = plans.worker(Host(name), 1, None)
+    assert evidence.before(seen, name, name) == evidence.Before(
+        name=name, dns=name, address="10.244.0.11", pod="w-1", began=1.0
+    )
+
+
+@pytest.mark.parametrize("named", ["fd00::1", "10.0.0.2"])
+def test_an_address_in_the_hostfile_is_no_name_that_can_go(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Open MPI 4.1 gets a made-up name for fd00::1, which proves nothing when it is looked up."""
+    made_up = names.for_mpirun((named,), (), (), "launcher")
+    job = plans.observed(listed=(Host(named),), renamed=made_up)
+    seen = replace(job.workers[0], address=named, facts=None)
+    before = launch_folder.before(seen, job)
+    assert (before.dns, before.pod, before.name) == ("", "", job.called(named))
+    agent = tmp_path / "agent"
+    agent.write_text("exit 255\n")  # the host is lost
+    monkeypatch.setattr(ask_workers, "_AGENT", str(agent))
+    found = asyncio.run(ask_workers.gather((before,), killed=(before.name, "SIGKILL")))
+    assert len(found) == 1
+    assert "could not be asked" in found[0]
+    assert f"kubectl get pods -A --field-selector status.podIP={named} " in found[0]
 
 
 def test_out_of_memory_comes_first() -> None:

@@ -102,9 +102,17 @@ class Nameserver(asyncio.DatagramProtocol):
 async def serve(server: Nameserver, address: str = "127.0.0.1") -> AsyncIterator[int]:
     """Run the nameserver on a free port, the same for UDP and TCP."""
     loop = asyncio.get_running_loop()
-    tcp = await asyncio.start_server(server.serve_tcp, address, 0)
-    port = int(tcp.sockets[0].getsockname()[1])
-    transport, _ = await loop.create_datagram_endpoint(lambda: server, local_addr=(address, port))
+    while True:
+        tcp = await asyncio.start_server(server.serve_tcp, address, 0)
+        port = int(tcp.sockets[0].getsockname()[1])
+        try:
+            transport, _ = await loop.create_datagram_endpoint(
+                lambda: server, local_addr=(address, port)
+            )
+        except OSError:  # free for TCP alone
+            tcp.close()
+            continue
+        break
     try:
         yield port
     finally:

@@ -21,7 +21,7 @@ from mpiboot.observe.dns import Resolver
 from mpiboot.observe.hostfiles import Follow, find
 from mpiboot.settings import Settings
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
-from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd
+from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd, without_ipv6
 
 LIMITS = Limits(connect=1.0, greeting=0.3, login=10.0, command=10.0)
 DOMAIN = "ns.svc.cluster.local"
@@ -389,6 +389,19 @@ async def test_a_name_that_resolves_to_an_own_address_is_this_pod(
     result = await passing(cluster, named("me"), access(job, 1))
 
     assert [host.name for host in result.local] == ["me"]
+
+
+@pytest.mark.parametrize("order", [("fd00::9", "127.0.0.2"), ("127.0.0.2", "fd00::9")])
+async def test_without_ipv6_in_the_kernel_the_other_address_is_tried(
+    job: Job, cluster: Cluster, order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_ipv6(monkeypatch)
+    monkeypatch.setattr(cluster, "system", lambda _: order)
+
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        result = await passing(cluster, named("w-0"), replace(access(job, port), six=True))
+
+    assert [worker.address for worker in result.workers] == ["127.0.0.2"]
 
 
 async def test_a_replaced_worker_is_found_at_its_new_address(

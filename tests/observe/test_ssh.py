@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
 import inspect
+import os
+import resource
 import socket
 import subprocess
 from pathlib import Path
@@ -24,6 +27,7 @@ from tests.fakes.sshd import (
     listener,
     saying,
     sshd,
+    without_ipv6,
 )
 
 LIMITS = Limits(connect=1.0, greeting=0.3, login=10.0, command=10.0)
@@ -97,6 +101,41 @@ async def test_an_address_without_a_route_is_unreachable() -> None:
 
     assert isinstance(probe, Probe)
     assert probe.outcome in (Outcome.UNREACHABLE, Outcome.TIMEOUT)
+
+
+async def test_without_a_descriptor_left_the_attempt_fails_with_that_reason() -> None:
+    lowest = os.dup(0)
+    os.close(lowest)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = Target("w-0", "127.0.0.1", 22, "x")
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+        probe = await tcp.connect(target, LIMITS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    assert probe == Probe(target, Outcome.NO_SOCKET, said="too many open files")
+
+
+async def test_a_kernel_without_ipv6_is_a_reason_like_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without_ipv6(monkeypatch)
+
+    probe = await tcp.connect(Target("w-0", "fd00::1", 22, "x"), LIMITS)
+
+    assert isinstance(probe, Probe)
+    assert (probe.outcome, probe.said) == (
+        Outcome.NO_SOCKET,
+        os.strerror(errno.EAFNOSUPPORT).lower(),
+    )
+
+
+async def test_a_zone_that_is_not_here_is_a_reason_like_others() -> None:
+    probe = await tcp.connect(Target("w-0", "fe80::1%nolink9", 22, "x"), LIMITS)
+
+    assert isinstance(probe, Probe)
+    assert probe.outcome is Outcome.NO_SOCKET
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,10 @@ class Nameserver:
         )
         self._connection: socket.socket | None = None
 
+    def ready(self) -> None:
+        """Waits until the server answers questions: its orders come last."""
+        self._order("configure")
+
     def publish(
         self,
         name: str,

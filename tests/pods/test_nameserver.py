@@ -30,30 +30,36 @@ def image(rig: None) -> Image:
 
 @pytest.fixture
 def pod(cluster: Cluster, image: Image) -> Pod:
+    # A job's pods meet a name server that runs; what it is asked before that, TCP refuses.
+    cluster.dns.ready()
     spec = PodSpec(name="a", image=image, command=["sleep", "1000"], subdomain="job")
     return cluster.pod(spec).start()
 
 
 ASK = """
 import sys, dns.message, dns.query
-server, name, kind, how = sys.argv[1:]
+server, name, kind, how, patience = sys.argv[1:]
 ask = dns.query.tcp if how == "tcp" else dns.query.udp
+question = dns.message.make_query(name, kind)
 try:
-    sys.stdout.write(ask(dns.message.make_query(name, kind), server, timeout=0.3).to_text())
+    sys.stdout.write(ask(question, server, timeout=float(patience)).to_text())
 except dns.exception.Timeout:
     sys.stdout.write("timeout")
 """
 
 
-def ask(pod: Pod, name: str = NAME, kind: str = "A", how: str = "udp") -> dns.message.Message | str:
+def ask(
+    pod: Pod, name: str = NAME, kind: str = "A", how: str = "udp", patience: float = 20.0
+) -> dns.message.Message | str:
+    """Ask once; the answer to a question that is not dropped is waited for, however busy we are."""
     python = "/opt/mpiboot/bin/python3"
-    done = pod.exec(python, "-c", ASK, DNS_ADDRESSES[0], name, kind, how)
+    done = pod.exec(python, "-c", ASK, DNS_ADDRESSES[0], name, kind, how, str(patience))
     assert done.returncode == 0, done.stderr
     return done.stdout if done.stdout == "timeout" else dns.message.from_text(done.stdout)
 
 
-def rcode(pod: Pod, name: str = NAME, kind: str = "A", how: str = "udp") -> str:
-    answer = ask(pod, name, kind, how)
+def rcode(pod: Pod, name: str = NAME, how: str = "udp", patience: float = 20.0) -> str:
+    answer = ask(pod, name, how=how, patience=patience)
     return answer if isinstance(answer, str) else dns.rcode.to_text(answer.rcode())
 
 
@@ -79,14 +85,14 @@ def test_records_come_and_go(pod: Pod, how: str) -> None:
 
 
 def test_negative_answers_stay_as_long_as_they_say(cluster: Cluster, pod: Pod) -> None:
-    cluster.dns.negative_cache(1)
-    assert rcode(pod) == "NXDOMAIN"
+    cluster.dns.negative_cache(3)
     asked = time.monotonic()
+    assert rcode(pod) == "NXDOMAIN"
     pod.publish()
     assert rcode(pod) == "NXDOMAIN"
     while rcode(pod) == "NXDOMAIN":
-        assert time.monotonic() - asked < 3
-    assert time.monotonic() - asked > 0.8
+        assert time.monotonic() - asked < 60  # a guard
+    assert time.monotonic() - asked >= 3
 
 
 def test_bad_days(cluster: Cluster, pod: Pod) -> None:
@@ -94,7 +100,7 @@ def test_bad_days(cluster: Cluster, pod: Pod) -> None:
     cluster.dns.behave(NAME, servfail=2)
     assert [rcode(pod) for _ in range(3)] == ["SERVFAIL", "SERVFAIL", "NOERROR"]
     cluster.dns.behave(NAME, drop=1)
-    assert [rcode(pod) for _ in range(2)] == ["timeout", "NOERROR"]
+    assert [rcode(pod, patience=0.3), rcode(pod)] == ["timeout", "NOERROR"]
     cluster.dns.behave(NAME, flip=True)
     assert [rcode(pod) for _ in range(4)] == ["NOERROR", "NXDOMAIN"] * 2
     cluster.dns.behave(NAME, refuse=1)
@@ -112,6 +118,6 @@ def test_readiness_publishes(cluster: Cluster, image: Image, pod: Pod) -> None:
     assert rcode(pod) == "NXDOMAIN"
     serve = "/opt/mpiboot/bin/python3 -m http.server 8000 >/dev/null 2>&1 &"
     pod.exec("sh", "-c", serve)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60  # a guard
     while rcode(pod) != "NOERROR":
         assert time.monotonic() < deadline
