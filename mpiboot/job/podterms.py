@@ -13,7 +13,7 @@ from mpiboot.model import Source
 from mpiboot.settings import Resolved
 
 _SSH: Final = 22
-# Where private files go when nothing stands against it (``act.files.runtime_dir``).
+# Where private files go when nothing stands against it (``system.files.runtime_dir``).
 _FIRST: Final = "/run/mpiboot"
 _REFUSED: Final = f"{_FIRST} can't be used"
 _MOST: Final = 4

@@ -5,9 +5,12 @@ Never writes to a mount, to /etc or to a home folder; the launcher and the worke
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import errno
 import os
+import re
+import socket
 import stat
 from pathlib import Path
 from typing import Final
@@ -18,6 +21,11 @@ from mpiboot.errors import MpibootError, error
 # The kubelet reads at most this much of a container's termination message.
 TERMINATION_MESSAGE_LIMIT: Final = 4096
 
+# What the kubelet mounts into every container: the pod's hosts file and the container's
+# termination message, from folders named by the pod's UID (a static pod's has no dashes).
+_MOUNTED: Final = re.compile(r"/pods/([0-9a-f-]{32,36})/(?:etc-hosts$|containers/([^/ ]+)/)")
+# Of a host name: MPI makes sockets below this folder, and their paths may have 107 bytes.
+_SHORT: Final = 24
 _PROBE: Final = "probe"
 # More than the files of a small job; a folder that can't take it is as good as full.
 _PROBED: Final = 64 << 10
@@ -55,10 +63,33 @@ def _own_folder(path: Path, uid: int) -> str:
     return ""
 
 
+def container_name(proc: Path = Path("/proc")) -> str:
+    """Name this pod and container so that no other one that shares a volume has the name.
+
+    It stays the same when the container is started again. It is made of the host name, the pod's
+    UID and the container's name; where the kubelet's mounts don't tell these (a sandbox, no pod
+    at all), of the host name and the system's boot.
+    """
+    try:
+        table = (proc / "self/mountinfo").read_text("utf-8", "replace")
+    except OSError:
+        table = ""
+    sources = (line.split()[3:4] for line in table.splitlines())
+    found = [told for source in sources if source and (told := _MOUNTED.search(source[0]))]
+    unique = next((told[1].replace("-", "") for told in found), "")
+    container = next((told[2] for told in found if told[2]), "")
+    if not unique:
+        with contextlib.suppress(OSError):
+            unique = (proc / "sys/kernel/random/boot_id").read_text("ascii").strip()
+    host = socket.gethostname()
+    number = binascii.crc32(f"{host}/{unique}/{container}".encode("utf-8", "replace"))
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', host)[:_SHORT]}-{number:08x}"
+
+
 def _role_folder(base: Path, uid: int, role: str) -> tuple[Path, str]:
     """The folder of ``role`` under ``base``, and what is wrong with it, or nothing."""
-    folder = base / role
-    wrong = _own_folder(folder, uid)
+    folder = base / container_name() / role
+    wrong = _own_folder(folder.parent, uid) or _own_folder(folder, uid)
     if not wrong:
         try:
             # A full disk or a read-only mount shows only when something is written.
@@ -106,8 +137,9 @@ def runtime_dir(
 ) -> Path:
     """Make and return the private folder (0700) of a role.
 
-    Without ``wanted`` it is the first that works of /run/mpiboot, ``TMPDIR`` or
+    Without ``wanted`` it is below the first that works of /run/mpiboot, ``TMPDIR`` or
     /tmp/mpiboot-UID, and /dev/shm/mpiboot-UID. What an earlier try left there is no obstacle.
+    Any of them may be a volume that pods share: there each container has a folder of its own.
 
     Args:
         wanted: the folder that the user named, or nothing.

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from mpiboot.system import files
+
 # The guard of every wait; never a measure.
 PATIENCE: Final = 60.0
 MAIN: Final = (
@@ -169,7 +171,7 @@ class Worker:
 
     @property
     def runtime(self) -> Path:
-        return self.folder / "run time" / "worker"
+        return self.folder / "run time" / files.container_name() / "worker"
 
     def argv(
         self, *command: str, key: Path | None = None, user: str = "", options: Sequence[str] = ()

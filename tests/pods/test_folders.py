@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +13,7 @@ from tests.pods import images
 from tests.pods.operator import mpijob
 from tests.pods.test_input import fails
 from tests.pods.test_job import PATIENCE, RING, spans
-from tests.pods.volumes import EmptyDir, Tmpfs
+from tests.pods.volumes import EmptyDir, HostPath, Tmpfs
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
@@ -78,6 +80,34 @@ def test_a_worker_takes_a_named_folder_with_a_blank(cluster: Cluster, rig: None)
     spans(job)
 
 
+def test_pods_that_share_a_volume_for_their_files(
+    cluster: Cluster, rig: None, tmp_path: Path
+) -> None:
+    """A volume that many pods mount, as TMPDIR: each has its own files and environment."""
+    (tmp_path / "shared").mkdir(mode=0o777)
+    (tmp_path / "shared").chmod(0o777)
+    every: dict[str, Any] = {
+        "env": {"TMPDIR": "/shared"},
+        "volumes": [HostPath("/shared", tmp_path / "shared", writable=True)],
+    }
+    job = mpijob(
+        cluster,
+        images.image(NAME),
+        workers=2,
+        user=1000,
+        ssh_mount="/home/mpi/.ssh",
+        launcher_args=["mpirun", "sh", "-c", 'echo "at $(hostname) $HOSTNAME"'],
+        launcher=every,
+        worker=every,
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    lines = {line for line in job.launcher.stdout().splitlines() if line.startswith("at ")}
+    hosts = {line.split()[1] for line in lines}
+    assert lines == {f"at {host} {host}" for host in hosts}
+    assert len(hosts) == 2
+    assert len(list((tmp_path / "shared/mpiboot-1000").iterdir())) == 3
+
+
 BLANK = "'/scratch/a b' has a blank in its path, and mpirun splits it there"
 UNUSABLE = [
     pytest.param(named(EmptyDir("/scratch/a b")), BLANK, id="blank"),
@@ -121,7 +151,8 @@ def test_a_full_disk_is_passed_over_where_nobody_named_it(
     spans(job)
     pod = job.launcher if role == "launcher" else job.workers[0]
     (line,) = [item for item in pod.stderr().splitlines() if "the private folder is" in item]
-    assert line.startswith(f"mpiboot: the private folder is /tmp/mpiboot-0/{role}: /run/mpiboot/")
+    made = rf"/tmp/mpiboot-0/[^/]+/{role}"
+    assert re.match(f"mpiboot: the private folder is {made}: /run/mpiboot/", line)
     assert line.endswith("No space left on device")
 
 

@@ -174,7 +174,7 @@ def ready(cluster: Cluster, image: Image, env: dict[str, str] | None = None) -> 
     stay = ["sleep", "1000"]
     job = mpijob(cluster, image, workers=2, launcher_command=stay, env=env).start()
     for worker in job.workers:
-        worker.shell("until [ -e /run/mpiboot/worker/facts.json ]; do sleep 0.1; done")
+        worker.shell("until [ -e /run/mpiboot/*/worker/facts.json ]; do sleep 0.1; done")
     return job
 
 

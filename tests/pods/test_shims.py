@@ -95,7 +95,7 @@ kill -TERM $first
 wait $first
 echo "first $?"
 cat /tmp/second
-ls -d /tmp/mpiboot-0/launcher/launch* /run/mpiboot/launcher/launch* 2> /dev/null | wc -l
+ls -d /tmp/mpiboot-0/*/launcher/launch* /run/mpiboot/*/launcher/launch* 2> /dev/null | wc -l
 """
 
 

@@ -34,6 +34,8 @@ RESTRICTED: Mapping[str, Any] = {
     "seccomp": True,
 }
 MOUNTED = "/home/mpi/.ssh"
+# The folder of one container below a folder that pods may share.
+CONTAINER = r"[^/ ]+-[0-9a-f]{8}"
 
 
 def run(cluster: Cluster, image: Image, every: Mapping[str, Any], **job: Any) -> Job:  # noqa: ANN401
@@ -79,9 +81,9 @@ def test_a_uid_without_passwd_entry_and_without_a_home(cluster: Cluster, image: 
     job = run(cluster, image, details, user=RANDOM, ssh_mount="/etc/job/.ssh", env={"HOME": "/"})
     said(job, "the embedded SSH server is used: uid 1000650000 has no passwd entry")
     assert "refuses uid 1000650000" in job.launcher.stderr()
-    made = f"/tmp/mpiboot-{RANDOM}/launcher"
-    assert f"home {made} (detected: this user has no home that can be used)" in plan_of(job)
-    assert f"private-folder {made} (detected: /run/mpiboot can't be used)" in plan_of(job)
+    made = rf"/tmp/mpiboot-{RANDOM}/{CONTAINER}/launcher"
+    assert re.search(rf"home {made} \(detected: this user has no home that can", plan_of(job))
+    assert re.search(rf"private-folder {made} \(detected: /run/mpiboot can't be", plan_of(job))
 
 
 def openshift(name: str) -> Image:
@@ -144,11 +146,12 @@ def test_a_read_only_root_and_one_empty_dir(
     }
     job = run(cluster, image, details, user=user, ssh_mount="/etc/job/.ssh")
     if name == "TMPDIR":
-        made = f"/scratch/mpiboot-{user}/launcher"
-        assert f"private-folder {made} (environment: TMPDIR; /run/mpiboot" in plan_of(job)
+        made = rf"/scratch/mpiboot-{user}/{CONTAINER}/launcher"
+        assert re.search(rf"private-folder {made} \(environment: TMPDIR; /run/", plan_of(job))
     else:
-        assert "private-folder /scratch/launcher (environment: named by MPIB" in plan_of(job)
-        assert "tmpdir /scratch/launcher/tmp (detected: MPI can't write" in plan_of(job)
+        made = rf"/scratch/{CONTAINER}/launcher"
+        assert re.search(rf"private-folder {made} \(environment: named by MPIB", plan_of(job))
+        assert re.search(rf"tmpdir {made}/tmp \(detected: MPI can't write", plan_of(job))
 
 
 @pytest.mark.parametrize(
@@ -159,9 +162,10 @@ def test_a_read_only_root_and_one_empty_dir(
 def test_a_read_only_root_and_nothing_else(cluster: Cluster, image: Image) -> None:
     """What is left is /dev/shm, where nothing may be executed."""
     job = run(cluster, image, {"read_only_root": True}, ssh_mount="/etc/job/.ssh")
-    shm = "/dev/shm/mpiboot-0"
-    assert f"tmpdir {shm}/launcher/tmp (detected: MPI can't write" in plan_of(job)
-    assert f"/tmp can't be written: MPI gets TMPDIR={shm}/worker/tmp" in job.workers[0].stderr()
+    shm = rf"/dev/shm/mpiboot-0/{CONTAINER}"
+    assert re.search(rf"tmpdir {shm}/launcher/tmp \(detected: MPI can't write", plan_of(job))
+    stderr = job.workers[0].stderr()
+    assert re.search(rf"/tmp can't be written: MPI gets TMPDIR={shm}/worker/tmp", stderr)
 
 
 @pytest.mark.full

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from mpiboot.errors import MpibootError
 from mpiboot.system import files
 
 UID = os.getuid()
+HERE = files.container_name()
 
 
 def mode(path: Path) -> int:
@@ -21,18 +23,18 @@ def test_the_folder_that_the_user_names_gets_a_private_folder_for_the_role(tmp_p
 
     folder = files.runtime_dir(str(base), UID, "worker")
 
-    assert folder == base / "worker"
+    assert folder == base / HERE / "worker"
     assert mode(folder) == 0o700
 
 
 def test_a_folder_of_an_earlier_try_is_used_again_and_made_private(tmp_path: Path) -> None:
-    (tmp_path / "worker").mkdir(mode=0o755)
-    (tmp_path / "worker" / f".key.{os.getpid()}").write_text("half")
+    (tmp_path / HERE / "worker").mkdir(mode=0o755, parents=True)
+    (tmp_path / HERE / "worker" / f".key.{os.getpid()}").write_text("half")
 
     folder = files.runtime_dir(str(tmp_path), UID, "worker")
     files.write_private(folder / "key", "whole")
 
-    assert mode(folder) == 0o700
+    assert mode(folder) == mode(folder.parent) == 0o700
     assert [item.name for item in folder.iterdir()] == ["key"]
 
 
@@ -46,7 +48,8 @@ def test_a_relative_folder_is_refused() -> None:
 
 def test_a_role_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "worker").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / HERE).mkdir(mode=0o700)
+    (tmp_path / HERE / "worker").symlink_to(tmp_path / "elsewhere")
 
     with pytest.raises(MpibootError, match="is a symbolic link"):
         files.runtime_dir(str(tmp_path), UID, "worker")
@@ -87,15 +90,68 @@ def test_a_tmpdir_that_can_not_hold_private_files_is_passed_over(
     assert folder.is_absolute()
     assert not folder.is_relative_to(tmp_path)
     folder.rmdir()
+    folder.parent.rmdir()
 
 
 def test_without_a_name_the_first_folder_that_works_is_taken(tmp_path: Path) -> None:
     folder = files.runtime_dir("", UID, "test-role", tmpdir=str(tmp_path))
 
     assert folder.name == "test-role"
-    assert folder.parent in (Path("/run/mpiboot"), tmp_path / f"mpiboot-{UID}")
+    assert folder.parent.parent in (Path("/run/mpiboot"), tmp_path / f"mpiboot-{UID}")
     assert mode(folder) == 0o700
     folder.rmdir()
+    folder.parent.rmdir()
+
+
+def mounts(folder: Path, *lines: str) -> Path:
+    """A /proc whose mount table has these lines."""
+    (folder / "self").mkdir(parents=True)
+    (folder / "self/mountinfo").write_text("".join(f"{line}\n" for line in lines))
+    (folder / "sys/kernel/random").mkdir(parents=True)
+    (folder / "sys/kernel/random/boot_id").write_text("feedc0de-0000-4000-8000-000000000000\n")
+    return folder
+
+
+def pod(uid: str, container: str = "main", start: str = "0a1b2c3d") -> tuple[str, ...]:
+    """What a kubelet mounts."""
+    kubelet = f"/var/lib/kubelet/pods/{uid}"
+    return (
+        "617 616 0:300 / / rw,relatime - overlay overlay rw",
+        f"640 617 259:1 {kubelet}/etc-hosts /etc/hosts rw - ext4 /dev/nvme0n1p1 rw",
+        f"641 617 259:1 {kubelet}/containers/{container}/{start} /dev/termination-log rw - ext4 /d",
+        # Another pod's volume, as an agent on the node may have it.
+        "650 617 0:9 /pods/00000000-0000-4000-8000-000000000000/volumes/x /x rw - tmpfs tmpfs rw",
+    )
+
+
+ONE, OTHER = "4f6e2a91-1111-4222-8333-444455556666", "5a6e2a91-1111-4222-8333-444455556666"
+
+
+def test_two_pods_that_share_a_hostname_and_a_volume_have_folders_of_their_own(
+    tmp_path: Path,
+) -> None:
+    one = files.container_name(mounts(tmp_path / "one", *pod(ONE)))
+    again = files.container_name(mounts(tmp_path / "again", *pod(ONE, start="99999999")))
+    other = files.container_name(mounts(tmp_path / "other", *pod(OTHER)))
+    beside = files.container_name(mounts(tmp_path / "beside", *pod(ONE, "sidecar")))
+    static = files.container_name(mounts(tmp_path / "static", *pod(ONE.replace("-", ""))))
+    unknown = files.container_name(mounts(tmp_path / "unknown", *pod(ONE)[:1]))
+
+    assert one == again == static
+    assert len({one, other, beside, unknown}) == 4
+    assert one.startswith(socket.gethostname()[:24])
+    assert len(one) <= 33
+
+
+def test_two_pods_share_a_folder_and_take_nothing_from_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "container_name", lambda: "one")
+    first = files.runtime_dir(str(tmp_path), UID, "launcher")
+    monkeypatch.setattr(files, "container_name", lambda: "other")
+    second = files.runtime_dir(str(tmp_path), UID, "launcher")
+
+    assert first != second
 
 
 def test_a_file_is_replaced_whole_and_private_whatever_the_umask_is(tmp_path: Path) -> None:
