@@ -175,7 +175,7 @@ def _job(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:
     found += seen.passed.findings
     try:
         where = launch_folder.paths(ground.folder, ground.key.path)
-        made = plans.make(seen.observed, resolved, _ANY_PROGRAM, where)
+        made = plans.make(seen.observed, resolved, where)
     except MpibootError as wrong:
         return [*found, wrong.finding, *wrong.others]
     return [*found, *made.findings]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mpiboot.checks import failed
-from mpiboot.job.plan_builder import Making, Observed, parameter
+from mpiboot.job.dialects import parameter
+from mpiboot.job.plan_builder import Making, Observed
 from mpiboot.model import Finding, Level
 
 

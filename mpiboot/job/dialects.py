@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.job.hostfile import Syntax
+from mpiboot.job.mpirun_options import HYDRA, ORTE, PRRTE, Grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class Dialect:
     family: str
     title: str
     syntax: Syntax
+    # How the user's own line is read.
+    grammar: Grammar
     hostfile_var: str
     agent_var: str
     agent_args_var: str
@@ -57,8 +60,17 @@ class Dialect:
     evaluated_but: tuple[str, ...]
     evaluated_flags: tuple[str, ...]
     remove: tuple[str, ...]
+    # Patterns of variables that ranks get without being named.
+    by_itself: tuple[str, ...]
     lost_without_parent: tuple[str, ...]
     supported: bool = True
+    # A daemon is started on hosts without a rank too, and mpirun's own host counts as the first.
+    daemon_without_ranks: bool = True
+    own_host_first: bool = False
+    # More ranks than slots begin again at the first host without a word.
+    begins_again: bool = False
+    # An option, and the beginning of its value, that names a file for which rank is where.
+    rank_table: tuple[str, ...] = ()
     # A range of ports: first-last for the daemons, first and number for MPI's own TCP.
     daemon_ports_vars: tuple[str, ...] = ()
     first_port_vars: tuple[str, ...] = ()
@@ -84,6 +96,19 @@ class Dialect:
     # Prefix of variables that crash mpirun where they are empty.
     never_empty: str = ""
 
+    @property
+    def oversubscribes_by_mapping(self) -> bool:
+        """Whether more ranks than slots are a part of the mapping's value."""
+        return bool(self.map_var) and self.oversubscribe_var == self.map_var
+
+
+def parameter(variable: str) -> str:
+    """Cut a variable to the name that ``--mca`` takes."""
+    for prefix in ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_"):
+        if variable.startswith(prefix):
+            return variable[len(prefix) :]
+    return variable
+
 
 _OMPI_FIRST: Final = ("OMPI_MCA_btl_tcp_port_min_v4", "OMPI_MCA_btl_tcp_port_min_v6")
 _OMPI_COUNT: Final = ("OMPI_MCA_btl_tcp_port_range_v4", "OMPI_MCA_btl_tcp_port_range_v6")
@@ -108,6 +133,8 @@ OPENMPI4: Final = Dialect(
     family="openmpi4",
     title="Open MPI 4.1 (ORTE)",
     syntax=Syntax.SLOTS,
+    grammar=ORTE,
+    own_host_first=True,
     hostfile_var="OMPI_MCA_orte_default_hostfile",
     agent_var="OMPI_MCA_plm_rsh_agent",
     agent_args_var="OMPI_MCA_plm_rsh_args",
@@ -134,6 +161,7 @@ OPENMPI4: Final = Dialect(
     evaluated_but=("OMPI_MCA_mca_base_env_list",),
     evaluated_flags=("*",),
     remove=(),
+    by_itself=("OMPI_*", "PMIX_MCA_*"),
     own_words_var="OPAL_OUTPUT_STDERR_FD",
     lost_without_parent=(
         "exit 1 instead of 128+n after a signal",
@@ -193,6 +221,8 @@ OPENMPI5: Final = Dialect(
     family="openmpi5",
     title="Open MPI 5.0 (PRRTE)",
     syntax=Syntax.SLOTS,
+    grammar=PRRTE,
+    rank_table=("--runtime-options", "output-proctable="),
     hostfile_var="PRTE_MCA_prte_default_hostfile",
     agent_var="PRTE_MCA_plm_ssh_agent",
     agent_args_var="PRTE_MCA_plm_ssh_args",
@@ -217,6 +247,7 @@ OPENMPI5: Final = Dialect(
     evaluated_but=(),
     evaluated_flags=_PRRTE_FLAGS,
     remove=(),
+    by_itself=("OMPI_*", "PMIX_MCA_*"),
     # Measured with Debian's 5.0.7, and without mpiboot too: mpirun returns 0 then.
     several_programs="the daemons of 5.0.7 die at the start of a line with several programs",
     lost_without_parent=(
@@ -253,6 +284,9 @@ MPICH: Final = Dialect(
     family="mpich",
     title="MPICH (Hydra)",
     syntax=Syntax.COLON,
+    grammar=HYDRA,
+    daemon_without_ranks=False,
+    begins_again=True,
     hostfile_var="HYDRA_HOST_FILE",
     agent_var="HYDRA_LAUNCHER_EXEC",
     agent_args_var="HYDRA_LAUNCHER_EXTRA_ARGS",
@@ -272,6 +306,7 @@ MPICH: Final = Dialect(
     evaluated="",
     evaluated_but=(),
     evaluated_flags=(),
+    by_itself=("*",),
     # Hydra lets the launcher's environment overwrite the workers' for every rank.
     remove=(
         "HOSTNAME",

@@ -14,8 +14,6 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import Final
 
-from mpiboot.job.mpirun_options import HYDRA
-
 HIDDEN: Final = "(hidden)"
 
 
@@ -137,13 +135,6 @@ POD_LOCAL: Final = (
     ("*_PORT_*_TCP*", "the cluster sets it in every pod", False),
     ("*_PORT_*_UDP*", "the cluster sets it in every pod", False),
 )
-
-# Handed on without -x, by family; Hydra hands on everything.
-_BY_ITSELF: Final[Mapping[str, tuple[str, ...]]] = {
-    "openmpi4": ("OMPI_*", "PMIX_MCA_*"),
-    "spectrum": ("OMPI_*", "PMIX_MCA_*"),
-    "openmpi5": ("OMPI_*", "PMIX_MCA_*"),
-}
 
 # Variables by which a resource manager would make mpirun believe in an allocation of its own.
 MANAGERS: Final = (
@@ -296,7 +287,7 @@ def select(
     more: Collection[str] = (),
     never: Collection[str] = (),
     *,
-    family: str = "openmpi4",
+    by_itself: Collection[str] = (),
     given: Collection[str] = (),
 ) -> Forwarded:
     """Choose the variables that go from the launcher to the ranks.
@@ -306,14 +297,13 @@ def select(
         more: MPIBOOT_FORWARD, names or patterns. A full name wins over what is true of one pod
             only, unless it would break ranks elsewhere; a pattern doesn't.
         never: MPIBOOT_NO_FORWARD, names or patterns; wins over everything else.
-        family: the MPI, for what travels by itself. That can't be held back by ``never``, so
-            such a name is reported as withheld from our own list only.
+        by_itself: patterns of what this MPI hands on without ``-x``. That can't be held back by
+            ``never``, so such a name is reported as withheld from our own list only.
         given: variables that the user's own line exports; never named a second time.
     """
     names: list[Forward] = []
     withheld: list[Withheld] = []
-    by_itself: list[Forward] = []
-    own = ("*",) if family in HYDRA else _BY_ITSELF.get(family, ())
+    unnamed: list[Forward] = []
     for name in sorted(environ):
         because = _reason(name, more)
         if not because or name in given:
@@ -321,8 +311,8 @@ def select(
         why_not = _kept_back(name, environ[name], more, never)
         if why_not:
             withheld.append(Withheld(name, why_not, asked=name in more))
-        elif _first(name, own):
-            by_itself.append(Forward(name, because))
+        elif _first(name, by_itself):
+            unnamed.append(Forward(name, because))
         else:
             secret = "; a secret: by name, its value is never shown" if is_secret(name) else ""
             names.append(Forward(name, because + secret))
@@ -331,7 +321,7 @@ def select(
         for name in more
         if _NAME.fullmatch(name) and name not in environ
     ]
-    return Forwarded(tuple(names), tuple(withheld), tuple(by_itself))
+    return Forwarded(tuple(names), tuple(withheld), tuple(unnamed))
 
 
 def scrub(

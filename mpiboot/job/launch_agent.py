@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from mpiboot.checks import failed
-from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS
-from mpiboot.job.plan_builder import Making, Paths, parameter
+from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS, parameter
+from mpiboot.job.plan_builder import Making, Paths
 from mpiboot.model import Finding, Level, Source
 from mpiboot.ssh_client import config as sshconfig
 

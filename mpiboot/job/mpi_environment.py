@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from mpiboot.checks import failed
 from mpiboot.job import forward, placement
-from mpiboot.job.dialects import Dialect
-from mpiboot.job.plan_builder import Making, Observed, parameter
+from mpiboot.job.dialects import Dialect, parameter
+from mpiboot.job.plan_builder import Making, Observed
 from mpiboot.model import Finding, Level, Source
 from mpiboot.settings import Given, Resolved
 
@@ -43,7 +43,7 @@ def set_constants(making: Making, observed: Observed, *, oversubscribe: Given | 
     if making.line.mapped_by:
         making.decide("mapping", making.line.mapped_by, Source.FLAG, "given on the mpirun line")
     if row.map_var and not making.line.policy:
-        policy = placement.default_policy(row.family, oversubscribe=oversubscribe is not None)
+        policy = placement.default_policy(row, oversubscribe=oversubscribe is not None)
         making.variable(row.map_var, policy, "fill a host before the next", Source.DEFAULT)
     for name, value in (
         ("HOME", observed.identity.home),
@@ -88,7 +88,7 @@ def choose_forwarded(
         {**kept, **added},
         settings.forward,
         settings.no_forward,
-        family=row.family,
+        by_itself=row.by_itself,
         given=(*making.line.exports, *listed(making)),
     )
     for item in chosen.withheld:

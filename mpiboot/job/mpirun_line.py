@@ -6,26 +6,20 @@ The words themselves are never changed, reordered or repeated; nothing is run he
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from mpiboot.job.mpirun_options import GRAMMARS, Grammar, Means, Option
+from mpiboot.job.dialects import DIALECTS, Dialect, parameter
+from mpiboot.job.mpirun_options import Grammar, Means, Option
 from mpiboot.job.user_line import App, HostSpec, UserLine
-
-__all__ = ["App", "HostSpec", "UserLine", "is_mpirun", "only_asks", "read", "slip"]
 
 PROGRAMS: Final = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"})
 # Debian's alternatives have the MPI's name behind a dot.
 _SUFFIXES: Final = (".openmpi", ".mpich")
-# Parameters that name the default hostfile, by the family that reads them.
-_HOSTFILE_PARAMETERS: Final = {
-    "openmpi4": "orte_default_hostfile",
-    "spectrum": "orte_default_hostfile",
-    "openmpi5": "prte_default_hostfile",
-}
 _SLIP: Final = 3
 # First words with which every mpirun prints something and starts nothing.
 _QUESTIONS: Final = frozenset({"--help", "-help", "-h", "--version", "-version", "-V"})
+_CHOOSE_HOSTS: Final = (Means.HOSTS, Means.HOSTFILE, Means.MOVES_HOSTS)
 
 
 class _StopError(Exception):
@@ -41,14 +35,14 @@ class _StopError(Exception):
 class _Reader:
     """The state of one reading; a word is looked at once."""
 
-    family: str
     grammar: Grammar
+    hostfile_parameter: str
     argv: tuple[str, ...]
     values: dict[str, str] = field(default_factory=dict)
     exports: dict[str, None] = field(default_factory=dict)
     mca: dict[str, str] = field(default_factory=dict)
-    places: dict[str, None] = field(default_factory=dict)
-    launches: dict[str, None] = field(default_factory=dict)
+    moves_ranks: dict[str, None] = field(default_factory=dict)
+    moves_hosts: dict[str, None] = field(default_factory=dict)
     given: dict[str, None] = field(default_factory=dict)
     hostfile_words: list[int] = field(default_factory=list)
     apps: list[App] = field(default_factory=list)
@@ -75,21 +69,20 @@ class _Reader:
         option, value = self.find(word)
         words = [] if value is None else [value]
         needed = option.words - len(words)
-        if option.means is Means.SET and "=" in (value or self.argv[min(at + 1, end - 1)]):
+        pair = option.means is Means.EXPORT and option.words > 1
+        if pair and "=" in (value or self.argv[min(at + 1, end - 1)]):
             needed -= 1  # Hydra reads `-genv NAME=VALUE` as one word
         if needed < 0 or at + needed >= end:
             raise _StopError(word, f"{word} lacks its value")
         words += self.argv[at + 1 : at + 1 + needed]
-        if needed and self.names_hostfile(option, words):
+        names_hostfile = option.means is Means.HOSTFILE or (
+            option.means is Means.MCA and words[0] == self.hostfile_parameter
+        )
+        if needed and names_hostfile:
             self.hostfile_words.append(at + needed)
         self.given[option.name] = None
         self.apply(word, option, words)
         return at + 1 + needed
-
-    def names_hostfile(self, option: Option, words: list[str]) -> bool:
-        return option.means is Means.HOSTFILE or (
-            option.means is Means.MCA and words[0] == _HOSTFILE_PARAMETERS.get(self.family)
-        )
 
     def apply(self, word: str, option: Option, words: list[str]) -> None:
         """Note what an option says."""
@@ -105,40 +98,34 @@ class _Reader:
                 # A default hostfile gives way to a hostfile, whichever comes first.
                 if option.name != "default-hostfile" or not self.hostfile:
                     self.hostfile = text
-            case Means.EXPORT | Means.SET:
+            case Means.EXPORT:
                 self.exports[text.partition("=")[0]] = None
             case Means.EXPORT_LIST:
                 self.exports |= dict.fromkeys(name for name in text.split(",") if name)
             case Means.MCA:
                 self.parameter(text, words[1])
-            case Means.PLACES:
-                self.places[word] = None
-            case Means.LAUNCHES:
-                self.launches[word] = None
-            case Means.PLAIN:
-                pass
             case _:
-                self.mapping(word, option.means, text)
+                self.mapping(word, option, text)
 
-    def mapping(self, word: str, means: Means, text: str) -> None:
-        written = {
-            Means.PPR: f"ppr:{text}",
-            Means.MAP_BY: text,
-            Means.ONE_PER_NODE: "ppr:1:node",
-            Means.BY_NODE: "node",
-            Means.BY_SLOT: "slot",
-        }.get(means)
-        if means is Means.PER_NODE and self.number(word, text) == 0:
-            self.places[f"{word} {text}"] = None
-            return
-        if means is Means.PER_NODE:
-            self.keep("per_node", text)
-        elif written is None:
-            self.keep(means.name.lower(), text)
-            return
-        else:
-            self.keep("map_by", written)
-        self.keep("mapped_by", f"{word} {text}".rstrip())
+    def mapping(self, word: str, option: Option, text: str) -> None:
+        """Note what an option says of where ranks go."""
+        match option.means:
+            case Means.MAP_BY:
+                self.keep("map_by", option.written.format(text))
+                self.keep("mapped_by", f"{word} {text}".rstrip())
+            case Means.PER_NODE if self.number(word, text) > 0:
+                self.keep("per_node", text)
+                self.keep("mapped_by", f"{word} {text}")
+            case Means.PER_NODE:
+                self.moves_ranks[f"{word} {text}"] = None
+            case Means.BIND_TO | Means.OVERSUBSCRIBE:
+                self.keep(option.means.name.lower(), text)
+            case Means.MOVES_RANKS:
+                self.moves_ranks[word] = None
+            case Means.MOVES_HOSTS:
+                self.moves_hosts[word] = None
+            case _:
+                pass
 
     def keep(self, name: str, value: str) -> None:
         """Keep the value that counts when an option stands twice."""
@@ -153,18 +140,19 @@ class _Reader:
     def host_list(self, text: str) -> None:
         for word in text.split(","):
             name, colon, count = word.partition(":")
-            if not name or name.startswith("+") or (colon and not count.isdigit()):
+            count = count if colon else "1"
+            if not name or name.startswith("+") or not count.isdecimal() or not int(count):
                 # +n2 and +e are Open MPI's relative hosts, :* is all slots; IPv6 has no form here.
-                self.launches[f"-H {text}"] = None
+                self.moves_hosts[f"-H {text}"] = None
                 return
-            self.hosts.append(HostSpec(name, int(count) if colon else None))
+            self.hosts.append(HostSpec(name, int(count)))
 
     def parameter(self, name: str, value: str) -> None:
         self.mca[name] = value
-        if name == _HOSTFILE_PARAMETERS.get(self.family):
+        if name == self.hostfile_parameter:
             self.hostfile = self.hostfile or value
         elif name.startswith("rmaps"):
-            self.places[f"{name} {value}"] = None
+            self.moves_ranks[f"{name} {value}"] = None
 
     def app(self, at: int, end: int) -> None:
         """Read the words of one program, from its options to its name."""
@@ -185,29 +173,31 @@ class _Reader:
             self.apps.append(App(program, self.np, tuple(self.hosts), self.hostfile))
             self.np, self.hosts, self.hostfile = None, [], ""
 
-    def record(self, unknown: str, because: str) -> UserLine:
+    def record(self) -> UserLine:
         map_by = self.values.get("map_by", "")
         modifiers = map_by.lower().replace(",", ":").split(":")[1:]
         return UserLine(
-            family=self.family,
             argv=self.argv,
+            mpirun=True,
             apps=tuple(self.apps),
             exports=tuple(self.exports),
             mca=self.mca,
             map_by=map_by,
             mapped_by=self.values.get("mapped_by", ""),
-            rank_by=self.values.get("rank_by", ""),
             bind_to=self.values.get("bind_to", ""),
             oversubscribe="oversubscribe" in self.values or "oversubscribe" in modifiers,
-            no_local="no_local" in self.values or "nolocal" in modifiers,
             per_node=int(self.values["per_node"]) if "per_node" in self.values else None,
             hostfile_words=tuple(self.hostfile_words),
-            places=tuple(self.places),
-            launches=tuple(self.launches),
+            moves_ranks=tuple(self.moves_ranks),
+            moves_hosts=tuple(self.moves_hosts),
             given=tuple(self.given),
-            unknown=unknown,
-            because=because,
         )
+
+    def chooses_hosts(self, words: Sequence[str]) -> bool:
+        """Whether one of some words, which are not read, is an option that chooses hosts."""
+        names = (word.lstrip("-").partition("=")[0] for word in words if word.startswith("-"))
+        known = (self.grammar.options.get(name) for name in names)
+        return any(option is not None and option.means in _CHOOSE_HOSTS for option in known)
 
 
 def is_mpirun(word: str) -> bool:
@@ -223,30 +213,43 @@ def only_asks(argv: Sequence[str]) -> bool:
     return is_mpirun(argv[0]) and (len(argv) == 1 or argv[1] in _QUESTIONS)
 
 
-def read(argv: Sequence[str], family: str) -> UserLine:
-    """Read a line that begins with an mpirun.
+def read(program: Sequence[str], family: str) -> UserLine:
+    """Read what is to be started: a user's own mpirun line, or a program of which mpirun is told.
 
     Args:
-        argv: the whole line; its first word is the mpirun itself.
-        family: the MPI that will read it, as ``model.Mpi.family`` has it. Of an MPI without a
-            table nothing is read, and ``unknown`` says so.
+        program: the words as they were given.
+        family: the MPI that will read them, as ``model.Mpi.family`` has it. Of an MPI without a
+            row nothing is read, and ``unknown`` says so.
 
     Options are read up to the program, and after each ``:`` again. At the first option that
     isn't known reading stops for good: how many words belong to it can't be known.
     """
-    words = tuple(argv)
-    grammar = GRAMMARS.get(family)
-    if grammar is None:
-        return UserLine(family, words, unknown=family, because="of this MPI no option is known")
-    reader = _Reader(family, grammar, words)
+    words = tuple(program)
+    if not is_mpirun(words[0]):
+        return UserLine(words)
+    row = DIALECTS.get(family)
+    if row is None:
+        because = "of this MPI no option is known"
+        return UserLine(words, True, unknown=words[0], because=because, may_hide_hosts=True)
+    return _read(words, row)
+
+
+def _read(words: tuple[str, ...], row: Dialect) -> UserLine:
+    reader = _Reader(row.grammar, parameter(row.hostfile_var), words)
     ends = [at for at, word in enumerate(words) if word == ":" and at]
     starts = [1, *(end + 1 for end in ends)]
     try:
         for start, end in zip(starts, [*ends, len(words)], strict=True):
             reader.app(start, end)
     except _StopError as stop:
-        return reader.record(stop.word, stop.because)
-    return reader.record("", "")
+        rest = words[words.index(stop.word) + 1 :]
+        return replace(
+            reader.record(),
+            unknown=stop.word,
+            because=stop.because,
+            may_hide_hosts=reader.chooses_hosts(rest),
+        )
+    return reader.record()
 
 
 def slip(argv: Sequence[str]) -> str:

@@ -1,6 +1,8 @@
-"""The options of each MPI's mpirun: how many words follow each, and what it means for placement.
+"""The options of each MPI's mpirun: how many words follow each, and what it says. Tables only.
 
-Tables only: a reader of lines is ``mpirun_line``. Nothing here is asked of an installed MPI.
+A row of ``dialects`` names its table; ``mpirun_line`` reads a line by it. How many words follow an
+option must be known for all of them, or what stands behind it could not be read; what an option
+means, only where something is decided by it.
 """
 
 from __future__ import annotations
@@ -17,32 +19,29 @@ class Means(str, Enum):
     NP = "number of ranks"
     HOSTS = "hosts"
     HOSTFILE = "hostfile"
-    EXPORT = "variable to export"
+    EXPORT = "variable to export, or to set"
     EXPORT_LIST = "variables to export"
-    SET = "variable to set"
     MCA = "MCA parameter"
     MAP_BY = "mapping"
-    PPR = "ranks per resource"
     PER_NODE = "ranks per host"
-    ONE_PER_NODE = "one rank per host"
-    BY_NODE = "mapping by host"
-    BY_SLOT = "mapping by slot"
-    RANK_BY = "ranking"
     BIND_TO = "binding"
     OVERSUBSCRIBE = "more ranks than slots"
-    NO_LOCAL = "no rank on the launcher"
     PLAIN = "nothing about hosts and ranks"
-    PLACES = "a placement that mpiboot does not compute"
-    LAUNCHES = "a set of hosts that mpiboot does not compute"
+    MOVES_RANKS = "a placement of ranks that is left to mpirun"
+    MOVES_HOSTS = "a choice of hosts that is left to mpirun"
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: its first spelling, how many words follow it, what it means."""
+    """One option: its first spelling, how many words follow it, what it means.
+
+    ``written`` is what an older option says in the words of the newer, ``{}`` being its value.
+    """
 
     name: str
     words: int
     means: Means
+    written: str = "{}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +62,22 @@ class Grammar:
     last_wins: bool
 
 
-def _table(*rows: tuple[Means, int, str]) -> dict[str, Option]:
+def _table(*rows: tuple[Means, int, str], **older: Option) -> dict[str, Option]:
     """Rows of meaning, number of words, and options; spellings of one option join by ``|``."""
-    found: dict[str, Option] = {}
+    found = dict(older)
     for means, words, names in rows:
         for spellings in names.split():
             first, *others = spellings.split("|")
             found |= dict.fromkeys((first, *others), Option(first, words, means))
     return found
+
+
+_MAP_BY: Final = {
+    "ppr": Option("ppr", 1, Means.MAP_BY, "ppr:{}"),
+    "pernode": Option("pernode", 0, Means.MAP_BY, "ppr:1:node"),
+    "bynode": Option("bynode", 0, Means.MAP_BY, "node"),
+    "byslot": Option("byslot", 0, Means.MAP_BY, "slot"),
+}
 
 
 # What both Open MPI generations share. Words and meanings were tried one by one on Open MPI
@@ -82,15 +89,9 @@ _OPEN_MPI: Final = (
     (Means.EXPORT, 1, "x"),
     (Means.MCA, 2, "mca|gmca"),
     (Means.MAP_BY, 1, "map-by"),
-    (Means.PPR, 1, "ppr"),
     (Means.PER_NODE, 1, "N|npernode"),
-    (Means.ONE_PER_NODE, 0, "pernode"),
-    (Means.BY_NODE, 0, "bynode"),
-    (Means.BY_SLOT, 0, "byslot"),
-    (Means.RANK_BY, 1, "rank-by"),
     (Means.BIND_TO, 1, "bind-to"),
     (Means.OVERSUBSCRIBE, 0, "oversubscribe"),
-    (Means.NO_LOCAL, 0, "nolocal"),
     (
         Means.PLAIN,
         0,
@@ -107,16 +108,16 @@ _OPEN_MPI: Final = (
         Means.PLAIN,
         1,
         (
-            "prefix wdir|wd path output-filename timeout personality max-restarts stdin xterm "
-            "launch-agent report-pid report-uri preload-files"
+            "rank-by prefix wdir|wd path output-filename timeout personality max-restarts stdin "
+            "xterm launch-agent report-pid report-uri preload-files"
         ),
     ),
-    (Means.PLACES, 1, "rankfile|rf cpu-set cpu-list cpus-per-proc|cpus-per-rank npersocket"),
-    (Means.PLACES, 0, "bycore do-not-launch"),
-    (Means.LAUNCHES, 1, "app tune|am"),
+    (Means.MOVES_RANKS, 1, "rankfile|rf cpu-set cpu-list cpus-per-proc|cpus-per-rank npersocket"),
+    (Means.MOVES_RANKS, 0, "bycore do-not-launch nolocal"),
+    (Means.MOVES_HOSTS, 1, "app tune|am"),
 )
 
-_ORTE: Final = Grammar(
+ORTE: Final = Grammar(
     options=_table(
         *_OPEN_MPI,
         (
@@ -130,8 +131,9 @@ _ORTE: Final = Grammar(
             ),
         ),
         (Means.PLAIN, 1, "report-events ompi-server debugger cf|cartofile xml-file"),
-        (Means.LAUNCHES, 0, "novm dvm"),
-        (Means.LAUNCHES, 1, "hnp max-vm-size"),
+        (Means.MOVES_HOSTS, 0, "novm dvm"),
+        (Means.MOVES_HOSTS, 1, "hnp max-vm-size"),
+        **_MAP_BY,
     ),
     one_dash=frozenset(),
     equals=False,
@@ -140,7 +142,7 @@ _ORTE: Final = Grammar(
     last_wins=True,
 )
 
-_PRRTE: Final = Grammar(
+PRRTE: Final = Grammar(
     options=_table(
         *_OPEN_MPI,
         (Means.MCA, 2, "prtemca pmixmca omca"),
@@ -161,7 +163,8 @@ _PRRTE: Final = Grammar(
                 "forward-signals tmpdir"
             ),
         ),
-        (Means.LAUNCHES, 1, "dvm"),
+        (Means.MOVES_HOSTS, 1, "dvm"),
+        **_MAP_BY,
     ),
     # With one dash 5.0 takes these for something else: `-bind-to none` starts a program `none`.
     one_dash=frozenset({"map-by", "rank-by", "bind-to"}),
@@ -172,17 +175,16 @@ _PRRTE: Final = Grammar(
 )
 
 # MPICH 5.0.2, tried like the above, and what Intel MPI has besides.
-_HYDRA: Final = Grammar(
+HYDRA: Final = Grammar(
     options=_table(
         (Means.NP, 1, "n|np"),
         (Means.HOSTS, 1, "hosts|host"),
         (Means.HOSTFILE, 1, "f|hostfile|machinefile"),
-        (Means.SET, 2, "genv env"),
+        (Means.EXPORT, 2, "genv env"),
         (Means.EXPORT_LIST, 1, "genvlist envlist"),
         (Means.PER_NODE, 1, "ppn|perhost"),
         (Means.BIND_TO, 1, "bind-to|binding"),
-        (Means.MAP_BY, 1, "map-by"),
-        (Means.NO_LOCAL, 0, "skip-launch-node"),
+        (Means.MOVES_RANKS, 0, "skip-launch-node"),
         (
             Means.PLAIN,
             0,
@@ -196,14 +198,14 @@ _HYDRA: Final = Grammar(
             Means.PLAIN,
             1,
             (
-                "wdir iface launcher-exec|bootstrap-exec rmk prepend-pattern outfile-pattern "
-                "errfile-pattern membind topolib demux nameserver localhost usize gpus-per-proc "
-                "memory-alloc-kinds genvexcl envexcl"
+                "map-by wdir iface launcher-exec|bootstrap-exec rmk prepend-pattern "
+                "outfile-pattern errfile-pattern membind topolib demux nameserver localhost usize "
+                "gpus-per-proc memory-alloc-kinds genvexcl envexcl"
             ),
         ),
         # `-launcher fork` runs everything on the launcher, whatever the host list says.
-        (Means.LAUNCHES, 1, "launcher|bootstrap configfile"),
-        (Means.PLACES, 1, "rankmap order-nodes machine"),
+        (Means.MOVES_HOSTS, 1, "launcher|bootstrap configfile"),
+        (Means.MOVES_RANKS, 1, "rankmap order-nodes machine"),
     ),
     one_dash=frozenset(),
     equals=True,
@@ -211,14 +213,3 @@ _HYDRA: Final = Grammar(
     double_dash=False,
     last_wins=True,
 )
-
-GRAMMARS: Final[Mapping[str, Grammar]] = {
-    "openmpi4": _ORTE,
-    "spectrum": _ORTE,
-    "openmpi5": _PRRTE,
-    "mpich": _HYDRA,
-    "intel": _HYDRA,
-}
-"""By the family of ``model.Mpi``."""
-
-HYDRA: Final = frozenset({"mpich", "intel"})

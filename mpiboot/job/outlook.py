@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.job.plan_builder import Making, parameter
+from mpiboot.job.dialects import parameter
+from mpiboot.job.plan_builder import Making
 from mpiboot.settings import Resolved
 
 # Options and parameters with which a job goes on without a rank that ended badly, or takes its time

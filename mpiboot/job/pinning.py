@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mpiboot.checks import failed
-from mpiboot.job.dialects import ALSO_DAEMON_LINK
-from mpiboot.job.plan_builder import Making, Observed, parameter
+from mpiboot.job.dialects import ALSO_DAEMON_LINK, parameter
+from mpiboot.job.plan_builder import Making, Observed
 from mpiboot.model import Decision, Source
 from mpiboot.network import control
 from mpiboot.settings import Resolved

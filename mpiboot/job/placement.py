@@ -1,6 +1,7 @@
-"""Where an mpirun line puts its ranks, which daemons it starts, and what is odd in that.
+"""Which hosts an mpirun line uses, which of them get a rank, and what is odd in that. Pure.
 
-What isn't known is said to be unknown. Pure: no mpirun is asked here.
+Computed are the simple forms alone: by slot, by node, a number per host. Everything else is left
+to mpirun, and the plan says so; measured against the job maps of Open MPI 4.1.4 and 5.0.11.
 """
 
 from __future__ import annotations
@@ -10,43 +11,50 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from mpiboot.checks import failed
-from mpiboot.job.mapping import Ask, RefusedError, UnclearError, counts
-from mpiboot.job.mpirun_options import HYDRA
+from mpiboot.job.dialects import Dialect
 from mpiboot.job.names import is_local, same_host
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import Finding, Host, Level
+from mpiboot.wording import counted, first_few
 
-_ORTE: Final = ("openmpi4", "spectrum")
-_SHOWN: Final = 5
-_RUNTIME: Final = frozenset(("runtime-options", "output-proctable"))
+# Mappings that fill one host before the next, whatever they do inside a host.
+_FILLING: Final = frozenset(
+    {"", "core", "hwthread", "socket", "package", "numa", "l1cache", "l2cache", "l3cache"}
+)
+_KNOWN_MODIFIERS: Final = frozenset({"", "oversubscribe", "nooversubscribe"})
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where the ranks go.
 
-    ``ranks`` has every host that the line uses, in mpirun's order; it is empty where mpirun
-    would refuse (``findings`` say why) or where the placement isn't known (``unclear``).
+    ``idle`` are hosts without a rank; ``total`` is the number of ranks, None where mpirun finds
+    it. ``left`` is what leaves the placement to mpirun: ``idle`` is not known then.
     """
 
-    ranks: tuple[tuple[str, int], ...]
-    total: int | None
-    unclear: str
-    findings: tuple[Finding, ...]
+    idle: tuple[str, ...] = ()
+    total: int | None = None
+    left: str = ""
+    findings: tuple[Finding, ...] = ()
 
-    @property
-    def idle(self) -> tuple[str, ...]:
-        """Hosts without a rank."""
-        return tuple(name for name, count in self.ranks if not count)
+
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    """How ranks are spread over hosts: one to each in turn, or a host filled before the next.
+
+    A host is filled with ``per_node`` ranks, or with as many as it has slots. ``asked`` are the
+    user's own words for it; ``left`` is the mapping where it is none of these forms.
+    """
+
+    by_node: bool
+    per_node: int | None
+    oversubscribe: bool
+    asked: str
+    left: str
 
 
 def _key(name: str) -> str:
     return name.removesuffix(".").lower()
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def _is_here(name: str, local: Collection[str]) -> bool:
@@ -64,22 +72,18 @@ def chosen(hosts: Sequence[Host], line: UserLine) -> tuple[Host, ...]:
     known = {_key(host.name): host for host in hosts}
     picked: dict[str, Host] = {}
     for spec in line.hosts:
-        key, count = _key(spec.name), 1 if spec.slots is None else spec.slots
+        key = _key(spec.name)
         if key in picked:
-            picked[key] = replace(picked[key], slots=picked[key].slots + count)
+            picked[key] = replace(picked[key], slots=picked[key].slots + spec.slots)
         else:
             base = known.get(key, Host(spec.name))
-            picked[key] = replace(base, slots=count, slots_given=True)
+            picked[key] = replace(base, slots=spec.slots, slots_given=True)
     return tuple(picked.values())
 
 
-def outside(hosts: Sequence[Host], line: UserLine) -> tuple[str, ...]:
-    """Name the hosts of ``-H`` that the hostfile lacks; mpirun would use them unverified."""
-    known = {_key(host.name) for host in hosts}
-    return tuple(host.name for host in chosen(hosts, line) if _key(host.name) not in known)
-
-
-def daemons(hosts: Sequence[Host], line: UserLine, local: Collection[str]) -> tuple[str, ...]:
+def daemons(
+    hosts: Sequence[Host], line: UserLine, row: Dialect, placed: Placement, local: Collection[str]
+) -> tuple[str, ...]:
     """Name the remote hosts for which mpirun must start a launch agent.
 
     Open MPI starts a daemon on every host of the hostfile after the ``-H`` filter, with ``-n 1``
@@ -87,153 +91,170 @@ def daemons(hosts: Sequence[Host], line: UserLine, local: Collection[str]) -> tu
 
     Returns:
         Empty too where it can't be told: an option chooses hosts in a way not computed here
-        (``line.launches``), or the part of the line that wasn't read may do so.
+        (``line.moves_hosts``), or the part of the line that wasn't read may do so.
     """
-    if line.launches or line.may_hide_hosts:
+    if line.moves_hosts or line.may_hide_hosts:
         return ()
-    used = chosen(hosts, line)
-    if line.family in HYDRA:
-        busy = dict(place(hosts, line, np=line.np, family=line.family).ranks)
-        used = tuple(host for host in used if busy.get(host.name, 1))
-    return tuple(host.name for host in used if not _is_here(host.name, local))
+    without = () if row.daemon_without_ranks else placed.idle
+    names = (host.name for host in chosen(hosts, line))
+    return tuple(name for name in names if name not in without and not _is_here(name, local))
 
 
-def default_policy(family: str, *, oversubscribe: bool) -> str:
+def default_policy(row: Dialect, *, oversubscribe: bool) -> str:
     """Return the mapping policy to set by environment where the line names none.
 
     Open MPI 5 takes policy and modifiers from one place: with ``slot`` in the environment an
     ``--oversubscribe`` on the line is ignored, and with nothing there it puts all ranks on the
     first host. So what the line asks must stand in the environment's value as well.
     """
-    return "slot:oversubscribe" if oversubscribe and family == "openmpi5" else "slot"
+    return row.oversubscribe_value if oversubscribe and row.oversubscribes_by_mapping else "slot"
 
 
-def _asked(
-    line: UserLine, used: tuple[Host, ...], np: int | None, family: str, policy: str, *, over: bool
-) -> Ask:
-    """Settle which policy counts: the line's, else the environment's."""
-    written = line.map_by
-    if not line.policy and (family not in _ORTE or not written):
-        written = policy
-        if family == "openmpi5" and policy:
+def _spread(line: UserLine, row: Dialect, policy: str, *, over: bool) -> _Spread:
+    """Settle which mapping counts, the line's or else the environment's, and read it."""
+    text, asked = line.map_by, line.mapped_by if line.policy or line.per_node else policy
+    if not line.policy and (row.oversubscribes_by_mapping or not text):
+        text = policy
+        if row.oversubscribes_by_mapping and policy:
             over = "oversubscribe" in policy.lower()
-    return Ask(used, np, written, line.per_node, over, family)
+    word, *rest = text.lower().replace(",", ":").split(":")
+    per_node = line.per_node
+    known = word in _FILLING or word in ("slot", "node")
+    if word == "ppr":
+        each, resource, *rest = [*rest, "", ""]
+        known = resource == "node" and each.isdecimal() and int(each) > 0
+        per_node = int(each) if known else None
+    inside = word in _FILLING and word and over  # then it depends on what the hosts are made of
+    known = known and not inside and _KNOWN_MODIFIERS.issuperset(rest)
+    by_node = word == "node" and per_node is None
+    return _Spread(by_node, per_node, over, asked, "" if known else f"the mapping {text}")
 
 
-def _unclear(line: UserLine, family: str) -> str:
-    """Say what of a line keeps its placement from being computed; empty: nothing."""
+def _left_to_mpirun(line: UserLine) -> str:
+    """Say what of a line leaves its placement to mpirun, apart from the mapping; empty: nothing."""
     if line.unknown:
-        return f"{line.because}, and what follows was not read"
-    if line.launches or line.places:
-        return f"{(*line.launches, *line.places)[0]} is not computed"
+        return f"the line from {line.unknown} on"
     if len(line.apps) > 1 and (line.hosts or line.np is None):
-        return "several programs have hosts or numbers of their own"
-    if family == "intel":
-        return "Intel MPI takes the ranks of a host from variables too"
-    return ""
+        return "several programs with hosts or numbers of their own"
+    return next(iter((*line.moves_hosts, *line.moves_ranks)), "")
 
 
 def place(
     hosts: Sequence[Host],
     line: UserLine,
+    row: Dialect,
     *,
     np: int | None,
-    family: str,
     oversubscribe: bool = False,
     local: Collection[str] = (),
     policy: str = "",
 ) -> Placement:
-    """Compute a line's placement.
+    """Tell which hosts get a rank, and whether there is room.
 
     Args:
         hosts: the hostfile's hosts.
-        line: what the user's line says; an empty record where mpiboot writes it.
+        line: what the user's line says.
+        row: the MPI that reads it.
         np: the ranks asked for; None where they follow from the line or the slots.
-        family: the MPI, as ``model.Mpi.family`` has it.
         oversubscribe: more ranks than slots are allowed, by the line or by a setting.
         local: names of this pod; Open MPI 4.1 puts its own host first, wherever it stands.
         policy: the mapping that the *user's* environment sets; where it and ``line.policy`` are
             empty the caller sets ``default_policy``.
-
-    Open MPI 5 refuses some maps by node over uneven slots that are computed here: loudly, so
-    no harm comes of it.
     """
     used = chosen(hosts, line)
-    if line.no_local:
-        used = tuple(host for host in used if not _is_here(host.name, local))
-    if family in _ORTE:
+    if row.own_host_first:
         used = tuple(sorted(used, key=lambda host: not _is_here(host.name, local)))
-    over = oversubscribe or line.oversubscribe
-    ask = _asked(line, used, np, family, policy, over=over)
-    said = _filter_said(hosts, line)
-    unclear = _unclear(line, family)
-    if not unclear:
-        try:
-            ranks = tuple(zip((host.name for host in used), counts(ask), strict=True))
-        except UnclearError as why:
-            unclear = str(why)
-        except RefusedError as refused:
-            return Placement((), np, "", (*said, _too_few(refused, line)))
-        else:
-            more = (*_wrapped(ask, ranks, over=over), *_idle(ranks, line, np, policy))
-            return Placement(ranks, sum(count for _, count in ranks), "", (*said, *more))
-    warning = Finding("slots", Level.UNKNOWN, f"where the ranks go is not computed: {unclear}")
-    return Placement((), np, unclear, (*said, warning))
+    said = _filter_said(hosts, used, line)
+    spread = _spread(line, row, policy, over=oversubscribe or line.oversubscribe)
+    left = _left_to_mpirun(line) or spread.left
+    if left:
+        return Placement(total=np, left=left, findings=said)
+    each = spread.per_node
+    slots = sum(host.slots for host in used)
+    total = np if np is not None else each * len(used) if each else slots
+    offered = ""
+    if each and total > each * len(used) and not row.begins_again:
+        offered = f"and {len(used)} hosts at {each} each hold {each * len(used)}"
+    elif total > slots and not spread.oversubscribe:
+        verb = "offers" if len(used) == 1 else "offer"
+        offered = f"and {counted(len(used), 'host')} {verb} {counted(slots, 'slot')}"
+    if offered:
+        return Placement(total=np, findings=(*said, _too_few(total, offered, line)))
+    idle, small = _idle(used, spread, total, over=spread.oversubscribe or row.begins_again)
+    if small:
+        left = f"{spread.asked}, where {small.name} has {counted(small.slots, 'slot')}"
+        return Placement(total=np, left=left, findings=said)
+    return Placement(idle, total, "", (*said, *_judge_idle(idle, used, spread, np, total)))
 
 
-def can_tell(line: UserLine, family: str, environ: Collection[str], path: str) -> bool:
+def _idle(
+    used: Sequence[Host], spread: _Spread, left: int, *, over: bool
+) -> tuple[tuple[str, ...], Host | None]:
+    """Find the hosts without a rank; or the first that lacks slots for its ranks, unless ``over``.
+
+    ``left`` is the number of ranks.
+    """
+    if spread.by_node:
+        return tuple(host.name for host in used[left:]), None
+    for at, host in enumerate(used):
+        if not left:
+            return tuple(host.name for host in used[at:]), None
+        count = min(spread.per_node or host.slots, left)
+        if count > host.slots and not over:
+            return (), host
+        left -= count
+    return (), None
+
+
+def can_tell(line: UserLine, row: Dialect, environ: Collection[str], path: str) -> bool:
     """Tell whether mpirun can be asked to write to a file which rank is where.
 
     Of a rank that ends badly Open MPI 5 tells no host on any other way than the job's stderr. The
     user's own options of that kind stay alone: given twice mpirun refuses them, and the variable
-    gives way to the option.
+    gives way to the option. A comma would end the path.
     """
-    taken = any("runtime_options" in name for name in environ)
-    taken = taken or bool(_RUNTIME.intersection(line.given))
-    return family == "openmpi5" and not (line.unknown or taken or "," in path)
+    if not row.rank_table or line.unknown or "," in path:
+        return False
+    names = [word.strip("-=") for word in row.rank_table]
+    in_environ = any(names[0].replace("-", "_") in name for name in environ)
+    return not in_environ and not set(names).intersection(line.given)
 
 
-def _filter_said(hosts: Sequence[Host], line: UserLine) -> tuple[Finding, ...]:
-    """Say what ``-H`` leaves out of the hostfile, and what it adds to it."""
+def _filter_said(
+    hosts: Sequence[Host], used: Sequence[Host], line: UserLine
+) -> tuple[Finding, ...]:
+    """Say what ``-H`` leaves out of the hostfile, and what it adds to it unverified."""
     if not line.hosts:
         return ()
     found = []
-    used = {_key(host.name) for host in chosen(hosts, line)}
-    left = [host.name for host in hosts if _key(host.name) not in used]
-    if left:
-        said = f"-H leaves out {len(left)} of {len(hosts)} hosts: {_listed(left)}"
+    known, kept = ({_key(host.name) for host in some} for some in (hosts, used))
+    without = [host.name for host in hosts if _key(host.name) not in kept]
+    if without:
+        said = f"-H leaves out {len(without)} of {len(hosts)} hosts: {first_few(without)}"
         found.append(Finding("slots", Level.WARN, said))
-    strays = outside(hosts, line)
+    strays = [host.name for host in used if _key(host.name) not in known]
     if strays:
-        said = f"-H names {_listed(strays)}, which the hostfile does not have"
+        said = f"-H names {first_few(strays)}, which the hostfile does not have"
         hint = "write the names as the hostfile has them"
         found.append(Finding("slots", Level.WARN, said, hint=hint))
     return tuple(found)
 
 
-def _too_few(refused: RefusedError, line: UserLine) -> Finding:
+def _too_few(asked: int, offered: str, line: UserLine) -> Finding:
     """Say what is asked, what is offered, and what to do."""
-    own = "-n on the mpirun line" if line.np == refused.asked else line.mapped_by
+    own = "-n on the mpirun line" if line.np == asked else line.mapped_by
     by = f" ({own})" if own else ""
     slots = "; -H decides the slots" if line.hosts else ""
     return failed(
         "slots",
-        f"{refused.asked} ranks are asked for{by}{refused}{slots}",
+        f"{asked} ranks are asked for{by}, {offered}{slots}",
         hint="ask for fewer ranks, give the hosts more slots (slotsPerWorker of an MPIJob) or "
         "add workers; MPIBOOT_OVERSUBSCRIBE=true allows more ranks than slots",
     )
 
 
-def _wrapped(ask: Ask, ranks: tuple[tuple[str, int], ...], *, over: bool) -> tuple[Finding, ...]:
-    """Stop where Hydra would begin again at the first host without a word."""
-    total = sum(count for _, count in ranks)
-    if ask.family not in HYDRA or over or total <= ask.slots:
-        return ()
-    return (_too_few(ask.refused(total), UserLine()),)
-
-
-def _idle(
-    ranks: tuple[tuple[str, int], ...], line: UserLine, np: int | None, policy: str
+def _judge_idle(
+    idle: Sequence[str], used: Sequence[Host], spread: _Spread, np: int | None, total: int
 ) -> tuple[Finding, ...]:
     """Judge hosts without a rank.
 
@@ -241,15 +262,12 @@ def _idle(
     ranks go: both are asked for, and only said. Ranks enough for every host that all go to the
     first ones because nothing spreads them are the mistake that must not pass.
     """
-    idle = [name for name, count in ranks if not count]
     if not idle:
         return ()
-    total = sum(count for _, count in ranks)
-    said = f"{len(idle)} of {len(ranks)} hosts would get no rank: {_listed(idle)}"
-    own = line.mapped_by if line.policy or line.per_node else policy
-    if own:
-        return (Finding("slots", Level.WARN, f"{said} (by the mapping {own!r})"),)
-    if np is not None and total < len(ranks):
+    said = f"{len(idle)} of {len(used)} hosts would get no rank: {first_few(idle)}"
+    if spread.asked:
+        return (Finding("slots", Level.WARN, f"{said} (by the mapping {spread.asked!r})"),)
+    if np is not None and total < len(used):
         asked = f"{total} rank{'s are' if total > 1 else ' is'} asked for"
         return (Finding("slots", Level.WARN, f"{said} ({asked})"),)
     return (

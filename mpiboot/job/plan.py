@@ -18,7 +18,6 @@ from mpiboot.job import (
     ipversion,
     launch_agent,
     mpi_environment,
-    mpirun_line,
     onenode,
     outlook,
     pinning,
@@ -30,7 +29,6 @@ from mpiboot.job import hostfile as hostfiles
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS, Dialect
 from mpiboot.job.plan_builder import Making, Observed, Paths
 from mpiboot.job.podterms import named
-from mpiboot.job.user_line import UserLine
 from mpiboot.model import Decision, Finding, Host, Level, Mpi, Source
 from mpiboot.parent.launch_spec import NOT_FOR_RANKS, PLACEMENT
 from mpiboot.settings import Given, Resolved
@@ -59,6 +57,7 @@ class Plan:
     hostfile: str
     daemons: tuple[str, ...]
     ranks: int | None
+    program: str
     user_agent: str
     user_args: sshconfig.UserArgs
     suspects: tuple[tuple[str, str], ...]
@@ -90,7 +89,7 @@ def dialect(mpi: Mpi) -> Dialect:
     return row
 
 
-def make(observed: Observed, resolved: Resolved, program: tuple[str, ...], paths: Paths) -> Plan:
+def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
     """Decide everything.
 
     Findings that fail are in the plan, not raised: ``plan`` shows them, ``launcher`` stops.
@@ -99,8 +98,7 @@ def make(observed: Observed, resolved: Resolved, program: tuple[str, ...], paths
         MpibootError: this MPI can't be started at all.
     """
     row = dialect(observed.mpi)
-    own = mpirun_line.is_mpirun(program[0])
-    line = mpirun_line.read(program, row.family) if own else UserLine()
+    line = observed.line
     making = Making(row, line, observed.environ)
     making.decisions.append(_platform(observed))
     podterms.launcher(making, observed, resolved, paths)
@@ -121,13 +119,16 @@ def make(observed: Observed, resolved: Resolved, program: tuple[str, ...], paths
     placed = placement.place(
         hosts,
         line,
+        row,
         np=np,
-        family=row.family,
         oversubscribe=oversubscribe is not None,
         local=local,
         policy=observed.environ.get(row.map_var, "") if row.map_var else "",
     )
     making.findings += placed.findings
+    if placed.left:
+        because = f"{placed.left}: mpirun alone decides which hosts get how many ranks"
+        making.decide("rank-placement", "left to mpirun", Source.FLAG, because)
     network = data.decide(making, observed, resolved)
     pinning.pin_control(making, observed, resolved)
     version = ipversion.settle(making, observed)
@@ -149,14 +150,12 @@ def make(observed: Observed, resolved: Resolved, program: tuple[str, ...], paths
     agreement.versions(making, observed)
     making.findings += podnetwork.findings(observed, resolved)
     making.findings += onenode.findings(observed)
-    daemons = placement.daemons(hosts, line, local)
+    daemons = placement.daemons(hosts, line, row, placed, local)
     supervised = outlook.supervised(making, resolved)
     if supervised and daemons:
         agreement.agent_of_the_line(making)
     argv = _argv(
         making,
-        program,
-        own=own,
         np=np,
         exports=exports,
         paths=paths,
@@ -173,6 +172,7 @@ def make(observed: Observed, resolved: Resolved, program: tuple[str, ...], paths
         hostfile=hostfiles.render(hosts, row.syntax),
         daemons=daemons,
         ranks=placed.total,
+        program=line.program,
         user_agent=user_agent,
         user_args=user_args,
         suspects=outlook.suspects(making),
@@ -268,9 +268,7 @@ def _oversubscribe(making: Making, resolved: Resolved) -> Given | None:
 
 def _argv(
     making: Making,
-    program: tuple[str, ...],
     *,
-    own: bool,
     np: int | None,
     exports: tuple[str, ...],
     paths: Paths,
@@ -278,27 +276,31 @@ def _argv(
     local: bool,
 ) -> tuple[str, ...]:
     """Write the command line; what is added stands before the user's own words."""
+    line, row = making.line, making.row
     added: list[str] = []
-    if np is not None and making.line.np is None:
+    if np is not None and line.np is None:
         added += ["-n", str(np)]
     for name in exports:
         added += ["-x", name]
     table = f"{paths.launch_dir}/{PLACEMENT}"
-    if supervised and placement.can_tell(making.line, making.row.family, making.environ, table):
-        making.decide("placement", table, Source.DEFAULT, "mpirun writes there which rank is where")
-        added += ["--runtime-options", f"output-proctable={table}"]
+    if supervised and placement.can_tell(line, row, making.environ, table):
+        making.decide(
+            "rank-table", table, Source.DEFAULT, "mpirun writes there which rank is where"
+        )
+        option, value = row.rank_table
+        added += [option, f"{value}{table}"]
     if supervised and local and outlook.may_tell_ranks(making):
         name, _, value = NOT_FOR_RANKS.partition("=")
         making.decide(name, value, Source.DEFAULT, "mpirun alone writes its own messages apart")
         added += ["-x", NOT_FOR_RANKS]
-    if not own:
-        return ("mpirun", *added, *program)
-    words = list(program[1:])
-    for index in making.line.hostfile_words:
+    if not line.mpirun:
+        return ("mpirun", *added, *line.argv)
+    words = list(line.argv[1:])
+    for index in line.hostfile_words:
         # The user's flag names the file that was read; mpirun gets the copy of its content.
         words[index - 1] = paths.hostfile
-    for index, word in enumerate(program[1 : making.line.program_index]):
+    for index, word in enumerate(line.argv[1 : line.program_index]):
         name, equals, value = word.partition("=")
-        if equals and value == making.line.hostfile and name.lstrip("-") in _HOSTFILE_FLAGS:
+        if equals and value == line.hostfile and name.lstrip("-") in _HOSTFILE_FLAGS:
             words[index] = f"{name}={paths.hostfile}"
-    return (program[0], *added, *words)
+    return (line.argv[0], *added, *words)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mpiboot.job import forward
-from mpiboot.job.dialects import Dialect
+from mpiboot.job.dialects import Dialect, parameter
 from mpiboot.job.platforms import Platform
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import (
@@ -31,9 +31,10 @@ from mpiboot.model import (
 class Observed:
     """What the plan is decided on.
 
-    ``renamed`` maps a name of the hostfile to the longer one that is to be used; ``own`` are this
-    pod's facts, which count where the hostfile names it too; ``ssh_client`` is what the agents use;
-    ``mpi_ipv6`` tells whether the MPI is built with IPv6, None where it was not asked.
+    ``line`` is what is to be started. ``renamed`` maps a name of the hostfile to the longer one
+    that is to be used; ``own`` are this pod's facts, which count where the hostfile names it too;
+    ``ssh_client`` is what the agents use; ``mpi_ipv6`` tells whether the MPI is
+    built with IPv6, None where it was not asked.
     """
 
     hostfile: Hostfile
@@ -45,6 +46,7 @@ class Observed:
     identity: Identity
     platform: Platform
     environ: Mapping[str, str]
+    line: UserLine
     own: PodFacts | None = None
     ssh_client: Decision | None = None
     mpi_ipv6: bool | None = None
@@ -112,11 +114,3 @@ class Making:
         """Set a variable whatever the environment has."""
         self.set_env[name] = value
         self.decide(name, forward.mask(name, value), source, because)
-
-
-def parameter(variable: str) -> str:
-    """Cut a variable to the name that ``--mca`` takes."""
-    for prefix in ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_"):
-        if variable.startswith(prefix):
-            return variable[len(prefix) :]
-    return variable

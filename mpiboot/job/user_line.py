@@ -1,4 +1,4 @@
-"""The record of a user's own mpirun line: what its options say of hosts, ranks and variables.
+"""What is to be started, read once: a program, or a user's own mpirun line and what it says.
 
 Filled by ``mpirun_line``; nothing is read or decided here.
 """
@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
-from mpiboot.job.mpirun_options import GRAMMARS, Means
+# Options that say where the program is looked for, or bring it there.
+_ELSEWHERE: Final = frozenset({"wd", "wdir", "path", "preload-binary", "s"})
 
 
 @dataclass(frozen=True, slots=True)
 class HostSpec:
-    """One host of ``-H``: its count as given (None: bare, which is one slot)."""
+    """One host of ``-H`` with its slots; a bare name is one slot."""
 
     name: str
-    slots: int | None
+    slots: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,39 +33,49 @@ class App:
 
 @dataclass(frozen=True, slots=True)
 class UserLine:
-    """What a user's mpirun line says; an empty record where mpiboot writes the line itself.
+    """What the user asks to be started; all but ``argv`` is empty where that is no mpirun line.
 
     ``unknown`` is the first option that isn't known: reading stopped there, so whatever follows
-    is not in this record, and ``because`` says it in words. ``places`` and ``launches`` are
-    options that move ranks, or hosts, in a way that mpiboot doesn't compute. ``map_by`` is as
-    written, with its modifiers; ``mapped_by`` are the words that said so. ``exports`` are the
-    variables that the line itself passes on; values given beside them aren't kept.
-    ``hostfile_words`` are the indexes in ``argv`` of words that are a hostfile's path.
+    is not in this record; ``because`` says it in words, and ``may_hide_hosts`` whether what follows
+    could choose other hosts than the hostfile's. ``moves_ranks`` and ``moves_hosts`` are options
+    whose placement of ranks, or choice of hosts, is left to mpirun. ``map_by`` is the mapping as
+    written, with its modifiers; ``mapped_by`` are the words that said so, also of ``per_node``.
+    ``exports`` are the variables that the line itself passes on; values given beside them aren't
+    kept. ``given`` are all options that were read. ``hostfile_words`` are the indexes in ``argv``
+    of words that are a hostfile's path.
     """
 
-    family: str = ""
     argv: tuple[str, ...] = ()
+    mpirun: bool = False
     apps: tuple[App, ...] = ()
     exports: tuple[str, ...] = ()
     mca: Mapping[str, str] = field(default_factory=dict)
     map_by: str = ""
     mapped_by: str = ""
-    rank_by: str = ""
     bind_to: str = ""
     oversubscribe: bool = False
-    no_local: bool = False
     per_node: int | None = None
     hostfile_words: tuple[int, ...] = ()
-    places: tuple[str, ...] = ()
-    launches: tuple[str, ...] = ()
+    moves_ranks: tuple[str, ...] = ()
+    moves_hosts: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
     unknown: str = ""
     because: str = ""
+    may_hide_hosts: bool = False
 
     @property
     def program_index(self) -> int | None:
-        """Where the first program stands in ``argv``; None where it wasn't found."""
+        """Where the line's first program stands in ``argv``; None where it wasn't found."""
         return self.apps[0].program if self.apps else None
+
+    @property
+    def program(self) -> str:
+        """What ranks run; empty where there are several programs, or where that isn't known."""
+        if not self.mpirun:
+            return self.argv[0] if self.argv else ""
+        if len(self.apps) != 1 or self.program_index is None or _ELSEWHERE.intersection(self.given):
+            return ""
+        return self.argv[self.program_index]
 
     @property
     def np(self) -> int | None:
@@ -83,10 +95,7 @@ class UserLine:
 
     @property
     def policy(self) -> str:
-        """The mapping policy without modifiers; empty where the line names none.
-
-        Open MPI 5 then takes the environment's policy with the environment's modifiers only.
-        """
+        """The mapping without modifiers; empty where the line names none."""
         return self.map_by.lower().replace(",", ":").split(":", 1)[0]
 
     @property
@@ -97,23 +106,7 @@ class UserLine:
             or self.unknown
             or self.per_node
             or self.hosts
-            or self.launches
+            or self.moves_hosts
             or self.policy == "ppr"
             or len(self.apps) > 1
         )
-
-    @property
-    def may_hide_hosts(self) -> bool:
-        """Whether words that were not read could choose other hosts than the hostfile's."""
-        if not self.unknown:
-            return False
-        grammar = GRAMMARS.get(self.family)
-        if grammar is None or self.unknown not in self.argv:
-            return True
-        rest = self.argv[self.argv.index(self.unknown) + 1 :]
-        choosing = (Means.HOSTS, Means.HOSTFILE, Means.LAUNCHES)
-        for word in rest:
-            option = grammar.options.get(word.lstrip("-").partition("=")[0])
-            if word.startswith("-") and option is not None and option.means in choosing:
-                return True
-        return False

@@ -15,7 +15,7 @@ from typing import Final
 from mpiboot import executables
 from mpiboot.after_job import evidence
 from mpiboot.errors import error
-from mpiboot.job import mpirun_line, names
+from mpiboot.job import names
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed, Paths
 from mpiboot.model import Worker
@@ -233,21 +233,12 @@ class Launch:
             suspects=self.plan.suspects,
             goes_on=self.plan.goes_on,
             let_go=let_go and any(worker.ends for worker in self.observed.workers),
-            program=_program(self.plan.argv, self.observed.mpi.family),
+            program=self.plan.program,
         )
         files.write_private(Path(self.where.launch_dir) / launch_spec.FILE, spec.to_json())
         seen = tuple(before(worker, self.observed) for worker in self.observed.workers)
         files.write_private(Path(self.where.launch_dir) / evidence.FILE, evidence.to_json(seen))
         return spec
-
-
-def _program(argv: tuple[str, ...], family: str) -> str:
-    """Tell what ranks run; empty where the line has several programs or says where to look."""
-    line = mpirun_line.read(argv, family)
-    elsewhere = {"wd", "wdir", "path", "preload-binary", "s"}.intersection(line.given)
-    if len(line.apps) != 1 or line.program_index is None or elsewhere:
-        return ""
-    return argv[line.program_index]
 
 
 def before(worker: Worker, observed: Observed) -> evidence.Before:

@@ -21,6 +21,7 @@ from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, recheck, stale_processes
 from mpiboot.job import data, forward, mpirun_line, names, platforms
 from mpiboot.job import plan as plans
+from mpiboot.job.user_line import UserLine
 from mpiboot.launcher import handover, launch_folder, script
 from mpiboot.launcher.setup import Ground, access, lets_go, stand
 from mpiboot.model import Decision, Finding, Json, Level, Mpi, PodFacts, Source
@@ -71,7 +72,7 @@ def _launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, 
     ground = stand(resolved, environ)
     seen = asyncio.run(_wait_and_observe(ground, program))
     paths = launch_folder.paths(ground.folder, ground.key.path, os.getpid())
-    made = plans.make(seen.observed, resolved, program, paths)
+    made = plans.make(seen.observed, resolved, paths)
     _say(made.decisions)
     _say_data(made)
     for finding in (*seen.warnings, *made.findings):
@@ -125,9 +126,7 @@ def show_plan(
         sys.stdout.write(write(alone, (), program, {}, ()))
         return 0
     seen, ground = look(resolved, program, environ)
-    made = plans.make(
-        seen.observed, resolved, program, launch_folder.paths(ground.folder, ground.key.path)
-    )
+    made = plans.make(seen.observed, resolved, launch_folder.paths(ground.folder, ground.key.path))
     found = (*seen.warnings, *seen.passed.findings, *made.findings)
     bad = [item for item in found if item.level is Level.FAIL]
     write = render.plan_json if as_json else render.plan
@@ -201,14 +200,9 @@ def no_mpirun(environ: Mapping[str, str]) -> MpibootError:
     )
 
 
-async def _hostfile(
-    ground: Ground, patience: float, program: tuple[str, ...] = (), mpi: Mpi | None = None
-) -> hostfiles.Found:
+async def _hostfile(ground: Ground, patience: float, line: str = "") -> hostfiles.Found:
     """Read the hostfile that the program's own mpirun line names, else the settings'."""
-    settings = ground.resolved.settings
-    given, line = str(ground.resolved.given["hostfile"]), ""
-    if mpi and program and mpirun_line.is_mpirun(program[0]):
-        line = mpirun_line.read(program, mpi.family).hostfile
+    settings, given = ground.resolved.settings, str(ground.resolved.given["hostfile"])
     return await hostfiles.find(
         settings.hostfile, given, ground.environ, patience=patience, line=line
     )
@@ -268,7 +262,8 @@ async def _wait_and_observe(ground: Ground, program: tuple[str, ...]) -> Seen:
     own = asyncio.ensure_future(asyncio.to_thread(_own_facts, ground))
     # Before the rest: the family says how the program's own line is to be read.
     mpi = await asyncio.to_thread(_mpi, ground)
-    found = await _hostfile(ground, _rest(ground).timeout, program, mpi)
+    line = mpirun_line.read(program, mpi.family)
+    found = await _hostfile(ground, _rest(ground).timeout, line.hostfile)
     follow = hostfiles.Follow(found)
     passed = await gate.wait(
         found.hostfile.hosts,
@@ -286,7 +281,9 @@ async def _wait_and_observe(ground: Ground, program: tuple[str, ...]) -> Seen:
         _rest(ground),
         access(ground),
     )
-    return _seen(ground, found, dataclasses.replace(passed, workers=workers), mpi, own.result())
+    return _seen(
+        ground, found, dataclasses.replace(passed, workers=workers), mpi, line, own.result()
+    )
 
 
 async def _look_and_observe(ground: Ground, program: tuple[str, ...]) -> Seen:
@@ -294,11 +291,12 @@ async def _look_and_observe(ground: Ground, program: tuple[str, ...]) -> Seen:
     settings = ground.resolved.settings
     mpi = _mpi(ground)
     own = await asyncio.to_thread(_own_facts, ground)
-    found = await _hostfile(ground, 0.0, program, mpi)
+    line = mpirun_line.read(program, mpi.family)
+    found = await _hostfile(ground, 0.0, line.hostfile)
     passed = await gate.look(
         found.hostfile.hosts, settings, access(ground), long_form=_long_form(ground)
     )
-    return _seen(ground, found, passed, mpi, own)
+    return _seen(ground, found, passed, mpi, line, own)
 
 
 def _own_facts(ground: Ground) -> PodFacts:
@@ -322,6 +320,7 @@ def _seen(
     found: hostfiles.Found,
     passed: gate.GateResult,
     mpi: Mpi,
+    line: UserLine,
     own: PodFacts,
 ) -> Seen:
     platform, _ = platforms.recognise(ground.environ)
@@ -336,6 +335,7 @@ def _seen(
         identity=ground.identity,
         platform=platform,
         environ=ground.environ,
+        line=line,
         own=own,
         ssh_client=sshconfig.client(
             ground.resolved.settings.ssh_client,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mpiboot.job import platforms
+from mpiboot.job.mpirun_line import read
 from mpiboot.job.plan import Plan, make
 from mpiboot.job.plan_builder import Observed, Paths
 from mpiboot.model import (
@@ -100,6 +101,7 @@ def observed(
         identity=identity,
         platform=platforms.recognise(environ)[0],
         environ=environ,
+        line=read(["./train"], family),
     )
 
 
@@ -110,7 +112,8 @@ def planned(
 ) -> Plan:
     """Plan a program written as one line."""
     seen = seen or observed()
-    return make(seen, resolve(flags or {}, seen.environ), tuple(program.split()), PATHS)
+    seen = replace(seen, line=read(program.split(), seen.mpi.family))
+    return make(seen, resolve(flags or {}, seen.environ), PATHS)
 
 
 def failing(plan: Plan) -> list[str]:

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.job import forward
+from mpiboot.job.dialects import MPICH, OPENMPI5
 
 
 def names(environ: dict[str, str], *more: str, never: tuple[str, ...] = ()) -> list[str]:
@@ -126,10 +127,10 @@ def test_more_adds_patterns_and_never_wins_over_everything() -> None:
 
 def test_what_an_mpi_hands_on_itself_and_what_the_line_exports_is_not_named_again() -> None:
     environ = {"OMPI_MCA_btl": "self", "PMIX_MCA_x": "1", "NCCL_DEBUG": "INFO", "UCX_TLS": "tcp"}
-    chosen = forward.select(environ, family="openmpi5", given=["UCX_TLS"])
+    chosen = forward.select(environ, by_itself=OPENMPI5.by_itself, given=["UCX_TLS"])
     assert [item.name for item in chosen.names] == ["NCCL_DEBUG"]
     assert [item.name for item in chosen.by_itself] == ["OMPI_MCA_btl", "PMIX_MCA_x"]
-    everything = forward.select(environ, family="mpich")
+    everything = forward.select(environ, by_itself=MPICH.by_itself)
     assert everything.names == ()
     assert len(everything.by_itself) == 4
 

@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.job.mpirun_line import HostSpec, UserLine, is_mpirun, only_asks, read, slip
-from mpiboot.job.mpirun_options import GRAMMARS, Means
+from mpiboot.job.dialects import DIALECTS, OPENMPI4
+from mpiboot.job.mpirun_line import is_mpirun, only_asks, read, slip
+from mpiboot.job.mpirun_options import Means
+from mpiboot.job.user_line import HostSpec, UserLine
 
 
 def line(text: str, family: str = "openmpi4") -> UserLine:
@@ -92,14 +94,14 @@ def test_no_ranks_asked_for_is_no_number() -> None:
 
 def test_hosts_are_read_with_their_counts_and_add_up() -> None:
     found = line("-H a:2,b --host c ./prog")
-    assert found.hosts == (HostSpec("a", 2), HostSpec("b", None), HostSpec("c", None))
+    assert found.hosts == (HostSpec("a", 2), HostSpec("b", 1), HostSpec("c", 1))
     assert found.settles_ranks
-    assert found.launches == ()
+    assert found.moves_hosts == ()
 
 
-@pytest.mark.parametrize("hosts", ["+n1", "+e", "a:*", "a,", "fd00::1"])
+@pytest.mark.parametrize("hosts", ["+n1", "+e", "a:*", "a:0", "a,", "fd00::1"])
 def test_hosts_that_are_not_plain_names_are_left_to_mpirun(hosts: str) -> None:
-    assert line(f"-H {hosts} ./prog").launches == (f"-H {hosts}",)
+    assert line(f"-H {hosts} ./prog").moves_hosts == (f"-H {hosts}",)
 
 
 @pytest.mark.parametrize("option", ["--hostfile", "-hostfile", "--machinefile", "-machinefile"])
@@ -149,15 +151,15 @@ def test_every_way_to_say_the_mapping_is_one_value(
 
 
 def test_options_that_move_ranks_or_hosts_in_other_ways_are_named() -> None:
-    assert line("--rankfile x ./prog").places == ("--rankfile",)
-    assert line("--mca rmaps_base_mapping_policy node ./prog").places == (
+    assert line("--rankfile x ./prog").moves_ranks == ("--rankfile",)
+    assert line("--mca rmaps_base_mapping_policy node ./prog").moves_ranks == (
         "rmaps_base_mapping_policy node",
     )
-    assert line("--novm ./prog").launches == ("--novm",)
-    assert line("-N 0 ./prog").places == ("-N 0",)
-    assert line("-launcher fork ./prog", "mpich").launches == ("-launcher",)
-    assert line("--map-by slot:nolocal ./prog").no_local
-    assert line("--nolocal ./prog").no_local
+    assert line("--novm ./prog").moves_hosts == ("--novm",)
+    assert line("-N 0 ./prog").moves_ranks == ("-N 0",)
+    assert line("-launcher fork ./prog", "mpich").moves_hosts == ("-launcher",)
+    assert line("--nolocal ./prog").moves_ranks == ("--nolocal",)
+    assert line("-skip-launch-node ./prog", "mpich").moves_ranks == ("-skip-launch-node",)
 
 
 def test_two_dashes_alone_end_the_options_of_open_mpi() -> None:
@@ -172,9 +174,23 @@ def test_hydras_words_are_read_in_any_case_with_its_environment_options() -> Non
     )
     assert found.unknown == ""
     assert (found.np, found.per_node) == (4, 2)
-    assert found.hosts == (HostSpec("a", 2), HostSpec("b", None))
+    assert found.hosts == (HostSpec("a", 2), HostSpec("b", 1))
     assert found.exports == ("A", "B", "C", "D")
     assert found.argv[found.program_index or 0] == "./prog"
+
+
+def test_the_program_is_known_where_it_is_one_and_stands_where_it_is_looked_for() -> None:
+    assert read(["./prog", "x"], "openmpi4") == UserLine(("./prog", "x"))
+    assert read(["./prog", "x"], "openmpi4").program == "./prog"
+    assert line("-n 2 ./prog x").program == "./prog"
+    for elsewhere in (
+        "--wdir /x ./prog",
+        "--preload-binary ./prog",
+        "./one : ./two",
+        "-n 2",
+        "--o",
+    ):
+        assert line(elsewhere).program == ""
 
 
 def test_a_line_without_a_program_has_no_place_for_it() -> None:
@@ -184,7 +200,7 @@ def test_a_line_without_a_program_has_no_place_for_it() -> None:
 
 def test_of_an_mpi_without_a_table_nothing_is_read() -> None:
     found = line("-n 2 ./prog", "other")
-    assert (found.unknown, found.np, found.program_index) == ("other", None, None)
+    assert (found.unknown, found.np, found.program_index) == ("mpirun", None, None)
     assert found.may_hide_hosts
 
 
@@ -208,7 +224,7 @@ def test_a_whole_line_in_one_argument_is_said() -> None:
     assert slip([]) == ""
 
 
-_options = sorted(name for name in GRAMMARS["openmpi4"].options)
+_options = sorted(OPENMPI4.grammar.options)
 _words = st.one_of(
     st.sampled_from([f"-{name}" for name in _options] + [f"--{name}" for name in _options]),
     st.sampled_from(["1", "2", "node", "./prog", ":", "--", "a:2,b", "-", "x=y"]),
@@ -216,7 +232,7 @@ _words = st.one_of(
 )
 
 
-@given(st.lists(_words, max_size=12), st.sampled_from(sorted(GRAMMARS)))
+@given(st.lists(_words, max_size=12), st.sampled_from([*DIALECTS, "other"]))
 def test_any_words_are_read_without_an_error_and_never_changed(
     words: list[str], family: str
 ) -> None:
@@ -257,10 +273,10 @@ def test_the_program_is_found_behind_any_known_options(
 
 
 def test_every_option_of_a_table_says_how_many_words_follow() -> None:
-    for grammar in GRAMMARS.values():
+    for grammar in (row.grammar for row in DIALECTS.values()):
         assert grammar.one_dash <= set(grammar.options)
         for option in grammar.options.values():
-            wanted = {Means.MCA: 2, Means.SET: 2, Means.NP: 1, Means.HOSTS: 1}
+            wanted = {Means.MCA: 2, Means.NP: 1, Means.HOSTS: 1}
             assert option.words == wanted.get(option.means, option.words)
 
 

@@ -82,6 +82,18 @@ def test_an_mpirun_by_path_stays_that_path() -> None:
 
 
 @both
+def test_a_placement_that_mpirun_alone_decides_is_one_line_of_the_plan(family: str) -> None:
+    plan = planned("mpirun -n 2 --map-by seq ./train", observed(family))
+    value, source, why = because(plan, "rank-placement")
+    assert (value, source) == ("left to mpirun", Source.FLAG)
+    assert why.startswith("the mapping seq: mpirun alone decides")
+    assert plan.daemons == ("w-0.job.ns.svc", "w-1.job.ns.svc")
+    assert (plan.ranks, failing(plan), warned(plan)) == (2, [], [])
+    usual = planned("mpirun -n 2 --map-by node ./train", observed(family))
+    assert "rank-placement" not in [item.name for item in usual.decisions]
+
+
+@both
 def test_an_unknown_option_ends_the_reading_and_that_is_said(family: str) -> None:
     plan = planned("mpirun --frobnicate 3 -n 2 ./train", observed(family))
     assert "--frobnicate is not an option that mpiboot knows" in warned(plan)[0]
@@ -113,7 +125,7 @@ def asked(program: str = "./train", environ: dict[str, str] | None = None, **fla
     """Whether Open MPI 5 is asked to write which rank is where."""
     plan = planned(program, observed("openmpi5", {**POD, **(environ or {})}), flags)
     word = f"output-proctable={PATHS.launch_dir}/placement"
-    assert (word in plan.argv) == ("placement" in [item.name for item in plan.decisions])
+    assert (word in plan.argv) == ("rank-table" in [item.name for item in plan.decisions])
     return word in plan.argv
 
 

@@ -23,7 +23,7 @@ def told(plan: Plan) -> list[str]:
 def in_folder(folder: str, **environ: str) -> Plan:
     seen = observed(environ={**POD, **environ})
     paths = Paths(f"{folder}/launch-17", "/opt/agent", f"{folder}/key")
-    return make(seen, resolve({}, seen.environ), ("./train",), paths)
+    return make(seen, resolve({}, seen.environ), paths)
 
 
 @both
