@@ -1,11 +1,31 @@
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Generator
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+from tests import machine
 
 # The machines are shared: how long an example takes says nothing of the code.
 settings.register_profile("shared", deadline=None, suppress_health_check=(HealthCheck.too_slow,))
+
+# Set by the gate where everything that the tests need is here: nothing is skipped there, and the
+# machine is the same afterwards.
+REQUIRED = os.environ.get("MPIBOOT_RIG") == "required"
+# What such a file's tests share is costly to make: all of them run in one process.
+TOGETHER = {
+    "tests/vm/test_rdma_vm.py",
+    "tests/ssh_client/test_client.py",
+    "tests/ssh_server/test_embedded.py",
+}
+_BEFORE = pytest.StashKey[dict[str, machine.State]]()
+_CHANGED = pytest.StashKey[list[str]]()
 
 
 def pytest_configure() -> None:
@@ -15,3 +35,54 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """With `-n`: the largest group goes first, then one test at a time to whoever has time."""
+    return _OneByOne(config, log)
+
+
+class _OneByOne(LoadScopeScheduling):  # type: ignore[misc] # it has no types
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return path if path in TOGETHER else nodeid
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if REQUIRED and report.skipped and not hasattr(report, "wasxfail"):
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} may not be skipped with MPIBOOT_RIG=required: {why}"
+    return report
+
+
+def _looks(config: pytest.Config) -> bool:
+    """Whether this process looks at the machine: one does, and not each that runs tests for it."""
+    alone = not hasattr(config, "workerinput") and "RDMA_VM" not in os.environ
+    return REQUIRED and alone and not config.option.collectonly
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if _looks(session.config):
+        session.config.stash[_BEFORE] = machine.seen(machine.PLACES, Path(__file__).parent.parent)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if before := session.config.stash.get(_BEFORE, None):
+        after = machine.seen(machine.PLACES, Path(__file__).parent.parent)
+        session.config.stash[_CHANGED] = machine.changed(before, after)
+        if session.config.stash[_CHANGED] and session.exitstatus == 0:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if lines := terminalreporter.config.stash.get(_CHANGED, []):
+        terminalreporter.section("tests touch only what they made", red=True)
+        for line in lines[:40]:
+            terminalreporter.line(line)
+        terminalreporter.line(f"{len(lines)} in all; somebody else at this machine?")

@@ -21,7 +21,8 @@ from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker, make_key
 
 pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
 
-KINDS = ["embedded", *(["openssh"] if HAVE_SSHD else [])]
+OPENSSH = pytest.param("openssh", marks=pytest.mark.skipif(not HAVE_SSHD, reason="no sshd"))
+KINDS = ("embedded", OPENSSH)
 MEGABYTE = 1 << 20
 
 
@@ -81,9 +82,8 @@ def test_words_become_one_command_as_with_ssh(launch: Launch) -> None:
     assert done.stdout == b"b  c"
 
 
+@pytest.mark.parametrize("worker", [OPENSSH], indirect=True)  # asyncssh's server wants UTF-8
 def test_bytes_that_are_no_text_arrive(launch: Launch) -> None:
-    if launch.worker.kind == "embedded":
-        pytest.skip("asyncssh's server takes commands in UTF-8 only")
     word = os.fsdecode(b"printf %s '\xff\xfe'")
     assert launch.run(word).stdout == b"\xff\xfe"
 
