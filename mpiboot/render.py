@@ -12,7 +12,7 @@ from typing import Final
 
 from mpiboot.data_network import cluster_view
 from mpiboot.fabric import Fabric, RdmaDevice
-from mpiboot.job import forward
+from mpiboot.job import masking
 from mpiboot.model import Decision, Finding, Json, Level, PodFacts
 from mpiboot.settings import Resolved, Setting
 
@@ -80,7 +80,7 @@ def decisions(items: Iterable[Decision]) -> str:
 
 def command(argv: Sequence[str]) -> str:
     """Quote a command line so that it can be pasted; values of secrets are masked."""
-    return shlex.join(forward.masked_words(argv))
+    return shlex.join(masking.masked_words(argv))
 
 
 def findings(items: Iterable[Finding]) -> str:
@@ -219,7 +219,7 @@ def plan_json(
         {
             "decisions": made,
             "findings": found,
-            "argv": forward.masked_words(argv),
+            "argv": masking.masked_words(argv),
             "set": _masked(set_env),
             "removed": unset_env,
             "set_on_host": {host: _masked(mine) for host, mine in per_host.items()},
@@ -229,7 +229,7 @@ def plan_json(
 
 
 def _masked(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: forward.mask(name, value) for name, value in variables.items()}
+    return {name: masking.mask(name, value) for name, value in variables.items()}
 
 
 def facts(found: PodFacts) -> str:

@@ -1,4 +1,4 @@
-"""Which of the launcher's variables ranks get, which stay here, and how values are shown.
+"""Which of the launcher's variables ranks get, and which stay here.
 
 A table of names with reasons, and the rules between its rows. Pure: the environment is given.
 Values are never looked at but to tell a service's address from a port number: variables travel
@@ -11,14 +11,13 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import pairwise
 from typing import Final
 
-HIDDEN: Final = "(hidden)"
+from mpiboot.job.masking import is_secret
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class ForwardedName:
     """A variable that ranks get, and why."""
 
     name: str
@@ -38,9 +37,9 @@ class Withheld:
 class Forwarded:
     """The choice: ``by_itself`` are those that this MPI hands on without being told."""
 
-    names: tuple[Forward, ...]
+    names: tuple[ForwardedName, ...]
     withheld: tuple[Withheld, ...]
-    by_itself: tuple[Forward, ...]
+    by_itself: tuple[ForwardedName, ...]
 
 
 # Pattern -> why ranks need it. What isn't here goes by MPIBOOT_FORWARD.
@@ -158,97 +157,14 @@ _NO_MANAGER: Final = ("LS_COLORS", "LS_OPTIONS")
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SERVICE: Final = re.compile(r"(?:tcp|udp|sctp)://")
-_SECRET_ENDS: Final = ("TOKEN", "TOKENS", "PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "SECRETS")
-_SECRET_WORDS: Final = frozenset({"CREDENTIAL", "CREDENTIALS", "APIKEY", "COOKIE", "AUTHKEY"})
-_SECRET_LAST: Final = frozenset({"KEY", "KEYS", "PASS", "PAT", "AUTH", "PWD"})
-# What a script gives to a name: an assignment, or an option with its value behind it.
-_GIVEN: Final = re.compile(
-    r"(?P<name>(?<![\w-])(?:[A-Za-z_]\w*(?==)|--?[A-Za-z][\w-]*))(?P<between>=|[ \t]+(?!-))"
-    r"(?P<value>'[^']*'|\"[^\"]*\"|[^\s;&|]+)"
-)
-_IN_URL: Final = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)")
 
 
-def is_secret(name: str) -> bool:
-    """Tell by its name whether a variable's value must never be shown.
-
-    mpiboot's own settings hold none: ``MPIBOOT_SSH_KEY`` is a path.
-    """
-    if name.startswith("MPIBOOT_"):
-        return False
-    words = name.upper().split("_")
-    if any(word.endswith(_SECRET_ENDS) or word in _SECRET_WORDS for word in words):
-        return True
-    return len(words) > 1 and (
-        words[-1] in _SECRET_LAST or any(pair == ("ACCESS", "KEY") for pair in pairwise(words))
-    )
-
-
-def mask(name: str, value: str) -> str:
-    """Return a value as it may be shown: secrets hidden, and on one line.
-
-    A user and password inside a URL (proxies have them) are hidden in any variable.
-    """
-    if value and is_secret(name) and not _counts(name, value):
-        return HIDDEN
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode()
-        for char in _IN_URL.sub(HIDDEN, value)
-    )
-
-
-def _counts(name: str, value: str) -> bool:
-    """Tell a number of tokens (a language model's) from a token."""
-    return name.upper().endswith("TOKENS") and value.isdigit()
-
-
-def masked_words(words: Iterable[str]) -> tuple[str, ...]:
-    """Return a command line as it may be shown; words without a secret stay as they are.
-
-    Hidden is what goes to a secret's name, as ``NAME=VALUE``, ``--name=value`` or ``--name value``,
-    also inside a word that is a script, and the login in a URL.
-    """
-    shown: list[str] = []
-    option = ""
-    for word in words:
-        hides = option and not word.startswith("-") and mask(option, word) == HIDDEN
-        shown.append(HIDDEN if hides else _masked_word(word))
-        option = _as_name(word) if word.startswith("-") and "=" not in word else ""
-    return tuple(shown)
-
-
-def _as_name(option: str) -> str:
-    """Turn ``--api-key`` into ``API_KEY``."""
-    return option.lstrip("-").replace("-", "_").upper()
-
-
-def _masked_word(word: str) -> str:
-    name, equals, value = word.partition("=")
-    key = _as_name(name) if name.startswith("-") else name
-    if equals and _NAME.fullmatch(key):
-        shown = mask(key, value)
-        if shown == HIDDEN:
-            return f"{name}={HIDDEN}"
-    return _IN_URL.sub(HIDDEN, _GIVEN.sub(_masked_gift, word))
-
-
-def _masked_gift(found: re.Match[str]) -> str:
-    name, between, value = found["name"], found["between"], found["value"]
-    key = _as_name(name) if name.startswith("-") else name
-    return f"{name}{between}{HIDDEN}" if mask(key, value) == HIDDEN else found[0]
-
-
-def pod_local(name: str, value: str = "") -> str:
-    """Say why a variable is true of one pod only; empty where it isn't.
+def _local_row(name: str, value: str) -> tuple[str, bool] | None:
+    """Say why a variable is true of one pod only, and whether it would break ranks elsewhere.
 
     The value matters for ``X_PORT`` alone: a cluster's service variable holds an address such
     as ``tcp://10.96.0.1:443``, another program's holds a number.
     """
-    row = _local_row(name, value)
-    return row[0] if row else ""
-
-
-def _local_row(name: str, value: str) -> tuple[str, bool] | None:
     for pattern, because, breaks in POD_LOCAL:
         if fnmatchcase(name, pattern):
             return because, breaks
@@ -301,9 +217,9 @@ def select(
             ``never``, so such a name is reported as withheld from our own list only.
         given: variables that the user's own line exports; never named a second time.
     """
-    names: list[Forward] = []
+    names: list[ForwardedName] = []
     withheld: list[Withheld] = []
-    unnamed: list[Forward] = []
+    unnamed: list[ForwardedName] = []
     for name in sorted(environ):
         because = _reason(name, more)
         if not because or name in given:
@@ -312,10 +228,10 @@ def select(
         if why_not:
             withheld.append(Withheld(name, why_not, asked=name in more))
         elif _first(name, by_itself):
-            unnamed.append(Forward(name, because))
+            unnamed.append(ForwardedName(name, because))
         else:
             secret = "; a secret: by name, its value is never shown" if is_secret(name) else ""
-            names.append(Forward(name, because + secret))
+            names.append(ForwardedName(name, because + secret))
     withheld += [
         Withheld(name, "it is not set in this pod", asked=True)
         for name in more

@@ -9,7 +9,7 @@ import fnmatch
 from collections.abc import Iterable, Mapping
 
 from mpiboot.checks import failed
-from mpiboot.job import forward, placement
+from mpiboot.job import forward, masking, placement
 from mpiboot.job.dialects import Dialect, parameter
 from mpiboot.job.plan_builder import Making, Observed
 from mpiboot.model import Finding, Level, Source
@@ -139,7 +139,7 @@ def _entries(
         value = values[name]
         if row.export != "list" or "=" not in value:
             entries.append(name)
-        elif ";" in value or forward.is_secret(name):
+        elif ";" in value or masking.is_secret(name):
             flags.append(name)
         else:
             entries.append(f"{name}={value}")

@@ -74,19 +74,6 @@ def same_host(one: str, other: str) -> bool:
     return _plain(one) == _plain(other)
 
 
-def same_short(names: Iterable[str]) -> tuple[tuple[str, ...], ...]:
-    """Group different names that are one name once everything from the first dot is cut.
-
-    Open MPI 4.1 cuts so unless it is told to keep full names: a job whose own name has a dot
-    then has several hosts of one name, and mpirun refuses the hostfile.
-    """
-    groups: dict[str, dict[str, str]] = {}
-    for name in names:
-        if not is_address(name):
-            groups.setdefault(_plain(short(name)), {}).setdefault(_plain(name), name)
-    return tuple(tuple(group.values()) for group in groups.values() if len(group) > 1)
-
-
 def is_local(
     name: str, hostname: str, fqdns: Iterable[str] = (), addresses: Iterable[str] = ()
 ) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mpiboot.job import forward
+from mpiboot.job import masking
 from mpiboot.job.dialects import Dialect, parameter
 from mpiboot.job.platforms import Platform
 from mpiboot.job.user_line import UserLine
@@ -105,7 +105,7 @@ class Making:
         if flagged is not None:
             self.decide(name, flagged, Source.FLAG, "given on the mpirun line")
         elif self.environ.get(name):
-            shown = forward.mask(name, self.environ[name])
+            shown = masking.mask(name, self.environ[name])
             self.decide(name, shown, Source.ENVIRONMENT, "set in this pod, and kept")
         else:
             self.force(name, value, because, source)
@@ -113,4 +113,4 @@ class Making:
     def force(self, name: str, value: str, because: str, source: Source) -> None:
         """Set a variable whatever the environment has."""
         self.set_env[name] = value
-        self.decide(name, forward.mask(name, value), source, because)
+        self.decide(name, masking.mask(name, value), source, because)

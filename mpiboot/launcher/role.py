@@ -19,7 +19,7 @@ from mpiboot import executables, facts, log, render
 from mpiboot.data_network.cluster_view import HEADINGS
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, recheck, stale_processes
-from mpiboot.job import data, forward, mpirun_line, names, platforms
+from mpiboot.job import data, masking, mpirun_line, names, platforms
 from mpiboot.job import plan as plans
 from mpiboot.job.user_line import UserLine
 from mpiboot.launcher import handover, launch_folder, script
@@ -85,7 +85,7 @@ def _launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, 
     start.write()
     start.start_client()
     log.info(
-        "start", f"starting {render.command(made.argv)}", argv=list(forward.masked_words(made.argv))
+        "start", f"starting {render.command(made.argv)}", argv=list(masking.masked_words(made.argv))
     )
     env = made.environment(environ) | {launch_spec.MARK: paths.launch_dir}
     # A launch inside a launch is part of it.

@@ -96,7 +96,6 @@ def test_what_is_true_of_one_pod_only_stays_even_when_a_pattern_has_it(
     (kept,) = forward.select({name: value}, ["*"]).withheld
     assert (kept.name, kept.asked) == (name, False)
     assert kept.because
-    assert forward.pod_local(name, value)
 
 
 def test_a_port_that_is_no_service_address_is_forwarded_when_asked() -> None:
@@ -141,44 +140,9 @@ def test_a_name_that_no_shell_could_export_is_said_and_stays() -> None:
     assert [item.name for item in chosen.withheld] == ["BASH_FUNC_x%%", "NCCL_A B"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "HF_TOKEN",
-        "GITHUB_TOKEN",
-        "MYTOKEN",
-        "PGPASSWORD",
-        "DB_PASSWORD",
-        "MYSQL_PWD",
-        "WANDB_API_KEY",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_ACCESS_KEY_ID",
-        "GOOGLE_APPLICATION_CREDENTIALS",
-        "client_secret",
-        "SSH_PASSPHRASE",
-        "NCCL_MY_TOKEN",
-    ],
-)
-def test_a_secret_is_hidden_wherever_its_value_would_be_shown(name: str) -> None:
-    assert forward.mask(name, "hunter2") == forward.HIDDEN
-    assert forward.mask(name, "") == ""
-    for item in forward.select({name: "hunter2"}, [name]).names:
-        assert "hunter2" not in item.because
-        assert "secret" in item.because
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["TOKENIZERS_PARALLELISM", "NCCL_DEBUG", "PWD", "KEYBOARD", "MPIBOOT_SSH_KEY", "BYPASS_X"],
-)
-def test_what_is_no_secret_is_shown(name: str) -> None:
-    assert forward.mask(name, "hunter2") == "hunter2"
-
-
-def test_a_password_in_a_url_is_hidden_and_a_value_stays_on_one_line() -> None:
-    shown = forward.mask("https_proxy", "http://me:hunter2@proxy:3128/x")
-    assert shown == "http://(hidden)@proxy:3128/x"
-    assert forward.mask("UCX_X", "a\nb\x1b[2J\t\u00e9") == "a\\nb\\x1b[2J\\t\u00e9"
+def test_a_secret_is_forwarded_by_name_and_said_to_be_one() -> None:
+    (chosen,) = forward.select({"NCCL_MY_TOKEN": "hunter2"}).names
+    assert chosen.because.endswith("a secret: by name, its value is never shown")
 
 
 def test_another_managers_variables_go_unless_it_runs_this_platform() -> None:
@@ -223,42 +187,3 @@ def test_nothing_is_forwarded_twice_unset_forbidden_or_breaking(
     assert all(name.isidentifier() for name in listed)
     kept, removed = forward.scrub(environ)
     assert {**kept, **{name: environ[name] for name, _ in removed}} == environ
-
-
-@given(st.text(max_size=30), st.text(max_size=60))
-def test_a_shown_value_is_always_one_printable_line(name: str, value: str) -> None:
-    assert forward.mask(name, value).isprintable()
-
-
-@pytest.mark.parametrize(
-    ("line", "shown"),
-    [
-        (["API_TOKEN=SECRET"], ["API_TOKEN=(hidden)"]),
-        (["API_TOKEN=SECRET and SECRET"], ["API_TOKEN=(hidden)"]),
-        (["--api-key=SECRET"], ["--api-key=(hidden)"]),
-        (["--password", "SECRET", "-v"], ["--password", "(hidden)", "-v"]),
-        (["--password", "-v"], ["--password", "-v"]),
-        (["https_proxy=http://me:SECRET@proxy:3128"], ["https_proxy=http://(hidden)@proxy:3128"]),
-        (["--db", "postgres://me:SECRET@db/x"], ["--db", "postgres://(hidden)@db/x"]),
-        (["-c", "export A_TOKEN=SECRET; ./train"], ["-c", "export A_TOKEN=(hidden); ./train"]),
-        (["-c", "cd x; A_TOKEN='SECRET two' ./train"], ["-c", "cd x; A_TOKEN=(hidden) ./train"]),
-        (["-c", "./train --hub-token SECRET\ndate"], ["-c", "./train --hub-token (hidden)\ndate"]),
-        (["-c", "./train --hub-token=SECRET -v"], ["-c", "./train --hub-token=(hidden) -v"]),
-    ],
-)
-def test_a_command_line_is_shown_without_its_secrets(line: list[str], shown: list[str]) -> None:
-    assert forward.masked_words(line) == tuple(shown)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        ["-x", "NCCL_DEBUG=INFO"],
-        ["--key=", "a==b", "x=y=z", "/path=with/equals", "./train"],
-        ["--max-tokens", "512", "--max-tokens=512", "MAX_TOKENS=512"],
-        ["-c", "for i in 1 2; do ./train --seed $i --x 'a b'; done\t\u2028"],
-        ["--no-token", "--password"],
-    ],
-)
-def test_a_command_line_without_secrets_stays_as_it_is(line: list[str]) -> None:
-    assert forward.masked_words(line) == tuple(line)

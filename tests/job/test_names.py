@@ -71,13 +71,6 @@ def test_spellings_of_one_host_are_the_same() -> None:
     assert not names.same_host("10.0.0.1", "w-0")
 
 
-def test_names_that_are_one_when_cut_at_the_dot_are_grouped() -> None:
-    listed = ["my.job-worker-0.ns.svc", "my.job-worker-1.ns.svc", "other", "10.0.0.1", "10.0.0.2"]
-    assert names.same_short(listed) == (tuple(listed[:2]),)
-    assert names.same_short(["a.x", "A.X.", "a.x"]) == ()
-    assert names.same_short(["a", "a.x"]) == (("a", "a.x"),)
-
-
 _FQDNS = ["pi-launcher.pi.default.svc.cluster.local", "pi-launcher"]
 _ADDRESSES = ["10.244.0.5/24", "fd00::5/64"]
 
@@ -157,7 +150,6 @@ def test_any_text_is_compared_without_an_error(one: str, other: str) -> None:
     names.is_local(one, other, [one + ".x"], [other])
     names.long_form(one, other)
     names.cluster_domain([one, other])
-    names.same_short([one, other])
 
 
 @given(st.ip_addresses())

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiboot.job import masking
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN",
+        "GITHUB_TOKEN",
+        "MYTOKEN",
+        "PGPASSWORD",
+        "DB_PASSWORD",
+        "MYSQL_PWD",
+        "WANDB_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_ACCESS_KEY_ID",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "client_secret",
+        "SSH_PASSPHRASE",
+        "NCCL_MY_TOKEN",
+    ],
+)
+def test_a_secret_is_hidden_wherever_its_value_would_be_shown(name: str) -> None:
+    assert masking.mask(name, "hunter2") == masking.HIDDEN
+    assert masking.mask(name, "") == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["TOKENIZERS_PARALLELISM", "NCCL_DEBUG", "PWD", "KEYBOARD", "MPIBOOT_SSH_KEY", "BYPASS_X"],
+)
+def test_what_is_no_secret_is_shown(name: str) -> None:
+    assert masking.mask(name, "hunter2") == "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("DB_PASSWORD", "12345678", masking.HIDDEN),
+        ("API_TOKEN", "12345678", masking.HIDDEN),
+        ("API_TOKENS", "hf_secret", masking.HIDDEN),
+        ("API_TOKENS", "512,hf_secret", masking.HIDDEN),
+        ("MAX_TOKENS", "512", "512"),
+    ],
+)
+def test_a_number_is_shown_where_it_counts_tokens_and_nowhere_else(
+    name: str, value: str, shown: str
+) -> None:
+    assert masking.mask(name, value) == shown
+    assert masking.masked_words([f"{name}={value}"]) == (f"{name}={shown}",)
+
+
+def test_a_password_in_a_url_is_hidden_and_a_value_stays_on_one_line() -> None:
+    shown = masking.mask("https_proxy", "http://me:hunter2@proxy:3128/x")
+    assert shown == "http://(hidden)@proxy:3128/x"
+    assert masking.mask("UCX_X", "a\nb\x1b[2J\t\u00e9") == "a\\nb\\x1b[2J\\t\u00e9"
+
+
+@given(st.text(max_size=30), st.text(max_size=60))
+def test_a_shown_value_is_always_one_printable_line(name: str, value: str) -> None:
+    assert masking.mask(name, value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (["API_TOKEN=SECRET"], ["API_TOKEN=(hidden)"]),
+        (["API_TOKEN=SECRET and SECRET"], ["API_TOKEN=(hidden)"]),
+        (["--api-key=SECRET"], ["--api-key=(hidden)"]),
+        (["--password", "SECRET", "-v"], ["--password", "(hidden)", "-v"]),
+        (["--password", "-v"], ["--password", "-v"]),
+        (["https_proxy=http://me:SECRET@proxy:3128"], ["https_proxy=http://(hidden)@proxy:3128"]),
+        (["--db", "postgres://me:SECRET@db/x"], ["--db", "postgres://(hidden)@db/x"]),
+        (["-c", "export A_TOKEN=SECRET; ./train"], ["-c", "export A_TOKEN=(hidden); ./train"]),
+        (["-c", "cd x; A_TOKEN='SECRET two' ./train"], ["-c", "cd x; A_TOKEN=(hidden) ./train"]),
+        (["-c", "./train --hub-token SECRET\ndate"], ["-c", "./train --hub-token (hidden)\ndate"]),
+        (["-c", "./train --hub-token=SECRET -v"], ["-c", "./train --hub-token=(hidden) -v"]),
+        (["DB_PASSWORD=12345678"], ["DB_PASSWORD=(hidden)"]),
+        (["--db-password", "12345678"], ["--db-password", "(hidden)"]),
+        (["-H", "Authorization: Bearer SECRET"], ["-H", "Authorization: (hidden)"]),
+        (
+            ["-c", "curl -H 'Authorization: Bearer SECRET' http://x/y; ./train"],
+            ["-c", "curl -H 'Authorization: (hidden)' http://x/y; ./train"],
+        ),
+        (
+            ["-c", 'curl -H "authorization: Basic SECRET==" -H "Accept: */*" x'],
+            ["-c", 'curl -H "authorization: (hidden)" -H "Accept: */*" x'],
+        ),
+        (["-c", "curl -H X-Api-Key:SECRET x"], ["-c", "curl -H X-Api-Key:(hidden) x"]),
+        (["-c", "echo Bearer SECRET; date"], ["-c", "echo Bearer (hidden); date"]),
+        (["-d", '{"api_key": "SECRET", "n": 1}'], ["-d", '{"api_key": "(hidden)", "n": 1}']),
+        (["-d", '{"password":"SECRET two"}'], ["-d", '{"password":"(hidden)"}']),
+    ],
+)
+def test_a_command_line_is_shown_without_its_secrets(line: list[str], shown: list[str]) -> None:
+    assert masking.masked_words(line) == tuple(shown)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["-x", "NCCL_DEBUG=INFO"],
+        ["--key=", "a==b", "x=y=z", "/path=with/equals", "./train"],
+        ["--max-tokens", "512", "--max-tokens=512", "MAX_TOKENS=512"],
+        ["-c", "for i in 1 2; do ./train --seed $i --x 'a b'; done\t\u2028"],
+        ["--no-token", "--password"],
+        ["-c", "curl -H 'Accept: text/plain' http://token:80/x; scp key:/a b:/c"],
+        ["-d", '{"max_tokens": "512", "keys": {"a": 1}}'],
+    ],
+)
+def test_a_command_line_without_secrets_stays_as_it_is(line: list[str]) -> None:
+    assert masking.masked_words(line) == tuple(line)
