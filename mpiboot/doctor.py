@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mpiboot import executables, render, shims
+from mpiboot import executables, log, render, shims
 from mpiboot.checks import BY_REFERENCE
 from mpiboot.errors import MpibootError, error
 from mpiboot.job import plan as plans
@@ -47,7 +47,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> int
     if as_json:
         sys.stdout.write(render.as_json(found))
     else:
-        sys.stdout.write(render.findings(found))
+        sys.stdout.write(render.findings(found, log.width(1)))
         bad = sum(item.level is Level.FAIL for item in found)
         odd = sum(item.level is Level.WARN for item in found)
         checks, warnings = counted(len(found), "check"), counted(odd, "warning")

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping
 from typing import Final
 
-from mpiboot import log
+from mpiboot import __version__, log
 from mpiboot.errors import error
 from mpiboot.job import platforms
 from mpiboot.model import Role, Source
@@ -44,7 +44,8 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
             raise error("usage", "no program was given, and nothing says that this is a worker")
         log.debug("role", f"role none ({decision.because}): running {program[0]}")
         process.replace(program, environ)
-    log.info("role", f"role {role.value} ({decision.because})")
+    said = f"mpiboot {__version__}, role {role.value} ({decision.because})"
+    log.info("role", said, version=__version__, because=decision.because)
     if role is Role.WORKER:
         from mpiboot.worker import role as worker  # noqa: PLC0415 - only the role that runs is loaded
 

@@ -17,6 +17,11 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from mpiboot.model import Finding, Json
 
+# What the lines of a record that has several begin with.
+BELOW: Final = "mpiboot:   "
+# The form of JSON lines (docs/reference/log.md): a field that goes or means something else is a
+# new number.
+FORMAT: Final = 1
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -43,22 +48,39 @@ def is_json() -> bool:
     return _STATE.as_json
 
 
+def shows(level: str) -> bool:
+    """Whether lines of a level are written."""
+    return LEVELS.index(level) >= _STATE.threshold
+
+
+def width(descriptor: int = 2) -> int | None:
+    """Give a terminal's columns (COLUMNS says so first); None where no terminal reads."""
+    if not os.isatty(descriptor):
+        return None
+    given = os.environ.get("COLUMNS", "")
+    with contextlib.suppress(OSError):
+        return int(given) if given.isdigit() and int(given) else os.get_terminal_size(descriptor)[0]
+    return None
+
+
 def _write(level: str, event: str, message: str, fields: dict[str, Json]) -> None:
-    if LEVELS.index(level) < _STATE.threshold:
+    if not shows(level):
         return
     if _STATE.as_json:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
-        record: dict[str, Json] = {"time": stamp + "Z", "level": level, "event": event}
+        record: dict[str, Json] = {"format": FORMAT, "time": stamp + "Z", "level": level}
+        record["event"] = event
         if _STATE.role:
             record["role"] = _STATE.role
         record |= {"message": message, **fields}
         text = json.dumps(record, ensure_ascii=False, default=str)
     else:
         mark = "" if level in ("info", "debug") else f"{level}: "
-        text = f"mpiboot: {mark}{message}"
+        # A line of its own is a record of its own where logs are collected.
+        text = f"mpiboot: {mark}{message}".replace("\n", f"\n{BELOW}")
         hint = fields.get("hint")
         if hint:
-            text += f"\nmpiboot:   -> {hint}"
+            text += "\nmpiboot:   -> " + str(hint).replace("\n", "\nmpiboot:      ")
     # One write a line: other processes (mpirun, ranks) share this stderr.
     data = (text + "\n").encode("utf-8", "backslashreplace")
     try:
@@ -105,7 +127,7 @@ def finding(item: Finding) -> None:
     if item.evidence:
         fields["evidence"] = list(item.evidence)
     if not _STATE.as_json and item.evidence:
-        shown = "".join(f"\nmpiboot:   {line}" for line in item.evidence)
+        shown = "".join(f"\n{line}" for line in item.evidence)
         _write(level, item.check, f"[{item.check}] {where}{item.said}{shown}", fields)
     else:
         _write(level, item.check, f"[{item.check}] {where}{item.said}", fields)

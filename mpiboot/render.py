@@ -17,8 +17,6 @@ from mpiboot.model import Decision, Finding, Json, Level, PodFacts
 from mpiboot.settings import Resolved, Setting
 
 _NOTHING: Mapping[str, Mapping[str, str]] = {}
-# What a terminal and the view of a pod's log show without breaking lines themselves.
-WIDTH: Final = 100
 _LEAST: Final = 40  # characters that a broken line has at least, however deep it begins
 MARKS = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL", Level.UNKNOWN: "?"}
 
@@ -34,9 +32,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, indent: str = "
     return "".join(text)
 
 
-def hung(head: str, text: str) -> str:
-    """Put a text behind its head, broken at blanks with the lines below it in the same column."""
-    room = max(WIDTH - len(head), _LEAST)
+def hung(head: str, text: str, width: int | None = None) -> str:
+    """Put a text behind its head, broken at blanks with the lines below it in the same column.
+
+    ``width`` is a terminal's; without one nothing is broken, so that a line is a record.
+    """
+    if width is None:
+        return f"{head}{text}".rstrip() + "\n"
+    room = max(width - len(head), _LEAST)
     lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
     return head + f"\n{' ' * len(head)}".join(lines) + "\n"
 
@@ -65,14 +68,20 @@ def as_json(value: object) -> str:
     return json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n"
 
 
-def decisions(items: Iterable[Decision]) -> str:
+def decision(item: Decision) -> str:
+    """Write a decision as one line: ``plan NAME=VALUE (source: reason)``."""
+    return f"plan {item.name}={item.value or '-'} ({item.source.value}: {item.because})"
+
+
+def decisions(items: Iterable[Decision], width: int | None = None) -> str:
     """Lay decisions out: what, its value, and in brackets where from and why."""
     made = list(items)
-    width = max((len(item.name) for item in made), default=0)
+    names = max((len(item.name) for item in made), default=0)
     return "".join(
         hung(
-            f"  {item.name.ljust(width)}  ",
+            f"  {item.name.ljust(names)}  ",
             f"{item.value or '-'}  ({item.source.value}: {item.because})",
+            width,
         )
         for item in made
     )
@@ -83,21 +92,21 @@ def command(argv: Sequence[str]) -> str:
     return shlex.join(masking.masked_words(argv))
 
 
-def findings(items: Iterable[Finding]) -> str:
+def findings(items: Iterable[Finding], width: int | None = None) -> str:
     """Lay findings out as a table, each hint and evidence on lines of its own below it."""
     lines = []
-    width = max((len(item.host or "this pod") for item in items), default=0)
+    hosts = max((len(item.host or "this pod") for item in items), default=0)
     checks = max((len(item.check) for item in items), default=0)
     for item in items:
-        where = (item.host or "this pod").ljust(width)
+        where = (item.host or "this pod").ljust(hosts)
         # A row's reference names what goes wrong: beside "ok" it would read as the opposite.
         check = "" if item.level is Level.OK else item.check
         head = f"{MARKS[item.level].ljust(4)}  {where}  {check.ljust(checks)}  "
         below = " " * len(head)
-        lines.append(hung(head, item.said))
+        lines.append(hung(head, item.said, width))
         lines += [f"{below}  {text}\n" for text in item.evidence]
         if item.hint and item.level is not Level.OK:
-            lines.append(hung(below + "-> ", item.hint))
+            lines.append(hung(below + "-> ", item.hint, width))
     return "".join(lines)
 
 
@@ -114,7 +123,7 @@ def termination(item: Finding, others: Sequence[Finding] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def settings(resolved: Resolved, rows: Iterable[Setting]) -> str:
+def settings(resolved: Resolved, rows: Iterable[Setting], width: int | None = None) -> str:
     """Lay the settings out: variable, value, where it came from, what it does."""
     told = [("setting", "value", "source", "what it does")]
     told += [
@@ -128,7 +137,7 @@ def settings(resolved: Resolved, rows: Iterable[Setting]) -> str:
     ]
     widths = [max(len(line[i]) for line in told) for i in range(3)]
     return "".join(
-        hung("".join(line[i].ljust(width + 2) for i, width in enumerate(widths)), line[3])
+        hung("".join(line[i].ljust(size + 2) for i, size in enumerate(widths)), line[3], width)
         for line in told
     )
 
@@ -188,11 +197,12 @@ def plan(
     *,
     rows: Sequence[cluster_view.Row] = (),
     per_host: Mapping[str, Mapping[str, str]] = _NOTHING,
+    width: int | None = None,
 ) -> str:
     """Lay a plan out for a person: findings, the data network, decisions, then the command."""
-    text = findings(found) + ("\n" if found else "")
+    text = findings(found, width) + ("\n" if found else "")
     text += workers(rows) + "\n" if rows else ""
-    text += decisions(made)
+    text += decisions(made, width)
     if per_host:
         given = (
             (host, name, value)

@@ -99,12 +99,14 @@ def test_a_host_whose_reason_is_evidence_is_not_told_twice() -> None:
     assert text.count("w-1") == 1
 
 
-def test_long_lines_are_broken_below_their_own_column() -> None:
+def test_long_lines_are_broken_on_a_terminal_below_their_own_column() -> None:
     long = Decision("a-name", "value", Source.DETECTED, "because of " * 12 + "/a/path-with-hyphens")
-    first, *rest = render.decisions([long]).splitlines()
+    (whole,) = render.decisions([long]).splitlines()
+    assert whole.endswith("/a/path-with-hyphens)")
+    first, *rest = render.decisions([long], 80).splitlines()
     assert first.startswith("  a-name  value  (detected: because of")
     assert all(line.startswith("          ") and line[10] != " " for line in rest)
-    assert max(len(line) for line in (first, *rest)) <= render.WIDTH
+    assert max(len(line) for line in (first, *rest)) <= 80
     assert "/a/path-with-hyphens" in rest[-1]
 
 

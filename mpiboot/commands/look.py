@@ -63,10 +63,10 @@ def settings(*, as_json: bool, **flags: str | None) -> None:
       mpiboot settings
       mpiboot settings --json
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot import render
+    from mpiboot import log, render
 
     found = resolved(flags)
     if as_json:
         sys.stdout.write(render.as_json(render.settings_record(found, ROWS)))
     else:
-        sys.stdout.write(render.settings(found, ROWS))
+        sys.stdout.write(render.settings(found, ROWS, log.width(1)))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from mpiboot import log
+from mpiboot import __version__, log
 from mpiboot.model import Finding, Level, Role, Source
 from mpiboot.settings import ROWS, Resolved, Section, Setting, resolve
 
@@ -159,7 +159,10 @@ def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -
 
 
 def as_role(found: Resolved, role: Role) -> Resolved:
-    """Say so where the variable for the role contradicts the command, which comes first."""
+    """Say which role runs, and where the variable for it contradicts the command."""
+    because = f"the command `mpiboot {role.value}`"
+    said = f"mpiboot {__version__}, role {role.value} ({because})"
+    log.info("role", said, version=__version__, because=because)
     wanted = found.settings.role
     if wanted not in ("auto", role.value):
         said = f"{found.given['role']}={wanted} is not used: `mpiboot {role.value}` comes first"

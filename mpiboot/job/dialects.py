@@ -117,7 +117,7 @@ _OMPI_CONSTANTS: Final = (
     Variable(
         "OMPI_MCA_pml",
         "ob1",
-        "MPI's own messages stay on the control link; NCCL carries the data",
+        "MPI's own messages go over TCP; NCCL carries the data by itself",
     ),
     # vader is the name of the shared-memory transport that both 4.1 and 5.0 accept.
     Variable("OMPI_MCA_btl", "self,vader,tcp", "TCP between hosts, shared memory within one"),

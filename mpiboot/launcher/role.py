@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import os
 import signal
 import sys
@@ -16,15 +17,14 @@ from dataclasses import dataclass
 from types import FrameType
 
 from mpiboot import executables, facts, log, render
-from mpiboot.data_network.cluster_view import HEADINGS
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, recheck, stale_processes
 from mpiboot.job import data, masking, mpirun_line, names, platforms
 from mpiboot.job import plan as plans
 from mpiboot.job.user_line import UserLine
-from mpiboot.launcher import handover, launch_folder, script
+from mpiboot.launcher import handover, launch_folder, script, summary
 from mpiboot.launcher.setup import Ground, access, lets_go, stand
-from mpiboot.model import Decision, Finding, Json, Level, Mpi, PodFacts, Source
+from mpiboot.model import Decision, Finding, Level, Mpi, PodFacts, Source
 from mpiboot.observe import dns, hostfiles, links, programs
 from mpiboot.parent import launch_spec, mpirun_messages
 from mpiboot.settings import Resolved, Settings
@@ -73,8 +73,7 @@ def _launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, 
     seen = asyncio.run(_wait_and_observe(ground, program))
     paths = launch_folder.paths(ground.folder, ground.key.path, os.getpid())
     made = plans.make(seen.observed, resolved, paths)
-    _say(made.decisions)
-    _say_data(made)
+    summary.say(made, seen.observed)
     for finding in (*seen.warnings, *made.findings):
         if finding.level is not Level.FAIL:
             log.finding(finding)
@@ -122,16 +121,15 @@ def show_plan(
     if calling:
         said = f"{calling}: each call has a plan of its own"
         alone = (Decision("script", program[0], Source.DETECTED, said),)
-        write = render.plan_json if as_json else render.plan
+        write = _writer(as_json=as_json)
         sys.stdout.write(write(alone, (), program, {}, ()))
         return 0
     seen, ground = look(resolved, program, environ)
     made = plans.make(seen.observed, resolved, launch_folder.paths(ground.folder, ground.key.path))
     found = (*seen.warnings, *seen.passed.findings, *made.findings)
     bad = [item for item in found if item.level is Level.FAIL]
-    write = render.plan_json if as_json else render.plan
     sys.stdout.write(
-        write(
+        _writer(as_json=as_json)(
             made.decisions,
             found,
             made.argv,
@@ -144,26 +142,9 @@ def show_plan(
     return MpibootError(bad[0]).code if bad else 0
 
 
-def _say(decisions: tuple[Decision, ...]) -> None:
-    """Log the plan once: a table for people, a line for each decision as JSON."""
-    if not log.is_json():
-        log.info("plan", "the plan:\n" + render.decisions(decisions).rstrip("\n"))
-        return
-    for item in decisions:
-        said = f"{item.name} = {item.value or '-'} ({item.because})"
-        fields: dict[str, Json] = {"value": item.value, "source": item.source.value}
-        log.info("plan", said, decision=item.name, **fields)
-
-
-def _say_data(made: plans.Plan) -> None:
-    """Log the data network, a worker each; nothing where there is none."""
-    if made.rows and not log.is_json():
-        log.info("data-network", "the data network:\n" + render.workers(made.rows).rstrip("\n"))
-        return
-    for row in made.rows:
-        cells = dict(zip(HEADINGS, row.cells, strict=True))
-        said = ", ".join(f"{name} {cell}" for name, cell in cells.items() if cell)
-        log.info("data-network", said, **{name.lower(): cell for name, cell in cells.items()})
+def _writer(*, as_json: bool) -> Callable[..., str]:
+    """Choose how a plan is printed: JSON, within a terminal's width, or unbroken for a pipe."""
+    return render.plan_json if as_json else functools.partial(render.plan, width=log.width(1))
 
 
 def _end_on_signals(resolved: Resolved) -> None:

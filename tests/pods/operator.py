@@ -175,7 +175,12 @@ def mpijob(
         name=f"{name}-launcher",
         args=launcher_args,
         command=launcher_command,
-        env={**(env or {}), **launcher_env(mpi, slots, as_worker=as_worker)},
+        # The whole plan is in the log of every test's job; an operator sets no such thing.
+        env={
+            "MPIBOOT_LOG_LEVEL": "debug",
+            **(env or {}),
+            **launcher_env(mpi, slots, as_worker=as_worker),
+        },
         volumes=(secret(), config),
     )
     if not worker_command and not worker_args:

@@ -100,8 +100,8 @@ def test_host_network_beside_the_nodes_own_sshd(cluster: Cluster, rig: None, nam
     assert job.wait(PATIENCE) == 0
     spans(job)
     assert ":2222 as root" in job.workers[0].stderr()
-    said = " ".join(job.launcher.stderr().split())
-    assert "ssh-port 2222 (detected: the job's sshd answers there" in said
+    said = job.launcher.stderr()
+    assert "ssh-port=2222 (detected: the job's sshd answers there" in said
 
 
 SHARED = {
@@ -163,7 +163,8 @@ def trainjob(
 
     def made(spec: PodSpec, name: str, env: Mapping[str, str], *more: Files) -> Pod:
         volumes = [Files(TRAINER_MOUNT, keys.files(), modes=secret, fs_group=1000), *more]
-        env = {"HOME": "/home/mpiuser", "JOB_COMPLETION_INDEX": name[-1], **env}
+        own = {"HOME": "/home/mpiuser", "JOB_COMPLETION_INDEX": name[-1]}
+        env = {**own, "MPIBOOT_LOG_LEVEL": "debug", **env}
         common = replace(spec, image=image, subdomain="train", user=1000, groups=[1000])
         spec = replace(common, name=name, hostname=name, env=env, volumes=volumes)
         pod = cluster.pod(spec).start()
@@ -225,4 +226,4 @@ def test_a_trainjob_whose_launcher_is_a_node_too(
     assert ranks(pod.stdout()) == [(rank, 6, hosts[rank // 2]) for rank in range(6)]
     said = " ".join(pod.stderr().split())
     assert "role launcher (OMPI_MCA_orte_default_hostfile, which Trainer sets" in said
-    assert "platform trainer (detected" in said
+    assert "plan platform=trainer (detected" in said

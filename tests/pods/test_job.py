@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mpiboot import __version__
 from tests.pods import images
 from tests.pods.operator import KeyPair, mpijob
 from tests.pods.volumes import Files, Tmpfs
@@ -57,6 +58,22 @@ def test_all_ready_and_every_worker_runs_its_ranks(cluster: Cluster, image: Imag
     job = mpijob(cluster, image, workers=3, slots=2, launcher_args=[RING], data_link="net1").start()
     assert job.wait(PATIENCE) == 0
     spans(job, slots=2)
+
+
+def test_a_good_job_is_a_dozen_lines_of_the_log(cluster: Cluster, image: Image) -> None:
+    """A record each: nothing is wrapped, nothing lacks the prefix by which grep finds it."""
+    quiet = {"MPIBOOT_LOG_LEVEL": "info"}
+    job = mpijob(
+        cluster, image, workers=2, data_link="net1", launcher_args=[RING], launcher={"env": quiet}
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    lines = [line for line in job.launcher.stderr().splitlines() if not line.startswith("[")]
+    assert len(lines) <= 12, lines
+    assert [line for line in lines if not line.startswith("mpiboot: ")] == []
+    assert lines[0].startswith(f"mpiboot: mpiboot {__version__}, role launcher (")
+    assert lines[-1].startswith("mpiboot: job ended: ")
+    for part in ("2 ranks on 2 hosts of", "control network", "data network: TCP", "joined"):
+        assert [line for line in lines if part in line], part
 
 
 def test_a_whole_mpirun_line_as_in_a_manifest(cluster: Cluster, image: Image) -> None:

@@ -49,8 +49,8 @@ def run(cluster: Cluster, image: Image, every: Mapping[str, Any], **job: Any) ->
 
 
 def plan_of(job: Job) -> str:
-    """What the launcher said, with the plan's long lines made whole."""
-    return " ".join(job.launcher.stderr().split())
+    """What the launcher said, its plan a line for each decision."""
+    return job.launcher.stderr()
 
 
 def said(job: Job, *words: str) -> None:
@@ -58,8 +58,8 @@ def said(job: Job, *words: str) -> None:
     text = job.workers[0].stderr()
     assert [word for word in words if word not in text] == [], text
     plan = plan_of(job)
-    assert ("ssh-server embedded" in plan) == ("embedded" in text)
-    high = "ssh-port 2222 (detected: the job's sshd answers there: pi-worker-0.pi.default.svc, pi-w"
+    assert ("ssh-server=embedded" in plan) == ("embedded" in text)
+    high = "ssh-port=2222 (detected: the job's sshd answers there: pi-worker-0.pi.default.svc, pi-w"
     assert (high in plan) == (":2222 " in text)
     for reason in re.findall("the embedded SSH server is used: (.*)", text):
         assert f"(detected: {reason}: pi-worker-0" in plan
@@ -250,7 +250,7 @@ def test_a_user_namespace_of_the_pods_own(cluster: Cluster, image: Image, user: 
     details = {"host_users": False, "env": {"MPIBOOT_WORKER_EXIT": "never"}}
     job = run(cluster, image, details, user=user, ssh_mount="/root/.ssh" if user == 0 else MOUNTED)
     said(job, "sshd (openssh)", ":22 " if user == 0 else ":2222 ")
-    assert re.search(r"users +the pod's own +\(detected", job.launcher.stderr())
+    assert "plan users=the pod's own (detected" in job.launcher.stderr()
     worker = job.workers[0]
     owners = {Path(f"/proc/{item.host_pid}").stat().st_uid for item in worker.processes()}
     assert owners == {FIRST + user}

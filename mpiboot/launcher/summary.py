@@ -1,0 +1,185 @@
+"""What a launcher says of its plan: a few lines for whoever reads the log, everything at debug.
+
+``lines`` is pure: the same plan gives the same lines, one record each, however long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from mpiboot import log, render
+from mpiboot.data_network.cluster_view import HEADINGS
+from mpiboot.data_network.records import Kind
+from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS
+from mpiboot.job.plan import Plan
+from mpiboot.job.plan_builder import Observed
+from mpiboot.model import Decision, Json, Source
+from mpiboot.wording import counted, first_few
+
+_RDMA: Final = (Kind.ROCE.value, Kind.INFINIBAND.value, Kind.EFA.value)
+_NCCL: Final = "NCCL_SOCKET_IFNAME"
+_MPI_TCP: Final = "OMPI_MCA_btl_tcp_if_include"
+_SHOWN: Final = 6
+# Told by lines of their own.
+_ELSEWHERE: Final = frozenset({"hostfile", "ranks", "control-link", "data-network", "mpi-network"})
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the log: its event, its sentence, and the same as fields."""
+
+    event: str
+    said: str
+    fields: Mapping[str, Json]
+
+
+def say(plan: Plan, observed: Observed) -> None:
+    """Log a plan: its lines at info; each of its decisions, and each worker, at debug."""
+    for line in lines(plan, observed):
+        log.info(line.event, line.said, **line.fields)
+    if not log.shows("debug"):
+        return
+    columns = log.width()
+    if columns and not log.is_json():
+        table = render.decisions(plan.decisions, columns - len(log.BELOW))
+        log.debug("plan", "the plan:\n" + table.rstrip("\n"))
+    else:
+        for item in plan.decisions:
+            fields: dict[str, Json] = {"value": item.value, "source": item.source.value}
+            fields |= {"decision": item.name, "because": item.because}
+            log.debug("plan", render.decision(item), **fields)
+    if plan.rows and not log.is_json():
+        log.debug("worker", "the data network:\n" + render.workers(plan.rows).rstrip("\n"))
+        return
+    for row in plan.rows:
+        cells = dict(zip(HEADINGS, row.cells, strict=True))
+        told = ", ".join(f"{name} {cell}" for name, cell in cells.items() if cell)
+        log.debug("worker", told, **{name.lower(): cell for name, cell in cells.items()})
+
+
+def lines(plan: Plan, observed: Observed) -> tuple[Line, ...]:
+    """Say what a reader of the log needs to know of a plan, in at most five lines."""
+    made = {item.name: item for item in plan.decisions}
+    return tuple(
+        line
+        for part in (_job, _control, _data, _mpi, _users)
+        for line in part(plan, observed, made)
+    )
+
+
+_Parts = Iterator[Line]
+_Made = Mapping[str, Decision]
+
+
+def _job(plan: Plan, observed: Observed, made: _Made) -> _Parts:
+    mpi, file = observed.mpi, observed.hostfile
+    # The row's title has the series; the version itself says more.
+    title = DIALECTS[mpi.family].title.partition(" (")[0].rstrip("0123456789. ")
+    hosts = counted(len(file.hosts), "host")
+    ranks = f"{counted(plan.ranks, 'rank')}" if plan.ranks else "as many ranks as mpirun decides"
+    why = f" ({made['ranks'].because})" if "ranks" in made else ""
+    yield Line(
+        "job",
+        f"{title} {mpi.version} ({mpi.path}): {ranks} on {hosts} of {file.path}{why}",
+        {
+            "mpi": mpi.family,
+            "mpi_version": mpi.version,
+            "mpirun": mpi.path,
+            "hosts": len(file.hosts),
+            "ranks": plan.ranks,
+            "hostfile": file.path,
+        },
+    )
+
+
+def _control(_plan: Plan, _observed: Observed, made: _Made) -> _Parts:
+    item = made.get("control-link")
+    if item is None:
+        return
+    link = item.value or "not chosen"
+    said = f"control network (SSH, mpirun's daemons): {link} ({item.because})"
+    yield Line("control-network", said, {"link": item.value, "because": item.because})
+
+
+def _data(plan: Plan, _observed: Observed, made: _Made) -> _Parts:
+    item = made.get("data-network")
+    if item is None:
+        return
+    fields: dict[str, Json] = {"kind": item.value, "because": item.because}
+    if item.value == "off":
+        yield Line("data-network", f"data network: not looked at ({item.because})", fields)
+        return
+    ports = _same(row.hca for row in plan.rows)
+    links = _values(plan, _NCCL).lstrip("=") or _link(made)
+    if item.value in _RDMA:
+        rate = _same(row.rate for row in plan.rows)
+        fast = f" at {rate} Gb/s" if rate and rate != _MANY else ""
+        said = f"NCCL's data by {ports}{fast}, its first contact by {links}"
+        fields |= {"devices": ports, "rate": rate, "links": links}
+    elif item.value == Kind.TCP.value:
+        said = f"NCCL's and Gloo's sockets on {links}"
+        fields |= {"links": links}
+    else:
+        yield Line("data-network", f"no data network: {item.because}", fields)
+        return
+    yield Line("data-network", f"data network: {item.value}: {said} ({item.because})", fields)
+
+
+def _mpi(plan: Plan, observed: Observed, made: _Made) -> _Parts:
+    """Say which network MPI's own messages use, where they have a choice."""
+    kind = made["data-network"].value if "data-network" in made else ""
+    if kind not in (*_RDMA, Kind.TCP.value) or not observed.mpi.family.startswith("openmpi"):
+        return
+    pml = _values(plan, "OMPI_MCA_pml") or made["OMPI_MCA_pml"].value
+    chosen = _values(plan, _MPI_TCP) or (made[_MPI_TCP].value if _MPI_TCP in made else "")
+    where = {"ucx": "UCX", "cm": "libfabric"}.get(pml) or f"TCP on {chosen or _link(made)}"
+    moved = pml != "ob1" or bool(chosen and chosen != _link(made))
+    hint = "" if moved else "; a program without NCCL may want MPIBOOT_MPI_NETWORK=data"
+    yield Line("mpi-network", f"MPI's own messages: {where}{hint}", {"network": where})
+
+
+def _users(plan: Plan, observed: Observed, made: _Made) -> _Parts:
+    """Say what of the user's was kept, and what was not."""
+    kept = [
+        f"{item.name}={item.value}"
+        for name, item in made.items()
+        if item.source in {Source.FLAG, Source.ENVIRONMENT} and name not in _ELSEWHERE
+    ]
+    row = DIALECTS[observed.mpi.family]
+    told_elsewhere = {*HOSTFILE_VARS, row.agent_args_var, row.agent_var}
+    environ = observed.environ
+    replaced = [
+        name
+        for name, value in plan.set_env.items()
+        if environ.get(name) not in {None, "", value} and name not in told_elsewhere
+    ]
+    removed = [name for name in plan.unset_env if environ.get(name) and name not in told_elsewhere]
+    parts = [
+        f"{what}: {first_few(names, _SHOWN)}"
+        for what, names in (("kept", kept), ("replaced", replaced), ("not passed on", removed))
+        if names
+    ]
+    if parts:
+        fields: dict[str, Json] = {"kept": [*kept], "replaced": [*replaced], "removed": [*removed]}
+        yield Line("user-settings", f"your settings {'; '.join(parts)}", fields)
+
+
+_MANY: Final = "ports that differ by worker"
+
+
+def _same(cells: Iterator[str]) -> str:
+    """Give what all workers have; a word for it where they differ."""
+    found = set(cells)
+    return found.pop() if len(found) == 1 else _MANY if found else ""
+
+
+def _values(plan: Plan, name: str) -> str:
+    """Give the value that a variable has for the ranks; values that differ by worker as a list."""
+    mine = {found[name] for found in plan.per_host.values() if name in found}
+    return plan.set_env.get(name) or ", ".join(sorted(mine))
+
+
+def _link(made: _Made) -> str:
+    return made["control-link"].value if "control-link" in made else ""

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from mpiboot import log
+from mpiboot.job.plan import Plan, make
+from mpiboot.job.plan_builder import Observed
+from mpiboot.launcher import summary
+from mpiboot.model import Worker
+from mpiboot.settings import resolve
+from tests.fakes import workers as w
+from tests.fakes.plans import OPERATOR, PATHS, POD, observed
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    yield
+    log.configure()
+
+
+def seen(family: str = "openmpi5", **environ: str) -> Observed:
+    return observed(family, {**POD, **OPERATOR, **environ})
+
+
+def with_network(one: Observed, *workers: Worker) -> Observed:
+    """Give an observation the networks of other workers, host by host."""
+    pairs = zip(one.workers, workers, strict=True)
+    return replace(
+        one,
+        workers=tuple(
+            replace(mine, facts=other.facts, address=other.address) for mine, other in pairs
+        ),
+    )
+
+
+def plan(one: Observed, program: str = "./train", **flags: str) -> Plan:
+    return make(one, resolve(flags, one.environ), tuple(program.split()), PATHS)
+
+
+def told(one: Observed, program: str = "./train", **flags: str) -> dict[str, str]:
+    lines = summary.lines(plan(one, program, **flags), one)
+    assert all("\n" not in line.said for line in lines)
+    assert len(lines) <= 5
+    return {line.event: line.said for line in lines}
+
+
+def test_a_plain_job_is_three_lines_of_the_log() -> None:
+    job, control, data = told(observed("openmpi4", POD)).values()
+    assert job == (
+        "Open MPI 4.1.4 (/usr/bin/mpirun): 4 ranks on 2 hosts of /etc/mpi/hostfile "
+        "(all slots of 2 hosts)"
+    )
+    assert control.startswith("control network (SSH, mpirun's daemons): eth0 (the launcher's rout")
+    assert data.startswith("no data network: no worker has a usable RDMA port; set: NCCL_IB_DISAB")
+
+
+def test_with_rdma_a_line_says_which_device_carries_what_and_how_mpi_is_moved() -> None:
+    one = with_network(seen(), w.sriov(0), w.sriov(1))
+    lines = told(one)
+    assert lines["data-network"].startswith("data network: RoCE: NCCL's data by mlx5_3:1")
+    assert "its first contact by net1" in lines["data-network"]
+    assert lines["mpi-network"] == (
+        "MPI's own messages: TCP on eth0; a program without NCCL may want MPIBOOT_MPI_NETWORK=data"
+    )
+    moved = told(one, mpi_network="data")
+    assert moved["mpi-network"] == "MPI's own messages: UCX"
+
+
+def test_devices_that_differ_by_worker_are_not_listed() -> None:
+    one = with_network(seen(), w.sriov(0, "mlx5_3"), w.sriov(1, "mlx5_7"))
+    assert "by ports that differ by worker" in told(one)["data-network"]
+
+
+def test_a_plan_names_no_link_that_another_of_its_lines_denies() -> None:
+    one = with_network(seen(), w.sriov(0), w.sriov(1))
+    made = plan(one, mpi_network="data")
+    assert not [item for item in made.decisions if "stay on the control link" in item.because]
+
+
+def test_what_the_user_has_set_is_said_to_be_kept_or_not() -> None:
+    line = "mpirun -n 3 --mca btl self,tcp ./train"
+    one = seen("openmpi4", OMPI_MCA_pml="ucx", OMPI_MCA_rmaps_base_mapping_policy="node")
+    said = told(one, line)["user-settings"]
+    assert said.startswith("your settings kept: ")
+    assert "OMPI_MCA_pml=ucx" in said
+    assert "OMPI_MCA_btl=self,tcp" in said
+    assert "default_hostfile" not in said
+    assert "user-settings" not in told(observed("openmpi4", POD))
+
+
+def test_a_secret_of_the_users_is_not_in_the_log() -> None:
+    one = seen(
+        "openmpi4", OMPI_MCA_btl_secret_token="hunter2", MPIBOOT_FORWARD="A_TOKEN", A_TOKEN="x9y"
+    )
+    text = " ".join(told(one).values())
+    assert "hunter2" not in text
+    assert "x9y" not in text
+
+
+def test_at_debug_a_record_is_a_line_and_nothing_is_broken(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    one = with_network(seen(), w.sriov(0), w.sriov(1))
+    made = plan(one)
+    summary.say(made, one)
+    assert len(capfd.readouterr().err.splitlines()) <= 5
+    log.configure(level="debug")
+    summary.say(made, one)
+    lines = capfd.readouterr().err.splitlines()
+    assert all(line.startswith("mpiboot: ") for line in lines)
+    for item in made.decisions:
+        want = (
+            f"mpiboot: plan {item.name}={item.value or '-'} ({item.source.value}: {item.because})"
+        )
+        assert want in lines
+
+
+def test_as_json_each_line_has_its_parts_as_fields(capfd: pytest.CaptureFixture[str]) -> None:
+    log.configure(level="debug", form="json", role="launcher")
+    one = with_network(seen(), w.sriov(0), w.sriov(1))
+    summary.say(plan(one), one)
+    records = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    by_event = {item["event"]: item for item in records}
+    assert {item["format"] for item in records} == {log.FORMAT}
+    assert (by_event["job"]["ranks"], by_event["job"]["hosts"]) == (4, 2)
+    assert by_event["control-network"]["link"] == "eth0"
+    assert by_event["data-network"]["kind"] == "RoCE"
+    decisions = [item for item in records if item["event"] == "plan"]
+    assert {"decision", "value", "source", "because"} <= decisions[0].keys()
