@@ -82,8 +82,8 @@ def test_a_uid_without_passwd_entry_and_without_a_home(cluster: Cluster, image: 
     said(job, "the embedded SSH server is used: uid 1000650000 has no passwd entry")
     assert "refuses uid 1000650000" in job.launcher.stderr()
     made = rf"/tmp/mpiboot-{RANDOM}/{CONTAINER}/launcher"
-    assert re.search(rf"home {made} \(detected: this user has no home that can", plan_of(job))
-    assert re.search(rf"private-folder {made} \(detected: /run/mpiboot can't be", plan_of(job))
+    assert re.search(rf"home={made} \(detected: this user has no home that can", plan_of(job))
+    assert re.search(rf"private-folder={made} \(detected: /run/mpiboot can't be", plan_of(job))
 
 
 def openshift(name: str) -> Image:
@@ -147,11 +147,11 @@ def test_a_read_only_root_and_one_empty_dir(
     job = run(cluster, image, details, user=user, ssh_mount="/etc/job/.ssh")
     if name == "TMPDIR":
         made = rf"/scratch/mpiboot-{user}/{CONTAINER}/launcher"
-        assert re.search(rf"private-folder {made} \(environment: TMPDIR; /run/", plan_of(job))
+        assert re.search(rf"private-folder={made} \(environment: TMPDIR; /run/", plan_of(job))
     else:
         made = rf"/scratch/{CONTAINER}/launcher"
-        assert re.search(rf"private-folder {made} \(environment: named by MPIB", plan_of(job))
-        assert re.search(rf"tmpdir {made}/tmp \(detected: MPI can't write", plan_of(job))
+        assert re.search(rf"private-folder={made} \(environment: named by MPIB", plan_of(job))
+        assert re.search(rf"tmpdir={made}/tmp \(detected: MPI can't write", plan_of(job))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_read_only_root_and_nothing_else(cluster: Cluster, image: Image) -> No
     """What is left is /dev/shm, where nothing may be executed."""
     job = run(cluster, image, {"read_only_root": True}, ssh_mount="/etc/job/.ssh")
     shm = rf"/dev/shm/mpiboot-0/{CONTAINER}"
-    assert re.search(rf"tmpdir {shm}/launcher/tmp \(detected: MPI can't write", plan_of(job))
+    assert re.search(rf"tmpdir={shm}/launcher/tmp \(detected: MPI can't write", plan_of(job))
     stderr = job.workers[0].stderr()
     assert re.search(rf"/tmp can't be written: MPI gets TMPDIR={shm}/worker/tmp", stderr)
 
