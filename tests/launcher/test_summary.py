@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 
 from mpiboot import log
-from mpiboot.job.plan import Plan, make
+from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import summary
 from mpiboot.model import Worker
-from mpiboot.settings import resolve
 from tests.fakes import workers as w
-from tests.fakes.plans import OPERATOR, PATHS, POD, observed
+from tests.fakes.plans import OPERATOR, POD, observed, planned
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +37,7 @@ def with_network(one: Observed, *workers: Worker) -> Observed:
 
 
 def plan(one: Observed, program: str = "./train", **flags: str) -> Plan:
-    return make(one, resolve(flags, one.environ), tuple(program.split()), PATHS)
+    return planned(program, one, flags)
 
 
 def told(one: Observed, program: str = "./train", **flags: str) -> dict[str, str]:
