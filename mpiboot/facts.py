@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mpiboot import log, render
-from mpiboot.fabric import Fabric
+from mpiboot.fabric import Fabric, Route
 from mpiboot.model import Mpi, PodFacts
 from mpiboot.network import service_mesh as meshes
 from mpiboot.observe import links, pod, programs, service_mesh
@@ -35,6 +35,7 @@ def gather(
         pid: the pod's first mpiboot.
         mpi: the installed MPI.
     """
+    seen, routes, odd = links.observe()
     control, _ = pod.control_address(resolved.settings.control_ifname, socket.gethostname())
     return pod.pod_facts(
         who=pod.identity(environ),
@@ -42,20 +43,22 @@ def gather(
         control=control,
         sshd=sshd,
         pid=pid,
-        links=links.links(),
+        links=seen,
         mpi=mpi,
-        fabric=_fabric(environ),
+        fabric=_fabric(environ, routes, odd),
         mesh=service_mesh.look(),
     )
 
 
-def _fabric(environ: Mapping[str, str]) -> Fabric:
+def _fabric(
+    environ: Mapping[str, str], routes: tuple[Route, ...], unread: tuple[str, ...]
+) -> Fabric:
     # Loaded late: a launcher has other things to do first.
     from mpiboot.data_network.observe import platform_hints, rdma  # noqa: PLC0415
 
     seen = rdma.observe()
     said, odd = platform_hints.attachments(environ)
-    return replace(seen, routes=links.routes(), attachments=said, oddities=(*seen.oddities, *odd))
+    return replace(seen, routes=routes, attachments=said, oddities=(*unread, *seen.oddities, *odd))
 
 
 def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: str | None) -> int:

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Final
 
 from mpiboot.data_network import cluster_view
-from mpiboot.fabric import Fabric, RdmaDevice
+from mpiboot.fabric import Fabric
 from mpiboot.job import masking
 from mpiboot.model import Decision, Finding, Json, Level, PodFacts
 from mpiboot.settings import Resolved, Setting
@@ -183,7 +183,7 @@ def shown(value: object) -> str:
             return str(value)
 
 
-def workers(rows: Iterable[cluster_view.Row]) -> str:
+def workers(rows: Iterable[cluster_view.WorkerRow]) -> str:
     """Lay the data network out, a worker each."""
     return table(cluster_view.HEADINGS, (row.cells for row in rows), indent="  ")
 
@@ -195,7 +195,7 @@ def plan(
     set_env: Mapping[str, str],
     unset_env: Sequence[str],
     *,
-    rows: Sequence[cluster_view.Row] = (),
+    rows: Sequence[cluster_view.WorkerRow] = (),
     per_host: Mapping[str, Mapping[str, str]] = _NOTHING,
     width: int | None = None,
 ) -> str:
@@ -221,7 +221,7 @@ def plan_json(
     set_env: Mapping[str, str],
     unset_env: Sequence[str],
     *,
-    rows: Sequence[cluster_view.Row] = (),
+    rows: Sequence[cluster_view.WorkerRow] = (),
     per_host: Mapping[str, Mapping[str, str]] = _NOTHING,
 ) -> str:
     """Print a plan as JSON; values of secrets are masked."""
@@ -273,12 +273,6 @@ def facts(found: PodFacts) -> str:
     return table(("fact", "value"), rows) + "\n" + table(head, links) + _fabric(found.fabric)
 
 
-def _openable(device: RdmaDevice) -> str:
-    if device.opens != "ok":
-        return device.opens or "-"
-    return "opens" if device.library in ("", "ok") else device.library
-
-
 def _fabric(seen: Fabric) -> str:
     """Lay out what a pod sees of RDMA, its GIDs, its platform's word and what could not be read."""
     text = ""
@@ -289,12 +283,12 @@ def _fabric(seen: Fabric) -> str:
     ports = [
         (
             f"{device.name}:{port.number}",
-            port.link_layer or "-",
-            port.state or "-",
+            port.link_layer.value or "-",
+            port.state.value or "-",
             port.netdev or "-",
             f"{port.rate:g}" if port.rate else "-",
             str(port.mtu or "-"),
-            _openable(device),
+            device.open_error or device.library_error or "opens",
         )
         for device in seen.devices
         for port in device.ports
@@ -312,7 +306,7 @@ def _fabric(seen: Fabric) -> str:
             str(gid.index),
             gid.value,
             gid.netdev or "-",
-            gid.kind or "-",
+            gid.kind.value or "-",
         )
         for device in seen.devices
         for port in device.ports
@@ -322,7 +316,13 @@ def _fabric(seen: Fabric) -> str:
         text += "\n" + table(("RDMA port", "index", "GID", "link", "kind"), gids)
     if seen.attachments:
         said = [
-            (item.by, item.link or "-", item.pci or "-", item.rdma or "-", item.resource or "-")
+            (
+                item.by.value,
+                item.link or "-",
+                item.pci or "-",
+                item.rdma or "-",
+                item.resource or "-",
+            )
             for item in seen.attachments
         ]
         text += "\n" + table(("platform", "link", "PCI", "RDMA device", "resource"), said)

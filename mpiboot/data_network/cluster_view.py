@@ -12,10 +12,9 @@ from typing import Final
 
 from mpiboot.data_checks import DATA_ROWS, NEVER_STOP
 from mpiboot.data_network import nccl, reach, worker_checks
-from mpiboot.data_network.gids import View
-from mpiboot.data_network.rails import interfaces
-from mpiboot.data_network.records import RDMA, DataSettings, Kind, Problem, WorkerNetwork
+from mpiboot.data_network.records import RDMA, DataSettings, Problem, Transport, WorkerNetwork
 from mpiboot.model import Finding, Level, Link
+from mpiboot.network.link_addresses import usable
 from mpiboot.wording import first_few
 
 _NO_VALUES: Final[Mapping[str, str]] = {}
@@ -23,7 +22,7 @@ HEADINGS: Final = ("worker", "control", "data", "HCA", "state", "Gb/s", "MTU", "
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class WorkerRow:
     """One line of the table; cells are text, empty where there is nothing to say."""
 
     worker: str
@@ -50,24 +49,23 @@ class Row:
         )
 
 
-def row(view: View) -> Row:
+def row(network: WorkerNetwork) -> WorkerRow:
     """Make a worker's row; what is equal for all of its ports stands once."""
-    network = view.network
     if network.facts is None:
-        return Row(network.host, "", "not known: the worker does not run mpiboot", *("",) * 5)
+        return WorkerRow(network.host, "", "not known: the worker does not run mpiboot", *("",) * 5)
     rails = network.rails
     links = [rail.link for rail in rails if rail.link] or list(network.data)
     ports = [str(rail.port.mtu) for rail in rails if rail.port.mtu]
-    return Row(
+    return WorkerRow(
         worker=network.host,
         control=_shown(network.control),
-        data=_span(map(_shown, network.data)) or network.kind.value,
+        data=_span(map(_shown, network.data)) or network.transport.value,
         hca=_span(rail.name for rail in rails),
-        state=_once(rail.port.state or "-" for rail in rails),
+        state=_once(rail.port.state.value or "-" for rail in rails),
         rate=_once(f"{rail.port.rate:g}" for rail in rails if rail.port.rate),
         mtu="/".join(filter(None, (_once(str(link.mtu) for link in links), _once(ports)))),
-        gid=_once(str(gid.index) if gid else "-" for gid in view.gids.wanted)
-        if network.kind is Kind.ROCE
+        gid=_once(str(gid.index) if gid else "-" for gid in network.gids.wanted)
+        if network.transport is Transport.ROCE
         else "",
     )
 
@@ -75,7 +73,7 @@ def row(view: View) -> Row:
 def _shown(link: Link | None) -> str:
     if link is None:
         return ""
-    own = interfaces(link)
+    own = usable(link)
     return f"{link.name} {own[0].ip}" if own else link.name
 
 
@@ -92,28 +90,30 @@ def _once(words: Iterable[str]) -> str:
 
 
 def findings(
-    views: Sequence[View], settings: DataSettings, values: Mapping[str, str] = _NO_VALUES
+    networks: Sequence[WorkerNetwork],
+    settings: DataSettings,
+    values: Mapping[str, str] = _NO_VALUES,
 ) -> tuple[Finding, ...]:
     """Apply every rule to all workers: one finding a problem, whichever workers have it.
 
     Args:
-        views: all workers.
+        networks: all workers.
         values: the user's own values of variables, as far as they are known here.
         settings: ``require`` makes most findings failures; ``off`` gives none.
     """
     if settings.data_network == "off":
         return ()
-    expected = settings.data_network == "require" or any(view.usable for view in views)
+    expected = settings.data_network == "require" or any(network.usable for network in networks)
     hosts: dict[Problem, list[str]] = {}
-    for view in views:
-        found = [*view.network.problems, *view.gids.problems]
+    for network in networks:
+        found = [*network.problems, *network.gids.problems]
         found += [
-            *worker_checks.of_one(view, expected=expected),
-            *worker_checks.user_values(view, values),
+            *worker_checks.of_one(network, expected=expected),
+            *worker_checks.user_values(network, values),
         ]
         for problem in dict.fromkeys(found):
-            hosts.setdefault(problem, []).append(view.network.host)
-    whole = [problem for rule in _RULES for problem in rule(views, settings)]
+            hosts.setdefault(problem, []).append(network.host)
+    whole = [problem for rule in _RULES for problem in rule(networks, settings)]
     return (
         *(_finding(problem, names, settings) for problem, names in hosts.items()),
         *(_finding(problem, (), settings) for problem in whole),
@@ -142,10 +142,10 @@ def _finding(problem: Problem, names: Sequence[str], settings: DataSettings) -> 
 
 
 def _odd(
-    views: Sequence[View], tell: Callable[[View], str], check: str, what: str
+    networks: Sequence[WorkerNetwork], tell: Callable[[WorkerNetwork], str], check: str, what: str
 ) -> Iterable[Problem]:
     """Report workers that differ from most others."""
-    told = {view.network.host: tell(view) for view in views if view.network.facts is not None}
+    told = {network.host: tell(network) for network in networks if network.facts is not None}
     counts = Counter(told.values()).most_common()
     if len(counts) > 1:
         usual = counts[0][0]
@@ -157,48 +157,47 @@ def _odd(
         yield Problem(check, f"{what} differ: {'; '.join(parts)}; {counts[0][1]} others: {usual}")
 
 
-def _agree(views: Sequence[View], _: DataSettings) -> Iterable[Problem]:
-    def tell(view: View) -> str:
-        network = view.network
-        if network.kind not in RDMA:
+def _agree(networks: Sequence[WorkerNetwork], _: DataSettings) -> Iterable[Problem]:
+    def tell(network: WorkerNetwork) -> str:
+        if network.transport not in RDMA:
             return "no RDMA"
         count = len(network.rails)
         rates = sorted({rail.port.rate for rail in network.rails if rail.port.rate})
         speed = " at " + ", ".join(f"{rate:g}" for rate in rates) + " Gb/s" if rates else ""
-        entries = [nccl.address(gid) for gid in view.gids.wanted if gid is not None]
+        entries = [nccl.address(gid) for gid in network.gids.wanted if gid is not None]
         versions = sorted({item.version for item in entries if item is not None})
         # An entry of one version does not talk to one of the other.
         family = " by IPv" + "/".join(map(str, versions)) if 6 in versions else ""  # noqa: PLR2004
-        return f"{count} {network.kind.value} port{'s' * (count > 1)}{speed}{family}"
+        return f"{count} {network.transport.value} port{'s' * (count > 1)}{speed}{family}"
 
-    return _odd(views, tell, "rdma-differs", "RDMA devices")
+    return _odd(networks, tell, "rdma-differs", "RDMA devices")
 
 
-def _one_mtu(views: Sequence[View], _: DataSettings) -> Iterable[Problem]:
-    with_data = [view for view in views if view.network.data or view.network.rails]
+def _one_mtu(networks: Sequence[WorkerNetwork], _: DataSettings) -> Iterable[Problem]:
+    with_data = [network for network in networks if network.data or network.rails]
     # Where one worker's image can't tell its ports' MTU, those of the others prove nothing.
-    known = all(rail.port.mtu for view in with_data for rail in view.network.rails)
+    known = all(rail.port.mtu for network in with_data for rail in network.rails)
 
-    def tell(view: View) -> str:
-        links = sorted({link.mtu for link in view.network.data})
-        ports = sorted({rail.port.mtu for rail in view.network.rails}) if known else []
+    def tell(network: WorkerNetwork) -> str:
+        links = sorted({link.mtu for link in network.data})
+        ports = sorted({rail.port.mtu for rail in network.rails}) if known else []
         link = ", ".join(map(str, links)) or "no link"
         return link + (" (port " + ", ".join(map(str, ports)) + ")" if ports else "")
 
     return _odd(with_data, tell, "data-mtu", "MTUs of the data network")
 
 
-def _reach(views: Sequence[View], settings: DataSettings) -> Iterable[Problem]:
-    networks = [view.network for view in views if view.network.data]
+def _reach(networks: Sequence[WorkerNetwork], settings: DataSettings) -> Iterable[Problem]:
+    networks = [network for network in networks if network.data]
     positions = min((len(network.data) for network in networks), default=0)
-    crossed = list(_crossed(views, settings))
+    crossed = list(_crossed(networks, settings))
     yield from crossed
     # Rails of the same subnets pair up by device, whatever their links are called.
     paired = len({_subnets(network) for network in networks}) <= 1
     for position in range(positions):
         ends = reach.ends(networks, position)
         if ends is None:
-            if all(network.kind is not Kind.INFINIBAND for network in networks):
+            if all(network.transport is not Transport.INFINIBAND for network in networks):
                 name = networks[0].data[position].name
                 said = f"not every worker has an address of one IP version beside {name}"
                 yield Problem("data-networks", said)
@@ -211,24 +210,24 @@ def _reach(views: Sequence[View], settings: DataSettings) -> Iterable[Problem]:
 
 
 def _subnets(network: WorkerNetwork) -> tuple[str, ...]:
-    return tuple(sorted(str(own.network) for link in network.data for own in interfaces(link)[:1]))
+    return tuple(sorted(str(own.network) for link in network.data for own in usable(link)[:1]))
 
 
-def _crossed(views: Sequence[View], settings: DataSettings) -> Iterable[Problem]:
+def _crossed(networks: Sequence[WorkerNetwork], settings: DataSettings) -> Iterable[Problem]:
     """Compare the subnet of the k-th device, as NCCL numbers them, across workers."""
     version = nccl.version(settings.nccl_version)
     by_function = version is None or version >= nccl.PCI_ORDER
     orders: Mapping[str, tuple[str, ...]] = {
-        view.network.host: tuple(
-            str(interfaces(rail.link)[0].network)
+        network.host: tuple(
+            str(usable(rail.link)[0].network)
             for rail in sorted(
-                view.network.rails,
+                network.rails,
                 key=lambda rail: (rail.device.pci if by_function else "", rail.device.index),
             )
-            if rail.link is not None and interfaces(rail.link)
+            if rail.link is not None and usable(rail.link)
         )
-        for view in views
-        if len(view.network.rails) > 1 and all(rail.device.pci for rail in view.network.rails)
+        for network in networks
+        if len(network.rails) > 1 and all(rail.device.pci for rail in network.rails)
     }
     first = next(iter(orders.values()), ())
     odd = [

@@ -5,17 +5,15 @@ Each library's own choice is simulated on the table first: nothing is set where 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from mpiboot.addresses import IPV4, IPV6, Network, smallest_network
 from mpiboot.data_network import nccl, rails
-from mpiboot.data_network.rails import Rail
-from mpiboot.data_network.records import Kind, Problem, WorkerNetwork
-from mpiboot.fabric import Gid, RdmaPort
+from mpiboot.data_network.records import GidChoice, Problem, Rail, Transport
+from mpiboot.fabric import Gid, GidType, RdmaPort
+from mpiboot.network.link_addresses import usable
 
-_ROCE_V2: Final = "RoCE v2"
 _UPGRADE: Final = "use NCCL 2.21 or later"
 _SUBNET: Final = "give the rails a network that the node's own addresses are not in"
 _AUTO: Final = nccl.SKIPS_HOLES
@@ -30,45 +28,6 @@ _OWN_NCCL: Final = (
 _OWN_UCX: Final = ("UCX_NET_DEVICES", "UCX_TLS", "UCX_IB_GID_INDEX", "UCX_IB_ROCE_SUBNETS")
 
 
-@dataclass(frozen=True, slots=True)
-class GidChoice:
-    """What one worker's RoCE ports need.
-
-    ``wanted`` has one entry a rail, None where the table holds none of ours; ``values`` are the
-    variables to set, empty where the libraries choose right by themselves. ``nccl`` and ``ucx``
-    tell whether that library can be brought to use these entries at all.
-    """
-
-    wanted: tuple[Gid | None, ...]
-    values: Mapping[str, str]
-    because: str
-    problems: tuple[Problem, ...] = ()
-    nccl: bool = True
-    ucx: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """One worker with its GID choice."""
-
-    network: WorkerNetwork
-    gids: GidChoice
-
-    @property
-    def usable(self) -> bool:
-        """Whether at least one port can carry data: open, active and, for RoCE, with an entry.
-
-        With another pod's or the node's entry the data would leave under their address: where
-        NCCL can't be told the right ones, none of these ports is used.
-        """
-        roce = self.network.kind is Kind.ROCE
-        return self.gids.nccl and any(
-            rail.ready or (self.network.kind is Kind.EFA and rails.usable(rail.device))
-            for rail, gid in zip(self.network.rails, self.gids.wanted, strict=True)
-            if gid is not None or not roce
-        )
-
-
 def wanted(rail: Rail) -> tuple[Gid | None, str]:
     """Find the RoCE v2 entry of the link's own address: IPv4 before IPv6, in the link's order.
 
@@ -77,7 +36,7 @@ def wanted(rail: Rail) -> tuple[Gid | None, str]:
     """
     if rail.link is None:
         return None, f"no link of this pod is known for {rail.name}, so none of its entries either"
-    own = rails.interfaces(rail.link)
+    own = usable(rail.link)
     if not own:
         return None, f"link {rail.link.name} of {rail.name} has no address"
     for item in sorted(own, key=lambda one: one.version):
@@ -93,7 +52,7 @@ def wanted(rail: Rail) -> tuple[Gid | None, str]:
                 f"{rail.link.name}: one of them is another pod's"
             )
             return found[0], twice if len(found) > 1 else ""
-    kinds = sorted({gid.kind or "unknown" for gid in rail.port.gids}) or ["nothing"]
+    kinds = sorted({gid.kind.value or "unknown" for gid in rail.port.gids}) or ["nothing"]
     return None, (
         f"the GID table of {rail.name} has no RoCE v2 entry for "
         f"{', '.join(str(item.ip) for item in own)} (it has {', '.join(kinds)})"
@@ -108,7 +67,11 @@ def ucx_index(port: RdmaPort, inside: Network | None = None) -> int | None:
         if found is None or (inside is not None and found not in inside):
             return None
         local = found.version == IPV6 and found.is_link_local
-        return (gid.kind != _ROCE_V2, 0 if found.version == IPV4 else 1 + local, gid.index)
+        return (
+            gid.kind is not GidType.ROCE_V2,
+            0 if found.version == IPV4 else 1 + local,
+            gid.index,
+        )
 
     ranks = [one for one in map(rank, port.gids) if one is not None]
     return min(ranks)[2] if ranks else None
@@ -122,7 +85,7 @@ def choose(found: Sequence[Rail], nccl_version: str, own: Collection[str] = ()) 
         nccl_version: as ``nccl.version`` reads it; empty where it isn't known.
         own: names that the user has set; whoever names devices or indexes answers for them.
     """
-    if not found or found[0].infiniband or rails.is_efa(found[0].device):
+    if not found or found[0].transport is not Transport.ROCE:
         return GidChoice((None,) * len(found), {}, "only RoCE has an index to choose")
     pairs = [wanted(rail) for rail in found]
     entries = tuple(gid for gid, _ in pairs)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
 from mpiboot.addresses import IPV6, Address, Network, parse
-from mpiboot.fabric import Gid, RdmaPort
+from mpiboot.fabric import Gid, GidType, RdmaPort
 
 Version: TypeAlias = "tuple[int, int, int]"
 
@@ -104,9 +104,9 @@ def gid_index(
             continue
         if _family(table.get(chosen)) != family:
             chosen = index
-        elif _valid(candidate) and table[index].kind == "RoCE v2":
+        elif _valid(candidate) and table[index].kind is GidType.ROCE_V2:
             now = table.get(chosen)
-            if now is None or now.kind != "RoCE v2" or not _valid(address(now)):
+            if now is None or now.kind is not GidType.ROCE_V2 or not _valid(address(now)):
                 chosen = index
     return chosen
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from mpiboot.data_network.records import WorkerNetwork
+from mpiboot.fabric import Evidence
 from mpiboot.wording import first_few
 
 # A pod that has one of these brings its own transport for NCCL, with settings of its own.
@@ -27,7 +28,7 @@ def found(
             return f"{name} is set"
     for network in known:
         for item in network.facts.fabric.attachments if network.facts else ():
-            if item.by == "gib":
+            if item.by is Evidence.GIB:
                 return f"{item.resource} is there"
     return ""
 

@@ -11,33 +11,34 @@ from dataclasses import dataclass, field, replace
 from mpiboot.addresses import IPV4, IPV6
 from mpiboot.data_checks import DATA_ROWS
 from mpiboot.data_network import cluster_view, nccl, plugins, reach
-from mpiboot.data_network.gids import View
-from mpiboot.data_network.owners import Wish
-from mpiboot.data_network.rails import interfaces
-from mpiboot.data_network.records import RDMA, DataSettings, Kind, WorkerNetwork
-from mpiboot.data_network.worker_checks import of_the_node
+from mpiboot.data_network.records import RDMA, DataSettings, Transport, WorkerNetwork
+from mpiboot.data_network.variables import Proposal
+from mpiboot.data_network.worker_checks import devices_of_the_node
 from mpiboot.model import Decision, Finding, Link, Source
+from mpiboot.network.link_addresses import usable
 from mpiboot.wording import first_few
 
 
 @dataclass(slots=True)
-class Wishes:
+class Proposals:
     """What the rules want, and what they have to say about it."""
 
-    views: Sequence[View]
+    networks: Sequence[WorkerNetwork]
     settings: DataSettings
-    wishes: list[Wish] = field(default_factory=list)
+    proposals: list[Proposal] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
     @property
     def known(self) -> list[WorkerNetwork]:
         """The workers whose facts are known."""
-        return [view.network for view in self.views if view.network.facts is not None]
+        return [network for network in self.networks if network.facts is not None]
 
-    def want(self, name: str, value: str, rule: str, because: str, host: str | None = None) -> None:
-        """Note a wish."""
-        self.wishes.append(Wish(name, value, rule, because, host))
+    def propose(
+        self, name: str, value: str, rule: str, because: str, host: str | None = None
+    ) -> None:
+        """Note a proposal."""
+        self.proposals.append(Proposal(name, value, rule, because, host))
 
     def find(self, check: str, said: str) -> None:
         """Note a finding on all workers together."""
@@ -46,20 +47,20 @@ class Wishes:
 
 
 def make(
-    views: Sequence[View],
+    networks: Sequence[WorkerNetwork],
     settings: DataSettings,
     taken: Mapping[str, str],
     values: Mapping[str, str],
-) -> Wishes:
+) -> Proposals:
     """Ask every rule what it wants.
 
     Args:
-        views: all workers with their GID choices.
+        networks: all workers with their GID choices.
         settings: what the user asked for.
         taken: names that the user has set, each with where.
         values: the values of those that are known.
     """
-    made = Wishes(views, settings)
+    made = Proposals(networks, settings)
     plugin = plugins.found(made.known, taken, values)
     transport = _transport(made, plugin)
     over_data, why_socket = _sockets(made, transport)
@@ -71,26 +72,26 @@ def make(
     return made
 
 
-def _transport(made: Wishes, plugin: str) -> Kind:
+def _transport(made: Proposals, plugin: str) -> Transport:
     """Settle what carries the data: the same on all workers, or TCP."""
-    known = [view for view in made.views if view.network.facts is not None]
-    kinds = {view.network.kind for view in known if view.usable}
-    without = [view.network.host for view in known if not view.usable]
+    known = [network for network in made.networks if network.facts is not None]
+    kinds = {network.transport for network in known if network.usable}
+    without = [network.host for network in known if not network.usable]
     if len(kinds) == 1 and not without:
         (kind,) = kinds
         because = f"every worker has usable {kind.value} ports"
-        if kind is not Kind.EFA:
+        if kind is not Transport.EFA:
             _transport_names(made, kind, plugin)
         else:
-            made.want("FI_PROVIDER", "efa", "transport", "EFA devices open on every worker")
+            made.propose("FI_PROVIDER", "efa", "transport", "EFA devices open on every worker")
             for said in plugins.efa_lacks(made.known, plugin):
                 made.find("efa-library", said)
     else:
-        kind = Kind.TCP if any(network.plain for network in made.known) else Kind.NONE
+        kind = Transport.TCP if any(network.plain for network in made.known) else Transport.NONE
         if not known:
             because = "no worker's facts are known"
         elif not kinds:
-            because = "no worker has a usable RDMA port" + of_the_node(made.known)
+            because = "no worker has a usable RDMA port" + devices_of_the_node(made.known)
         else:
             because = "the workers have RDMA of different kinds, which can't talk to each other"
             if without:
@@ -98,28 +99,27 @@ def _transport(made: Wishes, plugin: str) -> Kind:
                     f"{first_few(without)}: no usable RDMA port, and all ranks need one transport"
                 )
             made.find("rdma-differs", f"the data goes over TCP: {because}")
-        if Kind.EFA in kinds and not plugin:
+        if Transport.EFA in kinds and not plugin:
             # EFA comes by a plugin, which NCCL_IB_DISABLE does not stop.
-            made.want("NCCL_NET", "Socket", "transport", because)
+            made.propose("NCCL_NET", "Socket", "transport", because)
         if known and not plugin:
-            made.want("NCCL_IB_DISABLE", "1", "transport", because)
+            made.propose("NCCL_IB_DISABLE", "1", "transport", because)
     if plugin:
         because += f"; {plugin}, so NCCL's own variables are left as they are"
     made.decisions.append(Decision("data-network", kind.value, Source.DETECTED, because))
     return kind
 
 
-def _transport_names(made: Wishes, kind: Kind, plugin: str) -> None:
+def _transport_names(made: Proposals, kind: Transport, plugin: str) -> None:
     if made.settings.data_network == "require" and not plugin:
         because = f"{kind.value} is required: without it NCCL fails instead of falling to TCP"
-        made.want("NCCL_NET", "IB", "transport", because)
+        made.propose("NCCL_NET", "IB", "transport", because)
 
 
-def _rdma(made: Wishes, transport: Kind, plugin: str) -> None:
+def _rdma(made: Proposals, transport: Transport, plugin: str) -> None:
     """Name each worker's own ports and GID indexes."""
-    for view in made.views:
-        network = view.network
-        if transport not in (Kind.ROCE, Kind.INFINIBAND) or not network.rails:
+    for network in made.networks:
+        if transport not in (Transport.ROCE, Transport.INFINIBAND) or not network.rails:
             continue
         names = [rail.name for rail in network.rails]
         because = "this worker's own ports: " + (
@@ -129,23 +129,27 @@ def _rdma(made: Wishes, transport: Kind, plugin: str) -> None:
             )
         )
         host = network.host
-        if view.gids.ucx:
-            made.want("UCX_NET_DEVICES", ",".join(names), "rdma-ports", because, host)
+        if network.gids.ucx:
+            made.propose("UCX_NET_DEVICES", ",".join(names), "rdma-ports", because, host)
         else:
             _tcp_for_ucx(made, network, network.plain, "UCX can't be told its GID indexes")
         if not plugin:
-            made.want("NCCL_IB_HCA", nccl.exact(names), "rdma-ports", because, host)
-        for name, value in view.gids.values.items():
+            made.propose("NCCL_IB_HCA", nccl.exact(names), "rdma-ports", because, host)
+        for name, value in network.gids.values.items():
             if not (plugin and name.startswith("NCCL_")):
-                made.want(name, value, "gid", view.gids.because, host)
+                made.propose(name, value, "gid", network.gids.because, host)
         _pkey(made, network, plugin)
 
 
-def _pkey(made: Wishes, network: WorkerNetwork, plugin: str) -> None:
+def _pkey(made: Proposals, network: WorkerNetwork, plugin: str) -> None:
     """Name the partition of an IPoIB link: for NCCL by index, for UCX by value."""
     found = set()
     for rail in network.rails:
-        if not rail.infiniband or rail.link is None or rail.link.pkey is None:
+        if (
+            rail.transport is not Transport.INFINIBAND
+            or rail.link is None
+            or rail.link.pkey is None
+        ):
             continue
         # The top bit tells full from limited members; it is the same partition.
         value = rail.link.pkey & 0x7FFF
@@ -155,9 +159,9 @@ def _pkey(made: Wishes, network: WorkerNetwork, plugin: str) -> None:
         ((index, value),) = found
         if index:
             because = f"the data link is in partition {value:#06x}, entry {index}"
-            made.want("UCX_IB_PKEY", f"{value:#x}", "rdma-ports", because, network.host)
+            made.propose("UCX_IB_PKEY", f"{value:#x}", "rdma-ports", because, network.host)
             if not plugin:
-                made.want("NCCL_IB_PKEY", str(index), "rdma-ports", because, network.host)
+                made.propose("NCCL_IB_PKEY", str(index), "rdma-ports", because, network.host)
     elif len(found) > 1:
         listed = ", ".join(f"{value:#06x}" for _, value in sorted(found))
         made.find(
@@ -167,7 +171,7 @@ def _pkey(made: Wishes, network: WorkerNetwork, plugin: str) -> None:
         )
 
 
-def _sockets(made: Wishes, transport: Kind) -> tuple[dict[str, tuple[Link, ...]], str]:
+def _sockets(made: Proposals, transport: Transport) -> tuple[dict[str, tuple[Link, ...]], str]:
     """Decide whether NCCL's sockets go over the data link: by reachability, on all workers.
 
     Returns:
@@ -188,14 +192,14 @@ def _sockets(made: Wishes, transport: Kind) -> tuple[dict[str, tuple[Link, ...]]
     return {one.host: one.plain for one in networks}, why
 
 
-def _why_not_data(made: Wishes, transport: Kind) -> str:
+def _why_not_data(made: Proposals, transport: Transport) -> str:
     """Say why the data link can't carry sockets; empty where it can."""
     networks = made.known
     without = [network.host for network in networks if not network.plain]
     counts = {len(network.plain) for network in networks}
     names = [link.name for network in networks for link in network.plain]
     odd = [name for name in names if not nccl.expressible(name)]
-    if len(networks) < len(made.views):
+    if len(networks) < len(made.networks):
         return "not every worker's facts are known"
     if without:
         all_ = "no worker has a second link with an address"
@@ -221,7 +225,7 @@ def _unreached(networks: Sequence[WorkerNetwork], positions: int) -> str:
 
 
 def _socket_names(
-    made: Wishes, network: WorkerNetwork, links: Sequence[Link], because: str, plugin: str
+    made: Proposals, network: WorkerNetwork, links: Sequence[Link], because: str, plugin: str
 ) -> None:
     """Name the links of NCCL's, Gloo's and TensorPipe's sockets."""
     chosen = list(links) or ([network.control] if network.control else [])
@@ -230,25 +234,29 @@ def _socket_names(
         return
     rule, host = "nccl-socket", network.host
     if not plugin:
-        made.want("NCCL_SOCKET_IFNAME", nccl.exact(names), rule, because, host)
-        versions = {item.version for link in chosen for item in interfaces(link)}
+        made.propose("NCCL_SOCKET_IFNAME", nccl.exact(names), rule, because, host)
+        versions = {item.version for link in chosen for item in usable(link)}
         if versions == {IPV6}:
-            made.want("NCCL_SOCKET_FAMILY", "AF_INET6", rule, "no IPv4 address there", host)
+            made.propose("NCCL_SOCKET_FAMILY", "AF_INET6", rule, "no IPv4 address there", host)
     # These take a plain name, and one link is enough for a rendezvous.
-    made.want("GLOO_SOCKET_IFNAME", names[0], rule, because, host)
-    made.want("TP_SOCKET_IFNAME", names[0], rule, because, host)
+    made.propose("GLOO_SOCKET_IFNAME", names[0], rule, because, host)
+    made.propose("TP_SOCKET_IFNAME", names[0], rule, because, host)
 
 
-def _tcp_ucx(made: Wishes, network: WorkerNetwork, transport: Kind, links: Sequence[Link]) -> None:
+def _tcp_ucx(
+    made: Proposals, network: WorkerNetwork, transport: Transport, links: Sequence[Link]
+) -> None:
     """Keep UCX on TCP links where there is a data network without RDMA."""
-    if transport is Kind.TCP:
+    if transport is Transport.TCP:
         _tcp_for_ucx(made, network, links, "no RDMA port that every worker could use")
 
 
-def _tcp_for_ucx(made: Wishes, network: WorkerNetwork, links: Sequence[Link], because: str) -> None:
+def _tcp_for_ucx(
+    made: Proposals, network: WorkerNetwork, links: Sequence[Link], because: str
+) -> None:
     chosen = list(links) or ([network.control] if network.control else [])
     if chosen:
-        made.want(
+        made.propose(
             "UCX_NET_DEVICES",
             ",".join(link.name for link in chosen),
             "rdma-ports",
@@ -257,17 +265,17 @@ def _tcp_for_ucx(made: Wishes, network: WorkerNetwork, links: Sequence[Link], be
         )
 
 
-def _mpi(made: Wishes, transport: Kind) -> None:
+def _mpi(made: Proposals, transport: Transport) -> None:
     """Move MPI's own data, not its daemons, to the data network where that is asked for."""
     if made.settings.mpi_network != "data":
         return
     rule, because = "mpi-network", "MPIBOOT_MPI_NETWORK=data"
-    if transport in (Kind.ROCE, Kind.INFINIBAND):
-        made.want("OMPI_MCA_pml", "ucx", rule, f"{because}: UCX on the RDMA ports")
+    if transport in (Transport.ROCE, Transport.INFINIBAND):
+        made.propose("OMPI_MCA_pml", "ucx", rule, f"{because}: UCX on the RDMA ports")
         return
-    if transport is Kind.EFA:
-        made.want("OMPI_MCA_pml", "cm", rule, f"{because}: libfabric's EFA")
-        made.want("OMPI_MCA_mtl", "ofi", rule, f"{because}: libfabric's EFA")
+    if transport is Transport.EFA:
+        made.propose("OMPI_MCA_pml", "cm", rule, f"{because}: libfabric's EFA")
+        made.propose("OMPI_MCA_mtl", "ofi", rule, f"{because}: libfabric's EFA")
         return
     problem = _why_not_data(made, transport)
     if problem:
@@ -277,15 +285,17 @@ def _mpi(made: Wishes, transport: Kind) -> None:
         return
     for network in made.known:
         names = ",".join(link.name for link in network.plain)
-        made.want("OMPI_MCA_btl_tcp_if_include", names, rule, because, network.host)
+        made.propose("OMPI_MCA_btl_tcp_if_include", names, rule, because, network.host)
     if len({tuple(link.name for link in network.plain) for network in made.known}) > 1:
         # mpirun hands its own OMPI_MCA_ values to every rank, so one value must fit all.
-        made.wishes = [one for one in made.wishes if one.name != "OMPI_MCA_btl_tcp_if_include"]
+        made.proposals = [
+            one for one in made.proposals if one.name != "OMPI_MCA_btl_tcp_if_include"
+        ]
         own = [
             [
                 str(item.network)
                 for link in network.plain
-                for item in interfaces(link)
+                for item in usable(link)
                 if item.version == IPV4
             ]
             for network in made.known
@@ -296,4 +306,4 @@ def _mpi(made: Wishes, transport: Kind) -> None:
             made.decisions.append(Decision("mpi-network", "control", Source.DETECTED, problem))
             return
         spans = {span for mine in own for span in mine}
-        made.want("OMPI_MCA_btl_tcp_if_include", ",".join(sorted(spans)), rule, because)
+        made.propose("OMPI_MCA_btl_tcp_if_include", ",".join(sorted(spans)), rule, because)

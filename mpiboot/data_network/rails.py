@@ -6,94 +6,24 @@ A device's name is never evidence, nor is /dev/infiniband alone, nor an entry's 
 
 from __future__ import annotations
 
-import functools
 import ipaddress
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from mpiboot import addresses
-from mpiboot.addresses import Interface
 from mpiboot.data_network import nccl
-from mpiboot.fabric import Attachment, Fabric, Gid, RdmaDevice, RdmaPort
-from mpiboot.model import Link
+from mpiboot.data_network.records import Rail
+from mpiboot.fabric import Fabric, Gid, GidType, RdmaDevice, RdmaPort
+from mpiboot.model import Link, Source
+from mpiboot.network.link_addresses import usable
 
 Found: TypeAlias = "tuple[RdmaDevice, RdmaPort]"
 
-_ROCE_V2: Final = "RoCE v2"
 _IPOIB_BYTES: Final = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Rail:
-    """A port of an RDMA device that is this pod's, the link above it if there is one, and why."""
-
-    device: RdmaDevice
-    port: RdmaPort
-    link: Link | None
-    because: str
-
-    @property
-    def name(self) -> str:
-        """The port as NCCL and UCX write it, such as ``mlx5_3:1``."""
-        return f"{self.device.name}:{self.port.number}"
-
-    @property
-    def infiniband(self) -> bool:
-        """Whether the port's link layer is InfiniBand."""
-        return self.port.link_layer == "InfiniBand"
-
-    @property
-    def ready(self) -> bool:
-        """Whether the device can be used and the port is active."""
-        return usable(self.device) and self.port.state == "ACTIVE"
-
-
-def interfaces(link: Link) -> tuple[Interface, ...]:
-    """Give a link's addresses that a peer can use: no loopback and no link-local ones."""
-    unusable = {*link.tentative, *link.duplicate}
-    if unusable:
-        return _interfaces(tuple(item for item in link.addresses if item not in unusable))
-    return _interfaces(link.addresses)
-
-
-def coming(link: Link) -> tuple[Interface, ...]:
-    """Give those that can't be used yet: the kernel still looks whether another host has them."""
-    return _interfaces(link.tentative)
-
-
-def refused(link: Link) -> tuple[Interface, ...]:
-    """Give those that the kernel refuses: another host has them."""
-    return _interfaces(link.duplicate)
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _interfaces(texts: tuple[str, ...]) -> tuple[Interface, ...]:
-    found = map(addresses.interface, texts)
-    return tuple(
-        item
-        for item in found
-        if item and not (item.is_loopback or item.is_link_local or item.is_unspecified)
-    )
-
-
-def usable(device: RdmaDevice) -> bool:
-    """Whether a device opens, and the RDMA library has a driver for it, as far as is known."""
-    return device.opens == "ok" and device.library in ("", "ok")
-
-
-def is_efa(device: RdmaDevice) -> bool:
-    """Whether a device is AWS's EFA: it has no link, and NCCL's own IB transport skips it."""
-    return device.driver.lower().startswith("efa") or (
-        device.node_type.lower() in ("unspecified", "7") and not device.protocol
-    )
 
 
 def ports(devices: Iterable[RdmaDevice]) -> tuple[Found, ...]:
     """List all ports with their devices, without EFA's."""
-    return tuple(
-        (device, port) for device in devices if not is_efa(device) for port in device.ports
-    )
+    return tuple((device, port) for device in devices if not device.efa for port in device.ports)
 
 
 def is_entry_of(gid: Gid, link: Link) -> bool:
@@ -102,7 +32,11 @@ def is_entry_of(gid: Gid, link: Link) -> bool:
     Another pod's link can have the same name, and seldom the same index as well; the name is
     missing where sysfs is only partly there.
     """
-    return gid.kind == _ROCE_V2 and gid.netdev in (link.name, "") and gid.link in (link.index, 0)
+    return (
+        gid.kind is GidType.ROCE_V2
+        and gid.netdev in (link.name, "")
+        and gid.link in (link.index, 0)
+    )
 
 
 def _by_kernel(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
@@ -148,11 +82,11 @@ def _by_function(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
 
 def _by_platform(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
     said = [item for item in fabric.attachments if item.link == link.name]
-    return [item for item in ports(fabric.devices) if any(_names(one, item[0]) for one in said)]
+    return [item for item in ports(fabric.devices) if any(one.names(item[0]) for one in said)]
 
 
 def _by_gid(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
-    own = {item.ip for item in interfaces(link)}
+    own = {item.ip for item in usable(link)}
     return [
         item
         for item in ports(fabric.devices)
@@ -163,41 +97,39 @@ def _by_gid(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
     ]
 
 
-_RULES: Final[tuple[tuple[Callable[[Link, Fabric, Sequence[Link]], list[Found]], str], ...]] = (
-    (_by_kernel, "the kernel says that this port drives it"),
-    (_by_lower_link, "the kernel says that this port drives the link below the VLAN"),
-    (_by_hardware, "its hardware address holds this port's GID"),
-    (_by_function, "link and device are one PCI function"),
-    (_by_platform, "the platform says so"),
-    (_by_gid, "its address is in this port's GID table under its name"),
+_Rule: TypeAlias = "Callable[[Link, Fabric, Sequence[Link]], list[Found]]"
+_SEEN, _SAID = Source.DETECTED, Source.PLATFORM
+_RULES: Final[tuple[tuple[_Rule, Source, str], ...]] = (
+    (_by_kernel, _SEEN, "the kernel says that this port drives it"),
+    (_by_lower_link, _SEEN, "the kernel says that this port drives the link below the VLAN"),
+    (_by_hardware, _SEEN, "its hardware address holds this port's GID"),
+    (_by_function, _SEEN, "link and device are one PCI function"),
+    (_by_platform, _SAID, "the platform says so"),
+    (_by_gid, _SEEN, "its address is in this port's GID table under its name"),
 )
 
 
-def _names(said: Attachment, device: RdmaDevice) -> bool:
-    return bool((said.rdma and said.rdma == device.name) or (said.pci and said.pci == device.pci))
+def named_by_platform(device: RdmaDevice, fabric: Fabric) -> bool:
+    """Tell whether the platform names this device as this container's."""
+    return any(item.names(device) for item in fabric.attachments)
 
 
-def named_by_platform(device: RdmaDevice, fabric: Fabric) -> str:
-    """Tell which platform evidence names this device as this container's; empty for none."""
-    return next((item.by for item in fabric.attachments if _names(item, device)), "")
-
-
-def behind(link: Link, fabric: Fabric, links: Sequence[Link]) -> tuple[tuple[Found, ...], str]:
+def behind(link: Link, fabric: Fabric, links: Sequence[Link]) -> tuple[Rail, ...]:
     """Find the port behind a link by the first rule that answers.
 
     Several ports of one answer are narrowed to those whose entries hold the link's address, then
     to those whose device opens.
 
     Returns:
-        The ports (none: a link without RDMA; several: they can't be told apart) and the evidence.
+        The ports; none: a link without RDMA; several: they can't be told apart.
     """
-    for rule, because in _RULES:
+    for rule, source, because in _RULES:
         found = rule(link, fabric, links)
         if len(found) > 1:
             by_gid = _by_gid(link, fabric, links)
             found = [item for item in found if item in by_gid] or found
         if len(found) > 1:
-            found = [item for item in found if item[0].opens == "ok"] or found
+            found = [item for item in found if item[0].opens] or found
         if found:
-            return tuple(found), because
-    return (), ""
+            return tuple(Rail(device, port, link, because, source) for device, port in found)
+    return ()

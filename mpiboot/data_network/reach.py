@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 from mpiboot import addresses
 from mpiboot.addresses import Interface
-from mpiboot.data_network.rails import interfaces
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.model import Link
+from mpiboot.network.link_addresses import usable
 
 Span: TypeAlias = "tuple[int, int, int]"
 
@@ -36,7 +36,7 @@ def _span(text: str) -> Span | None:
 
 
 def _end(network: WorkerNetwork, link: Link, family: int) -> End | None:
-    own = next((item for item in interfaces(link) if item.version == family), None)
+    own = next((item for item in usable(link) if item.version == family), None)
     if own is None or network.facts is None:
         return None
     leads = [own.network.with_prefixlen] + [

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from mpiboot.data_network import rails
-from mpiboot.data_network.rails import Rail
-from mpiboot.fabric import Fabric
+from mpiboot.fabric import Fabric, Gid, LinkLayer, PortState, RdmaDevice, RdmaPort
 from mpiboot.model import Decision, Link, PodFacts, Source
+from mpiboot.network.link_addresses import has_carrier, usable
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class DataSettings:
     control_ifname: str = ""
 
 
-class Kind(str, Enum):
-    """What a worker's data network is made of."""
+class Transport(str, Enum):
+    """What carries the data of a worker, or of the job."""
 
     ROCE = "RoCE"
     INFINIBAND = "InfiniBand"
@@ -40,7 +40,7 @@ class Kind(str, Enum):
     UNKNOWN = "unknown"
 
 
-RDMA: Final = (Kind.ROCE, Kind.INFINIBAND, Kind.EFA)
+RDMA: Final = (Transport.ROCE, Transport.INFINIBAND, Transport.EFA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,33 +57,98 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class Rail:
+    """A port of an RDMA device that is this pod's, the link above it if there is one, and why."""
+
+    device: RdmaDevice
+    port: RdmaPort
+    link: Link | None
+    because: str
+    source: Source = Source.DETECTED
+
+    @property
+    def name(self) -> str:
+        """The port as NCCL and UCX write it, such as ``mlx5_3:1``."""
+        return f"{self.device.name}:{self.port.number}"
+
+    @property
+    def transport(self) -> Transport:
+        """What this port can carry."""
+        if self.device.efa:
+            return Transport.EFA
+        infiniband = self.port.link_layer is LinkLayer.INFINIBAND
+        return Transport.INFINIBAND if infiniband else Transport.ROCE
+
+    @property
+    def ready(self) -> bool:
+        """Whether the device can be used and the port is active."""
+        return self.device.usable and self.port.state is PortState.ACTIVE
+
+
+@dataclass(frozen=True, slots=True)
+class GidChoice:
+    """What one worker's RoCE ports need.
+
+    ``wanted`` has one entry a rail, None where the table holds none of ours; ``values`` are the
+    variables to set, empty where the libraries choose right by themselves. ``nccl`` and ``ucx``
+    tell whether that library can be brought to use these entries at all.
+    """
+
+    wanted: tuple[Gid | None, ...]
+    values: Mapping[str, str]
+    because: str
+    problems: tuple[Problem, ...] = ()
+    nccl: bool = True
+    ucx: bool = True
+
+
+NOT_CHOSEN: Final = GidChoice((), {}, "")
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerNetwork:
     """One worker's networks.
 
     ``data`` are the links of the data network in order; ``rails`` its RDMA ports; ``plain`` those
     of ``data`` that TCP can use. ``pending`` says what may still come: a port, an address.
+    ``gids`` is decided last, with what the user has set for the ranks.
     """
 
     host: str
     facts: PodFacts | None
     slots: int
     control: Link | None
-    kind: Kind
+    transport: Transport
     data: tuple[Link, ...] = ()
     rails: tuple[Rail, ...] = ()
     host_network: bool = False
     decisions: tuple[Decision, ...] = ()
     problems: tuple[Problem, ...] = ()
     pending: tuple[str, ...] = ()
+    gids: GidChoice = NOT_CHOSEN
 
     @property
     def plain(self) -> tuple[Link, ...]:
-        """The data links that have an address and run."""
-        return tuple(link for link in self.data if running(link) and rails.interfaces(link))
+        """The data links that have an address and a carrier."""
+        return tuple(link for link in self.data if has_carrier(link) and usable(link))
+
+    @property
+    def usable(self) -> bool:
+        """Whether at least one port can carry data: open, active and, for RoCE, with an entry.
+
+        With another pod's or the node's entry the data would leave under their address: where
+        NCCL can't be told the right ones, none of these ports is used.
+        """
+        roce = self.transport is Transport.ROCE
+        return self.gids.nccl and any(
+            rail.ready or (self.transport is Transport.EFA and rail.device.usable)
+            for rail, gid in zip(self.rails, self.gids.wanted, strict=True)
+            if gid is not None or not roce
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class NetworkBuilder:
     """A worker under decision: what the rules look at, and what they have found so far."""
 
     facts: PodFacts
@@ -109,12 +174,7 @@ class Seen:
         self.problems.append(Problem(check, said, hint, always))
 
 
-def running(link: Link) -> bool:
-    """Whether a link is up and has a carrier."""
-    return link.up and link.carrier
-
-
-def natural(name: str) -> tuple[tuple[int, str], ...]:
+def natural_order(name: str) -> tuple[tuple[int, str], ...]:
     """Order names as people do: net2 before net10."""
     return tuple(
         (int(part), "") if part.isdigit() and part.isascii() else (-1, part)

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from mpiboot.data_network import nccl
-from mpiboot.data_network.gids import View
-from mpiboot.data_network.rails import Rail, interfaces, is_efa, named_by_platform
-from mpiboot.data_network.records import Problem, WorkerNetwork, running
+from mpiboot.data_network.rails import named_by_platform
+from mpiboot.data_network.records import Problem, Rail, Transport, WorkerNetwork
+from mpiboot.fabric import LinkLayer, PortState
 from mpiboot.model import PodFacts
+from mpiboot.network.link_addresses import has_carrier, usable
 from mpiboot.wording import first_few
 
 # Below this, memory registration fails soon; container runtimes give 64 KiB or 8 MiB.
@@ -28,14 +29,13 @@ _IB_MTU: Final = (4096, 2048, 1024, 512, 256)
 _ROCE_HEADERS: Final = (80, 96)  # as soft-RoCE counts them, and as other drivers do
 
 
-def of_one(view: View, *, expected: bool) -> list[Problem]:
+def of_one(network: WorkerNetwork, *, expected: bool) -> list[Problem]:
     """Apply the rules that look at one worker.
 
     Args:
-        view: the worker.
+        network: its networks.
         expected: whether it should have RDMA: the user requires it, or another worker has it.
     """
-    network = view.network
     if network.facts is None:
         return [Problem("data-facts", "it does not run mpiboot, so its data network is not known")]
     found = [problem for rail in network.rails for problem in _port(rail, network.facts)]
@@ -51,20 +51,20 @@ def of_one(view: View, *, expected: bool) -> list[Problem]:
 def _port(rail: Rail, facts: PodFacts) -> list[Problem]:
     found = []
     device, port = rail.device, rail.port
-    if device.opens != "ok":
+    if not device.opens:
         folder = "" if facts.fabric.infiniband_folder else ", /dev/infiniband is not there"
-        said = f"device {device.name} does not open ({device.opens or 'no device node'}{folder})"
+        said = f"device {device.name} does not open ({device.open_error}{folder})"
         found.append(Problem("rdma-node", said))
-    elif device.library not in ("", "ok"):
-        found.append(Problem("rdma-library", f"device {device.name}: {device.library}"))
-    if port.state != "ACTIVE" and not is_efa(device):
-        said = f"port {rail.name} is {port.state or 'in an unknown state'}, not ACTIVE"
-        if port.state in ("INIT", "ARMED"):
+    elif device.library_error:
+        found.append(Problem("rdma-library", f"device {device.name}: {device.library_error}"))
+    if port.state is not PortState.ACTIVE and not device.efa:
+        said = f"port {rail.name} is {port.state.value or 'in an unknown state'}, not ACTIVE"
+        if port.state in (PortState.INIT, PortState.ARMED):
             said += ": the subnet manager has not brought it up"
         found.append(Problem("rdma-port", said))
-    if rail.link is not None and not running(rail.link):
+    if rail.link is not None and not has_carrier(rail.link):
         found.append(Problem("rdma-port", f"link {rail.link.name} of {rail.name} has no carrier"))
-    elif rail.link is not None and port.mtu and port.link_layer == "Ethernet":
+    elif rail.link is not None and port.mtu and port.link_layer is LinkLayer.ETHERNET:
         most, least = (
             next((mtu for mtu in _IB_MTU if mtu + around <= rail.link.mtu), 256)
             for around in _ROCE_HEADERS
@@ -90,7 +90,7 @@ def _why_none(facts: PodFacts) -> str:
     return f"{len(seen)} RDMA devices of the node are visible, none is this pod's{folder}{what}"
 
 
-def of_the_node(known: Iterable[WorkerNetwork]) -> str:
+def devices_of_the_node(known: Iterable[WorkerNetwork]) -> str:
     """Say where devices are seen that nobody gave to the pod: maybe it was forgotten."""
     hosts = [
         network.host
@@ -135,8 +135,8 @@ def _subnets(network: WorkerNetwork) -> list[Problem]:
             pair = next(
                 (
                     (one, two)
-                    for one in interfaces(link)
-                    for two in interfaces(other)
+                    for one in usable(link)
+                    for two in usable(other)
                     if link is not other and one.version == two.version
                     if one.network.prefixlen < one.max_prefixlen
                     and (one.ip in two.network or two.ip in one.network)
@@ -151,9 +151,9 @@ def _subnets(network: WorkerNetwork) -> list[Problem]:
     return found
 
 
-def user_values(view: View, values: Mapping[str, str]) -> list[Problem]:
+def user_values(network: WorkerNetwork, values: Mapping[str, str]) -> list[Problem]:
     """Check the user's own values with NCCL's rules; they are never changed."""
-    facts = view.network.facts
+    facts = network.facts
     if facts is None:
         return []
     found = []
@@ -170,8 +170,8 @@ def user_values(view: View, values: Mapping[str, str]) -> list[Problem]:
     if word.strip().lower() in ("true", "yes", "on"):
         # NCCL reads it with strtoll, so a word is 0.
         found.append(Problem("nccl-value", f"NCCL_IB_DISABLE={word} has no effect: write 1"))
-    elif word.strip() == "1" and view.usable and not is_efa(view.network.rails[0].device):
-        ports = first_few(rail.name for rail in view.network.rails)
+    elif word.strip() == "1" and network.usable and network.transport is not Transport.EFA:
+        ports = first_few(rail.name for rail in network.rails)
         said = f"NCCL_IB_DISABLE=1 keeps NCCL from {ports}, which could carry its data"
         found.append(Problem("nccl-value", said))
     return found

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mpiboot import log
+from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.gates import host_command
 from mpiboot.gates.pipeline import Access
 from mpiboot.model import Worker
@@ -32,30 +33,31 @@ _SHOWN: Final = 3
 
 async def settled(
     workers: Sequence[Worker],
-    pending: Callable[[Iterable[Worker]], Mapping[str, Sequence[str]]],
+    decide: Callable[[Worker], WorkerNetwork],
     settings: Settings,
     access: Access,
     *,
     limits: Limits | None = None,
-) -> tuple[Worker, ...]:
+) -> tuple[tuple[Worker, ...], dict[str, WorkerNetwork]]:
     """Ask the workers with something pending again, until nothing is or the deadline passes.
 
     Args:
         workers: who passed the gate.
-        pending: tells by host what is waited for.
+        decide: tells what a worker's networks are, and what is still to come there.
         settings: ``timeout`` is what is left of the one deadline.
         access: how to log in.
         limits: how long the steps of one attempt may take.
 
     Returns:
-        The workers in their order, with their latest facts.
+        The workers in their order, with their latest facts; and their networks, by host.
     """
     deadline = time.monotonic() + settings.timeout
     known = {worker.host.name: worker for worker in workers}
     pause, told = _FIRST, ""
-    waiting = pending(workers)
+    networks = {name: decide(worker) for name, worker in known.items()}
+    waiting = _pending(networks)
     if not waiting:
-        return tuple(workers)
+        return tuple(workers), networks
     asker = _Asker(settings, access, limits or Limits())
     while waiting:
         line = _line(waiting)
@@ -70,8 +72,13 @@ async def settled(
         asked = [known[name] for name in waiting]
         for worker in await asyncio.gather(*map(asker.ask, asked)):
             known[worker.host.name] = worker
-        waiting = pending(known[name] for name in waiting)
-    return tuple(known.values())
+            networks[worker.host.name] = decide(worker)
+        waiting = _pending(networks)
+    return tuple(known.values()), networks
+
+
+def _pending(networks: Mapping[str, WorkerNetwork]) -> dict[str, tuple[str, ...]]:
+    return {name: network.pending for name, network in networks.items() if network.pending}
 
 
 def _line(waiting: Mapping[str, Sequence[str]]) -> str:

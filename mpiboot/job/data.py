@@ -1,35 +1,24 @@
 """The data network's part of a plan: what the user has set, and how each value travels. Pure.
 
-What is decided, and why, is ``network.split``'s; here it meets the user's line and environment.
+What is decided, and why, is ``data_network.decision``'s; here it meets the user's line and
+environment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from mpiboot.data_network import interfaces, owners, split
-from mpiboot.data_network.cluster_view import Row
-from mpiboot.data_network.owners import Wish
-from mpiboot.data_network.records import DataSettings, Kind
+from mpiboot.data_network import decision, variables, worker_network
+from mpiboot.data_network.decision import DataNetwork
+from mpiboot.data_network.records import DataSettings, Transport, WorkerNetwork
+from mpiboot.data_network.variables import Proposal
 from mpiboot.job import mpi_environment
 from mpiboot.job.plan_builder import Making, Observed
 from mpiboot.model import Decision, Source, Worker
 from mpiboot.network import control
 from mpiboot.settings import Resolved, Settings
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """What the plan says of the data network.
-
-    ``per_host`` has the variables of one host alone, by the name that mpirun has for it; ``rows``
-    are empty where there is nothing but the control network.
-    """
-
-    per_host: Mapping[str, Mapping[str, str]]
-    rows: tuple[Row, ...]
 
 
 def settings_of(settings: Settings) -> DataSettings:
@@ -45,29 +34,34 @@ def settings_of(settings: Settings) -> DataSettings:
     )
 
 
-def pending(workers: Iterable[Worker], settings: Settings) -> dict[str, tuple[str, ...]]:
-    """Tell by host what its data network still waits for: a port, an address."""
-    if settings.data_network == "off":
-        return {}
-    read = settings_of(settings)
-    found = {worker.host.name: interfaces.choose(worker, read).pending for worker in workers}
-    return {name: waiting for name, waiting in found.items() if waiting}
+def network_of(worker: Worker, settings: Settings) -> WorkerNetwork:
+    """Decide what one worker's own networks are, and what is still to come there."""
+    return worker_network.choose(worker, settings_of(settings))
 
 
-def decide(making: Making, observed: Observed, resolved: Resolved) -> split.Split:
-    """Decide the data network and show it; nothing is set yet."""
+def decide(making: Making, observed: Observed, resolved: Resolved) -> DataNetwork:
+    """Decide the data network and show it; nothing is set yet.
+
+    ``rows`` are empty where there is nothing but the control network, and nobody asked for more.
+    """
     read = settings_of(resolved.settings)
     taken, values = _taken(making, resolved)
     workers = _hosts(observed)
+    networks = [
+        observed.networks.get(worker.host.name) or worker_network.choose(worker, read)
+        for worker in workers
+    ]
     others = _of_the_mpi(making, workers)
-    found = split.decide(workers, read, taken, values=values, others=others)
+    found = decision.decide(networks, read, taken, values=values, others=others)
+    if _plain(found, read):
+        found = replace(found, rows=(), decisions=_short(found))
     making.findings += found.findings
-    making.decisions += _short(found) if _plain(found, read) else _whole(found)
-    making.settled = {*found.common, *(name for mine in found.per_host.values() for name in mine)}
+    making.decisions += found.decisions
+    making.settled = {*found.common, *_differing(found)}
     return found
 
 
-def _of_the_mpi(making: Making, workers: Iterable[Worker]) -> tuple[Wish, ...]:
+def _of_the_mpi(making: Making, workers: Iterable[Worker]) -> tuple[Proposal, ...]:
     """Give what this MPI would have of variables that the data network owns, as UCX's of MPICH.
 
     Open MPI's own are left out: moving them is what MPIBOOT_MPI_NETWORK asks for.
@@ -75,22 +69,25 @@ def _of_the_mpi(making: Making, workers: Iterable[Worker]) -> tuple[Wish, ...]:
     names = [
         name
         for name in making.row.mpi_link_vars
-        if owners.owner(name) and not name.startswith("OMPI_")
+        if variables.owner(name) and not name.startswith("OMPI_")
     ]
     because = f"messages of {making.row.title} on the control link"
     return tuple(
-        Wish(name, link.name, "mpi-link", because, worker.host.name)
+        Proposal(name, link.name, "mpi-link", because, worker.host.name)
         for name in names
         for worker in workers
         if worker.facts and (link := control.link_of(worker.address, worker.facts.links))
     )
 
 
-def deliver(making: Making, observed: Observed, resolved: Resolved, found: split.Split) -> Data:
+def deliver(making: Making, observed: Observed, found: DataNetwork) -> dict[str, Mapping[str, str]]:
     """Settle how each value reaches its ranks: from mpirun's environment, or by its host's agent.
 
     A value that mpirun does not hand on goes by the agent, whatever it is; the ranks of this pod
     itself have mpirun's environment.
+
+    Returns:
+        The variables of one host alone, by the name that mpirun has for it.
     """
     per_host = {host: dict(mine) for host, mine in found.per_host.items()}
     for name, value in found.common.items():
@@ -102,11 +99,7 @@ def deliver(making: Making, observed: Observed, resolved: Resolved, found: split
                 mine[name] = value
     for host in observed.local:
         making.set_env.update(per_host.pop(host.name, {}))
-    plain = _plain(found, settings_of(resolved.settings))
-    return Data(
-        {observed.called(host): mine for host, mine in per_host.items() if mine},
-        () if plain else found.rows,
-    )
+    return {observed.called(host): mine for host, mine in per_host.items() if mine}
 
 
 def _hosts(observed: Observed) -> tuple[Worker, ...]:
@@ -141,32 +134,25 @@ def _taken(making: Making, resolved: Resolved) -> tuple[dict[str, str], dict[str
     return taken, values
 
 
-def _plain(found: split.Split, settings: DataSettings) -> bool:
+def _plain(found: DataNetwork, settings: DataSettings) -> bool:
     """Tell whether there is nothing but the control network, and nobody asked for more."""
-    networks = [view.network for view in found.views]
     return settings.mpi_network == "control" and all(
-        one.kind in (Kind.NONE, Kind.UNKNOWN) and not one.data and not one.rails for one in networks
+        one.transport in (Transport.NONE, Transport.UNKNOWN) and not one.data and not one.rails
+        for one in found.networks
     )
 
 
-def _short(found: split.Split) -> list[Decision]:
+def _short(found: DataNetwork) -> tuple[Decision, ...]:
     """Show a job without a data network in one line, and what the user has set beside it."""
+    whole, *others = found.decisions
     shown = [f"{name}={value}" for name, value in found.common.items()]
     shown += [f"{name} per worker" for name in _differing(found)]
-    kept = []
-    for item in found.decisions:
-        if item.name == "data-network":
-            because = item.because + (f"; set: {', '.join(shown)}" if shown else "")
-            kept.append(Decision(item.name, item.value, item.source, because))
-        elif owners.owner(item.name) and item.source is Source.ENVIRONMENT:
-            kept.append(item)
-    return kept
+    because = whole.because + (f"; set: {', '.join(shown)}" if shown else "")
+    kept = [
+        item for item in others if variables.owner(item.name) and item.source is Source.ENVIRONMENT
+    ]
+    return (replace(whole, because=because), *kept)
 
 
-def _differing(found: split.Split) -> list[str]:
+def _differing(found: DataNetwork) -> list[str]:
     return list(dict.fromkeys(name for mine in found.per_host.values() for name in mine))
-
-
-def _whole(found: split.Split) -> list[Decision]:
-    """Show everything but the workers' control links, which the table of workers has."""
-    return [item for item in found.decisions if item.name != "control-link"]

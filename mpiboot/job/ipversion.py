@@ -11,10 +11,10 @@ from typing import Final
 
 from mpiboot.addresses import bare
 from mpiboot.checks import failed
-from mpiboot.data_network.rails import interfaces
 from mpiboot.job.plan_builder import Making, Observed
 from mpiboot.model import Finding, Level, Link, Source
 from mpiboot.network.control import link_of
+from mpiboot.network.link_addresses import usable
 
 _FOUR, _SIX = 4, 6
 # PRRTE before 3.0.12, as a distribution builds it with a PMIx without IPv6, reads past the end of
@@ -74,7 +74,7 @@ def _version(address: str) -> int:
 
 
 def _versions(links: Iterable[Link]) -> set[int]:
-    return {item.version for link in links for item in interfaces(link)}
+    return {item.version for link in links for item in usable(link)}
 
 
 def _has_both(observed: Observed) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.data_network.cluster_view import Row
+from mpiboot.data_network.cluster_view import WorkerRow
 from mpiboot.errors import MpibootError, error
 from mpiboot.job import (
     agreement,
@@ -63,7 +63,7 @@ class Plan:
     suspects: tuple[tuple[str, str], ...]
     goes_on: bool
     per_host: Mapping[str, Mapping[str, str]]
-    rows: tuple[Row, ...]
+    rows: tuple[WorkerRow, ...]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Make mpirun's environment of this pod's."""
@@ -144,7 +144,7 @@ def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
     if client and not user_agent:
         making.decisions.append(client)
     exports = mpi_environment.choose_forwarded(making, observed, resolved, network.common)
-    delivered = data.deliver(making, observed, resolved, network)
+    per_host = data.deliver(making, observed, network)
     mpi_environment.refuse_unsafe(making)
     podterms.workers(making, observed)
     agreement.versions(making, observed)
@@ -177,8 +177,8 @@ def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
         user_args=user_args,
         suspects=outlook.suspects(making),
         goes_on=outlook.goes_on(making),
-        per_host=delivered.per_host,
-        rows=delivered.rows,
+        per_host=per_host,
+        rows=network.rows,
     )
 
 

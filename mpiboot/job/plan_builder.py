@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.job import masking
 from mpiboot.job.dialects import Dialect, parameter
 from mpiboot.job.platforms import Platform
@@ -34,7 +35,8 @@ class Observed:
     ``line`` is what is to be started. ``renamed`` maps a name of the hostfile to the longer one
     that is to be used; ``own`` are this pod's facts, which count where the hostfile names it too;
     ``ssh_client`` is what the agents use; ``mpi_ipv6`` tells whether the MPI is
-    built with IPv6, None where it was not asked.
+    built with IPv6, None where it was not asked; ``networks`` are those of workers that are
+    decided already, by host.
     """
 
     hostfile: Hostfile
@@ -50,6 +52,7 @@ class Observed:
     own: PodFacts | None = None
     ssh_client: Decision | None = None
     mpi_ipv6: bool | None = None
+    networks: Mapping[str, WorkerNetwork] = field(default_factory=dict)
 
     def called(self, name: str) -> str:
         """Give the name by which mpirun gets a host of the hostfile."""

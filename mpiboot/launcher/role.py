@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from mpiboot import executables, facts, log, render
+from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, recheck, stale_processes
 from mpiboot.job import data, masking, mpirun_line, names, platforms
@@ -256,15 +257,14 @@ async def _wait_and_observe(ground: Ground, program: tuple[str, ...]) -> Seen:
     )
     found = follow.found
     await stale_processes.end(passed.workers, ground.key.public, _rest(ground), access(ground))
-    workers = await recheck.settled(
+    workers, networks = await recheck.settled(
         passed.workers,
-        lambda some: data.pending(some, ground.resolved.settings),
+        lambda worker: data.network_of(worker, ground.resolved.settings),
         _rest(ground),
         access(ground),
     )
-    return _seen(
-        ground, found, dataclasses.replace(passed, workers=workers), mpi, line, own.result()
-    )
+    passed = dataclasses.replace(passed, workers=workers)
+    return _seen(ground, found, passed, mpi, line, own.result(), networks)
 
 
 async def _look_and_observe(ground: Ground, program: tuple[str, ...]) -> Seen:
@@ -277,7 +277,7 @@ async def _look_and_observe(ground: Ground, program: tuple[str, ...]) -> Seen:
     passed = await gate.look(
         found.hostfile.hosts, settings, access(ground), long_form=_long_form(ground)
     )
-    return _seen(ground, found, passed, mpi, line, own)
+    return _seen(ground, found, passed, mpi, line, own, {})
 
 
 def _own_facts(ground: Ground) -> PodFacts:
@@ -303,6 +303,7 @@ def _seen(
     mpi: Mpi,
     line: UserLine,
     own: PodFacts,
+    networks: Mapping[str, WorkerNetwork],
 ) -> Seen:
     platform, _ = platforms.recognise(ground.environ)
     six = any(":" in worker.address for worker in passed.workers)
@@ -325,5 +326,6 @@ def _seen(
             ground.identity,
         ),
         mpi_ipv6=programs.has_ipv6(mpi, ground.environ) if six else None,
+        networks=networks,
     )
     return Seen(observed, passed, found.warnings)

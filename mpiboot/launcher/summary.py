@@ -11,14 +11,14 @@ from typing import Final
 
 from mpiboot import log, render
 from mpiboot.data_network.cluster_view import HEADINGS
-from mpiboot.data_network.records import Kind
+from mpiboot.data_network.records import Transport
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
 from mpiboot.model import Decision, Json, Source
 from mpiboot.wording import counted, first_few
 
-_RDMA: Final = (Kind.ROCE.value, Kind.INFINIBAND.value, Kind.EFA.value)
+_RDMA: Final = (Transport.ROCE.value, Transport.INFINIBAND.value, Transport.EFA.value)
 _NCCL: Final = "NCCL_SOCKET_IFNAME"
 _MPI_TCP: Final = "OMPI_MCA_btl_tcp_if_include"
 _SHOWN: Final = 6
@@ -118,7 +118,7 @@ def _data(plan: Plan, _observed: Observed, made: _Made) -> _Parts:
         fast = f" at {rate} Gb/s" if rate and rate != _MANY else ""
         said = f"NCCL's data by {ports}{fast}, its first contact by {links}"
         fields |= {"devices": ports, "rate": rate, "links": links}
-    elif item.value == Kind.TCP.value:
+    elif item.value == Transport.TCP.value:
         said = f"NCCL's and Gloo's sockets on {links}"
         fields |= {"links": links}
     else:
@@ -130,7 +130,7 @@ def _data(plan: Plan, _observed: Observed, made: _Made) -> _Parts:
 def _mpi(plan: Plan, observed: Observed, made: _Made) -> _Parts:
     """Say which network MPI's own messages use, where they have a choice."""
     kind = made["data-network"].value if "data-network" in made else ""
-    if kind not in (*_RDMA, Kind.TCP.value) or not observed.mpi.family.startswith("openmpi"):
+    if kind not in (*_RDMA, Transport.TCP.value) or not observed.mpi.family.startswith("openmpi"):
         return
     pml = _values(plan, "OMPI_MCA_pml") or made["OMPI_MCA_pml"].value
     chosen = _values(plan, _MPI_TCP) or (made[_MPI_TCP].value if _MPI_TCP in made else "")

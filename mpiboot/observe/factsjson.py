@@ -10,12 +10,13 @@ import json
 import types
 import typing
 from dataclasses import MISSING, asdict, fields, is_dataclass
+from enum import Enum
 from typing import Final
 
 from mpiboot.model import Json, PodFacts
 
 # Raised when a field changes its meaning; a new field with a default needs no new version.
-FACTS_VERSION: Final = 1
+FACTS_VERSION: Final = 2
 
 
 def to_json(facts: PodFacts) -> str:
@@ -50,13 +51,14 @@ def _read(kind: object, value: Json) -> object:
             raise TypeError("not a list")
         return tuple(_read(arguments[0], item) for item in value)
     if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in arguments:
-            return None
-        return _read(arguments[0], value)
+        absent = value is None and type(None) in arguments
+        return None if absent else _read(arguments[0], value)
     if isinstance(kind, type) and is_dataclass(kind):
         return _record(kind, value)
     if kind is float and isinstance(value, int):
         return float(value)
+    if isinstance(value, str) and isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(value)
     # True is an int to Python, and would be one bit of a mask or a port here.
     if not isinstance(kind, type) or type(value) is not kind:
         raise TypeError(f"{value!r} is not {kind}")

@@ -5,13 +5,15 @@ It names no link as the right one: that is decided from these facts.
 
 from __future__ import annotations
 
-import ipaddress
-import re
+import os
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
+from mpiboot import addresses
+from mpiboot.data_network.observe.sysfs import PCI_FUNCTION, number, pci_function
+from mpiboot.data_network.observe.sysfs import text as content
 from mpiboot.fabric import Route
 from mpiboot.model import Link
 
@@ -26,7 +28,6 @@ _DISCARD: Final = 9  # a port is needed to ask the kernel for a route; nothing i
 _INFINIBAND: Final = 32
 # ARPHRD_ of linux/if_arp.h, for links that have no driver kind of their own.
 _TYPES: Final = {1: "ether", _INFINIBAND: "ipoib", 772: "loopback"}
-_PCI: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _MAIN_TABLE: Final = 254
 _UNICAST: Final = 1
 _DEFAULTS: Final = {int(socket.AF_INET): "0.0.0.0/0", int(socket.AF_INET6): "::/0"}
@@ -42,6 +43,22 @@ class _Message(Protocol):
     def __getitem__(self, key: str) -> int: ...
 
 
+def observe(
+    sys_root: Path = Path("/sys"),
+) -> tuple[tuple[Link, ...], tuple[Route, ...], tuple[str, ...]]:
+    """List links and routes; empty, with a sentence on why, where netlink can't be asked.
+
+    A sandbox may have no netlink, and a pod no descriptor left for it.
+    """
+    from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415
+
+    try:
+        return links(sys_root), routes(), ()
+    except (OSError, NetlinkError) as error:
+        why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        return (), (), (f"netlink: {why}: links and routes are not known",)
+
+
 def links(sys_root: Path = Path("/sys")) -> tuple[Link, ...]:
     """List the links with their addresses, in the kernel's order; it blocks for milliseconds.
 
@@ -52,16 +69,16 @@ def links(sys_root: Path = Path("/sys")) -> tuple[Link, ...]:
     from pyroute2 import IPRoute  # noqa: PLC0415
 
     with IPRoute() as netlink:
-        addresses: dict[int, list[tuple[str, int]]] = {}
+        known: dict[int, list[tuple[str, int]]] = {}
         for item in netlink.get_addr():
             # On a point-to-point link IFA_ADDRESS is the peer's, IFA_LOCAL is ours.
             own = item.get_attr("IFA_LOCAL") or item.get_attr("IFA_ADDRESS")
             if own:
                 flags = item.get_attr("IFA_FLAGS")
                 pair = f"{own}/{item['prefixlen']}", flags if isinstance(flags, int) else 0
-                addresses.setdefault(item["index"], []).append(pair)
+                known.setdefault(item["index"], []).append(pair)
         return tuple(
-            _link(item, addresses.get(item["index"], ()), sys_root) for item in netlink.get_links()
+            _link(item, known.get(item["index"], ()), sys_root) for item in netlink.get_links()
         )
 
 
@@ -84,37 +101,36 @@ def routes() -> tuple[Route, ...]:
         )
 
 
-def _link(item: _Message, addresses: Sequence[tuple[str, int]], sys_root: Path) -> Link:
+def _link(item: _Message, own: Sequence[tuple[str, int]], sys_root: Path) -> Link:
     name = _name(item.get_attr("IFLA_IFNAME"))
     folder = sys_root / "class" / "net" / name
-    if _text(folder / "ifindex") != str(item["index"]):
+    if content(folder / "ifindex") != str(item["index"]):
         folder = sys_root / "none"  # this sysfs is of another network namespace, as the host's is
     pci = _pci(item, folder)
     mtu = item.get_attr("IFLA_MTU")
     # The kernel adds the other namespace's number only where it isn't this one.
     lower, elsewhere = item.get_attr("IFLA_LINK"), item.get_attr("IFLA_LINK_NETNSID") is not None
-    port = _text(folder / "dev_port")
     return Link(
         index=item["index"],
         name=name,
         kind=_kind(item, folder, sys_root / "bus" / "pci" / "devices" / pci if pci else None),
         up=bool(item["flags"] & _IFF_UP),
         mtu=mtu if isinstance(mtu, int) else 0,
-        addresses=tuple(text for text, _ in addresses),
+        addresses=tuple(text for text, _ in own),
         # pyroute2 decodes six bytes only; those of IPoIB are twenty, and name its port.
-        hardware=_text(folder / "address") or _name(item.get_attr("IFLA_ADDRESS")),
+        hardware=content(folder / "address") or _name(item.get_attr("IFLA_ADDRESS")),
         pci=pci,
         pkey=_pkey(item, folder),
         carrier=bool(item["flags"] & _IFF_RUNNING),
         lower=0 if elsewhere or not isinstance(lower, int) else lower,
         lower_elsewhere=elsewhere,
-        dev_port=int(port) if port.isascii() and port.isdecimal() else 0,
+        dev_port=number(folder / "dev_port") or 0,
         tentative=tuple(
             text
-            for text, flags in addresses
+            for text, flags in own
             if flags & _TENTATIVE and not flags & (_OPTIMISTIC | _DADFAILED)
         ),
-        duplicate=tuple(text for text, flags in addresses if flags & _DADFAILED),
+        duplicate=tuple(text for text, flags in own if flags & _DADFAILED),
     )
 
 
@@ -131,14 +147,9 @@ def _kind(item: _Message, folder: Path, function: Path | None) -> str:
 def _pci(item: _Message, folder: Path) -> str:
     # By netlink since kernel 5.14, whatever sysfs is mounted here.
     parent = item.get_attr("IFLA_PARENT_DEV_NAME")
-    if isinstance(parent, str) and _PCI.fullmatch(parent):
+    if isinstance(parent, str) and PCI_FUNCTION.fullmatch(parent):
         return parent
-    try:
-        parts = (folder / "device").resolve(strict=True).parts
-    except (OSError, RuntimeError):  # not there; a loop of links, before Python 3.13
-        return ""
-    # A sub-function's or virtio's device is a part of the function above it.
-    return next((part for part in reversed(parts) if _PCI.fullmatch(part)), "")
+    return pci_function(folder / "device")
 
 
 def _pkey(item: _Message, folder: Path) -> int | None:
@@ -148,7 +159,7 @@ def _pkey(item: _Message, folder: Path) -> int | None:
     if isinstance(told, int):
         return told
     try:
-        return int(_text(folder / "pkey"), 16)
+        return int(content(folder / "pkey"), 16)
     except ValueError:
         return None
 
@@ -173,18 +184,6 @@ def _name(value: _Value) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", "replace").strip()
-    except OSError:
-        return ""
-
-
-def local_addresses(known: tuple[Link, ...]) -> frozenset[str]:
-    """Every address of these links, without prefix lengths."""
-    return frozenset(item.partition("/")[0] for link in known for item in link.addresses)
-
-
 def source_address(address: str) -> str:
     """Give the address from which the kernel would talk to a peer; empty if there is no route."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -202,22 +201,5 @@ def is_local(address: str) -> bool:
     The kernel talks to an own address from that address. The rest of 127/8 is not counted: it is
     talked to from 127.0.0.1, and workers may stand on it in a trial without a cluster.
     """
-    try:
-        wanted = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    source = source_address(address)
-    return bool(source) and ipaddress.ip_address(source) == wanted
-
-
-def route_source(address: str, known: tuple[Link, ...]) -> tuple[str, str]:
-    """Give the source address towards a peer and the name of the link that has it.
-
-    Both are empty if there is no route; the name alone if no link has the address.
-    """
-    source = source_address(address)
-    plain = source.partition("%")[0]
-    for link in known:
-        if any(item.partition("/")[0] == plain for item in link.addresses):
-            return source, link.name
-    return source, ""
+    wanted = addresses.parse(address)
+    return wanted is not None and addresses.parse(source_address(address)) == wanted

@@ -11,7 +11,10 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mpiboot.data_network.observe.nldev import Device, Kernel, Port
+from mpiboot.data_network.observe import report
+from mpiboot.data_network.observe.nldev import Kernel
+from mpiboot.data_network.observe.report import DeviceReport
+from mpiboot.fabric import RdmaPort
 from tests.data.rdma_nodes import TREES, Hca, Tree
 
 NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
@@ -21,16 +24,23 @@ NULL = Path("/dev/null").stat().st_rdev  # stands for every device node: it open
 def kernel(tree: Tree) -> Kernel:
     """What NETLINK_RDMA says of the same node inside the pod."""
     devices = [
-        Device(
+        DeviceReport(
             index=hca.index,
             name=hca.name,
-            node_guid=hca.guid,
-            node_type=hca.node_type[0],
+            node_guid=":".join(f"{hca.guid:016x}"[n : n + 4] for n in range(0, 16, 4)),
+            node_type=report.node_type(hca.node_type[0]),
             protocol=hca.protocol,
-            ports=(Port(1, hca.state[0], hca.physical[0], hca.netdev),),
+            ports=(
+                RdmaPort(
+                    1,
+                    report.port_state(hca.state[0]),
+                    report.physical_state(hca.physical[0]),
+                    netdev=hca.netdev,
+                ),
+            ),
             uverbs=f"uverbs{hca.uverbs}" if hca.uverbs is not None else "",
             rdev=NULL if hca.uverbs is not None else None,
-            driver=hca.driver[1],
+            driver=report.driver(hca.driver[1]),
         )
         for hca in tree.devices
     ]

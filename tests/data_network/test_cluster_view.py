@@ -7,11 +7,11 @@ import pytest
 
 from mpiboot.checks import BY_REFERENCE
 from mpiboot.data_checks import DATA_CHECKS, DATA_ROWS
-from mpiboot.data_network import split
+from mpiboot.data_network import decision, worker_network
 from mpiboot.data_network.cluster_view import HEADINGS
+from mpiboot.data_network.decision import DataNetwork
 from mpiboot.data_network.records import DataSettings
-from mpiboot.data_network.split import Split
-from mpiboot.fabric import Attachment, RdmaDevice
+from mpiboot.fabric import Attachment, Evidence, PortState, RdmaDevice
 from mpiboot.model import Finding, Identity, Level, Link, Worker
 from tests.fakes import workers as w
 
@@ -21,16 +21,21 @@ REQUIRE = replace(PREFER, data_network="require")
 
 def decide(
     *workers: Worker, settings: DataSettings = PREFER, values: Mapping[str, str] | None = None
-) -> Split:
+) -> DataNetwork:
     taken = dict.fromkeys(values or {}, "the launcher's environment")
-    return split.decide(workers, settings, taken, values=values or {})
+    return decision.decide(
+        [worker_network.choose(one, settings) for one in workers],
+        settings,
+        taken,
+        values=values or {},
+    )
 
 
-def of(found: Split, check: str) -> list[Finding]:
+def of(found: DataNetwork, check: str) -> list[Finding]:
     return [item for item in found.findings if item.check == check]
 
 
-def only(found: Split, check: str) -> Finding:
+def only(found: DataNetwork, check: str) -> Finding:
     (finding,) = of(found, check)
     return finding
 
@@ -263,7 +268,7 @@ def test_links_named_in_another_order_on_one_worker_still_reach_each_other() -> 
 
 def test_no_device_folder_is_said_with_the_pods_line() -> None:
     worker = w.sriov(0)
-    closed = replace(device_of(worker), opens="no device node", uverbs="")
+    closed = replace(device_of(worker), open_error="no device node", uverbs="")
     found = decide(changed(worker, devices=(closed,), folder=False))
     finding = only(found, "rdma-node")
     assert "/dev/infiniband is not there" in finding.said
@@ -274,13 +279,13 @@ def test_no_device_folder_is_said_with_the_pods_line() -> None:
 
 def test_a_node_that_may_not_be_opened_is_said_with_its_reason() -> None:
     worker = w.sriov(0)
-    closed = replace(device_of(worker), opens="EPERM: another network namespace")
+    closed = replace(device_of(worker), open_error="EPERM: another network namespace")
     assert "EPERM" in only(decide(changed(worker, devices=(closed,))), "rdma-node").said
 
 
 def test_a_device_without_a_driver_in_the_image_is_said_with_the_packages() -> None:
     # NCCL drops such a device without a word, and the job would run over TCP.
-    bare = replace(device_of(w.sriov(1)), library="libibverbs.so.1 has no driver for it")
+    bare = replace(device_of(w.sriov(1)), library_error="libibverbs.so.1 has no driver for it")
     found = decide(w.sriov(0), changed(w.sriov(1), devices=(bare,)))
     finding = only(found, "rdma-library")
     assert (finding.host, finding.level) == ("w-1", Level.WARN)
@@ -326,7 +331,9 @@ def test_a_named_link_is_listed_where_it_is_missing() -> None:
 
 def test_visible_devices_that_are_not_this_pods_are_the_reason_for_none() -> None:
     foreign = tuple(
-        w.device(f"mlx5_{n}", w.port(w.table("pf0", "10.0.0.1")), index=n, opens="no device node")
+        w.device(
+            f"mlx5_{n}", w.port(w.table("pf0", "10.0.0.1")), index=n, open_error="no device node"
+        )
         for n in range(26)
     )
     worker = w.worker("w-0", w.eth0(), devices=foreign, folder=False)
@@ -348,7 +355,7 @@ def late(worker: Worker) -> Worker:
         replace(one, addresses=() if one.name == "net1" else one.addresses)
         for one in worker.facts.links
     )
-    said = replace(worker.facts.fabric, attachments=(Attachment("multus", link="net1"),))
+    said = replace(worker.facts.fabric, attachments=(Attachment(Evidence.MULTUS, link="net1"),))
     return replace(worker, facts=replace(worker.facts, links=links, fabric=said))
 
 
@@ -362,10 +369,12 @@ def broken(check: str) -> tuple[Worker, ...]:
     made = {
         "rdma-missing": changed(bad, devices=()),
         "rdma-node": changed(
-            bad, devices=(replace(own, opens="no device node", uverbs=""),), folder=False
+            bad, devices=(replace(own, open_error="no device node", uverbs=""),), folder=False
         ),
-        "rdma-library": changed(bad, devices=(replace(own, library="no driver"),)),
-        "rdma-port": changed(bad, devices=(replace(own, ports=(replace(port, state="DOWN"),)),)),
+        "rdma-library": changed(bad, devices=(replace(own, library_error="no driver"),)),
+        "rdma-port": changed(
+            bad, devices=(replace(own, ports=(replace(port, state=PortState.DOWN),)),)
+        ),
         "rdma-gid": changed(
             bad, devices=(replace(own, ports=(replace(port, gids=port.gids[:3]),)),)
         ),

@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.data_network import gids, nccl
-from mpiboot.data_network.gids import GidChoice
-from mpiboot.data_network.interfaces import choose
-from mpiboot.data_network.rails import Rail
-from mpiboot.data_network.records import DataSettings
+from mpiboot.data_network.records import DataSettings, GidChoice, Rail
+from mpiboot.data_network.worker_network import choose
 from mpiboot.fabric import Gid, RdmaPort
 from mpiboot.model import Link, Worker
 from tests.fakes import workers as w

@@ -11,6 +11,7 @@ import pytest
 
 from mpiboot.data_network.observe import nldev
 from mpiboot.data_network.observe.nldev import Kernel, decode, read
+from mpiboot.fabric import PortState, RdmaPort
 
 GET, PORT_GET, SYS_GET, GET_CHARDEV = (5 << 10) + 1, (5 << 10) + 5, (5 << 10) + 6, (5 << 10) + 15
 ERROR, DONE, MULTI = 2, 3, 2
@@ -117,10 +118,10 @@ def test_a_device_is_read_with_its_port_and_node() -> None:
     assert found.complete
     assert not found.oddities
     (one,) = found.devices
-    assert (one.index, one.name, one.protocol, one.node_type) == (3, "mlx5_3", "roce", 1)
-    assert one.node_guid == 0x0C42A10300B6E003
-    assert (one.uverbs, one.rdev, one.driver) == ("uverbs3", (231 << 8) | 195, 1)
-    assert one.ports == (nldev.Port(number=1, state=4, physical=5, netdev="net1"),)
+    assert (one.index, one.name, one.protocol, one.node_type) == (3, "mlx5_3", "roce", "CA")
+    assert one.node_guid == "0c42:a103:00b6:e003"
+    assert (one.uverbs, one.rdev, one.driver) == ("uverbs3", (231 << 8) | 195, "mlx5")
+    assert one.ports == (RdmaPort(1, PortState.ACTIVE, "LINK_UP", netdev="net1"),)
 
 
 def test_a_port_of_another_network_namespace_has_no_netdev() -> None:
@@ -129,7 +130,7 @@ def test_a_port_of_another_network_namespace_has_no_netdev() -> None:
             return [port(sequence) + done(sequence)]
         return usual(kind, request, sequence)
 
-    assert told(answers).devices[0].ports == (nldev.Port(1, 4, 5, ""),)
+    assert told(answers).devices[0].ports == (RdmaPort(1, PortState.ACTIVE, "LINK_UP"),)
 
 
 def test_unknown_attributes_are_passed_over() -> None:

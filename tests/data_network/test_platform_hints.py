@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.data_network.observe.platform_hints import attachments
-from mpiboot.fabric import Attachment
+from mpiboot.fabric import Attachment, Evidence
 
 STATUS = "k8s.v1.cni.cncf.io/network-status"
 NOTHING: dict[str, str] = {}
@@ -35,9 +35,9 @@ NETWORKS = [
     {"name": "default/macvlan", "interface": "net2", "dns": {}},
 ]
 MULTUS = (
-    Attachment("multus", link="eth0", resource="kindnet", default=True),
-    Attachment("multus", "net1", "0000:18:02.5", "mlx5_5", "default/rdma-a"),
-    Attachment("multus", link="net2", resource="default/macvlan"),
+    Attachment(Evidence.MULTUS, link="eth0", resource="kindnet", default=True),
+    Attachment(Evidence.MULTUS, "net1", "0000:18:02.5", "mlx5_5", "default/rdma-a"),
+    Attachment(Evidence.MULTUS, link="net2", resource="default/macvlan"),
 )
 
 
@@ -71,7 +71,7 @@ def test_nothing_is_said_where_no_platform_speaks(tmp_path: Path) -> None:
 
 def test_the_folder_of_gkes_transport_is_seen(tmp_path: Path) -> None:
     found, odd = attachments(NOTHING, (), tmp_path / "no", gib=tmp_path)
-    assert (found, odd) == ((Attachment("gib", resource=str(tmp_path)),), ())
+    assert (found, odd) == ((Attachment(Evidence.GIB, resource=str(tmp_path)),), ())
 
 
 def test_the_device_plugin_lists_this_containers_functions(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_the_device_plugin_lists_this_containers_functions(tmp_path: Path) -> No
     found, oddities = attachments(environment, (), tmp_path)
 
     assert found == (
-        Attachment("sriov-device-plugin", pci="0000:08:00.2", resource="NVIDIA_COM_RAIL_A"),
-        Attachment("sriov-device-plugin", pci="0000:0a:00.3", resource="NVIDIA_COM_RAIL_A"),
+        Attachment(Evidence.DEVICE_PLUGIN, pci="0000:08:00.2", resource="NVIDIA_COM_RAIL_A"),
+        Attachment(Evidence.DEVICE_PLUGIN, pci="0000:0a:00.3", resource="NVIDIA_COM_RAIL_A"),
     )
     assert not oddities
 
@@ -148,7 +148,7 @@ def test_dra_names_link_function_and_device(tmp_path: Path) -> None:
 
     found, oddities = attachments(NOTHING, (), folder)
 
-    assert found == (Attachment("dra", "dranet0", "0000:8e:00.0", "mlx5_3", "dra.net"),)
+    assert found == (Attachment(Evidence.DRA, "dranet0", "0000:8e:00.0", "mlx5_3", "dra.net"),)
     assert not oddities
 
 

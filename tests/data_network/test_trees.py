@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.data_network import split
+from mpiboot.data_network import decision, worker_network
 from mpiboot.data_network.observe import rdma
 from mpiboot.data_network.records import DataSettings
 from mpiboot.fabric import Fabric
@@ -87,19 +87,25 @@ def test_a_trees_own_ports_become_the_variables(
 ) -> None:
     fabric = rdma.assemble(kernel(TREES[name]), *build(TREES[name], tmp_path))
 
-    found = split.decide([pod(name, fabric)], DataSettings(nccl_version="2.28.9"), {})
+    found = decision.decide(
+        [worker_network.choose(pod(name, fabric), DataSettings(nccl_version="2.28.9"))],
+        DataSettings(nccl_version="2.28.9"),
+        {},
+    )
 
     assert expected.items() <= found.common.items()
     assert "NCCL_IB_DISABLE" not in found.common
     assert ("NCCL_IB_GID_INDEX" in found.common) == ("NCCL_IB_GID_INDEX" in expected)
     assert not found.findings
-    assert not found.pending
+    assert not found.networks[0].pending
 
 
 def test_a_sub_function_whose_table_lacks_its_address_waits_and_is_said(tmp_path: Path) -> None:
     fabric = rdma.assemble(kernel(TREES["sub-function"]), *build(TREES["sub-function"], tmp_path))
 
-    found = split.decide([pod("sub-function", fabric)], DataSettings(), {})
+    found = decision.decide(
+        [worker_network.choose(pod("sub-function", fabric), DataSettings())], DataSettings(), {}
+    )
 
-    assert found.pending == {"w-0": ("port mlx5_4:1 has no RoCE v2 entry for net1 yet",)}
+    assert found.networks[0].pending == ("port mlx5_4:1 has no RoCE v2 entry for net1 yet",)
     assert [item.check for item in found.findings] == ["rdma-gid"]

@@ -29,7 +29,7 @@ def test_what_the_library_says_is_read(tmp_path: Path) -> None:
 
     found, wrong = verbs.ask(ASKED, program=program)
 
-    assert found == {"mlx5_5": verbs.Device("", {1: 4096}, {(1, 3): 7})}
+    assert found == {"mlx5_5": verbs.LibraryAnswer("", {1: 4096}, {(1, 3): 7})}
     assert wrong == ""
 
 
@@ -69,14 +69,17 @@ def test_a_device_that_the_library_does_not_have_is_said_on_any_machine() -> Non
 def test_the_librarys_word_stands_beside_the_kernels(tmp_path: Path) -> None:
     tree = TREES["mlx5-vfs"]
     found = rdma.assemble(kernel(tree), *build(tree, tmp_path))
-    said = {"mlx5_5": verbs.Device("", {1: 2048}, {(1, 3): 9})}
+    said = {"mlx5_5": verbs.LibraryAnswer("", {1: 2048}, {(1, 3): 9})}
 
     known = rdma.with_library(found, said, "it was slow").devices
 
     ours, other = known[2], known[1]
-    assert (ours.library, ours.ports[0].mtu) == ("ok", 2048)
+    assert (ours.library_error, ours.ports[0].mtu) == ("", 2048)
     assert {gid.index: gid.link for gid in ours.ports[0].gids} == {0: 0, 1: 0, 2: 0, 3: 9}
-    assert other.library == ""
-    without = rdma.with_library(found, {"mlx5_5": verbs.Device("no driver", {}, {})}, "slow")
-    assert (without.devices[2].library, without.devices[2].ports[0].mtu) == ("no driver", 4096)
+    assert other.library_error == ""
+    without = rdma.with_library(found, {"mlx5_5": verbs.LibraryAnswer("no driver", {}, {})}, "slow")
+    assert (without.devices[2].library_error, without.devices[2].ports[0].mtu) == (
+        "no driver",
+        4096,
+    )
     assert without.oddities == ("slow",)

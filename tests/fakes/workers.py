@@ -6,7 +6,17 @@ import ipaddress
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.fabric import Attachment, Fabric, Gid, RdmaDevice, RdmaPort, Route
+from mpiboot.fabric import (
+    Attachment,
+    Fabric,
+    Gid,
+    GidType,
+    LinkLayer,
+    PortState,
+    RdmaDevice,
+    RdmaPort,
+    Route,
+)
 from mpiboot.model import Host, Identity, Link, PodFacts, Worker
 
 ROOT: Final = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=1 << 14)
@@ -40,7 +50,7 @@ LO: Final = link("lo", "127.0.0.1/8", "::1/128", index=1, kind="loopback")
 def gid(index: int, address: str, netdev: str, kind: str = "RoCE v2") -> Gid:
     ip = ipaddress.ip_address(address)
     text = str(ip) if ip.version == 6 else f"::ffff:{ip}"
-    return Gid(index, text, kind, netdev)
+    return Gid(index, text, GidType(kind), netdev)
 
 
 def table(netdev: str, *addresses: str, types: int = 2, start: int = 0) -> tuple[Gid, ...]:
@@ -62,7 +72,9 @@ def port(
     pkeys: tuple[int, ...] = (0xFFFF,),
 ) -> RdmaPort:
     physical = "LINK_UP" if state != "DOWN" else "DISABLED"
-    return RdmaPort(number, state, physical, layer, netdev, rate, mtu, gids, pkeys)
+    return RdmaPort(
+        number, PortState(state), physical, LinkLayer(layer), netdev, rate, mtu, gids, pkeys
+    )
 
 
 def device(
@@ -70,12 +82,12 @@ def device(
     *ports: RdmaPort,
     index: int = 0,
     pci: str = "",
-    opens: str = "ok",
+    open_error: str = "",
     driver: str = "mlx5",
     protocol: str = "roce",
     node_type: str = "CA",
 ) -> RdmaDevice:
-    node = f"/dev/infiniband/uverbs{index}" if opens == "ok" else ""
+    node = f"/dev/infiniband/uverbs{index}" if not open_error else ""
     return RdmaDevice(
         index,
         name,
@@ -85,7 +97,7 @@ def device(
         driver,
         pci,
         node,
-        opens,
+        open_error,
         ports,
     )
 
@@ -193,19 +205,19 @@ def ipoib(place: int = 0, name: str = "ib0", pkey: int = 0x7FFF, state: str = "A
         pkey=pkey | 0x8000,
     )
     own = port(
-        (Gid(0, IB_GID, "IB/RoCE v1", ""),),
+        (Gid(0, IB_GID, GidType.ROCE_V1, ""),),
         layer="InfiniBand",
         state=state,
         mtu=4096,
         pkeys=(0xFFFF, 0x8001),
     )
-    foreign = port((Gid(0, "fe80::1", "IB/RoCE v1", ""),), layer="InfiniBand")
+    foreign = port((Gid(0, "fe80::1", GidType.ROCE_V1, ""),), layer="InfiniBand")
     return worker(
         f"w-{place}",
         eth0(f"10.244.1.{5 + place}/24"),
         data,
         devices=(
-            device("mlx5_0", foreign, opens="no device node", protocol="ib"),
+            device("mlx5_0", foreign, open_error="no device node", protocol="ib"),
             device("mlx5_4", own, index=4, protocol="ib"),
         ),
     )
@@ -221,7 +233,7 @@ def aks(place: int = 0) -> Worker:
     return worker(f"w-{place}", eth0(f"10.244.1.{5 + place}/24"), devices=tuple(devices))
 
 
-def efa(place: int = 0, opens: str = "ok") -> Worker:
+def efa(place: int = 0, open_error: str = "") -> Worker:
     devices = tuple(
         device(
             f"rdmap{16 + number}s27",
@@ -231,7 +243,7 @@ def efa(place: int = 0, opens: str = "ok") -> Worker:
             driver="efa",
             protocol="",
             node_type="UNSPECIFIED",
-            opens=opens,
+            open_error=open_error,
         )
         for number in range(4)
     )

@@ -3,11 +3,12 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mpiboot.data_network.records import Transport, WorkerNetwork
 from mpiboot.gates import host_command, recheck
 from mpiboot.gates.pipeline import Access
 from mpiboot.launcher import launch_folder
@@ -19,6 +20,10 @@ SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "fish", "tcsh") if sh
 
 def worker(name: str, port: int) -> Worker:
     return Worker(Host(name), "127.0.0.1", port, "root", "127.0.0.1", None)
+
+
+def network(worker: Worker) -> WorkerNetwork:
+    return WorkerNetwork(worker.host.name, None, 1, None, Transport.UNKNOWN)
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -40,23 +45,25 @@ async def test_with_nothing_to_wait_for_nobody_is_asked(tmp_path: Path) -> None:
     workers = (worker("a", 1), worker("b", 1))
     access = Access("root", tmp_path / "no key", "here")
     settings = resolve({}, {}).settings
-    assert await recheck.settled(workers, lambda _: {}, settings, access) == workers
+    assert (await recheck.settled(workers, network, settings, access))[0] == workers
 
 
 async def test_a_worker_that_answers_no_more_is_as_it_was_at_the_deadline(tmp_path: Path) -> None:
     asked: list[str] = []
 
-    def pending(some: Iterable[Worker]) -> dict[str, tuple[str, ...]]:
-        names = [item.host.name for item in some]
-        asked.extend(names)
-        return {"b": ("port mlx5_0:1 is INIT, not yet ACTIVE",)} if "b" in names else {}
+    def decide(worker: Worker) -> WorkerNetwork:
+        asked.append(worker.host.name)
+        pending = ("port mlx5_0:1 is INIT, not yet ACTIVE",) if worker.host.name == "b" else ()
+        return replace(network(worker), pending=pending)
 
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         workers = (worker("a", 1), worker("b", closed.getsockname()[1]))
         access = Access("root", tmp_path / "no key", "here")
         settings = resolve({"timeout": "1"}, {}).settings
-        assert await recheck.settled(workers, pending, settings, access) == workers
+        found, networks = await recheck.settled(workers, decide, settings, access)
+    assert found == workers
+    assert [networks[name].pending != () for name in ("a", "b")] == [False, True]
     # Only who has something pending is looked at again.
     assert asked[:2] == ["a", "b"]
     assert set(asked[2:]) == {"b"}

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 
 import pytest
 
-from mpiboot.model import Link
-from mpiboot.observe.links import is_local, links, local_addresses, route_source, source_address
+from mpiboot.observe.links import is_local, links, observe, source_address
 
 
 def test_loopback_is_a_link_with_its_address() -> None:
@@ -23,22 +25,36 @@ async def test_links_can_be_listed_beside_a_running_loop() -> None:
     assert any(link.name == "lo" for link in found)
 
 
-def test_addresses_are_without_their_prefix_lengths() -> None:
-    known = (
-        Link(1, "lo", "loopback", up=True, mtu=65536, addresses=("127.0.0.1/8", "::1/128")),
-        Link(2, "eth0", "veth", up=True, mtu=1500, addresses=("10.0.0.1/24",)),
+def test_what_netlink_tells_is_whole() -> None:
+    seen, _, odd = observe()
+    assert seen == links()
+    assert odd == ()
+
+
+def test_without_a_descriptor_for_netlink_nothing_is_seen_and_that_is_said() -> None:
+    program = """
+import json, resource
+import pyroute2, pyroute2.netlink.exceptions
+from mpiboot.observe.links import observe
+for most in (3, 5, 7, 256):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, 256))
+    links, routes, odd = observe()
+    print(json.dumps([len(links), len(routes), odd]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
-
-    assert local_addresses(known) == {"127.0.0.1", "::1", "10.0.0.1"}
-
-
-def test_the_route_to_loopback_is_by_loopback() -> None:
-    assert route_source("127.0.0.7", links()) == ("127.0.0.1", "lo")
+    assert done.returncode == 0, done.stderr
+    first, *_, last = [json.loads(line) for line in done.stdout.splitlines()]
+    assert first == [0, 0, ["netlink: Too many open files: links and routes are not known"]]
+    # With enough of them the same process sees them all.
+    assert last[0] > 0
+    assert last[2] == []
 
 
 def test_without_a_route_there_is_no_source() -> None:
     assert source_address("255.255.255.255") == ""
-    assert route_source("not an address", ()) == ("", "")
+    assert source_address("not an address") == ""
 
 
 def test_every_address_of_this_host_is_local() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.fabric import Fabric, Gid, RdmaDevice, RdmaPort, Route
+from mpiboot.fabric import Fabric, Gid, GidType, LinkLayer, PortState, RdmaDevice, RdmaPort, Route
 from mpiboot.model import Identity, Link, Mpi, PodFacts
 from mpiboot.observe import pod
 
@@ -32,9 +32,10 @@ def hosts(tmp_path: Path) -> Path:
 
 
 def facts() -> PodFacts:
-    gid = Gid(3, "::ffff:192.168.1.5", "RoCE v2", "net1")
-    port = RdmaPort(1, "ACTIVE", "LinkUp", "Ethernet", "net1", 100.0, 4096, (gid,), (65535,))
-    device = RdmaDevice(0, "mlx5_0", "roce", "ca", "1:2:3:4", "mlx5", "", "/dev/x", "ok", (port,))
+    gid = Gid(3, "::ffff:192.168.1.5", GidType.ROCE_V2, "net1")
+    state, layer = PortState.ACTIVE, LinkLayer.ETHERNET
+    port = RdmaPort(1, state, "LinkUp", layer, "net1", 100.0, 4096, (gid,), (65535,))
+    device = RdmaDevice(0, "mlx5_0", "roce", "ca", "1:2:3:4", "mlx5", "", "/dev/x", "", (port,))
     return PodFacts(
         hostname="w-0",
         mpiboot="0.1.0",
@@ -86,7 +87,7 @@ def test_facts_of_an_older_mpiboot_have_the_defaults_of_what_it_did_not_know() -
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": 1},
         {"version": None},
         {"hostname": 3},
         {"links": "eth0"},

@@ -1,6 +1,11 @@
 """The kernel's RDMA devices by NETLINK_RDMA, with a message class on pyroute2's base classes.
 
 It reads what the kernel answers and nothing else: no sysfs, no device nodes, no opinion.
+
+pyroute2 has no RDMA family. Its base classes encode and decode the attributes; the socket, and the
+cutting of answers into messages, are own code, because pyroute2's sockets run an event loop for
+each request (which fails inside a running one), wait for ever for an answer without an end, and
+hide the error in the end of a failed dump, as of a device that went away meanwhile.
 """
 
 from __future__ import annotations
@@ -21,6 +26,10 @@ from pyroute2.netlink import (
     NLMSG_ERROR,
     nlmsg,
 )
+
+from mpiboot.data_network.observe import report
+from mpiboot.data_network.observe.report import DeviceReport
+from mpiboot.fabric import RdmaPort
 
 NETLINK_RDMA: Final = 20
 
@@ -78,34 +87,6 @@ class NldevMessage(nlmsg):  # type: ignore[misc] # pyroute2 has no types
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
-    """A port as netlink has it; ``netdev`` is there only if it is in this network namespace."""
-
-    number: int
-    state: int | None
-    physical: int | None
-    netdev: str
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A device as netlink has it; ``uverbs`` is the name of its node, ``rdev`` the node's number.
-
-    ``ports`` is None if the kernel did not list them, as for a device that went away meanwhile.
-    """
-
-    index: int
-    name: str
-    node_guid: int | None
-    node_type: int | None
-    protocol: str
-    ports: tuple[Port, ...] | None = None
-    uverbs: str = ""
-    rdev: int | None = None
-    driver: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Kernel:
     """What the kernel told; ``complete`` says whether its list of devices came to its end.
 
@@ -113,7 +94,7 @@ class Kernel:
     """
 
     mode: str
-    devices: tuple[Device, ...]
+    devices: tuple[DeviceReport, ...]
     complete: bool
     oddities: tuple[str, ...] = ()
 
@@ -132,8 +113,6 @@ def read(channel: socket.socket, seconds: float = _SECONDS) -> Kernel:
 
     What is refused, cut short or gone meanwhile is left out and told in ``oddities``.
     """
-    # pyroute2's sockets run an event loop per request, which fails inside a running one, wait
-    # for ever for an answer without an end, and hide the error in the end of a failed dump.
     asking = _Asking(channel, seconds)
     listed = asking.ask(_GET, NLM_F_DUMP, "the list of RDMA devices")
     complete = not asking.oddities
@@ -262,21 +241,26 @@ def _mode(asking: _Asking) -> str:
     return "exclusive" if answer[0].number("SYS_NETNS_MODE") == 0 else "shared"
 
 
-def _device(message: NldevMessage) -> Device | None:
+def _device(message: NldevMessage) -> DeviceReport | None:
     index = message.number("DEV_INDEX")
     name = message.text("DEV_NAME")
     if index is None or not name:
         return None
-    return Device(
-        index=index,
-        name=name,
-        node_guid=message.number("NODE_GUID"),
-        node_type=message.number("DEV_NODE_TYPE"),
+    return DeviceReport(
+        name,
+        index,
+        node_guid=_guid(message.number("NODE_GUID")),
+        node_type=report.node_type(message.number("DEV_NODE_TYPE")),
         protocol=message.text("DEV_PROTOCOL"),
     )
 
 
-def _whole(asking: _Asking, device: Device) -> Device:
+def _guid(number: int | None) -> str:
+    digits = f"{number:016x}" if number is not None else ""
+    return ":".join(digits[place : place + 4] for place in range(0, len(digits), 4))
+
+
+def _whole(asking: _Asking, device: DeviceReport) -> DeviceReport:
     before = len(asking.oddities)
     this = ("DEV_INDEX", device.index)
     listed = asking.ask(_PORT_GET, NLM_F_DUMP, f"the ports of {device.name}", (this,))
@@ -292,17 +276,18 @@ def _whole(asking: _Asking, device: Device) -> Device:
         device,
         uverbs=node[0].text("CHARDEV_NAME"),
         rdev=node[0].number("CHARDEV"),
-        driver=node[0].number("UVERBS_DRIVER_ID"),
+        driver=report.driver(node[0].number("UVERBS_DRIVER_ID")),
     )
 
 
-def _port(message: NldevMessage) -> Port | None:
+def _port(message: NldevMessage) -> RdmaPort | None:
     number = message.number("PORT_INDEX")
     if number is None:
         return None
-    return Port(
-        number=number,
-        state=message.number("PORT_STATE"),
-        physical=message.number("PORT_PHYS_STATE"),
+    return RdmaPort(
+        number,
+        report.port_state(message.number("PORT_STATE")),
+        report.physical_state(message.number("PORT_PHYS_STATE")),
+        # There only if the link is in this network namespace.
         netdev=message.text("NDEV_NAME"),
     )

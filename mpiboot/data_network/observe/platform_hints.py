@@ -6,12 +6,12 @@ Evidence only, unweighed: nothing here looks whether the link or device is there
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from mpiboot.fabric import Attachment
+from mpiboot.data_network.observe.sysfs import PCI_FUNCTION
+from mpiboot.fabric import Attachment, Evidence
 
 _Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | None"
 
@@ -25,7 +25,6 @@ METADATA: Final = Path("/var/run/kubernetes.io/dra-device-attributes")
 GIB: Final = Path("/usr/local/gib")
 
 _STATUS: Final = ("k8s.v1.cni.cncf.io/network-status", "k8s.v1.cni.cncf.io/networks-status")
-_PCI: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _PCI_ATTRIBUTES: Final = ("resource.kubernetes.io/pciBusID", "dra.net/pciAddress")
 _RDMA_ATTRIBUTES: Final = ("dra.net/rdmaDevice",)
 _LARGEST: Final = 1 << 20  # a pod's annotations are limited to 256 KiB
@@ -47,7 +46,7 @@ def attachments(
         *_multus(annotations, oddities),
         *_device_plugin(environment, oddities),
         *_dra(metadata, sys_root, oddities),
-        *((Attachment("gib", resource=str(gib)),) if gib.is_dir() else ()),
+        *((Attachment(Evidence.GIB, resource=str(gib)),) if gib.is_dir() else ()),
     )
     return found, tuple(oddities)
 
@@ -60,8 +59,8 @@ def _device_plugin(environment: Mapping[str, str], oddities: list[str]) -> Itera
             continue
         resource = name.removeprefix("PCIDEVICE_")
         for item in filter(None, (part.strip() for part in value.split(","))):
-            if _PCI.fullmatch(item.lower()):
-                yield Attachment("sriov-device-plugin", pci=item.lower(), resource=resource)
+            if PCI_FUNCTION.fullmatch(item.lower()):
+                yield Attachment(Evidence.DEVICE_PLUGIN, pci=item.lower(), resource=resource)
             else:
                 oddities.append(f"{name} names {item[:60]!r}, which is no PCI function")
 
@@ -89,7 +88,7 @@ def _network(network: _Json) -> Attachment | None:
         return None
     pci = _member(_member(network, "device-info"), "pci")
     return Attachment(
-        "multus",
+        Evidence.MULTUS,
         link=link,
         pci=_text(pci, "pci-address").lower(),
         rdma=_text(pci, "rdma-device"),
@@ -142,11 +141,11 @@ def _allocated(device: _Json, sys_root: Path) -> Attachment | None:
     # A claim may be for a GPU: without a word on a network, the PCI class decides.
     if not link and not rdma and not _is_network(sys_root, pci):
         return None
-    return Attachment("dra", link=link, pci=pci, rdma=rdma, resource=_text(device, "driver"))
+    return Attachment(Evidence.DRA, link=link, pci=pci, rdma=rdma, resource=_text(device, "driver"))
 
 
 def _is_network(sys_root: Path, pci: str) -> bool:
-    if not _PCI.fullmatch(pci):
+    if not PCI_FUNCTION.fullmatch(pci):
         return False
     return _read(sys_root / "bus" / "pci" / "devices" / pci / "class", []).startswith("0x02")
 

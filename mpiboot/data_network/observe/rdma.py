@@ -12,25 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from mpiboot.data_network.observe import libraries, nldev, rdma_sysfs, verbs
-from mpiboot.data_network.observe.nldev import Device, Kernel, Port
-from mpiboot.data_network.observe.rdma_sysfs import Node, SysfsDevice, SysfsPort
-from mpiboot.fabric import Fabric, RdmaDevice, RdmaPort
+from mpiboot.data_network.observe import libraries, nldev, rdma_sysfs, sysfs, verbs
+from mpiboot.data_network.observe.nldev import Kernel
+from mpiboot.data_network.observe.report import DeviceReport
+from mpiboot.fabric import Fabric, LinkLayer, RdmaDevice, RdmaPort
 
-_STATES: Final = ("", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER")
-_PHYSICAL: Final = (
-    *("", "SLEEP", "POLLING", "DISABLED", "PORT_CONFIGURATION_TRAINING", "LINK_UP"),
-    *("LINK_ERROR_RECOVERY", "PHY_TEST"),
-)
-# As sysfs writes them: drivers/infiniband/core/sysfs.c, node_type_show().
-_NODE_TYPES: Final = (*("", "CA", "switch", "router", "RNIC", "usNIC", "usNIC UDP", "unspecified"),)
-# enum rdma_driver_id of include/uapi/rdma/ib_user_ioctl_verbs.h
-_DRIVERS: Final = (
-    *("", "mlx5", "mlx4", "cxgb3", "cxgb4", "mthca", "bnxt_re", "ocrdma", "nes", "irdma"),
-    *("vmw_pvrdma", "qedr", "hns", "usnic", "rxe", "hfi1", "qib", "efa", "siw", "erdma", "mana"),
-    "ionic",
-)
-_LAYERS: Final = {"ib": "InfiniBand", "opa": "InfiniBand", "roce": "Ethernet", "iw": "Ethernet"}
+_LAYERS: Final = {
+    "ib": LinkLayer.INFINIBAND,
+    "opa": LinkLayer.INFINIBAND,
+    "roce": LinkLayer.ETHERNET,
+    "iw": LinkLayer.ETHERNET,
+}
 # What RoCE puts around a packet in the largest case: iboe_get_mtu() of include/rdma/ib_addr.h.
 _ROCE_HEADERS: Final = 96
 _IB_MTUS: Final = (4096, 2048, 1024, 512, 256)
@@ -53,15 +45,15 @@ def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fab
     except OSError as error:
         refused = os.strerror(error.errno or errno.EIO)
     found = assemble(kernel, sys_root, dev_root, refused)
-    asked = {one.name: len(one.ports) for one in found.devices if one.opens == "ok"}
+    asked = {one.name: len(one.ports) for one in found.devices if one.opens}
     if not asked:
         return found
-    if any(one.driver == "efa" and one.opens == "ok" for one in found.devices):
+    if any(one.driver == "efa" and one.opens for one in found.devices):
         found = replace(found, missing=libraries.missing(EFA_LIBRARIES))
     return with_library(found, *verbs.ask(asked))
 
 
-def with_library(found: Fabric, said: Mapping[str, verbs.Device], wrong: str = "") -> Fabric:
+def with_library(found: Fabric, said: Mapping[str, verbs.LibraryAnswer], wrong: str = "") -> Fabric:
     """Add what the RDMA library says of its devices, and of what went ``wrong`` with it."""
     devices = tuple(
         _with_library(device, said[device.name]) if device.name in said else device
@@ -70,7 +62,7 @@ def with_library(found: Fabric, said: Mapping[str, verbs.Device], wrong: str = "
     return replace(found, devices=devices, oddities=(*found.oddities, *((wrong,) if wrong else ())))
 
 
-def _with_library(device: RdmaDevice, said: verbs.Device) -> RdmaDevice:
+def _with_library(device: RdmaDevice, said: verbs.LibraryAnswer) -> RdmaDevice:
     ports = tuple(
         replace(
             port,
@@ -81,7 +73,7 @@ def _with_library(device: RdmaDevice, said: verbs.Device) -> RdmaDevice:
         )
         for port in device.ports
     )
-    return replace(device, ports=ports, library=said.why or "ok")
+    return replace(device, ports=ports, library_error=said.why)
 
 
 def assemble(kernel: Kernel | None, sys_root: Path, dev_root: Path, refused: str = "") -> Fabric:
@@ -109,9 +101,9 @@ def assemble(kernel: Kernel | None, sys_root: Path, dev_root: Path, refused: str
                 oddities.append(f"{name}: went away while it was read")
                 continue
             oddities.append(f"{name}: not in {sys_root}/class/infiniband: its GIDs are not known")
-            found = SysfsDevice(name)
+            found = DeviceReport(name, ports=())
         oddities.extend(found.oddities)
-        devices.append(_device(_completed(told, found, nodes.get(name)), found, sys_root, dev_root))
+        devices.append(_device(told, found, nodes.get(name, ("", None)), sys_root, dev_root))
     return Fabric(
         netns_mode=kernel.mode if kernel is not None else "",
         infiniband_folder=(dev_root / "infiniband").is_dir(),
@@ -120,58 +112,55 @@ def assemble(kernel: Kernel | None, sys_root: Path, dev_root: Path, refused: str
     )
 
 
-def _completed(told: Device | None, found: SysfsDevice, node: Node | None) -> Device:
-    """Put sysfs's word where netlink gave none; netlink's index can't be had (-1)."""
-    if told is None:
-        told = Device(-1, found.name, None, found.node_type, _protocol(found))
-    if told.ports is None:
-        ports = (Port(one.number, one.state, one.physical, one.netdev) for one in found.ports)
-        told = replace(told, ports=tuple(ports))
-    if not told.uverbs and node is not None:
-        told = replace(told, uverbs=node.name, rdev=node.rdev)
-    return told
-
-
-def _device(told: Device, found: SysfsDevice, sys_root: Path, dev_root: Path) -> RdmaDevice:
-    here = {port.number: port for port in found.ports}
-    uverbs, opens = _open(dev_root, told.uverbs, told.rdev)
+def _device(
+    told: DeviceReport | None,
+    found: DeviceReport,
+    node: tuple[str, int | None],
+    sys_root: Path,
+    dev_root: Path,
+) -> RdmaDevice:
+    """Join both reports: netlink's word comes first, sysfs's stands where it gave none."""
+    protocol = _protocol(found) if told is None else told.protocol
+    told = told or DeviceReport(found.name)
+    uverbs, error = _open(dev_root, *((told.uverbs, told.rdev) if told.uverbs else node))
+    here = {port.number: port for port in found.ports or ()}
+    ports = found.ports if told.ports is None else told.ports
     return RdmaDevice(
         index=told.index,
-        name=told.name,
-        protocol=told.protocol,
-        node_type=_word(_NODE_TYPES, told.node_type, "type"),
-        node_guid=found.node_guid if told.node_guid is None else _guid(told.node_guid),
-        driver=_word(_DRIVERS, told.driver, "driver") or found.driver,
+        name=found.name,
+        protocol=protocol,
+        node_type=told.node_type or found.node_type,
+        node_guid=told.node_guid or found.node_guid,
+        driver=told.driver or found.driver,
         pci=found.pci,
         uverbs=uverbs,
-        opens=opens,
+        open_error=error,
         ports=tuple(
-            _port(port, here.get(port.number) or SysfsPort(port.number), told.protocol, sys_root)
-            for port in told.ports or ()
+            _port(port, here.get(port.number) or port, protocol, sys_root) for port in ports or ()
         ),
     )
 
 
-def _port(told: Port, found: SysfsPort, protocol: str, sys_root: Path) -> RdmaPort:
-    return RdmaPort(
-        number=told.number,
-        state=_word(_STATES, told.state, "state"),
-        physical=_word(_PHYSICAL, told.physical, "state"),
-        link_layer=found.link_layer or _LAYERS.get(protocol, ""),
+def _port(told: RdmaPort, found: RdmaPort, protocol: str, sys_root: Path) -> RdmaPort:
+    return replace(
+        found,
+        state=told.state,
+        physical=told.physical,
+        link_layer=found.link_layer or _LAYERS.get(protocol, LinkLayer.UNKNOWN),
+        # Netlink's word alone: sysfs may be that of another network namespace.
         netdev=told.netdev,
-        rate=found.rate,
-        mtu=_roce_mtu(rdma_sysfs.link_mtu(sys_root, told.netdev)) if told.netdev else 0,
-        gids=found.gids,
-        pkeys=found.pkeys,
+        mtu=_roce_mtu(sys_root, told.netdev) if told.netdev else 0,
     )
 
 
-def _roce_mtu(link_mtu: int) -> int:
+def _roce_mtu(sys_root: Path, link: str) -> int:
     # Neither netlink nor sysfs has a port's active MTU; RoCE drivers derive it like this.
-    return next((mtu for mtu in _IB_MTUS if mtu <= link_mtu - _ROCE_HEADERS), 0)
+    fits = (sysfs.number(sys_root / "class" / "net" / link / "mtu") or 0) - _ROCE_HEADERS
+    return next((mtu for mtu in _IB_MTUS if mtu <= fits), 0)
 
 
 def _open(dev_root: Path, name: str, rdev: int | None) -> tuple[str, str]:
+    """Open a device node: its path (empty where it isn't there), and why it does not open."""
     if not name:
         return "", "the kernel names no device node for it"
     path = dev_root / "infiniband" / name
@@ -188,24 +177,13 @@ def _open(dev_root: Path, name: str, rdev: int | None) -> tuple[str, str]:
     if rdev is not None and there != rdev:
         said = f"{os.major(there)}:{os.minor(there)}"
         return str(path), f"is device {said} instead of {os.major(rdev)}:{os.minor(rdev)}"
-    return str(path), "ok"
+    return str(path), ""
 
 
-def _protocol(found: SysfsDevice) -> str:
-    layers = {port.link_layer for port in found.ports}
-    if layers == {"InfiniBand"}:
+def _protocol(found: DeviceReport) -> str:
+    layers = {port.link_layer for port in found.ports or ()}
+    if layers == {LinkLayer.INFINIBAND}:
         return "ib"
-    if layers == {"Ethernet"}:
-        return "iw" if _word(_NODE_TYPES, found.node_type, "type") == "RNIC" else "roce"
+    if layers == {LinkLayer.ETHERNET}:
+        return "iw" if found.node_type == "RNIC" else "roce"
     return ""
-
-
-def _guid(number: int) -> str:
-    digits = f"{number:016x}"
-    return ":".join(digits[place : place + 4] for place in range(0, 16, 4))
-
-
-def _word(words: tuple[str, ...], number: int | None, what: str) -> str:
-    if number is None:
-        return ""
-    return words[number] if number < len(words) else f"{what} {number}"

@@ -9,15 +9,17 @@ import errno
 import os
 import re
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mpiboot.fabric import Gid
+from mpiboot.data_network.observe import report
+from mpiboot.data_network.observe.report import DeviceReport
+from mpiboot.data_network.observe.sysfs import number, pci_function, text
+from mpiboot.data_network.records import natural_order
+from mpiboot.fabric import Gid, GidType, LinkLayer, RdmaPort
 
 # Ordinary answers: an empty slot of the table, a device or an entry that went away.
 _GONE: Final = frozenset({errno.ENOENT, errno.EINVAL, errno.ENODEV, errno.ENXIO, errno.ENOTDIR})
-_PCI: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _RATE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) Gb/sec")
 _PKEY: Final = re.compile(r"0x[0-9a-f]{1,4}")
 _NO_GID: Final = "0000:0000:0000:0000:0000:0000:0000:0000"
@@ -33,146 +35,96 @@ _RDMA_DRIVERS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SysfsPort:
-    """A port as sysfs has it; ``netdev`` is the link of its PCI function, if it is one link."""
-
-    number: int
-    state: int | None = None
-    physical: int | None = None
-    link_layer: str = ""
-    rate: float = 0.0
-    gids: tuple[Gid, ...] = ()
-    pkeys: tuple[int, ...] = ()
-    netdev: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SysfsDevice:
-    """A device as sysfs has it."""
-
-    name: str
-    node_guid: str = ""
-    node_type: int | None = None
-    pci: str = ""
-    driver: str = ""
-    ports: tuple[SysfsPort, ...] = ()
-    oddities: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A device node of class/infiniband_verbs: its name and the number it must have."""
-
-    name: str
-    rdev: int | None
-
-
 def names(sys_root: Path) -> tuple[str, ...]:
     """Names of the devices in class/infiniband, sorted as a reader would; none without RDMA."""
     return tuple(_entries(sys_root / "class" / "infiniband"))
 
 
-def device(sys_root: Path, name: str) -> SysfsDevice | None:
-    """Read one device; None if it isn't there, or no longer at the end."""
+def device(sys_root: Path, name: str) -> DeviceReport | None:
+    """Read one device; None if it isn't there, or no longer at the end.
+
+    A port's ``netdev`` is the link of its PCI function, if it is one link.
+    """
     folder = sys_root / "class" / "infiniband" / name
     oddities: list[str] = []
     numbers = [int(item) for item in _entries(folder / "ports") if item.isdecimal()]
-    layers = {number: _layer(folder / "ports" / str(number)) for number in numbers}
-    found = SysfsDevice(
+    found = DeviceReport(
         name=name,
         node_guid=text(folder / "node_guid"),
-        node_type=_leading(text(folder / "node_type")),
-        pci=pci(folder / "device"),
+        node_type=report.node_type(number(folder / "node_type")),
+        pci=pci_function(folder / "device"),
         driver=_driver(folder),
-        ports=tuple(
-            _port(folder, number, layers[number], len(numbers), oddities) for number in numbers
-        ),
+        ports=tuple(_port(folder, one, len(numbers), oddities) for one in numbers),
         oddities=tuple(oddities),
     )
     return found if folder.exists() else None
 
 
-def nodes(sys_root: Path) -> dict[str, Node]:
-    """Device nodes by the name of their RDMA device, of every network namespace."""
+def nodes(sys_root: Path) -> dict[str, tuple[str, int | None]]:
+    """Device nodes by the name of their RDMA device, of every network namespace.
+
+    Returns:
+        The name of the node, and the number that it must have.
+    """
     folder = sys_root / "class" / "infiniband_verbs"
-    found: dict[str, Node] = {}
+    found: dict[str, tuple[str, int | None]] = {}
     for name in _entries(folder):
         owner = text(folder / name / "ibdev")
         if owner:
             major, _, minor = text(folder / name / "dev").partition(":")
             known = major.isdecimal() and minor.isdecimal()
-            found[owner] = Node(name, os.makedev(int(major), int(minor)) if known else None)
+            found[owner] = name, os.makedev(int(major), int(minor)) if known else None
     return found
 
 
-def link_mtu(sys_root: Path, link: str) -> int:
-    """MTU of a network link of this namespace; 0 if it isn't there."""
-    return _leading(text(sys_root / "class" / "net" / link / "mtu")) or 0
-
-
-def text(path: Path, oddities: list[str] | None = None) -> str:
-    """Content of a file of sysfs without blanks around it; empty if it can't be read.
-
-    An error that isn't an ordinary answer becomes an oddity where a list is given.
-    """
-    try:
-        with path.open("rb") as file:
-            return file.read().decode("utf-8", "replace").strip()
-    except OSError as error:
-        if oddities is not None and error.errno not in _GONE:
-            oddities.append(f"{path}: {error.strerror}")
-        return ""
-
-
-def pci(device_link: Path) -> str:
-    """PCI function of a ``device`` link of sysfs: itself, or that of which it is a part.
-
-    A sub-function (mlx5_core.sf.4) is a part of the function above it.
-    """
-    try:
-        parts = device_link.resolve(strict=True).parts
-    except (OSError, RuntimeError):  # not there; a loop of links, before Python 3.13
-        return ""
-    return next((part for part in reversed(parts) if _PCI.fullmatch(part)), "")
-
-
-def _port(folder: Path, number: int, layer: str, count: int, oddities: list[str]) -> SysfsPort:
-    port = folder / "ports" / str(number)
+def _port(folder: Path, place: int, count: int, oddities: list[str]) -> RdmaPort:
+    port = folder / "ports" / str(place)
     rate = _RATE.match(text(port / "rate"))
-    return SysfsPort(
-        number=number,
-        state=_leading(text(port / "state")),
-        physical=_leading(text(port / "phys_state")),
+    layer = _layer(port)
+    drives = folder / "device" / "net" if layer is LinkLayer.ETHERNET else None
+    return RdmaPort(
+        number=place,
+        state=report.port_state(number(port / "state")),
+        physical=report.physical_state(number(port / "phys_state")),
         link_layer=layer,
         rate=float(rate.group(1)) if rate else 0.0,
-        gids=_gids(port, f"{folder.name} port {number}", oddities),
+        gids=_gids(port, f"{folder.name} port {place}", oddities),
         pkeys=_pkeys(port / "pkeys"),
-        netdev=_netdev(folder / "device" / "net", number, count) if layer == "Ethernet" else "",
+        netdev=_netdev(drives, place, count) if drives else "",
     )
 
 
-def _layer(port: Path) -> str:
+def _layer(port: Path) -> LinkLayer:
     said = text(port / "link_layer")
     # The kernel writes Unknown for what libibverbs and NCCL call Unspecified (EFA, usNIC).
-    return "Unspecified" if said == "Unknown" else said
+    return LinkLayer.UNSPECIFIED if said == "Unknown" else LinkLayer(said)
 
 
 def _gids(port: Path, whose: str, oddities: list[str]) -> tuple[Gid, ...]:
     found = []
     for slot in _entries(port / "gids"):
         # Three files for each of up to 1,024 slots: the other two only where there is a GID.
-        value = text(port / "gids" / slot, oddities)
+        value = _gid(port / "gids" / slot, oddities)
         if not value or value == _NO_GID or not slot.isdecimal():
             continue
         plain = canonical(value)
         if not plain:
             oddities.append(f"{whose}: GID {slot} can't be read: {value[:60]!r}")
             continue
-        kind = text(port / "gid_attrs" / "types" / slot)
+        kind = GidType(text(port / "gid_attrs" / "types" / slot))
         netdev = text(port / "gid_attrs" / "ndevs" / slot)
         found.append(Gid(index=int(slot), value=plain, kind=kind, netdev=netdev))
     return tuple(found)
+
+
+def _gid(path: Path, oddities: list[str]) -> str:
+    """Read a slot; an error that isn't an ordinary answer is an oddity."""
+    try:
+        return path.read_text("utf-8", "replace").strip()
+    except OSError as error:
+        if error.errno not in _GONE:
+            oddities.append(f"{path}: {error.strerror}")
+        return ""
 
 
 def canonical(value: str) -> str:
@@ -193,11 +145,11 @@ def _pkeys(folder: Path) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _netdev(folder: Path, number: int, ports: int) -> str:
+def _netdev(folder: Path, place: int, ports: int) -> str:
     # This folder is one of the network namespace that mounted sysfs, as is class/net.
     links = _entries(folder)
     if ports > 1 or len(links) > 1:
-        links = [name for name in links if _leading(text(folder / name / "dev_port")) == number - 1]
+        links = [name for name in links if number(folder / name / "dev_port") == place - 1]
     return links[0] if len(links) == 1 else ""
 
 
@@ -215,14 +167,4 @@ def _entries(folder: Path) -> list[str]:
         found = [entry.name for entry in folder.iterdir()]
     except OSError:
         return []
-    return sorted(found, key=_natural)
-
-
-def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    parts = re.split(r"([0-9]+)", name)
-    return tuple((int(part), "") if place % 2 else (-1, part) for place, part in enumerate(parts))
-
-
-def _leading(said: str) -> int | None:
-    number = re.match(r"[0-9]{1,9}", said)
-    return int(number.group()) if number else None
+    return sorted(found, key=natural_order)

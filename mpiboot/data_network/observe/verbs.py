@@ -31,7 +31,7 @@ _MOST: Final = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class LibraryAnswer:
     """What the library says of a device: ``why`` it can't use it (empty: it can).
 
     ``mtus`` are the active MTUs by port; ``links`` the index of an entry's link, in the network
@@ -45,7 +45,7 @@ class Device:
 
 def ask(
     devices: Mapping[str, int], seconds: float = _SECONDS, program: str = __file__
-) -> tuple[dict[str, Device], str]:
+) -> tuple[dict[str, LibraryAnswer], str]:
     """Ask the library of this pod, in a child.
 
     Args:
@@ -86,11 +86,11 @@ def ask(
         )
 
 
-def _device(said: dict[str, object]) -> Device:
+def _device(said: dict[str, object]) -> LibraryAnswer:
     mtus, links = said["mtus"], said["links"]
     if not isinstance(mtus, list) or not isinstance(links, list):
         raise TypeError("not a list")
-    return Device(
+    return LibraryAnswer(
         str(said["why"]),
         dict(mtus),
         {(port, index): link for port, index, link in links},

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.data_network import gids, interfaces, split
-from mpiboot.data_network.gids import GidChoice
-from mpiboot.data_network.records import DataSettings, WorkerNetwork
+from mpiboot.data_network import decision, gids, worker_network
+from mpiboot.data_network.records import DataSettings, GidChoice, WorkerNetwork
 from mpiboot.model import Level
 from tests.vm.inside.machine import (
     active,
@@ -77,12 +76,12 @@ def test_facts_and_the_decision_agree_with_rdma_for_one_device() -> None:
     (said,) = said_in("a").values()
 
     found = told("a")
-    network = interfaces.choose(worker(found, control), DEFAULT)
+    network = worker_network.choose(worker(found, control), DEFAULT)
 
     assert [item.name for item in found.fabric.devices] == [said["ifname"]]
     assert names(network) == [f"{said['ifname']}:{said['port']}"]
     assert [link.name for link in network.data] == [said["netdev"]] == ["net1"]
-    assert network.kind.value == "RoCE"
+    assert network.transport.value == "RoCE"
     assert network.control is not None
     assert network.control.name == "eth0"
 
@@ -93,7 +92,7 @@ def test_several_devices_of_a_pod_are_its_rails_in_the_order_of_their_links() ->
     moved_rail(7, "a", "net2", "10.2.0.1/24")
     moved_rail(3, "a", "net1", "10.1.0.1/24")
 
-    network = interfaces.choose(worker(seen("a"), control), DEFAULT)
+    network = worker_network.choose(worker(seen("a"), control), DEFAULT)
 
     assert names(network) == ["rxe3:1", "rxe7:1"]
     assert [link.name for link in network.data] == ["net1", "net2"]
@@ -104,7 +103,7 @@ def test_a_pod_with_ipv6_alone_gets_the_index_of_its_own_address() -> None:
     control = pod("a", 2)
     moved_rail(5, "a", "net1", "fd00:5::1/64")
 
-    network = interfaces.choose(worker(seen("a"), control), DEFAULT)
+    network = worker_network.choose(worker(seen("a"), control), DEFAULT)
     choice = chosen(network)
 
     (gid,) = choice.wanted
@@ -123,7 +122,7 @@ def test_of_a_device_in_another_pod_nothing_is_taken() -> None:
     run("ip -n b address add 10.7.0.1/24 dev net1")
 
     found = seen("b")
-    network = interfaces.choose(worker(found, control), DEFAULT)
+    network = worker_network.choose(worker(found, control), DEFAULT)
 
     assert [item.name for item in found.fabric.devices] == ["rxe5"]
     assert names(network) == []
@@ -136,7 +135,7 @@ def test_facts_and_the_decision_agree_with_rdma_for_a_macvlan_over_a_shared_devi
     upper("macvlan mode bridge", "rail1", "a", "net1", "10.1.0.7/24")
     has_gid("rxe1", "::ffff:10.1.0.7")
 
-    network = interfaces.choose(worker(seen("a"), control), DEFAULT)
+    network = worker_network.choose(worker(seen("a"), control), DEFAULT)
 
     # What the pod sees of rxe1 has no link of its own: the GID table alone tells.
     assert "netdev" not in said_in("a")["rxe1"]
@@ -166,7 +165,7 @@ def test_two_pods_with_one_name_and_one_address_on_a_device_are_told_apart() -> 
 
     indexes = set()
     for name, control in found.items():
-        choice = chosen(interfaces.choose(worker(seen(name), control), DEFAULT))
+        choice = chosen(worker_network.choose(worker(seen(name), control), DEFAULT))
         assert not choice.problems
         indexes |= {gid.index for gid in choice.wanted if gid}
 
@@ -182,7 +181,9 @@ def test_a_link_with_a_smaller_mtu_than_its_port_uses_is_said() -> None:
 
     def problems() -> list[str]:
         strict = replace(DEFAULT, data_network="require", nccl_version="2.28.9")
-        found = split.decide([worker(seen("a"), control)], strict, {}).findings
+        found = decision.decide(
+            [worker_network.choose(worker(seen("a"), control), strict)], strict, {}
+        ).findings
         assert {item.level for item in found} <= {Level.FAIL}
         return [item.said for item in found if item.check == "rdma-mtu"]
 
@@ -208,7 +209,7 @@ def test_a_vlan_is_tied_to_the_port_of_the_link_that_it_stands_on(where: str) ->
     own = replace(DEFAULT, data_ifname=("net1",))
 
     found = seen("" if where == "here" else "a")
-    network = interfaces.choose(worker(found, control), own)
+    network = worker_network.choose(worker(found, control), own)
 
     link = next(item for item in found.links if item.name == "net1")
     assert link.lower_elsewhere == (where == "in a pod")
@@ -224,7 +225,7 @@ def test_an_address_and_its_entry_that_come_late_are_pending_until_they_are_ther
     moved_rail(5, "a", "net1")
 
     def pending() -> tuple[str, ...]:
-        return interfaces.choose(worker(seen("a"), control), DEFAULT).pending
+        return worker_network.choose(worker(seen("a"), control), DEFAULT).pending
 
     assert pending() == ("link net1 has no address yet",)
     run("ip -n a address add 10.0.0.1/24 dev net1")
@@ -238,7 +239,9 @@ def test_a_port_that_goes_down_is_said_and_nothing_else_is_taken() -> None:
     run("ip link set far5 down")
     wait_for(lambda: device("rxe5", without_library()).ports[0].state == "DOWN")
 
-    found = split.decide([worker(seen("a"), control)], DEFAULT, {})
+    found = decision.decide(
+        [worker_network.choose(worker(seen("a"), control), DEFAULT)], DEFAULT, {}
+    )
 
     said = next(item.said for item in found.findings if item.check == "rdma-port")
     assert said.startswith("port rxe5:1 is DOWN")
@@ -250,7 +253,7 @@ def test_in_exclusive_mode_a_device_is_decided_as_in_shared_mode(exclusive: None
     rail(0, "10.0.0.1/24")
 
     found = seen()
-    network = interfaces.choose(worker(found), replace(DEFAULT, data_ifname=("rail0",)))
+    network = worker_network.choose(worker(found), replace(DEFAULT, data_ifname=("rail0",)))
 
     assert found.fabric.netns_mode == "exclusive"
     assert names(network) == ["rxe0:1"]

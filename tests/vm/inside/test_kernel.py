@@ -46,7 +46,7 @@ def agrees(name: str, fabric: Fabric | None = None) -> None:
         (folder / "ports/1/pkeys/0").read_text().strip()
     ]
     assert (ours.driver, ours.protocol, ours.node_type) == ("rxe", "roce", "CA")
-    assert (ours.opens, ours.library) == ("ok", "ok")
+    assert (ours.open_error, ours.library_error) == ("", "ok")
     index = int((SYS / "class/net" / str(said["netdev"]) / "ifindex").read_text())
     assert {gid.link for gid in port.gids} == {index}
     node = Path(ours.uverbs)
@@ -142,11 +142,11 @@ def test_nobody_without_privilege_sees_the_same() -> None:
 
     mine, nobodys = in_pod("a", without_library), in_pod("a", rdma.observe, uid=65534)
 
-    assert (device("rxe0", nobodys).opens, device("rxe0", nobodys).library) == (
+    assert (device("rxe0", nobodys).open_error, device("rxe0", nobodys).library_error) == (
         "Permission denied",
         "",
     )
-    assert replace(device("rxe0", nobodys), opens="ok") == device("rxe0", mine)
+    assert replace(device("rxe0", nobodys), open_error="") == device("rxe0", mine)
 
 
 def test_a_pod_without_the_device_node_says_so(tmp_path: Path) -> None:
@@ -154,7 +154,10 @@ def test_a_pod_without_the_device_node_says_so(tmp_path: Path) -> None:
 
     ours = device("rxe0", rdma.observe(dev_root=tmp_path))
 
-    assert (ours.uverbs, ours.opens) == ("", f"{tmp_path}/infiniband/uverbs0 is not in this pod")
+    assert (ours.uverbs, ours.open_error) == (
+        "",
+        f"{tmp_path}/infiniband/uverbs0 is not in this pod",
+    )
 
 
 def test_in_exclusive_mode_a_pod_sees_no_device_of_the_host(exclusive: None) -> None:
@@ -176,7 +179,7 @@ def test_in_exclusive_mode_the_hosts_node_can_not_be_opened(exclusive: None) -> 
     # What netlink hides, a sysfs of the host still shows.
     fabric = in_pod("a", lambda: rdma.assemble(None, SYS, DEV), host_sys=True)
 
-    assert device("rxe0", fabric).opens == "Operation not permitted"
+    assert device("rxe0", fabric).open_error == "Operation not permitted"
 
 
 def test_sysfs_alone_tells_the_same_but_for_index_and_link() -> None:

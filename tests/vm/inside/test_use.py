@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.data_network import split
+from mpiboot.data_network import decision, worker_network
 from mpiboot.data_network.records import DataSettings
 from mpiboot.model import PodFacts
 from tests.vm.inside.machine import (
@@ -143,12 +143,16 @@ def test_a_verbs_program_runs_on_the_device_and_index_of_each_worker(wire: None)
     workers = [
         worker(as_pod(found, f"rail{end}"), f"10.99.0.{end + 1}", f"w-{end}") for end in (0, 1)
     ]
-    decided = split.decide(workers, SETTINGS, {})
+    decided = decision.decide(
+        [worker_network.choose(one, SETTINGS) for one in workers], SETTINGS, {}
+    )
     mine = [{**decided.common, **decided.per_host[f"w-{end}"]} for end in (0, 1)]
     indexes = [values["NCCL_IB_GID_INDEX"] for values in mine]
 
     # An entry before the right one is another pod's, which NCCL would take by itself.
-    theirs = split.decide([worker(seen("other"), "10.99.0.9")], SETTINGS, {}).common
+    theirs = decision.decide(
+        [worker_network.choose(worker(seen("other"), "10.99.0.9"), SETTINGS)], SETTINGS, {}
+    ).common
     assert theirs["NCCL_IB_GID_INDEX"] == index_of("::ffff:10.9.0.77", "rxe0")
     assert int(theirs["NCCL_IB_GID_INDEX"]) < int(indexes[0])
     assert [values["NCCL_IB_HCA"] for values in mine] == ["=rxe0:1", "=rxe1:1"]

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.data_network import owners, split
-from mpiboot.data_network.owners import Wish
+from mpiboot.data_network import decision, variables, worker_network
+from mpiboot.data_network.decision import DataNetwork
 from mpiboot.data_network.records import DataSettings
-from mpiboot.data_network.split import Split
-from mpiboot.fabric import Attachment, Gid, Route
+from mpiboot.data_network.variables import Proposal
+from mpiboot.fabric import Attachment, Evidence, Gid, GidType, Route
 from mpiboot.model import Level, Source, Worker
 from tests.fakes import workers as w
 
@@ -23,19 +23,24 @@ def decide(
     settings: DataSettings = DEFAULT,
     taken: Mapping[str, str] | None = None,
     values: Mapping[str, str] | None = None,
-) -> Split:
-    return split.decide(workers, settings, taken or {}, values=values or {})
+) -> DataNetwork:
+    return decision.decide(
+        [worker_network.choose(one, settings) for one in workers],
+        settings,
+        taken or {},
+        values=values or {},
+    )
 
 
-def value(found: Split, name: str, host: str = "w-0") -> str | None:
+def value(found: DataNetwork, name: str, host: str = "w-0") -> str | None:
     return {**found.common, **found.per_host[host]}.get(name)
 
 
-def checks(found: Split) -> set[str]:
+def checks(found: DataNetwork) -> set[str]:
     return {finding.check for finding in found.findings}
 
 
-def because(found: Split, name: str) -> str:
+def because(found: DataNetwork, name: str) -> str:
     return next(item.because for item in found.decisions if item.name == name)
 
 
@@ -130,7 +135,7 @@ def test_rails_in_two_partitions_are_said_and_no_partition_is_named() -> None:
         w.link("net2", "10.8.0.5/24", index=26, kind="ipoib", pkey=0xFFFF),
         hardware="00:00:00:11:fe:80:00:00:00:00:00:00:00:10:00:e0:00:00:00:77",
     )
-    port = w.port((Gid(0, gid, "IB/RoCE v1", ""),), layer="InfiniBand")
+    port = w.port((Gid(0, gid, GidType.ROCE_V1, ""),), layer="InfiniBand")
     devices = (*facts.fabric.devices, w.device("mlx5_9", port, index=9, protocol="ib"))
     facts = replace(
         facts, links=(*facts.links, second), fabric=replace(facts.fabric, devices=devices)
@@ -230,14 +235,15 @@ def test_one_worker_without_rdma_puts_all_on_tcp_and_it_is_said() -> None:
 
 
 def test_a_worker_without_efa_keeps_the_others_plugin_from_using_it() -> None:
-    found = decide([w.efa(0), w.efa(1, opens="no device node")])
+    found = decide([w.efa(0), w.efa(1, open_error="no device node")])
     assert found.common["NCCL_NET"] == "Socket"
     assert "FI_PROVIDER" not in found.common
 
 
 def test_a_port_that_stays_in_init_puts_all_on_tcp() -> None:
     found = decide([w.ipoib(0), w.ipoib(1, state="INIT")])
-    assert found.pending == {"w-1": ("port mlx5_4:1 is INIT, not yet ACTIVE",)}
+    pending = [network.pending for network in found.networks]
+    assert pending == [(), ("port mlx5_4:1 is INIT, not yet ACTIVE",)]
     assert found.common["NCCL_IB_DISABLE"] == "1"
     assert "rdma-port" in checks(found)
 
@@ -334,7 +340,7 @@ def test_the_folder_of_gkes_transport_keeps_all_of_nccls_variables() -> None:
     worker = w.sriov(0)
     assert worker.facts is not None
     fabric = replace(
-        worker.facts.fabric, attachments=(Attachment("gib", resource="/usr/local/gib"),)
+        worker.facts.fabric, attachments=(Attachment(Evidence.GIB, resource="/usr/local/gib"),)
     )
     found = decide([replace(worker, facts=replace(worker.facts, fabric=fabric))])
     assert not [one for one in found.common if one.startswith("NCCL_")]
@@ -349,9 +355,11 @@ def test_the_built_in_transport_by_name_is_no_plugin() -> None:
 
 
 def test_two_rules_that_want_a_variable_differently_are_shown_and_the_owner_wins() -> None:
-    other = Wish("UCX_NET_DEVICES", "eth0", "mpi-network", "MPI on the control link")
+    other = Proposal("UCX_NET_DEVICES", "eth0", "mpi-network", "MPI on the control link")
     workers = [w.sriov(0), w.sriov(1)]
-    found = split.decide(workers, DEFAULT, {}, others=(other,))
+    found = decision.decide(
+        [worker_network.choose(one, DEFAULT) for one in workers], DEFAULT, {}, others=(other,)
+    )
     assert found.common["UCX_NET_DEVICES"] == "mlx5_3:1"
     conflict = next(item for item in found.findings if item.check == "settings-conflict")
     assert "mpi-network wants eth0" in conflict.said
@@ -359,8 +367,10 @@ def test_two_rules_that_want_a_variable_differently_are_shown_and_the_owner_wins
 
 
 def test_two_rules_that_want_the_same_are_no_conflict() -> None:
-    other = Wish("UCX_NET_DEVICES", "mlx5_3:1", "mpi-network", "MPI on the same port")
-    found = split.decide([w.sriov(0)], DEFAULT, {}, others=(other,))
+    other = Proposal("UCX_NET_DEVICES", "mlx5_3:1", "mpi-network", "MPI on the same port")
+    found = decision.decide(
+        [worker_network.choose(w.sriov(0), DEFAULT)], DEFAULT, {}, others=(other,)
+    )
     assert found.common["UCX_NET_DEVICES"] == "mlx5_3:1"
     assert not found.findings
 
@@ -376,7 +386,7 @@ def test_an_index_in_a_workers_pod_answers_for_its_ports() -> None:
 
 
 def test_every_variable_has_one_owner() -> None:
-    names = [row.name for row in owners.OWNED]
+    names = [row.name for row in variables.VARIABLES]
     assert len(names) == len(set(names))
 
 
@@ -459,7 +469,7 @@ def test_a_link_name_that_nccl_cannot_be_told_keeps_sockets_on_control() -> None
 KINDS = (
     w.sriov, w.rails8, w.macvlan, w.ipoib, w.aks, w.efa, w.tcp, w.plain, w.host_network
 )  # fmt: skip
-NAMES = [row.name for row in owners.OWNED]
+NAMES = [row.name for row in variables.VARIABLES]
 
 
 @st.composite

@@ -10,10 +10,18 @@ from collections.abc import Sequence
 from typing import Final
 
 from mpiboot.data_network import ports, rails
-from mpiboot.data_network.rails import Rail
-from mpiboot.data_network.records import DataSettings, Kind, Seen, WorkerNetwork, natural, running
-from mpiboot.model import Decision, Link, PodFacts, Source, Worker
+from mpiboot.data_network.records import (
+    DataSettings,
+    NetworkBuilder,
+    Rail,
+    Transport,
+    WorkerNetwork,
+    natural_order,
+)
+from mpiboot.fabric import GidType, LinkLayer, PortState
+from mpiboot.model import Link, PodFacts, Source, Worker
 from mpiboot.network import control
+from mpiboot.network.link_addresses import coming, has_carrier, refused, usable
 
 # Kinds that carry a pod's traffic to other pods; not bridges, tunnels, dummies and the like.
 _CARRIERS: Final = frozenset(
@@ -32,77 +40,58 @@ def choose(worker: Worker, settings: DataSettings) -> WorkerNetwork:
         settings: what the user asked for.
 
     Returns:
-        The links, ports, reasons and problems; kind ``unknown`` for a worker without facts.
+        The links, ports, reasons and problems; transport ``unknown`` for a worker without facts.
     """
     host, facts = worker.host, worker.facts
     if facts is None:
-        return WorkerNetwork(host.name, None, host.slots, None, Kind.UNKNOWN)
-    link, decision = _control(worker, facts, settings)
-    seen = Seen(facts, settings, link, _host_network(facts, link), [], [decision])
-    candidates = _candidates(seen)
-    tied = ports.tied(seen, candidates)
-    if seen.host_network and not settings.data_ifname and not settings.rdma_device:
-        tied = ports.of_the_node(seen, tied)
-    chosen = ports.one_class(seen, tied or ports.without_link(seen))
-    data = _data(seen, candidates, chosen)
-    _dead(seen, candidates, chosen)
+        return WorkerNetwork(host.name, None, host.slots, None, Transport.UNKNOWN)
+    link = _control(worker, facts, settings)
+    made = NetworkBuilder(facts, settings, link, _host_network(facts, link), [], [])
+    candidates = _candidates(made)
+    tied = ports.tied(made, candidates)
+    if made.host_network and not settings.data_ifname and not settings.rdma_device:
+        tied = ports.of_host_network(made, tied)
+    chosen = ports.one_class(made, tied or ports.without_link(made))
+    data = _data(made, candidates, chosen)
+    _dead(made, candidates, chosen)
     if chosen:
-        kind = ports.kind_of(chosen)
+        transport = chosen[0].transport
     else:
-        kind = (
-            Kind.TCP if any(running(one) and rails.interfaces(one) for one in data) else Kind.NONE
+        transport = (
+            Transport.TCP
+            if any(has_carrier(one) and usable(one) for one in data)
+            else Transport.NONE
         )
-        _nothing(seen, data)
-    pending = _pending(seen, candidates, chosen)
+        _nothing(made, data)
+    pending = () if settings.data_network == "off" else _pending(made, candidates, chosen)
     return WorkerNetwork(
         host.name,
         facts,
         host.slots,
         link,
-        kind,
+        transport,
         data,
         chosen,
-        seen.host_network,
-        tuple(seen.decisions),
-        tuple(seen.problems),
+        made.host_network,
+        tuple(made.decisions),
+        tuple(made.problems),
         pending,
     )
 
 
-def _control(
-    worker: Worker, facts: PodFacts, settings: DataSettings
-) -> tuple[Link | None, Decision]:
+def _control(worker: Worker, facts: PodFacts, settings: DataSettings) -> Link | None:
     """Find the control link: the user's, else by address, by platform, by route; never by name."""
     links = {link.name: link for link in facts.links}
     default = {route.link for route in facts.fabric.routes if route.destination.endswith("/0")}
     said = [item.link for item in facts.fabric.attachments if item.default]
     tries = (
-        (links.get(settings.control_ifname), Source.ENVIRONMENT, "MPIBOOT_CONTROL_IFNAME"),
-        (
-            control.link_of(worker.address, facts.links),
-            Source.DETECTED,
-            "holds the address dialled",
-        ),
-        (
-            next((links[name] for name in said if name in links), None),
-            Source.PLATFORM,
-            "the platform calls it the cluster's default network",
-        ),
-        (
-            control.link_of(facts.control_address, facts.links) if facts.control_address else None,
-            Source.DETECTED,
-            "holds the address of the pod's own name",
-        ),
-        (
-            next((link for link in facts.links if link.name in default), None),
-            Source.DETECTED,
-            "the default route leaves by it",
-        ),
+        links.get(settings.control_ifname),
+        control.link_of(worker.address, facts.links),
+        next((links[name] for name in said if name in links), None),
+        control.link_of(facts.control_address, facts.links),
+        next((link for link in facts.links if link.name in default), None),
     )
-    for link, source, because in tries:
-        if link is not None:
-            return link, Decision("control-link", link.name, source, because)
-    return None, Decision("control-link", "", Source.DETECTED, "no link holds a control address")
+    return next((link for link in tries if link is not None), None)
 
 
 def _host_network(facts: PodFacts, link: Link | None) -> bool:
@@ -113,36 +102,38 @@ def _host_network(facts: PodFacts, link: Link | None) -> bool:
     return ends > 1 or any(item.kind in _NODE_KINDS for item in facts.links)
 
 
-def _candidates(seen: Seen) -> tuple[Link, ...]:
+def _candidates(made: NetworkBuilder) -> tuple[Link, ...]:
     """List the links that may be data links, in order: the user's, the platform's, by name."""
-    wanted = seen.settings.data_ifname
-    links = {link.name: link for link in seen.facts.links}
+    wanted = made.settings.data_ifname
+    links = {link.name: link for link in made.facts.links}
     if wanted:
         missing = [name for name in wanted if name not in links]
         if missing:
             none = len(missing) == len(wanted)
             told = f"MPIBOOT_DATA_IFNAME: no link {', '.join(missing)}"
-            seen.problem("data-link", told, always=none)
+            made.problem("data-link", told, always=none)
         return tuple(links[name] for name in dict.fromkeys(wanted) if name in links)
-    said = [item.link for item in seen.fabric.attachments if item.link and not item.default]
+    said = [item.link for item in made.fabric.attachments if item.link and not item.default]
     places = {name: place for place, name in reversed(list(enumerate(said)))}
-    barred = {"veth", "netkit"} if seen.host_network else set()
+    barred = {"veth", "netkit"} if made.host_network else set()
     found = [
         link
-        for link in seen.facts.links
-        if link is not seen.control
+        for link in made.facts.links
+        if link is not made.control
         and link.kind in _CARRIERS - barred
         and link.name != "lo"
         and not any(address.startswith(("127.", "::1")) for address in link.addresses)
     ]
     return tuple(
-        sorted(found, key=lambda link: (places.get(link.name, len(said)), natural(link.name)))
+        sorted(found, key=lambda link: (places.get(link.name, len(said)), natural_order(link.name)))
     )
 
 
-def _data(seen: Seen, candidates: Sequence[Link], chosen: Sequence[Rail]) -> tuple[Link, ...]:
+def _data(
+    made: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]
+) -> tuple[Link, ...]:
     """Settle the data links: the rails' own, else the links that TCP can use."""
-    wanted = seen.settings.data_ifname
+    wanted = made.settings.data_ifname
     source = Source.ENVIRONMENT if wanted else Source.DETECTED
     above = [rail.link for rail in chosen if rail.link is not None]
     if above:
@@ -150,100 +141,104 @@ def _data(seen: Seen, candidates: Sequence[Link], chosen: Sequence[Rail]) -> tup
         left = [link.name for link in candidates if link not in above]
         because = "the RDMA ports' own links"
         because += f"; not used: {', '.join(left)}" if left else ""
-    elif chosen or (seen.host_network and not wanted):
+    elif chosen or (made.host_network and not wanted):
         return ()  # on the node's network, a link without RDMA may be anybody's
     else:
-        said = {item.link for item in seen.fabric.attachments if not item.default}
-        usable = [link for link in candidates if running(link) and rails.interfaces(link)]
-        named = [link for link in usable if link.name in said]
-        links = tuple(candidates) if wanted else tuple(named or usable)
+        said = {item.link for item in made.fabric.attachments if not item.default}
+        reachable = [link for link in candidates if has_carrier(link) and usable(link)]
+        named = [link for link in reachable if link.name in said]
+        links = tuple(candidates) if wanted else tuple(named or reachable)
         because = "a second link with an address and without RDMA: TCP"
         if not wanted and named:
             source, because = Source.PLATFORM, f"{because}; the platform names it"
-        elif not wanted and len(usable) > 1:
-            names = ", ".join(link.name for link in usable)
-            seen.problem(
+        elif not wanted and len(reachable) > 1:
+            names = ", ".join(link.name for link in reachable)
+            made.problem(
                 "data-ambiguous",
                 f"{names}: nothing tells which of these links is the data network; all are taken",
                 "set MPIBOOT_DATA_IFNAME",
             )
     if links:
         because = "MPIBOOT_DATA_IFNAME" if wanted else because
-        seen.decide("data-link", ",".join(link.name for link in links), source, because)
+        made.decide("data-link", ",".join(link.name for link in links), source, because)
     return links
 
 
-def _dead(seen: Seen, candidates: Sequence[Link], chosen: Sequence[Rail]) -> None:
+def _dead(made: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]) -> None:
     """Say which links were given an address and have no carrier; a rail's says its port."""
-    if seen.host_network and not seen.settings.data_ifname:
+    if made.host_network and not made.settings.data_ifname:
         return  # a node has links that nobody plugged in
     above = [rail.link for rail in chosen]
     for link in candidates:
-        if link not in above and rails.interfaces(link) and not running(link):
+        if link not in above and usable(link) and not has_carrier(link):
             why = "has no carrier" if link.up else "is down"
-            seen.problem("data-carrier", f"link {link.name} has an address, but {why}")
-        for address in rails.refused(link):
+            made.problem("data-carrier", f"link {link.name} has an address, but {why}")
+        for address in refused(link):
             said = f"another host of {link.name}'s network has its address {address}"
-            seen.problem("data-networks", said, "look at the network's IPAM: one address, once")
+            made.problem("data-networks", said, "look at the network's IPAM: one address, once")
 
 
-def _nothing(seen: Seen, data: Sequence[Link]) -> None:
+def _nothing(made: NetworkBuilder, data: Sequence[Link]) -> None:
     """Say why there is no RDMA where something hints at it."""
-    fabric = seen.fabric
+    fabric = made.fabric
     functions = {device.pci for device in fabric.devices}
     bare = [item.pci for item in fabric.attachments if item.pci and item.pci not in functions]
     orphans = [
         device.name
         for device, port in rails.ports(fabric.devices)
-        if port.link_layer == "Ethernet" and device.opens == "ok"
+        if port.link_layer is LinkLayer.ETHERNET and device.opens
     ]
     if bare:
-        seen.problem(
+        made.problem(
             "rdma-missing",
             f"the platform gave PCI function {', '.join(bare)}, which has no RDMA device here",
             "switch RDMA on for these functions (SriovNetworkNodePolicy: `isRdma: true`)",
         )
     elif orphans:
-        names = ", ".join(sorted(set(orphans), key=natural)[:4])
-        seen.problem(
+        names = ", ".join(sorted(set(orphans), key=natural_order)[:4])
+        made.problem(
             "rdma-missing",
             f"{len(set(orphans))} RoCE devices open ({names}), but none of them has a link here",
             "RoCE needs the device's own link in the pod: attach its network "
             "(annotation k8s.v1.cni.cncf.io/networks)",
         )
     if not data:
-        seen.decide("data-link", "", Source.DETECTED, "no second link that TCP or RDMA could use")
+        made.decide("data-link", "", Source.DETECTED, "no second link that TCP or RDMA could use")
 
 
-def _pending(seen: Seen, candidates: Sequence[Link], chosen: Sequence[Rail]) -> tuple[str, ...]:
+def _pending(
+    made: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]
+) -> tuple[str, ...]:
     """Say what may still come: InfiniBand VFs stay INIT for a while, IPAM takes seconds."""
     waiting = [
-        f"port {rail.name} is {rail.port.state}, not yet ACTIVE"
+        f"port {rail.name} is {rail.port.state.value}, not yet ACTIVE"
         for rail in chosen
-        if rail.port.state in ("INIT", "ARMED")
+        if rail.port.state in (PortState.INIT, PortState.ARMED)
     ]
-    roce = {rail.link.name for rail in chosen if rail.link and ports.kind_of((rail,)) is Kind.ROCE}
-    said = {item.link for item in seen.fabric.attachments} | set(seen.settings.data_ifname)
+    roce = {rail.link.name for rail in chosen if rail.link and rail.transport is Transport.ROCE}
+    said = {item.link for item in made.fabric.attachments} | set(made.settings.data_ifname)
     taken = {rail.device.name for rail in chosen}
-    free = any(one.opens == "ok" and one.name not in taken for one in seen.fabric.devices)
+    free = any(one.opens and one.name not in taken for one in made.fabric.devices)
     for link in candidates:
-        coming = ", ".join(str(item.ip) for item in rails.coming(link))
+        tentative = ", ".join(str(item.ip) for item in coming(link))
         named = link.name in said and not chosen
         macvlan = free and not chosen and link.kind in ("macvlan", "ipvlan")
-        if rails.interfaces(link):
+        if usable(link):
             continue
-        if coming and running(link):
-            waiting.append(f"link {link.name}: the kernel looks whether another host has {coming}")
+        if tentative and has_carrier(link):
+            waiting.append(
+                f"link {link.name}: the kernel looks whether another host has {tentative}"
+            )
         elif link.name in roce or named or macvlan:
             waiting.append(f"link {link.name} has no address yet")
         else:
             continue
         # Of a rail and of a link that was named, other rules say what never comes.
-        if link.name not in roce and link.name not in seen.settings.data_ifname:
-            seen.problem("data-address", waiting[-1])
+        if link.name not in roce and link.name not in made.settings.data_ifname:
+            made.problem("data-address", waiting[-1])
     for rail in chosen:
-        if rail.link and ports.kind_of((rail,)) is Kind.ROCE and rails.interfaces(rail.link):
+        if rail.link and rail.transport is Transport.ROCE and usable(rail.link):
             entries = [gid for gid in rail.port.gids if gid.index in ports.own_gids(rail)]
-            if not any(gid.kind == "RoCE v2" for gid in entries):
+            if not any(gid.kind is GidType.ROCE_V2 for gid in entries):
                 waiting.append(f"port {rail.name} has no RoCE v2 entry for {rail.link.name} yet")
     return tuple(waiting)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.data_network.interfaces import choose
-from mpiboot.data_network.records import DataSettings, Kind, WorkerNetwork, natural
-from mpiboot.fabric import Attachment, Gid, Route
+from mpiboot.data_network.records import DataSettings, Transport, WorkerNetwork, natural_order
+from mpiboot.data_network.worker_network import choose
+from mpiboot.fabric import Attachment, Evidence, Gid, GidType, Route
 from mpiboot.model import Source, Worker
 from tests.fakes import workers as w
 
@@ -27,7 +27,7 @@ def checks(network: WorkerNetwork) -> list[str]:
 
 def test_one_sriov_vf_is_found_by_the_kernels_word() -> None:
     network = choose(w.sriov(), DEFAULT)
-    assert network.kind is Kind.ROCE
+    assert network.transport is Transport.ROCE
     assert names(network) == ["mlx5_3:1"]
     assert data(network) == ["net1"]
     assert network.control is not None
@@ -51,7 +51,7 @@ def test_eight_rails_keep_the_order_of_their_links() -> None:
 def test_the_platforms_order_of_rails_comes_before_the_names() -> None:
     worker = w.rails8()
     assert worker.facts is not None
-    said = tuple(Attachment("multus", link=f"net{rail}") for rail in (3, 1, 2))
+    said = tuple(Attachment(Evidence.MULTUS, link=f"net{rail}") for rail in (3, 1, 2))
     fabric = replace(worker.facts.fabric, attachments=said)
     network = choose(replace(worker, facts=replace(worker.facts, fabric=fabric)), DEFAULT)
     assert data(network)[:4] == ["net3", "net1", "net2", "net4"]
@@ -71,21 +71,21 @@ def test_another_pods_entry_under_the_same_link_name_is_no_evidence() -> None:
         devices=(w.device("mlx5_2", w.port(w.table("net1", "10.0.0.51"))),),
     )
     network = choose(worker, DEFAULT)
-    assert network.kind is Kind.TCP
+    assert network.transport is Transport.TCP
     assert checks(network) == ["rdma-missing"]
 
 
 @pytest.mark.parametrize("name", ["ib0", "net1"])
 def test_ipoib_is_found_by_the_gid_in_its_hardware_address(name: str) -> None:
     network = choose(w.ipoib(name=name), DEFAULT)
-    assert network.kind is Kind.INFINIBAND
+    assert network.transport is Transport.INFINIBAND
     assert names(network) == ["mlx5_4:1"]
     assert "hardware" in network.rails[0].because
 
 
 def test_infiniband_without_a_link_takes_the_devices_that_open_and_leaves_ethernet() -> None:
     network = choose(w.aks(), DEFAULT)
-    assert network.kind is Kind.INFINIBAND
+    assert network.transport is Transport.INFINIBAND
     assert names(network) == [f"mlx5_{number}:1" for number in range(8)]
     assert not network.data
 
@@ -95,13 +95,13 @@ def test_the_platforms_list_of_functions_picks_this_containers_devices() -> None
         w.device(f"mlx5_{n}", w.port(layer="InfiniBand"), index=n, pci=f"0000:0{n}:00.1")
         for n in range(4)
     )
-    given = Attachment("sriov-device-plugin", pci="0000:02:00.1", resource="ib")
+    given = Attachment(Evidence.DEVICE_PLUGIN, pci="0000:02:00.1", resource="ib")
     worker = w.worker("w-0", w.eth0(), devices=devices, attachments=(given,))
     assert names(choose(worker, DEFAULT)) == ["mlx5_2:1"]
 
 
 def test_a_function_without_rdma_is_said_with_the_policy_line() -> None:
-    given = Attachment("sriov-device-plugin", pci="0000:02:00.1")
+    given = Attachment(Evidence.DEVICE_PLUGIN, pci="0000:02:00.1")
     network = choose(w.worker("w-0", w.eth0(), attachments=(given,)), DEFAULT)
     assert checks(network) == ["rdma-missing"]
     assert "isRdma" in (network.problems[0].hint or "")
@@ -160,11 +160,11 @@ def test_the_platform_ties_a_link_to_a_device_where_the_kernel_does_not() -> Non
         w.eth0(),
         w.link("zz", "10.5.0.2/24", kind="ipvlan"),
         devices=(w.device("rocep1", w.port()), w.device("rocep2", w.port())),
-        attachments=(Attachment("dra", link="zz", rdma="rocep2"),),
+        attachments=(Attachment(Evidence.DRA, link="zz", rdma="rocep2"),),
     )
     network = choose(worker, DEFAULT)
     assert names(network) == ["rocep2:1"]
-    assert network.decisions[1].source is Source.PLATFORM
+    assert network.decisions[0].source is Source.PLATFORM
 
 
 def test_a_vlan_is_tied_to_the_port_below_it_and_takes_the_one_with_the_address() -> None:
@@ -206,7 +206,7 @@ def test_a_vlan_whose_lower_link_is_elsewhere_is_tied_by_its_entry_alone() -> No
 
 def test_efa_needs_no_link() -> None:
     network = choose(w.efa(), DEFAULT)
-    assert network.kind is Kind.EFA
+    assert network.transport is Transport.EFA
     assert len(network.rails) == 4
 
 
@@ -216,18 +216,18 @@ def test_efa_is_known_without_its_drivers_name() -> None:
     fabric = worker.facts.fabric
     devices = tuple(replace(one, driver="") for one in fabric.devices)
     fabric = replace(fabric, devices=devices)
-    assert choose(replace(worker, facts=replace(worker.facts, fabric=fabric)), DEFAULT).kind is (
-        Kind.EFA
-    )
+    assert choose(
+        replace(worker, facts=replace(worker.facts, fabric=fabric)), DEFAULT
+    ).transport is (Transport.EFA)
 
 
 def test_efa_whose_nodes_do_not_open_is_not_taken() -> None:
-    assert choose(w.efa(opens="no device node"), DEFAULT).kind is Kind.NONE
+    assert choose(w.efa(open_error="no device node"), DEFAULT).transport is Transport.NONE
 
 
 def test_a_second_link_without_rdma_carries_tcp() -> None:
     network = choose(w.tcp(), DEFAULT)
-    assert network.kind is Kind.TCP
+    assert network.transport is Transport.TCP
     assert data(network) == ["net1"]
 
 
@@ -235,7 +235,7 @@ def test_a_second_link_without_rdma_carries_tcp() -> None:
 def test_a_second_link_that_is_dead_is_said_and_not_used(up: bool, said: str) -> None:  # noqa: FBT001
     link = replace(w.link("net1", "10.5.0.2/24", kind="macvlan", carrier=False), up=up)
     network = choose(w.worker("w-0", w.eth0(), link), DEFAULT)
-    assert network.kind is Kind.NONE
+    assert network.transport is Transport.NONE
     (problem,) = network.problems
     assert (problem.check, problem.said) == (
         "data-carrier",
@@ -245,7 +245,7 @@ def test_a_second_link_that_is_dead_is_said_and_not_used(up: bool, said: str) ->
 
 def test_no_second_link_is_an_ordinary_answer() -> None:
     network = choose(w.plain(), DEFAULT)
-    assert network.kind is Kind.NONE
+    assert network.transport is Transport.NONE
     assert not network.problems
     assert not network.pending
 
@@ -255,7 +255,10 @@ def test_all_devices_of_the_node_are_visible_and_one_is_this_pods() -> None:
     assert worker.facts is not None
     foreign = tuple(
         w.device(
-            f"mlx5_{n}", w.port(w.table("net1", f"192.168.5.{100 + n}")), index=n, opens="no node"
+            f"mlx5_{n}",
+            w.port(w.table("net1", f"192.168.5.{100 + n}")),
+            index=n,
+            open_error="no node",
         )
         for n in range(4, 30)
     )
@@ -278,7 +281,7 @@ def test_host_network_without_rdma_does_not_guess_a_tcp_link() -> None:
     assert worker.facts is not None
     fabric = replace(worker.facts.fabric, devices=())
     network = choose(replace(worker, facts=replace(worker.facts, fabric=fabric)), DEFAULT)
-    assert network.kind is Kind.NONE
+    assert network.transport is Transport.NONE
     assert not network.data
 
 
@@ -330,7 +333,7 @@ def test_of_two_matching_devices_the_one_that_opens_is_taken() -> None:
         w.eth0(),
         w.link("net1", "10.5.0.2/24", kind="macvlan"),
         devices=(
-            w.device("mlx5_1", w.port(gids), opens="EPERM"),
+            w.device("mlx5_1", w.port(gids), open_error="EPERM"),
             w.device("mlx5_2", w.port(gids), index=2),
         ),
     )
@@ -346,7 +349,10 @@ def test_two_tcp_links_without_the_platforms_word_are_said_and_one_can_be_named(
     named = choose(worker, DataSettings(data_ifname=("foo",)))
     assert data(named) == ["foo"]
     assert not named.problems
-    said = (Attachment("multus", link="foo"), Attachment("multus", link="eth0", default=True))
+    said = (
+        Attachment(Evidence.MULTUS, link="foo"),
+        Attachment(Evidence.MULTUS, link="eth0", default=True),
+    )
     told = choose(w.worker("w-0", w.eth0(), *links, attachments=said), DEFAULT)
     assert data(told) == ["foo"]
     assert not told.problems
@@ -369,16 +375,16 @@ def test_a_link_without_an_address_yet_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "opens", "waits"),
-    [("macvlan", "ok", True), ("ipvlan", "ok", True), ("macvlan", "no node", False)],
+    ("kind", "open_error", "waits"),
+    [("macvlan", "", True), ("ipvlan", "", True), ("macvlan", "no node", False)],
 )
 def test_over_a_device_of_the_pods_own_an_address_is_waited_for(
     kind: str,
-    opens: str,
+    open_error: str,
     waits: bool,  # noqa: FBT001
 ) -> None:
     # Only its entry in the device's table will tell that they belong together.
-    devices = (w.device("mlx5_1", w.port(w.table("pf0", "10.0.0.1")), opens=opens),)
+    devices = (w.device("mlx5_1", w.port(w.table("pf0", "10.0.0.1")), open_error=open_error),)
     worker = w.worker("w-0", w.eth0(), w.link("net1", kind=kind), devices=devices)
     network = choose(worker, DEFAULT)
     assert bool(network.pending) is waits
@@ -400,7 +406,7 @@ def test_an_address_that_may_be_a_duplicate_is_waited_for_and_one_that_is_is_sai
 
     address = ("fd00:7::5/64",)
     coming = with_net1(*address, tentative=address)
-    assert coming.kind is Kind.NONE
+    assert coming.transport is Transport.NONE
     assert coming.pending == ("link net1: the kernel looks whether another host has fd00:7::5",)
     assert [item.said for item in coming.problems] == list(coming.pending)
     taken = with_net1(*address, duplicate=address)
@@ -410,7 +416,7 @@ def test_an_address_that_may_be_a_duplicate_is_waited_for_and_one_that_is_is_sai
     ]
     # What can be used already is enough, and a link-local address is nothing to wait for.
     both = with_net1(*data.addresses, *address, tentative=address)
-    assert (both.kind, both.pending) == (Kind.TCP, ())
+    assert (both.transport, both.pending) == (Transport.TCP, ())
     assert not with_net1("fe80::1/64", tentative=("fe80::1/64",)).pending
 
 
@@ -481,7 +487,7 @@ def test_a_named_device_that_is_missing_is_said() -> None:
 def test_a_named_port_is_taken_without_a_link() -> None:
     network = choose(w.aks(), DataSettings(rdma_device=("mlx5_3:1",)))
     assert names(network) == ["mlx5_3:1"]
-    assert network.decisions[1].source is Source.ENVIRONMENT
+    assert network.decisions[0].source is Source.ENVIRONMENT
 
 
 def test_named_devices_are_taken_out_of_many_also_on_the_nodes_network() -> None:
@@ -518,30 +524,29 @@ def test_control_is_the_link_that_holds_the_address_dialled_whatever_its_name() 
     assert data(network) == ["eth0"]
 
 
+def control_link(worker: Worker, wanted: str = "") -> str:
+    found = choose(worker, DataSettings(control_ifname=wanted)).control
+    return found.name if found else ""
+
+
 def test_control_is_the_users_link_where_the_worker_has_it() -> None:
     links = (w.link("a", "10.1.0.2/24", kind="veth"), w.link("b", "10.2.0.2/24", kind="veth"))
     worker = w.worker("w-0", *links, control="10.1.0.2")
-    named = choose(worker, DataSettings(control_ifname="b")).decisions[0]
-    assert (named.value, named.source) == ("b", Source.ENVIRONMENT)
-    assert choose(worker, DataSettings(control_ifname="c")).decisions[0].value == "a"
+    assert control_link(worker, "b") == "b"
+    assert control_link(worker, "c") == "a"
 
 
 def test_control_falls_back_to_platform_then_route_and_to_nothing() -> None:
     links = (w.link("a", "10.1.0.2/24", kind="veth"), w.link("b", "10.2.0.2/24", kind="veth"))
-
-    def control(worker: Worker) -> str:
-        return choose(worker, DEFAULT).decisions[0].value
-
-    assert control(w.worker("w-0", *links, routes=(Route("0.0.0.0/0", "b"),))) == "b"
-    said = (Attachment("multus", link="a", default=True),)
-    assert control(w.worker("w-0", *links, attachments=said)) == "a"
-    assert control(w.worker("w-0", *links)) == ""
-    named = choose(w.worker("w-0", *links), DataSettings(control_ifname="b"))
-    assert named.decisions[0].value == "b"
+    assert control_link(w.worker("w-0", *links, routes=(Route("0.0.0.0/0", "b"),))) == "b"
+    said = (Attachment(Evidence.MULTUS, link="a", default=True),)
+    assert control_link(w.worker("w-0", *links, attachments=said)) == "a"
+    assert control_link(w.worker("w-0", *links)) == ""
+    assert control_link(w.worker("w-0", *links), "b") == "b"
 
 
 def test_a_worker_without_facts_is_unknown() -> None:
-    assert choose(w.without_facts("w-0"), DEFAULT).kind is Kind.UNKNOWN
+    assert choose(w.without_facts("w-0"), DEFAULT).transport is Transport.UNKNOWN
 
 
 def test_tunnels_bridges_and_link_local_links_are_no_data_links() -> None:
@@ -552,7 +557,7 @@ def test_tunnels_bridges_and_link_local_links_are_no_data_links() -> None:
         w.link("pod-id-link0", "169.254.170.23/32", kind="dummy"),
         w.link("eth9", "169.254.1.1/16", kind="veth"),
     )
-    assert choose(worker, DEFAULT).kind is Kind.NONE
+    assert choose(worker, DEFAULT).transport is Transport.NONE
 
 
 def test_unparsable_records_are_passed_over() -> None:
@@ -561,11 +566,18 @@ def test_unparsable_records_are_passed_over() -> None:
         w.eth0(),
         w.link("net1", "nonsense", "10.5.0.2/24", hardware="zz:yy"),
         devices=(
-            w.device("mlx5_1", w.port((Gid(0, "gibberish", "RoCE v2", "net1"),), netdev="net1")),
+            w.device(
+                "mlx5_1", w.port((Gid(0, "gibberish", GidType.ROCE_V2, "net1"),), netdev="net1")
+            ),
         ),
     )
     assert names(choose(worker, DEFAULT)) == ["mlx5_1:1"]
 
 
 def test_names_are_ordered_as_people_count() -> None:
-    assert sorted(["net10", "net2", "net1", "a٣"], key=natural) == ["a٣", "net1", "net2", "net10"]
+    assert sorted(["net10", "net2", "net1", "a٣"], key=natural_order) == [
+        "a٣",
+        "net1",
+        "net2",
+        "net10",
+    ]

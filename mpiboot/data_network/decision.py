@@ -1,0 +1,163 @@
+"""What follows for the ranks: every variable of the data network, one owner each, per worker. Pure.
+
+The user's own value wins and is shown. Values equal on all workers are given once; the others
+belong to their worker and must not travel from the launcher.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from mpiboot.data_network import cluster_view, gids, proposals, variables
+from mpiboot.data_network.records import DataSettings, Transport, WorkerNetwork
+from mpiboot.data_network.variables import Proposal
+from mpiboot.model import Decision, Finding, Source
+from mpiboot.wording import first_few
+
+_NOTHING: Final[Mapping[str, str]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class DataNetwork:
+    """The data network as it is decided for a job.
+
+    ``common`` goes to every rank, ``per_host`` to the ranks of one worker (every worker has an
+    entry, which may be empty; no name is in both). ``rows`` show it, a worker each.
+    """
+
+    networks: tuple[WorkerNetwork, ...]
+    rows: tuple[cluster_view.WorkerRow, ...]
+    decisions: tuple[Decision, ...]
+    per_host: Mapping[str, Mapping[str, str]]
+    common: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+
+
+def decide(
+    workers: Sequence[WorkerNetwork],
+    settings: DataSettings,
+    taken: Mapping[str, str],
+    *,
+    values: Mapping[str, str] = _NOTHING,
+    others: Sequence[Proposal] = (),
+) -> DataNetwork:
+    """Decide the data network of a job from what every worker has.
+
+    Args:
+        workers: the networks of the hosts that passed the gate.
+        settings: what the user asked for.
+        taken: names that the user has set for all ranks, each with where (``-x``, the launcher's
+            environment). What a worker's own pod sets is in its facts.
+        values: the values of those names where they are known here; they are checked and shown.
+        others: what other rules want of the same variables; the owner of a name wins.
+
+    Returns:
+        The same for the same facts, whatever the order of the mappings.
+    """
+    networks = tuple(_with_gids(network, settings, taken) for network in workers)
+    rows = tuple(map(cluster_view.row, networks))
+    hosts = [network.host for network in networks]
+    nothing = None
+    if settings.data_network == "off":
+        because = "MPIBOOT_DATA_NETWORK=off: nothing is set"
+        nothing = Decision("data-network", "off", Source.ENVIRONMENT, because)
+    elif not networks:
+        because = "no worker was reached: nothing is set"
+        nothing = Decision("data-network", Transport.UNKNOWN.value, Source.DETECTED, because)
+    if nothing:
+        return DataNetwork(networks, rows, (nothing,), {host: {} for host in hosts})
+    findings = list(cluster_view.findings(networks, settings, values))
+    made = proposals.make(networks, settings, taken, values)
+    findings += made.findings
+    settled = variables.settle(networks, [*made.proposals, *others], taken)
+    findings += settled.findings
+    common = _common(settled.values, hosts)
+    per_host = {
+        host: {name: value for name, value in mine.items() if name not in common}
+        for host, mine in settled.values.items()
+    }
+    decisions = (
+        *made.decisions,
+        *_workers(networks),
+        *_variables(settled.values, settled.because, common),
+        *_users(settled.kept, taken, values),
+    )
+    return DataNetwork(networks, rows, decisions, per_host, common, tuple(findings))
+
+
+def _with_gids(
+    network: WorkerNetwork, settings: DataSettings, taken: Mapping[str, str]
+) -> WorkerNetwork:
+    own = {*taken, *(network.facts.environment if network.facts else ())}
+    return replace(network, gids=gids.choose(network.rails, settings.nccl_version, own))
+
+
+def _common(values: Mapping[str, Mapping[str, str]], hosts: Sequence[str]) -> dict[str, str]:
+    """Pick what every worker has with one value; a name that one lacks is not among them."""
+    first = values[hosts[0]]
+    return {
+        name: value
+        for name, value in first.items()
+        if all(values[host].get(name) == value for host in hosts)
+    }
+
+
+def _workers(networks: Sequence[WorkerNetwork]) -> list[Decision]:
+    """Gather the workers' own decisions: one line for each that is the same."""
+    hosts: dict[Decision, list[str]] = {}
+    for network in networks:
+        for decision in network.decisions:
+            hosts.setdefault(decision, []).append(network.host)
+    everywhere = len(networks)
+    return [
+        decision
+        if len(names) == everywhere
+        else Decision(
+            decision.name,
+            decision.value,
+            decision.source,
+            f"{first_few(names)}: {decision.because}",
+        )
+        for decision, names in hosts.items()
+    ]
+
+
+def _variables(
+    values: Mapping[str, Mapping[str, str]], because: Mapping[str, str], common: Mapping[str, str]
+) -> list[Decision]:
+    """Show every variable once; what differs by worker with the usual values first."""
+    shown = []
+    for name, why in because.items():
+        if name in common:
+            shown.append(Decision(name, common[name], Source.DETECTED, f"{why}; on all workers"))
+            continue
+        by_value: dict[str, list[str]] = {}
+        for host, mine in values.items():
+            if name in mine:
+                by_value.setdefault(mine[name], []).append(host)
+        counts = Counter({value: len(names) for value, names in by_value.items()})
+        text = first_few(
+            f"{value} ({first_few(by_value[value])})" for value, _ in counts.most_common()
+        )
+        shown.append(Decision(name, text, Source.DETECTED, f"{why}; per worker"))
+    return shown
+
+
+def _users(
+    kept: Mapping[tuple[str, str], Sequence[str]],
+    taken: Mapping[str, str],
+    values: Mapping[str, str],
+) -> list[Decision]:
+    """Show what was left to the user."""
+    return [
+        Decision(
+            name,
+            values.get(name, "(the user's own)") if name in taken else "(left alone)",
+            Source.ENVIRONMENT,
+            f"{reason}; on {first_few(hosts)}",
+        )
+        for (name, reason), hosts in kept.items()
+    ]
