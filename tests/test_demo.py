@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,15 @@ ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "scripts" / "demo_loopback.py"
 # A guard against a hang; the demo itself has a shorter one.
 GUARD = 200
+
+
+def environment(folder: Path) -> Path:
+    """The Python of a virtual environment in which the demo can install what it needs."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    (found,) = folder.glob("lib/python3*/site-packages")
+    # The project's packages without mpiboot itself, which the demo takes from the checkout.
+    (found / "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "bin" / "python"
 
 
 def programs(folder: Path, *, but: tuple[str, ...]) -> Path:
@@ -39,7 +49,7 @@ def test_the_demo_without_containers_runs_a_rank_in_every_slot(how: str, tmp_pat
         # ssh-keygen refuses a uid without a passwd entry, as ssh does.
         env["PATH"] = str(programs(tmp_path / "bin", but=("ssh", "ssh-keygen")))
     done = subprocess.run(
-        [sys.executable, DEMO],
+        [environment(tmp_path / "environment"), DEMO],
         env=env,
         capture_output=True,
         text=True,

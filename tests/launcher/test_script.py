@@ -60,10 +60,10 @@ def test_the_scripts_own_status_is_the_containers(tmp_path: Path, script: str, c
     [
         ("echo ready; sleep 1000", 143),
         # What it makes of a signal is its own, but a success it is not.
-        ("trap 'exit 0' TERM; echo ready; sleep 1000 & wait", 143),
-        ("trap 'exit 5' TERM; echo ready; sleep 1000 & wait", 5),
+        ("trap 'exit 0' TERM; (echo ready; exec sleep 1000) & wait", 143),
+        ("trap 'exit 5' TERM; (echo ready; exec sleep 1000) & wait", 5),
         # The whole group is told: sleep ends, and so does the script that ignores the signal.
-        ("trap '' TERM; (trap - TERM; exec sleep 1000) & echo ready; sleep 1; exit 7", 7),
+        ("trap '' TERM; (trap - TERM; echo ready; exec sleep 1000) & wait; exit 7", 7),
     ],
 )
 def test_a_signal_is_passed_on_and_never_a_success(tmp_path: Path, script: str, code: int) -> None:

@@ -529,9 +529,15 @@ def test_on_a_terminal_mpirun_reads_it_and_ctrl_c_reaches_it_once(rig: Rig) -> N
         "trap 'echo got-int; exit 0' INT; echo ready; read line; echo read:$line; "
         "while :; do read -t 1 x; done"
     )
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve(PARENT[0], [*PARENT, str(rig.folder)], rig.environ)
+    terminal, inner = pty.openpty()
+    process = subprocess.Popen(
+        ["setsid", "--ctty", *PARENT, str(rig.folder)],
+        stdin=inner,
+        stdout=inner,
+        stderr=inner,
+        env=rig.environ,
+    )
+    os.close(inner)
     seen = b""
 
     def until(words: bytes) -> None:
@@ -547,10 +553,11 @@ def test_on_a_terminal_mpirun_reads_it_and_ctrl_c_reaches_it_once(rig: Rig) -> N
         os.write(terminal, b"\x03")
         with contextlib.suppress(OSError):  # the terminal is gone with its last process
             until(b"never")
-        _, status = os.waitpid(pid, 0)
+        code = process.wait(GUARD)
     finally:
+        process.kill()
         os.close(terminal)
-    assert os.waitstatus_to_exitcode(status) == 130
+    assert code == 130
     assert seen.count(b"got-int") == 1
 
 

@@ -55,10 +55,19 @@ def other(worker: Worker, tmp_path: Path) -> Iterator[Launch]:
     running.stop()
 
 
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that waits for its parent, which may be this one, doesn't."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZX"
+
+
 def gone(pids: list[int]) -> None:
     """Wait until processes are no more; the guard is no measure."""
     end = time.monotonic() + PATIENCE
-    while any(Path(f"/proc/{pid}/stat").exists() for pid in pids):
+    while any(alive(pid) for pid in pids):
         assert time.monotonic() < end, f"{pids} still run"
         time.sleep(0.02)
 
@@ -109,17 +118,32 @@ def test_a_large_input_arrives_whole(launch: Launch) -> None:
     assert done.stdout.split()[0].decode() == hashlib.sha256(data).hexdigest()
 
 
+def stands_still(pid: int) -> int:
+    """Bytes that a process had written when it wrote no more; all of them, where it has ended."""
+    written, looks = 0, 0
+    while looks < 20:
+        time.sleep(0.02)
+        try:
+            text = Path(f"/proc/{pid}/io").read_text()
+        except OSError:
+            return 1 << 62
+        now = int(text.partition("wchar: ")[2].split()[0])
+        written, looks = now, looks + 1 if now == written > 0 else 0
+    return written
+
+
 def test_a_reader_that_waits_holds_the_command_back(launch: Launch) -> None:
     launch.run("true")
     before = launch.memory()
-    argv = launch.argv("head -c 200000000 /dev/zero; echo done >&2")
+    script = "sh -c 'echo $$ >&2; exec head -c 200000000 /dev/zero'; echo done >&2"
+    argv = launch.argv(script)
     with subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as running:
         assert running.stdout is not None
         assert running.stderr is not None
         total = len(running.stdout.read(1 << 16))
-        time.sleep(0.3)  # where nothing held it back, it would fill the memory meanwhile
+        assert stands_still(int(running.stderr.readline())) < 32 * MEGABYTE
         assert launch.memory() - before < 32 * 1024
         while part := running.stdout.read(1 << 20):
             total += len(part)
