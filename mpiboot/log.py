@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from mpiboot.model import Finding, Json
 
+# Lines of evidence that people are shown at once; JSON has all of them.
+_SHOWN: Final = 24
 # What the lines of a record that has several begin with.
 BELOW: Final = "mpiboot:   "
 # The form of JSON lines (docs/reference/log.md): a field that goes or means something else is a
@@ -46,6 +48,12 @@ def configure(*, level: str = "info", form: str = "human", role: str = "") -> No
 def is_json() -> bool:
     """Whether lines are JSON: then nothing else may be drawn on stderr."""
     return _STATE.as_json
+
+
+def draws() -> bool:
+    """Whether a line may be drawn on the terminal that reads stderr, and drawn over again."""
+    plain = os.environ.get("TERM", "dumb") == "dumb" or os.environ.get("NO_COLOR")
+    return not (_STATE.as_json or plain) and os.isatty(2)
 
 
 def shows(level: str) -> bool:
@@ -127,7 +135,9 @@ def finding(item: Finding) -> None:
     if item.evidence:
         fields["evidence"] = list(item.evidence)
     if not _STATE.as_json and item.evidence:
-        shown = "".join(f"\n{line}" for line in item.evidence)
+        rest = len(item.evidence) - _SHOWN
+        shown = "".join(f"\n{line}" for line in item.evidence[:_SHOWN])
+        shown += f"\n... and {rest} more" if rest > 0 else ""
         _write(level, item.check, f"[{item.check}] {where}{item.said}{shown}", fields)
     else:
         _write(level, item.check, f"[{item.check}] {where}{item.said}", fields)

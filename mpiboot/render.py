@@ -15,9 +15,12 @@ from mpiboot.fabric import Fabric
 from mpiboot.job import masking
 from mpiboot.model import Decision, Finding, Json, Level, PodFacts
 from mpiboot.settings import Resolved, Setting
+from mpiboot.wording import first_few
 
 _NOTHING: Mapping[str, Mapping[str, str]] = {}
 _LEAST: Final = 40  # characters that a broken line has at least, however deep it begins
+_TROUBLE: Final = frozenset({Level.FAIL, Level.WARN, Level.UNKNOWN})
+_ALIKE: Final = 8  # findings of one trouble that are shown; of more the rest is only named
 MARKS = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL", Level.UNKNOWN: "?"}
 
 
@@ -93,20 +96,34 @@ def command(argv: Sequence[str]) -> str:
 
 
 def findings(items: Iterable[Finding], width: int | None = None) -> str:
-    """Lay findings out as a table, each hint and evidence on lines of its own below it."""
+    """Lay findings out as a table, evidence below each, a hint once below all that it is for.
+
+    Of many hosts with one trouble the first few are shown, the others named.
+    """
+    told = list(items)
+    hosts = max((len(item.host or "this pod") for item in told), default=0)
+    checks = max((len(item.check) for item in told), default=0)
+    alike: dict[tuple[object, ...], list[Finding]] = {}
+    for item in told:
+        # What is well is a row each: whoever asks wants to see every host.
+        key = (item.check, item.level, item.hint) if item.level in _TROUBLE else (id(item),)
+        alike.setdefault(key, []).append(item)
     lines = []
-    hosts = max((len(item.host or "this pod") for item in items), default=0)
-    checks = max((len(item.check) for item in items), default=0)
-    for item in items:
-        where = (item.host or "this pod").ljust(hosts)
-        # A row's reference names what goes wrong: beside "ok" it would read as the opposite.
-        check = "" if item.level is Level.OK else item.check
-        head = f"{MARKS[item.level].ljust(4)}  {where}  {check.ljust(checks)}  "
-        below = " " * len(head)
-        lines.append(hung(head, item.said, width))
-        lines += [f"{below}  {text}\n" for text in item.evidence]
-        if item.hint and item.level is not Level.OK:
-            lines.append(hung(below + "-> ", item.hint, width))
+    for group in alike.values():
+        below = ""
+        for item in group if len(group) <= _ALIKE else group[: _ALIKE - 1]:
+            where = (item.host or "this pod").ljust(hosts)
+            # A row's reference names what goes wrong: beside "ok" it would read as the opposite.
+            check = "" if item.level is Level.OK else item.check
+            head = f"{MARKS[item.level].ljust(4)}  {where}  {check.ljust(checks)}  "
+            below = " " * len(head)
+            lines.append(hung(head, item.said, width))
+            lines += [f"{below}  {text}\n" for text in item.evidence]
+        rest = [item.host or "this pod" for item in group[_ALIKE - 1 :]]
+        if len(group) > _ALIKE:
+            lines.append(hung(below, f"and {len(rest)} more: {first_few(rest, _ALIKE)}", width))
+        if group[0].hint and group[0].level is not Level.OK:
+            lines.append(hung(below + "-> ", group[0].hint, width))
     return "".join(lines)
 
 

@@ -15,3 +15,13 @@ def first_few(names: Iterable[str], shown: int = 4) -> str:
 def counted(count: int, noun: str) -> str:
     """Give a number with its noun: ``1 host``, ``4 hosts``."""
     return f"{count} {noun}" + "s" * (count != 1)
+
+
+def lasting(seconds: float) -> str:
+    """Write a length of time in its two largest units: ``45s``, ``8m20s``, ``2h5m``."""
+    whole = max(0, round(seconds))
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    parts = [(hours, "h"), (minutes, "m"), (left, "s")]
+    shown = [f"{count}{unit}" for count, unit in parts if count][:2]
+    return "".join(shown) or "0s"

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 
 import pytest
@@ -84,6 +87,75 @@ def test_a_finding_is_said_with_reference_host_evidence_and_hint(
         "mpiboot:   line 2",
         "mpiboot:   -> mount it",
     ]
+
+
+def test_of_much_evidence_people_are_shown_a_screen_and_json_has_all(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    item = Finding("ssh-key", Level.FAIL, "no", "", tuple(map(str, range(64))), "mount it")
+    log.finding(item)
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) <= 27
+    assert lines[-2:] == ["mpiboot:   ... and 40 more", "mpiboot:   -> mount it"]
+    log.configure(form="json")
+    log.finding(item)
+    assert len(json.loads(capfd.readouterr().err)["evidence"]) == 64
+
+
+def test_every_line_of_a_record_begins_with_the_same_word(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    log.warning("e", "a\nb", hint="c\nd")
+    assert all(line.startswith("mpiboot: ") for line in capfd.readouterr().err.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("env", "drawn"),
+    [
+        ({"TERM": "xterm"}, "True"),
+        ({"TERM": "dumb"}, "False"),
+        ({}, "False"),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, "False"),
+    ],
+)
+def test_nothing_is_drawn_on_a_terminal_that_wants_plain_text(
+    env: dict[str, str], drawn: str
+) -> None:
+    ours, theirs = os.openpty()
+    code = "from mpiboot import log; print(log.draws())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), **env},
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+        check=True,
+    )
+    os.close(ours)
+    os.close(theirs)
+    assert done.stdout.strip() == drawn
+
+
+@pytest.mark.parametrize(("columns", "found"), [("40", "40"), ("", "77"), ("none", "77")])
+def test_the_width_is_the_terminals_or_what_columns_says(columns: str, found: str) -> None:
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 77, 0, 0))
+    code = "import os; from mpiboot import log; print(log.width(2), log.width(1))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "COLUMNS": columns,
+        },
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+        check=True,
+    )
+    os.close(ours)
+    os.close(theirs)
+    assert done.stdout.split() == [found, "None"]
 
 
 def test_a_finding_in_json_has_its_parts_as_fields(capfd: pytest.CaptureFixture[str]) -> None:

@@ -99,6 +99,23 @@ def test_a_host_whose_reason_is_evidence_is_not_told_twice() -> None:
     assert text.count("w-1") == 1
 
 
+def test_of_many_hosts_with_one_trouble_a_few_are_shown_with_one_hint() -> None:
+    missing = [
+        Finding("names-unresolved", Level.FAIL, f"DNS: NXDOMAIN {n}", f"w-{n}", hint="look there")
+        for n in range(64)
+    ]
+    text = render.findings([*missing, Finding("shims", Level.WARN, "odd", hint="other")], 80)
+    assert text.count("-> look there") == 1
+    assert text.count("-> other") == 1
+    assert "and 57 more: w-7, w-8" in text
+    assert len(text.splitlines()) <= 24  # a terminal's screen
+
+
+def test_hosts_that_are_well_have_a_line_each() -> None:
+    fine = [Finding("workers-unreachable", Level.OK, "22", f"w-{n}") for n in range(64)]
+    assert len(render.findings(fine).splitlines()) == 64
+
+
 def test_long_lines_are_broken_on_a_terminal_below_their_own_column() -> None:
     long = Decision("a-name", "value", Source.DETECTED, "because of " * 12 + "/a/path-with-hyphens")
     (whole,) = render.decisions([long]).splitlines()

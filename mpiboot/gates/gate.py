@@ -8,7 +8,6 @@ gate's one command.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,7 +88,9 @@ async def wait(
             with a finding for every host that is missing.
     """
     started = time.monotonic()
-    reporter = Reporter(live=settings.log_format != "json" and os.isatty(2))
+    reporter = Reporter(
+        live=log.draws(), left=lambda: _left(settings, members.states, time.monotonic() - started)
+    )
     pipelines = Pipelines(
         settings,
         access,
@@ -235,6 +236,14 @@ async def _until(
             await asyncio.wait({*runs, *work}, timeout=left, return_when=asyncio.FIRST_EXCEPTION)
         else:
             await asyncio.sleep(left or _LOOK)
+
+
+def _left(settings: Settings, states: Sequence[HostState], waited: float) -> float:
+    """Give the seconds after which the wait ends, at the latest."""
+    cap = settings.dns_wait
+    unresolved = any(state.stage is Stage.DNS for state in states)
+    end = settings.timeout if cap is None or not unresolved else min(cap, settings.timeout)
+    return max(0.0, end - waited)
 
 
 def _passed(task: asyncio.Future[Any]) -> bool:

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from mpiboot import log
 from mpiboot.gates import progress
 from mpiboot.gates.progress import HostState
+from mpiboot.wording import lasting
 
 # A line a second while things move quickly, and fewer the longer it takes: a pod's log is kept.
 _OFTEN, _SELDOM, _SHARE = 1.0, 15.0, 0.1
+# Where nothing moves, a line so often all the same: a silent log looks like a program that hangs.
+_SILENCE: Final = 28.0
 _LIVE: Final = 0.1
 
 
 class Reporter:
-    """One gate's lines; the states are looked at when a line is due."""
+    """One gate's lines; the states are looked at when a line is due.
 
-    def __init__(self, *, live: bool) -> None:
+    Args:
+        live: draw on the terminal as well.
+        left: gives the seconds after which the gate gives up.
+    """
+
+    def __init__(self, *, live: bool, left: Callable[[], float]) -> None:
         self._changed = asyncio.Event()
+        self._left = left
         self._said = ""
         self._live = live
 
@@ -30,19 +40,27 @@ class Reporter:
         self._changed.set()
 
     async def lines(self, states: Sequence[HostState]) -> None:
-        """Log a line whenever something changed; many changes at once are one line."""
-        started = time.monotonic()
+        """Log a line whenever something changed, and now and then where nothing does."""
+        started = said_at = time.monotonic()
         while True:
             # A cluster that is ready needs no line: the first waits as all do.
             waited = time.monotonic() - started
             await asyncio.sleep(min(_SELDOM, max(_OFTEN, waited * _SHARE)))
-            await self._changed.wait()
+            silent = said_at + _SILENCE - time.monotonic()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), max(0.0, silent))
             self._changed.clear()
             text = progress.line(states)
-            if text != self._said:
-                self._said = text
+            if text != self._said or time.monotonic() - said_at >= _SILENCE:
+                self._said, said_at = text, time.monotonic()
+                left = self._left()
                 self.clear()
-                log.info("gate", text, **progress.fields(states))
+                log.info(
+                    "gate",
+                    f"{text}; gives up in {lasting(left)}",
+                    **progress.fields(states),
+                    gives_up_in=round(left, 1),
+                )
 
     async def drawing(self, states: Sequence[HostState]) -> None:
         """Draw the line on a terminal; the cursor goes back, so that any other line covers it."""

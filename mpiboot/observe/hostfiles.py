@@ -19,6 +19,7 @@ from mpiboot import log
 from mpiboot.errors import MpibootError, error
 from mpiboot.job import hostfile as syntax
 from mpiboot.model import Finding, Hostfile, Level
+from mpiboot.wording import lasting
 
 # What the MPI Operator sets for each MPI (its mpi_job_controller.go), in the order of the MPIs.
 OPERATOR: Final = (
@@ -32,6 +33,8 @@ DEFAULT: Final = "/etc/mpi/hostfile"
 ON_THE_LINE: Final = "the mpirun line"
 # 10,000 hosts are about a megabyte; more than this is something else than a hostfile.
 _LARGEST: Final = 64 << 20
+# Seconds after which a line says again what is waited for.
+_SILENCE: Final = 28.0
 _FIRST_LOOK, _LAST_LOOK = 0.02, 0.5
 # A writer that doesn't rename may be caught half-way; what is wrong for longer is meant.
 _HALF_WRITTEN: Final = 5.0
@@ -178,7 +181,7 @@ def _has_folder(path: str) -> bool:
 
 
 async def _wait(chosen: Named, patience: float) -> tuple[tuple[int, ...], str]:
-    started, look, told = time.monotonic(), _FIRST_LOOK, ""
+    started, look, told, said_at = time.monotonic(), _FIRST_LOOK, "", 0.0
     while True:
         stamp = _stamp(chosen.path)
         try:
@@ -188,9 +191,11 @@ async def _wait(chosen: Named, patience: float) -> tuple[tuple[int, ...], str]:
             if left <= 0:
                 waited = f" after {round(patience, 1):g} s" if patience else ""
                 raise error(why.reference, f"{why}{waited}") from None
-            if str(why) != told:
-                told = str(why)
-                log.info("hostfile", f"waiting for the hostfile: {told}", path=chosen.path)
+            now = time.monotonic()
+            if str(why) != told or now - said_at >= _SILENCE:
+                told, said_at = str(why), now
+                said = f"waiting for the hostfile: {told}; gives up in {lasting(left)}"
+                log.info("hostfile", said, path=chosen.path, gives_up_in=round(left, 1))
             await asyncio.sleep(min(look, left))
             look = min(look * 2, _LAST_LOOK)
 

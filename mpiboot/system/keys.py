@@ -16,9 +16,12 @@ from mpiboot import log
 from mpiboot.errors import MpibootError, error
 from mpiboot.model import Finding, Level
 from mpiboot.system import files, keyformat, process
+from mpiboot.wording import lasting
 
 # In this order: what ssh itself prefers, then the keys of a Kubernetes Secret of type ssh-auth.
 NAMES: Final = ("id_rsa", "id_ecdsa", "id_ed25519", "ssh-privatekey")
+# Seconds after which a line says again what is waited for.
+_SILENCE: Final = 28.0
 _LOOK_FIRST, _LOOK_LAST = 0.05, 1.0  # seconds between two looks for the key
 
 
@@ -176,15 +179,16 @@ def wait(
     Raises:
         MpibootError: ``ssh-key``; there is none.
     """
-    deadline, look, told = time.monotonic() + patience, _LOOK_FIRST, False
+    deadline, look, said_at = time.monotonic() + patience, _LOOK_FIRST, -_SILENCE
     while (found := find(wanted, homes, uid)) is None:
         left = deadline - time.monotonic()
         if left <= 0:
             raise missing(wanted, homes, uid)
-        if not told:
-            told = True
+        if time.monotonic() - said_at >= _SILENCE:
+            said_at = time.monotonic()
             places = wanted or ", ".join(map(str, folders(homes, uid)))
-            log.info("ssh-key", f"waiting for the job's SSH key in {places}")
+            said = f"waiting for the job's SSH key in {places}; gives up in {lasting(left)}"
+            log.info("ssh-key", said, gives_up_in=round(left, 1))
         pause(min(look, left))
         look = min(look * 2, _LOOK_LAST)
     return found

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+
+from mpiboot import log
+from mpiboot.gates import progress, reporter
+from mpiboot.gates.reporter import Reporter
+from mpiboot.model import Host
+
+
+async def test_where_nothing_moves_a_line_says_again_what_is_missing_and_when_it_ends(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter, "_OFTEN", 0.01)
+    monkeypatch.setattr(reporter, "_SILENCE", 0.03)
+    known = progress.states([Host("w-0.job"), Host("w-1.job")])
+    for state in known:
+        state.reason = "NXDOMAIN"
+    left = iter(range(500, 0, -30))
+    task = asyncio.ensure_future(Reporter(live=False, left=lambda: float(next(left))).lines(known))
+    said: list[str] = []
+    while len(said) < 3:
+        await asyncio.sleep(0.01)
+        said += capfd.readouterr().err.splitlines()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    waiting = "mpiboot: 0/2 hosts ready, waiting for DNS for w-0, w-1 (NXDOMAIN)"
+    assert said[:3] == [f"{waiting}; gives up in {when}" for when in ("8m20s", "7m50s", "7m20s")]
+
+
+async def test_as_json_the_time_left_is_a_number(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter, "_OFTEN", 0.01)
+    log.configure(form="json")
+    made = Reporter(live=False, left=lambda: 12.34)
+    made.changed()
+    task = asyncio.ensure_future(made.lines(progress.states([Host("w-0")])))
+    text = ""
+    while not text:
+        await asyncio.sleep(0.01)
+        text = capfd.readouterr().err
+    task.cancel()
+    log.configure()
+    assert json.loads(text.splitlines()[0])["gives_up_in"] == 12.3
