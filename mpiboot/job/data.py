@@ -15,7 +15,7 @@ from mpiboot.data_network.decision import DataNetwork
 from mpiboot.data_network.records import DataSettings, Transport, WorkerNetwork
 from mpiboot.data_network.variables import Proposal
 from mpiboot.job import mpi_environment
-from mpiboot.job.plan_builder import Making, Observed
+from mpiboot.job.plan_builder import PlanBuilder, Observed
 from mpiboot.model import Decision, Source, Worker
 from mpiboot.network import control
 from mpiboot.settings import Resolved, Settings
@@ -39,39 +39,39 @@ def network_of(worker: Worker, settings: Settings) -> WorkerNetwork:
     return worker_network.choose(worker, settings_of(settings))
 
 
-def decide(making: Making, observed: Observed, resolved: Resolved) -> DataNetwork:
+def decide(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> DataNetwork:
     """Decide the data network and show it; nothing is set yet.
 
     ``rows`` are empty where there is nothing but the control network, and nobody asked for more.
     """
     read = settings_of(resolved.settings)
-    taken, values = _taken(making, resolved)
+    taken, values = _taken(builder, resolved)
     workers = _hosts(observed)
     networks = [
         observed.networks.get(worker.host.name) or worker_network.choose(worker, read)
         for worker in workers
     ]
-    others = _of_the_mpi(making, workers)
+    others = _of_the_mpi(builder, workers)
     found = decision.decide(networks, read, taken, values=values, others=others)
     if _plain(found, read):
         found = replace(found, rows=(), decisions=_short(found))
-    making.findings += found.findings
-    making.decisions += found.decisions
-    making.settled = {*found.common, *_differing(found)}
+    builder.findings += found.findings
+    builder.decisions += found.decisions
+    builder.settled = {*found.common, *_differing(found)}
     return found
 
 
-def _of_the_mpi(making: Making, workers: Iterable[Worker]) -> tuple[Proposal, ...]:
+def _of_the_mpi(builder: PlanBuilder, workers: Iterable[Worker]) -> tuple[Proposal, ...]:
     """Give what this MPI would have of variables that the data network owns, as UCX's of MPICH.
 
     Open MPI's own are left out: moving them is what MPIBOOT_MPI_NETWORK asks for.
     """
     names = [
         name
-        for name in making.row.mpi_link_vars
+        for name in builder.row.mpi_link_vars
         if variables.owner(name) and not name.startswith("OMPI_")
     ]
-    because = f"messages of {making.row.title} on the control link"
+    because = f"messages of {builder.row.title} on the control link"
     return tuple(
         Proposal(name, link.name, "mpi-link", because, worker.host.name)
         for name in names
@@ -80,7 +80,9 @@ def _of_the_mpi(making: Making, workers: Iterable[Worker]) -> tuple[Proposal, ..
     )
 
 
-def deliver(making: Making, observed: Observed, found: DataNetwork) -> dict[str, Mapping[str, str]]:
+def deliver(
+    builder: PlanBuilder, observed: Observed, found: DataNetwork
+) -> dict[str, Mapping[str, str]]:
     """Settle how each value reaches its ranks: from mpirun's environment, or by its host's agent.
 
     A value that mpirun does not hand on goes by the agent, whatever it is; the ranks of this pod
@@ -92,13 +94,13 @@ def deliver(making: Making, observed: Observed, found: DataNetwork) -> dict[str,
     per_host = {host: dict(mine) for host, mine in found.per_host.items()}
     for name, value in found.common.items():
         # Open MPI hands its own parameters on, and they rule over the workers' environment.
-        if name in making.forwarded or name.startswith("OMPI_"):
-            making.set_env[name] = value
+        if name in builder.forwarded or name.startswith("OMPI_"):
+            builder.set_env[name] = value
         else:
             for mine in per_host.values():
                 mine[name] = value
     for host in observed.local:
-        making.set_env.update(per_host.pop(host.name, {}))
+        builder.set_env.update(per_host.pop(host.name, {}))
     return {observed.called(host): mine for host, mine in per_host.items() if mine}
 
 
@@ -115,21 +117,21 @@ def _hosts(observed: Observed) -> tuple[Worker, ...]:
     return tuple(known[host.name] for host in observed.hostfile.hosts if host.name in known)
 
 
-def _taken(making: Making, resolved: Resolved) -> tuple[dict[str, str], dict[str, str]]:
+def _taken(builder: PlanBuilder, resolved: Resolved) -> tuple[dict[str, str], dict[str, str]]:
     """Find what the user has set for all ranks: where, and the values that are known."""
     never = resolved.settings.no_forward
     taken, values = {}, {}
-    for name, value in making.environ.items():
+    for name, value in builder.environ.items():
         parameter = name.startswith("OMPI_")
         held_back = not parameter and any(fnmatchcase(name, item) for item in never)
         # An empty parameter is none to Open MPI; an empty NCCL_ variable may be meant.
         if held_back or (parameter and not value):
             continue
         taken[name], values[name] = "the launcher's environment", value
-    for name in (*making.line.exports, *mpi_environment.listed(making)):
+    for name in (*builder.line.exports, *mpi_environment.listed(builder)):
         taken[name] = "the mpirun line"
         values.pop(name, None)
-    for name, value in making.line.mca.items():
+    for name, value in builder.line.mca.items():
         taken[f"OMPI_MCA_{name}"], values[f"OMPI_MCA_{name}"] = "the mpirun line", value
     return taken, values
 

@@ -88,7 +88,7 @@ class Dialect:
     # What became of a line with several programs (`:`), where that went wrong.
     several_programs: str = ""
     # The handle of mpirun's own messages, where ranks on its own host would inherit it.
-    own_words_var: str = ""
+    messages_var: str = ""
     not_resolve_var: str = ""
     # What of a user's makes daemons leave their agents, and what keeps them there beside it.
     leaving_var: str = ""
@@ -162,7 +162,7 @@ OPENMPI4: Final = Dialect(
     evaluated_flags=("*",),
     remove=(),
     by_itself=("OMPI_*", "PMIX_MCA_*"),
-    own_words_var="OPAL_OUTPUT_STDERR_FD",
+    messages_var="OPAL_OUTPUT_STDERR_FD",
     lost_without_parent=(
         "exit 1 instead of 128+n after a signal",
         "an endless wait when a launch agent hangs",

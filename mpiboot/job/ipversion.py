@@ -11,7 +11,7 @@ from typing import Final
 
 from mpiboot.addresses import bare
 from mpiboot.checks import failed
-from mpiboot.job.plan_builder import Making, Observed
+from mpiboot.job.plan_builder import PlanBuilder, Observed
 from mpiboot.model import Finding, Level, Link, Source
 from mpiboot.network.control import link_of
 from mpiboot.network.link_addresses import usable
@@ -26,7 +26,7 @@ _PMIX_BLIND: Final = ((5, 0, 3), (5, 0, 6))
 _NAME: Final = "ip-version"
 
 
-def settle(making: Making, observed: Observed) -> int:
+def settle(builder: PlanBuilder, observed: Observed) -> int:
     """Keep MPI to the version of the control addresses, and say where it can't speak that.
 
     Returns:
@@ -36,37 +36,37 @@ def settle(making: Making, observed: Observed) -> int:
     if spoken != {_SIX}:
         mixed = _has_both(observed)
         if mixed and spoken == {_FOUR}:
-            _keep_to(making, _FOUR, f"the control addresses are IPv4, though {mixed} has IPv6 too")
+            _keep_to(builder, _FOUR, f"the control addresses are IPv4, though {mixed} has IPv6 too")
         return _FOUR
     alone = _without_ipv4(observed)
     if not alone:
         if observed.mpi_ipv6 is False:
             because = "this MPI is built without IPv6, and every pod has an IPv4 address too"
-            making.decide(_NAME, "IPv4", Source.DETECTED, because)
+            builder.decide(_NAME, "IPv4", Source.DETECTED, because)
             return _FOUR
-        _keep_to(making, _SIX, "the control addresses are IPv6")
+        _keep_to(builder, _SIX, "the control addresses are IPv6")
     elif observed.mpi_ipv6 is False:
-        said = f"{observed.mpi.said or making.row.title} is built without IPv6 (ompi_info says so)"
-        making.findings.append(failed(_NAME, f"{said}, and {_some(alone)} no IPv4 address"))
+        said = f"{observed.mpi.said or builder.row.title} is built without IPv6 (ompi_info says so)"
+        builder.findings.append(failed(_NAME, f"{said}, and {_some(alone)} no IPv4 address"))
         return _SIX
     else:
-        making.decide(_NAME, "IPv6", Source.DETECTED, f"{_some(alone)} no IPv4 address")
-    for item in making.row.ipv6:
-        making.variable(item.name, item.value, item.because, Source.DETECTED)
-    if alone and making.row.cut_prefix_var:
-        _give_aliases(making, observed)
+        builder.decide(_NAME, "IPv6", Source.DETECTED, f"{_some(alone)} no IPv4 address")
+    for item in builder.row.ipv6:
+        builder.variable(item.name, item.value, item.because, Source.DETECTED)
+    if alone and builder.row.cut_prefix_var:
+        _give_aliases(builder, observed)
     return _SIX
 
 
-def _keep_to(making: Making, version: int, because: str) -> None:
-    making.decide(_NAME, f"IPv{version}", Source.DETECTED, because)
+def _keep_to(builder: PlanBuilder, version: int, because: str) -> None:
+    builder.decide(_NAME, f"IPv{version}", Source.DETECTED, because)
     other = _SIX if version == _FOUR else _FOUR
     said = f"keeps to IPv{version}; it would try addresses of both"
-    if making.row.not_version_var:
+    if builder.row.not_version_var:
         value = str(other)
-        making.variable(making.row.not_version_var, value, f"MPI's TCP {said}", Source.DETECTED)
-    for name in (item for item in making.row.not_daemons_vars if f"_ipv{other}_" in item):
-        making.variable(name, "1", f"the daemons' TCP {said}", Source.DETECTED)
+        builder.variable(builder.row.not_version_var, value, f"MPI's TCP {said}", Source.DETECTED)
+    for name in (item for item in builder.row.not_daemons_vars if f"_ipv{other}_" in item):
+        builder.variable(name, "1", f"the daemons' TCP {said}", Source.DETECTED)
 
 
 def _version(address: str) -> int:
@@ -110,14 +110,14 @@ def _number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts if part.isdigit())
 
 
-def _give_aliases(making: Making, observed: Observed) -> None:
+def _give_aliases(builder: PlanBuilder, observed: Observed) -> None:
     """Keep PRRTE's daemons from their crash, where this release has it."""
-    row, version = making.row, _number(observed.mpi.version)
+    row, version = builder.row, _number(observed.mpi.version)
     if _PMIX_BLIND[0] <= version < _PMIX_BLIND[1]:
         said = f"{row.title} {observed.mpi.version} is known to see no IPv6 addresses"
         hint = "use 5.0.6 or newer (open-mpi/ompi#12771), or give the pods IPv4 addresses too"
-        making.findings.append(Finding(_NAME, Level.WARN, said, hint=hint))
-    if version >= _ALIASES_SINCE or making.environ.get(row.cut_prefix_var):
+        builder.findings.append(Finding(_NAME, Level.WARN, said, hint=hint))
+    if version >= _ALIASES_SINCE or builder.environ.get(row.cut_prefix_var):
         return
     own = observed.own.hostname if observed.own else ""
     theirs = [
@@ -128,13 +128,13 @@ def _give_aliases(making: Making, observed: Observed) -> None:
     if not prefix:
         said = f"{row.title} {observed.mpi.version} crashes in pods without an IPv4 address"
         hint = "use 5.0.9 or newer, or give the pods IPv4 addresses too (dual stack)"
-        making.findings.append(failed(_NAME, said, hint=hint))
+        builder.findings.append(failed(_NAME, said, hint=hint))
         return
     because = f"{observed.mpi.version} crashes in a pod without IPv4 that has no second name"
-    making.variable(row.cut_prefix_var, prefix, because, Source.DETECTED)
+    builder.variable(row.cut_prefix_var, prefix, because, Source.DETECTED)
     if observed.local:
         because = "the launcher knows itself by its address, as its name is cut"
-        making.variable(row.not_resolve_var, "0", because, Source.DETECTED)
+        builder.variable(row.not_resolve_var, "0", because, Source.DETECTED)
 
 
 def cut_prefix(hostnames: Sequence[str]) -> str:

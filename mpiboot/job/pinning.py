@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 from mpiboot.checks import failed
 from mpiboot.job.dialects import ALSO_DAEMON_LINK, parameter
-from mpiboot.job.plan_builder import Making, Observed
+from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.model import Decision, Source
 from mpiboot.network import control
 from mpiboot.settings import Resolved
 
 
-def pin_control(making: Making, observed: Observed, resolved: Resolved) -> None:
+def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> None:
     """Pin daemons and MPI TCP to the control link, or carry over what the user pinned."""
     decision, why_not = control.choose(
         resolved.settings.control_ifname,
@@ -23,24 +23,24 @@ def pin_control(making: Making, observed: Observed, resolved: Resolved) -> None:
     if decision and ":" in decision.value:
         # Open MPI reads networks of IPv4 alone there (inet_pton with AF_INET), and ends otherwise.
         link = control.name_in(decision.value, observed.links, observed.workers)
-        why_not = f"{making.row.title} takes no IPv6 network, and no one link name fits all pods"
+        why_not = f"{builder.row.title} takes no IPv6 network, and no one link name fits all pods"
         if not link and decision.source is not Source.DETECTED:
             said = f"{decision.because}={decision.value}: {why_not}"
-            making.findings.append(failed("settings-conflict", said, hint="name a link"))
-        because = f"the link of {decision.value}, as {making.row.title} takes no IPv6 network"
+            builder.findings.append(failed("settings-conflict", said, hint="name a link"))
+        because = f"the link of {decision.value}, as {builder.row.title} takes no IPv6 network"
         found = Decision("control-link", link, decision.source, f"{decision.because}: {because}")
         decision = found if link else None
     if decision:
-        making.decisions.append(decision)
+        builder.decisions.append(decision)
     else:
-        making.decide("control-link", "", Source.DETECTED, f"not pinned: {why_not}")
-    _pin_daemons(making, decision)
-    for name in making.row.mpi_link_vars:
-        if decision and not _excluded(making, name, (name,)):
-            making.variable(name, decision.value, "MPI's TCP on the control link", decision.source)
+        builder.decide("control-link", "", Source.DETECTED, f"not pinned: {why_not}")
+    _pin_daemons(builder, decision)
+    for name in builder.row.mpi_link_vars:
+        if decision and not _excluded(builder, name, (name,)):
+            builder.variable(name, decision.value, "MPI's TCP on the control link", decision.source)
 
 
-def pin_ports(making: Making, observed: Observed, resolved: Resolved, version: int) -> None:
+def pin_ports(builder: PlanBuilder, observed: Observed, resolved: Resolved, version: int) -> None:
     """Keep daemons and MPI TCP to the range of ports that the user named, if any.
 
     ``version`` is the IP version that they speak.
@@ -48,7 +48,7 @@ def pin_ports(making: Making, observed: Observed, resolved: Resolved, version: i
     text = resolved.settings.port_range
     if not text:
         return
-    row, given = making.row, resolved.given["port_range"]
+    row, given = builder.row, resolved.given["port_range"]
     first, last = map(int, text.split("-"))
     count = last - first + 1
     # A part for the daemons alone: Open MPI 5's first one listens on all ports that it is given.
@@ -58,46 +58,46 @@ def pin_ports(making: Making, observed: Observed, resolved: Resolved, version: i
         said = (
             f"{given} has {count} ports, of which daemons need {share}, and a host has {most} slots"
         )
-        making.findings.append(failed("settings-conflict", said, hint="name a wider range"))
+        builder.findings.append(failed("settings-conflict", said, hint="name a wider range"))
         return
     # For both versions, the sockets of IPv4 would take the ports that those of IPv6 wait for.
     for name in (item for item in row.daemon_ports_vars if f"_ipv{version}_" in item):
         value = f"{first}-{first + share - 1}"
-        making.variable(name, value, f"the daemons' part of {given}", given.source)
+        builder.variable(name, value, f"the daemons' part of {given}", given.source)
     ranges = (
         (row.daemon_range_vars, first, first + share - 1, "the daemons'"),
         (row.range_vars, first + share, last, "MPI's"),
     )
     for names, low, high, whose in ranges:
         # One name is enough, and beside the user's own another would be one of two.
-        for name in [name for name in names if making.environ.get(name)] or names[:1]:
-            making.variable(name, f"{low}:{high}", f"{whose} part of {given}", given.source)
+        for name in [name for name in names if builder.environ.get(name)] or names[:1]:
+            builder.variable(name, f"{low}:{high}", f"{whose} part of {given}", given.source)
     for name in row.first_port_vars:
-        making.variable(name, str(first + share), f"MPI's part of {given}", given.source)
+        builder.variable(name, str(first + share), f"MPI's part of {given}", given.source)
     for name in row.port_count_vars:
-        making.variable(name, str(count - share), f"MPI's part of {given}", given.source)
+        builder.variable(name, str(count - share), f"MPI's part of {given}", given.source)
 
 
-def _pin_daemons(making: Making, decision: Decision | None) -> None:
+def _pin_daemons(builder: PlanBuilder, decision: Decision | None) -> None:
     """Settle the daemons' link; a list that this MPI can't take is a failure."""
-    row = making.row
+    row = builder.row
     names = (row.daemon_link_var, *ALSO_DAEMON_LINK)
-    flag = next((key for key in map(parameter, names) if key in making.line.mca), "")
-    carried = next((name for name in names if making.environ.get(name)), "")
+    flag = next((key for key in map(parameter, names) if key in builder.line.mca), "")
+    carried = next((name for name in names if builder.environ.get(name)), "")
     if flag:
-        name, value = f"--mca {flag}", making.line.mca[flag]
-        making.decide(row.daemon_link_var, value, Source.FLAG, "given on the mpirun line")
+        name, value = f"--mca {flag}", builder.line.mca[flag]
+        builder.decide(row.daemon_link_var, value, Source.FLAG, "given on the mpirun line")
     elif carried and carried != row.daemon_link_var:
-        name, value = carried, making.environ[carried]
+        name, value = carried, builder.environ[carried]
         because = f"carried over from {carried}, which {row.title} does not read"
-        making.force(row.daemon_link_var, value, because, Source.ENVIRONMENT)
+        builder.force(row.daemon_link_var, value, because, Source.ENVIRONMENT)
     else:
-        name, value = row.daemon_link_var, making.environ.get(row.daemon_link_var, "")
-        if decision and not _excluded(making, name, names):
-            making.variable(name, decision.value, decision.because, decision.source)
+        name, value = row.daemon_link_var, builder.environ.get(row.daemon_link_var, "")
+        if decision and not _excluded(builder, name, names):
+            builder.variable(name, decision.value, decision.because, decision.source)
             value = value or decision.value
     if row.one_link and "," in value:
-        making.findings.append(
+        builder.findings.append(
             failed(
                 "settings-conflict",
                 f"{name}={value} is a list, and {row.title} takes one name or one network "
@@ -107,11 +107,11 @@ def _pin_daemons(making: Making, decision: Decision | None) -> None:
         )
 
 
-def _excluded(making: Making, name: str, includes: Iterable[str]) -> bool:
+def _excluded(builder: PlanBuilder, name: str, includes: Iterable[str]) -> bool:
     """Tell whether the user excludes links instead: including some as well ends mpirun."""
     excludes = [item.replace("_include", "_exclude") for item in includes if "_include" in item]
     for item in excludes:
-        if making.environ.get(item) or parameter(item) in making.line.mca:
-            making.decide(name, "", Source.ENVIRONMENT, f"not set: {item} is, and both can't be")
+        if builder.environ.get(item) or parameter(item) in builder.line.mca:
+            builder.decide(name, "", Source.ENVIRONMENT, f"not set: {item} is, and both can't be")
             return True
     return False

@@ -6,7 +6,7 @@ to mpirun, and the plan says so; measured against the job maps of Open MPI 4.1.4
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -164,7 +164,7 @@ def place(
     used = chosen(hosts, line)
     if row.own_host_first:
         used = tuple(sorted(used, key=lambda host: not _is_here(host.name, local)))
-    said = _filter_said(hosts, used, line)
+    said = (*_several_programs(line, row), *_filter_said(hosts, used, line))
     spread = _spread(line, row, policy, over=oversubscribe or line.oversubscribe)
     left = _left_to_mpirun(line) or spread.left
     if left:
@@ -218,6 +218,17 @@ def can_tell(line: UserLine, row: Dialect, environ: Collection[str], path: str) 
     names = [word.strip("-=") for word in row.rank_table]
     in_environ = any(names[0].replace("-", "_") in name for name in environ)
     return not in_environ and not set(names).intersection(line.given)
+
+
+def _several_programs(line: UserLine, row: Dialect) -> Iterator[Finding]:
+    """Judge a line with several programs: one hostfile is read, and some MPIs fail at it."""
+    files = sorted({app.hostfile for app in line.apps if app.hostfile})
+    if len(files) > 1:
+        said = f"the line's programs name {len(files)} hostfiles: {', '.join(files)}"
+        hint = "name all hosts in one hostfile, and each program's own with -H"
+        yield failed("settings-conflict", said, hint=hint)
+    if len(line.apps) > 1 and row.several_programs:
+        yield replace(failed("several-programs", row.several_programs), level=Level.WARN)
 
 
 def _filter_said(

@@ -13,26 +13,24 @@ from typing import Final
 from mpiboot.data_network.cluster_view import WorkerRow
 from mpiboot.errors import MpibootError, error
 from mpiboot.job import (
-    agreement,
     data,
     ipversion,
     launch_agent,
     mpi_environment,
-    onenode,
-    outlook,
     pinning,
     placement,
-    podnetwork,
-    podterms,
+    pod_checks,
+    pod_conditions,
+    supervision,
 )
 from mpiboot.job import hostfile as hostfiles
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS, Dialect
-from mpiboot.job.plan_builder import Making, Observed, Paths
-from mpiboot.job.podterms import named
+from mpiboot.job.plan_builder import Observed, Paths, PlanBuilder
 from mpiboot.model import Decision, Finding, Host, Level, Mpi, Source
 from mpiboot.parent.launch_spec import NOT_FOR_RANKS, PLACEMENT
 from mpiboot.settings import Given, Resolved
 from mpiboot.ssh_client import config as sshconfig
+from mpiboot.wording import first_few
 
 __all__ = ["Observed", "Paths", "Plan", "dialect", "make", "stop_on_failure"]
 
@@ -99,22 +97,23 @@ def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
     """
     row = dialect(observed.mpi)
     line = observed.line
-    making = Making(row, line, observed.environ)
-    making.decisions.append(_platform(observed))
-    podterms.launcher(making, observed, resolved, paths)
-    making.decide("mpi", f"{row.title}: {observed.mpi.version}", Source.DETECTED, observed.mpi.said)
+    builder = PlanBuilder(row, line, observed.environ)
+    builder.decisions.append(_platform(observed))
+    pod_conditions.launcher(builder, observed, resolved, paths)
+    builder.decide(
+        "mpi", f"{row.title}: {observed.mpi.version}", Source.DETECTED, observed.mpi.said
+    )
     if line.unknown:
-        making.findings.append(
+        builder.findings.append(
             Finding(
                 "usage",
                 Level.WARN,
                 f"{line.because}: the rest of the line is passed on unread",
             )
         )
-    agreement.several_programs(making)
-    hosts = _hosts(making, observed, paths)
-    np = _ranks(making, hosts, resolved)
-    oversubscribe = _oversubscribe(making, resolved)
+    hosts = _hosts(builder, observed, paths)
+    np = _ranks(builder, hosts, resolved)
+    oversubscribe = _oversubscribe(builder, resolved)
     local = {observed.called(host.name) for host in observed.local}
     placed = placement.place(
         hosts,
@@ -125,58 +124,56 @@ def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
         local=local,
         policy=observed.environ.get(row.map_var, "") if row.map_var else "",
     )
-    making.findings += placed.findings
+    builder.findings += placed.findings
     if placed.left:
         because = f"{placed.left}: mpirun alone decides which hosts get how many ranks"
-        making.decide("rank-placement", "left to mpirun", Source.FLAG, because)
-    network = data.decide(making, observed, resolved)
-    pinning.pin_control(making, observed, resolved)
-    version = ipversion.settle(making, observed)
-    pinning.pin_ports(making, observed, resolved, version)
-    mpi_environment.set_constants(making, observed, oversubscribe=oversubscribe)
+        builder.decide("rank-placement", "left to mpirun", Source.FLAG, because)
+    network = data.decide(builder, observed, resolved)
+    pinning.pin_control(builder, observed, resolved)
+    version = ipversion.settle(builder, observed)
+    pinning.pin_ports(builder, observed, resolved, version)
+    mpi_environment.set_constants(builder, observed, oversubscribe=oversubscribe)
     client = observed.ssh_client
     user_agent, user_args = launch_agent.place(
-        making,
+        builder,
         paths,
         len(hosts),
         own_client=client is not None and client.value == "embedded",
     )
     if client and not user_agent:
-        making.decisions.append(client)
-    exports = mpi_environment.choose_forwarded(making, observed, resolved, network.common)
-    per_host = data.deliver(making, observed, network)
-    mpi_environment.refuse_unsafe(making)
-    podterms.workers(making, observed)
-    agreement.versions(making, observed)
-    making.findings += podnetwork.findings(observed, resolved)
-    making.findings += onenode.findings(observed)
+        builder.decisions.append(client)
+    exports = mpi_environment.choose_forwarded(builder, observed, resolved, network.common)
+    per_host = data.deliver(builder, observed, network)
+    mpi_environment.refuse_unsafe(builder)
+    pod_conditions.workers(builder, observed)
+    builder.findings += pod_checks.findings(observed, resolved)
     daemons = placement.daemons(hosts, line, row, placed, local)
-    supervised = outlook.supervised(making, resolved)
+    supervised = supervision.supervised(builder, resolved)
     if supervised and daemons:
-        agreement.agent_of_the_line(making)
+        launch_agent.refuse_on_the_line(builder)
     argv = _argv(
-        making,
+        builder,
         np=np,
         exports=exports,
         paths=paths,
         supervised=supervised,
         local=bool(local),
     )
-    making.decide("daemons", str(len(daemons)), Source.DETECTED, named(daemons))
+    builder.decide("daemons", str(len(daemons)), Source.DETECTED, first_few(daemons))
     return Plan(
-        decisions=tuple(making.decisions),
-        findings=tuple(making.findings),
+        decisions=tuple(builder.decisions),
+        findings=tuple(builder.findings),
         argv=argv,
-        set_env=making.set_env,
-        unset_env=tuple(sorted(making.unset_env)),
+        set_env=builder.set_env,
+        unset_env=tuple(sorted(builder.unset_env)),
         hostfile=hostfiles.render(hosts, row.syntax),
         daemons=daemons,
         ranks=placed.total,
         program=line.program,
         user_agent=user_agent,
         user_args=user_args,
-        suspects=outlook.suspects(making),
-        goes_on=outlook.goes_on(making),
+        suspects=supervision.suspects(builder),
+        goes_on=supervision.goes_on(builder),
         per_host=per_host,
         rows=network.rows,
     )
@@ -201,7 +198,7 @@ def _named_source(named_by: str) -> Source:
     return Source.FLAG if named_by.startswith("-") or " " in named_by else Source.ENVIRONMENT
 
 
-def _hosts(making: Making, observed: Observed, paths: Paths) -> tuple[Host, ...]:
+def _hosts(builder: PlanBuilder, observed: Observed, paths: Paths) -> tuple[Host, ...]:
     """Settle the hosts and point every hostfile variable at mpiboot's own copy."""
     hosts = tuple(
         Host(
@@ -215,23 +212,25 @@ def _hosts(making: Making, observed: Observed, paths: Paths) -> tuple[Host, ...]
         for host in observed.hostfile.hosts
     )
     file = observed.hostfile
-    making.decide("hostfile", file.path, _named_source(file.named_by), f"named by {file.named_by}")
-    making.decide("hosts", str(len(hosts)), Source.DETECTED, named(host.name for host in hosts))
+    builder.decide("hostfile", file.path, _named_source(file.named_by), f"named by {file.named_by}")
+    builder.decide(
+        "hosts", str(len(hosts)), Source.DETECTED, first_few(host.name for host in hosts)
+    )
     longer = {old: new for old, new in observed.renamed.items() if new.startswith(f"{old}.")}
     others = {old: new for old, new in observed.renamed.items() if old not in longer}
     for name, what in (("fqdn-rewriting", longer), ("host-names", others)):
         if what:
-            said = named(f"{old} -> {new}" for old, new in what.items())
-            making.decide(name, f"{len(what)} names", Source.DETECTED, said)
+            said = first_few(f"{old} -> {new}" for old, new in what.items())
+            builder.decide(name, f"{len(what)} names", Source.DETECTED, said)
     because = f"mpiboot's normalised copy of {file.path}"
     for name in HOSTFILE_VARS:
-        if name == making.row.hostfile_var:
-            making.force(name, paths.hostfile, because, Source.DETECTED)
+        if name == builder.row.hostfile_var:
+            builder.force(name, paths.hostfile, because, Source.DETECTED)
         elif observed.environ.get(name):
-            making.set_env[name] = paths.hostfile
-    if making.row.keep_fqdn_var and any("." in host.name for host in hosts):
-        making.variable(
-            making.row.keep_fqdn_var,
+            builder.set_env[name] = paths.hostfile
+    if builder.row.keep_fqdn_var and any("." in host.name for host in hosts):
+        builder.variable(
+            builder.row.keep_fqdn_var,
             "1",
             "the hostfile has names with dots, and this version would cut them",
             Source.DETECTED,
@@ -239,35 +238,35 @@ def _hosts(making: Making, observed: Observed, paths: Paths) -> tuple[Host, ...]
     return hosts
 
 
-def _ranks(making: Making, hosts: tuple[Host, ...], resolved: Resolved) -> int | None:
+def _ranks(builder: PlanBuilder, hosts: tuple[Host, ...], resolved: Resolved) -> int | None:
     """Settle the number of ranks; None where the user's own line leaves it to mpirun."""
     settings, given = resolved.settings, resolved.given
     slots = sum(host.slots for host in hosts)
-    if making.line.np is not None:
-        making.decide("ranks", str(making.line.np), Source.FLAG, "-n on the mpirun line")
-        return making.line.np
-    if making.line.unknown:
-        making.decide("ranks", "-", Source.FLAG, "left to the part of the line that was not read")
+    if builder.line.np is not None:
+        builder.decide("ranks", str(builder.line.np), Source.FLAG, "-n on the mpirun line")
+        return builder.line.np
+    if builder.line.unknown:
+        builder.decide("ranks", "-", Source.FLAG, "left to the part of the line that was not read")
         return None
     if settings.np is not None:
-        making.decide("ranks", str(settings.np), given["np"].source, str(given["np"]))
+        builder.decide("ranks", str(settings.np), given["np"].source, str(given["np"]))
         return settings.np
-    if making.line.settles_ranks:
-        making.decide("ranks", "-", Source.FLAG, "left to the mpirun line")
+    if builder.line.settles_ranks:
+        builder.decide("ranks", "-", Source.FLAG, "left to the mpirun line")
         return None
-    making.decide("ranks", str(slots), Source.DEFAULT, f"all slots of {len(hosts)} hosts")
+    builder.decide("ranks", str(slots), Source.DEFAULT, f"all slots of {len(hosts)} hosts")
     return slots
 
 
-def _oversubscribe(making: Making, resolved: Resolved) -> Given | None:
+def _oversubscribe(builder: PlanBuilder, resolved: Resolved) -> Given | None:
     """Find what asks for more ranks than slots."""
-    if making.line.oversubscribe:
+    if builder.line.oversubscribe:
         return Given(Source.FLAG, "the mpirun line")
     return resolved.given["oversubscribe"] if resolved.settings.oversubscribe else None
 
 
 def _argv(
-    making: Making,
+    builder: PlanBuilder,
     *,
     np: int | None,
     exports: tuple[str, ...],
@@ -276,22 +275,22 @@ def _argv(
     local: bool,
 ) -> tuple[str, ...]:
     """Write the command line; what is added stands before the user's own words."""
-    line, row = making.line, making.row
+    line, row = builder.line, builder.row
     added: list[str] = []
     if np is not None and line.np is None:
         added += ["-n", str(np)]
     for name in exports:
         added += ["-x", name]
     table = f"{paths.launch_dir}/{PLACEMENT}"
-    if supervised and placement.can_tell(line, row, making.environ, table):
-        making.decide(
+    if supervised and placement.can_tell(line, row, builder.environ, table):
+        builder.decide(
             "rank-table", table, Source.DEFAULT, "mpirun writes there which rank is where"
         )
         option, value = row.rank_table
         added += [option, f"{value}{table}"]
-    if supervised and local and outlook.may_tell_ranks(making):
+    if supervised and local and supervision.may_tell_ranks(builder):
         name, _, value = NOT_FOR_RANKS.partition("=")
-        making.decide(name, value, Source.DEFAULT, "mpirun alone writes its own messages apart")
+        builder.decide(name, value, Source.DEFAULT, "mpirun alone writes its own messages apart")
         added += ["-x", NOT_FOR_RANKS]
     if not line.mpirun:
         return ("mpirun", *added, *line.argv)

@@ -79,7 +79,7 @@ class Paths:
 
 
 @dataclass(slots=True)
-class Making:
+class PlanBuilder:
     """A plan while it is being made.
 
     ``settled`` are variables that another rule has settled and shown already; ``forwarded`` are

@@ -8,7 +8,7 @@ from mpiboot.fabric import Attachment, Evidence, Fabric
 from mpiboot.job import data
 from mpiboot.job.dialects import MPICH
 from mpiboot.job.plan import Plan
-from mpiboot.job.plan_builder import Making, Observed
+from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import Host, Link, Source, Worker
 from mpiboot.settings import Settings, resolve
@@ -130,13 +130,13 @@ def test_the_launchers_own_ranks_get_its_own_values(family: str) -> None:
 
 def test_a_variable_that_the_mpi_wants_for_itself_as_well_is_shown() -> None:
     seen = with_links(observed(), "net1", "net1")
-    making = Making(MPICH, UserLine(), POD)
-    found = data.decide(making, seen, resolve({}, {}))
+    builder = PlanBuilder(MPICH, UserLine(), POD)
+    found = data.decide(builder, seen, resolve({}, {}))
     assert found.common["UCX_NET_DEVICES"] == "net1"
-    (clash,) = [item for item in making.findings if item.check == "settings-conflict"]
+    (clash,) = [item for item in builder.findings if item.check == "settings-conflict"]
     assert "rdma-ports wants net1, mpi-link wants eth0" in clash.said
     # Where the data network wants nothing of it, MPI has it.
-    alone = Making(MPICH, UserLine(), POD)
+    alone = PlanBuilder(MPICH, UserLine(), POD)
     assert data.decide(alone, observed(), resolve({}, {})).common["UCX_NET_DEVICES"] == "eth0"
     assert not alone.findings
 

@@ -20,7 +20,7 @@ MAY_LACK = {
         "evaluated_but",
         "leaving_var",
         "attached",
-        "own_words_var",
+        "messages_var",
         "daemon_range_vars",
         "range_vars",
     },

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpiboot.job import pinning
 from mpiboot.job.dialects import MPICH
-from mpiboot.job.plan_builder import Making
+from mpiboot.job.plan_builder import PlanBuilder
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import Decision, Source
 from mpiboot.settings import resolve
@@ -376,9 +376,9 @@ def test_hydra_gets_its_parts_of_the_port_range_as_it_reads_them() -> None:
 
     def settled(**environ: str) -> dict[str, str]:
         seen = observed("openmpi4", {**POD, **environ})
-        making = Making(MPICH, UserLine(), seen.environ)
-        pinning.pin_ports(making, seen, resolve({"port_range": "6000-6019"}, {}), 4)
-        return dict(making.set_env)
+        builder = PlanBuilder(MPICH, UserLine(), seen.environ)
+        pinning.pin_ports(builder, seen, resolve({"port_range": "6000-6019"}, {}), 4)
+        return dict(builder.set_env)
 
     daemons = {"MPIEXEC_PORT_RANGE": "6000:6004"}
     assert settled() == {**daemons, "MPIR_CVAR_CH3_PORT_RANGE": "6005:6019"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from mpiboot.job.dialects import parameter
-from mpiboot.job.plan_builder import Making
+from mpiboot.job.plan_builder import PlanBuilder
 from mpiboot.settings import Resolved
 
 # Options and parameters with which a job goes on without a rank that ended badly, or takes its time
@@ -31,52 +31,54 @@ _LOST_WITHOUT_PARENT: Final = (
 )
 
 
-def supervised(making: Making, resolved: Resolved) -> bool:
+def supervised(builder: PlanBuilder, resolved: Resolved) -> bool:
     """Tell whether mpiboot stays as mpirun's parent, and what is lost where it does not."""
     if resolved.settings.supervise != "off":
         return True
     given = resolved.given["supervise"]
-    lost = "; ".join((*_LOST_WITHOUT_PARENT, *making.row.lost_without_parent))
-    making.decide("supervise", "off", given.source, f"{given}: mpirun is all there is, with {lost}")
+    lost = "; ".join((*_LOST_WITHOUT_PARENT, *builder.row.lost_without_parent))
+    builder.decide(
+        "supervise", "off", given.source, f"{given}: mpirun is all there is, with {lost}"
+    )
     return False
 
 
-def suspects(making: Making) -> tuple[tuple[str, str], ...]:
+def suspects(builder: PlanBuilder) -> tuple[tuple[str, str], ...]:
     """List what of the user's could keep mpirun from starting agents."""
     found = []
     for key in ("plm", "plm_rsh_agent", "plm_ssh_agent", "orte_launch_agent", "prte_launch_agent"):
-        if key in making.line.mca:
-            found.append((f"--mca {key} {making.line.mca[key]}", "given on the mpirun line"))
+        if key in builder.line.mca:
+            found.append((f"--mca {key} {builder.line.mca[key]}", "given on the mpirun line"))
         found += [
-            (f"{prefix}{key}", f"{prefix}{key}={making.environ[prefix + key]}")
+            (f"{prefix}{key}", f"{prefix}{key}={builder.environ[prefix + key]}")
             for prefix in ("OMPI_MCA_", "PRTE_MCA_")
-            if making.environ.get(prefix + key) and prefix + key not in making.set_env
+            if builder.environ.get(prefix + key) and prefix + key not in builder.set_env
         ]
-    if making.line.unknown:
-        found.append((making.line.unknown, "an option that mpiboot does not know"))
+    if builder.line.unknown:
+        found.append((builder.line.unknown, "an option that mpiboot does not know"))
     return tuple(found)
 
 
-def may_tell_ranks(making: Making) -> bool:
+def may_tell_ranks(builder: PlanBuilder) -> bool:
     """Tell whether 4.1's line can give ranks a value of their own: not beside a list of names."""
-    row, line = making.row, making.line
+    row, line = builder.row, builder.line
     listed = parameter(row.export_var) in line.mca or row.export_var in (
-        making.environ.keys() | making.set_env.keys()
+        builder.environ.keys() | builder.set_env.keys()
     )
     return (
-        row.own_words_var != ""
-        and row.own_words_var not in making.environ
+        row.messages_var != ""
+        and row.messages_var not in builder.environ
         and not line.apps[1:]
         and not line.unknown
         and not listed
     )
 
 
-def goes_on(making: Making) -> bool:
+def goes_on(builder: PlanBuilder) -> bool:
     """Tell whether the user may have asked mpirun to go on without a rank that ended badly."""
     # Parameters may also stand in a file that the line names.
-    if making.line.unknown or {"tune", "am", "app"}.intersection(making.line.given):
+    if builder.line.unknown or {"tune", "am", "app"}.intersection(builder.line.given):
         return True
-    variables = (name for name in making.environ if "_MCA_" in name)
-    named = (*making.line.given, *making.line.mca, *variables)
+    variables = (name for name in builder.environ if "_MCA_" in name)
+    named = (*builder.line.given, *builder.line.mca, *variables)
     return any(word in name.lower() for name in named for word in _GOING_ON)

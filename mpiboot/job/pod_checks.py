@@ -1,0 +1,110 @@
+"""What is wrong with a job's pods before it starts: their MPIs, names and network. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from mpiboot.addresses import bare
+from mpiboot.checks import BY_REFERENCE, failed
+from mpiboot.job.names import short
+from mpiboot.job.plan_builder import Observed
+from mpiboot.model import Finding, Level, Link, Worker
+from mpiboot.network import service_mesh
+from mpiboot.network.control import link_of
+from mpiboot.settings import Resolved
+from mpiboot.wording import first_few
+
+_ONE_ADDRESS: Final = (
+    "give each pod with hostNetwork a node of its own (podAntiAffinity on the job's label, with "
+    "topologyKey kubernetes.io/hostname); the launcher needs no hostNetwork"
+)
+
+
+def findings(observed: Observed, resolved: Resolved) -> tuple[Finding, ...]:
+    """Find all that the launcher and every worker tell."""
+    return (
+        *mpi_versions(observed),
+        *_meshes(observed, resolved),
+        *mtus(observed.links, observed.workers),
+        *shared_addresses(observed),
+    )
+
+
+def mpi_versions(observed: Observed) -> Iterator[Finding]:
+    """Compare the MPIs of launcher and workers."""
+    ours = observed.mpi
+    for worker in observed.workers:
+        theirs = worker.facts.mpi if worker.facts else worker.mpi
+        where = worker.host.name
+        if theirs is None:
+            if worker.facts:
+                yield failed("mpi-versions", "no mpirun on its PATH", host=where)
+            continue
+        if (theirs.family, theirs.version) == (ours.family, ours.version):
+            continue
+        said = f"has {theirs.said or theirs.path}, the launcher {ours.said}"
+        same = theirs.family == ours.family and _series(theirs.version) == _series(ours.version)
+        hint = BY_REFERENCE["mpi-versions"].hint
+        yield Finding(
+            "mpi-versions", Level.WARN if same else Level.FAIL, said, host=where, hint=hint
+        )
+
+
+def _series(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def shared_addresses(observed: Observed) -> Iterator[Finding]:
+    """Find hosts of the hostfile that are not each a pod of its own.
+
+    Pods that share a node's network (hostNetwork) share an address: which of them a name means
+    can't be told there, and mpirun would put two hosts' ranks into one of them, or a worker's into
+    the launcher.
+    """
+    servers: dict[tuple[str, int], list[str]] = {}
+    for worker in observed.workers:
+        servers.setdefault((worker.address, worker.port), []).append(worker.host.name)
+    for (address, port), names in servers.items():
+        if len(names) > 1:
+            all_names = ", ".join(names)
+            said = f"{all_names} lead to one and the same SSH server, {address} port {port}"
+            yield failed("settings-conflict", said, hint=_ONE_ADDRESS)
+    pattern = observed.platform.worker_names
+    for host in observed.local:
+        if pattern and re.search(pattern, short(host.name)):
+            said = "this worker's name leads to the launcher's own address"
+            yield failed("settings-conflict", said, hint=_ONE_ADDRESS, host=host.name)
+
+
+def _meshes(observed: Observed, resolved: Resolved) -> Iterable[Finding]:
+    """Find proxies in front of pods."""
+    meshes = {"the launcher": observed.own.mesh if observed.own else None}
+    meshes |= {worker.host.name: worker.facts.mesh for worker in observed.workers if worker.facts}
+    ports = {worker.port for worker in observed.workers} or {22}
+    return service_mesh.findings(meshes, ports, resolved.settings.port_range)
+
+
+def mtus(launcher: Iterable[Link], workers: Sequence[Worker]) -> tuple[Finding, ...]:
+    """Tell which pods have which MTU on the link of their control address, where they differ.
+
+    Both ends of a connection agree on the smaller of theirs, so that only what lies between them
+    can be too small for it; pods of one network with different MTUs are how that shows.
+    """
+    pods: dict[int, list[str]] = {}
+    mine = tuple(launcher)
+    own = {bare(worker.local_address) for worker in workers if worker.local_address}
+    for address in sorted(own):
+        link = link_of(address, mine)
+        if link:
+            pods.setdefault(link.mtu, []).append("the launcher")
+    for worker in workers:
+        link = link_of(worker.address, worker.facts.links) if worker.facts else None
+        if link:
+            pods.setdefault(link.mtu, []).append(worker.host.name)
+    if len(pods) < 2:  # noqa: PLR2004 - two that differ
+        return ()
+    parts = [f"{size} on {first_few(dict.fromkeys(names))}" for size, names in sorted(pods.items())]
+    said = f"MTUs of the control links differ: {'; '.join(parts)}"
+    return (Finding("control-mtu", Level.WARN, said, hint=BY_REFERENCE["control-mtu"].hint),)

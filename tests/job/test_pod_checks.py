@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mpiboot.job import pod_checks
+from mpiboot.model import Host, Link, Worker
+from tests.fakes.plans import OPERATOR, POD, failing, hosts, link, observed, planned, worker
+
+
+def listed(*names: str) -> tuple[Host, ...]:
+    return tuple(Host(name, 1, slots_given=True) for name in names)
+
+
+def test_each_host_at_an_address_of_its_own_is_well() -> None:
+    assert list(pod_checks.shared_addresses(observed())) == []
+
+
+def test_one_address_with_two_servers_is_well() -> None:
+    seen = observed()
+    first, second = seen.workers
+    second = replace(second, address=first.address, port=2222)
+    assert list(pod_checks.shared_addresses(replace(seen, workers=(first, second)))) == []
+
+
+def test_two_hosts_of_one_server_end_the_job_with_both_names() -> None:
+    seen = observed()
+    first, second = seen.workers
+    second = replace(second, address=first.address)
+    plan = planned("./train", replace(seen, workers=(first, second)))
+    assert failing(plan) == ["settings-conflict"]
+    (found,) = pod_checks.shared_addresses(replace(seen, workers=(first, second)))
+    assert found.said == (
+        f"{first.host.name}, {second.host.name} lead to one and the same SSH server, "
+        "10.244.0.10 port 22"
+    )
+    assert "podAntiAffinity" in found.hint
+
+
+@pytest.mark.parametrize(("name", "count"), [("pi-worker-0.pi.ns.svc", 1), ("pi-launcher", 0)])
+def test_a_worker_at_the_launchers_own_address_is_no_launcher(name: str, count: int) -> None:
+    hosts = listed(name, "pi-worker-1")
+    seen = observed(environ={**POD, **OPERATOR}, listed=hosts, local=hosts[:1])
+    found = list(pod_checks.shared_addresses(seen))
+    assert len(found) == count
+    assert all(item.host == name and "hostNetwork" in item.hint for item in found)
+
+
+def test_elsewhere_any_pod_may_be_the_launcher() -> None:
+    hosts = listed("train-worker-0", "train-worker-1")
+    assert list(pod_checks.shared_addresses(observed(listed=hosts, local=hosts[:1]))) == []
+
+
+def sized(size: int, made: Link) -> Link:
+    return replace(made, mtu=size)
+
+
+def pods(*sizes: int) -> tuple[Worker, ...]:
+    made = []
+    for number, (host, size) in enumerate(zip(hosts(*[1] * len(sizes)), sizes, strict=True)):
+        one = worker(host, number, None)
+        assert one.facts is not None
+        links = (
+            *(sized(size, item) for item in one.facts.links),
+            sized(9000, link("net1", "1.2.3.4/8")),
+        )
+        made.append(replace(one, facts=replace(one.facts, links=links)))
+    return tuple(made)
+
+
+LAUNCHER = (link("lo", "127.0.0.1/8"), link("eth0", "10.244.0.9/24"))
+
+
+def test_one_mtu_is_no_finding_whatever_other_links_have() -> None:
+    assert (
+        pod_checks.mtus((*LAUNCHER, sized(9000, link("net1", "1.2.3.5/8"))), pods(1500, 1500)) == ()
+    )
+
+
+def test_pods_are_told_by_their_mtu() -> None:
+    (found,) = pod_checks.mtus(LAUNCHER, pods(1500, 1400, 8900))
+    assert found.said == (
+        "MTUs of the control links differ: 1400 on w-1.job.ns.svc; "
+        "1500 on the launcher, w-0.job.ns.svc; 8900 on w-2.job.ns.svc"
+    )
+    assert found.check == "control-mtu"
+
+
+def test_the_launchers_own_counts_and_a_worker_that_tells_nothing_does_not() -> None:
+    silent = replace(pods(1400)[0], facts=None)
+    assert pod_checks.mtus(LAUNCHER, (silent,)) == ()
+    small = (LAUNCHER[0], sized(1400, LAUNCHER[1]))
+    assert len(pod_checks.mtus(small, pods(1500))) == 1
