@@ -15,7 +15,7 @@ from mpiboot.data_network.decision import DataNetwork
 from mpiboot.data_network.records import DataSettings, Transport, WorkerNetwork
 from mpiboot.data_network.variables import Proposal
 from mpiboot.job import mpi_environment
-from mpiboot.job.plan_builder import PlanBuilder, Observed
+from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.model import Decision, Source, Worker
 from mpiboot.network import control
 from mpiboot.settings import Resolved, Settings

@@ -11,7 +11,7 @@ from typing import Final
 
 from mpiboot.addresses import bare
 from mpiboot.checks import failed
-from mpiboot.job.plan_builder import PlanBuilder, Observed
+from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.model import Finding, Level, Link, Source
 from mpiboot.network.control import link_of
 from mpiboot.network.link_addresses import usable
