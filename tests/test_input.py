@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -89,13 +90,12 @@ def test_ten_thousand_hosts_end_at_the_deadline_and_each_is_named_once(tmp_path:
     key(tmp_path)
     hosts = [f"127.1.{number // 250}.{number % 250 + 2}" for number in range(10_000)]
     (tmp_path / "hostfile").write_text("".join(f"{host} slots=8\n" for host in hosts))
-    done = mpiboot(
-        tmp_path, "wait", "--timeout", "3", env={"MPI_HOSTFILE": str(tmp_path / "hostfile")}
-    )
+    env = {"MPI_HOSTFILE": str(tmp_path / "hostfile"), "MPIBOOT_LOG_FORMAT": "json"}
+    done = mpiboot(tmp_path, "wait", "--timeout", "3", env=env)
     assert done.returncode == 69
-    assert "10000 of 10000 hosts are not ready" in done.stderr
-    named = [line for line in done.stderr.splitlines() if line.startswith("mpiboot:   127.1.")]
-    assert [line.split()[1].rstrip(":") for line in named] == hosts
+    (end,) = [item for item in map(json.loads, done.stderr.splitlines()) if "check" in item]
+    assert "10000 of 10000 hosts are not ready" in end["message"]
+    assert [line.partition(":")[0] for line in end["evidence"]] == hosts
     assert len(message(tmp_path)) <= 4096
 
 
