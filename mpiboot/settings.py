@@ -162,7 +162,9 @@ class Settings:
         roles=(_L,),
     )
     ssh_keepalive: float = row(
-        30.0, "How long a worker or launcher may be silent before it counts as lost.", seconds
+        30.0,
+        "How long a worker or launcher may be silent before it counts as lost; 0 for ever.",
+        seconds,
     )
     np: int | None = row(
         None,

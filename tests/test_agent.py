@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,9 @@ from typing import IO
 import pytest
 
 import mpiboot
+from mpiboot.ssh_client import config
 from mpiboot.ssh_client.config import shell_assignments
+from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, Worker
 
 AGENT = Path(mpiboot.__file__).parent / "libexec" / "agent"
 SHELLS = [
@@ -69,8 +72,9 @@ class Launch:
 
     def body(self, text: str, name: str = "ssh") -> None:
         """Say what the real agent does, behind noting its words."""
+        words = shlex.quote(f"{self.folder}/words")
         self.real.write_text(
-            f'#!/bin/sh\nfor word; do printf "%s\\0" "$word"; done > {self.folder}/words\n{text}\n'
+            f'#!/bin/sh\nfor word; do printf "%s\\0" "$word"; done > {words}\n{text}\n'
         )
         self.real.chmod(0o755)
         (self.folder / "agent.conf").write_text(
@@ -281,6 +285,40 @@ def test_a_folder_that_vanishes_while_it_runs_does_not_change_its_end(launch: La
     _, err = process.communicate(b"go\n", timeout=30)
     assert (process.returncode, err) == (9, b"")
     assert not (launch.folder / "events").exists()
+
+
+@pytest.mark.skipif(not (HAVE_SSH and HAVE_SSHD), reason="no OpenSSH")
+@pytest.mark.parametrize("name", ["it's", "100%d%h", 'a"b', "a$HOME`id`b", "#a;b&c"])
+def test_the_real_ssh_tells_that_it_is_connected_from_a_folder_of_any_name(
+    tmp_path: Path, name: str
+) -> None:
+    worker = Worker(tmp_path / "worker", "openssh").start()
+    folder = tmp_path / name
+    try:
+        worker.listens()
+        launch = Launch(folder, ["sh"])
+        key = folder / "key"
+        key.write_bytes(worker.key.read_bytes())
+        key.chmod(0o600)
+        public = worker.key.with_suffix(".pub").read_text()
+        (folder / "known_hosts").write_text(f"{config.ALIAS} {public}")
+        text = config.render(
+            [config.Entry("w-1", "127.0.0.1", worker.port, "root")],
+            key=str(key),
+            known_hosts=str(folder / "known_hosts"),
+            host_keys="job",
+            keepalive=30.0,
+            user_args=config.UserArgs(),
+        )
+        (folder / "ssh_config").write_text(text)
+        (folder / "agent.conf").write_text(shell_assignments({"ssh": "ssh", "user_agent": ""}))
+        assert ended(launch.start("w-1", "echo", "there")) == (0, b"there\n", b"")
+        told = [words[:2] for words in launch.events()]
+        os.close(launch.fifo)
+    finally:
+        worker.stop()
+    assert [words[0] for words in told] == ["started", "running", "connected", "ended"]
+    assert {words[1] for words in told} == {"w-1"}
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")

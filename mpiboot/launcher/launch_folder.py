@@ -194,7 +194,7 @@ class Launch:
         config = client_start.Config(
             hosts=hosts,
             key=self.where.key,
-            keepalive=self.resolved.settings.ssh_keepalive,
+            patience=sshconfig.patience(self.resolved.settings.ssh_keepalive, self.plan.user_args),
             events=str(folder / launch_spec.EVENTS),
             errors=str(folder / "stderr"),
             parent=os.getpid(),

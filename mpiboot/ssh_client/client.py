@@ -24,9 +24,6 @@ from mpiboot.ssh_client.start import Config, Remote
 from mpiboot.ssh_client.streams import Sink, Source
 
 _FAILED: Final = 255
-_ATTEMPTS: Final = 3
-_LOGIN: Final = 30.0
-_KEEPALIVES: Final = 3
 # A handshake is some milliseconds of work; more at once only makes each of them slow.
 _LOGINS: Final = 32
 _REQUEST: Final = 1 << 16
@@ -230,11 +227,11 @@ class Client:
         return short[0]
 
     async def _log_in(self, remote: Remote, user: str) -> asyncssh.SSHClientConnection:
-        left = _ATTEMPTS
+        left, limit = max(1, self.config.patience.attempts), self.config.patience.timeout or None
         while True:
             left -= 1
             try:
-                return await asyncio.wait_for(self._open(remote, user), _LOGIN)
+                return await asyncio.wait_for(self._open(remote, user), limit)
             except (OSError, asyncssh.ConnectionLost, asyncio.TimeoutError):
                 # The gate has just seen the host answer: a dropped SYN, or a full queue.
                 if not left:
@@ -264,9 +261,9 @@ class Client:
             preferred_auth="publickey",
             compression_algs=None,
             encryption_algs=_CIPHERS,
-            keepalive_interval=self.config.keepalive / _KEEPALIVES,
-            keepalive_count_max=_KEEPALIVES,
-            login_timeout=_LOGIN,
+            keepalive_interval=self.config.patience.interval,
+            keepalive_count_max=self.config.patience.probes,
+            login_timeout=self.config.patience.timeout,
         )
 
     def _tell(self, line: str) -> None:

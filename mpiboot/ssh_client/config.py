@@ -7,6 +7,8 @@ checking off.
 
 from __future__ import annotations
 
+import math
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -42,6 +44,10 @@ _BARE: Final = {
     "-q": ("LogLevel", "QUIET"),
     "-x": ("ForwardX11", "no"),
     "-a": ("ForwardAgent", "no"),
+    # As words of ssh's command line these would come before the configuration's "no".
+    "-A": ("ForwardAgent", "yes"),
+    "-X": ("ForwardX11", "yes"),
+    "-Y": ("ForwardX11Trusted", "yes"),
 }
 # What mpiboot settles itself, from what it verified; a user's value for these has no effect.
 _OURS: Final = frozenset(
@@ -49,6 +55,7 @@ _OURS: Final = frozenset(
         "stricthostkeychecking",
         "userknownhostsfile",
         "globalknownhostsfile",
+        "hostname",
         "hostkeyalias",
         "batchmode",
         "identityfile",
@@ -57,6 +64,14 @@ _OURS: Final = frozenset(
         "user",
         "forwardagent",
         "forwardx11",
+        "forwardx11trusted",
+        "clearallforwardings",
+        "identityagent",
+        "checkhostip",
+        "updatehostkeys",
+        "preferredauthentications",
+        "requesttty",
+        "escapechar",
         "permitlocalcommand",
         "localcommand",
         "controlmaster",
@@ -64,19 +79,21 @@ _OURS: Final = frozenset(
         "loglevel",
     )
 )
-# What mpiboot's own SSH client does by itself, or never does: such a keyword is no loss there.
-_CLIENT_DOES: Final = _OURS | {
-    "connectionattempts",
-    "connecttimeout",
-    "serveraliveinterval",
-    "serveralivecountmax",
-    "tcpkeepalive",
-    "checkhostip",
-    "updatehostkeys",
-    "preferredauthentications",
-    "passwordauthentication",
-    "compression",
+# How long ssh waits and how often it tries: a user's values come before mpiboot's own.
+_PATIENCE: Final = {
+    "connectionattempts": 3,  # the gate has just seen the host answer: a dropped SYN, a full queue
+    "connecttimeout": 30,  # seconds
+    "serveraliveinterval": 0,  # seconds; from the keep-alive setting
+    "serveralivecountmax": 3,
 }
+# ssh_config(5), TIME FORMATS.
+_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_TIME: Final = re.compile(r"(?:[0-9]{1,6}[sSmMhHdDwW]?)+")
+_TIME_PART: Final = re.compile(r"([0-9]+)([smhdw]?)")
+# What mpiboot's own SSH client does by itself, or never does: such a keyword is no loss there.
+_CLIENT_DOES: Final = (
+    _OURS | _PATIENCE.keys() | {"tcpkeepalive", "passwordauthentication", "compression"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +107,37 @@ class UserArgs:
     lines: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     without_effect: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How often a login is tried, and after how many seconds a host counts as lost.
+
+    ``attempts`` logins of at most ``timeout`` seconds each; ``probes`` unanswered keep-alives,
+    one every ``interval`` seconds (0: none is sent).
+    """
+
+    attempts: int
+    timeout: int
+    interval: int
+    probes: int
+
+
+def patience(keepalive: float, args: UserArgs) -> Patience:
+    """Settle how long is waited: the user's ssh arguments, else mpiboot's own values.
+
+    Args:
+        keepalive: the setting: seconds after which a silent worker is lost; 0 for never.
+        args: the user's ssh arguments; ssh itself complains of values that it can't read.
+    """
+    probes = _PATIENCE["serveralivecountmax"]
+    values = {**_PATIENCE, "serveraliveinterval": math.ceil(keepalive / probes)}
+    for line in reversed(args.lines):  # ssh keeps the first
+        keyword, _, value = line.partition(" ")
+        if keyword.lower() in values and _TIME.fullmatch(value):
+            parts = _TIME_PART.findall(value.lower())
+            values[keyword.lower()] = sum(int(count) * _UNITS[unit] for count, unit in parts)
+    return Patience(*(max(0, values[name]) for name in _PATIENCE))
 
 
 def read_args(text: str) -> UserArgs:
@@ -166,12 +214,12 @@ def render(
         key: path of the private key's copy.
         known_hosts: path of the file with the pinned host key.
         host_keys: ``job`` (pinned), ``accept-new`` or ``off``.
-        keepalive: seconds after which a silent worker is lost (three unanswered probes).
+        keepalive: seconds after which a silent worker is lost (three unanswered probes); 0: never.
         user_args: the user's own, behind ours.
         own_keys: hosts that showed a host key of their own; they are known by their address.
     """
     strict = STRICT[host_keys]
-    interval = max(1, round(keepalive / 3))
+    wait = patience(keepalive, user_args)
     lines = []
     for entry in entries:
         lines += [
@@ -196,12 +244,11 @@ def render(
         "  UpdateHostKeys no",
         "  BatchMode yes",
         "  PreferredAuthentications publickey",
-        "  ConnectTimeout 30",
-        # The gate has just seen the host answer; more tries bridge a dropped SYN or a full queue.
-        "  ConnectionAttempts 3",
-        f"  ServerAliveInterval {interval}",
-        "  ServerAliveCountMax 3",
-        "  TCPKeepAlive yes",
+        # These hold the user's own values, where given.
+        f"  ConnectTimeout {wait.timeout}",
+        f"  ConnectionAttempts {wait.attempts}",
+        f"  ServerAliveInterval {wait.interval}",
+        f"  ServerAliveCountMax {wait.probes}",
         "  ForwardAgent no",
         "  ForwardX11 no",
         "  ClearAllForwardings yes",
@@ -212,6 +259,7 @@ def render(
         "  LogLevel ERROR",
     ]
     lines += [f"  {line}" for line in user_args.lines]
+    lines.append("  TCPKeepAlive yes")
     return "\n".join(lines) + "\n"
 
 

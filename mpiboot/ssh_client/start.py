@@ -16,6 +16,7 @@ from typing import Final
 
 from mpiboot.errors import error
 from mpiboot.ssh_client import connect
+from mpiboot.ssh_client.config import Patience
 from mpiboot.system import files, process
 
 _BACKLOG: Final = 4096
@@ -44,7 +45,7 @@ class Config:
 
     hosts: tuple[Remote, ...]
     key: str
-    keepalive: float
+    patience: Patience
     events: str
     errors: str
     parent: int
@@ -58,7 +59,7 @@ class Config:
         """Read what ``to_json`` wrote."""
         values = json.loads(text)
         hosts = tuple(Remote(**item) for item in values.pop("hosts"))
-        return cls(hosts=hosts, **values)
+        return cls(hosts=hosts, patience=Patience(**values.pop("patience")), **values)
 
 
 def words() -> str:

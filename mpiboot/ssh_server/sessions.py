@@ -19,6 +19,7 @@ from typing import Final
 import mpiboot
 from mpiboot import log
 from mpiboot.system import files
+from mpiboot.system import process as system_process
 from mpiboot.system.process import Loop
 
 ENVIRONMENT: Final = "session.env"
@@ -41,7 +42,10 @@ _SHELL: Final = frozenset(
 )
 # While a process executes a new program, its environment reads as empty: it is looked for twice.
 _SECOND_LOOK: Final = 0.2
-_PIDS: Final = 5  # words of a line that tells of a session
+# Lines of the FIFO: "begin MARK LEADER CONNECTION DETACH" and "end MARK"; process numbers have at
+# most seven digits (PID_MAX_LIMIT).
+_BEGIN: Final = re.compile(rb"begin (\S+) ([1-9]\d{0,6}) ([1-9]\d{0,6}) ([01])")
+_END: Final = re.compile(rb"end (\S+)")
 
 
 def environment(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
@@ -115,12 +119,12 @@ class Session:
     mark: str
     leader: int
     start: int
-    connection: int = -1  # pidfd
+    connection: int = -1  # pidfd, where the system has any
     detach: bool = False
     ending: bool = False
     quiet: bool = False  # nobody was found at the last look
     deadline: float | None = None
-    victims: dict[int, int] = field(default_factory=dict)  # pid -> pidfd
+    victims: dict[int, int] = field(default_factory=dict)  # pid -> pidfd (-1: none to be had)
 
 
 def family(session: Session, running: Mapping[int, Process], marks: Mapping[int, str]) -> set[int]:
@@ -141,6 +145,17 @@ def family(session: Session, running: Mapping[int, Process], marks: Mapping[int,
         grown = bool(more)
         members |= more
     return members
+
+
+def read_begin(line: bytes) -> tuple[str, int, int, bool] | None:
+    """Read a line that tells of a session: mark, leader, connection, whether it is a daemon.
+
+    None where it is no such line: whoever may write to the FIFO, the worker goes on. Pure.
+    """
+    told = _BEGIN.fullmatch(line)
+    if told is None:
+        return None
+    return told[1].decode("ascii", "replace"), int(told[2]), int(told[3]), told[4] == b"1"
 
 
 class Sessions:
@@ -170,13 +185,15 @@ class Sessions:
             return
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            words = line.decode("ascii", "replace").split()
-            if len(words) == _PIDS and words[0] == "begin" and "".join(words[2:]).isdigit():
-                self._begin(words[1], int(words[2]), int(words[3]), detach=words[4] == "1")
-            elif words == ["over"]:
+            if begun := read_begin(line):
+                mark, leader, connection, detach = begun
+                self._begin(mark, leader, connection, detach=detach)
+            elif line == b"over":
                 self.over = True
-            elif len(words) == 2 and words[0] == "end" and words[1] in self._sessions:  # noqa: PLR2004
-                self._end(self._sessions[words[1]])
+            elif ended := _END.fullmatch(line):
+                session = self._sessions.get(ended[1].decode("ascii", "replace"))
+                if session is not None:
+                    self._end(session)
 
     def _begin(self, mark: str, leader: int, connection: int, *, detach: bool) -> None:
         found = process(leader)
@@ -185,11 +202,13 @@ class Sessions:
         self.begun += 1
         log.debug("session", f"session {mark} begins", leader=leader)
         try:
-            session.connection = os.pidfd_open(connection)
-        except OSError:
+            watch = system_process.pidfd(connection)
+        except ProcessLookupError:
             self._end(session)  # the connection has ended before we heard of the session
             return
-        self._loop.watch(session.connection, partial(self._end, session))
+        if watch is not None:  # without, the embedded server tells of the end
+            session.connection = watch
+            self._loop.watch(session.connection, partial(self._end, session))
 
     def _end(self, session: Session) -> None:
         if session.connection >= 0:
@@ -235,6 +254,9 @@ class Sessions:
         marks = {pid: _mark_of(pid) for pid, item in running.items() if item.start >= oldest}
         for session in ending:
             members = family(session, running, marks) - {os.getpid()}
+            for pid in [pid for pid, watch in session.victims.items() if watch < 0]:
+                if pid not in members:
+                    del session.victims[pid]
             if not members and not session.victims and not session.quiet:
                 session.quiet = True
                 session.deadline = time.monotonic() + _SECOND_LOOK
@@ -258,28 +280,39 @@ class Sessions:
             fresh = member.pid not in session.victims
             if not fresh and not late:
                 continue
-            try:
-                descriptor = os.pidfd_open(member.pid) if fresh else session.victims[member.pid]
-            except ProcessLookupError:
+            if fresh and not self._take(session, member):
                 self._dirty = True
                 continue
-            except OSError:
-                continue  # out of descriptors: the deadline brings us back
-            if fresh:
-                found = process(member.pid)
-                if found is None or found.start != member.start:
-                    os.close(descriptor)
-                    self._dirty = True
-                    continue
-                session.victims[member.pid] = descriptor
-                self._loop.watch(descriptor, partial(self._gone, session, member.pid))
-            try:
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL if late else signal.SIGTERM)
-                if not late:
-                    # A stopped process takes its TERM only when it goes on.
-                    signal.pidfd_send_signal(descriptor, signal.SIGCONT)
-            except OSError:
-                continue
+            # A stopped process takes its TERM only when it goes on.
+            numbers = (signal.SIGKILL,) if late else (signal.SIGTERM, signal.SIGCONT)
+            for number in numbers:
+                self._send(session, member, number)
+
+    def _take(self, session: Session, member: Process) -> bool:
+        """Take note of a process that is going to be ended; False where it has ended already."""
+        try:
+            watch = system_process.pidfd(member.pid)
+        except ProcessLookupError:
+            return False
+        found = process(member.pid)
+        if found is None or found.start != member.start:
+            if watch is not None:
+                os.close(watch)
+            return False
+        session.victims[member.pid] = -1 if watch is None else watch
+        if watch is not None:
+            self._loop.watch(watch, partial(self._gone, session, member.pid))
+        return True
+
+    def _send(self, session: Session, member: Process, number: int) -> None:
+        watch = session.victims[member.pid]
+        try:
+            if watch >= 0:
+                signal.pidfd_send_signal(watch, number)
+            elif process(member.pid) == member:
+                os.kill(member.pid, number)
+        except OSError:
+            return
 
     def _gone(self, session: Session, pid: int) -> None:
         descriptor = session.victims.pop(pid, -1)

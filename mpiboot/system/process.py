@@ -5,6 +5,7 @@ Never polls and never runs a shell; argv is a list from end to end.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -174,6 +175,40 @@ def reap() -> Iterator[tuple[int, int]]:
         if pid == 0:
             return
         yield pid, status
+
+
+def pidfd(pid: int) -> int | None:
+    """Open what becomes readable when a process ends; None where that can't be had.
+
+    Old kernels and some sandboxes have none, and there may be no descriptors left.
+
+    Raises:
+        ProcessLookupError: it has ended, and was waited for.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (OSError, AttributeError):
+        return None
+
+
+def end_of_child(pid: int) -> int:
+    """Open what becomes readable when a child ends; its status is still to be waited for."""
+    watch = pidfd(pid)
+    if watch is not None:
+        return watch
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+
+    def wait() -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        os.close(writer)
+
+    import _thread  # noqa: PLC0415 - on hardly any system
+
+    _thread.start_new_thread(wait, ())
+    return reader
 
 
 def is_containers_own(proc: Path = Path("/proc")) -> bool:

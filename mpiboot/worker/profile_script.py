@@ -97,7 +97,7 @@ def _run(
 
 def _pump(pid: int, said: Mapping[int, bytearray], limit: float) -> bool:
     """Read until the child ends; False, and all of its session is killed, at the limit."""
-    watch = os.pidfd_open(pid)
+    watch = process.end_of_child(pid)
     poll = select.poll()
     for descriptor in (watch, *said):
         poll.register(descriptor, select.POLLIN)

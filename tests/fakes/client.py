@@ -13,6 +13,7 @@ from typing import Final
 
 from mpiboot.ssh_client import connect
 from mpiboot.ssh_client import start as client_start
+from mpiboot.ssh_client.config import Patience
 from tests.fakes.worker import PATIENCE, Worker
 
 CONNECT: Final = str(Path(connect.__file__))
@@ -28,6 +29,7 @@ class Launch:
     pinned: str | None = None
     user: str = "root"
     port: int = 0
+    patience: Patience | None = None
     pid: int = field(default=0, init=False)
 
     def start(self) -> Launch:
@@ -49,7 +51,7 @@ class Launch:
         config = client_start.Config(
             hosts=(remote,),
             key=str(private),
-            keepalive=30.0,
+            patience=Patience(3, 30, 10, 3) if self.patience is None else self.patience,
             events=str(self.folder / "events"),
             errors=str(self.folder / "stderr"),
             parent=os.getpid(),

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from mpiboot.ssh_client.config import (
     ALIAS,
     Entry,
+    Patience,
     UserArgs,
+    lost_with_own_client,
+    patience,
     quoted,
     read_args,
     render,
@@ -160,14 +163,65 @@ def test_an_address_with_a_zone_is_no_token(tmp_path: Path) -> None:
 
 @needs_ssh
 @given(keepalive=st.floats(0, 1e6))
-def test_keepalives_are_never_off(
+def test_a_keepalive_is_as_long_as_asked_and_off_only_at_zero(
     tmp_path_factory: pytest.TempPathFactory, keepalive: float
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
     lines = written(folder, keepalive=keepalive).read_text().splitlines()
-    (interval,) = (line.split()[1] for line in lines if "ServerAliveInterval" in line)
-    assert int(interval) >= 1
-    assert int(interval) <= max(1.0, keepalive / 3 + 0.5)
+    (interval,) = (int(line.split()[1]) for line in lines if "ServerAliveInterval" in line)
+    assert (interval == 0) == (keepalive == 0)
+    assert keepalive <= interval * 3 <= keepalive + 3
+
+
+@needs_ssh
+def test_how_long_is_waited_is_the_users_to_say(tmp_path: Path) -> None:
+    theirs = "-o ConnectionAttempts=10 -oConnectTimeout=1m -o serveraliveinterval=7"
+    theirs += " -o ServerAliveCountMax=2 -o TCPKeepAlive=no -o ConnectionAttempts=11"
+    args = read_args(theirs)
+    assert args.without_effect == ()
+    assert patience(30.0, args) == Patience(attempts=10, timeout=60, interval=7, probes=2)
+    assert patience(30.0, UserArgs()) == Patience(attempts=3, timeout=30, interval=10, probes=3)
+    assert lost_with_own_client(args) == ()
+    found = asked(written(tmp_path, user=theirs), "w-0.job.ns.svc")
+    assert found["connectionattempts"] == "10"
+    assert found["connecttimeout"] == "60"
+    assert found["serveraliveinterval"] == "7"
+    assert found["serveralivecountmax"] == "2"
+    assert found["tcpkeepalive"] == "no"
+
+
+@needs_ssh
+def test_what_is_said_to_have_no_effect_is_all_that_has_none(tmp_path: Path) -> None:
+    """Each option that mpiboot writes: a user's other value counts, or is told to be lost."""
+    values = {
+        "CheckHostIP": "yes", "UpdateHostKeys": "yes", "PreferredAuthentications": "password",
+        "ConnectTimeout": "77", "ConnectionAttempts": "7", "ServerAliveInterval": "77",
+        "ServerAliveCountMax": "7", "TCPKeepAlive": "no", "ForwardAgent": "yes",
+        "ForwardX11": "yes", "ClearAllForwardings": "no", "ControlMaster": "yes",
+        "ControlPath": "/x", "RequestTTY": "yes", "EscapeChar": "@", "LogLevel": "DEBUG3",
+        "IdentitiesOnly": "no", "IdentityAgent": "/x", "BatchMode": "no",
+        "StrictHostKeyChecking": "no", "UserKnownHostsFile": "/x", "GlobalKnownHostsFile": "/x",
+        "Port": "9", "User": "bob", "HostName": "x", "HostKeyAlias": "x",
+    }  # fmt: skip
+    plain = asked(written(tmp_path), "W-1")
+    for keyword, value in values.items():
+        args = read_args(f"-o {keyword}={value}")
+        effect = asked(written(tmp_path, user=f"-o {keyword}={value}"), "W-1") != plain
+        assert effect != bool(args.without_effect), keyword
+
+
+@needs_ssh
+def test_no_agent_and_no_forwarding_whatever_the_user_asks(tmp_path: Path) -> None:
+    args = read_args("-A -X -Y -o ForwardAgent=yes -o IdentityAgent=SSH_AUTH_SOCK")
+    assert args.words == ()
+    assert len(args.without_effect) == 5
+    theirs = "-A -X -Y -oForwardAgent=yes -oIdentityAgent=/run/agent"
+    found = asked(written(tmp_path, user=theirs), "W-1", *args.words)
+    assert found["forwardagent"] == "no"
+    assert found["forwardx11"] == "no"
+    assert found["clearallforwardings"] == "yes"
+    assert found["identityagent"] == "none"
+    assert asked(written(tmp_path), "W-1", "-a")["forwardagent"] == "no"
 
 
 def test_a_plain_value_is_not_quoted() -> None:

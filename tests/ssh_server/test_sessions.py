@@ -167,3 +167,20 @@ def test_a_later_process_of_the_leaders_number_is_another_ones() -> None:
     running = table(Process(1, 0, 1, 1), Process(100, 1, 100, 99), Process(101, 100, 100, 99))
 
     assert family(Session("m", 100, 20), running, {100: "other"}) == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"begin", b"begin x", b"begin x y z 0", b"begin x 12 13", b"begin x 12 13 0 4",
+        b"begin x -1 -1 0", b"begin x 0 0 0", b"begin x 12 13 2", b"begin x 99999999999 13 0",
+        b"begin x 12 99999999999 0", b" begin x 12 13 0", "begin x \u00b2 13 0".encode(), b"",
+        b"end x", b"over", b"\xff\0",
+    ],
+)  # fmt: skip
+def test_only_a_whole_line_begins_a_session(line: bytes) -> None:
+    assert sessions.read_begin(line) is None
+
+
+def test_a_session_is_told_with_its_processes() -> None:
+    assert sessions.read_begin(b"begin tok-1-2 12 4194304 1") == ("tok-1-2", 12, 4194304, True)

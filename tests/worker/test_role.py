@@ -441,6 +441,71 @@ def test_a_term_signal_ends_a_worker_and_its_sessions(kind: str, start: Start) -
         assert not any(map(alive, pids))
 
 
+STUBBORN = "trap '' TERM; sleep 1000 & echo $!; echo $$; while :; do wait; done"
+
+
+def test_a_second_signal_ends_sessions_that_ignore_the_first_at_once(
+    start: Start, tmp_path: Path
+) -> None:
+    """Were there any grace left, the worker would not end within the test."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import mpiboot.ssh_server.sessions as sessions\n"
+        "sessions.GRACE = 1e6\n"
+        "sessions.Sessions.__init__.__defaults__ = (1e6,)\n"
+    )
+    worker = start("embedded", environ={"PYTHONPATH": str(tmp_path)}).listens()
+    with worker.client(STUBBORN) as client:
+        pids = client.numbers(2)
+        worker.signal()
+        worker.wait_for("SIGTERM: ending")
+        worker.signal()
+        assert worker.wait() == 0
+        assert not any(map(alive, pids))
+
+
+def test_sessions_end_when_the_program_is_told_to_end(start: Start, tmp_path: Path) -> None:
+    over = tmp_path / "over"
+    script = f"trap '' TERM; echo ready; until [ -e {over} ]; do sleep 0.1; done; exit 6"
+    worker = start("auto", "sh", "-c", script, environ={"MPIBOOT_GRACE": "1000"}).listens()
+    worker.wait_for("ready")
+    with worker.client("sleep 1000 & echo $!; echo $$; wait") as client:
+        pids = client.numbers(2)
+        worker.signal()
+        gone(*pids)
+        over.touch()
+        assert worker.wait() == 6
+
+
+def test_a_broken_line_about_a_session_does_not_end_a_worker(worker: Worker) -> None:
+    huge = b"9" * 20  # no process has it, and the system refuses it with an error of its own
+    with (worker.runtime / "sessions").open("wb", buffering=0) as fifo:
+        for line in (
+            b"begin",
+            b"begin x y z 0",
+            b"begin x %b %b 0" % (huge, huge),
+            b"end",
+            b"\xff",
+        ):
+            fifo.write(line + b"\n")
+    assert worker.ssh("exit 4").returncode == 4
+    assert worker.process.poll() is None
+
+
+def test_without_pidfd_a_worker_serves_and_ends_what_is_left(start: Start, tmp_path: Path) -> None:
+    """As on kernels before 5.3 and in some sandboxes; a vendor's profile runs as well."""
+    (tmp_path / "sitecustomize.py").write_text("import os\ndel os.pidfd_open\n")
+    (tmp_path / "profile").write_text("export OF_PROFILE=here\n")
+    environ = {"PYTHONPATH": str(tmp_path), "MPIBOOT_ENV_PROFILE": str(tmp_path / "profile")}
+    worker = start("auto", environ=environ).listens()
+    assert "no pidfd" in worker.wait_for("the embedded SSH server is used")
+    assert worker.ssh('echo "$OF_PROFILE"').stdout == b"here\n"
+    with worker.client("setsid sleep 1000 & echo $!; echo $$; wait") as client:
+        pids = client.numbers(2)
+        client.kill()
+        gone(*pids)
+    assert worker.stop() == 0
+
+
 def test_an_idle_worker_ends_with_128_and_the_number_of_another_signal(start: Start) -> None:
     worker = start("auto").listens()
 
