@@ -162,7 +162,7 @@ def test_an_address_with_a_zone_is_no_token(tmp_path: Path) -> None:
 
 
 @needs_ssh
-@given(keepalive=st.floats(0, 1e6))
+@given(keepalive=st.just(0.0) | st.floats(0.001, 1e6))
 def test_a_keepalive_is_as_long_as_asked_and_off_only_at_zero(
     tmp_path_factory: pytest.TempPathFactory, keepalive: float
 ) -> None:
