@@ -7,10 +7,10 @@ import signal
 from collections.abc import Mapping
 from typing import Final
 
-from mpiboot import __version__, log
-from mpiboot.errors import error
-from mpiboot.job import platforms
-from mpiboot.model import Role, Source
+from mpiboot import __version__, executables, log
+from mpiboot.errors import MpibootError, error
+from mpiboot.job import lone_program, platforms
+from mpiboot.model import Level, Role, Source
 from mpiboot.settings import Resolved
 from mpiboot.system import process
 
@@ -42,6 +42,8 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     if role is Role.NONE:
         if not program:
             raise error("usage", "no program was given, and nothing says that this is a worker")
+        if decision.source is Source.DEFAULT:
+            _warn_alone(program[0], environ)
         log.debug("role", f"role none ({decision.because}): running {program[0]}")
         process.replace(program, environ)
     said = f"mpiboot {__version__}, role {role.value} ({decision.because})"
@@ -59,6 +61,27 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     from mpiboot.launcher import role as launcher  # noqa: PLC0415 - only the role that runs is loaded
 
     return launcher.run(resolved, program, environ)
+
+
+def _warn_alone(program: str, environ: Mapping[str, str]) -> None:
+    """Say that a program runs once, where an MPI is installed; not where that can't be meant.
+
+    Raises:
+        MpibootError: ``role``; this pod is one of several.
+    """
+    path = environ.get("PATH", executables.DEFAULT_PATH)
+    if not executables.find("mpirun", path) and not executables.find("mpiexec", path):
+        return
+    try:
+        with open("/etc/hosts", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            hosts = file.read(1 << 16)
+    except OSError:
+        hosts = ""
+    found = lone_program.finding(program, environ, os.uname().nodename, hosts)
+    if found and found.level is Level.FAIL:
+        raise MpibootError(found)
+    if found:
+        log.finding(found)
 
 
 def _stay() -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot.job import lone_program
 from tests.fakes.cli import GUARD, environment, message, mpiboot
 
 SHOW = (
@@ -31,10 +32,11 @@ def test_without_a_role_the_programs_exit_status_is_the_containers(
 
 def test_without_a_role_the_arguments_reach_the_program_as_they_are(tmp_path: Path) -> None:
     words = ["-n", "--help", "--", "a b", "", "-h", "--timeout", "é", "$(x)", "*", "--", "-c"]
-    done = mpiboot(tmp_path, sys.executable, "-c", SHOW, *words)
+    no_mpi = {"PATH": "/nowhere"}
+    done = mpiboot(tmp_path, sys.executable, "-c", SHOW, *words, env=no_mpi)
     argv, env = shown(done)
     assert argv == words
-    assert env.items() >= environment(tmp_path).items()
+    assert env.items() >= environment(tmp_path, no_mpi).items()
     assert done.stderr == ""
 
 
@@ -58,6 +60,60 @@ def test_a_program_that_is_not_there_is_127_with_a_line(tmp_path: Path) -> None:
     assert done.returncode == 127
     assert "no-such-program is not in a folder of PATH" in done.stderr
     assert message(tmp_path).startswith("program-missing: ")
+
+
+@pytest.fixture
+def mpi(tmp_path: Path) -> dict[str, str]:
+    """A PATH with an MPI, and a program that isn't a shell."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("mpirun", "train"):
+        (folder / name).write_text("#!/bin/sh\nexit 5\n")
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+
+def test_a_program_that_runs_once_where_an_mpi_is_installed_is_warned_of(
+    tmp_path: Path, mpi: dict[str, str]
+) -> None:
+    done = mpiboot(tmp_path, "train", env=mpi)
+    assert done.returncode == 5
+    first, second = done.stderr.splitlines()
+    assert first.startswith("mpiboot: warning: [role] train runs once in this pod, without mpirun")
+    assert "MPIBOOT_ROLE=launcher" in second
+
+
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [
+        (["train"], {"MPIBOOT_ROLE": "none"}),
+        (["sh", "-c", "exit 5"], {"JOB_COMPLETION_INDEX": "1"}),
+        (["mpirun", "-n", "2", "train"], {}),
+        (["train"], {"OMPI_COMM_WORLD_RANK": "0"}),
+    ],
+)
+def test_what_is_meant_to_run_once_is_not_warned_of(
+    tmp_path: Path, mpi: dict[str, str], words: list[str], env: dict[str, str]
+) -> None:
+    done = mpiboot(tmp_path, *words, env={**mpi, **env})
+    assert (done.returncode, done.stderr) == (5, "")
+
+
+def test_in_one_pod_of_an_indexed_job_it_is_not_started(
+    tmp_path: Path, mpi: dict[str, str]
+) -> None:
+    done = mpiboot(tmp_path, "train", env={**mpi, "JOB_COMPLETION_INDEX": "1"})
+    assert done.returncode == 2
+    assert "JOB_COMPLETION_INDEX says that this is one pod of an indexed Job" in done.stderr
+    assert message(tmp_path).startswith("role: ")
+
+
+def test_a_statefulsets_pod_is_known_by_its_name_in_etc_hosts() -> None:
+    hosts = "127.0.0.1 localhost\n10.0.0.7\tnode-1.mpi.default.svc.cluster.local\tnode-1\n"
+    assert "node-1.mpi.default.svc" in lone_program.one_of_several({}, "node-1", hosts)
+    assert not lone_program.one_of_several({}, "node-2", hosts)
+    assert not lone_program.one_of_several({}, "node-1", "10.0.0.7 node-1\n")
+    assert not lone_program.one_of_several({}, "train", hosts.replace("node-1", "train"))
 
 
 def test_nothing_to_run_is_said(tmp_path: Path) -> None:
