@@ -9,34 +9,10 @@ from typing import Final
 from mpiboot.model import Finding, Level
 
 # What pods run beside jobs: shells, whoever waits, and mpirun, which counts its ranks itself.
-_USUAL: Final = frozenset(
-    [
-        "sh",
-        "bash",
-        "dash",
-        "ash",
-        "zsh",
-        "ksh",
-        "fish",
-        "busybox",
-        "sleep",
-        "tail",
-        "cat",
-        "env",
-        "true",
-        "false",
-        "tini",
-        "dumb-init",
-        "catatonit",
-        "id",
-        "ls",
-        "hostname",
-        "mpirun",
-        "mpiexec",
-        "mpiexec.hydra",
-        "orterun",
-        "prterun",
-    ]
+_USUAL: Final = (
+    *("sh", "bash", "dash", "ash", "zsh", "ksh", "fish", "busybox", "tini", "dumb-init"),
+    *("sleep", "tail", "cat", "env", "true", "false", "id", "ls", "hostname", "catatonit"),
+    *("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"),
 )
 # What tells a program that it is a rank already.
 _RANK: Final = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
