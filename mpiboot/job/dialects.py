@@ -44,6 +44,8 @@ class Dialect:
     agent_var: str
     agent_args_var: str
     keep_fqdn_var: str
+    # The slots of hosts for which the hostfile has no number.
+    default_slots_var: str
     daemon_link_var: str
     one_link: bool
     mpi_link_vars: tuple[str, ...]
@@ -139,6 +141,7 @@ OPENMPI4: Final = Dialect(
     agent_var="OMPI_MCA_plm_rsh_agent",
     agent_args_var="OMPI_MCA_plm_rsh_args",
     keep_fqdn_var="OMPI_MCA_orte_keep_fqdn_hostnames",
+    default_slots_var="OMPI_MCA_orte_set_default_slots",
     daemon_link_var="OMPI_MCA_oob_tcp_if_include",
     one_link=False,
     mpi_link_vars=("OMPI_MCA_btl_tcp_if_include",),
@@ -227,6 +230,7 @@ OPENMPI5: Final = Dialect(
     agent_var="PRTE_MCA_plm_ssh_agent",
     agent_args_var="PRTE_MCA_plm_ssh_args",
     keep_fqdn_var="",
+    default_slots_var="PRTE_MCA_prte_set_default_slots",
     daemon_link_var="PRTE_MCA_prte_if_include",
     one_link=True,
     mpi_link_vars=("OMPI_MCA_btl_tcp_if_include",),
@@ -291,6 +295,7 @@ MPICH: Final = Dialect(
     agent_var="HYDRA_LAUNCHER_EXEC",
     agent_args_var="HYDRA_LAUNCHER_EXTRA_ARGS",
     keep_fqdn_var="",
+    default_slots_var="",
     daemon_link_var="HYDRA_IFACE",
     one_link=True,
     mpi_link_vars=("UCX_NET_DEVICES", "FI_TCP_IFACE"),
@@ -358,6 +363,8 @@ ALSO_AGENT_ARGS: Final = (
     "PRTE_MCA_plm_ssh_args",
     "PRTE_MCA_plm_rsh_args",
 )
+# The MPI Operator and Trainer set the first one for every MPI.
+ALSO_DEFAULT_SLOTS: Final = ("OMPI_MCA_orte_set_default_slots", "PRTE_MCA_prte_set_default_slots")
 ALSO_DAEMON_LINK: Final = (
     "OMPI_MCA_oob_tcp_if_include",
     "PRTE_MCA_prte_if_include",

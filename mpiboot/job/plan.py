@@ -24,9 +24,10 @@ from mpiboot.job import (
     supervision,
 )
 from mpiboot.job import hostfile as hostfiles
-from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS, Dialect
+from mpiboot.job import hosts as hosts_of
+from mpiboot.job.dialects import DIALECTS, Dialect
 from mpiboot.job.plan_builder import Observed, Paths, PlanBuilder
-from mpiboot.model import Decision, Finding, Host, Level, Mpi, Source
+from mpiboot.model import Decision, Finding, Level, Mpi, Source
 from mpiboot.parent.launch_spec import NOT_FOR_RANKS, PLACEMENT
 from mpiboot.settings import Given, Resolved
 from mpiboot.ssh_client import config as sshconfig
@@ -98,6 +99,7 @@ def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
     row = dialect(observed.mpi)
     line = observed.line
     builder = PlanBuilder(row, line, observed.environ)
+    observed = hosts_of.with_default_slots(builder, observed)
     builder.decisions.append(_platform(observed))
     pod_conditions.launcher(builder, observed, resolved, paths)
     builder.decide(
@@ -111,8 +113,8 @@ def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
                 f"{line.because}: the rest of the line is passed on unread",
             )
         )
-    hosts = _hosts(builder, observed, paths)
-    np = _ranks(builder, hosts, resolved)
+    hosts = hosts_of.settle(builder, observed, resolved, paths)
+    np = hosts_of.ranks(builder, hosts, resolved)
     oversubscribe = _oversubscribe(builder, resolved)
     local = {observed.called(host.name) for host in observed.local}
     placed = placement.place(
@@ -189,73 +191,6 @@ def stop_on_failure(plan: Plan) -> None:
 def _platform(observed: Observed) -> Decision:
     because = observed.platform.recognise(observed.environ)
     return Decision("platform", observed.platform.name, Source.DETECTED, because)
-
-
-def _named_source(named_by: str) -> Source:
-    if named_by == "default":
-        return Source.DEFAULT
-    # A flag of mpiboot's own, or "the mpirun line"; a variable's name has no blank.
-    return Source.FLAG if named_by.startswith("-") or " " in named_by else Source.ENVIRONMENT
-
-
-def _hosts(builder: PlanBuilder, observed: Observed, paths: Paths) -> tuple[Host, ...]:
-    """Settle the hosts and point every hostfile variable at mpiboot's own copy."""
-    hosts = tuple(
-        Host(
-            name=observed.called(host.name),
-            slots=host.slots,
-            slots_given=True,
-            max_slots=host.max_slots,
-            user="",  # ssh_config has each host's user
-            line=host.line,
-        )
-        for host in observed.hostfile.hosts
-    )
-    file = observed.hostfile
-    builder.decide("hostfile", file.path, _named_source(file.named_by), f"named by {file.named_by}")
-    builder.decide(
-        "hosts", str(len(hosts)), Source.DETECTED, first_few(host.name for host in hosts)
-    )
-    longer = {old: new for old, new in observed.renamed.items() if new.startswith(f"{old}.")}
-    others = {old: new for old, new in observed.renamed.items() if old not in longer}
-    for name, what in (("fqdn-rewriting", longer), ("host-names", others)):
-        if what:
-            said = first_few(f"{old} -> {new}" for old, new in what.items())
-            builder.decide(name, f"{len(what)} names", Source.DETECTED, said)
-    because = f"mpiboot's normalised copy of {file.path}"
-    for name in HOSTFILE_VARS:
-        if name == builder.row.hostfile_var:
-            builder.force(name, paths.hostfile, because, Source.DETECTED)
-        elif observed.environ.get(name):
-            builder.set_env[name] = paths.hostfile
-    if builder.row.keep_fqdn_var and any("." in host.name for host in hosts):
-        builder.variable(
-            builder.row.keep_fqdn_var,
-            "1",
-            "the hostfile has names with dots, and this version would cut them",
-            Source.DETECTED,
-        )
-    return hosts
-
-
-def _ranks(builder: PlanBuilder, hosts: tuple[Host, ...], resolved: Resolved) -> int | None:
-    """Settle the number of ranks; None where the user's own line leaves it to mpirun."""
-    settings, given = resolved.settings, resolved.given
-    slots = sum(host.slots for host in hosts)
-    if builder.line.np is not None:
-        builder.decide("ranks", str(builder.line.np), Source.FLAG, "-n on the mpirun line")
-        return builder.line.np
-    if builder.line.unknown:
-        builder.decide("ranks", "-", Source.FLAG, "left to the part of the line that was not read")
-        return None
-    if settings.np is not None:
-        builder.decide("ranks", str(settings.np), given["np"].source, str(given["np"]))
-        return settings.np
-    if builder.line.settles_ranks:
-        builder.decide("ranks", "-", Source.FLAG, "left to the mpirun line")
-        return None
-    builder.decide("ranks", str(slots), Source.DEFAULT, f"all slots of {len(hosts)} hosts")
-    return slots
 
 
 def _oversubscribe(builder: PlanBuilder, resolved: Resolved) -> Given | None:

@@ -152,18 +152,66 @@ def test_a_plain_exec_lists_what_is_lost(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("named_by", "source"),
+    ("line", "flags", "environ", "source"),
     [
-        ("the mpirun line", Source.FLAG),
-        ("--hostfile", Source.FLAG),
-        ("MPI_HOSTFILE", Source.ENVIRONMENT),
-        ("default", Source.DEFAULT),
+        ("mpirun --hostfile x ./train", {"hostfile": "y"}, {}, Source.FLAG),
+        ("./train", {"hostfile": "y"}, {}, Source.FLAG),
+        ("./train", {}, {"MPI_HOSTFILE": "y"}, Source.ENVIRONMENT),
+        ("./train", {}, {"OMPI_MCA_orte_default_hostfile": "y"}, Source.ENVIRONMENT),
+        ("./train", {}, {}, Source.DEFAULT),
     ],
 )
-def test_the_hostfiles_source_is_what_named_it(named_by: str, source: Source) -> None:
-    seen = observed("openmpi4")
+def test_the_hostfiles_source_is_what_named_it(
+    line: str, flags: dict[str, str], environ: dict[str, str], source: Source
+) -> None:
+    seen = observed("openmpi4", {**POD, **environ})
+    named_by = next(iter(environ), "default")
     seen = replace(seen, hostfile=replace(seen.hostfile, named_by=named_by))
-    assert because(planned("./train", seen), "hostfile")[1] is source
+    assert because(planned(line, seen, flags), "hostfile")[1] is source
+
+
+BARE = tuple(Host(f"w-{number}", line=number + 1) for number in range(2))
+
+
+@both
+@pytest.mark.parametrize(
+    ("environ", "line", "source"),
+    [
+        ({"OMPI_MCA_orte_set_default_slots": "2"}, "./train", Source.ENVIRONMENT),
+        ({"PRTE_MCA_prte_set_default_slots": "2"}, "mpirun ./train", Source.ENVIRONMENT),
+        (
+            {"OMPI_MCA_orte_set_default_slots": "9"},
+            "mpirun --mca orte_set_default_slots 2 ./train",
+            Source.FLAG,
+        ),
+    ],
+)
+def test_hosts_without_slots_get_those_that_the_operator_names(
+    environ: dict[str, str], line: str, source: Source, family: str
+) -> None:
+    plan = planned(line, observed(family, {**POD, **environ}, listed=BARE))
+    assert (plan.ranks, plan.hostfile) == (4, "w-0 slots=2\nw-1 slots=2\n")
+    assert because(plan, "default-slots")[:2] == ("2", source)
+    four = planned(line, observed(family, {**POD, **environ}, listed=BARE), {"np": "4"})
+    assert failing(four) == []
+
+
+@both
+def test_slots_of_the_hostfile_win_over_default_ones(family: str) -> None:
+    environ = {**POD, "OMPI_MCA_orte_set_default_slots": "3"}
+    mixed = (Host("w-0", 1, slots_given=True), Host("w-1", max_slots=2), Host("w-2"))
+    plan = planned("./train", observed(family, environ, listed=mixed))
+    assert plan.ranks == 1 + 2 + 3
+    given = planned("./train", observed(family, environ))
+    assert "default-slots" not in [item.name for item in given.decisions]
+
+
+@both
+def test_default_slots_that_are_no_number_are_said(family: str) -> None:
+    environ = {**POD, "OMPI_MCA_orte_set_default_slots": "cores"}
+    plan = planned("./train", observed(family, environ, listed=BARE))
+    assert plan.ranks == 2
+    assert "OMPI_MCA_orte_set_default_slots is 'cores', expected a number" in warned(plan)[0]
 
 
 @pytest.mark.parametrize("flag", ["--hostfile", "--machinefile", "--default-hostfile"])

@@ -1,0 +1,118 @@
+"""The job's hosts by the names that mpirun gets, their slots, and the number of ranks. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mpiboot.job.dialects import ALSO_DEFAULT_SLOTS, HOSTFILE_VARS, parameter
+from mpiboot.job.plan_builder import Observed, Paths, PlanBuilder
+from mpiboot.model import Finding, Host, Hostfile, Level, Source
+from mpiboot.settings import Resolved
+from mpiboot.wording import first_few
+
+
+def with_default_slots(builder: PlanBuilder, observed: Observed) -> Observed:
+    """Give hosts without a number of slots those that the user, or the operator, names for them.
+
+    mpirun itself would not: mpiboot's copy of the hostfile has a number for each host.
+    """
+    bare = [host for host in observed.hostfile.hosts if not host.slots_given and host.slots == 1]
+    names = (builder.row.default_slots_var, *ALSO_DEFAULT_SLOTS)
+    by = next((name for name in names if parameter(name) in builder.line.mca), "")
+    text, source = builder.line.mca.get(parameter(by), ""), Source.FLAG
+    if not by:
+        by = next((name for name in names if name and observed.environ.get(name)), "")
+        text, source = observed.environ.get(by, ""), Source.ENVIRONMENT
+    if not by or not bare:
+        return observed
+    if not text.isdecimal() or not int(text):
+        said = f"{by} is {text!r}, expected a number: hosts without slots get one rank"
+        builder.findings.append(Finding("slots", Level.WARN, said))
+        return observed
+    named = f"--mca {parameter(by)}" if source is Source.FLAG else by
+    without = first_few(host.name for host in bare)
+    builder.decide("default-slots", text, source, f"{named}, for hosts without slots: {without}")
+
+    def sized(host: Host) -> Host:
+        slots = min(int(text), host.max_slots or int(text))
+        return replace(host, slots=slots) if host in bare else host
+
+    return replace(
+        observed,
+        hostfile=replace(observed.hostfile, hosts=tuple(map(sized, observed.hostfile.hosts))),
+        local=tuple(map(sized, observed.local)),
+        workers=tuple(replace(item, host=sized(item.host)) for item in observed.workers),
+    )
+
+
+def _source(builder: PlanBuilder, file: Hostfile, resolved: Resolved) -> Source:
+    """Tell by what the hostfile was named: the line, a setting, the operator, or nothing."""
+    if builder.line.hostfile:
+        return Source.FLAG
+    if resolved.settings.hostfile:
+        return resolved.given["hostfile"].source
+    return Source.ENVIRONMENT if file.named_by in HOSTFILE_VARS else Source.DEFAULT
+
+
+def settle(
+    builder: PlanBuilder, observed: Observed, resolved: Resolved, paths: Paths
+) -> tuple[Host, ...]:
+    """Settle the hosts and point every hostfile variable at mpiboot's own copy."""
+    hosts = tuple(
+        Host(
+            name=observed.called(host.name),
+            slots=host.slots,
+            slots_given=True,
+            max_slots=host.max_slots,
+            user="",  # ssh_config has each host's user
+            line=host.line,
+        )
+        for host in observed.hostfile.hosts
+    )
+    file = observed.hostfile
+    builder.decide(
+        "hostfile", file.path, _source(builder, file, resolved), f"named by {file.named_by}"
+    )
+    builder.decide(
+        "hosts", str(len(hosts)), Source.DETECTED, first_few(host.name for host in hosts)
+    )
+    longer = {old: new for old, new in observed.renamed.items() if new.startswith(f"{old}.")}
+    others = {old: new for old, new in observed.renamed.items() if old not in longer}
+    for name, what in (("fqdn-rewriting", longer), ("host-names", others)):
+        if what:
+            said = first_few(f"{old} -> {new}" for old, new in what.items())
+            builder.decide(name, f"{len(what)} names", Source.DETECTED, said)
+    because = f"mpiboot's normalised copy of {file.path}"
+    for name in HOSTFILE_VARS:
+        if name == builder.row.hostfile_var:
+            builder.force(name, paths.hostfile, because, Source.DETECTED)
+        elif observed.environ.get(name):
+            builder.set_env[name] = paths.hostfile
+    if builder.row.keep_fqdn_var and any("." in host.name for host in hosts):
+        builder.variable(
+            builder.row.keep_fqdn_var,
+            "1",
+            "the hostfile has names with dots, and this version would cut them",
+            Source.DETECTED,
+        )
+    return hosts
+
+
+def ranks(builder: PlanBuilder, hosts: tuple[Host, ...], resolved: Resolved) -> int | None:
+    """Settle the number of ranks; None where the user's own line leaves it to mpirun."""
+    settings, given = resolved.settings, resolved.given
+    slots = sum(host.slots for host in hosts)
+    if builder.line.np is not None:
+        builder.decide("ranks", str(builder.line.np), Source.FLAG, "-n on the mpirun line")
+        return builder.line.np
+    if builder.line.unknown:
+        builder.decide("ranks", "-", Source.FLAG, "left to the part of the line that was not read")
+        return None
+    if settings.np is not None:
+        builder.decide("ranks", str(settings.np), given["np"].source, str(given["np"]))
+        return settings.np
+    if builder.line.settles_ranks:
+        builder.decide("ranks", "-", Source.FLAG, "left to the mpirun line")
+        return None
+    builder.decide("ranks", str(slots), Source.DEFAULT, f"all slots of {len(hosts)} hosts")
+    return slots
