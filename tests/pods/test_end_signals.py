@@ -21,6 +21,7 @@ from tests.pods.ends import (
     slow_to_launch,
     until,
 )
+from tests.pods.marks import ONE_IMAGE
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
 
@@ -163,6 +164,7 @@ def test_a_worker_that_is_told_to_end_takes_its_ranks_along(cluster: Cluster, im
 
 
 @WAYS
+@ONE_IMAGE
 def test_a_second_try_on_the_same_workers_succeeds(
     cluster: Cluster, image: Image, way: str
 ) -> None:
@@ -191,6 +193,7 @@ def test_a_second_try_on_the_same_workers_succeeds(
 
 
 @WAYS
+@ONE_IMAGE
 def test_a_launcher_beside_what_an_earlier_one_left(
     cluster: Cluster, image: Image, way: str
 ) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pods.ends import PATIENCE, RING, WAYS, by, end_line, launches, ranks, running, until
+from tests.pods.marks import ONE_IMAGE
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
 
@@ -147,6 +148,7 @@ def test_the_end_is_told_as_fields(cluster: Cluster, image: Image, how: str) -> 
         assert told["host"] == SECOND
 
 
+@ONE_IMAGE
 def test_a_good_end_is_told_as_fields(cluster: Cluster, image: Image) -> None:
     env = {"MPIBOOT_LOG_FORMAT": "json"}
     job = mpijob(cluster, image, workers=2, launcher_args=[RING], env=env).start()
@@ -186,6 +188,7 @@ LAST += "{.status.containerStatuses[*].state.terminated}'"
 
 
 @WAYS
+@ONE_IMAGE
 def test_a_container_that_was_restarted(cluster: Cluster, image: Image, way: str) -> None:
     """As after the kill of the whole container, whose counters are gone with it."""
     chosen, details = by(way, image)
@@ -199,6 +202,7 @@ def test_a_container_that_was_restarted(cluster: Cluster, image: Image, way: str
 
 
 @WAYS
+@ONE_IMAGE
 def test_a_container_that_is_not_restarted(cluster: Cluster, image: Image, way: str) -> None:
     chosen, details = by(way, image)
     job = running(cluster, chosen, **details)
@@ -219,6 +223,7 @@ def test_a_pod_that_is_gone(cluster: Cluster, image: Image, way: str) -> None:
     )
 
 
+@ONE_IMAGE
 def test_a_failed_launcher_is_kept_for_a_look_inside(cluster: Cluster, image: Image) -> None:
     job = mpijob(
         cluster,
@@ -244,6 +249,7 @@ def test_workers_end_with_a_job_that_ended_well(
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
 
 
+@ONE_IMAGE
 def test_workers_stay_after_a_failure_and_where_they_are_told_to(
     cluster: Cluster, image: Image
 ) -> None:
@@ -265,6 +271,7 @@ def test_workers_stay_after_a_failure_and_where_they_are_told_to(
     assert not ranks(failed.workers[0])
 
 
+@ONE_IMAGE
 def test_a_worker_of_no_operator_stays(cluster: Cluster, image: Image) -> None:
     """A StatefulSet would start it again for ever."""
     job = mpijob(

@@ -13,6 +13,7 @@ import pytest
 
 from mpiboot import __version__
 from tests.pods import images
+from tests.pods.marks import ONE_IMAGE
 from tests.pods.operator import KeyPair, mpijob
 from tests.pods.volumes import Files, Tmpfs
 
@@ -95,6 +96,7 @@ def test_names_become_resolvable_one_by_one(cluster: Cluster, image: Image) -> N
     assert "NXDOMAIN" in job.launcher.stderr()
 
 
+@ONE_IMAGE
 def test_a_negative_answer_that_a_resolver_caches(cluster: Cluster, image: Image) -> None:
     cluster.dns.negative_cache(3)
     job = mpijob(cluster, image, workers=2, launcher_args=[RING]).start(publish=False)
@@ -104,6 +106,7 @@ def test_a_negative_answer_that_a_resolver_caches(cluster: Cluster, image: Image
     spans(job)
 
 
+@ONE_IMAGE
 def test_sshd_that_comes_late_by_seconds(cluster: Cluster, image: Image) -> None:
     late = {1: {"command": ["sh", "-c", "sleep 3; exec mpiboot worker"]}}
     job = mpijob(cluster, image, workers=2, launcher_args=[RING], each_worker=late).start()
@@ -112,6 +115,7 @@ def test_sshd_that_comes_late_by_seconds(cluster: Cluster, image: Image) -> None
     assert "connection refused" in job.launcher.stderr()
 
 
+@ONE_IMAGE
 def test_a_worker_that_never_comes_is_named(cluster: Cluster, image: Image) -> None:
     job = mpijob(
         cluster, image, workers=2, launcher_args=[RING], env={"MPIBOOT_TIMEOUT": "4"}
@@ -125,6 +129,7 @@ def test_a_worker_that_never_comes_is_named(cluster: Cluster, image: Image) -> N
     assert job.launcher.stdout() == ""
 
 
+@ONE_IMAGE
 def test_a_worker_that_resolves_but_never_answers(cluster: Cluster, image: Image) -> None:
     job = mpijob(
         cluster,
@@ -146,6 +151,7 @@ def other_keys(job_path: str = "/root/.ssh") -> Files:
     return Files(job_path, KeyPair.make().files(), 0o600)
 
 
+@ONE_IMAGE
 def test_a_worker_with_another_key_is_refused_at_once(cluster: Cluster, image: Image) -> None:
     """Its sshd shows that other key, so it is the host key that differs first."""
     job = mpijob(
@@ -172,6 +178,7 @@ def stock(keygen: str) -> dict[str, object]:
     return {"command": ["sh", "-c", STOCK_SSHD.format(keygen=keygen)]}
 
 
+@ONE_IMAGE
 def test_a_worker_that_refuses_the_key_ends_the_wait(cluster: Cluster, image: Image) -> None:
     script = (
         "mkdir -p /run/sshd; cp /root/.ssh/id_rsa /tmp/host; chmod 600 /tmp/host; "
@@ -185,6 +192,7 @@ def test_a_worker_that_refuses_the_key_ends_the_wait(cluster: Cluster, image: Im
     assert "pi-worker-1" in said
 
 
+@ONE_IMAGE
 def test_another_host_key_is_refused_with_what_to_add(cluster: Cluster, image: Image) -> None:
     own = stock("ssh-keygen -A;")
     job = mpijob(
@@ -202,6 +210,7 @@ def test_another_host_key_is_refused_with_what_to_add(cluster: Cluster, image: I
     assert "args: [worker]" in said
 
 
+@ONE_IMAGE
 def test_another_host_key_is_taken_when_asked(cluster: Cluster, image: Image) -> None:
     own = stock("ssh-keygen -A;")
     job = mpijob(
@@ -216,12 +225,14 @@ def test_another_host_key_is_taken_when_asked(cluster: Cluster, image: Image) ->
     spans(job)
 
 
+@ONE_IMAGE
 def test_a_key_that_is_mounted_0644(cluster: Cluster, image: Image) -> None:
     job = mpijob(cluster, image, workers=2, launcher_args=[RING], ssh_mount="/etc/job/.ssh").start()
     assert job.wait(PATIENCE) == 0
     spans(job)
 
 
+@ONE_IMAGE
 def test_user_1000_with_the_key_in_its_home(cluster: Cluster, image: Image) -> None:
     job = mpijob(
         cluster,
@@ -255,6 +266,7 @@ def test_a_hostfile_of_the_form_host_colon_n(cluster: Cluster, image: Image) -> 
     spans(job, slots=2)
 
 
+@ONE_IMAGE
 def test_short_names_that_need_the_clusters_domain(cluster: Cluster, image: Image) -> None:
     """Every name is asked for, and given to mpirun, in its long form."""
     job = mpijob(
@@ -269,6 +281,7 @@ def test_short_names_that_need_the_clusters_domain(cluster: Cluster, image: Imag
     assert "pi-worker-0.pi.default.svc.cluster.local" in job.launcher.stderr()
 
 
+@ONE_IMAGE
 def test_start_sshd_makes_a_worker_without_any_platform(cluster: Cluster, image: Image) -> None:
     env = {"K_MPI_JOB_ROLE": "", "START_SSHD": "true"}
     job = mpijob(
@@ -295,6 +308,7 @@ def test_several_programs_in_one_line(cluster: Cluster, image: Image) -> None:
 
 
 @pytest.mark.parametrize("said", ["by its search list", "by the setting"])
+@ONE_IMAGE
 def test_names_in_a_cluster_of_another_domain(cluster: Cluster, image: Image, said: str) -> None:
     """The operator's hostfile ends in .svc; what comes behind is not cluster.local everywhere."""
     domain = "k8s.example.org"
@@ -380,6 +394,7 @@ def test_the_pods_own_variables_reach_the_ranks(cluster: Cluster, image: Image) 
     assert job.launcher.stdout().splitlines() == [ascii(value)] * 2
 
 
+@ONE_IMAGE
 def test_a_read_only_root_with_one_writable_folder(cluster: Cluster, image: Image) -> None:
     details = {"read_only_root": True, "volumes": [Tmpfs("/tmp")]}
     job = mpijob(
@@ -424,6 +439,7 @@ def test_a_hidden_hostfile_ends_the_job_instead_of_running_it_on_one_host(
     assert len({host for _, _, host in ranks(job.launcher.stdout())} & {job.launcher.hostname}) == 0
 
 
+@ONE_IMAGE
 def test_signals_while_waiting_end_the_launcher(cluster: Cluster, image: Image) -> None:
     job = mpijob(cluster, image, workers=1, launcher_args=[RING]).start(publish=False)
     until(lambda: "waiting" in job.launcher.stderr() or "NXDOMAIN" in job.launcher.stderr())

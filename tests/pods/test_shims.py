@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pods import images
+from tests.pods.marks import ONE_IMAGE
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
 from tests.pods.test_job import PATIENCE, RING, ranks, until
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 INSTALL = "mpiboot shims install --folder /tmp/shims >&2; PATH=/tmp/shims:$PATH; "
 
 
+@ONE_IMAGE
 def test_a_batch_script_that_calls_mpirun_twice(cluster: Cluster, image: Image) -> None:
     script = f"set -e; {INSTALL} mpirun -n 2 {RING}; mpirun -n 1 {RING}"
     worker = ["sh", "-c", f"{INSTALL} exec sshd -De"]
@@ -60,6 +62,7 @@ def test_a_batch_script_as_the_program(cluster: Cluster, image: Image, args: lis
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
 
 
+@ONE_IMAGE
 def test_a_batch_script_that_is_ended(cluster: Cluster, image: Image) -> None:
     """The signal reaches the job below the script, which may end it in its own way."""
     script = f"mpirun -n 2 {RING} --sleep 1000; echo went on; exit 0"

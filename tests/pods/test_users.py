@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pods import images
+from tests.pods.marks import ONE_IMAGE
 from tests.pods.oci import CRIO, NO_CAPABILITIES
 from tests.pods.operator import mpijob
 from tests.pods.processes import TINI
@@ -76,6 +77,7 @@ def test_pod_security_restricted_in_full(cluster: Cluster, image: Image) -> None
     said(job, "sshd (openssh)", ":2222 ")
 
 
+@ONE_IMAGE
 def test_a_uid_without_passwd_entry_and_without_a_home(cluster: Cluster, image: Image) -> None:
     details = {**RESTRICTED, "group": 0}
     job = run(cluster, image, details, user=RANDOM, ssh_mount="/etc/job/.ssh", env={"HOME": "/"})
@@ -174,6 +176,7 @@ def test_root_without_any_capability(cluster: Cluster, image: Image) -> None:
     said(job, "the embedded SSH server is used: sshd as root needs the capabilities SETGID")
 
 
+@ONE_IMAGE
 def test_root_with_the_capabilities_of_cri_o(cluster: Cluster, image: Image) -> None:
     job = run(cluster, image, {"capabilities": CRIO})
     said(job, "the embedded SSH server is used: sshd as root needs the capabilities SYS_CHROOT")
@@ -245,6 +248,7 @@ def test_a_tmpfs_on_run_and_on_tmp(cluster: Cluster, image: Image) -> None:
 @pytest.mark.parametrize(
     "user", [0, pytest.param(1000, marks=pytest.mark.full, id="1000")], ids=str
 )
+@ONE_IMAGE
 def test_a_user_namespace_of_the_pods_own(cluster: Cluster, image: Image, user: int) -> None:
     """`hostUsers: false`: root of the pod is nobody on the node."""
     details = {"host_users": False, "env": {"MPIBOOT_WORKER_EXIT": "never"}}

@@ -1,0 +1,12 @@
+"""Which images a test runs on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.pods.images import NAMES
+
+_OTHERS = [pytest.param(name, marks=pytest.mark.full) for name in NAMES[:-1]]
+# For a test in which the version of MPI has no part: gates, SSH, names, users, what a worker does.
+# The quick gate runs it on one image, the whole matrix on each.
+ONE_IMAGE = pytest.mark.parametrize("image", [NAMES[-1], *_OTHERS], indirect=True)
