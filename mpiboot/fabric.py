@@ -170,7 +170,8 @@ class Fabric:
 
     ``netns_mode`` is ``shared``, ``exclusive`` or empty (a kernel without RDMA);
     ``infiniband_folder`` tells whether /dev/infiniband is there; ``oddities`` are sentences on
-    what could not be read; ``missing`` are libraries without which nothing uses these devices.
+    what could not be read; ``missing`` are libraries without which nothing uses these devices;
+    ``settings`` are the pod's own values of those variables that are checked, none of them secret.
     """
 
     netns_mode: str = ""
@@ -180,3 +181,4 @@ class Fabric:
     attachments: tuple[Attachment, ...] = ()
     oddities: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mpiboot import log, render
+from mpiboot.data_network.nccl import CHECKED
 from mpiboot.fabric import Fabric, Route
 from mpiboot.model import Mpi, PodFacts
 from mpiboot.network import service_mesh as meshes
@@ -58,7 +59,14 @@ def _fabric(
 
     seen = rdma.observe()
     said, odd = platform_hints.attachments(environ)
-    return replace(seen, routes=routes, attachments=said, oddities=(*unread, *seen.oddities, *odd))
+    checked = tuple((name, environ[name]) for name in CHECKED if name in environ)
+    return replace(
+        seen,
+        settings=checked,
+        routes=routes,
+        attachments=said,
+        oddities=(*unread, *seen.oddities, *odd),
+    )
 
 
 def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: str | None) -> int:

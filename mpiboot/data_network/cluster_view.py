@@ -6,7 +6,7 @@ Every finding says what to change, with the lines of the pod's specification whe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +17,6 @@ from mpiboot.model import Finding, Level, Link
 from mpiboot.network.link_addresses import usable
 from mpiboot.wording import first_few
 
-_NO_VALUES: Final[Mapping[str, str]] = {}
 HEADINGS: Final = ("worker", "control", "data", "HCA", "state", "Gb/s", "MTU", "GID")
 
 
@@ -92,14 +91,16 @@ def _once(words: Iterable[str]) -> str:
 def findings(
     networks: Sequence[WorkerNetwork],
     settings: DataSettings,
-    values: Mapping[str, str] = _NO_VALUES,
+    taken: Collection[str],
+    values: Mapping[str, str],
 ) -> tuple[Finding, ...]:
     """Apply every rule to all workers: one finding a problem, whichever workers have it.
 
     Args:
         networks: all workers.
-        values: the user's own values of variables, as far as they are known here.
         settings: ``require`` makes most findings failures; ``off`` gives none.
+        taken: names that the user has set for all ranks.
+        values: the values of those names, as far as they are known here.
     """
     if settings.data_network == "off":
         return ()
@@ -109,7 +110,7 @@ def findings(
         found = [*network.problems, *network.gids.problems]
         found += [
             *worker_checks.of_one(network, expected=expected),
-            *worker_checks.user_values(network, values),
+            *worker_checks.user_values(network, taken, values),
         ]
         for problem in dict.fromkeys(found):
             hosts.setdefault(problem, []).append(network.host)

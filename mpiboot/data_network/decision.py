@@ -69,7 +69,7 @@ def decide(
         nothing = Decision("data-network", Transport.UNKNOWN.value, Source.DETECTED, because)
     if nothing:
         return DataNetwork(networks, rows, (nothing,), {host: {} for host in hosts})
-    findings = list(cluster_view.findings(networks, settings, values))
+    findings = list(cluster_view.findings(networks, settings, taken, values))
     made = proposals.make(networks, settings, taken, values)
     findings += made.findings
     settled = variables.settle(networks, [*made.proposals, *others], taken)

@@ -21,6 +21,8 @@ AUTOMATIC: Final[Version] = (2, 21, 0)
 SKIPS_HOLES: Final[Version] = (2, 26, 2)
 # From here on devices are numbered in the order of their PCI paths, not libibverbs' order.
 PCI_ORDER: Final[Version] = (2, 29, 7)
+# Variables whose values are compared with what a pod has.
+CHECKED: Final = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE")
 _CODE_OF_2_9: Final = 10000  # NCCL_VERSION_CODE: 2804 is 2.8.4, 22105 is 2.21.5
 
 

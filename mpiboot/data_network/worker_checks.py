@@ -5,7 +5,7 @@ Whether a problem warns or stops is decided with all workers in view.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from mpiboot.data_network import nccl
@@ -151,19 +151,30 @@ def _subnets(network: WorkerNetwork) -> list[Problem]:
     return found
 
 
-def user_values(network: WorkerNetwork, values: Mapping[str, str]) -> list[Problem]:
-    """Check the user's own values with NCCL's rules; they are never changed."""
+def user_values(
+    network: WorkerNetwork, taken: Collection[str], values: Mapping[str, str]
+) -> list[Problem]:
+    """Check the user's own values with NCCL's rules; they are never changed.
+
+    Args:
+        network: the worker's networks; its pod may set values of its own.
+        taken: the names that are set for all ranks, before which a pod's own don't count.
+        values: the values of those names, where they are known.
+    """
     facts = network.facts
     if facts is None:
         return []
     found = []
+    values = {name: own for name, own in facts.fabric.settings if name not in taken} | dict(values)
     names = {
         "NCCL_SOCKET_IFNAME": [link.name for link in facts.links if link.addresses],
         "NCCL_IB_HCA": [device.name for device in facts.fabric.devices],
     }
     for name, there in names.items():
         value = values.get(name, "")
-        if value and not nccl.matching(value, there):
+        # Loopback reaches no other worker: it counts where it is named, not where it is left over.
+        left = [item for item in there if item != "lo" or not value.startswith("^")]
+        if value and not nccl.matching(value, left):
             said = f"{name}={value} fits nothing here (there are {first_few(there) or 'none'})"
             found.append(Problem("nccl-value", said))
     word = values.get("NCCL_IB_DISABLE", "")

@@ -128,7 +128,10 @@ def _taken(builder: PlanBuilder, resolved: Resolved) -> tuple[dict[str, str], di
         if held_back or (parameter and not value):
             continue
         taken[name], values[name] = "the launcher's environment", value
-    for name in (*builder.line.exports, *mpi_environment.listed(builder)):
+    # Without a value, -x passes the launcher's own on.
+    taken |= dict.fromkeys(builder.line.exports, "the mpirun line")
+    values |= builder.line.export_values
+    for name in mpi_environment.listed(builder):
         taken[name] = "the mpirun line"
         values.pop(name, None)
     for name, value in builder.line.mca.items():

@@ -39,7 +39,7 @@ class _Reader:
     hostfile_parameter: str
     argv: tuple[str, ...]
     values: dict[str, str] = field(default_factory=dict)
-    exports: dict[str, None] = field(default_factory=dict)
+    exports: dict[str, str | None] = field(default_factory=dict)
     mca: dict[str, str] = field(default_factory=dict)
     moves_ranks: dict[str, None] = field(default_factory=dict)
     moves_hosts: dict[str, None] = field(default_factory=dict)
@@ -99,7 +99,8 @@ class _Reader:
                 if option.name != "default-hostfile" or not self.hostfile:
                     self.hostfile = text
             case Means.EXPORT:
-                self.exports[text.partition("=")[0]] = None
+                name, equals, value = text.partition("=")
+                self.exports[name] = value if equals else None
             case Means.EXPORT_LIST:
                 self.exports |= dict.fromkeys(name for name in text.split(",") if name)
             case Means.MCA:
@@ -181,6 +182,9 @@ class _Reader:
             mpirun=True,
             apps=tuple(self.apps),
             exports=tuple(self.exports),
+            export_values={
+                name: value for name, value in self.exports.items() if value is not None
+            },
             mca=self.mca,
             map_by=map_by,
             mapped_by=self.values.get("mapped_by", ""),

@@ -40,15 +40,16 @@ class UserLine:
     could choose other hosts than the hostfile's. ``moves_ranks`` and ``moves_hosts`` are options
     whose placement of ranks, or choice of hosts, is left to mpirun. ``map_by`` is the mapping as
     written, with its modifiers; ``mapped_by`` are the words that said so, also of ``per_node``.
-    ``exports`` are the variables that the line itself passes on; values given beside them aren't
-    kept. ``given`` are all options that were read. ``hostfile_words`` are the indexes in ``argv``
-    of words that are a hostfile's path.
+    ``exports`` are the variables that the line itself passes on, ``export_values`` the values that
+    it gives some of them. ``given`` are all options that were read. ``hostfile_words`` are the
+    indexes in ``argv`` of words that are a hostfile's path.
     """
 
     argv: tuple[str, ...] = ()
     mpirun: bool = False
     apps: tuple[App, ...] = ()
     exports: tuple[str, ...] = ()
+    export_values: Mapping[str, str] = field(default_factory=dict)
     mca: Mapping[str, str] = field(default_factory=dict)
     map_by: str = ""
     mapped_by: str = ""

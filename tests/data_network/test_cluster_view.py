@@ -454,6 +454,7 @@ def test_one_problem_on_many_workers_is_one_line() -> None:
     [
         ("NCCL_SOCKET_IFNAME", "eth7, net1", "fits nothing here"),
         ("NCCL_SOCKET_IFNAME", "^eth,net,lo", "fits nothing here"),
+        ("NCCL_SOCKET_IFNAME", "^eth,net", "fits nothing here"),
         ("NCCL_IB_HCA", "=mlx5_77", "fits nothing here"),
         ("NCCL_IB_DISABLE", "true", "write 1"),
     ],
@@ -478,6 +479,27 @@ def test_a_value_that_keeps_nccl_from_usable_ports_is_said_and_is_no_rdma() -> N
 def test_users_values_that_fit_are_not_reported() -> None:
     values = {"NCCL_SOCKET_IFNAME": "=eth0", "NCCL_IB_HCA": "mlx5", "NCCL_IB_DISABLE": "0"}
     assert not of(decide(w.sriov(0), values=values), "nccl-value")
+
+
+def with_own_value(worker: Worker, name: str, value: str) -> Worker:
+    assert worker.facts is not None
+    fabric = replace(worker.facts.fabric, settings=((name, value),))
+    return replace(worker, facts=replace(worker.facts, fabric=fabric, environment=(name,)))
+
+
+def test_a_value_of_a_workers_own_pod_is_checked_there() -> None:
+    odd = with_own_value(w.sriov(1), "NCCL_IB_HCA", "=mlx5_77")
+    finding = only(decide(w.sriov(0), odd), "nccl-value")
+    assert (finding.host, "=mlx5_77 fits nothing here" in finding.said) == ("w-1", True)
+    # What is set for all ranks comes before it.
+    assert not of(decide(w.sriov(0), odd, values={"NCCL_IB_HCA": "=mlx5_3"}), "nccl-value")
+    networks = [worker_network.choose(odd, PREFER)]
+    unknown = decision.decide(networks, PREFER, {"NCCL_IB_HCA": "a list of variables"})
+    assert not of(unknown, "nccl-value")
+
+
+def test_loopback_counts_where_it_is_named() -> None:
+    assert not of(decide(w.sriov(0), values={"NCCL_SOCKET_IFNAME": "=lo"}), "nccl-value")
 
 
 def test_the_rows_are_complete_and_new_or_the_same() -> None:

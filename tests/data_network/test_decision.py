@@ -375,6 +375,40 @@ def test_two_rules_that_want_the_same_are_no_conflict() -> None:
     assert not found.findings
 
 
+def test_of_two_rules_that_do_not_own_a_variable_the_first_has_it() -> None:
+    wanted = [
+        Proposal("MY_LINK", "eth0", "first", "because"),
+        Proposal("MY_LINK", "net1", "second", "because"),
+    ]
+    networks = [worker_network.choose(one, DEFAULT) for one in (w.plain(0), w.plain(1))]
+    found = decision.decide(networks, DEFAULT, {}, others=wanted)
+    assert found.common["MY_LINK"] == "eth0"
+    conflict = next(item for item in found.findings if item.check == "settings-conflict")
+    assert "second wants net1; it belongs to first" in conflict.said
+
+
+def test_workers_with_one_ip_version_each_keep_their_sockets_on_the_control_link() -> None:
+    other = w.tcp(1)
+    assert other.facts is not None
+    data = w.link("net1", "fd00:7::6/64", index=21, kind="macvlan")
+    six = replace(other, facts=replace(other.facts, links=(w.eth0("10.244.1.6/24"), data)))
+    found = decide([w.tcp(0), six])
+    for host in ("w-0", "w-1"):
+        assert value(found, "NCCL_SOCKET_IFNAME", host) == "=eth0"
+        assert value(found, "GLOO_SOCKET_IFNAME", host) == "eth0"
+    assert "no IP version in common" in because(found, "NCCL_SOCKET_IFNAME")
+
+
+def test_each_workers_own_decisions_are_shown_once() -> None:
+    alike = [item for item in decide([w.sriov(0), w.sriov(1)]).decisions if "rdma" in item.name]
+    assert [(item.name, item.value) for item in alike] == [("rdma-port", "mlx5_3:1")]
+    odd = decide([w.sriov(0), w.sriov(1, hca="mlx5_9")]).decisions
+    ports = [(item.value, item.because) for item in odd if item.name == "rdma-port"]
+    assert [name for name, _ in ports] == ["mlx5_3:1", "mlx5_9:1"]
+    assert ports[0][1].startswith("w-0: ")
+    assert ports[1][1].startswith("w-1: ")
+
+
 def test_an_index_in_a_workers_pod_answers_for_its_ports() -> None:
     worker = w.macvlan(0, rails=2)
     assert worker.facts is not None

@@ -484,6 +484,12 @@ def test_a_named_device_that_is_missing_is_said() -> None:
     assert names(some) == ["mlx5_3:1"]
 
 
+def test_a_named_port_is_the_users_choice_also_behind_a_link() -> None:
+    network = choose(w.sriov(0), DataSettings(rdma_device=("mlx5_3",)))
+    assert network.decisions[0].source is Source.ENVIRONMENT
+    assert choose(w.sriov(0), DEFAULT).decisions[0].source is Source.DETECTED
+
+
 def test_a_named_port_is_taken_without_a_link() -> None:
     network = choose(w.aks(), DataSettings(rdma_device=("mlx5_3:1",)))
     assert names(network) == ["mlx5_3:1"]

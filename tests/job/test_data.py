@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from mpiboot.data_network.records import Transport
 from mpiboot.fabric import Attachment, Evidence, Fabric
 from mpiboot.job import data
 from mpiboot.job.dialects import MPICH
@@ -152,3 +153,31 @@ def test_what_the_platform_names_and_has_no_address_yet_is_pending() -> None:
     off = resolve({"data_network": "off"}, {}).settings
     assert data.network_of(late, off).pending == ()
     assert data.network_of(worker, Settings()).pending == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "told"),
+    [
+        ("mpirun -x NCCL_SOCKET_IFNAME=ib7 ./train", {}, ["ib7"]),
+        ("mpirun -x NCCL_SOCKET_IFNAME=eth0 ./train", {"NCCL_SOCKET_IFNAME": "ib7"}, []),
+        ("mpirun -x NCCL_SOCKET_IFNAME ./train", {"NCCL_SOCKET_IFNAME": "ib7"}, ["ib7"]),
+    ],
+)
+@both
+def test_a_value_on_the_mpirun_line_is_checked_like_any_other(
+    family: str, line: str, environ: dict[str, str], told: list[str]
+) -> None:
+    plan = planned(line, with_links(observed(family, {**POD, **environ}), "net1", "net1"))
+    bad = [item.said for item in plan.findings if item.check == "nccl-value"]
+    assert len(bad) == len(told)
+    assert all(f"NCCL_SOCKET_IFNAME={value} fits nothing" in bad[0] for value in told)
+
+
+def test_what_was_decided_while_waiting_is_not_decided_again() -> None:
+    seen = with_links(observed(), "net1", "net1")
+    # A record that the facts don't give: only the one that is handed over can show it.
+    decided = [data.network_of(one, Settings()) for one in seen.workers]
+    networks = {one.host: replace(one, data=(), transport=Transport.NONE) for one in decided}
+    plan = planned("./train", replace(seen, networks=networks))
+    assert plan.rows == ()
+    assert planned("./train", seen).rows
