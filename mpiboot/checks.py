@@ -67,6 +67,15 @@ CHECKS: Final = (
         hint="look at the worker's log: is its container running, and sshd in it?",
     ),
     Check(
+        "worker-facts",
+        "every worker that runs mpiboot tells what it sees",
+        ExitCode.NOT_READY,
+        retry=True,
+        roles=(_L,),
+        hint="run `mpiboot facts` on that worker: what takes so long, or fails? With "
+        "MPIBOOT_DATA_NETWORK=off the job starts without",
+    ),
+    Check(
         "workers-held",
         "no other launcher has the job's workers",
         ExitCode.NOT_READY,

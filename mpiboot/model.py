@@ -234,15 +234,24 @@ class PodFacts:
     sshd_because: str = ""
 
 
+class NoFacts(str, Enum):
+    """Why a worker's facts are not known; the value is how a sentence about it goes on."""
+
+    NO_MPIBOOT = "does not run mpiboot"
+    LATE = "has not gathered its facts yet"
+    UNREADABLE = "has facts that can't be read, as of another version of mpiboot"
+
+
 @dataclass(frozen=True, slots=True)
 class Worker:
     """A remote host that passed the gate.
 
     ``address`` and ``port`` are those that answered with the right host key; ``local_address``
-    is the launcher's own end of that connection; ``facts`` is None where the worker's image
-    does not run mpiboot. ``ooms`` counts the pod's out-of-memory kills so far; ``marks`` are those
-    of launches whose processes are there; ``ends`` tells that it ends after the job's good end;
-    ``held`` are the marks whose launcher is still connected, each with that launcher's address.
+    is the launcher's own end of that connection. Where ``facts`` is None, ``no_facts`` is the
+    reason, and ``look_failed`` what its last try to gather them ended with. ``ooms`` counts the
+    pod's out-of-memory kills so far; ``marks`` are those of launches whose processes are there;
+    ``held`` those of them whose launcher is still connected, each with that launcher's address;
+    ``ends`` tells that it ends after the job's good end.
     """
 
     host: Host
@@ -256,3 +265,15 @@ class Worker:
     marks: tuple[str, ...] = ()
     ends: bool = False
     held: tuple[tuple[str, str], ...] = ()
+    no_facts: NoFacts = NoFacts.NO_MPIBOOT
+    look_failed: str = ""
+
+    @property
+    def runs_mpiboot(self) -> bool:
+        """Whether mpiboot runs there, whatever is known of its facts."""
+        return self.facts is not None or self.no_facts is not NoFacts.NO_MPIBOOT
+
+    @property
+    def late(self) -> bool:
+        """Whether its facts are still to come."""
+        return self.facts is None and self.no_facts is NoFacts.LATE

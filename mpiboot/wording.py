@@ -12,9 +12,9 @@ def first_few(names: Iterable[str], shown: int = 4) -> str:
     return ", ".join(listed[:shown]) + more
 
 
-def counted(count: int, noun: str) -> str:
-    """Give a number with its noun: ``1 host``, ``4 hosts``."""
-    return f"{count} {noun}" + "s" * (count != 1)
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Give a number with its noun: ``1 host``, ``4 hosts``; ``plural`` where it isn't that."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 def lasting(seconds: float) -> str:

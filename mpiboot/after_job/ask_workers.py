@@ -18,17 +18,19 @@ from typing import Final
 if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
+from mpiboot import host_shell
 from mpiboot.after_job import evidence
 
 _SECONDS: Final = 4.0
 _AT_ONCE: Final = 24
 _HOSTS: Final = 96
+_QUESTIONS: Final = ("memory", "memory_sizes", "began", "disks", "ports")
 _AGENT: Final = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libexec", "agent"
 )
 
 
-async def _tell(name: str, command: str, free: asyncio.Semaphore) -> str | None:
+async def _run(name: str, command: str, free: asyncio.Semaphore) -> str | None:
     """Run a command on a host by the job's own launch agent; None where it can't be reached."""
     async with free:
         agent = await asyncio.create_subprocess_exec(
@@ -60,9 +62,9 @@ async def _addresses(name: str) -> tuple[str, ...] | None:
 
 async def _evidence(
     before: evidence.Before, command: str, free: asyncio.Semaphore, signal: str | None
-) -> tuple[evidence.Finding, ...]:
+) -> tuple[evidence.Explanation, ...]:
     resolving = asyncio.ensure_future(_addresses(before.dns))
-    asking = asyncio.ensure_future(_tell(before.name, command, free))
+    asking = asyncio.ensure_future(_run(before.name, command, free))
     # A host whose name has gone, or leads elsewhere, needs no further patience.
     found = evidence.unreachable(before, await resolving)
     if found:
@@ -70,7 +72,7 @@ async def _evidence(
         return found
     answer = await asking
     if answer:
-        return evidence.judge(before, answer, signal or "")
+        return evidence.judge(before, host_shell.read(answer), signal or "")
     return evidence.silent(before) if signal is not None else ()
 
 
@@ -85,7 +87,9 @@ async def gather(
         killed: the host whose rank was ended first, and by which signal.
     """
     where, signal = killed
-    command = evidence.ask(program, os.environ.get("PATH", ""), os.getcwd())  # noqa: PTH109
+    path, here = os.environ.get("PATH", ""), os.getcwd()  # noqa: PTH109
+    wanted = host_shell.lacks(program, path, here) if program else ()
+    command = host_shell.ask(*_QUESTIONS, *wanted)
     free = asyncio.Semaphore(_AT_ONCE)
     asked = {
         asyncio.ensure_future(
@@ -100,16 +104,17 @@ async def gather(
     rows = []
     for task, host in asked.items():
         if task in done and not task.exception():
-            rows += [(item.rank, item.line(host.name)) for item in task.result()]
+            rows += [(item.order, item.line(host.name)) for item in task.result()]
         elif host.name == where:
-            rows += [(item.rank, item.line(host.name)) for item in evidence.silent(host)]
+            rows += [(item.order, item.line(host.name)) for item in evidence.silent(host)]
     return [line for _, line in sorted(rows, key=lambda row: row[0])]
 
 
 async def let_go(hosts: tuple[evidence.Before, ...]) -> None:
     """Tell the workers that want to end with the job that it is over."""
     free = asyncio.Semaphore(_AT_ONCE)
-    tasks = [asyncio.ensure_future(_tell(item.name, evidence.LET_GO, free)) for item in hosts]
+    command = host_shell.order("job_is_over")
+    tasks = [asyncio.ensure_future(_run(item.name, command, free)) for item in hosts]
     if tasks:
         _, late = await asyncio.wait(tasks, timeout=_SECONDS)
         for task in late:

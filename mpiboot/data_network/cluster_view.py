@@ -51,7 +51,8 @@ class WorkerRow:
 def row(network: WorkerNetwork) -> WorkerRow:
     """Make a worker's row; what is equal for all of its ports stands once."""
     if network.facts is None:
-        return WorkerRow(network.host, "", "not known: the worker does not run mpiboot", *("",) * 5)
+        why = f"not known: the worker {network.no_facts.value}"
+        return WorkerRow(network.host, "", why, *("",) * 5)
     rails = network.rails
     links = [rail.link for rail in rails if rail.link] or list(network.data)
     ports = [str(rail.port.mtu) for rail in rails if rail.port.mtu]

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Final
 
 from mpiboot.fabric import Fabric, Gid, LinkLayer, PortState, RdmaDevice, RdmaPort
-from mpiboot.model import Decision, Link, PodFacts, Source
+from mpiboot.model import Decision, Link, NoFacts, PodFacts, Source
 from mpiboot.network.link_addresses import has_carrier, usable
 
 
@@ -111,7 +111,8 @@ class WorkerNetwork:
 
     ``data`` are the links of the data network in order; ``rails`` its RDMA ports; ``plain`` those
     of ``data`` that TCP can use. ``pending`` says what may still come: a port, an address.
-    ``gids`` is decided last, with what the user has set for the ranks.
+    ``no_facts`` is why ``facts`` are None. ``gids`` is decided last, with what the user has set for
+    the ranks.
     """
 
     host: str
@@ -126,6 +127,7 @@ class WorkerNetwork:
     problems: tuple[Problem, ...] = ()
     pending: tuple[str, ...] = ()
     gids: GidChoice = NOT_CHOSEN
+    no_facts: NoFacts = NoFacts.NO_MPIBOOT
 
     @property
     def plain(self) -> tuple[Link, ...]:

@@ -12,7 +12,7 @@ from mpiboot.data_network import nccl
 from mpiboot.data_network.rails import named_by_platform
 from mpiboot.data_network.records import Problem, Rail, Transport, WorkerNetwork
 from mpiboot.fabric import LinkLayer, PortState
-from mpiboot.model import PodFacts
+from mpiboot.model import NoFacts, PodFacts
 from mpiboot.network.link_addresses import has_carrier, usable
 from mpiboot.wording import first_few
 
@@ -37,7 +37,10 @@ def of_one(network: WorkerNetwork, *, expected: bool) -> list[Problem]:
         expected: whether it should have RDMA: the user requires it, or another worker has it.
     """
     if network.facts is None:
-        return [Problem("data-facts", "it does not run mpiboot, so its data network is not known")]
+        said = f"it {network.no_facts.value}, so its data network is not known"
+        other_version = network.no_facts is NoFacts.UNREADABLE
+        hint = "use one version of mpiboot in all images" if other_version else None
+        return [Problem("data-facts", said, hint)]
     found = [problem for rail in network.rails for problem in _port(rail, network.facts)]
     if expected and not network.rails:
         found.append(Problem("rdma-missing", _why_none(network.facts)))

@@ -44,7 +44,9 @@ def choose(worker: Worker, settings: DataSettings) -> WorkerNetwork:
     """
     host, facts = worker.host, worker.facts
     if facts is None:
-        return WorkerNetwork(host.name, None, host.slots, None, Transport.UNKNOWN)
+        return WorkerNetwork(
+            host.name, None, host.slots, None, Transport.UNKNOWN, no_facts=worker.no_facts
+        )
     link = _control(worker, facts, settings)
     made = NetworkBuilder(facts, settings, link, _host_network(facts, link), [], [])
     candidates = _candidates(made)

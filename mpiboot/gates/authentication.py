@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from mpiboot.errors import MpibootError, error
-from mpiboot.observe.attempt import Outcome, Probe
+from mpiboot.ssh_client.attempt import Attempt, Outcome
 
 _WORKER: Final = "mpiboot"
 
 
-def final(probes: Sequence[Probe], ports: int, host_fingerprint: str) -> Probe | None:
+def final(attempts: Sequence[Attempt], ports: int, host_fingerprint: str) -> Attempt | None:
     """Find the answer of this round that waiting can't change; None where there is none.
 
     On hostNetwork the node's own sshd answers on port 22 while ours may still come up on another
@@ -23,32 +23,34 @@ def final(probes: Sequence[Probe], ports: int, host_fingerprint: str) -> Probe |
     try; or when every port has answered.
 
     Args:
-        probes: what each address and port said; none of them let us in.
+        attempts: what each address and port said; none of them let us in.
         ports: how many ports there are for each address.
         host_fingerprint: of the host key that proves that a server is the job's.
     """
-    for probe in probes:
-        address = probe.target.address
-        same = [item for item in probes if item.target.address == address]
+    for attempt in attempts:
+        address = attempt.target.address
+        same = [item for item in attempts if item.target.address == address]
         everyone = len(same) >= ports and all(item.outcome.greeted for item in same)
         # A worker's mpiboot says so in its greeting: it is no node's sshd but holds another key.
-        another_job = _WORKER in probe.greeting
-        if probe.outcome is Outcome.HOST_KEY_DIFFERS and (probe.welcome or everyone or another_job):
-            return probe
-        proven = probe.fingerprint == host_fingerprint
-        if probe.outcome.denied and (proven or everyone):
-            return probe
+        another_job = _WORKER in attempt.greeting
+        if attempt.outcome is Outcome.HOST_KEY_DIFFERS and (
+            attempt.welcome or everyone or another_job
+        ):
+            return attempt
+        proven = attempt.fingerprint == host_fingerprint
+        if attempt.outcome.denied and (proven or everyone):
+            return attempt
     return None
 
 
-def detail(probes: Sequence[Probe]) -> str:
+def detail(attempts: Sequence[Attempt]) -> str:
     """Say what each port of each address answered; ports that said the same are one."""
     groups: dict[tuple[str, str], list[int]] = {}
-    for probe in probes:
-        said = probe.outcome.value + (f" ({probe.said})" if probe.said else "")
-        if probe.outcome is Outcome.HOST_KEY_DIFFERS:
-            said = f"{probe.outcome.value} ({probe.fingerprint})"
-        groups.setdefault((probe.target.address, said), []).append(probe.target.port)
+    for attempt in attempts:
+        said = attempt.outcome.value + (f" ({attempt.said})" if attempt.said else "")
+        if attempt.outcome is Outcome.HOST_KEY_DIFFERS:
+            said = f"{attempt.outcome.value} ({attempt.fingerprint})"
+        groups.setdefault((attempt.target.address, said), []).append(attempt.target.port)
     return "; ".join(
         f"{said} on {address} port{'s' if len(ports) > 1 else ''} {', '.join(map(str, ports))}"
         for (address, said), ports in groups.items()
@@ -56,41 +58,41 @@ def detail(probes: Sequence[Probe]) -> str:
 
 
 def as_error(
-    probe: Probe, fingerprint: str, public_line: str, host_fingerprint: str
+    attempt: Attempt, fingerprint: str, public_line: str, host_fingerprint: str
 ) -> MpibootError:
     """Turn a final answer into the error that ends the gate.
 
     Args:
-        probe: the answer.
+        attempt: the answer.
         fingerprint: of the launcher's key.
         public_line: the launcher's public key, as authorized_keys should hold it.
         host_fingerprint: of the pinned host key.
     """
-    target = probe.target
-    where = f"{target.host} ({target.address} port {target.port}, {probe.greeting})"
-    if probe.outcome is Outcome.HOST_KEY_DIFFERS:
-        known = "it would accept the job's key" if probe.welcome else "it refuses the job's key"
-        if _WORKER in probe.greeting and not probe.welcome:
+    target = attempt.target
+    where = f"{target.host} ({target.address} port {target.port}, {attempt.greeting})"
+    if attempt.outcome is Outcome.HOST_KEY_DIFFERS:
+        known = "it would accept the job's key" if attempt.welcome else "it refuses the job's key"
+        if _WORKER in attempt.greeting and not attempt.welcome:
             return error(
                 "host-key-differs",
-                f"mpiboot on {where} holds another key, {probe.fingerprint}, than the job's, "
+                f"mpiboot on {where} holds another key, {attempt.fingerprint}, than the job's, "
                 f"{host_fingerprint}",
                 host=target.host,
-                evidence=(known, f"it shows: {probe.host_key}"),
+                evidence=(known, f"it shows: {attempt.host_key}"),
                 hint="launcher and workers must mount the same key Secret",
             )
         return error(
             "host-key-differs",
-            f"sshd on {where} has a host key of its own, {probe.fingerprint}, "
+            f"sshd on {where} has a host key of its own, {attempt.fingerprint}, "
             f"not the job's, {host_fingerprint}",
             host=target.host,
-            evidence=(known, f"it shows: {probe.host_key}"),
+            evidence=(known, f"it shows: {attempt.host_key}"),
             hint="add `args: [worker]` to the worker so that mpiboot runs there, "
             "or set MPIBOOT_HOST_KEYS=accept-new",
         )
     what = (
         "asks for a password and takes no keys"
-        if probe.outcome is Outcome.PASSWORD_ASKED
+        if attempt.outcome is Outcome.PASSWORD_ASKED
         else f"refuses the launcher's key {fingerprint}"
     )
     return error(
@@ -98,7 +100,7 @@ def as_error(
         f"sshd on {where} {what} for user {target.user}",
         host=target.host,
         evidence=(
-            *((f"it says: {probe.said}",) if probe.said else ()),
+            *((f"it says: {attempt.said}",) if attempt.said else ()),
             f"authorized_keys of {target.user} there should hold: {public_line}",
         ),
         hint="launcher and workers must mount the same key Secret, the user must exist there, "

@@ -16,16 +16,16 @@ from typing import Any, Final
 from mpiboot import log
 from mpiboot.checks import failed
 from mpiboot.errors import MpibootError
-from mpiboot.gates import progress
+from mpiboot.gates import progress, recheck
 from mpiboot.gates.followed_hosts import Members
 from mpiboot.gates.pipeline import Access, Pipelines
 from mpiboot.gates.progress import HostState, Stage
 from mpiboot.gates.reporter import Reporter
 from mpiboot.model import Finding, Host, Worker
-from mpiboot.observe.attempt import Limits
 from mpiboot.observe.dns import Resolver
 from mpiboot.observe.hostfiles import Follow
 from mpiboot.settings import Settings
+from mpiboot.ssh_client.attempt import Limits
 from mpiboot.wording import counted
 
 __all__ = ["Access", "GateResult", "look", "wait"]
@@ -74,7 +74,7 @@ async def wait(
     Args:
         hosts: the hostfile's.
         settings: ``timeout``, ``dns_wait``, ``dns_interval``, ``rewrite_fqdn``, ``ssh_port``,
-            ``host_keys`` and ``log_format`` are read.
+            ``host_keys``, ``data_network`` and ``log_format`` are read.
         access: how to log in.
         long_form: gives a name with the cluster's domain, or None where it has no such form.
         resolver: who is asked for names; the system's files where not given.
@@ -167,8 +167,11 @@ async def look(
         elif isinstance(item, BaseException):
             raise item
     local = tuple(host for host, item in zip(hosts, found, strict=True) if item is None)
+    workers = tuple(item for item in found if isinstance(item, Worker))
+    if settings.data_network != "off":
+        findings += [recheck.finding(worker) for worker in workers if worker.late]
     return GateResult(
-        tuple(item for item in found if isinstance(item, Worker)),
+        workers,
         local,
         pipelines.renamed,
         pipelines.host_keys,

@@ -13,24 +13,24 @@ from typing import Final
 
 from mpiboot.errors import MpibootError, error
 from mpiboot.model import Worker
+from mpiboot.wording import first_few
 
 # Job and launch; the launcher's host name and the time of day at its start.
 MARK: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}(?:@([A-Za-z0-9.-]*)@([0-9TZ:-]+))?", re.ASCII)
 # Kubernetes gives a pod 30 s to end where its manifest says nothing else.
 _GRACE: Final = 30.0
 _MARGIN: Final = 5.0
-_NAMES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class OtherLauncher:
     """A launcher that has workers; empty is what its mark does not tell.
 
     ``proven`` tells that one of its workers runs mpiboot's server, which ends a connection over
     which nobody answers: after the keep-alive such a connection has a living launcher behind it.
     """
 
-    launcher: str
+    name: str
     since: str
     address: str
     hosts: tuple[str, ...]
@@ -42,7 +42,9 @@ def patience(keepalive: float) -> float:
     return max(_GRACE, keepalive) + _MARGIN
 
 
-def of(workers: Iterable[Worker], marks: Mapping[str, Sequence[str]]) -> tuple[Holder, ...]:
+def connected(
+    workers: Iterable[Worker], marks: Mapping[str, Sequence[str]]
+) -> tuple[OtherLauncher, ...]:
     """Find who is connected, of the launches that have one of these marks, given by host."""
     hosts: dict[tuple[str, str], list[Worker]] = {}
     for worker in workers:
@@ -51,34 +53,25 @@ def of(workers: Iterable[Worker], marks: Mapping[str, Sequence[str]]) -> tuple[H
                 hosts.setdefault((mark, address), []).append(worker)
     found = []
     for (mark, address), held in hosts.items():
-        told = MARK.fullmatch(mark)
-        launcher, since = (told[1] or "", told[2] or "") if told else ("", "")
-        names = tuple(worker.host.name for worker in held)
-        proven = any(worker.facts is not None for worker in held)
-        found.append(Holder(launcher, since, address, names, proven))
+        parts = MARK.fullmatch(mark)
+        name, since = (parts[1] or "", parts[2] or "") if parts else ("", "")
+        hosts_held = tuple(worker.host.name for worker in held)
+        proven = any(worker.runs_mpiboot for worker in held)
+        found.append(OtherLauncher(name, since, address, hosts_held, proven))
     return tuple(found)
 
 
-def listed(names: Sequence[str]) -> str:
-    """Name some hosts, and count the others."""
-    more = len(names) - _NAMES
-    return ", ".join(names[:_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
-def line(held: Sequence[Holder]) -> str:
+def line(others: Sequence[OtherLauncher]) -> str:
     """Say who has which workers since when."""
-    first = held[0]
-    who = f"launcher {first.launcher} ({first.address})" if first.launcher else first.address
+    first = others[0]
+    who = f"launcher {first.name} ({first.address})" if first.name else first.address
     since = f" since {first.since}" if first.since else ""
-    more = f", and {len(held) - 1} more launchers have some" if len(held) > 1 else ""
-    return f"{listed(first.hosts)} {_are(first.hosts)} held by {who}{since}{more}"
+    more = f", and {len(others) - 1} more launchers have some" if len(others) > 1 else ""
+    verb = "is" if len(first.hosts) == 1 else "are"
+    return f"{first_few(first.hosts)} {verb} held by {who}{since}{more}"
 
 
-def _are(names: Sequence[str]) -> str:
-    return "is" if len(names) == 1 else "are"
-
-
-def error_of(held: Sequence[Holder], seconds: float) -> MpibootError:
+def error_of(others: Sequence[OtherLauncher], seconds: float) -> MpibootError:
     """Say that the workers are another launcher's."""
-    said = f"{line(held)}, and still after {seconds:.0f} s: nothing was started"
+    said = f"{line(others)}, and still after {seconds:.0f} s: nothing was started"
     return error("workers-held", said)

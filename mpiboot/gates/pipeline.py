@@ -13,21 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mpiboot import log
+from mpiboot import host_shell, log
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import authentication, host_command, reasons, retry_delay
+from mpiboot.gates import authentication, reasons, retry_delay, worker_answer
 from mpiboot.gates.progress import HostState, Stage, finding
 from mpiboot.job import names
 from mpiboot.model import Host, Mesh, Worker
-from mpiboot.observe import links, service_mesh, tcp
+from mpiboot.observe import links, service_mesh
 from mpiboot.observe.answers import Answer, Reason
-from mpiboot.observe.attempt import Limits, Outcome, Probe, Target
 from mpiboot.observe.dns import Resolver
 from mpiboot.observe.resolvconf import is_literal
 from mpiboot.settings import Settings
+from mpiboot.ssh_client import tcp
+from mpiboot.ssh_client.attempt import Attempt, Limits, Outcome, Target
 
 if TYPE_CHECKING:
-    from mpiboot.observe.ssh import Prober
+    from mpiboot.ssh_client.login import Login
 
 # Stock images, the MPI Operator's and Trainer's, and those of Google's gIB.
 PORTS: Final = (22, 2222, 222)
@@ -83,7 +84,7 @@ class Pipelines:
         self._limits = limits or Limits()
         self._once_only = once
         self._connections = asyncio.Semaphore(_CONNECTIONS)
-        self._prober: asyncio.Task[Prober] | None = None
+        self._login: asyncio.Task[Login] | None = None
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
         self._resolving = 0
         self._reaching = 0
@@ -93,16 +94,16 @@ class Pipelines:
         self._mesh: Mesh | None = None
         self._looked = float("-inf")
 
-    def load(self) -> asyncio.Task[Prober]:
+    def load(self) -> asyncio.Task[Login]:
         """Load the SSH client and the key, once, while names are being waited for."""
-        if self._prober is None:
-            self._prober = asyncio.ensure_future(asyncio.to_thread(self._load))
-        return self._prober
+        if self._login is None:
+            self._login = asyncio.ensure_future(asyncio.to_thread(self._load))
+        return self._login
 
-    def _load(self) -> Prober:
-        from mpiboot.observe.ssh import Prober  # noqa: PLC0415 - see load
+    def _load(self) -> Login:
+        from mpiboot.ssh_client.login import Login  # noqa: PLC0415 - see load
 
-        return Prober(
+        return Login(
             self._access.key,
             host_key=self._access.host_key,
             mode=self._settings.host_keys,
@@ -218,11 +219,11 @@ class Pipelines:
             MpibootError: what failed will not get better by waiting.
         """
         started = resolved = time.monotonic()
-        known: dict[Target, tuple[float, Probe]] = {}
+        known: dict[Target, tuple[float, Attempt]] = {}
         refused, gone = False, ""
         while True:
-            probes = await self._try(state.host, addresses, known)
-            best = max(probes, key=lambda probe: probe.outcome.rank)
+            attempts = await self._try(state.host, addresses, known)
+            best = max(attempts, key=lambda attempt: attempt.outcome.rank)
             if best.outcome is Outcome.OK:
                 return self._worker(state, best)
             reason, state.hint = self._why(best)
@@ -230,17 +231,17 @@ class Pipelines:
                 state,
                 Stage.SSH,
                 reason,
-                authentication.detail(probes) + gone + reasons.more(reason, best),
+                authentication.detail(attempts) + gone + reasons.more(reason, best),
             )
             final = authentication.final(
-                probes, len(self._ports), (await self.load()).host_fingerprint
+                attempts, len(self._ports), (await self.load()).host_fingerprint
             )
             if final is not None and (
                 final.outcome is Outcome.HOST_KEY_DIFFERS or refused or self._once_only
             ):
-                prober = await self.load()
+                login = await self.load()
                 raise authentication.as_error(
-                    final, prober.fingerprint, prober.public_line, prober.host_fingerprint
+                    final, login.fingerprint, login.public_line, login.host_fingerprint
                 )
             self._stop_if_once(state)
             refused = final is not None
@@ -253,55 +254,53 @@ class Pipelines:
                 gone = f"; its name does not resolve any more: {answer.detail}"
                 gone = "" if answer.addresses else gone
 
-    def _why(self, probe: Probe) -> tuple[str, str | None]:
+    def _why(self, attempt: Attempt) -> tuple[str, str | None]:
         """Say why an attempt failed; what stands in front of this pod is looked at when it may."""
         now = time.monotonic()
         due = now - self._looked >= _RESOLVE_AGAIN  # a proxy may come up after its pod's program
-        if probe.outcome in reasons.PROXIED and self._mesh is None and due:
+        if attempt.outcome in reasons.PROXIED and self._mesh is None and due:
             self._mesh, self._looked = service_mesh.look(), now
-        return reasons.why(probe, self._mesh, {probe.target.port}, self._settings.port_range)
+        return reasons.why(attempt, self._mesh, {attempt.target.port}, self._settings.port_range)
 
     def _stop_if_once(self, state: HostState) -> None:
         if self._once_only:
             raise MpibootError(finding(state))
 
     async def _try(
-        self, host: Host, addresses: Sequence[str], known: dict[Target, tuple[float, Probe]]
-    ) -> list[Probe]:
+        self, host: Host, addresses: Sequence[str], known: dict[Target, tuple[float, Attempt]]
+    ) -> list[Attempt]:
         """Try each address and port until one lets us in; what the others said is kept."""
         user = host.user or self._access.user
-        probes = []
+        attempts = []
         if self._access.six is not None:  # a worker of both listens on the version that is first
             addresses = sorted(addresses, key=lambda item: (":" in item) != self._access.six)
         for address in addresses[:_ADDRESSES]:
             for port in self._ports:
                 target = Target(host.name, address, port, user)
-                at, probe = known.get(target, (float("-inf"), None))
-                foreign = probe is not None and probe.outcome is Outcome.HOST_KEY_DIFFERS
-                if probe is None or not foreign or time.monotonic() - at >= _FOREIGN_PAUSE:
-                    probe = await self._once(target)
-                    known[target] = (time.monotonic(), probe)
-                probes.append(probe)
-                if probe.outcome is Outcome.OK:
+                at, attempt = known.get(target, (float("-inf"), None))
+                foreign = attempt is not None and attempt.outcome is Outcome.HOST_KEY_DIFFERS
+                if attempt is None or not foreign or time.monotonic() - at >= _FOREIGN_PAUSE:
+                    attempt = await self._once(target)
+                    known[target] = (time.monotonic(), attempt)
+                attempts.append(attempt)
+                if attempt.outcome is Outcome.OK:
                     # Most workers of a job are alike: ask the others there first.
                     self._ports = (port, *(item for item in self._ports if item != port))
-                    return probes
-        return probes
+                    return attempts
+        return attempts
 
-    async def _once(self, target: Target) -> Probe:
+    async def _once(self, target: Target) -> Attempt:
         async with self._connections:
             opened = await tcp.connect(target, self._limits)
-            if isinstance(opened, Probe):
+            if isinstance(opened, Attempt):
                 return opened
             with opened.sock:
-                prober = await self.load()
-                return await prober.log_in(
-                    target, opened.sock, opened.greeting, host_command.COMMAND
-                )
+                login = await self.load()
+                return await login.log_in(target, opened.sock, opened.greeting, host_shell.gate())
 
-    def _worker(self, state: HostState, probe: Probe) -> Worker:
+    def _worker(self, state: HostState, attempt: Attempt) -> Worker:
         self._set(state, Stage.READY)
         name = state.host.name
         if self._settings.host_keys != "job":
-            self.host_keys[name] = probe.host_key
-        return host_command.worker(state.host, probe)
+            self.host_keys[name] = attempt.host_key
+        return worker_answer.worker(state.host, attempt)

@@ -10,7 +10,7 @@ from typing import Final
 
 from mpiboot.model import Mesh
 from mpiboot.network import service_mesh as meshes
-from mpiboot.observe.attempt import Outcome, Probe
+from mpiboot.ssh_client.attempt import Attempt, Outcome
 
 # What a proxy makes of a server that speaks first, or of a peer without its mTLS.
 PROXIED: Final = frozenset({Outcome.SILENT, Outcome.CLOSED})
@@ -26,28 +26,28 @@ _SILENT_HINT: Final = (
 
 
 def why(
-    probe: Probe, mesh: Mesh | None, ports: Collection[int], port_range: str
+    attempt: Attempt, mesh: Mesh | None, ports: Collection[int], port_range: str
 ) -> tuple[str, str | None]:
     """Give the reason in a few steady words, and what to do about it; None: the check's own hint.
 
     Args:
-        probe: the attempt that came furthest.
+        attempt: the attempt that came furthest.
         mesh: what stands in front of the launcher's own pod.
         ports: the SSH ports that are tried.
         port_range: the setting, for the annotation that excludes ports.
     """
-    said = probe.outcome.value
-    if probe.outcome in PROXIED and mesh is not None:
+    said = attempt.outcome.value
+    if attempt.outcome in PROXIED and mesh is not None:
         hint = meshes.advice(mesh, ports, port_range)
         return f"{said}, and {mesh.name}'s proxy is in front of this pod", hint
-    if probe.stalled:
+    if attempt.stalled:
         return f"{said}: {_LOST}", _LOST_HINT
-    if probe.outcome is Outcome.SILENT:
+    if attempt.outcome is Outcome.SILENT:
         return said, _SILENT_HINT
     return said, None
 
 
-def more(reason: str, probe: Probe) -> str:
+def more(reason: str, attempt: Attempt) -> str:
     """Give what a reason has beyond the attempt's own words, to stand behind them."""
-    said = reason.removeprefix(probe.outcome.value).lstrip(":, ")
+    said = reason.removeprefix(attempt.outcome.value).lstrip(":, ")
     return f"; {said}" if said else ""

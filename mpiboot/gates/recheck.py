@@ -1,7 +1,7 @@
-"""After the gate: what a worker's data network still waits for is waited for, by asking again.
+"""After the gate: workers that are not settled yet are asked again, until the deadline.
 
-It changes nothing on a worker but its file of facts, and it raises nothing: what never comes is
-a finding of the plan.
+Late facts are waited for, and so is what a worker's data network still waits for. Nothing is
+changed on a worker but its file of facts.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from mpiboot import log
+from mpiboot import host_shell, log
+from mpiboot.checks import failed
 from mpiboot.data_network.records import WorkerNetwork
-from mpiboot.gates import host_command
+from mpiboot.errors import MpibootError
+from mpiboot.gates import worker_answer
 from mpiboot.gates.pipeline import Access
-from mpiboot.model import Worker
-from mpiboot.observe import tcp
-from mpiboot.observe.attempt import Limits, Outcome, Probe, Target
+from mpiboot.gates.remote_commands import RemoteCommands
+from mpiboot.model import Finding, NoFacts, Worker
 from mpiboot.settings import Settings
+from mpiboot.ssh_client.attempt import Limits
+from mpiboot.wording import counted, first_few
 
-if TYPE_CHECKING:
-    from mpiboot.observe.ssh import Prober
-
-_AT_ONCE: Final = 32
 # A port's state sends no event that crosses to another pod. Looking costs a worker half a second
 # of one core.
 _FIRST, _LAST = 0.5, 5.0
@@ -39,86 +38,96 @@ async def settled(
     *,
     limits: Limits | None = None,
 ) -> tuple[tuple[Worker, ...], dict[str, WorkerNetwork]]:
-    """Ask the workers with something pending again, until nothing is or the deadline passes.
+    """Ask the workers that are not settled again, until all are or the deadline passes.
 
     Args:
         workers: who passed the gate.
-        decide: tells what a worker's networks are, and what is still to come there.
-        settings: ``timeout`` is what is left of the one deadline.
+        decide: tells what a worker's networks are, and what is still to come there; what never
+            comes is the plan's to judge.
+        settings: ``timeout`` is what is left of the one deadline; ``data_network``: where it is
+            off, nothing depends on a worker's facts and none are waited for.
         access: how to log in.
         limits: how long the steps of one attempt may take.
 
     Returns:
         The workers in their order, with their latest facts; and their networks, by host.
+
+    Raises:
+        MpibootError: ``worker-facts``; without the facts of some workers, these would get other
+            values than the rest.
     """
     deadline = time.monotonic() + settings.timeout
     known = {worker.host.name: worker for worker in workers}
-    pause, told = _FIRST, ""
+    wanted = settings.data_network != "off"
+    remote = RemoteCommands(access, settings.host_keys, limits)
+    pause, said, first = _FIRST, "", True
     networks = {name: decide(worker) for name, worker in known.items()}
-    waiting = _pending(networks)
-    if not waiting:
-        return tuple(workers), networks
-    asker = _Asker(settings, access, limits or Limits())
-    while waiting:
-        line = _line(waiting)
-        if line != told:
-            told = line
-            log.info("data-network", f"waiting for the data network: {line}", hosts=len(waiting))
+    while True:
+        late = [name for name, worker in known.items() if wanted and worker.late]
+        waiting = {name: network.pending for name, network in networks.items() if network.pending}
+        names = [*late, *waiting]
+        if not names:
+            return tuple(known.values()), networks
+        line = _line(late, waiting)
+        if line != said:
+            said = line
+            log.info("data-network", line, hosts=len(names))
         left = deadline - time.monotonic()
         if left <= 0:
             break
         await asyncio.sleep(min(pause, left))
         pause = min(pause * 1.5, _LAST)
-        asked = [known[name] for name in waiting]
-        for worker in await asyncio.gather(*map(asker.ask, asked)):
+        answers = await asyncio.gather(*(_ask(known[name], remote, first=first) for name in names))
+        for worker in answers:
             known[worker.host.name] = worker
             networks[worker.host.name] = decide(worker)
-        waiting = _pending(networks)
+        first = False
+    if late:
+        raise _failure([known[name] for name in late], len(workers))
     return tuple(known.values()), networks
 
 
-def _pending(networks: Mapping[str, WorkerNetwork]) -> dict[str, tuple[str, ...]]:
-    return {name: network.pending for name, network in networks.items() if network.pending}
+def finding(worker: Worker) -> Finding:
+    """Say that a worker's facts are missing, and why as far as it told."""
+    why = f": {worker.look_failed}" if worker.look_failed else ""
+    said = f"it {NoFacts.LATE.value}{why}"
+    return failed("worker-facts", said, host=worker.host.name)
 
 
-def _line(waiting: Mapping[str, Sequence[str]]) -> str:
-    shown = [f"{host}: {', '.join(items)}" for host, items in list(waiting.items())[:_SHOWN]]
-    more = len(waiting) - len(shown)
-    return "; ".join(shown) + (f"; and {more} more workers" if more else "")
+def _failure(late: Sequence[Worker], count: int) -> MpibootError:
+    found = tuple(finding(worker) for worker in late)
+    said = (
+        f"{len(late)} of {counted(count, 'worker')} did not gather their facts in time; "
+        "without them their ranks would get other network settings than the rest"
+    )
+    evidence = tuple(f"{item.host}: {item.said}" for item in found)
+    return MpibootError(failed("worker-facts", said, evidence=evidence), others=found)
 
 
-class _Asker:
-    """Logs in to workers that let us in before."""
+def _line(late: Sequence[str], waiting: Mapping[str, Sequence[str]]) -> str:
+    parts = [f"the facts of {first_few(late)}"] if late else []
+    if waiting:
+        shown = [f"{host}: {', '.join(items)}" for host, items in list(waiting.items())[:_SHOWN]]
+        more = len(waiting) - len(shown)
+        rest = f"; and {more} more workers" if more else ""
+        parts.append(f"the data network: {'; '.join(shown)}{rest}")
+    return f"waiting for {'; and for '.join(parts)}"
 
-    def __init__(self, settings: Settings, access: Access, limits: Limits) -> None:
-        self._settings = settings
-        self._access = access
-        self._limits = limits
-        self._free = asyncio.Semaphore(_AT_ONCE)
-        self._prober: Prober | None = None
 
-    async def ask(self, worker: Worker) -> Worker:
-        """Bring a worker's facts of now; as they were where it does not answer."""
-        target = Target(worker.host.name, worker.address, worker.port, worker.user)
-        async with self._free:
-            opened = await tcp.connect(target, self._limits)
-            if isinstance(opened, Probe):
-                return worker
-            with opened.sock:
-                probe = await self._load().log_in(
-                    target, opened.sock, opened.greeting, host_command.AGAIN
-                )
-        facts, _ = host_command.read(probe.output) if probe.outcome is Outcome.OK else (None, None)
-        return worker if facts is None else replace(worker, facts=facts)
+async def _ask(worker: Worker, remote: RemoteCommands, *, first: bool) -> Worker:
+    """Bring a worker's facts of now; as they were where it does not answer.
 
-    def _load(self) -> Prober:
-        if self._prober is None:
-            from mpiboot.observe.ssh import Prober  # noqa: PLC0415 - loaded by the gate already
-
-            self._prober = Prober(
-                self._access.key,
-                host_key=self._access.host_key,
-                mode=self._settings.host_keys,
-                limits=self._limits,
-            )
-        return self._prober
+    The child that gathers them may only be slow, and is waited for once more; later on they are
+    gathered anew, as it may have ended.
+    """
+    questions = ("facts",) if worker.late and first else ("look", "facts")
+    output = await remote.run(worker, host_shell.ask(*questions))
+    if output is None:
+        return worker
+    answer = host_shell.read(output)
+    facts, reason = worker_answer.facts_of(answer)
+    if facts is not None:
+        return replace(worker, facts=facts, mpi=facts.mpi)
+    if worker.facts is not None or reason is NoFacts.NO_MPIBOOT:
+        return worker
+    return replace(worker, no_facts=reason, look_failed=answer.look_failed)

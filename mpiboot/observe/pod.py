@@ -20,11 +20,11 @@ from typing import Final
 from mpiboot import __version__, log
 from mpiboot.fabric import Fabric
 from mpiboot.model import NO_FABRIC, Identity, Link, Mesh, Mpi, PodFacts
-from mpiboot.observe import factsjson
+from mpiboot.observe import facts_json
 
-FACTS_VERSION: Final = factsjson.FACTS_VERSION
-to_json = factsjson.to_json
-from_json = factsjson.from_json
+FACTS_VERSION: Final = facts_json.FACTS_VERSION
+to_json = facts_json.to_json
+from_json = facts_json.from_json
 
 STATE: Final = "worker.json"
 HOSTS: Final = Path("/etc/hosts")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot import host_shell
 from mpiboot.after_job import ask_workers, evidence
 from mpiboot.job import names
 from mpiboot.launcher import launch_folder
@@ -27,9 +28,9 @@ BEFORE = evidence.Before(
 
 
 def said(answer: str, before: evidence.Before = BEFORE, signal: str = "") -> list[str]:
-    return [
-        item.said for item in evidence.judge(before, f"motd\nmpiboot-evidence\n{answer}", signal)
-    ]
+    rows = "".join(f"mpiboot-{line}\n" for line in answer.splitlines())
+    found = host_shell.read(f"motd\n{rows}")
+    return [item.said for item in evidence.judge(before, found, signal)]
 
 
 def test_what_travels_comes_back() -> None:
@@ -86,9 +87,10 @@ def test_a_worker_without_facts_yet_was_just_started_again(facts: str, tmp_path:
     if facts:
         (tmp_path / "facts.json").write_text(facts)
     environ = {"PATH": "/usr/bin:/bin", "MPIBOOT_WORKER_DIR": str(tmp_path)}
-    command = ("sh", "-c", evidence.ask())
+    command = ("sh", "-c", host_shell.ask("memory", "began"))
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    found = [item.said for item in evidence.judge(BEFORE, done.stdout) if "restarted" in item.said]
+    judged = evidence.judge(BEFORE, host_shell.read(done.stdout))
+    found = [item.said for item in judged if "restarted" in item.said]
     assert len(found) == ("100" not in facts)
 
 
@@ -148,8 +150,8 @@ def test_out_of_memory_comes_first() -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "garbage", "oom 9"])
-def test_an_answer_without_its_mark_is_none(answer: str) -> None:
-    assert evidence.judge(BEFORE, answer) == ()
+def test_what_the_login_shell_prints_is_no_answer(answer: str) -> None:
+    assert evidence.judge(BEFORE, host_shell.read(answer)) == ()
 
 
 def test_a_host_that_cannot_be_asked() -> None:
@@ -181,18 +183,10 @@ def test_a_program_that_a_host_lacks(program: str, told: str, tmp_path: Path) ->
     """Names are looked for in both PATHs; what a shell would change isn't asked for."""
     here = tmp_path / "only-here"
     here.touch(0o755)
-    command = evidence.ask(program, str(tmp_path), "/bin")
+    command = host_shell.ask(*host_shell.lacks(program, str(tmp_path), "/bin"))
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
-    found = [item for item in evidence.judge(BEFORE, done.stdout) if item.reference]
+    judged = evidence.judge(BEFORE, host_shell.read(done.stdout))
+    found = [item for item in judged if item.reference]
     assert [item.line("w-1") for item in found] == (
         [f"program-missing\tw-1\tthe program {told}"] if told else []
     )
-
-
-@pytest.mark.parametrize("command", [evidence.ASK, evidence.ask("a", "b", "c"), evidence.LET_GO])
-def test_the_commands_are_one_line_for_any_shell(command: str) -> None:
-    assert "\n" not in command
-    assert command.count("'") == 2
-    assert "!" not in command
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
-    assert done.stderr == ""

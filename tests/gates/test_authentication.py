@@ -3,13 +3,15 @@ from __future__ import annotations
 import pytest
 
 from mpiboot.gates.authentication import as_error, detail, final
-from mpiboot.observe.attempt import Outcome, Probe, Target
+from mpiboot.ssh_client.attempt import Attempt, Outcome, Target
 
 OURS, THEIRS = "SHA256:ours", "SHA256:theirs"
 
 
-def probe(outcome: Outcome, port: int = 22, *, key: str = "", welcome: bool = False) -> Probe:
-    return Probe(Target("w-0", "10.0.0.1", port, "root"), outcome, fingerprint=key, welcome=welcome)
+def probe(outcome: Outcome, port: int = 22, *, key: str = "", welcome: bool = False) -> Attempt:
+    return Attempt(
+        Target("w-0", "10.0.0.1", port, "root"), outcome, fingerprint=key, welcome=welcome
+    )
 
 
 NODE = probe(Outcome.HOST_KEY_DIFFERS, key=THEIRS)
@@ -29,7 +31,7 @@ STOCK = probe(Outcome.HOST_KEY_DIFFERS, key=THEIRS, welcome=True)
         [probe(Outcome.KEY_REFUSED, 22, key=THEIRS), probe(Outcome.REFUSED, 2222)],
     ],
 )
-def test_what_may_change_by_waiting_is_not_final(probes: list[Probe]) -> None:
+def test_what_may_change_by_waiting_is_not_final(probes: list[Attempt]) -> None:
     assert final(probes, 2, OURS) is None
 
 
@@ -43,7 +45,7 @@ def test_what_may_change_by_waiting_is_not_final(probes: list[Probe]) -> None:
         ([probe(Outcome.KEY_REFUSED, 22, key=THEIRS), probe(Outcome.CLOSED, 2222)], 0),
     ],
 )
-def test_what_waiting_cannot_change_is_final(probes: list[Probe], which: int) -> None:
+def test_what_waiting_cannot_change_is_final(probes: list[Attempt], which: int) -> None:
     assert final(probes, 2, OURS) is probes[which]
 
 

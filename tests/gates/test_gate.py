@@ -16,10 +16,10 @@ from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate
 from mpiboot.gates.gate import Access, GateResult
 from mpiboot.model import Host
-from mpiboot.observe.attempt import Limits
 from mpiboot.observe.dns import Resolver
 from mpiboot.observe.hostfiles import Follow, find
 from mpiboot.settings import Settings
+from mpiboot.ssh_client.attempt import Limits
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
 from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd, without_ipv6
 

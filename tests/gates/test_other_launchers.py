@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mpiboot import host_shell
 from mpiboot.errors import MpibootError
-from mpiboot.gates import host_command, other_launchers, stale_processes
+from mpiboot.gates import other_launchers, stale_processes
 from mpiboot.gates.pipeline import Access
 from mpiboot.model import Host, Worker
 from mpiboot.settings import Settings
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEY = "ssh-ed25519 AAAA"
-MARK = f"{stale_processes.job(KEY)}-0123456789abcdef@pi-launcher-x@2026-01-02T03:04:05Z"
+MARK = f"{stale_processes.job_id(KEY)}-0123456789abcdef@pi-launcher-x@2026-01-02T03:04:05Z"
 
 
 def worker(name: str = "w-0", *held: tuple[str, str]) -> Worker:
@@ -34,30 +35,32 @@ def test_a_new_mark_tells_its_job_its_launcher_and_since_when() -> None:
     told = other_launchers.MARK.fullmatch(mark)
     assert told is not None
     assert told[1] == socket.gethostname()
-    assert mark.startswith(stale_processes.job(KEY) + "-")
+    assert mark.startswith(stale_processes.job_id(KEY) + "-")
     assert all(char.isalnum() or char in "-@.:" for char in mark)
 
 
 def test_a_holder_is_told_with_its_hosts() -> None:
     seen = [worker(f"w-{number}", (MARK, "10.0.0.9")) for number in range(5)]
-    (found,) = other_launchers.of(seen, {item.host.name: (MARK,) for item in seen})
+    (found,) = other_launchers.connected(seen, {item.host.name: (MARK,) for item in seen})
     assert other_launchers.line([found]) == (
-        "w-0, w-1, w-2 and 2 more are held by launcher pi-launcher-x (10.0.0.9) "
+        "w-0, w-1, w-2, w-3 and 1 more are held by launcher pi-launcher-x (10.0.0.9) "
         "since 2026-01-02T03:04:05Z"
     )
 
 
 def test_what_is_not_connected_or_not_asked_for_holds_nothing() -> None:
-    assert other_launchers.of([worker("w-0")], {"w-0": (MARK,)}) == ()
-    assert other_launchers.of([worker("w-0", (MARK, "10.0.0.9"))], {"w-0": ("another",)}) == ()
-    assert other_launchers.of([worker("w-0", (MARK, "10.0.0.9"))], {}) == ()
+    assert other_launchers.connected([worker("w-0")], {"w-0": (MARK,)}) == ()
+    assert (
+        other_launchers.connected([worker("w-0", (MARK, "10.0.0.9"))], {"w-0": ("another",)}) == ()
+    )
+    assert other_launchers.connected([worker("w-0", (MARK, "10.0.0.9"))], {}) == ()
 
 
 def test_a_mark_of_an_older_version_is_held_by_an_address() -> None:
     bare = MARK.partition("@")[0]
     seen = worker("w-0", (bare, "10.0.0.9"))
     assert (
-        other_launchers.line(other_launchers.of([seen], {"w-0": (bare,)}))
+        other_launchers.line(other_launchers.connected([seen], {"w-0": (bare,)}))
         == "w-0 is held by 10.0.0.9"
     )
 
@@ -94,12 +97,12 @@ def launches() -> Iterator[tuple[int, int]]:
         yield port, own.getsockname()[1]
 
 
-def told(port: int, own: int) -> host_command.Notes:
+def told(port: int, own: int) -> host_shell.Answer:
     env = {"PATH": os.environ["PATH"], "SSH_CONNECTION": f"127.0.0.1 {own} 127.0.0.1 {port}"}
     done = subprocess.run(
-        host_command.LAUNCHES, shell=True, env=env, capture_output=True, text=True, check=True
+        host_shell.ask("launches"), shell=True, env=env, capture_output=True, text=True, check=True
     )
-    return host_command.notes(done.stdout)
+    return host_shell.read(done.stdout)
 
 
 def test_the_command_tells_connected_launches_from_others(launches: tuple[int, int]) -> None:

@@ -4,14 +4,14 @@ import pytest
 
 from mpiboot.gates import reasons
 from mpiboot.model import Mesh
-from mpiboot.observe.attempt import Outcome, Probe, Target
+from mpiboot.ssh_client.attempt import Attempt, Outcome, Target
 
 ISTIO = Mesh("istio", ())
 TARGET = Target("w-0", "10.0.0.1", 22, "root")
 
 
 def why(outcome: Outcome, mesh: Mesh | None = None, *, stalled: bool = False) -> tuple[str, str]:
-    probe = Probe(TARGET, outcome, stalled=stalled)
+    probe = Attempt(TARGET, outcome, stalled=stalled)
     said, hint = reasons.why(probe, mesh, {22}, "40000-40001")
     return said, hint or ""
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import os
 import shutil
 import socket
 import subprocess
@@ -8,12 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot import host_shell
 from mpiboot.data_network.records import Transport, WorkerNetwork
-from mpiboot.gates import host_command, recheck
+from mpiboot.errors import MpibootError
+from mpiboot.gates import recheck
 from mpiboot.gates.pipeline import Access
 from mpiboot.launcher import launch_folder
-from mpiboot.model import Host, Worker
+from mpiboot.model import Host, NoFacts, Worker
+from mpiboot.observe import pod
 from mpiboot.settings import resolve
+from tests.fakes import plans
+from tests.fakes.sshd import Behaviour, Job, sshd
 
 SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "fish", "tcsh") if shutil.which(shell)]
 
@@ -31,7 +38,7 @@ def test_the_worker_looks_again_before_its_facts_are_brought(shell: str, tmp_pat
     (tmp_path / "facts.json").write_text("old\n")
     (tmp_path / "look").write_text(f"echo noise; echo noise >&2; echo new > {tmp_path}/facts.json")
     done = subprocess.run(
-        [shell, "-c", host_command.AGAIN],
+        [shell, "-c", host_shell.ask("look", "facts")],
         env={"PATH": "/usr/bin:/bin", "MPIBOOT_WORKER_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -39,6 +46,89 @@ def test_the_worker_looks_again_before_its_facts_are_brought(shell: str, tmp_pat
     )
     assert done.stdout.endswith("mpiboot-facts\nnew\n")
     assert done.stderr == ""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A worker's private folder, and naps that take no time so that its patience ends at once."""
+    nap = tmp_path / "sleep"
+    nap.write_text("#!/bin/sh\n")
+    nap.chmod(0o755)
+    return tmp_path
+
+
+def late(port: int) -> Worker:
+    return replace(worker("a", port), user="runner", no_facts=NoFacts.LATE)
+
+
+def behaviour(job: Job, folder: Path) -> Behaviour:
+    path = f"{folder}:{os.environ['PATH']}"
+    return Behaviour(job, environment={"MPIBOOT_WORKER_DIR": str(folder), "PATH": path})
+
+
+async def test_late_facts_are_asked_for_again_until_they_are_there(folder: Path) -> None:
+    job = Job(folder)
+    facts = plans.worker(Host("a"), 1, None).facts
+    assert facts is not None
+
+    async def write() -> None:
+        await server.seen.wait()  # asked once more already
+        (folder / "new").write_text(pod.to_json(facts))
+        (folder / "new").rename(folder / "facts.json")
+
+    server = behaviour(job, folder)
+    async with sshd(server) as port:
+        writing = asyncio.ensure_future(write())
+        access = Access("runner", job.path, "here")
+        settings = resolve({"timeout": "60"}, {}).settings
+        ((found,), _) = await recheck.settled((late(port),), network, settings, access)
+        await writing
+    assert found.facts == facts
+    assert not found.late
+
+
+async def test_facts_whose_child_has_ended_are_gathered_anew(folder: Path) -> None:
+    job = Job(folder)
+    facts = plans.worker(Host("a"), 1, None).facts
+    assert facts is not None
+    (folder / "kept").write_text(pod.to_json(facts))
+    (folder / "look").write_text(f"cp {folder}/kept {folder}/facts.json")
+    async with sshd(behaviour(job, folder)) as port:
+        access = Access("runner", job.path, "here")
+        settings = resolve({"timeout": "60"}, {}).settings
+        ((found,), _) = await recheck.settled((late(port),), network, settings, access)
+    assert found.facts == facts
+
+
+async def test_facts_that_never_come_end_the_launch_and_say_why(folder: Path) -> None:
+    job = Job(folder)
+    (folder / "look").write_text("echo 'mpiboot: error: the driver hangs' >&2; exit 70")
+    asked: list[Worker] = []
+
+    def decide(one: Worker) -> WorkerNetwork:
+        asked.append(one)
+        return network(one)
+
+    async with sshd(behaviour(job, folder)) as port:
+        access = Access("runner", job.path, "here")
+        settings = resolve({"timeout": "0"}, {}).settings
+        while True:  # a busy machine needs more than the first two seconds
+            settings = replace(settings, timeout=settings.timeout + 2)
+            with pytest.raises(MpibootError) as caught:
+                await recheck.settled((late(port), worker("b", 1)), decide, settings, access)
+            if any(item.look_failed for item in asked):
+                break
+    assert (caught.value.finding.check, caught.value.code) == ("worker-facts", 75)
+    assert caught.value.finding.said.startswith("1 of 2 workers did not gather their facts")
+    assert caught.value.finding.evidence == (
+        "a: it has not gathered its facts yet: mpiboot: error: the driver hangs",
+    )
+
+
+async def test_without_a_data_network_nobody_waits_for_facts(tmp_path: Path) -> None:
+    settings = resolve({"data_network": "off"}, {}).settings
+    access = Access("root", tmp_path / "no key", "here")
+    assert (await recheck.settled((late(1),), network, settings, access))[0] == (late(1),)
 
 
 async def test_with_nothing_to_wait_for_nobody_is_asked(tmp_path: Path) -> None:

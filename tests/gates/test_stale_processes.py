@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mpiboot import host_shell
 from mpiboot.gates import stale_processes
 from mpiboot.model import Host, Worker
 
@@ -41,15 +42,15 @@ def worker(*marks: str) -> Worker:
 
 
 def sweep(*marks: str) -> str:
-    script = stale_processes.script(marks)
+    script = host_shell.end_processes(marks)
     return subprocess.run(script, shell=True, capture_output=True, text=True, check=True).stdout
 
 
 def test_marks_of_a_job_are_its_own() -> None:
     first, second = stale_processes.new_mark(KEY), stale_processes.new_mark(KEY)
     assert first != second
-    assert first.startswith(stale_processes.job(KEY))
-    assert not first.startswith(stale_processes.job("another key"))
+    assert first.startswith(stale_processes.job_id(KEY))
+    assert not first.startswith(stale_processes.job_id("another key"))
 
 
 def test_only_marks_of_this_job_whose_launcher_is_gone_count(
@@ -60,7 +61,7 @@ def test_only_marks_of_this_job_whose_launcher_is_gone_count(
     waiting = start(here, "echo; exec sleep 1000")
     assert waiting.stdout is not None
     waiting.stdout.readline()
-    seen = worker(here, gone, other, "$(reboot)", f"{stale_processes.job(KEY)}-'; reboot")
+    seen = worker(here, gone, other, "$(reboot)", f"{stale_processes.job_id(KEY)}-'; reboot")
     assert stale_processes.of_earlier([seen], KEY) == {"w-1": (gone,)}
     assert stale_processes.of_earlier([worker()], KEY) == {}
 

@@ -19,7 +19,7 @@ from mpiboot import facts
 from mpiboot.data_network.observe import nldev, rdma
 from mpiboot.fabric import Fabric, RdmaDevice
 from mpiboot.model import Host, PodFacts, Worker
-from mpiboot.observe import factsjson
+from mpiboot.observe import facts_json
 from mpiboot.settings import resolve
 
 Result = TypeVar("Result")
@@ -156,7 +156,7 @@ def pod(name: str, number: int) -> str:
 def told(name: str = "") -> PodFacts:
     """Run the command that a person would; what it says is what a launcher reads."""
     enter = f"ip netns exec {name} " if name else ""
-    found = factsjson.from_json(run(f"{enter}{sys.executable} -m mpiboot facts --json"))
+    found = facts_json.from_json(run(f"{enter}{sys.executable} -m mpiboot facts --json"))
     assert found is not None
     return found
 

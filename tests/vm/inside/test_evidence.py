@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot import host_shell
 from mpiboot.after_job import ask_workers, evidence
-from mpiboot.gates import host_command
 from tests.vm.inside.machine import device, rail, run, wait_for, without_library
 
 GROUPS = Path("/run/groups")
@@ -45,7 +45,7 @@ class Pod:
 
     def before(self) -> evidence.Before:
         """What the gate saw of it."""
-        ooms = host_command.notes(self.ask(host_command.COMMAND)).ooms
+        ooms = host_shell.read(self.ask(host_shell.gate())).ooms
         return evidence.Before("w-0", "localhost", "127.0.0.1", "w-0", ooms)
 
     def evidence(self, before: evidence.Before, signal: str = "SIGKILL") -> list[str]:

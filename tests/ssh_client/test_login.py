@@ -12,9 +12,9 @@ import asyncssh
 import pytest
 
 from mpiboot.errors import MpibootError
-from mpiboot.observe import tcp
-from mpiboot.observe.attempt import Limits, Outcome, Probe, Target
-from mpiboot.observe.ssh import ERRORS, OUTPUT_LIMIT, Prober, outcome_of
+from mpiboot.ssh_client import tcp
+from mpiboot.ssh_client.attempt import Attempt, Limits, Outcome, Target
+from mpiboot.ssh_client.login import ERRORS, OUTPUT_LIMIT, Login, outcome_of
 from tests.fakes.sshd import (
     CLOSES_AFTER_GREETING,
     CLOSING,
@@ -39,18 +39,18 @@ def job(tmp_path: Path) -> Job:
 
 
 async def attempt(
-    prober: Prober, port: int, command: str = "echo hello", limits: Limits = LIMITS
-) -> Probe:
+    login: Login, port: int, command: str = "echo hello", limits: Limits = LIMITS
+) -> Attempt:
     target = Target("w-0", "127.0.0.1", port, "runner")
     opened = await tcp.connect(target, limits)
-    if isinstance(opened, Probe):
+    if isinstance(opened, Attempt):
         return opened
-    return await prober.log_in(target, opened.sock, opened.greeting, command)
+    return await login.log_in(target, opened.sock, opened.greeting, command)
 
 
-async def against(job: Job, behaviour: Behaviour, command: str = "echo hello") -> Probe:
+async def against(job: Job, behaviour: Behaviour, command: str = "echo hello") -> Attempt:
     async with sshd(behaviour) as port:
-        return await attempt(Prober(job.path, limits=LIMITS), port, command)
+        return await attempt(Login(job.path, limits=LIMITS), port, command)
 
 
 async def test_a_worker_with_the_jobs_key_lets_us_in_and_runs_the_command(job: Job) -> None:
@@ -76,7 +76,7 @@ async def test_nobody_listening_is_refused(job: Job) -> None:
     async with sshd(Behaviour(job)) as port:
         pass
 
-    assert (await attempt(Prober(job.path), port)).outcome is Outcome.REFUSED
+    assert (await attempt(Login(job.path), port)).outcome is Outcome.REFUSED
 
 
 async def test_no_answer_at_all_is_a_timeout(job: Job) -> None:
@@ -91,7 +91,7 @@ async def test_no_answer_at_all_is_a_timeout(job: Job) -> None:
         target = Target("w-0", "127.0.0.1", full.getsockname()[1], "runner")
         probe = await tcp.connect(target, limits)
 
-    assert isinstance(probe, Probe)
+    assert isinstance(probe, Attempt)
     assert probe.outcome is Outcome.TIMEOUT
 
 
@@ -99,7 +99,7 @@ async def test_an_address_without_a_route_is_unreachable() -> None:
     # A multicast address has no TCP.
     probe = await tcp.connect(Target("w-0", "224.0.0.1", 22, "x"), LIMITS)
 
-    assert isinstance(probe, Probe)
+    assert isinstance(probe, Attempt)
     assert probe.outcome in (Outcome.UNREACHABLE, Outcome.TIMEOUT)
 
 
@@ -114,7 +114,7 @@ async def test_without_a_descriptor_left_the_attempt_fails_with_that_reason() ->
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
-    assert probe == Probe(target, Outcome.NO_SOCKET, said="too many open files")
+    assert probe == Attempt(target, Outcome.NO_SOCKET, said="too many open files")
 
 
 async def test_a_kernel_without_ipv6_is_a_reason_like_others(
@@ -124,7 +124,7 @@ async def test_a_kernel_without_ipv6_is_a_reason_like_others(
 
     probe = await tcp.connect(Target("w-0", "fd00::1", 22, "x"), LIMITS)
 
-    assert isinstance(probe, Probe)
+    assert isinstance(probe, Attempt)
     assert (probe.outcome, probe.said) == (
         Outcome.NO_SOCKET,
         os.strerror(errno.EAFNOSUPPORT).lower(),
@@ -134,7 +134,7 @@ async def test_a_kernel_without_ipv6_is_a_reason_like_others(
 async def test_a_zone_that_is_not_here_is_a_reason_like_others() -> None:
     probe = await tcp.connect(Target("w-0", "fe80::1%nolink9", 22, "x"), LIMITS)
 
-    assert isinstance(probe, Probe)
+    assert isinstance(probe, Attempt)
     assert probe.outcome is Outcome.NO_SOCKET
 
 
@@ -153,7 +153,7 @@ async def test_what_is_no_ssh_server_is_told_apart(
     job: Job, talk: Talk, outcome: Outcome, said: str
 ) -> None:
     async with listener(talk) as port:
-        probe = await attempt(Prober(job.path, limits=LIMITS), port)
+        probe = await attempt(Login(job.path, limits=LIMITS), port)
 
     assert probe.outcome is outcome
     assert said in probe.said
@@ -177,7 +177,7 @@ async def test_a_greeting_in_parts_or_behind_other_lines_is_a_greeting(talk: Tal
 
 async def test_a_server_that_hangs_after_its_greeting_is_given_up(job: Job) -> None:
     async with listener(HANGS_AFTER_GREETING) as port:
-        probe = await attempt(Prober(job.path, limits=Limits(login=0.3)), port)
+        probe = await attempt(Login(job.path, limits=Limits(login=0.3)), port)
 
     assert probe.outcome is Outcome.SLOW
     assert probe.stalled  # it greets and says no more: as where large packets get lost
@@ -232,7 +232,7 @@ async def test_a_host_key_of_another_kind_is_shown_not_a_protocol_error(
 @pytest.mark.parametrize("mode", ["accept-new", "off"])
 async def test_a_new_host_key_is_taken_where_the_user_allows_it(job: Job, mode: str) -> None:
     async with sshd(Behaviour(job, host_key=job.stranger)) as port:
-        probe = await attempt(Prober(job.path, mode=mode, limits=LIMITS), port)
+        probe = await attempt(Login(job.path, mode=mode, limits=LIMITS), port)
 
     assert (probe.outcome, probe.output) == (Outcome.OK, "hello\n")
     assert probe.fingerprint == job.stranger.get_fingerprint()
@@ -241,7 +241,7 @@ async def test_a_new_host_key_is_taken_where_the_user_allows_it(job: Job, mode: 
 async def test_another_key_can_be_pinned(job: Job) -> None:
     line = job.stranger.export_public_key().decode()
     async with sshd(Behaviour(job, host_key=job.stranger)) as port:
-        probe = await attempt(Prober(job.path, host_key=line, limits=LIMITS), port)
+        probe = await attempt(Login(job.path, host_key=line, limits=LIMITS), port)
 
     assert probe.outcome is Outcome.OK
 
@@ -274,7 +274,7 @@ async def test_much_on_stderr_neither_hangs_nor_fails(job: Job) -> None:
 
 async def test_a_command_without_an_end_is_given_up(job: Job) -> None:
     async with sshd(Behaviour(job)) as port:
-        probe = await attempt(Prober(job.path, limits=Limits(command=0.3)), port, "sleep 3")
+        probe = await attempt(Login(job.path, limits=Limits(command=0.3)), port, "sleep 3")
 
     assert probe.outcome is Outcome.COMMAND_FAILED
     assert "no end" in probe.said
@@ -315,7 +315,7 @@ def test_a_key_that_cannot_be_used_names_its_path(
         path.write_bytes(content)
 
     with pytest.raises(MpibootError) as caught:
-        Prober(path)
+        Login(path)
 
     assert caught.value.finding.check == "ssh-key"
     assert str(path) in caught.value.finding.said
@@ -329,7 +329,7 @@ def test_a_key_with_a_passphrase_says_so(tmp_path: Path, form: tuple[str, ...]) 
     subprocess.run(make, check=True)
 
     with pytest.raises(MpibootError, match="passphrase"):
-        Prober(path)
+        Login(path)
 
 
 def test_a_public_key_in_place_of_the_private_one_is_said(tmp_path: Path, job: Job) -> None:
@@ -337,4 +337,4 @@ def test_a_public_key_in_place_of_the_private_one_is_said(tmp_path: Path, job: J
     path.write_bytes(job.key.export_public_key())
 
     with pytest.raises(MpibootError, match="no private SSH key"):
-        Prober(path)
+        Login(path)

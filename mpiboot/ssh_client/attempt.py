@@ -75,7 +75,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class Attempt:
     """What one attempt found.
 
     ``host_key`` is the public key that the server showed (a line as in known_hosts, without the

@@ -11,7 +11,7 @@ import socket
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.observe.attempt import Limits, Outcome, Probe, Target
+from mpiboot.ssh_client.attempt import Attempt, Limits, Outcome, Target
 
 _GREETING_SIZE: Final = 255  # RFC 4253 4.2: the longest identification line
 _SHOWN: Final = 60
@@ -27,7 +27,7 @@ class Opened:
     local_address: str
 
 
-async def connect(target: Target, limits: Limits) -> Probe | Opened:
+async def connect(target: Target, limits: Limits) -> Attempt | Opened:
     """Open the connection and look at the greeting, which stays unread.
 
     Returns:
@@ -38,7 +38,7 @@ async def connect(target: Target, limits: Limits) -> Probe | Opened:
         family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as why:  # a kernel without IPv6, no descriptor left, a zone that is not here
-        return Probe(target, Outcome.NO_SOCKET, said=_words(why))
+        return Attempt(target, Outcome.NO_SOCKET, said=_words(why))
     try:
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
@@ -59,7 +59,7 @@ async def connect(target: Target, limits: Limits) -> Probe | Opened:
     if outcome is Outcome.OK:
         return Opened(target, sock, said, str(sock.getsockname()[0]))
     sock.close()
-    return Probe(target, outcome, said=said)
+    return Attempt(target, outcome, said=said)
 
 
 def _words(why: OSError) -> str:

@@ -17,7 +17,7 @@ from typing import Final
 import asyncssh
 
 from mpiboot.errors import error
-from mpiboot.observe.attempt import Limits, Outcome, Probe, Target
+from mpiboot.ssh_client.attempt import Attempt, Limits, Outcome, Target
 
 OUTPUT_LIMIT: Final = 1 << 20
 _SHOWN: Final = 60
@@ -74,7 +74,7 @@ class _Client(asyncssh.SSHClient):
         port: int,  # noqa: ARG002
         key: asyncssh.SSHKey,
     ) -> bool:
-        # A foreign key is let through up to the login and no further (see Prober.log_in): only
+        # A foreign key is let through up to the login and no further (see Login.log_in): only
         # so can a worker with a host key of its own be told from the node's own sshd. A public
         # key login gives the server nothing that it could use elsewhere: the signature is bound
         # to this connection (RFC 4252 7).
@@ -97,7 +97,7 @@ class _Client(asyncssh.SSHClient):
         self.banner = " ".join(msg.split())[:_SHOWN]
 
 
-class Prober:
+class Login:
     """Logs in with the job's key and runs one command; ``mode`` is the setting ``host_keys``.
 
     ``public_line`` is what the worker's authorized_keys must hold, ``fingerprint`` that of it,
@@ -126,9 +126,9 @@ class Prober:
 
     async def log_in(
         self, target: Target, sock: socket.socket, greeting: str, command: str
-    ) -> Probe:
+    ) -> Attempt:
         """Log in over an open connection and run the command; the socket is closed at the end."""
-        found = Probe(
+        found = Attempt(
             target, Outcome.OK, greeting=greeting, local_address=str(sock.getsockname()[0])
         )
         client = _Client(self._key)
@@ -166,13 +166,13 @@ class Prober:
     def _is_foreign(self, client: _Client) -> bool:
         return self._strict and client.shown is not None and client.shown != self._pinned
 
-    def _with_key(self, found: Probe, client: _Client) -> Probe:
+    def _with_key(self, found: Attempt, client: _Client) -> Attempt:
         if client.shown is None:
             return found
         line, fingerprint = _key_line(client.shown), client.shown.get_fingerprint()
         return replace(found, host_key=line, fingerprint=fingerprint)
 
-    def _failed(self, found: Probe, client: _Client, why: Exception) -> Probe:
+    def _failed(self, found: Attempt, client: _Client, why: Exception) -> Attempt:
         outcome, said = outcome_of(why), " ".join(str(why).split())
         if outcome is Outcome.KEY_REFUSED and client.password and not client.offered:
             outcome, said = Outcome.PASSWORD_ASKED, "it takes no keys"
@@ -209,8 +209,8 @@ class Prober:
         )
 
     async def _run(
-        self, found: Probe, connection: asyncssh.SSHClientConnection, command: str
-    ) -> Probe:
+        self, found: Attempt, connection: asyncssh.SSHClientConnection, command: str
+    ) -> Attempt:
         process = await connection.create_process(command, encoding=None, stdin=asyncssh.DEVNULL)
         complaining = asyncio.ensure_future(_read_complaint(process.stderr))
         try:

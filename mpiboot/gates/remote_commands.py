@@ -1,0 +1,59 @@
+"""Commands on workers that have passed the gate: a login each, some at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from mpiboot.gates.pipeline import Access
+from mpiboot.model import Worker
+from mpiboot.ssh_client import tcp
+from mpiboot.ssh_client.attempt import Attempt, Limits, Outcome, Target
+
+if TYPE_CHECKING:
+    from mpiboot.ssh_client.login import Login
+
+_AT_ONCE: Final = 32
+
+
+class RemoteCommands:
+    """Runs commands on workers at the address and port where they let us in before."""
+
+    def __init__(self, access: Access, host_keys: str, limits: Limits | None = None) -> None:
+        self._access = access
+        self._mode = host_keys
+        self._limits = limits or Limits()
+        self._free = asyncio.Semaphore(_AT_ONCE)
+        self._login: Login | None = None
+
+    async def run(self, worker: Worker, command: str) -> str | None:
+        """Give the command's output; None where the worker does not answer or it failed."""
+        target = Target(worker.host.name, worker.address, worker.port, worker.user)
+        async with self._free:
+            opened = await tcp.connect(target, self._limits)
+            if isinstance(opened, Attempt):
+                return None
+            with opened.sock:
+                login = self._load()
+                attempt = await login.log_in(target, opened.sock, opened.greeting, command)
+        return attempt.output if attempt.outcome is Outcome.OK else None
+
+    async def answers(self, address: str, port: int) -> bool:
+        """Tell whether somebody may be at an address: a refused connection is an answer too."""
+        opened = await tcp.connect(Target("", address, port, ""), self._limits)
+        if isinstance(opened, Attempt):
+            return opened.outcome not in (Outcome.TIMEOUT, Outcome.UNREACHABLE)
+        opened.sock.close()
+        return True
+
+    def _load(self) -> Login:
+        if self._login is None:
+            from mpiboot.ssh_client.login import Login  # noqa: PLC0415 - loaded by the gate already
+
+            self._login = Login(
+                self._access.key,
+                host_key=self._access.host_key,
+                mode=self._mode,
+                limits=self._limits,
+            )
+        return self._login

@@ -1,0 +1,44 @@
+"""What a host has answered to the gate's one command, as the record of a worker. Pure."""
+
+from __future__ import annotations
+
+from mpiboot import host_shell
+from mpiboot.host_shell import Answer
+from mpiboot.model import Host, Mpi, NoFacts, PodFacts, Worker
+from mpiboot.observe import pod, programs
+from mpiboot.ssh_client.attempt import Attempt
+
+
+def worker(host: Host, attempt: Attempt) -> Worker:
+    """Give what a successful attempt has brought back of a host."""
+    answer, target = host_shell.read(attempt.output), attempt.target
+    facts, reason = facts_of(answer)
+    return Worker(
+        host=host,
+        address=target.address,
+        port=target.port,
+        user=target.user,
+        local_address=attempt.local_address,
+        facts=facts,
+        mpi=_mpi(answer, facts),
+        ooms=answer.ooms,
+        marks=answer.marks,
+        ends=answer.ends,
+        held=answer.held,
+        no_facts=reason,
+    )
+
+
+def facts_of(answer: Answer) -> tuple[PodFacts | None, NoFacts]:
+    """Read a host's facts, or say why there are none."""
+    if answer.late:
+        return None, NoFacts.LATE
+    if answer.facts is None:
+        return None, NoFacts.NO_MPIBOOT
+    return pod.from_json(answer.facts), NoFacts.UNREADABLE
+
+
+def _mpi(answer: Answer, facts: PodFacts | None) -> Mpi | None:
+    if facts is not None:
+        return facts.mpi
+    return programs.recognise(*answer.mpirun) if answer.mpirun else None

@@ -1,0 +1,182 @@
+"""What is run on a host by SSH beside mpirun's own daemon, and what its output means.
+
+The programs are ``libexec/host_questions``, which only reads, and ``libexec/host_orders``. They are
+sent as a session's command, as a host may have no mpiboot. Light, and stdlib only: the child that
+asks after a failure uses it too. Nothing is run here.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+_FOLDER: Final = __file__.rpartition("/")[0] + "/libexec/"
+_ANSWER: Final = "mpiboot-"
+# Words that stay one word, and themselves, in any shell.
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_./:+@%=,-]+")
+# A line of a script that ends with one of these goes on in the next line.
+_GOES_ON: Final = ("then", "do", "else", "{", "|", "||", "&&", ";;")
+# A line of /proc/net/tcp with its two ports; 01 is ESTABLISHED (the kernel's tcp_states.h).
+_ESTABLISHED: Final = re.compile(
+    r"\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:([0-9A-F]{4}) 01 ", re.ASCII
+)
+_ENDS: Final = 4  # words of SSH_CONNECTION: the client's address and port, the server's
+
+
+@functools.cache
+def _one_line(program: str) -> str:
+    """Read a program of ``libexec`` as one line: some login shells end a word at a line's end."""
+    with open(_FOLDER + program, encoding="ascii") as file:  # noqa: PTH123 - light
+        lines = [line.strip() for line in file]
+    kept = [line for line in lines if line and not line.startswith("#")]
+    return " ".join(
+        line if line.split()[-1] in _GOES_ON or line.endswith(";") else f"{line};" for line in kept
+    )
+
+
+def _command(program: str, calls: Iterable[str]) -> str:
+    words = " ".join(f"'{call}'" for call in calls)
+    return f"exec /bin/sh -c '{_one_line(program)}' mpiboot {words}"
+
+
+def ask(*questions: str) -> str:
+    """Write the command that asks some of ``host_questions``; ``facts`` must be the last."""
+    return _command("host_questions", questions)
+
+
+def order(*orders: str) -> str:
+    """Write the command that gives some of ``host_orders``."""
+    return _command("host_orders", orders)
+
+
+def gate() -> str:
+    """Write the gate's one command: the present state, and the facts or what stands for them."""
+    return ask("memory", "launches", "ends_with_job", "facts")
+
+
+def lacks(program: str, path: str, folder: str) -> tuple[str, ...]:
+    """Ask whether a program can be run on a host; nothing where a shell could read it otherwise.
+
+    Args:
+        program: what ranks are to run.
+        path: the launcher's PATH, which ranks may have; a name is looked for in both.
+        folder: the launcher's folder, in which ranks begin where the host has it.
+    """
+    words = (program, path or ":", folder or "/")
+    return (f"lacks {' '.join(words)}",) if all(map(_PLAIN.fullmatch, words)) else ()
+
+
+def end_processes(marks: Iterable[str]) -> str:
+    """Write the command that ends what carries one of these marks, and tells how many."""
+    return order(f"end_processes {' '.join(marks)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a host has answered; empty or None is what it was not asked, or can't tell.
+
+    ``ooms`` counts its out-of-memory kills, ``limit`` and ``peak`` are its memory's in bytes;
+    ``marks`` are those of launches whose processes are there, ``held`` those of them whose launcher
+    is still connected, each with its address; ``ends`` tells that it wants to end with the job.
+    ``facts`` is its facts' JSON, ``late`` tells that it runs mpiboot and has none yet, and
+    ``look_failed`` why it could not look again; ``mpirun`` is, without mpiboot, the path and what
+    it said of its version. ``began`` is when its mpiboot began; ``disks`` are mount point, size
+    and free space in KiB; ``ports`` an RDMA port's path and its state; ``lacks`` the way in which
+    a program can't be run (``file``, ``right``, ``name``) and that program. ``ended`` and ``left``
+    count the processes that an order has ended, and those that it could not.
+    """
+
+    ooms: int | None = None
+    limit: int | None = None
+    peak: int | None = None
+    marks: tuple[str, ...] = ()
+    held: tuple[tuple[str, str], ...] = ()
+    ends: bool = False
+    facts: str | None = None
+    late: bool = False
+    look_failed: str = ""
+    mpirun: tuple[str, str] | None = None
+    began: float | None = None
+    disks: tuple[tuple[str, int, int], ...] = ()
+    ports: tuple[tuple[str, str], ...] = ()
+    lacks: tuple[tuple[str, str], ...] = ()
+    ended: int = 0
+    left: int = 0
+
+
+def read(output: str) -> Answer:
+    """Read what a host printed; lines of the login shell's own come before and are passed over."""
+    head, *facts = re.split(rf"^{_ANSWER}facts\s*\n", output, maxsplit=1, flags=re.MULTILINE)
+    head, *plain = re.split(rf"^{_ANSWER}plain\s*\n", head, maxsplit=1, flags=re.MULTILINE)
+    lines = [line.strip() for line in head.splitlines()]
+    rows: dict[str, list[str]] = {}
+    for line in lines:
+        if line.startswith(_ANSWER):
+            word, _, rest = line.removeprefix(_ANSWER).partition(" ")
+            rows.setdefault(word, []).append(rest)
+    marks, held = _launches(lines, rows.get("own", ()))
+    began = [float(item) for item in rows.get("began", ()) if re.fullmatch(r"[\d.]*\d", item)]
+    return Answer(
+        ooms=_number(rows, "oom"),
+        limit=_number(rows, "limit"),
+        peak=_number(rows, "peak"),
+        marks=marks,
+        held=held,
+        ends="ends" in rows,
+        facts=facts[0] if facts else None,
+        late="late" in rows,
+        look_failed=next(iter(rows.get("look-failed", ())), ""),
+        mpirun=_mpirun(plain[0].splitlines()) if plain else None,
+        began=began[0] if began else None,
+        disks=tuple(_disks(rows.get("disk", ()))),
+        ports=tuple((row.split()[0], row.split()[-1]) for row in rows.get("port", ()) if row),
+        lacks=tuple(_pairs(rows.get("lacks", ()))),
+        ended=_number(rows, "ended") or 0,
+        left=_number(rows, "left") or 0,
+    )
+
+
+def _number(rows: dict[str, list[str]], word: str) -> int | None:
+    found = [row for row in rows.get(word, ()) if row.isascii() and row.isdigit()]
+    return int(found[0]) if found else None
+
+
+def _pairs(rows: Iterable[str]) -> list[tuple[str, str]]:
+    return [(words[0], words[1]) for words in map(str.split, rows) if len(words) > 1]
+
+
+def _disks(rows: Iterable[str]) -> list[tuple[str, int, int]]:
+    """Read size, free space and mount point; a folder may have blanks."""
+    found = (re.fullmatch(r"(\d+) (\d+) (.+)", row, re.ASCII) for row in rows)
+    return [(item[3], int(item[1]), int(item[2])) for item in found if item]
+
+
+def _mpirun(lines: list[str]) -> tuple[str, str] | None:
+    """Read host name, path and version; the path is missing where there is no mpirun."""
+    path = lines[1].strip() if len(lines) > 1 else ""
+    return (path, "\n".join(lines[2:])) if path.startswith("/") else None
+
+
+def _launches(
+    lines: list[str], own: Iterable[str]
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Read the marks of launches that run there, and those whose launcher is connected."""
+    marks: set[str] = set()
+    came: set[tuple[str, str, tuple[int, int]]] = set()
+    for text in "\n".join(lines).split(f"{_ANSWER}process\n")[1:]:
+        values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+        mark = values.get("MPIBOOT_JOB_MARK", "")
+        ends = values.get("SSH_CONNECTION", "").split()
+        marks.add(mark)
+        if len(ends) == _ENDS and ends[1].isdigit() and ends[3].isdigit():
+            came.add((mark, ends[0], (int(ends[3]), int(ends[1]))))
+    found = (_ESTABLISHED.match(line) for line in lines)
+    there = {(int(item[1], 16), int(item[2], 16)) for item in found if item}
+    this = [pair for pair in _pairs(own) if all(word.isdigit() for word in pair)]
+    # A table without this very connection tells nothing: then nobody counts as gone.
+    blind = not this or (int(this[0][1]), int(this[0][0])) not in there
+    held = {(mark, address) for mark, address, ports in came if blind or ports in there}
+    return tuple(sorted(marks - {""})), tuple(sorted(held))

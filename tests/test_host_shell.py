@@ -1,0 +1,164 @@
+"""The commands that hosts get by SSH, in the shells that may read them, and what they print."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from mpiboot import host_shell
+from mpiboot.gates import worker_answer
+from mpiboot.host_shell import Answer
+from mpiboot.model import NoFacts
+
+SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "fish", "tcsh") if shutil.which(shell)]
+COMMANDS = (
+    host_shell.gate(),
+    host_shell.ask("look", "facts"),
+    host_shell.ask("memory", "memory_sizes", "began", "disks", "ports"),
+    host_shell.ask(*host_shell.lacks("a", "b", "c")),
+    host_shell.end_processes(("no-such-mark",)),
+    host_shell.order("job_is_over"),
+)
+
+
+def run(shell: str = "sh", command: str = COMMANDS[0], **environ: str) -> str:
+    done = subprocess.run(
+        [shell, "-c", command],
+        env={"PATH": "/usr/bin:/bin", **environ},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "with blank"
+    made.mkdir()
+    return made
+
+
+@pytest.mark.parametrize("command", [host_shell.ask("memory", "facts"), *COMMANDS[1:]])
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_login_shell_runs_the_same_program(shell: str, command: str) -> None:
+    def steady(output: str) -> str:  # figures change from one moment to the next
+        return re.sub(r"\d+", "N", output)
+
+    assert steady(run(shell, command)) == steady(run("sh", command))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_one_line_without_traps_for_the_login_shell(command: str) -> None:
+    program, _, words = command.removeprefix("exec /bin/sh -c '").partition("' mpiboot ")
+    assert "\n" not in command
+    assert "!" not in command
+    assert "'" not in program
+    assert " #" not in program
+    assert re.fullmatch(r"('[A-Za-z0-9_./:+@%=, -]+' ?)+", words)
+
+
+def test_nothing_that_a_shell_could_change_is_asked_for() -> None:
+    assert host_shell.lacks("/bin/x", "/a:/b", "/work") == ("lacks /bin/x /a:/b /work",)
+    assert host_shell.lacks("/bin/x", "", "") == ("lacks /bin/x : /",)
+    for odd in ("$(reboot)", "a b", "a'b", "a*", ""):
+        assert host_shell.lacks(odd, "/a", "/b") == ()
+    assert host_shell.lacks("x", "/a b", "/") == ()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_facts_are_brought_back_through_any_login_shell(shell: str, folder: Path) -> None:
+    (folder / "facts.json").write_text('{"a": 1}\n')
+
+    output = run(shell, MPIBOOT_WORKER_DIR=str(folder))
+
+    assert host_shell.read(f"Welcome to this image\n{output}").facts == '{"a": 1}\n'
+
+
+def test_facts_that_come_a_moment_late_are_waited_for(folder: Path) -> None:
+    def write() -> None:
+        (folder / "new").write_text("{}\n")
+        (folder / "new").rename(folder / "facts.json")
+
+    timer = threading.Timer(0.3, write)
+    timer.start()
+    output = run(MPIBOOT_WORKER_DIR=str(folder))
+    timer.join()
+
+    assert host_shell.read(output).facts == "{}\n"
+
+
+def test_a_worker_without_its_facts_yet_is_late_and_nothing_else(folder: Path) -> None:
+    """Naps that take no time let the command's patience pass at once."""
+    nap = folder / "sleep"
+    nap.write_text("#!/bin/sh\n")
+    nap.chmod(0o755)
+
+    answer = host_shell.read(run(MPIBOOT_WORKER_DIR=str(folder), PATH=f"{folder}:/usr/bin:/bin"))
+
+    assert (answer.late, answer.facts, answer.mpirun) == (True, None, None)
+    assert worker_answer.facts_of(answer) == (None, NoFacts.LATE)
+
+
+def test_a_worker_that_can_not_look_again_says_why(folder: Path) -> None:
+    (folder / "look").write_text("echo first; echo 'mpiboot: error: no memory' >&2; exit 70")
+    (folder / "facts.json").write_text("old\n")
+
+    answer = host_shell.read(run(command=COMMANDS[1], MPIBOOT_WORKER_DIR=str(folder)))
+
+    assert (answer.look_failed, answer.facts) == ("mpiboot: error: no memory", "old\n")
+
+
+def test_a_worker_without_mpiboot_tells_what_plain_programs_know(tmp_path: Path) -> None:
+    program = tmp_path / "mpirun"
+    program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.8'; echo; echo Report\n")
+    program.chmod(0o755)
+    output = run(PATH=f"{tmp_path}:/usr/bin:/bin")
+
+    answer = host_shell.read("Welcome to this image\n" + output)
+
+    assert answer.mpirun == (str(program), "mpirun (Open MPI) 5.0.8\n\nReport")
+    assert worker_answer.facts_of(answer) == (None, NoFacts.NO_MPIBOOT)
+
+
+def test_a_worker_without_mpirun_has_no_mpi(tmp_path: Path) -> None:
+    for name in ("uname", "head", "sh", "grep"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    output = run(shutil.which("sh") or "sh", PATH=str(tmp_path))
+
+    assert "mpiboot-plain\n" in output
+    assert host_shell.read(output).mpirun is None
+
+
+@pytest.mark.parametrize("output", ["", "garbage\n", "mpiboot-plain", "mpiboot-", "mpiboot-oom x"])
+def test_an_output_that_cannot_be_read_is_no_answer(output: str) -> None:
+    assert host_shell.read(output) == Answer()
+
+
+def test_facts_of_another_version_are_not_taken_for_a_worker_without_mpiboot() -> None:
+    answer = host_shell.read("mpiboot-facts\nnot json")
+    assert worker_answer.facts_of(answer) == (None, NoFacts.UNREADABLE)
+
+
+def test_the_present_state_comes_before_the_facts() -> None:
+    output = (
+        "mpiboot-oom 3\nmpiboot-process\nMPIBOOT_JOB_MARK=b\n"
+        "mpiboot-process\nMPIBOOT_JOB_MARK=a\nmpiboot-ends\nmpiboot-facts\nmpiboot-oom 9\n"
+    )
+    assert host_shell.read(output) == Answer(
+        ooms=3, marks=("a", "b"), ends=True, facts="mpiboot-oom 9\n"
+    )
+    assert host_shell.read("Welcome\n") == Answer()
+
+
+def test_folders_with_blanks_have_disks_too() -> None:
+    assert host_shell.read("mpiboot-disk 10 5 /a b\nmpiboot-disk x 5 /c").disks == (
+        ("/a b", 10, 5),
+    )
