@@ -25,6 +25,13 @@ class Role(str, Enum):
     NONE = "none"
 
 
+class SshKind(str, Enum):
+    """Whose SSH a pod uses, as client or as server: the image's OpenSSH, or mpiboot's own."""
+
+    OPENSSH = "openssh"
+    EMBEDDED = "embedded"
+
+
 class Source(str, Enum):
     """Where a value came from, strongest first."""
 

@@ -140,7 +140,7 @@ def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
         builder,
         paths,
         len(hosts),
-        own_client=client is not None and client.value == "embedded",
+        own_client=observed.own_client,
     )
     if client and not user_agent:
         builder.decisions.append(client)

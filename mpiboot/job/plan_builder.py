@@ -24,6 +24,7 @@ from mpiboot.model import (
     Mpi,
     PodFacts,
     Source,
+    SshKind,
     Worker,
 )
 
@@ -53,6 +54,11 @@ class Observed:
     ssh_client: Decision | None = None
     mpi_ipv6: bool | None = None
     networks: Mapping[str, WorkerNetwork] = field(default_factory=dict)
+
+    @property
+    def own_client(self) -> bool:
+        """Whether the launch agents use mpiboot's own SSH client."""
+        return self.ssh_client is not None and self.ssh_client.value == SshKind.EMBEDDED
 
     def called(self, name: str) -> str:
         """Give the name by which mpirun gets a host of the hostfile."""

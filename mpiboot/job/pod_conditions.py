@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from mpiboot.job.plan_builder import Observed, Paths, PlanBuilder
-from mpiboot.model import Source
+from mpiboot.model import Source, SshKind
 from mpiboot.settings import Resolved
 from mpiboot.wording import first_few
 
@@ -46,13 +46,15 @@ def workers(builder: PlanBuilder, observed: Observed) -> None:
     reasons: dict[str, list[str]] = {}
     ports: dict[int, list[str]] = {}
     for worker in observed.workers:
-        if worker.facts and worker.facts.sshd == "embedded":
+        if worker.facts and worker.facts.sshd == SshKind.EMBEDDED:
             because = worker.facts.sshd_because or "the worker did not say why"
             reasons.setdefault(because, []).append(worker.host.name)
         if worker.port != _SSH:
             ports.setdefault(worker.port, []).append(worker.host.name)
     for because, names in reasons.items():
-        builder.decide("ssh-server", "embedded", Source.DETECTED, f"{because}: {first_few(names)}")
+        builder.decide(
+            "ssh-server", SshKind.EMBEDDED.value, Source.DETECTED, f"{because}: {first_few(names)}"
+        )
     for port, names in ports.items():
         builder.decide(
             "ssh-port",

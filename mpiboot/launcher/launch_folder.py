@@ -104,12 +104,6 @@ class Launch:
     resolved: Resolved
     where: Paths
 
-    @property
-    def uses_own_client(self) -> bool:
-        """Whether the launch agents use mpiboot's own SSH client."""
-        client = self.observed.ssh_client
-        return client is not None and client.value == "embedded"
-
     def write(self) -> None:
         """Write everything but the parent's spec.
 
@@ -126,7 +120,7 @@ class Launch:
         except OSError as wrong:
             raise error("runtime-folder", f"{wrong.filename}: {wrong.strerror}") from None
         ssh = executables.find("ssh", self.observed.environ.get("PATH", ""))
-        own = not self.plan.user_agent and self.uses_own_client
+        own = not self.plan.user_agent and self.observed.own_client
         if ssh is None and self.plan.daemons and not self.plan.user_agent and not own:
             raise error(
                 "program-missing",
@@ -177,7 +171,7 @@ class Launch:
         Raises:
             MpibootError: ``runtime-folder``.
         """
-        if self.plan.user_agent or not self.plan.daemons or not self.uses_own_client:
+        if self.plan.user_agent or not self.plan.daemons or not self.observed.own_client:
             return
         mode = self.resolved.settings.host_keys
         hosts = tuple(

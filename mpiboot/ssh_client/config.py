@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.model import Decision, Identity, Source
+from mpiboot.model import Decision, Identity, Source, SshKind
 
 # What the setting of the host keys is called in ssh's configuration.
 STRICT: Final = {"job": "yes", "accept-new": "accept-new", "off": "no"}
@@ -264,7 +264,7 @@ def render(
 
 
 def client(wanted: str, source: Source, ssh: str, identity: Identity) -> Decision:
-    """Choose the SSH client of mpirun's launch agents: ``openssh`` or ``embedded``.
+    """Choose the SSH client of mpirun's launch agents: the value is a ``SshKind``.
 
     Args:
         wanted: the setting ``ssh_client``.
@@ -273,17 +273,17 @@ def client(wanted: str, source: Source, ssh: str, identity: Identity) -> Decisio
         identity: this pod's user.
     """
     name = "ssh-client"
-    if wanted == "embedded":
+    if wanted == SshKind.EMBEDDED:
         return Decision(name, wanted, source, "MPIBOOT_SSH_CLIENT")
     # Whoever asks for openssh gets it, and its own error where it can't run.
-    if wanted == "openssh":
+    if wanted == SshKind.OPENSSH:
         return Decision(name, wanted, source, f"MPIBOOT_SSH_CLIENT, {ssh or 'which is missing'}")
     if not ssh:
-        return Decision(name, "embedded", Source.DETECTED, "there is no ssh on PATH")
+        return Decision(name, SshKind.EMBEDDED.value, Source.DETECTED, "there is no ssh on PATH")
     if not identity.known:
         because = f"{ssh} refuses uid {identity.uid}, which has no passwd entry"
-        return Decision(name, "embedded", Source.DETECTED, because)
-    return Decision(name, "openssh", Source.DETECTED, ssh)
+        return Decision(name, SshKind.EMBEDDED.value, Source.DETECTED, because)
+    return Decision(name, SshKind.OPENSSH.value, Source.DETECTED, ssh)
 
 
 def shell_assignments(values: dict[str, str]) -> str:

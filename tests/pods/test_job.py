@@ -267,6 +267,16 @@ def test_a_hostfile_of_the_form_host_colon_n(cluster: Cluster, image: Image) -> 
 
 
 @ONE_IMAGE
+def test_hosts_without_slots_have_those_that_the_operator_names(
+    cluster: Cluster, image: Image
+) -> None:
+    """Its variable is Open MPI 4.1's; 5.0 reads another, and mpirun's copy has numbers anyway."""
+    text = "".join(f"pi-worker-{index}.pi.default.svc\n" for index in range(2))
+    job = mpijob(cluster, image, workers=2, slots=2, launcher_args=[RING], hostfile=text).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job, slots=2)
+
+
 def test_short_names_that_need_the_clusters_domain(cluster: Cluster, image: Image) -> None:
     """Every name is asked for, and given to mpirun, in its long form."""
     job = mpijob(
