@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 
 import click
 
-from mpiboot import __version__, log
+from mpiboot import log
 from mpiboot.commands.options import ENTRY, State
 from mpiboot.commands.root import cli
 from mpiboot.errors import MpibootError, error
@@ -23,45 +23,16 @@ _COMPLETE: Final = "_MPIBOOT_COMPLETE"
 
 def _report(wrong: MpibootError) -> int:
     """Say an error where people look: the log, then the termination message."""
-    from mpiboot import render
-    from mpiboot.system import files
+    from mpiboot import error_report, termination
 
-    told = frozenset(wrong.finding.evidence)
-    log.finding(wrong.finding)
-    for item in wrong.others:
-        # Thousands of hosts may be missing: each is told once, as evidence.
-        if f"{item.host}: {item.said}" not in told:
-            log.finding(item)
-    text = render.termination(wrong.finding, wrong.others)
-    files.termination_message(State.termination_log, text)
-    if wrong.hold:
-        _hold(wrong.hold)
+    termination.write(State.termination_log, error_report.say(wrong))
     return wrong.code
 
 
-def _hold(seconds: float) -> None:
-    """Stay for a look inside, until the time is over or a signal ends it."""
-    import time
-
-    from mpiboot.parent import launch_spec
-    from mpiboot.system import process
-
-    # What these did while hosts were waited for would write another end over this one. Not
-    # sigtimedwait: a thread that still waits for a nameserver may be the one that gets a signal.
-    loop = process.Loop(launch_spec.ENDING)
-    log.info("hold", f"held for {seconds:g} s; SIGTERM ends it")
-    deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0 and not loop.wait(left):
-        pass
-
-
 def _bug(wrong: Exception) -> MpibootError:
-    import platform
-    import traceback
+    from mpiboot import error_report
 
-    versions = f"mpiboot {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    lines = "".join(traceback.format_exception(wrong)).rstrip().splitlines()
-    return error("bug", f"{type(wrong).__name__}: {wrong}", evidence=(versions, *lines[-20:]))
+    return error_report.bug(wrong)
 
 
 def _misused(wrong: click.ClickException) -> MpibootError:

@@ -17,9 +17,8 @@ from mpiboot.checks import BY_REFERENCE
 from mpiboot.errors import MpibootError, error
 from mpiboot.job import plan as plans
 from mpiboot.job import platforms
-from mpiboot.launcher import launch_folder
-from mpiboot.launcher import role as launcher
-from mpiboot.launcher import setup as launcher_ground
+from mpiboot.launcher import launch_folder, look, observation
+from mpiboot.launcher import setup as launcher_setup
 from mpiboot.model import Finding, Level, Role
 from mpiboot.network import service_mesh as meshes
 from mpiboot.observe import hostfiles, pod, programs, service_mesh
@@ -107,7 +106,7 @@ def _own(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:
     def mpi() -> str:
         found = programs.detect_mpi(environ)
         if found is None:
-            raise launcher.no_mpirun(environ)
+            raise observation.no_mpirun(environ)
         return f"mpirun is {found.path}, {found.said}"
 
     def ssh() -> str:
@@ -139,8 +138,8 @@ def _shims(environ: Mapping[str, str]) -> list[Finding]:
 
 def _server(resolved: Resolved, environ: Mapping[str, str]) -> str:
     """Log in to this worker's own server, as a launcher would."""
-    ground = launcher_ground.stand(resolved, environ, "doctor", patience=0.0)
-    folder = Path(environ.get("MPIBOOT_WORKER_DIR") or ground.folder.parent / "worker")
+    launcher = launcher_setup.launcher_pod(resolved, environ, "doctor", patience=0.0)
+    folder = Path(environ.get("MPIBOOT_WORKER_DIR") or launcher.folder.parent / "worker")
     state = pod.worker_state(folder)
     if state is None:
         raise error(
@@ -148,7 +147,7 @@ def _server(resolved: Resolved, environ: Mapping[str, str]) -> str:
             f"no SSH server of mpiboot's runs in this pod: {folder} has no state of one",
             hint="start the container with `args: [worker]`, and look at its log",
         )
-    access = launcher_ground.access(ground)
+    access = launcher_setup.access(launcher)
     asyncio.run(self_test.look(state.address, state.port, resolved.settings, access))
     return f"{state.sshd} lets {access.user} in at {state.address} port {state.port}"
 
@@ -156,7 +155,7 @@ def _server(resolved: Resolved, environ: Mapping[str, str]) -> str:
 def _job(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:
     """Check the hostfile and every host of it."""
     try:
-        seen, ground = launcher.look(resolved, _ANY_PROGRAM, environ)
+        seen, launcher = look.look(resolved, _ANY_PROGRAM, environ)
     except MpibootError as wrong:
         return [wrong.finding, *wrong.others]
     file = seen.observed.hostfile
@@ -174,7 +173,7 @@ def _job(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:
         found.append(_ok("workers-unreachable", said, worker.host.name))
     found += seen.passed.findings
     try:
-        where = launch_folder.paths(ground.folder, ground.key.path)
+        where = launch_folder.paths(launcher.folder, launcher.key.path)
         made = plans.make(seen.observed, resolved, where)
     except MpibootError as wrong:
         return [*found, wrong.finding, *wrong.others]

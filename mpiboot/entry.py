@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NoReturn
 
 from mpiboot import __version__, executables, log
 from mpiboot.errors import MpibootError, error
@@ -27,7 +26,7 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     settings = resolved.settings
     role, decision = platforms.role(resolved, environ, program, "")
     if role is not Role.WORKER and program == _STAY:
-        return _stay()
+        _stay(resolved, environ)
     if role is Role.NONE and decision.source is Source.DEFAULT:
         # Only now: what knows hostfiles is too heavy for a worker's start.
         from mpiboot.observe import hostfiles  # noqa: PLC0415
@@ -84,15 +83,11 @@ def _warn_alone(program: str, environ: Mapping[str, str]) -> None:
         log.finding(found)
 
 
-def _stay() -> int:
+def _stay(resolved: Resolved, environ: Mapping[str, str]) -> NoReturn:
     """Keep the pod alive for `kubectl exec` until a signal ends it, as ``shell`` always did."""
-    loop = process.Loop((signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-    log.info("role", "nothing to run: staying for `kubectl exec` until a signal comes")
-    try:
-        while True:
-            ending = [number for number in loop.wait(None) if number != signal.SIGCHLD]
-            list(process.reap())
-            if ending:
-                return 128 + ending[0]
-    finally:
-        loop.close()
+    from mpiboot.launcher import start  # noqa: PLC0415 - only the role that runs is loaded
+    from mpiboot.parent.launch_spec import ParentOptions  # noqa: PLC0415 - as above
+
+    settings = resolved.settings
+    options = ParentOptions(log_level=settings.log_level, log_format=settings.log_format)
+    start.become_parent("stay", options, [], environ)

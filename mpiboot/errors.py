@@ -10,11 +10,8 @@ class MpibootError(Exception):
     """Something that ends this run with a clear line.
 
     ``finding`` is what decides the exit code; ``others`` are findings that belong to the same
-    story (the other hosts, for example). ``code`` is set where it isn't the row's own. ``hold`` are
-    the seconds that this process is to stay, once all is said.
+    story (the other hosts, for example). ``code`` is set where it isn't the row's own.
     """
-
-    hold = 0.0
 
     def __init__(
         self, finding: Finding, others: tuple[Finding, ...] = (), code: int | None = None

@@ -336,11 +336,15 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The settings of this run, where each came from, and what is odd about them."""
+    """The settings of this run, where each came from, and what is odd about them.
+
+    ``flags`` are the texts that came from the command line, by setting.
+    """
 
     settings: Settings
     given: Mapping[str, Given]
     warnings: tuple[Finding, ...]
+    flags: Mapping[str, str] = field(default_factory=dict)
 
 
 def _warn(said: str, hint: str = "") -> Finding:
@@ -416,7 +420,8 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
             if other_text != text:
                 said = f"{other}={_told(other_text)} is not used"
                 warnings.append(_warn(f"{said}: {chosen}={_told(text)} comes first"))
-    return Resolved(Settings(**values), given, (*warnings, *_unknown(environ)))
+    odd = (*warnings, *_unknown(environ))
+    return Resolved(Settings(**values), given, odd, dict(flags))
 
 
 def conflict(said: str, hint: str = "") -> Finding:

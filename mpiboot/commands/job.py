@@ -47,7 +47,7 @@ def launcher(program: Words, **flags: str | None) -> None:
     from mpiboot.launcher import role
 
     found = as_role(resolved(flags, "launcher"), Role.LAUNCHER)
-    sys.exit(role.run(found, program, os.environ))
+    role.run(found, program, os.environ)
 
 
 @settings_of(Role.WORKER, without=_NAMED)
@@ -85,9 +85,9 @@ def wait(**flags: str | None) -> None:
       mpiboot wait
       mpiboot wait --hostfile /etc/mpi/hostfile --timeout 5m
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot.launcher import role
+    from mpiboot.launcher import look
 
-    sys.exit(role.wait(resolved(flags, "wait"), os.environ))
+    sys.exit(look.wait(resolved(flags, "wait"), os.environ))
 
 
 @settings_of(Role.LAUNCHER, without=_NAMED)
@@ -105,7 +105,7 @@ def plan(program: Words, *, as_json: bool, **flags: str | None) -> None:
       mpiboot plan -- ./train --epochs 3
       mpiboot plan --json -- mpirun -n 16 ./train
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot.launcher import role
+    from mpiboot.launcher import look
 
     found = looking(resolved(flags, "plan"), _PLAN_LOOK)
-    sys.exit(role.show_plan(found, program, os.environ, as_json=as_json))
+    sys.exit(look.show_plan(found, program, os.environ, as_json=as_json))

@@ -6,7 +6,6 @@ import ipaddress
 import os
 import shutil
 import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +104,7 @@ class Launch:
     where: Paths
 
     def write(self) -> None:
-        """Write everything but the parent's spec.
+        """Write what mpirun, its agents and ssh read.
 
         Raises:
             MpibootError: ``runtime-folder``, or ``program-missing`` where there is no ssh.
@@ -165,14 +164,20 @@ class Launch:
         files.write_private(folder / "agent.conf", sshconfig.shell_assignments(conf))
         files.make_fifo(folder / launch_spec.EVENTS)
 
-    def start_client(self) -> None:
-        """Start mpiboot's own SSH client where the agents need it; it ends with this process.
+    def write_client(self, parent: int) -> tuple[str, ...]:
+        """Write what mpiboot's own SSH client needs, where the agents need it.
+
+        Args:
+            parent: the process with which it ends.
+
+        Returns:
+            The client's command line; empty where it isn't needed.
 
         Raises:
             MpibootError: ``runtime-folder``.
         """
         if self.plan.user_agent or not self.plan.daemons or not self.observed.own_client:
-            return
+            return ()
         mode = self.resolved.settings.host_keys
         hosts = tuple(
             client_start.Remote(
@@ -191,12 +196,25 @@ class Launch:
             patience=sshconfig.patience(self.resolved.settings.ssh_keepalive, self.plan.user_args),
             events=str(folder / launch_spec.EVENTS),
             errors=str(folder / "stderr"),
-            parent=os.getpid(),
+            parent=parent,
         )
-        client_start.start(folder, config, os.environ)
+        return client_start.write(folder, config)
 
-    def write_spec(self, started: float, *, let_go: bool = False) -> launch_spec.LaunchSpec:
-        """Write what the parent needs to know, and give it.
+    def spec(
+        self,
+        own_env: Mapping[str, str],
+        environ: Mapping[str, str],
+        client: tuple[str, ...],
+        *,
+        let_go: bool,
+    ) -> launch_spec.LaunchSpec:
+        """Make what the parent needs to know; what the end is explained from is written.
+
+        Args:
+            own_env: the parent's environment.
+            environ: mpirun's environment.
+            client: the command line of mpiboot's own SSH client, or nothing.
+            let_go: whether workers that want it are told of a good end.
 
         Raises:
             MpibootError: ``runtime-folder``.
@@ -205,11 +223,13 @@ class Launch:
         reached = {
             self.observed.called(worker.host.name): worker for worker in self.observed.workers
         }
-        spec = launch_spec.LaunchSpec(
+        seen = tuple(before(worker, self.observed) for worker in self.observed.workers)
+        files.write_private(Path(self.where.launch_dir) / evidence.FILE, evidence.to_json(seen))
+        return launch_spec.LaunchSpec(
             argv=self.plan.argv,
             family=self.observed.mpi.family,
             daemons=tuple(
-                launch_spec.Remote(
+                launch_spec.RemoteHost(
                     name, reached[name].address, reached[name].port, _others(reached[name])
                 )
                 for name in self.plan.daemons
@@ -219,20 +239,16 @@ class Launch:
             ranks=self.plan.ranks,
             launch_timeout=settings.launch_timeout,
             grace=settings.grace,
-            started=started,
-            termination_log=settings.termination_log,
-            hold_on_failure=settings.hold_on_failure,
-            log_format=settings.log_format,
-            log_level=settings.log_level,
+            folder=self.where.launch_dir,
+            set_env={name: value for name, value in environ.items() if own_env.get(name) != value},
+            unset_env=tuple(name for name in own_env if name not in environ),
+            client=client,
             suspects=self.plan.suspects,
-            goes_on=self.plan.goes_on,
             let_go=let_go and any(worker.ends for worker in self.observed.workers),
             program=self.plan.program,
+            goes_on=self.plan.goes_on,
+            supervise=settings.supervise != "off",
         )
-        files.write_private(Path(self.where.launch_dir) / launch_spec.FILE, spec.to_json())
-        seen = tuple(before(worker, self.observed) for worker in self.observed.workers)
-        files.write_private(Path(self.where.launch_dir) / evidence.FILE, evidence.to_json(seen))
-        return spec
 
 
 def before(worker: Worker, observed: Observed) -> evidence.Before:
@@ -240,10 +256,3 @@ def before(worker: Worker, observed: Observed) -> evidence.Before:
     called = observed.called(worker.host.name)
     # mpirun has a made-up name for some addresses, which no nameserver knows.
     return evidence.before(worker, called, "" if names.is_address(worker.host.name) else called)
-
-
-def parent(where: Paths, started: launch_spec.Started | None = None) -> tuple[str, ...]:
-    """Give the command line of mpirun's parent: no site, no user's PYTHON variables."""
-    program = str(_PACKAGE / "parent" / "__main__.py")
-    words = map(str, started or ())
-    return (sys.executable, "-I", "-S", program, where.launch_dir, *words)

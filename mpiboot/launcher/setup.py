@@ -10,16 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpiboot import log
-from mpiboot.gates import gate, stale_processes
+from mpiboot.gates import gate
 from mpiboot.model import Identity
 from mpiboot.observe import pod
 from mpiboot.settings import Resolved
-from mpiboot.system import files, keys, process, tmpdir
+from mpiboot.system import files, keys, tmpdir
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """Itself, its folder, the job's key; ``started`` is the monotonic clock's second."""
+class LauncherPod:
+    """This pod as a launcher: itself, its private folder, the job's key.
+
+    ``pid`` is the pod's first mpiboot; ``started`` is the monotonic clock's second.
+    """
 
     resolved: Resolved
     environ: Mapping[str, str]
@@ -27,18 +30,21 @@ class Ground:
     folder: Path
     key: keys.JobKey
     started: float
+    pid: int
 
 
-def stand(
+def launcher_pod(
     resolved: Resolved,
     environ: Mapping[str, str],
     role: str = "launcher",
     patience: float | None = None,
-) -> Ground:
+    pid: int | None = None,
+) -> LauncherPod:
     """Find out who this is, make the private folder of a role, and read the job's key.
 
     The key may be mounted a moment late: it is waited for until the launcher's deadline, or for
-    ``patience`` seconds where given.
+    ``patience`` seconds where given. ``pid`` is the pod's first mpiboot, where that is another
+    process.
 
     Raises:
         MpibootError: ``runtime-folder``, ``tmpdir`` or ``ssh-key``.
@@ -65,33 +71,19 @@ def stand(
     odd = keys.trust(key, mounted)
     if odd:
         log.finding(odd)
-    return Ground(resolved, environ, identity, folder, key, started)
+    return LauncherPod(resolved, environ, identity, folder, key, started, pid or os.getpid())
 
 
-def access(ground: Ground) -> gate.Access:
+def access(launcher: LauncherPod) -> gate.Access:
     """Give how this launcher logs in to the workers."""
-    settings = ground.resolved.settings
+    settings = launcher.resolved.settings
     hostname = socket.gethostname()
     own, _ = pod.control_address(settings.control_ifname, hostname)
     return gate.Access(
-        user=settings.ssh_user or ground.identity.user,
-        key=ground.key.path,
+        user=settings.ssh_user or launcher.identity.user,
+        key=launcher.key.path,
         hostname=hostname,
-        host_key=ground.key.public,
+        host_key=launcher.key.public,
         fqdns=pod.own_names(hostname),
         six=":" in own if own else None,
     )
-
-
-def lets_go(wanted: str, environ: Mapping[str, str]) -> bool:
-    """Whether workers are told of a good end: where this is the whole job, not a part of it.
-
-    A launcher beside others, as by ``kubectl exec`` or in a script, may be followed by the next.
-
-    Args:
-        wanted: the setting ``worker_exit``.
-        environ: this pod's environment, which has a mark inside a launch.
-    """
-    if wanted == "never" or environ.get(stale_processes.NAME):
-        return False
-    return wanted == "with-job" or process.is_containers_own()

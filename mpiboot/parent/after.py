@@ -9,14 +9,14 @@ fails or hangs costs its time and nothing else.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from mpiboot.parent.launch_spec import MARK
+from mpiboot.parent.loop import EventLoop
 
 _PATIENCE: Final = 5.0
 _LIMIT: Final = 1 << 16
@@ -27,6 +27,8 @@ _ASK: Final = os.path.join(_PACKAGE, "after_job", "ask_workers.py")
 def ask(
     folder: str,
     environ: Mapping[str, str],
+    loop: EventLoop,
+    told: Callable[[], bool],
     what: str,
     host: str = "",
     *asked: str,
@@ -36,6 +38,8 @@ def ask(
     Args:
         folder: the launch folder.
         environ: mpirun's environment.
+        loop: what else is listened to meanwhile: a FIFO that nobody empties would stop the agents.
+        told: whether this process was told to end, which ends it.
         what: ``evidence`` or ``let-go``.
         host: which host is to be asked first.
         asked: what hosts are asked for, whether they can run it (empty: they aren't), and the
@@ -59,7 +63,12 @@ def ask(
         return ()
     finally:
         os.close(writer)
-    data = _read(reader, time.monotonic() + _PATIENCE)
+    answer = _Answer(reader)
+    deadline = time.monotonic() + _PATIENCE
+    loop.on(reader, answer.read)
+    while not (answer.over or told()) and time.monotonic() < deadline:
+        loop.wait(deadline)
+    loop.off(reader)
     os.close(reader)
     # Its agents are in its group; what has ended already is no matter.
     try:
@@ -67,17 +76,19 @@ def ask(
         os.waitpid(pid, 0)
     except OSError:
         pass
-    return tuple(line for line in data.decode("utf-8", "replace").splitlines() if line)
+    lines = answer.data.decode("utf-8", "replace").splitlines()
+    return tuple(line for line in lines if line)
 
 
-def _read(reader: int, deadline: float) -> bytes:
-    data = b""
-    poll = select.poll()
-    poll.register(reader, select.POLLIN)
-    while (left := deadline - time.monotonic()) > 0 and len(data) < _LIMIT:
-        if poll.poll(left * 1000):
-            piece = os.read(reader, _LIMIT)
-            if not piece:
-                break
-            data += piece
-    return data
+class _Answer:
+    """What the child has written so far."""
+
+    def __init__(self, reader: int) -> None:
+        self.data = b""
+        self.over = False
+        self._reader = reader
+
+    def read(self) -> None:
+        piece = os.read(self._reader, _LIMIT)
+        self.data += piece
+        self.over = not piece or len(self.data) >= _LIMIT

@@ -15,16 +15,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from mpiboot import log
+from mpiboot import log, termination
 from mpiboot.parent.events import Verdict
 from mpiboot.parent.launch_spec import JOB_MARK, MARK, LaunchSpec
+from mpiboot.parent.os_calls import process_handle
 from mpiboot.parent.watch import Processes
 
 if TYPE_CHECKING:
     from mpiboot.model import Finding
 
-# The kubelet keeps this much of a termination message.
-_LIMIT: Final = 4096
 _PATIENCE: Final = 2.0
 _STEP: Final = 0.02
 
@@ -71,7 +70,7 @@ def end_all(child: int, folder: str, *, patience: float = _PATIENCE, mark: str =
     count = len(left)
     for number in (signal.SIGTERM, signal.SIGKILL):
         send(left, number)
-        _wait(left, patience)
+        wait_gone(left, patience)
         # Those that were ended may have started others; a zombie has no environment any more.
         left = survivors(child, folder, reaped=True, mark=mark)
         if not left:
@@ -79,30 +78,29 @@ def end_all(child: int, folder: str, *, patience: float = _PATIENCE, mark: str =
     return count
 
 
-def _wait(pids: list[int], patience: float) -> None:
+def wait_gone(pids: list[int], patience: float = _PATIENCE) -> None:
     """Wait until processes are gone, whoever their parent is; our own are reaped."""
     deadline = time.monotonic() + patience
-    poll, handles = select.poll(), []
-    try:
-        for pid in pids:
-            try:
-                handles.append(os.pidfd_open(pid))
-            except ProcessLookupError:
+    poll, handles, unseen = select.poll(), [], []
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            handle = process_handle(pid)
+            if handle is None:
+                unseen.append(pid)
                 continue
-            poll.register(handles[-1], select.POLLIN)
-        alive = set(handles)
-        while alive and (left := deadline - time.monotonic()) > 0:
-            for handle, _ in poll.poll(left * 1000):
-                poll.unregister(handle)
-                alive.discard(handle)
-    except OSError:  # an older kernel, or a sandbox that forbids it
-        while time.monotonic() < deadline and any(os.path.exists(f"/proc/{pid}") for pid in pids):
-            reap()
-            time.sleep(_STEP)
-    finally:
-        for handle in handles:
-            os.close(handle)
+            handles.append(handle)
+            poll.register(handle, select.POLLIN)
+    alive = set(handles)
+    while alive and (left := deadline - time.monotonic()) > 0:
+        for handle, _ in poll.poll(left * 1000):
+            poll.unregister(handle)
+            alive.discard(handle)
+    for handle in handles:
+        os.close(handle)
     reap()
+    while time.monotonic() < deadline and any(os.path.exists(f"/proc/{pid}") for pid in unseen):
+        time.sleep(_STEP)
+        reap()
 
 
 def reap() -> list[tuple[int, int]]:
@@ -125,20 +123,27 @@ def _finding(verdict: Verdict) -> Finding:
     from mpiboot.model import Finding, Level  # noqa: PLC0415
 
     row = BY_REFERENCE.get(verdict.reference)
-    name = verdict.reference or ("signal" if verdict.said.startswith("ended by") else "program")
+    name = verdict.reference or ("signal" if verdict.by_signal else "program")
     hint = row.hint if row else ""
     return Finding(name, Level.FAIL, verdict.said, verdict.host, verdict.evidence, hint)
 
 
-def tell(verdict: Verdict, spec: LaunchSpec, evidence: tuple[str, ...] = ()) -> None:
+def tell(
+    verdict: Verdict,
+    spec: LaunchSpec,
+    seconds: float,
+    termination_log: str,
+    evidence: tuple[str, ...] = (),
+) -> None:
     """Say how the job ended: the finding and the termination message of a failure, then one line.
 
     Args:
         verdict: how it ended.
         spec: what was started.
+        seconds: how long it all took, from the launcher's start.
+        termination_log: where the kubelet looks for the reason of a failure.
         evidence: what was found out about it elsewhere, the first cause first.
     """
-    seconds = max(0.0, time.monotonic() - spec.started)
     item = _finding(verdict)
     where = f"{item.host}: " if item.host else ""
     first = f"; {evidence[0]}" if evidence else ""
@@ -149,7 +154,7 @@ def tell(verdict: Verdict, spec: LaunchSpec, evidence: tuple[str, ...] = ()) -> 
             log.finding(replace(item, evidence=lines))
         text = f"{item.check}: {where}{item.said}\n"
         text += f"-> {item.hint}\n" if item.hint else ""
-        termination_message(spec.termination_log, text + "".join(f"{line}\n" for line in lines))
+        termination.write(termination_log, text + "".join(f"{line}\n" for line in lines))
     hosts = "1 host" if spec.hosts == 1 else f"{spec.hosts} hosts"
     ranks = "" if spec.ranks is None else f", {spec.ranks} rank" + "s" * (spec.ranks != 1)
     what = f"{seconds:.1f} s, {hosts}{ranks}, exit {verdict.code}"
@@ -167,21 +172,3 @@ def tell(verdict: Verdict, spec: LaunchSpec, evidence: tuple[str, ...] = ()) -> 
         cause=evidence[0] if evidence else item.said,
         said=item.said,
     )
-
-
-def termination_message(path: str, text: str) -> None:
-    """Write the reason of a failure where the kubelet looks for it; silent where that is not.
-
-    The kubelet mounts that one file: it is opened and truncated, never created or renamed onto.
-    """
-    data = text.encode("utf-8", "replace")[:_LIMIT].decode("utf-8", "ignore").encode()
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK)
-    except OSError:
-        return
-    try:
-        os.write(handle, data)
-    except OSError:
-        return
-    finally:
-        os.close(handle)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from mpiboot.parent.events import Action, Forward, Kill, Start, Timer, Verdict
+from mpiboot.parent.events import Action, Kill, SendSignal, Start, Timer, Verdict
 from mpiboot.parent.state import SIGTERM, Phase, State
 
 # Seconds. A second and a half suffices 4.1 to end after a lost daemon; a suspended job's workers
@@ -58,7 +58,7 @@ def ask(state: State, number: int, *, direct: bool) -> Step:
         stage=1,
         pending=(state.pending & WAITS) | {Timer.GRACE},
     )
-    forward = () if direct else (Forward(number),)
+    forward = () if direct else (SendSignal(number),)
     return state, (*forward, Start(Timer.GRACE, seconds))
 
 
@@ -67,6 +67,6 @@ def insist(state: State, number: int, *, direct: bool) -> Step:
     state = replace(stop(state, Timer.GRACE, Timer.KILL), stage=min(3, state.stage + 1))
     if state.stage == 2:  # noqa: PLR2004 - asked again
         state, begun = start(state, Timer.KILL)
-        return state, (*(() if direct else (Forward(number),)), *begun)
+        return state, (*(() if direct else (SendSignal(number),)), *begun)
     state, begun = start(state, Timer.DEAD)
     return state, (Kill(), *begun)

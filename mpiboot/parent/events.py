@@ -97,7 +97,7 @@ class RankEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class HostChecked:
     """A host was asked once more; ``reachable`` is None where nobody knows how to ask."""
 
     host: str
@@ -136,7 +136,7 @@ Event: TypeAlias = (
     | JoinsUnseen
     | RankSeen
     | RankEnded
-    | Probed
+    | HostChecked
     | Signalled
     | MpirunEnded
     | TimerFired
@@ -144,7 +144,7 @@ Event: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class SendSignal:
     """Send a signal to mpirun."""
 
     number: int
@@ -164,8 +164,8 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """Ask whether a host's SSH port answers; ``Probed`` is the answer."""
+class CheckHost:
+    """Ask whether a host's SSH port answers; ``HostChecked`` is the answer."""
 
     host: str
 
@@ -186,6 +186,7 @@ class Verdict:
 
     ``reference`` is a row of ``checks.CHECKS``, or empty where the code is the program's own or
     a signal's. ``rank`` and ``signal`` are those of the rank that ended first, where it is known.
+    ``by_signal`` where the launcher itself was told to end.
     """
 
     code: int
@@ -195,6 +196,7 @@ class Verdict:
     evidence: tuple[str, ...] = ()
     rank: int | None = None
     signal: str = ""
+    by_signal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,4 +206,4 @@ class Finish:
     verdict: Verdict
 
 
-Action: TypeAlias = Forward | Start | Kill | Probe | Say | Finish
+Action: TypeAlias = SendSignal | Start | Kill | CheckHost | Say | Finish

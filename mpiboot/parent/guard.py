@@ -2,13 +2,13 @@
 
 As PID 1 of its container the parent takes everything there along. Elsewhere (below a script or an
 init, or in a process table that containers share) mpirun would go on without anybody to end it or
-to tell its status. So a shell sleeps on a pipe whose other end the parent alone holds: the pipe
-is closed by the parent's death, whatever it died of. Until then it costs no wake-up and a tenth
-of a megabyte of its own; only then it becomes this program.
+to tell its status. So a shell (``libexec/guard``) sleeps on a pipe whose other end the parent alone
+holds: the pipe is closed by the parent's death, whatever it died of. Until then it costs no wake-up
+and a tenth of a megabyte of its own; only then it becomes this program.
 """
 
 # Run by its path, it must find its package first; pathlib costs the parent a megabyte.
-# ruff: noqa: PTH100, PTH120
+# ruff: noqa: PTH100, PTH118, PTH120
 from __future__ import annotations
 
 import os
@@ -23,21 +23,21 @@ if __name__ == "__main__":
 
 from mpiboot import log
 from mpiboot.parent.end import end_all
-from mpiboot.parent.launch_spec import JOB_MARK, MARK
+from mpiboot.parent.launch_spec import JOB_MARK, without_marks
 
-# What ends the parent's group or its terminal is none of this one's business; a line on the pipe
-# tells that nothing is left to be done.
-_SLEEP: Final = 'trap "" TERM INT HUP QUIT USR1 USR2 TTOU; read -r over || exec "$@"'
+_GUARD: Final = os.path.join(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libexec", "guard"
+)
 
 
-class Guard(NamedTuple):
+class GuardShell(NamedTuple):
     """A guard that sleeps, and the end of the pipe that keeps it asleep."""
 
     pid: int
     writer: int
 
 
-def start(folder: str, environ: Mapping[str, str], form: str) -> Guard | None:
+def start(folder: str, environ: Mapping[str, str], form: str) -> GuardShell | None:
     """Start the guard of a launch; None where no shell can be started.
 
     Args:
@@ -47,12 +47,12 @@ def start(folder: str, environ: Mapping[str, str], form: str) -> Guard | None:
     """
     reader, writer = os.pipe()
     own = os.path.abspath(__file__)
-    argv = ("sh", "-c", _SLEEP, "sh", sys.executable, "-I", "-S", own, folder)
+    argv = ("sh", _GUARD, sys.executable, "-I", "-S", own, folder)
     try:
         pid = os.posix_spawn(
             "/bin/sh",
             (*argv, environ.get(JOB_MARK, ""), form),
-            {name: value for name, value in environ.items() if name not in (MARK, JOB_MARK)},
+            without_marks(environ),
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, reader, 0),
                 (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
@@ -65,10 +65,10 @@ def start(folder: str, environ: Mapping[str, str], form: str) -> Guard | None:
         return None
     finally:
         os.close(reader)
-    return Guard(pid, writer)
+    return GuardShell(pid, writer)
 
 
-def dismiss(guard: Guard) -> None:
+def dismiss(guard: GuardShell) -> None:
     """Let the guard go: mpirun has ended, and nothing of it is left here."""
     with suppress(OSError):
         os.write(guard.writer, b"over\n")

@@ -56,6 +56,11 @@ def _in_order(state: State, hosts: frozenset[str]) -> tuple[str, ...]:
     return tuple(host for host in state.job.hosts if host in hosts)
 
 
+def not_startable(program: str, why: str) -> Verdict:
+    """Judge an mpirun that can't be executed."""
+    return _verdict("program-missing", f"{program}: {why}: mpirun was not started")
+
+
 def not_started(state: State, program: str = "") -> Verdict:
     """Judge an mpirun that starts ranks, or ends, without having started every host's daemon."""
     hosts = _in_order(state, state.missing)
@@ -156,7 +161,7 @@ def _by_signal(state: State) -> Verdict:
     also = "" if _status(state) == code else f" ({_returned(state)})"
     said = f"ended by {signal_name(state.signal)}{also}"
     before = tuple(f"{loss.host}: {how(loss)} shortly before" for loss in state.losses)
-    return Verdict(code, "", said, evidence=before[:_LISTED])
+    return Verdict(code, "", said, evidence=before[:_LISTED], by_signal=True)
 
 
 def how(loss: Loss) -> str:

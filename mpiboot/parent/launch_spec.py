@@ -1,45 +1,67 @@
-"""What the launcher hands to the parent of mpirun: one frozen record, as a JSON file.
+"""What the parent is told: a few settings at its start, and what to launch once hosts are ready.
 
-Stdlib only, for the parent imports it. Nothing secret belongs in it: it is a file.
+Stdlib only, for the parent imports it. What is to be launched comes by a pipe and is never a file:
+the environment's changes are in it.
 """
 
 from __future__ import annotations
 
 import json
-import signal
-from dataclasses import asdict, dataclass
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Final, TypeAlias
 
-FILE: Final = "spec.json"
+# The descriptor on which the child that prepares a launch hands its result over: one line.
+RESULT: Final = 3
 EVENTS: Final = "events"
 # What mpirun writes on request: which rank is where.
 PLACEMENT: Final = "placement"
-# A word of 4.1's line: mpirun's own messages have a handle (see parent.own_words), ranks have 2.
+# The socket of mpiboot's own SSH client.
+CLIENT_SOCKET: Final = "client.sock"
+# A word of 4.1's line: mpirun's own messages have a handle (``mpirun_messages``), ranks have 2.
 NOT_FOR_RANKS: Final = "OPAL_OUTPUT_STDERR_FD=2"
 MARK: Final = "MPIBOOT_LAUNCH_DIR"
 # In the environment of all that one launch starts, on every host; no two launches share it.
 JOB_MARK: Final = "MPIBOOT_JOB_MARK"
-# Signals that end a launcher, in whatever phase it is.
-ENDING: Final = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
-# What the parent takes in. Who execs it as PID 1 blocks these before: a signal that comes while
-# the new interpreter starts then waits for it, where else the kernel would drop it.
-SIGNALS: Final = ENDING | {signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD}
 
 
-class Started(NamedTuple):
-    """An mpirun that was started before its parent's program.
-
-    ``events`` is the descriptor on which the agents' FIFO is kept open, ``words`` that on which
-    mpirun's own messages come; -1 where they can't be told from the program's.
-    """
-
-    pid: int
-    events: int
-    words: int = -1
+def without_marks(environ: Mapping[str, str]) -> dict[str, str]:
+    """Leave the launch's marks out: who has none is not ended with what mpirun started."""
+    return {name: value for name, value in environ.items() if name not in (MARK, JOB_MARK)}
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class ParentOptions:
+    """The settings that hold from the parent's start to its end.
+
+    ``grace`` is for a script alone, in seconds; ``last_launches`` is the folder of the launches
+    below a script, whose workers are told of a good end; empty where they aren't.
+    """
+
+    log_level: str = "info"
+    log_format: str = "human"
+    termination_log: str = ""
+    hold_on_failure: float = 0.0
+    grace: float = 0.0
+    last_launches: str = ""
+
+    def to_json(self) -> str:
+        """Write the record as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ParentOptions:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            TypeError: a field is not known.
+            ValueError: it isn't JSON.
+        """
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteHost:
     """A remote host that must get a launch agent.
 
     ``name`` is what the agent is called with, as in the hostfile that mpirun gets; ``address``
@@ -57,52 +79,80 @@ class Remote:
 class LaunchSpec:
     """One start of mpirun.
 
+    ``folder`` is the launch folder; ``set_env`` and ``unset_env`` are what mpirun's environment
+    has other than the parent's; ``client`` starts mpiboot's own SSH client, where it is needed.
     ``hosts`` counts the launcher too where it runs ranks; ``suspects`` are variables or flags
     that could hide the hostfile or the launch agent from mpirun, each with the reason;
-    ``started`` is the monotonic clock's second at which mpiboot began; ``let_go`` tells that
-    workers are to be told of a good end; ``program`` is what ranks run, empty where that isn't
-    known; ``goes_on`` tells that the job may be meant to go on without a rank that ended badly.
+    ``let_go`` tells that workers are to be told of a good end; ``program`` is what ranks run,
+    empty where that isn't known; ``goes_on`` tells that the job may be meant to go on without a
+    rank that ended badly; without ``supervise`` the parent becomes mpirun.
     """
 
     argv: tuple[str, ...]
     family: str
-    daemons: tuple[Remote, ...]
+    daemons: tuple[RemoteHost, ...]
     hosts: int
     ranks: int | None
     launch_timeout: float
     grace: float
-    started: float
-    termination_log: str = ""
-    hold_on_failure: float = 0.0
-    log_format: str = "human"
-    log_level: str = "info"
+    folder: str
+    set_env: Mapping[str, str] = field(default_factory=dict)
+    unset_env: tuple[str, ...] = ()
+    client: tuple[str, ...] = ()
     suspects: tuple[tuple[str, str], ...] = ()
     let_go: bool = False
     program: str = ""
     goes_on: bool = False
+    supervise: bool = True
 
     @property
     def local(self) -> bool:
         """Whether ranks on the launcher would get what only mpirun is to be told."""
         return self.hosts > len(self.daemons) and NOT_FOR_RANKS not in self.argv
 
-    def to_json(self) -> str:
-        """Write the record as JSON."""
-        return json.dumps(asdict(self), indent=1)
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Make mpirun's environment of the parent's."""
+        kept = {name: value for name, value in environ.items() if name not in self.unset_env}
+        return {**kept, **self.set_env}
 
-    @classmethod
-    def from_json(cls, text: str) -> LaunchSpec:
-        """Read what ``to_json`` wrote.
 
-        Raises:
-            TypeError: a field is missing or not known.
-            ValueError: it isn't JSON.
-        """
-        values = json.loads(text)
-        values["argv"] = tuple(values["argv"])
-        values["suspects"] = tuple((name, why) for name, why in values.get("suspects", ()))
-        values["daemons"] = tuple(
-            Remote(item["name"], item["address"], item["port"], tuple(item["others"]))
-            for item in values["daemons"]
-        )
-        return cls(**values)
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why mpirun is not started: the exit code and the termination message.
+
+    ``held`` where the launcher may be held for a look inside; never after a signal.
+    """
+
+    code: int
+    message: str
+    held: bool = True
+
+
+Result: TypeAlias = LaunchSpec | Failure
+
+
+def to_line(result: Result) -> bytes:
+    """Write the child's result as one line."""
+    kind = "launch" if isinstance(result, LaunchSpec) else "failure"
+    return json.dumps({kind: asdict(result)}).encode() + b"\n"
+
+
+def from_line(line: bytes) -> Result:
+    """Read what ``to_line`` wrote.
+
+    Raises:
+        TypeError, KeyError: a field is missing or not known.
+        ValueError: it isn't JSON.
+    """
+    record = json.loads(line)
+    if "failure" in record:
+        return Failure(**record["failure"])
+    values = record["launch"]
+    for name in ("argv", "unset_env", "client"):
+        values[name] = tuple(values[name])
+    values["suspects"] = tuple((name, why) for name, why in values["suspects"])
+    values["daemons"] = tuple(
+        RemoteHost(item["name"], item["address"], item["port"], tuple(item["others"]))
+        for item in values["daemons"]
+    )
+    return LaunchSpec(**values)

@@ -19,7 +19,7 @@ PATIENCE: Final = 2.0
 Answer = Callable[[str, "bool | None", str], None]
 
 
-class Loop:
+class EventLoop:
     """Handles, each with what is to be done when it is ready."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Loop:
         self._handlers: dict[int, Callable[[], None]] = {}
 
     def on(self, handle: int, do: Callable[[], None], events: int = select.POLLIN) -> None:
-        """Call ``do`` whenever a handle is ready."""
+        """Call ``do`` whenever a handle is ready; in place of what was called before."""
         self._handlers[handle] = do
         self._poll.register(handle, events)
 
@@ -45,16 +45,22 @@ class Loop:
                 do()
 
 
-class Probes:
+class HostChecks:
     """Hosts that are being asked whether their SSH port answers."""
 
-    def __init__(self, loop: Loop, answer: Answer) -> None:
+    def __init__(self, loop: EventLoop, answer: Answer) -> None:
+        """Give answers to ``answer``: the host, whether it answers, and what the system says."""
         self._loop = loop
         self._answer = answer
         self._asked: dict[str, tuple[socket.socket, float]] = {}
 
     def ask(self, host: str, address: str, port: int) -> None:
-        """Ask; the answer comes by the callback, which may be called before this returns."""
+        """Ask; the answer comes by the callback, which may be called before this returns.
+
+        Nobody knows (None) where this pod can't ask: it has no such protocol, or no descriptors.
+        """
+        if host in self._asked:
+            return
         try:
             version = socket.AF_INET6 if ":" in address else socket.AF_INET
             asking = socket.socket(version, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -62,7 +68,11 @@ class Probes:
             self._answer(host, None, "")
             return
         self._asked[host] = (asking, time.monotonic() + PATIENCE)
-        code = asking.connect_ex((address, port))
+        try:
+            code = asking.connect_ex((address, port))
+        except OSError:  # it is no address
+            self._over(host, None)
+            return
         if code == errno.EINPROGRESS:
             self._loop.on(asking.fileno(), lambda: self._ready(host, asking), select.POLLOUT)
         else:
@@ -81,8 +91,11 @@ class Probes:
     def _ready(self, host: str, asking: socket.socket) -> None:
         self._over(host, asking.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
-    def _over(self, host: str, code: int) -> None:
+    def _over(self, host: str, code: int | None) -> None:
         asking, _ = self._asked.pop(host)
         self._loop.off(asking.fileno())
         asking.close()
-        self._answer(host, code == 0, os.strerror(code))
+        if code is None:
+            self._answer(host, None, "")
+        else:
+            self._answer(host, code == 0, os.strerror(code))

@@ -29,7 +29,7 @@ _PIECE: Final = 65536
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MessageHandle:
     """How one MPI is asked; ``inherited`` where ranks on its own host get the variable too."""
 
     handle: str
@@ -37,18 +37,18 @@ class Source:
     inherited: bool = False
 
 
-SOURCES: Final = {
+HANDLES: Final = {
     # Measured with 4.1.4: "mpirun noticed that process rank 1 with PID 0 on node w-1 exited on
     # signal 9 (Killed)." comes by this handle. Remote ranks don't get the variable.
-    "openmpi4": Source("OPAL_OUTPUT_STDERR_FD", inherited=True),
+    "openmpi4": MessageHandle("OPAL_OUTPUT_STDERR_FD", inherited=True),
     # Measured with 5.0.7: that message goes to stderr past it, the states of ranks don't.
-    "openmpi5": Source(
+    "openmpi5": MessageHandle(
         "PMIX_OUTPUT_STDERR_FD", (("PRTE_MCA_state_base_verbose", "1"), (STATES, "1"))
     ),
 }
 
 
-class Lead(NamedTuple):
+class MessagePipe(NamedTuple):
     """A pipe for mpirun's own messages, and the variables that lead them there."""
 
     reader: int
@@ -56,12 +56,12 @@ class Lead(NamedTuple):
     environ: Mapping[str, str]
 
     def started(self) -> int:
-        """Give the end to read, once mpirun has the other one."""
+        """Give the end to read; mpirun has the other one."""
         os.close(self.writer)
         return self.reader
 
 
-def lead(family: str, environ: Mapping[str, str], *, local: bool) -> Lead | None:
+def open_pipe(family: str, environ: Mapping[str, str], *, local: bool) -> MessagePipe | None:
     """Open a way for mpirun's own messages; None where there is none, or the user has another.
 
     Args:
@@ -69,10 +69,10 @@ def lead(family: str, environ: Mapping[str, str], *, local: bool) -> Lead | None
         environ: mpirun's environment.
         local: whether ranks may run on mpirun's own host.
     """
-    source = SOURCES.get(family)
-    if source is None or (local and source.inherited):
+    row = HANDLES.get(family)
+    if row is None or (local and row.inherited):
         return None
-    if any(name in environ for name in (source.handle, *dict(source.asked))):
+    if any(name in environ for name in (row.handle, *dict(row.asked))):
         return None
     reader, near = os.pipe()
     try:
@@ -82,7 +82,7 @@ def lead(family: str, environ: Mapping[str, str], *, local: bool) -> Lead | None
         return None
     finally:
         os.close(near)
-    return Lead(reader, writer, {source.handle: str(writer), **dict(source.asked)})
+    return MessagePipe(reader, writer, {row.handle: str(writer), **dict(row.asked)})
 
 
 # A line: [w:13] [prterun-w-13@0,0] [17.18] ACTIVATE PROC [prterun-w-13@1,1] STATE RUNNING AT ...
@@ -105,7 +105,7 @@ _ABORTED: Final = re.compile(rb"MPI_ABORT was invoked on rank (\d+) in communica
 _STATUS: Final = re.compile(rb"Process name: \[\[\d+,1\],(\d+)\]\s+Exit code: +\d+")
 
 
-def told(text: bytes) -> list[RankEnded]:
+def ranks_ended(text: bytes) -> list[RankEnded]:
     """Find the ranks that some of mpirun's messages name as ones that ended badly, in order."""
     states = [RankEnded(int(found[1]), _ENDS[found[2]]) for found in _STATE.finditer(text)]
     if states:
@@ -120,11 +120,11 @@ def told(text: bytes) -> list[RankEnded]:
     return []
 
 
-class Words:
+class MpirunMessages:
     """Reads mpirun's own messages as they come, and passes them on to stderr."""
 
     def __init__(self, reader: int) -> None:
-        """Read from the end that ``Lead`` gives."""
+        """Read from the end that ``MessagePipe`` gives."""
         self.reader = reader
         self.over = False  # nobody can write there any more
         self._rest = b""
@@ -137,7 +137,7 @@ class Words:
         while data := self._piece():
             whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
             whole += newline
-            ends += told(whole)
+            ends += ranks_ended(whole)
             _pass_on(_STATES.sub(b"", whole))
         if last:
             _pass_on(self._rest)

@@ -1,33 +1,24 @@
-"""What the parent asks of the system: start mpirun, take in signals, a FIFO, ssh's last words.
+"""What the parent asks of the system: programs started, a FIFO, a process's handle, ssh's words.
 
 Each is one small act without opinion; nothing here waits.
 """
 
+# pathlib, and what it imports, costs the parent a megabyte; socket half of one.
+# ruff: noqa: PTH110, PTH123
 from __future__ import annotations
 
-import _thread
+import _socket as socket
 import os
 import signal
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NoReturn
 
-from mpiboot.parent.launch_spec import SIGNALS
-
-# What the kernel writes as the sender of a terminal's signal (siginfo.h: SI_KERNEL).
-_SI_KERNEL: Final = 0x80
 # Python ignores these for itself, and what is ignored stays so over exec.
 _IGNORED: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 _WORDS: Final = 3
 _TAIL: Final = 4096
 _NOISE: Final = ("Warning: Permanently added", "debug", "Authenticated to", "Transferred:", "Bytes")
-
-
-def block_signals() -> set[signal.Signals | int]:
-    """Let signals wait until they are taken in; give the mask that mpirun is to have."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    # Ignored by who started us, children would vanish without a status.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    return set(before - SIGNALS)
+_BACKLOG: Final = 4096
 
 
 def spawn(
@@ -50,6 +41,59 @@ def spawn(
     return start(argv[0], argv, environ, setsigmask=mask, setsigdef=_IGNORED)
 
 
+def replace(
+    argv: tuple[str, ...], environ: Mapping[str, str], mask: set[signal.Signals | int]
+) -> NoReturn:
+    """Become another program, with the signals that a program expects.
+
+    Raises:
+        OSError: it can't be executed; this process goes on.
+    """
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    os.execvpe(argv[0], argv, environ)  # noqa: S606 - no shell is the point
+
+
+def start_listening(
+    argv: tuple[str, ...], environ: Mapping[str, str], folder: str, name: str
+) -> int:
+    """Start a program whose standard input is a listening socket of its own; give its pid.
+
+    Who connects before the program has loaded waits until it accepts.
+
+    Args:
+        argv: the program.
+        environ: its environment.
+        folder: where the socket is made.
+        name: the socket's name there.
+
+    Raises:
+        OSError: the socket can't be made, or the program not be started.
+    """
+    # A socket's path may be 107 bytes long, and the folder's may be longer.
+    here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(f"/proc/self/fd/{here}/{name}")
+            listener.listen(_BACKLOG)
+            # A session of its own: Ctrl-C at a terminal is mpirun's.
+            return os.posix_spawn(
+                argv[0],
+                argv,
+                environ,
+                file_actions=[(os.POSIX_SPAWN_DUP2, listener.fileno(), 0)],
+                setsid=True,
+                setsigmask=(),
+                setsigdef=_IGNORED,
+            )
+        finally:
+            listener.close()
+    finally:
+        os.close(here)
+
+
 def has_terminal() -> bool:
     """Whether this process has a controlling terminal."""
     try:
@@ -61,38 +105,36 @@ def has_terminal() -> bool:
 
 def open_fifo(path: str) -> int:
     """Open a FIFO to read without ever waiting, and make it where it isn't there."""
-    if not os.path.exists(path):  # noqa: PTH110 - pathlib costs the parent a megabyte
+    if not os.path.exists(path):
         os.mkfifo(path, 0o600)
     # For writing too: with a writer of its own it is never at its end.
     return os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
 
-def listen() -> int:
-    """Take signals in by a thread, for only sigwaitinfo tells who sent them.
+def process_handle(pid: int) -> int | None:
+    """Open a handle that is readable once a process has ended; None where there is no such thing.
 
-    The handle that is given reads two bytes a signal: its number, and whether the kernel sent
-    it. The signals must be blocked; so one for PID 1 waits, where it would else be dropped.
+    Older kernels and sandboxes have none, nor has a Python that was built for them.
+
+    Raises:
+        ProcessLookupError: the process has ended.
     """
-    read, write = os.pipe()
-
-    def tell(info: signal.struct_siginfo) -> None:
-        os.write(write, bytes((info.si_signo, info.si_code == _SI_KERNEL)))
-
-    def wait() -> None:
-        while True:
-            tell(signal.sigwaitinfo(SIGNALS))
-
-    # What was meant for this very thread, before the exec, another one never sees.
-    while info := signal.sigtimedwait(SIGNALS, 0):
-        tell(info)
-    _thread.start_new_thread(wait, ())
-    return read
+    opening = getattr(os, "pidfd_open", None)
+    if opening is None:
+        return None
+    try:
+        handle: int = opening(pid)
+    except ProcessLookupError:
+        raise
+    except OSError:
+        return None
+    return handle
 
 
 def last_words(path: str) -> tuple[str, ...]:
     """Read what ssh itself had to say, without what it says every time."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - as above
+        with open(path, encoding="utf-8", errors="replace") as file:
             lines = [line.strip() for line in file.read()[-_TAIL:].splitlines()]
     except OSError:
         return ()

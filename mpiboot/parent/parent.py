@@ -1,326 +1,169 @@
-"""One mpirun under its parent: started, slept beside until something happens, and judged.
+"""The launcher's own process from its first moment: prepares, starts mpirun, judges, ends.
 
-It looks at processes and connections only while mpirun launches; after that nothing wakes it but
-signals, agents and the end. It never writes to stdout, and stdin is never read; what an event
-means is decided in ``verdicts``.
+Each phase takes the one event loop and the signals over from the one before it. Every end comes
+by here: one that came while hosts were waited for, mpirun's, and a signal's in any phase.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Final
 
-from mpiboot import log
-from mpiboot.parent import mpirun_messages, verdicts
-from mpiboot.parent.end import reap, send, survivors
-from mpiboot.parent.events import (
-    Action,
-    AgentConnected,
-    AgentEnded,
-    AgentStarted,
-    DaemonJoined,
-    Event,
-    Finish,
-    Forward,
-    JoinsUnseen,
-    Kill,
-    MpirunEnded,
-    Probe,
-    Probed,
-    RankSeen,
-    Say,
-    Signalled,
-    Start,
-    Timer,
-    TimerFired,
-    Verdict,
+from mpiboot import log, termination
+from mpiboot.parent import guard
+from mpiboot.parent.after import ask
+from mpiboot.parent.end import end_all, reap, send, tell, wait_gone
+from mpiboot.parent.events import Verdict
+from mpiboot.parent.judgement import not_startable, proved
+from mpiboot.parent.launch_spec import (
+    CLIENT_SOCKET,
+    Failure,
+    LaunchSpec,
+    ParentOptions,
+    without_marks,
 )
-from mpiboot.parent.launch_spec import EVENTS, LaunchSpec, Started
-from mpiboot.parent.loop import Loop, Probes
-from mpiboot.parent.mpirun_messages import Words
-from mpiboot.parent.os_calls import has_terminal, last_words, listen, open_fifo, spawn
-from mpiboot.parent.state import FAMILIES, UNKNOWN, Job, Phase
-from mpiboot.parent.watch import Processes, find_mpiruns, joined, peers, running
-
-_LOOK_FIRST, _LOOK_LAST, _LOOK_GROWTH = 0.05, 0.25, 1.5
-_AGENT_KILLED: Final = -signal.SIGKILL
-# An mpirun that gives up kills its agents: the one whose ssh has ended by itself comes first.
-_AGENT_PATIENCE: Final = 0.5
+from mpiboot.parent.loop import EventLoop
+from mpiboot.parent.mpirun import Mpirun
+from mpiboot.parent.os_calls import replace, start_listening
+from mpiboot.parent.preparation import Preparation, ended_by
+from mpiboot.parent.script import Script, last_launch
+from mpiboot.parent.signals import ENDING, Signals
+from mpiboot.parent.state import BY_SIGNAL, FAMILIES, UNKNOWN
 
 
 class Parent:
-    """One mpirun, from its start to its verdict."""
+    """One launch: ``mask`` is the signal mask that programs get."""
 
-    def __init__(
-        self,
-        spec: LaunchSpec,
-        folder: str,
-        environ: Mapping[str, str],
-        started: Started | None = None,
-    ) -> None:
-        self.spec = spec
-        self.folder = folder
-        self._fifo = started.events if started else -1
-        self._words = Words(started.words) if started and started.words >= 0 else None
-        self.child = started.pid if started else 0
-        self.verdict: Verdict | None = None
-        self._environ = environ
-        self._remotes = {remote.name: remote for remote in spec.daemons}
-        self._family = FAMILIES.get(spec.family, UNKNOWN)
-        self._deadlines: dict[Timer, float] = {}
-        self._loop = Loop()
-        self._probes = Probes(self._loop, self._answered)
-        self._agents: dict[int, int] = {}
-        self._real: dict[int, int] = {}
-        self._gone: dict[int, tuple[str, float]] = {}
-        self._rest = b""
-        self._look_step, self._look_at = _LOOK_FIRST, 0.0
-        # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
-        # that, and reads the terminal; without a terminal each signal comes to us alone.
-        self._shared = has_terminal()
-        self._state, self._first = verdicts.initial(
-            Job(
-                self._family,
-                tuple(self._remotes),
-                spec.launch_timeout,
-                spec.grace,
-                spec.suspects,
-                spec.goes_on,
-            )
-        )
+    def __init__(self, options: ParentOptions, mask: set[signal.Signals | int]) -> None:
+        """Take signals in from now on."""
+        self._options = options
+        self._mask = mask
+        self._began = time.monotonic()
+        self._loop = EventLoop()
+        self._signals = Signals()
+        self._client = 0  # mpiboot's own SSH client
+        self._told = 0  # the signal that said that this process is to end
 
-    def run(self, mask: set[signal.Signals | int]) -> Verdict:
-        """Start mpirun, if nobody has, and wait for the verdict; ``mask`` is its signal mask."""
-        if self._fifo < 0:
-            self._fifo = open_fifo(f"{self.folder}/{EVENTS}")
-        self._loop.on(self._fifo, self._read_events)
-        self._signals = listen()
-        self._loop.on(self._signals, self._read_signals)
+    def launch(self, pid: int, reader: int) -> int:
+        """Wait for the child that prepares, then run mpirun to its end; give the exit code."""
+        result = Preparation(pid, reader, self._loop, self._signals).result()
+        if isinstance(result, Failure):
+            termination.write(self._options.termination_log, result.message)
+            if result.held:
+                self._hold()
+            return result.code
+        # This process's own: what it starts from here on belongs to this launch.
+        for name in result.unset_env:
+            os.environ.pop(name, None)
+        os.environ.update(result.set_env)
+        return self._run(result)
+
+    def beside(self, program: tuple[str, ...]) -> int:
+        """Stay beside a program that calls mpirun itself; give its exit code."""
+        grace = self._options.grace
+        code = Script(program, grace, self._loop, self._signals).run(self._mask)
+        folder = last_launch(self._options.last_launches) if code == 0 else ""
+        if folder:
+            self._loop.on(self._signals.handle, self._note_signals)
+            self._ask(folder, "let-go")
+        return code
+
+    def stay(self) -> int:
+        """Keep the pod alive for `kubectl exec` until a signal comes; give the exit code."""
+        log.info("role", "nothing to run: staying for `kubectl exec` until a signal comes")
+        return BY_SIGNAL + self._stay(None)
+
+    def _run(self, spec: LaunchSpec) -> int:
+        """Start mpirun, wait for its end, and tell how it ended."""
+        mpirun = Mpirun(spec, os.environ, self._loop, self._signals)
         try:
-            self.child = self.child or self._start(mask)
+            if spec.client:  # without a mark: it lives until the workers were asked or told
+                environ = without_marks(os.environ)
+                self._client = start_listening(spec.client, environ, spec.folder, CLIENT_SOCKET)
+            if not spec.supervise:
+                return self._become(spec)
+            mpirun.start(self._mask)
         except OSError as wrong:
-            said = f"{self.spec.argv[0]}: {wrong.strerror}: mpirun was not started"
-            return Verdict(127, "program-missing", said)
-        if self._words:
-            self._loop.on(self._words.reader, self._read_words)
-        self._do(self._first)
-        self._reap()  # started before this program, it may have ended before it
-        while self.verdict is None:
-            self._turn()
-        return self._placed(self.verdict)
-
-    def _placed(self, verdict: Verdict) -> Verdict:
-        """Name the host of a rank of which mpirun told none: its table is written late."""
-        if verdict.rank is None or verdict.host:
-            return verdict
-        return replace(
-            verdict, host=self._known(mpirun_messages.host_of(self.folder, verdict.rank))
-        )
-
-    def _start(self, mask: set[signal.Signals | int]) -> int:
-        spec = self.spec
-        way = mpirun_messages.lead(spec.family, self._environ, local=spec.local)
-        more = way.environ if way else {}
-        own_group = not self._shared
+            verdict = not_startable(spec.argv[0], wrong.strerror or str(wrong))
+            return self._ended(spec, verdict)
+        # As PID 1 this process takes everything along when it is killed.
+        alone = os.getpid() == 1
+        form = self._options.log_format
+        shell = None if alone else guard.start(spec.folder, os.environ, form)
         try:
-            return spawn(spec.argv, {**self._environ, **more}, mask, own_group=own_group)
-        finally:
-            if way:
-                self._words = Words(way.started())
+            verdict = mpirun.result()
+            self._loop.on(self._signals.handle, self._note_signals)
+        except BaseException:
+            # Never leave an mpirun without a parent: nobody would end it, or say how it ended.
+            end_all(mpirun.child, spec.folder)
+            raise
+        left = end_all(mpirun.child, spec.folder)
+        if left:
+            log.debug("ended", f"ended {left} processes that mpirun left")
+        if shell is not None:
+            guard.dismiss(shell)
+        lines: tuple[str, ...] = ()
+        if verdict.code and not verdict.by_signal:
+            family = FAMILIES.get(spec.family, UNKNOWN)
+            # The program whose lack on some host may be what the verdict is about.
+            lacks = not verdict.reference and verdict.code in family.lacking
+            program = spec.program if lacks else ""
+            asked = ("evidence", verdict.host, program, verdict.signal)
+            verdict, lines = proved(verdict, self._ask(spec.folder, *asked))
+        return self._ended(spec, verdict, lines)
 
-    def hold(self, seconds: float) -> None:
+    def _become(self, spec: LaunchSpec) -> int:
+        """Become mpirun; a signal that comes before that ends this process.
+
+        Raises:
+            OSError: it can't be started.
+        """
+        if self._stay(time.monotonic()):
+            failure = ended_by(self._told)
+            termination.write(self._options.termination_log, failure.message)
+            return failure.code
+        return replace(spec.argv, os.environ, self._mask)
+
+    def _ended(self, spec: LaunchSpec, verdict: Verdict, lines: tuple[str, ...] = ()) -> int:
+        seconds = time.monotonic() - self._began
+        tell(verdict, spec, seconds, self._options.termination_log, lines)
+        if spec.let_go and not verdict.code:
+            self._ask(spec.folder, "let-go")
+        if self._client:
+            send([self._client], signal.SIGTERM)
+            wait_gone([self._client])
+        if verdict.code and not verdict.by_signal:
+            self._hold()
+        return verdict.code
+
+    def _hold(self) -> None:
         """Stay for a look inside, until the time is over or a signal ends it."""
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            poll = select.poll()
-            poll.register(self._signals, select.POLLIN)
-            if poll.poll(left * 1000):
-                told = os.read(self._signals, 2)[0]
-                reap()
-                if told not in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
-                    return
-
-    def _turn(self) -> None:
-        launching = self._state.phase is Phase.LAUNCHING
-        times = [*self._deadlines.values(), *self._probes.deadlines()]
-        times += [until for _, until in self._gone.values()]
-        if launching:
-            times.append(self._look_at)
-        self._loop.wait(min(times, default=None))
-        if self._gone:
-            self._settle_gone()
-        now = time.monotonic()
-        for timer, when in list(self._deadlines.items()):
-            if when <= now and self._deadlines.pop(timer, None) is not None:
-                self._feed(TimerFired(timer))
-        self._probes.give_up(now)
-        if launching and self.verdict is None and self._look_at <= now:
-            self._look()
-
-    def _feed(self, event: Event) -> None:
-        self._state, actions = verdicts.step(self._state, event)
-        self._do(actions)
-
-    def _do(self, actions: tuple[Action, ...]) -> None:
-        for action in actions:
-            match action:
-                case Start(timer=timer, seconds=seconds):
-                    self._deadlines[timer] = time.monotonic() + seconds
-                case Forward(number=number):
-                    pids = {self.child, *find_mpiruns(self.child, Processes())}
-                    send(sorted(pids), number)
-                case Kill():
-                    found = survivors(self.child, self.folder, reaped=False)
-                    send([self.child, *found], signal.SIGKILL)
-                case Probe(host=host):
-                    self._ask(host)
-                case Say(level=level, event=event, said=said, host=host):
-                    say = {"debug": log.debug, "warning": log.warning}.get(level, log.info)
-                    say(event, f"{host}: {said}" if host else said, host=host)
-                case Finish(verdict=verdict):
-                    self.verdict = verdict
-        for timer in self._deadlines.keys() - self._state.pending:
-            del self._deadlines[timer]
-
-    # What comes in
-
-    def _read_signals(self) -> None:
-        told = os.read(self._signals, 512)
-        for number, kernel in zip(told[::2], told[1::2], strict=True):
-            if number == signal.SIGCHLD:
-                self._reap()
-            else:
-                log.info("signal", f"got {signal.Signals(number).name}")
-                self._feed(Signalled(number, direct=bool(kernel) and self._shared))
-
-    def _reap(self) -> None:
-        for pid, status in reap():
-            if pid != self.child:
-                continue
-            self._read_events()  # what was told before mpirun ended comes before its end
-            self._read_words(last=True)
-            code = os.waitstatus_to_exitcode(status)
-            self._feed(MpirunEnded(max(code, 0), max(-code, 0)))
-
-    def _read_events(self) -> None:
-        while True:
-            try:
-                data = os.read(self._fifo, 65536)
-            except BlockingIOError:
-                return
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            for line in lines:
-                self._agent_told(line.decode("utf-8", "replace").split())
-
-    def _read_words(self, *, last: bool = False) -> None:
-        if not self._words:
+        seconds = self._options.hold_on_failure
+        if not seconds:
             return
-        for found in self._words.read(last=last):
-            self._feed(replace(found, host=self._known(found.host)))
-        if self._words.over:  # it would be ready for ever
-            self._loop.off(self._words.reader)
+        log.info("hold", f"held for {seconds:g} s; SIGTERM ends it")
+        self._stay(time.monotonic() + seconds)
 
-    def _agent_told(self, words: list[str]) -> None:
-        match words:
-            case ["started", name, pid] if pid.isdigit():
-                self._watch_agent(self._known(name), int(pid))
-            case ["running", _, real, pid] if real.isdigit() and pid.isdigit():
-                self._real[int(pid)] = int(real)
-            case ["connected", name, *_]:
-                self._feed(AgentConnected(self._known(name)))
-            case ["ended", name, status, pid, *signals] if status.isdigit() and pid.isdigit():
-                self._agent_ended(self._known(name), int(pid), int(status), bool(signals))
-            case _:
-                log.debug("agent", f"not understood: {' '.join(words)!r}")
+    def _ask(self, folder: str, *what: str) -> tuple[str, ...]:
+        """Ask or tell the workers; agents report meanwhile, and a signal ends it."""
+        return ask(folder, os.environ, self._loop, lambda: self._told != 0, *what)
 
-    def _known(self, name: str) -> str:
-        """Find the host that mpirun calls so: some cut names at the first dot."""
-        if name in self._remotes:
-            return name
-        short = [host for host in self._remotes if host.partition(".")[0] == name]
-        return short[0] if len(short) == 1 else name
+    def _stay(self, deadline: float | None) -> int:
+        """Stay until a time, and reap what is left to this process.
 
-    def _watch_agent(self, host: str, pid: int) -> None:
-        self._feed(AgentStarted(host, pid))
-        try:
-            handle = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._agent_gone(host, pid)
-            return
-        except OSError:  # an older kernel, or a sandbox that forbids it: the agent's word must do
-            return
-        self._agents[pid] = handle
-        self._loop.on(handle, lambda: self._agent_gone(host, pid))
+        Returns:
+            The signal that ended it, or 0.
+        """
+        self._loop.on(self._signals.handle, self._note_signals)
+        while not self._told:
+            self._loop.wait(deadline)
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+        return self._told
 
-    def _agent_gone(self, host: str, pid: int) -> None:
-        """Take note that an agent isn't there any more; what it told may not be read yet."""
-        handle = self._agents.pop(pid, None)
-        if handle is not None:
-            self._loop.off(handle)
-            os.close(handle)
-        self._gone[pid] = (host, time.monotonic())
-        try:
-            ssh = os.pidfd_open(self._real.pop(pid))
-        except (KeyError, OSError):  # it has ended too
-            return
-        self._gone[pid] = (host, time.monotonic() + _AGENT_PATIENCE)
-        self._loop.on(ssh, lambda: self._ssh_gone(host, pid, ssh))
-
-    def _ssh_gone(self, host: str, pid: int, handle: int) -> None:
-        self._loop.off(handle)
-        os.close(handle)
-        if pid in self._gone:
-            self._gone[pid] = (host, time.monotonic())
-
-    def _settle_gone(self) -> None:
-        """Take in that an agent was killed: it is gone, and did not tell its end."""
-        self._read_events()
-        now = time.monotonic()
-        for pid, (host, until) in sorted(self._gone.items(), key=lambda item: item[1][1]):
-            if (host, pid) not in self._state.live:
-                del self._gone[pid]
-            elif until <= now:
-                del self._gone[pid]
-                said = ("its launch agent was killed",)
-                self._feed(AgentEnded(host, pid, _AGENT_KILLED, said, killed=True))
-
-    def _agent_ended(self, host: str, pid: int, status: int, told: bool) -> None:  # noqa: FBT001
-        words = last_words(f"{self.folder}/stderr/{host}") if status else ()
-        self._feed(AgentEnded(host, pid, status, words, signalled=told))
-
-    # What is asked
-
-    def _look(self) -> None:
-        """Look at mpirun once: what it runs here, and whose daemons are connected to it."""
-        state = self._state
-        agents = [pid for _, pid in state.live]
-        seen = running(self.child, agents, self._family.proxies, Processes())
-        self._read_events()  # an agent is started before any rank is
-        if seen.program and seen.settled:
-            self._feed(RankSeen(seen.program))
-        if seen.mpiruns and not state.blind:
-            try:
-                connections = peers(seen.mpiruns)
-            except OSError as wrong:
-                self._feed(JoinsUnseen(f"/proc: {wrong.strerror}"))
-            else:
-                waiting = [item for item in self.spec.daemons if item.name in self._state.waiting]
-                for host in joined(waiting, self.spec.daemons, connections):
-                    self._feed(DaemonJoined(host))
-        self._look_at = time.monotonic() + self._look_step
-        self._look_step = min(self._look_step * _LOOK_GROWTH, _LOOK_LAST)
-
-    def _ask(self, host: str) -> None:
-        remote = self._remotes.get(host)
-        if remote is None:
-            self._feed(Probed(host, reachable=None))
-            return
-        self._probes.ask(host, remote.address, remote.port)
-
-    def _answered(self, host: str, reachable: bool | None, said: str) -> None:  # noqa: FBT001
-        self._feed(Probed(host, reachable, said))
+    def _note_signals(self) -> None:
+        for number, _ in self._signals.read():
+            if number in ENDING:
+                self._told = self._told or number
+        reap()

@@ -17,18 +17,18 @@ from mpiboot.parent.events import (
     AgentConnected,
     AgentEnded,
     AgentStarted,
+    CheckHost,
     DaemonJoined,
     Event,
     Finish,
-    Forward,
+    HostChecked,
     JoinsUnseen,
     MpirunEnded,
-    Probe,
-    Probed,
     RankEnd,
     RankEnded,
     RankSeen,
     Say,
+    SendSignal,
     Signalled,
     Start,
     Timer,
@@ -174,7 +174,7 @@ def _ask(state: State, hosts: tuple[str, ...], actions: tuple[Action, ...]) -> S
         return state, actions
     state, begun = start(state, Timer.PROBE)
     state = replace(state, probing=state.probing | set(wanted))
-    return state, (*actions, *begun, *(Probe(host) for host in wanted))
+    return state, (*actions, *begun, *(CheckHost(host) for host in wanted))
 
 
 def _rank_seen(state: State, event: RankSeen) -> Step:
@@ -215,7 +215,7 @@ def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
         # 5.0 takes each daemon that isn't there yet for an error.
         said = f"{signal_name(event.number)} is the program's, of which no rank runs: not forwarded"
         return (Say("info", "signal", said),)
-    return () if state.ended is not None or event.direct else (Forward(event.number),)
+    return () if state.ended is not None or event.direct else (SendSignal(event.number),)
 
 
 def _mpirun_ended(state: State, event: MpirunEnded) -> Step:
@@ -230,7 +230,7 @@ def _mpirun_ended(state: State, event: MpirunEnded) -> Step:
     return start(state, Timer.AGENTS) if state.live else (state, ())
 
 
-def _probed(state: State, event: Probed) -> Step:
+def _probed(state: State, event: HostChecked) -> Step:
     if event.host not in state.probing:
         return state, ()
     state = replace(
@@ -295,7 +295,7 @@ _RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {
     JoinsUnseen: _joins_unseen,
     RankSeen: _rank_seen,
     RankEnded: _rank_ended,
-    Probed: _probed,
+    HostChecked: _probed,
     Signalled: _signalled,
     MpirunEnded: _mpirun_ended,
     TimerFired: _timer_fired,

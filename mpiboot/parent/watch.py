@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.parent.launch_spec import Remote
+from mpiboot.parent.launch_spec import RemoteHost
 
 # Programs that are mpirun under one of its names; a wrapper script above it is not.
 MPIRUNS: Final = ("mpirun", "mpiexec", "orterun", "prterun", "prte")
@@ -235,7 +235,9 @@ def peers(mpiruns: Iterable[int], root: str = "/proc") -> list[Peer]:
     return found
 
 
-def joined(waiting: Iterable[Remote], everyone: Iterable[Remote], seen: list[Peer]) -> list[str]:
+def joined(
+    waiting: Iterable[RemoteHost], everyone: Iterable[RemoteHost], seen: list[Peer]
+) -> list[str]:
     """Name the hosts whose daemon has a connection to mpirun.
 
     Pods that share an address (the node's) are told apart by count alone. Where connections come

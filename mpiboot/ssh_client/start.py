@@ -6,20 +6,14 @@ The client's module itself is never loaded here: it runs as a process of its own
 from __future__ import annotations
 
 import json
-import os
-import socket
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
 
 from mpiboot.errors import error
 from mpiboot.ssh_client import connect
 from mpiboot.ssh_client.config import Patience
 from mpiboot.system import files, process
-
-_BACKLOG: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,28 +69,16 @@ def words() -> str:
     return " ".join(found)
 
 
-def start(folder: Path, config: Config, environ: Mapping[str, str]) -> int:
-    """Start the client; agents may connect at once, and wait until it has loaded.
+def write(folder: Path, config: Config) -> tuple[str, ...]:
+    """Write what the client reads; give the command line by which the parent starts it.
 
-    Returns:
-        Its process number.
+    Its standard input is to be a socket that listens as ``connect.SOCKET`` in the folder: agents
+    may connect at once, and wait until the client has loaded.
 
     Raises:
-        MpibootError: ``runtime-folder``; the socket or the file can't be made.
+        MpibootError: ``runtime-folder``; the file can't be written.
     """
     path = folder / "client.json"
     files.write_private(path, config.to_json())
-    # A socket's path may be 107 bytes long, and the folder's may be longer.
-    here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(f"/proc/self/fd/{here}/{connect.SOCKET}")
-            listener.listen(_BACKLOG)
-            statement = "from mpiboot.ssh_client.client import main; main(sys.argv[1])"
-            argv = process.python(statement, str(path))
-            # A session of its own: Ctrl-C at a terminal is mpirun's.
-            return process.start(argv, environ, stdin=listener.fileno(), session=True)
-    except OSError as wrong:
-        raise error("runtime-folder", f"{folder}/{connect.SOCKET}: {wrong.strerror}") from None
-    finally:
-        os.close(here)
+    statement = "from mpiboot.ssh_client.client import main; main(sys.argv[1])"
+    return tuple(process.python(statement, str(path)))

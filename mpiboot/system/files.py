@@ -1,4 +1,4 @@
-"""Private files: the runtime folder of a role, atomic writes, the termination message.
+"""Private files: the runtime folder of a role, atomic writes.
 
 Never writes to a mount, to /etc or to a home folder; the launcher and the worker both use it.
 """
@@ -17,9 +17,6 @@ from typing import Final
 
 from mpiboot import log
 from mpiboot.errors import MpibootError, error
-
-# The kubelet reads at most this much of a container's termination message.
-TERMINATION_MESSAGE_LIMIT: Final = 4096
 
 # What the kubelet mounts into every container: the pod's hosts file and the container's
 # termination message, from folders named by the pod's UID (a static pod's has no dashes).
@@ -204,26 +201,6 @@ def write_private(path: Path, content: str | bytes, mode: int = 0o600) -> None:
         with contextlib.suppress(OSError):
             part.unlink()
         raise error("runtime-folder", f"{path} can't be written: {_reason(problem)}") from None
-
-
-def termination_message(path: str, text: str) -> None:
-    """Write the reason of a failure to where the kubelet looks for it; silent where that is not.
-
-    The kubelet mounts that one file: it is opened and truncated, never created or renamed onto.
-    """
-    data = text.encode("utf-8", "replace")[:TERMINATION_MESSAGE_LIMIT]
-    data = data.decode("utf-8", "ignore").encode()  # drop the part of a character at the cut
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return
-    try:
-        os.write(descriptor, data)
-    except OSError as problem:
-        if problem.errno in (errno.EBADF, errno.EFAULT):
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def make_fifo(path: Path) -> None:

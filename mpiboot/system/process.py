@@ -29,7 +29,12 @@ _SIGNALLED: Final = 128
 _INITS: Final = frozenset({"tini", "tini-static", "dumb-init", "docker-init", "catatonit"})
 
 
-def _lookup(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+def lookup(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Find the file that a command line starts.
+
+    Raises:
+        MpibootError: ``program-missing``; it isn't there or can't be executed.
+    """
     path = environ.get("PATH", executables.DEFAULT_PATH)
     found = executables.find(argv[0], path)
     if found is None:
@@ -69,7 +74,7 @@ def replace(
     Raises:
         MpibootError: ``program-missing``; it isn't there or can't be executed.
     """
-    path = _lookup(argv, environ)
+    path = lookup(argv, environ)
     sys.stdout.flush()
     sys.stderr.flush()
     signal.set_wakeup_fd(-1)
@@ -106,7 +111,7 @@ def start(
     Raises:
         MpibootError: ``program-missing``; it isn't there or can't be executed.
     """
-    path = _lookup(argv, environ)
+    path = lookup(argv, environ)
     actions = [
         (os.POSIX_SPAWN_DUP2, given, number)
         for number, given in enumerate((stdin, stdout, stderr))

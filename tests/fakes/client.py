@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from mpiboot.parent.launch_spec import CLIENT_SOCKET
+from mpiboot.parent.os_calls import start_listening
 from mpiboot.ssh_client import connect
 from mpiboot.ssh_client import start as client_start
 from mpiboot.ssh_client.config import Patience
@@ -56,7 +58,8 @@ class Launch:
             errors=str(self.folder / "stderr"),
             parent=os.getpid(),
         )
-        self.pid = client_start.start(self.folder, config, os.environ)
+        argv = client_start.write(self.folder, config)
+        self.pid = start_listening(argv, os.environ, str(self.folder), CLIENT_SOCKET)
         return self
 
     def argv(self, *command: str, options: Sequence[str] = ()) -> list[str]:

@@ -10,12 +10,17 @@ import pytest
 
 from mpiboot.after_job import ask_workers
 from mpiboot.parent import after
+from mpiboot.parent.loop import EventLoop
 
 
 def child(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     program = folder / "ask.py"
     program.write_text(text)
     monkeypatch.setattr(after, "_ASK", str(program))
+
+
+def asked(folder: Path) -> tuple[str, ...]:
+    return after.ask(str(folder), os.environ, EventLoop(), lambda: False, "evidence")
 
 
 def runs(pid: str) -> bool:
@@ -39,7 +44,7 @@ def test_what_has_hung_is_ended_with_its_agents_and_what_it_said_counts(
     )
     child(tmp_path, monkeypatch, text)
     monkeypatch.setattr(after, "_PATIENCE", 5.0)  # it has to come to its hang within that
-    assert after.ask(str(tmp_path), os.environ, "evidence") == ("w-1: /tmp is full",)
+    assert asked(tmp_path) == ("w-1: /tmp is full",)
     end = time.monotonic() + 60  # a guard: a killed process takes a moment to go
     while any(map(runs, pids.read_text().split())):
         assert time.monotonic() < end
@@ -48,7 +53,7 @@ def test_what_has_hung_is_ended_with_its_agents_and_what_it_said_counts(
 
 def test_a_child_that_fails_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child(tmp_path, monkeypatch, "raise SystemExit(1)")
-    assert after.ask(str(tmp_path), os.environ, "evidence") == ()
+    assert asked(tmp_path) == ()
 
 
 def test_hosts_have_less_time_than_the_child_that_asks_them() -> None:

@@ -12,7 +12,7 @@ import pytest
 from mpiboot.parent import mpirun_messages
 from mpiboot.parent.events import RankEnd, RankEnded
 from mpiboot.parent.launch_spec import PLACEMENT
-from mpiboot.parent.mpirun_messages import Words
+from mpiboot.parent.mpirun_messages import MpirunMessages
 
 RULE = "-" * 74 + "\n"
 PRIMARY = (
@@ -70,19 +70,19 @@ def state(rank: int, what: str, job: int = 1) -> str:
     ],
 )
 def test_which_ranks_ended(text: str, ends: list[RankEnded]) -> None:
-    assert mpirun_messages.told(text.encode()) == ends
+    assert mpirun_messages.ranks_ended(text.encode()) == ends
 
 
 @pytest.fixture
-def pipe() -> Iterator[tuple[Words, int]]:
+def pipe() -> Iterator[tuple[MpirunMessages, int]]:
     reader, writer = os.pipe()
-    yield Words(reader), writer
+    yield MpirunMessages(reader), writer
     os.close(reader)
     os.close(writer)
 
 
 def test_messages_go_on_and_states_do_not(
-    pipe: tuple[Words, int], capfdbinary: pytest.CaptureFixture[bytes]
+    pipe: tuple[MpirunMessages, int], capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     words, writer = pipe
     text = noticed(1, "w-1", 9).encode() + b"\xff odd\n"
@@ -93,7 +93,7 @@ def test_messages_go_on_and_states_do_not(
 
 @pytest.mark.parametrize("size", [1, 7, 100, 4000])
 def test_pieces_of_any_size_make_the_same(
-    pipe: tuple[Words, int], capfdbinary: pytest.CaptureFixture[bytes], size: int
+    pipe: tuple[MpirunMessages, int], capfdbinary: pytest.CaptureFixture[bytes], size: int
 ) -> None:
     words, writer = pipe
     text = (PRIMARY + state(4, "ABORTED BY SIGNAL") + "left without an end").encode()
@@ -109,7 +109,7 @@ def test_pieces_of_any_size_make_the_same(
 
 def test_an_end_without_writers_is_told() -> None:
     reader, writer = os.pipe()
-    words = Words(reader)
+    words = MpirunMessages(reader)
     assert words.read() == []
     assert not words.over
     os.close(writer)
@@ -132,7 +132,7 @@ def test_an_end_without_writers_is_told() -> None:
     ],
 )
 def test_who_is_asked(family: str, local: bool, environ: dict[str, str], led: bool) -> None:  # noqa: FBT001
-    way = mpirun_messages.lead(family, environ, local=local)
+    way = mpirun_messages.open_pipe(family, environ, local=local)
     assert (way is not None) == led
     if way:
         assert os.get_inheritable(way.writer)
@@ -145,7 +145,7 @@ def test_where_files_are_few_nobody_is_asked() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
     try:
-        assert mpirun_messages.lead("openmpi4", {}, local=False) is None
+        assert mpirun_messages.open_pipe("openmpi4", {}, local=False) is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

@@ -18,7 +18,17 @@ from pathlib import Path
 import pytest
 
 import mpiboot
-from mpiboot.parent.launch_spec import EVENTS, FILE, JOB_MARK, MARK, LaunchSpec, Remote
+from mpiboot.parent.launch_spec import (
+    EVENTS,
+    JOB_MARK,
+    MARK,
+    Failure,
+    LaunchSpec,
+    ParentOptions,
+    RemoteHost,
+    Result,
+    to_line,
+)
 
 PACKAGE = Path(mpiboot.__file__).parent
 AGENT = PACKAGE / "libexec" / "agent"
@@ -51,9 +61,12 @@ class Rig:
             ranks=2,
             launch_timeout=30.0,
             grace=20.0,
-            started=time.monotonic(),
-            termination_log=str(self.log),
+            folder=str(self.folder),
+            set_env={MARK: str(self.folder)},
         )
+        self.options = ParentOptions(termination_log=str(self.log))
+        # What plays the child that waits for hosts: it hands over what is written below.
+        self.child = f"cat {self.folder}/result >&3"
         self.environ = {
             "PATH": os.environ["PATH"],
             "AGENT": str(AGENT),
@@ -72,19 +85,27 @@ class Rig:
 
     def remote(self, *names: str, **changes: object) -> None:
         """Let the line use remote hosts."""
-        daemons = tuple(Remote(name, WORKER, self.port) for name in names)
+        daemons = tuple(RemoteHost(name, WORKER, self.port) for name in names)
         self.spec = replace(self.spec, daemons=daemons, hosts=len(names) or 1, **changes)  # type: ignore[arg-type]
 
     def write(self, script: str) -> None:
-        """Write what the launcher hands over."""
+        """Write what the child hands over."""
         argv = self.spec.argv or (str(self.mpirun), "-c", script)
-        text = replace(self.spec, argv=argv, started=time.monotonic()).to_json()
-        (self.folder / FILE).write_text(text)
+        self.hand_over(replace(self.spec, argv=argv))
+
+    def hand_over(self, result: Result) -> None:
+        (self.folder / "result").write_bytes(to_line(result))
+
+    def argv(self) -> list[str]:
+        return [*PARENT, "launch", self.options.to_json(), "/bin/sh", "-c", self.child]
 
     def start(self, script: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         self.write(script)
+        return self.start_parent(stdin)
+
+    def start_parent(self, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [*PARENT, str(self.folder)],
+            self.argv(),
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -165,14 +186,14 @@ def test_mpiruns_own_words_go_on_and_name_the_rank_that_ended_first(rig: Rig) ->
 
 def test_a_line_of_json_is_a_line_whatever_was_left_open_before(rig: Rig) -> None:
     """Open MPI 5.0.7 ends its messages with a NUL byte where a peer of a dead rank aborted."""
-    rig.spec = replace(rig.spec, log_format="json")
+    rig.options = replace(rig.options, log_format="json")
     code, _, said = rig.run("printf 'done\\n\\0' >&2; exit 3")
     assert code == 3
     assert json.loads(last(said))["exit"] == 3
 
 
 def test_the_end_is_told_as_fields_too(rig: Rig) -> None:
-    rig.spec = replace(rig.spec, log_format="json")
+    rig.options = replace(rig.options, log_format="json")
     record = json.loads(last(rig.run("exit 3")[2]))
     assert record["event"] == "ended"
     assert (record["exit"], record["hosts"], record["ranks"]) == (3, 1, 2)
@@ -282,7 +303,7 @@ print(os.waitpid(-1, os.WNOHANG))
 def test_a_parent_that_ends_leaves_no_guard(rig: Rig) -> None:
     """Not even a zombie, which a first process such as `sleep` would keep for ever."""
     rig.write("exit 0")
-    adopter = [sys.executable, "-c", ADOPTS, *PARENT, str(rig.folder)]
+    adopter = [sys.executable, "-c", ADOPTS, *rig.argv()]
     done = subprocess.run(
         adopter, capture_output=True, text=True, env=rig.environ, timeout=GUARD, check=False
     )
@@ -447,7 +468,7 @@ def test_a_termination_message_is_cut_and_never_made(rig: Rig) -> None:
 
 
 def test_a_failed_launcher_is_held_until_it_is_told_to_go(rig: Rig) -> None:
-    rig.spec = replace(rig.spec, hold_on_failure=300.0)
+    rig.options = replace(rig.options, hold_on_failure=300.0)
     process = rig.start("exit 9")
     heard(process, "held for 300 s")
     assert rig.log.read_text().startswith("program: ")
@@ -464,14 +485,6 @@ def test_lines_that_no_agent_wrote_do_no_harm(rig: Rig) -> None:
     assert "Traceback" not in said
 
 
-def test_a_folder_without_a_spec_is_one_line(rig: Rig) -> None:
-    done = subprocess.run(
-        [*PARENT, str(rig.folder)], env=rig.environ, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 70
-    assert done.stderr.count("\n") == 1
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="a PID namespace needs root")
 def test_as_pid_1_it_reaps_takes_signals_and_leaves_nothing(rig: Rig) -> None:
     # Orphans of mpirun's are this process's children then; one ends at once.
@@ -481,7 +494,7 @@ def test_as_pid_1_it_reaps_takes_signals_and_leaves_nothing(rig: Rig) -> None:
         "trap 'exit 0' TERM; while :; do read -t 1; done"
     )
     rig.write(script)
-    inside = ["unshare", "-p", "-f", "--mount-proc", "--kill-child=KILL", *PARENT, str(rig.folder)]
+    inside = ["unshare", "-p", "-f", "--mount-proc", "--kill-child=KILL", *rig.argv()]
     process = subprocess.Popen(
         inside,
         stdin=subprocess.DEVNULL,
@@ -531,7 +544,7 @@ def test_on_a_terminal_mpirun_reads_it_and_ctrl_c_reaches_it_once(rig: Rig) -> N
     )
     terminal, inner = pty.openpty()
     process = subprocess.Popen(
-        ["setsid", "--ctty", *PARENT, str(rig.folder)],
+        ["setsid", "--ctty", *rig.argv()],
         stdin=inner,
         stdout=inner,
         stderr=inner,
@@ -589,91 +602,187 @@ def test_it_stays_small(rig: Rig) -> None:
     ended(process)
 
 
-# The launcher starts mpirun first, and becomes its parent while it starts.
-FIRST = """
-import os, sys
-from mpiboot.launcher import handover
-from mpiboot.parent import launch_spec
-from mpiboot.job.plan import Paths
-folder = sys.argv[1]
-spec = launch_spec.LaunchSpec.from_json(open(f"{folder}/{launch_spec.FILE}").read())
-paths = Paths(*[folder] * len(Paths.__dataclass_fields__))
-handover.become_parent(spec.argv, {**os.environ, launch_spec.MARK: folder}, paths)
-"""
-# A resolver's thread, which has no signal blocked, is told in the meantime.
-STUCK = """
-import signal, threading, time
-from mpiboot.parent import os_calls
-stuck = threading.Thread(target=time.sleep, args=(1000,), daemon=True)
-stuck.start()
-really = os_calls.spawn
-def spawn(*given, **more):
-    pid = really(*given, **more)
-    signal.pthread_kill(stuck.ident, signal.SIGTERM)
-    time.sleep(0.2)
-    return pid
-os_calls.spawn = spawn
-"""
+# The child that waits for hosts
 
 
-def test_a_signal_that_a_stuck_thread_gets_is_not_lost(rig: Rig) -> None:
-    rig.write("sleep 1000")
-    process = subprocess.Popen(
-        [sys.executable, "-c", STUCK + FIRST, str(rig.folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=rig.environ,
-    )
-    _, err = process.communicate(timeout=GUARD)
-    assert process.returncode == 143
-    assert "ended by SIGTERM" in last(err.decode())
+def test_a_failure_of_the_child_is_the_launchers_end(rig: Rig) -> None:
+    rig.hand_over(Failure(68, "names-unresolved: w-1: NXDOMAIN\n"))
+    process = rig.start_parent()
+    code, said = ended(process)
+    assert (code, said) == (68, "")  # the child itself has said it
+    assert rig.log.read_text() == "names-unresolved: w-1: NXDOMAIN\n"
+
+
+def test_a_launcher_whose_child_failed_is_held_until_it_is_told_to_go(rig: Rig) -> None:
+    rig.options = replace(rig.options, hold_on_failure=300.0)
+    rig.hand_over(Failure(68, "names-unresolved: w-1: NXDOMAIN\n"))
+    process = rig.start_parent()
+    heard(process, "held for 300 s")
+    assert rig.log.read_text().startswith("names-unresolved: ")
+    process.send_signal(signal.SIGUSR1)
+    process.terminate()
+    assert ended(process)[0] == 68
 
 
 @pytest.mark.parametrize(
-    ("script", "code"),
+    ("child", "code", "words"),
     [
-        ("exit 3", 3),
-        # Everything happens before the parent's program is there to see it.
-        ('printf "started a %s\\nended a 255 %s\\n" $$ $$ 1<>$MPIBOOT_LAUNCH_DIR/events', 69),
-        ("kill -KILL $$", 137),
-        # It waits, blocked, for the program that takes it in.
-        ("trap 'exit 0' TERM; kill -TERM $PPID; while :; do read -t 1; done", 143),
-        ("sleep 1; grep -E '^PPid' /proc/self/status; exit 4", 4),
+        ("kill -KILL $$", 137, "was killed by SIGKILL; the launcher's memory limit?"),
+        ("kill -SEGV $$", 139, "was killed by SIGSEGV"),
+        ("exit 0", 70, "ended with 0 and without a result"),
+        ("printf '{\"launch\": {' >&3; exit 1", 70, "ended with 1 and without a result"),
     ],
+    ids=["killed", "crashes", "silent", "half"],
 )
-def test_an_mpirun_that_was_started_first_is_watched_from_its_start(
-    rig: Rig, script: str, code: int
+def test_a_child_that_ends_without_a_word_is_one_line(
+    rig: Rig, child: str, code: int, words: str
 ) -> None:
-    rig.remote(*(["a"] if code == 69 else []))
-    rig.write(script)
-    process = subprocess.Popen(
-        [sys.executable, "-c", FIRST, str(rig.folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=rig.environ,
-    )
-    _, err = process.communicate(timeout=GUARD)
-    assert process.returncode == code
-    assert last(err.decode()).startswith("mpiboot: job ended: ")
+    rig.child = child
+    process = rig.start_parent()
+    found, said = ended(process)
+    assert found == code
+    assert words in said
+    assert said.count("\n") == 1
+    assert words in rig.log.read_text()
 
 
-def test_an_mpirun_whose_parent_can_not_become_one_is_ended(rig: Rig) -> None:
-    rig.write("while :; do read -t 60; done")
-    broken = FIRST.replace("import os, sys\n", "import os, sys\nsys.executable = '/nonexistent'\n")
+def test_a_child_that_can_not_be_started_is_one_line(rig: Rig) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", broken, str(rig.folder)],
-        capture_output=True,
+        [*PARENT, "launch", rig.options.to_json(), "/nonexistent"],
         env=rig.environ,
-        timeout=GUARD,
+        capture_output=True,
+        text=True,
         check=False,
+        timeout=GUARD,
     )
-    assert b"MpibootError: /nonexistent" in done.stderr
-    left = [pid for pid in numbers() if str(rig.mpirun).encode() in words_of(pid)]
-    assert not [pid for pid in left if not gone(pid)]
+    assert done.returncode == 70
+    assert done.stderr.count("\n") == 1
 
 
-def words_of(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_while_the_child_waits_ends_both(rig: Rig, number: signal.Signals) -> None:
+    rig.options = replace(rig.options, hold_on_failure=300.0)
+    rig.child = "trap '' TERM INT HUP QUIT; sleep 300 & echo $! $$; wait"
+    process = rig.start_parent()
+    assert process.stdout
+    pids = [int(word) for word in process.stdout.readline().split()]
+    process.send_signal(number)
+    code, said = ended(process)
+    assert code == 128 + number
+    assert f"{number.name} while waiting for hosts: nothing was started" in said
+    assert rig.log.read_text().startswith(f"signal: {number.name} while waiting")
+    end = time.monotonic() + GUARD
+    while not all(map(gone, pids)):  # killed, but a busy machine may take a moment
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_programs_signals_do_not_end_the_wait(rig: Rig) -> None:
+    rig.write("exit 3")
+    rig.child = f"echo ready; read line < {rig.folder}/go; {rig.child}"
+    os.mkfifo(rig.folder / "go")
+    process = rig.start_parent()
+    ready(process)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        process.send_signal(number)
+        heard(process, f"{number.name} is the program's, which has not started: not forwarded")
+    (rig.folder / "go").write_text("\n")
+    assert ended(process)[0] == 3
+
+
+def test_a_signal_that_comes_while_the_parent_loads_is_not_lost(rig: Rig) -> None:
+    """Who execs it has blocked it; so it waits, also for PID 1."""
+    rig.write("sleep 300")
+    first = (
+        "import os, signal, sys\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "os.execv(sys.argv[1], sys.argv[1:])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", first, *rig.argv()],
+        env=rig.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=GUARD,
+    )
+    assert done.returncode == 143
+    assert "nothing was started" in done.stderr
+
+
+def test_what_the_child_found_is_in_mpiruns_environment_and_in_no_file(rig: Rig) -> None:
+    rig.environ["GONE"] = "once"
+    rig.environ["KEPT"] = "as it is"
+    values = {**rig.spec.set_env, "ADDED": "a \u00e9 'b'\n"}
+    rig.spec = replace(rig.spec, set_env=values, unset_env=("GONE",))
+    code, out, _ = rig.run('printf %s "$ADDED|$KEPT|${GONE-none}"; exit 4')
+    assert (code, out.decode()) == (4, "a \u00e9 'b'\n|as it is|none")
+
+
+def test_without_supervision_the_process_becomes_mpirun(rig: Rig) -> None:
+    rig.spec = replace(rig.spec, supervise=False)
+    process = rig.start('echo $$; exec grep -E "^Sig(Ign|Blk)" /proc/self/status')
+    out, said = process.communicate(timeout=GUARD)
+    pid, *masks = out.decode().splitlines()
+    assert process.returncode == 0
+    assert int(pid) == process.pid
+    assert b"job ended" not in said
+    plain = (1 << 31) - 1
+    assert [int(line.split()[1], 16) & plain for line in masks] == [0, 0]
+
+
+def test_an_mpirun_that_can_not_be_become_is_127(rig: Rig) -> None:
+    rig.spec = replace(rig.spec, supervise=False, argv=("/nonexistent/mpirun",))
+    code, _, said = rig.run("")
+    assert code == 127
+    assert "[program-missing] /nonexistent/mpirun: " in said
+
+
+def test_mpiboots_own_client_is_a_child_that_listens_before_mpirun_starts(rig: Rig) -> None:
+    server = (
+        "import os, socket\n"
+        "listener = socket.socket(fileno=0)\n"
+        "talk, _ = listener.accept()\n"
+        "talk.sendall(f'{os.getppid()} {sorted(os.environ)}'.encode())\n"
+    )
+    ask = (
+        "import os, socket\n"
+        "os.chdir(os.environ['MPIBOOT_LAUNCH_DIR'])\n"
+        "talk = socket.socket(socket.AF_UNIX)\n"
+        "talk.connect('client.sock')\n"
+        "print(talk.recv(65536).decode(), flush=True)\n"
+    )
+    (rig.folder / "ask.py").write_text(ask)
+    rig.spec = replace(rig.spec, client=(sys.executable, "-c", server))
+    process = rig.start(f"{sys.executable} {rig.folder}/ask.py")
+    out, _ = process.communicate(timeout=GUARD)
+    parent, _, names = out.decode().partition(" ")
+    assert int(parent) == process.pid
+    assert MARK not in names, "it would be ended with what mpirun has left"
+
+
+def test_the_agents_events_are_read_while_the_workers_are_asked(rig: Rig) -> None:
+    """64 KiB fill a FIFO that nobody reads, and an agent that can't write never ends."""
+    package = rig.folder / "package"
+    shutil.copytree(PACKAGE, package / "mpiboot")
+    asks = package / "mpiboot" / "after_job" / "ask_workers.py"
+    asks.write_text(
+        "import os, sys\n"
+        f"fifo = os.open(sys.argv[1] + '/{EVENTS}', os.O_RDWR)\n"
+        "for number in range(4000):\n"
+        "    os.write(fifo, b'ended w-%d 0 1 and more of it, to the end of the line\\n' % number)\n"
+        "print('w-1: all was written')\n"
+    )
+    program = package / "mpiboot" / "parent" / "__main__.py"
+    rig.write("exit 9")
+    done = subprocess.run(
+        [*PARENT[:3], str(program), *rig.argv()[4:]],
+        env=rig.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=GUARD,
+    )
+    assert done.returncode == 9
+    assert last(done.stderr).endswith("; w-1: all was written")

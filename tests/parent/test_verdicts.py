@@ -14,19 +14,19 @@ from mpiboot.parent.events import (
     AgentConnected,
     AgentEnded,
     AgentStarted,
+    CheckHost,
     DaemonJoined,
     Event,
     Finish,
-    Forward,
+    HostChecked,
     JoinsUnseen,
     Kill,
     MpirunEnded,
-    Probe,
-    Probed,
     RankEnd,
     RankEnded,
     RankSeen,
     Say,
+    SendSignal,
     Signalled,
     Start,
     Timer,
@@ -111,7 +111,7 @@ def test_a_job_without_remote_hosts_has_no_launch_phase() -> None:
 
 def test_a_rank_on_the_launcher_while_an_agent_is_missing_ends_the_job_with_78() -> None:
     state, done = go([AgentStarted("w-1", 100), RankSeen("a.out")])
-    assert Forward(TERM) in done
+    assert SendSignal(TERM) in done
     end = judged([MpirunEnded(0)], state)
     assert (end.code, end.reference) == (78, "agent-not-started")
     assert "a.out" in end.said
@@ -163,7 +163,7 @@ def test_an_agent_that_fails_before_its_daemon_joined_names_the_host_and_sshs_wo
     state, _ = go(events, start)
     state, done = fire_all(state)
     assert verdict(done).code == code
-    assert Forward(TERM) in done
+    assert SendSignal(TERM) in done
     assert Kill() in done
 
 
@@ -181,7 +181,7 @@ def test_a_daemon_that_ends_with_a_failed_program_is_not_blamed() -> None:
 def test_an_agent_that_lies_ends_by_the_launch_timeout_with_69() -> None:
     state, _ = go([*started(), AgentEnded("w-2", 101, 0), DaemonJoined("w-1")])
     state, done = verdicts.step(state, TimerFired(Timer.LAUNCH))
-    assert Forward(TERM) in done
+    assert SendSignal(TERM) in done
     end = judged([MpirunEnded(0)], state)
     assert (end.code, end.reference) == (69, "launch-timeout")
     assert "w-2 (1 of 2" in end.said
@@ -208,7 +208,7 @@ def test_a_host_lost_while_running_is_69_whatever_mpirun_returns(
 ) -> None:
     lost: list[Event] = [
         AgentEnded("w-2", 101, 255, ("Timeout, server w-2 not responding.",)),
-        Probed("w-2", reachable=False, said="No route to host"),
+        HostChecked("w-2", reachable=False, said="No route to host"),
         AgentEnded("w-1", 100, 0),
     ]
     mpirun: list[Event] = [MpirunEnded(status)]
@@ -222,9 +222,9 @@ def test_a_host_lost_while_running_is_69_whatever_mpirun_returns(
 
 def test_a_lost_host_is_asked_once_more_and_then_mpirun_is_ended() -> None:
     state, done = go([AgentEnded("w-2", 101, 255)], running())
-    assert Probe("w-2") in done
+    assert CheckHost("w-2") in done
     state, done = fire_all(state)
-    assert Forward(TERM) in done
+    assert SendSignal(TERM) in done
     assert Kill() in done
     assert verdict(done).code == 69
 
@@ -232,7 +232,7 @@ def test_a_lost_host_is_asked_once_more_and_then_mpirun_is_ended() -> None:
 def test_a_killed_daemon_is_told_from_a_lost_host() -> None:
     events: list[Event] = [
         AgentEnded("w-2", 101, 255),
-        Probed("w-2", reachable=True),
+        HostChecked("w-2", reachable=True),
         MpirunEnded(0),
     ]
     assert "still answers" in judged([*events, AgentEnded("w-1", 100, 0)], running()).said
@@ -270,13 +270,13 @@ def test_an_agent_that_does_not_follow_mpirun_is_asked_about() -> None:
     state, done = go([MpirunEnded(0), AgentEnded("w-1", 100, 0)], running("openmpi5"))
     assert not any(isinstance(action, Finish) for action in done)
     state, done = verdicts.step(state, TimerFired(Timer.AGENTS))
-    assert Probe("w-2") in done
-    assert judged([Probed("w-2", reachable=False)], state).reference == "host-lost"
-    assert judged([Probed("w-2", reachable=True)], state).reference == "daemon-failed"
-    assert judged([Probed("w-2", reachable=None)], state).code == 69
+    assert CheckHost("w-2") in done
+    assert judged([HostChecked("w-2", reachable=False)], state).reference == "host-lost"
+    assert judged([HostChecked("w-2", reachable=True)], state).reference == "daemon-failed"
+    assert judged([HostChecked("w-2", reachable=None)], state).code == 69
     failed, _ = go([MpirunEnded(3), TimerFired(Timer.AGENTS)], running("openmpi5"))
     for reachable, code in ((True, 3), (False, 69)):
-        answers: list[Event] = [Probed(host, reachable=reachable) for host in HOSTS]
+        answers: list[Event] = [HostChecked(host, reachable=reachable) for host in HOSTS]
         assert judged(answers, failed).code == code
 
 
@@ -288,16 +288,16 @@ def test_a_signal_is_forwarded_and_ends_in_128_plus_n(
 ) -> None:
     for start in (verdicts.initial(job(family))[0], running(family)):
         state, done = go([Signalled(number)], start)
-        assert Forward(number) in done
+        assert SendSignal(number) in done
         end = judged([MpirunEnded(status)], state)
         assert (end.code, end.reference) == (128 + number, "")
 
 
 def test_a_signal_is_repeated_after_the_grace_and_then_mpirun_is_killed() -> None:
     state, done = go([Signalled(TERM)], running())
-    assert done == (Forward(TERM), Start(Timer.GRACE, 20.0))
+    assert done == (SendSignal(TERM), Start(Timer.GRACE, 20.0))
     state, done = go([TimerFired(Timer.GRACE)], state)
-    assert done == (Forward(TERM), Start(Timer.KILL, 5.0))
+    assert done == (SendSignal(TERM), Start(Timer.KILL, 5.0))
     state, done = go([TimerFired(Timer.KILL)], state)
     assert done == (Kill(), Start(Timer.DEAD, 5.0))
     state, done = go([TimerFired(Timer.DEAD)], state)
@@ -311,7 +311,7 @@ def test_a_launch_gets_a_short_grace_for_no_rank_has_anything_to_save() -> None:
 def test_a_second_signal_shortens_the_grace_and_a_third_kills() -> None:
     state, _ = go([Signalled(TERM)], running())
     state, done = go([Signalled(INT)], state)
-    assert done == (Forward(INT), Start(Timer.KILL, 5.0))
+    assert done == (SendSignal(INT), Start(Timer.KILL, 5.0))
     state, done = go([Signalled(TERM)], state)
     assert Kill() in done
     assert judged([MpirunEnded(0, 9)], state).code == 143
@@ -326,13 +326,13 @@ def test_what_the_terminal_sent_to_mpirun_too_is_not_sent_twice() -> None:
 def test_usr1_is_kept_from_an_mpirun_that_has_no_ranks_yet() -> None:
     state, done = go([*started(), Signalled(USR1)])
     assert state.phase is Phase.LAUNCHING
-    assert not [action for action in done if isinstance(action, Forward)]
+    assert not [action for action in done if isinstance(action, SendSignal)]
     assert any(isinstance(action, Say) and "SIGUSR1" in action.said for action in done)
 
 
 def test_usr1_is_forwarded_where_nobody_can_see_whether_ranks_run() -> None:
     _, done = go([*started(), JoinsUnseen("no /proc"), Signalled(USR1)])
-    assert Forward(USR1) in done
+    assert SendSignal(USR1) in done
 
 
 def test_a_host_that_proves_its_lack_decides_and_others_follow() -> None:
@@ -349,7 +349,7 @@ def test_a_host_that_proves_its_lack_decides_and_others_follow() -> None:
 
 def test_usr1_is_forwarded_and_nothing_else() -> None:
     state, done = go([Signalled(USR1)], running())
-    assert done == (Forward(USR1),)
+    assert done == (SendSignal(USR1),)
     assert state == running()
 
 
@@ -480,7 +480,7 @@ def test_an_mpirun_that_goes_on_without_a_rank_is_ended(how: RankEnd) -> None:
     state, actions = go([RankEnded(1, how, "w-2")], running())
     assert Start(Timer.DRAG, ending.DELAYS[Timer.DRAG]) in actions
     state, actions = go([TimerFired(Timer.DRAG)], state)
-    assert Forward(15) in actions
+    assert SendSignal(15) in actions
     verdict = judged([MpirunEnded(0)], state)
     assert (verdict.code, verdict.reference, verdict.host) == (69, "daemon-failed", "w-2")
     assert verdict.rank == 1
@@ -514,7 +514,7 @@ happenings: st.SearchStrategy[Event] = st.one_of(
     st.builds(JoinsUnseen, st.just("why")),
     st.builds(RankSeen, st.just("a.out")),
     st.builds(RankEnded, st.integers(0, 3), st.sampled_from(RankEnd), hosts, st.integers(0, 15)),
-    st.builds(Probed, hosts, st.sampled_from((True, False, None))),
+    st.builds(HostChecked, hosts, st.sampled_from((True, False, None))),
     st.builds(Signalled, st.sampled_from((1, 2, 3, 10, 12, 15)), st.booleans()),
     st.builds(MpirunEnded, st.sampled_from((0, 1, 3, 205, 255)), st.just(0)),
     st.builds(MpirunEnded, st.just(0), st.sampled_from((9, 11, 15))),
@@ -592,7 +592,7 @@ def test_of_agents_that_mpirun_killed_only_the_first_is_a_lost_host() -> None:
         AgentEnded("w-2", 101, -9, killed=True),
         MpirunEnded(0),
         AgentEnded("w-1", 100, -9, killed=True),
-        Probed("w-2", reachable=True),
+        HostChecked("w-2", reachable=True),
         TimerFired(Timer.LINGER),
     ]
     end = judged(events, running("openmpi5"))

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.parent.launch_spec import LaunchSpec, Remote
+from mpiboot.parent.launch_spec import LaunchSpec, RemoteHost, from_line, to_line
 from mpiboot.parent.watch import Peer, Processes, address, joined, peers, running
 
-ONE = Remote("w-1", "10.0.0.1", 22)
-TWO = Remote("w-2", "10.0.0.2", 22, others=("192.168.7.2",))
+ONE = RemoteHost("w-1", "10.0.0.1", 22)
+TWO = RemoteHost("w-2", "10.0.0.2", 22, others=("192.168.7.2",))
 HERE = "10.0.0.9"
 
 
@@ -29,7 +29,7 @@ def test_a_daemon_has_joined_when_one_of_its_addresses_is_connected() -> None:
 
 
 def test_pods_that_share_an_address_are_told_apart_by_count() -> None:
-    hosts = [Remote("a", "10.0.0.1", 2222), Remote("b", "10.0.0.1", 2223)]
+    hosts = [RemoteHost("a", "10.0.0.1", 2222), RemoteHost("b", "10.0.0.1", 2223)]
     assert joined(hosts, hosts, seen("10.0.0.1")) == ["a"]
     assert joined(hosts, hosts, seen("10.0.0.1", "10.0.0.1")) == ["a", "b"]
 
@@ -134,7 +134,10 @@ def test_a_spec_is_read_back_as_it_was_written() -> None:
         ranks=None,
         launch_timeout=1.5,
         grace=2.0,
-        started=3.0,
+        folder="/run/mpiboot/launch",
+        set_env={"A": "\udcff é"},
+        unset_env=("B",),
+        client=("python3", "-c", "x"),
         suspects=(("NAME", "why"),),
     )
-    assert LaunchSpec.from_json(spec.to_json()) == spec
+    assert from_line(to_line(spec)) == spec

@@ -178,30 +178,6 @@ def test_a_file_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path: 
     assert [item.name for item in tmp_path.iterdir()] == ["folder"]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_full_disk_does_not_make_the_termination_message_fail() -> None:
-    files.termination_message("/dev/full", "text")
-
-
-def test_the_termination_message_is_cut_at_a_whole_character(tmp_path: Path) -> None:
-    path = tmp_path / "termination-log"
-    path.write_text("x" * 9000)
-    before = path.stat().st_ino
-
-    files.termination_message(str(path), "a" + "é" * 4000)
-
-    data = path.read_bytes()
-    assert len(data) == 4095
-    assert data.decode() == "a" + "é" * 2047
-    assert path.stat().st_ino == before
-
-
-def test_no_termination_message_is_made_where_no_file_is(tmp_path: Path) -> None:
-    files.termination_message(str(tmp_path / "none"), "text")
-
-    assert not (tmp_path / "none").exists()
-
-
 def test_a_fifo_of_an_earlier_try_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "fifo").write_text("stale")
 

@@ -1,0 +1,120 @@
+"""The parent's child: waits for the hosts, makes the plan and its files, hands over, and ends.
+
+It has all that mpiboot is made of in its memory, and is gone when mpirun runs. Signals are for the
+parent to judge, which ends this process by SIGKILL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import threading
+from collections.abc import Mapping
+from types import FrameType
+from typing import NoReturn
+
+from mpiboot import error_report, executables, log, render
+from mpiboot.errors import MpibootError, error
+from mpiboot.gates import stale_processes
+from mpiboot.job import masking, mpirun_line
+from mpiboot.job import plan as plans
+from mpiboot.launcher import launch_folder, observation, summary
+from mpiboot.launcher.setup import launcher_pod
+from mpiboot.model import Finding, Level
+from mpiboot.parent import launch_spec
+from mpiboot.parent.signals import SIGNALS
+from mpiboot.settings import Resolved, resolve
+
+
+def main(given: str, *program: str) -> NoReturn:
+    """Run as a program: prepare a launch, and hand it or what went wrong to the parent."""
+    parent = os.getppid()
+    os.set_inheritable(launch_spec.RESULT, False)
+    for number in SIGNALS - {signal.SIGCHLD}:
+        signal.signal(number, _leave_to_the_parent)
+    # It is never in a terminal's foreground, and may write there.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    before = dict(os.environ)
+    try:
+        values = json.loads(given)
+        resolved = resolve(values["flags"], os.environ)
+        settings = resolved.settings
+        log.configure(level=settings.log_level, form=settings.log_format, role="launcher")
+        result: launch_spec.Result = prepare(
+            resolved, program, before, parent, let_go=values["let_go"]
+        )
+    except MpibootError as wrong:
+        result = launch_spec.Failure(wrong.code, error_report.say(wrong))
+    except Exception as wrong:  # noqa: BLE001 - the boundary of this process
+        found = error_report.bug(wrong)
+        result = launch_spec.Failure(found.code, error_report.say(found))
+    text = launch_spec.to_line(result)
+    while text:
+        text = text[os.write(launch_spec.RESULT, text) :]
+    # The parent waits for nobody's tidying up.
+    os._exit(0)
+
+
+def _leave_to_the_parent(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing; what this process starts has the default actions."""
+
+
+def _end_with_the_parent() -> None:
+    """Wait until nobody can read the result any more, and end."""
+    gone = select.poll()
+    gone.register(launch_spec.RESULT, 0)
+    gone.poll()
+    os._exit(1)
+
+
+def prepare(
+    resolved: Resolved,
+    program: tuple[str, ...],
+    before: Mapping[str, str],
+    parent: int,
+    *,
+    let_go: bool,
+) -> launch_spec.LaunchSpec:
+    """Wait, decide, and write the files of a launch.
+
+    Args:
+        resolved: the settings.
+        program: the user's line.
+        before: the parent's environment; this process adds to its own.
+        parent: the parent's process number.
+        let_go: whether this launch is the whole job.
+
+    Raises:
+        MpibootError: a gate, a check or a file failed.
+    """
+    environ = os.environ
+    odd = mpirun_line.slip(program)
+    if odd and executables.find(program[0], environ.get("PATH", "")) is None:
+        raise error("usage", odd, hint="write one argument for each word")
+    if odd:
+        log.finding(Finding("usage", Level.WARN, odd, hint="write one argument for each word"))
+    pod = launcher_pod(resolved, environ, pid=parent)
+    seen = asyncio.run(observation.wait(pod, program))
+    paths = launch_folder.paths(pod.folder, pod.key.path, parent)
+    made = plans.make(seen.observed, resolved, paths)
+    summary.say(made, seen.observed)
+    for finding in (*seen.warnings, *made.findings):
+        if finding.level is not Level.FAIL:
+            log.finding(finding)
+    plans.stop_on_failure(made)
+    launch = launch_folder.Launch(
+        made, seen.observed, seen.passed.host_keys, pod.key, resolved, paths
+    )
+    launch.write()
+    env = made.environment(environ) | {launch_spec.MARK: paths.launch_dir}
+    # A launch inside a launch is part of it.
+    env.setdefault(launch_spec.JOB_MARK, stale_processes.new_mark(pod.key.public))
+    spec = launch.spec(before, env, launch.write_client(parent), let_go=let_go)
+    log.info(
+        "start", f"starting {render.command(made.argv)}", argv=list(masking.masked_words(made.argv))
+    )
+    return spec

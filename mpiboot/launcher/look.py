@@ -1,0 +1,95 @@
+"""The commands that look or wait, and start nothing: wait, plan, and doctor's look."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+
+from mpiboot import log, render, termination
+from mpiboot.errors import MpibootError
+from mpiboot.job import plan as plans
+from mpiboot.launcher import launch_folder, observation, script
+from mpiboot.launcher.observation import Observation
+from mpiboot.launcher.setup import LauncherPod, launcher_pod
+from mpiboot.model import Decision, Level, Source
+from mpiboot.parent import signals
+from mpiboot.settings import Resolved
+
+
+def wait(resolved: Resolved, environ: Mapping[str, str]) -> int:
+    """Pass the gates and nothing more."""
+    _end_on_signals(resolved)
+    asyncio.run(observation.pass_gates(launcher_pod(resolved, environ)))
+    return 0
+
+
+def look(
+    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
+) -> tuple[Observation, LauncherPod]:
+    """Look at every host once, for a program that is not started."""
+    launcher = launcher_pod(resolved, environ, patience=0.0)
+    return asyncio.run(observation.look(launcher, program)), launcher
+
+
+def show_plan(
+    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str], *, as_json: bool
+) -> int:
+    """Print the plan; the code is the one that the launcher would stop with."""
+    calling = script.reason(resolved, program, environ)
+    if calling:
+        said = f"{calling}: each call has a plan of its own"
+        alone = (Decision("script", program[0], Source.DETECTED, said),)
+        write = _writer(as_json=as_json)
+        sys.stdout.write(write(alone, (), program, {}, ()))
+        return 0
+    seen, launcher = look(resolved, program, environ)
+    where = launch_folder.paths(launcher.folder, launcher.key.path)
+    made = plans.make(seen.observed, resolved, where)
+    found = (*seen.warnings, *seen.passed.findings, *made.findings)
+    bad = [item for item in found if item.level is Level.FAIL]
+    sys.stdout.write(
+        _writer(as_json=as_json)(
+            made.decisions,
+            found,
+            made.argv,
+            made.set_env,
+            made.unset_env,
+            rows=made.rows,
+            per_host=made.per_host,
+        )
+    )
+    return MpibootError(bad[0]).code if bad else 0
+
+
+def _writer(*, as_json: bool) -> Callable[..., str]:
+    """Choose how a plan is printed: JSON, within a terminal's width, or unbroken for a pipe."""
+    return render.plan_json if as_json else functools.partial(render.plan, width=log.width(1))
+
+
+def _end_on_signals(resolved: Resolved) -> None:
+    """End at once with 128+n: as PID 1 a signal without a handler would be ignored.
+
+    Nothing is to be undone while hosts are being waited for, so the process simply ends.
+    """
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        said = f"{name} while waiting for hosts: nothing was started"
+        log.info("ended", said, signal=name)
+        termination.write(resolved.settings.termination_log, f"signal: {said}\n")
+        os._exit(128 + number)
+
+    def spare(number: int, _frame: FrameType | None) -> None:
+        # Meant for the program; what it does to one that has no handler would end the wait.
+        name = signal.Signals(number).name
+        log.info("signal", f"{name} is the program's, which has not started: not forwarded")
+
+    for number in signals.ENDING:
+        signal.signal(number, end)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, spare)

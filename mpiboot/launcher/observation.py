@@ -1,0 +1,194 @@
+"""What a launch is planned from: the hosts, what their pods tell, this pod and its MPI."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from mpiboot import executables, facts, log
+from mpiboot.data_network.records import WorkerNetwork
+from mpiboot.errors import MpibootError, error
+from mpiboot.gates import gate, recheck, stale_processes
+from mpiboot.job import data, mpirun_line, names, platforms
+from mpiboot.job import plan as plans
+from mpiboot.job.user_line import UserLine
+from mpiboot.launcher.setup import LauncherPod, access
+from mpiboot.model import Finding, Mpi, PodFacts
+from mpiboot.observe import dns, hostfiles, links, programs
+from mpiboot.settings import Settings
+from mpiboot.ssh_client import config as sshconfig
+from mpiboot.wording import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What was observed: the plan's input, and what the gate said on the way."""
+
+    observed: plans.Observed
+    passed: gate.GateResult
+    warnings: tuple[Finding, ...]
+
+
+async def wait(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
+    """Wait for everything; what needs no host is found out meanwhile."""
+    own = asyncio.ensure_future(asyncio.to_thread(_own_facts, launcher))
+    # Before the rest: the family says how the program's own line is to be read.
+    mpi = await asyncio.to_thread(_mpi, launcher)
+    line = mpirun_line.read(program, mpi.family)
+    found = await _hostfile(launcher, _rest(launcher).timeout, line.hostfile)
+    follow = hostfiles.Follow(found)
+    passed = await gate.wait(
+        found.hostfile.hosts,
+        _rest(launcher),
+        access(launcher),
+        long_form=_long_form(launcher),
+        also=own,
+        follow=follow,
+    )
+    found = follow.found
+    await stale_processes.end(
+        passed.workers, launcher.key.public, _rest(launcher), access(launcher)
+    )
+    workers, networks = await recheck.settled(
+        passed.workers,
+        lambda worker: data.network_of(worker, launcher.resolved.settings),
+        _rest(launcher),
+        access(launcher),
+    )
+    passed = dataclasses.replace(passed, workers=workers)
+    return _observation(launcher, found, passed, mpi, line, own.result(), networks)
+
+
+async def look(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
+    """Look once at everything."""
+    settings = launcher.resolved.settings
+    mpi = _mpi(launcher)
+    own = await asyncio.to_thread(_own_facts, launcher)
+    line = mpirun_line.read(program, mpi.family)
+    found = await _hostfile(launcher, 0.0, line.hostfile)
+    passed = await gate.look(
+        found.hostfile.hosts, settings, access(launcher), long_form=_long_form(launcher)
+    )
+    return _observation(launcher, found, passed, mpi, line, own, {})
+
+
+def _own_facts(launcher: LauncherPod) -> PodFacts:
+    return facts.gather(launcher.resolved, launcher.environ, sshd="", pid=launcher.pid, mpi=None)
+
+
+def _for_mpirun(found: hostfiles.Found, passed: gate.GateResult, own: PodFacts) -> dict[str, str]:
+    """Give the names that mpirun must not get as the hostfile has them."""
+    local = [host.name for host in passed.local]
+    astray = [
+        name
+        for name in local
+        if name != own.hostname and not any(map(links.is_local, dns.system_addresses(name)))
+    ]
+    listed = [host.name for host in found.hostfile.hosts]
+    return names.for_mpirun(listed, local, astray, own.hostname)
+
+
+def _observation(
+    launcher: LauncherPod,
+    found: hostfiles.Found,
+    passed: gate.GateResult,
+    mpi: Mpi,
+    line: UserLine,
+    own: PodFacts,
+    networks: Mapping[str, WorkerNetwork],
+) -> Observation:
+    platform, _ = platforms.recognise(launcher.environ)
+    six = any(":" in worker.address for worker in passed.workers)
+    observed = plans.Observed(
+        hostfile=found.hostfile,
+        local=passed.local,
+        workers=passed.workers,
+        renamed={**passed.renamed, **_for_mpirun(found, passed, own)},
+        mpi=mpi,
+        links=own.links,
+        identity=launcher.identity,
+        platform=platform,
+        environ=launcher.environ,
+        line=line,
+        own=own,
+        ssh_client=sshconfig.client(
+            launcher.resolved.settings.ssh_client,
+            launcher.resolved.given["ssh_client"].source,
+            executables.find("ssh", launcher.environ.get("PATH", "")) or "",
+            launcher.identity,
+        ),
+        mpi_ipv6=programs.has_ipv6(mpi, launcher.environ) if six else None,
+        networks=networks,
+    )
+    return Observation(observed, passed, found.warnings)
+
+
+async def pass_gates(launcher: LauncherPod) -> None:
+    """Wait until every host is ready, and say so."""
+    found = await _hostfile(launcher, _rest(launcher).timeout)
+    for item in found.warnings:
+        log.finding(item)
+    follow = hostfiles.Follow(found)
+    passed = await gate.wait(
+        found.hostfile.hosts,
+        _rest(launcher),
+        access(launcher),
+        long_form=_long_form(launcher),
+        follow=follow,
+    )
+    count, seconds = len(follow.found.hostfile.hosts), time.monotonic() - launcher.started
+    log.info(
+        "ready",
+        f"{counted(count, 'host')} ready after {seconds:.1f} s",
+        hosts=count,
+        seconds=round(seconds, 3),
+        names=round(passed.durations["names"], 3),
+    )
+
+
+def no_mpirun(environ: Mapping[str, str]) -> MpibootError:
+    """Say where mpirun was looked for."""
+    return error(
+        "program-missing",
+        "no mpirun or mpiexec in a folder of PATH",
+        evidence=(f"PATH={environ.get('PATH', '')}",),
+        hint="install an MPI in the launcher's image, or put its bin folder on PATH",
+    )
+
+
+async def _hostfile(launcher: LauncherPod, patience: float, line: str = "") -> hostfiles.Found:
+    """Read the hostfile that the program's own mpirun line names, else the settings'."""
+    settings, given = launcher.resolved.settings, str(launcher.resolved.given["hostfile"])
+    return await hostfiles.find(
+        settings.hostfile, given, launcher.environ, patience=patience, line=line
+    )
+
+
+def _long_form(launcher: LauncherPod) -> Callable[[str], str | None]:
+    settings = launcher.resolved.settings
+    search = dns.read_resolv_conf().search
+    domain = settings.cluster_domain or names.cluster_domain(search) or "cluster.local"
+    return lambda name: names.long_form(name, domain)
+
+
+def _mpi(launcher: LauncherPod) -> Mpi:
+    """Ask mpirun what it is.
+
+    Raises:
+        MpibootError: ``program-missing``; there is none.
+    """
+    found = programs.detect_mpi(launcher.environ)
+    if found is None:
+        raise no_mpirun(launcher.environ)
+    wanted = launcher.resolved.settings.mpi
+    return found if wanted == "auto" else Mpi(wanted, found.version, found.path, found.said)
+
+
+def _rest(launcher: LauncherPod) -> Settings:
+    """Give the settings with what is left of the one deadline."""
+    settings = launcher.resolved.settings
+    left = launcher.started + settings.timeout - time.monotonic()
+    return dataclasses.replace(settings, timeout=max(0.0, left))

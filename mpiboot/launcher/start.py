@@ -1,0 +1,73 @@
+"""The first act of a launcher: it becomes the small process that stays, before it waits for anyone.
+
+Light: a pod's first process has loaded little more than the command line until here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NoReturn
+
+from mpiboot.parent.launch_spec import JOB_MARK, ParentOptions
+from mpiboot.parent.signals import SIGNALS
+from mpiboot.settings import Resolved
+from mpiboot.system import process
+
+_PROGRAM: Final = Path(__file__).resolve().parent.parent / "parent" / "__main__.py"
+_CHILD: Final = "from mpiboot.launcher.child import main; main(*sys.argv[1:])"
+
+
+def launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
+    """Become the parent of a launch, whose child waits for the hosts and makes the plan.
+
+    Raises:
+        MpibootError: ``program-missing``; this interpreter can't be executed.
+    """
+    settings = resolved.settings
+    given = {
+        "flags": dict(resolved.flags),
+        "let_go": lets_go(settings.worker_exit, environ),
+    }
+    options = ParentOptions(
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+        termination_log=settings.termination_log,
+        hold_on_failure=settings.hold_on_failure,
+    )
+    become_parent("launch", options, process.python(_CHILD, json.dumps(given), *program), environ)
+
+
+def become_parent(
+    what: str, options: ParentOptions, words: list[str], environ: Mapping[str, str]
+) -> NoReturn:
+    """Become the small process that stays: no site, no user's PYTHON variables.
+
+    Args:
+        what: ``launch``, ``script`` or ``stay``.
+        options: the settings that it needs.
+        words: the command line of the program that it starts.
+        environ: its environment.
+
+    Raises:
+        MpibootError: ``program-missing``; this interpreter can't be executed.
+    """
+    head = (sys.executable, "-I", "-S", str(_PROGRAM), what, options.to_json())
+    # A signal that comes while the new interpreter starts waits for it.
+    process.replace((*head, *words), environ, blocked=sorted(SIGNALS))
+
+
+def lets_go(wanted: str, environ: Mapping[str, str]) -> bool:
+    """Whether workers are told of a good end: where this is the whole job, not a part of it.
+
+    A launcher beside others, as by ``kubectl exec`` or in a script, may be followed by the next.
+
+    Args:
+        wanted: the setting ``worker_exit``.
+        environ: this pod's environment, which has a mark inside a launch.
+    """
+    if wanted == "never" or environ.get(JOB_MARK):
+        return False
+    return wanted == "with-job" or process.is_containers_own()

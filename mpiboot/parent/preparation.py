@@ -1,0 +1,103 @@
+"""The child that waits for the hosts and makes the plan, seen from the parent that waits for it.
+
+It hands over one line and ends. Until then a signal ends the launcher at once: nothing is started
+yet, so nothing has to be ended but that child.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from typing import Final
+
+from mpiboot import log
+from mpiboot.parent.end import reap, wait_gone
+from mpiboot.parent.launch_spec import Failure, Result, from_line
+from mpiboot.parent.loop import EventLoop
+from mpiboot.parent.signals import ENDING, Signals, name
+from mpiboot.parent.state import BY_SIGNAL
+
+_PIECE: Final = 65536
+_BUG: Final = 70
+
+
+def ended_by(number: int) -> Failure:
+    """Judge a launcher that gets a signal before mpirun is started."""
+    said = f"{name(number)} while waiting for hosts: nothing was started"
+    log.info("ended", said, signal=name(number))
+    return Failure(BY_SIGNAL + number, f"signal: {said}\n", held=False)
+
+
+def died(status: int) -> Failure:
+    """Judge a child that ended without a result; ``status`` is its wait status."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        said = f"the process that waits for hosts ended with {code} and without a result"
+        log.error("bug", f"[bug] {said}: nothing was started")
+        return Failure(_BUG, f"bug: {said}: nothing was started\n")
+    memory = "; the launcher's memory limit?" if -code == signal.SIGKILL else ""
+    said = f"the process that waits for hosts was killed by {name(-code)}{memory}"
+    log.error("killed", f"{said}: nothing was started")
+    return Failure(BY_SIGNAL - code, f"killed: {said}: nothing was started\n")
+
+
+class Preparation:
+    """The child, its result, and the signals that come meanwhile."""
+
+    def __init__(self, pid: int, reader: int, loop: EventLoop, signals: Signals) -> None:
+        """Take over a child that was started, and the pipe by which its result comes."""
+        self._pid = pid
+        self._reader = reader
+        self._loop = loop
+        self._signals = signals
+        self._data = b""
+        self._result: Result | None = None
+        os.set_blocking(reader, False)
+
+    def result(self) -> Result:
+        """Wait for what the child hands over, or for what comes before that."""
+        self._loop.on(self._reader, self._read)
+        self._loop.on(self._signals.handle, self._read_signals)
+        while self._result is None:
+            self._loop.wait(None)
+        self._loop.off(self._reader)
+        os.close(self._reader)
+        if isinstance(self._result, Failure):
+            self._end_child()
+        return self._result
+
+    def _read(self) -> None:
+        while self._result is None:
+            try:
+                data = os.read(self._reader, _PIECE)
+            except BlockingIOError:
+                return
+            if not data:  # its end, and not this one, tells what has become of it
+                self._loop.off(self._reader)
+                return
+            self._data += data
+            if data.endswith(b"\n"):
+                self._result = from_line(self._data)
+
+    def _read_signals(self) -> None:
+        for number, _ in self._signals.read():
+            if number == signal.SIGCHLD:
+                self._reap()
+            elif number not in ENDING:
+                said = f"{name(number)} is the program's, which has not started: not forwarded"
+                log.info("signal", said)
+            elif not isinstance(self._result, Failure):
+                self._result = ended_by(number)
+
+    def _reap(self) -> None:
+        for pid, status in reap():
+            if pid == self._pid:
+                self._read()
+                self._result = self._result or died(status)
+
+    def _end_child(self) -> None:
+        """End the child and what it runs: it leads a group of its own."""
+        with suppress(OSError):
+            os.killpg(self._pid, signal.SIGKILL)
+        wait_gone([self._pid])

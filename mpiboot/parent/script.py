@@ -1,0 +1,99 @@
+"""A program that calls mpirun itself, and the launcher's process beside it.
+
+Each call below has a parent of its own. This process passes signals on, reaps what is left to it,
+and ends with the program's status.
+"""
+
+# pathlib, and what it imports, costs the parent a megabyte.
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import Final
+
+from mpiboot import log
+from mpiboot.parent.end import reap
+from mpiboot.parent.loop import EventLoop
+from mpiboot.parent.os_calls import has_terminal, spawn
+from mpiboot.parent.signals import ENDING, Signals, name
+from mpiboot.parent.state import BY_SIGNAL
+
+# Between two looks at what a signalled script has left.
+_LOOK: Final = 0.1
+_NOT_STARTED: Final = 127
+
+
+class Script:
+    """A program, from its start to the end of all that it started in its process group."""
+
+    def __init__(
+        self, program: tuple[str, ...], grace: float, loop: EventLoop, signals: Signals
+    ) -> None:
+        """Get ready; ``grace`` are the seconds that a signalled program may take to end."""
+        self._program = program
+        self._grace = grace
+        self._loop = loop
+        self._signals = signals
+        self._child = 0
+        self._code: int | None = None
+        self._told, self._deadline = 0, float("inf")
+        # A terminal's own signals reach the whole foreground group; else each comes to us alone.
+        self._send = os.kill if has_terminal() else os.killpg
+
+    def run(self, mask: set[signal.Signals | int]) -> int:
+        """Start the program and stay until it ends.
+
+        Returns:
+            Its exit code; 128+n where a signal ended it, or it hid one.
+        """
+        self._loop.on(self._signals.handle, self._read_signals)
+        try:
+            self._child = spawn(self._program, os.environ, mask, own_group=self._send is os.killpg)
+        except OSError as wrong:
+            log.error("program-missing", f"[program-missing] {self._program[0]}: {wrong.strerror}")
+            return _NOT_STARTED
+        # The launches below the script may take their grace, also where it ended at once.
+        while self._code is None or (self._told and self._reaches(0)):
+            self._loop.wait(time.monotonic() + _LOOK if self._told else None)
+            if time.monotonic() >= self._deadline:
+                log.warning("ended", f"{self._program[0]} did not end in time and is killed")
+                self._reaches(signal.SIGKILL)
+                break
+        return self._code or (BY_SIGNAL + self._told if self._told else 0)
+
+    def _read_signals(self) -> None:
+        for number, _ in self._signals.read():
+            if number == signal.SIGCHLD:
+                self._reap()
+                continue
+            log.info("signal", f"got {name(number)}")
+            self._reaches(number)
+            if number in ENDING:
+                self._told = self._told or number
+                self._deadline = time.monotonic() + self._grace
+
+    def _reap(self) -> None:
+        for pid, status in reap():
+            if pid == self._child:
+                code = os.waitstatus_to_exitcode(status)
+                self._code = code if code >= 0 else BY_SIGNAL - code
+
+    def _reaches(self, number: int) -> bool:
+        """Signal the program, or its whole group; whether anybody was there."""
+        try:
+            self._send(self._child, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def last_launch(folder: str) -> str:
+    """Find the folder of the last launch below a script; empty where there is none."""
+    times: dict[str, float] = {}
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.name.startswith("launch-"):
+                times[entry.path] = entry.stat().st_mtime
+    return max(times, key=times.__getitem__, default="")
