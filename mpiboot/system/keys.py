@@ -6,6 +6,8 @@ Reads the mount and never changes it; the name of a key file says nothing of its
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -55,14 +57,17 @@ def mounts(table: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _mount_table() -> str:
+    try:
+        return Path("/proc/self/mountinfo").read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
 def folders(homes: tuple[str, ...], uid: int) -> tuple[Path, ...]:
     """Folders in which the job's key may be mounted, the likeliest first."""
-    try:
-        table = Path("/proc/self/mountinfo").read_text("utf-8", "replace")
-    except OSError:
-        table = ""
     likely = [Path("/etc/mpiboot/ssh"), *(Path(home) / ".ssh" for home in homes if home)]
-    likely += [Path(point) for point in mounts(table)]
+    likely += [Path(point) for point in mounts(_mount_table())]
     likely.append(Path("/root/.ssh"))
     with contextlib.suppress(OSError):
         likely += [
@@ -72,7 +77,7 @@ def folders(homes: tuple[str, ...], uid: int) -> tuple[Path, ...]:
 
 
 def find(wanted: str, homes: tuple[str, ...], uid: int) -> Path | None:
-    """Where the job's private key lies; None while it isn't there.
+    """Where the job's private key lies; None while none is there that can be read.
 
     Args:
         wanted: a file or folder that the user named, or nothing.
@@ -83,9 +88,42 @@ def find(wanted: str, homes: tuple[str, ...], uid: int) -> Path | None:
     for place in places:
         for path in (place, *(place / name for name in NAMES)):
             with contextlib.suppress(OSError):
-                if path.is_file() and path.stat().st_size:
+                if path.is_file() and path.stat().st_size and os.access(path, os.R_OK):
                     return path
     return None
+
+
+def closed(wanted: str, uid: int) -> MpibootError | None:
+    """Say which folder or file keeps this user from a key that is there; None where nothing does.
+
+    Args:
+        wanted: a file or folder that the user named, or nothing: then what is mounted counts.
+        uid: this user.
+    """
+    places = (wanted,) if wanted else mounts(_mount_table())
+    for place in map(Path, places):
+        for path in (*(place / name for name in NAMES), place):
+            folder = next((item for item in reversed(path.parents) if _refuses(item)), None)
+            if folder is not None:
+                return _closed(path, folder, uid)
+            if os.path.isfile(path) and not os.access(path, os.R_OK):  # noqa: PTH113 - raises nothing
+                return _closed(path, path, uid)
+    return None
+
+
+def _refuses(folder: Path) -> bool:
+    """Whether a folder is there, and this user may not look into it."""
+    return os.path.isdir(folder) and not os.access(folder, os.X_OK)  # noqa: PTH112 - raises nothing
+
+
+def _closed(path: Path, by: Path, uid: int) -> MpibootError:
+    found = by.stat()
+    mode = f"mode {stat.S_IMODE(found.st_mode):04o} of uid {found.st_uid}"
+    if by in (path, path.parent):
+        mend = "set securityContext.fsGroup in the pod, and defaultMode: 0440 for the key's Secret"
+    else:
+        mend = f"mount the key elsewhere (sshAuthMountPath: /etc/mpiboot/ssh), or open {by}"
+    return error("ssh-key", f"uid {uid} can't reach the key {path}: {by} has {mode}", hint=mend)
 
 
 def _derived(path: Path, environ: Mapping[str, str]) -> bytes | None:
@@ -155,7 +193,10 @@ def trust(key: JobKey, mounted: Path) -> Finding | None:
 
 
 def missing(wanted: str, homes: tuple[str, ...], uid: int) -> MpibootError:
-    """Say where the job's key was looked for."""
+    """Say what keeps this user from the job's key, or where it was looked for."""
+    refused = closed(wanted, uid)
+    if refused:
+        return refused
     places = wanted or ", ".join(map(str, folders(homes, uid)))
     return error("ssh-key", f"no private SSH key in {places}")
 
@@ -169,6 +210,8 @@ def wait(
 ) -> Path:
     """Find the key, waiting for a Secret that is mounted a moment late.
 
+    One that is there and that this user can't read is not waited for.
+
     Args:
         wanted: as for ``find``.
         homes: as for ``find``.
@@ -177,11 +220,14 @@ def wait(
         pause: waits for some seconds; what it raises ends the wait.
 
     Raises:
-        MpibootError: ``ssh-key``; there is none.
+        MpibootError: ``ssh-key``; there is none, or it can't be reached.
     """
     deadline, look, said_at = time.monotonic() + patience, _LOOK_FIRST, -_SILENCE
     while (found := find(wanted, homes, uid)) is None:
         left = deadline - time.monotonic()
+        refused = closed(wanted, uid)
+        if refused:
+            raise refused
         if left <= 0:
             raise missing(wanted, homes, uid)
         if time.monotonic() - said_at >= _SILENCE:

@@ -4,6 +4,8 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import asyncssh
@@ -122,6 +124,70 @@ def test_a_named_folder_is_searched_for_every_usual_name(name: str, tmp_path: Pa
     path = write(tmp_path / name, asyncssh.generate_private_key("ssh-ed25519"))
 
     assert keys.find(str(tmp_path), (), UID) == path
+
+
+def as_nobody(*checks: str) -> subprocess.CompletedProcess[str]:
+    """Run statements as a user who is not root, with what they need loaded before."""
+    head = "import os; from mpiboot.system import keys; b'x'.decode('unicode_escape'); "
+    head += "os.setuid(65534)"
+    environ = {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+    argv = [sys.executable, "-c", "\n".join((head, *checks))]
+    return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(UID != 0, reason="closes a folder to another user")
+@pytest.mark.parametrize(
+    ("shut", "mode", "said", "hint"),
+    [
+        ("home", 0o700, "home has mode 0700 of uid 0", "sshAuthMountPath"),
+        ("home/.ssh", 0o700, ".ssh has mode 0700 of uid 0", "fsGroup"),
+        ("home/.ssh/id_rsa", 0o600, "id_rsa has mode 0600 of uid 0", "defaultMode"),
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_a_key_that_is_there_and_closed_is_told_at_once_and_not_waited_for(
+    shut: str, mode: int, said: str, hint: str, *, named: bool
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        write(Path(name, "home/.ssh/id_rsa"), asyncssh.generate_private_key("ssh-ed25519"))
+        Path(name, shut).chmod(mode)
+        folder = f"{name}/home/.ssh"
+        done = as_nobody(
+            f"keys._mount_table = lambda: '1 2 0:3 / {folder} ro - tmpfs tmpfs ro'",
+            "def pause(seconds): raise AssertionError('it is waited for')",
+            f"wanted = {folder if named else ''!r}",
+            "try: keys.wait(wanted, (), 65534, 1000, pause)",
+            "except keys.MpibootError as wrong: print(wrong.finding.said, wrong.finding.hint)",
+        )
+    assert said in done.stdout, done.stderr
+    assert f"uid 65534 can't reach the key {folder}/" in done.stdout
+    assert hint in done.stdout
+
+
+@pytest.mark.skipif(UID != 0, reason="closes a folder to another user")
+def test_a_key_that_can_be_read_counts_also_where_another_place_is_closed() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        key = asyncssh.generate_private_key("ssh-ed25519")
+        write(Path(name, "closed/.ssh/id_rsa"), key)
+        Path(name, "closed").chmod(0o700)
+        open_ = write(Path(name, "open/.ssh/id_rsa"), key)
+        done = as_nobody(
+            f"keys._mount_table = lambda: '1 2 0:3 / {name}/closed/.ssh ro - tmpfs tmpfs ro'",
+            f"print(keys.wait('', ('{name}/open',), 65534, 0))",
+        )
+    assert done.stdout.strip() == str(open_), done.stderr
+
+
+def test_a_key_that_may_still_be_mounted_is_waited_for(tmp_path: Path) -> None:
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    (tmp_path / "mount").mkdir()
+
+    def pause(seconds: float) -> None:
+        write(tmp_path / "mount/id_rsa", key)
+
+    assert keys.wait(str(tmp_path / "mount"), (), UID, 1000, pause) == tmp_path / "mount/id_rsa"
 
 
 def test_a_key_behind_the_links_of_a_secret_volume_is_found(tmp_path: Path) -> None:
