@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Final
 
 from mpiboot.data_checks import DATA_ROWS, NEVER_STOP
@@ -36,16 +36,7 @@ class WorkerRow:
     @property
     def cells(self) -> tuple[str, ...]:
         """The cells in the order of ``HEADINGS``."""
-        return (
-            self.worker,
-            self.control,
-            self.data,
-            self.hca,
-            self.state,
-            self.rate,
-            self.mtu,
-            self.gid,
-        )
+        return astuple(self)
 
 
 def row(network: WorkerNetwork) -> WorkerRow:
@@ -144,15 +135,18 @@ def _finding(problem: Problem, names: Sequence[str], settings: DataSettings) -> 
 
 
 def _odd(
-    networks: Sequence[WorkerNetwork], tell: Callable[[WorkerNetwork], str], check: str, what: str
+    networks: Sequence[WorkerNetwork],
+    describe: Callable[[WorkerNetwork], str],
+    check: str,
+    what: str,
 ) -> Iterable[Problem]:
     """Report workers that differ from most others."""
-    told = {network.host: tell(network) for network in networks if network.facts is not None}
-    counts = Counter(told.values()).most_common()
+    seen = {one.host: describe(one) for one in networks if one.facts is not None}
+    counts = Counter(seen.values()).most_common()
     if len(counts) > 1:
         usual = counts[0][0]
         odd: dict[str, list[str]] = {}
-        for host, value in told.items():
+        for host, value in seen.items():
             if value != usual:
                 odd.setdefault(value, []).append(host)
         parts = [f"{first_few(hosts)}: {value}" for value, hosts in odd.items()]
@@ -160,7 +154,7 @@ def _odd(
 
 
 def _agree(networks: Sequence[WorkerNetwork], _: DataSettings) -> Iterable[Problem]:
-    def tell(network: WorkerNetwork) -> str:
+    def describe(network: WorkerNetwork) -> str:
         if network.transport not in RDMA:
             return "no RDMA"
         count = len(network.rails)
@@ -172,7 +166,7 @@ def _agree(networks: Sequence[WorkerNetwork], _: DataSettings) -> Iterable[Probl
         family = " by IPv" + "/".join(map(str, versions)) if 6 in versions else ""  # noqa: PLR2004
         return f"{count} {network.transport.value} port{'s' * (count > 1)}{speed}{family}"
 
-    return _odd(networks, tell, "rdma-differs", "RDMA devices")
+    return _odd(networks, describe, "rdma-differs", "RDMA devices")
 
 
 def _one_mtu(networks: Sequence[WorkerNetwork], _: DataSettings) -> Iterable[Problem]:
@@ -180,13 +174,13 @@ def _one_mtu(networks: Sequence[WorkerNetwork], _: DataSettings) -> Iterable[Pro
     # Where one worker's image can't tell its ports' MTU, those of the others prove nothing.
     known = all(rail.port.mtu for network in with_data for rail in network.rails)
 
-    def tell(network: WorkerNetwork) -> str:
+    def describe(network: WorkerNetwork) -> str:
         links = sorted({link.mtu for link in network.data})
         ports = sorted({rail.port.mtu for rail in network.rails}) if known else []
         link = ", ".join(map(str, links)) or "no link"
         return link + (" (port " + ", ".join(map(str, ports)) + ")" if ports else "")
 
-    return _odd(with_data, tell, "data-mtu", "MTUs of the data network")
+    return _odd(with_data, describe, "data-mtu", "MTUs of the data network")
 
 
 def _reach(networks: Sequence[WorkerNetwork], settings: DataSettings) -> Iterable[Problem]:

@@ -6,44 +6,16 @@ The transport must be the same on all ranks, so it is the least that every worke
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from mpiboot.addresses import IPV4, IPV6
-from mpiboot.data_checks import DATA_ROWS
-from mpiboot.data_network import cluster_view, nccl, plugins, reach
+from mpiboot.data_network import nccl, reach
+from mpiboot.data_network import transport as transports
 from mpiboot.data_network.records import RDMA, DataSettings, Transport, WorkerNetwork
-from mpiboot.data_network.variables import Proposal
-from mpiboot.data_network.worker_checks import devices_of_the_node
-from mpiboot.model import Decision, Finding, Link, Source
+from mpiboot.data_network.transport import Proposals
+from mpiboot.model import Decision, Link, Source
 from mpiboot.network.link_addresses import usable
 from mpiboot.wording import first_few
-
-
-@dataclass(slots=True)
-class Proposals:
-    """What the rules want, and what they have to say about it."""
-
-    networks: Sequence[WorkerNetwork]
-    settings: DataSettings
-    proposals: list[Proposal] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-
-    @property
-    def known(self) -> list[WorkerNetwork]:
-        """The workers whose facts are known."""
-        return [network for network in self.networks if network.facts is not None]
-
-    def propose(
-        self, name: str, value: str, rule: str, because: str, host: str | None = None
-    ) -> None:
-        """Note a proposal."""
-        self.proposals.append(Proposal(name, value, rule, because, host))
-
-    def find(self, check: str, said: str) -> None:
-        """Note a finding on all workers together."""
-        level = cluster_view.level(check, self.settings)
-        self.findings.append(Finding(check, level, said, hint=DATA_ROWS[check].hint))
 
 
 def make(
@@ -60,63 +32,18 @@ def make(
         taken: names that the user has set, each with where.
         values: the values of those that are known.
     """
-    made = Proposals(networks, settings)
-    plugin = plugins.found(made.known, taken, values)
-    transport = _transport(made, plugin)
+    made = Proposals(networks, settings, transports.plugin_of(networks, taken, values))
+    transport = transports.settle(made)
     over_data, why_socket = _sockets(made, transport)
-    _rdma(made, transport, plugin)
+    _rdma(made, transport)
     for network in made.known:
-        _socket_names(made, network, over_data.get(network.host, ()), why_socket, plugin)
+        _socket_names(made, network, over_data.get(network.host, ()), why_socket)
         _tcp_ucx(made, network, transport, over_data.get(network.host, ()))
     _mpi(made, transport)
     return made
 
 
-def _transport(made: Proposals, plugin: str) -> Transport:
-    """Settle what carries the data: the same on all workers, or TCP."""
-    known = [network for network in made.networks if network.facts is not None]
-    kinds = {network.transport for network in known if network.usable}
-    without = [network.host for network in known if not network.usable]
-    if len(kinds) == 1 and not without:
-        (kind,) = kinds
-        because = f"every worker has usable {kind.value} ports"
-        if kind is not Transport.EFA:
-            _transport_names(made, kind, plugin)
-        else:
-            made.propose("FI_PROVIDER", "efa", "transport", "EFA devices open on every worker")
-            for said in plugins.efa_lacks(made.known, plugin):
-                made.find("efa-library", said)
-    else:
-        kind = Transport.TCP if any(network.plain for network in made.known) else Transport.NONE
-        if not known:
-            because = "no worker's facts are known"
-        elif not kinds:
-            because = "no worker has a usable RDMA port" + devices_of_the_node(made.known)
-        else:
-            because = "the workers have RDMA of different kinds, which can't talk to each other"
-            if without:
-                because = (
-                    f"{first_few(without)}: no usable RDMA port, and all ranks need one transport"
-                )
-            made.find("rdma-differs", f"the data goes over TCP: {because}")
-        if Transport.EFA in kinds and not plugin:
-            # EFA comes by a plugin, which NCCL_IB_DISABLE does not stop.
-            made.propose("NCCL_NET", "Socket", "transport", because)
-        if known and not plugin:
-            made.propose("NCCL_IB_DISABLE", "1", "transport", because)
-    if plugin:
-        because += f"; {plugin}, so NCCL's own variables are left as they are"
-    made.decisions.append(Decision("data-network", kind.value, Source.DETECTED, because))
-    return kind
-
-
-def _transport_names(made: Proposals, kind: Transport, plugin: str) -> None:
-    if made.settings.data_network == "require" and not plugin:
-        because = f"{kind.value} is required: without it NCCL fails instead of falling to TCP"
-        made.propose("NCCL_NET", "IB", "transport", because)
-
-
-def _rdma(made: Proposals, transport: Transport, plugin: str) -> None:
+def _rdma(made: Proposals, transport: Transport) -> None:
     """Name each worker's own ports and GID indexes."""
     for network in made.networks:
         if transport not in (Transport.ROCE, Transport.INFINIBAND) or not network.rails:
@@ -133,15 +60,13 @@ def _rdma(made: Proposals, transport: Transport, plugin: str) -> None:
             made.propose("UCX_NET_DEVICES", ",".join(names), "rdma-ports", because, host)
         else:
             _tcp_for_ucx(made, network, network.plain, "UCX can't be told its GID indexes")
-        if not plugin:
-            made.propose("NCCL_IB_HCA", nccl.exact(names), "rdma-ports", because, host)
+        made.propose("NCCL_IB_HCA", nccl.exact(names), "rdma-ports", because, host)
         for name, value in network.gids.values.items():
-            if not (plugin and name.startswith("NCCL_")):
-                made.propose(name, value, "gid", network.gids.because, host)
-        _pkey(made, network, plugin)
+            made.propose(name, value, "gid", network.gids.because, host)
+        _pkey(made, network)
 
 
-def _pkey(made: Proposals, network: WorkerNetwork, plugin: str) -> None:
+def _pkey(made: Proposals, network: WorkerNetwork) -> None:
     """Name the partition of an IPoIB link: for NCCL by index, for UCX by value."""
     found = set()
     for rail in network.rails:
@@ -160,8 +85,7 @@ def _pkey(made: Proposals, network: WorkerNetwork, plugin: str) -> None:
         if index:
             because = f"the data link is in partition {value:#06x}, entry {index}"
             made.propose("UCX_IB_PKEY", f"{value:#x}", "rdma-ports", because, network.host)
-            if not plugin:
-                made.propose("NCCL_IB_PKEY", str(index), "rdma-ports", because, network.host)
+            made.propose("NCCL_IB_PKEY", str(index), "rdma-ports", because, network.host)
     elif len(found) > 1:
         listed = ", ".join(f"{value:#06x}" for _, value in sorted(found))
         made.find(
@@ -225,7 +149,7 @@ def _unreached(networks: Sequence[WorkerNetwork], positions: int) -> str:
 
 
 def _socket_names(
-    made: Proposals, network: WorkerNetwork, links: Sequence[Link], because: str, plugin: str
+    made: Proposals, network: WorkerNetwork, links: Sequence[Link], because: str
 ) -> None:
     """Name the links of NCCL's, Gloo's and TensorPipe's sockets."""
     chosen = list(links) or ([network.control] if network.control else [])
@@ -233,11 +157,10 @@ def _socket_names(
     if not names:
         return
     rule, host = "nccl-socket", network.host
-    if not plugin:
-        made.propose("NCCL_SOCKET_IFNAME", nccl.exact(names), rule, because, host)
-        versions = {item.version for link in chosen for item in usable(link)}
-        if versions == {IPV6}:
-            made.propose("NCCL_SOCKET_FAMILY", "AF_INET6", rule, "no IPv4 address there", host)
+    made.propose("NCCL_SOCKET_IFNAME", nccl.exact(names), rule, because, host)
+    versions = {item.version for link in chosen for item in usable(link)}
+    if versions == {IPV6}:
+        made.propose("NCCL_SOCKET_FAMILY", "AF_INET6", rule, "no IPv4 address there", host)
     # These take a plain name, and one link is enough for a rendezvous.
     made.propose("GLOO_SOCKET_IFNAME", names[0], rule, because, host)
     made.propose("TP_SOCKET_IFNAME", names[0], rule, because, host)

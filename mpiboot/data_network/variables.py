@@ -25,7 +25,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class _Variable:
+class _OwnedVariable:
     """One row. ``unless``: where the user has one of these, this is left alone as well.
 
     A GID index decided for our devices is wrong for the user's; UCX_TLS=tcp finds no RDMA port.
@@ -39,25 +39,25 @@ class _Variable:
 _HCA, _UCX = "NCCL_IB_HCA", "UCX_NET_DEVICES"
 
 VARIABLES: Final = (
-    _Variable("NCCL_SOCKET_IFNAME", "nccl-socket"),
-    _Variable("NCCL_SOCKET_FAMILY", "nccl-socket", ("NCCL_SOCKET_IFNAME",)),
-    _Variable("GLOO_SOCKET_IFNAME", "nccl-socket"),
-    _Variable("TP_SOCKET_IFNAME", "nccl-socket"),
-    _Variable(_HCA, "rdma-ports"),
-    _Variable("NCCL_IB_PKEY", "rdma-ports", (_HCA,)),
-    _Variable("NCCL_IB_DISABLE", "transport", (_HCA,)),
-    _Variable("NCCL_NET", "transport", ("NCCL_NET_PLUGIN", "NCCL_IB_DISABLE")),
-    _Variable("NCCL_IB_GID_INDEX", "gid", (_HCA, "NCCL_IB_ADDR_RANGE", "NCCL_IB_ADDR_FAMILY")),
-    _Variable("NCCL_IB_ADDR_RANGE", "gid", (_HCA, "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_FAMILY")),
-    _Variable("NCCL_IB_ADDR_FAMILY", "gid", (_HCA, "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_RANGE")),
-    _Variable(_UCX, "rdma-ports", ("UCX_TLS",)),
-    _Variable("UCX_IB_PKEY", "rdma-ports", (_UCX, "UCX_TLS")),
-    _Variable("UCX_IB_GID_INDEX", "gid", (_UCX, "UCX_TLS", "UCX_IB_ROCE_SUBNETS")),
-    _Variable("UCX_IB_ROCE_SUBNETS", "gid", (_UCX, "UCX_TLS", "UCX_IB_GID_INDEX")),
-    _Variable("FI_PROVIDER", "transport"),
-    _Variable("OMPI_MCA_pml", "mpi-network"),
-    _Variable("OMPI_MCA_mtl", "mpi-network", ("OMPI_MCA_pml",)),
-    _Variable(
+    _OwnedVariable("NCCL_SOCKET_IFNAME", "nccl-socket"),
+    _OwnedVariable("NCCL_SOCKET_FAMILY", "nccl-socket", ("NCCL_SOCKET_IFNAME",)),
+    _OwnedVariable("GLOO_SOCKET_IFNAME", "nccl-socket"),
+    _OwnedVariable("TP_SOCKET_IFNAME", "nccl-socket"),
+    _OwnedVariable(_HCA, "rdma-ports"),
+    _OwnedVariable("NCCL_IB_PKEY", "rdma-ports", (_HCA,)),
+    _OwnedVariable("NCCL_IB_DISABLE", "transport", (_HCA,)),
+    _OwnedVariable("NCCL_NET", "transport", ("NCCL_NET_PLUGIN", "NCCL_IB_DISABLE")),
+    _OwnedVariable("NCCL_IB_GID_INDEX", "gid", (_HCA, "NCCL_IB_ADDR_RANGE", "NCCL_IB_ADDR_FAMILY")),
+    _OwnedVariable("NCCL_IB_ADDR_RANGE", "gid", (_HCA, "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_FAMILY")),
+    _OwnedVariable("NCCL_IB_ADDR_FAMILY", "gid", (_HCA, "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_RANGE")),
+    _OwnedVariable(_UCX, "rdma-ports", ("UCX_TLS",)),
+    _OwnedVariable("UCX_IB_PKEY", "rdma-ports", (_UCX, "UCX_TLS")),
+    _OwnedVariable("UCX_IB_GID_INDEX", "gid", (_UCX, "UCX_TLS", "UCX_IB_ROCE_SUBNETS")),
+    _OwnedVariable("UCX_IB_ROCE_SUBNETS", "gid", (_UCX, "UCX_TLS", "UCX_IB_GID_INDEX")),
+    _OwnedVariable("FI_PROVIDER", "transport"),
+    _OwnedVariable("OMPI_MCA_pml", "mpi-network"),
+    _OwnedVariable("OMPI_MCA_mtl", "mpi-network", ("OMPI_MCA_pml",)),
+    _OwnedVariable(
         "OMPI_MCA_btl_tcp_if_include",
         "mpi-network",
         ("OMPI_MCA_btl_tcp_if_exclude", "OMPI_MCA_btl"),

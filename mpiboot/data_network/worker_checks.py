@@ -5,7 +5,7 @@ Whether a problem warns or stops is decided with all workers in view.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from mpiboot.data_network import nccl
@@ -91,17 +91,6 @@ def _why_none(facts: PodFacts) -> str:
     folder = "" if facts.fabric.infiniband_folder else "; /dev/infiniband is not there"
     what = f"; the platform names {first_few(given)}" if given else ""
     return f"{len(seen)} RDMA devices of the node are visible, none is this pod's{folder}{what}"
-
-
-def devices_of_the_node(known: Iterable[WorkerNetwork]) -> str:
-    """Say where devices are seen that nobody gave to the pod: maybe it was forgotten."""
-    hosts = [
-        network.host
-        for network in known
-        if network.facts and network.facts.fabric.devices and not network.rails
-    ]
-    said = f"; devices of the node, none of them the pod's, are seen on {first_few(hosts)}"
-    return said if hosts else ""
 
 
 def _limits(network: WorkerNetwork, facts: PodFacts) -> list[Problem]:
