@@ -93,6 +93,14 @@ CHECKS: Final = (
         "by absolute path with `mpiboot shims install --replace`, or use `args:` for `command:`",
     ),
     Check(
+        "offline",
+        "hosts and keys were looked at",
+        ExitCode.USAGE,
+        retry=False,
+        roles=(_L,),
+        hint="run `mpiboot plan` without --offline in the launcher's pod",
+    ),
+    Check(
         "bug",
         "mpiboot itself works",
         ExitCode.BUG,

@@ -93,8 +93,19 @@ def wait(**flags: str | None) -> None:
 @settings_of(Role.LAUNCHER, without=_NAMED)
 @click.command(cls=Command, context_settings=PASS_ON)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@click.option("--offline", is_flag=True, help="Look at no host and no key: on a laptop, in CI.")
+@click.option(
+    "--facts",
+    "facts_from",
+    type=click.Path(),
+    metavar="PATH",
+    default="",
+    help="With --offline: a folder of pods' saved facts, each from `mpiboot facts --json`.",
+)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
-def plan(program: Words, *, as_json: bool, **flags: str | None) -> None:
+def plan(
+    program: Words, *, as_json: bool, offline: bool, facts_from: str, **flags: str | None
+) -> None:
     """Print what `launcher` would do with PROGRAM, each value with its source and reason.
 
     It takes the options of `launcher`. Hosts are looked at once (5 s at most, unless --timeout
@@ -104,8 +115,13 @@ def plan(program: Words, *, as_json: bool, **flags: str | None) -> None:
     Examples:
       mpiboot plan -- ./train --epochs 3
       mpiboot plan --json -- mpirun -n 16 ./train
+      mpiboot plan --offline --mpi openmpi5 --hostfile hostfile -- ./train
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.launcher import look
 
     found = looking(resolved(flags, "plan"), _PLAN_LOOK)
+    if facts_from and not offline:
+        raise click.UsageError("--facts is for --offline", click.get_current_context())
+    if offline:
+        sys.exit(look.show_offline(found, program, os.environ, as_json=as_json, folder=facts_from))
     sys.exit(look.show_plan(found, program, os.environ, as_json=as_json))

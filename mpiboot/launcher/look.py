@@ -13,10 +13,10 @@ from types import FrameType
 from mpiboot import log, render, termination
 from mpiboot.errors import MpibootError
 from mpiboot.job import plan as plans
-from mpiboot.launcher import launch_folder, observation, script
+from mpiboot.launcher import launch_folder, observation, offline, script
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod, launcher_pod
-from mpiboot.model import Decision, Level, Source
+from mpiboot.model import Decision, Finding, Level, Source
 from mpiboot.parent import signals
 from mpiboot.settings import Resolved
 
@@ -50,7 +50,25 @@ def show_plan(
     seen, launcher = look(resolved, program, environ)
     where = launch_folder.paths(launcher.folder, launcher.key.path)
     made = plans.make(seen.observed, resolved, where)
-    found = (*seen.warnings, *seen.passed.findings, *made.findings)
+    return _print(made, (*seen.warnings, *seen.passed.findings), as_json=as_json)
+
+
+def show_offline(
+    resolved: Resolved,
+    program: tuple[str, ...],
+    environ: Mapping[str, str],
+    *,
+    as_json: bool,
+    folder: str,
+) -> int:
+    """Print the plan that can be made away from the cluster."""
+    made, found = offline.make(resolved, program, environ, folder)
+    return _print(made, found, as_json=as_json)
+
+
+def _print(made: plans.Plan, before: tuple[Finding, ...], *, as_json: bool) -> int:
+    """Print a plan with what was found; the code is that of the first failure."""
+    found = (*before, *made.findings)
     bad = [item for item in found if item.level is Level.FAIL]
     sys.stdout.write(
         _writer(as_json=as_json)(

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from mpiboot.model import Mpi
+from mpiboot.observe import factsjson
+from tests.fakes import workers as w
+from tests.fakes.cli import mpiboot
+
+NO_MPI = {"PATH": "/nowhere"}
+
+
+def job(folder: Path, hosts: int = 2) -> list[str]:
+    """A hostfile; the arguments that name it."""
+    text = "".join(f"w-{number}.job.ns.svc slots=2\n" for number in range(hosts))
+    (folder / "hostfile").write_text(text)
+    return ["plan", "--offline", "--hostfile", str(folder / "hostfile")]
+
+
+def test_a_plan_is_made_without_key_hosts_or_an_mpi(tmp_path: Path) -> None:
+    words = [*job(tmp_path), "--mpi", "openmpi5", "--", "./train"]
+    done = mpiboot(tmp_path, *words, env=NO_MPI)
+    assert done.returncode == 0, done.stderr
+    assert "mpirun -n 4 " in done.stdout
+    assert "no name was resolved, no host was asked" in done.stdout
+    assert "no facts of 2 hosts (w-0.job.ns.svc, w-1.job.ns.svc)" in done.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def test_which_mpi_it_would_be_must_be_known(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, *job(tmp_path), "--", "./train", env=NO_MPI)
+    assert done.returncode == 127
+    assert "-> say which one the image has: --mpi openmpi4" in done.stderr
+
+
+def test_saved_facts_decide_the_data_network(tmp_path: Path) -> None:
+    folder = tmp_path / "facts"
+    folder.mkdir()
+    for number in range(2):
+        facts = w.sriov(number).facts
+        assert facts is not None
+        facts = replace(facts, mpi=Mpi("openmpi5", "5.0.7", "/usr/bin/mpirun", "5.0.7"))
+        (folder / f"w-{number}.json").write_text(factsjson.to_json(facts))
+    words = [*job(tmp_path), "--json", "--facts", str(folder), "--", "./train"]
+    done = mpiboot(tmp_path, *words, env=NO_MPI)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    made = {item["name"]: item["value"] for item in plan["decisions"]}
+    assert made["data-network"] == "RoCE"
+    assert made["NCCL_IB_HCA"] == "=mlx5_3:1"
+    assert not [item for item in plan["findings"] if "no facts of 2 hosts" in item["said"]]
+
+
+def test_a_plan_that_would_stop_the_launcher_has_its_code(tmp_path: Path) -> None:
+    words = [*job(tmp_path, 1), "--mpi", "openmpi5", "-n", "9", "--", "./train"]
+    assert mpiboot(tmp_path, *words, env=NO_MPI).returncode == 78
+
+
+def test_a_folder_of_facts_that_is_none_is_said(tmp_path: Path) -> None:
+    words = [*job(tmp_path), "--mpi", "openmpi5", "--facts", str(tmp_path), "--", "./train"]
+    done = mpiboot(tmp_path, *words, env=NO_MPI)
+    assert (done.returncode, "no file *.json in it" in done.stderr) == (2, True)
+    (tmp_path / "x.json").write_text("{}")
+    done = mpiboot(tmp_path, *words, env=NO_MPI)
+    assert (done.returncode, "not what `mpiboot facts --json`" in done.stderr) == (2, True)
+    lone = mpiboot(tmp_path, "plan", "--facts", str(tmp_path), "--", "./train", env=NO_MPI)
+    assert (lone.returncode, "--facts is for --offline" in lone.stderr) == (2, True)
