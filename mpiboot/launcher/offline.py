@@ -17,7 +17,7 @@ from mpiboot.job import mpirun_line, platforms
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder
 from mpiboot.model import Finding, Host, Level, Mpi, PodFacts, Worker
-from mpiboot.observe import factsjson, hostfiles, pod, programs
+from mpiboot.observe import facts_json, hostfiles, pod, programs
 from mpiboot.settings import Resolved
 from mpiboot.wording import counted, first_few
 
@@ -103,7 +103,7 @@ def _saved(folder: str) -> tuple[PodFacts, ...]:
         texts = {path: path.read_text("utf-8", "replace") for path in sorted(_files(folder))}
     except OSError as wrong:
         raise error("usage", f"--facts {folder}: {wrong.strerror}") from None
-    found = {path: factsjson.from_json(text) for path, text in texts.items()}
+    found = {path: facts_json.from_json(text) for path, text in texts.items()}
     bad = [str(path) for path, facts in found.items() if facts is None]
     if bad or not found:
         said = f"{first_few(bad)}: not what `mpiboot facts --json` of this version prints"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mpiboot.model import Mpi
-from mpiboot.observe import factsjson
+from mpiboot.observe import facts_json
 from tests.fakes import workers as w
 from tests.fakes.cli import mpiboot
 
@@ -42,7 +42,7 @@ def test_saved_facts_decide_the_data_network(tmp_path: Path) -> None:
         facts = w.sriov(number).facts
         assert facts is not None
         facts = replace(facts, mpi=Mpi("openmpi5", "5.0.7", "/usr/bin/mpirun", "5.0.7"))
-        (folder / f"w-{number}.json").write_text(factsjson.to_json(facts))
+        (folder / f"w-{number}.json").write_text(facts_json.to_json(facts))
     words = [*job(tmp_path), "--json", "--facts", str(folder), "--", "./train"]
     done = mpiboot(tmp_path, *words, env=NO_MPI)
     assert done.returncode == 0, done.stderr
