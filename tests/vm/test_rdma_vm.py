@@ -21,11 +21,12 @@ NAMES = tuple(
     for name in vars(module)
     if name.startswith("test_")
 )
+GUARD = "1800"  # seconds, against a hang: the machine is emulated, and others work beside it
 REQUIRED = os.environ.get("MPIBOOT_RIG") == "required"
 
 pytestmark = [
     pytest.mark.vm,
-    pytest.mark.timeout(900),  # the first run downloads a kernel
+    pytest.mark.timeout(int(GUARD) + 100),  # the first run downloads a kernel
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the guest shares this system"),
     pytest.mark.skipif(
         not REQUIRED and shutil.which("qemu-system-x86_64") is None, reason="QEMU isn't installed"
@@ -38,11 +39,11 @@ def reports() -> dict[str, str]:
     """What each test in the machine came to: empty, or its failure."""
     script = '"$@" --junitxml=/run/report.xml >&2; status=$?; cat /run/report.xml; exit $status'
     inside = str(Path(test_kernel.__file__).parent.relative_to(ROOT))
-    tests = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=120", inside)
+    tests = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=600", inside)
     done = subprocess.run(
         ["scripts/rdma-vm", "sh", "-c", script, "sh", *tests],
         cwd=ROOT,
-        env={**os.environ, "MPIBOOT_VM_SECONDS": "800", "PYTEST_ADDOPTS": ""},
+        env={**os.environ, "MPIBOOT_VM_SECONDS": GUARD, "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         check=False,
@@ -72,7 +73,7 @@ def test_a_launched_jobs_ranks_use_rdma_as_they_are_told() -> None:
     done = subprocess.run(
         ["scripts/rdma-vm", sys.executable, "-m", "pytest", "-p", "no:cacheprovider", inside],
         cwd=ROOT,
-        env={**os.environ, "MPIBOOT_VM_SECONDS": "800", "PYTEST_ADDOPTS": "--timeout=600"},
+        env={**os.environ, "MPIBOOT_VM_SECONDS": GUARD, "PYTEST_ADDOPTS": "--timeout=900"},
         capture_output=True,
         text=True,
         check=False,
