@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -183,3 +185,22 @@ def test_metadata_that_is_empty_or_broken_gives_nothing(
 
     assert not found
     assert len(said) == oddities
+
+
+def test_without_a_descriptor_left_nothing_is_said_and_that_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "claims" / "a" / "b"
+    folder.mkdir(parents=True)
+    (folder / "x-metadata.json").write_text("{}")
+    program = f"""
+import json, pathlib, resource
+from mpiboot.data_network.observe import platform_hints
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+print(json.dumps(platform_hints.attachments({{}}, metadata=pathlib.Path({str(tmp_path)!r}))))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found, odd = json.loads(done.stdout)
+    assert found == []
+    assert odd[-1] == f"{tmp_path}: Too many open files"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from dataclasses import replace
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.data_network.observe import rdma, rdma_sysfs
+from mpiboot.data_network.observe import nldev, rdma, rdma_sysfs
 from mpiboot.data_network.observe.nldev import Kernel
 from mpiboot.fabric import Fabric, Gid, GidType
 from tests.data.build_sysfs import build, kernel
@@ -336,3 +337,24 @@ def test_this_machine_can_be_observed() -> None:
 
 async def test_it_can_be_observed_beside_a_running_loop() -> None:
     assert isinstance(rdma.observe(), Fabric)
+
+
+@pytest.mark.parametrize(
+    ("number", "oddities"),
+    [
+        (errno.EMFILE, ("netlink: Too many open files: RDMA devices are not known",)),
+        (
+            errno.EAFNOSUPPORT,
+            ("netlink: Address family not supported by protocol: RDMA devices are not known",),
+        ),
+        (errno.EPROTONOSUPPORT, ()),
+    ],
+)
+def test_a_socket_that_cannot_be_made_is_told_from_a_kernel_without_rdma(
+    number: int, oddities: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(nldev, "connect", refuse)
+    assert rdma.observe(tmp_path, tmp_path).oddities == oddities

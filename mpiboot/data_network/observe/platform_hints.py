@@ -115,7 +115,12 @@ def _annotation(path: Path, oddities: list[str]) -> str:
 
 def _dra(metadata: Path, sys_root: Path, oddities: list[str]) -> Iterator[Attachment]:
     # resourceclaims/CLAIM/REQUEST/DRIVER-metadata.json, or resourceclaimtemplates/…
-    for path in sorted(metadata.glob("*/*/*/*-metadata.json")):
+    try:
+        paths = sorted(metadata.glob("*/*/*/*-metadata.json"))
+    except OSError as error:  # no descriptor left
+        oddities.append(f"{metadata}: {error.strerror}")
+        return
+    for path in paths:
         said = _read(path, oddities)
         if not said.strip():
             continue  # a network driver fills it when the pod's links are made

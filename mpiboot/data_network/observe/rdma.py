@@ -23,6 +23,7 @@ _LAYERS: Final = {
     "roce": LinkLayer.ETHERNET,
     "iw": LinkLayer.ETHERNET,
 }
+_NO_RDMA: Final = errno.EPROTONOSUPPORT  # of the socket, on a kernel without this part
 # What RoCE puts around a packet in the largest case: iboe_get_mtu() of include/rdma/ib_addr.h.
 _ROCE_HEADERS: Final = 96
 _IB_MTUS: Final = (4096, 2048, 1024, 512, 256)
@@ -37,14 +38,17 @@ def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fab
     in ``oddities``. On a modular kernel the question itself makes the kernel load ib_core, as
     every RDMA library does.
     """
-    refused = ""
+    refused, no_rdma = "", False
     kernel: Kernel | None = None
     try:
         with nldev.connect() as channel:
             kernel = nldev.read(channel)
     except OSError as error:
-        refused = os.strerror(error.errno or errno.EIO)
+        refused, no_rdma = os.strerror(error.errno or errno.EIO), error.errno == _NO_RDMA
     found = assemble(kernel, sys_root, dev_root, refused)
+    if refused and not no_rdma and not found.devices:
+        odd = f"netlink: {refused}: RDMA devices are not known"
+        return replace(found, oddities=(*found.oddities, odd))
     asked = {one.name: len(one.ports) for one in found.devices if one.opens}
     if not asked:
         return found
