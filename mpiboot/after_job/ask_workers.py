@@ -50,9 +50,22 @@ async def _run(name: str, command: str, free: asyncio.Semaphore) -> str | None:
     return output.decode("utf-8", "replace") if agent.returncode == 0 else None
 
 
-async def _addresses(name: str) -> tuple[str, ...] | None:
-    if not name:  # an address needs no nameserver, and no nameserver tells what became of it
+async def _addresses(before: evidence.Before) -> tuple[str, ...] | None:
+    """Resolve a host's name: no address where there is none, None where nobody can tell.
+
+    A nameserver that fails for the world outside says nothing of the cluster's own names.
+    """
+    if not before.dns:  # no nameserver tells what became of an address
         return None
+    found = await _resolved(before.dns)
+    if found is not None or not before.in_cluster:
+        return found
+    own = await asyncio.gather(*map(_resolved, before.in_cluster))
+    known = tuple(address for addresses in own for address in addresses or ())
+    return None if None in own and not known else known
+
+
+async def _resolved(name: str) -> tuple[str, ...] | None:
     try:
         found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except socket.gaierror as why:
@@ -63,7 +76,7 @@ async def _addresses(name: str) -> tuple[str, ...] | None:
 async def _evidence(
     before: evidence.Before, command: str, free: asyncio.Semaphore, signal: str | None
 ) -> tuple[evidence.Explanation, ...]:
-    resolving = asyncio.ensure_future(_addresses(before.dns))
+    resolving = asyncio.ensure_future(_addresses(before))
     asking = asyncio.ensure_future(_run(before.name, command, free))
     # A host whose name has gone, or leads elsewhere, needs no further patience.
     found = evidence.unreachable(before, await resolving)

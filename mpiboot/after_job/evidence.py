@@ -28,7 +28,8 @@ class Before:
     """What the gate saw of a host, to compare with.
 
     ``name`` is what the launch agent is called with; ``dns`` the name to resolve, empty where the
-    hostfile has an address, and ``address`` what it led to; ``pod`` is the pod's name, empty where
+    hostfile has an address, ``in_cluster`` the absolute names of the cluster that it may stand for,
+    and ``address`` what it led to; ``pod`` is the pod's name, empty where
     it isn't known; ``ooms`` the count of out-of-memory kills, None where it isn't known;
     ``began`` the start of its mpiboot, 0 where it runs none; ``ports`` the RDMA ports that were
     active; ``ends`` whether it wants to end with the job.
@@ -42,20 +43,23 @@ class Before:
     began: float = 0.0
     ports: tuple[str, ...] = ()
     ends: bool = False
+    in_cluster: tuple[str, ...] = ()
 
 
-def before(worker: Worker, called: str, dns: str) -> Before:
+def before(worker: Worker, called: str, dns: str, in_cluster: tuple[str, ...] = ()) -> Before:
     """Note what is compared with after a failure.
 
     Args:
         worker: a host as the gate saw it.
         called: the name that mpirun and the launch agent have for it.
         dns: its name in DNS; empty where the hostfile has its address.
+        in_cluster: the absolute names of the cluster that this may be.
     """
     facts = worker.facts
     return Before(
         name=called,
         dns=dns,
+        in_cluster=in_cluster,
         address=worker.address,
         pod=facts.hostname if facts else dns.partition(".")[0],
         ooms=worker.ooms,
@@ -77,7 +81,11 @@ def to_json(hosts: tuple[Before, ...]) -> str:
 
 def from_json(text: str) -> tuple[Before, ...]:
     """Read what ``to_json`` wrote."""
-    return tuple(Before(**{**item, "ports": tuple(item["ports"])}) for item in json.loads(text))
+    lists = ("ports", "in_cluster")
+    return tuple(
+        Before(**{**item, **{name: tuple(item[name]) for name in lists}})
+        for item in json.loads(text)
+    )
 
 
 @dataclass(frozen=True, slots=True)

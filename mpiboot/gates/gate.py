@@ -22,6 +22,7 @@ from mpiboot.gates.pipeline import Access, Pipelines
 from mpiboot.gates.progress import HostState, Stage
 from mpiboot.gates.reporter import Reporter
 from mpiboot.model import Finding, Host, Worker
+from mpiboot.observe import links
 from mpiboot.observe.dns import Resolver
 from mpiboot.observe.hostfiles import Follow
 from mpiboot.settings import Settings
@@ -42,8 +43,10 @@ class GateResult:
     ``renamed`` has the hosts whose long name is to be used instead of the hostfile's, by the
     hostfile's name. ``host_keys`` has, by host, the host key that was shown, as a line of
     known_hosts without its host; only where the setting ``host_keys`` isn't ``job``.
-    ``durations`` are seconds from the gate's start: ``names`` until the last name resolved,
-    ``total`` until the last host was ready. ``findings`` are those of ``look``.
+    ``astray`` are the local hosts that the system resolves to no address of this pod, as where
+    /etc/hosts has its name on 127.0.1.1. ``durations`` are seconds from the gate's start: ``names``
+    until the last name resolved, ``total`` until the last host was ready. ``findings`` are those
+    of ``look``.
     """
 
     workers: tuple[Worker, ...]
@@ -52,6 +55,7 @@ class GateResult:
     host_keys: Mapping[str, str]
     durations: Mapping[str, float]
     findings: tuple[Finding, ...] = ()
+    astray: tuple[str, ...] = ()
 
 
 def _no_long_form(_: str) -> None:
@@ -91,10 +95,11 @@ async def wait(
     reporter = Reporter(
         live=log.draws(), left=lambda: _left(settings, members.states, time.monotonic() - started)
     )
+    resolver = resolver or Resolver()
     pipelines = Pipelines(
         settings,
         access,
-        resolver or Resolver(),
+        resolver,
         long_form=long_form,
         changed=reporter.changed,
         limits=limits,
@@ -126,6 +131,7 @@ async def wait(
         pipelines.renamed,
         pipelines.host_keys,
         durations,
+        astray=await _astray(local, access.hostname, resolver),
     )
 
 
@@ -147,10 +153,11 @@ async def look(
     """
     started = time.monotonic()
     states = progress.states(hosts)
+    resolver = resolver or Resolver()
     pipelines = Pipelines(
         settings,
         access,
-        resolver or Resolver(),
+        resolver,
         long_form=long_form,
         changed=lambda: None,
         limits=limits,
@@ -177,6 +184,18 @@ async def look(
         pipelines.host_keys,
         _durations(pipelines, started),
         tuple(findings),
+        await _astray(local, access.hostname, resolver),
+    )
+
+
+async def _astray(local: Sequence[Host], hostname: str, resolver: Resolver) -> tuple[str, ...]:
+    """Find the local hosts that mpirun would look for elsewhere; a slow resolver counts as such."""
+    names = [host.name for host in local if host.name != hostname]
+    found = await asyncio.gather(*map(resolver.ask_system, names))
+    return tuple(
+        name
+        for name, addresses in zip(names, found, strict=True)
+        if not any(map(links.is_local, addresses))
     )
 
 

@@ -169,6 +169,8 @@ class Pipelines:
 
     async def _resolve(self, state: HostState) -> tuple[str, ...]:
         started = time.monotonic()
+        servers = ", ".join(self._resolver.conf.nameservers)
+        state.detail = f"no answer yet from the nameserver {servers}" if servers else ""
         while True:
             answer = await self._ask(state.host.name)
             if answer.addresses:

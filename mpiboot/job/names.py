@@ -50,6 +50,23 @@ def cluster_domain(search: Sequence[str]) -> str:
     return candidates[0].removeprefix("svc.") if candidates else ""
 
 
+def in_cluster(name: str, search: Sequence[str]) -> tuple[str, ...]:
+    """Give the absolute names of the cluster that a pod's or Service's name may stand for.
+
+    Empty for a name that may be one of the world outside: more than one dot, and no ``.svc``.
+    """
+    domain, bare = cluster_domain(search), _plain(name)
+    if not domain or is_address(name):
+        return ()
+    if bare.endswith(f".svc.{domain}"):
+        return (f"{bare}.",)
+    if not bare.endswith(".svc") and bare.count(".") > 1:
+        return ()
+    entries = [_plain(entry) for entry in search]
+    own = [entry for entry in entries if entry == domain or entry.endswith(f".{domain}")]
+    return tuple(f"{bare}.{entry}." for entry in own)
+
+
 def long_form(name: str, domain: str) -> str | None:
     """Append the cluster's domain to a name that ends in ``.svc``; None for any other name.
 

@@ -6,7 +6,7 @@ import ipaddress
 import os
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,6 +18,7 @@ from mpiboot.job import names
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed, Paths
 from mpiboot.model import Worker
+from mpiboot.observe.dns import read_resolv_conf
 from mpiboot.parent import launch_spec
 from mpiboot.settings import Resolved
 from mpiboot.ssh_client import config as sshconfig
@@ -223,7 +224,8 @@ class Launch:
         reached = {
             self.observed.called(worker.host.name): worker for worker in self.observed.workers
         }
-        seen = tuple(before(worker, self.observed) for worker in self.observed.workers)
+        search = read_resolv_conf().search
+        seen = tuple(before(worker, self.observed, search) for worker in self.observed.workers)
         files.write_private(Path(self.where.launch_dir) / evidence.FILE, evidence.to_json(seen))
         return launch_spec.LaunchSpec(
             argv=self.plan.argv,
@@ -251,8 +253,9 @@ class Launch:
         )
 
 
-def before(worker: Worker, observed: Observed) -> evidence.Before:
-    """Note what is compared with after a failure."""
+def before(worker: Worker, observed: Observed, search: Sequence[str] = ()) -> evidence.Before:
+    """Note what is compared with after a failure; ``search`` is resolv.conf's list."""
     called = observed.called(worker.host.name)
     # mpirun has a made-up name for some addresses, which no nameserver knows.
-    return evidence.before(worker, called, "" if names.is_address(worker.host.name) else called)
+    dns = "" if names.is_address(worker.host.name) else called
+    return evidence.before(worker, called, dns, names.in_cluster(dns, search) if dns else ())

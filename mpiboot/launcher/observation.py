@@ -17,7 +17,7 @@ from mpiboot.job import plan as plans
 from mpiboot.job.user_line import UserLine
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.model import Finding, Mpi, PodFacts
-from mpiboot.observe import dns, hostfiles, links, programs
+from mpiboot.observe import dns, hostfiles, programs
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import config as sshconfig
 from mpiboot.wording import counted
@@ -82,13 +82,8 @@ def _own_facts(launcher: LauncherPod) -> PodFacts:
 def _for_mpirun(found: hostfiles.Found, passed: gate.GateResult, own: PodFacts) -> dict[str, str]:
     """Give the names that mpirun must not get as the hostfile has them."""
     local = [host.name for host in passed.local]
-    astray = [
-        name
-        for name in local
-        if name != own.hostname and not any(map(links.is_local, dns.system_addresses(name)))
-    ]
     listed = [host.name for host in found.hostfile.hosts]
-    return names.for_mpirun(listed, local, astray, own.hostname)
+    return names.for_mpirun(listed, local, passed.astray, own.hostname)
 
 
 def _observation(

@@ -75,17 +75,23 @@ def joined(replies: Sequence[Reply]) -> Reply:
     return replace(worst, ttl=min(lives) if lives else None)
 
 
-def summary(name: str, replies: Sequence[Reply]) -> Answer:
-    """Make the answers for one name's search list one, with every reason in its detail."""
+def summary(name: str, replies: Sequence[Reply], domain: str = "") -> Answer:
+    """Make the answers for one name's search list one, with every reason in its detail.
+
+    Names within the cluster's ``domain`` count first: what lies outside is asked of nameservers
+    that the cluster may not reach, and their failure says nothing about a pod.
+    """
     searched = tuple(reply.name for reply in replies)
     found = next((reply for reply in replies if reply.addresses), None)
     if found is not None:
         return Answer(name, found.addresses, searched=searched)
-    worst = min(replies, key=lambda reply: reply.rank)
+    own = [reply for reply in replies if domain and reply.name.endswith(f".{domain}.")]
+    worst = min(own or replies, key=lambda reply: reply.rank)
     lives = [reply.ttl for reply in replies if reply.ttl is not None]
     expires = min(lives) if lives else None
     said = []
-    for reason in dict.fromkeys(reply.reason for reply in sorted(replies, key=lambda r: r.rank)):
+    ranked = (worst, *sorted(replies, key=lambda reply: reply.rank))
+    for reason in dict.fromkeys(reply.reason for reply in ranked):
         names = [reply.name for reply in replies if reply.reason is reason]
         text = reason.value if reason is not None else ""
         said.append(text if len(names) == len(replies) else f"{text} for {', '.join(names)}")

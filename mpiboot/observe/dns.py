@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mpiboot.job import names
 from mpiboot.observe.answers import Answer, Reason, Reply, joined, summary
 from mpiboot.observe.resolvconf import ResolvConf, is_literal, is_malformed, parse, search_names
 
@@ -117,12 +118,12 @@ class Resolver:
             now = asyncio.get_running_loop().time()
             if now - self._opinions.get(name, float("-inf")) >= _SECOND_OPINION:
                 self._opinions[name] = now
-                addresses = await self._ask_system(name)
+                addresses = await self.ask_system(name)
                 if addresses:
                     return self._resolved(name, addresses)
             answer = await self._explain(name)
             if answer.addresses:
-                addresses = await self._ask_system(name)
+                addresses = await self.ask_system(name)
                 if addresses:
                     return self._resolved(name, addresses, answer.searched)
                 return replace(
@@ -143,7 +144,7 @@ class Resolver:
         self._known[name] = addresses
         return Answer(name, addresses, searched=searched)
 
-    async def _ask_system(self, name: str) -> tuple[str, ...]:
+    async def ask_system(self, name: str) -> tuple[str, ...]:
         """Ask the system resolver in a thread; nothing where it takes too long."""
         asking = self._asking.get(name)
         if asking is None:
@@ -200,7 +201,7 @@ class Resolver:
             # A nameserver that is silent for one name is silent for the next: glibc stops too.
             if reply.reason in (Reason.TIMEOUT, Reason.NO_NAMESERVER):
                 break
-        return summary(name, replies)
+        return summary(name, replies, names.cluster_domain(self.conf.search))
 
     def _in_hosts(self, name: str) -> tuple[str, ...]:
         wanted = name.removesuffix(".").lower()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -190,3 +191,24 @@ def test_a_program_that_a_host_lacks(program: str, told: str, tmp_path: Path) ->
     assert [item.line("w-1") for item in found] == (
         [f"program-missing\tw-1\tthe program {told}"] if told else []
     )
+
+
+@pytest.mark.parametrize(
+    ("own", "findings"), [(socket.EAI_NONAME, 1), (socket.EAI_AGAIN, 0), (None, 0)]
+)
+def test_a_name_that_is_gone_is_gone_though_the_world_outside_fails(
+    own: int | None, findings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forwarder without a way out makes every unknown name SERVFAIL, which is EAI_AGAIN."""
+    before = replace(BEFORE, in_cluster=("w-1.job.space.svc.cluster.local.",))
+
+    def resolve(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        code = own if name in before.in_cluster else socket.EAI_AGAIN
+        if code is None:
+            return [(2, 1, 6, "", (before.address, 0))]
+        raise socket.gaierror(code, "no")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    found = asyncio.run(ask_workers._addresses(before))
+    assert len(evidence.unreachable(before, found)) == findings
+    assert found == {socket.EAI_NONAME: (), socket.EAI_AGAIN: None, None: (before.address,)}[own]

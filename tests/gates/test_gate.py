@@ -5,6 +5,7 @@ import contextlib
 import json
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -379,6 +380,27 @@ async def test_the_launchers_own_name_is_never_asked_by_ssh(
 
     assert [host.name for host in result.local] == [name]
     assert result.workers == ()
+
+
+async def test_names_of_this_pod_are_asked_for_while_other_work_goes_on(
+    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The resolver's thread ends only when the loop has turned; mpirun would miss the second."""
+    turned = threading.Event()
+
+    def system(name: str) -> tuple[str, ...]:
+        loop.call_soon_threadsafe(turned.set)
+        turned.wait(60)
+        return ("127.0.0.1",) if name == "here.job" else ()
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(cluster, "system", system)
+    to = access(job, 1, fqdns=("launcher.job.ns.svc", "here.job", "astray.job"))
+
+    result = await passing(cluster, named("launcher", "here.job", "astray.job"), to)
+
+    assert [host.name for host in result.local] == ["launcher", "here.job", "astray.job"]
+    assert result.astray == ("astray.job",)
 
 
 async def test_a_name_that_resolves_to_an_own_address_is_this_pod(

@@ -173,3 +173,21 @@ def test_addresses_of_ipv6_get_names_that_every_mpi_takes() -> None:
 def test_a_name_of_this_pod_that_leads_elsewhere_becomes_its_host_name() -> None:
     local = ["l.job.ns.svc", "localhost"]
     assert names.for_mpirun(["w-0", *local], local, ["l.job.ns.svc"], "l") == {"l.job.ns.svc": "l"}
+
+
+SEARCH = ("ns.svc.corp.local", "svc.corp.local", "corp.local", "ec2.internal")
+
+
+@pytest.mark.parametrize(
+    ("name", "absolute"),
+    [
+        ("w-0.job", [f"w-0.job.{entry}." for entry in SEARCH[:3]]),
+        ("w-0.job.ns.svc", [f"w-0.job.ns.svc.{entry}." for entry in SEARCH[:3]]),
+        ("w-0.job.ns.svc.corp.local", ["w-0.job.ns.svc.corp.local."]),
+        ("gpu1.example.com", []),
+        ("fd00::1", []),
+    ],
+)
+def test_names_of_the_cluster_that_a_name_may_stand_for(name: str, absolute: list[str]) -> None:
+    assert names.in_cluster(name, SEARCH) == tuple(absolute)
+    assert names.in_cluster(name, ()) == ()

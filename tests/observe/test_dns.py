@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mpiboot.observe.answers import Answer, Reason
+from mpiboot.observe.answers import Answer, Reason, Reply, summary
 from mpiboot.observe.dns import Resolver, read_resolv_conf, system_addresses
 from tests.fakes.nameserver import (
     DROP,
@@ -348,3 +349,19 @@ def test_resolv_conf_is_read_with_comments_and_limits(tmp_path: Path) -> None:
     assert conf.nameservers == ("10.0.0.10", "fd00::10", "10.0.0.11")
     assert (conf.ndots, conf.timeout, conf.attempts) == (15, 2.0, 5)
     assert conf.search == ()
+
+
+@pytest.mark.parametrize("outside", [Reason.SERVFAIL, Reason.TIMEOUT, Reason.REFUSED])
+def test_the_clusters_own_nameserver_counts_before_what_fails_outside(outside: Reason) -> None:
+    """A forwarder without a way out fails for w-0.job itself; the pod has no record yet."""
+    own = [
+        Reply(f"w-0.job.{domain}.", reason=Reason.NXDOMAIN, server="10.96.0.10", ttl=5)
+        for domain in ("ns.svc.cluster.local", "svc.cluster.local", "cluster.local")
+    ]
+    answer = summary("w-0.job", [*own, Reply("w-0.job.", reason=outside)], "cluster.local")
+    assert (answer.reason, answer.retry_after) == (Reason.NXDOMAIN, 5)
+    assert answer.detail.startswith("NXDOMAIN for w-0.job.ns.svc.cluster.local., ")
+    assert f"; {outside.value} for w-0.job." in answer.detail
+    # Where a name of the cluster itself failed, that is the reason.
+    mixed = [replace(own[0], reason=Reason.SERVFAIL), *own[1:]]
+    assert summary("w-0.job", mixed, "cluster.local").reason is Reason.SERVFAIL
