@@ -94,13 +94,10 @@ def _own(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:
         return f"the private folder is {made}"
 
     def key() -> str:
-        made = files.runtime_dir(
-            settings.runtime_dir, who.uid, "doctor", tmpdir=environ.get("TMPDIR", "")
-        )
         mounted = keys.find(settings.ssh_key, (who.home, environ.get("HOME", "")), who.uid)
         if mounted is None:
             raise keys.missing(settings.ssh_key, (who.home, environ.get("HOME", "")), who.uid)
-        found = keys.load(mounted, made, environ)
+        found = keys.load(mounted)
         return f"the key is {mounted}, {found.fingerprint}"
 
     def mpi() -> str:
@@ -173,7 +170,7 @@ def _job(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:
         found.append(_ok("workers-unreachable", said, worker.host.name))
     found += seen.passed.findings
     try:
-        where = launch_folder.paths(launcher.folder, launcher.key.path)
+        where = launch_folder.paths(launcher.folder)
         made = plans.make(seen.observed, resolved, where)
     except MpibootError as wrong:
         return [*found, wrong.finding, *wrong.others]

@@ -43,6 +43,7 @@ INTERNAL: Final = (
     "MPIBOOT_WORKER_DIR",
     "MPIBOOT_LAUNCH_DIR",
     "MPIBOOT_JOB_MARK",
+    "MPIBOOT_KEEP_KEY",
 )
 
 # What a cluster sets in every pod for each of its Services, such as one called "mpiboot-ssh".

@@ -99,7 +99,7 @@ def prepare(
         log.finding(Finding("usage", Level.WARN, odd, hint="write one argument for each word"))
     pod = launcher_pod(resolved, environ, pid=parent)
     seen = asyncio.run(observation.wait(pod, program))
-    paths = launch_folder.paths(pod.folder, pod.key.path, parent)
+    paths = launch_folder.paths(pod.folder, parent)
     made = plans.make(seen.observed, resolved, paths)
     summary.say(made, seen.observed)
     for finding in (*seen.warnings, *made.findings):

@@ -29,12 +29,11 @@ _LAUNCH: Final = "launch"
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
 
 
-def paths(folder: Path, key: Path, pid: int = 1) -> Paths:
+def paths(folder: Path, pid: int = 1) -> Paths:
     """Say where everything will be.
 
     Args:
         folder: the launcher's runtime folder.
-        key: the job's key.
         pid: the process that will be mpirun's parent. Each launch below a script has a folder of
             its own, for there may be several at once; a pod's first process is always the same.
 
@@ -52,6 +51,7 @@ def paths(folder: Path, key: Path, pid: int = 1) -> Paths:
     name = _LAUNCH if pid == 1 else f"{_LAUNCH}-{pid}"
     # Its execute bit may be lost, or count for nothing on a noexec mount; Open MPI takes words.
     words = str(agent) if os.access(agent, os.X_OK) else f"/bin/sh {agent}"
+    key = folder / name / launch_spec.KEY
     return Paths(launch_dir=str(folder / name), agent=words, key=str(key))
 
 
@@ -119,6 +119,7 @@ class Launch:
                 path.mkdir(mode=0o700)
         except OSError as wrong:
             raise error("runtime-folder", f"{wrong.filename}: {wrong.strerror}") from None
+        keys.copy(self.key, Path(self.where.key))
         ssh = executables.find("ssh", self.observed.environ.get("PATH", ""))
         own = not self.plan.user_agent and self.observed.own_client
         if ssh is None and self.plan.daemons and not self.plan.user_agent and not own:

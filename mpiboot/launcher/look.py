@@ -48,7 +48,7 @@ def show_plan(
         sys.stdout.write(write(alone, (), program, {}, ()))
         return 0
     seen, launcher = look(resolved, program, environ)
-    where = launch_folder.paths(launcher.folder, launcher.key.path)
+    where = launch_folder.paths(launcher.folder)
     made = plans.make(seen.observed, resolved, where)
     return _print(made, (*seen.warnings, *seen.passed.findings), as_json=as_json)
 

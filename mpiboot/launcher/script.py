@@ -16,7 +16,7 @@ from mpiboot import executables, log, shims
 from mpiboot.job import mpirun_line, scripts
 from mpiboot.launcher import start
 from mpiboot.model import Finding, Level
-from mpiboot.parent.launch_spec import ParentOptions
+from mpiboot.parent.launch_spec import KEEP_KEY, ParentOptions
 from mpiboot.settings import ROWS, Resolved
 from mpiboot.system import files, process
 
@@ -84,6 +84,8 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
         "MPIBOOT_ROLE": "launcher",
     }
     whole = start.lets_go(settings.worker_exit, environ)
+    if whole:
+        env[KEEP_KEY] = "1"
     options = ParentOptions(
         log_level=settings.log_level,
         log_format=settings.log_format,

@@ -67,7 +67,7 @@ def launcher_pod(
         identity.uid,
         settings.timeout if patience is None else patience,
     )
-    key = keys.load(mounted, folder, environ)
+    key = keys.load(mounted)
     odd = keys.trust(key, mounted)
     if odd:
         log.finding(odd)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from mpiboot import log, termination
 from mpiboot.parent.events import Verdict
-from mpiboot.parent.launch_spec import JOB_MARK, MARK, LaunchSpec
+from mpiboot.parent.launch_spec import JOB_MARK, KEY, MARK, LaunchSpec
 from mpiboot.parent.os_calls import process_handle
 from mpiboot.parent.watch import Processes
 
@@ -172,3 +172,9 @@ def tell(
         cause=evidence[0] if evidence else item.said,
         said=item.said,
     )
+
+
+def remove_key(folder: str) -> None:
+    """Remove a launch's copy of the job's key: no agent logs in any more."""
+    with suppress(OSError):
+        os.unlink(f"{folder}/{KEY}")  # noqa: PTH108 - pathlib costs a megabyte

@@ -16,6 +16,10 @@ RESULT: Final = 3
 EVENTS: Final = "events"
 # What mpirun writes on request: which rank is where.
 PLACEMENT: Final = "placement"
+# The launch's copy of the job's key, in its folder, and the variable by which a script that tells
+# workers of its end keeps it until then.
+KEY: Final = "key"
+KEEP_KEY: Final = "MPIBOOT_KEEP_KEY"
 # The socket of mpiboot's own SSH client.
 CLIENT_SOCKET: Final = "client.sock"
 # A word of 4.1's line: mpirun's own messages have a handle (``mpirun_messages``), ranks have 2.

@@ -13,11 +13,12 @@ import time
 from mpiboot import log, termination
 from mpiboot.parent import guard
 from mpiboot.parent.after import ask
-from mpiboot.parent.end import end_all, reap, send, tell, wait_gone
+from mpiboot.parent.end import end_all, reap, remove_key, send, tell, wait_gone
 from mpiboot.parent.events import Verdict
 from mpiboot.parent.judgement import not_startable, proved
 from mpiboot.parent.launch_spec import (
     CLIENT_SOCKET,
+    KEEP_KEY,
     Failure,
     LaunchSpec,
     ParentOptions,
@@ -27,7 +28,7 @@ from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.mpirun import Mpirun
 from mpiboot.parent.os_calls import replace, start_listening
 from mpiboot.parent.preparation import Preparation, ended_by
-from mpiboot.parent.script import Script, last_launch
+from mpiboot.parent.script import Script, last_launch, launches
 from mpiboot.parent.signals import ENDING, Signals
 from mpiboot.parent.state import BY_SIGNAL, FAMILIES, UNKNOWN
 
@@ -67,6 +68,8 @@ class Parent:
         if folder:
             self._loop.on(self._signals.handle, self._note_signals)
             self._ask(folder, "let-go")
+        for folder in launches(self._options.last_launches):
+            remove_key(folder)
         return code
 
     def stay(self) -> int:
@@ -133,6 +136,8 @@ class Parent:
         if self._client:
             send([self._client], signal.SIGTERM)
             wait_gone([self._client])
+        if not os.environ.get(KEEP_KEY):
+            remove_key(spec.folder)
         if verdict.code and not verdict.by_signal:
             self._hold()
         return verdict.code

@@ -89,11 +89,17 @@ class Script:
         return True
 
 
-def last_launch(folder: str) -> str:
-    """Find the folder of the last launch below a script; empty where there is none."""
+def launches(folder: str) -> dict[str, float]:
+    """Find the folders of the launches below a script, and when each was made."""
     times: dict[str, float] = {}
     with suppress(OSError):
         for entry in os.scandir(folder):
             if entry.name.startswith("launch-"):
                 times[entry.path] = entry.stat().st_mtime
+    return times
+
+
+def last_launch(folder: str) -> str:
+    """Find the folder of the last launch below a script; empty where there is none."""
+    times = launches(folder)
     return max(times, key=times.__getitem__, default="")

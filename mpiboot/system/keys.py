@@ -9,7 +9,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ from typing import Final
 from mpiboot import log
 from mpiboot.errors import MpibootError, error
 from mpiboot.model import Finding, Level
-from mpiboot.system import files, keyformat, process
+from mpiboot.system import files, keyformat
 from mpiboot.wording import lasting
 
 # In this order: what ssh itself prefers, then the keys of a Kubernetes Secret of type ssh-auth.
@@ -126,14 +126,8 @@ def _closed(path: Path, by: Path, uid: int) -> MpibootError:
     return error("ssh-key", f"uid {uid} can't reach the key {path}: {by} has {mode}", hint=mend)
 
 
-def _derived(path: Path, environ: Mapping[str, str]) -> bytes | None:
-    """The public half by the tools that know every format: ssh-keygen, else asyncssh."""
-    try:
-        status, output = process.output(["ssh-keygen", "-P", "", "-y", "-f", str(path)], environ)
-    except MpibootError:
-        status, output = 127, b""
-    if status == 0:
-        return next(iter(keyformat.blobs_of(output.decode("utf-8", "replace"))), None)
+def _by_library(path: Path) -> bytes | None:
+    """Ask asyncssh for the public half, which knows every format."""
     import asyncssh  # noqa: PLC0415 - costs 170 ms, and hardly any job needs it
 
     try:
@@ -142,20 +136,14 @@ def _derived(path: Path, environ: Mapping[str, str]) -> bytes | None:
         return None
 
 
-def load(path: Path, folder: Path, environ: Mapping[str, str]) -> JobKey:
-    """Copy the key to the private folder (mode 0600) and find its public half.
-
-    The mount may be read-only, open to a group or behind links: ssh and sshd refuse such a file.
+def load(path: Path) -> JobKey:
+    """Read a key and find its public half; nothing is written.
 
     Raises:
         MpibootError: ``ssh-key``; it can't be read, or is no private key without passphrase.
     """
     try:
-        text = path.read_bytes()
-    except OSError as problem:
-        raise error("ssh-key", f"the key {path} can't be read: {problem.strerror}") from None
-    try:
-        blob = keyformat.public_blob(text)
+        blob = keyformat.public_blob(_read(path))
     except PermissionError:
         raise error(
             "ssh-key",
@@ -164,13 +152,31 @@ def load(path: Path, folder: Path, environ: Mapping[str, str]) -> JobKey:
         ) from None
     except ValueError as wrong:
         raise error("ssh-key", f"the key {path} is {wrong}; expected a private SSH key") from None
-    copy = folder / "key"
-    # ssh-keygen refuses a key without the last line's end, which ssh itself accepts.
-    files.write_private(copy, text if text.endswith(b"\n") else text + b"\n")
-    blob = blob or _derived(copy, environ)
+    blob = blob or _by_library(path)
     if blob is None:
         raise error("ssh-key", f"the key {path} is broken, or of a kind that is not known here")
-    return JobKey(copy, keyformat.public_line(blob))
+    return JobKey(path, keyformat.public_line(blob))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise error("ssh-key", f"the key {path} can't be read: {problem.strerror}") from None
+
+
+def copy(key: JobKey, to: Path) -> JobKey:
+    """Copy the key to a private file (mode 0600), which is removed by who uses it.
+
+    The mount may be read-only, open to a group or behind links: ssh and sshd refuse such a file.
+
+    Raises:
+        MpibootError: ``ssh-key`` or ``runtime-folder``.
+    """
+    text = _read(key.path)
+    # Some tools refuse a key without the last line's end.
+    files.write_private(to, text if text.endswith(b"\n") else text + b"\n")
+    return JobKey(to, key.public)
 
 
 def trust(key: JobKey, mounted: Path) -> Finding | None:

@@ -61,11 +61,14 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
         ground = settle(resolved, environ, loop)
         if ground is None:
             return 0
-        worker = _Worker(resolved, program, ground, loop)
         try:
-            return worker.serve()
+            worker = _Worker(resolved, program, ground, loop)
+            try:
+                return worker.serve()
+            finally:
+                worker.close()
         finally:
-            worker.close()
+            ground.key.path.unlink(missing_ok=True)
     finally:
         loop.close()
 

@@ -68,7 +68,7 @@ def settle(resolved: Resolved, environ: Mapping[str, str], loop: process.Loop) -
         )
     except _EndedError:
         return None
-    key = keys.load(mounted, folder, environ)
+    key = keys.load(mounted)
     odd = keys.trust(key, mounted)
     if odd:
         log.finding(odd)
@@ -89,6 +89,8 @@ def settle(resolved: Resolved, environ: Mapping[str, str], loop: process.Loop) -
         own, wrong = profile_script.evaluate(settings.env_profile, own)
         if wrong:
             log.finding(wrong)
+    # The last step: whoever serves removes it at the end.
+    key = keys.copy(key, folder / "key")
     return Ground(
         identity=identity,
         folder=folder,

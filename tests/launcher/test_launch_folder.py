@@ -8,9 +8,8 @@ from mpiboot.launcher import launch_folder
 
 
 def test_each_launch_below_a_script_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    key = tmp_path / "key"
-    assert launch_folder.paths(tmp_path, key, 1).launch_dir == f"{tmp_path}/launch"
-    assert launch_folder.paths(tmp_path, key, 57).launch_dir == f"{tmp_path}/launch-57"
+    assert launch_folder.paths(tmp_path, 1).launch_dir == f"{tmp_path}/launch"
+    assert launch_folder.paths(tmp_path, 57).launch_dir == f"{tmp_path}/launch-57"
 
 
 def test_folders_of_launches_that_are_over_are_taken_away(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ import mpiboot
 from mpiboot.parent.launch_spec import (
     EVENTS,
     JOB_MARK,
+    KEEP_KEY,
+    KEY,
     MARK,
     Failure,
     LaunchSpec,
@@ -152,6 +154,42 @@ SOME = (0, 1, 3, 77, 126, 127, 128, 139, 255)
 )
 def test_the_programs_own_code_passes_through(rig: Rig, code: int) -> None:
     assert rig.run(f"exit {code}")[0] == code
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_key_is_removed_at_the_end_and_kept_for_a_script(rig: Rig, code: int) -> None:
+    key = rig.folder / KEY
+    key.write_text("secret")
+    assert rig.run(f"[ -e {key} ] || exit 9; exit {code}")[0] == code
+    assert not key.exists()
+
+    key.write_text("secret")
+    rig.environ[KEEP_KEY] = "1"
+    assert rig.run(f"exit {code}")[0] == code
+    assert key.exists()
+
+
+def test_the_key_is_removed_where_mpirun_can_not_be_started(rig: Rig) -> None:
+    (rig.folder / KEY).write_text("secret")
+    rig.spec = replace(rig.spec, argv=("/nowhere/mpirun",))
+    assert rig.run("")[0] == 127
+    assert not (rig.folder / KEY).exists()
+
+
+def test_a_script_removes_the_keys_of_its_launches(rig: Rig, tmp_path: Path) -> None:
+    key = tmp_path / "launch-7" / KEY
+    key.parent.mkdir()
+    key.write_text("secret")
+    options = replace(rig.options, last_launches=str(tmp_path))
+    done = subprocess.run(
+        [*PARENT, "script", options.to_json(), "/bin/sh", "-c", f"[ -e {key} ] && exit 4"],
+        env=rig.environ,
+        capture_output=True,
+        timeout=GUARD,
+        check=False,
+    )
+    assert done.returncode == 4, done.stderr
+    assert not key.exists()
 
 
 def test_streams_pass_untouched_and_stdout_is_the_programs_alone(rig: Rig) -> None:

@@ -439,6 +439,15 @@ def test_a_term_signal_ends_a_worker_and_its_sessions(kind: str, start: Start) -
         worker.signal()
         assert worker.wait() == 0
         assert not any(map(alive, pids))
+    # Nothing of the job's key stays behind.
+    assert (worker.runtime / "authorized_keys").exists() == (kind == "openssh")
+    secret = b"PRIVATE KEY-----"
+    assert [item for item in files_of(worker) if secret in item.read_bytes()] == []
+
+
+def files_of(worker: Worker) -> list[Path]:
+    """Every plain file of a worker's private folder."""
+    return [item for item in worker.runtime.rglob("*") if item.is_file()]
 
 
 STUBBORN = "trap '' TERM; sleep 1000 & echo $!; echo $$; while :; do wait; done"
