@@ -71,7 +71,7 @@ def make(
         own=own,
     )
     missing = [host.name for host in found.hostfile.hosts if not _facts_of(host, saved)]
-    plan = plans.make(observed, resolved, launch_folder.paths(_FOLDER, _FOLDER / "key"))
+    plan = plans.make(observed, resolved, launch_folder.paths(_FOLDER))
     return plan, (*found.warnings, *_unknown(missing, own))
 
 
