@@ -43,7 +43,8 @@ _HOSTFILE_FLAGS: Final = ("hostfile", "machinefile", "default-hostfile")
 class Plan:
     """What will be done: ``set_env`` and ``unset_env`` change the environment of ``argv``.
 
-    ``daemons`` are the remote hosts for which a launch agent must be started; ``suspects`` are
+    ``daemons`` are the remote hosts for which a launch agent must be started, ``left_to_mpirun``
+    those of which mpirun alone decides whether they get ranks; ``suspects`` are
     variables or flags of the user's that could keep mpirun from doing so. ``per_host`` has by host
     what its agent sets there; ``rows`` show the data network, a worker each.
     """
@@ -55,6 +56,7 @@ class Plan:
     unset_env: tuple[str, ...]
     hostfile: str
     daemons: tuple[str, ...]
+    left_to_mpirun: tuple[str, ...]
     ranks: int | None
     program: str
     user_agent: str
@@ -150,6 +152,7 @@ def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
     pod_conditions.workers(builder, observed)
     builder.findings += pod_checks.findings(observed, resolved)
     daemons = placement.daemons(hosts, line, row, placed, local)
+    remote = tuple(host.name for host in hosts if host.name not in local)
     supervised = supervision.supervised(builder, resolved)
     if supervised and daemons:
         launch_agent.refuse_on_the_line(builder)
@@ -170,6 +173,7 @@ def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
         unset_env=tuple(sorted(builder.unset_env)),
         hostfile=hostfiles.render(hosts, row.syntax),
         daemons=daemons,
+        left_to_mpirun=remote if placed.left else (),
         ranks=placed.total,
         program=line.program,
         user_agent=user_agent,

@@ -251,6 +251,7 @@ class Launch:
             program=self.plan.program,
             goes_on=self.plan.goes_on,
             supervise=settings.supervise != "off",
+            left_to_mpirun=self.plan.left_to_mpirun,
         )
 
 

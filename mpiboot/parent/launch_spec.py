@@ -89,7 +89,8 @@ class LaunchSpec:
     that could hide the hostfile or the launch agent from mpirun, each with the reason;
     ``let_go`` tells that workers are to be told of a good end; ``program`` is what ranks run,
     empty where that isn't known; ``goes_on`` tells that the job may be meant to go on without a
-    rank that ended badly; without ``supervise`` the parent becomes mpirun.
+    rank that ended badly; without ``supervise`` the parent becomes mpirun. ``left_to_mpirun`` are
+    the remote hosts of the hostfile where only mpirun knows which of them get ranks.
     """
 
     argv: tuple[str, ...]
@@ -108,6 +109,7 @@ class LaunchSpec:
     program: str = ""
     goes_on: bool = False
     supervise: bool = True
+    left_to_mpirun: tuple[str, ...] = ()
 
     @property
     def local(self) -> bool:
@@ -152,7 +154,7 @@ def from_line(line: bytes) -> Result:
     if "failure" in record:
         return Failure(**record["failure"])
     values = record["launch"]
-    for name in ("argv", "unset_env", "client"):
+    for name in ("argv", "unset_env", "client", "left_to_mpirun"):
         values[name] = tuple(values[name])
     values["suspects"] = tuple((name, why) for name, why in values["suspects"])
     values["daemons"] = tuple(

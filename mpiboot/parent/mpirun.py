@@ -51,6 +51,7 @@ from mpiboot.parent.os_calls import (
 )
 from mpiboot.parent.signals import Signals, name
 from mpiboot.parent.state import FAMILIES, UNKNOWN, Job, Phase
+from mpiboot.parent.unused_hosts import UnusedHosts
 from mpiboot.parent.watch import Processes, find_mpiruns, joined, peers, running
 
 _LOOK_FIRST, _LOOK_LAST, _LOOK_GROWTH = 0.05, 0.25, 1.5
@@ -87,6 +88,8 @@ class Mpirun:
         self._real: dict[int, int] = {}
         self._gone: dict[int, tuple[str, float]] = {}
         self._rest = b""
+        self._unused = UnusedHosts(spec.left_to_mpirun)
+        self._started_by: float | None = None
         self._look_step, self._look_at = _LOOK_FIRST, 0.0
         # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
         # that, and reads the terminal; without a terminal each signal comes to us alone.
@@ -126,8 +129,12 @@ class Mpirun:
     def result(self) -> Verdict:
         """Wait for the end, and judge it."""
         self._do(self._first)
+        if self.spec.left_to_mpirun:
+            self._started_by = time.monotonic() + self.spec.launch_timeout
         while self.verdict is None:
             self._turn()
+        if not self.verdict.code:
+            self._name_unused()
         # The agents of those that ask the workers now are nobody's concern.
         self._loop.on(self._fifo, self._drain)
         return self._placed(self.verdict)
@@ -149,6 +156,8 @@ class Mpirun:
         times += [until for _, until in self._gone.values()]
         if launching:
             times.append(self._look_at)
+        if self._started_by is not None:
+            times.append(self._started_by)
         self._loop.wait(min(times, default=None))
         if self._gone:
             self._settle_gone()
@@ -157,8 +166,16 @@ class Mpirun:
             if when <= now and self._deadlines.pop(timer, None) is not None:
                 self._feed(TimerFired(timer))
         self._checks.give_up(now)
+        if self._started_by is not None and self._started_by <= now:
+            self._started_by = None
+            self._name_unused()
         if launching and self.verdict is None and self._look_at <= now:
             self._look()
+
+    def _name_unused(self) -> None:
+        said = self._unused.said(mpirun_messages.hosts_with_ranks(self.folder))
+        if said:
+            log.warning("unused-hosts", said)
 
     def _feed(self, event: Event) -> None:
         self._state, actions = verdicts.step(self._state, event)
@@ -243,6 +260,7 @@ class Mpirun:
         return short[0] if len(short) == 1 else name
 
     def _watch_agent(self, host: str, pid: int) -> None:
+        self._unused.started(host)
         self._feed(AgentStarted(host, pid))
         try:
             handle = process_handle(pid)

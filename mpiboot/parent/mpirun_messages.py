@@ -26,6 +26,7 @@ STATES: Final = "MPIBOOT_RANK_STATES"
 # Above what ranks open, for one that gets the variable without the handle writes to that number.
 _HANDLE: Final = 200
 _PIECE: Final = 65536
+_PLACED: Final = re.compile(r"^\(rank, host, exe, pid\) = \((\d+), ([^,\n]+), ", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +162,17 @@ def _pass_on(text: bytes) -> None:
 
 def host_of(folder: str, rank: int) -> str:
     """Look a rank's host up in what mpirun wrote; empty where it did not."""
-    line = re.compile(rf"^\(rank, host, exe, pid\) = \({rank}, ([^,\n]+), ", re.MULTILINE)
+    return _rank_table(folder).get(rank, "")
+
+
+def hosts_with_ranks(folder: str) -> frozenset[str]:
+    """Give the hosts of which mpirun wrote that they have ranks; empty where it wrote nothing."""
+    return frozenset(_rank_table(folder).values())
+
+
+def _rank_table(folder: str) -> dict[int, str]:
     try:
         with open(f"{folder}/{PLACEMENT}", encoding="utf-8", errors="replace") as file:
-            found = line.search(file.read())
+            return {int(found[1]): found[2] for found in _PLACED.finditer(file.read())}
     except OSError:
-        return ""
-    return found[1] if found else ""
+        return {}

@@ -89,7 +89,11 @@ def test_a_placement_that_mpirun_alone_decides_is_one_line_of_the_plan(family: s
     assert why.startswith("the mapping seq: mpirun alone decides")
     assert plan.daemons == ("w-0.job.ns.svc", "w-1.job.ns.svc")
     assert (plan.ranks, failing(plan), warned(plan)) == (2, [], [])
+    assert plan.left_to_mpirun == plan.daemons
+    other = planned("mpirun -n 2 -H +n1 ./train", observed(family))
+    assert (other.daemons, other.left_to_mpirun) == ((), ("w-0.job.ns.svc", "w-1.job.ns.svc"))
     usual = planned("mpirun -n 2 --map-by node ./train", observed(family))
+    assert usual.left_to_mpirun == ()
     assert "rank-placement" not in [item.name for item in usual.decisions]
 
 

@@ -515,6 +515,25 @@ def test_a_failed_launcher_is_held_until_it_is_told_to_go(rig: Rig) -> None:
     assert rig.run("exit 0")[0] == 0
 
 
+def test_hosts_that_mpirun_did_not_use_are_named_where_that_was_left_to_it(rig: Rig) -> None:
+    rig.spec = replace(rig.spec, left_to_mpirun=("w-0", "w-1", "w-2"))
+    lines = "started w-1 1\\nended w-1 0 1\\n"
+    code, _, said = rig.run(f"printf '{lines}' 1<> {rig.folder}/{EVENTS}; exit 0")
+    assert code == 0
+    assert "mpirun started nothing on 2 of 3 hosts: w-0, w-2" in said
+    code, _, said = rig.run("exit 3")  # it may have refused the line
+    assert (code, "started nothing" in said) == (3, False)
+
+
+def test_unused_hosts_are_named_at_the_end_of_the_start_and_not_of_the_job(rig: Rig) -> None:
+    rig.spec = replace(rig.spec, left_to_mpirun=("w-0",), launch_timeout=0.2)
+    process = rig.start("exec sleep 300")
+    assert process.stderr
+    assert any(b"mpirun started nothing on 1 of 1 host: w-0" in line for line in process.stderr)
+    process.terminate()
+    ended(process)
+
+
 def test_lines_that_no_agent_wrote_do_no_harm(rig: Rig) -> None:
     rig.remote("w-1")
     lines = "nonsense\\nstarted\\nended w-1 x y\\nstarted w-1 0x1\\n\\377\\n"

@@ -267,6 +267,19 @@ def test_a_hostfile_of_the_form_host_colon_n(cluster: Cluster, image: Image) -> 
 
 
 @ONE_IMAGE
+def test_a_host_without_a_rank_is_named_where_mpirun_places_them(
+    cluster: Cluster, image: Image
+) -> None:
+    """Open MPI 5.0 writes which rank is where; 4.1 tells nothing, but has a daemon on each host."""
+    args = ["mpirun", "-n", "1", "--map-by", "slot:pe=1", RING]
+    job = mpijob(cluster, image, workers=2, launcher_args=args).start()
+    assert job.wait(PATIENCE) == 0
+    said = job.launcher.stderr()
+    assert "rank-placement=left to mpirun" in said
+    unused = "mpirun put no rank on 1 of 2 hosts: pi-worker-1.pi.default.svc"
+    assert (unused in said) == ("openmpi-5" in image.name)
+
+
 def test_hosts_without_slots_have_those_that_the_operator_names(
     cluster: Cluster, image: Image
 ) -> None:
