@@ -20,6 +20,8 @@ from typing import Final, NamedTuple
 from mpiboot.parent.events import RankEnd, RankEnded
 from mpiboot.parent.launch_spec import PLACEMENT
 
+# PRRTE puts its agent into a group of its own once more than is needed; nothing follows from it.
+_HARMLESS: Final = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid\([^\n]*\n", re.MULTILINE)
 # In mpirun's environment: its agents keep the wish for states from daemons, which have no such
 # handle and would write them to the job's stderr.
 STATES: Final = "MPIBOOT_RANK_STATES"
@@ -139,9 +141,11 @@ class MpirunMessages:
             whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
             whole += newline
             ends += ranks_ended(whole)
-            _pass_on(_STATES.sub(b"", whole))
+            _pass_on(_HARMLESS.sub(b"", _STATES.sub(b"", whole)))
         if last:
-            _pass_on(self._rest)
+            # Whoever writes next begins a line of its own.
+            rest = self._rest.replace(b"\0", b"")
+            _pass_on(rest + b"\n" if rest else b"")
             self._rest = b""
         return ends
 
@@ -155,6 +159,8 @@ class MpirunMessages:
 
 
 def _pass_on(text: bytes) -> None:
+    # 5.0.7 ends messages with a NUL byte where a peer aborted, and grep takes the log for binary.
+    text = text.replace(b"\0", b"")
     with suppress(OSError):  # nobody reads stderr any more
         while text:
             text = text[os.write(2, text) :]

@@ -104,7 +104,26 @@ def test_pieces_of_any_size_make_the_same(
     assert ends == [RankEnded(4, RankEnd.SIGNAL)]
     assert capfdbinary.readouterr().err == PRIMARY.encode()
     assert words.read(last=True) == []
-    assert capfdbinary.readouterr().err == b"left without an end"
+    assert capfdbinary.readouterr().err == b"left without an end\n"
+
+
+def test_neither_nul_bytes_nor_what_is_harmless_reaches_the_log(
+    pipe: tuple[MpirunMessages, int], capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    messages, writer = pipe
+    warning = b"[l:23] plm:ssh: Warning: setpgid(29,29) failed in parent with errno=EACCES(13)\n"
+    os.write(writer, b"one\n" + warning + b"two\0\n\0three\0")
+    messages.read(last=True)
+    assert capfdbinary.readouterr().err == b"one\ntwo\nthree\n"
+
+
+def test_a_lone_nul_byte_is_nothing(
+    pipe: tuple[MpirunMessages, int], capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    messages, writer = pipe
+    os.write(writer, b"\0")
+    messages.read(last=True)
+    assert capfdbinary.readouterr().err == b""
 
 
 def test_an_end_without_writers_is_told() -> None:
