@@ -23,7 +23,7 @@ from mpiboot.parent import launch_spec
 from mpiboot.settings import Resolved
 from mpiboot.ssh_client import config as sshconfig
 from mpiboot.ssh_client import start as client_start
-from mpiboot.system import files, keys, tmpdir
+from mpiboot.system import files, keys, open_files, tmpdir
 
 _LAUNCH: Final = "launch"
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
@@ -180,6 +180,10 @@ class Launch:
         """
         if self.plan.user_agent or not self.plan.daemons or not self.observed.own_client:
             return ()
+        short = client_start.short_of_files(len(self.plan.daemons), open_files.most())
+        if short:
+            hint = "install ssh in the image, or give the container runtime a higher LimitNOFILE"
+            raise error("settings-conflict", short, hint=hint)
         mode = self.resolved.settings.host_keys
         hosts = tuple(
             client_start.Remote(

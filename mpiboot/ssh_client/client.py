@@ -22,6 +22,7 @@ import asyncssh
 
 from mpiboot.ssh_client.start import Config, Remote
 from mpiboot.ssh_client.streams import Sink, Source
+from mpiboot.system import open_files
 
 _FAILED: Final = 255
 # A handshake is some milliseconds of work; more at once only makes each of them slow.
@@ -347,6 +348,7 @@ def main(path: str) -> None:
     """Run the client that a configuration file describes; stdin is its listening socket."""
     config = Config.from_json(Path(path).read_text("utf-8"))
     wrong: tuple[type[Exception], ...] = (OSError, ValueError, asyncssh.Error)
+    open_files.allow_most()
     try:
         asyncio.run(serve(config, socket.socket(fileno=os.dup(0))))
     except wrong as problem:

@@ -9,11 +9,17 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 from mpiboot.errors import error
 from mpiboot.ssh_client import connect
 from mpiboot.ssh_client.config import Patience
 from mpiboot.system import files, process
+
+# An agent's socket and its three streams, and the connection to the host; beside these its own
+# and those of logins that are tried again.
+_FILES_A_HOST: Final = 5
+_FILES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,22 @@ class Config:
         values = json.loads(text)
         hosts = tuple(Remote(**item) for item in values.pop("hosts"))
         return cls(hosts=hosts, patience=Patience(**values.pop("patience")), **values)
+
+
+def short_of_files(hosts: int, most: int) -> str:
+    """Say that the client can't serve so many hosts; empty where it can. Pure.
+
+    Args:
+        hosts: how many hosts it is to serve at once.
+        most: how many files it may have open.
+    """
+    needed = hosts * _FILES_A_HOST + _FILES
+    if most < needed:
+        return (
+            f"mpiboot's SSH client needs {needed} open files for {hosts} hosts, "
+            f"and this pod's hard limit is {most}"
+        )
+    return ""
 
 
 def words() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.ssh_client import client
+from mpiboot.ssh_client import client, start
 from tests.fakes.client import Launch
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker, make_key
 
@@ -75,6 +76,24 @@ def gone(pids: list[int]) -> None:
 @pytest.mark.parametrize("code", [0, 1, 42, 255])
 def test_the_exit_status_is_the_commands(launch: Launch, code: int) -> None:
     assert launch.run(f"exit {code}").returncode == code
+
+
+def test_the_client_may_open_as_many_files_as_the_pod_allows(other: Launch) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
+    try:
+        other.start()
+        # It serves, so it has begun.
+        assert other.run("ulimit -Sn; exit 3").returncode == 3
+        assert resource.prlimit(other.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_what_many_hosts_need_is_counted_before_the_start() -> None:
+    assert start.short_of_files(192, 1024) == ""
+    assert "needs 1029 open files for 193 hosts" in start.short_of_files(193, 1024)
+    assert start.short_of_files(10**6, -1) == ""
 
 
 def test_a_command_that_dies_of_a_signal_is_no_success(launch: Launch) -> None:
