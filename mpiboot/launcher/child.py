@@ -27,7 +27,6 @@ from mpiboot.model import Finding, Level
 from mpiboot.parent import launch_spec
 from mpiboot.parent.signals import SIGNALS
 from mpiboot.settings import Resolved, resolve
-from mpiboot.system import open_files
 
 
 def main(given: str, *program: str) -> NoReturn:
@@ -39,8 +38,6 @@ def main(given: str, *program: str) -> NoReturn:
     # It is never in a terminal's foreground, and may write there.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
-    # A connection for each host; mpirun is started by the parent, whose limit stays.
-    open_files.allow_most()
     before = dict(os.environ)
     try:
         values = json.loads(given)

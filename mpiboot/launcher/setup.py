@@ -14,7 +14,7 @@ from mpiboot.gates import gate
 from mpiboot.model import Identity
 from mpiboot.observe import pod
 from mpiboot.settings import Resolved
-from mpiboot.system import files, keys, tmpdir
+from mpiboot.system import files, keys, open_files, tmpdir
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ def launcher_pod(
         MpibootError: ``runtime-folder``, ``tmpdir`` or ``ssh-key``.
     """
     started = time.monotonic()
+    # A connection for each host; mpirun is started by the parent, whose limit stays.
+    open_files.allow_most()
     settings = resolved.settings
     identity = pod.identity(environ)
     named = environ.get("TMPDIR", "")

@@ -1,6 +1,9 @@
 """Key files as they are written: which key a file holds, without a cryptographic library. Pure.
 
 Reads only what the files say of the public half; never computes with a key.
+
+Here because a worker's way to its sshd leads through it: importing asyncssh costs 170 ms, and an
+image may have no ``ssh-keygen``. Formats that are not read here are left to asyncssh.
 """
 
 from __future__ import annotations
