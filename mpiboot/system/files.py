@@ -23,6 +23,7 @@ from mpiboot.errors import MpibootError, error
 _MOUNTED: Final = re.compile(r"/pods/([0-9a-f-]{32,36})/(?:etc-hosts$|containers/([^/ ]+)/)")
 # Of a host name: MPI makes sockets below this folder, and their paths may have 107 bytes.
 _SHORT: Final = 24
+_RUN: Final = Path("/run/mpiboot")
 _PROBE: Final = "probe"
 # More than the files of a small job; a folder that can't take it is as good as full.
 _PROBED: Final = 64 << 10
@@ -151,7 +152,7 @@ def runtime_dir(
     if wanted:
         return _named(wanted, uid, role, split=split)
     temporary = os.environ.get("TMPDIR", "") if tmpdir is None else tmpdir
-    bases = [Path("/run/mpiboot")]
+    bases = [_RUN]
     if temporary.startswith("/"):
         bases.append(Path(temporary) / f"mpiboot-{uid}")
     bases += [Path(f"/tmp/mpiboot-{uid}"), Path(f"/dev/shm/mpiboot-{uid}")]  # noqa: S108

@@ -68,12 +68,12 @@ def test_a_launcher_that_starts_again_in_its_pod(cluster: Cluster, image: Image)
     volume = job.launcher.spec.volumes[-1]
     assert isinstance(volume, EmptyDir)
     assert volume.host is not None
-    launch = volume.host / "run/launcher/launch"
+    (launch,) = volume.host.glob("run/*/launcher/launch")
     assert (launch / "events").is_fifo()
     (launch / "spec.json").write_text('{"argv": ["half')
     (launch / ".hostfile.1").write_text("pi-work")
-    (volume.host / "run/launcher/.key.1").write_text("half")
-    (volume.host / "run/launcher/.probe.1").write_text("o")
+    (launch.parent / ".key.1").write_text("half")
+    (launch.parent / ".probe.1").write_text("o")
     stale(kept["volumes"][0], "prterun.pi-launcher")
     until(lambda: not any(program_runs(worker) for worker in job.workers))
     replaced(cluster, job, 1)

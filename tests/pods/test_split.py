@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pods import images
+from tests.pods.ends import until
 from tests.pods.network import Link
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
@@ -418,9 +419,15 @@ def test_an_address_that_never_comes_is_waited_for_until_the_deadline(
         one_image,
         workers=2,
         launcher_args=PROGRAM,
-        launcher=settings(data_ifname="net1", timeout="4"),
+        launcher=settings(data_ifname="net1", timeout="10"),
         worker={"links": (Link(), Link("net1", "br-data", ipv4=False))},
-    ).start()
+    )
+    # The deadline is the address's alone: all else is there before.
+    for worker in job.workers:
+        worker.start()
+    until(lambda: all("listens" in worker.stderr() for worker in job.workers))
+    job.launcher.start()
+    job.publish()
     for mine in ended_well(job).values():
         assert mine["NCCL_SOCKET_IFNAME"] == "=eth0"
     assert "link net1 has no address yet" in job.launcher.stderr()

@@ -80,27 +80,34 @@ def test_a_blank_matters_only_where_somebody_splits_there(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("tmpdir", ["a b", "relative"])
 def test_a_tmpdir_that_can_not_hold_private_files_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmpdir: str
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    tmpdir: str,
 ) -> None:
+    run = tmp_path_factory.mktemp("run")
+    monkeypatch.setattr(files, "_RUN", run)
     monkeypatch.chdir(tmp_path)
     odd = tmpdir if tmpdir == "relative" else str(tmp_path / tmpdir)
 
     folder = files.runtime_dir("", UID, "test-role", tmpdir=odd, split=True)
 
-    assert folder.is_absolute()
-    assert not folder.is_relative_to(tmp_path)
-    folder.rmdir()
-    folder.parent.rmdir()
+    assert folder.parent.parent == run
 
 
-def test_without_a_name_the_first_folder_that_works_is_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize("taken", ["run", "tmpdir"])
+def test_without_a_name_the_first_folder_that_works_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    run = tmp_path / "run"
+    monkeypatch.setattr(files, "_RUN", run)
+    if taken != "run":
+        run.touch()
     folder = files.runtime_dir("", UID, "test-role", tmpdir=str(tmp_path))
 
     assert folder.name == "test-role"
-    assert folder.parent.parent in (Path("/run/mpiboot"), tmp_path / f"mpiboot-{UID}")
+    assert folder.parent.parent == (run if taken == "run" else tmp_path / f"mpiboot-{UID}")
     assert mode(folder) == 0o700
-    folder.rmdir()
-    folder.parent.rmdir()
 
 
 def mounts(folder: Path, *lines: str) -> Path:
