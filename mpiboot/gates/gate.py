@@ -18,13 +18,13 @@ from mpiboot.checks import failed
 from mpiboot.errors import MpibootError
 from mpiboot.gates import progress, recheck
 from mpiboot.gates.followed_hosts import Members
+from mpiboot.gates.job_hostfile import HostfileFollower
 from mpiboot.gates.pipeline import Access, Pipelines
 from mpiboot.gates.progress import HostState, Stage
 from mpiboot.gates.reporter import Reporter
 from mpiboot.model import Finding, Host, Worker
 from mpiboot.observe import links
 from mpiboot.observe.dns import Resolver
-from mpiboot.observe.hostfiles import Follow
 from mpiboot.settings import Settings
 from mpiboot.ssh_client.attempt import Limits
 from mpiboot.wording import counted
@@ -71,7 +71,7 @@ async def wait(
     resolver: Resolver | None = None,
     also: Awaitable[object] | None = None,
     limits: Limits | None = None,
-    follow: Follow | None = None,
+    follow: HostfileFollower | None = None,
 ) -> GateResult:
     """Wait until every host resolves and answers over SSH, or until one never will.
 
@@ -225,7 +225,7 @@ async def _until(
     members: Members,
     settings: Settings,
     started: float,
-    follow: Follow | None,
+    follow: HostfileFollower | None,
 ) -> None:
     """Wait for all work; the first failure, the names' cap or the deadline ends it."""
     cap, end = settings.dns_wait, settings.timeout

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from mpiboot import executables, facts, log
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import gate, recheck, stale_processes
+from mpiboot.gates import gate, job_hostfile, recheck, stale_processes
 from mpiboot.job import data, mpirun_line, names, platforms
 from mpiboot.job import plan as plans
 from mpiboot.job.user_line import UserLine
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.model import Finding, Mpi, PodFacts
-from mpiboot.observe import dns, hostfiles, programs
+from mpiboot.observe import dns, programs
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import config as sshconfig
 from mpiboot.wording import counted
@@ -39,7 +39,7 @@ async def wait(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
     mpi = await asyncio.to_thread(_mpi, launcher)
     line = mpirun_line.read(program, mpi.family)
     found = await _hostfile(launcher, _rest(launcher).timeout, line.hostfile)
-    follow = hostfiles.Follow(found)
+    follow = job_hostfile.HostfileFollower(found)
     passed = await gate.wait(
         found.hostfile.hosts,
         _rest(launcher),
@@ -79,7 +79,9 @@ def _own_facts(launcher: LauncherPod) -> PodFacts:
     return facts.gather(launcher.resolved, launcher.environ, sshd="", pid=launcher.pid, mpi=None)
 
 
-def _for_mpirun(found: hostfiles.Found, passed: gate.GateResult, own: PodFacts) -> dict[str, str]:
+def _for_mpirun(
+    found: job_hostfile.JobHostfile, passed: gate.GateResult, own: PodFacts
+) -> dict[str, str]:
     """Give the names that mpirun must not get as the hostfile has them."""
     local = [host.name for host in passed.local]
     listed = [host.name for host in found.hostfile.hosts]
@@ -88,7 +90,7 @@ def _for_mpirun(found: hostfiles.Found, passed: gate.GateResult, own: PodFacts) 
 
 def _observation(
     launcher: LauncherPod,
-    found: hostfiles.Found,
+    found: job_hostfile.JobHostfile,
     passed: gate.GateResult,
     mpi: Mpi,
     line: UserLine,
@@ -126,7 +128,7 @@ async def pass_gates(launcher: LauncherPod) -> None:
     found = await _hostfile(launcher, _rest(launcher).timeout)
     for item in found.warnings:
         log.finding(item)
-    follow = hostfiles.Follow(found)
+    follow = job_hostfile.HostfileFollower(found)
     passed = await gate.wait(
         found.hostfile.hosts,
         _rest(launcher),
@@ -154,10 +156,12 @@ def no_mpirun(environ: Mapping[str, str]) -> MpibootError:
     )
 
 
-async def _hostfile(launcher: LauncherPod, patience: float, line: str = "") -> hostfiles.Found:
+async def _hostfile(
+    launcher: LauncherPod, patience: float, line: str = ""
+) -> job_hostfile.JobHostfile:
     """Read the hostfile that the program's own mpirun line names, else the settings'."""
     settings, given = launcher.resolved.settings, str(launcher.resolved.given["hostfile"])
-    return await hostfiles.find(
+    return await job_hostfile.find(
         settings.hostfile, given, launcher.environ, patience=patience, line=line
     )
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.errors import error
+from mpiboot.gates import job_hostfile
 from mpiboot.job import mpirun_line, platforms
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder
 from mpiboot.model import Finding, Host, Level, Mpi, PodFacts, Worker
-from mpiboot.observe import facts_json, hostfiles, pod, programs
+from mpiboot.observe import facts_json, pod, programs
 from mpiboot.settings import Resolved
 from mpiboot.wording import counted, first_few
 
@@ -47,7 +48,7 @@ def make(
     line = mpirun_line.read(program, mpi.family)
     given = str(resolved.given["hostfile"])
     found = asyncio.run(
-        hostfiles.find(settings.hostfile, given, environ, patience=0.0, line=line.hostfile)
+        job_hostfile.find(settings.hostfile, given, environ, patience=0.0, line=line.hostfile)
     )
     workers = tuple(
         _worker(host, facts, settings.ssh_port or _PORT)

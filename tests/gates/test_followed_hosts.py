@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from mpiboot.errors import MpibootError
+from mpiboot.gates import job_hostfile
 from mpiboot.gates.followed_hosts import Change, Members, change
 from mpiboot.model import Host, Worker
-from mpiboot.observe import hostfiles
 
 if TYPE_CHECKING:
     from mpiboot.gates.pipeline import Pipelines
@@ -78,9 +80,11 @@ async def test_hosts_that_stay_go_on_and_get_the_slots_of_the_last_version() -> 
     assert local == ()
 
 
-async def followed(path: Path) -> hostfiles.Follow:
-    found = await hostfiles.find(str(path), "--hostfile", {}, patience=0, default="/none")
-    return hostfiles.Follow(found)
+async def followed(
+    path: Path, clock: Callable[[], float] = time.monotonic
+) -> job_hostfile.HostfileFollower:
+    found = await job_hostfile.find(str(path), "--hostfile", {}, patience=0, default="/none")
+    return job_hostfile.HostfileFollower(found, clock)
 
 
 async def test_the_same_file_is_never_read_twice(tmp_path: Path) -> None:
@@ -111,13 +115,12 @@ async def test_a_volume_that_is_swapped_is_read_again(tmp_path: Path) -> None:
 
 
 async def test_a_half_written_version_is_waited_for_and_ends_only_where_it_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     clock = [100.0]
     path = tmp_path / "hostfile"
     path.write_text("a slots=2\n")
-    follow = await followed(path)
-    monkeypatch.setattr("mpiboot.observe.hostfiles.time.monotonic", lambda: clock[0])
+    follow = await followed(path, lambda: clock[0])
     path.write_text("a slots=\n")
     assert not follow.look()
     assert follow.pending is not None
@@ -135,13 +138,12 @@ async def test_a_half_written_version_is_waited_for_and_ends_only_where_it_stays
 
 @pytest.mark.parametrize("text", [None, "", "# nobody\n"])
 async def test_a_version_without_hosts_is_waited_for_as_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+    tmp_path: Path, text: str | None
 ) -> None:
     path = tmp_path / "hostfile"
     path.write_text("a\n")
-    follow = await followed(path)
     clock = [100.0]
-    monkeypatch.setattr("mpiboot.observe.hostfiles.time.monotonic", lambda: clock[0])
+    follow = await followed(path, lambda: clock[0])
     path.unlink() if text is None else path.write_text(text)
     assert not follow.look()
     clock[0] += 60

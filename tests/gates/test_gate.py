@@ -16,9 +16,9 @@ from mpiboot import log
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate
 from mpiboot.gates.gate import Access, GateResult
+from mpiboot.gates.job_hostfile import HostfileFollower, find
 from mpiboot.model import Host
 from mpiboot.observe.dns import Resolver
-from mpiboot.observe.hostfiles import Follow, find
 from mpiboot.settings import Settings
 from mpiboot.ssh_client.attempt import Limits
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
@@ -100,7 +100,7 @@ async def passing(
     to: Access,
     settings: Settings | None = None,
     long_form: Callable[[str], str | None] = lambda _: None,
-    follow: Follow | None = None,
+    follow: HostfileFollower | None = None,
 ) -> GateResult:
     async with cluster.resolver() as resolver:
         return await gate.wait(
@@ -622,16 +622,23 @@ async def test_a_nameserver_that_fails_says_nothing_about_a_ready_host(
 
 
 @pytest.fixture
-async def hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Follow]:
+async def hostfile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, HostfileFollower]:
     """A hostfile of two hosts that is followed, quicker than in a pod."""
     monkeypatch.setattr("mpiboot.gates.gate._LOOK", 0.05)
     path = tmp_path / "followed"
     path.write_text("w-0\nw-1\n")
-    return path, Follow(await find(str(path), "--hostfile", {}, patience=0, default="/none"))
+    return path, HostfileFollower(
+        await find(str(path), "--hostfile", {}, patience=0, default="/none")
+    )
 
 
 async def test_a_host_that_leaves_the_hostfile_is_waited_for_no_more(
-    cluster: Cluster, job: Job, hostfile: tuple[Path, Follow], capfd: pytest.CaptureFixture[str]
+    cluster: Cluster,
+    job: Job,
+    hostfile: tuple[Path, HostfileFollower],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     path, follow = hostfile
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
@@ -648,7 +655,7 @@ async def test_a_host_that_leaves_the_hostfile_is_waited_for_no_more(
 
 
 async def test_a_host_that_joins_the_hostfile_is_waited_for_too(
-    cluster: Cluster, job: Job, hostfile: tuple[Path, Follow]
+    cluster: Cluster, job: Job, hostfile: tuple[Path, HostfileFollower]
 ) -> None:
     path, follow = hostfile
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
@@ -665,7 +672,7 @@ async def test_a_host_that_joins_the_hostfile_is_waited_for_too(
 
 
 async def test_a_hostfile_that_has_become_empty_is_what_the_deadline_names(
-    cluster: Cluster, job: Job, hostfile: tuple[Path, Follow]
+    cluster: Cluster, job: Job, hostfile: tuple[Path, HostfileFollower]
 ) -> None:
     path, follow = hostfile
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
@@ -685,7 +692,10 @@ async def test_a_hostfile_that_has_become_empty_is_what_the_deadline_names(
 
 
 async def test_a_change_in_the_last_moment_still_counts(
-    cluster: Cluster, job: Job, hostfile: tuple[Path, Follow], monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster,
+    job: Job,
+    hostfile: tuple[Path, HostfileFollower],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Looked at once more when all are ready: what mpirun gets is the last version."""
     monkeypatch.setattr("mpiboot.gates.gate._LOOK", 60.0)

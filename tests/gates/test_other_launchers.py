@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mpiboot import host_shell
+from mpiboot import host_shell, log
 from mpiboot.errors import MpibootError
 from mpiboot.gates import other_launchers, stale_processes
 from mpiboot.gates.pipeline import Access
@@ -141,20 +141,29 @@ async def test_workers_of_another_launcher_are_left_alone(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_launcher_that_lets_go_in_time_is_waited_for(tmp_path: Path) -> None:
+async def test_a_launcher_that_lets_go_in_time_is_waited_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The second answer of the worker names nobody."""
+    log.configure()
     job = Job(tmp_path)
     held = (MARK, "127.0.0.1")
-    async with sshd(Behaviour(job), "127.0.0.2") as port:
+    behaviour = Behaviour(job)
+    async with sshd(behaviour, "127.0.0.2") as port:
         seen = Worker(
             Host("w-0"), "127.0.0.2", port, "runner", "127.0.0.1", None, marks=(MARK,), held=(held,)
         )
         access = Access("runner", job.path, "launcher")
         await stale_processes.end([seen], KEY, Settings(timeout=30.0), access)
+    assert behaviour.commands == [host_shell.ask("launches")]  # asked again, and nothing ended
+    assert "w-0 is held by launcher pi-launcher-x" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_worker_that_has_ended_meanwhile_is_held_by_nobody(tmp_path: Path) -> None:
+async def test_a_worker_that_has_ended_meanwhile_is_held_by_nobody(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure()
     job = Job(tmp_path)
     seen = Worker(
         Host("w-0"),
@@ -168,3 +177,6 @@ async def test_a_worker_that_has_ended_meanwhile_is_held_by_nobody(tmp_path: Pat
     )
     access = Access("runner", job.path, "launcher")
     await stale_processes.end([seen], KEY, Settings(timeout=30.0), access)
+    told = capfd.readouterr().err
+    assert "w-0 is held by launcher pi-launcher-x" in told
+    assert "ended" not in told

@@ -6,16 +6,24 @@ import contextlib
 import os
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from mpiboot import host_shell
+from mpiboot import host_shell, log
 from mpiboot.gates import stale_processes
+from mpiboot.gates.pipeline import Access
 from mpiboot.model import Host, Worker
+from mpiboot.settings import Settings
+from tests.fakes.sshd import Behaviour, Job, sshd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from mpiboot.gates.remote_commands import RemoteCommands
 
 KEY = "ssh-ed25519 AAAA"
 
@@ -88,3 +96,53 @@ def test_what_ignores_a_term_is_killed(
     stubborn.stdout.readline()
     sweep(mark)
     assert stubborn.wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("found", ["stale", "nothing"])
+async def test_the_sweep_ends_what_an_earlier_launcher_left_and_says_so(
+    start: Callable[[str, str], subprocess.Popen[bytes]],
+    found: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The whole way: over SSH, by the mark that the gate has seen; nobody is asked without one."""
+    monkeypatch.setattr(stale_processes, "_running", set[str])  # this test is in the worker's pod
+    log.configure()
+    job, mark = Job(tmp_path), stale_processes.new_mark(KEY)
+    stale = start(mark, "exec sleep 1000")
+    behaviour = Behaviour(job)
+    async with sshd(behaviour, "127.0.0.2") as port:
+        seen = replace(
+            worker(*((mark,) if found == "stale" else ())), address="127.0.0.2", port=port
+        )
+        access = Access("root", job.path, "launcher")
+        await stale_processes.end([seen], KEY, Settings(timeout=30.0), access)
+    if found == "stale":
+        assert stale.wait(10) == -signal.SIGTERM
+        assert (
+            "w-1: ended 1 process left by an earlier launcher of this job" in capfd.readouterr().err
+        )
+    else:
+        assert stale.poll() is None
+        assert behaviour.commands == []
+
+
+async def test_only_a_worker_that_is_silent_several_times_running_has_nobody() -> None:
+    """Silent, an answer, silent, silent: the count begins anew with each answer."""
+
+    class Remote:
+        def __init__(self) -> None:
+            process = "mpiboot-process\nMPIBOOT_JOB_MARK=m\nSSH_CONNECTION=10.0.0.9 1 10.0.0.2 22\n"
+            self.said = iter([None, process, None, None, None])
+
+        async def run(self, _: Worker, __: str) -> str | None:
+            return next(self.said)
+
+    remote, silent = cast("RemoteCommands", Remote()), Counter[str]()
+    seen = replace(worker("m"), held=(("m", "10.0.0.9"),))
+    held = []
+    for _ in range(5):
+        seen = await stale_processes._ask_again(seen, silent, remote)
+        held.append(bool(seen.held))
+    assert held == [True, True, True, True, False]

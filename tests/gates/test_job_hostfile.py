@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from mpiboot.errors import MpibootError
+from mpiboot.gates.job_hostfile import JobHostfile, find
 from mpiboot.model import Level
 from mpiboot.observe import hostfiles
-from mpiboot.observe.hostfiles import Found, candidates, find
+from mpiboot.observe.hostfiles import candidates
 
 GUARD = 20.0
 
 
-async def look(path: Path, patience: float = GUARD) -> Found:
+async def look(path: Path, patience: float = GUARD) -> JobHostfile:
     return await find(str(path), "--hostfile", {}, patience=patience, default="/nonexistent/hosts")
 
 
