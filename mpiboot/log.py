@@ -15,6 +15,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mpiboot.model import Finding, Json
 
 # Lines of evidence that people are shown at once; JSON has all of them.
@@ -33,6 +35,7 @@ class _Log:
     threshold = LEVELS.index("info")
     as_json = False
     role = ""
+    write: Callable[[bytes], object] | None = None
 
 
 _STATE: Final = _Log()
@@ -43,6 +46,23 @@ def configure(*, level: str = "info", form: str = "human", role: str = "") -> No
     _STATE.threshold = LEVELS.index(level)
     _STATE.as_json = form == "json"
     _STATE.role = role
+
+
+def write_by(write: Callable[[bytes], object] | None) -> None:
+    """Let lines be written by something else than a write to stderr; each call is whole lines."""
+    _STATE.write = write
+
+
+def _out(data: bytes) -> None:
+    """Write whole lines at once: other processes (mpirun, ranks) share this stderr."""
+    if _STATE.write is not None:
+        _STATE.write(data)
+        return
+    try:
+        sys.stderr.flush()
+        os.write(2, data)
+    except (OSError, ValueError):  # nobody reads stderr any more: never a reason to fail a job
+        return
 
 
 def is_json() -> bool:
@@ -89,20 +109,13 @@ def _write(level: str, event: str, message: str, fields: dict[str, Json]) -> Non
         hint = fields.get("hint")
         if hint:
             text += "\nmpiboot:   -> " + str(hint).replace("\n", "\nmpiboot:      ")
-    # One write a line: other processes (mpirun, ranks) share this stderr.
-    data = (text + "\n").encode("utf-8", "backslashreplace")
-    try:
-        sys.stderr.flush()
-        os.write(2, data)
-    except (OSError, ValueError):  # nobody reads stderr any more: never a reason to fail a job
-        return
+    _out((text + "\n").encode("utf-8", "backslashreplace"))
 
 
 def fresh_line() -> None:
     """Begin a new line where each is JSON: another process may have left one without its end."""
     if _STATE.as_json:
-        with contextlib.suppress(OSError):
-            os.write(2, b"\n")
+        _out(b"\n")
 
 
 def debug(event: str, message: str, **fields: Json) -> None:

@@ -53,15 +53,22 @@ def run(what: str, text: str, words: list[str]) -> int:
     from mpiboot import log  # noqa: PLC0415
     from mpiboot.parent.launch_spec import ParentOptions  # noqa: PLC0415
     from mpiboot.parent.parent import Parent  # noqa: PLC0415
+    from mpiboot.parent.stderr import Stderr  # noqa: PLC0415
 
     options = ParentOptions.from_json(text)
     log.configure(
         level=options.log_level, form=options.log_format, role="" if what == "stay" else "launcher"
     )
-    parent = Parent(options, mask)
-    if child:
-        return parent.launch(*child)
-    return parent.beside(tuple(words)) if what == "script" else parent.stay()
+    stderr = Stderr()
+    log.write_by(stderr.write)
+    try:
+        parent = Parent(options, mask, stderr)
+        if child:
+            return parent.launch(*child)
+        return parent.beside(tuple(words)) if what == "script" else parent.stay()
+    finally:
+        log.write_by(None)
+        stderr.flush()
 
 
 def main() -> NoReturn:

@@ -30,6 +30,7 @@ from mpiboot.parent.events import (
     JoinsUnseen,
     Kill,
     MpirunEnded,
+    RankEnded,
     RankSeen,
     Say,
     SendSignal,
@@ -51,6 +52,7 @@ from mpiboot.parent.os_calls import (
 )
 from mpiboot.parent.signals import Signals, name
 from mpiboot.parent.state import FAMILIES, UNKNOWN, Job, Phase
+from mpiboot.parent.stderr import Stderr
 from mpiboot.parent.unused_hosts import UnusedHosts
 from mpiboot.parent.watch import Processes, find_mpiruns, joined, peers, running
 
@@ -70,6 +72,7 @@ class Mpirun:
         environ: Mapping[str, str],
         loop: EventLoop,
         signals: Signals,
+        stderr: Stderr,
     ) -> None:
         """Get ready to start what ``spec`` says; ``environ`` is mpirun's environment."""
         self.spec = spec
@@ -79,6 +82,7 @@ class Mpirun:
         self._environ = environ
         self._loop = loop
         self._signals = signals
+        self._stderr = stderr
         self._messages: MpirunMessages | None = None
         self._remotes = {remote.name: remote for remote in spec.daemons}
         self._family = FAMILIES.get(spec.family, UNKNOWN)
@@ -123,8 +127,11 @@ class Mpirun:
             self.child = spawn(spec.argv, environ, mask, own_group=not self._shared)
         finally:
             if pipe:
-                self._messages = MpirunMessages(pipe.started())
+                self._messages = MpirunMessages(
+                    pipe.started(), self._stderr.write, self._stderr.has_room
+                )
                 self._loop.on(self._messages.reader, self._read_messages)
+                self._loop.on(self._stderr.room, self._read_on)
 
     def result(self) -> Verdict:
         """Wait for the end, and judge it."""
@@ -217,7 +224,8 @@ class Mpirun:
             if pid != self.child:
                 continue
             self._read_events()  # what was told before mpirun ended comes before its end
-            self._read_messages(last=True)
+            if self._messages:
+                self._ranks_ended(self._messages.read_last())
             code = os.waitstatus_to_exitcode(status)
             self._feed(MpirunEnded(max(code, 0), max(-code, 0)))
 
@@ -231,13 +239,21 @@ class Mpirun:
             for line in lines:
                 self._agent_told(line.decode("utf-8", "replace").split())
 
-    def _read_messages(self, *, last: bool = False) -> None:
-        if not self._messages:
-            return
-        for found in self._messages.read(last=last):
+    def _read_messages(self) -> None:
+        if self._messages:
+            self._ranks_ended(self._messages.read())
+            if self._messages.over or not self._stderr.has_room():
+                self._loop.off(self._messages.reader)  # it would be ready for ever
+
+    def _read_on(self) -> None:
+        """Read mpirun's messages again: they were written faster than stderr was read."""
+        os.read(self._stderr.room, _PIECE)
+        if self._messages and not self._messages.over:
+            self._loop.on(self._messages.reader, self._read_messages)
+
+    def _ranks_ended(self, ends: list[RankEnded]) -> None:
+        for found in ends:
             self._feed(replace(found, host=self._known(found.host)))
-        if self._messages.over:  # it would be ready for ever
-            self._loop.off(self._messages.reader)
 
     def _agent_told(self, words: list[str]) -> None:
         match words:

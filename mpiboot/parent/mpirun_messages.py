@@ -12,8 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -29,6 +28,8 @@ STATES: Final = "MPIBOOT_RANK_STATES"
 _HANDLE: Final = 200
 _PIECE: Final = 65536
 _PLACED: Final = re.compile(r"^\(rank, host, exe, pid\) = \((\d+), ([^,\n]+), ", re.MULTILINE)
+# A pipe holds one piece; a user may have made it larger.
+_LAST: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,28 +127,43 @@ def ranks_ended(text: bytes) -> list[RankEnded]:
 class MpirunMessages:
     """Reads mpirun's own messages as they come, and passes them on to stderr."""
 
-    def __init__(self, reader: int) -> None:
-        """Read from the end that ``MessagePipe`` gives."""
+    def __init__(
+        self, reader: int, write: Callable[[bytes], None], has_room: Callable[[], bool]
+    ) -> None:
+        """Read from the end that ``MessagePipe`` gives; pass on by ``write`` as far as it goes."""
         self.reader = reader
         self.over = False  # nobody can write there any more
+        self._write = write
+        self._has_room = has_room
         self._rest = b""
         os.set_inheritable(reader, False)
         os.set_blocking(reader, False)
 
-    def read(self, *, last: bool = False) -> list[RankEnded]:
-        """Take in what is there, with ``last`` also a line without an end; give what it tells."""
+    def read(self) -> list[RankEnded]:
+        """Take in what is there, as far as there is room for it; give what it tells."""
         ends: list[RankEnded] = []
-        while data := self._piece():
-            whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
-            whole += newline
-            ends += ranks_ended(whole)
-            _pass_on(_HARMLESS.sub(b"", _STATES.sub(b"", whole)))
-        if last:
-            # Whoever writes next begins a line of its own.
-            rest = self._rest.replace(b"\0", b"")
-            _pass_on(rest + b"\n" if rest else b"")
-            self._rest = b""
+        while self._has_room() and (data := self._piece()):
+            ends += self._take(data)
         return ends
+
+    def read_last(self) -> list[RankEnded]:
+        """Take in what mpirun had written when it ended, also a line without an end."""
+        ends: list[RankEnded] = []
+        for _ in range(_LAST):  # somebody else may still write, and for ever
+            ends += self._take(self._piece())
+        # Whoever writes next begins a line of its own.
+        rest = self._rest.replace(b"\0", b"")
+        self._write(rest + b"\n" if rest else b"")
+        self._rest = b""
+        return ends
+
+    def _take(self, data: bytes) -> list[RankEnded]:
+        whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
+        whole += newline
+        shown = _HARMLESS.sub(b"", _STATES.sub(b"", whole))
+        # 5.0.7 ends messages with a NUL byte where a peer aborted; grep takes that for binary.
+        self._write(shown.replace(b"\0", b""))
+        return ranks_ended(whole)
 
     def _piece(self) -> bytes:
         try:
@@ -156,14 +172,6 @@ class MpirunMessages:
             return b""
         self.over = not data
         return data
-
-
-def _pass_on(text: bytes) -> None:
-    # 5.0.7 ends messages with a NUL byte where a peer aborted, and grep takes the log for binary.
-    text = text.replace(b"\0", b"")
-    with suppress(OSError):  # nobody reads stderr any more
-        while text:
-            text = text[os.write(2, text) :]
 
 
 def host_of(folder: str, rank: int) -> str:

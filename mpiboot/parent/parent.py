@@ -31,13 +31,17 @@ from mpiboot.parent.preparation import Preparation, ended_by
 from mpiboot.parent.script import Script, last_launch, launches
 from mpiboot.parent.signals import ENDING, Signals
 from mpiboot.parent.state import BY_SIGNAL, FAMILIES, UNKNOWN
+from mpiboot.parent.stderr import Stderr
 
 
 class Parent:
-    """One launch: ``mask`` is the signal mask that programs get."""
+    """The process that stays, whatever it was started for."""
 
-    def __init__(self, options: ParentOptions, mask: set[signal.Signals | int]) -> None:
-        """Take signals in from now on."""
+    def __init__(
+        self, options: ParentOptions, mask: set[signal.Signals | int], stderr: Stderr
+    ) -> None:
+        """Take signals in from now on; ``mask`` is the signal mask that programs get."""
+        self._stderr = stderr
         self._options = options
         self._mask = mask
         self._began = time.monotonic()
@@ -79,7 +83,7 @@ class Parent:
 
     def _run(self, spec: LaunchSpec) -> int:
         """Start mpirun, wait for its end, and tell how it ended."""
-        mpirun = Mpirun(spec, os.environ, self._loop, self._signals)
+        mpirun = Mpirun(spec, os.environ, self._loop, self._signals, self._stderr)
         try:
             if spec.client:  # without a mark: it lives until the workers were asked or told
                 environ = without_marks(os.environ)
@@ -126,6 +130,8 @@ class Parent:
             failure = ended_by(self._told)
             termination.write(self._options.termination_log, failure.message)
             return failure.code
+        log.write_by(None)
+        self._stderr.flush()
         return replace(spec.argv, os.environ, self._mask)
 
     def _ended(self, spec: LaunchSpec, verdict: Verdict, lines: tuple[str, ...] = ()) -> int:

@@ -73,27 +73,55 @@ def test_which_ranks_ended(text: str, ends: list[RankEnded]) -> None:
     assert mpirun_messages.ranks_ended(text.encode()) == ends
 
 
+class Shown:
+    """What was passed on to stderr."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.room = True
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    def messages(self, reader: int) -> MpirunMessages:
+        return MpirunMessages(reader, self.write, lambda: self.room)
+
+
 @pytest.fixture
-def pipe() -> Iterator[tuple[MpirunMessages, int]]:
+def shown() -> Shown:
+    return Shown()
+
+
+@pytest.fixture
+def pipe(shown: Shown) -> Iterator[tuple[MpirunMessages, int]]:
     reader, writer = os.pipe()
-    yield MpirunMessages(reader), writer
+    yield shown.messages(reader), writer
     os.close(reader)
     os.close(writer)
 
 
-def test_messages_go_on_and_states_do_not(
-    pipe: tuple[MpirunMessages, int], capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_messages_go_on_and_states_do_not(pipe: tuple[MpirunMessages, int], shown: Shown) -> None:
     words, writer = pipe
     text = noticed(1, "w-1", 9).encode() + b"\xff odd\n"
     os.write(writer, state(1, "RUNNING").encode() + text + state(1, "IOF COMPLETE").encode())
     assert words.read() == [RankEnded(1, RankEnd.SIGNAL, "w-1", 9)]
-    assert capfdbinary.readouterr() == (b"", text)
+    assert shown.data == text
+
+
+def test_what_nobody_reads_waits_in_the_pipe(
+    pipe: tuple[MpirunMessages, int], shown: Shown
+) -> None:
+    words, writer = pipe
+    os.write(writer, noticed(1, "w-1", 9).encode())
+    shown.room = False
+    assert (words.read(), shown.data, words.over) == ([], b"", False)
+    # At the end what is there is taken, whoever reads.
+    assert words.read_last() == [RankEnded(1, RankEnd.SIGNAL, "w-1", 9)]
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 4000])
 def test_pieces_of_any_size_make_the_same(
-    pipe: tuple[MpirunMessages, int], capfdbinary: pytest.CaptureFixture[bytes], size: int
+    pipe: tuple[MpirunMessages, int], shown: Shown, size: int
 ) -> None:
     words, writer = pipe
     text = (PRIMARY + state(4, "ABORTED BY SIGNAL") + "left without an end").encode()
@@ -102,33 +130,31 @@ def test_pieces_of_any_size_make_the_same(
         os.write(writer, text[at : at + size])
         ends += words.read()
     assert ends == [RankEnded(4, RankEnd.SIGNAL)]
-    assert capfdbinary.readouterr().err == PRIMARY.encode()
-    assert words.read(last=True) == []
-    assert capfdbinary.readouterr().err == b"left without an end\n"
+    assert shown.data == PRIMARY.encode()
+    assert words.read_last() == []
+    assert shown.data == PRIMARY.encode() + b"left without an end\n"
 
 
 def test_neither_nul_bytes_nor_what_is_harmless_reaches_the_log(
-    pipe: tuple[MpirunMessages, int], capfdbinary: pytest.CaptureFixture[bytes]
+    pipe: tuple[MpirunMessages, int], shown: Shown
 ) -> None:
     messages, writer = pipe
     warning = b"[l:23] plm:ssh: Warning: setpgid(29,29) failed in parent with errno=EACCES(13)\n"
     os.write(writer, b"one\n" + warning + b"two\0\n\0three\0")
-    messages.read(last=True)
-    assert capfdbinary.readouterr().err == b"one\ntwo\nthree\n"
+    messages.read_last()
+    assert shown.data == b"one\ntwo\nthree\n"
 
 
-def test_a_lone_nul_byte_is_nothing(
-    pipe: tuple[MpirunMessages, int], capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_a_lone_nul_byte_is_nothing(pipe: tuple[MpirunMessages, int], shown: Shown) -> None:
     messages, writer = pipe
     os.write(writer, b"\0")
-    messages.read(last=True)
-    assert capfdbinary.readouterr().err == b""
+    messages.read_last()
+    assert shown.data == b""
 
 
-def test_an_end_without_writers_is_told() -> None:
+def test_an_end_without_writers_is_told(shown: Shown) -> None:
     reader, writer = os.pipe()
-    words = MpirunMessages(reader)
+    words = shown.messages(reader)
     assert words.read() == []
     assert not words.over
     os.close(writer)

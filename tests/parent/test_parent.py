@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -294,6 +296,58 @@ def heard(process: subprocess.Popen[bytes], words: str) -> None:
         if words in line.decode():
             return
     raise AssertionError(words)
+
+
+def full_pipe() -> tuple[int, int]:
+    """A pipe that nobody reads, and that takes no byte more."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 512)
+    os.set_blocking(writer, True)
+    return reader, writer
+
+
+@pytest.mark.parametrize("messages", [False, True], ids=["own lines", "mpirun's messages"])
+def test_a_reader_of_stderr_that_stands_still_stops_no_signal(rig: Rig, *, messages: bool) -> None:
+    rig.spec = replace(rig.spec, family="openmpi5")
+    flood = "yes 'a message of mpirun' >&$PMIX_OUTPUT_STDERR_FD & " if messages else ""
+    rig.write(f"{flood}trap 'exit 0' TERM; echo ready; while :; do read -t 1; done")
+    reader, writer = full_pipe()
+    process = subprocess.Popen(
+        rig.argv(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=writer, env=rig.environ
+    )
+    os.close(writer)
+    ready(process)
+    process.terminate()
+    process.communicate(timeout=GUARD)
+    os.close(reader)
+    assert process.returncode == 143
+    assert rig.log.read_text().startswith("signal: ended by SIGTERM")
+
+
+def test_messages_that_are_read_late_are_all_there(rig: Rig) -> None:
+    rig.spec = replace(rig.spec, family="openmpi5")
+    process = rig.start(
+        "for i in $(seq 20000); do echo message $i of mpirun; done >&$PMIX_OUTPUT_STDERR_FD; "
+        f"echo ready; read line < {rig.folder}/go; exit 3"
+    )
+    assert process.stderr
+    os.mkfifo(rig.folder / "go")
+    # Until the pipe is as good as full: more is to come than the parent keeps, so mpirun waits.
+    waiting = bytearray(4)
+    while int.from_bytes(waiting, sys.byteorder) < 20_000:
+        fcntl.ioctl(process.stderr.fileno(), termios.FIONREAD, waiting)
+        time.sleep(0.01)
+    text = b""
+    while b"message 20000 of mpirun" not in text:
+        text += os.read(process.stderr.fileno(), 65536)
+    ready(process)
+    (rig.folder / "go").write_text("\n")
+    assert ended(process)[0] == 3
+    lines = [line for line in text.decode().splitlines() if line.startswith("message ")]
+    assert lines == [f"message {number} of mpirun" for number in range(1, 20001)]
 
 
 def test_usr1_is_forwarded_and_nothing_else(rig: Rig) -> None:

@@ -70,7 +70,6 @@ def test_a_launcher_that_starts_again_in_its_pod(cluster: Cluster, image: Image)
     assert volume.host is not None
     (launch,) = volume.host.glob("run/*/launcher/launch")
     assert (launch / "events").is_fifo()
-    (launch / "spec.json").write_text('{"argv": ["half')
     (launch / ".hostfile.1").write_text("pi-work")
     (launch.parent / ".key.1").write_text("half")
     (launch.parent / ".probe.1").write_text("o")
