@@ -12,8 +12,8 @@ from typing import IO
 import pytest
 
 import mpiboot
+from mpiboot.launch_agent.files import assignments
 from mpiboot.ssh_client import config
-from mpiboot.ssh_client.config import shell_assignments
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, Worker
 
 AGENT = Path(mpiboot.__file__).parent / "libexec" / "agent"
@@ -78,7 +78,7 @@ class Launch:
         )
         self.real.chmod(0o755)
         (self.folder / "agent.conf").write_text(
-            shell_assignments(
+            assignments(
                 {
                     "ssh": f"{self.real} -o A=b" if name == "ssh" else "ssh",
                     "user_agent": "" if name == "ssh" else f"{self.real} -v",
@@ -311,7 +311,7 @@ def test_the_real_ssh_tells_that_it_is_connected_from_a_folder_of_any_name(
             user_args=config.UserArgs(),
         )
         (folder / "ssh_config").write_text(text)
-        (folder / "agent.conf").write_text(shell_assignments({"ssh": "ssh", "user_agent": ""}))
+        (folder / "agent.conf").write_text(assignments({"ssh": "ssh", "user_agent": ""}))
         assert ended(launch.start("w-1", "echo", "there")) == (0, b"there\n", b"")
         told = [words[:2] for words in launch.events()]
         os.close(launch.fifo)

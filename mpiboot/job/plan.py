@@ -13,9 +13,9 @@ from typing import Final
 from mpiboot.data_network.cluster_view import WorkerRow
 from mpiboot.errors import MpibootError, error
 from mpiboot.job import (
+    agent_variables,
     data,
     ipversion,
-    launch_agent,
     mpi_environment,
     pinning,
     placement,
@@ -138,7 +138,7 @@ def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
     pinning.pin_ports(builder, observed, resolved, version)
     mpi_environment.set_constants(builder, observed, oversubscribe=oversubscribe)
     client = observed.ssh_client
-    user_agent, user_args = launch_agent.place(
+    user_agent, user_args = agent_variables.place(
         builder,
         paths,
         len(hosts),
@@ -155,7 +155,7 @@ def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
     remote = tuple(host.name for host in hosts if host.name not in local)
     supervised = supervision.supervised(builder, resolved)
     if supervised and daemons:
-        launch_agent.refuse_on_the_line(builder)
+        agent_variables.refuse_on_the_line(builder)
     argv = _argv(
         builder,
         np=np,

@@ -1,9 +1,8 @@
-"""The launch folder: what mpirun, its ssh and the parent read; private, and made anew each try."""
+"""The launch folder: what mpirun, its agents, ssh and the parent read; made anew each try."""
 
 from __future__ import annotations
 
 import ipaddress
-import os
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,8 @@ from mpiboot.errors import error
 from mpiboot.job import names
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed, Paths
+from mpiboot.launch_agent import command as agent_command
+from mpiboot.launch_agent import files as agent_files
 from mpiboot.model import Worker
 from mpiboot.observe.dns import read_resolv_conf
 from mpiboot.parent import launch_spec
@@ -26,7 +27,6 @@ from mpiboot.ssh_client import start as client_start
 from mpiboot.system import files, keys, open_files, tmpdir
 
 _LAUNCH: Final = "launch"
-_PACKAGE: Final = Path(__file__).resolve().parent.parent
 
 
 def paths(folder: Path, pid: int = 1) -> Paths:
@@ -38,21 +38,26 @@ def paths(folder: Path, pid: int = 1) -> Paths:
             its own, for there may be several at once; a pod's first process is always the same.
 
     Raises:
-        MpibootError: ``runtime-folder``; mpirun splits its agent's path at blanks.
+        MpibootError: ``runtime-folder``; mpirun or ssh would read another path than was meant.
     """
-    agent = _PACKAGE / "libexec" / "agent"
-    for path, what in ((folder, "the runtime folder"), (agent, "mpiboot's own folder")):
-        if any(char.isspace() for char in str(path)):
-            raise error(
-                "runtime-folder",
-                f"{what} {str(path)!r} has a blank in its path, and mpirun splits it there",
-                hint="name a folder without blanks with MPIBOOT_RUNTIME_DIR",
-            )
+    if any(char.isspace() for char in str(folder)):
+        raise error(
+            "runtime-folder",
+            f"the runtime folder {str(folder)!r} has a blank in its path, "
+            "and mpirun splits it there",
+            hint="name a folder without blanks with MPIBOOT_RUNTIME_DIR",
+        )
+    # ssh_config has no way to write these two as they are.
+    if "${" in str(folder):
+        raise error(
+            "runtime-folder",
+            f"the runtime folder {str(folder)!r} has ${{ in its path, and ssh puts a variable's "
+            "value there",
+            hint="name a folder without ${ with MPIBOOT_RUNTIME_DIR",
+        )
     name = _LAUNCH if pid == 1 else f"{_LAUNCH}-{pid}"
-    # Its execute bit may be lost, or count for nothing on a noexec mount; Open MPI takes words.
-    words = str(agent) if os.access(agent, os.X_OK) else f"/bin/sh {agent}"
     key = folder / name / launch_spec.KEY
-    return Paths(launch_dir=str(folder / name), agent=words, key=str(key))
+    return Paths(launch_dir=str(folder / name), agent=agent_command.words(), key=str(key))
 
 
 def _tidy(folder: Path) -> None:
@@ -70,12 +75,6 @@ def known_hosts(observed: Observed, host_keys: Mapping[str, str], public: str) -
         if shown:
             lines.append(f"[{worker.address}]:{worker.port},{worker.address} {shown}")
     return "\n".join(lines) + "\n"
-
-
-def exports(values: Mapping[str, str]) -> str:
-    """Write variables for the front of a remote command line, which any POSIX shell reads."""
-    quoted = ((name, value.replace("'", "'\\''")) for name, value in values.items())
-    return "".join(f"export {name}='{value}';\n" for name, value in quoted)
 
 
 def is_loopback(address: str) -> bool:
@@ -115,7 +114,7 @@ class Launch:
         _tidy(folder.parent)
         tmpdir.remove_stale(self.observed.environ, socket.gethostname(), self.observed.identity.uid)
         try:
-            for path in (folder, folder / "hosts", folder / "stderr"):
+            for path in (folder, folder / agent_files.HOSTS, folder / "stderr"):
                 path.mkdir(mode=0o700)
         except OSError as wrong:
             raise error("runtime-folder", f"{wrong.filename}: {wrong.strerror}") from None
@@ -157,13 +156,15 @@ class Launch:
                 own_keys=frozenset(self.observed.called(name) for name in self.host_keys),
             ),
         )
-        for name, values in self.plan.per_host.items():
-            files.write_private(folder / "hosts" / f"{name}.env", exports(values))
         # On the command line the first value wins, also over arguments on the mpirun line.
         strict = f"-o StrictHostKeyChecking={sshconfig.STRICT[settings.host_keys]}"
-        conf = {"ssh": f"{ssh or 'ssh'} {strict}", "user_agent": self.plan.user_agent}
-        conf["client"] = client_start.words() if own else ""
-        files.write_private(folder / "agent.conf", sshconfig.shell_assignments(conf))
+        agent_files.write(
+            folder,
+            ssh=f"{ssh or 'ssh'} {strict}",
+            user_agent=self.plan.user_agent,
+            client=client_start.words() if own else "",
+            per_host=self.plan.per_host,
+        )
         files.make_fifo(folder / launch_spec.EVENTS)
 
     def write_client(self, parent: int) -> tuple[str, ...]:

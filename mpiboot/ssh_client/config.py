@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -284,8 +283,3 @@ def client(wanted: str, source: Source, ssh: str, identity: Identity) -> Decisio
         because = f"{ssh} refuses uid {identity.uid}, which has no passwd entry"
         return Decision(name, SshKind.EMBEDDED.value, Source.DETECTED, because)
     return Decision(name, SshKind.OPENSSH.value, Source.DETECTED, ssh)
-
-
-def shell_assignments(values: dict[str, str]) -> str:
-    """Write ``name='value'`` lines that a POSIX shell reads back byte for byte."""
-    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())

@@ -15,7 +15,7 @@ from mpiboot.data_network.records import Transport, WorkerNetwork
 from mpiboot.errors import MpibootError
 from mpiboot.gates import recheck
 from mpiboot.gates.pipeline import Access
-from mpiboot.launcher import launch_folder
+from mpiboot.launch_agent import files as agent_files
 from mpiboot.model import Host, NoFacts, Worker
 from mpiboot.observe import pod
 from mpiboot.settings import resolve
@@ -161,6 +161,6 @@ async def test_a_worker_that_answers_no_more_is_as_it_was_at_the_deadline(tmp_pa
 
 def test_a_hosts_own_values_reach_the_remote_command_as_they_are() -> None:
     values = {"A": "a 'b' \"c\"; $HOME `x` \\ é\nnext", "B": "", "C": "=net1"}
-    command = launch_folder.exports(values).rstrip("\n") + ' printf "%s|" "$A" "$B" "$C"'
+    command = agent_files.exports(values).rstrip("\n") + ' printf "%s|" "$A" "$B" "$C"'
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "".join(f"{value}|" for value in values.values())

@@ -20,7 +20,6 @@ from mpiboot.ssh_client.config import (
     quoted,
     read_args,
     render,
-    shell_assignments,
 )
 
 SSH = shutil.which("ssh") or ""
@@ -245,33 +244,3 @@ def test_any_arguments_are_read_without_losing_a_word_that_is_no_option(text: st
     assert all("\n" not in line for line in args.lines)
     if not any(word.startswith("-") for word in text.split()):
         assert kept.split() == plain
-
-
-NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
-VALUES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)
-
-
-def read_back(values: dict[str, str], folder: Path) -> dict[str, str]:
-    file = folder / "conf"
-    file.write_text(shell_assignments(values), newline="")
-    script = f'. "$1"; printf "%s\\0" {" ".join(f"${{{name}}}" for name in values)}'
-    script = script.replace("${", '"${').replace("}", '}"')
-    done = subprocess.run(
-        ["sh", "-c", script, "sh", str(file)], capture_output=True, check=True, env={}
-    )
-    found = done.stdout.split(b"\0")
-    return {name: text.decode() for name, text in zip(values, found, strict=False)}
-
-
-@given(st.dictionaries(NAMES.map("x".__add__), VALUES, min_size=1, max_size=3))
-def test_a_shell_reads_assignments_back_byte_for_byte(
-    tmp_path_factory: pytest.TempPathFactory, values: dict[str, str]
-) -> None:
-    assert read_back(values, tmp_path_factory.getbasetemp()) == values
-
-
-@pytest.mark.parametrize(
-    "value", ["", "it's", "$(touch x)", "`x`", "a\nb\n", '"', "\\", "x;y", "é €", "-n", "~", "*"]
-)
-def test_shell_characters_are_not_read_by_the_shell(tmp_path: Path, value: str) -> None:
-    assert read_back({"user_agent": value}, tmp_path) == {"user_agent": value}

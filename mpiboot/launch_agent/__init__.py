@@ -1,0 +1,1 @@
+"""The launch agent, ``libexec/agent``: how mpirun calls it, and the files that it reads."""
