@@ -104,6 +104,17 @@ def one_of(*choices: str) -> Parse:
     return parse
 
 
+def signal_word(text: str) -> str:
+    """Read the name of a signal that programs save on."""
+    word = text.strip().upper().removeprefix("SIG")
+    if word not in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2"):
+        raise ValueError("one of TERM, INT, HUP, QUIT, USR1, USR2")
+    return word
+
+
+signal_word.__doc__ = "TERM|INT|HUP|QUIT|USR1|USR2"
+
+
 def rewriting(text: str) -> str:
     """Read ``off|on|auto``, and true or false as the older name has them."""
     word = text.strip().lower()

@@ -31,6 +31,7 @@ from mpiboot.setting_types import (
     ports,
     rewriting,
     seconds,
+    signal_word,
     switch,
     words,
 )
@@ -44,6 +45,7 @@ INTERNAL: Final = (
     "MPIBOOT_LAUNCH_DIR",
     "MPIBOOT_JOB_MARK",
     "MPIBOOT_KEEP_KEY",
+    "MPIBOOT_NOTICE",
 )
 
 # What a cluster sets in every pod for each of its Services, such as one called "mpiboot-ssh".
@@ -257,7 +259,17 @@ class Settings:
     launch_timeout: float = row(
         120.0, "Time within which every host's daemon must have joined.", seconds, roles=(_L,)
     )
-    grace: float = row(20.0, "Time that a signalled job has to end before it is killed.", seconds)
+    grace: float = row(
+        20.0,
+        "Time that the ranks of a job that is told to end have to save, before mpirun ends them; "
+        "0: mpirun is told at once.",
+        seconds,
+    )
+    stop_signal: str = row(
+        "TERM",
+        "What tells ranks to save and end; USR1 for programs that save on that.",
+        signal_word,
+    )
     hold_on_failure: float = row(
         0.0,
         "How long to keep a failed launcher for a look inside; then the same exit code.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import shutil
+import signal
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -255,6 +256,8 @@ class Launch:
             let_go=let_go and any(worker.ends for worker in self.observed.workers),
             program=self.plan.program,
             goes_on=self.plan.goes_on,
+            ports=settings.port_range,
+            stop_signal=signal.Signals[f"SIG{settings.stop_signal}"],
             supervise=settings.supervise != "off",
             left_to_mpirun=self.plan.left_to_mpirun,
         )

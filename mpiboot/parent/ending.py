@@ -5,8 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from mpiboot.parent.events import Action, Kill, SendSignal, Start, Timer, Verdict
-from mpiboot.parent.state import SIGTERM, Phase, State
+from mpiboot.parent.events import (
+    Action,
+    Kill,
+    Release,
+    Say,
+    SendSignal,
+    Start,
+    StopRanks,
+    Timer,
+    Verdict,
+)
+from mpiboot.parent.state import SIGTERM, Phase, State, signal_name
 
 # Seconds. A second and a half suffices 4.1 to end after a lost daemon; a suspended job's workers
 # and launcher get their signals within a second or so; a pod's usual grace is 30 s: 20 + 5 fit.
@@ -23,6 +33,8 @@ DELAYS: Final = {
 }
 # While daemons are launched no rank has anything to save.
 _LAUNCH_GRACE: Final = 5.0
+# After its last rank mpirun ends within a second or so, however loaded its host is.
+_FOLLOW: Final = 5.0
 # What is waited for after mpirun has ended.
 WAITS: Final = frozenset((Timer.AGENTS, Timer.PROBE, Timer.LINGER))
 
@@ -62,11 +74,50 @@ def ask(state: State, number: int, *, direct: bool) -> Step:
     return state, (*forward, Start(Timer.GRACE, seconds))
 
 
+def save(state: State) -> Step:
+    """Tell the ranks alone to end, and give them the grace; mpirun would kill them in a second."""
+    state = replace(
+        state,
+        phase=Phase.ENDING,
+        stage=1,
+        saving=True,
+        pending=(state.pending & WAITS) | {Timer.GRACE},
+    )
+    seconds = state.job.grace
+    return state, (StopRanks(state.job.stop_signal, seconds), Start(Timer.GRACE, seconds))
+
+
+def ranks_left(state: State, ranks: int | None) -> Step:
+    """Take in how many of the ranks that were told to end are still there."""
+    if not state.saving:
+        return state, ()
+    first = state.left is None
+    state = replace(state, left=ranks)
+    if ranks is None:
+        state = replace(state, saving=False)
+        return state, (SendSignal(state.signal or SIGTERM),)
+    if ranks == 0:
+        state = replace(state, saving=False)
+        return state, (Release(), Start(Timer.GRACE, min(_FOLLOW, state.job.grace)))
+    if not first:
+        return state, ()
+    name, many = signal_name(state.job.stop_signal), ranks > 1
+    who = f"{ranks} ranks are" if many else "the rank is"
+    said = f"{who} told {name} and {'have' if many else 'has'} {state.job.grace:g} s to end"
+    return state, (Say("info", "signal", said),)
+
+
 def insist(state: State, number: int, *, direct: bool) -> Step:
     """Ask again, and then kill."""
+    late: tuple[Action, ...] = ()
+    if state.saving:
+        who = {None: "the ranks", 1: "one rank"}.get(state.left, f"{state.left} ranks")
+        said = f"{who} did not end in time: mpirun ends what is left"
+        late = (Say("warning", "signal", said),)
+        state = replace(state, saving=False)
     state = replace(stop(state, Timer.GRACE, Timer.KILL), stage=min(3, state.stage + 1))
     if state.stage == 2:  # noqa: PLR2004 - asked again
         state, begun = start(state, Timer.KILL)
-        return state, (*(() if direct else (SendSignal(number),)), *begun)
+        return state, (*late, *(() if direct else (SendSignal(number),)), *begun)
     state, begun = start(state, Timer.DEAD)
-    return state, (Kill(), *begun)
+    return state, (*late, Kill(), *begun)

@@ -97,6 +97,20 @@ class RankEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class RanksLeft:
+    """So many ranks that were told to end are still there; None where nobody knows of any."""
+
+    ranks: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class HostEnding:
+    """A worker tells that its pod was told to end."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
 class HostChecked:
     """A host was asked once more; ``reachable`` is None where nobody knows how to ask."""
 
@@ -136,6 +150,8 @@ Event: TypeAlias = (
     | JoinsUnseen
     | RankSeen
     | RankEnded
+    | RanksLeft
+    | HostEnding
     | HostChecked
     | Signalled
     | MpirunEnded
@@ -148,6 +164,22 @@ class SendSignal:
     """Send a signal to mpirun."""
 
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRanks:
+    """Send a signal to the ranks alone, and hold mpirun for as long as they have: ``seconds``.
+
+    ``RanksLeft`` tells of them; any signal to mpirun, and its end, is the end of the hold.
+    """
+
+    number: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Hold mpirun no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,4 +238,4 @@ class Finish:
     verdict: Verdict
 
 
-Action: TypeAlias = SendSignal | Start | Kill | CheckHost | Say | Finish
+Action: TypeAlias = SendSignal | StopRanks | Release | Start | Kill | CheckHost | Say | Finish

@@ -105,6 +105,12 @@ def not_ended(state: State) -> Verdict:
     return _verdict("daemon-failed", said)
 
 
+def pod_ending(host: str) -> Verdict:
+    """Judge a job one of whose pods was told to end."""
+    said = "its pod was told to end (deleted, drained or preempted), and so was the job"
+    return _verdict("host-lost", said, host)
+
+
 def dragging(state: State) -> Verdict:
     """Judge an mpirun that goes on with a job whose rank ended badly."""
     first = state.culprit

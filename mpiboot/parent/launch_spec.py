@@ -7,7 +7,7 @@ the environment's changes are in it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final, TypeAlias
 
@@ -27,6 +27,9 @@ NOT_FOR_RANKS: Final = "OPAL_OUTPUT_STDERR_FD=2"
 MARK: Final = "MPIBOOT_LAUNCH_DIR"
 # In the environment of all that one launch starts, on every host; no two launches share it.
 JOB_MARK: Final = "MPIBOOT_JOB_MARK"
+# In the environment of its daemons: the port on which the launcher hears of a worker's end, and
+# what it calls that worker.
+NOTICE: Final = "MPIBOOT_NOTICE"
 
 
 def without_marks(environ: Mapping[str, str]) -> dict[str, str]:
@@ -89,8 +92,10 @@ class LaunchSpec:
     that could hide the hostfile or the launch agent from mpirun, each with the reason;
     ``let_go`` tells that workers are to be told of a good end; ``program`` is what ranks run,
     empty where that isn't known; ``goes_on`` tells that the job may be meant to go on without a
-    rank that ended badly; without ``supervise`` the parent becomes mpirun. ``left_to_mpirun`` are
-    the remote hosts of the hostfile where only mpirun knows which of them get ranks.
+    rank that ended badly; ``stop_signal`` tells ranks to save and end; ``ports`` is the range that
+    a NetworkPolicy leaves open, empty for any; without ``supervise`` the parent becomes mpirun.
+    ``left_to_mpirun`` are the remote hosts of the hostfile where only mpirun knows which of them
+    get ranks.
     """
 
     argv: tuple[str, ...]
@@ -108,6 +113,8 @@ class LaunchSpec:
     let_go: bool = False
     program: str = ""
     goes_on: bool = False
+    stop_signal: int = 15
+    ports: str = ""
     supervise: bool = True
     left_to_mpirun: tuple[str, ...] = ()
 
@@ -115,6 +122,12 @@ class LaunchSpec:
     def local(self) -> bool:
         """Whether ranks on the launcher would get what only mpirun is to be told."""
         return self.hosts > len(self.daemons) and NOT_FOR_RANKS not in self.argv
+
+    @property
+    def free_ports(self) -> Iterable[int]:
+        """Ports to listen on, the likeliest to be free first: MPI takes them from the first on."""
+        first, _, last = self.ports.partition("-")
+        return range(int(last), int(first) - 1, -1) if last else (0,)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Make mpirun's environment of the parent's."""

@@ -27,22 +27,27 @@ from mpiboot.parent.events import (
     Event,
     Finish,
     HostChecked,
+    HostEnding,
     JoinsUnseen,
     Kill,
     MpirunEnded,
     RankEnded,
     RankSeen,
+    RanksLeft,
+    Release,
     Say,
     SendSignal,
     Signalled,
     Start,
+    StopRanks,
     Timer,
     TimerFired,
     Verdict,
 )
-from mpiboot.parent.launch_spec import EVENTS, LaunchSpec
+from mpiboot.parent.launch_spec import EVENTS, JOB_MARK, NOTICE, LaunchSpec
 from mpiboot.parent.loop import EventLoop, HostChecks
 from mpiboot.parent.mpirun_messages import MpirunMessages
+from mpiboot.parent.notice import Notices
 from mpiboot.parent.os_calls import (
     has_terminal,
     last_words,
@@ -50,6 +55,7 @@ from mpiboot.parent.os_calls import (
     process_handle,
     spawn,
 )
+from mpiboot.parent.saving import Saving
 from mpiboot.parent.signals import Signals, name
 from mpiboot.parent.state import FAMILIES, UNKNOWN, Job, Phase
 from mpiboot.parent.stderr import Stderr
@@ -106,7 +112,16 @@ class Mpirun:
                 spec.grace,
                 spec.suspects,
                 spec.goes_on,
+                spec.stop_signal,
             )
+        )
+        self._notices = Notices(
+            loop,
+            environ.get(JOB_MARK, ""),
+            lambda host: self._feed(HostEnding(self._known(host))),
+        )
+        self._saving = Saving(
+            loop, self._mpiruns, lambda ranks: self._feed(RanksLeft(ranks)), spec.ranks
         )
 
     def start(self, mask: set[signal.Signals | int]) -> None:
@@ -122,6 +137,9 @@ class Mpirun:
         self._loop.on(self._signals.handle, self._read_signals)
         pipe = mpirun_messages.open_pipe(spec.family, self._environ, local=spec.local)
         more = pipe.environ if pipe else {}
+        port = self._notices.listen(spec.free_ports) if spec.grace and self._remotes else 0
+        if port:
+            more = {**more, NOTICE: str(port)}
         try:
             environ = {**self._environ, **more}
             self.child = spawn(spec.argv, environ, mask, own_group=not self._shared)
@@ -142,6 +160,8 @@ class Mpirun:
             self._turn()
         if not self.verdict.code:
             self._name_unused()
+        self._notices.close()
+        self._saving.release()
         # The agents of those that ask the workers now are nobody's concern.
         self._loop.on(self._fifo, self._drain)
         return self._placed(self.verdict)
@@ -165,6 +185,8 @@ class Mpirun:
             times.append(self._look_at)
         if self._started_by is not None:
             times.append(self._started_by)
+        if self._saving.due is not None:
+            times.append(self._saving.due)
         self._loop.wait(min(times, default=None))
         if self._gone:
             self._settle_gone()
@@ -176,6 +198,7 @@ class Mpirun:
         if self._started_by is not None and self._started_by <= now:
             self._started_by = None
             self._name_unused()
+        self._saving.look()
         if launching and self.verdict is None and self._look_at <= now:
             self._look()
 
@@ -194,9 +217,14 @@ class Mpirun:
                 case Start(timer=timer, seconds=seconds):
                     self._deadlines[timer] = time.monotonic() + seconds
                 case SendSignal(number=number):
-                    pids = {self.child, *find_mpiruns(self.child, Processes())}
-                    send(sorted(pids), number)
+                    self._saving.release()
+                    send(self._mpiruns(), number)
+                case StopRanks(number=number, seconds=seconds):
+                    self._saving.start(self.folder, self._environ, number, seconds)
+                case Release():
+                    self._saving.release()
                 case Kill():
+                    self._saving.release()
                     found = survivors(self.child, self.folder, reaped=False)
                     send([self.child, *found], signal.SIGKILL)
                 case CheckHost(host=host):
@@ -208,6 +236,9 @@ class Mpirun:
                     self.verdict = verdict
         for timer in self._deadlines.keys() - self._state.pending:
             del self._deadlines[timer]
+
+    def _mpiruns(self) -> list[int]:
+        return sorted({self.child, *find_mpiruns(self.child, Processes())})
 
     # What comes in
 

@@ -126,7 +126,8 @@ class Phase(str, Enum):
 class Job:
     """What doesn't change: the remote hosts in the hostfile's order and the rules' numbers.
 
-    ``goes_on`` where the job may be meant to go on without a rank that ended badly.
+    ``goes_on`` where the job may be meant to go on without a rank that ended badly;
+    ``stop_signal`` is what tells its ranks to save and end.
     """
 
     family: Family
@@ -135,6 +136,7 @@ class Job:
     grace: float = 20.0
     suspects: tuple[tuple[str, str], ...] = ()
     goes_on: bool = False
+    stop_signal: int = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,8 @@ class State:
     and pid; ``quiet`` hosts' agents ended with 0 before a daemon joined, ``done`` ones after it.
     ``pending`` timers are running. ``stage`` counts how hard mpirun is being ended (1 asked,
     2 asked again, 3 killed). ``cause`` is why, where a host's loss isn't the reason. ``culprit``
-    is the first rank that ended badly. ``overdue`` hosts' agents did not follow mpirun.
+    is the first rank that ended badly. ``overdue`` hosts' agents did not follow mpirun. ``saving``
+    ranks were told to end, and mpirun is held; ``left`` of them are still there.
     """
 
     job: Job
@@ -187,3 +190,5 @@ class State:
     culprit: RankEnded | None = None
     ended: MpirunEnded | None = None
     finished: bool = False
+    saving: bool = False
+    left: int | None = None

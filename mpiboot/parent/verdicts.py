@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from mpiboot.parent.ending import WAITS, Step, ask, end, insist, start, stop
+from mpiboot.parent.ending import WAITS, Step, ask, end, insist, ranks_left, save, start, stop
 from mpiboot.parent.events import (
     Action,
     AgentConnected,
@@ -22,11 +22,13 @@ from mpiboot.parent.events import (
     Event,
     Finish,
     HostChecked,
+    HostEnding,
     JoinsUnseen,
     MpirunEnded,
     RankEnd,
     RankEnded,
     RankSeen,
+    RanksLeft,
     Say,
     SendSignal,
     Signalled,
@@ -34,7 +36,15 @@ from mpiboot.parent.events import (
     Timer,
     TimerFired,
 )
-from mpiboot.parent.judgement import dragging, how, judge, launch_timeout, not_ended, not_started
+from mpiboot.parent.judgement import (
+    dragging,
+    how,
+    judge,
+    launch_timeout,
+    not_ended,
+    not_started,
+    pod_ending,
+)
 from mpiboot.parent.state import (
     SIGTERM,
     SIGUSR,
@@ -199,14 +209,31 @@ def _rank_ended(state: State, event: RankEnded) -> Step:
 def _signalled(state: State, event: Signalled) -> Step:
     if event.number in SIGUSR:
         return state, _pass_on(state, event)
+    again = state.signal or not state.saving
     state = replace(state, signal=state.signal or event.number)
     # A job that is being ended blames no host: its workers may well have been told before it.
     state = replace(stop(state, *WAITS), probing=frozenset())
     if state.ended is not None:
         return state, ()
     if not state.stage:
+        # A terminal has told mpirun already, and before all have joined no rank has begun.
+        if state.phase is Phase.RUNNING and state.job.grace and not event.direct:
+            return save(state)
         return ask(state, event.number, direct=event.direct)
+    if not again:
+        return state, ()  # all pods of a job end together, and a worker told first
     return insist(state, event.number, direct=event.direct)
+
+
+def _host_ending(state: State, event: HostEnding) -> Step:
+    """End a job that loses a pod while all of its ranks can still save."""
+    begun = state.signal or state.cause or state.stage or state.losses
+    known = event.host in state.job.hosts
+    if begun or not known or state.phase is not Phase.RUNNING or not state.job.grace:
+        return state, ()
+    state, actions = save(replace(state, cause=pod_ending(event.host)))
+    said = "its pod was told to end: every rank of the job gets the time to save"
+    return state, (Say("warning", "signal", said, event.host), *actions)
 
 
 def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
@@ -295,6 +322,8 @@ _RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {
     JoinsUnseen: _joins_unseen,
     RankSeen: _rank_seen,
     RankEnded: _rank_ended,
+    HostEnding: _host_ending,
+    RanksLeft: lambda state, event: ranks_left(state, event.ranks),
     HostChecked: _probed,
     Signalled: _signalled,
     MpirunEnded: _mpirun_ended,

@@ -204,6 +204,25 @@ def peers(mpiruns: Iterable[int], root: str = "/proc") -> list[Peer]:
     Raises:
         OSError: they can't be looked at in this pod.
     """
+    sockets = _sockets(mpiruns, root)
+    found: list[Peer] = []
+    for words in _connections(sockets, root):
+        local, remote = (_decode(word.partition(":")[0]) for word in words[1:3])
+        found.append(Peer(remote, local))
+    return found
+
+
+def unread(mpiruns: Iterable[int], root: str = "/proc") -> bool:
+    """Whether something came for mpirun by TCP that it has not read; False where that is hidden."""
+    try:
+        found = list(_connections(_sockets(mpiruns, root), root))
+    except OSError:
+        return False
+    return any(words[4].partition(":")[2].strip("0") for words in found)
+
+
+def _sockets(mpiruns: Iterable[int], root: str) -> set[str]:
+    """Give the numbers of the sockets that mpirun has open."""
     sockets: set[str] = set()
     for pid in mpiruns:
         folder = f"{root}/{pid}/fd"
@@ -218,7 +237,11 @@ def peers(mpiruns: Iterable[int], root: str = "/proc") -> list[Peer]:
                 continue
             if link.startswith("socket:["):
                 sockets.add(link[8:-1])
-    found: list[Peer] = []
+    return sockets
+
+
+def _connections(sockets: set[str], root: str) -> Iterator[list[str]]:
+    """Give the lines of the tables of TCP connections that are about these sockets."""
     for table in ("tcp", "tcp6"):
         try:
             with open(f"{root}/self/net/{table}", encoding="ascii") as file:
@@ -227,12 +250,9 @@ def peers(mpiruns: Iterable[int], root: str = "/proc") -> list[Peer]:
             if table == "tcp":
                 raise
             continue  # a kernel without IPv6
-        for line in lines:
-            words = line.split()
+        for words in map(str.split, lines):
             if words[3] == _ESTABLISHED and words[9] in sockets:
-                local, remote = (_decode(word.partition(":")[0]) for word in words[1:3])
-                found.append(Peer(remote, local))
-    return found
+                yield words
 
 
 def joined(

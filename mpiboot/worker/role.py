@@ -23,6 +23,7 @@ from mpiboot.settings import Resolved
 from mpiboot.ssh_server import child as server
 from mpiboot.ssh_server import openssh, sessions
 from mpiboot.system import files, process
+from mpiboot.worker import saving
 from mpiboot.worker.setup import (
     ENDING,
     FACTS_FILE,
@@ -81,6 +82,7 @@ class _Worker:
     ) -> None:
         self._wanted = resolved.settings.sshd
         self._grace = resolved.settings.grace
+        self._stop_signal = resolved.settings.stop_signal
         self._program = program
         self._ground = ground
         self._loop = loop
@@ -105,6 +107,9 @@ class _Worker:
         self._reason = ""  # why the running server is the embedded one
         self._code: int | None = None
         self._kill_at: float | None = None
+        self._saving = 0  # the process that waits for the ranks' end
+        self._save_until: float | None = None
+        self._told = 0  # the signal that ends this worker
 
     def serve(self) -> int:
         """Run until something ends this worker; then end the rest."""
@@ -241,7 +246,11 @@ class _Worker:
     def _turn(self) -> None:
         """Sleep until something happens, and deal with it."""
         listened = self._server is not None and self._server.listening
-        limits = [limit for limit in (self._sessions.due, self._kill_at) if limit is not None]
+        limits = [
+            limit
+            for limit in (self._sessions.due, self._kill_at, self._save_until)
+            if limit is not None
+        ]
         left = min(limits) - time.monotonic() if limits else None
         for number in self._loop.wait(left):
             self._signalled(number)
@@ -255,12 +264,17 @@ class _Worker:
         if self._sessions.over and self._ends and self._code is None:
             log.info("ended", "the job ended well, and this worker with it")
             self._code = 0
+        if self._save_until is not None and self._save_until <= time.monotonic():
+            log.warning("signal", "its ranks did not end in time: they are ended")
+            self._saved()
         if self._kill_at is not None and self._kill_at <= time.monotonic():
             self._kill_at = None
             self._send(signal.SIGKILL)
 
     def _child_ended(self, pid: int, status: int) -> None:
         self._helpers.discard(pid)
+        if pid == self._saving:
+            self._saved()
         if self._server is not None and pid == self._server.pid:
             self._server_ended(status)
         elif self._login is not None and pid == self._login[0]:
@@ -278,12 +292,35 @@ class _Worker:
             if number in ENDING and self._kill_at is None:
                 log.info("signal", f"{signal.Signals(number).name}: handed on to the program")
                 self._kill_at = time.monotonic() + self._grace
-                self._sessions.end_all()
-        elif number in ENDING and self._code is None:
+                self._save(number)
+        elif number in ENDING and self._code is None and not self._told:
             log.info("signal", f"{signal.Signals(number).name}: ending")
-            self._code = 0 if number == signal.SIGTERM else 128 + number
+            self._save(number)
         elif number in ENDING:
+            self._saved()
             self._sessions.end_all(at_once=True)  # told twice: no more grace
+
+    def _save(self, number: int) -> None:
+        """Let the ranks of this pod save and end; without any, or without a grace, end at once."""
+        self._told = number
+        if not len(self._sessions) or not self._grace:
+            self._saved()
+            return
+        self._save_until = time.monotonic() + self._grace
+        saving.tell_launchers()
+        ground = self._ground
+        self._saving = saving.stop_ranks(
+            ground.folder, ground.environ, self._stop_signal, self._grace
+        )
+        self._helpers.add(self._saving)
+
+    def _saved(self) -> None:
+        """End what is left: every rank has ended, or had its time."""
+        self._saving, self._save_until = 0, None
+        if self._program:
+            self._sessions.end_all()
+        elif self._code is None:
+            self._code = 0 if self._told == signal.SIGTERM else 128 + self._told
 
     def _send(self, number: int) -> None:
         if self._program_pid:

@@ -19,16 +19,20 @@ from mpiboot.parent.events import (
     Event,
     Finish,
     HostChecked,
+    HostEnding,
     JoinsUnseen,
     Kill,
     MpirunEnded,
     RankEnd,
     RankEnded,
     RankSeen,
+    RanksLeft,
+    Release,
     Say,
     SendSignal,
     Signalled,
     Start,
+    StopRanks,
     Timer,
     TimerFired,
     Verdict,
@@ -288,6 +292,9 @@ def test_a_signal_is_forwarded_and_ends_in_128_plus_n(
 ) -> None:
     for start in (verdicts.initial(job(family))[0], running(family)):
         state, done = go([Signalled(number)], start)
+        if start.phase is Phase.RUNNING:
+            assert not [action for action in done if isinstance(action, SendSignal)]
+            state, done = go([RanksLeft(None)], state)
         assert SendSignal(number) in done
         end = judged([MpirunEnded(status)], state)
         assert (end.code, end.reference) == (128 + number, "")
@@ -295,13 +302,71 @@ def test_a_signal_is_forwarded_and_ends_in_128_plus_n(
 
 def test_a_signal_is_repeated_after_the_grace_and_then_mpirun_is_killed() -> None:
     state, done = go([Signalled(TERM)], running())
-    assert done == (SendSignal(TERM), Start(Timer.GRACE, 20.0))
+    assert done == (StopRanks(TERM, 20.0), Start(Timer.GRACE, 20.0))
     state, done = go([TimerFired(Timer.GRACE)], state)
-    assert done == (SendSignal(TERM), Start(Timer.KILL, 5.0))
+    assert done[1:] == (SendSignal(TERM), Start(Timer.KILL, 5.0))
     state, done = go([TimerFired(Timer.KILL)], state)
     assert done == (Kill(), Start(Timer.DEAD, 5.0))
     state, done = go([TimerFired(Timer.DEAD)], state)
     assert verdict(done).code == 143
+
+
+def test_ranks_alone_are_told_and_mpirun_follows_the_last_of_them() -> None:
+    state, _ = go([Signalled(TERM)], running())
+    state, done = go([RanksLeft(4)], state)
+    assert done == (Say("info", "signal", "4 ranks are told SIGTERM and have 20 s to end"),)
+    state, done = go([RanksLeft(3)], state)
+    assert done == ()
+    state, done = go([RanksLeft(0)], state)
+    assert done == (Release(), Start(Timer.GRACE, 5.0))
+    state, done = go([TimerFired(Timer.GRACE)], state)
+    assert done == (SendSignal(TERM), Start(Timer.KILL, 5.0))
+    assert judged([MpirunEnded(0)], state).code == 143
+
+
+def test_ranks_that_ignore_it_are_told_of_when_the_grace_is_over() -> None:
+    state, _ = go([Signalled(TERM), RanksLeft(4), RanksLeft(1)], running())
+    _, done = go([TimerFired(Timer.GRACE)], state)
+    said = "one rank did not end in time: mpirun ends what is left"
+    assert done == (Say("warning", "signal", said), SendSignal(TERM), Start(Timer.KILL, 5.0))
+
+
+def test_a_pod_that_is_told_to_end_ends_the_job_and_every_rank_may_save() -> None:
+    state, done = go([HostEnding("w-2")], running())
+    assert done[1:] == (StopRanks(TERM, 20.0), Start(Timer.GRACE, 20.0))
+    state, _ = go([RanksLeft(2), AgentEnded("w-2", 101, 255), RanksLeft(0)], state)
+    end = judged([MpirunEnded(205)], state)
+    assert (end.code, end.reference, end.host) == (69, "host-lost", "w-2")
+
+
+def test_a_job_whose_worker_told_first_is_told_to_end_itself() -> None:
+    """All pods are told together: the launcher's own signal is no second one."""
+    state, _ = go([HostEnding("w-1"), RanksLeft(2)], running())
+    state, done = go([Signalled(TERM)], state)
+    assert done == ()
+    assert judged([MpirunEnded(1)], state).code == 143
+    assert any(isinstance(item, SendSignal) for item in go([Signalled(TERM)], state)[1])
+
+
+@pytest.mark.parametrize("events", [[Signalled(TERM)], [HostEnding("w-1")]], ids=str)
+def test_a_pod_that_ends_with_the_job_is_no_news(events: list[Event]) -> None:
+    assert go([HostEnding("w-2")], go(events, running())[0])[1] == ()
+
+
+def test_nobody_but_a_host_of_the_job_ends_it() -> None:
+    assert go([HostEnding("stranger")], running())[1] == ()
+
+
+def test_programs_that_save_on_another_signal_get_that() -> None:
+    state = running()
+    state = replace(state, job=replace(state.job, stop_signal=USR1))
+    assert go([Signalled(INT)], state)[1] == (StopRanks(USR1, 20.0), Start(Timer.GRACE, 20.0))
+
+
+def test_without_a_grace_mpirun_is_told_at_once() -> None:
+    state = running()
+    state = replace(state, job=replace(state.job, grace=0.0))
+    assert go([Signalled(TERM)], state)[1] == (SendSignal(TERM), Start(Timer.GRACE, 0.0))
 
 
 def test_a_launch_gets_a_short_grace_for_no_rank_has_anything_to_save() -> None:
@@ -311,7 +376,7 @@ def test_a_launch_gets_a_short_grace_for_no_rank_has_anything_to_save() -> None:
 def test_a_second_signal_shortens_the_grace_and_a_third_kills() -> None:
     state, _ = go([Signalled(TERM)], running())
     state, done = go([Signalled(INT)], state)
-    assert done == (SendSignal(INT), Start(Timer.KILL, 5.0))
+    assert done[1:] == (SendSignal(INT), Start(Timer.KILL, 5.0))
     state, done = go([Signalled(TERM)], state)
     assert Kill() in done
     assert judged([MpirunEnded(0, 9)], state).code == 143
@@ -516,6 +581,8 @@ happenings: st.SearchStrategy[Event] = st.one_of(
     st.builds(RankEnded, st.integers(0, 3), st.sampled_from(RankEnd), hosts, st.integers(0, 15)),
     st.builds(HostChecked, hosts, st.sampled_from((True, False, None))),
     st.builds(Signalled, st.sampled_from((1, 2, 3, 10, 12, 15)), st.booleans()),
+    st.builds(HostEnding, hosts),
+    st.builds(RanksLeft, st.sampled_from((None, 0, 1, 4))),
     st.builds(MpirunEnded, st.sampled_from((0, 1, 3, 205, 255)), st.just(0)),
     st.builds(MpirunEnded, st.just(0), st.sampled_from((9, 11, 15))),
     st.builds(TimerFired, st.sampled_from(Timer)),

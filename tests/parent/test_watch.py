@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.parent.launch_spec import LaunchSpec, RemoteHost, from_line, to_line
-from mpiboot.parent.watch import Peer, Processes, address, joined, peers, running
+from mpiboot.parent.watch import Peer, Processes, address, joined, peers, running, unread
 
 ONE = RemoteHost("w-1", "10.0.0.1", 22)
 TWO = RemoteHost("w-2", "10.0.0.2", 22, others=("192.168.7.2",))
@@ -66,6 +66,21 @@ def test_connections_of_a_process_are_found(own: str) -> None:
     with server, socket.create_connection(server.getsockname()[:2]), server.accept()[0]:
         assert Peer(own, own) in peers([os.getpid()])
     assert peers([2**22 + 1]) == []
+
+
+def test_what_a_process_has_not_read_is_seen() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as other,
+        server.accept()[0] as own,
+    ):
+        assert not unread([os.getpid()])
+        other.sendall(b"something")
+        while not unread([os.getpid()]):
+            pass
+        own.recv(64)
+        assert not unread([os.getpid()])
+    assert not unread([2**22 + 1])
 
 
 def test_what_mpirun_runs_here_is_told_from_mpirun_itself_and_its_agents(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 /* The job that the tests run: says which rank runs where, then ends in the way it is told to.
  *
  *   ring [--bytes MB] [--sleep S] [--file PATH] [--ignore-term] [--no-finalize]
- *        [--rank R] [--exit CODE | --abort CODE | --segv | --kill]
+ *        [--save S] [--rank R] [--exit CODE | --abort CODE | --segv | --kill]
  *
  * Each rank prints one line, "rank R of N on HOST", after an MPI_Allreduce over all of them.
  * --bytes moves that many MB from each rank to the next one; --file appends a line per second;
  * the last four ways to end hold for rank R (the last one unless told); --no-finalize for all.
+ * With --save a rank (R alone, where told) that gets SIGTERM or SIGUSR1 needs S seconds to write
+ * /ckpt/saved-RANK, notes each further signal in it, and ends its stay.
  */
 #include <getopt.h>
 #include <mpi.h>
@@ -15,6 +17,14 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+static volatile sig_atomic_t told, times;
+
+static void take(int number)
+{
+    told = number;
+    times++;
+}
 
 static void die(const char *why)
 {
@@ -44,7 +54,7 @@ static void stay(double seconds, const char *path, int rank, const char *host)
     for (;;) {
         clock_gettime(CLOCK_MONOTONIC, &now);
         double left = seconds - (now.tv_sec - start.tv_sec) - (now.tv_nsec - start.tv_nsec) / 1e9;
-        if (left <= 0)
+        if (left <= 0 || told)
             return;
         if (path) {
             FILE *file = fopen(path, "a");
@@ -57,10 +67,27 @@ static void stay(double seconds, const char *path, int rank, const char *host)
     }
 }
 
+static void save(double seconds, int rank)
+{
+    char path[64];
+    struct timespec start, now;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    do {
+        usleep(50000);
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    } while (now.tv_sec - start.tv_sec + (now.tv_nsec - start.tv_nsec) / 1e9 < seconds);
+    snprintf(path, sizeof path, "/ckpt/saved-%d", rank);
+    FILE *file = fopen(path, "w");
+    if (!file)
+        die("can't write what is to be saved");
+    fprintf(file, "signal %d, %s\n", (int)told, times > 1 ? "again" : "once");
+    fclose(file);
+}
+
 int main(int argc, char **argv)
 {
     long megabytes = 0;
-    double seconds = 0;
+    double seconds = 0, saving = -1;
     int who = -1, code = 0, finalize = 1, option;
     char end = 0, host[256] = "";
     const char *path = NULL;
@@ -70,6 +97,7 @@ int main(int argc, char **argv)
         {"no-finalize", no_argument, NULL, 'n'}, {"rank", required_argument, NULL, 'r'},
         {"exit", required_argument, NULL, 'e'},  {"abort", required_argument, NULL, 'a'},
         {"segv", no_argument, NULL, 'v'},        {"kill", no_argument, NULL, 'k'},
+        {"save", required_argument, NULL, 'w'},
         {NULL, 0, NULL, 0}};
 
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -79,6 +107,7 @@ int main(int argc, char **argv)
         case 'f': path = optarg; break;
         case 'i': signal(SIGTERM, SIG_IGN); break;
         case 'n': finalize = 0; break;
+        case 'w': saving = atof(optarg); break;
         case 'r': who = atoi(optarg); break;
         case 'e': case 'a': code = atoi(optarg); end = option; break;
         case 'v': case 'k': end = option; break;
@@ -94,11 +123,17 @@ int main(int argc, char **argv)
     MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     if (sum != size)
         die("the sum over all ranks is wrong");
+    if (saving >= 0 && (who < 0 || who == rank)) {
+        signal(SIGTERM, take);
+        signal(SIGUSR1, take);
+    }
     printf("rank %d of %d on %s\n", rank, size, host);
     fflush(stdout);
 
     pass_on(rank, size, megabytes);
     stay(seconds, path, rank, host);
+    if (told)
+        save(saving, rank);
 
     if (rank == (who < 0 ? size - 1 : who)) {
         switch (end) {

@@ -1,0 +1,133 @@
+"""The time in which ranks save: they are told to end, and mpirun is held until they have.
+
+An mpirun that is signalled kills its ranks within a second or two (4.1), or less (5.0), and so
+does one that sees a first rank end badly. So the ranks alone are told, by a child of this process
+(``after_job/stop_ranks.py``), and mpirun is stopped meanwhile: it can't order anything. Its daemons
+go on. What they have to say while every rank is still there (output, the barrier of MPI_Finalize)
+mpirun is let run for; once a rank has ended it could only be the order to kill the others.
+"""
+
+# pathlib and what it imports would cost the parent a megabyte.
+# ruff: noqa: PTH100, PTH118, PTH120
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from mpiboot.parent.end import send
+from mpiboot.parent.launch_spec import MARK
+from mpiboot.parent.loop import EventLoop
+from mpiboot.parent.watch import unread
+
+_PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_STOP: Final = os.path.join(_PACKAGE, "after_job", "stop_ranks.py")
+_LOOK: Final = 0.1
+# Numbers that came after mpirun's daemons had something to say: the second was taken after it.
+_SURE: Final = 2
+_PIECE: Final = 4096
+
+
+class Saving:
+    """Ranks that save, and an mpirun that is held meanwhile."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        mpiruns: Callable[[], Iterable[int]],
+        changed: Callable[[int | None], None],
+        ranks: int | None,
+    ) -> None:
+        """Hold nothing yet.
+
+        Args:
+            loop: where the child is listened to.
+            mpiruns: finds the processes that are mpirun.
+            changed: called with each number of ranks that are there, and with None where nobody
+                knows of any.
+            ranks: how many were started, where that is known.
+        """
+        self._loop = loop
+        self._mpiruns = mpiruns
+        self._changed = changed
+        self._pids: tuple[int, ...] = ()
+        self._child = 0
+        self._reader = -1
+        self._rest = b""
+        self._started = ranks or 0
+        self._all = False  # every rank is there
+        self._found = False  # any rank was
+        self._since = 0  # numbers since mpirun has something to read
+        self._look_at: float | None = None
+
+    @property
+    def due(self) -> float | None:
+        """When ``look`` has to be called (monotonic clock); None where nothing is held."""
+        return self._look_at
+
+    def start(self, folder: str, environ: Mapping[str, str], number: int, seconds: float) -> None:
+        """Hold mpirun and tell the ranks to end."""
+        self._pids = tuple(self._mpiruns())
+        send([*self._pids], signal.SIGSTOP)
+        self._look_at = time.monotonic() + _LOOK
+        self._reader, writer = os.pipe()
+        name = signal.Signals(number).name.removeprefix("SIG")
+        try:
+            self._child = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-I", "-S", _STOP, folder, name, str(int(seconds) + 1)],
+                {**environ, MARK: folder},
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, writer, 1),
+                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+                ],
+                setpgroup=0,
+                setsigmask=(),
+            )
+        except OSError:
+            self._child = 0  # the pipe ends at once
+        finally:
+            os.close(writer)
+        self._loop.on(self._reader, self._read)
+
+    def look(self) -> None:
+        """Let mpirun run while its daemons have something to say and every rank is there."""
+        if self._look_at is None or self._look_at > time.monotonic():
+            return
+        self._look_at = time.monotonic() + _LOOK
+        if not unread(self._pids):
+            self._since = 0
+        free = self._since >= _SURE and self._all
+        send([*self._pids], signal.SIGCONT if free else signal.SIGSTOP)
+
+    def release(self) -> None:
+        """Hold mpirun no more, and ask nobody any more."""
+        if self._look_at is None:
+            return
+        self._look_at = None
+        send([*self._pids], signal.SIGCONT)
+        self._loop.off(self._reader)
+        os.close(self._reader)
+        if self._child:
+            # Its agents are in its group. It is reaped with all others.
+            send([-self._child], signal.SIGKILL)
+
+    def _read(self) -> None:
+        data = os.read(self._reader, _PIECE)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            _, left, most = line.split()
+            self._count(int(left), int(most))
+        if not data and self._look_at is not None:
+            self._loop.off(self._reader)
+            self._changed(0 if self._found else None)
+
+    def _count(self, left: int, most: int) -> None:
+        self._since += 1
+        self._all = left >= max(most, self._started)
+        self._found = self._found or left > 0
+        if left and self._look_at is not None:
+            self._changed(left)

@@ -1,0 +1,84 @@
+"""A worker that is told to end: its ranks get the time to save, and their launcher is told.
+
+The launcher must hold its mpirun before the first rank ends, or mpirun would kill all others; so it
+is told first, by a connection to the port that the job's daemons have in their environment.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import mpiboot
+from mpiboot.parent.launch_spec import JOB_MARK, NOTICE
+from mpiboot.ssh_server.sessions import MARK
+from mpiboot.system import process
+
+SCRIPT: Final = Path(mpiboot.__file__).parent / "libexec" / "stop-ranks"
+# Seconds; its ranks wait for this. A launcher on the same network answers in a millisecond.
+_PATIENCE: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """Who started daemons here: where it listens, its launch's mark, and its name for this host."""
+
+    address: str
+    port: int
+    mark: str
+    host: str
+
+
+def launcher(environ: bytes) -> Launcher | None:
+    """Read from a daemon's environment whom to tell; None where nobody listens.
+
+    The address is the one from which the daemon's SSH connection came.
+    """
+    values = dict(
+        word.split("=", 1) for word in environ.decode("utf-8", "replace").split("\0") if "=" in word
+    )
+    port, _, host = values.get(NOTICE, "").partition("/")
+    came = values.get("SSH_CONNECTION", "").split()
+    if MARK not in values or not port.isdigit() or not host or not came:
+        return None
+    return Launcher(came[0], int(port), values.get(JOB_MARK, ""), host)
+
+
+def tell_launchers(root: Path = Path("/proc")) -> None:
+    """Tell every launcher that has daemons here that this pod is ending."""
+    found = set()
+    for path in root.glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended, or is another user's
+            found.add(launcher(path.read_bytes()))
+    for one in found - {None}:
+        if one is None:
+            continue
+        with (
+            suppress(OSError),
+            socket.create_connection((one.address, one.port), _PATIENCE) as connection,
+        ):
+            connection.sendall(f"ending {one.mark} {one.host}\n".encode())
+
+
+def stop_ranks(folder: Path, environ: Mapping[str, str], signal: str, seconds: float) -> int:
+    """Tell the ranks of every session to end; the process that ends when all of them have.
+
+    Raises:
+        MpibootError: ``program-missing``; there is no shell.
+    """
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return process.start(
+            ("/bin/sh", str(SCRIPT), signal, str(int(seconds) + 1), f"{MARK}="),
+            {**environ, "MPIBOOT_WORKER_DIR": str(folder)},
+            stdin=null,
+            stdout=null,
+            stderr=null,
+        )
+    finally:
+        os.close(null)

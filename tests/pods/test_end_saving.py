@@ -1,0 +1,131 @@
+"""Ranks that are told to end get the time to save, on both MPIs and in each way to be told."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pods.ends import PATIENCE, PROMISED, RING, end_line, left, running, until
+from tests.pods.volumes import HostPath
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.operator import Job
+
+TERM = f"signal {signal.SIGTERM.value}, once"
+# Longer than either MPI lets a rank live once it is signalled itself, or has seen one die.
+SAVE = ("--save", "5")
+LONG = {"MPIBOOT_GRACE": "60"}
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """What ranks save outlives their pods."""
+    tmp_path.chmod(0o777)
+    return tmp_path
+
+
+def saving(cluster: Cluster, image: Image, kept: Path, *program: str, **env: str) -> Job:
+    """Four ranks on two workers, each past MPI_Init."""
+    argv = (RING, "--sleep", "1000", *program)
+    volumes = [HostPath("/ckpt", kept, writable=True)]
+    job = running(
+        cluster,
+        image,
+        *argv,
+        slots=2,
+        env={**LONG, **env},
+        worker={"env": {**LONG, **env}, "volumes": volumes},
+    )
+    until(lambda: job.launcher.stdout().count("rank ") == 4)
+    return job
+
+
+def saved(kept: Path) -> dict[int, str]:
+    """What each rank has saved."""
+    return {
+        int(path.name.partition("-")[2]): path.read_text().strip() for path in kept.glob("saved-*")
+    }
+
+
+def told_to_end(job: Job) -> None:
+    job.launcher.signal(signal.SIGTERM)
+    assert job.wait(PATIENCE) == 143
+    assert "SIGTERM" in end_line(job.launcher.stderr())
+    until(lambda: not left(job.workers), PROMISED)
+
+
+def test_every_rank_saves_and_finishes(cluster: Cluster, image: Image, kept: Path) -> None:
+    """MPI_Finalize needs mpirun, which is held: it is let run for that."""
+    job = saving(cluster, image, kept, *SAVE)
+    told_to_end(job)
+    assert saved(kept) == dict.fromkeys(range(4), TERM)
+    said = job.launcher.stderr()
+    assert "4 ranks are told SIGTERM and have 60 s to end" in said
+    assert "did not end in time" not in said
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 3])
+def test_one_rank_saves_while_the_others_die_at_once(
+    cluster: Cluster, image: Image, kept: Path, rank: int
+) -> None:
+    """As where rank 0 alone writes checkpoints; the first death would be mpirun's order to kill."""
+    job = saving(cluster, image, kept, *SAVE, "--rank", str(rank), "--no-finalize")
+    told_to_end(job)
+    assert saved(kept) == {rank: TERM}
+
+
+@pytest.mark.parametrize("server", ["auto", pytest.param("embedded", marks=pytest.mark.full)])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_a_drained_worker_lets_each_rank_of_the_job_save(
+    cluster: Cluster, image: Image, kept: Path, rank: int, server: str
+) -> None:
+    """Its own ranks and those of other workers; all but one die at once."""
+    program = (*SAVE, "--rank", str(rank), "--no-finalize")
+    job = saving(cluster, image, kept, *program, MPIBOOT_SSHD=server)
+    job.workers[0].signal(signal.SIGTERM)
+    assert job.wait(PATIENCE) == 69
+    assert saved(kept) == {rank: TERM}
+    assert job.workers[0].wait(PATIENCE) == 0
+    said = job.launcher.termination_log()
+    assert "pi-worker-0" in said.splitlines()[0]
+    assert "its pod was told to end" in said
+    until(lambda: not left(job.workers), PROMISED)
+
+
+def test_a_suspended_job_saves_and_no_rank_is_told_twice(
+    cluster: Cluster, image: Image, kept: Path
+) -> None:
+    job = saving(cluster, image, kept, *SAVE)
+    for pod in reversed(job.pods):
+        pod.signal(signal.SIGTERM)
+    assert job.wait(PATIENCE) == 143
+    assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
+    assert saved(kept) == dict.fromkeys(range(4), TERM)
+
+
+def test_a_program_that_saves_on_another_signal(cluster: Cluster, image: Image, kept: Path) -> None:
+    job = saving(cluster, image, kept, *SAVE, "--no-finalize", MPIBOOT_STOP_SIGNAL="USR1")
+    told_to_end(job)
+    assert saved(kept) == dict.fromkeys(range(4), TERM.replace("15", str(signal.SIGUSR1.value)))
+
+
+def test_a_rank_that_ignores_the_signal_gets_its_grace_and_no_more(
+    cluster: Cluster, image: Image, kept: Path
+) -> None:
+    job = saving(cluster, image, kept, "--ignore-term", MPIBOOT_GRACE="3")
+    told_to_end(job)
+    assert "4 ranks did not end in time: mpirun ends what is left" in job.launcher.stderr()
+
+
+@pytest.mark.full
+def test_without_a_grace_mpirun_is_told_at_once(cluster: Cluster, image: Image, kept: Path) -> None:
+    job = saving(cluster, image, kept, *SAVE, MPIBOOT_GRACE="0")
+    told_to_end(job)
+    assert not saved(kept)
+    assert "are told SIGTERM" not in job.launcher.stderr()

@@ -1,0 +1,210 @@
+"""The script that asks a host's ranks to save: real processes, each shell that may run it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import mpiboot
+
+SCRIPT = Path(mpiboot.__file__).parent / "libexec" / "stop-ranks"
+SHELLS = [
+    words
+    for words in (["dash"], ["bash"], ["bash", "--posix"], ["busybox", "sh"])
+    if shutil.which(words[0])
+]
+MARK = "MPIBOOT_JOB_MARK"
+# A program that takes a signal says so in a file, and ends when it is told to.
+SAVES = """
+import os, pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1])
+def take(number, frame):
+    with (folder / "took").open("a") as file:
+        file.write(f"{number}\\n")
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, take)
+if len(sys.argv) > 2 and os.fork() == 0:
+    (folder / "child").write_text(str(os.getpid()))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+(folder / f"ready-{os.getpid()}").touch()
+while not (folder / "end").exists():
+    time.sleep(0.01)
+"""
+
+
+def until(check: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not check():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.01)
+
+
+class Host:
+    """Ranks on this machine under a mark of this test's own, and the script beside them."""
+
+    def __init__(self, folder: Path, shell: list[str]) -> None:
+        self.folder = folder
+        self.shell = shell
+        self.mark = f"{MARK}=test-{os.urandom(8).hex()}"
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *argv: str, rank: bool = True) -> subprocess.Popen[str]:
+        name, _, value = self.mark.partition("=")
+        env = {**os.environ, name: value, **({"PMIX_RANK": "0"} if rank else {})}
+        child = subprocess.Popen(argv, env=env, text=True, start_new_session=True)
+        self.started.append(child)
+        return child
+
+    def saver(self, *more: str, rank: bool = True) -> subprocess.Popen[str]:
+        child = self.start(sys.executable, "-c", SAVES, str(self.folder), *more, rank=rank)
+        until((self.folder / f"ready-{child.pid}").exists)
+        return child
+
+    def run(
+        self, name: str = "TERM", seconds: int = 60, worker: Path | None = None
+    ) -> subprocess.Popen[str]:
+        """Run the script as a worker gets it, by its standard input."""
+        env = dict(os.environ)
+        env.pop("MPIBOOT_WORKER_DIR", None)
+        if worker is not None:
+            env["MPIBOOT_WORKER_DIR"] = str(worker)
+        with SCRIPT.open() as text:
+            script = subprocess.Popen(
+                [*self.shell, "-s", name, str(seconds), self.mark],
+                stdin=text,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=env,
+            )
+        self.started.append(script)
+        return script
+
+    @property
+    def took(self) -> list[str]:
+        path = self.folder / "took"
+        return path.read_text().split() if path.exists() else []
+
+    def end(self) -> None:
+        (self.folder / "end").touch()
+
+    def close(self) -> None:
+        for child in self.started:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+            if child.stdout:
+                child.stdout.close()
+
+
+@pytest.fixture(params=SHELLS, ids=" ".join)
+def host(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Host]:
+    made = Host(tmp_path, request.param)
+    yield made
+    made.end()
+    made.close()
+
+
+def line(script: subprocess.Popen[str]) -> str:
+    assert script.stdout is not None
+    return script.stdout.readline().strip()
+
+
+def test_a_rank_gets_the_signal_once_and_is_watched_until_it_ended(host: Host) -> None:
+    rank = host.saver()
+    script = host.run()
+    assert line(script) == "ranks 1"
+    until(lambda: host.took)
+    host.end()
+    rank.wait()
+    assert script.stdout is not None
+    assert script.stdout.read().split("\n")[-2] == "ranks 0"
+    assert script.wait() == 0
+    assert host.took == [str(signal.SIGTERM.value)]
+
+
+def test_daemons_of_the_job_and_other_jobs_are_left_alone(host: Host) -> None:
+    daemon = host.saver(rank=False)
+    script = host.run()
+    assert line(script) == "ranks 0"
+    assert script.wait() == 0
+    assert daemon.poll() is None
+    assert not host.took
+
+
+def test_another_signal_is_for_programs_that_save_on_it(host: Host) -> None:
+    host.saver()
+    script = host.run("USR1")
+    until(lambda: host.took)
+    assert host.took == [str(signal.SIGUSR1.value)]
+    host.end()
+    script.wait()
+
+
+def test_a_shell_hands_nothing_on_so_that_its_program_gets_it(host: Host) -> None:
+    command = f'"{sys.executable}" -c "$1" "$2"; echo $? > "$2/status"'
+    shell = host.start("sh", "-c", command, "sh", SAVES, str(host.folder))
+    until(lambda: list(host.folder.glob("ready-*")))
+    script = host.run()
+    assert line(script) == "ranks 1"
+    until(lambda: host.took)
+    assert shell.poll() is None
+    host.end()
+    assert shell.wait() == 0
+    script.wait()
+
+
+def test_a_shell_that_takes_the_signal_gets_it(host: Host) -> None:
+    text = 'trap "echo saved > $1/saved; exit 0" TERM; : > $1/ready-0; while :; do sleep 0.05; done'
+    shell = host.start("sh", "-c", text, "sh", str(host.folder))
+    until((host.folder / "ready-0").exists)
+    host.run()
+    assert shell.wait() == 0
+    assert (host.folder / "saved").exists()
+
+
+def test_what_a_rank_forked_goes_on_while_it_saves(host: Host) -> None:
+    host.saver("fork")
+    until(lambda: len(list(host.folder.glob("ready-*"))) == 2)
+    script = host.run()
+    assert line(script) == "ranks 1"
+    until(lambda: host.took)
+    child = int((host.folder / "child").read_text())
+    os.kill(child, 0)
+    host.end()
+    script.wait()
+
+
+def test_a_rank_that_ignores_the_signal_is_watched_for_its_time_and_not_killed(host: Host) -> None:
+    ignores = "trap '' TERM; : > \"$1/ready-0\"; while :; do sleep 0.05; done"
+    rank = host.start("sh", "-c", ignores, "sh", str(host.folder))
+    until((host.folder / "ready-0").exists)
+    script = host.run(seconds=1)
+    assert script.wait() == 0
+    assert script.stdout is not None
+    assert set(script.stdout.read().split("\n")) == {"ranks 1", ""}
+    assert rank.poll() is None
+
+
+def test_a_rank_without_a_handler_ends_at_once(host: Host) -> None:
+    rank = host.start("sleep", "1000")
+    script = host.run()
+    assert rank.wait() == -signal.SIGTERM
+    assert script.wait() == 0
+
+
+def test_launcher_and_worker_send_one_signal_between_them(host: Host, tmp_path: Path) -> None:
+    host.saver()
+    scripts = [host.run(worker=tmp_path), host.run(worker=tmp_path)]
+    assert [line(script) for script in scripts] == ["ranks 1", "ranks 1"]
+    until(lambda: host.took)
+    host.end()
+    assert [script.wait() for script in scripts] == [0, 0]
+    assert host.took == [str(signal.SIGTERM.value)]

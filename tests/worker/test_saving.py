@@ -1,0 +1,52 @@
+"""Whom a worker tells that its pod is ending, of what its daemons have in their environment."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from mpiboot.worker.saving import Launcher, launcher, tell_launchers
+
+OWN = {
+    "MPIBOOT_SESSION": "abc-1-2",
+    "MPIBOOT_JOB_MARK": "the-mark",
+    "MPIBOOT_NOTICE": "4711/w-1.job",
+    "SSH_CONNECTION": "127.0.0.1 5000 10.0.0.2 2222",
+}
+
+
+def written(values: dict[str, str]) -> bytes:
+    return b"".join(f"{name}={value}\0".encode() for name, value in values.items())
+
+
+def test_the_launcher_is_where_the_connection_came_from() -> None:
+    assert launcher(written(OWN)) == Launcher("127.0.0.1", 4711, "the-mark", "w-1.job")
+
+
+@pytest.mark.parametrize("name", ["MPIBOOT_SESSION", "MPIBOOT_NOTICE", "SSH_CONNECTION"])
+def test_without_one_of_them_there_is_none(name: str) -> None:
+    assert launcher(written({key: value for key, value in OWN.items() if key != name})) is None
+
+
+@pytest.mark.parametrize("word", ["", "4711", "4711/", "/w-1", "port/w-1"])
+def test_a_word_that_is_not_ours_is_none(word: str) -> None:
+    assert launcher(written(OWN | {"MPIBOOT_NOTICE": word})) is None
+
+
+def test_each_launcher_is_told_once_and_one_that_is_gone_does_no_harm(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as gone:
+        gone.bind(("127.0.0.1", 0))
+        here, nobody = server.getsockname()[1], gone.getsockname()[1]
+        for pid, port in ((10, here), (11, here), (12, nobody)):
+            (tmp_path / str(pid)).mkdir()
+            values = OWN | {"MPIBOOT_NOTICE": f"{port}/w-1"}
+            (tmp_path / str(pid) / "environ").write_bytes(written(values))
+        (tmp_path / "13").mkdir()
+        tell_launchers(tmp_path)
+        with server.accept()[0] as told:
+            assert told.recv(100) == b"ending the-mark w-1\n"
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
