@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 import click
 
 from mpiboot import log
-from mpiboot.commands.options import ENTRY, State
+from mpiboot.commands.options import ENTRY, ErrorSettings
 from mpiboot.commands.root import cli
 from mpiboot.errors import MpibootError, error
 
@@ -25,7 +25,7 @@ def _report(wrong: MpibootError) -> int:
     """Say an error where people look: the log, then the termination message."""
     from mpiboot import error_report, termination
 
-    termination.write(State.termination_log, error_report.say(wrong))
+    termination.write(ErrorSettings.termination_log, error_report.say(wrong))
     return wrong.code
 
 

@@ -75,7 +75,7 @@ def end_processes(marks: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HostAnswer:
     """What a host has answered; empty or None is what it was not asked, or can't tell.
 
     ``ooms`` counts its out-of-memory kills, ``limit`` and ``peak`` are its memory's in bytes;
@@ -107,7 +107,7 @@ class Answer:
     left: int = 0
 
 
-def read(output: str) -> Answer:
+def read(output: str) -> HostAnswer:
     """Read what a host printed; lines of the login shell's own come before and are passed over."""
     head, *facts = re.split(rf"^{_ANSWER}facts\s*\n", output, maxsplit=1, flags=re.MULTILINE)
     head, *plain = re.split(rf"^{_ANSWER}plain\s*\n", head, maxsplit=1, flags=re.MULTILINE)
@@ -119,7 +119,7 @@ def read(output: str) -> Answer:
             rows.setdefault(word, []).append(rest)
     marks, held = _launches(lines, rows.get("own", ()))
     began = [float(item) for item in rows.get("began", ()) if re.fullmatch(r"[\d.]*\d", item)]
-    return Answer(
+    return HostAnswer(
         ooms=_number(rows, "oom"),
         limit=_number(rows, "limit"),
         peak=_number(rows, "peak"),

@@ -12,7 +12,7 @@ import pytest
 
 from mpiboot import host_shell
 from mpiboot.gates import worker_answer
-from mpiboot.host_shell import Answer
+from mpiboot.host_shell import HostAnswer
 from mpiboot.model import NoFacts
 
 SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "fish", "tcsh") if shutil.which(shell)]
@@ -139,7 +139,7 @@ def test_a_worker_without_mpirun_has_no_mpi(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("output", ["", "garbage\n", "mpiboot-plain", "mpiboot-", "mpiboot-oom x"])
 def test_an_output_that_cannot_be_read_is_no_answer(output: str) -> None:
-    assert host_shell.read(output) == Answer()
+    assert host_shell.read(output) == HostAnswer()
 
 
 def test_facts_of_another_version_are_not_taken_for_a_worker_without_mpiboot() -> None:
@@ -152,10 +152,10 @@ def test_the_present_state_comes_before_the_facts() -> None:
         "mpiboot-oom 3\nmpiboot-process\nMPIBOOT_JOB_MARK=b\n"
         "mpiboot-process\nMPIBOOT_JOB_MARK=a\nmpiboot-ends\nmpiboot-facts\nmpiboot-oom 9\n"
     )
-    assert host_shell.read(output) == Answer(
+    assert host_shell.read(output) == HostAnswer(
         ooms=3, marks=("a", "b"), ends=True, facts="mpiboot-oom 9\n"
     )
-    assert host_shell.read("Welcome\n") == Answer()
+    assert host_shell.read("Welcome\n") == HostAnswer()
 
 
 def test_folders_with_blanks_have_disks_too() -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from mpiboot.host_shell import Answer
+    from mpiboot.host_shell import HostAnswer
     from mpiboot.model import Worker
 
 FILE: Final = "after.json"
@@ -160,7 +160,7 @@ def unreachable(before: Before, addresses: tuple[str, ...] | None) -> tuple[Expl
     return ()
 
 
-def judge(before: Before, answer: Answer, signal: str = "") -> tuple[Explanation, ...]:
+def judge(before: Before, answer: HostAnswer, signal: str = "") -> tuple[Explanation, ...]:
     """Judge what a host answered; ``signal`` ended the first rank, if it was there."""
     found = [
         *_programs(answer),
@@ -171,7 +171,7 @@ def judge(before: Before, answer: Answer, signal: str = "") -> tuple[Explanation
     return tuple(sorted(found, key=lambda item: item.order))
 
 
-def _memory(before: Before, answer: Answer, signal: str) -> list[Explanation]:
+def _memory(before: Before, answer: HostAnswer, signal: str) -> list[Explanation]:
     began = answer.began
     if before.began and began is not None and abs(began - before.began) > _RESTARTED:
         said = "its container was restarted, probably out of memory; this line tells: "
@@ -193,7 +193,7 @@ def _memory(before: Before, answer: Answer, signal: str) -> list[Explanation]:
     return [Explanation(0, f"out of memory: the kernel killed {what} of this pod{shown}")]
 
 
-def _programs(answer: Answer) -> list[Explanation]:
+def _programs(answer: HostAnswer) -> list[Explanation]:
     return [
         Explanation(0, f"the program {_WAYS[way].format(program)}", "program-missing")
         for way, program in answer.lacks
@@ -201,7 +201,7 @@ def _programs(answer: Answer) -> list[Explanation]:
     ]
 
 
-def _disks(answer: Answer) -> list[Explanation]:
+def _disks(answer: HostAnswer) -> list[Explanation]:
     return [
         Explanation(3, f"{where} is full ({_size(free << 10)} of {_size(size << 10)} free)")
         for where, size, free in answer.disks
@@ -214,7 +214,7 @@ def port(device: str, number: int) -> str:
     return f"{device}/{number}"
 
 
-def _ports(before: Before, answer: Answer) -> list[Explanation]:
+def _ports(before: Before, answer: HostAnswer) -> list[Explanation]:
     found = []
     for path, state in answer.ports:
         folders = path.split("/")

@@ -18,7 +18,7 @@ ENTRY: Final = "(program)"
 PASS_ON: Final = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 
 
-class State:
+class ErrorSettings:
     """What the place where errors end needs to know of the settings, once they are read."""
 
     termination_log = os.environ.get("MPIBOOT_TERMINATION_LOG") or "/dev/termination-log"
@@ -150,7 +150,7 @@ def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -
         given.setdefault("log_level", "debug")
     found = resolve(given, os.environ)
     settings = found.settings
-    State.termination_log = settings.termination_log
+    ErrorSettings.termination_log = settings.termination_log
     log.configure(level=settings.log_level, form=settings.log_format, role=role)
     if not quiet:
         for item in found.warnings:

@@ -22,7 +22,7 @@ from mpiboot import host_shell, log
 from mpiboot.gates import other_launchers
 from mpiboot.gates.pipeline import Access
 from mpiboot.gates.remote_commands import RemoteCommands
-from mpiboot.host_shell import Answer
+from mpiboot.host_shell import HostAnswer
 from mpiboot.model import Worker
 from mpiboot.parent.launch_spec import JOB_MARK
 from mpiboot.settings import Settings
@@ -169,7 +169,7 @@ async def _ask_again(worker: Worker, silent: Counter[str], remote: RemoteCommand
     return replace(worker, marks=(), held=()) if silent[worker.host.name] >= _SILENT else worker
 
 
-def _say(host: str, answer: Answer) -> None:
+def _say(host: str, answer: HostAnswer) -> None:
     if answer.ended:
         count = counted(answer.ended, "process", "processes")
         said = f"{host}: ended {count} left by an earlier launcher of this job"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpiboot import host_shell
-from mpiboot.host_shell import Answer
+from mpiboot.host_shell import HostAnswer
 from mpiboot.model import Host, Mpi, NoFacts, PodFacts, Worker
 from mpiboot.observe import pod, programs
 from mpiboot.ssh_client.attempt import Attempt
@@ -29,7 +29,7 @@ def worker(host: Host, attempt: Attempt) -> Worker:
     )
 
 
-def facts_of(answer: Answer) -> tuple[PodFacts | None, NoFacts]:
+def facts_of(answer: HostAnswer) -> tuple[PodFacts | None, NoFacts]:
     """Read a host's facts, or say why there are none."""
     if answer.late:
         return None, NoFacts.LATE
@@ -38,7 +38,7 @@ def facts_of(answer: Answer) -> tuple[PodFacts | None, NoFacts]:
     return pod.from_json(answer.facts), NoFacts.UNREADABLE
 
 
-def _mpi(answer: Answer, facts: PodFacts | None) -> Mpi | None:
+def _mpi(answer: HostAnswer, facts: PodFacts | None) -> Mpi | None:
     if facts is not None:
         return facts.mpi
     return programs.recognise(*answer.mpirun) if answer.mpirun else None

@@ -188,7 +188,7 @@ class Launch:
             raise error("settings-conflict", short, hint=hint)
         mode = self.resolved.settings.host_keys
         hosts = tuple(
-            client_start.Remote(
+            client_start.ClientHost(
                 self.observed.called(worker.host.name),
                 worker.address,
                 worker.port,
@@ -198,7 +198,7 @@ class Launch:
             for worker in self.observed.workers
         )
         folder = Path(self.where.launch_dir)
-        config = client_start.Config(
+        config = client_start.ClientConfig(
             hosts=hosts,
             key=self.where.key,
             patience=sshconfig.patience(self.resolved.settings.ssh_keepalive, self.plan.user_args),

@@ -28,7 +28,7 @@ from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.mpirun import Mpirun
 from mpiboot.parent.os_calls import replace, start_listening
 from mpiboot.parent.preparation import Preparation, ended_by
-from mpiboot.parent.script import Script, last_launch, launches
+from mpiboot.parent.script import ScriptRun, last_launch, launches
 from mpiboot.parent.signals import ENDING, Signals
 from mpiboot.parent.state import BY_SIGNAL, FAMILIES, UNKNOWN
 from mpiboot.parent.stderr import Stderr
@@ -67,7 +67,7 @@ class Parent:
     def beside(self, program: tuple[str, ...]) -> int:
         """Stay beside a program that calls mpirun itself; give its exit code."""
         grace = self._options.grace
-        code = Script(program, grace, self._loop, self._signals).run(self._mask)
+        code = ScriptRun(program, grace, self._loop, self._signals).run(self._mask)
         folder = last_launch(self._options.last_launches) if code == 0 else ""
         if folder:
             self._loop.on(self._signals.handle, self._note_signals)

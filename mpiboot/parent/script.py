@@ -25,7 +25,7 @@ _LOOK: Final = 0.1
 _NOT_STARTED: Final = 127
 
 
-class Script:
+class ScriptRun:
     """A program, from its start to the end of all that it started in its process group."""
 
     def __init__(

@@ -20,8 +20,8 @@ from typing import Final
 
 import asyncssh
 
-from mpiboot.ssh_client.start import Config, Remote
-from mpiboot.ssh_client.streams import Sink, Source
+from mpiboot.ssh_client.start import ClientConfig, ClientHost
+from mpiboot.ssh_client.streams import InputStream, OutputStream
 from mpiboot.system import open_files
 
 _FAILED: Final = 255
@@ -71,9 +71,9 @@ class _Session(asyncssh.SSHClientSession[bytes]):
     """One command on one host, between the agent's streams and the connection."""
 
     def __init__(self, descriptors: Sequence[int]) -> None:
-        self._source = Source(descriptors[0], self._feed)
-        self._out = Sink(descriptors[1], self._throttle)
-        self._error = Sink(descriptors[2], self._throttle)
+        self._source = InputStream(descriptors[0], self._feed)
+        self._out = OutputStream(descriptors[1], self._throttle)
+        self._error = OutputStream(descriptors[2], self._throttle)
         self._channel: asyncssh.SSHClientChannel[bytes] | None = None
         self._full = False
         self._flushing = False
@@ -146,7 +146,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
 class Client:
     """Every session of this launch."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: ClientConfig) -> None:
         """Read the job's key.
 
         Raises:
@@ -219,7 +219,7 @@ class Client:
             session.close()
         return session.status
 
-    def _find(self, name: str) -> Remote:
+    def _find(self, name: str) -> ClientHost:
         if name in self._hosts:
             return self._hosts[name]
         short = [item for item in self.config.hosts if item.name.partition(".")[0] == name]
@@ -227,7 +227,7 @@ class Client:
             raise ValueError(f"{name} is no host of this job")
         return short[0]
 
-    async def _log_in(self, remote: Remote, user: str) -> asyncssh.SSHClientConnection:
+    async def _log_in(self, remote: ClientHost, user: str) -> asyncssh.SSHClientConnection:
         left, limit = max(1, self.config.patience.attempts), self.config.patience.timeout or None
         while True:
             left -= 1
@@ -239,7 +239,7 @@ class Client:
                     raise
             await asyncio.sleep(1)
 
-    async def _open(self, remote: Remote, user: str) -> asyncssh.SSHClientConnection:
+    async def _open(self, remote: ClientHost, user: str) -> asyncssh.SSHClientConnection:
         pinned = asyncssh.import_public_key(remote.key) if remote.key else None
         # The pinned key's algorithms first; the others too, so that a server with another key
         # shows it instead of saying that there is no common algorithm.
@@ -324,7 +324,7 @@ async def _ended(agent: socket.socket) -> None:
     await asyncio.get_running_loop().sock_recv(agent, 1)
 
 
-async def serve(config: Config, listener: socket.socket) -> None:
+async def serve(config: ClientConfig, listener: socket.socket) -> None:
     """Serve until the parent is gone."""
     loop = asyncio.get_running_loop()
     client = Client(config)
@@ -346,7 +346,7 @@ async def serve(config: Config, listener: socket.socket) -> None:
 
 def main(path: str) -> None:
     """Run the client that a configuration file describes; stdin is its listening socket."""
-    config = Config.from_json(Path(path).read_text("utf-8"))
+    config = ClientConfig.from_json(Path(path).read_text("utf-8"))
     wrong: tuple[type[Exception], ...] = (OSError, ValueError, asyncssh.Error)
     open_files.allow_most()
     try:

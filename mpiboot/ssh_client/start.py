@@ -23,7 +23,7 @@ _FILES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class ClientHost:
     """A host as mpirun calls it, where it was verified to be, and the host key that it showed.
 
     ``key`` is a public key as a line; empty where any will do, as the user asked.
@@ -37,13 +37,13 @@ class Remote:
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class ClientConfig:
     """What the launcher tells this process; its file is private.
 
     ``events`` is the FIFO on which the parent of mpirun listens, ``parent`` whom to end with.
     """
 
-    hosts: tuple[Remote, ...]
+    hosts: tuple[ClientHost, ...]
     key: str
     patience: Patience
     events: str
@@ -55,10 +55,10 @@ class Config:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Config:
+    def from_json(cls, text: str) -> ClientConfig:
         """Read what ``to_json`` wrote."""
         values = json.loads(text)
-        hosts = tuple(Remote(**item) for item in values.pop("hosts"))
+        hosts = tuple(ClientHost(**item) for item in values.pop("hosts"))
         return cls(hosts=hosts, patience=Patience(**values.pop("patience")), **values)
 
 
@@ -91,7 +91,7 @@ def words() -> str:
     return " ".join(found)
 
 
-def write(folder: Path, config: Config) -> tuple[str, ...]:
+def write(folder: Path, config: ClientConfig) -> tuple[str, ...]:
     """Write what the client reads; give the command line by which the parent starts it.
 
     Its standard input is to be a socket that listens as ``connect.SOCKET`` in the folder: agents

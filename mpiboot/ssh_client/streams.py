@@ -27,7 +27,7 @@ def _waits(descriptor: int) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or terminal
 
 
-class Source:
+class InputStream:
     """A stream that is read while it is wanted: ``feed`` gets its parts, and b"" at its end."""
 
     def __init__(self, descriptor: int, feed: Callable[[bytes], None]) -> None:
@@ -83,7 +83,7 @@ class Source:
             self._descriptor = -1
 
 
-class Sink:
+class OutputStream:
     """A stream that takes what it can and keeps the rest; ``throttle`` hears when it is full."""
 
     def __init__(self, descriptor: int, throttle: Callable[[], None]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from mpiboot import log
+from mpiboot.model import SshKind
 from mpiboot.ssh_server import sessions
 from mpiboot.ssh_server.openssh import LISTENING
 from mpiboot.system import process
@@ -65,7 +66,7 @@ class SshServer:
     """A server that runs; ``listening`` turns true when it says so."""
 
     def __init__(
-        self, kind: str, argv: Sequence[str], environ: Mapping[str, str], loop: process.Loop
+        self, kind: SshKind, argv: Sequence[str], environ: Mapping[str, str], loop: process.Loop
     ) -> None:
         """Start it.
 

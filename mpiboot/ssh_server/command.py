@@ -24,7 +24,7 @@ _SIGNALS: Final = frozenset(
 _OTHER_SIGNAL: Final = "SIG@openssh.com"
 
 
-class Host(Protocol):
+class CommandServer(Protocol):
     """What a command needs of the server around it."""
 
     def new_mark(self) -> str:
@@ -36,7 +36,7 @@ class Host(Protocol):
     def environment(self, command: str, peer: tuple[str, int]) -> dict[str, str]:
         """Tell what the session wrapper gets as its environment."""
 
-    def begin(self, command: Command, pid: int, mark: str, line: str) -> None:
+    def begin(self, command: SshCommand, pid: int, mark: str, line: str) -> None:
         """Take note of a session that has begun."""
 
     def end(self, mark: str) -> None:
@@ -63,10 +63,10 @@ class _Pipe:
             self.descriptor = -1
 
 
-class Command(asyncssh.SSHServerSession[bytes]):
+class SshCommand(asyncssh.SSHServerSession[bytes]):
     """One command: its process, its streams in both directions, and how it ended."""
 
-    def __init__(self, server: Host, peer: tuple[str, int]) -> None:
+    def __init__(self, server: CommandServer, peer: tuple[str, int]) -> None:
         self._server = server
         self._peer = peer
         self._channel: asyncssh.SSHServerChannel[bytes] | None = None

@@ -19,7 +19,7 @@ from typing import Final
 
 import asyncssh
 
-from mpiboot.ssh_server.command import Command
+from mpiboot.ssh_server.command import SshCommand
 from mpiboot.ssh_server.openssh import LISTENING
 from mpiboot.ssh_server.sessions import FIFO, WRAPPER
 from mpiboot.system import process
@@ -31,7 +31,7 @@ _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class EmbeddedConfig:
     """What the worker tells this process; its file is private."""
 
     folder: str
@@ -45,7 +45,7 @@ class Config:
     keepalive: float
 
 
-class Guard(asyncssh.SSHServer):
+class Connection(asyncssh.SSHServer):
     """One connection: who may come in. Whatever isn't named here asyncssh refuses by default."""
 
     def __init__(self, server: Server) -> None:
@@ -70,18 +70,18 @@ class Guard(asyncssh.SSHServer):
         config = self._server.config
         return username == config.user and key.public_data == self._server.trusted
 
-    def session_requested(self) -> Command:
+    def session_requested(self) -> SshCommand:
         """Serve a session."""
-        return Command(self._server, self._peer)
+        return SshCommand(self._server, self._peer)
 
 
 class Server:
     """The commands that run, and the way to the worker that hears of them."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: EmbeddedConfig) -> None:
         self.config = config
         self.trusted = asyncssh.import_public_key(config.public).public_data
-        self._running: dict[int, Command] = {}
+        self._running: dict[int, SshCommand] = {}
         self._count = itertools.count(1)
         path = Path(config.folder) / FIFO
         self._fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -109,7 +109,7 @@ class Server:
             "SSH_ORIGINAL_COMMAND": command,
         }
 
-    def begin(self, command: Command, pid: int, mark: str, line: str) -> None:
+    def begin(self, command: SshCommand, pid: int, mark: str, line: str) -> None:
         """Tell the worker of a session, which ends with this process at the latest."""
         self._running[pid] = command
         detach = " --daemonize " in f" {line} " and "MPIBOOT_JOB_MARK" not in line
@@ -133,7 +133,7 @@ class Server:
                 command.exited(status)
 
 
-async def serve(config: Config) -> None:
+async def serve(config: EmbeddedConfig) -> None:
     """Serve until a signal or the worker's end."""
     loop = asyncio.get_running_loop()
     server = Server(config)
@@ -143,7 +143,7 @@ async def serve(config: Config) -> None:
     loop.add_signal_handler(signal.SIGCHLD, server.reap)
     loop.add_reader(0, stop.set)  # the worker holds the other end: closed when it is gone
     listener = await asyncssh.create_server(
-        functools.partial(Guard, server),
+        functools.partial(Connection, server),
         config.address,
         config.port,
         server_host_keys=[str(Path(config.folder) / "key")],
@@ -171,7 +171,7 @@ async def serve(config: Config) -> None:
 
 def main(path: str) -> None:
     """Run the server that a configuration file describes."""
-    config = Config(**json.loads(Path(path).read_text("utf-8")))
+    config = EmbeddedConfig(**json.loads(Path(path).read_text("utf-8")))
     wrong: tuple[type[Exception], ...] = (OSError, asyncssh.Error)
     try:
         asyncio.run(serve(config))

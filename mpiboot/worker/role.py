@@ -18,6 +18,7 @@ from typing import Final
 from mpiboot import executables, log
 from mpiboot.errors import MpibootError, error
 from mpiboot.job import platforms
+from mpiboot.model import SshKind
 from mpiboot.observe import pod
 from mpiboot.settings import Resolved
 from mpiboot.ssh_server import child as server
@@ -28,7 +29,7 @@ from mpiboot.worker.setup import (
     ENDING,
     FACTS_FILE,
     LOOK,
-    Ground,
+    WorkerSetup,
     embedded_argv,
     openssh_argv,
     settle,
@@ -59,17 +60,17 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     """
     loop = process.Loop(_SIGNALS)
     try:
-        ground = settle(resolved, environ, loop)
-        if ground is None:
+        setup = settle(resolved, environ, loop)
+        if setup is None:
             return 0
         try:
-            worker = _Worker(resolved, program, ground, loop)
+            worker = _Worker(resolved, program, setup, loop)
             try:
                 return worker.serve()
             finally:
                 worker.close()
         finally:
-            ground.key.path.unlink(missing_ok=True)
+            setup.key.path.unlink(missing_ok=True)
     finally:
         loop.close()
 
@@ -78,24 +79,25 @@ class _Worker:
     """The pod's parent: the SSH server, its sessions, the program beside it, and every orphan."""
 
     def __init__(
-        self, resolved: Resolved, program: tuple[str, ...], ground: Ground, loop: process.Loop
+        self, resolved: Resolved, program: tuple[str, ...], setup: WorkerSetup, loop: process.Loop
     ) -> None:
-        self._wanted = resolved.settings.sshd
+        wanted = resolved.settings.sshd
+        self._asked = None if wanted == "auto" else SshKind(wanted)  # None: whichever can serve
         self._grace = resolved.settings.grace
         self._stop_signal = resolved.settings.stop_signal
         self._program = program
-        self._ground = ground
+        self._setup = setup
         self._loop = loop
-        text, left = sessions.environment(ground.environ)
-        files.write_private(ground.folder / sessions.ENVIRONMENT, text)
+        text, left = sessions.environment(setup.environ)
+        files.write_private(setup.folder / sessions.ENVIRONMENT, text)
         if left:
             names = ", ".join(sorted(left))
             log.warning("environment", f"not handed on to sessions, as no shell can: {names}")
-        self._sessions = sessions.Sessions(ground.folder, loop)
-        mark = ground.folder / sessions.ENDS
+        self._sessions = sessions.Sessions(setup.folder, loop)
+        mark = setup.folder / sessions.ENDS
         mark.unlink(missing_ok=True)
         wanted = resolved.settings.worker_exit
-        self._ends = platforms.ends_with_job(wanted, ground.environ) and not program
+        self._ends = platforms.ends_with_job(wanted, setup.environ) and not program
         if self._ends:
             files.write_private(mark, "")
         self._server: server.SshServer | None = None
@@ -122,12 +124,12 @@ class _Worker:
 
     def _start(self) -> None:
         """Start OpenSSH's sshd, or the embedded server with the reason why."""
-        ground = self._ground
-        if self._wanted == "embedded":
+        setup = self._setup
+        if self._asked is SshKind.EMBEDDED:
             self._start_embedded("MPIBOOT_SSHD=embedded")
             return
-        terms = openssh.terms(ground.identity, ground.environ.get("PATH", ""))
-        against = openssh.reason_against(terms, ground.identity, str(ground.folder))
+        terms = openssh.terms(setup.identity, setup.environ.get("PATH", ""))
+        against = openssh.reason_against(terms, setup.identity, str(setup.folder))
         if not against:
             try:
                 self._start_openssh(terms.path)
@@ -139,60 +141,58 @@ class _Worker:
             self._fall_back(against)
 
     def _fall_back(self, reason: str, evidence: tuple[str, ...] = ()) -> None:
-        if self._wanted == "openssh":
+        if self._asked is SshKind.OPENSSH:
             raise error("sshd", f"OpenSSH's sshd can't serve this pod: {reason}", evidence=evidence)
         self._start_embedded(reason)
 
     def _start_openssh(self, binary: str) -> None:
-        ground = self._ground
-        argv = openssh_argv(ground, binary)
-        self._server = server.SshServer("openssh", argv, ground.environ, self._loop)
+        setup = self._setup
+        argv = openssh_argv(setup, binary)
+        self._server = server.SshServer(SshKind.OPENSSH, argv, setup.environ, self._loop)
 
     def _start_embedded(self, reason: str) -> None:
-        ground = self._ground
+        setup = self._setup
         self._reason = reason
         log.info("sshd", f"the embedded SSH server is used: {reason}", reason=reason)
-        argv = embedded_argv(ground)
-        self._server = server.SshServer("embedded", argv, ground.environ, self._loop)
+        argv = embedded_argv(setup)
+        self._server = server.SshServer(SshKind.EMBEDDED, argv, setup.environ, self._loop)
 
     def _listens(self, running: server.SshServer) -> None:
         """Tell that it listens, and start what waited for it."""
-        ground = self._ground
-        because = self._reason if running.kind == "embedded" else ""
-        state = pod.WorkerState(os.getpid(), running.kind, ground.address, ground.port, because)
-        files.write_private(ground.folder / pod.STATE, json.dumps(asdict(state)))
-        where = f"[{ground.address}]" if ":" in ground.address else ground.address
+        setup = self._setup
+        because = self._reason if running.kind is SshKind.EMBEDDED else ""
+        state = pod.WorkerState(os.getpid(), running.kind.value, setup.address, setup.port, because)
+        files.write_private(setup.folder / pod.STATE, json.dumps(asdict(state)))
+        where = f"[{setup.address}]" if ":" in setup.address else setup.address
         log.info(
             "sshd",
-            f"sshd ({running.kind}) listens on {where}:{ground.port} as {ground.identity.user}, "
-            f"key {ground.key.fingerprint}",
-            sshd=running.kind,
-            address=ground.address,
-            port=ground.port,
+            f"sshd ({running.kind.value}) listens on {where}:{setup.port} "
+            f"as {setup.identity.user}, key {setup.key.fingerprint}",
+            sshd=running.kind.value,
+            address=setup.address,
+            port=setup.port,
         )
         # What the helpers below meet is never the reason why this container ended.
         environ = {
-            **ground.environ,
-            "MPIBOOT_WORKER_DIR": str(ground.folder),
+            **setup.environ,
+            "MPIBOOT_WORKER_DIR": str(setup.folder),
             "MPIBOOT_TERMINATION_LOG": os.devnull,
         }
         statement, *arguments = FACTS
-        facts = process.python(statement, *arguments, str(ground.folder / FACTS_FILE))
+        facts = process.python(statement, *arguments, str(setup.folder / FACTS_FILE))
         # For the launcher, where something of the data network is still to come.
         again = f"MPIBOOT_TERMINATION_LOG={os.devnull} exec {shlex.join(facts)}\n"
-        files.write_private(ground.folder / LOOK, again)
+        files.write_private(setup.folder / LOOK, again)
         self._helpers.add(process.start(facts, environ))
-        if running.kind == "openssh" and executables.find("ssh", environ.get("PATH", "")):
+        if running.kind is SshKind.OPENSSH and executables.find("ssh", environ.get("PATH", "")):
             self._prove(environ)
         if self._program and not self._program_pid:
-            self._program_pid = process.start(self._program, ground.environ)
+            self._program_pid = process.start(self._program, setup.environ)
 
     def _prove(self, environ: Mapping[str, str]) -> None:
         """Log in to ourselves: what facts can't tell (PAM, sandboxes, user namespaces) shows."""
-        ground = self._ground
-        argv = openssh.login(
-            ground.identity, ground.folder, ground.key, ground.address, ground.port
-        )
+        setup = self._setup
+        argv = openssh.login(setup.identity, setup.folder, setup.key, setup.address, setup.port)
         lines = server.Lines(self._loop, lambda line: log.debug("sshd", f"login: {line}"))
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         pid = process.start(argv, environ, stdin=null, stdout=lines.writer, stderr=lines.writer)
@@ -209,7 +209,7 @@ class _Worker:
             log.debug("sshd", "a login to this worker itself works")
             return
         said = "; ".join(lines.last) or f"ssh ended with {process.exit_status(status)}"
-        if self._wanted == "openssh" or self._server is None or self._sessions.begun:
+        if self._asked is SshKind.OPENSSH or self._server is None or self._sessions.begun:
             # Where any session has begun, sshd lets people in, and replacing it would end them.
             log.warning("sshd", f"a login to this worker itself fails: {said}")
             return
@@ -229,14 +229,18 @@ class _Worker:
             return
         how = f"it ended with {process.exit_status(status)}"
         how += f": {words[-1]}" if words else ""
-        if gone.kind == "openssh" and not gone.listening:
+        if gone.kind is SshKind.OPENSSH and not gone.listening:
             self._fall_back(how, words)
             return
         if not gone.listening or self._restarted:
-            raise error("sshd", f"the SSH server ({gone.kind}) doesn't run: {how}", evidence=words)
+            raise error(
+                "sshd", f"the SSH server ({gone.kind.value}) doesn't run: {how}", evidence=words
+            )
         self._restarted = True
-        log.warning("sshd", f"the SSH server ({gone.kind}) ended by itself and is started again")
-        if self._wanted == "auto":
+        log.warning(
+            "sshd", f"the SSH server ({gone.kind.value}) ended by itself and is started again"
+        )
+        if self._asked is None:
             self._start_embedded(how)
         else:
             self._start()

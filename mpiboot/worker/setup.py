@@ -31,7 +31,7 @@ ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class WorkerSetup:
     """What doesn't change while this worker runs."""
 
     identity: Identity
@@ -44,7 +44,9 @@ class Ground:
     environ: Mapping[str, str]  # the pod's own, with HOME, USER and LOGNAME
 
 
-def settle(resolved: Resolved, environ: Mapping[str, str], loop: process.Loop) -> Ground | None:
+def settle(
+    resolved: Resolved, environ: Mapping[str, str], loop: process.Loop
+) -> WorkerSetup | None:
     """Settle what the server needs; None where a signal came while the key was waited for.
 
     Raises:
@@ -91,7 +93,7 @@ def settle(resolved: Resolved, environ: Mapping[str, str], loop: process.Loop) -
             log.finding(wrong)
     # The last step: whoever serves removes it at the end.
     key = keys.copy(key, folder / "key")
-    return Ground(
+    return WorkerSetup(
         identity=identity,
         folder=folder,
         key=key,
@@ -112,35 +114,35 @@ def _wait(loop: process.Loop, seconds: float) -> None:
         raise _EndedError
 
 
-def openssh_argv(ground: Ground, binary: str) -> list[str]:
+def openssh_argv(setup: WorkerSetup, binary: str) -> list[str]:
     """Write what OpenSSH's sshd reads; its argv."""
     return openssh.prepare(
         binary,
-        ground.identity,
-        ground.folder,
-        ground.key,
-        address=ground.address,
-        port=ground.port,
-        keepalive=ground.keepalive,
-        token=ground.token,
+        setup.identity,
+        setup.folder,
+        setup.key,
+        address=setup.address,
+        port=setup.port,
+        keepalive=setup.keepalive,
+        token=setup.token,
     )
 
 
-def embedded_argv(ground: Ground) -> list[str]:
+def embedded_argv(setup: WorkerSetup) -> list[str]:
     """Write what the embedded server reads; its argv. Its module is never loaded here."""
-    identity = ground.identity
+    identity = setup.identity
     config: dict[str, str | int | float] = {
-        "folder": str(ground.folder),
-        "token": ground.token,
-        "address": ground.address,
-        "port": ground.port,
+        "folder": str(setup.folder),
+        "token": setup.token,
+        "address": setup.address,
+        "port": setup.port,
         "user": identity.user,
-        "home": identity.home if identity.known else ground.environ["HOME"],
+        "home": identity.home if identity.known else setup.environ["HOME"],
         "shell": openssh.shell_of(identity),
-        "public": ground.key.public,
-        "keepalive": ground.keepalive,
+        "public": setup.key.public,
+        "keepalive": setup.keepalive,
     }
-    path = ground.folder / "embedded.json"
+    path = setup.folder / "embedded.json"
     files.write_private(path, json.dumps(config))
     return process.python(
         "from mpiboot.ssh_server.embedded import main; main(sys.argv[1])", str(path)

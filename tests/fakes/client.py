@@ -43,14 +43,14 @@ class Launch:
             private.write_bytes(self.worker.key.read_bytes())
             private.chmod(0o600)
         public = self.worker.key.with_suffix(".pub").read_text()
-        remote = client_start.Remote(
+        remote = client_start.ClientHost(
             "w",
             "127.0.0.1",
             self.port or self.worker.port,
             self.user,
             public if self.pinned is None else self.pinned,
         )
-        config = client_start.Config(
+        config = client_start.ClientConfig(
             hosts=(remote,),
             key=str(private),
             patience=Patience(3, 30, 10, 3) if self.patience is None else self.patience,

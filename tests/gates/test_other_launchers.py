@@ -97,7 +97,7 @@ def launches() -> Iterator[tuple[int, int]]:
         yield port, own.getsockname()[1]
 
 
-def told(port: int, own: int) -> host_shell.Answer:
+def told(port: int, own: int) -> host_shell.HostAnswer:
     env = {"PATH": os.environ["PATH"], "SSH_CONNECTION": f"127.0.0.1 {own} 127.0.0.1 {port}"}
     done = subprocess.run(
         host_shell.ask("launches"), shell=True, env=env, capture_output=True, text=True, check=True
