@@ -71,6 +71,8 @@ def _warn_alone(program: str, environ: Mapping[str, str]) -> None:
     path = environ.get("PATH", executables.DEFAULT_PATH)
     if not executables.find("mpirun", path) and not executables.find("mpiexec", path):
         return
+    if not executables.find(program, path):  # it doesn't run at all, which is said next
+        return
     try:
         with open("/etc/hosts", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
             hosts = file.read(1 << 16)

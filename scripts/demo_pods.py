@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tests.pods.pod import Pod
 
 WORKERS, SLOTS = 4, 2
+# The rig's launchers log more; here is what everybody gets who sets nothing.
+LOG = {"MPIBOOT_LOG_LEVEL": "info"}
 PAUSE = 0.7
 PATIENCE = 120  # seconds: a guard against a hang, many times what it takes
 
@@ -63,7 +65,7 @@ def fails(image: Image) -> None:
             cluster,
             image,
             workers=2,
-            env={"MPIBOOT_TIMEOUT": "3"},
+            env={**LOG, "MPIBOOT_TIMEOUT": "3"},
             launcher_args=["/opt/programs/ring"],
         )
         say("a job that can't start: one of two workers never comes (the deadline is 3 s here)")
@@ -83,6 +85,7 @@ def works(image: Image) -> int:
             image,
             workers=WORKERS,
             slots=SLOTS,
+            env=LOG,
             data_link="net1",
             launcher_args=["/opt/programs/ring"],
             worker={"volumes": [Tmpfs("/dev/shm", size=256 << 20)]},
