@@ -312,7 +312,7 @@ class _Worker:
             return
         self._save_until = time.monotonic() + self._grace
         saving.tell_launchers()
-        ground = self._ground
+        ground = self._setup
         self._saving = saving.stop_ranks(
             ground.folder, ground.environ, self._stop_signal, self._grace
         )
