@@ -18,8 +18,8 @@ from typing import Final, NoReturn
 SOCKET: Final = "client.sock"
 # ssh's own status for everything that is not the command's.
 FAILED: Final = 255
-# A signal ends it, and with its end of the socket the connection and the session.
-_WAIT: Final = 'read -r status <&3 && exit "$status"; exit 255'
+# Becomes what this one is no more; it reads the status from this descriptor.
+_WAIT: Final = f"{__file__.rpartition('/')[0]}/../libexec/wait_status"
 _SOCKET: Final = 3
 
 
@@ -43,7 +43,7 @@ def run(folder: str, words: list[str]) -> NoReturn:
             client.set_inheritable(True)
         else:
             os.dup2(client.fileno(), _SOCKET)
-        os.execv("/bin/sh", ("sh", "-c", _WAIT))  # noqa: S606 - these words alone
+        os.execv("/bin/sh", ("sh", _WAIT))  # noqa: S606 - these words alone
 
 
 def main() -> NoReturn:

@@ -10,6 +10,7 @@ import select
 import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from mpiboot import executables
@@ -22,8 +23,7 @@ _MOST: Final = 1 << 22  # bytes of an environment, which is twice what a system 
 _KEPT: Final = 200
 # The shell's own, which any script changes.
 _SHELL: Final = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "PPID"))
-# The environment is read from /proc, as not every env knows -0; a program's first is its own.
-_SCRIPT: Final = '{ . "$1"; } </dev/null >&2 || exit; command -p cat /proc/self/environ'
+_READER: Final = str(Path(__file__).parent.parent / "libexec" / "profile_environment")
 _HINT: Final = "nothing of it reaches the ranks; run it by hand: sh -c '. SCRIPT; env'"
 
 
@@ -43,7 +43,7 @@ def evaluate(
         return before, _warning(f"{path} is not there")
     shell = executables.find("bash", environ.get("PATH", "")) or "/bin/sh"
     try:
-        status, said, complaint = _run((shell, "-c", _SCRIPT, "profile", path), environ, limit)
+        status, said, complaint = _run((shell, _READER, path), environ, limit)
     except MpibootError as wrong:
         return before, _warning(wrong.finding.said)
     if status is None:

@@ -312,9 +312,9 @@ class _Worker:
             return
         self._save_until = time.monotonic() + self._grace
         saving.tell_launchers()
-        ground = self._setup
+        setup = self._setup
         self._saving = saving.stop_ranks(
-            ground.folder, ground.environ, self._stop_signal, self._grace
+            setup.folder, setup.environ, self._stop_signal, self._grace
         )
         self._helpers.add(self._saving)
 

@@ -7,16 +7,19 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mpiboot.ssh_client import client, start
+from mpiboot.ssh_client.config import Patience
 from mpiboot.system import open_files
 from tests.fakes.client import Launch
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker, make_key
@@ -279,6 +282,20 @@ def test_another_key_is_refused_with_the_reason(other: Launch, tmp_path: Path) -
     assert "Permission denied" in (other.folder / "stderr" / "w").read_text()
 
 
+def test_what_the_client_writes_is_private(other: Launch) -> None:
+    other.port = 1
+    before = os.umask(0)  # what it makes has no other guard
+    try:
+        assert other.start().run("echo never").returncode == 255
+    finally:
+        os.umask(before)
+    written = [path for path in other.folder.rglob("*") if path.is_file()]
+    assert {"client.json", "w"} <= {path.name for path in written}
+    assert {path.name: oct(path.stat().st_mode & 0o077) for path in written} == dict.fromkeys(
+        (path.name for path in written), "0o0"
+    )
+
+
 def test_a_host_that_no_longer_answers_is_told(other: Launch) -> None:
     other.port = 1
     assert other.start().run("echo never").returncode == 255
@@ -292,6 +309,34 @@ def test_an_agent_without_a_client_ends_as_ssh_would(other: Launch) -> None:
     done = other.run("echo never")
     assert done.returncode == 255
     assert b"can't be reached" in done.stderr
+
+
+def named(other: Launch, *names: str) -> client.Client:
+    """A client that knows hosts by these names, all of them one worker."""
+    config = start.ClientConfig.from_json((other.folder / "client.json").read_text())
+    hosts = tuple(replace(config.hosts[0], name=name) for name in names)
+    return client.Client(replace(config, hosts=hosts))
+
+
+def test_a_short_name_is_its_host_where_it_is_the_only_one(other: Launch) -> None:
+    known = named(other.start(), "w-0.job.ns", "w-1.job.ns", "w-1.other.ns", "w-10.job.ns", "w-2")
+    assert known._find("w-0").name == "w-0.job.ns"
+    assert known._find("w-2").name == "w-2"
+    assert known._find("w-1.other.ns").name == "w-1.other.ns"
+    for name in ("w-1", "w", "w-0.job", "10", ""):
+        with pytest.raises(ValueError, match="is no host of this job"):
+            known._find(name)
+
+
+def test_a_host_that_stands_still_in_a_login_is_given_up_after_the_time_limit(
+    other: Launch,
+) -> None:
+    """It answers the connection, and then says nothing: without a limit the agent never ends."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        other.port = silent.getsockname()[1]
+        other.patience = Patience(1, 1, 10, 3)
+        assert other.start().run("echo never").returncode == 255
+    assert "w: " in (other.folder / "stderr" / "w").read_text()
 
 
 @pytest.mark.parametrize(

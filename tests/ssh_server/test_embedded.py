@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import asyncssh
 import pytest
 
-from tests.fakes.worker import HAVE_SSH, Worker
+from tests.fakes.worker import HAVE_SSH, PATIENCE, Worker
 
 pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
 
@@ -142,3 +144,25 @@ async def test_a_peer_that_speaks_no_ssh_disturbs_nobody(worker: Worker) -> None
         del reader
     async with connect(worker) as connection:
         assert (await connection.run("exit 3")).exit_status == 3
+
+
+async def test_a_worker_that_does_not_listen_stops_no_session(tmp_path: Path) -> None:
+    """Its FIFO is full: nobody has read for some thousand sessions."""
+    running = Worker(tmp_path, "embedded").start().listens()
+    fifo = os.open(running.runtime / "sessions", os.O_RDWR | os.O_NONBLOCK)
+    os.kill(running.process.pid, signal.SIGSTOP)
+    try:
+        with suppress(BlockingIOError):
+            while True:
+                os.write(fifo, b"end nothing\n" * 300)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(fifo, b"\n")
+        async with connect(running) as connection:
+            done = await asyncio.wait_for(connection.run("echo hello; exit 7"), PATIENCE)
+            assert (done.stdout, done.exit_status) == ("hello\n", 7)
+    finally:
+        os.kill(running.process.pid, signal.SIGCONT)
+        os.close(fifo)
+    running.wait_for("the worker doesn't listen: begin")
+    assert running.stop() == 0
