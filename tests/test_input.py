@@ -23,10 +23,10 @@ def key(folder: Path) -> None:
 def wrong(
     folder: Path, code: int, reference: str, *words: str, env: dict[str, str] | None = None
 ) -> str:
-    """The one line of an error; nothing else is on stdout, and no traceback anywhere."""
+    """The one line that has the reason; nothing else is on stdout, and no traceback anywhere."""
     done = mpiboot(folder, *words, env=env)
     assert done.returncode == code, done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("mpiboot: error: ")]
+    lines = [line for line in done.stderr.splitlines() if line.startswith("mpiboot: error: [")]
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith(f"mpiboot: error: [{reference}] ")
     assert message(folder).startswith(f"{reference}: ")

@@ -48,15 +48,19 @@ def main(given: str, *program: str) -> NoReturn:
             resolved, program, before, parent, let_go=values["let_go"]
         )
     except MpibootError as wrong:
-        result = launch_spec.Failure(wrong.code, error_report.say(wrong))
+        result = _failure(wrong)
     except Exception as wrong:  # noqa: BLE001 - the boundary of this process
-        found = error_report.bug(wrong)
-        result = launch_spec.Failure(found.code, error_report.say(found))
+        result = _failure(error_report.bug(wrong))
     text = launch_spec.to_line(result)
     while text:
         text = text[os.write(launch_spec.RESULT, text) :]
     # The parent waits for nobody's tidying up.
     os._exit(0)
+
+
+def _failure(wrong: MpibootError) -> launch_spec.Failure:
+    """Log what went wrong; what the parent has to know of it."""
+    return launch_spec.Failure(wrong.code, wrong.finding.check, error_report.say(wrong))
 
 
 def _leave_to_the_parent(_number: int, _frame: FrameType | None) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from mpiboot import log, termination
 from mpiboot.parent.events import Verdict
-from mpiboot.parent.launch_spec import JOB_MARK, KEY, MARK, LaunchSpec
+from mpiboot.parent.launch_spec import JOB_MARK, KEY, MARK, Failure, LaunchSpec
 from mpiboot.parent.os_calls import process_handle
 from mpiboot.parent.watch import Processes
 
@@ -147,30 +147,54 @@ def tell(
     item = _finding(verdict)
     where = f"{item.host}: " if item.host else ""
     first = f"; {evidence[0]}" if evidence else ""
+    # A launcher that was told to end did not fail.
+    failed = bool(verdict.code) and not verdict.by_signal
+    mark = f"[{item.check}] " if failed else ""  # once: what it is about may be said before
     if verdict.code:
         log.fresh_line()  # 5.0.7 ends its messages with a NUL byte where a peer aborted
         lines = (*evidence, *item.evidence)
         if verdict.reference or lines:
             log.finding(replace(item, evidence=lines))
+            mark = ""
         text = f"{item.check}: {where}{item.said}\n"
         text += f"-> {item.hint}\n" if item.hint else ""
         termination.write(termination_log, text + "".join(f"{line}\n" for line in lines))
     hosts = "1 host" if spec.hosts == 1 else f"{spec.hosts} hosts"
     ranks = "" if spec.ranks is None else f", {spec.ranks} rank" + "s" * (spec.ranks != 1)
     what = f"{seconds:.1f} s, {hosts}{ranks}, exit {verdict.code}"
-    log.info(
+    say = log.error if failed else log.info
+    say(
         "ended",
-        f"job ended: {what}: {where}{item.said}{first}",
+        f"{mark}job ended: {what}: {where}{item.said}{first}",
         seconds=round(seconds, 3),
         hosts=spec.hosts,
         ranks=spec.ranks,
         exit=verdict.code,
-        reference=verdict.reference,
+        reference=item.check if verdict.code else "",
         host=verdict.host,
         rank=verdict.rank,
         signal=verdict.signal,
         cause=evidence[0] if evidence else item.said,
         said=item.said,
+    )
+
+
+def tell_not_started(failure: Failure, seconds: float, termination_log: str) -> None:
+    """Say that the job ended before mpirun was started: why is in the log already.
+
+    Args:
+        failure: what came instead.
+        seconds: how long it all took, from the launcher's start.
+        termination_log: where the kubelet looks for the reason of a failure.
+    """
+    termination.write(termination_log, failure.message)
+    say = log.error if failure.held else log.info  # not held: it was told to end
+    say(
+        "ended",
+        f"job did not start: {seconds:.1f} s, exit {failure.code} ({failure.reference})",
+        seconds=round(seconds, 3),
+        exit=failure.code,
+        reference=failure.reference,
     )
 
 

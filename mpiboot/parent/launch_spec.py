@@ -137,12 +137,13 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why mpirun is not started: the exit code and the termination message.
+    """Why mpirun is not started: the exit code, the reference and the termination message.
 
     ``held`` where the launcher may be held for a look inside; never after a signal.
     """
 
     code: int
+    reference: str
     message: str
     held: bool = True
 

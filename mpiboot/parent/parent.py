@@ -10,10 +10,10 @@ import os
 import signal
 import time
 
-from mpiboot import log, termination
+from mpiboot import log
 from mpiboot.parent import guard
 from mpiboot.parent.after import ask
-from mpiboot.parent.end import end_all, reap, remove_key, send, tell, wait_gone
+from mpiboot.parent.end import end_all, reap, remove_key, send, tell, tell_not_started, wait_gone
 from mpiboot.parent.events import Verdict
 from mpiboot.parent.judgement import not_startable, proved
 from mpiboot.parent.launch_spec import (
@@ -54,7 +54,7 @@ class Parent:
         """Wait for the child that prepares, then run mpirun to its end; give the exit code."""
         result = Preparation(pid, reader, self._loop, self._signals).result()
         if isinstance(result, Failure):
-            termination.write(self._options.termination_log, result.message)
+            self._not_started(result)
             if result.held:
                 self._hold()
             return result.code
@@ -128,11 +128,14 @@ class Parent:
         """
         if self._stay(time.monotonic()):
             failure = ended_by(self._told)
-            termination.write(self._options.termination_log, failure.message)
+            self._not_started(failure)
             return failure.code
         log.write_by(None)
         self._stderr.flush()
         return replace(spec.argv, os.environ, self._mask)
+
+    def _not_started(self, failure: Failure) -> None:
+        tell_not_started(failure, time.monotonic() - self._began, self._options.termination_log)
 
     def _ended(self, spec: LaunchSpec, verdict: Verdict, lines: tuple[str, ...] = ()) -> int:
         seconds = time.monotonic() - self._began

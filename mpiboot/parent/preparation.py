@@ -25,8 +25,8 @@ _BUG: Final = 70
 def ended_by(number: int) -> Failure:
     """Judge a launcher that gets a signal before mpirun is started."""
     said = f"{name(number)} while waiting for hosts: nothing was started"
-    log.info("ended", said, signal=name(number))
-    return Failure(BY_SIGNAL + number, f"signal: {said}\n", held=False)
+    log.info("signal", said, signal=name(number))
+    return Failure(BY_SIGNAL + number, "signal", f"signal: {said}\n", held=False)
 
 
 def died(status: int) -> Failure:
@@ -35,11 +35,11 @@ def died(status: int) -> Failure:
     if code >= 0:
         said = f"the process that waits for hosts ended with {code} and without a result"
         log.error("bug", f"[bug] {said}: nothing was started")
-        return Failure(_BUG, f"bug: {said}: nothing was started\n")
+        return Failure(_BUG, "bug", f"bug: {said}: nothing was started\n")
     memory = "; the launcher's memory limit?" if -code == signal.SIGKILL else ""
     said = f"the process that waits for hosts was killed by {name(-code)}{memory}"
     log.error("killed", f"{said}: nothing was started")
-    return Failure(BY_SIGNAL - code, f"killed: {said}: nothing was started\n")
+    return Failure(BY_SIGNAL - code, "killed", f"killed: {said}: nothing was started\n")
 
 
 class Preparation:

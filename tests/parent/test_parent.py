@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -205,6 +206,7 @@ def test_streams_pass_untouched_and_stdout_is_the_programs_alone(rig: Rig) -> No
 def test_the_end_is_told_in_one_line(rig: Rig) -> None:
     rig.spec = replace(rig.spec, hosts=4, ranks=8)
     said = rig.run("exit 3")[2]
+    assert said.startswith("mpiboot: error: [program] job ended: ")
     assert last(said).endswith("s, 4 hosts, 8 ranks, exit 3: the program ended with 3")
 
 
@@ -235,10 +237,18 @@ def test_a_line_of_json_is_a_line_whatever_was_left_open_before(rig: Rig) -> Non
 def test_the_end_is_told_as_fields_too(rig: Rig) -> None:
     rig.options = replace(rig.options, log_format="json")
     record = json.loads(last(rig.run("exit 3")[2]))
-    assert record["event"] == "ended"
+    assert (record["event"], record["level"], record["reference"]) == ("ended", "error", "program")
     assert (record["exit"], record["hosts"], record["ranks"]) == (3, 1, 2)
     assert record["role"] == "launcher"
     assert record["seconds"] >= 0
+
+
+def test_an_end_before_the_start_is_told_as_fields_too(rig: Rig) -> None:
+    rig.options = replace(rig.options, log_format="json")
+    rig.hand_over(Failure(68, "names-unresolved", "names-unresolved: w-1: NXDOMAIN\n"))
+    record = json.loads(last(ended(rig.start_parent())[1]))
+    told = [record[name] for name in ("event", "level", "exit", "reference")]
+    assert told == ["ended", "error", 68, "names-unresolved"]
 
 
 def test_mpirun_gets_its_environment_and_default_signals(rig: Rig) -> None:
@@ -717,16 +727,19 @@ def test_it_stays_small(rig: Rig) -> None:
 
 
 def test_a_failure_of_the_child_is_the_launchers_end(rig: Rig) -> None:
-    rig.hand_over(Failure(68, "names-unresolved: w-1: NXDOMAIN\n"))
+    rig.hand_over(Failure(68, "names-unresolved", "names-unresolved: w-1: NXDOMAIN\n"))
     process = rig.start_parent()
     code, said = ended(process)
-    assert (code, said) == (68, "")  # the child itself has said it
+    assert code == 68
+    assert re.fullmatch(  # the child itself has said why
+        r"mpiboot: error: job did not start: [0-9.]+ s, exit 68 \(names-unresolved\)\n", said
+    )
     assert rig.log.read_text() == "names-unresolved: w-1: NXDOMAIN\n"
 
 
 def test_a_launcher_whose_child_failed_is_held_until_it_is_told_to_go(rig: Rig) -> None:
     rig.options = replace(rig.options, hold_on_failure=300.0)
-    rig.hand_over(Failure(68, "names-unresolved: w-1: NXDOMAIN\n"))
+    rig.hand_over(Failure(68, "names-unresolved", "names-unresolved: w-1: NXDOMAIN\n"))
     process = rig.start_parent()
     heard(process, "held for 300 s")
     assert rig.log.read_text().startswith("names-unresolved: ")
@@ -753,7 +766,8 @@ def test_a_child_that_ends_without_a_word_is_one_line(
     found, said = ended(process)
     assert found == code
     assert words in said
-    assert said.count("\n") == 1
+    assert said.count("\n") == 2
+    assert f"job did not start: 0.0 s, exit {code} (" in re.sub(r"[0-9.]+ s,", "0.0 s,", last(said))
     assert words in rig.log.read_text()
 
 
@@ -781,6 +795,8 @@ def test_a_signal_while_the_child_waits_ends_both(rig: Rig, number: signal.Signa
     code, said = ended(process)
     assert code == 128 + number
     assert f"{number.name} while waiting for hosts: nothing was started" in said
+    assert last(said).startswith("mpiboot: job did not start: ")
+    assert last(said).endswith(f" s, exit {code} (signal)")
     assert rig.log.read_text().startswith(f"signal: {number.name} while waiting")
     end = time.monotonic() + GUARD
     while not all(map(gone, pids)):  # killed, but a busy machine may take a moment
