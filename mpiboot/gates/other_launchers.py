@@ -26,15 +26,15 @@ _MARGIN: Final = 5.0
 class OtherLauncher:
     """A launcher that has workers; empty is what its mark does not tell.
 
-    ``proven`` tells that one of its workers runs mpiboot's server, which ends a connection over
-    which nobody answers: after the keep-alive such a connection has a living launcher behind it.
+    ``monitored`` tells that one of its workers runs mpiboot's server with keep-alives, which ends a
+    connection over which nobody answers: after that time a living launcher is behind it.
     """
 
     name: str
     since: str
     address: str
     hosts: tuple[str, ...]
-    proven: bool
+    monitored: bool
 
 
 def patience(keepalive: float) -> float:
@@ -43,9 +43,12 @@ def patience(keepalive: float) -> float:
 
 
 def connected(
-    workers: Iterable[Worker], marks: Mapping[str, Sequence[str]]
+    workers: Iterable[Worker], marks: Mapping[str, Sequence[str]], keepalive: float
 ) -> tuple[OtherLauncher, ...]:
-    """Find who is connected, of the launches that have one of these marks, given by host."""
+    """Find who is connected, of the launches that have one of these marks, given by host.
+
+    ``keepalive`` is the setting in seconds; with 0 a server keeps a dead launcher's connection.
+    """
     hosts: dict[tuple[str, str], list[Worker]] = {}
     for worker in workers:
         for mark, address in worker.held:
@@ -56,8 +59,8 @@ def connected(
         parts = MARK.fullmatch(mark)
         name, since = (parts[1] or "", parts[2] or "") if parts else ("", "")
         hosts_held = tuple(worker.host.name for worker in held)
-        proven = any(worker.runs_mpiboot for worker in held)
-        found.append(OtherLauncher(name, since, address, hosts_held, proven))
+        monitored = keepalive > 0 and any(worker.runs_mpiboot for worker in held)
+        found.append(OtherLauncher(name, since, address, hosts_held, monitored))
     return tuple(found)
 
 

@@ -139,7 +139,7 @@ async def _wait_for_others(
     silent: Counter[str] = Counter()
     patience = min(settings.timeout, other_launchers.patience(settings.ssh_keepalive))
     while True:
-        others = other_launchers.connected(workers, found)
+        others = other_launchers.connected(workers, found, settings.ssh_keepalive)
         if not others:
             return found
         if not said:
@@ -148,7 +148,7 @@ async def _wait_for_others(
             log.info("other-launchers", line, launchers=len(others))
         if time.monotonic() - started >= patience:
             for other in others:
-                if other.proven or await remote.answers(other.address, workers[0].port):
+                if other.monitored or await remote.answers(other.address, workers[0].port):
                     raise other_launchers.error_of(others, time.monotonic() - started)
             return found
         await asyncio.sleep(pause)

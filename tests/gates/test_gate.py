@@ -14,13 +14,14 @@ import pytest
 
 from mpiboot import log
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import gate
+from mpiboot.gates import gate, retry_delay
 from mpiboot.gates.gate import Access, GateResult
 from mpiboot.gates.job_hostfile import HostfileFollower, find
 from mpiboot.model import Host
 from mpiboot.observe.dns import Resolver
 from mpiboot.settings import Settings
-from mpiboot.ssh_client.attempt import Limits
+from mpiboot.ssh_client import tcp
+from mpiboot.ssh_client.attempt import Attempt, Limits, Outcome, Target
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
 from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd, without_ipv6
 
@@ -349,6 +350,53 @@ async def test_the_port_that_worked_is_asked_first_for_the_others(
     assert len(wrong_port.users) == 1
 
 
+async def test_each_worker_is_found_at_its_own_port(cluster: Cluster, job: Job) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    early = Behaviour(job)
+    async with sshd(Behaviour(job), "127.0.0.3") as first, sshd(early, "127.0.0.2") as second:
+        waiting = asyncio.ensure_future(
+            passing(cluster, named("w-0", "w-1"), access(job, first, second))
+        )
+        await early.welcomed.wait()
+        cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
+        result = await waiting
+
+    assert [worker.port for worker in result.workers] == [second, first]
+
+
+async def test_the_pace_depends_on_how_many_are_waited_for_at_the_same_stage(
+    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[int] = []
+    servers: list[int] = []
+    paused = asyncio.Event()
+    pause = retry_delay.pause
+
+    def counted(waited: float, pending: int, *more: float | None) -> float:
+        (names if more else servers).append(pending)
+        paused.set()
+        return pause(waited, pending, *more)
+
+    async def until(reached: Callable[[], bool]) -> None:
+        while not reached():
+            paused.clear()
+            await paused.wait()
+
+    monkeypatch.setattr(retry_delay, "pause", counted)
+    waiting = asyncio.ensure_future(failing(cluster, named("w-0", "w-1", "w-2"), access(job, 1)))
+    await until(lambda: 3 in names)
+    for name in ("w-0", "w-1"):
+        cluster.publish(f"{name}.{DOMAIN}", "127.0.0.2")
+    await until(lambda: 2 in servers)
+    seen = len(names)
+    await until(lambda: len(names) >= seen + 3)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+    assert names[-1] == 1
+    assert max(names) == 3
+
+
 async def test_the_users_port_is_the_only_one(cluster: Cluster, job: Job) -> None:
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     other = Behaviour(job)
@@ -424,6 +472,39 @@ async def test_without_ipv6_in_the_kernel_the_other_address_is_tried(
         result = await passing(cluster, named("w-0"), replace(access(job, port), six=True))
 
     assert [worker.address for worker in result.workers] == ["127.0.0.2"]
+
+
+@pytest.mark.parametrize(
+    ("six", "order"),
+    [
+        (True, ["fd00::9", "127.0.0.2"]),
+        (False, ["127.0.0.2"]),
+        (None, ["fd00::9", "127.0.0.2"]),
+    ],
+)
+async def test_the_own_version_of_ip_is_tried_first(
+    job: Job,
+    cluster: Cluster,
+    six: bool | None,  # noqa: FBT001 - a row of the table
+    order: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = []
+    connect = tcp.connect
+
+    async def refusing(target: Target, limits: Limits) -> object:
+        tried.append(target.address)
+        refused = Attempt(target, Outcome.REFUSED)
+        return refused if ":" in target.address else await connect(target, limits)
+
+    listed = ("127.0.0.2", "fd00::9") if six else ("fd00::9", "127.0.0.2")
+    monkeypatch.setattr(tcp, "connect", refusing)
+    monkeypatch.setattr(cluster, "system", lambda _: listed)
+
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        await passing(cluster, named("w-0"), replace(access(job, port), six=six))
+
+    assert tried == order
 
 
 async def test_a_replaced_worker_is_found_at_its_new_address(

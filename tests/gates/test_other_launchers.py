@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import subprocess
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,7 @@ from mpiboot import host_shell, log
 from mpiboot.errors import MpibootError
 from mpiboot.gates import other_launchers, stale_processes
 from mpiboot.gates.pipeline import Access
-from mpiboot.model import Host, Worker
+from mpiboot.model import Host, NoFacts, Worker
 from mpiboot.settings import Settings
 from tests.fakes.sshd import Behaviour, Job, sshd
 
@@ -41,7 +42,7 @@ def test_a_new_mark_tells_its_job_its_launcher_and_since_when() -> None:
 
 def test_a_holder_is_told_with_its_hosts() -> None:
     seen = [worker(f"w-{number}", (MARK, "10.0.0.9")) for number in range(5)]
-    (found,) = other_launchers.connected(seen, {item.host.name: (MARK,) for item in seen})
+    (found,) = other_launchers.connected(seen, {item.host.name: (MARK,) for item in seen}, 30)
     assert other_launchers.line([found]) == (
         "w-0, w-1, w-2, w-3 and 1 more are held by launcher pi-launcher-x (10.0.0.9) "
         "since 2026-01-02T03:04:05Z"
@@ -49,18 +50,19 @@ def test_a_holder_is_told_with_its_hosts() -> None:
 
 
 def test_what_is_not_connected_or_not_asked_for_holds_nothing() -> None:
-    assert other_launchers.connected([worker("w-0")], {"w-0": (MARK,)}) == ()
+    assert other_launchers.connected([worker("w-0")], {"w-0": (MARK,)}, 30) == ()
     assert (
-        other_launchers.connected([worker("w-0", (MARK, "10.0.0.9"))], {"w-0": ("another",)}) == ()
+        other_launchers.connected([worker("w-0", (MARK, "10.0.0.9"))], {"w-0": ("another",)}, 30)
+        == ()
     )
-    assert other_launchers.connected([worker("w-0", (MARK, "10.0.0.9"))], {}) == ()
+    assert other_launchers.connected([worker("w-0", (MARK, "10.0.0.9"))], {}, 30) == ()
 
 
 def test_a_mark_of_an_older_version_is_held_by_an_address() -> None:
     bare = MARK.partition("@")[0]
     seen = worker("w-0", (bare, "10.0.0.9"))
     assert (
-        other_launchers.line(other_launchers.connected([seen], {"w-0": (bare,)}))
+        other_launchers.line(other_launchers.connected([seen], {"w-0": (bare,)}, 30))
         == "w-0 is held by 10.0.0.9"
     )
 
@@ -68,6 +70,20 @@ def test_a_mark_of_an_older_version_is_held_by_an_address() -> None:
 def test_a_launcher_gets_its_grace_and_the_keep_alive() -> None:
     assert other_launchers.patience(3) >= 30
     assert other_launchers.patience(120) > 120
+
+
+@pytest.mark.parametrize(
+    ("no_facts", "keepalive", "monitored"),
+    [(NoFacts.LATE, 30, True), (NoFacts.LATE, 0, False), (NoFacts.NO_MPIBOOT, 30, False)],
+)
+def test_only_a_server_with_keep_alives_tells_that_a_launcher_lives(
+    no_facts: NoFacts,
+    keepalive: float,
+    monitored: bool,  # noqa: FBT001 - a row of the table
+) -> None:
+    seen = replace(worker("w-0", (MARK, "10.0.0.9")), no_facts=no_facts)
+    (found,) = other_launchers.connected([seen], {"w-0": (MARK,)}, keepalive)
+    assert found.monitored is monitored
 
 
 @pytest.fixture
@@ -138,6 +154,28 @@ async def test_workers_of_another_launcher_are_left_alone(tmp_path: Path) -> Non
             await stale_processes.end([seen], KEY, Settings(timeout=0.0), access)
     assert (caught.value.finding.check, caught.value.code) == ("workers-held", 75)
     assert "launcher pi-launcher-x (127.0.0.1) since 2026-01-02" in caught.value.finding.said
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_vanished_launcher_holds_nobody_where_keep_alives_are_off(tmp_path: Path) -> None:
+    """Its connections stay for ever, and its address can't be reached any more."""
+    job = Job(tmp_path)
+    behaviour = Behaviour(job)
+    async with sshd(behaviour, "127.0.0.2") as port:
+        seen = Worker(
+            Host("w-0"),
+            "127.0.0.2",
+            port,
+            "runner",
+            "127.0.0.1",
+            None,
+            marks=(MARK,),
+            held=((MARK, "255.255.255.255"),),
+            no_facts=NoFacts.LATE,
+        )
+        settings = Settings(timeout=0.0, ssh_keepalive=0)
+        await stale_processes.end([seen], KEY, settings, Access("runner", job.path, "launcher"))
+    assert behaviour.commands == [host_shell.end_processes((MARK,))]
 
 
 @pytest.mark.usefixtures("quick")
