@@ -16,6 +16,7 @@ from mpiboot.gates.pipeline import Pipelines
 from mpiboot.gates.progress import HostState
 from mpiboot.model import Host, Worker
 from mpiboot.observe.resolvconf import is_literal
+from mpiboot.wording import counted, first_few
 
 _NAMES: Final = 5
 # A pod that is replaced while others are waited for is noticed by its name, which costs a few
@@ -37,13 +38,10 @@ class Change:
         parts = []
         for verb, found in (("left", self.left), ("joined", self.joined)):
             if found:
-                shown = ", ".join(found[:_NAMES])
-                more = len(found) - _NAMES
-                parts.append(f"{verb}: {shown}" + (f" and {more} more" if more > 0 else ""))
+                parts.append(f"{verb}: {first_few(found, _NAMES)}")
         if not parts:
             parts.append("other slots" if self.others else "another order")
-        hosts = "host" if count == 1 else "hosts"
-        return f"the hostfile has changed: {count} {hosts} now; " + "; ".join(parts)
+        return f"the hostfile has changed: {counted(count, 'host')} now; " + "; ".join(parts)
 
 
 def _key(host: Host) -> tuple[str, str]:
@@ -66,7 +64,7 @@ def change(old: Sequence[Host], new: Sequence[Host]) -> Change:
     )
 
 
-class Members:
+class FollowedHosts:
     """The hosts of the present version: what is known of each, and its pipeline."""
 
     def __init__(self, hosts: Sequence[Host], pipelines: Pipelines) -> None:
@@ -88,7 +86,7 @@ class Members:
         Returns:
             What changed, and the pipelines of hosts that left; they are the caller's to end.
         """
-        told = change([state.host for state in self.states], hosts)
+        changed = change([state.host for state in self.states], hosts)
         known = {_key(state.host): state for state in self.states}
         fresh = []
         for state in progress.states(hosts):
@@ -102,7 +100,7 @@ class Members:
             _key(state.host): old_runs.get(_key(state.host)) or self._start(state)
             for state in self.states
         }
-        return told, {run for key, run in old_runs.items() if key not in self._runs}
+        return changed, {run for key, run in old_runs.items() if key not in self._runs}
 
     async def watch(self) -> None:
         """Look now and then whether the hosts that are ready are still where they were."""
@@ -123,7 +121,7 @@ class Members:
             name = worker.host.name
             said = f"{name} was ready at {worker.address}, but {moved}: it is waited for again"
             log.info("gate", said, host=name)
-            self._pipelines.again(state)
+            self._pipelines.restart(state)
             self._runs[_key(state.host)] = self._start(state)
         await asyncio.sleep(1 / _PER_SECOND)
 

@@ -17,7 +17,7 @@ from mpiboot import log
 from mpiboot.checks import failed
 from mpiboot.errors import MpibootError
 from mpiboot.gates import progress, recheck
-from mpiboot.gates.followed_hosts import Members
+from mpiboot.gates.followed_hosts import FollowedHosts
 from mpiboot.gates.job_hostfile import HostfileFollower
 from mpiboot.gates.pipeline import Access, Pipelines
 from mpiboot.gates.progress import HostState, Stage
@@ -93,7 +93,7 @@ async def wait(
     """
     started = time.monotonic()
     reporter = Reporter(
-        live=log.draws(), left=lambda: _left(settings, members.states, time.monotonic() - started)
+        live=log.draws(), left=lambda: _left(settings, followed.states, time.monotonic() - started)
     )
     resolver = resolver or Resolver()
     pipelines = Pipelines(
@@ -107,22 +107,22 @@ async def wait(
     work: set[asyncio.Future[Any]] = set()
     if any(not pipelines.is_own_name(host) for host in hosts):
         work.add(pipelines.load())
-    members = Members(hosts, pipelines)
+    followed = FollowedHosts(hosts, pipelines)
     if also is not None:
         work.add(asyncio.ensure_future(also))
     side = [
-        asyncio.ensure_future(reporter.lines(members.states)),
-        asyncio.ensure_future(reporter.drawing(members.states)),
-        asyncio.ensure_future(members.watch()),
+        asyncio.ensure_future(reporter.lines(followed.states)),
+        asyncio.ensure_future(reporter.drawing(followed.states)),
+        asyncio.ensure_future(followed.watch()),
     ]
     try:
-        await _until(work, members, settings, started, follow)
+        await _until(work, followed, settings, started, follow)
     finally:
-        await _end({*work, *members.runs.values(), *side})
+        await _end({*work, *followed.runs.values(), *side})
         reporter.clear()
     durations = _durations(pipelines, started)
-    workers, local = members.results()
-    count = len(members.states)
+    workers, local = followed.results()
+    count = len(followed.states)
     ready = counted(count, "host")
     log.info("gate", f"{ready} ready in {durations['total']:.1f} s", ready=count)
     return GateResult(
@@ -222,7 +222,7 @@ def _durations(pipelines: Pipelines, started: float) -> dict[str, float]:
 
 async def _until(
     work: set[asyncio.Future[Any]],
-    members: Members,
+    followed: FollowedHosts,
     settings: Settings,
     started: float,
     follow: HostfileFollower | None,
@@ -231,24 +231,24 @@ async def _until(
     cap, end = settings.dns_wait, settings.timeout
     while True:
         if follow is not None and follow.look():
-            await _follow(members, follow.found.hostfile.hosts)
+            await _follow(followed, follow.found.hostfile.hosts)
         put_off = follow.pending if follow is not None else None
         # A host that was ready may have to be waited for again.
-        runs = {run for run in members.runs.values() if not _passed(run)}
+        runs = {run for run in followed.runs.values() if not _passed(run)}
         work = {task for task in work if not _passed(task)}
         if not runs and not work and put_off is None:
             return
         waited = time.monotonic() - started
         running = bool(runs) or put_off is not None
         if cap is not None and waited >= cap:
-            unresolved = [state for state in members.states if state.stage is Stage.DNS]
+            unresolved = [state for state in followed.states if state.stage is Stage.DNS]
             if running and unresolved:
-                raise _failure(members.states, unresolved, cap)
+                raise _failure(followed.states, unresolved, cap)
             cap = None
         if running and waited >= end:
-            late = [state for state in members.states if state.stage is not Stage.READY]
+            late = [state for state in followed.states if state.stage is not Stage.READY]
             # Without a hostfile nobody knows who is late.
-            raise put_off or _failure(members.states, late, end)
+            raise put_off or _failure(followed.states, late, end)
         due = min(end, cap) if cap is not None else end
         # The caller's own work has limits of its own; the deadline is the hosts'.
         left = due - waited if running else None
@@ -276,10 +276,12 @@ def _passed(task: asyncio.Future[Any]) -> bool:
     return True
 
 
-async def _follow(members: Members, hosts: Sequence[Host]) -> None:
+async def _follow(followed: FollowedHosts, hosts: Sequence[Host]) -> None:
     """Take a new version of the hostfile."""
-    told, gone = members.follow(hosts)
-    log.info("hostfile", told.line(len(hosts)), joined=len(told.joined), left=len(told.left))
+    changed, gone = followed.follow(hosts)
+    log.info(
+        "hostfile", changed.line(len(hosts)), joined=len(changed.joined), left=len(changed.left)
+    )
     await _end(gone)
 
 

@@ -157,7 +157,7 @@ class Pipelines:
         known = answer.reason in (Reason.NXDOMAIN, Reason.NO_ADDRESS)
         return f"its name does not resolve any more: {answer.detail}" if known else ""
 
-    def again(self, state: HostState) -> None:
+    def restart(self, state: HostState) -> None:
         """Put a host that was ready back to the beginning; ``run`` is to be called again."""
         self._set(state, Stage.DNS)
 

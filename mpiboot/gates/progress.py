@@ -13,6 +13,7 @@ from typing import Final
 from mpiboot.checks import failed
 from mpiboot.model import Finding, Host, Json
 from mpiboot.observe.resolvconf import is_literal
+from mpiboot.wording import first_few
 
 _NAMES: Final = 3
 _GROUPS: Final = 4
@@ -55,12 +56,6 @@ def states(hosts: Sequence[Host]) -> tuple[HostState, ...]:
     )
 
 
-def _named(labels: Sequence[str]) -> str:
-    shown = ", ".join(labels[:_NAMES])
-    more = len(labels) - _NAMES
-    return f"{shown} and {more} more" if more > 0 else shown
-
-
 def line(known: Sequence[HostState]) -> str:
     """Say in one line how many hosts are ready and what the others are waited for."""
     ready = 0
@@ -76,7 +71,9 @@ def line(known: Sequence[HostState]) -> str:
     parts = []
     for (stage, reason), labels in order[:_GROUPS]:
         link = "on" if stage is Stage.SSH else "for"
-        parts.append(f"{stage.value} {link} {_named(labels)}" + (f" ({reason})" if reason else ""))
+        parts.append(
+            f"{stage.value} {link} {first_few(labels, _NAMES)}" + (f" ({reason})" if reason else "")
+        )
     if len(order) > _GROUPS:
         rest = sum(len(labels) for _, labels in order[_GROUPS:])
         parts.append(f"{rest} more for other reasons")

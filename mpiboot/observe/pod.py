@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from mpiboot import __version__, log
+from mpiboot import __version__, addresses, log
 from mpiboot.fabric import Fabric
 from mpiboot.model import NO_FABRIC, Identity, Link, Mesh, Mpi, PodFacts
 from mpiboot.observe import facts_json
@@ -131,20 +131,11 @@ def own_names(hostname: str, path: Path = HOSTS) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for line in found for name in line))
 
 
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return False
-    return True
-
-
 def _hosts_address(hostname: str, path: Path) -> str:
     for words in _host_lines(path):
-        if hostname.lower() not in words[1:] or not _is_address(words[0]):
-            continue
+        found = addresses.parse(words[0]) if hostname.lower() in words[1:] else None
         # Debian writes 127.0.1.1 for the machine's own name, which nobody else can reach.
-        if not ipaddress.ip_address(words[0].partition("%")[0]).is_loopback:
+        if found is not None and not found.is_loopback:
             return words[0]
     return ""
 
@@ -206,7 +197,7 @@ def control_address(wanted: str, hostname: str, hosts: Path = HOSTS) -> tuple[st
         inside = _address_in(wanted)
         if inside:
             return inside, f"the address in {wanted}"
-        if _is_address(address):
+        if addresses.parse(address) is not None:
             return address, "MPIBOOT_CONTROL_IFNAME"
         return _link_address(wanted), f"the address of the link {wanted}"
     address = _hosts_address(hostname, hosts)

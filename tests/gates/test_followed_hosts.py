@@ -12,7 +12,7 @@ import pytest
 
 from mpiboot.errors import MpibootError
 from mpiboot.gates import job_hostfile
-from mpiboot.gates.followed_hosts import Change, Members, change
+from mpiboot.gates.followed_hosts import Change, FollowedHosts, change
 from mpiboot.model import Host, Worker
 
 if TYPE_CHECKING:
@@ -63,19 +63,19 @@ class Pipes:
 
 async def test_hosts_that_stay_go_on_and_get_the_slots_of_the_last_version() -> None:
     pipes = Pipes()
-    members = Members(hosts("a.x", "b.x"), cast("Pipelines", pipes))
-    states, first = members.states, dict(members.runs)
+    followed = FollowedHosts(hosts("a.x", "b.x"), cast("Pipelines", pipes))
+    states, first = followed.states, dict(followed.runs)
     await asyncio.wait(first.values())
 
-    told, gone = members.follow((Host("c.x"), Host("a.x", slots=3)))
-    await asyncio.wait(members.runs.values())
+    told, gone = followed.follow((Host("c.x"), Host("a.x", slots=3)))
+    await asyncio.wait(followed.runs.values())
 
     assert (told.left, told.joined, told.others) == (("b.x",), ("c.x",), ("a.x",))
     assert gone == {first["b.x", ""]}
     assert pipes.started == ["a.x", "b.x", "c.x"]
-    assert members.states is states
+    assert followed.states is states
     assert [state.label for state in states] == ["c", "a"]
-    workers, local = members.results()
+    workers, local = followed.results()
     assert [(worker.host.name, worker.host.slots) for worker in workers] == [("c.x", 1), ("a.x", 3)]
     assert local == ()
 
