@@ -32,7 +32,8 @@ for pod in $(runc --root "$1/runc" list --quiet); do
     runc --root "$1/runc" delete --force "$pod" 2>/dev/null
 done
 umount --lazy "$1/scratch"
-rm -rf --one-file-system "$1"
+# Who was just being started, the name server say, may still put something there.
+until rm -rf --one-file-system "$1" 2>/dev/null; do sleep 0.1; done
 """
 
 

@@ -107,7 +107,7 @@ def test_a_key_that_this_user_may_not_read_is_named(cluster: Cluster, one: Image
         ssh_mount="/home/mpi/.ssh",
         launcher=details,
     ).start()
-    fails(job, 77, "ssh-key", "/home/mpi/.ssh/id_rsa", "Permission denied")
+    fails(job, 77, "ssh-key", "/home/mpi/.ssh/id_rsa has mode 0600 of uid 0")
 
 
 @pytest.mark.full

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,18 @@ SYS, DEV = Path("/sys"), Path("/dev")
 
 
 def agrees(name: str, fabric: Fabric | None = None) -> None:
-    """Compare a device with what the other tools say of it."""
+    """Compare a device with what the other tools say of it, once the kernel is done with it."""
+    end = time.monotonic() + 60
+    while True:
+        try:
+            return compare(name, fabric)
+        except AssertionError:  # noqa: PERF203 - it is tried again, seldom
+            if fabric is not None or time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+
+
+def compare(name: str, fabric: Fabric | None) -> None:
     ours, said, library = device(name, fabric), rdma_links()[name], devinfo(name)
     port = ours.ports[0]
     folder = SYS / "class" / "infiniband" / name
