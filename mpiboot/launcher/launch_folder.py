@@ -256,6 +256,7 @@ class Launch:
             let_go=let_go and any(worker.ends for worker in self.observed.workers),
             program=self.plan.program,
             goes_on=self.plan.goes_on,
+            addresses=tuple(sorted({worker.local_address for worker in self.observed.workers})),
             ports=settings.port_range,
             stop_signal=signal.Signals[f"SIG{settings.stop_signal}"],
             supervise=settings.supervise != "off",

@@ -92,8 +92,9 @@ class LaunchSpec:
     that could hide the hostfile or the launch agent from mpirun, each with the reason;
     ``let_go`` tells that workers are to be told of a good end; ``program`` is what ranks run,
     empty where that isn't known; ``goes_on`` tells that the job may be meant to go on without a
-    rank that ended badly; ``stop_signal`` tells ranks to save and end; ``ports`` is the range that
-    a NetworkPolicy leaves open, empty for any; without ``supervise`` the parent becomes mpirun.
+    rank that ended badly; ``stop_signal`` tells ranks to save and end; ``addresses`` are this pod's
+    on the control link, and ``ports`` the range that a NetworkPolicy leaves open, empty for any;
+    without ``supervise`` the parent becomes mpirun.
     ``left_to_mpirun`` are the remote hosts of the hostfile where only mpirun knows which of them
     get ranks.
     """
@@ -114,6 +115,7 @@ class LaunchSpec:
     program: str = ""
     goes_on: bool = False
     stop_signal: int = 15
+    addresses: tuple[str, ...] = ()
     ports: str = ""
     supervise: bool = True
     left_to_mpirun: tuple[str, ...] = ()

@@ -137,7 +137,8 @@ class Mpirun:
         self._loop.on(self._signals.handle, self._read_signals)
         pipe = mpirun_messages.open_pipe(spec.family, self._environ, local=spec.local)
         more = pipe.environ if pipe else {}
-        port = self._notices.listen(spec.free_ports) if spec.grace and self._remotes else 0
+        told = spec.grace and self._remotes
+        port = self._notices.listen(spec.addresses, spec.free_ports) if told else 0
         if port:
             more = {**more, NOTICE: str(port)}
         try:

@@ -10,6 +10,7 @@ import _socket as socket
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from mpiboot.parent.loop import EventLoop
@@ -20,20 +21,18 @@ _WORDS: Final = 3
 _SILENT: Final = 16
 
 
-def _bound(port: int) -> socket.socket | None:
-    """Listen on a port of every address, IPv6 and IPv4; None where neither can be."""
-    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104
-        try:
-            server = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        except OSError:  # no such protocol in this kernel
-            continue
-        with suppress(OSError):
-            if family == socket.AF_INET6:
-                server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            server.bind((address, port))
-            server.listen(_SILENT)
-            return server
-        server.close()
+def _bound(address: str, port: int) -> socket.socket | None:
+    """Listen on one address; None where that can't be."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        server = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    except OSError:  # no such protocol in this kernel
+        return None
+    with suppress(OSError):
+        server.bind((address, port))
+        server.listen(_SILENT)
+        return server
+    server.close()
     return None
 
 
@@ -45,34 +44,40 @@ class Notices:
         self._loop = loop
         self._mark = mark
         self._heard = heard
-        self._server: socket.socket | None = None
+        self._servers: list[socket.socket] = []
         self._open: list[int] = []
 
-    def listen(self, ports: Iterable[int] = (0,)) -> int:
-        """Listen on the first port that is free, 0 for any; give it, or 0 where that can't be."""
+    def listen(self, addresses: Iterable[str], ports: Iterable[int] = (0,)) -> int:
+        """Listen on the first port that is free, 0 for any; give it, or 0 where that can't be.
+
+        ``addresses`` are this pod's on the control link, by which the workers' daemons were
+        started; nothing listens on any other link. All of them have the one port.
+        """
         for port in ports:
-            server = _bound(port)
-            if server is not None:
-                self._server = server
-                self._loop.on(server.fileno(), self._accept)
-                return int(server.getsockname()[1])
+            for address in addresses:
+                server = _bound(address, port)
+                if server is not None:
+                    self._servers.append(server)
+                    port = int(server.getsockname()[1])  # noqa: PLW2901 - 0 was any
+            if self._servers:
+                for server in self._servers:
+                    self._loop.on(server.fileno(), partial(self._accept, server))
+                return port
         return 0
 
     def close(self) -> None:
         """Listen no more."""
-        if self._server is not None:
-            self._loop.off(self._server.fileno())
-            self._server.close()
-            self._server = None
+        for server in self._servers:
+            self._loop.off(server.fileno())
+            server.close()
+        self._servers.clear()
         for handle in self._open[:]:
             self._drop(handle)
 
-    def _accept(self) -> None:
-        if self._server is None:
-            return
+    def _accept(self, server: socket.socket) -> None:
         with suppress(OSError):
             # The module socket itself costs half a megabyte.
-            handle, _ = self._server._accept()  # type: ignore[attr-defined] # noqa: SLF001
+            handle, _ = server._accept()  # type: ignore[attr-defined] # noqa: SLF001
             os.set_blocking(handle, False)
             self._open.append(handle)
             self._loop.on(handle, lambda: self._read(handle))

@@ -22,7 +22,7 @@ class Launcher:
         self.loop = EventLoop()
         self.heard: list[str] = []
         self.notices = Notices(self.loop, MARK, self.heard.append)
-        self.port = self.notices.listen()
+        self.port = self.notices.listen(("127.0.0.1",))
 
     def hear(self, *said: bytes) -> list[str]:
         """What it took for true of what was said, each on a connection of its own."""
@@ -72,9 +72,25 @@ def test_those_that_say_nothing_do_not_take_the_place_of_others(launcher: Launch
 
 
 def test_a_port_that_is_taken_makes_room_for_the_next() -> None:
-    with socket.create_server(("0.0.0.0", 0)) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         notices = Notices(EventLoop(), MARK, print)
-        assert notices.listen((port,)) == 0
-        assert notices.listen((port, 0)) not in (0, port)
+        assert notices.listen(("127.0.0.1",), (port,)) == 0
+        assert notices.listen(("127.0.0.1",), (port, 0)) not in (0, port)
         notices.close()
+
+
+def test_only_the_addresses_by_which_workers_were_reached_are_listened_on() -> None:
+    notices = Notices(EventLoop(), MARK, print)
+    port = notices.listen(("127.0.0.2", "127.0.0.3", "192.0.2.1", "::bad"))
+    try:
+        for address in ("127.0.0.2", "127.0.0.3"):
+            socket.create_connection((address, port)).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+    finally:
+        notices.close()
+
+
+def test_without_an_address_nothing_listens() -> None:
+    assert Notices(EventLoop(), MARK, print).listen(()) == 0
