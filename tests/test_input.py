@@ -48,7 +48,7 @@ def test_no_hostfile_says_where_it_was_looked_for(tmp_path: Path) -> None:
     key(tmp_path)
     env = {"MPI_HOSTFILE": "/nowhere/hostfile"}
     said = wrong(tmp_path, 66, "hostfile-missing", "wait", "--timeout", "0.3", env=env)
-    assert "/nowhere/hostfile (named by MPI_HOSTFILE) is not there after 0.3 s" in said
+    assert "/nowhere/hostfile (named by MPI_HOSTFILE) is not there after " in said
 
 
 @pytest.mark.parametrize("text", [b"", b"\n \r\n", b"# none yet\n"])
@@ -91,7 +91,8 @@ def test_ten_thousand_hosts_end_at_the_deadline_and_each_is_named_once(tmp_path:
     hosts = [f"127.1.{number // 250}.{number % 250 + 2}" for number in range(10_000)]
     (tmp_path / "hostfile").write_text("".join(f"{host} slots=8\n" for host in hosts))
     env = {"MPI_HOSTFILE": str(tmp_path / "hostfile"), "MPIBOOT_LOG_FORMAT": "json"}
-    done = mpiboot(tmp_path, "wait", "--timeout", "3", env=env)
+    # Time enough to ask each once, also where others work: who was not asked has no reason.
+    done = mpiboot(tmp_path, "wait", "--timeout", "10", env=env)
     assert done.returncode == 69
     (end,) = [item for item in map(json.loads, done.stderr.splitlines()) if "check" in item]
     assert "10000 of 10000 hosts are not ready" in end["message"]
