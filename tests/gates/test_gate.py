@@ -339,9 +339,10 @@ async def test_the_port_that_worked_is_asked_first_for_the_others(
     names = [f"w-{number}" for number in range(40)]
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     wrong_port = Behaviour(job, host_key=job.stranger, authorized=job.stranger)
-    async with sshd(wrong_port, "0.0.0.0") as first, sshd(Behaviour(job), "0.0.0.0") as second:
+    right = Behaviour(job)
+    async with sshd(wrong_port, "0.0.0.0") as first, sshd(right, "0.0.0.0") as second:
         waiting = asyncio.ensure_future(passing(cluster, named(*names), access(job, first, second)))
-        await asyncio.sleep(1.0)
+        await right.welcomed.wait()
         for name in names[1:]:
             cluster.publish(f"{name}.{DOMAIN}", "127.0.0.2")
         result = await waiting
