@@ -170,7 +170,7 @@ def from_line(line: bytes) -> Result:
     if "failure" in record:
         return Failure(**record["failure"])
     values = record["launch"]
-    for name in ("argv", "unset_env", "client", "left_to_mpirun"):
+    for name in ("argv", "unset_env", "client", "addresses", "left_to_mpirun"):
         values[name] = tuple(values[name])
     values["suspects"] = tuple((name, why) for name, why in values["suspects"])
     values["daemons"] = tuple(

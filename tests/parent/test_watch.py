@@ -154,5 +154,7 @@ def test_a_spec_is_read_back_as_it_was_written() -> None:
         unset_env=("B",),
         client=("python3", "-c", "x"),
         suspects=(("NAME", "why"),),
+        addresses=("10.0.0.1",),
+        left_to_mpirun=("w-2",),
     )
     assert from_line(to_line(spec)) == spec
