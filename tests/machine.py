@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-# How deep each is looked into: below, the home of root holds whole toolchains.
-PLACES = {"/usr": 99, "/etc": 99, str(Path.home()): 2}
+# How deep each is looked into. Of the user's home only what ssh reads: shells and toolchains write
+# their own files there all the time.
+PLACES = {"/usr": 99, "/etc": 99, str(Path.home() / ".ssh"): 99}
 # What Python and pip write wherever they are used, and a cache is no one's setting.
 PASSED_OVER = {"__pycache__", ".cache"}
 
