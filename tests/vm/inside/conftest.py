@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
 
+from mpiboot.data_network.observe import verbs
 from tests.vm.inside.machine import clean, run, wait_for
 
 
@@ -12,6 +14,14 @@ def modules() -> None:
     run("modprobe ib_uverbs")
     run("modprobe rdma_rxe")
     run("modprobe e1000")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def time_for_the_library() -> Iterator[None]:
+    """A program that takes milliseconds elsewhere takes seconds in this emulated machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verbs, "ask", functools.partial(verbs.ask, seconds=120))
+        yield
 
 
 @pytest.fixture(autouse=True)
