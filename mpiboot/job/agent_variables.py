@@ -39,7 +39,8 @@ def place(
     _say_flagged_arguments(builder, own_client=own_client)
     more = "" if agent == paths.agent else _ssh_words(agent)
     if more is None:
-        builder.decide("launch-agent", agent, Source.ENVIRONMENT, f"{agent_by}, behind mpiboot's")
+        source, _ = builder.set_by(agent_by)
+        builder.decide("launch-agent", agent, source, f"{agent_by}, behind mpiboot's")
         if given:
             builder.set_env[row.agent_args_var] = given
         return agent, sshconfig.UserArgs()
@@ -54,7 +55,7 @@ def place(
         if own_client:
             because = f"{name}, which mpiboot's own SSH client does not read"
             _say_lost(builder, name, sshconfig.lost_with_own_client(args))
-        builder.decide("ssh-arguments", text, Source.ENVIRONMENT, because)
+        builder.decide("ssh-arguments", text, builder.set_by(name)[0], because)
         if args.without_effect:
             builder.findings.append(
                 Finding(

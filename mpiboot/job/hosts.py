@@ -22,7 +22,7 @@ def with_default_slots(builder: PlanBuilder, observed: Observed) -> Observed:
     text, source = builder.line.mca.get(parameter(by), ""), Source.FLAG
     if not by:
         by = next((name for name in names if name and observed.environ.get(name)), "")
-        text, source = observed.environ.get(by, ""), Source.ENVIRONMENT
+        text, source = observed.environ.get(by, ""), builder.set_by(by)[0]
     if not by or not bare:
         return observed
     if not text.isdecimal() or not int(text):
@@ -51,7 +51,7 @@ def _source(builder: PlanBuilder, file: Hostfile, resolved: Resolved) -> Source:
         return Source.FLAG
     if resolved.settings.hostfile:
         return resolved.given["hostfile"].source
-    return Source.ENVIRONMENT if file.named_by in HOSTFILE_VARS else Source.DEFAULT
+    return builder.set_by(file.named_by)[0] if file.named_by in HOSTFILE_VARS else Source.DEFAULT
 
 
 def settle(

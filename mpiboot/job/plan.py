@@ -100,7 +100,7 @@ def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
     """
     row = dialect(observed.mpi)
     line = observed.line
-    builder = PlanBuilder(row, line, observed.environ)
+    builder = PlanBuilder(row, line, observed.environ, platform=observed.platform)
     observed = hosts_of.with_default_slots(builder, observed)
     builder.decisions.append(_platform(observed))
     pod_conditions.launcher(builder, observed, resolved, paths)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.job import masking
 from mpiboot.job.dialects import Dialect, parameter
-from mpiboot.job.platforms import Platform
+from mpiboot.job.platforms import PLATFORMS, Platform
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import (
     Decision,
@@ -101,6 +101,13 @@ class PlanBuilder:
     unset_env: set[str] = field(default_factory=set)
     settled: set[str] = field(default_factory=set)
     forwarded: set[str] = field(default_factory=set)
+    platform: Platform = PLATFORMS[-1]
+
+    def set_by(self, name: str) -> tuple[Source, str]:
+        """Tell who set a variable of this pod: the platform itself, or the user."""
+        if self.platform.has_set(name, self.environ.get(name, "")):
+            return Source.PLATFORM, f"set by {self.platform.name}"
+        return Source.ENVIRONMENT, "set in this pod"
 
     def decide(self, name: str, value: str, source: Source, because: str) -> None:
         """Note a decision."""
@@ -115,7 +122,8 @@ class PlanBuilder:
             self.decide(name, flagged, Source.FLAG, "given on the mpirun line")
         elif self.environ.get(name):
             shown = masking.mask(name, self.environ[name])
-            self.decide(name, shown, Source.ENVIRONMENT, "set in this pod, and kept")
+            source, by = self.set_by(name)
+            self.decide(name, shown, source, f"{by}, and kept")
         else:
             self.force(name, value, because, source)
 

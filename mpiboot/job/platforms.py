@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from mpiboot.errors import error
@@ -20,7 +21,9 @@ class Platform:
     ``managers`` are the prefixes of a resource manager's variables that belong to this platform
     and may stay in the environment; everywhere else they would mislead mpirun. ``ends_workers``
     tells that a worker may end with the job: nothing starts it again, and nothing else ends it.
-    ``worker_names`` matches the names of pods that are workers and never the launcher.
+    ``worker_names`` matches the names of pods that are workers and never the launcher. ``sets``
+    are the variables that the platform itself sets on a launcher, with the value's pattern: with
+    that value they are not the user's word.
     """
 
     name: str
@@ -29,6 +32,12 @@ class Platform:
     managers: tuple[str, ...] = ()
     ends_workers: bool = False
     worker_names: str = ""
+    sets: Environ = field(default_factory=dict)
+
+    def has_set(self, name: str, value: str) -> bool:
+        """Whether a variable with this value is the platform's own, as nobody else has set it."""
+        pattern = self.sets.get(name)
+        return pattern is not None and re.fullmatch(pattern, value) is not None
 
 
 def _marked(*names: str) -> Callable[[Environ], str]:
@@ -59,6 +68,23 @@ def _trainer_role(environ: Environ) -> tuple[Role, str] | None:  # noqa: ARG001 
     return Role.LAUNCHER, f"{_TRAINER[0]}, which Trainer sets on the launcher alone"
 
 
+_HOSTFILE: Final = "/etc/mpi/hostfile"
+_PATIENCE: Final = "-o ConnectionAttempts=10"
+# The same in both: the MPI Operator's v2beta1 controller (mpi_job_controller.go, ompiEnvVars,
+# intelEnvVars and mpichEnvVars) and Trainer's mpi.go, which has the first four.
+_LAUNCHER_SETS: Final = {
+    "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+    "OMPI_MCA_orte_default_hostfile": _HOSTFILE,
+    "OMPI_MCA_plm_rsh_args": _PATIENCE,
+    "OMPI_MCA_orte_set_default_slots": r"\d+",
+    "I_MPI_HYDRA_HOST_FILE": _HOSTFILE,
+    "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": _PATIENCE,
+    "I_MPI_PERHOST": r"\d+",
+    "HYDRA_HOST_FILE": _HOSTFILE,
+    "HYDRA_LAUNCH_EXTRA_ARGS": _PATIENCE,
+}
+
+
 def _nothing(environ: Environ) -> tuple[Role, str] | None:  # noqa: ARG001 - a row's signature
     return None
 
@@ -70,8 +96,15 @@ PLATFORMS: Final = (
         _operator_role,
         ends_workers=True,
         worker_names=r"-worker-\d+$",
+        sets=_LAUNCHER_SETS,
     ),
-    Platform("trainer", _trainer, _trainer_role, worker_names=r"-node-\d+-\d+$"),
+    Platform(
+        "trainer",
+        _trainer,
+        _trainer_role,
+        worker_names=r"-node-\d+-\d+$",
+        sets=_LAUNCHER_SETS,
+    ),
     Platform("volcano", _marked("VC_TASK_INDEX", "VK_TASK_INDEX"), _nothing),
     Platform("lsf", _marked("LSB_JOBID"), _nothing, managers=("LSB_", "LSF_")),
     Platform("plain", lambda _: "nothing says otherwise", _nothing),

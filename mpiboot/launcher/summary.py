@@ -148,8 +148,11 @@ def _users(plan: Plan, observed: Observed, made: _Made) -> _Parts:
         if item.source in {Source.FLAG, Source.ENVIRONMENT} and name not in _ELSEWHERE
     ]
     row = DIALECTS[observed.mpi.family]
+    environ, platform = observed.environ, observed.platform
     told_elsewhere = {*HOSTFILE_VARS, row.agent_args_var, row.agent_var}
-    environ = observed.environ
+    told_elsewhere |= {
+        name for name in platform.sets if platform.has_set(name, environ.get(name, ""))
+    }
     replaced = [
         name
         for name, value in plan.set_env.items()

@@ -87,8 +87,19 @@ def test_what_the_user_has_set_is_said_to_be_kept_or_not() -> None:
     assert said.startswith("your settings kept: ")
     assert "OMPI_MCA_pml=ucx" in said
     assert "OMPI_MCA_btl=self,tcp" in said
-    assert "default_hostfile" not in said
+    assert "hostfile" not in said
+    assert "OMPI_MCA_orte_keep_fqdn_hostnames" not in said
+    assert "ConnectionAttempts" not in said
     assert "user-settings" not in told(observed("openmpi4", POD))
+
+
+@pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
+def test_what_the_platform_sets_is_not_told_as_the_users(family: str) -> None:
+    assert "user-settings" not in told(seen(family))
+    other = seen(family, OMPI_MCA_plm_rsh_args="-o ConnectionAttempts=3")
+    assert told(other)["user-settings"] == (
+        "your settings kept: ssh-arguments=-o ConnectionAttempts=3"
+    )
 
 
 def test_a_secret_of_the_users_is_not_in_the_log() -> None:

@@ -75,6 +75,8 @@ def test_a_good_job_is_a_dozen_lines_of_the_log(cluster: Cluster, image: Image) 
     assert lines[-1].startswith("mpiboot: job ended: ")
     for part in ("2 ranks on 2 hosts of", "control network", "data network: TCP", "joined"):
         assert [line for line in lines if part in line], part
+    # The operator's own variables are not the user's settings.
+    assert not [line for line in lines if "your settings" in line]
 
 
 def test_a_whole_mpirun_line_as_in_a_manifest(cluster: Cluster, image: Image) -> None:
