@@ -32,6 +32,18 @@ def parse(text: str) -> Address | None:
     return ipaddress.ip_address(bare(text)) if "%" in text else found
 
 
+def is_address(text: str) -> bool:
+    """Tell whether a host is named by its IPv4 or IPv6 address, which needs no resolver."""
+    return parse(text) is not None
+
+
+def plain(text: str) -> str:
+    """Write an address as the kernel's tables have it: no zone, IPv4 also where it is in IPv6."""
+    found = parse(text)
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return str(mapped or found or text)
+
+
 @functools.lru_cache(_REMEMBERED)
 def interface(text: str) -> Interface | None:
     """Read an address with its prefix length (without: the whole), its zone left out."""

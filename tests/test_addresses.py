@@ -28,6 +28,21 @@ def test_an_address_is_read_without_its_zone_and_anything_else_is_none(
     text: str, read: str | None
 ) -> None:
     assert addresses.parse(text) == (ipaddress.ip_address(read) if read else None)
+    assert addresses.is_address(text) is bool(read)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("FD00:0:0:0:0:0:0:1", "fd00::1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("fe80::1%eth0", "fe80::1"),
+        ("a-name", "a-name"),
+    ],
+)
+def test_an_address_is_written_as_the_kernel_lists_connections(text: str, plain: str) -> None:
+    assert addresses.plain(text) == plain
 
 
 @pytest.mark.parametrize(

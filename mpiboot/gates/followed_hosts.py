@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from mpiboot import log
+from mpiboot.addresses import is_address
 from mpiboot.gates import progress
 from mpiboot.gates.pipeline import Pipelines
 from mpiboot.gates.progress import HostState
 from mpiboot.model import Host, Worker
-from mpiboot.observe.resolvconf import is_literal
 from mpiboot.wording import counted, first_few
 
 _NAMES: Final = 5
@@ -114,7 +114,7 @@ class FollowedHosts:
         if run is None or not run.done() or run.cancelled() or run.exception() is not None:
             return
         worker = run.result()
-        if worker is None or is_literal(worker.host.name):
+        if worker is None or is_address(worker.host.name):
             return
         moved = await self._pipelines.moved(worker)
         if moved and self._runs.get(_key(state.host)) is run:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mpiboot import host_shell, log
+from mpiboot.addresses import is_address
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import authentication, reasons, retry_delay, worker_answer
 from mpiboot.gates.progress import HostState, Stage, finding
@@ -22,7 +23,6 @@ from mpiboot.model import Host, Mesh, Worker
 from mpiboot.observe import links, service_mesh
 from mpiboot.observe.answers import Answer, Reason
 from mpiboot.observe.dns import Resolver
-from mpiboot.observe.resolvconf import is_literal
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import tcp
 from mpiboot.ssh_client.attempt import Attempt, Limits, Outcome, Target
@@ -117,7 +117,7 @@ class Pipelines:
         starts ranks of its own host without asking for a name.
         """
         # Addresses are asked of the kernel later on.
-        return not is_literal(host.name) and names.is_local(
+        return not is_address(host.name) and names.is_local(
             host.name, self._access.hostname, self._access.fqdns
         )
 

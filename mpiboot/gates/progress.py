@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from mpiboot.addresses import is_address
 from mpiboot.checks import failed
 from mpiboot.model import Finding, Host, Json
-from mpiboot.observe.resolvconf import is_literal
 from mpiboot.wording import first_few
 
 _NAMES: Final = 3
@@ -48,7 +48,7 @@ class HostState:
 
 def states(hosts: Sequence[Host]) -> tuple[HostState, ...]:
     """Begin the gate's state; a label is the first part of a name where that tells hosts apart."""
-    short = [host.name if is_literal(host.name) else host.name.partition(".")[0] for host in hosts]
+    short = [host.name if is_address(host.name) else host.name.partition(".")[0] for host in hosts]
     unique = len(set(short)) == len(short)
     return tuple(
         HostState(host, label if unique else host.name)

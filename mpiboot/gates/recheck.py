@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
 
 from mpiboot import host_shell, log
 from mpiboot.checks import failed
@@ -27,7 +26,6 @@ from mpiboot.wording import counted, first_few
 # A port's state sends no event that crosses to another pod. Looking costs a worker half a second
 # of one core.
 _FIRST, _LAST = 0.5, 5.0
-_SHOWN: Final = 3
 
 
 async def settled(
@@ -107,10 +105,8 @@ def _failure(late: Sequence[Worker], count: int) -> MpibootError:
 def _line(late: Sequence[str], waiting: Mapping[str, Sequence[str]]) -> str:
     parts = [f"the facts of {first_few(late)}"] if late else []
     if waiting:
-        shown = [f"{host}: {', '.join(items)}" for host, items in list(waiting.items())[:_SHOWN]]
-        more = len(waiting) - len(shown)
-        rest = f"; and {more} more workers" if more else ""
-        parts.append(f"the data network: {'; '.join(shown)}{rest}")
+        hosts = first_few(f"{host} ({', '.join(items)})" for host, items in waiting.items())
+        parts.append(f"the data network of {hosts}")
     return f"waiting for {'; and for '.join(parts)}"
 
 

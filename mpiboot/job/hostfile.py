@@ -5,13 +5,13 @@ Pure text to records and back: files are opened, waited for and written elsewher
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from enum import Enum
 from typing import Final
 
+from mpiboot import addresses
 from mpiboot.errors import MpibootError, error
 from mpiboot.job import hostline
 from mpiboot.model import Host, Hostfile
@@ -47,9 +47,7 @@ def is_blank(text: str) -> bool:
 
 def _same(name: str) -> str:
     """Key under which two spellings of one host meet."""
-    if ":" in name:
-        return str(ipaddress.IPv6Address(name))
-    return name.removesuffix(".").lower()
+    return str(addresses.parse(name) or name.removesuffix(".").lower())
 
 
 def _added(first: Host, again: Host) -> Host:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass, field
 from typing import Final
 
+from mpiboot.addresses import IPV6, parse
 from mpiboot.model import Host
 
 _SHOWN: Final = 60
@@ -56,12 +56,9 @@ def _number(text: str, column: int, what: str) -> int:
 
 
 def _address(text: str, column: int) -> str:
-    try:
-        ipaddress.IPv6Address(text)
-    except ValueError:
-        raise WrongError(
-            column, f"{_shown(text)} is not an IPv6 address; a count goes as `host:N`"
-        ) from None
+    found = parse(text)
+    if found is None or found.version != IPV6:
+        raise WrongError(column, f"{_shown(text)} is not an IPv6 address; a count goes as `host:N`")
     if "%" in text:
         raise WrongError(
             column, f"{_shown(text)} has a zone, expected an address that is the same in every pod"
@@ -85,10 +82,8 @@ def _name(text: str, column: int) -> str:
             column, f"host {_shown(text)} has {len(bare)} characters, at most {_LONGEST_NAME} fit"
         )
     if not bare.replace(".", "").strip("0123456789"):
-        try:
-            ipaddress.IPv4Address(text)
-        except ValueError:
-            raise WrongError(column, f"{_shown(text)} is not an IPv4 address") from None
+        if parse(text) is None:
+            raise WrongError(column, f"{_shown(text)} is not an IPv4 address")
         return text
     at = column
     for label in bare.split("."):

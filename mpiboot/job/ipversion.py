@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from mpiboot.addresses import bare
+from mpiboot.addresses import IPV4, IPV6
 from mpiboot.checks import failed
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.model import Finding, Level, Link, Source
-from mpiboot.network.control import link_of
+from mpiboot.network.control import launcher_addresses, link_of
 from mpiboot.network.link_addresses import usable
 
-_FOUR, _SIX = 4, 6
 # PRRTE before 3.0.12, as a distribution builds it with a PMIx without IPv6, reads past the end of
 # a pod's list of aliases, which is empty without IPv4 (prte_check_host_is_local): SIGSEGV on every
 # host. A prefix that is cut off every name gives each pod its alias.
@@ -33,34 +32,34 @@ def settle(builder: PlanBuilder, observed: Observed) -> int:
         The version that MPI and its daemons speak: 4 or 6.
     """
     spoken = {_version(worker.address) for worker in observed.workers}
-    if spoken != {_SIX}:
+    if spoken != {IPV6}:
         mixed = _has_both(observed)
-        if mixed and spoken == {_FOUR}:
-            _keep_to(builder, _FOUR, f"the control addresses are IPv4, though {mixed} has IPv6 too")
-        return _FOUR
+        if mixed and spoken == {IPV4}:
+            _keep_to(builder, IPV4, f"the control addresses are IPv4, though {mixed} has IPv6 too")
+        return IPV4
     alone = _without_ipv4(observed)
     if not alone:
         if observed.mpi_ipv6 is False:
             because = "this MPI is built without IPv6, and every pod has an IPv4 address too"
             builder.decide(_NAME, "IPv4", Source.DETECTED, because)
-            return _FOUR
-        _keep_to(builder, _SIX, "the control addresses are IPv6")
+            return IPV4
+        _keep_to(builder, IPV6, "the control addresses are IPv6")
     elif observed.mpi_ipv6 is False:
         said = f"{observed.mpi.said or builder.row.title} is built without IPv6 (ompi_info says so)"
         builder.findings.append(failed(_NAME, f"{said}, and {_some(alone)} no IPv4 address"))
-        return _SIX
+        return IPV6
     else:
         builder.decide(_NAME, "IPv6", Source.DETECTED, f"{_some(alone)} no IPv4 address")
     for item in builder.row.ipv6:
         builder.variable(item.name, item.value, item.because, Source.DETECTED)
     if alone and builder.row.cut_prefix_var:
         _give_aliases(builder, observed)
-    return _SIX
+    return IPV6
 
 
 def _keep_to(builder: PlanBuilder, version: int, because: str) -> None:
     builder.decide(_NAME, f"IPv{version}", Source.DETECTED, because)
-    other = _SIX if version == _FOUR else _FOUR
+    other = IPV6 if version == IPV4 else IPV4
     said = f"keeps to IPv{version}; it would try addresses of both"
     if builder.row.not_version_var:
         value = str(other)
@@ -70,7 +69,7 @@ def _keep_to(builder: PlanBuilder, version: int, because: str) -> None:
 
 
 def _version(address: str) -> int:
-    return _SIX if ":" in address else _FOUR
+    return IPV6 if ":" in address else IPV4
 
 
 def _versions(links: Iterable[Link]) -> set[int]:
@@ -84,18 +83,17 @@ def _has_both(observed: Observed) -> str:
         link = link_of(address, facts.links) if facts else None
         if link and len(_versions([link])) > 1:
             return name
-    own = {bare(worker.local_address) for worker in observed.workers if worker.local_address}
-    links = [link_of(address, observed.links) for address in own]
+    links = [link_of(item, observed.links) for item in launcher_addresses(observed.workers)]
     return "the launcher" if any(link and len(_versions([link])) > 1 for link in links) else ""
 
 
 def _without_ipv4(observed: Observed) -> list[str]:
     """List the pods that have no IPv4 address; one that tells nothing counts by its address."""
-    found = [] if _FOUR in _versions(observed.links) else ["the launcher"]
+    found = [] if IPV4 in _versions(observed.links) else ["the launcher"]
     found += [
         worker.host.name
         for worker in observed.workers
-        if worker.facts is None or _FOUR not in _versions(worker.facts.links)
+        if worker.facts is None or IPV4 not in _versions(worker.facts.links)
     ]
     return found
 

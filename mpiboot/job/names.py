@@ -5,8 +5,9 @@ Pure text: nothing is resolved here.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection, Iterable, Sequence
+
+from mpiboot.addresses import Address, bare, parse
 
 # The rest of 127/8 is left to workers that stand on it in a trial without a cluster: no mpirun
 # takes it for its own host either. 127.0.1.1 is a Debian machine's own name.
@@ -14,21 +15,13 @@ _SELF = ("127.0.0.1", "127.0.1.1", "::1")
 _DASHES = str.maketrans({":": "-", "%": "-"})
 
 
-def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return None
+def _address(name: str) -> Address | None:
+    return parse(name.removeprefix("[").removesuffix("]"))
 
 
 def _plain(name: str) -> str:
     """A name as it is compared: without the final dot, in small letters (RFC 4343)."""
     return name.removesuffix(".").lower()
-
-
-def is_address(name: str) -> bool:
-    """Tell whether a host is named by its IPv4 or IPv6 address (brackets allowed)."""
-    return _address(name) is not None
 
 
 def cluster_domain(search: Sequence[str]) -> str:
@@ -55,16 +48,16 @@ def in_cluster(name: str, search: Sequence[str]) -> tuple[str, ...]:
 
     Empty for a name that may be one of the world outside: more than one dot, and no ``.svc``.
     """
-    domain, bare = cluster_domain(search), _plain(name)
-    if not domain or is_address(name):
+    domain, plain = cluster_domain(search), _plain(name)
+    if not domain or _address(name):
         return ()
-    if bare.endswith(f".svc.{domain}"):
-        return (f"{bare}.",)
-    if not bare.endswith(".svc") and bare.count(".") > 1:
+    if plain.endswith(f".svc.{domain}"):
+        return (f"{plain}.",)
+    if not plain.endswith(".svc") and plain.count(".") > 1:
         return ()
     entries = [_plain(entry) for entry in search]
     own = [entry for entry in entries if entry == domain or entry.endswith(f".{domain}")]
-    return tuple(f"{bare}.{entry}." for entry in own)
+    return tuple(f"{plain}.{entry}." for entry in own)
 
 
 def long_form(name: str, domain: str) -> str | None:
@@ -72,15 +65,15 @@ def long_form(name: str, domain: str) -> str | None:
 
     A final dot stays, so that the long form is as absolute as the name was.
     """
-    bare, suffix = name.removesuffix("."), domain.strip(".")
-    if not suffix or not bare.lower().endswith(".svc") or bare.lower() == ".svc":
+    absolute, suffix = name.removesuffix("."), domain.strip(".")
+    if not suffix or not absolute.lower().endswith(".svc") or absolute.lower() == ".svc":
         return None
-    return f"{bare}.{suffix}" + ("." if name.endswith(".") else "")
+    return f"{absolute}.{suffix}" + ("." if name.endswith(".") else "")
 
 
 def short(name: str) -> str:
     """Return the first label of a name; an address stays whole."""
-    return name if is_address(name) else name.split(".", 1)[0]
+    return name if _address(name) else name.split(".", 1)[0]
 
 
 def same_host(one: str, other: str) -> bool:
@@ -108,9 +101,7 @@ def is_local(
     """
     address = _address(name)
     if address is not None:
-        return str(address) in _SELF or any(
-            address == _address(own.split("/", 1)[0]) for own in addresses
-        )
+        return str(address) in _SELF or any(address == parse(bare(own)) for own in addresses)
     wanted, own_name = _plain(name), _plain(hostname)
     if wanted in ("localhost", "localhost.localdomain") or (wanted and wanted == own_name):
         return True

@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from mpiboot.addresses import bare
 from mpiboot.checks import BY_REFERENCE, failed
 from mpiboot.job.names import short
 from mpiboot.job.plan_builder import Observed
 from mpiboot.model import Finding, Level, Link, Worker
 from mpiboot.network import service_mesh
-from mpiboot.network.control import link_of
+from mpiboot.network.control import launcher_addresses, link_of
 from mpiboot.settings import Resolved
 from mpiboot.wording import first_few
 
@@ -94,8 +93,7 @@ def mtus(launcher: Iterable[Link], workers: Sequence[Worker]) -> tuple[Finding, 
     """
     pods: dict[int, list[str]] = {}
     mine = tuple(launcher)
-    own = {bare(worker.local_address) for worker in workers if worker.local_address}
-    for address in sorted(own):
+    for address in launcher_addresses(workers):
         link = link_of(address, mine)
         if link:
             pods.setdefault(link.mtu, []).append("the launcher")

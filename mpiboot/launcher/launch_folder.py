@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import shutil
 import signal
 import socket
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mpiboot import executables
+from mpiboot import addresses, executables
 from mpiboot.after_job import evidence
 from mpiboot.errors import error
 from mpiboot.job import names
@@ -20,6 +19,7 @@ from mpiboot.job.plan_builder import Observed, Paths
 from mpiboot.launch_agent import command as agent_command
 from mpiboot.launch_agent import files as agent_files
 from mpiboot.model import Worker
+from mpiboot.network.control import launcher_addresses
 from mpiboot.observe.dns import read_resolv_conf
 from mpiboot.parent import launch_spec
 from mpiboot.settings import Resolved
@@ -78,16 +78,12 @@ def known_hosts(observed: Observed, host_keys: Mapping[str, str], public: str) -
     return "\n".join(lines) + "\n"
 
 
-def is_loopback(address: str) -> bool:
-    """Whether an address never leaves its pod."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
 def _others(worker: Worker) -> tuple[str, ...]:
-    """List a worker's further addresses: its daemon may connect from any of them."""
+    """List a worker's addresses as the kernel writes them: its daemon may connect from any."""
     links = worker.facts.links if worker.facts else ()
-    found = {address.partition("/")[0] for link in links for address in link.addresses}
-    return tuple(sorted(item for item in found - {worker.address} if not is_loopback(item)))
+    found = (addresses.parse(addresses.bare(item)) for link in links for item in link.addresses)
+    known = {addresses.plain(str(item)) for item in found if item and not item.is_loopback}
+    return tuple(sorted((known | {addresses.plain(worker.address)}) - {worker.address}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +252,7 @@ class Launch:
             let_go=let_go and any(worker.ends for worker in self.observed.workers),
             program=self.plan.program,
             goes_on=self.plan.goes_on,
-            addresses=tuple(sorted({worker.local_address for worker in self.observed.workers})),
+            addresses=launcher_addresses(self.observed.workers),
             ports=settings.port_range,
             stop_signal=signal.Signals[f"SIG{settings.stop_signal}"],
             supervise=settings.supervise != "off",
@@ -268,5 +264,5 @@ def before(worker: Worker, observed: Observed, search: Sequence[str] = ()) -> ev
     """Note what is compared with after a failure; ``search`` is resolv.conf's list."""
     called = observed.called(worker.host.name)
     # mpirun has a made-up name for some addresses, which no nameserver knows.
-    dns = "" if names.is_address(worker.host.name) else called
+    dns = "" if addresses.is_address(worker.host.name) else called
     return evidence.before(worker, called, dns, names.in_cluster(dns, search) if dns else ())

@@ -24,6 +24,11 @@ def link_of(address: str, links: Iterable[Link]) -> Link | None:
     )
 
 
+def launcher_addresses(workers: Iterable[Worker]) -> tuple[str, ...]:
+    """Give the launcher's own control addresses: its ends of the connections to the workers."""
+    return tuple(sorted({item.local_address for item in workers if item.local_address}))
+
+
 def _in(address: str, where: Network) -> bool:
     found = interface(address)
     return found is not None and found.ip in where
@@ -68,7 +73,7 @@ def choose(
         return Decision("control-link", wanted, given.source, str(given)), ""
     if not workers:
         return None, "no worker was reached, so no route tells the control link"
-    own = {bare(worker.local_address) for worker in workers if worker.local_address}
+    own = launcher_addresses(workers)
     mine = [link_of(address, launcher) for address in own]
     names = {link.name for link in mine if link}
     others: list[str] = []
@@ -95,7 +100,7 @@ def choose(
             ),
             "",
         )
-    controls = own | {bare(worker.address) for worker in workers}
+    controls = {*map(bare, own), *(bare(worker.address) for worker in workers)}
     smallest = smallest_network(filter(None, map(parse, controls)))
     if smallest is None:
         return None, "the control addresses are of both IP versions"

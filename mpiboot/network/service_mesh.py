@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.model import Finding, Level, Mesh
+from mpiboot.wording import first_few
 
 _LISTED: Final = 32  # ports that are written out in an annotation
 
@@ -139,5 +140,5 @@ def findings(
 
 def said(mesh: Mesh, where: Sequence[str]) -> str:
     """Say what a mesh does to a job."""
-    more = f" and {len(where) - 1} more" if len(where) > 1 else ""
-    return f"a proxy of {mesh.name} takes every connection of {where[0]}{more}, MPI's own too"
+    pods = first_few(where, 1)
+    return f"a proxy of {mesh.name} takes every connection of {pods}, MPI's own too"

@@ -15,9 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mpiboot.addresses import is_address
 from mpiboot.job import names
 from mpiboot.observe.answers import Answer, Reason, Reply, joined, summary
-from mpiboot.observe.resolvconf import ResolvConf, is_literal, is_malformed, parse, search_names
+from mpiboot.observe.resolvconf import ResolvConf, is_malformed, parse, search_names
 
 if TYPE_CHECKING:
     import dns.message
@@ -102,7 +103,7 @@ class Resolver:
         needed. Where it says no, the nameservers are asked why; where they say yes, the system
         resolver must agree before the name counts as resolved.
         """
-        if is_literal(name):
+        if is_address(name):
             return Answer(name, (name,))
         if is_malformed(name):
             return Answer(name, reason=Reason.MALFORMED, detail=f"{name!r} is not a host name")

@@ -6,7 +6,6 @@ Stdlib only, and light: a worker's way to its sshd leads through here. Decides n
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import os
 import pwd
@@ -17,7 +16,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from mpiboot import __version__, addresses, log
+from mpiboot import __version__, log
+from mpiboot.addresses import IPV6, bare, parse
+from mpiboot.addresses import network as network_of
 from mpiboot.fabric import Fabric
 from mpiboot.model import NO_FABRIC, Identity, Link, Mesh, Mpi, PodFacts
 from mpiboot.observe import facts_json
@@ -133,7 +134,7 @@ def own_names(hostname: str, path: Path = HOSTS) -> tuple[str, ...]:
 
 def _hosts_address(hostname: str, path: Path) -> str:
     for words in _host_lines(path):
-        found = addresses.parse(words[0]) if hostname.lower() in words[1:] else None
+        found = parse(words[0]) if hostname.lower() in words[1:] else None
         # Debian writes 127.0.1.1 for the machine's own name, which nobody else can reach.
         if found is not None and not found.is_loopback:
             return words[0]
@@ -150,17 +151,15 @@ def _route_address() -> str:
 
 def _address_in(text: str) -> str:
     """This pod's own address in a network; empty where the text is none, or there is none."""
-    try:
-        network = ipaddress.ip_network(text)
-    except ValueError:  # an address with its prefix, or no address at all
+    network = network_of(text)
+    # An address with its prefix is an address.
+    if network is None or network.num_addresses == 1 or parse(bare(text)) != network[0]:
         return ""
-    if network.num_addresses == 1:
-        return ""
-    family = socket.AF_INET6 if network.version == 6 else socket.AF_INET  # noqa: PLR2004
+    family = socket.AF_INET6 if network.version == IPV6 else socket.AF_INET
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((str(network[1]), _DISCARD))  # asks for a route; nothing is sent
         source = str(probe.getsockname()[0])
-        if ipaddress.ip_address(source.partition("%")[0]) in network:
+        if parse(source) in network:
             return source
     return ""
 
@@ -180,7 +179,7 @@ def _link_address(name: str) -> str:
     for line in lines:
         digits, _, _, scope, _, link = line.split()
         if link == name and scope == "00":  # global: a link-local one needs a zone everywhere
-            return str(ipaddress.IPv6Address(bytes.fromhex(digits)))
+            return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
     return ""
 
 
@@ -197,7 +196,7 @@ def control_address(wanted: str, hostname: str, hosts: Path = HOSTS) -> tuple[st
         inside = _address_in(wanted)
         if inside:
             return inside, f"the address in {wanted}"
-        if addresses.parse(address) is not None:
+        if parse(address) is not None:
             return address, "MPIBOOT_CONTROL_IFNAME"
         return _link_address(wanted), f"the address of the link {wanted}"
     address = _hosts_address(hostname, hosts)

@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
-from mpiboot import addresses
-
 _LABEL: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _LONGEST_NAME: Final = 253
 # glibc reads no more (resolv.conf(5)).
@@ -71,11 +69,6 @@ def search_names(name: str, conf: ResolvConf) -> tuple[str, ...]:
     if name.count(".") >= conf.ndots:
         return (f"{name}.", *listed)
     return (*listed, f"{name}.")
-
-
-def is_literal(name: str) -> bool:
-    """Tell whether a name is an IP address, which needs no resolver."""
-    return addresses.parse(name) is not None
 
 
 def is_malformed(name: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Final
 
 from mpiboot.parent.events import RankEnd, Verdict
 from mpiboot.parent.state import BY_SIGNAL, SSH_FAILED, Loss, State, signal_name
+from mpiboot.wording import first_few
 
 # What ssh says -> row of checks. The first that fits; ssh's own words, as OpenSSH 8 to 10 write.
 SSH_WORDS: Final = (
@@ -47,11 +48,6 @@ def _verdict(reference: str, said: str, host: str = "", evidence: tuple[str, ...
     return Verdict(CODES[reference][0], reference, said, host, evidence)
 
 
-def _list(hosts: tuple[str, ...]) -> str:
-    shown = ", ".join(hosts[:_LISTED])
-    return shown if len(hosts) <= _LISTED else f"{shown} and {len(hosts) - _LISTED} more"
-
-
 def _in_order(state: State, hosts: frozenset[str]) -> tuple[str, ...]:
     return tuple(host for host in state.job.hosts if host in hosts)
 
@@ -68,7 +64,7 @@ def not_started(state: State, program: str = "") -> Verdict:
     where = "past mpiboot's launch agent" if program in _REMOTE_SHELLS else "on the launcher"
     runs = f"runs {program} {where}, but " if program else ""
     said = (
-        f"mpirun {runs}started no daemon on {_list(hosts)} "
+        f"mpirun {runs}started no daemon on {first_few(hosts, _LISTED)} "
         f"({len(hosts)} of {count} remote hosts): the job would not span its hosts"
     )
     evidence = tuple(f"{name}: {why}" for name, why in state.job.suspects)
@@ -82,7 +78,7 @@ def launch_timeout(state: State) -> Verdict:
     hosts = _in_order(state, state.waiting)
     lines = tuple(f"{host}: {_standing(state, host)}" for host in hosts[:_LISTED])
     said = (
-        f"{_list(hosts)} ({len(hosts)} of {len(state.job.hosts)} remote hosts) "
+        f"{first_few(hosts, _LISTED)} ({len(hosts)} of {len(state.job.hosts)} remote hosts) "
         f"did not join within {state.job.launch_timeout:g} s"
     )
     return _verdict("launch-timeout", said, evidence=lines)
@@ -304,6 +300,6 @@ def _own(state: State) -> Verdict:
     if state.missing:
         hosts = _in_order(state, state.missing)
         evidence = tuple(f"{variable}: {why}" for variable, why in state.job.suspects)
-        said = f"mpirun ended with {status} and started no daemon on {_list(hosts)}"
+        said = f"mpirun ended with {status} and started no daemon on {first_few(hosts, _LISTED)}"
         return Verdict(status, "", said, evidence=evidence)
     return Verdict(status, "", f"the program ended with {status}")

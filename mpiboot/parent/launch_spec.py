@@ -72,8 +72,8 @@ class RemoteHost:
     """A remote host that must get a launch agent.
 
     ``name`` is what the agent is called with, as in the hostfile that mpirun gets; ``address``
-    and ``port`` are those of its SSH server; ``others`` are further addresses of that pod, from
-    which its daemon may connect.
+    and ``port`` are those of its SSH server; ``others`` are further addresses of that pod, as
+    the kernel writes them, from which its daemon may connect.
     """
 
     name: str

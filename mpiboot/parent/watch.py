@@ -177,18 +177,6 @@ def _is_agent(arguments: list[str]) -> bool:
     return any(word.endswith("/libexec/agent") for word in arguments[:3])
 
 
-def address(text: str) -> str:
-    """Write an address in the one form that is compared; as it is where it is none."""
-    text = text.strip("[]").partition("%")[0]
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            plain = socket.inet_ntop(family, socket.inet_pton(family, text))
-        except (OSError, ValueError):
-            continue
-        return plain.removeprefix(_V4_IN_V6)
-    return text
-
-
 def _decode(word: str) -> str:
     """Read an address of /proc/net/tcp: 32-bit words in this machine's byte order."""
     raw = bytes.fromhex(word)
@@ -266,7 +254,7 @@ def joined(
     """
     names: dict[str, list[str]] = {}
     for remote in everyone:
-        for text in {address(item) for item in (remote.address, *remote.others)}:
+        for text in (remote.address, *remote.others):
             names.setdefault(text, []).append(remote.name)
     here = [peer for peer in seen if peer.address != peer.local]
     found: set[str] = set()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.parent.launch_spec import LaunchSpec, RemoteHost, from_line, to_line
-from mpiboot.parent.watch import Peer, Processes, address, joined, peers, running, unread
+from mpiboot.parent.watch import Peer, Processes, joined, peers, running, unread
 
 ONE = RemoteHost("w-1", "10.0.0.1", 22)
 TWO = RemoteHost("w-2", "10.0.0.2", 22, others=("192.168.7.2",))
@@ -39,21 +39,6 @@ def test_a_proxy_in_front_of_the_pod_counts_when_all_are_there() -> None:
     assert joined(both, both, seen("127.0.0.6")) == []
     assert joined(both, both, seen("127.0.0.6", "127.0.0.6")) == ["w-1", "w-2"]
     assert joined(both, both, [Peer(HERE, HERE)] * 2) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "plain"),
-    [
-        ("10.0.0.1", "10.0.0.1"),
-        ("[fd00::1]", "fd00::1"),
-        ("FD00:0:0:0:0:0:0:1", "fd00::1"),
-        ("::ffff:10.0.0.1", "10.0.0.1"),
-        ("fe80::1%eth0", "fe80::1"),
-        ("a-name", "a-name"),
-    ],
-)
-def test_addresses_are_compared_in_one_form(text: str, plain: str) -> None:
-    assert address(text) == plain
 
 
 @pytest.mark.parametrize("own", ["127.0.0.1", "::1"])
