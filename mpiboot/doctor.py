@@ -33,16 +33,13 @@ _ANY_PROGRAM = ("true",)
 
 def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> int:
     """Print every finding; the code is that of the first failure, 0 where nothing fails."""
-    found = [*resolved.warnings, *_own(resolved, environ)]
-    role = _role(resolved, environ)
-    if role is Role.WORKER:
-        found.append(_tried("workers-unreachable", lambda: _server(resolved, environ)))
-    if role is not Role.LAUNCHER:  # a launcher's plan tells it of all pods
-        settings = resolved.settings
-        ports = [settings.ssh_port or 22]
-        found += meshes.findings({"this pod": service_mesh.look()}, ports, settings.port_range)
-    if role is Role.LAUNCHER:
-        found += [item for item in _job(resolved, environ) if item not in found]
+    try:
+        found = _look(resolved, environ)
+    finally:
+        wanted, tmpdir = resolved.settings.runtime_dir, environ.get("TMPDIR", "")
+        folder = files.find_role(wanted, os.getuid(), "doctor", tmpdir)
+        if folder:
+            files.remove_role(folder)
     if as_json:
         sys.stdout.write(render.as_json(found))
     else:
@@ -52,6 +49,22 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> int
         checks, warnings = counted(len(found), "check"), counted(odd, "warning")
         sys.stdout.write(f"\n{checks}: {bad} failed, {warnings}\n")
     return next((int(BY_REFERENCE[i.check].code) for i in found if i.level is Level.FAIL), 0)
+
+
+def _look(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:
+    """Gather what is found in this pod and, on a launcher, on its hosts."""
+    found = [*resolved.warnings, *_own(resolved, environ)]
+    role = _role(resolved, environ)
+    if role is Role.WORKER:
+        server = _tried("workers-unreachable", lambda: _server(resolved, environ))
+        found += [server] if server not in found else []  # without a key both say the same
+    if role is not Role.LAUNCHER:  # a launcher's plan tells it of all pods
+        settings = resolved.settings
+        ports = [settings.ssh_port or 22]
+        found += meshes.findings({"this pod": service_mesh.look()}, ports, settings.port_range)
+    if role is Role.LAUNCHER:
+        found += [item for item in _job(resolved, environ) if item not in found]
+    return found
 
 
 def _role(resolved: Resolved, environ: Mapping[str, str]) -> Role:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mpiboot import log, render
 from mpiboot.data_network.nccl import CHECKED
+from mpiboot.errors import MpibootError, error
 from mpiboot.fabric import Fabric, Route
 from mpiboot.model import Mpi, PodFacts
 from mpiboot.network import service_mesh as meshes
@@ -81,7 +82,10 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
     """
     mpi = programs.detect_mpi(environ)
     if not path:
-        found = gather(resolved, environ, sshd="", pid=1, mpi=mpi)
+        state = _worker(resolved, environ)
+        sshd, pid = (state.sshd, state.pid) if state else ("", 1)
+        found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
+        found = replace(found, sshd_because=state.because if state else "")
         sys.stdout.write(pod.to_json(found) + "\n" if as_json else render.facts(found))
         return 0
     state = pod.worker_state(Path(path).parent)
@@ -95,5 +99,17 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
     names = tuple(sorted({*found.environment, *environ}))
     because = state.because if state else ""
     found = replace(found, environment=names, sshd_because=because)
-    files.write_private(Path(path), pod.to_json(found))
+    try:
+        files.write_private(Path(path), pod.to_json(found))
+    except MpibootError as wrong:
+        hint = "name a file in a folder that this user may write: `mpiboot facts --write PATH`"
+        raise error("runtime-folder", wrong.finding.said, hint=hint) from None
     return 0
+
+
+def _worker(resolved: Resolved, environ: Mapping[str, str]) -> pod.WorkerState | None:
+    """Find the worker of mpiboot's that runs in this container; None where none does."""
+    wanted, uid = resolved.settings.runtime_dir, os.getuid()
+    folder = files.find_role(wanted, uid, "worker", environ.get("TMPDIR", ""))
+    state = pod.worker_state(folder) if folder else None
+    return state if state and os.path.exists(f"/proc/{state.pid}") else None  # noqa: PTH110

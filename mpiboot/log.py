@@ -141,10 +141,12 @@ def error(event: str, message: str, **fields: Json) -> None:
 def finding(item: Finding) -> None:
     """Say a finding at the level that it has."""
     level = {"fail": "error", "warn": "warning", "unknown": "warning"}.get(item.level, "info")
-    where = f"{item.host}: " if item.host else ""
+    where = f"{item.where}: " if item.where else ""
     fields: dict[str, Json] = {"check": item.check, "hint": item.hint}
     if item.host:
         fields["host"] = item.host
+    if item.hosts:
+        fields["hosts"] = list(item.hosts)
     if item.evidence:
         fields["evidence"] = list(item.evidence)
     if not _STATE.as_json and item.evidence:

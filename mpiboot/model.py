@@ -11,6 +11,7 @@ from enum import Enum, IntEnum
 from typing import Final, TypeAlias
 
 from mpiboot.fabric import Fabric
+from mpiboot.wording import first_few
 
 NO_FABRIC: Final = Fabric()
 
@@ -98,6 +99,7 @@ class Finding:
     """What one check says of one host.
 
     ``check`` is a reference of the table in ``checks``; ``host`` is empty for this pod itself.
+    ``hosts`` are those of a finding that several have in common; ``host`` is empty then.
     """
 
     check: str
@@ -106,6 +108,13 @@ class Finding:
     host: str = ""
     evidence: tuple[str, ...] = ()
     hint: str = ""
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """Name the host or hosts as a line begins with them; empty for this pod itself."""
+        several = f"{len(self.hosts)} hosts ({first_few(self.hosts)})" if self.hosts else ""
+        return self.host or several
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ def findings(items: Iterable[Finding], width: int | None = None) -> str:
     Of many hosts with one trouble the first few are shown, the others named.
     """
     told = list(items)
-    hosts = max((len(item.host or "this pod") for item in told), default=0)
+    hosts = max((len(_whose(item)) for item in told), default=0)
     checks = max((len(item.check) for item in told), default=0)
     alike: dict[tuple[object, ...], list[Finding]] = {}
     for item in told:
@@ -112,14 +112,15 @@ def findings(items: Iterable[Finding], width: int | None = None) -> str:
     for group in alike.values():
         below = ""
         for item in group if len(group) <= _ALIKE else group[: _ALIKE - 1]:
-            where = (item.host or "this pod").ljust(hosts)
+            where = _whose(item).ljust(hosts)
             # A row's reference names what goes wrong: beside "ok" it would read as the opposite.
             check = "" if item.level is Level.OK else item.check
             head = f"{MARKS[item.level].ljust(4)}  {where}  {check.ljust(checks)}  "
             below = " " * len(head)
-            lines.append(hung(head, item.said, width))
+            which = f" ({first_few(item.hosts)})" if item.hosts else ""
+            lines.append(hung(head, f"{item.said}{which}", width))
             lines += [f"{below}  {text}\n" for text in item.evidence]
-        rest = [item.host or "this pod" for item in group[_ALIKE - 1 :]]
+        rest = [_whose(item) for item in group[_ALIKE - 1 :]]
         if len(group) > _ALIKE:
             lines.append(hung(below, f"and {len(rest)} more: {first_few(rest, _ALIKE)}", width))
         if group[0].hint and group[0].level is not Level.OK:
@@ -127,14 +128,18 @@ def findings(items: Iterable[Finding], width: int | None = None) -> str:
     return "".join(lines)
 
 
+def _whose(item: Finding) -> str:
+    return f"{len(item.hosts)} hosts" if item.hosts else item.host or "this pod"
+
+
 def termination(item: Finding, others: Sequence[Finding] = ()) -> str:
     """Say why the container ended: reference, sentence, hint, evidence, then the other hosts."""
-    where = f"{item.host}: " if item.host else ""
+    where = f"{item.where}: " if item.where else ""
     lines = [f"{item.check}: {where}{item.said}"]
     if item.hint:
         lines.append(f"-> {item.hint}")
     lines += list(item.evidence)
-    told = (f"{other.host or 'this pod'}: {other.said}" for other in others)
+    told = (f"{other.where or 'this pod'}: {other.said}" for other in others)
     shown_already = frozenset(item.evidence)
     lines += [line for line in told if line not in shown_already]
     return "\n".join(lines) + "\n"

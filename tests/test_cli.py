@@ -14,6 +14,7 @@ from mpiboot import __version__
 from mpiboot.commands import root
 from mpiboot.model import Role
 from mpiboot.settings import ROWS, Section
+from mpiboot.system import files
 from tests.fakes.cli import GUARD, environment, message, mpiboot
 
 COMMANDS = ("launcher", "worker", "wait", "plan", "doctor", "facts", "settings")
@@ -328,6 +329,22 @@ def test_facts_are_json_on_request_and_can_be_written_to_a_private_file(tmp_path
     assert (done.returncode, done.stdout) == (0, "")
     assert path.stat().st_mode & 0o777 == 0o600
     assert json.loads(path.read_text())
+    refused = mpiboot(tmp_path, "facts", "--write", str(tmp_path / "none" / "facts.json"))
+    assert refused.returncode == 73
+    assert "-> name a file in a folder that this user may write" in refused.stderr
+
+
+def test_facts_know_the_worker_that_runs_in_this_pod(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / files.container_name() / "worker"
+    folder.mkdir(parents=True)
+    state = {"pid": os.getpid(), "sshd": "embedded", "address": "10.0.0.1", "port": 22}
+    (folder / "worker.json").write_text(json.dumps({**state, "because": "no sshd here"}))
+    told = json.loads(mpiboot(tmp_path, "facts", "--json").stdout)
+    assert (told["sshd"], told["sshd_because"]) == ("embedded", "no sshd here")
+    ended = subprocess.Popen(["/bin/true"])
+    ended.wait()
+    (folder / "worker.json").write_text(json.dumps({**state, "because": "", "pid": ended.pid}))
+    assert "not started by mpiboot here" in mpiboot(tmp_path, "facts").stdout
 
 
 def test_no_hostfile_is_66_with_the_reason_in_the_termination_message(tmp_path: Path) -> None:
@@ -364,8 +381,9 @@ def test_doctor_prints_findings_and_ends_with_the_first_failures_code(tmp_path: 
     assert told["ssh-key"]["level"] == "fail"
     assert done.returncode == 77
     table = mpiboot(tmp_path, "doctor", env=env)
-    assert "FAIL  this pod  ssh-key " in table.stdout
+    assert table.stdout.count("FAIL  this pod  ssh-key ") == 1
     assert table.returncode == 77
+    assert list((tmp_path / "run").iterdir()) == []  # it leaves nothing behind
 
 
 def test_a_bug_is_70_with_versions_and_never_a_bare_traceback(tmp_path: Path) -> None:

@@ -37,6 +37,18 @@ def test_people_read_plain_words_on_stderr_and_nothing_on_stdout(
     ]
 
 
+def test_a_finding_of_several_hosts_names_the_first_and_json_all(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    item = Finding("shm", Level.WARN, "too small", hosts=tuple(f"w-{n}" for n in range(9)))
+    log.finding(item)
+    said = "[shm] 9 hosts (w-0, w-1, w-2, w-3 and 5 more): too small"
+    assert capfd.readouterr().err == f"mpiboot: warning: {said}\n"
+    log.configure(form="json")
+    log.finding(item)
+    assert len(json.loads(capfd.readouterr().err)["hosts"]) == 9
+
+
 def test_json_is_one_valid_object_a_line_whatever_a_message_holds(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

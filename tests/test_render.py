@@ -111,6 +111,13 @@ def test_of_many_hosts_with_one_trouble_a_few_are_shown_with_one_hint() -> None:
     assert len(text.splitlines()) <= 24  # a terminal's screen
 
 
+def test_what_several_hosts_have_is_not_told_of_this_pod() -> None:
+    item = Finding("shm", Level.FAIL, "too small", hint="more", hosts=("w-0", "w-1"))
+    assert render.findings([item]).splitlines()[0] == "FAIL  2 hosts  shm  too small (w-0, w-1)"
+    assert render.termination(item).startswith("shm: 2 hosts (w-0, w-1): too small\n")
+    assert "2 hosts (w-0, w-1): too small" in render.termination(FOUND[2], (item,))
+
+
 def test_hosts_that_are_well_have_a_line_each() -> None:
     fine = [Finding("workers-unreachable", Level.OK, "22", f"w-{n}") for n in range(64)]
     assert len(render.findings(fine).splitlines()) == 64

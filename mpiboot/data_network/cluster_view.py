@@ -106,10 +106,11 @@ def findings(
         ]
         for problem in dict.fromkeys(found):
             hosts.setdefault(problem, []).append(network.host)
+    everywhere = [network.host for network in networks]
     whole = [problem for rule in _RULES for problem in rule(networks, settings)]
     return (
         *(_finding(problem, names, settings) for problem, names in hosts.items()),
-        *(_finding(problem, (), settings) for problem in whole),
+        *(_finding(problem, everywhere, settings) for problem in whole),
     )
 
 
@@ -125,12 +126,10 @@ def _finding(problem: Problem, names: Sequence[str], settings: DataSettings) -> 
     return Finding(
         problem.check,
         level(problem.check, settings, always=problem.always),
-        f"on {len(names)} workers ({first_few(names)}): {problem.said}"
-        if several
-        else problem.said,
-        names[0] if len(names) == 1 else "",
-        tuple(names) if several else (),
-        hint,
+        problem.said,
+        "" if several else names[0],
+        hint=hint,
+        hosts=tuple(names) if several else (),
     )
 
 

@@ -130,6 +130,38 @@ def _named(wanted: str, uid: int, role: str, *, split: bool) -> Path:
     return folder
 
 
+def _bases(uid: int, temporary: str) -> tuple[Path, ...]:
+    """Where private folders may be without a setting, in order."""
+    named = (Path(temporary) / f"mpiboot-{uid}",) if temporary.startswith("/") else ()
+    return (_RUN, *named, Path(f"/tmp/mpiboot-{uid}"), Path(f"/dev/shm/mpiboot-{uid}"))  # noqa: S108
+
+
+def find_role(wanted: str, uid: int, role: str, tmpdir: str) -> Path | None:
+    """Find the private folder that a role of this container has made; None where it has none.
+
+    Args:
+        wanted: the folder that the user named, or nothing.
+        uid: the owner that the folder must have.
+        role: the folder's own name under the base.
+        tmpdir: the value of ``TMPDIR``.
+    """
+    for base in (Path(wanted),) if wanted else _bases(uid, tmpdir):
+        folder = base / container_name() / role
+        with contextlib.suppress(OSError):
+            if folder.lstat().st_uid == uid:
+                return folder
+    return None
+
+
+def remove_role(folder: Path) -> None:
+    """Remove a role's folder with what is in it, and the container's own where nothing else is."""
+    import shutil  # noqa: PLC0415 - heavy, and nothing that a job does
+
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()
+
+
 def runtime_dir(
     wanted: str, uid: int, role: str, *, tmpdir: str | None = None, split: bool = False
 ) -> Path:
@@ -152,12 +184,8 @@ def runtime_dir(
     if wanted:
         return _named(wanted, uid, role, split=split)
     temporary = os.environ.get("TMPDIR", "") if tmpdir is None else tmpdir
-    bases = [_RUN]
-    if temporary.startswith("/"):
-        bases.append(Path(temporary) / f"mpiboot-{uid}")
-    bases += [Path(f"/tmp/mpiboot-{uid}"), Path(f"/dev/shm/mpiboot-{uid}")]  # noqa: S108
     reasons: list[str] = []
-    for base in bases:
+    for base in _bases(uid, temporary):
         wrong = (_blank(base) if split else "") or _own_folder(base, uid)
         if not wrong:
             folder, wrong = _role_folder(base, uid, role)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 import time
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from mpiboot.wording import lasting
 
 # In this order: what ssh itself prefers, then the keys of a Kubernetes Secret of type ssh-auth.
 NAMES: Final = ("id_rsa", "id_ecdsa", "id_ed25519", "ssh-privatekey")
+# Where a node has the volumes of all its pods: none of them is mounted for this process.
+_OF_OTHERS: Final = re.compile(r"/pods/[0-9a-f-]{32,36}/volumes/")
 # Seconds after which a line says again what is waited for.
 _SILENCE: Final = 28.0
 _LOOK_FIRST, _LOOK_LAST = 0.05, 1.0  # seconds between two looks for the key
@@ -49,6 +52,8 @@ def mounts(table: str) -> tuple[str, ...]:
     found = []
     for line in table.splitlines():
         point = line.split()[4] if len(line.split()) > 4 else ""  # noqa: PLR2004
+        if _OF_OTHERS.search(point):
+            continue
         path = Path(point.encode().decode("unicode_escape", "replace"))
         if path.name in NAMES:
             path = path.parent

@@ -320,7 +320,7 @@ def test_the_default_shm_with_several_ranks_is_said_with_the_pods_lines() -> Non
 def test_a_named_link_is_listed_where_it_is_missing() -> None:
     named = replace(PREFER, data_ifname=("net1",))
     some = only(decide(w.tcp(0), w.tcp(1, "dra0"), w.tcp(2, "dra0"), settings=named), "data-link")
-    assert some.evidence == ("w-1", "w-2")
+    assert some.hosts == ("w-1", "w-2")
     assert some.level is Level.FAIL
     nowhere = only(decide(w.plain(0), settings=named), "data-link")
     assert nowhere.host == "w-0"
@@ -445,8 +445,9 @@ def test_ports_of_workers_whose_mtu_is_not_known_are_not_compared() -> None:
 def test_one_problem_on_many_workers_is_one_line() -> None:
     found = decide(*(changed(w.plain(place), shm=64 << 20) for place in range(9)))
     finding = only(found, "shm")
-    assert finding.said.startswith("on 9 workers (w-0, w-1, w-2, w-3 and 5 more)")
-    assert len(finding.evidence) == 9
+    assert finding.where == "9 hosts (w-0, w-1, w-2, w-3 and 5 more)"
+    assert len(finding.hosts) == 9
+    assert finding.evidence == ()
 
 
 @pytest.mark.parametrize(

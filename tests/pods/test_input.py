@@ -198,6 +198,8 @@ def test_plan_and_doctor_tell_a_healthy_job(cluster: Cluster, image: Image) -> N
     own = job.workers[0].exec("mpiboot", "doctor")
     assert own.returncode == 0
     assert f"openssh lets root in at {job.workers[0].address} port 22" in own.stdout
+    seen = job.workers[0].exec("mpiboot", "facts").stdout.splitlines()
+    assert [line.split() for line in seen if line.startswith("sshd ")] == [["sshd", "openssh"]]
     assert asks(job, "wait")[0] == 0
 
 
