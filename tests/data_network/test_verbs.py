@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.data_network.observe import rdma, verbs
+from mpiboot.data_network.observe import libraries, rdma
 from tests.data.build_sysfs import build, kernel
 from tests.data.rdma_nodes import TREES
 
@@ -14,7 +14,7 @@ ASKED = {"mlx5_5": 1, "mlx5_6": 2}
 
 def played(tmp_path: Path, text: str) -> str:
     """A program in the place of the one that asks the library, whose drivers can't be had here."""
-    path = tmp_path / "verbs.py"
+    path = tmp_path / "libraries.py"
     path.write_text(text)
     return str(path)
 
@@ -24,12 +24,13 @@ def test_what_the_library_says_is_read(tmp_path: Path) -> None:
         "mlx5_5": {"why": "", "mtus": [[1, 4096]], "links": [[1, 3, 7]]},
         "other": {"why": "", "mtus": [], "links": []},
     }
-    text = f"import sys\nassert sys.argv[2] == 'mlx5_6:2'\nprint({json.dumps(json.dumps(said))})\n"
+    words = ["verbs", "mlx5_5:1", "mlx5_6:2"]
+    text = f"import sys\nassert sys.argv[1:] == {words}\nprint({json.dumps(json.dumps(said))})\n"
     program = played(tmp_path, text)
 
-    found, wrong = verbs.ask(ASKED, program=program)
+    found, wrong = libraries.devices(ASKED, program=program)
 
-    assert found == {"mlx5_5": verbs.LibraryAnswer("", {1: 4096}, {(1, 3): 7})}
+    assert found == {"mlx5_5": libraries.LibraryAnswer("", {1: 4096}, {(1, 3): 7})}
     assert wrong == ""
 
 
@@ -50,7 +51,7 @@ def test_a_driver_that_crashes_hangs_or_prints_is_said_and_nothing_is_known(
 ) -> None:
     patience = 0.5 if "longer" in said else 60
 
-    found, wrong = verbs.ask(ASKED, patience, played(tmp_path, text))
+    found, wrong = libraries.devices(ASKED, patience, played(tmp_path, text))
 
     assert found == {}
     assert wrong.startswith("libibverbs.so.1 ")
@@ -58,7 +59,7 @@ def test_a_driver_that_crashes_hangs_or_prints_is_said_and_nothing_is_known(
 
 
 def test_a_device_that_the_library_does_not_have_is_said_on_any_machine() -> None:
-    found, wrong = verbs.ask({"no:such": 1})
+    found, wrong = libraries.devices({"no:such": 1})
 
     assert wrong == ""
     assert found["no:such"].why.startswith(
@@ -69,7 +70,7 @@ def test_a_device_that_the_library_does_not_have_is_said_on_any_machine() -> Non
 def test_the_librarys_word_stands_beside_the_kernels(tmp_path: Path) -> None:
     tree = TREES["mlx5-vfs"]
     found = rdma.assemble(kernel(tree), *build(tree, tmp_path))
-    said = {"mlx5_5": verbs.LibraryAnswer("", {1: 2048}, {(1, 3): 9})}
+    said = {"mlx5_5": libraries.LibraryAnswer("", {1: 2048}, {(1, 3): 9})}
 
     known = rdma.with_library(found, said, "it was slow").devices
 
@@ -77,7 +78,9 @@ def test_the_librarys_word_stands_beside_the_kernels(tmp_path: Path) -> None:
     assert (ours.library_error, ours.ports[0].mtu) == ("", 2048)
     assert {gid.index: gid.link for gid in ours.ports[0].gids} == {0: 0, 1: 0, 2: 0, 3: 9}
     assert other.library_error == ""
-    without = rdma.with_library(found, {"mlx5_5": verbs.LibraryAnswer("no driver", {}, {})}, "slow")
+    without = rdma.with_library(
+        found, {"mlx5_5": libraries.LibraryAnswer("no driver", {}, {})}, "slow"
+    )
     assert (without.devices[2].library_error, without.devices[2].ports[0].mtu) == (
         "no driver",
         4096,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from mpiboot.data_network.observe import libraries, nldev, rdma_sysfs, sysfs, verbs
+from mpiboot.data_network.observe import libraries, nldev, rdma_sysfs, sysfs
 from mpiboot.data_network.observe.nldev import Kernel
 from mpiboot.data_network.observe.report import DeviceReport
 from mpiboot.fabric import Fabric, LinkLayer, RdmaDevice, RdmaPort
@@ -54,10 +54,12 @@ def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fab
         return found
     if any(one.driver == "efa" and one.opens for one in found.devices):
         found = replace(found, missing=libraries.missing(EFA_LIBRARIES))
-    return with_library(found, *verbs.ask(asked))
+    return with_library(found, *libraries.devices(asked))
 
 
-def with_library(found: Fabric, said: Mapping[str, verbs.LibraryAnswer], wrong: str = "") -> Fabric:
+def with_library(
+    found: Fabric, said: Mapping[str, libraries.LibraryAnswer], wrong: str = ""
+) -> Fabric:
     """Add what the RDMA library says of its devices, and of what went ``wrong`` with it."""
     devices = tuple(
         _with_library(device, said[device.name]) if device.name in said else device
@@ -66,7 +68,7 @@ def with_library(found: Fabric, said: Mapping[str, verbs.LibraryAnswer], wrong: 
     return replace(found, devices=devices, oddities=(*found.oddities, *((wrong,) if wrong else ())))
 
 
-def _with_library(device: RdmaDevice, said: verbs.LibraryAnswer) -> RdmaDevice:
+def _with_library(device: RdmaDevice, said: libraries.LibraryAnswer) -> RdmaDevice:
     ports = tuple(
         replace(
             port,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mpiboot.data_network.observe import verbs
+from mpiboot.data_network.observe import libraries
 from tests.vm.inside.machine import clean, run, wait_for
 
 
@@ -20,7 +20,7 @@ def modules() -> None:
 def time_for_the_library() -> Iterator[None]:
     """A program that takes milliseconds elsewhere takes seconds in this emulated machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verbs, "ask", functools.partial(verbs.ask, seconds=120))
+        patch.setattr(libraries, "devices", functools.partial(libraries.devices, seconds=120))
         yield
 
 
