@@ -5,36 +5,37 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-import textwrap
+import subprocess
+import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import click
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from mpiboot import render
 from mpiboot.checks import CHECKS
 from mpiboot.commands.root import cli
+from mpiboot.launcher import summary
 from mpiboot.settings import INTERNAL, ROWS
+from tests.fakes import workers as w
+from tests.launcher.test_summary import plan, seen, with_network
+from tests.pages import NOT_RUN, PAGES, ROOT, Block, blocks, copied, named, not_printed
+from tests.pods import test_manifests
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # What stands in documentation for a name that the reader has.
 _STANDS_FOR = {"MPIBOOT_X", "MPIBOOT_THE_NAME"}
-
-
-def blocks(page: Path, *kinds: str) -> list[str]:
-    """The fenced blocks of a page, of these languages."""
-    found = re.findall(r"^( *)```(\w*)\n(.*?)^ *```", page.read_text(), re.MULTILINE | re.DOTALL)
-    return [textwrap.dedent(text) for _, kind, text in found if kind in kinds]
+_TESTS = (Path(__file__), ROOT / "tests" / "pods" / "test_docs.py")
 
 
 def documents() -> Iterator[tuple[str, Any]]:
-    for page in PAGES:
-        for block in blocks(page, "yaml"):
-            for made in yaml.safe_load_all(block):
-                yield page.name, made
+    for block in blocks("yaml"):
+        for made in yaml.safe_load_all(block.text):
+            yield block.page.name, made
 
 
 def below(value: object) -> Iterator[dict[str, Any]]:
@@ -52,6 +53,72 @@ def pods() -> Iterator[tuple[str, dict[str, Any]]]:
         for item in below(made):
             if "containers" in item:
                 yield name, item
+
+
+@pytest.mark.parametrize("block", blocks(), ids=lambda block: block.said)
+def test_a_block_of_the_docs_is_tried_or_says_that_it_is_not(block: Block) -> None:
+    """By its name in one of the files of tests; a diagram has nothing to try."""
+    assert block.kind in {"sh", "text", "yaml", "dockerfile", "diagram"}
+    if block.kind != "diagram" and not block.text.startswith(NOT_RUN):
+        tests = "".join(path.read_text() for path in _TESTS)
+        assert block.name
+        assert f'"{block.name}"' in tests
+
+
+def test_a_line_that_was_not_printed_is_found() -> None:
+    printed = "one\ntwo 3 s\nthree\nfour\n"
+    assert not_printed("two 4.5 s\nthree\n", printed) == []
+    assert not_printed("one\n[...]\nfour\n", printed) == []
+    assert not_printed("one\nthree\n", printed) == ["three"]
+    assert not_printed("two 4 s\none\n", printed) == ["one"]
+    assert not_printed("two 3 m\n", printed) == ["two 3 m"]
+
+
+def test_the_data_networks_page_shows_what_is_printed() -> None:
+    one = with_network(seen(), w.sriov(0, "mlx5_3"), w.sriov(1, "mlx5_7"))
+    made = plan(one)
+    said = "".join(f"mpiboot: {line.said}\n" for line in summary.lines(made, one))
+    assert not_printed(named("data-network-log"), said) == []
+    assert not_printed(named("data-network-table"), dedent(render.workers(made.rows))) == []
+
+
+@pytest.mark.full
+def test_the_readmes_wheel_is_built_installed_and_makes_a_plan(tmp_path: Path) -> None:
+    """It takes setuptools and mpiboot's dependencies from PyPI."""
+    done = subprocess.run(
+        ["bash", "-ec", named("wheel")],
+        cwd=copied(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "16 (default: all slots of 2 hosts)" in " ".join(done.stdout.split())
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as made:
+        names = {name for name in made.namelist() if name.startswith("mpiboot/")}
+    package = (copied(tmp_path / "again") / "mpiboot").rglob("*")
+    there = {str(path.relative_to(tmp_path / "again")) for path in package if path.is_file()}
+    assert names == there
+
+
+def test_the_readmes_completion_completes() -> None:
+    """`mpiboot wo<TAB>`, as bash asks for it."""
+    asks = "COMP_WORDS=(mpiboot wo); COMP_CWORD=1; _mpiboot_completion mpiboot; echo $COMPREPLY"
+    path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+    done = subprocess.run(
+        ["bash", "-ec", named("completion") + asks],
+        env={"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["worker"], done.stderr
+
+
+def test_the_shims_of_the_docs_are_those_that_are_played() -> None:
+    lines = re.findall(r"^RUN (.*?) *#", named("shims"), re.MULTILINE)
+    assert lines == [" ".join(test_manifests.ON_PATH), " ".join(test_manifests.IN_PLACE)]
 
 
 def test_pods_of_the_docs_mount_what_they_have_and_workers_have_shared_memory() -> None:
@@ -91,11 +158,11 @@ def test_a_failure_policy_of_the_docs_can_work_and_lists_what_never_helps() -> N
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    for page in PAGES:
-        text = "".join(blocks(page, "", "sh", "console", "dockerfile"))
-        for line in re.findall(r"(?:^|RUN |-- )(mpiboot [^\n]*)", text, re.MULTILINE):
-            words = re.split(r"\s{2,}", line.partition(" #")[0])[0]
-            yield page.name, shlex.split(words)[1:]
+    for block in blocks("sh", "dockerfile"):
+        for line in re.findall(
+            r"(?:^|RUN |-- |venv/bin/)(mpiboot [^\n]*)", block.text, re.MULTILINE
+        ):
+            yield block.page.name, shlex.split(line.partition(" #")[0])[1:]
     for name, pod in pods():
         for container in pod["containers"]:
             if container.get("command", [""])[0] == "mpiboot":

@@ -1,0 +1,113 @@
+"""The hand-written pages as tests read them: their fenced blocks, each with a language and a name.
+
+A test asks for a block by its name, the word behind the language: commands are run, manifests are
+played in pods, output is compared with what a run prints (`[...]` stands for lines left out). What
+has no name says in its first line, to readers too, that the tests do not run it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOT_RUN = "# not run by the tests: "
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: where it stands, its language, what follows the language, its text."""
+
+    page: Path
+    kind: str
+    name: str
+    text: str
+
+    @property
+    def said(self) -> str:
+        """The page and the block's first line, for a test's name and for messages."""
+        first = self.text.partition("\n")[0]
+        return f"{self.page.name}: {self.name or first}"
+
+
+def blocks(*kinds: str, page: Path | None = None) -> list[Block]:
+    """The fenced blocks of these languages, of all pages or of one."""
+    return [
+        Block(path, kind, name, textwrap.dedent(text))
+        for path in (PAGES if page is None else [page])
+        for _, kind, name, text in re.findall(
+            r"^( *)```(\w*) *([\w.-]*)\n(.*?)^ *```", path.read_text(), re.MULTILINE | re.DOTALL
+        )
+        if not kinds or kind in kinds
+    ]
+
+
+def named(name: str) -> str:
+    """The text of the one block with this name."""
+    (found,) = (block for block in blocks() if block.name == name)
+    return found.text
+
+
+def manifests(name: str) -> list[dict[str, Any]]:
+    """The documents of the YAML block with this name."""
+    return list(yaml.safe_load_all(named(name)))
+
+
+def copied(folder: Path) -> Path:
+    """Copy the repository as a fresh clone of it is: what git keeps, with what is not committed."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target)
+    return folder
+
+
+# What differs from run to run: times, versions, and the name of a container's private folder.
+_DIFFERS = (
+    (re.compile(r"\d+(\.\d+)? s\b"), "SECONDS s"),
+    (re.compile(r"gives up in [\dhms]+"), "gives up in TIME"),
+    (re.compile(r"(mpiboot|Open MPI) \d+\.\d+\.\d+"), r"\1 VERSION"),
+    (re.compile(r"(pi-(?:launcher|worker-\d))-[0-9a-f]{8}/"), r"\1-ID/"),
+)
+
+
+def masked(line: str) -> str:
+    """A line of a log without what differs from run to run."""
+    for pattern, word in _DIFFERS:
+        line = pattern.sub(word, line)
+    return line.rstrip()
+
+
+def not_printed(shown: str, printed: str) -> list[str]:
+    """The lines that a page shows and a run did not print, in that order; none where all is well.
+
+    Where the page says `[...]`, or before its first line, the run may have more lines.
+    """
+    rest = [masked(line) for line in printed.splitlines()]
+    gap = True
+    missing = []
+    for line in map(masked, shown.splitlines()):
+        if line == "[...]":
+            gap = True
+        elif line in (rest if gap else rest[:1]):
+            del rest[: rest.index(line) + 1]
+            gap = False
+        else:
+            missing.append(line)
+    return missing

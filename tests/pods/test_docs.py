@@ -1,0 +1,272 @@
+"""What README and docs show is what happens: their samples of logs, and their manifests, played."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import pages
+from tests.pods import images
+from tests.pods.manifest import merged, play_init_container, play_mpijob, play_statefulset
+from tests.pods.operator import mpijob
+from tests.pods.test_job import PATIENCE, RING, ranks, spans, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.operator import Job
+    from tests.pods.pod import Pod
+
+# As in a cluster: the rig's launchers log more.
+QUIET = {"env": {"MPIBOOT_LOG_LEVEL": "info"}}
+# What images for the MPI Operator have: each login is let in without a question.
+PLAIN = {
+    "/etc/ssh/ssh_config.d/job.conf": "StrictHostKeyChecking no\nLogLevel ERROR\n",
+    "/etc/ssh/sshd_config": (
+        "HostKey /root/.ssh/id_rsa\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n"
+        "AuthorizedKeysFile /root/.ssh/authorized_keys\n"
+    ),
+    "/run/sshd/.keep": "",
+}
+
+
+def without_mpiboot(cluster: Cluster, name: str) -> Job:
+    """Start mpirun beside plain sshds, a second before the last worker's name is there."""
+    job = mpijob(
+        cluster,
+        images.image(name).with_files(PLAIN),
+        workers=2,
+        launcher_command=["mpirun", "--allow-run-as-root", "-n", "2", RING],
+        worker_args=(),
+    )
+    job.workers[0].start().publish()
+    until(lambda: "Server listening" in job.workers[0].stderr())
+    job.launcher.start()
+    return job
+
+
+def plain_openmpi4(cluster: Cluster) -> str:
+    job = without_mpiboot(cluster, "openmpi-4.1")
+    assert job.wait(PATIENCE) == 255
+    return job.launcher.stderr()
+
+
+def plain_openmpi5(cluster: Cluster) -> str:
+    """It doesn't know the variable that names the hostfile: see docs/reference/end-of-job.md."""
+    job = without_mpiboot(cluster, "openmpi-5.0")
+    assert job.wait(PATIENCE) == 0
+    return "\n".join(sorted(job.launcher.stdout().splitlines()))
+
+
+def late_names(cluster: Cluster) -> str:
+    job = mpijob(
+        cluster, images.image("openmpi-5.0"), workers=2, launcher_args=[RING], launcher=QUIET
+    )
+    job.start(publish=False)
+    until(lambda: all("listens" in worker.stderr() for worker in job.workers))
+    until(lambda: "DNS for pi-worker-0, pi-worker-1 (NXDOMAIN)" in job.launcher.stderr())
+    job.publish()
+    assert job.wait(PATIENCE) == 0
+    return job.launcher.stderr()
+
+
+def no_worker(cluster: Cluster) -> Job:
+    """One of two workers never comes."""
+    job = mpijob(
+        cluster,
+        images.image("openmpi-5.0"),
+        workers=2,
+        env={"MPIBOOT_TIMEOUT": "5"},
+        launcher_args=[RING],
+        launcher=QUIET,
+    )
+    job.workers[0].start().publish()
+    until(lambda: "listens" in job.workers[0].stderr())
+    job.launcher.start()
+    assert job.wait(PATIENCE) == 68
+    return job
+
+
+def termination_message(cluster: Cluster) -> str:
+    return no_worker(cluster).launcher.termination_log()
+
+
+# What the pages show, by its name there, and the run that prints it.
+RUNS: dict[str, Callable[[Cluster], str]] = {
+    "plain-openmpi4": plain_openmpi4,
+    "plain-openmpi5": plain_openmpi5,
+    "late-names": late_names,
+    "termination-message": termination_message,
+}
+_QUICK = {"late-names", "plain-openmpi5"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in _QUICK else pytest.mark.full) for name in sorted(RUNS)],
+)
+def test_a_log_that_a_page_shows_is_what_is_printed(cluster: Cluster, name: str) -> None:
+    printed = RUNS[name](cluster)
+    assert pages.not_printed(pages.named(name), printed) == [], printed
+
+
+# The pages' program: it stays until the test lets it end.
+TRAIN = f"#!/bin/sh\nuntil [ -e /tmp/enough ]; do sleep 0.1; done\nexec {RING}\n"
+NEW = images.NAMES[-1]
+IMAGE = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full) for name in images.NAMES[:-1]] + [NEW]
+)
+
+
+def my_image(name: str) -> Image:
+    """The pages' `my-image`, with the pages' `./train`."""
+    return images.image(name).with_files({"/train": TRAIN}, 0o755)
+
+
+def has_a_rank(worker: Pod) -> bool:
+    """Whether the pages' program runs there."""
+    return any("--epochs" in process.args for process in worker.processes())
+
+
+def running(workers: Sequence[Pod]) -> None:
+    """Wait until each of these pods has a rank."""
+    until(lambda: all(has_a_rank(worker) for worker in workers))
+
+
+def enough(workers: Sequence[Pod]) -> None:
+    for worker in workers:
+        worker.shell("touch /tmp/enough")
+
+
+@IMAGE
+def test_the_mpijob_of_the_operators_page(cluster: Cluster, rig: None, name: str) -> None:
+    """Its commands are tried while the job runs, the README's as well; so is the init container."""
+    (manifest,) = pages.manifests("mpijob")
+    job = play_mpijob(cluster, my_image(name), manifest)
+    (waiting,) = pages.manifests("init-container")
+    (container,) = waiting["initContainers"]
+    init = play_init_container(job, cluster, container).start()
+    job.start()
+    assert init.wait(PATIENCE) == 0, init.stderr()
+    running(job.workers)
+    asked = re.findall(r"^kubectl exec \S+ -- (.*)", pages.named("look"), re.MULTILINE)
+    assert len(asked) == 2
+    job.launcher.shell(";".join(asked))
+    job.launcher.shell(pages.named("in-pod"))
+    enough(job.workers)
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+
+
+# So that a RUN in an image finds PyPI as this machine does.
+MACHINE = ("/etc/resolv.conf", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", images.NAMES)
+def test_the_readmes_image(cluster: Cluster, rig: None, name: str, tmp_path: Path) -> None:
+    """Its wheel in a Debian image with an MPI of its own, by the README's own lines."""
+    argv = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
+    subprocess.run([*argv, tmp_path, pages.copied(tmp_path / "clone")], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    lines = pages.named("install").replace("\\\n", "").splitlines()
+    assert [line.split()[0] for line in lines] == ["COPY", "RUN", "ENTRYPOINT"]
+    assert lines[0].split()[1:] == ["dist/mpiboot-*.whl", "/tmp/"]
+    there = {path: Path(path).read_text() for path in MACHINE if Path(path).is_file()}
+    image = (
+        my_image(name)
+        .without("/opt/mpiboot", "/usr/local/bin/mpiboot")
+        .with_files(there)
+        .with_program(f"/tmp/{wheel.name}", wheel.read_bytes())
+        .after("sh", "-c", lines[1].removeprefix("RUN "))
+    )
+    image = replace(image, entrypoint=tuple(json.loads(lines[2].removeprefix("ENTRYPOINT "))))
+    (whole,) = pages.manifests("mpijob")
+    job = play_mpijob(cluster, image, whole).start()
+    running(job.workers)
+    enough(job.workers)
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+
+
+@pytest.mark.full
+def test_the_readmes_mpijob(cluster: Cluster, rig: None) -> None:
+    (replicas,) = pages.manifests("readme-mpijob")
+    (whole,) = pages.manifests("mpijob")
+    job = play_mpijob(cluster, my_image(NEW), merged(whole, {"spec": replicas})).start()
+    running(job.workers)
+    enough(job.workers)
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+
+
+USERS = {
+    "user-1000": (1000, "sshd (openssh) listens"),
+    "user-without-passwd": (1000650000, "sshd (embedded) listens"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["user-1000", pytest.param("user-without-passwd", marks=pytest.mark.full)]
+)
+def test_an_mpijob_of_another_user(cluster: Cluster, rig: None, name: str) -> None:
+    user, said = USERS[name]
+    (whole,) = pages.manifests("mpijob")
+    (more,) = pages.manifests(name)
+    job = play_mpijob(cluster, my_image(NEW), merged(whole, more)).start()
+    running(job.workers)
+    assert {pod.spec.user for pod in job.pods} == {user}
+    enough(job.workers)
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    assert said in job.workers[0].stderr()
+
+
+# It keeps the files of Secrets and ConfigMaps in a folder for each.
+KUBECTL = """#!/bin/sh -e
+[ "$1" = create ]; shift; [ "$1" = configmap ] || { [ "$1 $2" = "secret generic" ]; shift; }
+shift; name=$1; shift; mkdir -p "objects/$name"
+for file; do cp "${file#--from-file=}" "objects/$name/"; done
+"""
+
+
+@IMAGE
+def test_the_pods_of_the_page_without_an_operator(
+    cluster: Cluster, rig: None, name: str, tmp_path: Path
+) -> None:
+    kubectl = tmp_path / "bin" / "kubectl"
+    kubectl.parent.mkdir()
+    kubectl.write_text(KUBECTL)
+    kubectl.chmod(0o755)
+    script = f'PATH="{kubectl.parent}:$PATH"\n' + pages.named("objects")
+    subprocess.run(["sh", "-ec", script], cwd=tmp_path, check=True)
+    objects = {
+        folder.name: {
+            # The page's job is four workers of eight slots; the test's two of one.
+            file.name: file.read_text().replace("slots=8", "slots=1")
+            for file in folder.iterdir()
+        }
+        for folder in (tmp_path / "objects").iterdir()
+    }
+    hosts = objects["train-hosts"]
+    hosts["hostfile"] = "".join(hosts["hostfile"].splitlines(keepends=True)[:2])
+    job = play_statefulset(cluster, my_image(name), pages.manifests("statefulset"), objects)
+    for pod in (job.launcher, *job.workers):
+        pod.start()
+    for worker in job.workers:
+        worker.publish()
+    running(job.workers)
+    enough(job.workers)
+    assert job.launcher.wait(PATIENCE) == 0
+    assert ranks(job.launcher.stdout()) == [
+        (rank, 2, worker.hostname) for rank, worker in enumerate(job.workers)
+    ]
