@@ -35,7 +35,12 @@ from mutmut.mutation import mutators
 ROOT = Path(__file__).resolve().parent.parent
 # The tests of a room that lie elsewhere, or that are of the same name with another word.
 TOP = "top"
-MORE = {"launcher": ("tests/test_shims.py",), TOP: ("tests/test_*.py",)}
+MORE = {
+    "after_job": ("tests/parent/test_after.py", "tests/test_stop_ranks.py"),
+    "launch_agent": ("tests/test_agent.py",),
+    "launcher": ("tests/test_shims.py",),
+    TOP: ("tests/test_*.py",),
+}
 # Words of messages are read by people; the tests of each message are the tests of its cause.
 OPERATORS = [row for row in mutators.mutation_operators if row[1] is not mutators.operator_string]
 NO_TESTS = 5  # pytest's exit status
@@ -244,6 +249,18 @@ class Workplace:
         return code != 0
 
 
+def nearest_first(tests: Sequence[str], path: Path) -> list[str]:
+    """A room's files of tests, those first that speak of this module: most changes end there."""
+    files = [
+        file
+        for name in tests
+        for file in (sorted((ROOT / name).rglob("test_*.py")) or [ROOT / name])
+    ]
+    word = path.parent.name if path.stem == "__main__" else path.stem
+    near = {file: (word in file.stem, file.read_text().count(word)) for file in files}
+    return [str(file.relative_to(ROOT)) for file in sorted(files, key=near.__getitem__)][::-1]
+
+
 def examine(room: Room, found: Sequence[Change], places: queue.Queue[Workplace]) -> int | None:
     """Tries every change of a room and prints those that no test notices; counts the others."""
     place = places.get()
@@ -260,7 +277,8 @@ def examine(room: Room, found: Sequence[Change], places: queue.Queue[Workplace])
     def attempt(change: Change) -> bool:
         mine = places.get()
         try:
-            caught = mine.notices(change, room.tests, limit=60 + 5 * took)
+            tests = nearest_first(room.tests, change.path)
+            caught = mine.notices(change, tests, limit=60 + 5 * took)
         finally:
             places.put(mine)
         if not caught:

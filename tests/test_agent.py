@@ -5,6 +5,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -212,6 +213,12 @@ def told(launch: Launch, process: subprocess.Popen) -> None:  # type: ignore[typ
     assert process.stdout.readline() == b"ready\n"
 
 
+def state(pid: int, letter: str) -> None:
+    """Wait until the kernel says that a process is in this state."""
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != letter:
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize(
     ("sent", "arrives"),
     [
@@ -255,6 +262,36 @@ def test_a_signal_that_ssh_survives_does_not_end_the_agent(launch: Launch) -> No
     over.touch()
     assert ended(process) == (6, b"", b"")
     assert launch.events()[-1][-1] == "USR1"
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [("exit 0", 0), ("exit 41", 41), ("kill -9 $$", 137), ("kill -USR1 $$", 138)]
+)
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1])
+def test_an_ssh_that_ends_at_the_moment_of_a_signal_keeps_its_status(
+    launch: Launch, end: str, status: int, sent: signal.Signals
+) -> None:
+    """The shell meets both at once: its wait is interrupted, and the child is already reaped."""
+    launch.body(f"echo ready; read line; {end}")
+    process = launch.start("w-1", "orted", stdin=subprocess.PIPE)
+    told(launch, process)
+    events: list[list[str]] = []
+    while not any(words[0] == "running" for words in events):
+        events += launch.events()
+        time.sleep(0.01)
+    child = int(events[-1][2])
+    process.send_signal(signal.SIGSTOP)
+    state(process.pid, "T")
+    assert process.stdin
+    process.stdin.write(b"end\n")
+    process.stdin.flush()
+    state(child, "Z")
+    process.send_signal(sent)
+    process.send_signal(signal.SIGCONT)
+    assert ended(process) == (status, b"", b"")
+    assert launch.events() == [
+        ["ended", "w-1", str(status), str(process.pid), sent.name.removeprefix("SIG")]
+    ]
 
 
 def test_without_a_launch_folder_it_is_ssh_and_nothing_more(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def before(worker: Worker, called: str, dns: str, in_cluster: tuple[str, ...] = 
             port(device.name, one.number)
             for device in (facts.fabric.devices if facts else ())
             for one in device.ports
-            if "ACTIVE" in one.state.upper()
+            if "ACTIVE" in one.state.value
         ),
         ends=worker.ends,
     )

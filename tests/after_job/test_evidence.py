@@ -12,10 +12,11 @@ import pytest
 
 from mpiboot import host_shell
 from mpiboot.after_job import ask_workers, evidence
+from mpiboot.fabric import Fabric
 from mpiboot.job import names
 from mpiboot.launcher import launch_folder
 from mpiboot.model import Host
-from tests.fakes import plans
+from tests.fakes import plans, workers
 
 BEFORE = evidence.Before(
     name="w-1.job.space.svc",
@@ -117,6 +118,21 @@ def test_a_kill_on_a_host_that_counts_none_is_left_open() -> None:
 def test_a_lost_host_that_cannot_be_asked_has_a_line_that_tells() -> None:
     (found,) = evidence.silent(BEFORE)
     assert "kubectl get pod w-1 -n space -o jsonpath=" in found.said
+
+
+def test_a_pod_whose_name_is_not_known_is_looked_for_among_all_events() -> None:
+    (found,) = evidence.unreachable(replace(BEFORE, pod=""), ())
+    assert found.said.endswith("so its pod is gone: kubectl get events -A")
+
+
+def test_ports_that_were_active_are_kept_and_no_others() -> None:
+    states = ("ACTIVE", "DOWN", "ACTIVE_DEFER", "INIT")
+    ports = tuple(workers.port(number=at, state=state) for at, state in enumerate(states, 1))
+    fabric = Fabric(devices=(workers.device("mlx5_3", *ports),))
+    seen = plans.worker(Host("w-1"), 1, None)
+    assert seen.facts
+    seen = replace(seen, facts=replace(seen.facts, fabric=fabric))
+    assert evidence.before(seen, "w-1", "w-1").ports == ("mlx5_3/1", "mlx5_3/3")
 
 
 def test_what_is_kept_of_a_worker_is_what_the_gate_saw() -> None:

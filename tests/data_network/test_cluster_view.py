@@ -122,7 +122,8 @@ def test_workers_of_different_kinds_stop_a_job_that_requires_rdma() -> None:
 @pytest.mark.parametrize("state", ["DOWN", "INIT", "ARMED"])
 def test_a_port_that_is_not_active_is_said(state: str) -> None:
     finding = only(decide(w.ipoib(0, state=state)), "rdma-port")
-    assert f"mlx5_4:1 is {state}" in finding.said
+    assert f"mlx5_4:1 is {state}, not ACTIVE" in finding.said
+    assert ("the subnet manager has not brought it up" in finding.said) == (state != "DOWN")
     assert DATA_ROWS["rdma-port"].retry
 
 
@@ -298,6 +299,11 @@ def test_a_small_memlock_without_ipc_lock_is_said_with_the_pods_line() -> None:
     user = replace(w.ROOT, uid=1000, capabilities=0)
     finding = only(decide(changed(w.sriov(0), memlock=8 << 20, identity=user)), "memlock")
     assert "8 MiB" in finding.said
+    for size, said in ((1 << 20, "1 MiB"), (64 << 10, "64 KiB")):
+        assert (
+            f"limit {said},"
+            in only(decide(changed(w.sriov(0), memlock=size, identity=user)), "memlock").said
+        )
     assert "other than root" in finding.said
     assert "IPC_LOCK" in finding.hint
     assert not of(decide(changed(w.sriov(0), memlock=8 << 20)), "memlock")

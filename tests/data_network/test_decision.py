@@ -281,6 +281,7 @@ def test_off_sets_nothing_and_still_shows_the_table() -> None:
     assert found.per_host == {"w-0": {}, "w-1": {}}
     assert not found.findings
     assert found.rows[0].hca == "mlx5_3:1"
+    assert because(found, "data-network") == "MPIBOOT_DATA_NETWORK=off: nothing is set"
 
 
 def test_no_workers_is_no_error() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from mpiboot import addresses as addresses_of
 from mpiboot.model import Host, Identity, Link, PodFacts, Source, Worker
-from mpiboot.network import control
+from mpiboot.network import control, link_addresses
 from mpiboot.settings import Given
 
 ROOT = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=0)
@@ -217,3 +218,33 @@ def test_a_network_holds_all_control_addresses_and_no_other_links(
     else:
         assert decision is not None
         assert decision.value == str(network)
+
+
+@pytest.mark.parametrize(
+    ("network", "name"),
+    [
+        ("10.244.0.0/16", "eth0"),
+        ("10.244.0.9/16", "eth0"),  # bits beyond the prefix
+        ("192.168.0.0/16", ""),  # another link on a worker
+        ("10.244.0.0/24", ""),  # a worker has no address there
+        ("eth0", ""),  # no network
+    ],
+)
+def test_a_network_has_the_name_of_the_link_that_every_pod_has_there(
+    network: str, name: str
+) -> None:
+    workers = [
+        worker(0, "10.244.0.10", (LO, link("eth0", "10.244.0.10/24"), link("a", "192.168.0.1/24"))),
+        worker(1, "10.244.1.10", (LO, link("eth0", "10.244.1.10/24"), link("b", "192.168.0.2/24"))),
+    ]
+    launcher = (*LAUNCHER, link("a", "192.168.0.9/24"))
+    assert control.name_in(network, launcher, workers) == name
+    assert control.name_in(network, launcher, [*workers, worker(2, "10.244.2.10", None)]) == ""
+
+
+def test_addresses_that_can_not_be_used_yet_or_at_all_are_told_apart() -> None:
+    own = ("10.0.0.1/24", "10.0.0.2/24", "fd00::3/64", "fe80::1/64", "127.0.0.1/8")
+    seen = replace(link("eth0", *own), tentative=("fd00::3/64",), duplicate=("10.0.0.2/24",))
+    assert list(map(str, link_addresses.usable(seen))) == ["10.0.0.1/24"]
+    assert list(map(str, link_addresses.coming(seen))) == ["fd00::3/64"]
+    assert list(map(str, link_addresses.refused(seen))) == ["10.0.0.2/24"]

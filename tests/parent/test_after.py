@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -54,6 +55,15 @@ def test_what_has_hung_is_ended_with_its_agents_and_what_it_said_counts(
 def test_a_child_that_fails_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child(tmp_path, monkeypatch, "raise SystemExit(1)")
     assert asked(tmp_path) == ()
+
+
+def test_without_an_interpreter_nothing_is_told_and_nothing_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    loop, fds = EventLoop(), len(list(Path("/proc/self/fd").iterdir()))
+    assert after.ask(str(tmp_path), os.environ, loop, lambda: False, "evidence") == ()
+    assert len(list(Path("/proc/self/fd").iterdir())) == fds
 
 
 def test_hosts_have_less_time_than_the_child_that_asks_them() -> None:

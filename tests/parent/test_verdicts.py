@@ -348,7 +348,16 @@ def test_a_job_whose_worker_told_first_is_told_to_end_itself() -> None:
     assert any(isinstance(item, SendSignal) for item in go([Signalled(TERM)], state)[1])
 
 
-@pytest.mark.parametrize("events", [[Signalled(TERM)], [HostEnding("w-1")]], ids=str)
+@pytest.mark.parametrize(
+    "events",
+    [
+        [Signalled(TERM)],
+        [Signalled(INT, True)],  # a terminal has told mpirun already
+        [HostEnding("w-1")],
+        [AgentEnded("w-1", 100, 255)],  # its ranks can't save any more
+    ],
+    ids=str,
+)
 def test_a_pod_that_ends_with_the_job_is_no_news(events: list[Event]) -> None:
     assert go([HostEnding("w-2")], go(events, running())[0])[1] == ()
 

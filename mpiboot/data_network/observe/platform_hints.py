@@ -55,7 +55,7 @@ def _device_plugin(environment: Mapping[str, str], oddities: list[str]) -> Itera
     # PCIDEVICE_<PREFIX>_<RESOURCE>=0000:08:00.2,0000:08:00.3 of the SR-IOV device plugin. The
     # same name with _INFO holds the same functions once more, as JSON.
     for name, value in environment.items():
-        if not name.startswith("PCIDEVICE_") or value.lstrip().startswith("{"):
+        if not name.startswith("PCIDEVICE_") or value.startswith("{"):
             continue
         resource = name.removeprefix("PCIDEVICE_")
         for item in filter(None, (part.strip() for part in value.split(","))):

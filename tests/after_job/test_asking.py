@@ -1,0 +1,211 @@
+"""Workers are asked, let go or told to save by the real launch agent, whose ssh is this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from mpiboot import host_shell
+from mpiboot.after_job import ask_workers, evidence, stop_ranks
+
+Answer = TypeVar("Answer")
+OOM = "out of memory: the kernel killed a process of this pod"
+
+
+class Ssh:
+    """A program named ssh: what each host answers is a line of shell; one without is not there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.agents: list[asyncio.subprocess.Process] = []
+        program = folder / "bin" / "ssh"
+        program.parent.mkdir()
+        program.write_text(
+            f"#!/bin/sh\ncd {shlex.quote(str(folder))}\nhost=$1; shift\n"
+            'printf "%s" "$*" > "asked-$host"\n[ -e "$host" ] || exit 255\n. "./$host"\n'
+        )
+        program.chmod(0o755)
+
+    def answers(self, host: str, text: str) -> evidence.Before:
+        (self.folder / host).write_text(text)
+        return self.before(host)
+
+    def before(self, host: str, *, ends: bool = False, dns: str = "") -> evidence.Before:
+        return evidence.Before(host, dns, "10.0.0.2", host, ooms=1, ends=ends)
+
+    def write(self, *hosts: evidence.Before) -> str:
+        (self.folder / evidence.FILE).write_text(json.dumps([asdict(host) for host in hosts]))
+        return str(self.folder)
+
+    def asked(self) -> dict[str, str]:
+        return {
+            path.name.removeprefix("asked-"): path.read_text()
+            for path in self.folder.glob("asked-*")
+        }
+
+    def run(self, asks: Awaitable[Answer]) -> Answer:
+        """Run to the end, and wait until every agent has ended, too; the last is a guard."""
+
+        async def whole() -> Answer:
+            found = await asks
+            for agent in self.agents:
+                await asyncio.wait_for(agent.communicate(), 60)
+            return found
+
+        return asyncio.run(whole())
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ssh:
+    made = Ssh(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.delenv("MPIBOOT_LAUNCH_DIR", raising=False)
+    monkeypatch.setattr(ask_workers, "_SECONDS", 120.0)  # the machines are shared
+    start = asyncio.create_subprocess_exec
+
+    async def noted(*argv: str, **streams: int) -> asyncio.subprocess.Process:
+        made.agents.append(await start(*argv, **streams))  # type: ignore[arg-type]
+        return made.agents[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
+    return made
+
+
+def until(check: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not check():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.01)
+
+
+def test_what_explains_the_most_comes_first_and_the_first_rank_has_its_signal(ssh: Ssh) -> None:
+    hosts = (
+        ssh.answers("w-0", "echo mpiboot-disk 65536 0 /tmp"),
+        ssh.answers("w-1", "echo mpiboot-oom 1"),
+        ssh.before("w-2"),
+        ssh.answers("w-3", "echo mpiboot-oom 1"),
+        ssh.answers("w-4", "echo mpiboot-oom 2"),
+    )
+    memory, disk, killed = ssh.run(ask_workers.gather(hosts, killed=("w-3", "SIGKILL")))
+    assert memory == f"w-4: {OOM}"
+    assert disk == "w-0: /tmp is full (0 bytes of 64 MiB free)"
+    assert killed.startswith("w-3: the kernel killed nothing of this pod for memory")
+    assert set(ssh.asked()) == {"w-0", "w-1", "w-2", "w-3", "w-4"}
+
+
+def test_the_first_ranks_host_that_cannot_be_reached_has_a_line_and_others_have_none(
+    ssh: Ssh,
+) -> None:
+    hosts = (ssh.before("w-0"), ssh.before("w-1"))
+    (line,) = ssh.run(ask_workers.gather(hosts, killed=("w-1", "")))
+    assert line.startswith("w-1: it could not be asked")
+    assert "kubectl get pod w-1 " in line
+
+
+def test_hosts_are_asked_for_the_program(ssh: Ssh) -> None:
+    host = ssh.answers("w-0", 'exec sh -c "$*"')
+    found = ssh.run(ask_workers.gather((host,), "/no/such"))
+    assert "program-missing\tw-0\tthe program /no/such is not there" in found
+
+
+def test_a_host_that_hangs_is_left_out_and_its_agent_ends(
+    ssh: Ssh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ask_workers, "_SECONDS", 1.0)
+    hosts = (ssh.answers("w-0", "exec sleep 300"), ssh.answers("w-1", "exec sleep 300"))
+    (line,) = ssh.run(ask_workers.gather(hosts, killed=("w-0", "SIGKILL")))
+    assert line.startswith("w-0: it could not be asked")
+    ssh.run(ask_workers.let_go(hosts))
+
+
+def test_a_host_whose_name_has_gone_is_not_waited_for(
+    ssh: Ssh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer would take 300 s; the agent that asks for it ends."""
+    ssh.answers("w-0", ": > began; exec sleep 300")
+
+    def resolve(*_: object, **__: object) -> list[tuple[object, ...]]:
+        until((ssh.folder / "began").exists)
+        raise socket.gaierror(socket.EAI_NONAME, "no")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    (line,) = ssh.run(ask_workers.gather((ssh.before("w-0", dns="w-0.job"),)))
+    assert line.startswith("w-0: its name does not resolve any more")
+
+
+def test_a_name_that_leads_to_the_same_address_leaves_the_answer(
+    ssh: Ssh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh.answers("w-0", "echo mpiboot-oom 2")
+    same = [(2, 1, 6, "", ("10.0.0.2", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: same)
+    assert ssh.run(ask_workers.gather((ssh.before("w-0", dns="w-0.job"),))) == [f"w-0: {OOM}"]
+
+
+def test_the_parents_child_asks_the_lost_host_and_so_many_others(
+    ssh: Ssh, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ask_workers, "_HOSTS", 2)
+    folder = ssh.write(*(ssh.answers(f"w-{number}", "echo mpiboot-oom 2") for number in range(4)))
+    ask_workers.main(folder, "evidence", "w-3", "", "SIGKILL")
+    assert capsys.readouterr().out == f"w-3: {OOM}\nw-0: {OOM}\n"
+    assert set(ssh.asked()) == {"w-0", "w-3"}
+
+
+def test_workers_that_want_to_end_are_told_and_no_others(
+    ssh: Ssh, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("w-0", "w-1", "w-2"):
+        ssh.answers(name, "echo mpiboot-oom 2")
+    hosts = (ssh.before("w-0", ends=True), ssh.before("w-1"), ssh.before("w-2", ends=True))
+    ask_workers.main(ssh.write(*hosts), "let-go")
+    told = host_shell.order("job_is_over")
+    assert ssh.asked() == {"w-0": told, "w-2": told}
+    assert capsys.readouterr().out == ""
+
+
+def test_where_no_worker_wants_to_end_nobody_is_told(ssh: Ssh) -> None:
+    ask_workers.main(ssh.write(ssh.before("w-0")), "let-go")
+    assert ssh.asked() == {}
+
+
+def test_ranks_of_all_hosts_are_asked_to_save_and_counted_until_they_ended(ssh: Ssh) -> None:
+    """One rank, seen on the launcher and on a worker that are both this machine."""
+    ssh.answers("w-0", 'echo motd; exec sh -c "$*"')
+    folder = ssh.write(ssh.before("w-0"), ssh.before("w-1"))
+    mark = {"MPIBOOT_JOB_MARK": f"test-{os.urandom(8).hex()}"}
+    takes = (
+        'trap "echo took >> $0/took" TERM; : > $0/ready; until [ -e $0/end ]; do sleep 0.05; done'
+    )
+    rank = subprocess.Popen(
+        ["sh", "-c", takes, folder], env={**os.environ, **mark, "PMIX_RANK": "0"}
+    )
+    until((ssh.folder / "ready").exists)
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", stop_ranks.__file__, folder, "TERM", "60"],
+        env={**os.environ, **mark},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as asks:
+        assert asks.stdout
+        assert asks.stdout.readline() == "ranks 2 2\n"
+        until((ssh.folder / "took").exists)
+        (ssh.folder / "end").touch()
+        assert rank.wait() == 0
+        assert asks.stdout.read().splitlines()[-1] == "ranks 0 2"
+    assert asks.returncode == 0
+    # Without a worker's folder each of the two sends its own.
+    assert set((ssh.folder / "took").read_text().split()) == {"took"}
+    assert "w-1" in ssh.asked()
