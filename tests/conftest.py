@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Generator
 from pathlib import Path
@@ -86,3 +87,27 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for line in lines[:40]:
             terminalreporter.line(line)
         terminalreporter.line(f"{len(lines)} in all; somebody else at this machine?")
+
+
+# The grep of a busybox that was built for musl: it knows no -z, and a line ends for it with NUL.
+MUSL_GREP = """#!/bin/sh
+for word do
+    case $word in
+        -*z*) echo "grep: unrecognized option: z" >&2; exit 2 ;;
+        */environ) set -- -F "$@" ;;
+    esac
+done
+exec busybox grep "$@"
+"""
+
+
+@pytest.fixture
+def musl(tmp_path: Path) -> str:
+    """A folder for PATH with the programs of such a busybox alone."""
+    path = tmp_path / "musl"
+    path.mkdir()
+    for name in ("tr", "sed", "sleep", "cat", "busybox"):
+        (path / name).symlink_to(str(shutil.which("busybox")))
+    (path / "grep").write_text(MUSL_GREP)
+    (path / "grep").chmod(0o755)
+    return str(path)

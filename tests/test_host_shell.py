@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,38 @@ def run(shell: str = "sh", command: str = COMMANDS[0], **environ: str) -> str:
     )
     assert done.stderr == ""
     return done.stdout
+
+
+@pytest.fixture
+def marked() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A process with a launch's mark, which is not the first of its variables; and that mark."""
+    mark = f"test-{os.urandom(8).hex()}"
+    env = {"FIRST": "1", "PATH": os.environ["PATH"], "MPIBOOT_JOB_MARK": mark}
+    child = subprocess.Popen(["sh", "-c", "echo; exec sleep 99"], env=env, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    yield mark, child
+    child.kill()
+    child.communicate()
+
+
+@pytest.mark.parametrize("system", ["glibc", "musl"])
+def test_a_process_of_a_launch_is_found_with_any_busybox(
+    system: str, musl: str, marked: tuple[str, subprocess.Popen[bytes]]
+) -> None:
+    """Debian's has its own programs in its shell, so that musl's needs another shell here."""
+    mark, child = marked
+    shell, path = ("/bin/sh", musl) if system == "musl" else ("busybox sh", "/usr/bin:/bin")
+
+    def answer(command: str) -> HostAnswer:
+        program = command.replace("exec /bin/sh -c", f"exec {shell} -c", 1)
+        return host_shell.read(run(shutil.which("sh") or "", program, PATH=path))
+
+    assert mark in answer(host_shell.ask("launches")).marks
+    assert child.poll() is None
+    ended = answer(host_shell.end_processes([mark]))
+    assert (ended.ended, ended.left) == (1, 0)
+    assert child.wait(60) == -signal.SIGTERM
 
 
 @pytest.fixture

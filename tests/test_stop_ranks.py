@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -55,6 +56,7 @@ class Host:
         self.shell = shell
         self.mark = f"{MARK}=test-{os.urandom(8).hex()}"
         self.started: list[subprocess.Popen[str]] = []
+        self.environ: dict[str, str] = {}
 
     def start(self, *argv: str, rank: bool = True) -> subprocess.Popen[str]:
         name, _, value = self.mark.partition("=")
@@ -74,6 +76,7 @@ class Host:
         """Run the script as a worker gets it, by its standard input."""
         env = dict(os.environ)
         env.pop("MPIBOOT_WORKER_DIR", None)
+        env |= self.environ
         if worker is not None:
             env["MPIBOOT_WORKER_DIR"] = str(worker)
         with SCRIPT.open() as text:
@@ -115,6 +118,18 @@ def host(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Host]:
 def line(script: subprocess.Popen[str]) -> str:
     assert script.stdout is not None
     return script.stdout.readline().strip()
+
+
+def test_ranks_are_found_by_a_busybox_without_z(tmp_path: Path, musl: str) -> None:
+    """As that of a musl system: its grep ends a line at a NUL."""
+    with contextlib.closing(Host(tmp_path, ["sh"])) as host:
+        host.environ["PATH"] = f"{musl}:{os.environ['PATH']}"
+        rank = host.saver()
+        script = host.run()
+        assert line(script) == "ranks 1"
+        host.end()
+        rank.wait()
+        assert script.wait(60) == 0
 
 
 def test_a_rank_gets_the_signal_once_and_is_watched_until_it_ended(host: Host) -> None:
