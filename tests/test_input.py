@@ -108,6 +108,49 @@ def test_no_mpirun_on_path_is_127(tmp_path: Path) -> None:
     assert "no mpirun or mpiexec in a folder of PATH" in said
 
 
+def mpirun_that_says(folder: Path, version: str) -> dict[str, str]:
+    """Environment of a launcher with such an mpirun, whose two hosts have no names yet."""
+    key(folder)
+    program = folder / "bin" / "mpirun"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho '{version}'\n")
+    program.chmod(0o755)
+    (folder / "hostfile").write_text("w-0.invalid slots=1\nw-1.invalid slots=1\n")
+    path = f"{program.parent}:{os.environ['PATH']}"
+    return {"PATH": path, "MPI_HOSTFILE": str(folder / "hostfile")}
+
+
+def test_an_mpi_that_can_not_be_started_ends_the_job_before_any_wait(tmp_path: Path) -> None:
+    env = mpirun_that_says(tmp_path, "mpirun of the Moon 1.0")
+    line = ("mpirun", "-n", "1", "true")
+    said = wrong(tmp_path, 78, "settings-conflict", "launcher", "--", *line, env=env)
+    assert f"{tmp_path}/bin/mpirun says 'mpirun of the Moon 1.0'; this version of mpiboot " in said
+
+
+@pytest.mark.parametrize(
+    ("line", "reference", "told"),
+    [
+        (["-bind-to", "none"], "usage", "-bind-to needs two dashes in this version: write --bind-"),
+        (
+            ["-np", "3"],
+            "slots",
+            "3 ranks are asked for (-n on the mpirun line), and 2 hosts offer 2",
+        ),
+    ],
+)
+def test_what_the_line_and_the_hostfile_show_is_told_before_any_wait(
+    tmp_path: Path, line: list[str], reference: str, told: str
+) -> None:
+    env = mpirun_that_says(tmp_path, "mpirun (Open MPI) 5.0.7")
+    done = mpiboot(tmp_path, "launcher", "--timeout", "2", "--", "mpirun", *line, "true", env=env)
+    assert done.returncode == 68, done.stderr
+    lines = done.stderr.splitlines()
+    (at,) = [n for n, text in enumerate(lines) if f"[{reference}]" in text]
+    waits = next(n for n, text in enumerate(lines) if "hosts ready, waiting for" in text)
+    assert told in lines[at]
+    assert at < waits
+
+
 def test_a_whole_line_in_one_argument_is_refused_before_any_wait(tmp_path: Path) -> None:
     said = wrong(tmp_path, 2, "usage", "launcher", "--", "mpirun -n 2 ./train", env={})
     assert '["mpirun", "-n", "2", "./train"]' in said.replace("\n", " ")

@@ -140,6 +140,7 @@ class Pipelines:
         if any(links.is_local(address) for address in addresses):
             self._set(state, Stage.READY)
             return None
+        state.hint = None
         self._set(state, Stage.SSH)
         self._reaching += 1
         try:
@@ -179,6 +180,7 @@ class Pipelines:
                 where = f"line {state.host.line} of the hostfile: " if state.host.line else ""
                 raise error("hostfile-invalid", f"{where}{answer.detail}", host=state.host.name)
             reason = answer.reason.value if answer.reason is not None else ""
+            state.hint = reasons.unresolved(answer.reason, self._resolver.conf)
             self._set(state, Stage.DNS, reason, answer.detail)
             self._stop_if_once(state)
             await asyncio.sleep(
@@ -220,7 +222,7 @@ class Pipelines:
         Raises:
             MpibootError: what failed will not get better by waiting.
         """
-        started = resolved = time.monotonic()
+        started = resolved = listened = time.monotonic()
         known: dict[Target, tuple[float, Attempt]] = {}
         refused, gone = False, ""
         while True:
@@ -228,7 +230,9 @@ class Pipelines:
             best = max(attempts, key=lambda attempt: attempt.outcome.rank)
             if best.outcome is Outcome.OK:
                 return self._worker(state, best)
-            reason, state.hint = self._why(best)
+            if best.outcome is not Outcome.REFUSED:
+                listened = time.monotonic()
+            reason, state.hint = self._why(best, time.monotonic() - listened)
             self._set(
                 state,
                 Stage.SSH,
@@ -256,13 +260,14 @@ class Pipelines:
                 gone = f"; its name does not resolve any more: {answer.detail}"
                 gone = "" if answer.addresses else gone
 
-    def _why(self, attempt: Attempt) -> tuple[str, str | None]:
+    def _why(self, attempt: Attempt, refused: float) -> tuple[str, str | None]:
         """Say why an attempt failed; what stands in front of this pod is looked at when it may."""
         now = time.monotonic()
         due = now - self._looked >= _RESOLVE_AGAIN  # a proxy may come up after its pod's program
         if attempt.outcome in reasons.PROXIED and self._mesh is None and due:
             self._mesh, self._looked = service_mesh.look(), now
-        return reasons.why(attempt, self._mesh, {attempt.target.port}, self._settings.port_range)
+        port, port_range = attempt.target.port, self._settings.port_range
+        return reasons.why(attempt, self._mesh, {port}, port_range, refused)
 
     def _stop_if_once(self, state: HostState) -> None:
         if self._once_only:

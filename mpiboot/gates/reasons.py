@@ -1,4 +1,4 @@
-"""What a failed attempt points to beyond its own words: a mesh's proxy, packets that get lost.
+"""What a failed try points to beyond its own words: a mesh's proxy, lost packets, `command:`.
 
 Pure.
 """
@@ -8,12 +8,23 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
+from mpiboot.job import names
 from mpiboot.model import Mesh
 from mpiboot.network import service_mesh as meshes
+from mpiboot.observe.answers import Reason
+from mpiboot.observe.resolvconf import ResolvConf
 from mpiboot.ssh_client.attempt import Attempt, Outcome
 
 # What a proxy makes of a server that speaks first, or of a peer without its mTLS.
 PROXIED: Final = frozenset({Outcome.SILENT, Outcome.CLOSED})
+# Images that install or fetch something before their sshd are met in the field, so that it is said
+# and nothing ends by it.
+LONG: Final = 60.0
+_COMMAND_HINT: Final = (
+    "a `command:` in the worker's pod spec replaces mpiboot, the image's entry point: write "
+    "`args: [worker]` for it, or `args: [worker, --, PROGRAM]`; else the worker's log says what it "
+    "waits for"
+)
 _LOST: Final = "are large packets lost (MTU)?"
 _LOST_HINT: Final = (
     "try `ping -M do -s 1472 ADDRESS` between nodes, and give the pod network the MTU that its "
@@ -26,7 +37,11 @@ _SILENT_HINT: Final = (
 
 
 def why(
-    attempt: Attempt, mesh: Mesh | None, ports: Collection[int], port_range: str
+    attempt: Attempt,
+    mesh: Mesh | None,
+    ports: Collection[int],
+    port_range: str,
+    refused: float = 0.0,
 ) -> tuple[str, str | None]:
     """Give the reason in a few steady words, and what to do about it; None: the check's own hint.
 
@@ -35,11 +50,14 @@ def why(
         mesh: what stands in front of the launcher's own pod.
         ports: the SSH ports that are tried.
         port_range: the setting, for the annotation that excludes ports.
+        refused: the seconds for which every port has refused connections.
     """
     said = attempt.outcome.value
     if attempt.outcome in PROXIED and mesh is not None:
         hint = meshes.advice(mesh, ports, port_range)
         return f"{said}, and {mesh.name}'s proxy is in front of this pod", hint
+    if attempt.outcome is Outcome.REFUSED and refused >= LONG:
+        return f"{said}, nothing has listened for {LONG:g} s", _COMMAND_HINT
     if attempt.stalled:
         return f"{said}: {_LOST}", _LOST_HINT
     if attempt.outcome is Outcome.SILENT:
@@ -51,3 +69,18 @@ def more(reason: str, attempt: Attempt) -> str:
     """Give what a reason has beyond the attempt's own words, to stand behind them."""
     said = reason.removeprefix(attempt.outcome.value).lstrip(":, ")
     return f"; {said}" if said else ""
+
+
+def unresolved(reason: Reason | None, conf: ResolvConf) -> str | None:
+    """Say what to do about a name without address; None: the check's own hint.
+
+    A pod on the node's network gets the node's resolv.conf unless its dnsPolicy says otherwise, and
+    the node's nameserver has no name of the cluster (Kubernetes, "Pod's DNS Policy").
+    """
+    if reason not in (Reason.NXDOMAIN, Reason.NO_ADDRESS) or names.cluster_domain(conf.search):
+        return None
+    has = f"search {' '.join(conf.search)}" if conf.search else "no search list"
+    return (
+        f"this pod's /etc/resolv.conf is not the cluster's ({has}): with `hostNetwork: true` a pod "
+        "needs `dnsPolicy: ClusterFirstWithHostNet`"
+    )

@@ -107,7 +107,7 @@ def prepare(
     made = plans.make(seen.observed, resolved, paths)
     summary.say(made, seen.observed)
     for finding in (*seen.warnings, *made.findings):
-        if finding.level is not Level.FAIL:
+        if finding.level is not Level.FAIL and finding not in seen.told:
             log.finding(finding)
     plans.stop_on_failure(made)
     launch = launch_folder.Launch(

@@ -15,8 +15,9 @@ from mpiboot.gates import gate, job_hostfile, recheck, stale_processes
 from mpiboot.job import data, mpirun_line, names, platforms
 from mpiboot.job import plan as plans
 from mpiboot.job.user_line import UserLine
+from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access
-from mpiboot.model import Finding, Mpi, PodFacts
+from mpiboot.model import Finding, Level, Mpi, PodFacts
 from mpiboot.observe import dns, programs
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import config as sshconfig
@@ -25,11 +26,15 @@ from mpiboot.wording import counted
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What was observed: the plan's input, and what the gate said on the way."""
+    """What was observed: the plan's input, and what the gate said on the way.
+
+    ``told`` are the plan's findings that were told before any host was waited for.
+    """
 
     observed: plans.Observed
     passed: gate.GateResult
     warnings: tuple[Finding, ...]
+    told: tuple[Finding, ...] = ()
 
 
 async def wait(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
@@ -38,7 +43,9 @@ async def wait(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
     # Before the rest: the family says how the program's own line is to be read.
     mpi = await asyncio.to_thread(_mpi, launcher)
     line = mpirun_line.read(program, mpi.family)
+    plans.dialect(mpi)
     found = await _hostfile(launcher, _rest(launcher).timeout, line.hostfile)
+    told = _tell_at_once(launcher, found, mpi, line)
     follow = job_hostfile.HostfileFollower(found)
     passed = await gate.wait(
         found.hostfile.hosts,
@@ -59,7 +66,46 @@ async def wait(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
         access(launcher),
     )
     passed = dataclasses.replace(passed, workers=workers)
-    return _observation(launcher, found, passed, mpi, line, own.result(), networks)
+    seen = _observation(launcher, found, passed, mpi, line, own.result(), networks)
+    return dataclasses.replace(seen, told=told)
+
+
+def _tell_at_once(
+    launcher: LauncherPod, found: job_hostfile.JobHostfile, mpi: Mpi, line: UserLine
+) -> tuple[Finding, ...]:
+    """Tell what the line and the hostfile alone show: a person need not wait for hosts to read it.
+
+    Returns:
+        What the plan will find again.
+
+    Raises:
+        MpibootError: ``usage``; the line can't be started.
+    """
+    platform, _ = platforms.recognise(launcher.environ)
+    observed = plans.Observed(
+        hostfile=found.hostfile,
+        local=(),
+        workers=(),
+        renamed={},
+        mpi=mpi,
+        links=(),
+        identity=launcher.identity,
+        platform=platform,
+        environ=launcher.environ,
+        line=line,
+    )
+    made = plans.make(observed, launcher.resolved, launch_folder.paths(launcher.folder))
+    told = tuple(item for item in made.findings if item.check == "usage")
+    for finding in told:
+        if finding.level is Level.FAIL:
+            raise MpibootError(finding)
+        log.finding(finding)
+    for finding in made.findings:
+        if finding.check == "slots" and finding.level is Level.FAIL:
+            # The hostfile is followed until the last host is ready: it may yet get more of them.
+            said = f"{finding.said}: the job will not start unless the hostfile changes"
+            log.finding(dataclasses.replace(finding, level=Level.WARN, said=said))
+    return told
 
 
 async def look(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:

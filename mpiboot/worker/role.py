@@ -23,6 +23,7 @@ from mpiboot.observe import pod
 from mpiboot.settings import Resolved
 from mpiboot.ssh_server import child as server
 from mpiboot.ssh_server import openssh, sessions
+from mpiboot.ssh_server import port as ports
 from mpiboot.system import files, process
 from mpiboot.worker import saving
 from mpiboot.worker.setup import (
@@ -142,8 +143,19 @@ class _Worker:
 
     def _fall_back(self, reason: str, evidence: tuple[str, ...] = ()) -> None:
         if self._asked is SshKind.OPENSSH:
-            raise error("sshd", f"OpenSSH's sshd can't serve this pod: {reason}", evidence=evidence)
+            said = f"OpenSSH's sshd can't serve this pod: {reason}"
+            raise error("sshd", said, evidence=evidence, hint=self._hint(SshKind.OPENSSH))
         self._start_embedded(reason)
+
+    def _hint(self, failed: SshKind) -> str | None:
+        """Say what to do where a server can't serve, and never to try what has failed already."""
+        port = self._setup.port
+        if not ports.can_bind(self._setup.address, port):
+            return (
+                f"port {port} can't be used here (with hostNetwork another program of the node may "
+                "have it): name a free one with MPIBOOT_SSH_PORT, on launcher and workers alike"
+            )
+        return "its own lines say why" if failed is SshKind.EMBEDDED else None
 
     def _start_openssh(self, binary: str) -> None:
         setup = self._setup
@@ -233,9 +245,8 @@ class _Worker:
             self._fall_back(how, words)
             return
         if not gone.listening or self._restarted:
-            raise error(
-                "sshd", f"the SSH server ({gone.kind.value}) doesn't run: {how}", evidence=words
-            )
+            said = f"the SSH server ({gone.kind.value}) doesn't run: {how}"
+            raise error("sshd", said, evidence=words, hint=self._hint(gone.kind))
         self._restarted = True
         log.warning(
             "sshd", f"the SSH server ({gone.kind.value}) ended by itself and is started again"

@@ -4,15 +4,19 @@ import pytest
 
 from mpiboot.gates import reasons
 from mpiboot.model import Mesh
+from mpiboot.observe.answers import Reason
+from mpiboot.observe.resolvconf import ResolvConf
 from mpiboot.ssh_client.attempt import Attempt, Outcome, Target
 
 ISTIO = Mesh("istio", ())
 TARGET = Target("w-0", "10.0.0.1", 22, "root")
 
 
-def why(outcome: Outcome, mesh: Mesh | None = None, *, stalled: bool = False) -> tuple[str, str]:
+def why(
+    outcome: Outcome, mesh: Mesh | None = None, *, stalled: bool = False, refused: float = 0.0
+) -> tuple[str, str]:
     probe = Attempt(TARGET, outcome, stalled=stalled)
-    said, hint = reasons.why(probe, mesh, {22}, "40000-40001")
+    said, hint = reasons.why(probe, mesh, {22}, "40000-40001", refused)
     return said, hint or ""
 
 
@@ -37,3 +41,34 @@ def test_what_hangs_after_the_greeting_may_be_the_mtu(outcome: Outcome) -> None:
     assert said == f"{outcome.value}: are large packets lost (MTU)?"
     assert "ping -M do" in hint
     assert "MTU" not in why(outcome)[0]
+
+
+def test_a_worker_that_refuses_for_a_minute_may_have_a_command_of_its_own() -> None:
+    assert why(Outcome.REFUSED, refused=59.9) == (Outcome.REFUSED.value, "")
+    said, hint = why(Outcome.REFUSED, refused=60.0)
+    assert said == "connection refused, nothing has listened for 60 s"
+    assert hint.startswith("a `command:` in the worker's pod spec replaces mpiboot")
+    assert why(Outcome.TIMEOUT, refused=60.0) == (Outcome.TIMEOUT.value, "")
+    assert reasons.more(said, Attempt(TARGET, Outcome.REFUSED)) == (
+        "; nothing has listened for 60 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("search", "told"),
+    [
+        ((), "(no search list)"),
+        (("corp.example",), "(search corp.example)"),
+        (("ns.svc.cluster.local", "svc.cluster.local", "cluster.local"), ""),
+    ],
+)
+def test_the_nodes_resolver_in_a_pod_is_told_by_its_search_list(
+    search: tuple[str, ...], told: str
+) -> None:
+    conf = ResolvConf(("10.0.0.10",), search)
+    for reason in (Reason.NXDOMAIN, Reason.NO_ADDRESS):
+        hint = reasons.unresolved(reason, conf) or ""
+        assert told in hint
+        assert ("`dnsPolicy: ClusterFirstWithHostNet`" in hint) == bool(told)
+    for other in (Reason.TIMEOUT, Reason.SERVFAIL, None):
+        assert reasons.unresolved(other, conf) is None

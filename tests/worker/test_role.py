@@ -627,10 +627,13 @@ def test_a_signal_ends_the_wait_for_the_key(start: Start) -> None:
 @pytest.mark.parametrize("kind", ["auto", *BOTH])
 def test_a_port_that_is_taken_is_an_error(kind: str, start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        worker = start(kind, port=taken.getsockname()[1])
+        number = taken.getsockname()[1]
+        worker = start(kind, port=number)
         assert worker.wait() == 69
 
     assert "in use" in worker.log
+    assert f"port {number} can't be used here" in worker.log
+    assert "try MPIBOOT_SSHD" not in worker.log
 
 
 @pytest.mark.skipif(not HAVE_SSHD, reason="no sshd is installed")
