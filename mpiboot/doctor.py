@@ -135,7 +135,7 @@ def _own(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:
 def _shims(environ: Mapping[str, str]) -> list[Finding]:
     """Tell what enters mpiboot by its name, and what has passed it by; nothing without shims."""
     try:
-        good, bad = shims.told(environ)
+        good, bad = shims.effects(environ)
     except MpibootError:  # started from a folder of sources, where no shim can lead to it
         good, bad = "", ""
     odd = (

@@ -35,7 +35,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, indent: str = "
     return "".join(text)
 
 
-def hung(head: str, text: str, width: int | None = None) -> str:
+def indented(head: str, text: str, width: int | None = None) -> str:
     """Put a text behind its head, broken at blanks with the lines below it in the same column.
 
     ``width`` is a terminal's; without one nothing is broken, so that a line is a record.
@@ -81,7 +81,7 @@ def decisions(items: Iterable[Decision], width: int | None = None) -> str:
     made = list(items)
     names = max((len(item.name) for item in made), default=0)
     return "".join(
-        hung(
+        indented(
             f"  {item.name.ljust(names)}  ",
             f"{item.value or '-'}  ({item.source.value}: {item.because})",
             width,
@@ -118,13 +118,13 @@ def findings(items: Iterable[Finding], width: int | None = None) -> str:
             head = f"{MARKS[item.level].ljust(4)}  {where}  {check.ljust(checks)}  "
             below = " " * len(head)
             which = f" ({first_few(item.hosts)})" if item.hosts else ""
-            lines.append(hung(head, f"{item.said}{which}", width))
+            lines.append(indented(head, f"{item.said}{which}", width))
             lines += [f"{below}  {text}\n" for text in item.evidence]
         rest = [_whose(item) for item in group[_ALIKE - 1 :]]
         if len(group) > _ALIKE:
-            lines.append(hung(below, f"and {len(rest)} more: {first_few(rest, _ALIKE)}", width))
+            lines.append(indented(below, f"and {len(rest)} more: {first_few(rest, _ALIKE)}", width))
         if group[0].hint and group[0].level is not Level.OK:
-            lines.append(hung(below + "-> ", group[0].hint, width))
+            lines.append(indented(below + "-> ", group[0].hint, width))
     return "".join(lines)
 
 
@@ -159,7 +159,7 @@ def settings(resolved: Resolved, rows: Iterable[Setting], width: int | None = No
     ]
     widths = [max(len(line[i]) for line in told) for i in range(3)]
     return "".join(
-        hung("".join(line[i].ljust(size + 2) for i, size in enumerate(widths)), line[3], width)
+        indented("".join(line[i].ljust(size + 2) for i, size in enumerate(widths)), line[3], width)
         for line in told
     )
 

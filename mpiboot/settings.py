@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Final, TypeVar
 
-from mpiboot.checks import failed
 from mpiboot.errors import error
 from mpiboot.model import Finding, Level, Role, Source
 from mpiboot.setting_types import (
@@ -390,7 +389,7 @@ def _of_service(name: str, value: str) -> bool:
     return name.endswith("_PORT") and _SERVICE_PORT.match(value) is not None
 
 
-def _told(text: str) -> str:
+def _readable(text: str) -> str:
     """Show a value that a message is about, unless nobody may see it."""
     return "(hidden)" if is_key(text) else text
 
@@ -425,18 +424,13 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
         try:
             values[item.name] = item.parse(text)
         except ValueError as wrong:
-            told = _told(text)
-            shown = repr(text) if told == text else told
+            readable = _readable(text)
+            shown = repr(text) if readable == text else readable
             raise error("usage", f"{chosen} is {shown}: expected {wrong}") from None
         given[item.name] = chosen
         for other, other_text in candidates[1:]:
             if other_text != text:
-                said = f"{other}={_told(other_text)} is not used"
-                warnings.append(_warn(f"{said}: {chosen}={_told(text)} comes first"))
+                said = f"{other}={_readable(other_text)} is not used"
+                warnings.append(_warn(f"{said}: {chosen}={_readable(text)} comes first"))
     odd = (*warnings, *_unknown(environ))
     return Resolved(Settings(**values), given, odd, dict(flags))
-
-
-def conflict(said: str, hint: str = "") -> Finding:
-    """Two settings that can't both hold."""
-    return failed("settings-conflict", said, hint=hint)

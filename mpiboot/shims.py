@@ -19,7 +19,6 @@ from mpiboot.parent import launch_spec
 from mpiboot.system import files
 
 NAMES: Final = ("mpirun", "mpiexec", "sshd")
-FOLDER: Final = "/usr/local/bin"
 # Where the real programs are whose place a shim has taken, and the list of these places.
 KEPT: Final = Path("/usr/local/lib/mpiboot/real")
 _PLACES: Final = "places"
@@ -264,7 +263,7 @@ def remove(folder: str) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def told(environ: Mapping[str, str]) -> tuple[str, str]:
+def effects(environ: Mapping[str, str]) -> tuple[str, str]:
     """Say for ``doctor`` which calls by the usual names enter mpiboot, and which pass it by.
 
     Returns:

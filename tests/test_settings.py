@@ -216,11 +216,6 @@ def test_only_yes_or_no_settings_are_flags_without_a_value() -> None:
     }
 
 
-def test_a_conflict_is_a_failing_finding() -> None:
-    found = settings.conflict("two things", "choose one")
-    assert (found.check, found.level, found.hint) == ("settings-conflict", Level.FAIL, "choose one")
-
-
 @given(st.sampled_from(settings.ROWS), st.text(max_size=20))
 def test_any_text_is_read_or_refused_in_one_printable_line(
     row: settings.Setting, text: str

@@ -146,7 +146,7 @@ def test_a_folder_of_path_that_is_closed_to_this_user_is_passed_over() -> None:
             "assert shims.real('mpirun', sys.argv[1], own) == ''\n"
             "assert shims.real('sh', path, own) == '/bin/sh'\n"
             "assert shims.cleared({'PATH': path}) == path\n"
-            "assert shims.told({'PATH': path}) == ('', '')\n"
+            "assert shims.effects({'PATH': path}) == ('', '')\n"
             "assert programs.detect_mpi({'PATH': sys.argv[1]}) is None\n"
             "os.environ['PATH'] = path\n"
             "assert cli._behind_shim(['launcher']) == ['launcher']\n"
@@ -166,10 +166,10 @@ def test_doctor_tells_what_passes_mpiboot_by(own: Path, tmp_path: Path) -> None:
     program(behind, "mpirun")
     shims.install(str(front), {"PATH": ""})
     assert own.is_file()
-    good, bad = shims.told({"PATH": f"{front}:{behind}"})
+    good, bad = shims.effects({"PATH": f"{front}:{behind}"})
     assert f"{behind}/mpirun by absolute path does not" in good
     assert bad == ""
-    good, bad = shims.told({"PATH": f"{behind}:{front}"})
+    good, bad = shims.effects({"PATH": f"{behind}:{front}"})
     assert f"the shim {front}/mpirun is behind {behind}/mpirun on PATH" in bad
 
 

@@ -50,17 +50,17 @@ async def _run(name: str, command: str, free: asyncio.Semaphore) -> str | None:
     return output.decode("utf-8", "replace") if agent.returncode == 0 else None
 
 
-async def _addresses(before: evidence.Before) -> tuple[str, ...] | None:
+async def _addresses(baseline: evidence.Baseline) -> tuple[str, ...] | None:
     """Resolve a host's name: no address where there is none, None where nobody can tell.
 
     A nameserver that fails for the world outside says nothing of the cluster's own names.
     """
-    if not before.dns:  # no nameserver tells what became of an address
+    if not baseline.dns:  # no nameserver tells what became of an address
         return None
-    found = await _resolved(before.dns)
-    if found is not None or not before.in_cluster:
+    found = await _resolved(baseline.dns)
+    if found is not None or not baseline.in_cluster:
         return found
-    own = await asyncio.gather(*map(_resolved, before.in_cluster))
+    own = await asyncio.gather(*map(_resolved, baseline.in_cluster))
     known = tuple(address for addresses in own for address in addresses or ())
     return None if None in own and not known else known
 
@@ -74,23 +74,23 @@ async def _resolved(name: str) -> tuple[str, ...] | None:
 
 
 async def _evidence(
-    before: evidence.Before, command: str, free: asyncio.Semaphore, signal: str | None
+    baseline: evidence.Baseline, command: str, free: asyncio.Semaphore, signal: str | None
 ) -> tuple[evidence.Explanation, ...]:
-    resolving = asyncio.ensure_future(_addresses(before))
-    asking = asyncio.ensure_future(_run(before.name, command, free))
+    resolving = asyncio.ensure_future(_addresses(baseline))
+    asking = asyncio.ensure_future(_run(baseline.name, command, free))
     # A host whose name has gone, or leads elsewhere, needs no further patience.
-    found = evidence.unreachable(before, await resolving)
+    found = evidence.unreachable(baseline, await resolving)
     if found:
         asking.cancel()
         return found
     answer = await asking
     if answer:
-        return evidence.judge(before, host_shell.read(answer), signal or "")
-    return evidence.silent(before) if signal is not None else ()
+        return evidence.judge(baseline, host_shell.read(answer), signal or "")
+    return evidence.silent(baseline) if signal is not None else ()
 
 
 async def gather(
-    hosts: tuple[evidence.Before, ...], program: str = "", killed: tuple[str, str] = ("", "")
+    hosts: tuple[evidence.Baseline, ...], program: str = "", killed: tuple[str, str] = ("", "")
 ) -> list[str]:
     """Ask hosts at once; what has not answered in time is left out.
 
@@ -123,7 +123,7 @@ async def gather(
     return [line for _, line in sorted(rows, key=lambda row: row[0])]
 
 
-async def let_go(hosts: tuple[evidence.Before, ...]) -> None:
+async def let_go(hosts: tuple[evidence.Baseline, ...]) -> None:
     """Tell the workers that want to end with the job that it is over."""
     free = asyncio.Semaphore(_AT_ONCE)
     command = host_shell.order("job_is_over")

@@ -24,7 +24,7 @@ _WAYS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class Baseline:
     """What the gate saw of a host, to compare with.
 
     ``name`` is what the launch agent is called with; ``dns`` the name to resolve, empty where the
@@ -46,7 +46,7 @@ class Before:
     in_cluster: tuple[str, ...] = ()
 
 
-def before(worker: Worker, called: str, dns: str, in_cluster: tuple[str, ...] = ()) -> Before:
+def baseline(worker: Worker, called: str, dns: str, in_cluster: tuple[str, ...] = ()) -> Baseline:
     """Note what is compared with after a failure.
 
     Args:
@@ -56,7 +56,7 @@ def before(worker: Worker, called: str, dns: str, in_cluster: tuple[str, ...] = 
         in_cluster: the absolute names of the cluster that this may be.
     """
     facts = worker.facts
-    return Before(
+    return Baseline(
         name=called,
         dns=dns,
         in_cluster=in_cluster,
@@ -74,16 +74,16 @@ def before(worker: Worker, called: str, dns: str, in_cluster: tuple[str, ...] = 
     )
 
 
-def to_json(hosts: tuple[Before, ...]) -> str:
+def to_json(hosts: tuple[Baseline, ...]) -> str:
     """Write what the gate saw."""
     return json.dumps([asdict(host) for host in hosts])
 
 
-def from_json(text: str) -> tuple[Before, ...]:
+def from_json(text: str) -> tuple[Baseline, ...]:
     """Read what ``to_json`` wrote."""
     lists = ("ports", "in_cluster")
     return tuple(
-        Before(**{**item, **{name: tuple(item[name]) for name in lists}})
+        Baseline(**{**item, **{name: tuple(item[name]) for name in lists}})
         for item in json.loads(text)
     )
 
@@ -119,70 +119,72 @@ def _namespace(dns: str) -> str:
     return labels[2] if len(labels) > 3 and labels[3] == "svc" else ""  # noqa: PLR2004
 
 
-def kubectl(before: Before) -> str:
+def kubectl(baseline: Baseline) -> str:
     """Write the line that shows why a pod's container ended: before this one, or for good."""
     ended = "status.containerStatuses[*]%s.terminated}"
-    if not before.pod:  # a list of pods, with those of this address
+    if not baseline.pod:  # a list of pods, with those of this address
         paths = "".join("{.items[*]." + ended % state for state in (".lastState", ".state"))
-        by = f"-A --field-selector status.podIP={before.address}"
+        by = f"-A --field-selector status.podIP={baseline.address}"
         return f"kubectl get pods {by} -o jsonpath='{paths}'"
-    space = _namespace(before.dns)
+    space = _namespace(baseline.dns)
     where = f" -n {space}" if space else ""
     path = "".join("{." + ended % state for state in (".lastState", ".state"))
-    return f"kubectl get pod {before.pod}{where} -o jsonpath='{path}'"
+    return f"kubectl get pod {baseline.pod}{where} -o jsonpath='{path}'"
 
 
-def _events(before: Before) -> str:
+def _events(baseline: Baseline) -> str:
     """Write the line that shows what happened to a pod."""
-    if not before.pod:
+    if not baseline.pod:
         return "kubectl get events -A"
-    space = _namespace(before.dns)
+    space = _namespace(baseline.dns)
     where = f" -n {space}" if space else ""
-    return f"kubectl get events{where} --field-selector involvedObject.name={before.pod}"
+    return f"kubectl get events{where} --field-selector involvedObject.name={baseline.pod}"
 
 
-def silent(before: Before) -> tuple[Explanation, ...]:
+def silent(baseline: Baseline) -> tuple[Explanation, ...]:
     """Judge the lost host, where it can't be asked and its name says nothing."""
     said = "it could not be asked; what became of its container this line tells: "
-    return (Explanation(4, said + kubectl(before)),)
+    return (Explanation(4, said + kubectl(baseline)),)
 
 
-def unreachable(before: Before, addresses: tuple[str, ...] | None) -> tuple[Explanation, ...]:
+def unreachable(baseline: Baseline, addresses: tuple[str, ...] | None) -> tuple[Explanation, ...]:
     """Judge a host that can't be asked; ``addresses`` of its name are None where unknown."""
     if addresses is None:
         return ()
     if not addresses:
-        said = f"its name does not resolve any more, so its pod is gone: {_events(before)}"
+        said = f"its name does not resolve any more, so its pod is gone: {_events(baseline)}"
         return (Explanation(2, said),)
-    if before.address not in addresses:
-        said = f"its name leads to {addresses[0]} now, not {before.address}: the pod was made anew"
-        return (Explanation(2, f"{said}: {_events(before)}"),)
+    if baseline.address not in addresses:
+        said = (
+            f"its name leads to {addresses[0]} now, not {baseline.address}: the pod was made anew"
+        )
+        return (Explanation(2, f"{said}: {_events(baseline)}"),)
     return ()
 
 
-def judge(before: Before, answer: HostAnswer, signal: str = "") -> tuple[Explanation, ...]:
+def judge(baseline: Baseline, answer: HostAnswer, signal: str = "") -> tuple[Explanation, ...]:
     """Judge what a host answered; ``signal`` ended the first rank, if it was there."""
     found = [
         *_programs(answer),
-        *_memory(before, answer, signal),
+        *_memory(baseline, answer, signal),
         *_disks(answer),
-        *_ports(before, answer),
+        *_ports(baseline, answer),
     ]
     return tuple(sorted(found, key=lambda item: item.order))
 
 
-def _memory(before: Before, answer: HostAnswer, signal: str) -> list[Explanation]:
+def _memory(baseline: Baseline, answer: HostAnswer, signal: str) -> list[Explanation]:
     began = answer.began
-    if before.began and began is not None and abs(began - before.began) > _RESTARTED:
+    if baseline.began and began is not None and abs(began - baseline.began) > _RESTARTED:
         said = "its container was restarted, probably out of memory; this line tells: "
-        return [Explanation(1, said + kubectl(before))]
-    if before.ooms is None or answer.ooms is None:
+        return [Explanation(1, said + kubectl(baseline))]
+    if baseline.ooms is None or answer.ooms is None:
         return []
-    if answer.ooms <= before.ooms:
+    if answer.ooms <= baseline.ooms:
         # Neither the kubelet nor anybody else leaves a count, but only the kernel leaves this one.
         text = f"the kernel killed nothing of this pod for memory, so somebody else sent {signal}"
-        return [Explanation(5, f"{text}: {_events(before)}")] if signal == "SIGKILL" else []
-    count = answer.ooms - before.ooms
+        return [Explanation(5, f"{text}: {_events(baseline)}")] if signal == "SIGKILL" else []
+    count = answer.ooms - baseline.ooms
     what = "a process" if count == 1 else f"{count} processes"
     sizes = []
     if answer.limit is not None and answer.limit < _UNLIMITED:
@@ -214,12 +216,12 @@ def port(device: str, number: int) -> str:
     return f"{device}/{number}"
 
 
-def _ports(before: Before, answer: HostAnswer) -> list[Explanation]:
+def _ports(baseline: Baseline, answer: HostAnswer) -> list[Explanation]:
     found = []
     for path, state in answer.ports:
         folders = path.split("/")
         name = f"{folders[4]}/{folders[6]}"
-        if name in before.ports and state != "ACTIVE":
+        if name in baseline.ports and state != "ACTIVE":
             text = f"the RDMA port {name} is {state}; it was active when the job began"
             found.append(Explanation(4, text))
     return found

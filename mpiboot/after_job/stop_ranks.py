@@ -38,7 +38,7 @@ class Count:
         self._most = dict(self._left)
         self._waiting = set(self._left)
 
-    def told(self, host: str, ranks: int) -> tuple[int, int] | None:
+    def take(self, host: str, ranks: int) -> tuple[int, int] | None:
         """Take a host's number in; the sums where every host has told one since the last sums."""
         self._left[host] = ranks
         self._most[host] = max(ranks, self._most[host])
@@ -81,7 +81,7 @@ def _tell(count: Count, host: str, line: bytes) -> None:
     words = line.split()
     if len(words) != 2 or words[0] != b"ranks" or not words[1].isdigit():  # noqa: PLR2004
         return
-    sums = count.told(host, int(words[1]))
+    sums = count.take(host, int(words[1]))
     if sums is not None:
         print("ranks", *sums, flush=True)  # noqa: T201 - this is its purpose
 

@@ -190,14 +190,14 @@ def _reach(networks: Sequence[WorkerNetwork], settings: DataSettings) -> Iterabl
     # Rails of the same subnets pair up by device, whatever their links are called.
     paired = len({_subnets(network) for network in networks}) <= 1
     for position in range(positions):
-        ends = reach.ends(networks, position)
+        ends = reach.endpoints(networks, position)
         if ends is None:
             if all(network.transport is not Transport.INFINIBAND for network in networks):
                 name = networks[0].data[position].name
                 said = f"not every worker has an address of one IP version beside {name}"
                 yield Problem("data-networks", said)
             continue
-        twice, apart = reach.doubled(ends), reach.apart(ends)
+        twice, apart = reach.shared_address(ends), reach.unreachable(ends)
         if twice:
             yield Problem("data-networks", twice, "look at the network's IPAM: one address, once")
         elif apart and not crossed and not paired:

@@ -19,18 +19,18 @@ _ASKED: Final = "MPIBOOT_RDMA_DEVICE"
 _SETTINGS: Final = "set MPIBOOT_DATA_IFNAME or MPIBOOT_RDMA_DEVICE"
 
 
-def tied(made: NetworkBuilder, candidates: Sequence[Link]) -> tuple[Rail, ...]:
+def behind_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[Rail, ...]:
     """Find the ports behind the candidates; one rail a port."""
-    wanted = made.settings.rdma_device
+    wanted = builder.settings.rdma_device
     found: dict[str, Rail] = {}
     doubled: list[str] = []
     for link in candidates:
-        behind = rails.behind(link, made.fabric, made.facts.links)
+        behind = rails.behind(link, builder.fabric, builder.facts.links)
         if wanted:
             behind = tuple(_asked(rail) for rail in behind if _named(rail, wanted))
         if len(behind) > 1:
             names = ", ".join(rail.name for rail in behind)
-            made.problem(
+            builder.problem(
                 "data-ambiguous", f"{link.name} could belong to {names}: none is taken", _SETTINGS
             )
             continue
@@ -43,9 +43,9 @@ def tied(made: NetworkBuilder, candidates: Sequence[Link]) -> tuple[Rail, ...]:
             elif _in_use(rail):
                 found[rail.name] = rail
     for said in doubled:
-        made.problem("data-ambiguous", f"{said}: the first is taken", "set MPIBOOT_DATA_IFNAME")
+        builder.problem("data-ambiguous", f"{said}: the first is taken", "set MPIBOOT_DATA_IFNAME")
     if wanted:
-        _asked_without_link(made, found, wanted)
+        _asked_without_link(builder, found, wanted)
     return tuple(found.values())
 
 
@@ -75,27 +75,29 @@ def _asked(rail: Rail) -> Rail:
     return replace(rail, source=Source.ENVIRONMENT, because=f"{_ASKED}; {rail.because}")
 
 
-def _asked_without_link(made: NetworkBuilder, found: dict[str, Rail], words: Sequence[str]) -> None:
+def _asked_without_link(
+    builder: NetworkBuilder, found: dict[str, Rail], words: Sequence[str]
+) -> None:
     """Take the user's own devices although no link of this pod is theirs."""
     every = [
         Rail(device, port, None, _ASKED, Source.ENVIRONMENT)
-        for device in made.fabric.devices
+        for device in builder.fabric.devices
         for port in device.ports
     ]
     missing = [word for word in words if not any(_named(rail, (word,)) for rail in every)]
     if missing:
         none = len(missing) == len(words)
-        made.problem("rdma-device", f"{_ASKED}: no device {', '.join(missing)}", always=none)
+        builder.problem("rdma-device", f"{_ASKED}: no device {', '.join(missing)}", always=none)
     for rail in every:
         if _named(rail, words):
             found.setdefault(rail.name, rail)
 
 
-def without_link(made: NetworkBuilder) -> tuple[Rail, ...]:
+def without_link(builder: NetworkBuilder) -> tuple[Rail, ...]:
     """Find ports that need no link: InfiniBand's, then EFA; RoCE without a link has no address."""
-    if made.settings.rdma_device:
+    if builder.settings.rdma_device:
         return ()
-    fabric = made.fabric
+    fabric = builder.fabric
     usable = [
         Rail(device, port, None, "InfiniBand needs no link, the device node opens")
         for device, port in rails.ports(fabric.devices)
@@ -114,15 +116,19 @@ def without_link(made: NetworkBuilder) -> tuple[Rail, ...]:
     )
 
 
-def of_host_network(made: NetworkBuilder, tied: tuple[Rail, ...]) -> tuple[Rail, ...]:
+def of_host_network(builder: NetworkBuilder, tied: tuple[Rail, ...]) -> tuple[Rail, ...]:
     """Keep what can be used of a node's ports: active, openable, RoCE with an address.
 
     Nothing says which of them are meant for this pod; InfiniBand ports count without a link.
     """
-    own = rails.behind(made.control, made.fabric, made.facts.links) if made.control else ()
+    own = (
+        rails.behind(builder.control, builder.fabric, builder.facts.links)
+        if builder.control
+        else ()
+    )
     control_ports = {rail.name for rail in own}
     names = {rail.name for rail in tied}
-    every = (*tied, *(rail for rail in without_link(made) if rail.name not in names))
+    every = (*tied, *(rail for rail in without_link(builder) if rail.name not in names))
     return tuple(
         rail
         for rail in every
@@ -134,7 +140,7 @@ def of_host_network(made: NetworkBuilder, tied: tuple[Rail, ...]) -> tuple[Rail,
     )
 
 
-def one_class(made: NetworkBuilder, found: tuple[Rail, ...]) -> tuple[Rail, ...]:
+def of_one_transport(builder: NetworkBuilder, found: tuple[Rail, ...]) -> tuple[Rail, ...]:
     """Keep one transport: NCCL can't merge two, and peers of two kinds don't connect."""
     transports = {rail.transport for rail in found}
     best = found[0].transport if found else Transport.NONE
@@ -146,5 +152,5 @@ def one_class(made: NetworkBuilder, found: tuple[Rail, ...]) -> tuple[Rail, ...]
         because = f"{rail.because}; of another kind, so left out: {left}" if left else rail.because
         if rail.link and not left:
             because = f"{rail.link.name}: {because}"
-        made.decide("rdma-port", rail.name, rail.source, because)
+        builder.decide("rdma-port", rail.name, rail.source, because)
     return kept

@@ -32,20 +32,20 @@ def make(
         taken: names that the user has set, each with where.
         values: the values of those that are known.
     """
-    made = Proposals(networks, settings, transports.plugin_of(networks, taken, values))
-    transport = transports.settle(made)
-    over_data, why_socket = _sockets(made, transport)
-    _rdma(made, transport)
-    for network in made.known:
-        _socket_names(made, network, over_data.get(network.host, ()), why_socket)
-        _tcp_ucx(made, network, transport, over_data.get(network.host, ()))
-    _mpi(made, transport)
-    return made
+    proposals = Proposals(networks, settings, transports.plugin_of(networks, taken, values))
+    transport = transports.settle(proposals)
+    over_data, why_socket = _sockets(proposals, transport)
+    _rdma(proposals, transport)
+    for network in proposals.known:
+        _socket_names(proposals, network, over_data.get(network.host, ()), why_socket)
+        _tcp_ucx(proposals, network, transport, over_data.get(network.host, ()))
+    _mpi(proposals, transport)
+    return proposals
 
 
-def _rdma(made: Proposals, transport: Transport) -> None:
+def _rdma(proposals: Proposals, transport: Transport) -> None:
     """Name each worker's own ports and GID indexes."""
-    for network in made.networks:
+    for network in proposals.networks:
         if transport not in (Transport.ROCE, Transport.INFINIBAND) or not network.rails:
             continue
         names = [rail.name for rail in network.rails]
@@ -57,16 +57,16 @@ def _rdma(made: Proposals, transport: Transport) -> None:
         )
         host = network.host
         if network.gids.ucx:
-            made.propose("UCX_NET_DEVICES", ",".join(names), "rdma-ports", because, host)
+            proposals.propose("UCX_NET_DEVICES", ",".join(names), "rdma-ports", because, host)
         else:
-            _tcp_for_ucx(made, network, network.plain, "UCX can't be told its GID indexes")
-        made.propose("NCCL_IB_HCA", nccl.exact(names), "rdma-ports", because, host)
+            _tcp_for_ucx(proposals, network, network.plain, "UCX can't be told its GID indexes")
+        proposals.propose("NCCL_IB_HCA", nccl.exact(names), "rdma-ports", because, host)
         for name, value in network.gids.values.items():
-            made.propose(name, value, "gid", network.gids.because, host)
-        _pkey(made, network)
+            proposals.propose(name, value, "gid", network.gids.because, host)
+        _pkey(proposals, network)
 
 
-def _pkey(made: Proposals, network: WorkerNetwork) -> None:
+def _pkey(proposals: Proposals, network: WorkerNetwork) -> None:
     """Name the partition of an IPoIB link: for NCCL by index, for UCX by value."""
     found = set()
     for rail in network.rails:
@@ -84,30 +84,30 @@ def _pkey(made: Proposals, network: WorkerNetwork) -> None:
         ((index, value),) = found
         if index:
             because = f"the data link is in partition {value:#06x}, entry {index}"
-            made.propose("UCX_IB_PKEY", f"{value:#x}", "rdma-ports", because, network.host)
-            made.propose("NCCL_IB_PKEY", str(index), "rdma-ports", because, network.host)
+            proposals.propose("UCX_IB_PKEY", f"{value:#x}", "rdma-ports", because, network.host)
+            proposals.propose("NCCL_IB_PKEY", str(index), "rdma-ports", because, network.host)
     elif len(found) > 1:
         listed = ", ".join(f"{value:#06x}" for _, value in sorted(found))
-        made.find(
+        proposals.find(
             "data-ambiguous",
             f"{network.host}: the rails are in partitions {listed}, "
             "and NCCL and UCX take one for all",
         )
 
 
-def _sockets(made: Proposals, transport: Transport) -> tuple[dict[str, tuple[Link, ...]], str]:
+def _sockets(proposals: Proposals, transport: Transport) -> tuple[dict[str, tuple[Link, ...]], str]:
     """Decide whether NCCL's sockets go over the data link: by reachability, on all workers.
 
     Returns:
         Each worker's links for it (none: the control link), and the reason.
     """
-    wanted, networks = made.settings.nccl_socket, made.known
+    wanted, networks = proposals.settings.nccl_socket, proposals.known
     if wanted == "control":
         return {}, "MPIBOOT_NCCL_SOCKET=control"
-    because = _why_not_data(made, transport)
+    because = _why_not_data(proposals, transport)
     if because:
         if wanted == "data":
-            made.find("data-networks", f"MPIBOOT_NCCL_SOCKET=data, but {because}")
+            proposals.find("data-networks", f"MPIBOOT_NCCL_SOCKET=data, but {because}")
         return {}, f"the control link: {because}"
     why = "the data link: every worker has an address there, and reaches the others"
     if transport in RDMA:
@@ -116,14 +116,14 @@ def _sockets(made: Proposals, transport: Transport) -> tuple[dict[str, tuple[Lin
     return {one.host: one.plain for one in networks}, why
 
 
-def _why_not_data(made: Proposals, transport: Transport) -> str:
+def _why_not_data(proposals: Proposals, transport: Transport) -> str:
     """Say why the data link can't carry sockets; empty where it can."""
-    networks = made.known
+    networks = proposals.known
     without = [network.host for network in networks if not network.plain]
     counts = {len(network.plain) for network in networks}
     names = [link.name for network in networks for link in network.plain]
     odd = [name for name in names if not nccl.expressible(name)]
-    if len(networks) < len(made.networks):
+    if len(networks) < len(proposals.networks):
         return "not every worker's facts are known"
     if without:
         all_ = "no worker has a second link with an address"
@@ -139,17 +139,17 @@ def _why_not_data(made: Proposals, transport: Transport) -> str:
 def _unreached(networks: Sequence[WorkerNetwork], positions: int) -> str:
     plain = [replace(network, data=network.plain) for network in networks]
     for position in range(positions):
-        ends = reach.ends(plain, position)
+        ends = reach.endpoints(plain, position)
         if ends is None:
             return "the data links have no IP version in common"
-        problem = reach.doubled(ends) or reach.apart(ends)
+        problem = reach.shared_address(ends) or reach.unreachable(ends)
         if problem:
             return problem
     return ""
 
 
 def _socket_names(
-    made: Proposals, network: WorkerNetwork, links: Sequence[Link], because: str
+    proposals: Proposals, network: WorkerNetwork, links: Sequence[Link], because: str
 ) -> None:
     """Name the links of NCCL's, Gloo's and TensorPipe's sockets."""
     chosen = list(links) or ([network.control] if network.control else [])
@@ -157,29 +157,29 @@ def _socket_names(
     if not names:
         return
     rule, host = "nccl-socket", network.host
-    made.propose("NCCL_SOCKET_IFNAME", nccl.exact(names), rule, because, host)
+    proposals.propose("NCCL_SOCKET_IFNAME", nccl.exact(names), rule, because, host)
     versions = {item.version for link in chosen for item in usable(link)}
     if versions == {IPV6}:
-        made.propose("NCCL_SOCKET_FAMILY", "AF_INET6", rule, "no IPv4 address there", host)
+        proposals.propose("NCCL_SOCKET_FAMILY", "AF_INET6", rule, "no IPv4 address there", host)
     # These take a plain name, and one link is enough for a rendezvous.
-    made.propose("GLOO_SOCKET_IFNAME", names[0], rule, because, host)
-    made.propose("TP_SOCKET_IFNAME", names[0], rule, because, host)
+    proposals.propose("GLOO_SOCKET_IFNAME", names[0], rule, because, host)
+    proposals.propose("TP_SOCKET_IFNAME", names[0], rule, because, host)
 
 
 def _tcp_ucx(
-    made: Proposals, network: WorkerNetwork, transport: Transport, links: Sequence[Link]
+    proposals: Proposals, network: WorkerNetwork, transport: Transport, links: Sequence[Link]
 ) -> None:
     """Keep UCX on TCP links where there is a data network without RDMA."""
     if transport is Transport.TCP:
-        _tcp_for_ucx(made, network, links, "no RDMA port that every worker could use")
+        _tcp_for_ucx(proposals, network, links, "no RDMA port that every worker could use")
 
 
 def _tcp_for_ucx(
-    made: Proposals, network: WorkerNetwork, links: Sequence[Link], because: str
+    proposals: Proposals, network: WorkerNetwork, links: Sequence[Link], because: str
 ) -> None:
     chosen = list(links) or ([network.control] if network.control else [])
     if chosen:
-        made.propose(
+        proposals.propose(
             "UCX_NET_DEVICES",
             ",".join(link.name for link in chosen),
             "rdma-ports",
@@ -188,31 +188,31 @@ def _tcp_for_ucx(
         )
 
 
-def _mpi(made: Proposals, transport: Transport) -> None:
+def _mpi(proposals: Proposals, transport: Transport) -> None:
     """Move MPI's own data, not its daemons, to the data network where that is asked for."""
-    if made.settings.mpi_network != "data":
+    if proposals.settings.mpi_network != "data":
         return
     rule, because = "mpi-network", "MPIBOOT_MPI_NETWORK=data"
     if transport in (Transport.ROCE, Transport.INFINIBAND):
-        made.propose("OMPI_MCA_pml", "ucx", rule, f"{because}: UCX on the RDMA ports")
+        proposals.propose("OMPI_MCA_pml", "ucx", rule, f"{because}: UCX on the RDMA ports")
         return
     if transport is Transport.EFA:
-        made.propose("OMPI_MCA_pml", "cm", rule, f"{because}: libfabric's EFA")
-        made.propose("OMPI_MCA_mtl", "ofi", rule, f"{because}: libfabric's EFA")
+        proposals.propose("OMPI_MCA_pml", "cm", rule, f"{because}: libfabric's EFA")
+        proposals.propose("OMPI_MCA_mtl", "ofi", rule, f"{because}: libfabric's EFA")
         return
-    problem = _why_not_data(made, transport)
+    problem = _why_not_data(proposals, transport)
     if problem:
         said = f"MPI's data stays on the control link: {problem}"
-        made.find("data-networks", said)
-        made.decisions.append(Decision("mpi-network", "control", Source.DETECTED, problem))
+        proposals.find("data-networks", said)
+        proposals.decisions.append(Decision("mpi-network", "control", Source.DETECTED, problem))
         return
-    for network in made.known:
+    for network in proposals.known:
         names = ",".join(link.name for link in network.plain)
-        made.propose("OMPI_MCA_btl_tcp_if_include", names, rule, because, network.host)
-    if len({tuple(link.name for link in network.plain) for network in made.known}) > 1:
+        proposals.propose("OMPI_MCA_btl_tcp_if_include", names, rule, because, network.host)
+    if len({tuple(link.name for link in network.plain) for network in proposals.known}) > 1:
         # mpirun hands its own OMPI_MCA_ values to every rank, so one value must fit all.
-        made.proposals = [
-            one for one in made.proposals if one.name != "OMPI_MCA_btl_tcp_if_include"
+        proposals.proposals = [
+            one for one in proposals.proposals if one.name != "OMPI_MCA_btl_tcp_if_include"
         ]
         own = [
             [
@@ -221,12 +221,12 @@ def _mpi(made: Proposals, transport: Transport) -> None:
                 for item in usable(link)
                 if item.version == IPV4
             ]
-            for network in made.known
+            for network in proposals.known
         ]
         if not all(own):
             problem = "the data links' names differ, and Open MPI takes no IPv6 network instead"
-            made.find("data-networks", f"MPI's data stays on the control link: {problem}")
-            made.decisions.append(Decision("mpi-network", "control", Source.DETECTED, problem))
+            proposals.find("data-networks", f"MPI's data stays on the control link: {problem}")
+            proposals.decisions.append(Decision("mpi-network", "control", Source.DETECTED, problem))
             return
         spans = {span for mine in own for span in mine}
-        made.propose("OMPI_MCA_btl_tcp_if_include", ",".join(sorted(spans)), rule, because)
+        proposals.propose("OMPI_MCA_btl_tcp_if_include", ",".join(sorted(spans)), rule, because)

@@ -19,7 +19,7 @@ Span: TypeAlias = "tuple[int, int, int]"
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class Endpoint:
     """One worker's end of the data network: an address, its link and where that link leads."""
 
     host: str
@@ -35,7 +35,7 @@ def _span(text: str) -> Span | None:
     return network.version, int(network.network_address), int(network.broadcast_address)
 
 
-def _end(network: WorkerNetwork, link: Link, family: int) -> End | None:
+def _endpoint(network: WorkerNetwork, link: Link, family: int) -> Endpoint | None:
     own = next((item for item in usable(link) if item.version == family), None)
     if own is None or network.facts is None:
         return None
@@ -43,10 +43,10 @@ def _end(network: WorkerNetwork, link: Link, family: int) -> End | None:
         route.destination for route in network.facts.fabric.routes if route.link == link.name
     ]
     spans = {span for span in map(_span, leads) if span is not None and span[0] == family}
-    return End(network.host, link.name, own, tuple(sorted(spans)))
+    return Endpoint(network.host, link.name, own, tuple(sorted(spans)))
 
 
-def ends(networks: Sequence[WorkerNetwork], position: int) -> tuple[End, ...] | None:
+def endpoints(networks: Sequence[WorkerNetwork], position: int) -> tuple[Endpoint, ...] | None:
     """Give every worker's end at one position of its data links.
 
     Returns:
@@ -57,7 +57,7 @@ def ends(networks: Sequence[WorkerNetwork], position: int) -> tuple[End, ...] | 
     ]
     for family in (4, 6):
         found = [
-            _end(network, link, family) if link else None
+            _endpoint(network, link, family) if link else None
             for network, link in zip(networks, links, strict=True)
         ]
         known = tuple(item for item in found if item is not None)
@@ -66,7 +66,7 @@ def ends(networks: Sequence[WorkerNetwork], position: int) -> tuple[End, ...] | 
     return None
 
 
-def apart(found: Sequence[End]) -> str:
+def unreachable(found: Sequence[Endpoint]) -> str:
     """Name the first pair of which one has no way to the other over its data link.
 
     Workers with the same networks are looked at once: most jobs have one or two of them.
@@ -86,7 +86,7 @@ def apart(found: Sequence[End]) -> str:
     return ""
 
 
-def doubled(found: Sequence[End]) -> str:
+def shared_address(found: Sequence[Endpoint]) -> str:
     """Name the first two workers that have one and the same data address."""
     owners: dict[str, str] = {}
     for end in found:

@@ -53,48 +53,50 @@ class Proposals:
         self.findings.append(Finding(check, level, said, hint=DATA_ROWS[check].hint))
 
 
-def settle(made: Proposals) -> Transport:
+def settle(proposals: Proposals) -> Transport:
     """Settle what carries the data: the same on all workers, or TCP."""
-    known = made.known
+    known = proposals.known
     kinds = {network.transport for network in known if network.usable}
     without = [network.host for network in known if not network.usable]
     if len(kinds) == 1 and not without:
         (kind,) = kinds
         because = f"every worker has usable {kind.value} ports"
         if kind is not Transport.EFA:
-            _require(made, kind)
+            _require(proposals, kind)
         else:
-            made.propose("FI_PROVIDER", "efa", "transport", "EFA devices open on every worker")
-            for said in _efa_lacks(made):
-                made.find("efa-library", said)
+            proposals.propose("FI_PROVIDER", "efa", "transport", "EFA devices open on every worker")
+            for said in _efa_lacks(proposals):
+                proposals.find("efa-library", said)
     else:
-        kind = Transport.TCP if any(network.plain for network in made.known) else Transport.NONE
+        kind = (
+            Transport.TCP if any(network.plain for network in proposals.known) else Transport.NONE
+        )
         if not known:
             because = "no worker's facts are known"
         elif not kinds:
-            because = "no worker has a usable RDMA port" + _devices_of_the_node(made.known)
+            because = "no worker has a usable RDMA port" + _devices_of_the_node(proposals.known)
         else:
             because = "the workers have RDMA of different kinds, which can't talk to each other"
             if without:
                 because = (
                     f"{first_few(without)}: no usable RDMA port, and all ranks need one transport"
                 )
-            made.find("rdma-differs", f"the data goes over TCP: {because}")
+            proposals.find("rdma-differs", f"the data goes over TCP: {because}")
         if Transport.EFA in kinds:
             # EFA comes by a plugin, which NCCL_IB_DISABLE does not stop.
-            made.propose("NCCL_NET", "Socket", "transport", because)
+            proposals.propose("NCCL_NET", "Socket", "transport", because)
         if known:
-            made.propose("NCCL_IB_DISABLE", "1", "transport", because)
-    if made.plugin:
-        because += f"; {made.plugin}, so NCCL's own variables are left as they are"
-    made.decisions.append(Decision("data-network", kind.value, Source.DETECTED, because))
+            proposals.propose("NCCL_IB_DISABLE", "1", "transport", because)
+    if proposals.plugin:
+        because += f"; {proposals.plugin}, so NCCL's own variables are left as they are"
+    proposals.decisions.append(Decision("data-network", kind.value, Source.DETECTED, because))
     return kind
 
 
-def _require(made: Proposals, kind: Transport) -> None:
-    if made.settings.data_network == "require":
+def _require(proposals: Proposals, kind: Transport) -> None:
+    if proposals.settings.data_network == "require":
         because = f"{kind.value} is required: without it NCCL fails instead of falling to TCP"
-        made.propose("NCCL_NET", "IB", "transport", because)
+        proposals.propose("NCCL_NET", "IB", "transport", because)
 
 
 def _devices_of_the_node(known: Iterable[WorkerNetwork]) -> str:
@@ -126,12 +128,14 @@ def plugin_of(
     return ""
 
 
-def _efa_lacks(made: Proposals) -> list[str]:
+def _efa_lacks(proposals: Proposals) -> list[str]:
     """Say on which workers the image lacks what carries data over EFA; the user's plugin may."""
     hosts: dict[tuple[str, ...], list[str]] = {}
-    for network in made.known:
+    for network in proposals.known:
         missing = network.facts.fabric.missing if network.facts else ()
-        lacks = tuple(name for name in missing if not (made.plugin and name.startswith("libnccl")))
+        lacks = tuple(
+            name for name in missing if not (proposals.plugin and name.startswith("libnccl"))
+        )
         if lacks:
             hosts.setdefault(lacks, []).append(network.host)
     return [

@@ -48,14 +48,14 @@ def choose(worker: Worker, settings: DataSettings) -> WorkerNetwork:
             host.name, None, host.slots, None, Transport.UNKNOWN, no_facts=worker.no_facts
         )
     link = _control(worker, facts, settings)
-    made = NetworkBuilder(facts, settings, link, _host_network(facts, link), [], [])
-    candidates = _candidates(made)
-    tied = ports.tied(made, candidates)
-    if made.host_network and not settings.data_ifname and not settings.rdma_device:
-        tied = ports.of_host_network(made, tied)
-    chosen = ports.one_class(made, tied or ports.without_link(made))
-    data = _data(made, candidates, chosen)
-    _dead(made, candidates, chosen)
+    builder = NetworkBuilder(facts, settings, link, _host_network(facts, link), [], [])
+    candidates = _candidates(builder)
+    tied = ports.behind_links(builder, candidates)
+    if builder.host_network and not settings.data_ifname and not settings.rdma_device:
+        tied = ports.of_host_network(builder, tied)
+    chosen = ports.of_one_transport(builder, tied or ports.without_link(builder))
+    data = _data(builder, candidates, chosen)
+    _dead(builder, candidates, chosen)
     if chosen:
         transport = chosen[0].transport
     else:
@@ -64,8 +64,8 @@ def choose(worker: Worker, settings: DataSettings) -> WorkerNetwork:
             if any(has_carrier(one) and usable(one) for one in data)
             else Transport.NONE
         )
-        _nothing(made, data)
-    pending = () if settings.data_network == "off" else _pending(made, candidates, chosen)
+        _nothing(builder, data)
+    pending = () if settings.data_network == "off" else _pending(builder, candidates, chosen)
     return WorkerNetwork(
         host.name,
         facts,
@@ -74,9 +74,9 @@ def choose(worker: Worker, settings: DataSettings) -> WorkerNetwork:
         transport,
         data,
         chosen,
-        made.host_network,
-        tuple(made.decisions),
-        tuple(made.problems),
+        builder.host_network,
+        tuple(builder.decisions),
+        tuple(builder.problems),
         pending,
     )
 
@@ -104,24 +104,24 @@ def _host_network(facts: PodFacts, link: Link | None) -> bool:
     return ends > 1 or any(item.kind in _NODE_KINDS for item in facts.links)
 
 
-def _candidates(made: NetworkBuilder) -> tuple[Link, ...]:
+def _candidates(builder: NetworkBuilder) -> tuple[Link, ...]:
     """List the links that may be data links, in order: the user's, the platform's, by name."""
-    wanted = made.settings.data_ifname
-    links = {link.name: link for link in made.facts.links}
+    wanted = builder.settings.data_ifname
+    links = {link.name: link for link in builder.facts.links}
     if wanted:
         missing = [name for name in wanted if name not in links]
         if missing:
             none = len(missing) == len(wanted)
             told = f"MPIBOOT_DATA_IFNAME: no link {', '.join(missing)}"
-            made.problem("data-link", told, always=none)
+            builder.problem("data-link", told, always=none)
         return tuple(links[name] for name in dict.fromkeys(wanted) if name in links)
-    said = [item.link for item in made.fabric.attachments if item.link and not item.default]
+    said = [item.link for item in builder.fabric.attachments if item.link and not item.default]
     places = {name: place for place, name in reversed(list(enumerate(said)))}
-    barred = {"veth", "netkit"} if made.host_network else set()
+    barred = {"veth", "netkit"} if builder.host_network else set()
     found = [
         link
-        for link in made.facts.links
-        if link is not made.control
+        for link in builder.facts.links
+        if link is not builder.control
         and link.kind in _CARRIERS - barred
         and link.name != "lo"
         and not any(address.startswith(("127.", "::1")) for address in link.addresses)
@@ -132,10 +132,10 @@ def _candidates(made: NetworkBuilder) -> tuple[Link, ...]:
 
 
 def _data(
-    made: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]
+    builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]
 ) -> tuple[Link, ...]:
     """Settle the data links: the rails' own, else the links that TCP can use."""
-    wanted = made.settings.data_ifname
+    wanted = builder.settings.data_ifname
     source = Source.ENVIRONMENT if wanted else Source.DETECTED
     above = [rail.link for rail in chosen if rail.link is not None]
     if above:
@@ -143,10 +143,10 @@ def _data(
         left = [link.name for link in candidates if link not in above]
         because = "the RDMA ports' own links"
         because += f"; not used: {', '.join(left)}" if left else ""
-    elif chosen or (made.host_network and not wanted):
+    elif chosen or (builder.host_network and not wanted):
         return ()  # on the node's network, a link without RDMA may be anybody's
     else:
-        said = {item.link for item in made.fabric.attachments if not item.default}
+        said = {item.link for item in builder.fabric.attachments if not item.default}
         reachable = [link for link in candidates if has_carrier(link) and usable(link)]
         named = [link for link in reachable if link.name in said]
         links = tuple(candidates) if wanted else tuple(named or reachable)
@@ -155,34 +155,34 @@ def _data(
             source, because = Source.PLATFORM, f"{because}; the platform names it"
         elif not wanted and len(reachable) > 1:
             names = ", ".join(link.name for link in reachable)
-            made.problem(
+            builder.problem(
                 "data-ambiguous",
                 f"{names}: nothing tells which of these links is the data network; all are taken",
                 "set MPIBOOT_DATA_IFNAME",
             )
     if links:
         because = "MPIBOOT_DATA_IFNAME" if wanted else because
-        made.decide("data-link", ",".join(link.name for link in links), source, because)
+        builder.decide("data-link", ",".join(link.name for link in links), source, because)
     return links
 
 
-def _dead(made: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]) -> None:
+def _dead(builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]) -> None:
     """Say which links were given an address and have no carrier; a rail's says its port."""
-    if made.host_network and not made.settings.data_ifname:
+    if builder.host_network and not builder.settings.data_ifname:
         return  # a node has links that nobody plugged in
     above = [rail.link for rail in chosen]
     for link in candidates:
         if link not in above and usable(link) and not has_carrier(link):
             why = "has no carrier" if link.up else "is down"
-            made.problem("data-carrier", f"link {link.name} has an address, but {why}")
+            builder.problem("data-carrier", f"link {link.name} has an address, but {why}")
         for address in refused(link):
             said = f"another host of {link.name}'s network has its address {address}"
-            made.problem("data-networks", said, "look at the network's IPAM: one address, once")
+            builder.problem("data-networks", said, "look at the network's IPAM: one address, once")
 
 
-def _nothing(made: NetworkBuilder, data: Sequence[Link]) -> None:
+def _nothing(builder: NetworkBuilder, data: Sequence[Link]) -> None:
     """Say why there is no RDMA where something hints at it."""
-    fabric = made.fabric
+    fabric = builder.fabric
     functions = {device.pci for device in fabric.devices}
     bare = [item.pci for item in fabric.attachments if item.pci and item.pci not in functions]
     orphans = [
@@ -191,25 +191,27 @@ def _nothing(made: NetworkBuilder, data: Sequence[Link]) -> None:
         if port.link_layer is LinkLayer.ETHERNET and device.opens
     ]
     if bare:
-        made.problem(
+        builder.problem(
             "rdma-missing",
             f"the platform gave PCI function {', '.join(bare)}, which has no RDMA device here",
             "switch RDMA on for these functions (SriovNetworkNodePolicy: `isRdma: true`)",
         )
     elif orphans:
         names = ", ".join(sorted(set(orphans), key=natural_order)[:4])
-        made.problem(
+        builder.problem(
             "rdma-missing",
             f"{len(set(orphans))} RoCE devices open ({names}), but none of them has a link here",
             "RoCE needs the device's own link in the pod: attach its network "
             "(annotation k8s.v1.cni.cncf.io/networks)",
         )
     if not data:
-        made.decide("data-link", "", Source.DETECTED, "no second link that TCP or RDMA could use")
+        builder.decide(
+            "data-link", "", Source.DETECTED, "no second link that TCP or RDMA could use"
+        )
 
 
 def _pending(
-    made: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]
+    builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]
 ) -> tuple[str, ...]:
     """Say what may still come: InfiniBand VFs stay INIT for a while, IPAM takes seconds."""
     waiting = [
@@ -218,9 +220,9 @@ def _pending(
         if rail.port.state in (PortState.INIT, PortState.ARMED)
     ]
     roce = {rail.link.name for rail in chosen if rail.link and rail.transport is Transport.ROCE}
-    said = {item.link for item in made.fabric.attachments} | set(made.settings.data_ifname)
+    said = {item.link for item in builder.fabric.attachments} | set(builder.settings.data_ifname)
     taken = {rail.device.name for rail in chosen}
-    free = any(one.opens and one.name not in taken for one in made.fabric.devices)
+    free = any(one.opens and one.name not in taken for one in builder.fabric.devices)
     for link in candidates:
         tentative = ", ".join(str(item.ip) for item in coming(link))
         named = link.name in said and not chosen
@@ -236,8 +238,8 @@ def _pending(
         else:
             continue
         # Of a rail and of a link that was named, other rules say what never comes.
-        if link.name not in roce and link.name not in made.settings.data_ifname:
-            made.problem("data-address", waiting[-1])
+        if link.name not in roce and link.name not in builder.settings.data_ifname:
+            builder.problem("data-address", waiting[-1])
     for rail in chosen:
         if rail.link and rail.transport is Transport.ROCE and usable(rail.link):
             entries = [gid for gid in rail.port.gids if gid.index in ports.own_gids(rail)]

@@ -37,8 +37,8 @@ def final(attempts: Sequence[Attempt], ports: int, host_fingerprint: str) -> Att
             attempt.welcome or everyone or another_job
         ):
             return attempt
-        proven = attempt.fingerprint == host_fingerprint
-        if attempt.outcome.denied and (proven or everyone):
+        is_the_jobs = attempt.fingerprint == host_fingerprint
+        if attempt.outcome.denied and (is_the_jobs or everyone):
             return attempt
     return None
 

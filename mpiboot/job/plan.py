@@ -44,7 +44,7 @@ class Plan:
     """What will be done: ``set_env`` and ``unset_env`` change the environment of ``argv``.
 
     ``daemons`` are the remote hosts for which a launch agent must be started, ``left_to_mpirun``
-    those of which mpirun alone decides whether they get ranks; ``suspects`` are
+    those of which mpirun alone decides whether they get ranks; ``obstacles`` are
     variables or flags of the user's that could keep mpirun from doing so. ``per_host`` has by host
     what its agent sets there; ``rows`` show the data network, a worker each.
     """
@@ -61,7 +61,7 @@ class Plan:
     program: str
     user_agent: str
     user_args: sshconfig.UserArgs
-    suspects: tuple[tuple[str, str], ...]
+    obstacles: tuple[tuple[str, str], ...]
     goes_on: bool
     per_host: Mapping[str, Mapping[str, str]]
     rows: tuple[WorkerRow, ...]
@@ -178,7 +178,7 @@ def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
         program=line.program,
         user_agent=user_agent,
         user_args=user_args,
-        suspects=supervision.suspects(builder),
+        obstacles=supervision.obstacles(builder),
         goes_on=supervision.goes_on(builder),
         per_host=per_host,
         rows=network.rows,

@@ -43,7 +43,7 @@ def supervised(builder: PlanBuilder, resolved: Resolved) -> bool:
     return False
 
 
-def suspects(builder: PlanBuilder) -> tuple[tuple[str, str], ...]:
+def obstacles(builder: PlanBuilder) -> tuple[tuple[str, str], ...]:
     """List what of the user's could keep mpirun from starting agents."""
     found = []
     for key in ("plm", "plm_rsh_agent", "plm_ssh_agent", "orte_launch_agent", "prte_launch_agent"):

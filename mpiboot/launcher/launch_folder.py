@@ -228,7 +228,7 @@ class Launch:
             self.observed.called(worker.host.name): worker for worker in self.observed.workers
         }
         search = read_resolv_conf().search
-        seen = tuple(before(worker, self.observed, search) for worker in self.observed.workers)
+        seen = tuple(baseline(worker, self.observed, search) for worker in self.observed.workers)
         files.write_private(Path(self.where.launch_dir) / evidence.FILE, evidence.to_json(seen))
         return launch_spec.LaunchSpec(
             argv=self.plan.argv,
@@ -248,7 +248,7 @@ class Launch:
             set_env={name: value for name, value in environ.items() if own_env.get(name) != value},
             unset_env=tuple(name for name in own_env if name not in environ),
             client=client,
-            suspects=self.plan.suspects,
+            obstacles=self.plan.obstacles,
             let_go=let_go and any(worker.ends for worker in self.observed.workers),
             program=self.plan.program,
             goes_on=self.plan.goes_on,
@@ -260,9 +260,9 @@ class Launch:
         )
 
 
-def before(worker: Worker, observed: Observed, search: Sequence[str] = ()) -> evidence.Before:
+def baseline(worker: Worker, observed: Observed, search: Sequence[str] = ()) -> evidence.Baseline:
     """Note what is compared with after a failure; ``search`` is resolv.conf's list."""
     called = observed.called(worker.host.name)
     # mpirun has a made-up name for some addresses, which no nameserver knows.
     dns = "" if addresses.is_address(worker.host.name) else called
-    return evidence.before(worker, called, dns, names.in_cluster(dns, search) if dns else ())
+    return evidence.baseline(worker, called, dns, names.in_cluster(dns, search) if dns else ())

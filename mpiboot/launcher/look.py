@@ -49,8 +49,8 @@ def show_plan(
         return 0
     seen, launcher = look(resolved, program, environ)
     where = launch_folder.paths(launcher.folder)
-    made = plans.make(seen.observed, resolved, where)
-    return _print(made, (*seen.warnings, *seen.passed.findings), as_json=as_json)
+    plan = plans.make(seen.observed, resolved, where)
+    return _print(plan, (*seen.warnings, *seen.passed.findings), as_json=as_json)
 
 
 def show_offline(
@@ -62,23 +62,23 @@ def show_offline(
     folder: str,
 ) -> int:
     """Print the plan that can be made away from the cluster."""
-    made, found = offline.make(resolved, program, environ, folder)
-    return _print(made, found, as_json=as_json)
+    plan, found = offline.make(resolved, program, environ, folder)
+    return _print(plan, found, as_json=as_json)
 
 
-def _print(made: plans.Plan, before: tuple[Finding, ...], *, as_json: bool) -> int:
+def _print(plan: plans.Plan, before: tuple[Finding, ...], *, as_json: bool) -> int:
     """Print a plan with what was found; the code is that of the first failure."""
-    found = (*before, *made.findings)
+    found = (*before, *plan.findings)
     bad = [item for item in found if item.level is Level.FAIL]
     sys.stdout.write(
         _writer(as_json=as_json)(
-            made.decisions,
+            plan.decisions,
             found,
-            made.argv,
-            made.set_env,
-            made.unset_env,
-            rows=made.rows,
-            per_host=made.per_host,
+            plan.argv,
+            plan.set_env,
+            plan.unset_env,
+            rows=plan.rows,
+            per_host=plan.per_host,
         )
     )
     return MpibootError(bad[0]).code if bad else 0

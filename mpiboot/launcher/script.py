@@ -39,7 +39,7 @@ def reason(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, s
     return f"{what} calls mpirun" if scripts.calls(text) else ""
 
 
-def past(program: tuple[str, ...], environ: Mapping[str, str]) -> Finding | None:
+def calls_by_path(program: tuple[str, ...], environ: Mapping[str, str]) -> Finding | None:
     """Warn of calls by absolute path, which no folder on PATH can catch."""
     paths = [path for path in scripts.calls(_script(program, environ)[1]) if path]
     if not paths:
@@ -69,7 +69,7 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     Raises:
         MpibootError: the program isn't there, or no private folder can be made.
     """
-    odd = past(program, environ)
+    odd = calls_by_path(program, environ)
     if odd:
         log.finding(odd)
     settings = resolved.settings

@@ -61,25 +61,25 @@ def say(plan: Plan, observed: Observed) -> None:
 
 def lines(plan: Plan, observed: Observed) -> tuple[Line, ...]:
     """Say what a reader of the log needs to know of a plan, in at most five lines."""
-    made = {item.name: item for item in plan.decisions}
+    decisions = {item.name: item for item in plan.decisions}
     return tuple(
         line
         for part in (_job, _control, _data, _mpi, _users)
-        for line in part(plan, observed, made)
+        for line in part(plan, observed, decisions)
     )
 
 
 _Parts = Iterator[Line]
-_Made = Mapping[str, Decision]
+_Decisions = Mapping[str, Decision]
 
 
-def _job(plan: Plan, observed: Observed, made: _Made) -> _Parts:
+def _job(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
     mpi, file = observed.mpi, observed.hostfile
     # The row's title has the series; the version itself says more.
     title = DIALECTS[mpi.family].title.partition(" (")[0].rstrip("0123456789. ")
     hosts = counted(len(file.hosts), "host")
     ranks = f"{counted(plan.ranks, 'rank')}" if plan.ranks else "as many ranks as mpirun decides"
-    why = f" ({made['ranks'].because})" if "ranks" in made else ""
+    why = f" ({decisions['ranks'].because})" if "ranks" in decisions else ""
     yield Line(
         "job",
         f"{title} {mpi.version} ({mpi.path}): {ranks} on {hosts} of {file.path}{why}",
@@ -94,8 +94,8 @@ def _job(plan: Plan, observed: Observed, made: _Made) -> _Parts:
     )
 
 
-def _control(_plan: Plan, _observed: Observed, made: _Made) -> _Parts:
-    item = made.get("control-link")
+def _control(_plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
+    item = decisions.get("control-link")
     if item is None:
         return
     link = item.value or "not chosen"
@@ -103,8 +103,8 @@ def _control(_plan: Plan, _observed: Observed, made: _Made) -> _Parts:
     yield Line("control-network", said, {"link": item.value, "because": item.because})
 
 
-def _data(plan: Plan, _observed: Observed, made: _Made) -> _Parts:
-    item = made.get("data-network")
+def _data(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
+    item = decisions.get("data-network")
     if item is None:
         return
     fields: dict[str, Json] = {"kind": item.value, "because": item.because}
@@ -112,7 +112,7 @@ def _data(plan: Plan, _observed: Observed, made: _Made) -> _Parts:
         yield Line("data-network", f"data network: not looked at ({item.because})", fields)
         return
     ports = _same(row.hca for row in plan.rows)
-    links = _values(plan, _NCCL).lstrip("=") or _link(made)
+    links = _values(plan, _NCCL).lstrip("=") or _link(decisions)
     if item.value in _RDMA:
         rate = _same(row.rate for row in plan.rows)
         fast = f" at {rate} Gb/s" if rate and rate != _MANY else ""
@@ -127,24 +127,24 @@ def _data(plan: Plan, _observed: Observed, made: _Made) -> _Parts:
     yield Line("data-network", f"data network: {item.value}: {said} ({item.because})", fields)
 
 
-def _mpi(plan: Plan, observed: Observed, made: _Made) -> _Parts:
+def _mpi(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
     """Say which network MPI's own messages use, where they have a choice."""
-    kind = made["data-network"].value if "data-network" in made else ""
+    kind = decisions["data-network"].value if "data-network" in decisions else ""
     if kind not in (*_RDMA, Transport.TCP.value) or not observed.mpi.family.startswith("openmpi"):
         return
-    pml = _values(plan, "OMPI_MCA_pml") or made["OMPI_MCA_pml"].value
-    chosen = _values(plan, _MPI_TCP) or (made[_MPI_TCP].value if _MPI_TCP in made else "")
-    where = {"ucx": "UCX", "cm": "libfabric"}.get(pml) or f"TCP on {chosen or _link(made)}"
-    moved = pml != "ob1" or bool(chosen and chosen != _link(made))
+    pml = _values(plan, "OMPI_MCA_pml") or decisions["OMPI_MCA_pml"].value
+    chosen = _values(plan, _MPI_TCP) or (decisions[_MPI_TCP].value if _MPI_TCP in decisions else "")
+    where = {"ucx": "UCX", "cm": "libfabric"}.get(pml) or f"TCP on {chosen or _link(decisions)}"
+    moved = pml != "ob1" or bool(chosen and chosen != _link(decisions))
     hint = "" if moved else "; a program without NCCL may want MPIBOOT_MPI_NETWORK=data"
     yield Line("mpi-network", f"MPI's own messages: {where}{hint}", {"network": where})
 
 
-def _users(plan: Plan, observed: Observed, made: _Made) -> _Parts:
+def _users(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
     """Say what of the user's was kept, and what was not."""
     kept = [
         f"{item.name}={item.value}"
-        for name, item in made.items()
+        for name, item in decisions.items()
         if item.source in {Source.FLAG, Source.ENVIRONMENT} and name not in _ELSEWHERE
     ]
     row = DIALECTS[observed.mpi.family]
@@ -184,5 +184,5 @@ def _values(plan: Plan, name: str) -> str:
     return plan.set_env.get(name) or ", ".join(sorted(mine))
 
 
-def _link(made: _Made) -> str:
-    return made["control-link"].value if "control-link" in made else ""
+def _link(decisions: _Decisions) -> str:
+    return decisions["control-link"].value if "control-link" in decisions else ""

@@ -67,7 +67,7 @@ def not_started(state: State, program: str = "") -> Verdict:
         f"mpirun {runs}started no daemon on {first_few(hosts, _LISTED)} "
         f"({len(hosts)} of {count} remote hosts): the job would not span its hosts"
     )
-    evidence = tuple(f"{name}: {why}" for name, why in state.job.suspects)
+    evidence = tuple(f"{name}: {why}" for name, why in state.job.obstacles)
     return _verdict("agent-not-started", said, hosts[0] if count == 1 else "", evidence)
 
 
@@ -299,7 +299,7 @@ def _own(state: State) -> Verdict:
         return Verdict(status, "", f"a rank was ended by {signal_name(status - BY_SIGNAL)}")
     if state.missing:
         hosts = _in_order(state, state.missing)
-        evidence = tuple(f"{variable}: {why}" for variable, why in state.job.suspects)
+        evidence = tuple(f"{variable}: {why}" for variable, why in state.job.obstacles)
         said = f"mpirun ended with {status} and started no daemon on {first_few(hosts, _LISTED)}"
         return Verdict(status, "", said, evidence=evidence)
     return Verdict(status, "", f"the program ended with {status}")

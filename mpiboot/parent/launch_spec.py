@@ -88,7 +88,7 @@ class LaunchSpec:
 
     ``folder`` is the launch folder; ``set_env`` and ``unset_env`` are what mpirun's environment
     has other than the parent's; ``client`` starts mpiboot's own SSH client, where it is needed.
-    ``hosts`` counts the launcher too where it runs ranks; ``suspects`` are variables or flags
+    ``hosts`` counts the launcher too where it runs ranks; ``obstacles`` are variables or flags
     that could hide the hostfile or the launch agent from mpirun, each with the reason;
     ``let_go`` tells that workers are to be told of a good end; ``program`` is what ranks run,
     empty where that isn't known; ``goes_on`` tells that the job may be meant to go on without a
@@ -110,7 +110,7 @@ class LaunchSpec:
     set_env: Mapping[str, str] = field(default_factory=dict)
     unset_env: tuple[str, ...] = ()
     client: tuple[str, ...] = ()
-    suspects: tuple[tuple[str, str], ...] = ()
+    obstacles: tuple[tuple[str, str], ...] = ()
     let_go: bool = False
     program: str = ""
     goes_on: bool = False
@@ -172,7 +172,7 @@ def from_line(line: bytes) -> Result:
     values = record["launch"]
     for name in ("argv", "unset_env", "client", "addresses", "left_to_mpirun"):
         values[name] = tuple(values[name])
-    values["suspects"] = tuple((name, why) for name, why in values["suspects"])
+    values["obstacles"] = tuple((name, why) for name, why in values["obstacles"])
     values["daemons"] = tuple(
         RemoteHost(item["name"], item["address"], item["port"], tuple(item["others"]))
         for item in values["daemons"]

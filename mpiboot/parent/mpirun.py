@@ -110,7 +110,7 @@ class Mpirun:
                 tuple(self._remotes),
                 spec.launch_timeout,
                 spec.grace,
-                spec.suspects,
+                spec.obstacles,
                 spec.goes_on,
                 spec.stop_signal,
             )

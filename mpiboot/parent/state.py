@@ -15,17 +15,14 @@ class Family:
 
     ``daemon`` is its program on the workers. ``lost`` are the statuses with which mpirun itself
     answers to a lost daemon. ``proxies`` are the names of daemons that it runs on its own host;
-    its ranks there are their children, else mpirun's. ``after_signal`` is what mpirun returns
-    when it was signalled, which is why its status is not taken then. ``lacking`` are its statuses
+    its ranks there are their children, else mpirun's. ``lacking`` are its statuses
     where some host can't run the program, and perhaps for other reasons.
     """
 
     name: str
-    title: str
     daemon: str
     lost: frozenset[int]
     proxies: tuple[str, ...] = ()
-    after_signal: str = ""
     codes: tuple[tuple[int, str], ...] = ()
     lacking: frozenset[int] = frozenset()
 
@@ -52,31 +49,17 @@ FAMILIES: Final = {
     row.name: row
     for row in (
         # Measured with 4.1.4: 205 is "lost communication with a remote daemon", 255 ssh's.
-        Family(
-            "openmpi4", "Open MPI 4.1", "orted", frozenset((205, 255)), (), "1", _CODES_4, _LACK_4
-        ),
+        Family("openmpi4", "orted", frozenset((205, 255)), (), _CODES_4, _LACK_4),
         # 5.0.8 and 5.0.11 return 0 or 255 at random after a lost worker.
-        Family("openmpi5", "Open MPI 5", "prted", frozenset((0, 255)), (), "1", _CODES_5, _LACK_5),
-        Family(
-            "spectrum", "Spectrum MPI", "orted", frozenset((205, 255)), (), "1", _CODES_4, _LACK_4
-        ),
-        # 4.0 waits for ever after a failed ssh, and returns 0 after TERM and INT.
-        Family(
-            "mpich",
-            "MPICH",
-            "hydra_pmi_proxy",
-            _HYDRA_FAILED,
-            _HYDRA,
-            "0, 2, 15 or 255",
-            (),
-            _HYDRA_FAILED,
-        ),
-        Family(
-            "intel", "Intel MPI", "hydra_pmi_proxy", _HYDRA_FAILED, _HYDRA, "255", (), _HYDRA_FAILED
-        ),
+        Family("openmpi5", "prted", frozenset((0, 255)), (), _CODES_5, _LACK_5),
+        Family("spectrum", "orted", frozenset((205, 255)), (), _CODES_4, _LACK_4),
+        # 4.0 waits for ever after a failed ssh. What an mpirun that was signalled returns (Open MPI
+        # 1, MPICH 0, 2, 15 or 255) is not taken for the job's status.
+        Family("mpich", "hydra_pmi_proxy", _HYDRA_FAILED, _HYDRA, (), _HYDRA_FAILED),
+        Family("intel", "hydra_pmi_proxy", _HYDRA_FAILED, _HYDRA, (), _HYDRA_FAILED),
     )
 }
-UNKNOWN: Final = Family("", "this MPI", "daemon", frozenset((255,)), _HYDRA)
+UNKNOWN: Final = Family("", "daemon", frozenset((255,)), _HYDRA)
 
 # Signal numbers of Linux, the same on every architecture that runs MPI.
 SIGNALS: Final = {
@@ -134,7 +117,7 @@ class Job:
     hosts: tuple[str, ...]
     launch_timeout: float = 120.0
     grace: float = 20.0
-    suspects: tuple[tuple[str, str], ...] = ()
+    obstacles: tuple[tuple[str, str], ...] = ()
     goes_on: bool = False
     stop_signal: int = 15
 

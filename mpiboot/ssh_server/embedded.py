@@ -19,6 +19,7 @@ from typing import Final
 
 import asyncssh
 
+from mpiboot.executables import DEFAULT_PATH
 from mpiboot.ssh_server.command import SshCommand
 from mpiboot.ssh_server.openssh import LISTENING
 from mpiboot.ssh_server.sessions import FIFO, WRAPPER
@@ -27,7 +28,6 @@ from mpiboot.system import process
 _LOGIN_SECONDS: Final = 60
 _BACKLOG: Final = 1000
 _KEEPALIVES: Final = 3
-_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Server:
             "USER": config.user,
             "LOGNAME": config.user,
             "SHELL": config.shell,
-            "PATH": _PATH,
+            "PATH": DEFAULT_PATH,
             "SSH_CLIENT": f"{ends} {config.port}",
             "SSH_CONNECTION": f"{ends} {config.address} {config.port}",
             "SSH_ORIGINAL_COMMAND": command,

@@ -33,7 +33,7 @@ _KEEPALIVES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class Conditions:
     """What decides whether sshd can serve this pod.
 
     ``path`` is sshd's file (empty: there is none). ``privsep`` tells whether the folder that it
@@ -49,20 +49,23 @@ class Terms:
     pidfd: bool
 
 
-def reason_against(terms: Terms, identity: Identity, folder: str) -> str:
+def reason_against(conditions: Conditions, identity: Identity, folder: str) -> str:
     """Why sshd can't serve this pod; empty where nothing speaks against it. Pure."""
     root = identity.uid == 0
     missing = [name for bit, name in _NEEDED.items() if not identity.capabilities >> bit & 1]
     odd = any(not char.isprintable() or char in "\"'\\%$`" for char in folder)
     places = ", ".join(_FOLDERS)
     objections = (
-        (not terms.path, f"the image has no sshd (looked in PATH, {places})"),
+        (not conditions.path, f"the image has no sshd (looked in PATH, {places})"),
         (not identity.known, f"uid {identity.uid} has no passwd entry"),
-        (not terms.shell, f"the shell {identity.shell} of {identity.user} runs no commands"),
+        (not conditions.shell, f"the shell {identity.shell} of {identity.user} runs no commands"),
         (root and bool(missing), "sshd as root needs the capabilities " + ", ".join(missing)),
-        (root and not terms.privsep, f"sshd as root needs {_PRIVSEP}, which can't be made"),
-        (terms.locked, f"the account {identity.user} is locked in /etc/shadow"),
-        (not terms.pidfd, "this system can't tell when a connection's process ends (no pidfd)"),
+        (root and not conditions.privsep, f"sshd as root needs {_PRIVSEP}, which can't be made"),
+        (conditions.locked, f"the account {identity.user} is locked in /etc/shadow"),
+        (
+            not conditions.pidfd,
+            "this system can't tell when a connection's process ends (no pidfd)",
+        ),
         (odd, f"sshd's configuration can't hold the path {folder}"),
     )
     return next((said for holds, said in objections if holds), "")
@@ -116,10 +119,10 @@ def knows(binary: str, word: str) -> bool:
         return False
 
 
-def terms(identity: Identity, path: str) -> Terms:
+def conditions(identity: Identity, path: str) -> Conditions:
     """Observe what decides; makes /run/sshd where root may and it is missing."""
     binary = find(path)
-    return Terms(
+    return Conditions(
         path=binary,
         privsep=bool(binary) and _privsep(identity, binary),
         locked=_locked(identity.user),

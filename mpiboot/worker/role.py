@@ -129,7 +129,7 @@ class _Worker:
         if self._asked is SshKind.EMBEDDED:
             self._start_embedded("MPIBOOT_SSHD=embedded")
             return
-        terms = openssh.terms(setup.identity, setup.environ.get("PATH", ""))
+        terms = openssh.conditions(setup.identity, setup.environ.get("PATH", ""))
         against = openssh.reason_against(terms, setup.identity, str(setup.folder))
         if not against:
             try:

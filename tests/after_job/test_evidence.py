@@ -18,7 +18,7 @@ from mpiboot.launcher import launch_folder
 from mpiboot.model import Host
 from tests.fakes import plans, workers
 
-BEFORE = evidence.Before(
+BEFORE = evidence.Baseline(
     name="w-1.job.space.svc",
     dns="w-1.job.space.svc",
     address="10.0.0.2",
@@ -29,7 +29,7 @@ BEFORE = evidence.Before(
 )
 
 
-def said(answer: str, before: evidence.Before = BEFORE, signal: str = "") -> list[str]:
+def said(answer: str, before: evidence.Baseline = BEFORE, signal: str = "") -> list[str]:
     rows = "".join(f"mpiboot-{line}\n" for line in answer.splitlines())
     found = host_shell.read(f"motd\n{rows}")
     return [item.said for item in evidence.judge(before, found, signal)]
@@ -138,7 +138,7 @@ def test_ports_that_were_active_are_kept_and_no_others() -> None:
 def test_what_is_kept_of_a_worker_is_what_the_gate_saw() -> None:
     name = "w-1.job.space.svc"
     seen = plans.worker(Host(name), 1, None)
-    assert evidence.before(seen, name, name) == evidence.Before(
+    assert evidence.baseline(seen, name, name) == evidence.Baseline(
         name=name, dns=name, address="10.244.0.11", pod="w-1", began=1.0
     )
 
@@ -151,7 +151,7 @@ def test_an_address_in_the_hostfile_is_no_name_that_can_go(
     made_up = names.for_mpirun((named,), (), (), "launcher")
     job = plans.observed(listed=(Host(named),), renamed=made_up)
     seen = replace(job.workers[0], address=named, facts=None)
-    before = launch_folder.before(seen, job)
+    before = launch_folder.baseline(seen, job)
     assert (before.dns, before.pod, before.name) == ("", "", job.called(named))
     agent = tmp_path / "agent"
     agent.write_text("exit 255\n")  # the host is lost

@@ -235,7 +235,7 @@ def test_a_flat_launch_that_the_user_asks_for_stays_attached(
 def test_what_could_hide_the_agent_from_mpirun_is_remembered(family: str) -> None:
     environ = {**POD, "OMPI_MCA_plm": "isolated"}
     plan = planned("mpirun --mca plm slurm ./train", observed(family, environ))
-    assert plan.suspects == (
+    assert plan.obstacles == (
         ("--mca plm slurm", "given on the mpirun line"),
         ("OMPI_MCA_plm", "OMPI_MCA_plm=isolated"),
     )

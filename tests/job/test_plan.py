@@ -102,7 +102,7 @@ def test_an_unknown_option_ends_the_reading_and_that_is_said(family: str) -> Non
     plan = planned("mpirun --frobnicate 3 -n 2 ./train", observed(family))
     assert "--frobnicate is not an option that mpiboot knows" in warned(plan)[0]
     assert "-n" not in plan.argv[1 : plan.argv.index("--frobnicate")]
-    assert ("--frobnicate", "an option that mpiboot does not know") in plan.suspects
+    assert ("--frobnicate", "an option that mpiboot does not know") in plan.obstacles
 
 
 @pytest.mark.parametrize("word", ["--hostfile", "-hostfile", "--machinefile", "--default-hostfile"])

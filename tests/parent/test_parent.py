@@ -516,7 +516,7 @@ def test_an_ssh_that_fails_is_told_in_its_own_words(
 
 
 def test_a_rank_on_the_launcher_without_its_agents_ends_the_job_with_78(rig: Rig) -> None:
-    rig.remote("w-1", suspects=(("OMPI_MCA_plm", "not ssh"),))
+    rig.remote("w-1", obstacles=(("OMPI_MCA_plm", "not ssh"),))
     code, _, said = rig.run("sleep 300 & wait")
     assert code == 78
     assert "mpirun runs sleep on the launcher, but started no daemon on w-1" in said
@@ -559,7 +559,7 @@ def test_a_signal_while_daemons_are_launched_ends_in_128_plus_n(rig: Rig) -> Non
 
 def test_a_termination_message_is_cut_and_never_made(rig: Rig) -> None:
     names = [f"worker-{number}-{'x' * 50}" for number in range(200)]
-    rig.remote(*names, suspects=tuple((f"NAME_{n}", "é" * 60) for n in range(100)))
+    rig.remote(*names, obstacles=tuple((f"NAME_{n}", "é" * 60) for n in range(100)))
     rig.run("exit 0")
     data = rig.log.read_bytes()
     assert 3000 < len(data) <= 4096

@@ -44,7 +44,7 @@ HOSTS = ("w-1", "w-2")
 
 
 def job(family: str = "openmpi4", hosts: tuple[str, ...] = HOSTS) -> Job:
-    return Job(FAMILIES[family], hosts, suspects=(("OMPI_MCA_x", "hides the hostfile"),))
+    return Job(FAMILIES[family], hosts, obstacles=(("OMPI_MCA_x", "hides the hostfile"),))
 
 
 def go(events: Iterable[Event], start: State | None = None) -> tuple[State, tuple[Action, ...]]:

@@ -14,7 +14,7 @@ from mpiboot.ssh_server import openssh
 ALL = (1 << 41) - 1
 ROOT = Identity(0, 0, "root", "/root", "/bin/bash", known=True, capabilities=ALL)
 USER = Identity(1000, 1000, "mpi", "/home/mpi", "/bin/bash", known=True, capabilities=0)
-GOOD = openssh.Terms("/usr/sbin/sshd", privsep=True, locked=False, shell=True, pidfd=True)
+GOOD = openssh.Conditions("/usr/sbin/sshd", privsep=True, locked=False, shell=True, pidfd=True)
 
 
 @pytest.mark.parametrize("identity", [ROOT, USER])
@@ -38,7 +38,7 @@ def test_nothing_speaks_against_sshd_where_everything_is_there(identity: Identit
     ],
 )
 def test_what_speaks_against_sshd_is_said(
-    terms: openssh.Terms, identity: Identity, folder: str, said: str
+    terms: openssh.Conditions, identity: Identity, folder: str, said: str
 ) -> None:
     assert said in openssh.reason_against(terms, identity, folder)
 
