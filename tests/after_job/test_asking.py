@@ -38,14 +38,14 @@ class Ssh:
         )
         program.chmod(0o755)
 
-    def answers(self, host: str, text: str) -> evidence.Before:
+    def answers(self, host: str, text: str) -> evidence.Baseline:
         (self.folder / host).write_text(text)
         return self.before(host)
 
-    def before(self, host: str, *, ends: bool = False, dns: str = "") -> evidence.Before:
-        return evidence.Before(host, dns, "10.0.0.2", host, ooms=1, ends=ends)
+    def before(self, host: str, *, ends: bool = False, dns: str = "") -> evidence.Baseline:
+        return evidence.Baseline(host, dns, "10.0.0.2", host, ooms=1, ends=ends)
 
-    def write(self, *hosts: evidence.Before) -> str:
+    def write(self, *hosts: evidence.Baseline) -> str:
         (self.folder / evidence.FILE).write_text(json.dumps([asdict(host) for host in hosts]))
         return str(self.folder)
 

@@ -132,7 +132,7 @@ def test_ports_that_were_active_are_kept_and_no_others() -> None:
     seen = plans.worker(Host("w-1"), 1, None)
     assert seen.facts
     seen = replace(seen, facts=replace(seen.facts, fabric=fabric))
-    assert evidence.before(seen, "w-1", "w-1").ports == ("mlx5_3/1", "mlx5_3/3")
+    assert evidence.baseline(seen, "w-1", "w-1").ports == ("mlx5_3/1", "mlx5_3/3")
 
 
 def test_what_is_kept_of_a_worker_is_what_the_gate_saw() -> None:
