@@ -67,16 +67,17 @@ class Room:
 
 @dataclass(frozen=True)
 class Change:
-    """One changed file: its path from the root, the line, and the whole new text."""
+    """One changed file: its path from the root, the line, and its whole text before and after."""
 
     path: Path
     line: int
+    before: str
     text: str
 
     def diff(self) -> str:
         """What differs, without context."""
-        before = (ROOT / self.path).read_text().splitlines()
-        lines = difflib.unified_diff(before, self.text.splitlines(), n=0, lineterm="")
+        before, after = self.before.splitlines(), self.text.splitlines()
+        lines = difflib.unified_diff(before, after, n=0, lineterm="")
         rows = [row for row in lines if not row.startswith(("---", "+++", "@@"))]
         return "\n".join([f"  {self.path}:{self.line}", *(f"    {row}" for row in rows)])
 
@@ -163,7 +164,8 @@ def changes(room: Room, places: int, seed: int) -> list[Change]:
     for path, line, module, found in (lines[number] for number in chosen):
         old, new = choice.choice(found)
         changed = module.deep_replace(old, new)
-        made.append(Change(path, line, cst.ensure_type(changed, cst.Module).code))
+        text = cst.ensure_type(changed, cst.Module).code
+        made.append(Change(path, line, module.code, text))
     return made
 
 

@@ -113,6 +113,22 @@ def test_a_full_name_wins_over_one_pods_truth_unless_ranks_would_break() -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "wins"),
+    [
+        *((name, True) for name in ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HOME", "TERM")),
+        *((name, True) for name in ("POD_NAME", "NODE_NAME", "KUBERNETES_PORT", "X_SERVICE_HOST")),
+        *((name, False) for name in ("PMI_RANK", "PMIX_SERVER_URI41", "PMIX_NAMESPACE", "_")),
+        *((name, False) for name in ("HYDRA_X", "OMPI_COMM_WORLD_SIZE", "SSH_AUTH_SOCK")),
+        *((name, False) for name in ("PCIDEVICE_NVIDIA_COM_VF", "NVIDIA_DRIVER_CAPABILITIES")),
+    ],
+)
+def test_what_would_break_ranks_elsewhere_is_not_forwarded_by_its_full_name_either(
+    name: str, *, wins: bool
+) -> None:
+    assert names({name: "1"}, name) == ([name] if wins else [])
+
+
 def test_more_adds_patterns_and_never_wins_over_everything() -> None:
     environ = {"WANDB_MODE": "off", "WANDB_DIR": "/x", "NCCL_DEBUG": "INFO", "PATH": "/bin"}
     chosen = forward.select(environ, ["WANDB_*"], ["NCCL_*", "WANDB_DIR"])
