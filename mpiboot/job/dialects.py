@@ -85,6 +85,9 @@ class Dialect:
     # By IP version, what keeps the daemons from its addresses.
     not_daemons_vars: tuple[str, ...] = ()
     ipv6: tuple[Variable, ...] = ()
+    # Hosts that are alike up to the first dot are one host; what keeps their own names whole.
+    by_first_label: bool = False
+    keep_own_names_var: str = ""
     # What is cut off the hosts' own names, and whether hosts are compared by name alone.
     cut_prefix_var: str = ""
     # What became of a line with several programs (`:`), where that went wrong.
@@ -230,6 +233,11 @@ OPENMPI5: Final = Dialect(
     agent_var="PRTE_MCA_plm_ssh_agent",
     agent_args_var="PRTE_MCA_plm_ssh_args",
     keep_fqdn_var="",
+    # Measured with 5.0.7: of `a.b-0` and `a.b-1` the hostfile has one host ("multiple definitions
+    # of the slot count"). The variable doesn't change that, but that daemons then call their own
+    # hosts `a` both, and their ranks wait for each other in shared memory.
+    by_first_label=True,
+    keep_own_names_var="PRTE_MCA_prte_keep_fqdn_hostnames",
     default_slots_var="PRTE_MCA_prte_set_default_slots",
     daemon_link_var="PRTE_MCA_prte_if_include",
     one_link=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mpiboot.job.dialects import ALSO_DEFAULT_SLOTS, HOSTFILE_VARS, parameter
+from mpiboot.job.names import short
 from mpiboot.job.plan_builder import Observed, Paths, PlanBuilder
 from mpiboot.model import Finding, Host, Hostfile, Level, Source
 from mpiboot.settings import Resolved
@@ -95,7 +96,20 @@ def settle(
             "the hostfile has names with dots, and this version would cut them",
             Source.DETECTED,
         )
+    if builder.row.keep_own_names_var and _own_names_are_alike(observed):
+        builder.variable(
+            builder.row.keep_own_names_var,
+            "1",
+            "the pods' own names are alike up to the first dot, where this version would cut them",
+            Source.DETECTED,
+        )
     return hosts
+
+
+def _own_names_are_alike(observed: Observed) -> bool:
+    pods = (observed.own, *(worker.facts for worker in observed.workers))
+    own = {pod.hostname for pod in pods if pod}
+    return len({short(name) for name in own}) < len(own)
 
 
 def ranks(builder: PlanBuilder, hosts: tuple[Host, ...], resolved: Resolved) -> int | None:

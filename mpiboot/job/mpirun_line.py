@@ -1,12 +1,14 @@
 """Reads a user's own mpirun line as far as its options are known, and says where it stops.
 
-The words themselves are never changed, reordered or repeated; nothing is run here.
+Words are never reordered or repeated. Only those that another version of the same MPI would read
+otherwise are written for this one, and the record says so. Nothing is run here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Final
 
 from mpiboot.job.dialects import DIALECTS, Dialect, parameter
@@ -23,18 +25,23 @@ _CHOOSE_HOSTS: Final = (Means.HOSTS, Means.HOSTFILE, Means.MOVES_HOSTS)
 
 
 class _StopError(Exception):
-    """Reading ends here: the word, and why."""
+    """Reading ends here: the word, why, and whether mpirun itself would end over it."""
 
-    def __init__(self, word: str, because: str) -> None:
+    def __init__(self, word: str, because: str, *, refused: bool = False) -> None:
         super().__init__(because)
         self.word = word
         self.because = because
+        self.refused = refused
 
 
 @dataclass
 class _Reader:
-    """The state of one reading; a word is looked at once."""
+    """The state of one reading; a word is looked at once.
 
+    ``instead`` has, by the place of a word, those that are to stand there.
+    """
+
+    title: str
     grammar: Grammar
     hostfile_parameter: str
     argv: tuple[str, ...]
@@ -45,6 +52,7 @@ class _Reader:
     moves_hosts: dict[str, None] = field(default_factory=dict)
     given: dict[str, None] = field(default_factory=dict)
     hostfile_words: list[int] = field(default_factory=list)
+    instead: dict[int, tuple[str, ...]] = field(default_factory=dict)
     apps: list[App] = field(default_factory=list)
     np: int | None = None
     hosts: list[HostSpec] = field(default_factory=list)
@@ -57,15 +65,21 @@ class _Reader:
         if equals and not self.grammar.equals:
             raise _StopError(word, f"{word} is not known: this mpirun takes the value as a word")
         option = self.grammar.options.get(name.lower() if self.grammar.any_case else name)
-        if option is None:
-            raise _StopError(word, f"{word} is not an option that mpiboot knows")
-        if dashes == 1 and name in self.grammar.one_dash:
-            raise _StopError(word, f"{word} needs two dashes in this version: write --{name}")
-        return option, value if equals else None
+        if option is not None:
+            return option, value if equals else None
+        if name in self.grammar.refused:
+            raise _StopError(word, f"{self.title} has no option {word}", refused=True)
+        raise _StopError(word, f"{word} is not an option that mpiboot knows")
 
     def option(self, at: int, end: int) -> int:
         """Read the option at a place, with its words; returns the place behind them."""
         word = self.argv[at]
+        name = word.lstrip("-").partition("=")[0]
+        if name in self.grammar.written:
+            self.instead[at] = self.grammar.written[name]
+            return at + 1
+        if name in self.grammar.two_dashes and not word.startswith("--"):
+            self.instead[at] = (f"-{word}",)
         option, value = self.find(word)
         words = [] if value is None else [value]
         needed = option.words - len(words)
@@ -239,21 +253,30 @@ def read(program: Sequence[str], family: str) -> UserLine:
 
 
 def _read(words: tuple[str, ...], row: Dialect) -> UserLine:
-    reader = _Reader(row.grammar, parameter(row.hostfile_var), words)
+    reader = _Reader(row.title, row.grammar, parameter(row.hostfile_var), words)
     ends = [at for at, word in enumerate(words) if word == ":" and at]
     starts = [1, *(end + 1 for end in ends)]
+    stop: _StopError | None = None
     try:
         for start, end in zip(starts, [*ends, len(words)], strict=True):
             reader.app(start, end)
-    except _StopError as stop:
-        rest = words[words.index(stop.word) + 1 :]
-        return replace(
-            reader.record(),
-            unknown=stop.word,
-            because=stop.because,
-            may_hide_hosts=reader.chooses_hosts(rest),
-        )
-    return reader.record()
+    except _StopError as stopped:
+        stop = stopped
+    if reader.instead:
+        # Once more, so that all places are those of the words that mpirun gets.
+        pairs = tuple((words[at], " ".join(new)) for at, new in reader.instead.items())
+        new = (reader.instead.get(at, (word,)) for at, word in enumerate(words))
+        return replace(_read(tuple(chain.from_iterable(new)), row), rewritten=pairs)
+    if stop is None:
+        return reader.record()
+    rest = words[words.index(stop.word) + 1 :]
+    return replace(
+        reader.record(),
+        unknown=stop.word,
+        because=stop.because,
+        refused=stop.refused,
+        may_hide_hosts=reader.chooses_hosts(rest),
+    )
 
 
 def slip(argv: Sequence[str]) -> str:

@@ -48,14 +48,18 @@ class Option:
 class Grammar:
     """How one mpirun reads its line.
 
-    ``options`` goes by name without dashes. ``one_dash`` are long names that this mpirun takes
-    with two dashes only. ``equals``: ``--name=value`` is understood. ``any_case``: capitals don't
+    ``options`` goes by name without dashes. ``two_dashes`` are long names that not every release
+    takes with one dash. ``written`` are options of the other generation, none of which is followed
+    by a word, as they are written here; ``refused`` are the rest of those: mpirun ends over them,
+    or starts nothing. ``equals``: ``--name=value`` is understood. ``any_case``: capitals don't
     matter. ``double_dash``: a bare ``--`` ends the options. ``last_wins``: of an option given
     twice the last counts, else the first.
     """
 
     options: Mapping[str, Option]
-    one_dash: frozenset[str]
+    two_dashes: frozenset[str]
+    written: Mapping[str, tuple[str, ...]]
+    refused: frozenset[str]
     equals: bool
     any_case: bool
     double_dash: bool
@@ -117,57 +121,71 @@ _OPEN_MPI: Final = (
     (Means.MOVES_HOSTS, 1, "app tune|am"),
 )
 
-ORTE: Final = Grammar(
-    options=_table(
-        *_OPEN_MPI,
+_ORTE: Final = _table(
+    *_OPEN_MPI,
+    (
+        Means.PLAIN,
+        0,
         (
-            Means.PLAIN,
-            0,
-            (
-                "q|quiet d|debug-devel debug display-topo do-not-resolve set-cwd-to-session-dir "
-                "index-argv-by-rank enable-instant-on-support display-devel-allocation "
-                "display-diffable-map report-child-jobs-separately fwd-mpirun-port tv use-regexp "
-                "bind-to-socket"
-            ),
+            "q|quiet d|debug-devel debug display-topo do-not-resolve set-cwd-to-session-dir "
+            "index-argv-by-rank enable-instant-on-support display-devel-allocation "
+            "display-diffable-map report-child-jobs-separately fwd-mpirun-port tv use-regexp "
+            "bind-to-socket"
         ),
-        (Means.PLAIN, 1, "report-events ompi-server debugger cf|cartofile xml-file"),
-        (Means.MOVES_HOSTS, 0, "novm dvm"),
-        (Means.MOVES_HOSTS, 1, "hnp max-vm-size"),
-        **_MAP_BY,
     ),
-    one_dash=frozenset(),
+    (Means.PLAIN, 1, "report-events ompi-server debugger cf|cartofile xml-file"),
+    (Means.MOVES_HOSTS, 0, "novm dvm"),
+    (Means.MOVES_HOSTS, 1, "hnp max-vm-size"),
+    **_MAP_BY,
+)
+
+_PRRTE: Final = _table(
+    *_OPEN_MPI,
+    (Means.MCA, 2, "prtemca pmixmca omca"),
+    (
+        Means.PLAIN,
+        0,
+        (
+            "debug fwd-environment parsable|parseable stop-on-exec stop-in-init stop-in-app "
+            "no-app-prefix report-child-jobs-separately"
+        ),
+    ),
+    (
+        Means.PLAIN,
+        1,
+        (
+            "output-directory output display runtime-options display-topo stream-buffering "
+            "spawn-timeout gpu-support memory-alloc-kind with-ft pset initial-errhandler "
+            "forward-signals tmpdir"
+        ),
+    ),
+    (Means.MOVES_HOSTS, 1, "dvm max-vm-size"),
+    **_MAP_BY,
+)
+
+ORTE: Final = Grammar(
+    options=_ORTE,
+    two_dashes=frozenset(),
+    written={},
+    # Each of them: `unknown option`, exit 1 (4.1.4 and 4.1.8).
+    refused=frozenset(_PRRTE.keys() - _ORTE.keys()),
     equals=False,
     any_case=False,
     double_dash=True,
     last_wins=True,
 )
 
+# 4.1 silences mpirun's own messages with -q; a socket is a package to 5.0.
+_WRITTEN: Final = {"q": (), "quiet": (), "bind-to-socket": ("--bind-to", "package")}
+
 PRRTE: Final = Grammar(
-    options=_table(
-        *_OPEN_MPI,
-        (Means.MCA, 2, "prtemca pmixmca omca"),
-        (
-            Means.PLAIN,
-            0,
-            (
-                "debug fwd-environment parsable|parseable stop-on-exec stop-in-init stop-in-app "
-                "no-app-prefix"
-            ),
-        ),
-        (
-            Means.PLAIN,
-            1,
-            (
-                "output-directory output display runtime-options display-topo stream-buffering "
-                "spawn-timeout gpu-support memory-alloc-kind with-ft pset initial-errhandler "
-                "forward-signals tmpdir"
-            ),
-        ),
-        (Means.MOVES_HOSTS, 1, "dvm"),
-        **_MAP_BY,
-    ),
-    # With one dash 5.0 takes these for something else: `-bind-to none` starts a program `none`.
-    one_dash=frozenset({"map-by", "rank-by", "bind-to"}),
+    options=_PRRTE,
+    # 5.0.7 to 5.0.9 take one dash; in 5.0.10 and 5.0.11 `-bind-to none` starts a program `none`,
+    # and with `-map-by` mpirun ends with 213.
+    two_dashes=frozenset({"map-by", "rank-by", "bind-to"}),
+    written=_WRITTEN,
+    # Each of them: `An unrecognized option`, exit 213 (5.0.7 and 5.0.11).
+    refused=frozenset(_ORTE.keys() - _PRRTE.keys() - _WRITTEN.keys()),
     equals=True,
     any_case=False,
     double_dash=True,
@@ -207,7 +225,9 @@ HYDRA: Final = Grammar(
         (Means.MOVES_HOSTS, 1, "launcher|bootstrap configfile"),
         (Means.MOVES_RANKS, 1, "rankmap order-nodes machine"),
     ),
-    one_dash=frozenset(),
+    two_dashes=frozenset(),
+    written={},
+    refused=frozenset(),
     equals=True,
     any_case=True,
     double_dash=False,

@@ -5,6 +5,7 @@ Pure text: nothing is resolved here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from mpiboot.addresses import Address, bare, parse
@@ -116,7 +117,12 @@ def is_local(
 
 
 def for_mpirun(
-    listed: Iterable[str], local: Collection[str], astray: Collection[str], hostname: str
+    listed: Sequence[str],
+    local: Collection[str],
+    astray: Collection[str],
+    hostname: str,
+    *,
+    by_first_label: bool = False,
 ) -> dict[str, str]:
     """Give the hosts that mpirun must get by another name than the hostfile's.
 
@@ -129,6 +135,13 @@ def for_mpirun(
         astray: those of ``local`` that the system resolves to no address of this pod's links, as
             where /etc/hosts has the pod's name on 127.0.1.1: mpirun would look for another host.
         hostname: this pod's host name.
+        by_first_label: this mpirun takes hosts for one whose names are alike up to the first dot,
+            as those of a job whose own name has a dot.
     """
     found = {name: "ip-" + name.translate(_DASHES) for name in listed if ":" in name}
+    if by_first_label:
+        others = [name for name in dict.fromkeys(listed) if name not in local]
+        labels = Counter(_plain(short(name)) for name in (*others, hostname))
+        alike = (name for name in others if labels[_plain(short(name))] > 1)
+        found |= {name: name.replace(".", "-") for name in alike if parse(name) is None}
     return found | {name: hostname for name in local if name in astray or ":" in name}

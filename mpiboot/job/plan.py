@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from mpiboot.checks import failed
 from mpiboot.data_network.cluster_view import WorkerRow
 from mpiboot.errors import MpibootError, error
 from mpiboot.job import (
@@ -27,6 +28,7 @@ from mpiboot.job import hostfile as hostfiles
 from mpiboot.job import hosts as hosts_of
 from mpiboot.job.dialects import DIALECTS, Dialect
 from mpiboot.job.plan_builder import Observed, Paths, PlanBuilder
+from mpiboot.job.user_line import UserLine
 from mpiboot.model import Decision, Finding, Level, Mpi, Source
 from mpiboot.parent.launch_spec import NOT_FOR_RANKS, PLACEMENT
 from mpiboot.settings import Given, Resolved
@@ -90,6 +92,13 @@ def dialect(mpi: Mpi) -> Dialect:
     return row
 
 
+def _refusal(line: UserLine, mpi: Mpi) -> Finding:
+    """Say that this mpirun itself would end over the line, whoever is waited for."""
+    said = f"the mpirun line: {line.because}, and mpirun would end over it"
+    hint = f"take it out, or write what {mpi.said} has for it (`mpirun --help`)"
+    return failed("usage", said, hint=hint)
+
+
 def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
     """Decide everything.
 
@@ -107,7 +116,13 @@ def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
     builder.decide(
         "mpi", f"{row.title}: {observed.mpi.version}", Source.DETECTED, observed.mpi.said
     )
-    if line.unknown:
+    if line.rewritten:
+        pairs = ", ".join(f"{old} as {new or 'nothing'}" for old, new in line.rewritten)
+        said = f"on the mpirun line {row.title} gets {pairs}: it reads these otherwise"
+        builder.findings.append(Finding("usage", Level.WARN, said))
+    if line.refused:
+        builder.findings.append(_refusal(line, observed.mpi))
+    elif line.unknown:
         builder.findings.append(
             Finding(
                 "usage",

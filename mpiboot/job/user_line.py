@@ -43,6 +43,9 @@ class UserLine:
     ``exports`` are the variables that the line itself passes on, ``export_values`` the values that
     it gives some of them. ``given`` are all options that were read. ``hostfile_words`` are the
     indexes in ``argv`` of words that are a hostfile's path.
+
+    ``rewritten`` are words that were written for another version of this MPI, each with those that
+    stand in ``argv`` for them. ``refused`` tells that mpirun itself ends over ``unknown``.
     """
 
     argv: tuple[str, ...] = ()
@@ -62,6 +65,8 @@ class UserLine:
     given: tuple[str, ...] = ()
     unknown: str = ""
     because: str = ""
+    refused: bool = False
+    rewritten: tuple[tuple[str, str], ...] = ()
     may_hide_hosts: bool = False
 
     @property

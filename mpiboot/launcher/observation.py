@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mpiboot import executables, facts, host_shell, log
+from mpiboot import executables, facts, log
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, job_hostfile, recheck, stale_processes
 from mpiboot.job import data, mpirun_line, names, platforms
 from mpiboot.job import plan as plans
+from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.user_line import UserLine
 from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access
@@ -122,21 +122,21 @@ async def look(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
     return _observation(launcher, found, passed, mpi, line, own, {})
 
 
-def _own_facts(launcher: LauncherPod) -> tuple[PodFacts, int | None]:
-    """Gather this pod's facts, and count its out-of-memory kills as a worker's are counted."""
-    found = facts.gather(launcher.resolved, launcher.environ, sshd="", pid=launcher.pid, mpi=None)
-    words = ["/bin/sh", "-c", host_shell.ask("memory")]
-    answer = subprocess.run(words, capture_output=True, text=True, check=False)
-    return found, host_shell.read(answer.stdout).ooms
+def _own_facts(launcher: LauncherPod) -> PodFacts:
+    return facts.gather(launcher.resolved, launcher.environ, sshd="", pid=launcher.pid, mpi=None)
 
 
 def _for_mpirun(
-    found: job_hostfile.JobHostfile, passed: gate.GateResult, own: PodFacts
+    found: job_hostfile.JobHostfile, passed: gate.GateResult, own: PodFacts, mpi: Mpi
 ) -> dict[str, str]:
     """Give the names that mpirun must not get as the hostfile has them."""
     local = [host.name for host in passed.local]
     listed = [host.name for host in found.hostfile.hosts]
-    return names.for_mpirun(listed, local, passed.astray, own.hostname)
+    row = DIALECTS.get(mpi.family)
+    by_first_label = row is not None and row.by_first_label
+    return names.for_mpirun(
+        listed, local, passed.astray, own.hostname, by_first_label=by_first_label
+    )
 
 
 def _observation(
@@ -145,7 +145,7 @@ def _observation(
     passed: gate.GateResult,
     mpi: Mpi,
     line: UserLine,
-    own: tuple[PodFacts, int | None],
+    own: PodFacts,
     networks: Mapping[str, WorkerNetwork],
 ) -> Observation:
     platform, _ = platforms.recognise(launcher.environ)
@@ -154,15 +154,14 @@ def _observation(
         hostfile=found.hostfile,
         local=passed.local,
         workers=passed.workers,
-        renamed={**passed.renamed, **_for_mpirun(found, passed, own[0])},
+        renamed={**passed.renamed, **_for_mpirun(found, passed, own, mpi)},
         mpi=mpi,
-        links=own[0].links,
+        links=own.links,
         identity=launcher.identity,
         platform=platform,
         environ=launcher.environ,
         line=line,
-        own=own[0],
-        own_ooms=own[1],
+        own=own,
         ssh_client=sshconfig.client(
             launcher.resolved.settings.ssh_client,
             launcher.resolved.given["ssh_client"].source,

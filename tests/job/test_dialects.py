@@ -26,6 +26,7 @@ MAY_LACK = {
     },
     "openmpi4": {
         "rank_table",
+        "keep_own_names_var",
         "remove",
         "ipv6",
         "cut_prefix_var",
@@ -66,6 +67,7 @@ def test_open_mpis_parameters_are_named_by_the_prefix_that_this_version_reads(ro
         row.agent_var,
         row.agent_args_var,
         row.keep_fqdn_var,
+        row.keep_own_names_var,
         row.daemon_link_var,
         row.concurrency_var,
         row.bind_var,

@@ -51,13 +51,54 @@ def test_of_an_option_given_twice_the_last_counts_in_4_and_the_first_in_5() -> N
     assert (five.np, five.per_node, five.map_by) == (1, 2, "slot")
 
 
-def test_one_dash_before_a_mapping_is_said_for_the_version_that_misreads_it() -> None:
-    assert line("-map-by node -bind-to none ./prog").unknown == ""
-    found = line("-n 2 -bind-to none ./prog", "openmpi5")
-    assert found.unknown == "-bind-to"
-    assert found.because.endswith("write --bind-to")
-    assert found.np == 2
-    assert found.program_index is None
+@pytest.mark.parametrize(
+    ("written", "got"),
+    [
+        ("-n 2 -bind-to none -map-by slot ./p -bind-to x", "-n 2 --bind-to none --map-by slot"),
+        ("-map-by=node --bind-to none ./p -bind-to x", "--map-by=node --bind-to none"),
+        ("-rank-by slot -q --quiet ./p -bind-to x", "--rank-by slot"),
+        ("-bind-to-socket ./p -bind-to x", "--bind-to package"),
+        ("-bind-to none ./q : -n 1 -map-by node ./p -bind-to x", "--bind-to none ./q : -n 1"),
+        ("-bind-to none --frobnicate ./p -bind-to x", "--bind-to none --frobnicate"),
+    ],
+)
+def test_what_5_0_reads_otherwise_is_written_for_it_and_said(written: str, got: str) -> None:
+    found = line(written, "openmpi5")
+    assert " ".join(found.argv).startswith(f"mpirun {got} ")
+    assert found.argv[-3:] == ("./p", "-bind-to", "x")
+    if not found.unknown:
+        assert found.argv[found.apps[-1].program or 0] == "./p"
+    assert found.rewritten
+    assert not line(" ".join(found.argv[1:]), "openmpi5").rewritten
+    assert line(written).rewritten == ()
+
+
+def test_a_rewritten_option_says_what_it_says() -> None:
+    found = line("-bind-to-socket -map-by ppr:1:node ./p", "openmpi5")
+    assert (found.bind_to, found.map_by) == ("package", "ppr:1:node")
+    assert found.rewritten == (
+        ("-bind-to-socket", "--bind-to package"),
+        ("-map-by", "--map-by"),
+    )
+    assert line("-q ./p", "openmpi5").rewritten == (("-q", ""),)
+
+
+@pytest.mark.parametrize(
+    ("text", "family"),
+    [
+        ("--novm ./p", "openmpi5"),
+        ("-n 2 --report-events x ./p", "openmpi5"),
+        ("--display map ./p", "openmpi4"),
+        ("--prtemca a b ./p", "openmpi4"),
+    ],
+)
+def test_an_option_that_only_the_other_open_mpi_has_is_refused(text: str, family: str) -> None:
+    found = line(text, family)
+    assert found.refused
+    assert found.because.startswith(DIALECTS[family].title)
+    other = {"openmpi4": "openmpi5", "openmpi5": "openmpi4"}[family]
+    assert line(text, other).unknown == ""
+    assert not line("--frobnicate ./p", family).refused
 
 
 def test_reading_stops_at_the_first_unknown_option_and_keeps_what_was_read() -> None:
@@ -274,7 +315,8 @@ def test_the_program_is_found_behind_any_known_options(
 
 def test_every_option_of_a_table_says_how_many_words_follow() -> None:
     for grammar in (row.grammar for row in DIALECTS.values()):
-        assert grammar.one_dash <= set(grammar.options)
+        assert grammar.two_dashes <= set(grammar.options)
+        assert not set(grammar.options) & {*grammar.refused, *grammar.written}
         for option in grammar.options.values():
             wanted = {Means.MCA: 2, Means.NP: 1, Means.HOSTS: 1}
             assert option.words == wanted.get(option.means, option.words)

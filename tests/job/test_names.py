@@ -174,6 +174,26 @@ def test_a_name_of_this_pod_that_leads_elsewhere_becomes_its_host_name() -> None
     assert names.for_mpirun(["w-0", *local], local, ["l.job.ns.svc"], "l") == {"l.job.ns.svc": "l"}
 
 
+def test_names_that_are_alike_up_to_the_first_dot_are_written_without_dots() -> None:
+    listed = [
+        "pi.v2-w-0.pi.ns.svc",
+        "pi.v2-w-1.pi.ns.svc",
+        "other.pi.ns.svc",
+        "10.0.0.1",
+        "10.0.0.2",
+    ]
+
+    def given(hostname: str, local: tuple[str, ...] = ()) -> dict[str, str]:
+        return names.for_mpirun(listed, local, [], hostname, by_first_label=True)
+
+    assert given("l") == {name: name.replace(".", "-") for name in listed[:2]}
+    assert given("other") == {name: name.replace(".", "-") for name in listed[:3]}
+    # This pod itself keeps its name, and a name that is listed twice is one host.
+    assert given("pi.v2-w-0", (listed[0],)) == {listed[1]: "pi-v2-w-1-pi-ns-svc"}
+    assert names.for_mpirun(["w-0.a", "w-0.a"], [], [], "l", by_first_label=True) == {}
+    assert names.for_mpirun(listed, [], [], "l") == {}
+
+
 SEARCH = ("ns.svc.corp.local", "svc.corp.local", "corp.local", "ec2.internal")
 
 

@@ -11,6 +11,7 @@ from mpiboot.checks import BY_REFERENCE, ExitCode
 from mpiboot.errors import MpibootError
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.plan import stop_on_failure
+from mpiboot.job.plan_builder import Observed
 from mpiboot.model import Finding, Host, Level, Mpi, Source
 from mpiboot.settings import resolve
 from tests.fakes.plans import (
@@ -342,6 +343,37 @@ def test_the_launchers_own_host_needs_no_daemon(family: str) -> None:
     plan = planned("./train", observed(family, listed=(own, *hosts(2)), local=(own,)))
     assert plan.daemons == ("w-0.job.ns.svc",)
     assert plan.ranks == 4
+
+
+def test_what_was_written_for_4_1_is_said_to_be_written_for_5_0() -> None:
+    plan = planned("mpirun -n 2 -bind-to none -q ./train", observed("openmpi5"))
+    assert plan.argv[-5:] == ("-n", "2", "--bind-to", "none", "./train")
+    assert "-bind-to as --bind-to, -q as nothing" in " ".join(warned(plan))
+    assert because(plan, "binding") == ("none", Source.FLAG, "given on the mpirun line")
+    assert warned(planned("mpirun -bind-to none ./train", observed("openmpi4"))) == []
+
+
+def test_an_option_that_this_version_lacks_fails_the_plan() -> None:
+    plan = planned("mpirun --novm ./train", observed("openmpi5"))
+    (found,) = [item for item in plan.findings if item.level is Level.FAIL]
+    assert found.check == "usage"
+    assert "Open MPI 5.0 (PRRTE) has no option --novm" in found.said
+    assert "mpirun (Open MPI) 5.0.7" in found.hint
+
+
+def test_pods_whose_own_names_have_dots_keep_them_whole() -> None:
+    def named(*hostnames: str) -> Observed:
+        seen = observed("openmpi5")
+        workers = tuple(
+            replace(worker, facts=worker.facts and replace(worker.facts, hostname=name))
+            for worker, name in zip(seen.workers, hostnames, strict=True)
+        )
+        return replace(seen, workers=workers)
+
+    name = "PRTE_MCA_prte_keep_fqdn_hostnames"
+    assert planned("./train", named("pi.v2-w-0", "pi.v2-w-1")).set_env[name] == "1"
+    assert name not in planned("./train", named("pi-w-0", "pi-w-1")).set_env
+    assert name not in planned("./train", named("a.ec2.internal", "b.ec2.internal")).set_env
 
 
 @pytest.mark.parametrize(

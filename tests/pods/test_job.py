@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tests.pods.pod import Pod
 
 RING = "/opt/programs/ring"
+OLD, NEW = images.NAMES
 # Guards against a hang only, many times what a job takes.
 PATIENCE = 120
 
@@ -517,3 +518,31 @@ def test_a_parameter_of_mpis_that_is_empty(cluster: Cluster, image: Image) -> No
     job = mpijob(cluster, image, workers=2, launcher_args=[RING], launcher={"env": env}).start()
     assert job.wait(PATIENCE) == 0
     spans(job)
+
+
+@pytest.mark.parametrize("name", [pytest.param(OLD, marks=pytest.mark.full), NEW])
+def test_a_line_for_4_1_in_a_job_whose_name_has_a_dot(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    """5.0 cuts names at the first dot, and would start a program called none."""
+    line = ["mpirun", "-q", "-np", "4", "-bind-to", "none", "-map-by", "slot", RING]
+    job = mpijob(
+        cluster, images.image(name), workers=2, slots=2, name="pi.v2", launcher_args=line
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job, slots=2)
+    assert ("-bind-to as --bind-to" in job.launcher.stderr()) == (name == NEW)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [(NEW, "--novm"), pytest.param(OLD, "--stop-on-exec", marks=pytest.mark.full)],
+)
+def test_an_option_of_the_other_version_ends_the_launcher_at_once(
+    cluster: Cluster, rig: None, name: str, option: str
+) -> None:
+    job = mpijob(cluster, images.image(name), workers=1, launcher_args=["mpirun", option, RING])
+    job.launcher.start()  # alone: it waits for nobody
+    assert job.wait(PATIENCE) == 2
+    assert job.launcher.termination_log().startswith("usage: ")
+    assert f"has no option {option}" in job.launcher.termination_log()
