@@ -223,6 +223,15 @@ CHECKS: Final = (
         hint="look at that pod: was it deleted, evicted, restarted, or out of memory?",
     ),
     Check(
+        "launcher-memory",
+        "the launcher's own processes fit its memory limit",
+        ExitCode.WORKERS_UNREACHABLE,
+        retry=True,
+        roles=(_L,),
+        hint="raise resources.limits.memory of the launcher's container, which also holds an ssh "
+        "for each host",
+    ),
+    Check(
         "daemon-failed",
         "mpirun's daemon starts on every host and ends with the job",
         ExitCode.WORKERS_UNREACHABLE,

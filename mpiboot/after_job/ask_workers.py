@@ -13,6 +13,7 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 if __name__ == "__main__":
@@ -24,20 +25,19 @@ from mpiboot.after_job import evidence
 _SECONDS: Final = 4.0
 _AT_ONCE: Final = 24
 _HOSTS: Final = 96
-_QUESTIONS: Final = ("memory", "memory_sizes", "began", "disks", "ports")
+_MEMORY: Final = ("memory", "memory_sizes")
+_QUESTIONS: Final = (*_MEMORY, "began", "disks", "ports")
 _AGENT: Final = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libexec", "agent"
 )
 
 
-async def _run(name: str, command: str, free: asyncio.Semaphore) -> str | None:
-    """Run a command on a host by the job's own launch agent; None where it can't be reached."""
+async def _run(words: Sequence[str], free: asyncio.Semaphore) -> str | None:
+    """Run words by this pod's shell; None where they fail, as where a host can't be reached."""
     async with free:
         agent = await asyncio.create_subprocess_exec(
             "/bin/sh",
-            _AGENT,
-            name,
-            command,
+            *words,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -76,8 +76,13 @@ async def _resolved(name: str) -> tuple[str, ...] | None:
 async def _evidence(
     baseline: evidence.Baseline, command: str, free: asyncio.Semaphore, signal: str | None
 ) -> tuple[evidence.Explanation, ...]:
+    if baseline.here:
+        answer = await _run(("-c", host_shell.ask(*_MEMORY)), free)
+        return (
+            evidence.judge_here(baseline, host_shell.read(answer), signal or "") if answer else ()
+        )
     resolving = asyncio.ensure_future(_addresses(baseline))
-    asking = asyncio.ensure_future(_run(baseline.name, command, free))
+    asking = asyncio.ensure_future(_run((_AGENT, baseline.name, command), free))
     # A host whose name has gone, or leads elsewhere, needs no further patience.
     found = evidence.unreachable(baseline, await resolving)
     if found:
@@ -106,7 +111,7 @@ async def gather(
     free = asyncio.Semaphore(_AT_ONCE)
     asked = {
         asyncio.ensure_future(
-            _evidence(host, command, free, signal if host.name == where else None)
+            _evidence(host, command, free, signal if _is(host, where) else None)
         ): host
         for host in hosts
     }
@@ -123,11 +128,16 @@ async def gather(
     return [line for _, line in sorted(rows, key=lambda row: row[0])]
 
 
+def _is(host: evidence.Baseline, where: str) -> bool:
+    """Whether mpirun's name for a host is that host: its own it may have long or short."""
+    return host.name in (where, where.partition(".")[0] if host.here else where)
+
+
 async def let_go(hosts: tuple[evidence.Baseline, ...]) -> None:
     """Tell the workers that want to end with the job that it is over."""
     free = asyncio.Semaphore(_AT_ONCE)
     command = host_shell.order("job_is_over")
-    tasks = [asyncio.ensure_future(_run(item.name, command, free)) for item in hosts]
+    tasks = [asyncio.ensure_future(_run((_AGENT, item.name, command), free)) for item in hosts]
     if tasks:
         _, late = await asyncio.wait(tasks, timeout=_SECONDS)
         for task in late:
@@ -142,7 +152,8 @@ def main(folder: str, what: str, first: str = "", program: str = "", signal: str
     if what == "let-go":
         asyncio.run(let_go(tuple(host for host in hosts if host.ends)))
         return
-    hosts = tuple(sorted(hosts, key=lambda host: host.name != first))[:_HOSTS]
+    nearest = sorted(hosts, key=lambda host: (not host.here, host.name != first))
+    hosts = tuple(nearest[:_HOSTS])
     for line in asyncio.run(gather(hosts, program, (first, signal))):
         print(line, flush=True)  # noqa: T201 - this is its purpose
 

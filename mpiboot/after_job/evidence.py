@@ -32,7 +32,8 @@ class Baseline:
     and ``address`` what it led to; ``pod`` is the pod's name, empty where
     it isn't known; ``ooms`` the count of out-of-memory kills, None where it isn't known;
     ``began`` the start of its mpiboot, 0 where it runs none; ``ports`` the RDMA ports that were
-    active; ``ends`` whether it wants to end with the job.
+    active; ``ends`` whether it wants to end with the job. ``here`` marks the launcher itself, of
+    which only the memory is compared.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Baseline:
     ports: tuple[str, ...] = ()
     ends: bool = False
     in_cluster: tuple[str, ...] = ()
+    here: bool = False
 
 
 def baseline(worker: Worker, called: str, dns: str, in_cluster: tuple[str, ...] = ()) -> Baseline:
@@ -162,6 +164,14 @@ def unreachable(baseline: Baseline, addresses: tuple[str, ...] | None) -> tuple[
     return ()
 
 
+def judge_here(baseline: Baseline, answer: HostAnswer, signal: str) -> tuple[Explanation, ...]:
+    """Judge the launcher's own pod by its memory; its row decides only where an ssh was killed."""
+    told = _killed(baseline, answer)
+    if told:
+        return (Explanation(0, told, "launcher-memory"),)
+    return tuple(_memory(baseline, answer, signal))
+
+
 def judge(baseline: Baseline, answer: HostAnswer, signal: str = "") -> tuple[Explanation, ...]:
     """Judge what a host answered; ``signal`` ended the first rank, if it was there."""
     found = [
@@ -178,12 +188,20 @@ def _memory(baseline: Baseline, answer: HostAnswer, signal: str) -> list[Explana
     if baseline.began and began is not None and abs(began - baseline.began) > _RESTARTED:
         said = "its container was restarted, probably out of memory; this line tells: "
         return [Explanation(1, said + kubectl(baseline))]
-    if baseline.ooms is None or answer.ooms is None:
-        return []
-    if answer.ooms <= baseline.ooms:
+    told = _killed(baseline, answer)
+    if told:
+        return [Explanation(0, told)]
+    if baseline.ooms is not None and answer.ooms is not None:
         # Neither the kubelet nor anybody else leaves a count, but only the kernel leaves this one.
         text = f"the kernel killed nothing of this pod for memory, so somebody else sent {signal}"
         return [Explanation(5, f"{text}: {_events(baseline)}")] if signal == "SIGKILL" else []
+    return []
+
+
+def _killed(baseline: Baseline, answer: HostAnswer) -> str:
+    """Say what the kernel has killed for memory since; empty where nothing, or where not known."""
+    if baseline.ooms is None or answer.ooms is None or answer.ooms <= baseline.ooms:
+        return ""
     count = answer.ooms - baseline.ooms
     what = "a process" if count == 1 else f"{count} processes"
     sizes = []
@@ -192,7 +210,7 @@ def _memory(baseline: Baseline, answer: HostAnswer, signal: str) -> list[Explana
     if answer.peak is not None:
         sizes.append(f"peak {_size(answer.peak)}")
     shown = f" ({', '.join(sizes)})" if sizes else ""
-    return [Explanation(0, f"out of memory: the kernel killed {what} of this pod{shown}")]
+    return f"out of memory: the kernel killed {what} of this pod{shown}"
 
 
 def _programs(answer: HostAnswer) -> list[Explanation]:

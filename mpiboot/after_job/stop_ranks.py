@@ -99,7 +99,7 @@ def main(folder: str, signal: str, seconds: str) -> None:
     with open(f"{folder}/{evidence.FILE}", encoding="utf-8") as file:
         hosts = evidence.from_json(file.read())
     mark = f"MPIBOOT_JOB_MARK={os.environ['MPIBOOT_JOB_MARK']}"
-    asyncio.run(stop([host.name for host in hosts], signal, int(seconds), mark))
+    asyncio.run(stop([host.name for host in hosts if not host.here], signal, int(seconds), mark))
 
 
 if __name__ == "__main__":

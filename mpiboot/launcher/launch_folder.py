@@ -229,7 +229,10 @@ class Launch:
         }
         search = read_resolv_conf().search
         seen = tuple(baseline(worker, self.observed, search) for worker in self.observed.workers)
-        files.write_private(Path(self.where.launch_dir) / evidence.FILE, evidence.to_json(seen))
+        name, ooms = socket.gethostname(), self.observed.own_ooms
+        own = evidence.Baseline(name, dns="", address="", pod=name, ooms=ooms, here=True)
+        text = evidence.to_json((own, *seen))
+        files.write_private(Path(self.where.launch_dir) / evidence.FILE, text)
         return launch_spec.LaunchSpec(
             argv=self.plan.argv,
             family=self.observed.mpi.family,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mpiboot import executables, facts, log
+from mpiboot import executables, facts, host_shell, log
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, job_hostfile, recheck, stale_processes
@@ -122,8 +123,12 @@ async def look(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
     return _observation(launcher, found, passed, mpi, line, own, {})
 
 
-def _own_facts(launcher: LauncherPod) -> PodFacts:
-    return facts.gather(launcher.resolved, launcher.environ, sshd="", pid=launcher.pid, mpi=None)
+def _own_facts(launcher: LauncherPod) -> tuple[PodFacts, int | None]:
+    """Gather this pod's facts, and count its out-of-memory kills as a worker's are counted."""
+    found = facts.gather(launcher.resolved, launcher.environ, sshd="", pid=launcher.pid, mpi=None)
+    words = ["/bin/sh", "-c", host_shell.ask("memory")]
+    answer = subprocess.run(words, capture_output=True, text=True, check=False)
+    return found, host_shell.read(answer.stdout).ooms
 
 
 def _for_mpirun(
@@ -145,7 +150,7 @@ def _observation(
     passed: gate.GateResult,
     mpi: Mpi,
     line: UserLine,
-    own: PodFacts,
+    own: tuple[PodFacts, int | None],
     networks: Mapping[str, WorkerNetwork],
 ) -> Observation:
     platform, _ = platforms.recognise(launcher.environ)
@@ -154,14 +159,15 @@ def _observation(
         hostfile=found.hostfile,
         local=passed.local,
         workers=passed.workers,
-        renamed={**passed.renamed, **_for_mpirun(found, passed, own, mpi)},
+        renamed={**passed.renamed, **_for_mpirun(found, passed, own[0], mpi)},
         mpi=mpi,
-        links=own.links,
+        links=own[0].links,
         identity=launcher.identity,
         platform=platform,
         environ=launcher.environ,
         line=line,
-        own=own,
+        own=own[0],
+        own_ooms=own[1],
         ssh_client=sshconfig.client(
             launcher.resolved.settings.ssh_client,
             launcher.resolved.given["ssh_client"].source,

@@ -218,7 +218,8 @@ class Verdict:
 
     ``reference`` is a row of ``checks.CHECKS``, or empty where the code is the program's own or
     a signal's. ``rank`` and ``signal`` are those of the rank that ended first, where it is known.
-    ``by_signal`` where the launcher itself was told to end.
+    ``by_signal`` where the launcher itself was told to end; ``killed`` where the agent of a lost
+    host, or its ssh, was ended by SIGKILL.
     """
 
     code: int
@@ -229,6 +230,7 @@ class Verdict:
     rank: int | None = None
     signal: str = ""
     by_signal: bool = False
+    killed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

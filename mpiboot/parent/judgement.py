@@ -34,12 +34,15 @@ CODES: Final = {
     "host-key-differs": (77, False),
     "host-lost": (69, True),
     "launch-timeout": (69, True),
+    "launcher-memory": (69, True),
     "program-missing": (127, False),
     "ssh-denied": (77, False),
     "workers-unreachable": (69, True),
 }
+_MEMORY: Final = "launcher-memory"
 # A remote shell's answers for a program that isn't there, or can't be executed.
 _NOT_FOUND: Final = 127
+_SIGKILL: Final = 9
 _LISTED: Final = 8
 _REMOTE_SHELLS: Final = ("ssh", "rsh", "srun", "qrsh", "blaunch", "kubectl")
 
@@ -137,6 +140,14 @@ def proved(verdict: Verdict, lines: tuple[str, ...]) -> tuple[Verdict, tuple[str
     """
     plain = tuple(line for line in lines if "\t" not in line)
     found = [line.split("\t", 2) for line in lines if "\t" in line]
+    memory = tuple(f"{host}: {said}" for reference, host, said in found if reference == _MEMORY)
+    if memory and verdict.killed:
+        # What was taken for the loss of a host was the end of its ssh, here.
+        lost = f"{verdict.host}: {verdict.said}"
+        host, said = memory[0].split(": ", 1)
+        return _verdict(_MEMORY, said, host, (lost, *verdict.evidence)), plain
+    plain = (*memory, *plain)
+    found = [item for item in found if item[0] != _MEMORY]
     if not found:
         return verdict, plain
     reference, host, said = found[0]
@@ -221,7 +232,13 @@ def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
         return _never_joined(state, first, lines)
     more = f", as {len(others)} more did" if others else ""
     said = f"was lost while the job ran{more}: {how(first)}; {_answer(state, first.host)}"
-    return _verdict("host-lost", f"{said} ({_returned(state)})", first.host, lines)
+    found = _verdict("host-lost", f"{said} ({_returned(state)})", first.host, lines)
+    return replace(found, killed=_killed(first))
+
+
+def _killed(loss: Loss) -> bool:
+    """Whether an agent, or its ssh, was ended by SIGKILL: on this pod, or the daemon far away."""
+    return loss.status in (-_SIGKILL, BY_SIGNAL + _SIGKILL)
 
 
 def _answer(state: State, host: str) -> str:

@@ -101,6 +101,39 @@ def test_what_a_program_does_to_itself_has_no_sender(signal: str) -> None:
     assert said("oom 1\nlimit 1000", signal=signal) == []
 
 
+@pytest.mark.parametrize(
+    ("answer", "signal", "reference", "text"),
+    [
+        ("oom 2\nlimit 1048576", "", "launcher-memory", "out of memory: the kernel killed"),
+        ("oom 2", "SIGKILL", "launcher-memory", "out of memory: the kernel killed"),
+        ("oom 1", "SIGKILL", "", "the kernel killed nothing of this pod"),
+    ],
+)
+def test_the_launchers_own_memory(answer: str, signal: str, reference: str, text: str) -> None:
+    own = evidence.Baseline("launcher", dns="", address="", pod="launcher", ooms=1, here=True)
+    found = host_shell.read("".join(f"mpiboot-{line}\n" for line in answer.splitlines()))
+    (told,) = evidence.judge_here(own, found, signal)
+    assert told.reference == reference
+    assert told.said.startswith(text)
+    assert evidence.judge_here(own, host_shell.read("mpiboot-oom 1"), "") == ()
+
+
+def test_the_launcher_is_asked_by_its_own_shell() -> None:
+    """Its count as it is now, whatever this machine's is: no agent is called for it."""
+    now = subprocess.run(
+        ["/bin/sh", "-c", host_shell.ask("memory")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    ooms = host_shell.read(now.stdout).ooms
+    own = evidence.Baseline("here", dns="", address="", pod="here", ooms=-1, here=True)
+    lines = asyncio.run(ask_workers.gather((own,), "", ("here", "SIGKILL")))
+    assert [line.split("\t")[:2] for line in lines] == (
+        [] if ooms is None else [["launcher-memory", "here"]]
+    )
+
+
 def test_a_kill_that_is_not_the_kernels_is_somebody_elses() -> None:
     (text,) = said("oom 1\nlimit 1000", signal="SIGKILL")
     assert text.startswith("the kernel killed nothing of this pod for memory, so somebody else")

@@ -421,6 +421,19 @@ def test_a_host_that_proves_its_lack_decides_and_others_follow() -> None:
     )
 
 
+def test_an_ssh_that_the_launchers_memory_limit_killed_is_no_lost_host() -> None:
+    lost = judged([AgentEnded("w-2", 101, 137, killed=True), MpirunEnded(205)], running())
+    assert (lost.reference, lost.killed) == ("host-lost", True)
+    line = "launcher-memory\tlauncher\tout of memory"
+    verdict, rest = judgement.proved(lost, (line, "w-9: /tmp is full"))
+    assert (verdict.code, verdict.reference, verdict.host) == (69, "launcher-memory", "launcher")
+    assert (verdict.said, rest) == ("out of memory", ("w-9: /tmp is full",))
+    assert verdict.evidence[0].startswith("w-2: was lost while the job ran")
+    # A host that was lost otherwise, or a rank that was killed: memory stands beside it.
+    for other in (replace(lost, killed=False), Verdict(137, "", "rank 0 was ended by SIGKILL")):
+        assert judgement.proved(other, (line,)) == (other, ("launcher: out of memory",))
+
+
 def test_usr1_is_forwarded_and_nothing_else() -> None:
     state, done = go([Signalled(USR1)], running())
     assert done == (SendSignal(USR1),)

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import json
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pods.ends import PATIENCE, RING, WAYS, by, end_line, launches, ranks, running, until
+from tests.pods.ends import (
+    PATIENCE,
+    RING,
+    WAYS,
+    alive,
+    by,
+    end_line,
+    launches,
+    ranks,
+    running,
+    until,
+)
 from tests.pods.marks import ONE_IMAGE
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
@@ -62,6 +74,39 @@ def test_a_rank_that_is_out_of_memory(cluster: Cluster, image: Image, way: str) 
     assert said[1].startswith(
         f"{SECOND}: out of memory: the kernel killed a process of this pod (limit 300 MiB"
     )
+    assert "out of memory" in end_line(job.launcher.stderr())
+
+
+@ONE_IMAGE
+def test_an_ssh_that_the_launchers_memory_limit_kills(cluster: Cluster, image: Image) -> None:
+    """Not a lost worker: it is the launcher that needs more."""
+    job = running(cluster, image, launcher={"memory": MEMORY})
+    for item in alive(job.launcher, "ssh"):
+        Path(f"/proc/{item.host_pid}/oom_score_adj").write_text("1000")  # the kernel's first choice
+    job.launcher.exec("python3", "-c", "x = bytearray(1 << 30)")
+    assert job.wait(PATIENCE) == 69
+    said = job.launcher.termination_log().splitlines()
+    assert said[0].startswith("launcher-memory: pi-launcher: out of memory: the kernel killed ")
+    assert "(limit 300 MiB" in said[0]
+    assert said[1].startswith("-> raise resources.limits.memory of the launcher's container")
+    assert "was lost while the job ran" in said[2]
+
+
+@pytest.mark.full
+def test_a_rank_beside_mpirun_that_is_out_of_memory(cluster: Cluster, image: Image) -> None:
+    eat = script("eat", EATER.replace("worker-1", "launcher"))
+    job = mpijob(
+        cluster,
+        image,
+        workers=1,
+        as_worker=True,
+        launcher_args=["/opt/it/eat"],
+        worker=eat,
+        launcher={**eat, "memory": MEMORY},
+    ).start()
+    assert job.wait(PATIENCE) == 137
+    said = job.launcher.termination_log()
+    assert "pi-launcher: out of memory: the kernel killed a process of this pod (limit 300" in said
     assert "out of memory" in end_line(job.launcher.stderr())
 
 
