@@ -3,4 +3,4 @@
 This file must import nothing: every role of the program, also the small parent, loads it.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"

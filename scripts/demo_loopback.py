@@ -180,6 +180,7 @@ def run(folder: Path, path: str) -> int:
     hostfile.write_text("".join(f"{address} slots={SLOTS}\n" for address in ADDRESSES))
     program.write_text(PROGRAM)
     common = {"MPIBOOT_SSH_KEY": str(key), "MPIBOOT_SSH_PORT": str(free_port())}
+    common["MPIBOOT_LOG_LEVEL"] = os.environ.get("MPIBOOT_LOG_LEVEL", "info")
     # Shared memory segments are named after host, job and local rank, all of which these "hosts"
     # have in common: ranks would read each other's.
     alone = {"OMPI_MCA_btl": "self,tcp", **own_link()}

@@ -69,8 +69,10 @@ def fails(image: Image) -> None:
             launcher_args=["/opt/programs/ring"],
         )
         say("a job that can't start: one of two workers never comes (the deadline is 3 s here)")
-        job.start(publish=False)
-        job.workers[0].publish()
+        job.workers[0].start().publish()
+        while job.workers[0].running and "listens" not in job.workers[0].stderr():
+            time.sleep(0.05)
+        job.launcher.start()
         code = job.wait(PATIENCE)
         for line in job.launcher.termination_log().splitlines():
             print(f"  termination message | {line}")

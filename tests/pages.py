@@ -82,7 +82,7 @@ def copied(folder: Path) -> Path:
 _DIFFERS = (
     (re.compile(r"\d+(\.\d+)? s\b"), "SECONDS s"),
     (re.compile(r"gives up in [\dhms]+"), "gives up in TIME"),
-    (re.compile(r"(mpiboot|Open MPI) \d+\.\d+\.\d+"), r"\1 VERSION"),
+    (re.compile(r"(mpiboot|Open MPI) \d+\.\d+\.\d+(\.dev\d+)?"), r"\1 VERSION"),
     (re.compile(r"(pi-(?:launcher|worker-\d))-[0-9a-f]{8}/"), r"\1-ID/"),
 )
 

@@ -44,7 +44,8 @@ def programs(folder: Path, *, but: tuple[str, ...]) -> Path:
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun here")
 def test_the_demo_without_containers_runs_a_rank_in_every_slot(how: str, tmp_path: Path) -> None:
     """It takes mpi4py from PyPI where it isn't there."""
-    env = dict(os.environ)
+    # Which client it uses is in the plan.
+    env = {**os.environ, "MPIBOOT_LOG_LEVEL": "debug"}
     if how == "without ssh":
         # ssh-keygen refuses a uid without a passwd entry, as ssh does.
         env["PATH"] = str(programs(tmp_path / "bin", but=("ssh", "ssh-keygen")))
@@ -64,6 +65,23 @@ def test_the_demo_without_containers_runs_a_rank_in_every_slot(how: str, tmp_pat
     assert "left out" in done.stdout
     assert done.stdout.count("sshd (embedded) listens on 127.0.0.1") == 4
     assert ("there is no ssh on PATH" in done.stdout) == (how == "without ssh")
+
+
+@pytest.mark.full
+@pytest.mark.pods
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("runc") is None, reason="needs root, runc")
+def test_the_demo_in_containers_runs_a_rank_in_every_slot() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "demo_pods.py", "openmpi-5.0"],
+        capture_output=True,
+        text=True,
+        timeout=GUARD,
+        check=False,
+    )
+    ranks = re.findall(r"\| rank (\d) of 8 on pi-worker-(\d)$", done.stdout, re.MULTILINE)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert sorted(ranks) == [(str(rank), str(rank // 2)) for rank in range(8)]
+    assert "termination message | names-unresolved: 1 of 2 hosts" in done.stdout
 
 
 def test_the_demo_knows_its_images() -> None:

@@ -17,7 +17,7 @@ import click
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from mpiboot import render
+from mpiboot import __version__, render
 from mpiboot.checks import CHECKS
 from mpiboot.commands.root import cli
 from mpiboot.launcher import summary
@@ -229,3 +229,31 @@ def test_every_event_of_the_log_is_in_its_page() -> None:
                 written.add(str(constant.value))
     assert "ended" in written
     assert written - told - {item.reference for item in CHECKS} == set()
+
+
+def test_what_troubleshooting_quotes_is_what_mpiboot_says() -> None:
+    """A quote may have `…` for a name; what is said in parts is looked for part by part."""
+    sources = "".join(
+        path.read_text() for path in sorted((ROOT / "mpiboot").rglob("*")) if path.suffix == ".py"
+    )
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    quotes = re.findall(r"`([^`]+)`", "".join(re.findall(r"^\|([^|]*)\|", page, re.MULTILINE)))
+    assert len(quotes) > 10
+    references = {f"[{item.reference}]" for item in CHECKS} | {"[program]"}
+    for quote in quotes:
+        if quote.startswith("["):
+            assert quote in references
+        for part in re.split(r"waiting for (?:DNS for|SSH on)|…|\(|\)", quote):
+            assert quote in references or part.strip() in sources, quote
+
+
+def test_the_version_is_that_of_the_changelogs_top() -> None:
+    """What is not released doesn't bear a release's number."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    top, *released = re.findall(r"^## (\S+)", text, re.MULTILINE)
+    if top != "Unreleased":
+        assert __version__ == top
+        return
+    said = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)\.dev0", __version__)
+    assert said is not None
+    assert tuple(map(int, said.groups())) > tuple(map(int, released[0].split(".")))

@@ -147,6 +147,18 @@ def enough(workers: Sequence[Pod]) -> None:
         worker.shell("touch /tmp/enough")
 
 
+def sizing(where: str) -> int:
+    """A figure of the README's table, in MiB."""
+    text = (pages.ROOT / "README.md").read_text()
+    return int(re.search(rf"^\| {where} \| (\d+)", text, re.MULTILINE)[1])  # type: ignore[index]
+
+
+def memory(pod: Pod) -> float:
+    """What the container's first process needs, its share of what it shares; in MiB."""
+    text = Path(f"/proc/{pod.pid}/smaps_rollup").read_text()
+    return int(re.search(r"^Pss: +(\d+) kB", text, re.MULTILINE)[1]) / 1024  # type: ignore[index]
+
+
 @IMAGE
 def test_the_mpijob_of_the_operators_page(cluster: Cluster, rig: None, name: str) -> None:
     """Its commands are tried while the job runs, the README's as well; so is the init container."""
@@ -158,6 +170,8 @@ def test_the_mpijob_of_the_operators_page(cluster: Cluster, rig: None, name: str
     job.start()
     assert init.wait(PATIENCE) == 0, init.stderr()
     running(job.workers)
+    assert memory(job.launcher) < 1.5 * sizing("launcher, while the job runs")
+    assert memory(job.workers[0]) < 1.5 * sizing("worker")
     asked = re.findall(r"^kubectl exec \S+ -- (.*)", pages.named("look"), re.MULTILINE)
     assert len(asked) == 2
     job.launcher.shell(";".join(asked))
