@@ -223,3 +223,31 @@ def test_launcher_and_worker_send_one_signal_between_them(host: Host, tmp_path: 
     host.end()
     assert [script.wait() for script in scripts] == [0, 0]
     assert host.took == [str(signal.SIGTERM.value)]
+
+
+def test_one_who_writes_lines_is_answered_once_for_each(host: Host) -> None:
+    """As by the launcher: the script and its lines come by one pipe."""
+    ignores = "trap '' TERM; : > \"$1/ready-0\"; exec sleep 1000"
+    rank = host.start("sh", "-c", ignores, "sh", str(host.folder))
+    until((host.folder / "ready-0").exists)
+    script = subprocess.Popen(
+        [*host.shell, "-s", "TERM", "600", host.mark],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    host.started.append(script)
+    assert script.stdin is not None
+    script.stdin.write(SCRIPT.read_text())
+    script.stdin.flush()
+    assert line(script) == "ranks 1"
+    script.stdin.write("\n")
+    script.stdin.flush()
+    assert line(script) == "ranks 1"
+    rank.kill()
+    rank.wait()
+    script.stdin.write("\n")
+    script.stdin.flush()
+    assert line(script) == "ranks 0"
+    assert script.wait() == 0
+    script.stdin.close()

@@ -2,8 +2,10 @@
 
 ``python -I -S stop_ranks.py FOLDER SIGNAL SECONDS``: a child of the launcher's process, while
 mpirun runs. It sends ``libexec/stop-ranks`` to each host by the job's own launch agent, and runs it
-here, for ranks on the launcher. It writes ``ranks LEFT ALL`` on stdout whenever every host has told
-its number once more, and ends when none is left; a host that can't be asked has none.
+here, for ranks on the launcher. Then it asks all of them again and again how many ranks are left,
+and writes ``ranks LEFT ALL ASKED`` when all have answered; it ends when none is left. A host that
+can't be asked has none. Each byte on stdin wants a look that begins after it: ASKED is how many
+such bytes had come when these answers were asked for.
 """
 
 # Run by its path, it must find its package first.
@@ -13,8 +15,10 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Iterable
-from typing import BinaryIO, Final
+from contextlib import suppress
+from typing import Final
 
 if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -22,6 +26,7 @@ if __name__ == "__main__":
 from mpiboot.after_job import evidence
 
 _AT_ONCE: Final = 24
+_PAUSE: Final = 0.25  # seconds between two looks that nobody wants at once
 _LIBEXEC: Final = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libexec"
 )
@@ -30,68 +35,104 @@ _AGENT: Final = os.path.join(_LIBEXEC, "agent")
 _LAUNCHER: Final = ""  # no host's name
 
 
-class Count:
-    """How many ranks each host has told of: those that are left, and all that there were. Pure."""
-
-    def __init__(self, hosts: Iterable[str]) -> None:
-        self._left: dict[str, int] = dict.fromkeys(hosts, 0)
-        self._most = dict(self._left)
-        self._waiting = set(self._left)
-
-    def take(self, host: str, ranks: int) -> tuple[int, int] | None:
-        """Take a host's number in; the sums where every host has told one since the last sums."""
-        self._left[host] = ranks
-        self._most[host] = max(ranks, self._most[host])
-        self._waiting.discard(host)
-        if self._waiting:
-            return None
-        # A host whose ranks have all ended tells no more.
-        self._waiting = {name for name, left in self._left.items() if left}
-        return sum(self._left.values()), sum(self._most.values())
+def _script() -> bytes:
+    with open(SCRIPT, "rb") as file:
+        return file.read()
 
 
-def _script() -> BinaryIO:
-    # Each host's own: a copy of the descriptor would share its place in the file.
-    return open(SCRIPT, "rb")
+class Host:
+    """The script on one host, and how many ranks it has told of."""
 
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.left = 0
 
-async def _ask(host: str, words: list[str], free: asyncio.Semaphore, count: Count) -> None:
-    argv = [SCRIPT, *words]
-    if host:
-        argv = [_AGENT, host, f"exec /bin/sh -s {' '.join(words)}"]
-    async with free:
-        with _script() as script:
-            asked = await asyncio.create_subprocess_exec(
-                "/bin/sh",
-                *argv,
-                stdin=script if host else asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
+    @classmethod
+    async def ask(cls, name: str, words: list[str], free: asyncio.Semaphore) -> Host:
+        """Start the script there, and wait for its first number, of all ranks that there are."""
+        argv = [SCRIPT, *words]
+        if name != _LAUNCHER:
+            argv = [_AGENT, name, f"exec /bin/sh -s {' '.join(words)}"]
+        async with free:
+            host = cls(
+                await asyncio.create_subprocess_exec(
+                    "/bin/sh",
+                    *argv,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.DEVNULL,
+                )
             )
-        assert asked.stdout is not None  # noqa: S101 - it was asked for
-        # A login shell may say more; where many hosts are logged in to at once, some wait.
-        _tell(count, host, await asked.stdout.readline())
-    while line := await asked.stdout.readline():
-        _tell(count, host, line)
-    await asked.wait()
-    _tell(count, host, b"ranks 0")
+            await host._answer(b"" if name == _LAUNCHER else _script())
+        return host
+
+    async def again(self) -> None:
+        """Ask how many are left now."""
+        if self.left:
+            await self._answer(b"\n")
+
+    async def _answer(self, text: bytes) -> None:
+        assert self._process.stdin is not None  # noqa: S101 - both were asked for
+        assert self._process.stdout is not None  # noqa: S101
+        self.left = 0
+        with suppress(ConnectionError):  # nobody reads there any more: its stdout has ended too
+            self._process.stdin.write(text)
+            await self._process.stdin.drain()
+        # A login shell may say more.
+        while line := await self._process.stdout.readline():
+            words = line.split()
+            if len(words) == 2 and words[0] == b"ranks" and words[1].isdigit():  # noqa: PLR2004
+                self.left = int(words[1])
+                break
+        if not self.left:
+            await self._process.wait()
 
 
-def _tell(count: Count, host: str, line: bytes) -> None:
-    words = line.split()
-    if len(words) != 2 or words[0] != b"ranks" or not words[1].isdigit():  # noqa: PLR2004
-        return
-    sums = count.take(host, int(words[1]))
-    if sums is not None:
-        print("ranks", *sums, flush=True)  # noqa: T201 - this is its purpose
+class Wanted:
+    """The bytes that came on stdin: each wants a look that begins after it."""
+
+    def __init__(self, file: int) -> None:
+        self.number = 0
+        self._file = file
+        self._came = asyncio.Event()
+        asyncio.get_running_loop().add_reader(file, self._read)
+
+    def _read(self) -> None:
+        data = os.read(self._file, 1024)
+        self.number += len(data)
+        if data:
+            self._came.set()
+        else:
+            asyncio.get_running_loop().remove_reader(self._file)
+
+    async def pause(self) -> None:
+        """Wait for the next one, or until it is time to look anyway."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._came.wait(), _PAUSE)
+        self._came.clear()
 
 
-async def stop(hosts: Iterable[str], signal: str, seconds: int, mark: str) -> None:
-    """Ask every host, and this one, until no rank is left or the time is over."""
-    names = [_LAUNCHER, *hosts]
-    count, free = Count(names), asyncio.Semaphore(_AT_ONCE)
+async def stop(hosts: Iterable[str], signal: str, seconds: int, mark: str, file: int = 0) -> None:
+    """Ask every host, and this one, until no rank is left or the time is over.
+
+    Each byte that comes by ``file`` wants a look that begins after it.
+    """
+    end = time.monotonic() + seconds
+    wanted, free = Wanted(file), asyncio.Semaphore(_AT_ONCE)
     words = [signal, str(seconds), mark]
-    await asyncio.gather(*(_ask(host, words, free, count) for host in names))
+    names = (_LAUNCHER, *hosts)
+    asked = await asyncio.gather(*(Host.ask(name, words, free) for name in names))
+    # They were counted at different times, and told to end at once: the first number is no look.
+    ranks, number = sum(host.left for host in asked), 0
+    left = ranks
+    while True:
+        print("ranks", left, ranks, number, flush=True)  # noqa: T201 - this is its purpose
+        if not left or time.monotonic() > end:
+            break
+        await wanted.pause()
+        number = wanted.number
+        await asyncio.gather(*(host.again() for host in asked))
+        left = sum(host.left for host in asked)
 
 
 def main(folder: str, signal: str, seconds: str) -> None:

@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from mpiboot.parent.end import send
@@ -26,8 +27,6 @@ from mpiboot.parent.watch import unread
 _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _STOP: Final = os.path.join(_PACKAGE, "after_job", "stop_ranks.py")
 _LOOK: Final = 0.1
-# Numbers that came after mpirun's daemons had something to say: the second was taken after it.
-_SURE: Final = 2
 _PIECE: Final = 4096
 
 
@@ -56,11 +55,14 @@ class Saving:
         self._pids: tuple[int, ...] = ()
         self._child = 0
         self._reader = -1
+        self._writer = -1
         self._rest = b""
         self._started = ranks or 0
         self._all = False  # every rank is there
         self._found = False  # any rank was
-        self._since = 0  # numbers since mpirun has something to read
+        self._asked = 0  # looks that were wanted, each as mpirun got something to read
+        self._answered = 0  # the last of them of which the numbers tell
+        self._something = False  # mpirun has something to read
         self._look_at: float | None = None
 
     @property
@@ -74,6 +76,7 @@ class Saving:
         send([*self._pids], signal.SIGSTOP)
         self._look_at = time.monotonic() + _LOOK
         self._reader, writer = os.pipe()
+        reader, self._writer = os.pipe()
         name = signal.Signals(number).name.removeprefix("SIG")
         try:
             self._child = os.posix_spawn(
@@ -81,6 +84,7 @@ class Saving:
                 [sys.executable, "-I", "-S", _STOP, folder, name, str(int(seconds) + 1)],
                 {**environ, MARK: folder},
                 file_actions=[
+                    (os.POSIX_SPAWN_DUP2, reader, 0),
                     (os.POSIX_SPAWN_DUP2, writer, 1),
                     (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
                 ],
@@ -90,6 +94,7 @@ class Saving:
         except OSError:
             self._child = 0  # the pipe ends at once
         finally:
+            os.close(reader)
             os.close(writer)
         self._loop.on(self._reader, self._read)
 
@@ -98,9 +103,13 @@ class Saving:
         if self._look_at is None or self._look_at > time.monotonic():
             return
         self._look_at = time.monotonic() + _LOOK
-        if not unread(self._pids):
-            self._since = 0
-        free = self._since >= _SURE and self._all
+        before, self._something = self._something, unread(self._pids)
+        if self._something and not before:
+            self._asked += 1
+            with suppress(OSError):  # the child ended: no more numbers come
+                os.write(self._writer, b"?")
+        # Only a look that began afterwards tells that it is not about a rank's end.
+        free = self._something and self._answered == self._asked and self._all
         send([*self._pids], signal.SIGCONT if free else signal.SIGSTOP)
 
     def release(self) -> None:
@@ -111,6 +120,7 @@ class Saving:
         send([*self._pids], signal.SIGCONT)
         self._loop.off(self._reader)
         os.close(self._reader)
+        os.close(self._writer)
         if self._child:
             # Its agents are in its group. It is reaped with all others.
             send([-self._child], signal.SIGKILL)
@@ -119,14 +129,14 @@ class Saving:
         data = os.read(self._reader, _PIECE)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            _, left, most = line.split()
-            self._count(int(left), int(most))
+            _, left, most, asked = line.split()
+            self._count(int(left), int(most), int(asked))
         if not data and self._look_at is not None:
             self._loop.off(self._reader)
             self._changed(0 if self._found else None)
 
-    def _count(self, left: int, most: int) -> None:
-        self._since += 1
+    def _count(self, left: int, most: int, asked: int) -> None:
+        self._answered = asked
         self._all = left >= max(most, self._started)
         self._found = self._found or left > 0
         if left and self._look_at is not None:
