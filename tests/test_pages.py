@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,8 @@ def test_every_setting_is_on_its_page() -> None:
 
 def test_every_failure_is_on_its_page_with_its_exit_code() -> None:
     lines = (PAGES / "errors.md").read_text().splitlines()
+    references = [line.split("`")[1] for line in lines if re.match(r"\| `[a-z-]+` \| \d", line)]
+    assert references == sorted(row.reference for row in CHECKS)
     for row in CHECKS:
         assert any(f"`{row.reference}` | {int(row.code)} |" in line for line in lines)
 

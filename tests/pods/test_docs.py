@@ -107,7 +107,7 @@ RUNS: dict[str, Callable[[Cluster], str]] = {
     "late-names": late_names,
     "termination-message": termination_message,
 }
-_QUICK = {"late-names", "plain-openmpi5"}
+_QUICK = {"late-names"}
 
 
 @pytest.mark.parametrize(
@@ -229,9 +229,8 @@ USERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["user-1000", pytest.param("user-without-passwd", marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("name", USERS)
 def test_an_mpijob_of_another_user(cluster: Cluster, rig: None, name: str) -> None:
     user, said = USERS[name]
     (whole,) = pages.manifests("mpijob")
