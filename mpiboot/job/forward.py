@@ -159,6 +159,18 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SERVICE: Final = re.compile(r"(?:tcp|udp|sctp)://")
 
 
+def matches(name: str, pattern: str) -> bool:
+    """Whether a name fits a shell's pattern.
+
+    As ``fnmatchcase``, whose regular expressions would be compiled, a tenth of a millisecond each,
+    when all hosts are ready and everybody waits: most patterns are a name or its beginning.
+    """
+    head, star, rest = pattern.partition("*")
+    if rest or "?" in head or "[" in head:
+        return fnmatchcase(name, pattern)
+    return name.startswith(head) if star else name == head
+
+
 def _local_row(name: str, value: str) -> tuple[str, bool] | None:
     """Say why a variable is true of one pod only, and whether it would break ranks elsewhere.
 
@@ -166,7 +178,7 @@ def _local_row(name: str, value: str) -> tuple[str, bool] | None:
     as ``tcp://10.96.0.1:443``, another program's holds a number.
     """
     for pattern, because, breaks in POD_LOCAL:
-        if fnmatchcase(name, pattern):
+        if matches(name, pattern):
             return because, breaks
     if name.endswith("_PORT") and _SERVICE.match(value):
         return "the cluster sets it in every pod", False
@@ -174,12 +186,12 @@ def _local_row(name: str, value: str) -> tuple[str, bool] | None:
 
 
 def _first(name: str, patterns: Iterable[str]) -> str:
-    return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), "")
+    return next((pattern for pattern in patterns if matches(name, pattern)), "")
 
 
 def _reason(name: str, more: Collection[str]) -> str:
     for pattern, because in ALLOWED:
-        if fnmatchcase(name, pattern):
+        if matches(name, pattern):
             return because
     asked = _first(name, more)
     return f"MPIBOOT_FORWARD has {asked}" if asked else ""

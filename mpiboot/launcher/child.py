@@ -54,8 +54,8 @@ def main(given: str, *program: str) -> NoReturn:
     text = launch_spec.to_line(result)
     while text:
         text = text[os.write(launch_spec.RESULT, text) :]
-    # The parent waits for nobody's tidying up.
-    os._exit(0)
+    # To end is work, for the memory that this process has, and mpirun is to start first.
+    _end_with_the_parent()
 
 
 def _failure(wrong: MpibootError) -> launch_spec.Failure:
@@ -67,8 +67,8 @@ def _leave_to_the_parent(_number: int, _frame: FrameType | None) -> None:
     """Do nothing; what this process starts has the default actions."""
 
 
-def _end_with_the_parent() -> None:
-    """Wait until nobody can read the result any more, and end."""
+def _end_with_the_parent() -> NoReturn:
+    """Wait until nobody can read the result any more, and end; nothing is tidied up."""
     gone = select.poll()
     gone.register(launch_spec.RESULT, 0)
     gone.poll()
@@ -102,7 +102,10 @@ def prepare(
     if odd:
         log.finding(Finding("usage", Level.WARN, odd, hint="write one argument for each word"))
     pod = launcher_pod(resolved, environ, pid=parent)
-    seen = asyncio.run(observation.wait(pod, program))
+    # Not asyncio.run: it waits for every thread, also for one that a dead nameserver holds.
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    seen = loop.run_until_complete(observation.wait(pod, program))
     paths = launch_folder.paths(pod.folder, parent)
     made = plans.make(seen.observed, resolved, paths)
     summary.say(made, seen.observed)

@@ -233,6 +233,10 @@ async def query(name: str, kind: str, server: str, port: int, patience: float) -
     import dns.exception  # noqa: PLC0415
     import dns.message  # noqa: PLC0415
 
+    # dnspython itself would load these for the first good answer, for which everybody waits.
+    import dns.rdtypes.IN.A  # noqa: PLC0415
+    import dns.rdtypes.IN.AAAA  # noqa: PLC0415
+
     try:
         question = dns.message.make_query(name, kind)
         reply, _ = await asyncio.wait_for(

@@ -51,6 +51,7 @@ def run(what: str, text: str, words: list[str]) -> int:
     child = start_child(words, mask) if what == "launch" else None
     # Loaded now: the child has longer to load.
     from mpiboot import log  # noqa: PLC0415
+    from mpiboot.parent import mpirun_messages  # noqa: PLC0415
     from mpiboot.parent.launch_spec import ParentOptions  # noqa: PLC0415
     from mpiboot.parent.parent import Parent  # noqa: PLC0415
     from mpiboot.parent.stderr import Stderr  # noqa: PLC0415
@@ -59,6 +60,7 @@ def run(what: str, text: str, words: list[str]) -> int:
     log.configure(
         level=options.log_level, form=options.log_format, role="" if what == "stay" else "launcher"
     )
+    mpirun_messages.reserve_handle()  # before the threads of the next lines
     stderr = Stderr()
     log.write_by(stderr.write)
     try:

@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -63,6 +64,17 @@ class MessagePipe(NamedTuple):
         """Give the end to read; mpirun has the other one."""
         os.close(self.writer)
         return self.reader
+
+
+def reserve_handle() -> None:
+    """Let the pipe's handle be had later on without a wait; to be called before there are threads.
+
+    For a handle of such a number the kernel makes a larger table of open files, and where threads
+    share that it waits until no processor reads the old one (fs/file.c, ``expand_fdtable``):
+    20 to 30 ms, as measured, in which all hosts are ready and mpirun could run.
+    """
+    with suppress(OSError):  # the limit of open files is lower
+        os.close(fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, _HANDLE))
 
 
 def open_pipe(family: str, environ: Mapping[str, str], *, local: bool) -> MessagePipe | None:

@@ -52,7 +52,8 @@ class Parent:
 
     def launch(self, pid: int, reader: int) -> int:
         """Wait for the child that prepares, then run mpirun to its end; give the exit code."""
-        result = Preparation(pid, reader, self._loop, self._signals).result()
+        preparation = Preparation(pid, reader, self._loop, self._signals)
+        result = preparation.result()
         if isinstance(result, Failure):
             self._not_started(result)
             if result.held:
@@ -62,7 +63,7 @@ class Parent:
         for name in result.unset_env:
             os.environ.pop(name, None)
         os.environ.update(result.set_env)
-        return self._run(result)
+        return self._run(result, preparation)
 
     def beside(self, program: tuple[str, ...]) -> int:
         """Stay beside a program that calls mpirun itself; give its exit code."""
@@ -81,7 +82,7 @@ class Parent:
         log.info("role", "nothing to run: staying for `kubectl exec` until a signal comes")
         return BY_SIGNAL + self._stay(None)
 
-    def _run(self, spec: LaunchSpec) -> int:
+    def _run(self, spec: LaunchSpec, preparation: Preparation) -> int:
         """Start mpirun, wait for its end, and tell how it ended."""
         mpirun = Mpirun(spec, os.environ, self._loop, self._signals, self._stderr)
         try:
@@ -94,6 +95,8 @@ class Parent:
         except OSError as wrong:
             verdict = not_startable(spec.argv[0], wrong.strerror or str(wrong))
             return self._ended(spec, verdict)
+        finally:
+            preparation.let_child_end()
         # As PID 1 this process takes everything along when it is killed.
         alone = os.getpid() == 1
         form = self._options.log_format

@@ -1,7 +1,7 @@
 """The child that waits for the hosts and makes the plan, seen from the parent that waits for it.
 
-It hands over one line and ends. Until then a signal ends the launcher at once: nothing is started
-yet, so nothing has to be ended but that child.
+It hands over one line, and ends when mpirun has started. A signal that comes before that line ends
+the launcher at once: nothing is started yet, so nothing has to be ended but that child.
 """
 
 from __future__ import annotations
@@ -62,10 +62,13 @@ class Preparation:
         while self._result is None:
             self._loop.wait(None)
         self._loop.off(self._reader)
-        os.close(self._reader)
         if isinstance(self._result, Failure):
             self._end_child()
         return self._result
+
+    def let_child_end(self) -> None:
+        """Close the pipe, for whose end the child waits."""
+        os.close(self._reader)
 
     def _read(self) -> None:
         while self._result is None:

@@ -179,6 +179,43 @@ def test_the_key_is_removed_where_mpirun_can_not_be_started(rig: Rig) -> None:
     assert not (rig.folder / KEY).exists()
 
 
+def test_what_takes_the_kernel_long_is_done_while_hosts_are_waited_for(rig: Rig) -> None:
+    """A handle above the table's size costs a process with threads 20 ms and more."""
+    size = "sed -n 's/^FDSize:[^0-9]*//p' /proc/$PPID/status"
+    rig.child = f"until [ $({size}) -gt 600 ]; do sleep 0.05; done; {rig.child}"
+    rig.write("exit 3")
+    higher = (  # some interpreters start with a table of 256
+        "from mpiboot.parent import __main__, mpirun_messages\n"
+        "mpirun_messages._HANDLE = 600\n"
+        "__main__.main()\n"
+    )
+    argv = [sys.executable, "-c", higher, *rig.argv()[len(PARENT) :]]
+    done = subprocess.run(
+        argv, env=rig.environ, capture_output=True, timeout=GUARD, check=False, cwd=PACKAGE.parent
+    )
+    assert done.returncode == 3, done.stderr
+
+
+def test_the_child_that_prepared_ends_after_mpirun_has_started(rig: Rig, tmp_path: Path) -> None:
+    # Its end is work for a loaded machine, and everybody waits for mpirun.
+    child = tmp_path / "child.py"
+    child.write_text(
+        "import pathlib, select, shutil, sys\n"
+        "shutil.copyfileobj(open(sys.argv[1], 'rb'), open(3, 'wb', buffering=0, closefd=False))\n"
+        "gone = select.poll()\n"
+        "gone.register(3, 0)\n"
+        "gone.poll()\n"
+        "lines = [p.read_bytes() for p in pathlib.Path('/proc').glob('[0-9]*/cmdline')]\n"
+        "there = any(sys.argv[2].encode() == line.split(b'\\0')[0] for line in lines)\n"
+        "pathlib.Path(sys.argv[3]).write_text(f'{there}\\n')\n"
+    )
+    told = tmp_path / "told"
+    os.mkfifo(told)
+    rig.child = f"exec {sys.executable} {child} {rig.folder}/result {rig.mpirun} {told}"
+    code, out, said = rig.run(f"read line < {told}; echo $line")
+    assert (code, out) == (0, b"True\n"), said
+
+
 def test_a_script_removes_the_keys_of_its_launches(rig: Rig, tmp_path: Path) -> None:
     key = tmp_path / "launch-7" / KEY
     key.parent.mkdir()
