@@ -206,10 +206,19 @@ def test_a_page_names_only_settings_that_there_are(page: Path) -> None:
     assert named - known == set()
 
 
+def anchors(page: Path) -> set[str]:
+    """What a page's headings are called in links, as forges make it."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_pages_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]*)(?:#[^)]*)?\)", page.read_text()):
-        assert not target or "://" in target or (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+        if "://" not in target:
+            there = page.parent / target if target else page
+            assert there.exists(), target
+            assert not anchor or anchor in anchors(there), f"{target}#{anchor}"
 
 
 def test_every_event_of_the_log_is_in_its_page() -> None:
