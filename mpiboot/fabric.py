@@ -168,7 +168,7 @@ class Attachment:
 class Fabric:
     """Everything of the data network that one pod sees.
 
-    ``netns_mode`` is ``shared``, ``exclusive`` or empty (a kernel without RDMA);
+    ``netns_mode`` is ``shared``, ``exclusive`` or empty (no RDMA in the kernel, or not asked);
     ``infiniband_folder`` tells whether /dev/infiniband is there; ``oddities`` are sentences on
     what could not be read; ``missing`` are libraries without which nothing uses these devices;
     ``settings`` are the pod's own values of those variables that are checked, none of them secret.
@@ -182,3 +182,11 @@ class Fabric:
     oddities: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def why_none(self) -> str:
+        """Say why no RDMA device is listed, where none is."""
+        if self.netns_mode:
+            return "the kernel shows none in this pod"
+        unasked = next((odd for odd in self.oddities if odd.startswith("netlink: ")), "")
+        return f"the kernel could not be asked ({unasked})" if unasked else "the kernel has no RDMA"

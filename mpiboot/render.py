@@ -301,7 +301,6 @@ def _fabric(seen: Fabric) -> str:
     if seen.routes:
         ways = [(way.destination, way.link, way.gateway or "-") for way in seen.routes]
         text += "\n" + table(("route to", "link", "gateway"), ways)
-    none = f"\nno RDMA device ({'none here' if seen.netns_mode else 'a kernel without RDMA'})\n"
     ports = [
         (
             f"{device.name}:{port.number}",
@@ -321,7 +320,7 @@ def _fabric(seen: Fabric) -> str:
         text += "\n" + table(head, [*ports, *((name, *["-"] * 6) for name in bare)])
         text += f"(network namespace mode: {seen.netns_mode or 'not known'})\n"
     else:
-        text += none
+        text += f"\nno RDMA device: {seen.why_none}\n"
     gids = [
         (
             f"{device.name}:{port.number}",

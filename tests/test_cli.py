@@ -357,6 +357,21 @@ def test_no_hostfile_is_66_with_the_reason_in_the_termination_message(tmp_path: 
     assert "-> mount the hostfile" in message(tmp_path)
 
 
+def test_wait_tells_a_failure_as_json_on_stdout(tmp_path: Path) -> None:
+    key(tmp_path)
+    done = mpiboot(tmp_path, "wait", "--json", "--timeout", "0", "--hostfile", "/nothing")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["ready"], told["hosts"]) == (66, False, [])
+    assert told["findings"][0]["check"] == "hostfile-missing"
+
+
+@pytest.mark.parametrize("command", ["launcher", "worker", "wait", "plan", "doctor", "settings"])
+def test_help_says_how_a_time_is_written(tmp_path: Path, command: str) -> None:
+    shown = mpiboot(tmp_path, command, "--help").stdout
+    assert "TIME is a number of seconds, or such as 90s, 10m and 2h." in shown
+    assert "default: 10m]" in " ".join(shown.split())
+
+
 def test_the_termination_message_goes_where_the_flag_says(tmp_path: Path) -> None:
     key(tmp_path)
     other = tmp_path / "other"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mpiboot import render
 from mpiboot.checks import failed
-from mpiboot.fabric import Route
+from mpiboot.fabric import Fabric, Route
 from mpiboot.model import Decision, Finding, Level, Role, Source
 from mpiboot.settings import ROWS, resolve
 from tests.fakes import workers as w
@@ -116,6 +116,24 @@ def test_what_several_hosts_have_is_not_told_of_this_pod() -> None:
     assert render.findings([item]).splitlines()[0] == "FAIL  2 hosts  shm  too small (w-0, w-1)"
     assert render.termination(item).startswith("shm: 2 hosts (w-0, w-1): too small\n")
     assert "2 hosts (w-0, w-1): too small" in render.termination(FOUND[2], (item,))
+
+
+@pytest.mark.parametrize(
+    ("fabric", "why"),
+    [
+        (Fabric(), "the kernel has no RDMA"),
+        (Fabric(netns_mode="shared"), "the kernel shows none in this pod"),
+        (
+            Fabric(oddities=("netlink: Operation not permitted: RDMA devices are not known",)),
+            "the kernel could not be asked (netlink: Operation not permitted: RDMA devices are",
+        ),
+    ],
+)
+def test_why_there_is_no_rdma_device_is_said(fabric: Fabric, why: str) -> None:
+    assert fabric.why_none.startswith(why)
+    own = observed().workers[0].facts
+    assert own is not None
+    assert f"no RDMA device: {why}" in render.facts(replace(own, fabric=fabric))
 
 
 def test_hosts_that_are_well_have_a_line_each() -> None:

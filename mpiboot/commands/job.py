@@ -74,7 +74,8 @@ def worker(program: Words, **flags: str | None) -> None:
 
 @settings_of(Role.LAUNCHER, without=_NOT_FOR_WAITING)
 @click.command(cls=Command)
-def wait(**flags: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the hosts, or why not, as JSON.")
+def wait(*, as_json: bool, **flags: str | None) -> None:
     """Wait until every host of the hostfile resolves and answers over SSH; nothing more.
 
     For init containers and scripts. Exit 0 when all are ready, 68 or 69 when the deadline
@@ -84,10 +85,11 @@ def wait(**flags: str | None) -> None:
     Examples:
       mpiboot wait
       mpiboot wait --hostfile /etc/mpi/hostfile --timeout 5m
+      mpiboot wait --json --timeout 0
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.launcher import look
 
-    sys.exit(look.wait(resolved(flags, "wait"), os.environ))
+    sys.exit(look.wait(resolved(flags, "wait"), os.environ, as_json=as_json))
 
 
 @settings_of(Role.LAUNCHER, without=_NAMED)

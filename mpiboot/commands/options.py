@@ -12,6 +12,7 @@ import click
 from mpiboot import __version__, log
 from mpiboot.model import Finding, Level, Role, Source
 from mpiboot.settings import ROWS, Resolved, Section, Setting, resolve
+from mpiboot.wording import lasting
 
 ENTRY: Final = "(program)"
 # Options behind the program are the program's own.
@@ -47,6 +48,9 @@ class Command(click.Command):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+        if any(item.metavar == "TIME" for item in self.params if isinstance(item, SettingOption)):
+            formatter.write_paragraph()
+            formatter.write_text("TIME is a number of seconds, or such as 90s, 10m and 2h.")
 
 
 class Group(click.Group):
@@ -75,7 +79,7 @@ def _default(row: Setting) -> str:
         case bool():
             return str(row.default).lower()
         case float():
-            return f"{row.default:g}"
+            return lasting(row.default)
         case _:
             return str(row.default)
 

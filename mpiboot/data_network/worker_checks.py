@@ -85,8 +85,7 @@ def _port(rail: Rail, facts: PodFacts) -> list[Problem]:
 def _why_none(facts: PodFacts) -> str:
     seen = facts.fabric.devices
     if not seen:
-        kernel = "the kernel shows none" if facts.fabric.netns_mode else "a kernel without RDMA"
-        return f"no RDMA device: {kernel}"
+        return f"no RDMA device: {facts.fabric.why_none}"
     given = [device.name for device in seen if named_by_platform(device, facts.fabric)]
     folder = "" if facts.fabric.infiniband_folder else "; /dev/infiniband is not there"
     what = f"; the platform names {first_few(given)}" if given else ""

@@ -29,6 +29,12 @@ _HEADER: Final = re.compile(
     r"(?P<name>(?<![\w/@-])[A-Za-z][\w-]*)(?P<between>[\"']?[ \t]*:(?P<wide>[ \t]+[\"']?|[\"'])?)"
     r"(?P<value>(?(wide)[^\"'\\\n]+|[^\s\"'\\;&|/][^\s\"'\\;&|]*))"
 )
+# A user with a password behind a colon, as curl and others take it.
+_LOGIN_OPTIONS: Final = ("-u", "-U", "--user", "--proxy-user")
+_LOGIN: Final = re.compile(
+    r"(?P<name>(?<![\w-])(?:-[uU]|--(?:proxy-)?user))(?P<between>=|[ \t]*)"
+    r"(?P<value>'[^':]*:[^']*'|\"[^\":]*:[^\"]*\"|[^\s\"':;&|]+:[^\s;&|]*)"
+)
 _BEARER: Final = re.compile(r"(?i:(?P<name>\bbearer)(?P<between>[ \t]+)(?P<value>[^\s\"'\\;&|]+))")
 _IN_URL: Final = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)")
 
@@ -70,16 +76,20 @@ def masked_words(words: Iterable[str]) -> tuple[str, ...]:
     """Return a command line as it may be shown; words without a secret stay as they are.
 
     Hidden is what goes to a secret's name: as ``NAME=VALUE``, ``--name=value``, ``--name value``
-    or ``Name: value``, also inside a word that is a script; what follows ``Bearer``; and the login
-    in a URL.
+    or ``Name: value``, also inside a word that is a script; what follows ``Bearer``; the login in
+    a URL, and a user with a password behind ``-u`` or ``--user``.
     """
     shown: list[str] = []
     option = ""
     for word in words:
-        hides = option and not word.startswith("-") and mask(option, word) == HIDDEN
-        shown.append(HIDDEN if hides else _masked_word(word))
-        option = _as_variable(word) if word.startswith("-") and "=" not in word else ""
+        secret = ":" in word if option in _LOGIN_OPTIONS else _hides(option, word)
+        shown.append(HIDDEN if secret and not word.startswith("-") else _masked_word(word))
+        option = word if word.startswith("-") and "=" not in word else ""
     return tuple(shown)
+
+
+def _hides(option: str, word: str) -> bool:
+    return bool(option) and mask(_as_variable(option), word) == HIDDEN
 
 
 def _as_variable(name: str) -> str:
@@ -94,6 +104,7 @@ def _masked_word(word: str) -> str:
         return f"{name}={HIDDEN}"
     for pattern in (_GIVEN, _HEADER):
         word = pattern.sub(_masked_value, word)
+    word = _LOGIN.sub(rf"\g<name>\g<between>{HIDDEN}", word)
     return _IN_URL.sub(HIDDEN, _BEARER.sub(rf"\g<name>\g<between>{HIDDEN}", word))
 
 

@@ -21,10 +21,22 @@ from mpiboot.parent import signals
 from mpiboot.settings import Resolved
 
 
-def wait(resolved: Resolved, environ: Mapping[str, str]) -> int:
-    """Pass the gates and nothing more."""
+def wait(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> int:
+    """Pass the gates and nothing more; with ``as_json`` the result is on stdout, a failure too."""
     _end_on_signals(resolved)
-    asyncio.run(observation.pass_gates(launcher_pod(resolved, environ)))
+    try:
+        passed = asyncio.run(observation.pass_gates(launcher_pod(resolved, environ)))
+    except MpibootError as wrong:
+        if as_json:
+            record = {"ready": False, "hosts": (), "findings": (wrong.finding, *wrong.others)}
+            sys.stdout.write(render.as_json(record))
+        raise
+    if as_json:
+        reached: list[tuple[str, str, int | None]] = [(one.name, "", None) for one in passed.local]
+        reached += [(one.host.name, one.address, one.port) for one in passed.workers]
+        hosts = [dict(zip(("host", "address", "port"), item, strict=True)) for item in reached]
+        record = {"ready": True, "hosts": hosts, "findings": passed.findings}
+        sys.stdout.write(render.as_json(record))
     return 0
 
 

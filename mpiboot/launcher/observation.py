@@ -180,7 +180,7 @@ def _observation(
     return Observation(observed, passed, found.warnings)
 
 
-async def pass_gates(launcher: LauncherPod) -> None:
+async def pass_gates(launcher: LauncherPod) -> gate.GateResult:
     """Wait until every host is ready, and say so."""
     found = await _hostfile(launcher, _rest(launcher).timeout)
     for item in found.warnings:
@@ -201,6 +201,7 @@ async def pass_gates(launcher: LauncherPod) -> None:
         seconds=round(seconds, 3),
         names=round(passed.durations["names"], 3),
     )
+    return passed
 
 
 def no_mpirun(environ: Mapping[str, str]) -> MpibootError:

@@ -55,6 +55,29 @@ def test_a_number_is_shown_where_it_counts_tokens_and_nowhere_else(
     assert masking.masked_words([f"{name}={value}"]) == (f"{name}={shown}",)
 
 
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("curl", "-u", "me:hunter2", "x"), ("curl", "-u", "(hidden)", "x")),
+        (("curl", "--user", "me:hunter2"), ("curl", "--user", "(hidden)")),
+        (("curl", "-ume:hunter2"), ("curl", "-u(hidden)")),
+        (("curl", "--proxy-user=me:hunter2"), ("curl", "--proxy-user=(hidden)")),
+        (
+            ("sh", "-c", "curl -fu 'x' -u me:hunter2 u; id"),
+            ("sh", "-c", "curl -fu 'x' -u (hidden) u; id"),
+        ),
+        (("sh", "-c", 'curl -u "me:a b" u'), ("sh", "-c", "curl -u (hidden) u")),
+        # Neither is a login.
+        (("id", "-u", "root"), ("id", "-u", "root")),
+        (("sh", "-c", "set -u; python -u x.py a:b"), ("sh", "-c", "set -u; python -u x.py a:b")),
+    ],
+)
+def test_a_login_behind_its_option_is_hidden(
+    words: tuple[str, ...], shown: tuple[str, ...]
+) -> None:
+    assert masking.masked_words(words) == shown
+
+
 def test_a_password_in_a_url_is_hidden_and_a_value_stays_on_one_line() -> None:
     shown = masking.mask("https_proxy", "http://me:hunter2@proxy:3128/x")
     assert shown == "http://(hidden)@proxy:3128/x"

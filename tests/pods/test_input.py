@@ -200,7 +200,9 @@ def test_plan_and_doctor_tell_a_healthy_job(cluster: Cluster, image: Image) -> N
     assert f"openssh lets root in at {job.workers[0].address} port 22" in own.stdout
     seen = job.workers[0].exec("mpiboot", "facts").stdout.splitlines()
     assert [line.split() for line in seen if line.startswith("sshd ")] == [["sshd", "openssh"]]
-    assert asks(job, "wait")[0] == 0
+    code, text = asks(job, "wait", "--json")
+    ports = {item["host"].partition(".")[0]: item["port"] for item in json.loads(text)["hosts"]}
+    assert (code, ports) == (0, {"pi-worker-0": 22, "pi-worker-1": 22})
 
 
 def test_doctor_names_the_worker_without_an_ssh_server(cluster: Cluster, one: Image) -> None:
