@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOP = "top"
 MORE = {
     "after_job": ("tests/parent/test_after.py", "tests/test_stop_ranks.py"),
+    "ssh_server": ("tests/worker/test_role.py",),
     "launch_agent": ("tests/test_agent.py",),
     "launcher": ("tests/test_shims.py",),
     TOP: ("tests/test_*.py",),
@@ -312,6 +313,7 @@ def main() -> int:
     counts: dict[str, tuple[int, int]] = {}
     # Not in /tmp, which the tests have for themselves.
     with tempfile.TemporaryDirectory(prefix="mpiboot-mutate-", dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)  # some tests run as another user
         places: queue.Queue[Workplace] = queue.Queue()
         for number in range(given.jobs):
             (Path(folder) / str(number)).mkdir()

@@ -139,9 +139,7 @@ def public_blob(text: bytes) -> bytes | None:
         return None
     try:
         return read(binascii.a2b_base64(b"".join(body.split())))
-    except (binascii.Error, IndexError, StopIteration, KeyError):
-        return None
-    except ValueError:
+    except (ValueError, IndexError, StopIteration, KeyError):  # binascii.Error is a ValueError
         return None
 
 

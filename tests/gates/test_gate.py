@@ -17,7 +17,8 @@ from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, retry_delay
 from mpiboot.gates.gate import Access, GateResult
 from mpiboot.gates.job_hostfile import HostfileFollower, find
-from mpiboot.model import Host
+from mpiboot.model import Host, Mesh
+from mpiboot.observe import service_mesh
 from mpiboot.observe.dns import Resolver
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import tcp
@@ -331,6 +332,18 @@ async def test_a_port_without_ssh_is_not_yet(
 
     assert wrong.code == 69
     assert said in wrong.finding.evidence[0]
+
+
+async def test_a_proxy_in_front_of_this_pod_is_looked_for_where_it_explains_the_failure(
+    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    monkeypatch.setattr(service_mesh, "look", lambda: Mesh("istio", ("ports 15001",)))
+    async with listener(SILENT, "0.0.0.0") as port:
+        wrong = await failing(cluster, named("w-0"), access(job, port), Settings(timeout=1))
+
+    assert "istio's proxy is in front of this pod" in wrong.finding.evidence[0]
+    assert str(port) in (wrong.finding.hint or "")
 
 
 async def test_the_port_that_worked_is_asked_first_for_the_others(

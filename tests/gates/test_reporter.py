@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
+import os
+import pty
+import struct
+import termios
 
 import pytest
 
@@ -48,3 +53,34 @@ async def test_as_json_the_time_left_is_a_number(
     task.cancel()
     log.configure()
     assert json.loads(text.splitlines()[0])["gives_up_in"] == 12.3
+
+
+async def test_on_a_terminal_the_line_is_drawn_in_its_width_when_it_changes_and_taken_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    main, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 21, 0, 0))
+    monkeypatch.setattr(reporter, "_LIVE", 0.001)
+    kept = os.dup(2)
+    os.dup2(terminal, 2)
+    try:
+        known = progress.states([Host("w-0"), Host("w-1")])
+        made = Reporter(live=True, left=lambda: 1.0)
+        task = asyncio.ensure_future(made.drawing(known))
+        for width in (20, 15):
+            text = await asyncio.to_thread(os.read, main, 200)
+            assert text == b"\r\x1b[K" + progress.line(known)[:width].encode() + b"\r"
+            fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 16, 0, 0))
+        made.clear()
+        assert await asyncio.to_thread(os.read, main, 200) == b"\r\x1b[K"
+        task.cancel()
+    finally:
+        os.dup2(kept, 2)
+        for descriptor in (kept, main, terminal):
+            os.close(descriptor)
+
+
+async def test_what_is_no_terminal_is_not_drawn_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter, "_LIVE", 0.0)
+    made = Reporter(live=False, left=lambda: 1.0)
+    await asyncio.wait_for(made.drawing(progress.states([Host("w-0")])), 60)

@@ -128,6 +128,24 @@ async def test_the_sweep_ends_what_an_earlier_launcher_left_and_says_so(
         assert behaviour.commands == []
 
 
+async def test_a_launch_beside_another_of_this_pod_says_so_and_leaves_it_alone(
+    start: Callable[[str, str], subprocess.Popen[bytes]],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    log.configure()
+    mark = stale_processes.new_mark(KEY)
+    waiting = start(mark, "echo; exec sleep 1000")
+    assert waiting.stdout is not None
+    waiting.stdout.readline()
+    access = Access("root", tmp_path / "key", "launcher")
+    await stale_processes.end([worker(mark)], KEY, Settings(timeout=30.0), access)
+    assert capfd.readouterr().err == (
+        "mpiboot: another launch of this pod runs on w-1: this one is beside it\n"
+    )
+    assert waiting.poll() is None
+
+
 async def test_only_a_worker_that_is_silent_several_times_running_has_nobody() -> None:
     """Silent, an answer, silent, silent: the count begins anew with each answer."""
 

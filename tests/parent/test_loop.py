@@ -22,6 +22,22 @@ def checks() -> tuple[EventLoop, HostChecks, list[Answer]]:
     return loop, HostChecks(loop, lambda *given: answers.append(given)), answers
 
 
+def test_what_is_forgotten_wakes_nobody() -> None:
+    loop, called = EventLoop(), list[int]()
+    reader, writer = os.pipe()
+    os.write(writer, b"x")
+    loop.on(reader, lambda: called.append(1))
+    loop.wait(None)
+    loop.off(reader)
+    until = time.monotonic() + 0.05
+    loop.wait(until)
+    assert time.monotonic() >= until
+    loop.off(reader)  # no more than once
+    os.close(reader)
+    os.close(writer)
+    assert called == [1]
+
+
 def test_a_host_that_answers_and_one_that_does_not() -> None:
     loop, asked, answers = checks()
     with socket.create_server(("127.0.0.1", 0)) as listener:

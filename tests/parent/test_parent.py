@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 import mpiboot
+from mpiboot.parent import guard
 from mpiboot.parent.launch_spec import (
     EVENTS,
     JOB_MARK,
@@ -429,6 +430,24 @@ def test_a_parent_that_is_killed_takes_mpirun_along(rig: Rig) -> None:
     assert later.poll() is None
     later.kill()
     later.wait()
+
+
+def test_what_ends_the_parents_group_or_terminal_does_not_end_its_guard(tmp_path: Path) -> None:
+    shell = guard.start(str(tmp_path), os.environ, "human")
+    assert shell
+    try:
+        assert os.getpgid(shell.pid) == shell.pid
+        meant = "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "TTOU"
+        wanted = sum(1 << (getattr(signal, f"SIG{name}") - 1) for name in meant)
+        status = Path(f"/proc/{shell.pid}/status")
+        while True:  # until the shell has read its first line
+            (ignored,) = re.findall(r"SigIgn:\s+(\w+)", status.read_text())
+            if int(ignored, 16) & wanted == wanted:
+                break
+            time.sleep(0.01)
+    finally:
+        guard.dismiss(shell)
+    assert not status.exists()
 
 
 ADOPTS = """

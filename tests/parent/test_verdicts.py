@@ -694,6 +694,40 @@ def test_a_killed_agent_may_be_the_first_sign_of_a_suspended_job() -> None:
     assert judged([AgentEnded("w-1", 100, -9, killed=True), Signalled(TERM)], state).code == 143
 
 
+def test_the_first_lost_host_waits_a_moment_for_the_signal_that_explains_it() -> None:
+    gone: list[Event] = [
+        *(AgentEnded(host, pid, 255) for pid, host in enumerate(HOSTS, 100)),
+        *(HostChecked(host, reachable=False) for host in HOSTS),
+        MpirunEnded(205),
+    ]
+    state, done = go(gone, running("openmpi5"))
+    assert [item for item in done if isinstance(item, Start) and item.timer is Timer.LINGER] == [
+        Start(Timer.LINGER, 2.0)
+    ]
+    assert not state.finished
+    assert judged([Signalled(TERM)], state).code == 143
+    assert judged([TimerFired(Timer.LINGER)], state).code == 69
+
+
+def test_a_host_that_is_surely_lost_is_asked_about_beside_one_that_may_be() -> None:
+    events: list[Event] = [
+        AgentEnded("w-1", 100, 1),
+        AgentEnded("w-2", 101, 255),
+        MpirunEnded(3),
+    ]
+    state, _ = go(events, running("openmpi5"))
+    assert not state.finished
+    end = judged([HostChecked("w-2", reachable=False), TimerFired(Timer.LINGER)], state)
+    assert (end.code, end.host) == (69, "w-2")
+
+
+def test_of_many_lost_hosts_a_few_are_asked_and_each_once() -> None:
+    hosts = tuple(f"w-{number}" for number in range(40))
+    lost = [AgentEnded(host, pid, 255) for pid, host in enumerate(hosts, 100)]
+    _, done = go([*lost, *lost], running("openmpi5", hosts))
+    assert [item.host for item in done if isinstance(item, CheckHost)] == list(hosts[:16])
+
+
 def test_agents_that_mpirun_killed_after_a_failed_program_delay_nothing() -> None:
     state, _ = go([MpirunEnded(3), AgentEnded("w-2", 101, -9, killed=True)], running("openmpi5"))
     end = judged([AgentEnded("w-1", 100, -9, killed=True)], state)

@@ -14,6 +14,8 @@ from pathlib import Path
 import asyncssh
 import pytest
 
+from mpiboot.ssh_server import embedded
+from mpiboot.ssh_server.sessions import FIFO
 from tests.fakes.worker import HAVE_SSH, PATIENCE, Worker
 
 pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
@@ -166,3 +168,34 @@ async def test_a_worker_that_does_not_listen_stops_no_session(tmp_path: Path) ->
         os.close(fifo)
     running.wait_for("the worker doesn't listen: begin")
     assert running.stop() == 0
+
+
+async def test_a_session_knows_both_ends_of_its_connection(worker: Worker) -> None:
+    async with connect(worker) as connection:
+        own = connection.get_extra_info("sockname")
+        done = await connection.run('echo "$SSH_CONNECTION; $SSH_CLIENT"')
+    said = f"127.0.0.1 {own[1]} 127.0.0.1 {worker.port}; 127.0.0.1 {own[1]} {worker.port}\n"
+    assert done.stdout == said
+
+
+async def test_a_client_that_answers_no_more_is_asked_three_times_in_the_keepalive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, object] = {}
+
+    async def create(*_: object, **options: object) -> None:
+        given.update(options)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncssh, "create_server", create)
+    monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", lambda *_: None)
+    os.mkfifo(tmp_path / FIFO)
+    public = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
+    config = embedded.EmbeddedConfig(
+        str(tmp_path), "token", "127.0.0.1", 22, "root", "/root", "/bin/sh", public, keepalive=45.0
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await embedded.serve(config)
+    assert (given["keepalive_interval"], given["keepalive_count_max"]) == (15.0, 3)
+    assert given["agent_forwarding"] is False
+    assert given["x11_forwarding"] is False

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -139,3 +140,13 @@ def test_a_shell_that_runs_no_commands_is_replaced(shell: str, expected: str) ->
 @pytest.mark.skipif(not shutil.which("sshd", path="/usr/sbin"), reason="no sshd")
 def test_sshd_is_found_outside_of_the_path(tmp_path: Path) -> None:
     assert openssh.find(str(tmp_path)) == "/usr/sbin/sshd"
+
+
+def test_what_decides_is_looked_at_of_the_sshd_in_the_path(tmp_path: Path) -> None:
+    sshd = tmp_path / "sshd"
+    sshd.touch(0o755)
+    identity = dataclasses.replace(USER, shell="/bin/sh", user="nobody-of-this-name")
+    found = openssh.conditions(identity, str(tmp_path))
+    assert found == openssh.Conditions(
+        path=str(sshd), privsep=True, locked=False, shell=True, pidfd=hasattr(os, "pidfd_open")
+    )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 from pathlib import Path
@@ -192,3 +193,9 @@ def test_a_fifo_of_an_earlier_try_is_replaced(tmp_path: Path) -> None:
 
     assert (tmp_path / "fifo").is_fifo()
     assert mode(tmp_path / "fifo") == 0o600
+
+
+def test_without_a_mount_table_the_host_has_one_name_all_the_same(tmp_path: Path) -> None:
+    name = files.container_name(tmp_path / "none")
+    assert name == files.container_name(tmp_path / "none")
+    assert re.fullmatch(r"[A-Za-z0-9._-]+-[0-9a-f]{8}", name)

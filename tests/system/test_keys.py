@@ -105,6 +105,10 @@ def test_a_key_with_a_passphrase_is_refused(form: str, tmp_path: Path) -> None:
         (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "is a certificate"),
         (b"-----BEGIN RSA PRIVATE KEY-----\nAAAA", "is cut short"),
         (b"-----BEGIN RSA PRIVATE KEY-----\nAAAA\n-----END RSA PRIVATE KEY-----\n", "is broken"),
+        (
+            b"-----BEGIN XYZ PRIVATE KEY-----\nAAAA\n-----END XYZ PRIVATE KEY-----\n",
+            "of a kind that",
+        ),
         (b"-----BEGIN EC PRIVATE KEY-----\n!!\n-----END EC PRIVATE KEY-----\n", "is broken"),
         (
             b"-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNz\n-----END OPENSSH PRIVATE KEY-----",
@@ -185,11 +189,22 @@ def test_a_key_that_can_be_read_counts_also_where_another_place_is_closed() -> N
 def test_a_key_that_may_still_be_mounted_is_waited_for(tmp_path: Path) -> None:
     key = asyncssh.generate_private_key("ssh-ed25519")
     (tmp_path / "mount").mkdir()
+    pauses: list[float] = []
 
     def pause(seconds: float) -> None:
-        write(tmp_path / "mount/id_rsa", key)
+        pauses.append(seconds)
+        if len(pauses) == 8:
+            write(tmp_path / "mount/id_rsa", key)
 
     assert keys.wait(str(tmp_path / "mount"), (), UID, 1000, pause) == tmp_path / "mount/id_rsa"
+    assert pauses[:2] == [pauses[0], 2 * pauses[0]]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] <= 1
+
+
+def test_a_key_that_never_comes_is_told_with_where_it_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(MpibootError, match=f"no private SSH key in {tmp_path}"):
+        keys.wait(str(tmp_path), (), UID, 0.0)
 
 
 def test_a_key_behind_the_links_of_a_secret_volume_is_found(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -161,3 +163,64 @@ def test_the_loop_wakes_for_signals_and_readable_descriptors() -> None:
         os.close(reader)
         os.close(writer)
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("handles", [True, False])
+def test_the_end_of_a_child_is_seen_and_its_status_left(
+    monkeypatch: pytest.MonkeyPatch, *, handles: bool
+) -> None:
+    if not handles:
+        monkeypatch.setattr(process, "pidfd", lambda _: None)
+    with subprocess.Popen(["sh", "-c", "read line; exit 7"], stdin=subprocess.PIPE) as child:
+        watch = process.end_of_child(child.pid)
+        assert select.select([watch], [], [], 0)[0] == []
+        assert not os.get_inheritable(watch)
+        assert child.stdin
+        child.stdin.write(b"go\n")
+        child.stdin.flush()
+        assert select.select([watch], [], [], 60)[0] == [watch]
+        os.close(watch)
+    assert child.returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("pid", "parent", "first", "own"),
+    [
+        (1, 0, None, True),
+        (7, 1, "tini\n", True),
+        (7, 1, "bash\n", False),
+        (7, 1, None, False),
+        (7, 6, "tini\n", False),
+    ],
+)
+def test_a_containers_own_is_its_first_process_or_the_child_of_an_init(
+    pid: int,
+    parent: int,
+    first: str | None,
+    own: bool,  # noqa: FBT001 - a row of the table
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: pid)
+    monkeypatch.setattr(os, "getppid", lambda: parent)
+    if first is not None:
+        (tmp_path / "1").mkdir()
+        (tmp_path / "1/comm").write_text(first)
+    assert process.is_containers_own(tmp_path) is own
+
+
+def test_what_a_loop_has_forgotten_wakes_it_no_more() -> None:
+    loop, called = process.Loop(()), list[int]()
+    reader, writer = os.pipe()
+    os.write(writer, b"x")
+    loop.watch(reader, lambda: called.append(1))
+    assert loop.wait(None) == ()
+    loop.forget(reader)
+    until = time.monotonic() + 0.05
+    loop.wait(0.05)
+    assert time.monotonic() >= until
+    loop.forget(reader)
+    loop.close()
+    os.close(reader)
+    os.close(writer)
+    assert called == [1]
