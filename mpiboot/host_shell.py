@@ -52,9 +52,14 @@ def order(*orders: str) -> str:
     return _command("host_orders", orders)
 
 
-def gate() -> str:
-    """Write the gate's one command: the present state, and the facts or what stands for them."""
-    return ask("memory", "launches", "ends_with_job", "facts")
+def gate(mpirun: str = "") -> str:
+    """Write the gate's one command: the present state, and the facts or what stands for them.
+
+    ``mpirun`` is the path of one whose version is asked too; nothing where a shell could read it
+    otherwise.
+    """
+    wanted = (f"version {mpirun}",) if _PLAIN.fullmatch(mpirun) else ()
+    return ask("memory", "launches", "ends_with_job", *wanted, "facts")
 
 
 def lacks(program: str, path: str, folder: str) -> tuple[str, ...]:
@@ -83,7 +88,8 @@ class HostAnswer:
     is still connected, each with its address; ``ends`` tells that it wants to end with the job.
     ``facts`` is its facts' JSON, ``late`` tells that it runs mpiboot and has none yet, and
     ``look_failed`` why it could not look again; ``mpirun`` is, without mpiboot, the path and what
-    it said of its version. ``began`` is when its mpiboot began; ``disks`` are mount point, size
+    it said of its version, ``mpirun_by_path`` the same of the one that was asked for by its path.
+    ``began`` is when its mpiboot began; ``disks`` are mount point, size
     and free space in KiB; ``ports`` an RDMA port's path and its state; ``lacks`` the way in which
     a program can't be run (``file``, ``right``, ``name``) and that program. ``ended`` and ``left``
     count the processes that an order has ended, and those that it could not.
@@ -99,6 +105,7 @@ class HostAnswer:
     late: bool = False
     look_failed: str = ""
     mpirun: tuple[str, str] | None = None
+    mpirun_by_path: tuple[str, str] | None = None
     began: float | None = None
     disks: tuple[tuple[str, int, int], ...] = ()
     ports: tuple[tuple[str, str], ...] = ()
@@ -130,6 +137,7 @@ def read(output: str) -> HostAnswer:
         late="late" in rows,
         look_failed=next(iter(rows.get("look-failed", ())), ""),
         mpirun=_mpirun(plain[0].splitlines()) if plain else None,
+        mpirun_by_path=next(iter(_by_path(rows.get("mpirun", ()))), None),
         began=began[0] if began else None,
         disks=tuple(_disks(rows.get("disk", ()))),
         ports=tuple((row.split()[0], row.split()[-1]) for row in rows.get("port", ()) if row),
@@ -152,6 +160,10 @@ def _disks(rows: Iterable[str]) -> list[tuple[str, int, int]]:
     """Read size, free space and mount point; a folder may have blanks."""
     found = (re.fullmatch(r"(\d+) (\d+) (.+)", row, re.ASCII) for row in rows)
     return [(item[3], int(item[1]), int(item[2])) for item in found if item]
+
+
+def _by_path(rows: Iterable[str]) -> list[tuple[str, str]]:
+    return [(path, said) for path, _, said in (row.partition(" ") for row in rows)]
 
 
 def _mpirun(lines: list[str]) -> tuple[str, str] | None:

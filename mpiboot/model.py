@@ -267,7 +267,8 @@ class Worker:
     reason, and ``look_failed`` what its last try to gather them ended with. ``ooms`` counts the
     pod's out-of-memory kills so far; ``marks`` are those of launches whose processes are there;
     ``held`` those of them whose launcher is still connected, each with that launcher's address;
-    ``ends`` tells that it ends after the job's good end.
+    ``ends`` tells that it ends after the job's good end. ``mpi`` is that of its PATH, and
+    ``called_mpi`` that of the path which the line names, None where it names none.
     """
 
     host: Host
@@ -281,6 +282,7 @@ class Worker:
     marks: tuple[str, ...] = ()
     ends: bool = False
     held: tuple[tuple[str, str], ...] = ()
+    called_mpi: Mpi | None = None
     no_facts: NoFacts = NoFacts.NO_MPIBOOT
     look_failed: str = ""
 

@@ -74,6 +74,23 @@ def test_a_process_of_a_launch_is_found_with_any_busybox(
     assert child.wait(60) == -signal.SIGTERM
 
 
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_mpirun_of_a_path_tells_its_version(shell: str, tmp_path: Path) -> None:
+    path = tmp_path / "mpirun"
+
+    def asked(mpirun: str) -> tuple[str, str] | None:
+        return host_shell.read(run(shell, host_shell.gate(mpirun))).mpirun_by_path
+
+    assert asked(str(path)) == (str(path), "is not there")
+    path.write_text(
+        "#!/bin/sh\necho hwloc >&2\necho 'mpirun (Open MPI) 5.0.7'\necho\necho Report\n"
+    )
+    path.chmod(0o755)
+    assert asked(str(path)) == (str(path), "mpirun (Open MPI) 5.0.7")
+    assert asked("") is None
+    assert asked("/with blank/$(mpirun)") is None
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "with blank"

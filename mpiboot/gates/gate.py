@@ -72,6 +72,7 @@ async def wait(
     also: Awaitable[object] | None = None,
     limits: Limits | None = None,
     follow: HostfileFollower | None = None,
+    mpirun: str = "",
 ) -> GateResult:
     """Wait until every host resolves and answers over SSH, or until one never will.
 
@@ -85,6 +86,7 @@ async def wait(
         also: the caller's own work that needs no host; its failure ends the gate too.
         limits: how long the steps of one attempt may take.
         follow: the hostfile, where a change of it is to be followed until the gate is passed.
+        mpirun: path of the mpirun that every host is asked for, where the line names one.
 
     Raises:
         MpibootError: ``ssh-denied``, ``host-key-differs``, ``ssh-key`` or ``hostfile-invalid`` as
@@ -103,6 +105,7 @@ async def wait(
         long_form=long_form,
         changed=reporter.changed,
         limits=limits,
+        mpirun=mpirun,
     )
     work: set[asyncio.Future[Any]] = set()
     if any(not pipelines.is_own_name(host) for host in hosts):
@@ -143,6 +146,7 @@ async def look(
     long_form: Callable[[str], str | None] = _no_long_form,
     resolver: Resolver | None = None,
     limits: Limits | None = None,
+    mpirun: str = "",
 ) -> GateResult:
     """Try every host once, and wait for none; what failed is in ``findings``, a host each.
 
@@ -162,6 +166,7 @@ async def look(
         changed=lambda: None,
         limits=limits,
         once=True,
+        mpirun=mpirun,
     )
     if any(not pipelines.is_own_name(host) for host in hosts):
         await pipelines.load()

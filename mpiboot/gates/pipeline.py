@@ -75,6 +75,7 @@ class Pipelines:
         changed: Callable[[], None],
         limits: Limits | None = None,
         once: bool = False,
+        mpirun: str = "",
     ) -> None:
         self._settings = settings
         self._access = access
@@ -83,6 +84,7 @@ class Pipelines:
         self._changed = changed
         self._limits = limits or Limits()
         self._once_only = once
+        self._command = host_shell.gate(mpirun)
         self._connections = asyncio.Semaphore(_CONNECTIONS)
         self._login: asyncio.Task[Login] | None = None
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
@@ -303,7 +305,7 @@ class Pipelines:
                 return opened
             with opened.sock:
                 login = await self.load()
-                return await login.log_in(target, opened.sock, opened.greeting, host_shell.gate())
+                return await login.log_in(target, opened.sock, opened.greeting, self._command)
 
     def _worker(self, state: HostState, attempt: Attempt) -> Worker:
         self._set(state, Stage.READY)

@@ -25,6 +25,7 @@ def worker(host: Host, attempt: Attempt) -> Worker:
         marks=answer.marks,
         ends=answer.ends,
         held=answer.held,
+        called_mpi=programs.recognise(*answer.mpirun_by_path) if answer.mpirun_by_path else None,
         no_facts=reason,
     )
 

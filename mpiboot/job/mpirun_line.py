@@ -133,7 +133,7 @@ class _Reader:
                 self.keep("mapped_by", f"{word} {text}")
             case Means.PER_NODE:
                 self.moves_ranks[f"{word} {text}"] = None
-            case Means.BIND_TO | Means.OVERSUBSCRIBE:
+            case Means.BIND_TO | Means.OVERSUBSCRIBE | Means.PREFIX:
                 self.keep(option.means.name.lower(), text)
             case Means.MOVES_RANKS:
                 self.moves_ranks[word] = None
@@ -203,6 +203,7 @@ class _Reader:
             map_by=map_by,
             mapped_by=self.values.get("mapped_by", ""),
             bind_to=self.values.get("bind_to", ""),
+            prefix=self.values.get("prefix", ""),
             oversubscribe="oversubscribe" in self.values or "oversubscribe" in modifiers,
             per_node=int(self.values["per_node"]) if "per_node" in self.values else None,
             hostfile_words=tuple(self.hostfile_words),
@@ -224,6 +225,17 @@ def is_mpirun(word: str) -> bool:
     for suffix in _SUFFIXES:
         name = name.removesuffix(suffix)
     return name in PROGRAMS
+
+
+def called(program: Sequence[str]) -> str:
+    """Give the mpirun that a line calls, by name or path; empty where it calls none.
+
+    ``prterun`` does not say whose it is: the mpirun beside it does.
+    """
+    if not program or not is_mpirun(program[0]):
+        return ""
+    folder, slash, name = program[0].rpartition("/")
+    return f"{folder}{slash}mpirun" if name == "prterun" else program[0]
 
 
 def only_asks(argv: Sequence[str]) -> bool:

@@ -26,6 +26,7 @@ class Means(str, Enum):
     PER_NODE = "ranks per host"
     BIND_TO = "binding"
     OVERSUBSCRIBE = "more ranks than slots"
+    PREFIX = "folder of the MPI whose daemons are started"
     PLAIN = "nothing about hosts and ranks"
     MOVES_RANKS = "a placement of ranks that is left to mpirun"
     MOVES_HOSTS = "a choice of hosts that is left to mpirun"
@@ -96,6 +97,7 @@ _OPEN_MPI: Final = (
     (Means.PER_NODE, 1, "N|npernode"),
     (Means.BIND_TO, 1, "bind-to"),
     (Means.OVERSUBSCRIBE, 0, "oversubscribe"),
+    (Means.PREFIX, 1, "prefix"),
     (
         Means.PLAIN,
         0,
@@ -112,7 +114,7 @@ _OPEN_MPI: Final = (
         Means.PLAIN,
         1,
         (
-            "rank-by prefix wdir|wd path output-filename timeout personality max-restarts stdin "
+            "rank-by wdir|wd path output-filename timeout personality max-restarts stdin "
             "xterm launch-agent report-pid report-uri preload-files"
         ),
     ),

@@ -35,7 +35,7 @@ def mpi_versions(observed: Observed) -> Iterator[Finding]:
     """Compare the MPIs of launcher and workers."""
     ours = observed.mpi
     for worker in observed.workers:
-        theirs = worker.facts.mpi if worker.facts else worker.mpi
+        theirs = worker.called_mpi or (worker.facts.mpi if worker.facts else worker.mpi)
         where = worker.host.name
         if theirs is None:
             if worker.facts:
@@ -44,6 +44,8 @@ def mpi_versions(observed: Observed) -> Iterator[Finding]:
         if (theirs.family, theirs.version) == (ours.family, ours.version):
             continue
         said = f"has {theirs.said or theirs.path}, the launcher {ours.said}"
+        if worker.called_mpi:
+            said = f"{theirs.path}, which the line names: {theirs.said}; the launcher: {ours.said}"
         same = theirs.family == ours.family and _series(theirs.version) == _series(ours.version)
         hint = BY_REFERENCE["mpi-versions"].hint
         yield Finding(

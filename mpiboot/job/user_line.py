@@ -57,6 +57,7 @@ class UserLine:
     map_by: str = ""
     mapped_by: str = ""
     bind_to: str = ""
+    prefix: str = ""
     oversubscribe: bool = False
     per_node: int | None = None
     hostfile_words: tuple[int, ...] = ()
@@ -82,6 +83,16 @@ class UserLine:
         if len(self.apps) != 1 or self.program_index is None or _ELSEWHERE.intersection(self.given):
             return ""
         return self.argv[self.program_index]
+
+    @property
+    def daemons_mpirun(self) -> str:
+        """Path of the mpirun beside which the line has daemons started on hosts; empty: on PATH.
+
+        Open MPI takes ``--prefix``, else the folder of an mpirun that is called by absolute path.
+        """
+        if self.prefix:
+            return f"{self.prefix.rstrip('/')}/bin/mpirun"
+        return self.argv[0] if self.mpirun and self.argv[0].startswith("/") else ""
 
     @property
     def np(self) -> int | None:

@@ -43,7 +43,7 @@ async def wait(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
     """Wait for everything; what needs no host is found out meanwhile."""
     own = asyncio.ensure_future(asyncio.to_thread(_own_facts, launcher))
     # Before the rest: the family says how the program's own line is to be read.
-    mpi = await asyncio.to_thread(_mpi, launcher)
+    mpi = await asyncio.to_thread(_mpi, launcher, program)
     line = mpirun_line.read(program, mpi.family)
     plans.dialect(mpi)
     found = await _hostfile(launcher, _rest(launcher).timeout, line.hostfile)
@@ -56,6 +56,7 @@ async def wait(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
         long_form=_long_form(launcher),
         also=own,
         follow=follow,
+        mpirun=line.daemons_mpirun,
     )
     found = follow.found
     await stale_processes.end(
@@ -113,12 +114,16 @@ def _tell_at_once(
 async def look(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
     """Look once at everything."""
     settings = launcher.resolved.settings
-    mpi = _mpi(launcher)
+    mpi = _mpi(launcher, program)
     own = await asyncio.to_thread(_own_facts, launcher)
     line = mpirun_line.read(program, mpi.family)
     found = await _hostfile(launcher, 0.0, line.hostfile)
     passed = await gate.look(
-        found.hostfile.hosts, settings, access(launcher), long_form=_long_form(launcher)
+        found.hostfile.hosts,
+        settings,
+        access(launcher),
+        long_form=_long_form(launcher),
+        mpirun=line.daemons_mpirun,
     )
     return _observation(launcher, found, passed, mpi, line, own, {})
 
@@ -204,8 +209,11 @@ async def pass_gates(launcher: LauncherPod) -> gate.GateResult:
     return passed
 
 
-def no_mpirun(environ: Mapping[str, str]) -> MpibootError:
-    """Say where mpirun was looked for."""
+def no_mpirun(environ: Mapping[str, str], called: str = "") -> MpibootError:
+    """Say where mpirun, or the one that the line calls, was looked for."""
+    if "/" in called:
+        hint = "call the mpirun that the image has, or mpirun alone for the one on PATH"
+        return error("program-missing", f"{called} is no program here", hint=hint)
     return error(
         "program-missing",
         "no mpirun or mpiexec in a folder of PATH",
@@ -231,15 +239,16 @@ def _long_form(launcher: LauncherPod) -> Callable[[str], str | None]:
     return lambda name: names.long_form(name, domain)
 
 
-def _mpi(launcher: LauncherPod) -> Mpi:
-    """Ask mpirun what it is.
+def _mpi(launcher: LauncherPod, program: tuple[str, ...]) -> Mpi:
+    """Ask the mpirun that will run what it is.
 
     Raises:
         MpibootError: ``program-missing``; there is none.
     """
-    found = programs.detect_mpi(launcher.environ)
+    called = mpirun_line.called(program)
+    found = programs.detect_mpi(launcher.environ, called)
     if found is None:
-        raise no_mpirun(launcher.environ)
+        raise no_mpirun(launcher.environ, called)
     wanted = launcher.resolved.settings.mpi
     return found if wanted == "auto" else Mpi(wanted, found.version, found.path, found.said)
 

@@ -44,7 +44,8 @@ def make(
     """
     saved = _saved(folder)
     settings = resolved.settings
-    mpi = _mpi(settings.mpi, str(resolved.given["mpi"]), environ, saved)
+    called = mpirun_line.called(program)
+    mpi = _mpi(settings.mpi, str(resolved.given["mpi"]), environ, saved, called)
     line = mpirun_line.read(program, mpi.family)
     given = str(resolved.given["hostfile"])
     found = asyncio.run(
@@ -116,8 +117,14 @@ def _files(folder: str) -> list[Path]:
     return [path for path in Path(folder).iterdir() if path.suffix == ".json"]
 
 
-def _mpi(wanted: str, given: str, environ: Mapping[str, str], saved: tuple[PodFacts, ...]) -> Mpi:
-    found = programs.detect_mpi(environ)
+def _mpi(
+    wanted: str,
+    given: str,
+    environ: Mapping[str, str],
+    saved: tuple[PodFacts, ...],
+    called: str,
+) -> Mpi:
+    found = programs.detect_mpi(environ, called)
     found = next((facts.mpi for facts in saved if facts.mpi), found)
     if wanted != "auto":
         return dataclasses.replace(found or Mpi("", "(not known)", "mpirun", given), family=wanted)

@@ -1,4 +1,4 @@
-"""Which programs this pod has: the first mpirun on PATH and what it says it is.
+"""Which programs this pod has: the mpirun that a line calls, and what it says it is.
 
 A program's own answer counts, never its name or folder. Nothing here starts a job. PATH has been
 cleared of mpiboot's shims before (see ``shims.cleared``).
@@ -55,15 +55,17 @@ def _line(text: str, position: int) -> str:
     return text[start:].partition("\n")[0].strip()
 
 
-def detect_mpi(environ: Mapping[str, str], *, patience: float = _PATIENCE) -> Mpi | None:
-    """Ask the first mpirun on PATH, or else mpiexec, what it is; None where there is neither.
+def detect_mpi(
+    environ: Mapping[str, str], called: str = "", *, patience: float = _PATIENCE
+) -> Mpi | None:
+    """Ask the mpirun that is called, by name or path, what it is; None where it is not there.
 
-    It blocks, for ``patience`` seconds at most. A program that can't be run or doesn't answer is
-    an MPI without a family, whose ``said`` tells what happened.
+    Where none is called, it is the first mpirun on PATH, or else mpiexec. It blocks,
+    for ``patience`` seconds at most. A program that can't be run or doesn't answer is an MPI
+    without a family, whose ``said`` tells what happened.
     """
-    path = next(
-        filter(None, (executables.find(name, search_path(environ)) for name in LAUNCHERS)), ""
-    )
+    names = (called,) if called else LAUNCHERS
+    path = next(filter(None, (executables.find(name, search_path(environ)) for name in names)), "")
     if not path:
         return None
     # Intel's mpirun is a script that takes mpiexec.hydra from PATH, so its own folder comes first.

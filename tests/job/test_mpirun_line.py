@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.job.dialects import DIALECTS, OPENMPI4
-from mpiboot.job.mpirun_line import is_mpirun, only_asks, read, slip
+from mpiboot.job.mpirun_line import called, is_mpirun, only_asks, read, slip
 from mpiboot.job.mpirun_options import Means
 from mpiboot.job.user_line import HostSpec, UserLine
 
@@ -81,6 +81,29 @@ def test_a_rewritten_option_says_what_it_says() -> None:
         ("-map-by", "--map-by"),
     )
     assert line("-q ./p", "openmpi5").rewritten == (("-q", ""),)
+
+
+@pytest.mark.parametrize(
+    ("program", "name", "path"),
+    [
+        ("mpirun -n 2 ./p", "mpirun", ""),
+        ("mpiexec ./p", "mpiexec", ""),
+        ("/opt/o/bin/mpiexec ./p", "/opt/o/bin/mpiexec", "/opt/o/bin/mpiexec"),
+        ("bin/mpirun ./p", "bin/mpirun", ""),
+        ("prterun ./p", "mpirun", ""),
+        ("/opt/o/bin/prterun ./p", "/opt/o/bin/mpirun", "/opt/o/bin/prterun"),
+        ("mpirun --prefix /opt/o/ ./p", "mpirun", "/opt/o/bin/mpirun"),
+        ("/usr/bin/mpirun -prefix /opt/o ./p", "/usr/bin/mpirun", "/opt/o/bin/mpirun"),
+        ("./train --prefix /opt/o", "", ""),
+    ],
+)
+@pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
+def test_which_mpirun_a_line_calls_and_whose_daemons_it_starts(
+    program: str, name: str, path: str, family: str
+) -> None:
+    words = program.split()
+    assert called(words) == name
+    assert read(words, family).daemons_mpirun == path
 
 
 @pytest.mark.parametrize(

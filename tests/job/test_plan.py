@@ -13,6 +13,7 @@ from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.plan import stop_on_failure
 from mpiboot.job.plan_builder import Observed
 from mpiboot.model import Finding, Host, Level, Mpi, Source
+from mpiboot.observe import programs
 from mpiboot.settings import resolve
 from tests.fakes.plans import (
     CASES,
@@ -395,6 +396,24 @@ def test_another_mpi_on_a_worker_is_said_before_the_start(theirs: Mpi, level: Le
         assert (theirs.said or theirs.path) in item.said
         assert "the launcher mpirun (Open MPI) 4.1.4" in item.said
         assert item.host.startswith("w-")
+
+
+def test_the_mpi_that_the_line_names_counts_on_workers_too() -> None:
+    path = "/opt/other/bin/mpirun"
+
+    def found(said: str) -> list[Finding]:
+        other = Mpi("openmpi5", "5.0.7", "/usr/bin/mpirun", "mpirun (Open MPI) 5.0.7")
+        seen = observed("openmpi4", worker_mpi=other)
+        called = programs.recognise(path, said)
+        workers = tuple(replace(worker, called_mpi=called) for worker in seen.workers)
+        plan = planned(f"{path} ./train", replace(seen, workers=workers))
+        return [item for item in plan.findings if item.check == "mpi-versions"]
+
+    assert found("mpirun (Open MPI) 4.1.4") == []
+    for said in ("is not there", "mpirun (Open MPI) 5.0.7"):
+        first, _ = found(said)
+        assert first.level is Level.FAIL
+        assert f"{path}, which the line names: {said}" in first.said
 
 
 def test_a_worker_without_mpi_is_said_and_one_that_tells_nothing_is_not_blamed() -> None:

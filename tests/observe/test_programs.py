@@ -68,6 +68,21 @@ def test_mpiexec_is_asked_where_there_is_no_mpirun(tmp_path: Path) -> None:
     assert (mpi.family, mpi.version) == ("mpich", "5.0.2")
 
 
+def test_the_mpirun_that_is_called_counts_and_not_the_one_on_path(tmp_path: Path) -> None:
+    program(tmp_path / "a", "mpirun", "echo 'mpirun (Open MPI) 5.0.8'")
+    other = program(tmp_path / "b", "mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
+    program(tmp_path / "b", "mpiexec", "echo 'mpiexec (Open MPI) 4.1.5'")
+    path = environ(tmp_path / "a", tmp_path / "b")
+
+    by_path, by_name = detect_mpi(path, str(other)), detect_mpi(path, "mpiexec")
+
+    assert by_path is not None
+    assert (by_path.path, by_path.family) == (str(other), "openmpi4")
+    assert by_name is not None
+    assert by_name.version == "4.1.5"
+    assert detect_mpi(path, "/nonexistent/mpirun") is None
+
+
 def test_no_mpi_is_none(tmp_path: Path) -> None:
     assert detect_mpi({"PATH": str(tmp_path)}) is None
 

@@ -546,3 +546,36 @@ def test_an_option_of_the_other_version_ends_the_launcher_at_once(
     assert job.wait(PATIENCE) == 2
     assert job.launcher.termination_log().startswith("usage: ")
     assert f"has no option {option}" in job.launcher.termination_log()
+
+
+# Another MPI has its name on PATH; the image's own is in a folder of its own.
+MOVED = """
+mkdir -p /opt/other/bin
+for name in mpirun orted prted prterun; do
+    [ ! -e /usr/bin/$name ] || ln -s /usr/bin/$name /opt/other/bin/$name
+done
+printf '#!/bin/sh\\necho "mpirun (Open MPI) %s"\\n' "$1" > /usr/local/bin/mpirun
+chmod 755 /usr/local/bin/mpirun
+"""
+BY_PATH, BY_PREFIX = ("/opt/other/bin/mpirun",), ("/usr/bin/mpirun", "--prefix", "/opt/other")
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        pytest.param(OLD, BY_PATH, id="4.1-path"),
+        pytest.param(NEW, BY_PATH, id="5.0-path", marks=pytest.mark.full),
+        pytest.param(OLD, BY_PREFIX, id="4.1-prefix", marks=pytest.mark.full),
+        pytest.param(NEW, BY_PREFIX, id="5.0-prefix", marks=pytest.mark.full),
+    ],
+)
+def test_an_mpi_that_is_not_the_one_on_path(
+    cluster: Cluster, rig: None, name: str, line: tuple[str, ...]
+) -> None:
+    other = {OLD: "5.0.11", NEW: "4.1.4"}[name]
+    image = images.image(name).after("sh", "-ec", MOVED, "sh", other)
+    job = mpijob(cluster, image, workers=2, launcher_args=[*line, "-n", "2", RING]).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    # It is the image's, and nobody is blamed for what PATH has.
+    assert other not in job.launcher.stderr()
