@@ -7,7 +7,6 @@ that is named) and, where they were saved with ``mpiboot facts --json``, the pod
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -126,8 +125,8 @@ def _mpi(
 ) -> Mpi:
     found = programs.detect_mpi(environ, called)
     found = next((facts.mpi for facts in saved if facts.mpi), found)
-    if wanted != "auto":
-        return dataclasses.replace(found or Mpi("", "(not known)", "mpirun", given), family=wanted)
+    if wanted not in ("auto", found.family if found else ""):
+        return Mpi(wanted, "(not known)", "mpirun", given)
     if found is None:
         hint = "say which one the image has: --mpi openmpi4, openmpi5 or mpich"
         raise error("program-missing", "no mpirun or mpiexec in a folder of PATH", hint=hint)

@@ -29,6 +29,17 @@ def test_a_plan_is_made_without_key_hosts_or_an_mpi(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_the_version_of_another_mpi_on_this_machine_is_not_the_images(tmp_path: Path) -> None:
+    mine = tmp_path / "mpirun"
+    mine.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
+    mine.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    for wanted, version in (("openmpi4", "4.1.4"), ("openmpi5", "(not known)")):
+        done = mpiboot(tmp_path, *job(tmp_path), "--mpi", wanted, "--", "./train", env=path)
+        (line,) = (line for line in done.stdout.splitlines() if line.strip().startswith("mpi "))
+        assert f": {version} " in line
+
+
 def test_which_mpi_it_would_be_must_be_known(tmp_path: Path) -> None:
     done = mpiboot(tmp_path, *job(tmp_path), "--", "./train", env=NO_MPI)
     assert done.returncode == 127
