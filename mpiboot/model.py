@@ -33,6 +33,48 @@ class SshKind(str, Enum):
     EMBEDDED = "embedded"
 
 
+class MpiFamily(str, Enum):
+    """An MPI, as far as mpiboot tells them apart: what one of them honours may end another."""
+
+    OPENMPI4 = "openmpi4"
+    OPENMPI5 = "openmpi5"
+    SPECTRUM = "spectrum"
+    MPICH = "mpich"
+    INTEL = "intel"
+    UNKNOWN = ""
+
+
+class HostKeys(str, Enum):
+    """Which host keys a worker may show: the job's, any that is then kept, or any at all."""
+
+    JOB = "job"
+    ACCEPT_NEW = "accept-new"
+    OFF = "off"
+
+
+class DataNetworkUse(str, Enum):
+    """Whether a job needs its data network, uses what it finds, or has none looked for."""
+
+    REQUIRE = "require"
+    PREFER = "prefer"
+    OFF = "off"
+
+
+class NcclSocket(str, Enum):
+    """Over which link NCCL's sockets go; ``AUTO``: the data link where every worker reaches it."""
+
+    AUTO = "auto"
+    DATA = "data"
+    CONTROL = "control"
+
+
+class MpiNetwork(str, Enum):
+    """Over which network MPI's own messages go."""
+
+    CONTROL = "control"
+    DATA = "data"
+
+
 class Source(str, Enum):
     """Where a value came from, strongest first."""
 
@@ -184,11 +226,11 @@ class Link:
 class Mpi:
     """An installed MPI, as its own ``--version`` told it.
 
-    ``family`` names a row of the dialect table (empty: not recognised); ``path`` is the program
+    ``path`` is the program
     that is first on PATH; ``said`` is the line of its answer that was recognised.
     """
 
-    family: str
+    family: MpiFamily
     version: str
     path: str
     said: str

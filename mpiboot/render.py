@@ -14,6 +14,7 @@ from mpiboot.data_network import cluster_view
 from mpiboot.fabric import Fabric
 from mpiboot.job import masking
 from mpiboot.model import Decision, Finding, Json, Level, PodFacts
+from mpiboot.setting_types import shown
 from mpiboot.settings import Resolved, Setting
 from mpiboot.wording import first_few
 
@@ -151,7 +152,7 @@ def settings(resolved: Resolved, rows: Iterable[Setting], width: int | None = No
     told += [
         (
             row.variable,
-            shown(value_of(resolved, row.name)),
+            shown(value_of(resolved, row.name)) or "-",
             str(resolved.given[row.name]),
             row.help,
         )
@@ -188,21 +189,6 @@ def value_of(resolved: Resolved, name: str) -> object:
     """Read a setting by its name in the table."""
     value: object = getattr(resolved.settings, name)
     return value
-
-
-def shown(value: object) -> str:
-    """Print a setting's value as a user would write it."""
-    match value:
-        case None | "" | ():
-            return "-"
-        case bool():
-            return "true" if value else "false"
-        case tuple():
-            return ",".join(str(item) for item in value)
-        case float():
-            return f"{value:g}"
-        case _:
-            return str(value)
 
 
 def workers(rows: Iterable[cluster_view.WorkerRow]) -> str:

@@ -7,6 +7,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any, Final
 
 Parse = Callable[[str], Any]
@@ -104,6 +105,20 @@ def one_of(*choices: str) -> Parse:
     return parse
 
 
+def member_of(kind: type[Enum]) -> Parse:
+    """Read the value of a member of an enumeration."""
+    choices = [str(item.value) for item in kind]
+
+    def parse(text: str) -> Enum:
+        try:
+            return kind(text.strip().lower())
+        except ValueError:
+            raise ValueError("one of " + ", ".join(choices)) from None
+
+    parse.__doc__ = "|".join(choices)
+    return parse
+
+
 def signal_word(text: str) -> str:
     """Read the name of a signal that programs save on."""
     word = text.strip().upper().removeprefix("SIG")
@@ -152,3 +167,20 @@ _KINDS: Final[dict[Parse, str]] = {
 def kind(parse: Parse) -> str:
     """Name what a parser reads, as help and pages show it; the choices, where it has some."""
     return _KINDS.get(parse) or parse.__doc__ or "text"
+
+
+def shown(value: object) -> str:
+    """Write a setting's value as a user would; nothing where it has none."""
+    match value:
+        case None | "" | ():
+            return ""
+        case bool():
+            return "true" if value else "false"
+        case tuple():
+            return ",".join(str(item) for item in value)
+        case float():
+            return f"{value:g}"
+        case Enum():
+            return str(value.value)
+        case _:
+            return str(value)

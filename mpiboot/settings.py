@@ -15,7 +15,16 @@ from enum import Enum
 from typing import Any, Final, TypeVar
 
 from mpiboot.errors import error
-from mpiboot.model import Finding, Level, Role, Source
+from mpiboot.model import (
+    DataNetworkUse,
+    Finding,
+    HostKeys,
+    Level,
+    MpiNetwork,
+    NcclSocket,
+    Role,
+    Source,
+)
 from mpiboot.setting_types import (
     Parse,
     boolean,
@@ -23,6 +32,7 @@ from mpiboot.setting_types import (
     is_key,
     key_path,
     kind,
+    member_of,
     one_of,
     path,
     plain,
@@ -157,10 +167,10 @@ class Settings:
     ssh_user: str = row(
         "", "User to log in as on workers; the hostfile's or this one's.", roles=(_L,)
     )
-    host_keys: str = row(
-        "job",
+    host_keys: HostKeys = row(
+        HostKeys.JOB,
         "Which host keys a worker may show: the job's own, a new one, or any.",
-        one_of("job", "accept-new", "off"),
+        member_of(HostKeys),
         roles=(_L,),
     )
     ssh_keepalive: float = row(
@@ -218,10 +228,10 @@ class Settings:
         ports,
         roles=(_L,),
     )
-    data_network: str = row(
-        "prefer",
+    data_network: DataNetworkUse = row(
+        DataNetworkUse.PREFER,
         "What to do where the RDMA data network is not as it should be: stop, warn, or not look.",
-        one_of("require", "prefer", "off"),
+        member_of(DataNetworkUse),
         roles=(_L,),
     )
     data_ifname: tuple[str, ...] = row(
@@ -233,16 +243,16 @@ class Settings:
         words,
         roles=(_L,),
     )
-    nccl_socket: str = row(
-        "auto",
+    nccl_socket: NcclSocket = row(
+        NcclSocket.AUTO,
         "Which network NCCL's sockets use; auto: data where all workers reach each other on it.",
-        one_of("auto", "data", "control"),
+        member_of(NcclSocket),
         roles=(_L,),
     )
-    mpi_network: str = row(
-        "control",
+    mpi_network: MpiNetwork = row(
+        MpiNetwork.CONTROL,
         "Which network MPI's own messages use (its daemons stay on control).",
-        one_of("control", "data"),
+        member_of(MpiNetwork),
         roles=(_L,),
     )
     nccl_version: str = row(

@@ -14,6 +14,7 @@ import pytest
 
 import mpiboot
 from mpiboot.launch_agent.files import assignments
+from mpiboot.model import HostKeys
 from mpiboot.ssh_client import config
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, Worker
 
@@ -343,7 +344,7 @@ def test_the_real_ssh_tells_that_it_is_connected_from_a_folder_of_any_name(
             [config.Entry("w-1", "127.0.0.1", worker.port, "root")],
             key=str(key),
             known_hosts=str(folder / "known_hosts"),
-            host_keys="job",
+            host_keys=HostKeys.JOB,
             keepalive=30.0,
             user_args=config.UserArgs(),
         )

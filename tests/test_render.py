@@ -176,15 +176,6 @@ def test_settings_are_records_in_json() -> None:
     assert len(told) == len(ROWS)
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(None, "-"), ("", "-"), ((), "-"), (True, "true"), (False, "false"), (30.0, "30"),
-     (0.5, "0.5"), (7, "7"), (("a", "b"), "a,b"), ("x", "x")],
-)  # fmt: skip
-def test_a_value_is_shown_as_a_user_would_write_it(value: object, shown: str) -> None:
-    assert render.shown(value) == shown
-
-
 def test_a_plan_for_people_ends_with_the_command() -> None:
     made = [
         Decision("ranks", "4", Source.DEFAULT, "all slots"),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpiboot import setting_types, settings
 from mpiboot.errors import MpibootError
-from mpiboot.model import Level, Source
+from mpiboot.model import HostKeys, Level, Source
 
 
 def test_without_flags_and_variables_every_value_is_the_rows_default() -> None:
@@ -31,7 +31,7 @@ def test_every_row_is_whole_and_its_default_can_be_written_as_text(row: settings
     default = row.default
     if default in (None, "", ()):
         return
-    text = " ".join(default) if isinstance(default, tuple) else str(default)
+    text = " ".join(default) if isinstance(default, tuple) else setting_types.shown(default)
     assert row.parse(text) == default
     found = settings.resolve({row.name: text}, {})
     assert getattr(found.settings, row.name) == default
@@ -226,3 +226,12 @@ def test_any_text_is_read_or_refused_in_one_printable_line(
     except MpibootError as caught:
         wrong = str(caught)
     assert wrong.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, ""), ("", ""), ((), ""), (True, "true"), (False, "false"), (30.0, "30"), (0.5, "0.5"),
+     (7, "7"), (("a", "b"), "a,b"), ("x", "x"), (HostKeys.ACCEPT_NEW, "accept-new")],
+)  # fmt: skip
+def test_a_value_is_shown_as_a_user_would_write_it(value: object, shown: str) -> None:
+    assert setting_types.shown(value) == shown

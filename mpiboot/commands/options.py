@@ -11,6 +11,7 @@ import click
 
 from mpiboot import __version__, log
 from mpiboot.model import Finding, Level, Role, Source
+from mpiboot.setting_types import shown
 from mpiboot.settings import ROWS, Resolved, Section, Setting, resolve
 from mpiboot.wording import lasting
 
@@ -71,25 +72,14 @@ def _choices(kind: str) -> Callable[[click.Context, click.Parameter, str], list[
     return complete
 
 
-def _default(row: Setting) -> str:
-    """Give a default as one would write it; empty where there is none."""
-    match row.default:
-        case None | "" | ():
-            return ""
-        case bool():
-            return str(row.default).lower()
-        case float():
-            return lasting(row.default)
-        case _:
-            return str(row.default)
-
-
 def option(row: Setting) -> click.Option:
     """Make the option of a setting."""
     text = f"{row.help}  [{row.variable}"
     if row.older:
         text += ", older: " + ", ".join(row.older)
-    text += f"; default: {_default(row)}]" if _default(row) else "]"
+    value = row.default
+    default = lasting(value) if isinstance(value, float) else shown(value)
+    text += f"; default: {default}]" if default else "]"
     if row.is_flag:
         names = [f"{row.flag}/--no-{row.flag[2:]}", row.name]
         return SettingOption(names, row.section, default=None, help=text)

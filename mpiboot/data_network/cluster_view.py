@@ -12,9 +12,10 @@ from typing import Final
 
 from mpiboot.data_checks import DATA_ROWS, NEVER_STOP
 from mpiboot.data_network import nccl, reach, worker_checks
-from mpiboot.data_network.records import RDMA, DataSettings, Problem, Transport, WorkerNetwork
-from mpiboot.model import Finding, Level, Link
+from mpiboot.data_network.records import RDMA, Problem, Transport, WorkerNetwork
+from mpiboot.model import DataNetworkUse, Finding, Level, Link
 from mpiboot.network.link_addresses import usable
+from mpiboot.settings import Settings
 from mpiboot.wording import first_few
 
 HEADINGS: Final = ("worker", "control", "data", "HCA", "state", "Gb/s", "MTU", "GID")
@@ -82,7 +83,7 @@ def _once(words: Iterable[str]) -> str:
 
 def findings(
     networks: Sequence[WorkerNetwork],
-    settings: DataSettings,
+    settings: Settings,
     taken: Collection[str],
     values: Mapping[str, str],
 ) -> tuple[Finding, ...]:
@@ -94,9 +95,11 @@ def findings(
         taken: names that the user has set for all ranks.
         values: the values of those names, as far as they are known here.
     """
-    if settings.data_network == "off":
+    if settings.data_network is DataNetworkUse.OFF:
         return ()
-    expected = settings.data_network == "require" or any(network.usable for network in networks)
+    expected = settings.data_network is DataNetworkUse.REQUIRE or any(
+        network.usable for network in networks
+    )
     hosts: dict[Problem, list[str]] = {}
     for network in networks:
         found = [*network.problems, *network.gids.problems]
@@ -114,13 +117,13 @@ def findings(
     )
 
 
-def level(check: str, settings: DataSettings, *, always: bool = False) -> Level:
+def level(check: str, settings: Settings, *, always: bool = False) -> Level:
     """Tell what a problem of this row is under the user's ``MPIBOOT_DATA_NETWORK``."""
-    strict = settings.data_network == "require" and check not in NEVER_STOP
+    strict = settings.data_network is DataNetworkUse.REQUIRE and check not in NEVER_STOP
     return Level.FAIL if strict or always else Level.WARN
 
 
-def _finding(problem: Problem, names: Sequence[str], settings: DataSettings) -> Finding:
+def _finding(problem: Problem, names: Sequence[str], settings: Settings) -> Finding:
     hint = DATA_ROWS[problem.check].hint if problem.hint is None else problem.hint
     several = len(names) > 1
     return Finding(
@@ -152,7 +155,7 @@ def _odd(
         yield Problem(check, f"{what} differ: {'; '.join(parts)}; {counts[0][1]} others: {usual}")
 
 
-def _agree(networks: Sequence[WorkerNetwork], _: DataSettings) -> Iterable[Problem]:
+def _agree(networks: Sequence[WorkerNetwork], _: Settings) -> Iterable[Problem]:
     def describe(network: WorkerNetwork) -> str:
         if network.transport not in RDMA:
             return "no RDMA"
@@ -168,7 +171,7 @@ def _agree(networks: Sequence[WorkerNetwork], _: DataSettings) -> Iterable[Probl
     return _odd(networks, describe, "rdma-differs", "RDMA devices")
 
 
-def _one_mtu(networks: Sequence[WorkerNetwork], _: DataSettings) -> Iterable[Problem]:
+def _one_mtu(networks: Sequence[WorkerNetwork], _: Settings) -> Iterable[Problem]:
     with_data = [network for network in networks if network.data or network.rails]
     # Where one worker's image can't tell its ports' MTU, those of the others prove nothing.
     known = all(rail.port.mtu for network in with_data for rail in network.rails)
@@ -182,7 +185,7 @@ def _one_mtu(networks: Sequence[WorkerNetwork], _: DataSettings) -> Iterable[Pro
     return _odd(with_data, describe, "data-mtu", "MTUs of the data network")
 
 
-def _reach(networks: Sequence[WorkerNetwork], settings: DataSettings) -> Iterable[Problem]:
+def _reach(networks: Sequence[WorkerNetwork], settings: Settings) -> Iterable[Problem]:
     networks = [network for network in networks if network.data]
     positions = min((len(network.data) for network in networks), default=0)
     crossed = list(_crossed(networks, settings))
@@ -208,7 +211,7 @@ def _subnets(network: WorkerNetwork) -> tuple[str, ...]:
     return tuple(sorted(str(own.network) for link in network.data for own in usable(link)[:1]))
 
 
-def _crossed(networks: Sequence[WorkerNetwork], settings: DataSettings) -> Iterable[Problem]:
+def _crossed(networks: Sequence[WorkerNetwork], settings: Settings) -> Iterable[Problem]:
     """Compare the subnet of the k-th device, as NCCL numbers them, across workers."""
     version = nccl.version(settings.nccl_version)
     by_function = version is None or version >= nccl.PCI_ORDER

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mpiboot.data_network import cluster_view, gids, proposals, variables
-from mpiboot.data_network.records import DataSettings, Transport, WorkerNetwork
+from mpiboot.data_network.records import Transport, WorkerNetwork
 from mpiboot.data_network.variables import Proposal
-from mpiboot.model import Decision, Finding, Source
+from mpiboot.model import DataNetworkUse, Decision, Finding, Source
+from mpiboot.settings import Settings
 from mpiboot.wording import first_few
 
 _NOTHING: Final[Mapping[str, str]] = {}
@@ -38,7 +39,7 @@ class DataNetwork:
 
 def decide(
     workers: Sequence[WorkerNetwork],
-    settings: DataSettings,
+    settings: Settings,
     taken: Mapping[str, str],
     *,
     values: Mapping[str, str] = _NOTHING,
@@ -61,7 +62,7 @@ def decide(
     rows = tuple(map(cluster_view.row, networks))
     hosts = [network.host for network in networks]
     nothing = None
-    if settings.data_network == "off":
+    if settings.data_network is DataNetworkUse.OFF:
         because = "MPIBOOT_DATA_NETWORK=off: nothing is set"
         nothing = Decision("data-network", "off", Source.ENVIRONMENT, because)
     elif not networks:
@@ -89,7 +90,7 @@ def decide(
 
 
 def _with_gids(
-    network: WorkerNetwork, settings: DataSettings, taken: Mapping[str, str]
+    network: WorkerNetwork, settings: Settings, taken: Mapping[str, str]
 ) -> WorkerNetwork:
     own = {*taken, *(network.facts.environment if network.facts else ())}
     return replace(network, gids=gids.choose(network.rails, settings.nccl_version, own))

@@ -11,16 +11,17 @@ from dataclasses import replace
 from mpiboot.addresses import IPV4, IPV6
 from mpiboot.data_network import nccl, reach
 from mpiboot.data_network import transport as transports
-from mpiboot.data_network.records import RDMA, DataSettings, Transport, WorkerNetwork
+from mpiboot.data_network.records import RDMA, Transport, WorkerNetwork
 from mpiboot.data_network.transport import Proposals
-from mpiboot.model import Decision, Link, Source
+from mpiboot.model import Decision, Link, MpiNetwork, NcclSocket, Source
 from mpiboot.network.link_addresses import usable
+from mpiboot.settings import Settings
 from mpiboot.wording import first_few
 
 
 def make(
     networks: Sequence[WorkerNetwork],
-    settings: DataSettings,
+    settings: Settings,
     taken: Mapping[str, str],
     values: Mapping[str, str],
 ) -> Proposals:
@@ -102,11 +103,11 @@ def _sockets(proposals: Proposals, transport: Transport) -> tuple[dict[str, tupl
         Each worker's links for it (none: the control link), and the reason.
     """
     wanted, networks = proposals.settings.nccl_socket, proposals.known
-    if wanted == "control":
+    if wanted is NcclSocket.CONTROL:
         return {}, "MPIBOOT_NCCL_SOCKET=control"
     because = _why_not_data(proposals, transport)
     if because:
-        if wanted == "data":
+        if wanted is NcclSocket.DATA:
             proposals.find("data-networks", f"MPIBOOT_NCCL_SOCKET=data, but {because}")
         return {}, f"the control link: {because}"
     why = "the data link: every worker has an address there, and reaches the others"
@@ -190,7 +191,7 @@ def _tcp_for_ucx(
 
 def _mpi(proposals: Proposals, transport: Transport) -> None:
     """Move MPI's own data, not its daemons, to the data network where that is asked for."""
-    if proposals.settings.mpi_network != "data":
+    if proposals.settings.mpi_network is not MpiNetwork.DATA:
         return
     rule, because = "mpi-network", "MPIBOOT_MPI_NETWORK=data"
     if transport in (Transport.ROCE, Transport.INFINIBAND):

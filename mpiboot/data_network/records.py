@@ -1,4 +1,4 @@
-"""What is decided of one worker's networks: the records, and the settings that are read. Pure."""
+"""What is decided of one worker's networks: the records. Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,7 @@ from typing import Final
 from mpiboot.fabric import Fabric, Gid, LinkLayer, PortState, RdmaDevice, RdmaPort
 from mpiboot.model import Decision, Link, NoFacts, PodFacts, Source
 from mpiboot.network.link_addresses import has_carrier, usable
-
-
-@dataclass(frozen=True, slots=True)
-class DataSettings:
-    """The settings that this decision reads; values as the table of settings resolves them.
-
-    ``rdma_device`` holds ``NAME`` or ``NAME:PORT``; ``nccl_version`` is empty where not known.
-    """
-
-    data_network: str = "prefer"
-    data_ifname: tuple[str, ...] = ()
-    rdma_device: tuple[str, ...] = ()
-    nccl_socket: str = "auto"
-    mpi_network: str = "control"
-    nccl_version: str = ""
-    control_ifname: str = ""
+from mpiboot.settings import Settings
 
 
 class Transport(str, Enum):
@@ -154,7 +139,7 @@ class NetworkBuilder:
     """A worker under decision: what the rules look at, and what they have found so far."""
 
     facts: PodFacts
-    settings: DataSettings
+    settings: Settings
     control: Link | None
     host_network: bool
     problems: list[Problem]

@@ -8,10 +8,11 @@ from typing import Final
 
 from mpiboot.data_checks import DATA_ROWS
 from mpiboot.data_network import cluster_view
-from mpiboot.data_network.records import DataSettings, Transport, WorkerNetwork
+from mpiboot.data_network.records import Transport, WorkerNetwork
 from mpiboot.data_network.variables import Proposal
 from mpiboot.fabric import Evidence
-from mpiboot.model import Decision, Finding, Source
+from mpiboot.model import DataNetworkUse, Decision, Finding, Source
+from mpiboot.settings import Settings
 from mpiboot.wording import first_few
 
 # A pod that has one of these brings its own transport for NCCL, with settings of its own.
@@ -28,7 +29,7 @@ class Proposals:
     """
 
     networks: Sequence[WorkerNetwork]
-    settings: DataSettings
+    settings: Settings
     plugin: str
     proposals: list[Proposal] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
@@ -94,7 +95,7 @@ def settle(proposals: Proposals) -> Transport:
 
 
 def _require(proposals: Proposals, kind: Transport) -> None:
-    if proposals.settings.data_network == "require":
+    if proposals.settings.data_network is DataNetworkUse.REQUIRE:
         because = f"{kind.value} is required: without it NCCL fails instead of falling to TCP"
         proposals.propose("NCCL_NET", "IB", "transport", because)
 

@@ -11,7 +11,6 @@ from typing import Final
 
 from mpiboot.data_network import ports, rails
 from mpiboot.data_network.records import (
-    DataSettings,
     NetworkBuilder,
     Rail,
     Transport,
@@ -19,9 +18,10 @@ from mpiboot.data_network.records import (
     natural_order,
 )
 from mpiboot.fabric import GidType, LinkLayer, PortState
-from mpiboot.model import Link, PodFacts, Source, Worker
+from mpiboot.model import DataNetworkUse, Link, PodFacts, Source, Worker
 from mpiboot.network import control
 from mpiboot.network.link_addresses import coming, has_carrier, refused, usable
+from mpiboot.settings import Settings
 
 # Kinds that carry a pod's traffic to other pods; not bridges, tunnels, dummies and the like.
 _CARRIERS: Final = frozenset(
@@ -32,7 +32,7 @@ _POD_KINDS: Final = frozenset({"veth", "macvlan", "ipvlan", "netkit"})
 _NODE_KINDS: Final = frozenset({"bridge", "vxlan", "geneve", "openvswitch"})
 
 
-def choose(worker: Worker, settings: DataSettings) -> WorkerNetwork:
+def choose(worker: Worker, settings: Settings) -> WorkerNetwork:
     """Decide one worker's networks from its facts.
 
     Args:
@@ -65,7 +65,9 @@ def choose(worker: Worker, settings: DataSettings) -> WorkerNetwork:
             else Transport.NONE
         )
         _nothing(builder, data)
-    pending = () if settings.data_network == "off" else _pending(builder, candidates, chosen)
+    pending = (
+        () if settings.data_network is DataNetworkUse.OFF else _pending(builder, candidates, chosen)
+    )
     return WorkerNetwork(
         host.name,
         facts,
@@ -81,7 +83,7 @@ def choose(worker: Worker, settings: DataSettings) -> WorkerNetwork:
     )
 
 
-def _control(worker: Worker, facts: PodFacts, settings: DataSettings) -> Link | None:
+def _control(worker: Worker, facts: PodFacts, settings: Settings) -> Link | None:
     """Find the control link: the user's, else by address, by platform, by route; never by name."""
     links = {link.name: link for link in facts.links}
     default = {route.link for route in facts.fabric.routes if route.destination.endswith("/0")}

@@ -22,7 +22,7 @@ from mpiboot.gates.job_hostfile import HostfileFollower
 from mpiboot.gates.pipeline import Access, Pipelines
 from mpiboot.gates.progress import HostState, Stage
 from mpiboot.gates.reporter import Reporter
-from mpiboot.model import Finding, Host, Worker
+from mpiboot.model import DataNetworkUse, Finding, Host, Worker
 from mpiboot.observe import links
 from mpiboot.observe.dns import Resolver
 from mpiboot.settings import Settings
@@ -180,7 +180,7 @@ async def look(
             raise item
     local = tuple(host for host, item in zip(hosts, found, strict=True) if item is None)
     workers = tuple(item for item in found if isinstance(item, Worker))
-    if settings.data_network != "off":
+    if settings.data_network is not DataNetworkUse.OFF:
         findings += [recheck.finding(worker) for worker in workers if worker.late]
     return GateResult(
         workers,

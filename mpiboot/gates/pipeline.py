@@ -19,7 +19,7 @@ from mpiboot.errors import MpibootError, error
 from mpiboot.gates import authentication, reasons, retry_delay, worker_answer
 from mpiboot.gates.progress import HostState, Stage, finding
 from mpiboot.job import names
-from mpiboot.model import Host, Mesh, Worker
+from mpiboot.model import Host, HostKeys, Mesh, Worker
 from mpiboot.observe import links, service_mesh
 from mpiboot.observe.answers import Answer, Reason
 from mpiboot.observe.dns import Resolver
@@ -310,6 +310,6 @@ class Pipelines:
     def _worker(self, state: HostState, attempt: Attempt) -> Worker:
         self._set(state, Stage.READY)
         name = state.host.name
-        if self._settings.host_keys != "job":
+        if self._settings.host_keys is not HostKeys.JOB:
             self.host_keys[name] = attempt.host_key
         return worker_answer.worker(state.host, attempt)

@@ -18,7 +18,7 @@ from mpiboot.errors import MpibootError
 from mpiboot.gates import worker_answer
 from mpiboot.gates.pipeline import Access
 from mpiboot.gates.remote_commands import RemoteCommands
-from mpiboot.model import Finding, NoFacts, Worker
+from mpiboot.model import DataNetworkUse, Finding, NoFacts, Worker
 from mpiboot.settings import Settings
 from mpiboot.ssh_client.attempt import Limits
 from mpiboot.wording import counted, first_few
@@ -56,7 +56,7 @@ async def settled(
     """
     deadline = time.monotonic() + settings.timeout
     known = {worker.host.name: worker for worker in workers}
-    wanted = settings.data_network != "off"
+    wanted = settings.data_network is not DataNetworkUse.OFF
     remote = RemoteCommands(access, settings.host_keys, limits)
     pause, said, first = _FIRST, "", True
     networks = {name: decide(worker) for name, worker in known.items()}

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from mpiboot.gates.pipeline import Access
-from mpiboot.model import Worker
+from mpiboot.model import HostKeys, Worker
 from mpiboot.ssh_client import tcp
 from mpiboot.ssh_client.attempt import Attempt, Limits, Outcome, Target
 
@@ -19,7 +19,7 @@ _AT_ONCE: Final = 32
 class RemoteCommands:
     """Runs commands on workers at the address and port where they let us in before."""
 
-    def __init__(self, access: Access, host_keys: str, limits: Limits | None = None) -> None:
+    def __init__(self, access: Access, host_keys: HostKeys, limits: Limits | None = None) -> None:
         self._access = access
         self._mode = host_keys
         self._limits = limits or Limits()

@@ -12,31 +12,18 @@ from fnmatch import fnmatchcase
 
 from mpiboot.data_network import decision, variables, worker_network
 from mpiboot.data_network.decision import DataNetwork
-from mpiboot.data_network.records import DataSettings, Transport, WorkerNetwork
+from mpiboot.data_network.records import Transport, WorkerNetwork
 from mpiboot.data_network.variables import Proposal
 from mpiboot.job import mpi_environment
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.model import Decision, Source, Worker
+from mpiboot.model import Decision, MpiNetwork, Source, Worker
 from mpiboot.network import control
 from mpiboot.settings import Resolved, Settings
 
 
-def settings_of(settings: Settings) -> DataSettings:
-    """Pick the settings that the decision reads."""
-    return DataSettings(
-        data_network=settings.data_network,
-        data_ifname=settings.data_ifname,
-        rdma_device=settings.rdma_device,
-        nccl_socket=settings.nccl_socket,
-        mpi_network=settings.mpi_network,
-        nccl_version=settings.nccl_version,
-        control_ifname=settings.control_ifname,
-    )
-
-
 def network_of(worker: Worker, settings: Settings) -> WorkerNetwork:
     """Decide what one worker's own networks are, and what is still to come there."""
-    return worker_network.choose(worker, settings_of(settings))
+    return worker_network.choose(worker, settings)
 
 
 def decide(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> DataNetwork:
@@ -44,7 +31,7 @@ def decide(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> Data
 
     ``rows`` are empty where there is nothing but the control network, and nobody asked for more.
     """
-    read = settings_of(resolved.settings)
+    read = resolved.settings
     taken, values = _taken(builder, resolved)
     workers = _hosts(observed)
     networks = [
@@ -139,9 +126,9 @@ def _taken(builder: PlanBuilder, resolved: Resolved) -> tuple[dict[str, str], di
     return taken, values
 
 
-def _plain(found: DataNetwork, settings: DataSettings) -> bool:
+def _plain(found: DataNetwork, settings: Settings) -> bool:
     """Tell whether there is nothing but the control network, and nobody asked for more."""
-    return settings.mpi_network == "control" and all(
+    return settings.mpi_network is MpiNetwork.CONTROL and all(
         one.transport in (Transport.NONE, Transport.UNKNOWN) and not one.data and not one.rails
         for one in found.networks
     )

@@ -11,6 +11,7 @@ from typing import Final
 
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_options import HYDRA, ORTE, PRRTE, Grammar
+from mpiboot.model import MpiFamily
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Dialect:
     ``one_link`` is true where the daemons' link must be a single name or CIDR.
     """
 
-    family: str
+    family: MpiFamily
     title: str
     syntax: Syntax
     # How the user's own line is read.
@@ -135,7 +136,7 @@ _OMPI_ROOT: Final = (
 )
 
 OPENMPI4: Final = Dialect(
-    family="openmpi4",
+    family=MpiFamily.OPENMPI4,
     title="Open MPI 4.1 (ORTE)",
     syntax=Syntax.SLOTS,
     grammar=ORTE,
@@ -224,7 +225,7 @@ _PRRTE_FLAGS: Final = (
 )
 
 OPENMPI5: Final = Dialect(
-    family="openmpi5",
+    family=MpiFamily.OPENMPI5,
     title="Open MPI 5.0 (PRRTE)",
     syntax=Syntax.SLOTS,
     grammar=PRRTE,
@@ -293,7 +294,7 @@ OPENMPI5: Final = Dialect(
 
 # A sketch: the columns are measured, the launch under mpiboot is not yet (``supported``).
 MPICH: Final = Dialect(
-    family="mpich",
+    family=MpiFamily.MPICH,
     title="MPICH (Hydra)",
     syntax=Syntax.COLON,
     grammar=HYDRA,

@@ -14,6 +14,7 @@ from typing import Final
 from mpiboot.job.dialects import DIALECTS, Dialect, parameter
 from mpiboot.job.mpirun_options import Grammar, Means, Option
 from mpiboot.job.user_line import App, HostSpec, UserLine
+from mpiboot.model import MpiFamily
 
 PROGRAMS: Final = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"})
 # Debian's alternatives have the MPI's name behind a dot.
@@ -243,7 +244,7 @@ def only_asks(argv: Sequence[str]) -> bool:
     return is_mpirun(argv[0]) and (len(argv) == 1 or argv[1] in _QUESTIONS)
 
 
-def read(program: Sequence[str], family: str) -> UserLine:
+def read(program: Sequence[str], family: MpiFamily) -> UserLine:
     """Read what is to be started: a user's own mpirun line, or a program of which mpirun is told.
 
     Args:

@@ -18,7 +18,7 @@ from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed, Paths
 from mpiboot.launch_agent import command as agent_command
 from mpiboot.launch_agent import files as agent_files
-from mpiboot.model import Worker
+from mpiboot.model import HostKeys, Worker
 from mpiboot.network.control import launcher_addresses
 from mpiboot.observe.dns import read_resolv_conf
 from mpiboot.parent import launch_spec
@@ -189,7 +189,9 @@ class Launch:
                 worker.address,
                 worker.port,
                 worker.user,
-                "" if mode == "off" else self.host_keys.get(worker.host.name, self.key.public),
+                ""
+                if mode is HostKeys.OFF
+                else self.host_keys.get(worker.host.name, self.key.public),
             )
             for worker in self.observed.workers
         )

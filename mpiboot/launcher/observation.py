@@ -19,7 +19,7 @@ from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.user_line import UserLine
 from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access
-from mpiboot.model import Finding, Level, Mpi, PodFacts
+from mpiboot.model import Finding, Level, Mpi, MpiFamily, PodFacts
 from mpiboot.observe import dns, programs
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import config as sshconfig
@@ -250,7 +250,9 @@ def _mpi(launcher: LauncherPod, program: tuple[str, ...]) -> Mpi:
     if found is None:
         raise no_mpirun(launcher.environ, called)
     wanted = launcher.resolved.settings.mpi
-    return found if wanted == "auto" else Mpi(wanted, found.version, found.path, found.said)
+    return (
+        found if wanted == "auto" else Mpi(MpiFamily(wanted), found.version, found.path, found.said)
+    )
 
 
 def _rest(launcher: LauncherPod) -> Settings:

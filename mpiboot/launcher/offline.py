@@ -16,7 +16,7 @@ from mpiboot.gates import job_hostfile
 from mpiboot.job import mpirun_line, platforms
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder
-from mpiboot.model import Finding, Host, Level, Mpi, PodFacts, Worker
+from mpiboot.model import Finding, Host, Level, Mpi, MpiFamily, PodFacts, Worker
 from mpiboot.observe import facts_json, pod, programs
 from mpiboot.settings import Resolved
 from mpiboot.wording import counted, first_few
@@ -126,7 +126,7 @@ def _mpi(
     found = programs.detect_mpi(environ, called)
     found = next((facts.mpi for facts in saved if facts.mpi), found)
     if wanted not in ("auto", found.family if found else ""):
-        return Mpi(wanted, "(not known)", "mpirun", given)
+        return Mpi(MpiFamily(wanted), "(not known)", "mpirun", given)
     if found is None:
         hint = "say which one the image has: --mpi openmpi4, openmpi5 or mpich"
         raise error("program-missing", "no mpirun or mpiexec in a folder of PATH", hint=hint)

@@ -15,9 +15,10 @@ from mpiboot.data_network.records import Transport
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
-from mpiboot.model import Decision, Json, Source
+from mpiboot.model import Decision, Json, MpiFamily, Source
 from mpiboot.wording import counted, first_few
 
+_OPEN_MPI: Final = (MpiFamily.OPENMPI4, MpiFamily.OPENMPI5)
 _RDMA: Final = (Transport.ROCE.value, Transport.INFINIBAND.value, Transport.EFA.value)
 _NCCL: Final = "NCCL_SOCKET_IFNAME"
 _MPI_TCP: Final = "OMPI_MCA_btl_tcp_if_include"
@@ -130,7 +131,7 @@ def _data(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
 def _mpi(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
     """Say which network MPI's own messages use, where they have a choice."""
     kind = decisions["data-network"].value if "data-network" in decisions else ""
-    if kind not in (*_RDMA, Transport.TCP.value) or not observed.mpi.family.startswith("openmpi"):
+    if kind not in (*_RDMA, Transport.TCP.value) or observed.mpi.family not in _OPEN_MPI:
         return
     pml = _values(plan, "OMPI_MCA_pml") or decisions["OMPI_MCA_pml"].value
     chosen = _values(plan, _MPI_TCP) or (decisions[_MPI_TCP].value if _MPI_TCP in decisions else "")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot import executables
-from mpiboot.model import Mpi
+from mpiboot.model import Mpi, MpiFamily
 
 LAUNCHERS: Final = ("mpirun", "mpiexec")
 _PATIENCE: Final = 10.0
@@ -36,18 +36,18 @@ def search_path(environ: Mapping[str, str]) -> str:
 def recognise(path: str, text: str) -> Mpi:
     """Name the MPI whose ``--version`` said this; the family is empty where it is unknown."""
     if found := _SPECTRUM.search(text):
-        return Mpi("spectrum", found[1], path, _line(text, found.start()))
+        return Mpi(MpiFamily.SPECTRUM, found[1], path, _line(text, found.start()))
     if found := _OPENMPI.search(text):
-        family = "openmpi5" if int(found[1]) >= _FIRST_PRRTE else "openmpi4"
+        family = MpiFamily.OPENMPI5 if int(found[1]) >= _FIRST_PRRTE else MpiFamily.OPENMPI4
         return Mpi(family, found[1] + found[2], path, _line(text, found.start()))
     if found := _INTEL.search(text):
-        return Mpi("intel", found[1], path, _line(text, found.start()))
+        return Mpi(MpiFamily.INTEL, found[1], path, _line(text, found.start()))
     hydra = text.find("HYDRA build details")
     if hydra >= 0:
         version = _HYDRA_VERSION.search(text)
-        return Mpi("mpich", version[1] if version else "", path, _line(text, hydra))
+        return Mpi(MpiFamily.MPICH, version[1] if version else "", path, _line(text, hydra))
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return Mpi("", "", path, first or "it said nothing")
+    return Mpi(MpiFamily.UNKNOWN, "", path, first or "it said nothing")
 
 
 def _line(text: str, position: int) -> str:
@@ -81,7 +81,7 @@ def detect_mpi(
             start_new_session=True,
         )
     except OSError as why:
-        return Mpi("", "", path, f"it can't be run: {why.strerror}")
+        return Mpi(MpiFamily.UNKNOWN, "", path, f"it can't be run: {why.strerror}")
     with child:
         try:
             output, complaint = child.communicate(timeout=patience)
@@ -89,7 +89,7 @@ def detect_mpi(
             # Its whole group: a script's child would keep the pipe open, and us reading it.
             os.killpg(child.pid, signal.SIGKILL)
             child.communicate()
-            return Mpi("", "", path, f"it gave no answer within {patience:g} s")
+            return Mpi(MpiFamily.UNKNOWN, "", path, f"it gave no answer within {patience:g} s")
     text = output.decode("utf-8", "replace")
     return recognise(path, text if text.strip() else complaint.decode("utf-8", "replace"))
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.model import Decision, Identity, Source, SshKind
+from mpiboot.model import Decision, HostKeys, Identity, Source, SshKind
 
 # What the setting of the host keys is called in ssh's configuration.
-STRICT: Final = {"job": "yes", "accept-new": "accept-new", "off": "no"}
+STRICT: Final = {HostKeys.JOB: "yes", HostKeys.ACCEPT_NEW: "accept-new", HostKeys.OFF: "no"}
 
 # The name under which the job's host key is pinned: one key for every pod of the job.
 ALIAS: Final = "mpiboot-job"
@@ -201,7 +201,7 @@ def render(
     *,
     key: str,
     known_hosts: str,
-    host_keys: str,
+    host_keys: HostKeys,
     keepalive: float,
     user_args: UserArgs,
     own_keys: frozenset[str] = frozenset(),
@@ -227,7 +227,7 @@ def render(
             f"  Port {entry.port}",
             f"  User {quoted(entry.user)}",
         ]
-        if host_keys == "job" or entry.name not in own_keys:
+        if host_keys is HostKeys.JOB or entry.name not in own_keys:
             lines.append(f"  HostKeyAlias {ALIAS}")
     lines += [
         "Host *",

@@ -17,6 +17,7 @@ from typing import Final
 import asyncssh
 
 from mpiboot.errors import error
+from mpiboot.model import HostKeys
 from mpiboot.ssh_client.attempt import Attempt, Limits, Outcome, Target
 
 OUTPUT_LIMIT: Final = 1 << 20
@@ -105,11 +106,16 @@ class Login:
     """
 
     def __init__(
-        self, key: Path, *, host_key: str = "", mode: str = "job", limits: Limits | None = None
+        self,
+        key: Path,
+        *,
+        host_key: str = "",
+        mode: HostKeys = HostKeys.JOB,
+        limits: Limits | None = None,
     ) -> None:
         self._key = _read_key(key)
         self._pinned = _import_key(host_key) if host_key else self._key.convert_to_public()
-        self._strict = mode == "job"
+        self._strict = mode is HostKeys.JOB
         self._limits = limits or Limits()
         # A handshake is some milliseconds of work here; more at once only makes each of them slow
         # enough to be cut off by a server's patience. Commands are waited for without this bound.

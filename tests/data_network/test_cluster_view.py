@@ -10,17 +10,17 @@ from mpiboot.data_checks import DATA_CHECKS, DATA_ROWS
 from mpiboot.data_network import decision, worker_network
 from mpiboot.data_network.cluster_view import HEADINGS
 from mpiboot.data_network.decision import DataNetwork
-from mpiboot.data_network.records import DataSettings
 from mpiboot.fabric import Attachment, Evidence, PortState, RdmaDevice
-from mpiboot.model import Finding, Identity, Level, Link, Worker
+from mpiboot.model import DataNetworkUse, Finding, Identity, Level, Link, Worker
+from mpiboot.settings import Settings
 from tests.fakes import workers as w
 
-PREFER = DataSettings(nccl_version="2.28.9")
-REQUIRE = replace(PREFER, data_network="require")
+PREFER = Settings(nccl_version="2.28.9")
+REQUIRE = replace(PREFER, data_network=DataNetworkUse.REQUIRE)
 
 
 def decide(
-    *workers: Worker, settings: DataSettings = PREFER, values: Mapping[str, str] | None = None
+    *workers: Worker, settings: Settings = PREFER, values: Mapping[str, str] | None = None
 ) -> DataNetwork:
     taken = dict.fromkeys(values or {}, "the launcher's environment")
     return decision.decide(
@@ -427,7 +427,7 @@ def test_each_problem_warns_with_prefer_and_stops_with_require(check: str) -> No
     strict = of(decide(*workers, settings=REQUIRE), check)
     assert {one.level for one in strict} == {Level.FAIL}
     assert all(one.said and one.hint for one in strict)
-    assert not decide(*workers, settings=replace(PREFER, data_network="off")).findings
+    assert not decide(*workers, settings=replace(PREFER, data_network=DataNetworkUse.OFF)).findings
 
 
 @pytest.mark.parametrize("check", ["rdma-missing", "rdma-node", "memlock", "shm"])

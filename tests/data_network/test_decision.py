@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from mpiboot.data_network import decision, variables, worker_network
 from mpiboot.data_network.decision import DataNetwork
-from mpiboot.data_network.records import DataSettings
 from mpiboot.data_network.variables import Proposal
 from mpiboot.fabric import Attachment, Evidence, Gid, GidType, Route
-from mpiboot.model import Level, Source, Worker
+from mpiboot.model import DataNetworkUse, Level, MpiNetwork, NcclSocket, Source, Worker
+from mpiboot.settings import Settings
 from tests.fakes import workers as w
 
-DEFAULT = DataSettings(nccl_version="2.28.9")
+DEFAULT = Settings(nccl_version="2.28.9")
 
 
 def decide(
     workers: Sequence[Worker],
-    settings: DataSettings = DEFAULT,
+    settings: Settings = DEFAULT,
     taken: Mapping[str, str] | None = None,
     values: Mapping[str, str] | None = None,
 ) -> DataNetwork:
@@ -100,7 +100,7 @@ def test_ports_whose_indexes_nccl_can_not_be_told_are_not_used(
 ) -> None:
     """By itself NCCL would take the node's entry, and send with the node's address."""
     workers = [w.macvlan(0, rails=2), w.macvlan(1, rails=2)]
-    found = decide(workers, replace(DEFAULT, data_network=data_network))
+    found = decide(workers, replace(DEFAULT, data_network=DataNetworkUse(data_network)))
     said = [item for item in found.findings if item.check == "rdma-gid-index"]
     assert {item.level for item in said} == {level}
     assert found.common["NCCL_IB_DISABLE"] == "1"
@@ -170,7 +170,7 @@ def lacking(worker: Worker, *names: str) -> Worker:
 @pytest.mark.parametrize(("network", "level"), [("prefer", Level.WARN), ("require", Level.FAIL)])
 def test_efa_without_what_uses_it_is_said_before_nccl_takes_tcp(network: str, level: Level) -> None:
     workers = [w.efa(0), lacking(w.efa(1), "libfabric.so.1", "libnccl-net.so")]
-    found = decide(workers, replace(DEFAULT, data_network=network))
+    found = decide(workers, replace(DEFAULT, data_network=DataNetworkUse(network)))
     (finding,) = [one for one in found.findings if one.check == "efa-library"]
     assert "w-1: EFA devices, but in the image no libfabric.so.1 and no" in finding.said
     assert "aws-ofi-nccl" in finding.hint
@@ -216,7 +216,7 @@ def test_host_network_names_the_nodes_ports() -> None:
 
 
 def test_require_makes_a_fall_to_tcp_an_error_of_the_run() -> None:
-    strict = replace(DEFAULT, data_network="require")
+    strict = replace(DEFAULT, data_network=DataNetworkUse.REQUIRE)
     assert decide([w.sriov(0), w.sriov(1)], strict).common["NCCL_NET"] == "IB"
     assert "NCCL_NET" not in decide([w.efa(0)], strict).common
     bare = decide([w.plain(0), w.plain(1)], strict)
@@ -268,15 +268,15 @@ def test_routes_over_the_data_link_count_as_reaching() -> None:
 
 def test_the_socket_setting_decides() -> None:
     workers = [w.sriov(0), w.sriov(1)]
-    control = decide(workers, replace(DEFAULT, nccl_socket="control"))
+    control = decide(workers, replace(DEFAULT, nccl_socket=NcclSocket.CONTROL))
     assert control.common["NCCL_SOCKET_IFNAME"] == "=eth0"
-    data = decide([w.plain(0)], replace(DEFAULT, nccl_socket="data"))
+    data = decide([w.plain(0)], replace(DEFAULT, nccl_socket=NcclSocket.DATA))
     assert data.common["NCCL_SOCKET_IFNAME"] == "=eth0"
     assert "data-networks" in checks(data)
 
 
 def test_off_sets_nothing_and_still_shows_the_table() -> None:
-    found = decide([w.sriov(0), w.sriov(1)], replace(DEFAULT, data_network="off"))
+    found = decide([w.sriov(0), w.sriov(1)], replace(DEFAULT, data_network=DataNetworkUse.OFF))
     assert found.common == {}
     assert found.per_host == {"w-0": {}, "w-1": {}}
     assert not found.findings
@@ -331,7 +331,7 @@ def test_a_plugin_environment_keeps_all_of_nccls_variables(name: str) -> None:
     worker = w.sriov(0)
     assert worker.facts is not None
     worker = replace(worker, facts=replace(worker.facts, environment=(name,)))
-    found = decide([worker], replace(DEFAULT, data_network="require"))
+    found = decide([worker], replace(DEFAULT, data_network=DataNetworkUse.REQUIRE))
     assert not [one for one in found.common if one.startswith("NCCL_")]
     assert found.common["UCX_NET_DEVICES"] == "mlx5_3:1"
     assert name in because(found, "data-network")
@@ -426,7 +426,7 @@ def test_every_variable_has_one_owner() -> None:
 
 
 def test_mpi_data_moves_to_the_data_link_only_when_asked() -> None:
-    asked = replace(DEFAULT, mpi_network="data")
+    asked = replace(DEFAULT, mpi_network=MpiNetwork.DATA)
     assert not [name for name in decide([w.tcp(0)]).common if name.startswith("OMPI")]
     assert decide([w.tcp(0), w.tcp(1)], asked).common["OMPI_MCA_btl_tcp_if_include"] == "net1"
     assert decide([w.sriov(0), w.sriov(1)], asked).common["OMPI_MCA_pml"] == "ucx"
@@ -455,7 +455,7 @@ def test_nccl_is_told_the_ip_version_of_links_without_ipv4() -> None:
 
 
 def test_mpi_gets_no_network_of_ipv6() -> None:
-    asked = replace(DEFAULT, mpi_network="data")
+    asked = replace(DEFAULT, mpi_network=MpiNetwork.DATA)
     found = decide([on_ipv6(0), on_ipv6(1, name="dranet0")], asked)
     assert "OMPI_MCA_btl_tcp_if_include" not in found.common
     assert "takes no IPv6 network" in because(found, "mpi-network")
@@ -520,12 +520,12 @@ def clusters(draw: st.DrawFn) -> list[Worker]:
 
 
 SETTINGS = st.builds(
-    DataSettings,
-    data_network=st.sampled_from(["require", "prefer", "off"]),
+    Settings,
+    data_network=st.sampled_from(DataNetworkUse),
     data_ifname=st.sampled_from([(), (), ("net1",), ("net1", "nosuch"), ("nosuch",)]),
     rdma_device=st.sampled_from([(), (), ("mlx5_3",), ("mlx5_2:1",), ("nosuch",)]),
-    nccl_socket=st.sampled_from(["auto", "data", "control"]),
-    mpi_network=st.sampled_from(["control", "data"]),
+    nccl_socket=st.sampled_from(NcclSocket),
+    mpi_network=st.sampled_from(MpiNetwork),
     nccl_version=st.sampled_from(["", "2.18.3", "2.28.9"]),
 )
 NOT_NAMES = {"NCCL_IB_DISABLE", "NCCL_NET", "FI_PROVIDER", "OMPI_MCA_pml", "OMPI_MCA_mtl"}
@@ -533,7 +533,7 @@ NOT_NAMES = {"NCCL_IB_DISABLE", "NCCL_NET", "FI_PROVIDER", "OMPI_MCA_pml", "OMPI
 
 @given(clusters(), SETTINGS, st.lists(st.sampled_from(NAMES), max_size=3, unique=True))
 def test_any_cluster_keeps_the_rules(
-    workers: list[Worker], settings: DataSettings, taken: list[str]
+    workers: list[Worker], settings: Settings, taken: list[str]
 ) -> None:
     found = decide(workers, settings, dict.fromkeys(taken, "-x"))
     assert list(found.per_host) == [worker.host.name for worker in workers]

@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.data_network import gids, nccl
-from mpiboot.data_network.records import DataSettings, GidChoice, Rail
+from mpiboot.data_network.records import GidChoice, Rail
 from mpiboot.data_network.worker_network import choose
 from mpiboot.fabric import Gid, RdmaPort
 from mpiboot.model import Link, Worker
+from mpiboot.settings import Settings
 from tests.fakes import workers as w
 
-NAMED = DataSettings(rdma_device=("mlx5_1",))
+NAMED = Settings(rdma_device=("mlx5_1",))
 NEW, OLD, FIRST_AUTO, SKIPPING = (2, 28, 9), (2, 20, 5), (2, 21, 5), (2, 26, 2)
 
 
@@ -23,7 +24,7 @@ def rail(port: RdmaPort, link: Link, name: str = "mlx5_1") -> Rail:
 
 
 def choice(worker: Worker, version: str = "2.28.9") -> GidChoice:
-    return gids.choose(choose(worker, DataSettings()).rails, version)
+    return gids.choose(choose(worker, Settings()).rails, version)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_a_driver_with_v2_only_has_index_1() -> None:
 
 
 def test_the_macvlan_table_makes_nccl_and_ucx_take_the_hosts_entry() -> None:
-    (own,) = choose(w.macvlan(), DataSettings()).rails
+    (own,) = choose(w.macvlan(), Settings()).rails
     assert nccl.gid_index(own.port, NEW) == 3
     assert gids.ucx_index(own.port) == 3
     wide = ipaddress.ip_network("10.0.0.0/24")
@@ -100,7 +101,7 @@ def test_rails_with_different_indexes_that_no_network_tells_apart_are_said() -> 
 def test_who_names_devices_or_indexes_answers_for_them(
     own: list[str], able: tuple[bool, bool]
 ) -> None:
-    found = gids.choose(choose(w.macvlan(rails=2), DataSettings()).rails, "2.28.9", own)
+    found = gids.choose(choose(w.macvlan(rails=2), Settings()).rails, "2.28.9", own)
     assert (found.nccl, found.ucx) == able
     assert len(found.problems) == able.count(False)
     assert f"left to the user's {own[0]}" in found.because

@@ -10,9 +10,9 @@ import pytest
 
 from mpiboot.data_network import decision, worker_network
 from mpiboot.data_network.observe import rdma
-from mpiboot.data_network.records import DataSettings
 from mpiboot.fabric import Fabric
 from mpiboot.model import Link, Worker
+from mpiboot.settings import Settings
 from tests.data.build_sysfs import build, kernel
 from tests.data.rdma_nodes import TREES, Tree
 from tests.fakes import workers as w
@@ -88,8 +88,8 @@ def test_a_trees_own_ports_become_the_variables(
     fabric = rdma.assemble(kernel(TREES[name]), *build(TREES[name], tmp_path))
 
     found = decision.decide(
-        [worker_network.choose(pod(name, fabric), DataSettings(nccl_version="2.28.9"))],
-        DataSettings(nccl_version="2.28.9"),
+        [worker_network.choose(pod(name, fabric), Settings(nccl_version="2.28.9"))],
+        Settings(nccl_version="2.28.9"),
         {},
     )
 
@@ -104,7 +104,7 @@ def test_a_sub_function_whose_table_lacks_its_address_waits_and_is_said(tmp_path
     fabric = rdma.assemble(kernel(TREES["sub-function"]), *build(TREES["sub-function"], tmp_path))
 
     found = decision.decide(
-        [worker_network.choose(pod("sub-function", fabric), DataSettings())], DataSettings(), {}
+        [worker_network.choose(pod("sub-function", fabric), Settings())], Settings(), {}
     )
 
     assert found.networks[0].pending == ("port mlx5_4:1 has no RoCE v2 entry for net1 yet",)

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.data_network.records import DataSettings, Transport, WorkerNetwork, natural_order
+from mpiboot.data_network.records import Transport, WorkerNetwork, natural_order
 from mpiboot.data_network.worker_network import choose
 from mpiboot.fabric import Attachment, Evidence, Gid, GidType, Route
 from mpiboot.model import Source, Worker
+from mpiboot.settings import Settings
 from tests.fakes import workers as w
 
-DEFAULT = DataSettings()
+DEFAULT = Settings()
 
 
 def names(network: WorkerNetwork) -> list[str]:
@@ -187,9 +188,9 @@ def test_a_vlan_in_a_vlan_stands_on_the_link_below_both_and_a_ring_on_none() -> 
     ring = replace(w.link("odd", "10.8.0.2/24", index=23, kind="vlan"), lower=23)
     own = w.device("mlx5_5", w.port(w.table("net1"), netdev="net1"))
     worker = w.worker("w-0", w.eth0(), base, outer, inner, ring, devices=(own,))
-    named = DataSettings(data_ifname=("net1.7.8",))
+    named = Settings(data_ifname=("net1.7.8",))
     assert names(choose(worker, named)) == ["mlx5_5:1"]
-    assert names(choose(worker, DataSettings(data_ifname=("odd",)))) == []
+    assert names(choose(worker, Settings(data_ifname=("odd",)))) == []
 
 
 def test_a_vlan_whose_lower_link_is_elsewhere_is_tied_by_its_entry_alone() -> None:
@@ -296,7 +297,7 @@ def test_on_the_nodes_network_a_link_that_nobody_plugged_in_is_nothing_to_say() 
     network = choose(replace(worker, facts=facts), DEFAULT)
     assert names(network) == ["mlx5_1:1", "mlx5_2:1"]
     assert not network.problems
-    named = choose(replace(worker, facts=facts), DataSettings(data_ifname=("rail3",)))
+    named = choose(replace(worker, facts=facts), Settings(data_ifname=("rail3",)))
     assert named.problems[0].check == "data-carrier"
 
 
@@ -312,7 +313,7 @@ def test_two_devices_that_cannot_be_told_apart_are_named_with_the_setting() -> N
     problem = next(item for item in network.problems if item.check == "data-ambiguous")
     assert "mlx5_1:1, mlx5_2:1" in problem.said
     assert "MPIBOOT_RDMA_DEVICE" in (problem.hint or "")
-    assert names(choose(worker, DataSettings(rdma_device=("mlx5_2",)))) == ["mlx5_2:1"]
+    assert names(choose(worker, Settings(rdma_device=("mlx5_2",)))) == ["mlx5_2:1"]
 
 
 def test_of_two_devices_with_our_name_and_address_the_links_index_tells_ours() -> None:
@@ -346,7 +347,7 @@ def test_two_tcp_links_without_the_platforms_word_are_said_and_one_can_be_named(
     network = choose(worker, DEFAULT)
     assert data(network) == ["bar", "foo"]
     assert checks(network) == ["data-ambiguous"]
-    named = choose(worker, DataSettings(data_ifname=("foo",)))
+    named = choose(worker, Settings(data_ifname=("foo",)))
     assert data(named) == ["foo"]
     assert not named.problems
     said = (
@@ -467,42 +468,42 @@ def test_a_bond_and_its_slaves_are_one_rail() -> None:
 
 
 def test_a_named_link_that_is_missing_is_said() -> None:
-    network = choose(w.tcp(), DataSettings(data_ifname=("net5",)))
+    network = choose(w.tcp(), Settings(data_ifname=("net5",)))
     assert network.problems[0].check == "data-link"
     assert network.problems[0].always
-    some = choose(w.tcp(), DataSettings(data_ifname=("net1", "net5")))
+    some = choose(w.tcp(), Settings(data_ifname=("net1", "net5")))
     assert not some.problems[0].always
     assert data(some) == ["net1"]
 
 
 def test_a_named_device_that_is_missing_is_said() -> None:
-    network = choose(w.sriov(), DataSettings(rdma_device=("mlx5_77",)))
+    network = choose(w.sriov(), Settings(rdma_device=("mlx5_77",)))
     assert network.problems[0].check == "rdma-device"
     assert not network.rails
-    some = choose(w.sriov(), DataSettings(rdma_device=("mlx5_3", "mlx5_77")))
+    some = choose(w.sriov(), Settings(rdma_device=("mlx5_3", "mlx5_77")))
     assert [item.said for item in some.problems] == ["MPIBOOT_RDMA_DEVICE: no device mlx5_77"]
     assert names(some) == ["mlx5_3:1"]
 
 
 def test_a_named_port_is_the_users_choice_also_behind_a_link() -> None:
-    network = choose(w.sriov(0), DataSettings(rdma_device=("mlx5_3",)))
+    network = choose(w.sriov(0), Settings(rdma_device=("mlx5_3",)))
     assert network.decisions[0].source is Source.ENVIRONMENT
     assert choose(w.sriov(0), DEFAULT).decisions[0].source is Source.DETECTED
 
 
 def test_a_named_port_is_taken_without_a_link() -> None:
-    network = choose(w.aks(), DataSettings(rdma_device=("mlx5_3:1",)))
+    network = choose(w.aks(), Settings(rdma_device=("mlx5_3:1",)))
     assert names(network) == ["mlx5_3:1"]
     assert network.decisions[0].source is Source.ENVIRONMENT
 
 
 def test_named_devices_are_taken_out_of_many_also_on_the_nodes_network() -> None:
-    some = DataSettings(rdma_device=("mlx5_12", "mlx5_14:1"))
+    some = Settings(rdma_device=("mlx5_12", "mlx5_14:1"))
     network = choose(w.rails8(), some)
     # In the order of their links.
     assert names(network) == ["mlx5_14:1", "mlx5_12:1"]
     assert data(network) == [rail.link.name for rail in network.rails if rail.link]
-    node = choose(w.host_network(), DataSettings(rdma_device=("mlx5_0", "mlx5_2")))
+    node = choose(w.host_network(), Settings(rdma_device=("mlx5_0", "mlx5_2")))
     # The control link's own port too: the user's word is not weighed.
     assert {rail.name: rail.link.name for rail in node.rails if rail.link} == {"mlx5_2:1": "rail2"}
     assert names(node) == ["mlx5_2:1", "mlx5_0:1"]
@@ -510,7 +511,7 @@ def test_named_devices_are_taken_out_of_many_also_on_the_nodes_network() -> None
 
 def test_named_links_are_the_users_word_and_whatever_else_is_there_is_left() -> None:
     worker = w.worker("w-0", w.eth0(), *(w.link(f"net{n}", f"10.{n}.0.2/24") for n in range(1, 4)))
-    network = choose(worker, DataSettings(data_ifname=("net3", "net1", "net3")))
+    network = choose(worker, Settings(data_ifname=("net3", "net1", "net3")))
     assert data(network) == ["net3", "net1"]
     (decision,) = [item for item in network.decisions if item.name == "data-link"]
     assert (decision.source, decision.because) == (Source.ENVIRONMENT, "MPIBOOT_DATA_IFNAME")
@@ -531,7 +532,7 @@ def test_control_is_the_link_that_holds_the_address_dialled_whatever_its_name() 
 
 
 def control_link(worker: Worker, wanted: str = "") -> str:
-    found = choose(worker, DataSettings(control_ifname=wanted)).control
+    found = choose(worker, Settings(control_ifname=wanted)).control
     return found.name if found else ""
 
 

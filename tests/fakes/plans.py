@@ -18,6 +18,7 @@ from mpiboot.model import (
     Level,
     Link,
     Mpi,
+    MpiFamily,
     PodFacts,
     Source,
     Worker,
@@ -28,8 +29,8 @@ ROOT: Final = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilitie
 NOBODY: Final = Identity(1000, 1000, "uid1000", "/", "/bin/sh", known=False, capabilities=0)
 PATHS: Final = Paths("/run/mpiboot/launcher/launch", "/opt/agent", "/run/mpiboot/launcher/key")
 MPIS: Final = {
-    "openmpi4": Mpi("openmpi4", "4.1.4", "/usr/bin/mpirun", "mpirun (Open MPI) 4.1.4"),
-    "openmpi5": Mpi("openmpi5", "5.0.7", "/usr/bin/mpirun", "mpirun (Open MPI) 5.0.7"),
+    "openmpi4": Mpi(MpiFamily.OPENMPI4, "4.1.4", "/usr/bin/mpirun", "mpirun (Open MPI) 4.1.4"),
+    "openmpi5": Mpi(MpiFamily.OPENMPI5, "5.0.7", "/usr/bin/mpirun", "mpirun (Open MPI) 5.0.7"),
 }
 # What the MPI Operator's controller sets on a launcher.
 OPERATOR: Final = {
@@ -101,7 +102,7 @@ def observed(
         identity=identity,
         platform=platforms.recognise(environ)[0],
         environ=environ,
-        line=read(["./train"], family),
+        line=read(["./train"], MpiFamily(family)),
     )
 
 

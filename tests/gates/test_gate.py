@@ -17,7 +17,7 @@ from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, retry_delay
 from mpiboot.gates.gate import Access, GateResult
 from mpiboot.gates.job_hostfile import HostfileFollower, find
-from mpiboot.model import Host, Mesh
+from mpiboot.model import Host, HostKeys, Mesh
 from mpiboot.observe import service_mesh
 from mpiboot.observe.dns import Resolver
 from mpiboot.settings import Settings
@@ -314,7 +314,7 @@ async def test_another_host_key_is_final_once_every_port_has_answered(
 
 async def test_accept_new_takes_the_key_and_tells_it(cluster: Cluster, job: Job) -> None:
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    settings = Settings(timeout=30, host_keys="accept-new")
+    settings = Settings(timeout=30, host_keys=HostKeys.ACCEPT_NEW)
     async with sshd(Behaviour(job, host_key=job.stranger), "0.0.0.0") as port:
         result = await passing(cluster, named("w-0"), access(job, port), settings)
 

@@ -9,7 +9,7 @@ from mpiboot.errors import MpibootError
 from mpiboot.job import dialects, plan
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS, Dialect, parameter
 from mpiboot.job.hostfile import Syntax
-from mpiboot.model import Mpi
+from mpiboot.model import Mpi, MpiFamily
 
 SUPPORTED = [row for row in DIALECTS.values() if row.supported]
 # Intents that a version may do without; each with the reason in its row's absence.
@@ -87,9 +87,9 @@ def test_no_constant_holds_what_a_remote_shell_would_read() -> None:
 
 def test_the_launch_is_flat_and_attached() -> None:
     constants = {row.family: {item.name: item.value for item in row.constants} for row in SUPPORTED}
-    assert constants["openmpi4"]["OMPI_MCA_routed"] == "direct"
-    assert "OMPI_MCA_plm_rsh_no_tree_spawn" not in constants["openmpi4"]
-    assert constants["openmpi5"]["PRTE_MCA_plm_ssh_no_tree_spawn"] == "1"
+    assert constants[MpiFamily.OPENMPI4]["OMPI_MCA_routed"] == "direct"
+    assert "OMPI_MCA_plm_rsh_no_tree_spawn" not in constants[MpiFamily.OPENMPI4]
+    assert constants[MpiFamily.OPENMPI5]["PRTE_MCA_plm_ssh_no_tree_spawn"] == "1"
 
 
 def test_only_version_five_takes_a_single_link() -> None:
@@ -111,10 +111,16 @@ def test_hydra_would_send_what_belongs_to_the_launcher_so_it_is_taken_out() -> N
 @pytest.mark.parametrize(
     ("mpi", "said"),
     [
-        (Mpi("mpich", "4.0.2", "/usr/bin/mpirun", "HYDRA build details:"), "HYDRA build details:"),
-        (Mpi("intel", "2021", "/opt/mpirun", "Intel(R) MPI Library"), "Intel(R) MPI Library"),
-        (Mpi("", "", "/usr/bin/mpirun", "it said nothing"), "it said nothing"),
-        (Mpi("", "", "/usr/bin/mpirun", ""), "/usr/bin/mpirun is not recognised"),
+        (
+            Mpi(MpiFamily.MPICH, "4.0.2", "/usr/bin/mpirun", "HYDRA build details:"),
+            "HYDRA build details:",
+        ),
+        (
+            Mpi(MpiFamily.INTEL, "2021", "/opt/mpirun", "Intel(R) MPI Library"),
+            "Intel(R) MPI Library",
+        ),
+        (Mpi(MpiFamily.UNKNOWN, "", "/usr/bin/mpirun", "it said nothing"), "it said nothing"),
+        (Mpi(MpiFamily.UNKNOWN, "", "/usr/bin/mpirun", ""), "/usr/bin/mpirun is not recognised"),
     ],
 )
 def test_what_is_only_a_sketch_is_refused_with_what_works(mpi: Mpi, said: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from mpiboot.job import ipversion
 from mpiboot.job.plan import Observed, Plan
-from mpiboot.model import Host, Hostfile, Level, Link, Mpi, Source
+from mpiboot.model import Host, Hostfile, Level, Link, Mpi, MpiFamily, Source
 from tests.fakes.plans import MPIS, POD, because, failing, observed, planned
 
 FOUR, SIX, LOCAL = "10.244.0.{}/24", "fd00:10:244::{}/64", "fe80::{}/64"
@@ -112,7 +112,9 @@ def test_names_are_cut_where_the_daemons_would_crash(
     warned: bool,  # noqa: FBT001
 ) -> None:
     seen = pods("openmpi5", SIX, mpi_ipv6=True)
-    plan = planned(seen=replace(seen, mpi=Mpi("openmpi5", version, "/usr/bin/mpirun", "mpirun")))
+    plan = planned(
+        seen=replace(seen, mpi=Mpi(MpiFamily.OPENMPI5, version, "/usr/bin/mpirun", "mpirun"))
+    )
     assert ("PRTE_MCA_prte_strip_prefix" in plan.set_env) is prefix
     assert any("12771" in item.hint for item in plan.findings) is warned
 

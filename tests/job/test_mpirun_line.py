@@ -8,10 +8,11 @@ from mpiboot.job.dialects import DIALECTS, OPENMPI4
 from mpiboot.job.mpirun_line import called, is_mpirun, only_asks, read, slip
 from mpiboot.job.mpirun_options import Means
 from mpiboot.job.user_line import HostSpec, UserLine
+from mpiboot.model import MpiFamily
 
 
 def line(text: str, family: str = "openmpi4") -> UserLine:
-    return read(["mpirun", *text.split()], family)
+    return read(["mpirun", *text.split()], MpiFamily(family))
 
 
 @pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
@@ -103,7 +104,7 @@ def test_which_mpirun_a_line_calls_and_whose_daemons_it_starts(
 ) -> None:
     words = program.split()
     assert called(words) == name
-    assert read(words, family).daemons_mpirun == path
+    assert read(words, MpiFamily(family)).daemons_mpirun == path
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_which_mpirun_a_line_calls_and_whose_daemons_it_starts(
 def test_an_option_that_only_the_other_open_mpi_has_is_refused(text: str, family: str) -> None:
     found = line(text, family)
     assert found.refused
-    assert found.because.startswith(DIALECTS[family].title)
+    assert found.because.startswith(DIALECTS[MpiFamily(family)].title)
     other = {"openmpi4": "openmpi5", "openmpi5": "openmpi4"}[family]
     assert line(text, other).unknown == ""
     assert not line("--frobnicate ./p", family).refused
@@ -244,8 +245,8 @@ def test_hydras_words_are_read_in_any_case_with_its_environment_options() -> Non
 
 
 def test_the_program_is_known_where_it_is_one_and_stands_where_it_is_looked_for() -> None:
-    assert read(["./prog", "x"], "openmpi4") == UserLine(("./prog", "x"))
-    assert read(["./prog", "x"], "openmpi4").program == "./prog"
+    assert read(["./prog", "x"], MpiFamily.OPENMPI4) == UserLine(("./prog", "x"))
+    assert read(["./prog", "x"], MpiFamily.OPENMPI4).program == "./prog"
     assert line("-n 2 ./prog x").program == "./prog"
     for elsewhere in (
         "--wdir /x ./prog",
@@ -258,12 +259,12 @@ def test_the_program_is_known_where_it_is_one_and_stands_where_it_is_looked_for(
 
 
 def test_a_line_without_a_program_has_no_place_for_it() -> None:
-    assert read(["mpirun"], "openmpi4").program_index is None
-    assert read(["mpirun", "-n", "2"], "openmpi4").program_index is None
+    assert read(["mpirun"], MpiFamily.OPENMPI4).program_index is None
+    assert read(["mpirun", "-n", "2"], MpiFamily.OPENMPI4).program_index is None
 
 
 def test_of_an_mpi_without_a_table_nothing_is_read() -> None:
-    found = line("-n 2 ./prog", "other")
+    found = line("-n 2 ./prog", MpiFamily.INTEL)
     assert (found.unknown, found.np, found.program_index) == ("mpirun", None, None)
     assert found.may_hide_hosts
 
@@ -296,9 +297,9 @@ _words = st.one_of(
 )
 
 
-@given(st.lists(_words, max_size=12), st.sampled_from([*DIALECTS, "other"]))
+@given(st.lists(_words, max_size=12), st.sampled_from(MpiFamily))
 def test_any_words_are_read_without_an_error_and_never_changed(
-    words: list[str], family: str
+    words: list[str], family: MpiFamily
 ) -> None:
     found = read(["mpirun", *words], family)
     assert found.argv == ("mpirun", *words)
@@ -330,7 +331,7 @@ def test_the_program_is_found_behind_any_known_options(
 ) -> None:
     before = [word for option in options for word in option]
     for family in ("openmpi4", "openmpi5"):
-        found = read(["mpirun", *before, "-n", str(np), "./prog", *arguments], family)
+        found = read(["mpirun", *before, "-n", str(np), "./prog", *arguments], MpiFamily(family))
         assert found.unknown == ""
         assert found.program_index == len(before) + 3
         assert found.np == np

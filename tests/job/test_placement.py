@@ -8,7 +8,7 @@ from mpiboot.job.dialects import DIALECTS, MPICH, OPENMPI4, OPENMPI5, Dialect
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.placement import Placement, can_tell, chosen, daemons, default_policy, place
 from mpiboot.job.user_line import UserLine
-from mpiboot.model import Finding, Host, Level
+from mpiboot.model import Finding, Host, Level, MpiFamily
 
 OPEN_MPI = (OPENMPI4, OPENMPI5)
 both = pytest.mark.parametrize("row", OPEN_MPI, ids=lambda row: row.family)
@@ -134,7 +134,7 @@ def test_a_mapping_of_the_users_own_may_leave_hosts_idle_and_is_said(mapping: st
 
 
 def test_the_users_environment_decides_the_mapping_where_the_line_does_not() -> None:
-    line = read(["mpirun", "-n", "2", "./prog"], "openmpi4")
+    line = read(["mpirun", "-n", "2", "./prog"], MpiFamily.OPENMPI4)
     assert place(hosts(2, 2), line, OPENMPI4, np=2, policy="node").idle == ()
     kept = place(hosts(2, 2), line, OPENMPI4, np=2, policy="slot")
     assert levels(kept.findings) == [Level.WARN]
@@ -143,12 +143,12 @@ def test_the_users_environment_decides_the_mapping_where_the_line_does_not() -> 
 
 
 def test_5_takes_modifiers_from_the_environment_when_the_policy_stands_there() -> None:
-    line = read(["mpirun", "-n", "9", "--oversubscribe", "./prog"], "openmpi5")
+    line = read(["mpirun", "-n", "9", "--oversubscribe", "./prog"], MpiFamily.OPENMPI5)
     refused = place(hosts(2, 2), line, OPENMPI5, np=9, policy="slot")
     assert levels(refused.findings) == [Level.FAIL]
     allowed = place(hosts(2, 2), line, OPENMPI5, np=9, policy="slot:oversubscribe")
     assert (allowed.idle, allowed.findings) == ((), ())
-    only = read(["mpirun", "-n", "9", "--map-by", ":oversubscribe", "./prog"], "openmpi4")
+    only = read(["mpirun", "-n", "9", "--map-by", ":oversubscribe", "./prog"], MpiFamily.OPENMPI4)
     assert place(hosts(2, 2), only, OPENMPI4, np=9, policy="node").findings == ()
     assert default_policy(OPENMPI5, oversubscribe=True) == "slot:oversubscribe"
     assert default_policy(OPENMPI5, oversubscribe=False) == "slot"
@@ -186,7 +186,7 @@ def test_several_programs_fill_the_slots_one_after_the_other() -> None:
 
 
 def test_hosts_of_the_line_decide_and_what_they_leave_out_is_said() -> None:
-    line = read(["mpirun", "-H", "w-2:3,W-0.,stranger", "./prog"], "openmpi4")
+    line = read(["mpirun", "-H", "w-2:3,W-0.,stranger", "./prog"], MpiFamily.OPENMPI4)
     known = hosts(1, 1, 1)
     assert [(host.name, host.slots) for host in chosen(known, line)] == [
         ("w-2", 3),

@@ -12,7 +12,7 @@ from mpiboot.errors import MpibootError
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.plan import stop_on_failure
 from mpiboot.job.plan_builder import Observed
-from mpiboot.model import Finding, Host, Level, Mpi, Source
+from mpiboot.model import Finding, Host, Level, Mpi, MpiFamily, Source
 from mpiboot.observe import programs
 from mpiboot.settings import resolve
 from tests.fakes.plans import (
@@ -151,7 +151,7 @@ def test_a_plain_exec_lists_what_is_lost(family: str) -> None:
     plan = planned("./train", observed(family), {"supervise": "off"})
     value, source, why = because(plan, "supervise")
     assert (value, source) == ("off", Source.FLAG)
-    assert all(lost in why for lost in DIALECTS[family].lost_without_parent)
+    assert all(lost in why for lost in DIALECTS[MpiFamily(family)].lost_without_parent)
     assert "nobody to see that a host gets no daemon" in why
     assert "no hold after it" in why
     assert "supervise" not in [item.name for item in planned("./train", observed(family)).decisions]
@@ -380,12 +380,12 @@ def test_pods_whose_own_names_have_dots_keep_them_whole() -> None:
 @pytest.mark.parametrize(
     ("theirs", "level"),
     [
-        (Mpi("openmpi4", "4.1.4", "/x", "mpirun (Open MPI) 4.1.4"), None),
-        (Mpi("openmpi4", "4.1.5", "/x", "mpirun (Open MPI) 4.1.5"), Level.WARN),
-        (Mpi("openmpi4", "4.0.7", "/x", "mpirun (Open MPI) 4.0.7"), Level.FAIL),
-        (Mpi("openmpi5", "5.0.7", "/x", "mpirun (Open MPI) 5.0.7"), Level.FAIL),
-        (Mpi("mpich", "4.1.4", "/x", "HYDRA build details:"), Level.FAIL),
-        (Mpi("", "", "/x", ""), Level.FAIL),
+        (Mpi(MpiFamily.OPENMPI4, "4.1.4", "/x", "mpirun (Open MPI) 4.1.4"), None),
+        (Mpi(MpiFamily.OPENMPI4, "4.1.5", "/x", "mpirun (Open MPI) 4.1.5"), Level.WARN),
+        (Mpi(MpiFamily.OPENMPI4, "4.0.7", "/x", "mpirun (Open MPI) 4.0.7"), Level.FAIL),
+        (Mpi(MpiFamily.OPENMPI5, "5.0.7", "/x", "mpirun (Open MPI) 5.0.7"), Level.FAIL),
+        (Mpi(MpiFamily.MPICH, "4.1.4", "/x", "HYDRA build details:"), Level.FAIL),
+        (Mpi(MpiFamily.UNKNOWN, "", "/x", ""), Level.FAIL),
     ],
 )
 def test_another_mpi_on_a_worker_is_said_before_the_start(theirs: Mpi, level: Level | None) -> None:
@@ -402,7 +402,7 @@ def test_the_mpi_that_the_line_names_counts_on_workers_too() -> None:
     path = "/opt/other/bin/mpirun"
 
     def found(said: str) -> list[Finding]:
-        other = Mpi("openmpi5", "5.0.7", "/usr/bin/mpirun", "mpirun (Open MPI) 5.0.7")
+        other = Mpi(MpiFamily.OPENMPI5, "5.0.7", "/usr/bin/mpirun", "mpirun (Open MPI) 5.0.7")
         seen = observed("openmpi4", worker_mpi=other)
         called = programs.recognise(path, said)
         workers = tuple(replace(worker, called_mpi=called) for worker in seen.workers)

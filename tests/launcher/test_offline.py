@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from mpiboot.model import Mpi
+from mpiboot.model import Mpi, MpiFamily
 from mpiboot.observe import facts_json
 from tests.fakes import workers as w
 from tests.fakes.cli import mpiboot
@@ -52,7 +52,7 @@ def test_saved_facts_decide_the_data_network(tmp_path: Path) -> None:
     for number in range(2):
         facts = w.sriov(number).facts
         assert facts is not None
-        facts = replace(facts, mpi=Mpi("openmpi5", "5.0.7", "/usr/bin/mpirun", "5.0.7"))
+        facts = replace(facts, mpi=Mpi(MpiFamily.OPENMPI5, "5.0.7", "/usr/bin/mpirun", "5.0.7"))
         (folder / f"w-{number}.json").write_text(facts_json.to_json(facts))
     words = [*job(tmp_path), "--json", "--facts", str(folder), "--", "./train"]
     done = mpiboot(tmp_path, *words, env=NO_MPI)

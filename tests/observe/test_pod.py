@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.fabric import Fabric, Gid, GidType, LinkLayer, PortState, RdmaDevice, RdmaPort, Route
-from mpiboot.model import Identity, Link, Mpi, PodFacts
+from mpiboot.model import Identity, Link, Mpi, MpiFamily, PodFacts
 from mpiboot.observe import pod
 
 KNOWN = Identity(1000, 1000, "mpi", "/home/mpi", "/bin/bash", known=True, capabilities=0)
@@ -43,7 +43,7 @@ def facts() -> PodFacts:
         runtime_dir="/run/mpiboot/worker",
         control_address="10.244.0.5",
         links=(Link(2, "eth0", "veth", up=True, mtu=1500, addresses=("10.244.0.5/24",)),),
-        mpi=Mpi("openmpi4", "4.1.4", "/usr/bin/mpirun", "mpirun (Open MPI) 4.1.4"),
+        mpi=Mpi(MpiFamily.OPENMPI4, "4.1.4", "/usr/bin/mpirun", "mpirun (Open MPI) 4.1.4"),
         sshd="openssh",
         started=12.5,
         cores=4,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.model import Mpi
+from mpiboot.model import Mpi, MpiFamily
 from mpiboot.observe.programs import detect_mpi, has_ipv6, recognise
 
 
@@ -142,7 +142,7 @@ def test_an_mpi_is_asked_whether_it_has_ipv6(
     if body:
         program(tmp_path, "ompi_info", body)
 
-    assert has_ipv6(Mpi("openmpi5", "5.0.7", str(mpirun), ""), environ(tmp_path)) is told
+    assert has_ipv6(Mpi(MpiFamily.OPENMPI5, "5.0.7", str(mpirun), ""), environ(tmp_path)) is told
 
 
 @pytest.mark.skipif(shutil.which("ompi_info") is None, reason="no Open MPI is installed here")

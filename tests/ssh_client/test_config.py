@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpiboot.model import HostKeys
 from mpiboot.ssh_client.config import (
     ALIAS,
     Entry,
@@ -49,7 +50,7 @@ def written(
             entries,
             key=key,
             known_hosts=known_hosts,
-            host_keys=host_keys,
+            host_keys=HostKeys(host_keys),
             keepalive=keepalive,
             user_args=read_args(user),
             own_keys=own_keys,

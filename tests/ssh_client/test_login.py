@@ -14,6 +14,7 @@ import asyncssh
 import pytest
 
 from mpiboot.errors import MpibootError
+from mpiboot.model import HostKeys
 from mpiboot.ssh_client import login, tcp
 from mpiboot.ssh_client.attempt import Attempt, Limits, Outcome, Target
 from mpiboot.ssh_client.login import ERRORS, OUTPUT_LIMIT, Login, outcome_of
@@ -234,7 +235,7 @@ async def test_a_host_key_of_another_kind_is_shown_not_a_protocol_error(
 @pytest.mark.parametrize("mode", ["accept-new", "off"])
 async def test_a_new_host_key_is_taken_where_the_user_allows_it(job: Job, mode: str) -> None:
     async with sshd(Behaviour(job, host_key=job.stranger)) as port:
-        probe = await attempt(Login(job.path, mode=mode, limits=LIMITS), port)
+        probe = await attempt(Login(job.path, mode=HostKeys(mode), limits=LIMITS), port)
 
     assert (probe.outcome, probe.output) == (Outcome.OK, "hello\n")
     assert probe.fingerprint == job.stranger.get_fingerprint()

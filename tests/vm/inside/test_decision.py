@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.data_network import decision, gids, worker_network
-from mpiboot.data_network.records import DataSettings, GidChoice, WorkerNetwork
-from mpiboot.model import Level
+from mpiboot.data_network.records import GidChoice, WorkerNetwork
+from mpiboot.model import DataNetworkUse, Level
+from mpiboot.settings import Settings
 from tests.vm.inside.machine import (
     active,
     device,
@@ -25,7 +26,7 @@ from tests.vm.inside.machine import (
     worker,
 )
 
-DEFAULT = DataSettings()
+DEFAULT = Settings()
 
 
 def moved_rail(number: int, name: str, link: str, *addresses: str) -> None:
@@ -180,7 +181,7 @@ def test_a_link_with_a_smaller_mtu_than_its_port_uses_is_said() -> None:
     assert devinfo("rxe0").mtu == 4096
 
     def problems() -> list[str]:
-        strict = replace(DEFAULT, data_network="require", nccl_version="2.28.9")
+        strict = replace(DEFAULT, data_network=DataNetworkUse.REQUIRE, nccl_version="2.28.9")
         found = decision.decide(
             [worker_network.choose(worker(seen("a"), control), strict)], strict, {}
         ).findings

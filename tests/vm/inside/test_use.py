@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from mpiboot.data_network import decision, worker_network
-from mpiboot.data_network.records import DataSettings
 from mpiboot.model import PodFacts
+from mpiboot.settings import Settings
 from tests.vm.inside.machine import (
     active,
     device,
@@ -29,7 +29,7 @@ from tests.vm.inside.machine import (
 
 PORT = 18515
 # The newest NCCL that has to be told the index: what is right is then in a variable.
-SETTINGS = DataSettings(nccl_version="2.20.5")
+SETTINGS = Settings(nccl_version="2.20.5")
 
 
 @pytest.fixture
