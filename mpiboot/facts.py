@@ -37,6 +37,9 @@ def gather(
         pid: the pod's first mpiboot.
         mpi: the installed MPI.
     """
+    # Loaded late, as what it needs is.
+    from mpiboot.observe import process_memory  # noqa: PLC0415
+
     seen, routes, odd = links.observe()
     control, _ = pod.control_address(resolved.settings.control_ifname, socket.gethostname())
     return pod.pod_facts(
@@ -49,6 +52,7 @@ def gather(
         mpi=mpi,
         fabric=_fabric(environ, routes, odd),
         mesh=service_mesh.look(),
+        memory_refused=process_memory.refused(),
     )
 
 

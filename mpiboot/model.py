@@ -271,7 +271,8 @@ class PodFacts:
     the pod's mpiboot began, so that a restarted pod is told from the old one; ``environment`` are
     the names (never values) that the pod's own specification sets; ``memlock`` is the session's
     limit in bytes (-1: unlimited); ``shm`` the size of /dev/shm in bytes (0: none); ``mesh`` the
-    service mesh in front of the pod; ``sshd_because`` tells why it is the embedded server.
+    service mesh in front of the pod; ``sshd_because`` tells why it is the embedded server;
+    ``memory_refused`` with which error a process may not read another's memory (empty: it may).
     """
 
     hostname: str
@@ -290,6 +291,7 @@ class PodFacts:
     fabric: Fabric = NO_FABRIC
     mesh: Mesh | None = None
     sshd_because: str = ""
+    memory_refused: str = ""
 
 
 class NoFacts(str, Enum):

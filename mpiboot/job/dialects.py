@@ -93,6 +93,8 @@ class Dialect:
     cut_prefix_var: str = ""
     # What became of a line with several programs (`:`), where that went wrong.
     several_programs: str = ""
+    # Keeps ranks of one host from reading each other's memory.
+    no_single_copy: Variable | None = None
     # The handle of mpirun's own messages, where ranks on its own host would inherit it.
     messages_var: str = ""
     not_resolve_var: str = ""
@@ -169,6 +171,9 @@ OPENMPI4: Final = Dialect(
     evaluated_flags=("*",),
     remove=(),
     by_itself=("OMPI_*", "PMIX_MCA_*"),
+    no_single_copy=Variable(
+        "OMPI_MCA_btl_vader_single_copy_mechanism", "none", "ranks of one host copy by /dev/shm"
+    ),
     messages_var="OPAL_OUTPUT_STDERR_FD",
     lost_without_parent=(
         "exit 1 instead of 128+n after a signal",
@@ -253,6 +258,7 @@ OPENMPI5: Final = Dialect(
         Variable("PRTE_MCA_plm_ssh_no_tree_spawn", "1", "flat: no worker needs to reach another"),
     ),
     root=_OMPI_ROOT,
+    no_single_copy=Variable("OMPI_MCA_smsc", "^cma", "ranks of one host copy by /dev/shm"),
     # The list takes names and a user's -x wins over it; with -x twice the first would win.
     export="list",
     export_var="OMPI_MCA_mca_base_env_list",

@@ -14,6 +14,7 @@ from mpiboot.job.dialects import Dialect, parameter
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.model import Finding, Level, Source
 from mpiboot.settings import Given, Resolved
+from mpiboot.wording import first_few
 
 
 def set_constants(builder: PlanBuilder, observed: Observed, *, oversubscribe: Given | None) -> None:
@@ -27,6 +28,7 @@ def set_constants(builder: PlanBuilder, observed: Observed, *, oversubscribe: Gi
     if observed.identity.uid == 0:
         for item in row.root:
             builder.variable(item.name, item.value, item.because, Source.DETECTED)
+    _copy_once(builder, observed)
     if builder.line.bind_to:
         builder.decide("binding", builder.line.bind_to, Source.FLAG, "given on the mpirun line")
     elif row.bind_var:
@@ -52,6 +54,18 @@ def set_constants(builder: PlanBuilder, observed: Observed, *, oversubscribe: Gi
     ):
         if not builder.environ.get(name):
             builder.set_env[name] = value
+
+
+def _copy_once(builder: PlanBuilder, observed: Observed) -> None:
+    """Keep ranks of one host from reading each other's memory where that is refused."""
+    item = builder.row.no_single_copy
+    pods = {worker.host.name: worker.facts for worker in observed.workers}
+    pods |= dict.fromkeys((host.name for host in observed.local), observed.own)
+    found = {name: pod.memory_refused for name, pod in pods.items() if pod and pod.memory_refused}
+    if item and found:
+        said = "; ".join(dict.fromkeys(found.values()))
+        because = f"process_vm_readv is refused ({said}) on {first_few(found)}: {item.because}"
+        builder.variable(item.name, item.value, because, Source.DETECTED)
 
 
 def listed(builder: PlanBuilder) -> tuple[str, ...]:

@@ -275,6 +275,7 @@ def pod_facts(
     mpi: Mpi | None,
     fabric: Fabric = NO_FABRIC,
     mesh: Mesh | None = None,
+    memory_refused: str = "",
 ) -> PodFacts:
     """Put this pod's facts together.
 
@@ -288,6 +289,7 @@ def pod_facts(
         mpi: what ``observe.programs`` found.
         fabric: what ``observe.rdma`` found.
         mesh: what ``observe.mesh`` found.
+        memory_refused: what ``observe.process_memory`` found.
     """
     return PodFacts(
         hostname=socket.gethostname(),
@@ -305,4 +307,5 @@ def pod_facts(
         environment=spec_names(pid),
         fabric=fabric,
         mesh=mesh,
+        memory_refused=memory_refused,
     )

@@ -416,6 +416,29 @@ def test_the_mpi_that_the_line_names_counts_on_workers_too() -> None:
         assert f"{path}, which the line names: {said}" in first.said
 
 
+@pytest.mark.parametrize(
+    ("family", "name", "value"),
+    [
+        ("openmpi4", "OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
+        ("openmpi5", "OMPI_MCA_smsc", "^cma"),
+    ],
+)
+def test_memory_that_may_not_be_read_is_copied_by_dev_shm(
+    family: str, name: str, value: str
+) -> None:
+    seen = observed(family)
+    first, second = seen.workers
+    assert second.facts is not None
+    refused = replace(second, facts=replace(second.facts, memory_refused="Operation not permitted"))
+    seen = replace(seen, workers=(replace(first, facts=None), refused))
+    plan = planned("./train", seen)
+    assert plan.set_env[name] == value
+    assert "(Operation not permitted) on w-1.job.ns.svc: " in because(plan, name)[2]
+    theirs = planned("./train", replace(seen, environ={**seen.environ, name: "emulated"}))
+    assert name not in theirs.set_env
+    assert name not in planned("./train", observed(family)).set_env
+
+
 def test_a_worker_without_mpi_is_said_and_one_that_tells_nothing_is_not_blamed() -> None:
     seen = observed()
     first, second = seen.workers

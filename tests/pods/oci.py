@@ -92,6 +92,7 @@ class PodSpec:
     read_only_root: bool = False
     no_new_privileges: bool = False
     seccomp: bool = False
+    refused_calls: Sequence[str] = ()
     volumes: Sequence[Volume] = ()
     working_dir: str = "/"
     hostname: str | None = None
@@ -167,11 +168,12 @@ def configuration(
         "readonlyPaths": list(_READ_ONLY),
         "sysctl": dict(spec.sysctls),
     }
-    if spec.seccomp:
+    calls = [*(_REFUSED_CALLS if spec.seccomp else ()), *spec.refused_calls]
+    if calls:
         linux["seccomp"] = {
             "defaultAction": "SCMP_ACT_ALLOW",
             "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_AARCH64"],
-            "syscalls": [{"names": list(_REFUSED_CALLS), "action": "SCMP_ACT_ERRNO"}],
+            "syscalls": [{"names": calls, "action": "SCMP_ACT_ERRNO"}],
         }
     return {
         "ociVersion": "1.0.2",

@@ -579,3 +579,56 @@ def test_an_mpi_that_is_not_the_one_on_path(
     spans(job)
     # It is the image's, and nobody is blamed for what PATH has.
     assert other not in job.launcher.stderr()
+
+
+# Two ranks of one host, and a message that is too large for what they share.
+LARGE = """
+import ctypes
+mpi = ctypes.CDLL("libmpi.so.40", ctypes.RTLD_GLOBAL)
+names = ("ompi_mpi_comm_world", "ompi_mpi_byte")
+world, byte = (ctypes.byref(ctypes.c_char.in_dll(mpi, name)) for name in names)
+mpi.MPI_Init(None, None)
+rank, size = ctypes.c_int(), 1 << 20
+mpi.MPI_Comm_rank(world, ctypes.byref(rank))
+data = ctypes.create_string_buffer((b"x" if rank.value else b"y") * size, size)
+if rank.value:
+    mpi.MPI_Recv(data, size, byte, 0, 0, world, None)
+else:
+    mpi.MPI_Send(data, size, byte, 1, 0, world)
+print("rank", rank.value, data.raw == b"y" * size, flush=True)
+mpi.MPI_Finalize()
+"""
+
+
+@pytest.mark.parametrize("name", [OLD, pytest.param(NEW, marks=pytest.mark.full)])
+def test_memory_of_other_processes_that_may_not_be_read(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    job = mpijob(
+        cluster,
+        images.image(name),
+        workers=1,
+        slots=2,
+        launcher_args=["/opt/mpiboot/bin/python3", "-c", LARGE],
+        worker={"refused_calls": ("process_vm_readv", "process_vm_writev")},
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    assert sorted(job.launcher.stdout().splitlines()) == ["rank 0 True", "rank 1 True"]
+    assert "process_vm_readv is refused (Operation not permitted)" in job.launcher.stderr()
+    assert "errno" not in job.launcher.stdout() + job.launcher.stderr()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [OLD])
+def test_what_a_refused_read_looks_like(cluster: Cluster, rig: None, name: str) -> None:
+    """The same with the user's own wish for it, which is kept: what the row above is spared."""
+    job = mpijob(
+        cluster,
+        images.image(name),
+        workers=1,
+        slots=2,
+        launcher_args=["/opt/mpiboot/bin/python3", "-c", LARGE],
+        env={"OMPI_MCA_btl_vader_single_copy_mechanism": "cma", "MPIBOOT_TIMEOUT": "60"},
+        worker={"refused_calls": ("process_vm_readv", "process_vm_writev")},
+    ).start()
+    until(lambda: "errno = 1" in job.launcher.stderr())
