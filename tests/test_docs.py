@@ -266,3 +266,15 @@ def test_the_version_is_that_of_the_changelogs_top() -> None:
     said = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)\.dev0", __version__)
     assert said is not None
     assert tuple(map(int, said.groups())) > tuple(map(int, released[0].split(".")))
+
+
+def test_every_file_that_the_architecture_names_is_there() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    there = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("mpiboot/**/*")}
+    there |= {f"{path}/" for path in there} | {"tests/pods/"}
+    named_there = re.findall(r"`((?:[\w.]+/)*(?:\w+\.py|\w+/))`", text)
+    assert len(named_there) > 20
+    missing = [
+        name for name in named_there if not any(f"/{one}".endswith(f"/{name}") for one in there)
+    ]
+    assert missing == []
