@@ -93,7 +93,7 @@ class Notices:
         data = b""
         with suppress(OSError):
             data = os.read(handle, _LINE)
-        self._drop(handle)
         words = data.decode("utf-8", "replace").split()
         if len(words) == _WORDS and words[:2] == ["ending", self._mark]:
             self._heard(words[2])
+        self._drop(handle)  # only now: that is the answer

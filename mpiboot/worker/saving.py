@@ -1,7 +1,8 @@
 """A worker that is told to end: its ranks get the time to save, and their launcher is told.
 
 The launcher must hold its mpirun before the first rank ends, or mpirun would kill all others; so it
-is told first, by a connection to the port that the job's daemons have in their environment.
+is told first, by a connection to the port that the job's daemons have in their environment, and
+closes it once it holds it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from mpiboot.ssh_server.sessions import MARK
 from mpiboot.system import process
 
 SCRIPT: Final = Path(mpiboot.__file__).parent / "libexec" / "stop-ranks"
-# Seconds; its ranks wait for this. A launcher on the same network answers in a millisecond.
-_PATIENCE: Final = 0.5
+# Seconds; its ranks wait for this. A launcher on the same network answers in a millisecond, where
+# its node isn't overloaded.
+_PATIENCE: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ def tell_launchers(root: Path = Path("/proc")) -> None:
             socket.create_connection((one.address, one.port), _PATIENCE) as connection,
         ):
             connection.sendall(f"ending {one.mark} {one.host}\n".encode())
+            connection.recv(1)
 
 
 def stop_ranks(folder: Path, environ: Mapping[str, str], signal: str, seconds: float) -> int:

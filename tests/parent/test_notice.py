@@ -63,6 +63,27 @@ def test_strangers_and_noise_are_not(launcher: Launcher, said: bytes) -> None:
     assert launcher.hear(said, f"ending {MARK} w-1\n".encode()) == ["w-1"]
 
 
+def test_the_connection_is_closed_when_what_was_heard_is_done() -> None:
+    """The worker's ranks end only then."""
+    loop, open_then = EventLoop(), list[bool]()
+    with socket.socket() as worker:
+
+        def heard(_: str) -> None:
+            worker.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                worker.recv(1)
+            open_then.append(True)
+
+        notices = Notices(loop, MARK, heard)
+        worker.connect(("127.0.0.1", notices.listen(("127.0.0.1",))))
+        worker.sendall(f"ending {MARK} w-1\n".encode())
+        while not open_then:
+            loop.wait(None)
+        worker.setblocking(True)
+        assert worker.recv(1) == b""
+        notices.close()
+
+
 def test_those_that_say_nothing_do_not_take_the_place_of_others(launcher: Launcher) -> None:
     with ExitStack() as silent:
         for _ in range(40):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 
+from mpiboot.worker import saving
 from mpiboot.worker.saving import Launcher, launcher, tell_launchers
 
 OWN = {
@@ -35,7 +37,11 @@ def test_a_word_that_is_not_ours_is_none(word: str) -> None:
     assert launcher(written(OWN | {"MPIBOOT_NOTICE": word})) is None
 
 
-def test_each_launcher_is_told_once_and_one_that_is_gone_does_no_harm(tmp_path: Path) -> None:
+def test_each_launcher_is_told_once_and_its_answer_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is gone does no harm; one that is there has to hold its mpirun first."""
+    monkeypatch.setattr(saving, "_PATIENCE", 60.0)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as gone:
         gone.bind(("127.0.0.1", 0))
         here, nobody = server.getsockname()[1], gone.getsockname()[1]
@@ -44,9 +50,24 @@ def test_each_launcher_is_told_once_and_one_that_is_gone_does_no_harm(tmp_path: 
             values = OWN | {"MPIBOOT_NOTICE": f"{port}/w-1"}
             (tmp_path / str(pid) / "environ").write_bytes(written(values))
         (tmp_path / "13").mkdir()
-        tell_launchers(tmp_path)
+        telling = threading.Thread(target=tell_launchers, args=(tmp_path,))
+        telling.start()
         with server.accept()[0] as told:
             assert told.recv(100) == b"ending the-mark w-1\n"
+            telling.join(0.1)
+            assert telling.is_alive()
+        telling.join()
         server.setblocking(False)
         with pytest.raises(BlockingIOError):
             server.accept()
+
+
+def test_a_launcher_that_does_not_answer_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "_PATIENCE", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (tmp_path / "10").mkdir()
+        values = OWN | {"MPIBOOT_NOTICE": f"{server.getsockname()[1]}/w-1"}
+        (tmp_path / "10/environ").write_bytes(written(values))
+        tell_launchers(tmp_path)
