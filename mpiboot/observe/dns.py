@@ -3,6 +3,11 @@
 What counts as resolved is what ``getaddrinfo`` says, because ``ssh`` asks it too; the questions
 that this module sends itself tell why a name fails. It decides nothing, and it never waits for a
 name to appear: that is the gate's.
+
+dnspython writes, sends and reads each question (also by TCP). Its resolver is not used, for it
+would explain another search than glibc's: it ends the search list at a name without an address
+record, reads neither ``attempts`` nor the limits of resolv.conf(5), waits for a silent nameserver
+as long as for any other, and tells what each nameserver said only where all have failed.
 """
 
 from __future__ import annotations
@@ -18,13 +23,13 @@ from typing import TYPE_CHECKING, Final
 from mpiboot.addresses import is_address
 from mpiboot.job import names
 from mpiboot.observe.answers import Answer, Reason, Reply, joined, summary
+from mpiboot.observe.pod import HOSTS, hosts_lines
 from mpiboot.observe.resolvconf import ResolvConf, is_malformed, parse, search_names
 
 if TYPE_CHECKING:
     import dns.message
 
 RESOLV_CONF: Final = Path("/etc/resolv.conf")
-HOSTS: Final = Path("/etc/hosts")
 
 _DNS_PORT: Final = 53
 _LOOKUPS: Final = 64
@@ -43,14 +48,6 @@ def read_resolv_conf(path: Path = RESOLV_CONF) -> ResolvConf:
     except OSError:
         return ResolvConf()
     return parse(text)
-
-
-def _hosts_lines(path: Path) -> list[list[str]]:
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return [line.partition("#")[0].lower().split() for line in text.splitlines()]
 
 
 def system_addresses(name: str) -> tuple[str, ...]:
@@ -206,7 +203,7 @@ class Resolver:
 
     def _in_hosts(self, name: str) -> tuple[str, ...]:
         wanted = name.removesuffix(".").lower()
-        found = [words[0] for words in _hosts_lines(self._hosts) if wanted in words[1:]]
+        found = [words[0] for words in hosts_lines(self._hosts) if wanted in words[1:]]
         return tuple(dict.fromkeys(found))
 
     async def _ask_nameservers(self, name: str) -> Reply:

@@ -118,7 +118,8 @@ def _usable(home: str) -> bool:
     return home.startswith("/") and home.strip("/") != "" and os.access(home, os.X_OK)
 
 
-def _host_lines(path: Path) -> list[list[str]]:
+def hosts_lines(path: Path) -> list[list[str]]:
+    """Read the lines of a hosts file as words in small letters: an address and its names."""
     try:
         text = path.read_text("utf-8", "replace")
     except OSError:
@@ -128,12 +129,12 @@ def _host_lines(path: Path) -> list[list[str]]:
 
 def own_names(hostname: str, path: Path = HOSTS) -> tuple[str, ...]:
     """Names that /etc/hosts has for this pod: those on the lines with its host name."""
-    found = [words[1:] for words in _host_lines(path) if hostname.lower() in words[1:]]
+    found = [words[1:] for words in hosts_lines(path) if hostname.lower() in words[1:]]
     return tuple(dict.fromkeys(name for line in found for name in line))
 
 
 def _hosts_address(hostname: str, path: Path) -> str:
-    for words in _host_lines(path):
+    for words in hosts_lines(path):
         found = parse(words[0]) if hostname.lower() in words[1:] else None
         # Debian writes 127.0.1.1 for the machine's own name, which nobody else can reach.
         if found is not None and not found.is_loopback:
