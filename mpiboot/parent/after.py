@@ -4,24 +4,21 @@ The parent itself stays small: what needs more than it has is done by that child
 fails or hangs costs its time and nothing else.
 """
 
-# pathlib and what it imports would cost the parent a megabyte.
-# ruff: noqa: PTH100, PTH118, PTH120
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
-from mpiboot.parent.launch_spec import MARK
 from mpiboot.parent.loop import EventLoop
+from mpiboot.parent.os_calls import start_asking
 
+_ASK: Final = "ask_workers.py"
 _PATIENCE: Final = 5.0
 _LIMIT: Final = 1 << 16
-_PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_ASK: Final = os.path.join(_PACKAGE, "after_job", "ask_workers.py")
 
 
 def ask(
@@ -45,24 +42,7 @@ def ask(
         asked: what hosts are asked for, whether they can run it (empty: they aren't), and the
             signal that ended that host's rank.
     """
-    reader, writer = os.pipe()
-    try:
-        pid = os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-I", "-S", _ASK, folder, what, host, *asked],
-            {**environ, MARK: folder},
-            file_actions=[
-                (os.POSIX_SPAWN_DUP2, writer, 1),
-                (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-            ],
-            setpgroup=0,
-            setsigmask=(),
-        )
-    except OSError:
-        os.close(reader)
-        return ()
-    finally:
-        os.close(writer)
+    pid, reader = start_asking(_ASK, folder, environ, what, host, *asked)
     answer = _Answer(reader)
     deadline = time.monotonic() + _PATIENCE
     loop.on(reader, answer.read)
@@ -71,11 +51,10 @@ def ask(
     loop.off(reader)
     os.close(reader)
     # Its agents are in its group; what has ended already is no matter.
-    try:
-        os.killpg(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    except OSError:
-        pass
+    with suppress(OSError):
+        if pid:
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
     lines = answer.data.decode("utf-8", "replace").splitlines()
     return tuple(line for line in lines if line)
 

@@ -7,25 +7,21 @@ go on. What they have to say while every rank is still there (output, the barrie
 mpirun is let run for; once a rank has ended it could only be the order to kill the others.
 """
 
-# pathlib and what it imports would cost the parent a megabyte.
-# ruff: noqa: PTH100, PTH118, PTH120
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final
 
 from mpiboot.parent.end import send
-from mpiboot.parent.launch_spec import MARK
 from mpiboot.parent.loop import EventLoop
+from mpiboot.parent.os_calls import start_asking
 from mpiboot.parent.watch import unread
 
-_PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_STOP: Final = os.path.join(_PACKAGE, "after_job", "stop_ranks.py")
+_STOP: Final = "stop_ranks.py"
 _LOOK: Final = 0.1
 _PIECE: Final = 4096
 
@@ -75,27 +71,11 @@ class Saving:
         self._pids = tuple(self._mpiruns())
         send([*self._pids], signal.SIGSTOP)
         self._look_at = time.monotonic() + _LOOK
-        self._reader, writer = os.pipe()
-        reader, self._writer = os.pipe()
         name = signal.Signals(number).name.removeprefix("SIG")
-        try:
-            self._child = os.posix_spawn(
-                sys.executable,
-                [sys.executable, "-I", "-S", _STOP, folder, name, str(int(seconds) + 1)],
-                {**environ, MARK: folder},
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, reader, 0),
-                    (os.POSIX_SPAWN_DUP2, writer, 1),
-                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-                ],
-                setpgroup=0,
-                setsigmask=(),
-            )
-        except OSError:
-            self._child = 0  # the pipe ends at once
-        finally:
-            os.close(reader)
-            os.close(writer)
+        limit = str(int(seconds) + 1)
+        reader, self._writer = os.pipe()
+        self._child, self._reader = start_asking(_STOP, folder, environ, name, limit, stdin=reader)
+        os.close(reader)
         self._loop.on(self._reader, self._read)
 
     def look(self) -> None:
