@@ -37,6 +37,11 @@ ROOT = Path(__file__).resolve().parent.parent
 TOP = "top"
 MORE = {
     "after_job": ("tests/parent/test_after.py", "tests/test_stop_ranks.py"),
+    "observe": (
+        "tests/network/test_service_mesh.py",
+        "tests/gates/test_job_hostfile.py",
+        "tests/gates/test_followed_hosts.py",
+    ),
     "ssh_server": ("tests/worker/test_role.py",),
     "launch_agent": ("tests/test_agent.py",),
     "launcher": ("tests/test_shims.py",),

@@ -227,6 +227,30 @@ def test_options_that_move_ranks_or_hosts_in_other_ways_are_named() -> None:
     assert line("-skip-launch-node ./prog", "mpich").moves_ranks == ("-skip-launch-node",)
 
 
+@pytest.mark.parametrize(
+    ("family", "option", "values"),
+    [
+        *(("openmpi4", option, 0) for option in ("novm", "dvm", "nolocal", "tag-output", "debug")),
+        *(("openmpi4", option, 1) for option in ("hnp", "max-vm-size", "rankfile", "xml-file")),
+        *(("openmpi5", option, 1) for option in ("dvm", "output", "rankfile", "display-topo")),
+        *(("openmpi5", option, 0) for option in ("stop-on-exec", "parsable", "nolocal")),
+        *(("openmpi5", option, 2) for option in ("prtemca", "pmixmca", "mca")),
+        *(("mpich", option, 1) for option in ("rankmap", "order-nodes", "machine", "launcher")),
+        *(("mpich", option, 0) for option in ("skip-launch-node", "genvall", "l", "pmi-port")),
+        *(("mpich", option, 2) for option in ("genv", "env")),
+    ],
+)
+def test_what_follows_an_option_is_its_values_and_no_program(
+    family: str, option: str, values: int
+) -> None:
+    dash = "-" if family == "mpich" else "--"
+    found = line(f"{dash}{option} {'value ' * values}-n 3 ./prog", family)
+    assert not found.unknown
+    (app,) = found.apps
+    assert app.program is not None
+    assert (app.np, found.argv[app.program]) == (3, "./prog")
+
+
 def test_two_dashes_alone_end_the_options_of_open_mpi() -> None:
     found = line("-n 2 -- -prog")
     assert found.argv[found.program_index or 0] == "-prog"
@@ -285,6 +309,7 @@ def test_a_whole_line_in_one_argument_is_said() -> None:
     assert '"mpirun", "-n", "4", "./prog"' in slip(["mpirun -n 4 ./prog"])
     assert '"-n", "4", "./prog"' in slip(["mpirun", "-n 4 ./prog"])
     assert slip(["mpirun", "-n", "4", "./prog", "a b c"]) == ""
+    assert slip(["mpirun", "./prog", "-n 4 is my own"]) == ""
     assert slip(["/opt/my prog/run"]) == ""
     assert slip([]) == ""
 

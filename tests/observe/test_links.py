@@ -4,9 +4,12 @@ import asyncio
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import cast
 
 import pytest
 
+from mpiboot.observe import links as observed_links
 from mpiboot.observe.links import is_local, links, observe, source_address
 
 
@@ -68,3 +71,32 @@ def test_every_address_of_this_host_is_local() -> None:
 @pytest.mark.parametrize("address", ["127.0.0.2", "192.0.2.254", "203.0.113.1", "name", ""])
 def test_other_addresses_are_not_local(address: str) -> None:
     assert not is_local(address)
+
+
+class Message(dict[str, int]):
+    """An answer of netlink's with nothing but its head."""
+
+    def get_attr(self, name: str) -> object:
+        return {"IFLA_IFNAME": "net1", "IFLA_MTU": 9000}.get(name)
+
+    def get_nested(self, *_: str) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("flags", "up", "carrier"),
+    [
+        (0x0, False, False),
+        (0x1, True, False),  # IFF_UP: the other end is not there
+        (0x1043, True, True),  # and IFF_RUNNING, with IFF_BROADCAST and IFF_MULTICAST
+        (0x1002, False, False),
+        (0x40, False, True),
+    ],
+)
+def test_a_link_that_is_up_has_a_carrier_only_where_the_kernel_says_so(
+    flags: int, tmp_path: Path, *, up: bool, carrier: bool
+) -> None:
+    message = Message(index=7, flags=flags, ifi_type=1)
+    found = observed_links._link(cast("observed_links._Message", message), (), tmp_path)
+    assert (found.name, found.index, found.mtu) == ("net1", 7, 9000)
+    assert (found.up, found.carrier) == (up, carrier)

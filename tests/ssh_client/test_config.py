@@ -4,24 +4,27 @@ import shutil
 import string
 import subprocess
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.model import HostKeys
+from mpiboot.model import Decision, HostKeys, Source
 from mpiboot.ssh_client.config import (
     ALIAS,
     Entry,
     Patience,
     UserArgs,
+    client,
     lost_with_own_client,
     patience,
     quoted,
     read_args,
     render,
 )
+from tests.fakes.plans import ROOT
 
 SSH = shutil.which("ssh") or ""
 needs_ssh = pytest.mark.skipif(not SSH, reason="no ssh on PATH")
@@ -245,3 +248,28 @@ def test_any_arguments_are_read_without_losing_a_word_that_is_no_option(text: st
     assert all("\n" not in line for line in args.lines)
     if not any(word.startswith("-") for word in text.split()):
         assert kept.split() == plain
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ssh", "known", "kind", "because"),
+    [
+        ("auto", "/bin/ssh", True, "openssh", "/bin/ssh"),
+        (
+            "auto",
+            "/bin/ssh",
+            False,
+            "embedded",
+            "/bin/ssh refuses uid 0, which has no passwd entry",
+        ),
+        ("auto", "", True, "embedded", "there is no ssh on PATH"),
+        ("openssh", "", False, "openssh", "MPIBOOT_SSH_CLIENT, which is missing"),
+        ("embedded", "/bin/ssh", True, "embedded", "MPIBOOT_SSH_CLIENT"),
+    ],
+)
+def test_the_ssh_client_is_the_users_or_the_one_that_can_run(
+    wanted: str, ssh: str, kind: str, because: str, *, known: bool
+) -> None:
+    identity = replace(ROOT, known=known)
+    source = Source.DETECTED if wanted == "auto" else Source.ENVIRONMENT
+    found = client(wanted, Source.ENVIRONMENT, ssh, identity)
+    assert found == Decision("ssh-client", kind, source, because)
