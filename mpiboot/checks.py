@@ -190,6 +190,15 @@ CHECKS: Final = (
         hint="use one image, or images with the same MPI, for launcher and workers",
     ),
     Check(
+        "gpus",
+        "all workers have the same number and kind of GPUs",
+        ExitCode.DEVICE_MISSING,
+        retry=False,
+        roles=(_L,),
+        hint="look at that node's GPUs (`nvidia-smi`, `dmesg`), or keep the job away from it; put "
+        "all workers on nodes of one kind (nodeSelector), with the same resources",
+    ),
+    Check(
         "several-programs",
         "this MPI starts a line with several programs",
         ExitCode.CONFLICT,

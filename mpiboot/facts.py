@@ -38,7 +38,7 @@ def gather(
         mpi: the installed MPI.
     """
     # Loaded late, as what it needs is.
-    from mpiboot.observe import process_memory  # noqa: PLC0415
+    from mpiboot.observe import gpus, process_memory  # noqa: PLC0415
 
     seen, routes, odd = links.observe()
     control, _ = pod.control_address(resolved.settings.control_ifname, socket.gethostname())
@@ -53,6 +53,7 @@ def gather(
         fabric=_fabric(environ, routes, odd),
         mesh=service_mesh.look(),
         memory_refused=process_memory.refused(),
+        gpus=gpus.seen(),
     )
 
 

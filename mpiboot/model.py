@@ -264,6 +264,24 @@ class Mesh:
 
 
 @dataclass(frozen=True, slots=True)
+class Gpus:
+    """The GPUs of a pod.
+
+    ``kind`` is their maker and PCI device number; ``lost`` counts those whose node is in /dev while
+    the kernel has them no more; ``peer_memory`` is the kernel's module by which an RDMA device
+    reaches their memory, empty where it is not loaded.
+    """
+
+    count: int = 0
+    kind: str = ""
+    lost: int = 0
+    peer_memory: str = ""
+
+
+NO_GPUS: Final = Gpus()
+
+
+@dataclass(frozen=True, slots=True)
 class PodFacts:
     """What one pod says of itself; a worker's travel to the launcher as JSON (``FACTS_VERSION``).
 
@@ -292,6 +310,7 @@ class PodFacts:
     mesh: Mesh | None = None
     sshd_because: str = ""
     memory_refused: str = ""
+    gpus: Gpus = NO_GPUS
 
 
 class NoFacts(str, Enum):

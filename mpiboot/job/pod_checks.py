@@ -28,6 +28,7 @@ def findings(observed: Observed, resolved: Resolved) -> tuple[Finding, ...]:
         *_meshes(observed, resolved),
         *mtus(observed.links, observed.workers),
         *shared_addresses(observed),
+        *gpus(observed.workers),
     )
 
 
@@ -55,6 +56,27 @@ def mpi_versions(observed: Observed) -> Iterator[Finding]:
 
 def _series(version: str) -> str:
     return ".".join(version.split(".")[:2])
+
+
+def gpus(workers: Sequence[Worker]) -> Iterator[Finding]:
+    """Compare the workers' GPUs; what mpiboot starts is the user's to judge, so it only warns."""
+    kinds: dict[str, list[str]] = {}
+    for worker in workers:
+        if worker.facts is None:
+            continue
+        own = worker.facts.gpus
+        kinds.setdefault(f"{own.count} {own.kind}".strip(), []).append(worker.host.name)
+        if own.lost:
+            said = f"{own.lost} of {own.lost + own.count} GPUs in /dev, the kernel has no more"
+            yield _gpus(said, worker.host.name)
+    if len(kinds) > 1:
+        usual = max(kinds, key=lambda kind: len(kinds[kind]))
+        odd = [f"{first_few(names)}: {kind}" for kind, names in kinds.items() if kind != usual]
+        yield _gpus(f"GPUs differ: {'; '.join(odd)}; the others ({len(kinds[usual])}): {usual}")
+
+
+def _gpus(said: str, host: str = "") -> Finding:
+    return Finding("gpus", Level.WARN, said, host=host, hint=BY_REFERENCE["gpus"].hint)
 
 
 def shared_addresses(observed: Observed) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from mpiboot import __version__, log
 from mpiboot.addresses import IPV6, bare, parse
 from mpiboot.addresses import network as network_of
 from mpiboot.fabric import Fabric
-from mpiboot.model import NO_FABRIC, Identity, Link, Mesh, Mpi, PodFacts
+from mpiboot.model import NO_FABRIC, NO_GPUS, Gpus, Identity, Link, Mesh, Mpi, PodFacts
 from mpiboot.observe import facts_json
 
 FACTS_VERSION: Final = facts_json.FACTS_VERSION
@@ -277,6 +277,7 @@ def pod_facts(
     fabric: Fabric = NO_FABRIC,
     mesh: Mesh | None = None,
     memory_refused: str = "",
+    gpus: Gpus = NO_GPUS,
 ) -> PodFacts:
     """Put this pod's facts together.
 
@@ -291,6 +292,7 @@ def pod_facts(
         fabric: what ``observe.rdma`` found.
         mesh: what ``observe.mesh`` found.
         memory_refused: what ``observe.process_memory`` found.
+        gpus: what ``observe.gpus`` found.
     """
     return PodFacts(
         hostname=socket.gethostname(),
@@ -309,4 +311,5 @@ def pod_facts(
         fabric=fabric,
         mesh=mesh,
         memory_refused=memory_refused,
+        gpus=gpus,
     )

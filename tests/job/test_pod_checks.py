@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.job import pod_checks
-from mpiboot.model import Host, Link, Worker
+from mpiboot.model import Gpus, Host, Level, Link, Worker
 from tests.fakes.plans import OPERATOR, POD, failing, hosts, link, observed, planned, worker
 
 
@@ -92,3 +92,30 @@ def test_the_launchers_own_counts_and_a_worker_that_tells_nothing_does_not() -> 
     assert pod_checks.mtus(LAUNCHER, (silent,)) == ()
     small = (LAUNCHER[0], sized(1400, LAUNCHER[1]))
     assert len(pod_checks.mtus(small, pods(1500))) == 1
+
+
+def test_one_node_with_fewer_gpus_is_named_and_a_lost_one_too() -> None:
+    def found(*own: Gpus) -> list[str]:
+        seen = observed(listed=hosts(*[8] * len(own)))
+        workers = [
+            replace(worker, facts=worker.facts and replace(worker.facts, gpus=mine))
+            for worker, mine in zip(seen.workers, own, strict=True)
+        ]
+        assert all(item.level is Level.WARN for item in pod_checks.gpus(workers))
+        return [f"{item.host} {item.said}".strip() for item in pod_checks.gpus(workers)]
+
+    eight, seven = Gpus(8, "NVIDIA 2330"), Gpus(7, "NVIDIA 2330", lost=1)
+    assert found(eight, eight) == []
+    assert found(Gpus(), Gpus()) == []
+    assert found(eight, seven, eight) == [
+        "w-1.job.ns.svc 1 of 8 GPUs in /dev, the kernel has no more",
+        "GPUs differ: w-1.job.ns.svc: 7 NVIDIA 2330; the others (2): 8 NVIDIA 2330",
+    ]
+    assert found(eight, eight, Gpus()) == [
+        "GPUs differ: w-2.job.ns.svc: 0; the others (2): 8 NVIDIA 2330"
+    ]
+
+
+def test_a_worker_that_tells_nothing_of_its_gpus_is_not_blamed() -> None:
+    first, second = observed().workers
+    assert list(pod_checks.gpus([replace(first, facts=None), second])) == []
