@@ -65,10 +65,10 @@ def fails(image: Image) -> None:
             cluster,
             image,
             workers=2,
-            env={**LOG, "MPIBOOT_TIMEOUT": "3"},
+            env={**LOG, "MPIBOOT_DNS_WAIT": "5"},
             launcher_args=["/opt/programs/ring"],
         )
-        say("a job that can't start: one of two workers never comes (the deadline is 3 s here)")
+        say("a job that can't start: one of two workers never comes (names have 5 s here)")
         job.workers[0].start().publish()
         while job.workers[0].running and "listens" not in job.workers[0].stderr():
             time.sleep(0.05)

@@ -55,7 +55,7 @@ def cluster(rig: None, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with Cluster() as made:
         yield made
         if request.node.stash.get(_REPORT, False):
-            for pod in made.pods:
+            for pod in (item for item in made.pods if item.restarts >= 0):  # it was started
                 for stream, text in (("stdout", pod.stdout()), ("stderr", pod.stderr())):
                     if text:
                         print(f"--- {pod.spec.name} {stream}\n{text[-4000:]}")  # noqa: T201

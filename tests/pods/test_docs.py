@@ -85,7 +85,7 @@ def no_worker(cluster: Cluster) -> Job:
         cluster,
         images.image("openmpi-5.0"),
         workers=2,
-        env={"MPIBOOT_TIMEOUT": "5"},
+        env={"MPIBOOT_DNS_WAIT": "20"},
         launcher_args=[RING],
         launcher=QUIET,
     )
