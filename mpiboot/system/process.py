@@ -163,10 +163,14 @@ def exit_status(status: int) -> int:
 def python(statement: str, *arguments: str) -> list[str]:
     """The argv that runs a statement of mpiboot in this interpreter.
 
-    Files of the current folder never stand in for modules, as they would with ``-m``.
+    Files of the current folder never stand in for modules, as they would with ``-m``; and it is this
+    mpiboot, also where another one is installed beside it.
     """
     root = str(Path(mpiboot.__file__).parent.parent)
-    head = "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; "
+    head = (
+        "import sys; sys.path[:] = [sys.argv.pop(1), *filter(None, sys.path)]; import mpiboot; "
+        "sys.path.append(sys.path.pop(0)); "
+    )
     return [sys.executable, "-c", head + statement, root, *arguments]
 
 

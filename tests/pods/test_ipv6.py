@@ -142,7 +142,7 @@ def test_pods_with_both_versions(
     assert job.wait(PATIENCE) == 0
     spans(job, slots=2)
     said = job.launcher.stderr()
-    assert said.partition("ip-version")[2].split()[0] == version
+    assert said.partition("plan ip-version=")[2].split()[0] == version
     assert "reachable pairing" not in said
 
 

@@ -139,7 +139,7 @@ def test_a_worker_that_resolves_but_never_answers(cluster: Cluster, image: Image
         image,
         workers=2,
         launcher_args=[RING],
-        env={"MPIBOOT_TIMEOUT": "4"},
+        env={"MPIBOOT_TIMEOUT": "20"},
         each_worker={1: {"command": ["sleep", "1000"]}},
     ).start()
     assert job.wait(PATIENCE) == 69

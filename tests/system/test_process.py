@@ -144,6 +144,16 @@ def test_modules_of_the_current_folder_do_not_stand_in_for_real_ones(tmp_path: P
     assert subprocess.run(argv, cwd=tmp_path, check=False, timeout=60).returncode == 3
 
 
+def test_another_mpiboot_that_is_installed_too_is_not_taken(tmp_path: Path) -> None:
+    """Parent and child of one launcher would be two versions of it."""
+    (tmp_path / "mpiboot").mkdir()
+    (tmp_path / "mpiboot" / "__init__.py").write_text("raise SystemExit(9)\n")
+    argv = process.python("from mpiboot import errors; sys.exit(len(sys.argv))", "a", "b")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    assert subprocess.run(argv, env=environ, check=False, timeout=60).returncode == 3
+
+
 def test_the_loop_wakes_for_signals_and_readable_descriptors() -> None:
     loop = process.Loop([signal.SIGUSR1])
     reader, writer = os.pipe()
