@@ -129,11 +129,11 @@ class _Worker:
         if self._asked is SshKind.EMBEDDED:
             self._start_embedded("MPIBOOT_SSHD=embedded")
             return
-        terms = openssh.conditions(setup.identity, setup.environ.get("PATH", ""))
-        against = openssh.reason_against(terms, setup.identity, str(setup.folder))
+        conditions = openssh.conditions(setup.identity, setup.environ.get("PATH", ""))
+        against = openssh.reason_against(conditions, setup.identity, str(setup.folder))
         if not against:
             try:
-                self._start_openssh(terms.path)
+                self._start_openssh(conditions.path)
             except MpibootError as wrong:
                 if wrong.finding.check != "program-missing":
                     raise

@@ -24,7 +24,7 @@ def test_nothing_speaks_against_sshd_where_everything_is_there(identity: Identit
 
 
 @pytest.mark.parametrize(
-    ("terms", "identity", "folder", "said"),
+    ("conditions", "identity", "folder", "said"),
     [
         (dataclasses.replace(GOOD, path=""), ROOT, "/run", "no sshd"),
         (GOOD, dataclasses.replace(USER, known=False), "/run", "uid 1000 has no passwd entry"),
@@ -39,9 +39,9 @@ def test_nothing_speaks_against_sshd_where_everything_is_there(identity: Identit
     ],
 )
 def test_what_speaks_against_sshd_is_said(
-    terms: openssh.Conditions, identity: Identity, folder: str, said: str
+    conditions: openssh.Conditions, identity: Identity, folder: str, said: str
 ) -> None:
-    assert said in openssh.reason_against(terms, identity, folder)
+    assert said in openssh.reason_against(conditions, identity, folder)
 
 
 def test_a_user_without_capabilities_needs_no_folder_of_root() -> None:
