@@ -163,8 +163,8 @@ def exit_status(status: int) -> int:
 def python(statement: str, *arguments: str) -> list[str]:
     """The argv that runs a statement of mpiboot in this interpreter.
 
-    Files of the current folder never stand in for modules, as they would with ``-m``; and it is this
-    mpiboot, also where another one is installed beside it.
+    Files of the current folder never stand in for modules, as they would with ``-m``; and it is
+    this mpiboot, also where another one is installed beside it.
     """
     root = str(Path(mpiboot.__file__).parent.parent)
     head = (
