@@ -632,3 +632,17 @@ def test_what_a_refused_read_looks_like(cluster: Cluster, rig: None, name: str) 
         worker={"refused_calls": ("process_vm_readv", "process_vm_writev")},
     ).start()
     until(lambda: "errno = 1" in job.launcher.stderr())
+
+
+@ONE_IMAGE
+@pytest.mark.full
+def test_a_node_of_a_gpu_that_the_kernel_has_not(cluster: Cluster, image: Image) -> None:
+    """A file stands in for the node; the machine of the tests has no GPU that could be lost."""
+    made = {1: {"command": ["sh", "-c", "touch /dev/nvidia0; exec mpiboot worker"]}}
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING], each_worker=made).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    said = [line for line in job.launcher.stderr().splitlines() if "[gpus]" in line]
+    assert len(said) == 2, said
+    assert "1 of 1 GPUs in /dev, the kernel has no more" in said[0]
+    assert job.workers[1].hostname in said[0]
