@@ -266,6 +266,7 @@ def facts(found: PodFacts) -> str:
         ("cores", str(found.cores)),
         ("locked memory", memlock),
         ("shared memory", f"{found.shm >> 20} MiB"),
+        ("GPUs", f"{found.gpus.count} {found.gpus.kind}".strip()),
     ]
     links = [
         (

@@ -68,6 +68,18 @@ def _copy_once(builder: PlanBuilder, observed: Observed) -> None:
         builder.variable(item.name, item.value, because, Source.DETECTED)
 
 
+def offer_debug_files(builder: PlanBuilder) -> None:
+    """Say how NCCL's own lines, of every rank, are kept out of the job's output."""
+    values = {**builder.environ, **builder.line.export_values}
+    level = values.get("NCCL_DEBUG", "")
+    if level.upper() in ("INFO", "TRACE") and not values.get("NCCL_DEBUG_FILE"):
+        because = (
+            "every rank writes to the job's output; NCCL_DEBUG_FILE=/tmp/nccl.%h.%p would give "
+            "each a file on its host"
+        )
+        builder.decide("NCCL_DEBUG", level, Source.ENVIRONMENT, because)
+
+
 def listed(builder: PlanBuilder) -> tuple[str, ...]:
     """List the names in the user's own list of variables, where this MPI has such a list."""
     name = builder.row.export_var

@@ -162,6 +162,7 @@ def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
     if client and not user_agent:
         builder.decisions.append(client)
     exports = mpi_environment.choose_forwarded(builder, observed, resolved, network.common)
+    mpi_environment.offer_debug_files(builder)
     per_host = data.deliver(builder, observed, network)
     mpi_environment.refuse_unsafe(builder)
     pod_conditions.workers(builder, observed)

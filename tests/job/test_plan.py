@@ -439,6 +439,19 @@ def test_memory_that_may_not_be_read_is_copied_by_dev_shm(
     assert name not in planned("./train", observed(family)).set_env
 
 
+def test_nccls_lines_are_offered_files_of_their_own() -> None:
+    def offered(program: str, **environ: str) -> list[str]:
+        plan = planned(program, observed(environ={**POD, **environ}))
+        return [item.value for item in plan.decisions if item.name == "NCCL_DEBUG"]
+
+    assert offered("./train", NCCL_DEBUG="INFO") == ["INFO"]
+    assert offered("mpirun -x NCCL_DEBUG=trace ./train") == ["trace"]
+    assert offered("./train", NCCL_DEBUG="WARN") == []
+    assert offered("./train") == []
+    assert offered("./train", NCCL_DEBUG="INFO", NCCL_DEBUG_FILE="/x") == []
+    assert offered("mpirun -x NCCL_DEBUG_FILE=/x ./train", NCCL_DEBUG="INFO") == []
+
+
 def test_a_worker_without_mpi_is_said_and_one_that_tells_nothing_is_not_blamed() -> None:
     seen = observed()
     first, second = seen.workers
