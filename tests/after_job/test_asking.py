@@ -196,15 +196,22 @@ def test_ranks_of_all_hosts_are_asked_to_save_and_counted_until_they_ended(ssh: 
     with subprocess.Popen(
         [sys.executable, "-I", "-S", stop_ranks.__file__, folder, "TERM", "60"],
         env={**os.environ, **mark},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     ) as asks:
+        assert asks.stdin
         assert asks.stdout
-        assert asks.stdout.readline() == "ranks 2 2\n"
+        assert asks.stdout.readline() == "ranks 2 2 0\n"
         until((ssh.folder / "took").exists)
+        asks.stdin.write("?")
+        asks.stdin.flush()
+        while (line := asks.stdout.readline()) == "ranks 2 2 0\n":
+            pass
+        assert line == "ranks 2 2 1\n"
         (ssh.folder / "end").touch()
         assert rank.wait() == 0
-        assert asks.stdout.read().splitlines()[-1] == "ranks 0 2"
+        assert asks.stdout.read().splitlines()[-1] == "ranks 0 2 1"
     assert asks.returncode == 0
     # Without a worker's folder each of the two sends its own.
     assert set((ssh.folder / "took").read_text().split()) == {"took"}
