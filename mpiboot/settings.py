@@ -103,7 +103,7 @@ class Settings:
 
     role: str = row(
         "auto",
-        "What this pod is; auto asks the platform's own marks.",
+        "What this pod is; auto: as the platform's own variables say.",
         one_of("auto", "launcher", "worker", "none"),
         begins=Section.POD,
     )
@@ -134,7 +134,7 @@ class Settings:
     )
     dns_interval: float | None = row(
         None,
-        "Longest pause between two questions for a name.",
+        "Longest pause between two DNS lookups of a name.",
         seconds,
         roles=(_L,),
         older=("MPI_DNS_WAIT_INTERVAL",),
@@ -169,7 +169,7 @@ class Settings:
     )
     host_keys: HostKeys = row(
         HostKeys.JOB,
-        "Which host keys a worker may show: the job's own, a new one, or any.",
+        "Host keys to accept from workers: the job's own, any at first contact, or unchecked.",
         member_of(HostKeys),
         roles=(_L,),
     )
@@ -195,7 +195,7 @@ class Settings:
     )
     mpi: str = row(
         "auto",
-        "Override the detection of the MPI family.",
+        "Override MPI detection.",
         one_of("auto", "openmpi4", "openmpi5", "mpich"),
         roles=(_L,),
     )
@@ -219,7 +219,8 @@ class Settings:
     )
     control_ifname: str = row(
         "",
-        "Link (or its address or network) of the control traffic; found by route where not given.",
+        "Network link of the control traffic (name, address or network); found by route where "
+        "not given.",
         begins=Section.NETWORK,
     )
     port_range: str = row(
@@ -230,12 +231,15 @@ class Settings:
     )
     data_network: DataNetworkUse = row(
         DataNetworkUse.PREFER,
-        "What to do where the RDMA data network is not as it should be: stop, warn, or not look.",
+        "If the RDMA data network has a problem: stop (require), warn (prefer); off: don't look.",
         member_of(DataNetworkUse),
         roles=(_L,),
     )
     data_ifname: tuple[str, ...] = row(
-        (), "Links of the data network; found by netlink where not given.", words, roles=(_L,)
+        (),
+        "Network links of the data network; found automatically where not given.",
+        words,
+        roles=(_L,),
     )
     rdma_device: tuple[str, ...] = row(
         (),
@@ -291,9 +295,18 @@ class Settings:
         "the MPI Operator.",
         one_of("auto", "never", "with-job"),
     )
-    log_format: str = row("human", "How to log.", one_of("human", "json"), begins=Section.LOG)
-    log_level: str = row("info", "How much to log.", one_of("debug", "info", "warning", "error"))
-    termination_log: str = row("/dev/termination-log", "Where the reason of a failure goes.", path)
+    log_format: str = row(
+        "human",
+        "Log plain lines for people, or JSON lines.",
+        one_of("human", "json"),
+        begins=Section.LOG,
+    )
+    log_level: str = row(
+        "info", "Lowest level that is logged.", one_of("debug", "info", "warning", "error")
+    )
+    termination_log: str = row(
+        "/dev/termination-log", "File for the reason of a failure, which Kubernetes shows.", path
+    )
     runtime_dir: str = row("", "Private folder for mpiboot's own files.", path)
 
 

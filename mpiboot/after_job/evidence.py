@@ -145,7 +145,7 @@ def _events(baseline: Baseline) -> str:
 
 def silent(baseline: Baseline) -> tuple[Explanation, ...]:
     """Judge the lost host, where it can't be asked and its name says nothing."""
-    said = "it could not be asked; what became of its container this line tells: "
+    said = "it could not be asked; to see why its container ended: "
     return (Explanation(4, said + kubectl(baseline)),)
 
 
@@ -157,10 +157,8 @@ def unreachable(baseline: Baseline, addresses: tuple[str, ...] | None) -> tuple[
         said = f"its name does not resolve any more, so its pod is gone: {_events(baseline)}"
         return (Explanation(2, said),)
     if baseline.address not in addresses:
-        said = (
-            f"its name leads to {addresses[0]} now, not {baseline.address}: the pod was made anew"
-        )
-        return (Explanation(2, f"{said}: {_events(baseline)}"),)
+        now = f"its name now has the address {addresses[0]}, not {baseline.address}"
+        return (Explanation(2, f"{now}: the pod was replaced: {_events(baseline)}"),)
     return ()
 
 
@@ -186,14 +184,14 @@ def judge(baseline: Baseline, answer: HostAnswer, signal: str = "") -> tuple[Exp
 def _memory(baseline: Baseline, answer: HostAnswer, signal: str) -> list[Explanation]:
     began = answer.began
     if baseline.began and began is not None and abs(began - baseline.began) > _RESTARTED:
-        said = "its container was restarted, probably out of memory; this line tells: "
+        said = "its container was restarted, probably out of memory; to see why: "
         return [Explanation(1, said + kubectl(baseline))]
     told = _killed(baseline, answer)
     if told:
         return [Explanation(0, told)]
     if baseline.ooms is not None and answer.ooms is not None:
         # Neither the kubelet nor anybody else leaves a count, but only the kernel leaves this one.
-        text = f"the kernel killed nothing of this pod for memory, so somebody else sent {signal}"
+        text = f"not an out-of-memory kill; {signal} came from elsewhere"
         return [Explanation(5, f"{text}: {_events(baseline)}")] if signal == "SIGKILL" else []
     return []
 

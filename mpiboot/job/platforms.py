@@ -107,7 +107,7 @@ PLATFORMS: Final = (
     ),
     Platform("volcano", _marked("VC_TASK_INDEX", "VK_TASK_INDEX"), _nothing),
     Platform("lsf", _marked("LSB_JOBID"), _nothing, managers=("LSB_", "LSF_")),
-    Platform("plain", lambda _: "nothing says otherwise", _nothing),
+    Platform("plain", lambda _: "no known platform found", _nothing),
 )
 
 

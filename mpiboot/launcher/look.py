@@ -117,7 +117,7 @@ def _end_on_signals(resolved: Resolved) -> None:
     def spare(number: int, _frame: FrameType | None) -> None:
         # Meant for the program; what it does to one that has no handler would end the wait.
         name = signal.Signals(number).name
-        log.info("signal", f"{name} is the program's, which has not started: not forwarded")
+        log.info("signal", f"{name} is not forwarded: the program has not started")
 
     for number in signals.ENDING:
         signal.signal(number, end)

@@ -24,6 +24,6 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     signals.block()  # one that comes from now on is for the process that stays
     calling = script.reason(resolved, program, environ)
     if calling:
-        log.info("script", f"{calling}: each call has gates, a plan and an end of its own")
+        log.info("script", f"{calling}: mpiboot checks the hosts and plans for each of its calls")
         script.run(resolved, program, environ)
     start.launch(resolved, program, environ)

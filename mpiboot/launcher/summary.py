@@ -117,7 +117,7 @@ def _data(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
     if item.value in _RDMA:
         rate = _same(row.rate for row in plan.rows)
         fast = f" at {rate} Gb/s" if rate and rate != _MANY else ""
-        said = f"NCCL's data by {ports}{fast}, its first contact by {links}"
+        said = f"NCCL's data by {ports}{fast}, its bootstrap by {links}"
         fields |= {"devices": ports, "rate": rate, "links": links}
     elif item.value == Transport.TCP.value:
         said = f"NCCL's and Gloo's sockets on {links}"

@@ -7,7 +7,7 @@ from typing import Final
 
 from mpiboot.parent.events import RankEnd, Verdict
 from mpiboot.parent.state import BY_SIGNAL, SSH_FAILED, Loss, State, signal_name
-from mpiboot.wording import first_few
+from mpiboot.wording import counted, first_few
 
 # What ssh says -> row of checks. The first that fits; ssh's own words, as OpenSSH 8 to 10 write.
 SSH_WORDS: Final = (
@@ -230,7 +230,7 @@ def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
     lines = tuple(f"{loss.host}: {how(loss)}" for loss in others[:_LISTED])
     if not first.joined:
         return _never_joined(state, first, lines)
-    more = f", as {len(others)} more did" if others else ""
+    more = f" (and {counted(len(others), 'more host')})" if others else ""
     said = f"was lost while the job ran{more}: {how(first)}; {_answer(state, first.host)}"
     found = _verdict("host-lost", f"{said} ({_returned(state)})", first.host, lines)
     return replace(found, killed=_killed(first))
@@ -282,11 +282,11 @@ def _by_rank(state: State) -> Verdict | None:
         also = "" if status == BY_SIGNAL + number else f" (mpirun itself returned {status})"
         said = f"{rank} was ended by {name or 'a signal'}{also}"
         return Verdict(status, "", said, first.host, rank=first.rank, signal=name)
-    what = {
-        RankEnd.ABORT: f"{rank} called MPI_Abort",
-        RankEnd.SILENT: f"{rank} ended without MPI_Finalize",
-    }.get(first.how, f"{rank} was the first")
-    said = f"the program ended with {status}: {what}"
+    way = {
+        RankEnd.ABORT: "called MPI_Abort and ended with code",
+        RankEnd.SILENT: "ended without MPI_Finalize, with code",
+    }.get(first.how, "exited with code")
+    said = f"{rank} {way} {status} (first failure)"
     return Verdict(status, "", said, first.host, rank=first.rank)
 
 
@@ -297,7 +297,7 @@ def _own(state: State) -> Verdict:
         memory = "; the launcher's memory limit?" if name == "SIGKILL" else ""
         return Verdict(status, "", f"mpirun itself was killed by {name}{memory}")
     if status == 0:
-        return Verdict(0, "", "the program ended well")
+        return Verdict(0, "", "the program succeeded")
     known = dict(state.job.family.codes).get(status)
     if known:
         return Verdict(status, "", known)
@@ -319,4 +319,4 @@ def _own(state: State) -> Verdict:
         evidence = tuple(f"{variable}: {why}" for variable, why in state.job.obstacles)
         said = f"mpirun ended with {status} and started no daemon on {first_few(hosts, _LISTED)}"
         return Verdict(status, "", said, evidence=evidence)
-    return Verdict(status, "", f"the program ended with {status}")
+    return Verdict(status, "", f"the program exited with code {status}")

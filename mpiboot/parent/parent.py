@@ -159,7 +159,7 @@ class Parent:
         seconds = self._options.hold_on_failure
         if not seconds:
             return
-        log.info("hold", f"held for {seconds:g} s; SIGTERM ends it")
+        log.info("hold", f"held for {seconds:g} s for a look inside; SIGTERM ends it")
         self._stay(time.monotonic() + seconds)
 
     def _ask(self, folder: str, *what: str) -> tuple[str, ...]:

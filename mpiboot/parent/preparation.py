@@ -88,7 +88,7 @@ class Preparation:
             if number == signal.SIGCHLD:
                 self._reap()
             elif number not in ENDING:
-                said = f"{name(number)} is the program's, which has not started: not forwarded"
+                said = f"{name(number)} is not forwarded: the program has not started"
                 log.info("signal", said)
             elif not isinstance(self._result, Failure):
                 self._result = ended_by(number)

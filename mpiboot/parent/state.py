@@ -35,7 +35,7 @@ _CODES_4: Final = (
     (135, "some host lacks the working directory that mpirun was given"),
 )
 _CODES_5: Final = (
-    (66, "the program ended with 66, or some host lacks it"),
+    (66, "the program exited with code 66, or some host lacks it"),
     (181, "some host lacks the working directory that mpirun was given"),
     (183, "mpirun could not execute the program on some host"),
     (241, "the program did not end within mpirun's own --timeout"),

@@ -98,8 +98,8 @@ def _joins_unseen(state: State, event: JoinsUnseen) -> Step:
         Say(
             "warning",
             "launch",
-            f"whether daemons join mpirun can't be seen here ({event.why}): "
-            "a connected ssh is taken for one",
+            f"mpiboot can't see here which daemons have joined mpirun ({event.why}): "
+            "a connected ssh counts as joined",
         ),
     )
     state = replace(state, blind=True)
@@ -114,7 +114,7 @@ def _daemon_joined(state: State, event: DaemonJoined) -> Step:
         return state, ()
     said: tuple[Action, ...] = ()
     if event.host in state.missing:
-        what = "its daemon joined without mpiboot's launch agent: only mpirun will see it go"
+        what = "its daemon joined without mpiboot's launch agent: only mpirun will notice its loss"
         said += (Say("warning", "launch", what, event.host),)
     state = replace(
         state,
@@ -232,7 +232,7 @@ def _host_ending(state: State, event: HostEnding) -> Step:
     if begun or not known or state.phase is not Phase.RUNNING or not state.job.grace:
         return state, ()
     state, actions = save(replace(state, cause=pod_ending(event.host)))
-    said = "its pod was told to end: every rank of the job gets the time to save"
+    said = "its pod is being ended: all ranks of the job get time to save"
     return state, (Say("warning", "signal", said, event.host), *actions)
 
 
@@ -240,7 +240,7 @@ def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
     """Give the program's own signal to mpirun, where it has ranks that can get it."""
     if state.phase is Phase.LAUNCHING and not state.blind:
         # 5.0 takes each daemon that isn't there yet for an error.
-        said = f"{signal_name(event.number)} is the program's, of which no rank runs: not forwarded"
+        said = f"{signal_name(event.number)} is not forwarded: no rank runs yet"
         return (Say("info", "signal", said),)
     return () if state.ended is not None or event.direct else (SendSignal(event.number),)
 
@@ -274,7 +274,7 @@ def _launch_over(state: State) -> Step:
     if not state.blind or state.missing or state.quiet:
         return end(state, launch_timeout(state))
     # Agents that aren't ssh never tell that they are connected: nothing here can judge them.
-    said = "whether every daemon joined is not known: mpiboot waits for mpirun alone"
+    said = "it is not known whether every daemon joined: mpiboot only waits for mpirun"
     running = replace(state, phase=Phase.RUNNING, waiting=frozenset())
     return running, (Say("warning", "launch", said),)
 

@@ -93,7 +93,7 @@ class _Worker:
         files.write_private(setup.folder / sessions.ENVIRONMENT, text)
         if left:
             names = ", ".join(sorted(left))
-            log.warning("environment", f"not handed on to sessions, as no shell can: {names}")
+            log.warning("environment", f"not given to the ranks, as no shell can set it: {names}")
         self._sessions = sessions.Sessions(setup.folder, loop)
         mark = setup.folder / sessions.ENDS
         mark.unlink(missing_ok=True)
@@ -277,10 +277,10 @@ class _Worker:
             self._listens(running)
         self._sessions.step()
         if self._sessions.over and self._ends and self._code is None:
-            log.info("ended", "the job ended well, and this worker with it")
+            log.info("ended", "job succeeded; worker stops")
             self._code = 0
         if self._save_until is not None and self._save_until <= time.monotonic():
-            log.warning("signal", "its ranks did not end in time: they are ended")
+            log.warning("signal", "its ranks did not end in time: they are stopped now")
             self._saved()
         if self._kill_at is not None and self._kill_at <= time.monotonic():
             self._kill_at = None
@@ -305,11 +305,11 @@ class _Worker:
         if self._program_pid:
             self._send(number)
             if number in ENDING and self._kill_at is None:
-                log.info("signal", f"{signal.Signals(number).name}: handed on to the program")
+                log.info("signal", f"{signal.Signals(number).name} is passed on to the program")
                 self._kill_at = time.monotonic() + self._grace
                 self._save(number)
         elif number in ENDING and self._code is None and not self._told:
-            log.info("signal", f"{signal.Signals(number).name}: ending")
+            log.info("signal", f"{signal.Signals(number).name}: worker stops")
             self._save(number)
         elif number in ENDING:
             self._saved()

@@ -27,14 +27,14 @@ Row = tuple[dict[str, str], tuple[str, ...], str, Role, Source, str]
         (TRAINER, "trainer", "OMPI_MCA_orte_default_hostfile in a pod of an indexed Job"),
         ({**TRAINER, **OPERATOR}, "mpi-operator", "K_MPI_JOB_ROLE"),
         # An MPI Operator before 0.5, whose launcher is no indexed Job.
-        ({**TRAINER, "JOB_COMPLETION_INDEX": ""}, "plain", "nothing says otherwise"),
+        ({**TRAINER, "JOB_COMPLETION_INDEX": ""}, "plain", "no known platform found"),
         # A node of a TrainJob.
-        ({"JOB_COMPLETION_INDEX": "0"}, "plain", "nothing says otherwise"),
+        ({"JOB_COMPLETION_INDEX": "0"}, "plain", "no known platform found"),
         ({"VC_TASK_INDEX": "0"}, "volcano", "VC_TASK_INDEX"),
         ({"VK_TASK_INDEX": "1"}, "volcano", "VK_TASK_INDEX"),
         ({"LSB_JOBID": "7"}, "lsf", "LSB_JOBID"),
-        ({"K_MPI_JOB_ROLE": ""}, "plain", "nothing says otherwise"),
-        ({}, "plain", "nothing says otherwise"),
+        ({"K_MPI_JOB_ROLE": ""}, "plain", "no known platform found"),
+        ({}, "plain", "no known platform found"),
     ],
 )
 def test_a_platform_is_recognised_by_its_own_mark(

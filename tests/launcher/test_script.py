@@ -44,7 +44,7 @@ def test_calls_below_get_the_flags_the_role_and_mpiboot_in_front_of_mpirun(tmp_p
     assert {"MPIBOOT_ROLE=launcher", "MPIBOOT_TIMEOUT=7", "MPIBOOT_FORWARD=A,B*"} <= set(lines)
     assert lines[-1] == str(tmp_path / "run" / files.container_name() / "script/mpirun")
     assert Path(lines[-1]).resolve().name == "mpiboot"
-    assert "--script: each call has gates, a plan and an end of its own" in err
+    assert "--script: mpiboot checks the hosts and plans for each of its calls" in err
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_with_rdma_a_line_says_which_device_carries_what_and_how_mpi_is_moved() 
     one = with_network(seen(), w.sriov(0), w.sriov(1))
     lines = told(one)
     assert lines["data-network"].startswith("data network: RoCE: NCCL's data by mlx5_3:1")
-    assert "its first contact by net1" in lines["data-network"]
+    assert "its bootstrap by net1" in lines["data-network"]
     assert lines["mpi-network"] == (
         "MPI's own messages: TCP on eth0; a program without NCCL may want MPIBOOT_MPI_NETWORK=data"
     )

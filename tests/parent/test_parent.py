@@ -245,7 +245,7 @@ def test_the_end_is_told_in_one_line(rig: Rig) -> None:
     rig.spec = replace(rig.spec, hosts=4, ranks=8)
     said = rig.run("exit 3")[2]
     assert said.startswith("mpiboot: error: [program] job ended: ")
-    assert last(said).endswith("s, 4 hosts, 8 ranks, exit 3: the program ended with 3")
+    assert last(said).endswith("s, 4 hosts, 8 ranks, exit 3: the program exited with code 3")
 
 
 def test_mpiruns_own_words_go_on_and_name_the_rank_that_ended_first(rig: Rig) -> None:
@@ -404,7 +404,7 @@ def test_usr1_is_forwarded_and_nothing_else(rig: Rig) -> None:
     process.send_signal(signal.SIGUSR1)
     code, said = ended(process)
     assert code == 5
-    assert last(said).endswith("the program ended with 5")
+    assert last(said).endswith("the program exited with code 5")
 
 
 def test_an_mpirun_that_was_killed_by_somebody_is_told(rig: Rig) -> None:
@@ -868,7 +868,7 @@ def test_a_programs_signals_do_not_end_the_wait(rig: Rig) -> None:
     ready(process)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         process.send_signal(number)
-        heard(process, f"{number.name} is the program's, which has not started: not forwarded")
+        heard(process, f"{number.name} is not forwarded: the program has not started")
     (rig.folder / "go").write_text("\n")
     assert ended(process)[0] == 3
 

@@ -498,14 +498,14 @@ ABORT = RankEnded(0, RankEnd.ABORT, "w-1")
         ([SEGV, ABORT, MpirunEnded(139)], "rank 1 was ended by SIGSEGV", 1, "w-2", "SIGSEGV"),
         (
             [ABORT, MpirunEnded(7)],
-            "the program ended with 7: rank 0 called MPI_Abort",
+            "rank 0 called MPI_Abort and ended with code 7 (first failure)",
             0,
             "w-1",
             "",
         ),
         (
             [RankEnded(3, RankEnd.STATUS), MpirunEnded(5)],
-            "the program ended with 5: rank 3 was the first",
+            "rank 3 exited with code 5 (first failure)",
             3,
             "",
             "",

@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 SERVERS = ("openssh", "embedded")
 
 ENDS = [
-    ([RING, "--exit", "3"], 3, "the program ended with 3"),
+    ([RING, "--exit", "3"], 3, "exited with code 3"),
     ([RING, "--kill"], 137, "pi-worker-1.pi.default.svc: rank 1 was ended by SIGKILL"),
-    ([RING], 0, "the program ended well"),
+    ([RING], 0, "the program succeeded"),
 ]
 # A rank that reads from one that is suddenly gone aborts, and 5.0 may hear of that first.
 PEER = 14
 SUDDEN = {"--no-finalize", "--kill", "--segv"}
 MORE = [
-    ([RING, "--exit", "3", "--no-finalize"], 3, "the program ended with"),
-    ([RING, "--exit", "255"], 255, "the program ended with 255"),
-    ([RING, "--exit", "255", "--no-finalize"], 255, "the program ended with"),
+    ([RING, "--exit", "3", "--no-finalize"], 3, "code 3"),
+    ([RING, "--exit", "255"], 255, "exited with code 255"),
+    ([RING, "--exit", "255", "--no-finalize"], 255, "code 255"),
     ([RING, "--segv"], 139, "pi-worker-1.pi.default.svc: rank 1 was ended by SIGSEGV"),
-    ([RING, "--abort", "7"], 7, "the program ended with 7"),
-    ([RING], 0, "the program ended well"),
+    ([RING, "--abort", "7"], 7, "code 7"),
+    ([RING], 0, "the program succeeded"),
 ]
 
 
@@ -77,10 +77,10 @@ def test_what_the_program_ends_with_is_what_the_job_ends_with(
 MPIRUNS = [
     (["mpirun", "-wdir", "/nowhere", RING], 135, 181, "some host lacks the working directory"),
     (["mpirun", "--timeout", "3", *FOREVER], 110, 241, "did not end within mpirun's own --timeout"),
-    (["mpirun", "--mca", "btl", "self,none9", RING], 1, 14, "the program ended with"),
-    (["mpirun", "--mca", "btl", "self,vader", RING], 17, 17, "the program ended with 17"),
-    (["sh", "-c", "sleep 1; exit $((OMPI_COMM_WORLD_RANK * 5))"], 5, 5, "the program ended with 5"),
-    ([RING, "--no-finalize"], 1, 1, "the program ended with 1"),
+    (["mpirun", "--mca", "btl", "self,none9", RING], 1, 14, "code 14"),
+    (["mpirun", "--mca", "btl", "self,vader", RING], 17, 17, "code 17"),
+    (["sh", "-c", "sleep 1; exit $((OMPI_COMM_WORLD_RANK * 5))"], 5, 5, "exited with code 5"),
+    ([RING, "--no-finalize"], 1, 1, "code 1"),
 ]
 
 
@@ -212,7 +212,7 @@ def test_a_link_that_comes_back_in_time(cluster: Cluster, image: Image, way: str
     time.sleep(5)
     job.workers[1].link_up()
     assert job.wait(PATIENCE) == 0
-    assert "the program ended well" in end_line(job.launcher.stderr())
+    assert "the program succeeded" in end_line(job.launcher.stderr())
 
 
 @WAYS

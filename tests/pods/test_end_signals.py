@@ -70,7 +70,7 @@ def test_a_programs_signal_does_not_end_the_wait(cluster: Cluster, image: Image)
     until(lambda: "NXDOMAIN" in job.launcher.stderr())
     for number in PROGRAMS:
         job.launcher.signal(number)
-    until(lambda: job.launcher.stderr().count("is the program's") == len(PROGRAMS))
+    until(lambda: job.launcher.stderr().count("the program has not started") == len(PROGRAMS))
     job.publish()
     assert job.wait(PATIENCE) == 0
 
@@ -101,7 +101,7 @@ def test_a_programs_signal_while_daemons_are_launched(
     wait = "until [ -e /tmp/go ]; do sleep 0.1; done"
     job = slow_to_launch(cluster, image, wait, RING)
     job.launcher.signal(number)
-    until(lambda: "no rank runs: not forwarded" in job.launcher.stderr())
+    until(lambda: "not forwarded: no rank runs yet" in job.launcher.stderr())
     job.launcher.shell("touch /tmp/go")
     assert job.wait(PATIENCE) == 0
 

@@ -136,7 +136,7 @@ def test_the_signal_that_ended_a_rank(
         assert said.count("noticed that process rank 1") == 1
         assert "ACTIVAT" not in said
         # Only of a kill it is asked who sent it.
-        assert ("somebody else sent SIGKILL" in said) == (name == "KILL")
+        assert ("SIGKILL came from elsewhere" in said) == (name == "KILL")
         assert "out of memory" not in said
 
 
@@ -185,7 +185,7 @@ def test_the_end_is_told_as_fields(cluster: Cluster, image: Image, how: str) -> 
     assert told["seconds"] > 0
     assert told["signal"] == ("" if how == "exit" else "SIGSEGV")
     assert told["cause"] == (
-        "the program ended with 4: rank 1 was the first"
+        "rank 1 exited with code 4 (first failure)"
         if how == "exit"
         else "rank 1 was ended by SIGSEGV"
     )
@@ -201,7 +201,7 @@ def test_a_good_end_is_told_as_fields(cluster: Cluster, image: Image) -> None:
     told = fields(job.launcher.stderr())
     assert (told["exit"], told["hosts"], told["ranks"], told["rank"]) == (0, 2, 2, None)
     assert (told["reference"], told["host"], told["signal"]) == ("", "", "")
-    assert told["message"].endswith("2 hosts, 2 ranks, exit 0: the program ended well")
+    assert told["message"].endswith("2 hosts, 2 ranks, exit 0: the program succeeded")
 
 
 @WAYS
@@ -242,7 +242,7 @@ def test_a_container_that_was_restarted(cluster: Cluster, image: Image, way: str
     lines = evidence(job)
     assert lines[0] == (
         f"{SECOND}: its container was restarted, probably out of memory; "
-        f"this line tells: kubectl get pod pi-worker-1 -n default {LAST}"
+        f"to see why: kubectl get pod pi-worker-1 -n default {LAST}"
     )
 
 

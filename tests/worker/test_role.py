@@ -466,7 +466,7 @@ def test_a_second_signal_ends_sessions_that_ignore_the_first_at_once(
     with worker.client(STUBBORN) as client:
         pids = client.numbers(2)
         worker.signal()
-        worker.wait_for("SIGTERM: ending")
+        worker.wait_for("SIGTERM: worker stops")
         worker.signal()
         assert worker.wait() == 0
         assert not any(map(alive, pids))
@@ -712,7 +712,7 @@ def test_an_sshd_that_refuses_logins_makes_room_for_the_embedded_server(
 def test_names_that_no_shell_can_set_are_left_out_and_told(start: Start) -> None:
     worker = start("auto", environ={"a.b": "1", "BASHOPTS": "x", "GOOD": "2"}).listens()
 
-    assert "not handed on to sessions, as no shell can: BASHOPTS" in worker.log
+    assert "not given to the ranks, as no shell can set it: BASHOPTS" in worker.log
     assert worker.ssh("echo $GOOD").stdout == b"2\n"
 
 

@@ -93,7 +93,7 @@ def test_an_out_of_memory_kill_is_told_with_limit_and_peak(pod: Pod) -> None:
     # A later launcher counts from there.
     assert pod.before().ooms == 1
     (said,) = pod.evidence(pod.before())
-    assert said.startswith("w-0: the kernel killed nothing of this pod for memory")
+    assert said.startswith("w-0: not an out-of-memory kill")
 
 
 def test_a_limit_of_the_machine_is_no_limit_of_the_pod(pod: Pod) -> None:
