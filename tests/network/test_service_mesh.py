@@ -68,6 +68,8 @@ def test_an_unknown_mesh_of_a_newer_workers_facts_has_no_advice() -> None:
 
 def test_each_mesh_is_told_once() -> None:
     found = service_mesh.findings({"the launcher": None, "w-0": ISTIO, "w-1": ISTIO}, {22}, "")
+    assert [item.hint for item in found] == [service_mesh.advice(ISTIO, {22}, "")]
+    assert [item.evidence for item in found] == [ISTIO.evidence]
     assert [(item.check, item.said) for item in found] == [
         (
             "service-mesh",
