@@ -26,6 +26,9 @@ def _report(wrong: MpibootError) -> int:
     from mpiboot import error_report, termination
 
     termination.write(ErrorSettings.termination_log, error_report.say(wrong))
+    if log.is_json():  # for people the error itself is the last line
+        code, reference = wrong.code, wrong.finding.check
+        log.error("ended", f"ended: exit {code} ({reference})", exit=code, reference=reference)
     return wrong.code
 
 

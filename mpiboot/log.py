@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mpiboot.model import Finding, Json
 
@@ -105,11 +105,19 @@ def _write(level: str, event: str, message: str, fields: dict[str, Json]) -> Non
     else:
         mark = "" if level in ("info", "debug") else f"{level}: "
         # A line of its own is a record of its own where logs are collected.
-        text = f"mpiboot: {mark}{message}".replace("\n", f"\n{BELOW}")
+        evidence = fields.get("evidence")
+        below = _shown(evidence) if isinstance(evidence, list) else ""
+        text = f"mpiboot: {mark}{message}{below}".replace("\n", f"\n{BELOW}")
         hint = fields.get("hint")
         if hint:
             text += "\nmpiboot:   -> " + str(hint).replace("\n", "\nmpiboot:      ")
     _out((text + "\n").encode("utf-8", "backslashreplace"))
+
+
+def _shown(evidence: Sequence[Json]) -> str:
+    rest = len(evidence) - _SHOWN
+    lines = "".join(f"\n{line}" for line in evidence[:_SHOWN])
+    return lines + (f"\n... and {rest} more" if rest > 0 else "")
 
 
 def fresh_line() -> None:
@@ -149,10 +157,4 @@ def finding(item: Finding) -> None:
         fields["hosts"] = list(item.hosts)
     if item.evidence:
         fields["evidence"] = list(item.evidence)
-    if not _STATE.as_json and item.evidence:
-        rest = len(item.evidence) - _SHOWN
-        shown = "".join(f"\n{line}" for line in item.evidence[:_SHOWN])
-        shown += f"\n... and {rest} more" if rest > 0 else ""
-        _write(level, item.check, f"[{item.check}] {where}{item.said}{shown}", fields)
-    else:
-        _write(level, item.check, f"[{item.check}] {where}{item.said}", fields)
+    _write(level, item.check, f"[{item.check}] {where}{item.said}", fields)

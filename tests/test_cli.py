@@ -143,8 +143,10 @@ def test_a_bad_flag_is_a_json_line_where_logs_are(
     tmp_path: Path, words: list[str], env: str
 ) -> None:
     done = mpiboot(tmp_path, *words, env={"MPIBOOT_LOG_FORMAT": env})
-    (record,) = [json.loads(line) for line in done.stderr.splitlines()]
+    record, end = [json.loads(line) for line in done.stderr.splitlines()]
     assert (done.returncode, record["level"], record["check"]) == (2, "error", "usage")
+    told = (end["event"], end["level"], end["exit"], end["reference"])
+    assert told == ("ended", "error", 2, "usage")
 
 
 def test_a_programs_own_log_format_is_not_mpiboots(tmp_path: Path) -> None:

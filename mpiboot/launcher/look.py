@@ -110,9 +110,10 @@ def _end_on_signals(resolved: Resolved) -> None:
     def end(number: int, _frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         said = f"{name} while waiting for hosts: nothing was started"
-        log.info("ended", said, signal=name)
+        code = 128 + number
+        log.info("ended", said, signal=name, exit=code, reference="signal")
         termination.write(resolved.settings.termination_log, f"signal: {said}\n")
-        os._exit(128 + number)
+        os._exit(code)
 
     def spare(number: int, _frame: FrameType | None) -> None:
         # Meant for the program; what it does to one that has no handler would end the wait.

@@ -82,6 +82,7 @@ def main() -> NoReturn:
 
         log.error("bug", f"[bug] the launcher's process failed: {type(wrong).__name__}: {wrong}")
         code = 70
+        log.error("ended", f"launcher ended: exit {code} (bug)", exit=code, reference="bug")
     # The thread that waits for signals never ends, and nothing here is to be tidied up.
     os._exit(code)
 

@@ -12,7 +12,6 @@ import select
 import signal
 import time
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mpiboot import log, termination
@@ -135,7 +134,7 @@ def tell(
     termination_log: str,
     evidence: tuple[str, ...] = (),
 ) -> None:
-    """Say how the job ended: the finding and the termination message of a failure, then one line.
+    """Say how the job ended in one record: the reason once, below it evidence and what to do.
 
     Args:
         verdict: how it ended.
@@ -149,13 +148,10 @@ def tell(
     first = f"; {evidence[0]}" if evidence else ""
     # A launcher that was told to end did not fail.
     failed = bool(verdict.code) and not verdict.by_signal
-    mark = f"[{item.check}] " if failed else ""  # once: what it is about may be said before
+    mark = f"[{item.check}] " if failed else ""
     if verdict.code:
         log.fresh_line()  # 5.0.7 ends its messages with a NUL byte where a peer aborted
         lines = (*evidence, *item.evidence)
-        if verdict.reference or lines:
-            log.finding(replace(item, evidence=lines))
-            mark = ""
         text = f"{item.check}: {where}{item.said}\n"
         text += f"-> {item.hint}\n" if item.hint else ""
         termination.write(termination_log, text + "".join(f"{line}\n" for line in lines))
@@ -176,6 +172,8 @@ def tell(
         signal=verdict.signal,
         cause=evidence[0] if evidence else item.said,
         said=item.said,
+        hint=item.hint,
+        evidence=[*evidence[1:], *item.evidence],
     )
 
 

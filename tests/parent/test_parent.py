@@ -143,7 +143,9 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
 
 
 def last(said: str) -> str:
-    return said.strip().splitlines()[-1]
+    """The first line of the last record; evidence and hint stand below it."""
+    lines = said.strip().splitlines()
+    return next(line for line in reversed(lines) if not line.startswith("mpiboot:   "))
 
 
 SOME = (0, 1, 3, 77, 126, 127, 128, 139, 255)
@@ -305,7 +307,8 @@ def test_an_mpirun_that_can_not_be_started_is_127_in_a_clear_line(rig: Rig, path
     rig.spec = replace(rig.spec, argv=(path, "-n", "2"))
     code, out, said = rig.run("")
     assert (code, out) == (127, b"")
-    assert f"[program-missing] {path}: " in said
+    assert last(said).startswith("mpiboot: error: [program-missing] job ended: ")
+    assert f"exit 127: {path}: " in last(said)
     assert "Traceback" not in said
 
 
@@ -512,7 +515,9 @@ def test_a_host_that_is_lost_is_69_though_mpirun_returns_0(rig: Rig) -> None:
     (rig.folder / "over").touch()
     code, said = ended(process)
     assert code == 69
-    assert "[host-lost] w-1: was lost while the job ran" in said
+    assert last(said).startswith("mpiboot: error: [host-lost] job ended: ")
+    assert "exit 69: w-1: was lost while the job ran" in last(said)
+    assert said.count("was lost while the job ran") == 1  # the reason is told once
     assert "Timeout, server w-1 not responding." in said
     assert "does not answer any more (Connection refused)" in said
     reason = rig.log.read_text()
@@ -567,7 +572,8 @@ def test_an_ssh_that_fails_is_told_in_its_own_words(
     # this mpirun waits for ever, as MPICH 4.0 does, but ends when it is told to
     ended_with, _, said = rig.run(joining(rig, "wait; exec sleep 300", "w-1 w-2"))
     assert ended_with == code
-    assert f"[{reference}] w-2: " in said
+    assert f"[{reference}] job ended: " in said
+    assert f"exit {code}: w-2: " in said
     assert words in said
 
 
@@ -598,7 +604,8 @@ def test_an_agent_that_lies_or_hangs_ends_by_the_launch_timeout(
     code, _, said = rig.run("$AGENT -x w-1 orted & wait; sleep infinity & wait")
     # a sleep of mpirun's own is no rank once every agent was started
     assert code == 69
-    assert "[launch-timeout] w-1 (1 of 1 remote hosts) did not join within 0.5 s" in said
+    assert last(said).startswith("mpiboot: error: [launch-timeout] job ended: ")
+    assert "exit 69: w-1 (1 of 1 remote hosts) did not join within 0.5 s" in last(said)
     assert standing in said
 
 
@@ -827,7 +834,7 @@ def test_a_child_that_ends_without_a_word_is_one_line(
     assert words in rig.log.read_text()
 
 
-def test_a_child_that_can_not_be_started_is_one_line(rig: Rig) -> None:
+def test_a_child_that_can_not_be_started_is_told_and_is_an_end(rig: Rig) -> None:
     done = subprocess.run(
         [*PARENT, "launch", rig.options.to_json(), "/nonexistent"],
         env=rig.environ,
@@ -837,7 +844,9 @@ def test_a_child_that_can_not_be_started_is_one_line(rig: Rig) -> None:
         timeout=GUARD,
     )
     assert done.returncode == 70
-    assert done.stderr.count("\n") == 1
+    wrong, end = done.stderr.splitlines()
+    assert wrong.startswith("mpiboot: error: [bug] the launcher's process failed: ")
+    assert end == "mpiboot: error: launcher ended: exit 70 (bug)"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
@@ -919,7 +928,7 @@ def test_an_mpirun_that_can_not_be_become_is_127(rig: Rig) -> None:
     rig.spec = replace(rig.spec, supervise=False, argv=("/nonexistent/mpirun",))
     code, _, said = rig.run("")
     assert code == 127
-    assert "[program-missing] /nonexistent/mpirun: " in said
+    assert "exit 127: /nonexistent/mpirun: " in last(said)
 
 
 def test_mpiboots_own_client_is_a_child_that_listens_before_mpirun_starts(rig: Rig) -> None:
