@@ -91,8 +91,10 @@ class HostAnswer:
     it said of its version, ``mpirun_by_path`` the same of the one that was asked for by its path.
     ``began`` is when its mpiboot began; ``disks`` are mount point, size
     and free space in KiB; ``ports`` an RDMA port's path and its state; ``lacks`` the way in which
-    a program can't be run (``file``, ``right``, ``name``) and that program. ``ended`` and ``left``
-    count the processes that an order has ended, and those that it could not.
+    a program can't be run (``file``, ``right``, ``name``) and that program; ``connecting`` are the
+    connections that nobody answers: the far end as /proc/net/tcp has it, how often it was tried
+    again, and the rank, empty where that isn't known. ``ended`` and ``left`` count the processes
+    that an order has ended, and those that it could not.
     """
 
     ooms: int | None = None
@@ -110,6 +112,7 @@ class HostAnswer:
     disks: tuple[tuple[str, int, int], ...] = ()
     ports: tuple[tuple[str, str], ...] = ()
     lacks: tuple[tuple[str, str], ...] = ()
+    connecting: tuple[tuple[str, int, str], ...] = ()
     ended: int = 0
     left: int = 0
 
@@ -142,6 +145,7 @@ def read(output: str) -> HostAnswer:
         disks=tuple(_disks(rows.get("disk", ()))),
         ports=tuple((row.split()[0], row.split()[-1]) for row in rows.get("port", ()) if row),
         lacks=tuple(_pairs(rows.get("lacks", ()))),
+        connecting=tuple(_connecting(rows.get("connecting", ()))),
         ended=_number(rows, "ended") or 0,
         left=_number(rows, "left") or 0,
     )
@@ -164,6 +168,11 @@ def _disks(rows: Iterable[str]) -> list[tuple[str, int, int]]:
 
 def _by_path(rows: Iterable[str]) -> list[tuple[str, str]]:
     return [(path, said) for path, _, said in (row.partition(" ") for row in rows)]
+
+
+def _connecting(rows: Iterable[str]) -> list[tuple[str, int, str]]:
+    found = (re.fullmatch(r"([0-9A-F]+:[0-9A-F]{4}) (\d+) ?(\d*)", row, re.ASCII) for row in rows)
+    return [(item[1], int(item[2]), item[3]) for item in found if item]
 
 
 def _mpirun(lines: list[str]) -> tuple[str, str] | None:

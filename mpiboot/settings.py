@@ -272,6 +272,13 @@ class Settings:
     launch_timeout: float = row(
         120.0, "Time within which every host's daemon must have joined.", seconds, roles=(_L,)
     )
+    connect_check: float = row(
+        60.0,
+        "Time after the start at which the workers are asked for TCP connections of ranks that "
+        "nobody answers, and again after two and four times as long; 0: never.",
+        seconds,
+        roles=(_L,),
+    )
     grace: float = row(
         20.0,
         "Time that the ranks of a job that is told to end have to save, before mpirun ends them; "

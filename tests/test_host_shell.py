@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -89,6 +90,33 @@ def test_the_mpirun_of_a_path_tells_its_version(shell: str, tmp_path: Path) -> N
     assert asked(str(path)) == (str(path), "mpirun (Open MPI) 5.0.7")
     assert asked("") is None
     assert asked("/with blank/$(mpirun)") is None
+
+
+def test_a_ranks_connection_that_nobody_answers_is_told_with_its_rank(tmp_path: Path) -> None:
+    """The table is written here: nothing on a machine's own addresses goes unanswered."""
+    env = {"FIRST": "1", "MPIBOOT_JOB_MARK": "test", "PMIX_RANK": "7"}
+    with socket.socket() as rank, socket.socket() as other:
+        inode, stranger = (os.fstat(item.fileno()).st_ino for item in (rank, other))
+        child = subprocess.Popen(
+            ["/bin/sleep", "99"], env=env, pass_fds=(rank.fileno(),), stdin=subprocess.DEVNULL
+        )
+    table = tmp_path / "tcp"
+    row = "   {}: 0B00F40A:B4DA {}:0401 {} 00000001:00000000 01:00000200 {:08X}     0 0 {} 2 0\n"
+    rows = (
+        ("0C00F40A", "02", 5, inode),
+        ("0D00F40A", "02", 3, inode),  # a packet may be lost
+        ("0E00F40A", "01", 5, inode),  # established
+        ("0F00F40A", "02", 5, stranger),  # no process of a launch has it
+    )
+    table.write_text("".join(row.format(n, *each) for n, each in enumerate(rows)))
+    command = host_shell.ask("connecting").replace("/proc/net/tcp6", "/nowhere")
+    try:
+        output = run(command=command.replace("/proc/net/tcp", str(table)))
+    finally:
+        child.kill()
+        child.wait()
+
+    assert host_shell.read(output).connecting == (("0C00F40A:0401", 5, "7"),)
 
 
 @pytest.fixture

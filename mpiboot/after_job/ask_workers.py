@@ -1,8 +1,9 @@
 """Asks every worker, after a job failed, for what explains it; or lets them go after a good end.
 
-``python -I -S ask.py FOLDER evidence|let-go [HOST [PROGRAM [SIGNAL]]]``: a child of mpirun's
-parent, which gives it a few seconds. It writes one line for each finding on stdout, changes nothing
-on a worker beyond telling it that the job is over, and never fails.
+``python -I -S ask.py FOLDER evidence|connecting|let-go [HOST [PROGRAM [SIGNAL]]]``: a child of
+mpirun's parent, which gives it a few seconds; ``connecting`` is asked while the job runs. It writes
+one line for each finding on stdout, changes nothing on a worker beyond telling it that the job is
+over, and never fails.
 """
 
 # Run by its path, it must find its package first.
@@ -20,9 +21,10 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from mpiboot import host_shell
-from mpiboot.after_job import evidence
+from mpiboot.after_job import connecting, evidence
 
 _SECONDS: Final = 4.0
+_SECONDS_BESIDE_THE_JOB: Final = 20.0  # its hosts are busy, and nobody waits
 _AT_ONCE: Final = 24
 _HOSTS: Final = 96
 _MEMORY: Final = ("memory", "memory_sizes")
@@ -128,6 +130,25 @@ async def gather(
     return [line for _, line in sorted(rows, key=lambda row: row[0])]
 
 
+async def unanswered(hosts: tuple[evidence.Baseline, ...]) -> list[str]:
+    """Ask hosts for connections that nobody answers; what is not known in time is left out."""
+    command = host_shell.ask("connecting")
+    free = asyncio.Semaphore(_AT_ONCE)
+    asked = {}
+    for host in hosts:
+        words = ("-c", command) if host.here else (_AGENT, host.name, command)
+        asked[asyncio.ensure_future(_run(words, free))] = host
+    done, late = await asyncio.wait(asked, timeout=_SECONDS_BESIDE_THE_JOB)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
+    found = []
+    for task, host in asked.items():
+        if task in done and not task.exception() and (output := task.result()):
+            found += connecting.lines(hosts, host_shell.read(output).connecting, host)
+    return found
+
+
 def _is(host: evidence.Baseline, where: str) -> bool:
     """Whether mpirun's name for a host is that host: its own it may have long or short."""
     return host.name in (where, where.partition(".")[0] if host.here else where)
@@ -154,7 +175,11 @@ def main(folder: str, what: str, first: str = "", program: str = "", signal: str
         return
     nearest = sorted(hosts, key=lambda host: (not host.here, host.name != first))
     hosts = tuple(nearest[:_HOSTS])
-    for line in asyncio.run(gather(hosts, program, (first, signal))):
+    if what == "connecting":
+        found = asyncio.run(unanswered(hosts))
+    else:
+        found = asyncio.run(gather(hosts, program, (first, signal)))
+    for line in found:
         print(line, flush=True)  # noqa: T201 - this is its purpose
 
 

@@ -262,6 +262,7 @@ class Launch:
             stop_signal=signal.Signals[f"SIG{settings.stop_signal}"],
             supervise=settings.supervise != "off",
             left_to_mpirun=self.plan.left_to_mpirun,
+            connect_check=settings.connect_check,
         )
 
 

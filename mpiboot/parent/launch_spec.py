@@ -95,8 +95,9 @@ class LaunchSpec:
     rank that ended badly; ``stop_signal`` tells ranks to save and end; ``addresses`` are this pod's
     on the control link, and ``ports`` the range that a NetworkPolicy leaves open, empty for any;
     without ``supervise`` the parent becomes mpirun.
-    ``left_to_mpirun`` are the remote hosts of the hostfile where only mpirun knows which of them
-    get ranks.
+    ``connect_check`` is after how many seconds workers are asked for connections that nobody
+    answers, 0 for never. ``left_to_mpirun`` are the remote hosts of the hostfile where only mpirun
+    knows which of them get ranks.
     """
 
     argv: tuple[str, ...]
@@ -119,6 +120,7 @@ class LaunchSpec:
     ports: str = ""
     supervise: bool = True
     left_to_mpirun: tuple[str, ...] = ()
+    connect_check: float = 0.0
 
     @property
     def local(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Final
 
 from mpiboot import log
 from mpiboot.parent import mpirun_messages, verdicts
+from mpiboot.parent.connecting import ConnectionWatch
 from mpiboot.parent.end import reap, send, survivors
 from mpiboot.parent.events import (
     Action,
@@ -100,6 +101,8 @@ class Mpirun:
         self._rest = b""
         self._unused = UnusedHosts(spec.left_to_mpirun)
         self._started_by: float | None = None
+        seconds = spec.connect_check if spec.daemons else 0.0
+        self._connecting = ConnectionWatch(loop, self.folder, environ, seconds)
         self._look_step, self._look_at = _LOOK_FIRST, 0.0
         # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
         # that, and reads the terminal; without a terminal each signal comes to us alone.
@@ -162,6 +165,7 @@ class Mpirun:
         if not self.verdict.code:
             self._name_unused()
         self._notices.close()
+        self._connecting.stop()
         self._saving.release()
         # The agents of those that ask the workers now are nobody's concern.
         self._loop.on(self._fifo, self._drain)
@@ -188,6 +192,9 @@ class Mpirun:
             times.append(self._started_by)
         if self._saving.due is not None:
             times.append(self._saving.due)
+        goes = self._state.phase is not Phase.ENDING
+        if goes and self._connecting.due is not None:
+            times.append(self._connecting.due)
         self._loop.wait(min(times, default=None))
         if self._gone:
             self._settle_gone()
@@ -200,6 +207,8 @@ class Mpirun:
             self._started_by = None
             self._name_unused()
         self._saving.look()
+        if goes:
+            self._connecting.look()
         if launching and self.verdict is None and self._look_at <= now:
             self._look()
 

@@ -4,24 +4,21 @@ It reads /proc and nothing else, changes nothing, and decides nothing. ``root`` 
 that tests can look at a tree of their own.
 """
 
-# pathlib, and what it imports, costs the parent a megabyte for nothing; socket half of one, for
-# names of constants.
+# pathlib, and what it imports, costs the parent a megabyte for nothing.
 # ruff: noqa: PTH119, PTH115, PTH123, PTH208
 from __future__ import annotations
 
-import _socket as socket
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.parent.launch_spec import RemoteHost
+from mpiboot.tcp_table import address_of
 
 # Programs that are mpirun under one of its names; a wrapper script above it is not.
 MPIRUNS: Final = ("mpirun", "mpiexec", "orterun", "prterun", "prte")
 _ESTABLISHED: Final = "01"
-_V4_IN_V6: Final = "::ffff:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,15 +174,6 @@ def _is_agent(arguments: list[str]) -> bool:
     return any(word.endswith("/libexec/agent") for word in arguments[:3])
 
 
-def _decode(word: str) -> str:
-    """Read an address of /proc/net/tcp: 32-bit words in this machine's byte order."""
-    raw = bytes.fromhex(word)
-    if sys.byteorder == "little":
-        raw = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
-    family = socket.AF_INET if len(raw) == 4 else socket.AF_INET6  # noqa: PLR2004
-    return socket.inet_ntop(family, raw).removeprefix(_V4_IN_V6)
-
-
 def peers(mpiruns: Iterable[int], root: str = "/proc") -> list[Peer]:
     """List the established TCP connections of mpirun.
 
@@ -195,7 +183,7 @@ def peers(mpiruns: Iterable[int], root: str = "/proc") -> list[Peer]:
     sockets = _sockets(mpiruns, root)
     found: list[Peer] = []
     for words in _connections(sockets, root):
-        local, remote = (_decode(word.partition(":")[0]) for word in words[1:3])
+        local, remote = (address_of(word.partition(":")[0]) for word in words[1:3])
         found.append(Peer(remote, local))
     return found
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -216,3 +216,16 @@ def test_ranks_of_all_hosts_are_asked_to_save_and_counted_until_they_ended(ssh: 
     # Without a worker's folder each of the two sends its own.
     assert set((ssh.folder / "took").read_text().split()) == {"took"}
     assert "w-1" in ssh.asked()
+
+
+def test_connections_that_nobody_answers_are_told_with_both_hosts(ssh: Ssh) -> None:
+    told = "echo mpiboot-connecting 0200000A:0401 5 7; echo mpiboot-connecting 0900000A:0016 4"
+    hosts = (ssh.answers("w-0", told), ssh.answers("w-1", "echo nothing; exit 1"), ssh.before("x"))
+    named = tuple(replace(host, address=f"10.0.0.{at}") for at, host in enumerate(hosts, start=2))
+
+    found = ssh.run(ask_workers.unanswered(named))
+
+    assert found == [
+        "rank 7 on w-0 gets no answer from w-0 (10.0.0.2 port 1025): tried 6 times by TCP",
+        "a process of the job on w-0 gets no answer from 10.0.0.9 port 22: tried 5 times by TCP",
+    ]

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 import mpiboot
+from mpiboot.after_job import evidence
 from mpiboot.parent import guard
 from mpiboot.parent.launch_spec import (
     EVENTS,
@@ -659,6 +660,26 @@ def test_unused_hosts_are_named_at_the_end_of_the_start_and_not_of_the_job(rig: 
     assert any(b"mpirun started nothing on 1 of 1 host: w-0" in line for line in process.stderr)
     process.terminate()
     ended(process)
+
+
+def test_connections_that_nobody_answers_are_told_while_the_job_runs(rig: Rig) -> None:
+    """What asks is none of mpirun's daemons: its end would be that of a host's daemon."""
+    rig.remote("w-1", connect_check=0.2)
+    baseline = evidence.Baseline("w-1", "", WORKER, "w-1")
+    (rig.folder / evidence.FILE).write_text(evidence.to_json((baseline,)))
+    rig.ssh(
+        'if [ -n "$MPIBOOT_ASKS" ]; then echo mpiboot-connecting 0900000A:0401 5 1; exit 0; fi\n'
+        "while ! [ -e over ]; do sleep 0.05; done"
+    )
+    process = rig.start(joining(rig, "wait; exit 0"))
+    try:
+        heard(process, "rank 1 on w-1 gets no answer from 10.0.0.9 port 1025: tried 6 times by TCP")
+        heard(process, "is TCP between the workers dropped?")
+    finally:
+        (rig.folder / "over").touch()
+    code, said = ended(process)
+    assert code == 0
+    assert "gets no answer" not in said
 
 
 def test_lines_that_no_agent_wrote_do_no_harm(rig: Rig) -> None:

@@ -12,7 +12,7 @@ from tests.pods.network import Link
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
 from tests.pods.probe import reaches
-from tests.pods.test_job import PATIENCE, RING, ranks, spans
+from tests.pods.test_job import PATIENCE, RING, ranks, spans, until
 from tests.pods.volumes import SubPath
 
 if TYPE_CHECKING:
@@ -43,6 +43,16 @@ table inet volcano {
         iifname "lo" accept
         ct state established,related accept
         ip saddr { %s } accept
+    }
+}
+"""
+# What lets the launcher in, and drops all that one worker sends to the other but SSH.
+BETWEEN = """
+table inet between {
+    chain input {
+        type filter hook input priority 0;
+        ct state established,related accept
+        ip saddr { %s } tcp dport != 22 drop
     }
 }
 """
@@ -131,6 +141,34 @@ def test_volcanos_policy_for_pods_of_the_same_job(cluster: Cluster, image: Image
     assert job.start().wait(PATIENCE) == 0
     spans(job, slots=2)
     assert not any(reaches(outside, worker.address) for worker in job.workers)
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["openmpi-4.1", pytest.param("openmpi-5.0", marks=pytest.mark.full)],
+    indirect=True,
+)
+def test_ranks_that_never_get_an_answer_are_named(cluster: Cluster, image: Image) -> None:
+    """Every daemon joins, and then Open MPI waits without a word."""
+    env = {"MPIBOOT_CONNECT_CHECK": "20"}
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING, "--bytes", "1"], env=env)
+    one, other = job.workers
+    for pod, peer in ((one, other), (other, one)):
+        pod.network.run("nft", "-f", "-", stdin=BETWEEN % peer.address)
+    job.start()
+    until(lambda: "gets no answer from" in job.launcher.stderr(), 2 * PATIENCE)
+    until(lambda: "A NetworkPolicy or firewall" in job.launcher.stderr())
+    said = job.launcher.stderr()
+    pairs = (("0", "1"), ("1", "0"))
+    names = "pi-worker-{}.pi.default.svc"
+    assert any(
+        f"rank {rank} on {names.format(rank)} gets no answer from {names.format(far)} "
+        f"({job.workers[int(far)].address} port " in said
+        for rank, far in pairs
+    )
+    assert job.launcher.running
+    job.launcher.signal(15)
+    assert job.wait(PATIENCE) == 143
 
 
 def test_a_sidecar_in_front_of_every_pod_is_named(cluster: Cluster, rig: None) -> None:

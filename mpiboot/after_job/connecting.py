@@ -1,0 +1,35 @@
+"""What workers answer of connections that nobody answers, as sentences. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpiboot.tcp_table import address_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpiboot.after_job.evidence import Baseline
+
+
+def lines(
+    hosts: Sequence[Baseline], answers: Sequence[tuple[str, int, str]], asked: Baseline
+) -> list[str]:
+    """Say for each far end once, who waits for it.
+
+    Args:
+        hosts: the job's.
+        answers: a host's answer (``HostAnswer.connecting``).
+        asked: that host.
+    """
+    names = {host.address: host.name for host in hosts}
+    said: dict[str, str] = {}
+    for far, again, rank in answers:
+        address, _, port = far.partition(":")
+        there = address_of(address)
+        where = f"{there} port {int(port, 16)}"
+        where = f"{names[there]} ({where})" if there in names else where
+        who = f"rank {rank}" if rank else "a process of the job"
+        text = f"{who} on {asked.name} gets no answer from {where}: tried {again + 1} times by TCP"
+        said.setdefault(there, text)
+    return list(said.values())

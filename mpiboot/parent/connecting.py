@@ -1,0 +1,95 @@
+"""Looks, while a job runs, for ranks that try to connect to somebody who never answers.
+
+Open MPI waits in silence where a firewall drops what one worker sends to another. The workers'
+kernels know of it while they try, which is two minutes (tcp_syn_retries in the kernel's
+ip-sysctl.rst): they are asked some time after the start, and twice more for programs that take
+longer to come to MPI_Init. It is told and nothing is ended: a program may try a host that it can
+do without.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from mpiboot import log
+from mpiboot.parent.end import send
+from mpiboot.parent.loop import EventLoop
+from mpiboot.parent.os_calls import start_asking
+
+# In its agents' environment, which then tell the parent of no daemon.
+ASKS: Final = "MPIBOOT_ASKS"
+_ASK: Final = "ask_workers.py"
+# Times the setting: by the default, what begins in the first four minutes is not missed.
+_WHEN: Final = (1, 2, 4)
+_PIECE: Final = 1 << 16
+_HINT: Final = (
+    "is TCP between the workers dropped? A NetworkPolicy or firewall must allow the job's pods all "
+    "ports among each other, or the range of MPIBOOT_PORT_RANGE"
+)
+
+
+class ConnectionWatch:
+    """Asks three times at most, and no more once something was found."""
+
+    def __init__(
+        self, loop: EventLoop, folder: str, environ: Mapping[str, str], seconds: float
+    ) -> None:
+        """Begin to wait.
+
+        Args:
+            loop: where the child is listened to.
+            folder: the launch folder.
+            environ: mpirun's environment.
+            seconds: after how long the workers are asked; 0 for never.
+        """
+        self._loop = loop
+        self._folder = folder
+        self._environ = {**environ, ASKS: "1"}
+        now = time.monotonic()
+        self._times = [now + seconds * times for times in _WHEN] if seconds else []
+        self._child = 0
+        self._reader = -1
+        self._data = b""
+
+    @property
+    def due(self) -> float | None:
+        """When ``look`` has to be called (monotonic clock)."""
+        return self._times[0] if self._times else None
+
+    def look(self) -> None:
+        """Ask where it is time; a child that hangs is ended by the next one or by the end."""
+        if self._times and self._times[0] <= time.monotonic():
+            del self._times[0]
+            self.stop()
+            self._child, self._reader = start_asking(
+                _ASK, self._folder, self._environ, "connecting"
+            )
+            self._data = b""
+            self._loop.on(self._reader, self._read)
+
+    def stop(self) -> None:
+        """Let go of the child; it is reaped with all others."""
+        if self._reader < 0:
+            return
+        if self._child:
+            send([-self._child], signal.SIGKILL)
+        self._loop.off(self._reader)
+        os.close(self._reader)
+        self._child, self._reader = 0, -1
+
+    def _read(self) -> None:
+        piece = os.read(self._reader, _PIECE)
+        self._data += piece
+        if piece:
+            return
+        self.stop()
+        found = [line for line in self._data.decode("utf-8", "replace").splitlines() if line]
+        for line in found:
+            log.warning("unanswered", line)
+        if found:
+            self._times.clear()
+            log.warning("unanswered", _HINT)
