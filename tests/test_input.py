@@ -130,7 +130,7 @@ def test_an_mpi_that_can_not_be_started_ends_the_job_before_any_wait(tmp_path: P
 @pytest.mark.parametrize(
     ("line", "reference", "told"),
     [
-        (["-bind-to", "none"], "usage", "-bind-to needs two dashes in this version: write --bind-"),
+        (["--no-such"], "usage", "--no-such is not an option that mpiboot knows"),
         (
             ["-np", "3"],
             "slots",
