@@ -120,7 +120,7 @@ def test_sshd_that_comes_late_by_seconds(cluster: Cluster, image: Image) -> None
 
 @ONE_IMAGE
 def test_a_worker_that_never_comes_is_named(cluster: Cluster, image: Image) -> None:
-    job = mpijob(cluster, image, workers=2, launcher_args=[RING], env={"MPIBOOT_TIMEOUT": "6"})
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING], env={"MPIBOOT_TIMEOUT": "20"})
     job.workers[0].start().publish()
     until(lambda: "listens" in job.workers[0].stderr())
     job.launcher.start()

@@ -177,7 +177,11 @@ def test_a_sidecar_in_front_of_every_pod_is_named(cluster: Cluster, rig: None) -
         images.image("openmpi-5.0"),
         workers=2,
         launcher_args=[RING],
-        env={"MPIBOOT_TIMEOUT": "8", "MPIBOOT_SSH_PORT": "22", "MPIBOOT_PORT_RANGE": "40000-40003"},
+        env={
+            "MPIBOOT_TIMEOUT": "20",
+            "MPIBOOT_SSH_PORT": "22",
+            "MPIBOOT_PORT_RANGE": "40000-40003",
+        },
     )
     for pod in job.pods:
         istio(cluster, pod)
@@ -199,7 +203,7 @@ def test_a_sidecar_in_front_of_workers_alone(cluster: Cluster, rig: None) -> Non
         images.image("openmpi-4.1"),
         workers=1,
         launcher_args=[RING],
-        env={"MPIBOOT_TIMEOUT": "8", "MPIBOOT_SSH_PORT": "22"},
+        env={"MPIBOOT_TIMEOUT": "20", "MPIBOOT_SSH_PORT": "22"},
     )
     istio(cluster, job.workers[0])
     assert job.start().wait(PATIENCE) == 69

@@ -67,7 +67,7 @@ def test_another_launcher_for_held_workers_is_told_who_holds_them(
     cluster: Cluster, rig: None, name: str
 ) -> None:
     job = held(cluster, name)
-    other = second(cluster, job, timeout=3)
+    other = second(cluster, job, timeout=20)
     assert other.wait(PATIENCE) == 75
     said = other.termination_log()
     assert said.startswith(f"workers-held: {HOLDS}({job.launcher.address}) since 20")
@@ -111,7 +111,7 @@ def test_another_launcher_and_workers_without_mpiboot(cluster: Cluster, rig: Non
     """A foreign sshd: it tells the same by plain programs, and nothing of a node that vanishes."""
     sshd = ["sh", "-c", "mkdir -p /run/sshd; exec /usr/sbin/sshd -De -h /root/.ssh/id_rsa"]
     job = held(cluster, NAME, command=sshd, args=())
-    other = second(cluster, job, timeout=3)
+    other = second(cluster, job, timeout=20)
     assert other.wait(PATIENCE) == 75
     assert HOLDS in other.termination_log()
     job.launcher.link_down(silent=True)
