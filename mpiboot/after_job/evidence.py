@@ -94,7 +94,7 @@ def from_json(text: str) -> tuple[Baseline, ...]:
 class Explanation:
     """One thing that explains a failure; the lowest ``order`` explains the most.
 
-    With a ``reference``, a row of checks, it is the failure itself.
+    With a ``reference`` it may be the failure itself: a row of checks, or ``rank-memory``.
     """
 
     order: int
@@ -188,7 +188,7 @@ def _memory(baseline: Baseline, answer: HostAnswer, signal: str) -> list[Explana
         return [Explanation(1, said + kubectl(baseline))]
     told = _killed(baseline, answer)
     if told:
-        return [Explanation(0, told)]
+        return [Explanation(0, told, "rank-memory")]
     if baseline.ooms is not None and answer.ooms is not None:
         # Neither the kubelet nor anybody else leaves a count, but only the kernel leaves this one.
         text = f"not an out-of-memory kill; {signal} came from elsewhere"

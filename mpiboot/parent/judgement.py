@@ -40,6 +40,8 @@ CODES: Final = {
     "workers-unreachable": (69, True),
 }
 _MEMORY: Final = "launcher-memory"
+# A worker's kernel killed something of its pod: no row of checks, as it is the program's own end.
+_RANK_MEMORY: Final = "rank-memory"
 # A remote shell's answers for a program that isn't there, or can't be executed.
 _NOT_FOUND: Final = 127
 _SIGKILL: Final = 9
@@ -140,14 +142,21 @@ def proved(verdict: Verdict, lines: tuple[str, ...]) -> tuple[Verdict, tuple[str
     """
     plain = tuple(line for line in lines if "\t" not in line)
     found = [line.split("\t", 2) for line in lines if "\t" in line]
-    memory = tuple(f"{host}: {said}" for reference, host, said in found if reference == _MEMORY)
+    memory = [(host, said) for reference, host, said in found if reference == _MEMORY]
+    ranks = [(host, said) for reference, host, said in found if reference == _RANK_MEMORY]
+    own = f"{verdict.host}: {verdict.said}"
     if memory and verdict.killed:
         # What was taken for the loss of a host was the end of its ssh, here.
-        lost = f"{verdict.host}: {verdict.said}"
-        host, said = memory[0].split(": ", 1)
-        return _verdict(_MEMORY, said, host, (lost, *verdict.evidence)), plain
-    plain = (*memory, *plain)
-    found = [item for item in found if item[0] != _MEMORY]
+        host, said = memory[0]
+        return _verdict(_MEMORY, said, host, (own, *verdict.evidence)), plain
+    if ranks and verdict.signal == "SIGTERM":
+        # So mpirun ends all others after a first failure, and at times hears of one of them first.
+        host, said = ranks[0]
+        said = f"a rank was ended by SIGKILL: {said}"
+        code = BY_SIGNAL + _SIGKILL
+        return Verdict(code, "", said, host, (own, *verdict.evidence), signal="SIGKILL"), plain
+    plain = (*(f"{host}: {said}" for host, said in (*ranks, *memory)), *plain)
+    found = [item for item in found if item[0] not in (_MEMORY, _RANK_MEMORY)]
     if not found:
         return verdict, plain
     reference, host, said = found[0]
@@ -280,7 +289,9 @@ def _by_rank(state: State) -> Verdict | None:
         number = first.signal or (status - BY_SIGNAL if passed_on else 0)
         name = signal_name(number) if number else ""
         also = "" if status == BY_SIGNAL + number else f" (mpirun itself returned {status})"
-        said = f"{rank} was ended by {name or 'a signal'}{also}"
+        # A rank that it ended itself is at times the first of which it hears.
+        by = ", from elsewhere or by mpirun after another rank's end" if name == "SIGTERM" else ""
+        said = f"{rank} was ended by {name or 'a signal'}{by}{also}"
         return Verdict(status, "", said, first.host, rank=first.rank, signal=name)
     way = {
         RankEnd.ABORT: "called MPI_Abort and ended with code",

@@ -434,6 +434,31 @@ def test_an_ssh_that_the_launchers_memory_limit_killed_is_no_lost_host() -> None
         assert judgement.proved(other, (line,)) == (other, ("launcher: out of memory",))
 
 
+def test_memory_is_the_cause_where_mpirun_blames_a_rank_that_it_ended_itself() -> None:
+    """5.0 at times hears first of a rank that it told to end itself."""
+    line = "rank-memory\tw-1\tout of memory: the kernel killed a process of this pod"
+    blamed = Verdict(143, "", "rank 0 was ended by SIGTERM", "w-0", rank=0, signal="SIGTERM")
+    verdict, rest = judgement.proved(blamed, (line, "w-9: /tmp is full"))
+    assert (verdict.code, verdict.reference, verdict.host) == (137, "", "w-1")
+    assert verdict.said.startswith("a rank was ended by SIGKILL: out of memory: the kernel killed")
+    assert (verdict.rank, verdict.signal) == (None, "SIGKILL")
+    assert verdict.evidence == ("w-0: rank 0 was ended by SIGTERM",)
+    assert rest == ("w-9: /tmp is full",)
+    # Any other end stays what it is, and memory stands beside it.
+    plain = "w-1: out of memory: the kernel killed a process of this pod"
+    for other in (replace(blamed, code=139, signal="SIGSEGV"), Verdict(3, "", "exited with 3")):
+        assert judgement.proved(other, (line,)) == (other, (plain,))
+
+
+def test_a_rank_that_mpirun_may_have_ended_itself_is_told_as_such() -> None:
+    ended = RankEnded(1, RankEnd.SIGNAL, "w-2", 15)
+    verdict = judged([ended, MpirunEnded(143)], running())
+    assert (verdict.code, verdict.signal) == (143, "SIGTERM")
+    assert verdict.said == (
+        "rank 1 was ended by SIGTERM, from elsewhere or by mpirun after another rank's end"
+    )
+
+
 def test_usr1_is_forwarded_and_nothing_else() -> None:
     state, done = go([Signalled(USR1)], running())
     assert done == (SendSignal(USR1),)

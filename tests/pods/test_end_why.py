@@ -70,10 +70,12 @@ def test_a_rank_that_is_out_of_memory(cluster: Cluster, image: Image, way: str) 
     ).start()
     assert job.wait(PATIENCE) == 137
     said = job.launcher.termination_log().splitlines()
+    killed = "out of memory: the kernel killed a process of this pod (limit 300 MiB"
+    if said[0].startswith(f"program: {SECOND}: a rank was"):  # mpirun heard of the other one first
+        assert said[0].startswith(f"program: {SECOND}: a rank was ended by SIGKILL: {killed}")
+        return
     assert said[0] == f"program: {SECOND}: rank 1 was ended by SIGKILL"
-    assert said[1].startswith(
-        f"{SECOND}: out of memory: the kernel killed a process of this pod (limit 300 MiB"
-    )
+    assert said[1].startswith(f"{SECOND}: {killed}")
     assert "out of memory" in end_line(job.launcher.stderr())
 
 
@@ -178,9 +180,13 @@ def test_the_end_is_told_as_fields(cluster: Cluster, image: Image, how: str) -> 
         launcher=script("dies", DIES),
     ).start()
     code = 4 if how == "exit" else 139
-    assert job.wait(PATIENCE) == code
+    ended = job.wait(PATIENCE)
     assert "out of memory" not in job.launcher.termination_log()
     told = fields(job.launcher.stderr())
+    if ended == 143 and how == "segv":  # seen on busy machines: mpirun tells of the other rank
+        assert "by mpirun after another rank's end" in told["cause"]
+        return
+    assert ended == code
     assert (told["exit"], told["hosts"], told["ranks"], told["rank"]) == (code, 2, 2, 1)
     assert told["seconds"] > 0
     assert told["signal"] == ("" if how == "exit" else "SIGSEGV")
