@@ -26,7 +26,8 @@ class DataNetwork:
     """The data network as it is decided for a job.
 
     ``common`` goes to every rank, ``per_host`` to the ranks of one worker (every worker has an
-    entry, which may be empty; no name is in both). ``rows`` show it, a worker each.
+    entry, which may be empty; no name is in both). ``rows`` show it, a worker each. ``transport``
+    carries the data; None where nobody is to look.
     """
 
     networks: tuple[WorkerNetwork, ...]
@@ -35,6 +36,7 @@ class DataNetwork:
     per_host: Mapping[str, Mapping[str, str]]
     common: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+    transport: Transport | None = None
 
 
 def decide(
@@ -61,15 +63,17 @@ def decide(
     networks = tuple(_with_gids(network, settings, taken) for network in workers)
     rows = tuple(map(cluster_view.row, networks))
     hosts = [network.host for network in networks]
-    nothing = None
+    nothing = transport = None
     if settings.data_network is DataNetworkUse.OFF:
         because = "MPIBOOT_DATA_NETWORK=off: nothing is set"
         nothing = Decision("data-network", "off", Source.ENVIRONMENT, because)
     elif not networks:
         because = "no worker was reached: nothing is set"
-        nothing = Decision("data-network", Transport.UNKNOWN.value, Source.DETECTED, because)
+        transport = Transport.UNKNOWN
+        nothing = Decision("data-network", transport.value, Source.DETECTED, because)
     if nothing:
-        return DataNetwork(networks, rows, (nothing,), {host: {} for host in hosts})
+        empty: dict[str, dict[str, str]] = {host: {} for host in hosts}
+        return DataNetwork(networks, rows, (nothing,), empty, transport=transport)
     findings = list(cluster_view.findings(networks, settings, taken, values))
     made = proposals.make(networks, settings, taken, values)
     findings += made.findings
@@ -86,7 +90,7 @@ def decide(
         *_variables(settled.values, settled.because, common),
         *_users(settled.kept, taken, values),
     )
-    return DataNetwork(networks, rows, decisions, per_host, common, tuple(findings))
+    return DataNetwork(networks, rows, decisions, per_host, common, tuple(findings), made.transport)
 
 
 def _with_gids(

@@ -34,7 +34,7 @@ def make(
         values: the values of those that are known.
     """
     proposals = Proposals(networks, settings, transports.plugin_of(networks, taken, values))
-    transport = transports.settle(proposals)
+    transport = proposals.transport = transports.settle(proposals)
     over_data, why_socket = _sockets(proposals, transport)
     _rdma(proposals, transport)
     for network in proposals.known:

@@ -31,6 +31,7 @@ class Proposals:
     networks: Sequence[WorkerNetwork]
     settings: Settings
     plugin: str
+    transport: Transport = Transport.UNKNOWN
     proposals: list[Proposal] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)

@@ -12,6 +12,7 @@ from typing import Final
 
 from mpiboot.checks import failed
 from mpiboot.data_network.cluster_view import WorkerRow
+from mpiboot.data_network.records import Transport
 from mpiboot.errors import MpibootError, error
 from mpiboot.job import (
     agent_variables,
@@ -48,7 +49,8 @@ class Plan:
     ``daemons`` are the remote hosts for which a launch agent must be started, ``left_to_mpirun``
     those of which mpirun alone decides whether they get ranks; ``obstacles`` are
     variables or flags of the user's that could keep mpirun from doing so. ``per_host`` has by host
-    what its agent sets there; ``rows`` show the data network, a worker each.
+    what its agent sets there; ``rows`` show the data network, a worker each, and ``transport``
+    carries the data (None: nobody is to look).
     """
 
     decisions: tuple[Decision, ...]
@@ -67,6 +69,7 @@ class Plan:
     goes_on: bool
     per_host: Mapping[str, Mapping[str, str]]
     rows: tuple[WorkerRow, ...]
+    transport: Transport | None
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Make mpirun's environment of this pod's."""
@@ -198,6 +201,7 @@ def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
         goes_on=supervision.goes_on(builder),
         per_host=per_host,
         rows=network.rows,
+        transport=network.transport,
     )
 
 

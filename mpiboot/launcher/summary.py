@@ -11,7 +11,7 @@ from typing import Final
 
 from mpiboot import log, render
 from mpiboot.data_network.cluster_view import HEADINGS
-from mpiboot.data_network.records import Transport
+from mpiboot.data_network.records import RDMA, Transport
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
@@ -19,7 +19,6 @@ from mpiboot.model import Decision, Json, MpiFamily, Source
 from mpiboot.wording import counted, first_few
 
 _OPEN_MPI: Final = (MpiFamily.OPENMPI4, MpiFamily.OPENMPI5)
-_RDMA: Final = (Transport.ROCE.value, Transport.INFINIBAND.value, Transport.EFA.value)
 _NCCL: Final = "NCCL_SOCKET_IFNAME"
 _MPI_TCP: Final = "OMPI_MCA_btl_tcp_if_include"
 _SHOWN: Final = 6
@@ -109,17 +108,17 @@ def _data(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
     if item is None:
         return
     fields: dict[str, Json] = {"kind": item.value, "because": item.because}
-    if item.value == "off":
+    if plan.transport is None:
         yield Line("data-network", f"data network: not looked at ({item.because})", fields)
         return
     ports = _same(row.hca for row in plan.rows)
     links = _values(plan, _NCCL).lstrip("=") or _link(decisions)
-    if item.value in _RDMA:
+    if plan.transport in RDMA:
         rate = _same(row.rate for row in plan.rows)
         fast = f" at {rate} Gb/s" if rate and rate != _MANY else ""
         said = f"NCCL's data by {ports}{fast}, its bootstrap by {links}"
         fields |= {"devices": ports, "rate": rate, "links": links}
-    elif item.value == Transport.TCP.value:
+    elif plan.transport is Transport.TCP:
         said = f"NCCL's and Gloo's sockets on {links}"
         fields |= {"links": links}
     else:
@@ -130,8 +129,7 @@ def _data(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
 
 def _mpi(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
     """Say which network MPI's own messages use, where they have a choice."""
-    kind = decisions["data-network"].value if "data-network" in decisions else ""
-    if kind not in (*_RDMA, Transport.TCP.value) or observed.mpi.family not in _OPEN_MPI:
+    if plan.transport not in (*RDMA, Transport.TCP) or observed.mpi.family not in _OPEN_MPI:
         return
     pml = _values(plan, "OMPI_MCA_pml") or decisions["OMPI_MCA_pml"].value
     chosen = _values(plan, _MPI_TCP) or (decisions[_MPI_TCP].value if _MPI_TCP in decisions else "")
