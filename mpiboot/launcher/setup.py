@@ -21,7 +21,8 @@ from mpiboot.system import files, keys, open_files, tmpdir
 class LauncherPod:
     """This pod as a launcher: itself, its private folder, the job's key.
 
-    ``pid`` is the pod's first mpiboot; ``started`` is the monotonic clock's second.
+    ``pid`` is the pod's first mpiboot; ``started`` is the monotonic clock's second. ``attempt`` and
+    ``stays`` are what workers are told of it (``host_shell.gate``).
     """
 
     resolved: Resolved
@@ -31,6 +32,8 @@ class LauncherPod:
     key: keys.JobKey
     started: float
     pid: int
+    attempt: str = ""
+    stays: bool = False
 
 
 def launcher_pod(
@@ -88,4 +91,6 @@ def access(launcher: LauncherPod) -> gate.Access:
         host_key=launcher.key.public,
         fqdns=pod.own_names(hostname),
         six=":" in own if own else None,
+        attempt=launcher.attempt,
+        stays=launcher.stays,
     )
