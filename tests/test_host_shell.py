@@ -28,7 +28,7 @@ COMMANDS = (
     host_shell.ask(*host_shell.lacks("a", "b", "c")),
     host_shell.end_processes(("no-such-mark",)),
     host_shell.order("job_is_over"),
-    host_shell.gate("w@2026-11-22T05:00:00Z@1a", stays=True),
+    host_shell.ask("attempts w@2026-11-22T05:00:00Z@1a 1"),
     host_shell.job_failed("w@2026-11-22T05:00:00Z@1a", 0.0, "it's 100 % !\n*$(reboot) ~"),
 )
 

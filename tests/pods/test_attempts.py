@@ -34,9 +34,11 @@ def test_the_next_launcher_tells_why_the_last_one_ended(
         images.image(name),
         workers=2,
         launcher_args=[RING, "--exit", "3"],
+        launcher={"env": {"MY_CHOICE": "1"}},
         worker={"env": {"MPIBOOT_LAUNCHER_AWAY": "15"}},
     ).start()
     assert job.wait(PATIENCE) == 3
+    assert "variables of this pod that stay here: MY_CHOICE (" in job.launcher.stderr()
     assert "attempt" not in job.launcher.termination_log()
     second = again(cluster, job, RING, "--exit", "4")
     assert second.wait(PATIENCE) == 4
