@@ -102,10 +102,9 @@ def prepare(
         raise error("usage", odd, hint="write one argument for each word")
     if odd:
         log.finding(Finding("usage", Level.WARN, odd, hint="write one argument for each word"))
-    pod = launcher_pod(resolved, environ, pid=parent)
     # The launches of a script have its name.
     name = attempt or environ.get(launch_spec.ATTEMPT, "")
-    pod = replace(pod, attempt=name, stays=not attempt)
+    pod = launcher_pod(resolved, environ, pid=parent, attempt=name, stays=not attempt)
     # Not asyncio.run: it waits for every thread, also for one that a dead nameserver holds.
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)

@@ -42,12 +42,15 @@ def launcher_pod(
     role: str = "launcher",
     patience: float | None = None,
     pid: int | None = None,
+    attempt: str = "",
+    *,
+    stays: bool = False,
 ) -> LauncherPod:
     """Find out who this is, make the private folder of a role, and read the job's key.
 
     The key may be mounted a moment late: it is waited for until the launcher's deadline, or for
     ``patience`` seconds where given. ``pid`` is the pod's first mpiboot, where that is another
-    process.
+    process; ``attempt`` and ``stays`` are what workers are told.
 
     Raises:
         MpibootError: ``runtime-folder``, ``tmpdir`` or ``ssh-key``.
@@ -76,7 +79,8 @@ def launcher_pod(
     odd = keys.trust(key, mounted)
     if odd:
         log.finding(odd)
-    return LauncherPod(resolved, environ, identity, folder, key, started, pid or os.getpid())
+    pid = pid or os.getpid()
+    return LauncherPod(resolved, environ, identity, folder, key, started, pid, attempt, stays)
 
 
 def access(launcher: LauncherPod) -> gate.Access:
