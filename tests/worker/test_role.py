@@ -505,11 +505,11 @@ def test_a_broken_line_about_a_session_does_not_end_a_worker(worker: Worker) -> 
 def test_a_worker_ends_when_no_launcher_comes_after_a_failed_one(kind: str, start: Start) -> None:
     environ = {"MPIBOOT_WORKER_EXIT": "after-job", "MPIBOOT_LAUNCHER_AWAY": "0"}
     worker = start(kind, environ=environ).listens()
-    assert worker.ssh(host_shell.gate("l@1@a")).returncode == 0
+    assert worker.ssh(host_shell.gate(attempt="l@1@a")).returncode == 0
     with worker.client("echo here; cat") as other:
         assert other.stdout.readline() == b"here\n"
         worker.ssh(host_shell.job_failed("l@1@a", 0, "host-lost: w-1"))
-        told = host_shell.read(worker.ssh(host_shell.gate("l@2@b")).stdout.decode())
+        told = host_shell.read(worker.ssh(host_shell.gate(attempt="l@2@b")).stdout.decode())
         assert told.attempts == (("l@1@a", "host-lost: w-1"),)
         worker.ssh(host_shell.job_failed("l@2@b", 0, "again"))
         assert worker.process.poll() is None  # somebody is connected
@@ -521,7 +521,7 @@ def test_a_worker_ends_when_no_launcher_comes_after_a_failed_one(kind: str, star
 def test_a_worker_that_does_not_end_after_a_failed_job(wanted: str, start: Start) -> None:
     environ = {"MPIBOOT_WORKER_EXIT": wanted, "MPIBOOT_LAUNCHER_AWAY": "0"}
     worker = start("embedded", environ=environ).listens()
-    worker.ssh(host_shell.gate("l@1@a"))
+    worker.ssh(host_shell.gate(attempt="l@1@a"))
     worker.ssh(host_shell.job_failed("l@1@a", 0, "host-lost: w-1"))
     assert worker.ssh("exit 4").returncode == 4
     worker.ssh(host_shell.order("job_is_over"))
