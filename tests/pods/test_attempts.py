@@ -71,7 +71,7 @@ def test_a_launcher_that_was_killed_told_nothing(cluster: Cluster, rig: None, se
     assert second.wait(PATIENCE) == 0
     assert "(killed, or lost)" in second.stderr()
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
-    assert "the job ended well" in job.workers[0].stderr()
+    assert "job succeeded" in job.workers[0].stderr()
 
 
 @pytest.mark.full
