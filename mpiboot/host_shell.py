@@ -23,6 +23,7 @@ _GOES_ON: Final = ("then", "do", "else", "{", "|", "||", "&&", ";;")
 _ESTABLISHED: Final = re.compile(
     r"\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:([0-9A-F]{4}) 01 ", re.ASCII
 )
+_REASON: Final = 500  # characters
 _ENDS: Final = 4  # words of SSH_CONNECTION: the client's address and port, the server's
 
 
@@ -52,14 +53,18 @@ def order(*orders: str) -> str:
     return _command("host_orders", orders)
 
 
-def gate(mpirun: str = "") -> str:
+def gate(mpirun: str = "", *, attempt: str = "", stays: bool = False) -> str:
     """Write the gate's one command: the present state, and the facts or what stands for them.
 
-    ``mpirun`` is the path of one whose version is asked too; nothing where a shell could read it
-    otherwise.
+    Args:
+        mpirun: the path of one whose version is asked too; nothing where a shell could read it
+            otherwise.
+        attempt: this launcher's name for workers; empty where it only looks, or is a part of a job.
+        stays: whether it may be there without a connection, as a script between two launches.
     """
     wanted = (f"version {mpirun}",) if _PLAIN.fullmatch(mpirun) else ()
-    return ask("memory", "launches", "ends_with_job", *wanted, "facts")
+    attempts = (f"attempts {attempt} {int(stays)}",) if attempt else ()
+    return ask("memory", "launches", *attempts, *wanted, "facts")
 
 
 def lacks(program: str, path: str, folder: str) -> tuple[str, ...]:
@@ -79,22 +84,36 @@ def end_processes(marks: Iterable[str]) -> str:
     return order(f"end_processes {' '.join(marks)}")
 
 
+def job_failed(attempt: str, hold: float, why: str) -> str:
+    """Write the order that tells a worker how the job failed.
+
+    Args:
+        attempt: the launcher's name for workers.
+        hold: seconds that the launcher stays for a look inside.
+        why: the reason, any text.
+    """
+    from urllib.parse import quote  # noqa: PLC0415 - heavy, and rarely wanted
+
+    reason = quote(why[:_REASON], safe="", errors="replace").replace("~", "%7E")
+    return order(f"job_failed {attempt} {hold:.0f} {reason}")
+
+
 @dataclass(frozen=True, slots=True)
 class HostAnswer:
     """What a host has answered; empty or None is what it was not asked, or can't tell.
 
     ``ooms`` counts its out-of-memory kills, ``limit`` and ``peak`` are its memory's in bytes;
     ``marks`` are those of launches whose processes are there, ``held`` those of them whose launcher
-    is still connected, each with its address; ``ends`` tells that it wants to end with the job.
-    ``facts`` is its facts' JSON, ``late`` tells that it runs mpiboot and has none yet, and
-    ``look_failed`` why it could not look again; ``mpirun`` is, without mpiboot, the path and what
-    it said of its version, ``mpirun_by_path`` the same of the one that was asked for by its path.
-    ``began`` is when its mpiboot began; ``disks`` are mount point, size
-    and free space in KiB; ``ports`` an RDMA port's path and its state; ``lacks`` the way in which
-    a program can't be run (``file``, ``right``, ``name``) and that program; ``connecting`` are the
-    connections that nobody answers: the far end as /proc/net/tcp has it, how often it was tried
-    again, and the rank, empty where that isn't known. ``ended`` and ``left`` count the processes
-    that an order has ended, and those that it could not.
+    is still connected, each with its address; ``attempts`` are the launchers that were there, each
+    with how it ended (empty: it told nothing). ``facts`` is its facts' JSON, ``late`` tells that it
+    runs mpiboot and has none yet, and ``look_failed`` why it could not look again; ``mpirun`` is,
+    without mpiboot, the path and what it said of its version, ``mpirun_by_path`` the same of the
+    one that was asked for by its path. ``began`` is when its mpiboot began; ``disks`` are mount
+    point, size and free space in KiB; ``ports`` an RDMA port's path and its state; ``lacks`` the
+    way in which a program can't be run (``file``, ``right``, ``name``) and that program;
+    ``connecting`` are the connections that nobody answers: the far end as /proc/net/tcp has it, how
+    often it was tried again, and the rank, empty where that isn't known. ``ended`` and ``left``
+    count the processes that an order has ended, and those that it could not.
     """
 
     ooms: int | None = None
@@ -102,7 +121,7 @@ class HostAnswer:
     peak: int | None = None
     marks: tuple[str, ...] = ()
     held: tuple[tuple[str, str], ...] = ()
-    ends: bool = False
+    attempts: tuple[tuple[str, str], ...] = ()
     facts: str | None = None
     late: bool = False
     look_failed: str = ""
@@ -135,7 +154,7 @@ def read(output: str) -> HostAnswer:
         peak=_number(rows, "peak"),
         marks=marks,
         held=held,
-        ends="ends" in rows,
+        attempts=tuple(_attempts(rows["attempt"])) if "attempt" in rows else (),
         facts=facts[0] if facts else None,
         late="late" in rows,
         look_failed=next(iter(rows.get("look-failed", ())), ""),
@@ -158,6 +177,14 @@ def _number(rows: dict[str, list[str]], word: str) -> int | None:
 
 def _pairs(rows: Iterable[str]) -> list[tuple[str, str]]:
     return [(words[0], words[1]) for words in map(str.split, rows) if len(words) > 1]
+
+
+def _attempts(rows: Iterable[str]) -> Iterable[tuple[str, str]]:
+    from urllib.parse import unquote  # noqa: PLC0415 - heavy, and rarely wanted
+
+    for row in rows:
+        name, _, why = row.partition(" ")
+        yield name, "".join(c if c.isprintable() else " " for c in unquote(why))
 
 
 def _disks(rows: Iterable[str]) -> list[tuple[str, int, int]]:

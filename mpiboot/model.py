@@ -330,7 +330,8 @@ class Worker:
     reason, and ``look_failed`` what its last try to gather them ended with. ``ooms`` counts the
     pod's out-of-memory kills so far; ``marks`` are those of launches whose processes are there;
     ``held`` those of them whose launcher is still connected, each with that launcher's address;
-    ``ends`` tells that it ends after the job's good end. ``mpi`` is that of its PATH, and
+    ``attempts`` are the job's launchers that were there, each with how it ended.
+    ``mpi`` is that of its PATH, and
     ``called_mpi`` that of the path which the line names, None where it names none.
     """
 
@@ -343,7 +344,7 @@ class Worker:
     mpi: Mpi | None = None
     ooms: int | None = None
     marks: tuple[str, ...] = ()
-    ends: bool = False
+    attempts: tuple[tuple[str, str], ...] = ()
     held: tuple[tuple[str, str], ...] = ()
     called_mpi: Mpi | None = None
     no_facts: NoFacts = NoFacts.NO_MPIBOOT

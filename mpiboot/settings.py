@@ -55,6 +55,7 @@ INTERNAL: Final = (
     "MPIBOOT_JOB_MARK",
     "MPIBOOT_KEEP_KEY",
     "MPIBOOT_NOTICE",
+    "MPIBOOT_ATTEMPT",
 )
 
 # What a cluster sets in every pod for each of its Services, such as one called "mpiboot-ssh".
@@ -298,9 +299,15 @@ class Settings:
     )
     worker_exit: str = row(
         "auto",
-        "When a worker ends by itself: with the job's good end, or never; auto: with the job under "
-        "the MPI Operator.",
-        one_of("auto", "never", "with-job"),
+        "When a worker ends by itself: with the job's good end, after any end of the job, or "
+        "never; auto: after the job under the MPI Operator.",
+        one_of("auto", "with-job", "after-job", "never"),
+    )
+    launcher_away: float = row(
+        600.0,
+        "How long a worker that ends after the job waits for the next launcher after a failed one.",
+        seconds,
+        roles=(_W,),
     )
     log_format: str = row(
         "human",

@@ -18,6 +18,7 @@ from mpiboot import host_shell
 from mpiboot.gates import worker_answer
 from mpiboot.host_shell import HostAnswer
 from mpiboot.model import NoFacts
+from mpiboot.worker.launchers import Launchers
 
 SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "fish", "tcsh") if shutil.which(shell)]
 COMMANDS = (
@@ -27,6 +28,8 @@ COMMANDS = (
     host_shell.ask(*host_shell.lacks("a", "b", "c")),
     host_shell.end_processes(("no-such-mark",)),
     host_shell.order("job_is_over"),
+    host_shell.ask("attempts w@2026-11-22T05:00:00Z@1a 1"),
+    host_shell.job_failed("w@2026-11-22T05:00:00Z@1a", 0.0, "it's 100 % !\n*$(reboot) ~"),
 )
 
 
@@ -230,10 +233,10 @@ def test_facts_of_another_version_are_not_taken_for_a_worker_without_mpiboot() -
 def test_the_present_state_comes_before_the_facts() -> None:
     output = (
         "mpiboot-oom 3\nmpiboot-process\nMPIBOOT_JOB_MARK=b\n"
-        "mpiboot-process\nMPIBOOT_JOB_MARK=a\nmpiboot-ends\nmpiboot-facts\nmpiboot-oom 9\n"
+        "mpiboot-process\nMPIBOOT_JOB_MARK=a\nmpiboot-attempt a@b@c\nmpiboot-facts\nmpiboot-oom 9\n"
     )
     assert host_shell.read(output) == HostAnswer(
-        ooms=3, marks=("a", "b"), ends=True, facts="mpiboot-oom 9\n"
+        ooms=3, marks=("a", "b"), attempts=(("a@b@c", ""),), facts="mpiboot-oom 9\n"
     )
     assert host_shell.read("Welcome\n") == HostAnswer()
 
@@ -242,3 +245,20 @@ def test_folders_with_blanks_have_disks_too() -> None:
     assert host_shell.read("mpiboot-disk 10 5 /a b\nmpiboot-disk x 5 /c").disks == (
         ("/a b", 10, 5),
     )
+
+
+def test_attempts_and_their_ends_come_back_as_they_were_told(folder: Path) -> None:
+    why = "it's 100 % of w-1's fault!\n*$(reboot) ~\u00e9" + "x" * 1000
+    os.mkfifo(folder / "sessions")
+    fifo = os.open(folder / "sessions", os.O_RDWR | os.O_NONBLOCK)
+    kept = Launchers(folder / "attempts", away=1, waits=1)
+    told = [host_shell.gate(attempt="a@1@x"), host_shell.job_failed("a@1@x", 0, why)]
+    output = ""
+    for command in (*told, host_shell.gate(attempt="b@2@y", stays=True)):
+        output = run(command=command, MPIBOOT_WORKER_DIR=str(folder))
+        for line in os.read(fifo, 1 << 16).splitlines():
+            kept.hear(line, 0.0)
+    os.close(fifo)
+
+    assert (folder / "attempts").read_text().splitlines()[1] == "b@2@y "
+    assert host_shell.read(output).attempts == (("a@1@x", why[:500].replace("\n", " ")),)

@@ -1,9 +1,9 @@
-"""Asks every worker, after a job failed, for what explains it; or lets them go after a good end.
+"""Asks every worker, after a job failed, for what explains it; or tells them how it has ended.
 
-``python -I -S ask.py FOLDER evidence|connecting|let-go [HOST [PROGRAM [SIGNAL]]]``: a child of
-mpirun's parent, which gives it a few seconds; ``connecting`` is asked while the job runs. It writes
-one line for each finding on stdout, changes nothing on a worker beyond telling it that the job is
-over, and never fails.
+``python -I -S ask_workers.py FOLDER evidence|connecting [HOST [PROGRAM [SIGNAL]]]``, ``... FOLDER
+over`` or ``... FOLDER failed NAME HOLD WHY``: a child of mpirun's parent, which gives it a few
+seconds; ``connecting`` is asked while the job runs. It writes one line for each finding on stdout,
+changes nothing on a worker beyond telling it of the job's end, and never fails.
 """
 
 # Run by its path, it must find its package first.
@@ -154,11 +154,11 @@ def _is(host: evidence.Baseline, where: str) -> bool:
     return host.name in (where, where.partition(".")[0] if host.here else where)
 
 
-async def let_go(hosts: tuple[evidence.Baseline, ...]) -> None:
-    """Tell the workers that want to end with the job that it is over."""
+async def tell(hosts: tuple[evidence.Baseline, ...], order: str) -> None:
+    """Tell the workers that run mpiboot how the job has ended."""
     free = asyncio.Semaphore(_AT_ONCE)
-    command = host_shell.order("job_is_over")
-    tasks = [asyncio.ensure_future(_run((_AGENT, item.name, command), free)) for item in hosts]
+    told = [item for item in hosts if item.mpiboot]
+    tasks = [asyncio.ensure_future(_run((_AGENT, item.name, order), free)) for item in told]
     if tasks:
         _, late = await asyncio.wait(tasks, timeout=_SECONDS)
         for task in late:
@@ -166,13 +166,18 @@ async def let_go(hosts: tuple[evidence.Baseline, ...]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def main(folder: str, what: str, first: str = "", program: str = "", signal: str = "") -> None:
+def main(folder: str, what: str, *words: str) -> None:
     """Do what the parent asks for."""
     with open(f"{folder}/{evidence.FILE}", encoding="utf-8") as file:
         hosts = evidence.from_json(file.read())
-    if what == "let-go":
-        asyncio.run(let_go(tuple(host for host in hosts if host.ends)))
+    if what == "over":
+        asyncio.run(tell(hosts, host_shell.order("job_is_over")))
         return
+    if what == "failed":
+        name, hold, why = words
+        asyncio.run(tell(hosts, host_shell.job_failed(name, float(hold), why)))
+        return
+    first, program, signal = (*words, "", "", "")[:3]
     nearest = sorted(hosts, key=lambda host: (not host.here, host.name != first))
     hosts = tuple(nearest[:_HOSTS])
     if what == "connecting":

@@ -32,7 +32,7 @@ class Baseline:
     and ``address`` what it led to; ``pod`` is the pod's name, empty where
     it isn't known; ``ooms`` the count of out-of-memory kills, None where it isn't known;
     ``began`` the start of its mpiboot, 0 where it runs none; ``ports`` the RDMA ports that were
-    active; ``ends`` whether it wants to end with the job. ``here`` marks the launcher itself, of
+    active; ``mpiboot`` whether that runs there. ``here`` marks the launcher itself, of
     which only the memory is compared.
     """
 
@@ -43,7 +43,7 @@ class Baseline:
     ooms: int | None = None
     began: float = 0.0
     ports: tuple[str, ...] = ()
-    ends: bool = False
+    mpiboot: bool = False
     in_cluster: tuple[str, ...] = ()
     here: bool = False
 
@@ -72,7 +72,7 @@ def baseline(worker: Worker, called: str, dns: str, in_cluster: tuple[str, ...] 
             for one in device.ports
             if "ACTIVE" in one.state.value
         ),
-        ends=worker.ends,
+        mpiboot=worker.runs_mpiboot,
     )
 
 

@@ -50,7 +50,8 @@ class Access:
     ``user`` is the login where the hostfile names none; ``key`` the path of the private key;
     ``host_key`` the pinned public key as a line, empty for the public half of ``key``; ``ports``
     the candidates in order; ``hostname`` is this pod's own, ``fqdns`` its full names; ``six`` tells
-    whether its own address is of IPv6, None where that isn't known.
+    whether its own address is of IPv6, None where that isn't known. ``attempt`` and ``stays`` are
+    what workers are told of this launcher (``host_shell.gate``).
     """
 
     user: str
@@ -60,6 +61,8 @@ class Access:
     ports: tuple[int, ...] = PORTS
     fqdns: tuple[str, ...] = ()
     six: bool | None = None
+    attempt: str = ""
+    stays: bool = False
 
 
 class Pipelines:
@@ -84,7 +87,7 @@ class Pipelines:
         self._changed = changed
         self._limits = limits or Limits()
         self._once_only = once
-        self._command = host_shell.gate(mpirun)
+        self._command = host_shell.gate(mpirun, attempt=access.attempt, stays=access.stays)
         self._connections = asyncio.Semaphore(_CONNECTIONS)
         self._login: asyncio.Task[Login] | None = None
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports

@@ -23,7 +23,7 @@ def worker(host: Host, attempt: Attempt) -> Worker:
         mpi=_mpi(answer, facts),
         ooms=answer.ooms,
         marks=answer.marks,
-        ends=answer.ends,
+        attempts=answer.attempts,
         held=answer.held,
         called_mpi=programs.recognise(*answer.mpirun_by_path) if answer.mpirun_by_path else None,
         no_facts=reason,

@@ -35,11 +35,15 @@ class Withheld:
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """The choice: ``by_itself`` are those that this MPI hands on without being told."""
+    """The choice: ``by_itself`` are those that this MPI hands on without being told.
+
+    ``unknown`` are names that no rule and no setting has: they stay here.
+    """
 
     names: tuple[ForwardedName, ...]
     withheld: tuple[Withheld, ...]
     by_itself: tuple[ForwardedName, ...]
+    unknown: tuple[str, ...]
 
 
 # Pattern -> why ranks need it. What isn't here goes by MPIBOOT_FORWARD.
@@ -127,6 +131,9 @@ POD_LOCAL: Final = (
     ("TMPDIR", "a worker may lack this folder", False),
     ("POD_*", "it says which pod this is", False),
     ("NODE_NAME", "it says where this pod runs", False),
+    ("JOB_COMPLETION_INDEX", "it numbers this pod", False),
+    ("VC_TASK_INDEX", "it numbers this pod", False),
+    ("VK_TASK_INDEX", "it numbers this pod", False),
     ("KUBERNETES_*", "the cluster sets it in every pod", False),
     ("*_SERVICE_HOST", "the cluster sets it in every pod", False),
     ("*_SERVICE_PORT", "the cluster sets it in every pod", False),
@@ -232,9 +239,15 @@ def select(
     names: list[ForwardedName] = []
     withheld: list[Withheld] = []
     unnamed: list[ForwardedName] = []
+    unknown: list[str] = []
     for name in sorted(environ):
         because = _reason(name, more)
-        if not because or name in given:
+        if name in given:
+            continue
+        if not because:
+            told = _first(name, never) or _first(name, by_itself)
+            if not told and _NAME.fullmatch(name) and not _local_row(name, environ[name]):
+                unknown.append(name)
             continue
         why_not = _kept_back(name, environ[name], more, never)
         if why_not:
@@ -249,7 +262,7 @@ def select(
         for name in more
         if _NAME.fullmatch(name) and name not in environ
     ]
-    return Forwarded(tuple(names), tuple(withheld), tuple(unnamed))
+    return Forwarded(tuple(names), tuple(withheld), tuple(unnamed), tuple(unknown))
 
 
 def scrub(

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from mpiboot.checks import failed
 from mpiboot.job import forward, masking, placement
 from mpiboot.job.dialects import Dialect, parameter
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.model import Finding, Level, Source
-from mpiboot.settings import Given, Resolved
+from mpiboot.settings import ROWS, Given, Resolved
 from mpiboot.wording import first_few
+
+# The decision that names what ranks don't get.
+NOT_FORWARDED: Final = "not-forwarded"
 
 
 def set_constants(builder: PlanBuilder, observed: Observed, *, oversubscribe: Given | None) -> None:
@@ -89,6 +93,20 @@ def listed(builder: PlanBuilder) -> tuple[str, ...]:
     return tuple(item.partition("=")[0] for text in theirs for item in text.split(";") if item)
 
 
+def _stays(unknown: tuple[str, ...], observed: Observed) -> tuple[str, ...]:
+    """Leave out what ranks have from their own pods, and what is nobody's word.
+
+    A worker tells the names that its own pod sets, most of which are the image's; one without
+    mpiboot tells none, and its ranks begin with none.
+    """
+    theirs = [set(item.facts.environment) if item.facts else set() for item in observed.workers]
+    known = set.intersection(*theirs) if theirs else set(observed.environ)  # all ranks run here
+    known |= {older for setting in ROWS for older in setting.older}
+    platform, environ = observed.platform, observed.environ
+    names = (name for name in unknown if name not in known)
+    return tuple(name for name in names if not platform.has_set(name, environ.get(name, "")))
+
+
 def choose_forwarded(
     builder: PlanBuilder, observed: Observed, resolved: Resolved, added: Mapping[str, str]
 ) -> tuple[str, ...]:
@@ -122,6 +140,10 @@ def choose_forwarded(
             builder.findings.append(
                 Finding("usage", Level.WARN, f"{item.name} is not forwarded: {item.because}")
             )
+    stays = _stays(chosen.unknown, observed)
+    if stays:
+        because = "ranks don't get these; MPIBOOT_FORWARD=NAME,... or `-x NAME` hands them on"
+        builder.decide(NOT_FORWARDED, " ".join(stays), Source.DETECTED, because)
     names = [item.name for item in chosen.names]
     builder.forwarded = {item.name for item in chosen.by_itself}
     builder.decide(

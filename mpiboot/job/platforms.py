@@ -9,7 +9,7 @@ from typing import Final
 
 from mpiboot.errors import error
 from mpiboot.model import Decision, Role, Source
-from mpiboot.settings import Resolved
+from mpiboot.settings import Resolved, Settings
 
 Environ = Mapping[str, str]
 
@@ -19,8 +19,8 @@ class Platform:
     """One row: ``role`` answers only where the platform's own marks say it.
 
     ``managers`` are the prefixes of a resource manager's variables that belong to this platform
-    and may stay in the environment; everywhere else they would mislead mpirun. ``ends_workers``
-    tells that a worker may end with the job: nothing starts it again, and nothing else ends it.
+    and may stay in the environment; everywhere else they would mislead mpirun. ``worker_exit``
+    is the setting's value for ``auto``: a worker may end only where nothing starts it again.
     ``worker_names`` matches the names of pods that are workers and never the launcher. ``sets``
     are the variables that the platform itself sets on a launcher, with the value's pattern: with
     that value they are not the user's word.
@@ -30,7 +30,7 @@ class Platform:
     recognise: Callable[[Environ], str]
     role: Callable[[Environ], tuple[Role, str] | None]
     managers: tuple[str, ...] = ()
-    ends_workers: bool = False
+    worker_exit: str = "never"
     worker_names: str = ""
     sets: Environ = field(default_factory=dict)
 
@@ -94,7 +94,7 @@ PLATFORMS: Final = (
         "mpi-operator",
         _marked("K_MPI_JOB_ROLE"),
         _operator_role,
-        ends_workers=True,
+        worker_exit="after-job",
         worker_names=r"-worker-\d+$",
         sets=_LAUNCHER_SETS,
     ),
@@ -120,17 +120,19 @@ def recognise(environ: Environ) -> tuple[Platform, Decision]:
     raise AssertionError("the last row recognises everything")
 
 
-def ends_with_job(wanted: str, environ: Environ) -> bool:
-    """Whether a worker ends after the job's good end.
+def worker_exit(settings: Settings, environ: Environ) -> str:
+    """Say when a worker ends by itself: ``with-job``, ``after-job`` or ``never``.
 
-    The MPI Operator leaves workers running and never makes a finished one anew; elsewhere, as in
-    a StatefulSet, what ends is started again.
+    The MPI Operator leaves workers running (cleanPodPolicy None, its default) and never makes a
+    finished one anew (its restartPolicy is Never); elsewhere, as in a StatefulSet, what ends is
+    started again, or the platform ends all pods of a job itself.
 
     Args:
-        wanted: the setting ``worker_exit``.
+        settings: the setting ``worker_exit``.
         environ: the pod's environment.
     """
-    return wanted == "with-job" or (wanted == "auto" and recognise(environ)[0].ends_workers)
+    wanted = settings.worker_exit
+    return recognise(environ)[0].worker_exit if wanted == "auto" else wanted
 
 
 # Words by which a worker's container is started; none of them is a program to run beside sshd.

@@ -13,13 +13,14 @@ import select
 import signal
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from types import FrameType
 from typing import NoReturn
 
 from mpiboot import error_report, executables, log, render
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import stale_processes
-from mpiboot.job import masking, mpirun_line
+from mpiboot.job import attempts, masking, mpirun_line
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder, observation, summary
 from mpiboot.launcher.setup import launcher_pod
@@ -45,7 +46,7 @@ def main(given: str, *program: str) -> NoReturn:
         settings = resolved.settings
         log.configure(level=settings.log_level, form=settings.log_format, role="launcher")
         result: launch_spec.Result = prepare(
-            resolved, program, before, parent, let_go=values["let_go"]
+            resolved, program, before, parent, attempt=values["attempt"]
         )
     except MpibootError as wrong:
         result = _failure(wrong)
@@ -81,7 +82,7 @@ def prepare(
     before: Mapping[str, str],
     parent: int,
     *,
-    let_go: bool,
+    attempt: str,
 ) -> launch_spec.LaunchSpec:
     """Wait, decide, and write the files of a launch.
 
@@ -90,7 +91,7 @@ def prepare(
         program: the user's line.
         before: the parent's environment; this process adds to its own.
         parent: the parent's process number.
-        let_go: whether this launch is the whole job.
+        attempt: this launcher's name for workers; empty where it is a part of a job.
 
     Raises:
         MpibootError: a gate, a check or a file failed.
@@ -101,11 +102,17 @@ def prepare(
         raise error("usage", odd, hint="write one argument for each word")
     if odd:
         log.finding(Finding("usage", Level.WARN, odd, hint="write one argument for each word"))
-    pod = launcher_pod(resolved, environ, pid=parent)
+    # The launches of a script have its name.
+    name = attempt or environ.get(launch_spec.ATTEMPT, "")
+    pod = launcher_pod(resolved, environ, pid=parent, attempt=name, stays=not attempt)
     # Not asyncio.run: it waits for every thread, also for one that a dead nameserver holds.
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     seen = loop.run_until_complete(observation.wait(pod, program))
+    before_this = attempts.earlier(seen.observed.workers, name)
+    if before_this:
+        said, number = before_this.said, before_this.number + 1
+        log.info("attempt", said, attempt=number, ended=before_this.ended)
     paths = launch_folder.paths(pod.folder, parent)
     made = plans.make(seen.observed, resolved, paths)
     summary.say(made, seen.observed)
@@ -120,7 +127,8 @@ def prepare(
     env = made.environment(environ) | {launch_spec.MARK: paths.launch_dir}
     # A launch inside a launch is part of it.
     env.setdefault(launch_spec.JOB_MARK, stale_processes.new_mark(pod.key.public))
-    spec = launch.spec(before, env, launch.write_client(parent), let_go=let_go)
+    spec = launch.spec(before, env, launch.write_client(parent), attempt=attempt)
+    spec = replace(spec, earlier=before_this.said if before_this else "")
     log.info(
         "start", f"starting {render.command(made.argv)}", argv=list(masking.masked_words(made.argv))
     )

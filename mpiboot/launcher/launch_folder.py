@@ -212,7 +212,7 @@ class Launch:
         environ: Mapping[str, str],
         client: tuple[str, ...],
         *,
-        let_go: bool,
+        attempt: str,
     ) -> launch_spec.LaunchSpec:
         """Make what the parent needs to know; what the end is explained from is written.
 
@@ -220,7 +220,7 @@ class Launch:
             own_env: the parent's environment.
             environ: mpirun's environment.
             client: the command line of mpiboot's own SSH client, or nothing.
-            let_go: whether workers that want it are told of a good end.
+            attempt: this launcher's name for workers; empty where they are told of no end.
 
         Raises:
             MpibootError: ``runtime-folder``.
@@ -254,7 +254,7 @@ class Launch:
             unset_env=tuple(name for name in own_env if name not in environ),
             client=client,
             obstacles=self.plan.obstacles,
-            let_go=let_go and any(worker.ends for worker in self.observed.workers),
+            attempt=attempt if any(item.runs_mpiboot for item in self.observed.workers) else "",
             program=self.plan.program,
             goes_on=self.plan.goes_on,
             addresses=launcher_addresses(self.observed.workers),

@@ -16,7 +16,7 @@ from mpiboot import executables, log, shims
 from mpiboot.job import mpirun_line, scripts
 from mpiboot.launcher import start
 from mpiboot.model import Finding, Level
-from mpiboot.parent.launch_spec import KEEP_KEY, ParentOptions
+from mpiboot.parent.launch_spec import ATTEMPT, KEEP_KEY, ParentOptions
 from mpiboot.settings import ROWS, Resolved
 from mpiboot.system import files, process
 
@@ -83,15 +83,15 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
         "PATH": os.pathsep.join((str(folder), environ.get("PATH", ""))),
         "MPIBOOT_ROLE": "launcher",
     }
-    whole = start.lets_go(settings.worker_exit, environ)
-    if whole:
-        env[KEEP_KEY] = "1"
+    attempt = start.new_attempt(settings.worker_exit, environ)
+    if attempt:
+        env |= {KEEP_KEY: "1", ATTEMPT: attempt}
     options = ParentOptions(
         log_level=settings.log_level,
         log_format=settings.log_format,
         termination_log=settings.termination_log,
         grace=settings.grace + _MORE_GRACE,
-        last_launches=str(folder.parent / "launcher") if whole else "",
+        last_launches=str(folder.parent / "launcher") if attempt else "",
     )
     start.become_parent("script", options, list(program), env)
 

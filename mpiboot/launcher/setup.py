@@ -21,7 +21,8 @@ from mpiboot.system import files, keys, open_files, tmpdir
 class LauncherPod:
     """This pod as a launcher: itself, its private folder, the job's key.
 
-    ``pid`` is the pod's first mpiboot; ``started`` is the monotonic clock's second.
+    ``pid`` is the pod's first mpiboot; ``started`` is the monotonic clock's second. ``attempt`` and
+    ``stays`` are what workers are told of it (``host_shell.gate``).
     """
 
     resolved: Resolved
@@ -31,6 +32,8 @@ class LauncherPod:
     key: keys.JobKey
     started: float
     pid: int
+    attempt: str = ""
+    stays: bool = False
 
 
 def launcher_pod(
@@ -39,12 +42,15 @@ def launcher_pod(
     role: str = "launcher",
     patience: float | None = None,
     pid: int | None = None,
+    attempt: str = "",
+    *,
+    stays: bool = False,
 ) -> LauncherPod:
     """Find out who this is, make the private folder of a role, and read the job's key.
 
     The key may be mounted a moment late: it is waited for until the launcher's deadline, or for
     ``patience`` seconds where given. ``pid`` is the pod's first mpiboot, where that is another
-    process.
+    process; ``attempt`` and ``stays`` are what workers are told.
 
     Raises:
         MpibootError: ``runtime-folder``, ``tmpdir`` or ``ssh-key``.
@@ -73,7 +79,8 @@ def launcher_pod(
     odd = keys.trust(key, mounted)
     if odd:
         log.finding(odd)
-    return LauncherPod(resolved, environ, identity, folder, key, started, pid or os.getpid())
+    pid = pid or os.getpid()
+    return LauncherPod(resolved, environ, identity, folder, key, started, pid, attempt, stays)
 
 
 def access(launcher: LauncherPod) -> gate.Access:
@@ -88,4 +95,6 @@ def access(launcher: LauncherPod) -> gate.Access:
         host_key=launcher.key.public,
         fqdns=pod.own_names(hostname),
         six=":" in own if own else None,
+        attempt=launcher.attempt,
+        stays=launcher.stays,
     )

@@ -6,12 +6,16 @@ Light: a pod's first process has loaded little more than the command line until 
 from __future__ import annotations
 
 import json
+import os
+import re
+import socket
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NoReturn
 
-from mpiboot.parent.launch_spec import JOB_MARK, ParentOptions
+from mpiboot.parent.launch_spec import ATTEMPT, JOB_MARK, ParentOptions
 from mpiboot.parent.signals import SIGNALS
 from mpiboot.settings import Resolved
 from mpiboot.system import process
@@ -29,7 +33,7 @@ def launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, s
     settings = resolved.settings
     given = {
         "flags": dict(resolved.flags),
-        "let_go": lets_go(settings.worker_exit, environ),
+        "attempt": new_attempt(settings.worker_exit, environ),
     }
     options = ParentOptions(
         log_level=settings.log_level,
@@ -59,15 +63,19 @@ def become_parent(
     process.replace((*head, *words), environ, blocked=sorted(SIGNALS))
 
 
-def lets_go(wanted: str, environ: Mapping[str, str]) -> bool:
-    """Whether workers are told of a good end: where this is the whole job, not a part of it.
-
-    A launcher beside others, as by ``kubectl exec`` or in a script, may be followed by the next.
+def new_attempt(wanted: str, environ: Mapping[str, str]) -> str:
+    """Name this launcher for the workers, which are told of its end: host, since when, a number.
 
     Args:
         wanted: the setting ``worker_exit``.
-        environ: this pod's environment, which has a mark inside a launch.
+        environ: this pod's environment, which has a mark inside a launch or a script.
+
+    Returns:
+        Empty where this is a part of a job: a launcher beside others, as by ``kubectl exec`` or in
+        a script, may be followed by the next.
     """
-    if wanted == "never" or environ.get(JOB_MARK):
-        return False
-    return wanted == "with-job" or process.is_containers_own()
+    part = environ.get(JOB_MARK) or environ.get(ATTEMPT)
+    if wanted == "never" or part or (wanted == "auto" and not process.is_containers_own()):
+        return ""
+    host = re.sub(r"[^A-Za-z0-9.-]", "", socket.gethostname())
+    return f"{host}@{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}@{os.urandom(4).hex()}"

@@ -13,6 +13,7 @@ from mpiboot import log, render
 from mpiboot.data_network.cluster_view import HEADINGS
 from mpiboot.data_network.records import RDMA, Transport
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS
+from mpiboot.job.mpi_environment import NOT_FORWARDED
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
 from mpiboot.model import Decision, Json, MpiFamily, Source
@@ -60,11 +61,11 @@ def say(plan: Plan, observed: Observed) -> None:
 
 
 def lines(plan: Plan, observed: Observed) -> tuple[Line, ...]:
-    """Say what a reader of the log needs to know of a plan, in at most five lines."""
+    """Say what a reader of the log needs to know of a plan, in at most six lines."""
     decisions = {item.name: item for item in plan.decisions}
     return tuple(
         line
-        for part in (_job, _control, _data, _mpi, _users)
+        for part in (_job, _control, _data, _mpi, _users, _stays)
         for line in part(plan, observed, decisions)
     )
 
@@ -166,6 +167,16 @@ def _users(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
     if parts:
         fields: dict[str, Json] = {"kept": [*kept], "replaced": [*replaced], "removed": [*removed]}
         yield Line("user-settings", f"your settings {'; '.join(parts)}", fields)
+
+
+def _stays(_plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
+    """Name the variables of this pod that no rank gets."""
+    item = decisions.get(NOT_FORWARDED)
+    if item is None:
+        return
+    names = item.value.split()
+    said = f"variables of this pod that stay here: {first_few(names, _SHOWN)} ({item.because})"
+    yield Line("not-forwarded", said, {"names": [*names]})
 
 
 _MANY: Final = "ports that differ by worker"

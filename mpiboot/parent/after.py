@@ -27,8 +27,7 @@ def ask(
     loop: EventLoop,
     told: Callable[[], bool],
     what: str,
-    host: str = "",
-    *asked: str,
+    *words: str,
 ) -> tuple[str, ...]:
     """Run the child and give the lines that it wrote.
 
@@ -37,12 +36,10 @@ def ask(
         environ: mpirun's environment.
         loop: what else is listened to meanwhile: a FIFO that nobody empties would stop the agents.
         told: whether this process was told to end, which ends it.
-        what: ``evidence`` or ``let-go``.
-        host: which host is to be asked first.
-        asked: what hosts are asked for, whether they can run it (empty: they aren't), and the
-            signal that ended that host's rank.
+        what: ``evidence``, ``over`` or ``failed``.
+        words: more of it, as ``after_job/ask_workers.py`` takes it.
     """
-    pid, reader = start_asking(_ASK, folder, environ, what, host, *asked)
+    pid, reader = start_asking(_ASK, folder, environ, what, *words)
     answer = _Answer(reader)
     deadline = time.monotonic() + _PATIENCE
     loop.on(reader, answer.read)

@@ -133,8 +133,11 @@ def tell(
     seconds: float,
     termination_log: str,
     evidence: tuple[str, ...] = (),
-) -> None:
+) -> str:
     """Say how the job ended in one record: the reason once, below it evidence and what to do.
+
+    Returns:
+        Why it failed, for the next attempt; empty after a good end.
 
     Args:
         verdict: how it ended.
@@ -154,6 +157,7 @@ def tell(
         lines = (*evidence, *item.evidence)
         text = f"{item.check}: {where}{item.said}\n"
         text += f"-> {item.hint}\n" if item.hint else ""
+        lines = (*lines, spec.earlier) if spec.earlier else lines
         termination.write(termination_log, text + "".join(f"{line}\n" for line in lines))
     hosts = "1 host" if spec.hosts == 1 else f"{spec.hosts} hosts"
     ranks = "" if spec.ranks is None else f", {spec.ranks} rank" + "s" * (spec.ranks != 1)
@@ -175,6 +179,7 @@ def tell(
         hint=item.hint,
         evidence=[*evidence[1:], *item.evidence],
     )
+    return f"{item.check}: {where}{item.said}{first}, exit {verdict.code}" if verdict.code else ""
 
 
 def tell_not_started(failure: Failure, seconds: float, termination_log: str) -> None:

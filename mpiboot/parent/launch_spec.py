@@ -30,6 +30,8 @@ JOB_MARK: Final = "MPIBOOT_JOB_MARK"
 # In the environment of its daemons: the port on which the launcher hears of a worker's end, and
 # what it calls that worker.
 NOTICE: Final = "MPIBOOT_NOTICE"
+# What workers call the launcher; in the environment of a script, whose launches are one attempt.
+ATTEMPT: Final = "MPIBOOT_ATTEMPT"
 
 
 def without_marks(environ: Mapping[str, str]) -> dict[str, str]:
@@ -90,7 +92,8 @@ class LaunchSpec:
     has other than the parent's; ``client`` starts mpiboot's own SSH client, where it is needed.
     ``hosts`` counts the launcher too where it runs ranks; ``obstacles`` are variables or flags
     that could hide the hostfile or the launch agent from mpirun, each with the reason;
-    ``let_go`` tells that workers are to be told of a good end; ``program`` is what ranks run,
+    ``attempt`` is what workers call this launcher, empty where they are told of no end; ``earlier``
+    is what they told of the attempt before; ``program`` is what ranks run,
     empty where that isn't known; ``goes_on`` tells that the job may be meant to go on without a
     rank that ended badly; ``stop_signal`` tells ranks to save and end; ``addresses`` are this pod's
     on the control link, and ``ports`` the range that a NetworkPolicy leaves open, empty for any;
@@ -112,7 +115,8 @@ class LaunchSpec:
     unset_env: tuple[str, ...] = ()
     client: tuple[str, ...] = ()
     obstacles: tuple[tuple[str, str], ...] = ()
-    let_go: bool = False
+    attempt: str = ""
+    earlier: str = ""
     program: str = ""
     goes_on: bool = False
     stop_signal: int = 15

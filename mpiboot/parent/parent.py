@@ -17,6 +17,7 @@ from mpiboot.parent.end import end_all, reap, remove_key, send, tell, tell_not_s
 from mpiboot.parent.events import Verdict
 from mpiboot.parent.judgement import not_startable, proved
 from mpiboot.parent.launch_spec import (
+    ATTEMPT,
     CLIENT_SOCKET,
     KEEP_KEY,
     Failure,
@@ -69,10 +70,11 @@ class Parent:
         """Stay beside a program that calls mpirun itself; give its exit code."""
         grace = self._options.grace
         code = ScriptRun(program, grace, self._loop, self._signals).run(self._mask)
-        folder = last_launch(self._options.last_launches) if code == 0 else ""
+        folder = last_launch(self._options.last_launches)
         if folder:
             self._loop.on(self._signals.handle, self._note_signals)
-            self._ask(folder, "let-go")
+            why = f"{program[0]} ended with {code}" if code else ""
+            self._tell_workers(folder, os.environ.get(ATTEMPT, ""), why, hold=0.0)
         for folder in launches(self._options.last_launches):
             remove_key(folder)
         return code
@@ -142,9 +144,10 @@ class Parent:
 
     def _ended(self, spec: LaunchSpec, verdict: Verdict, lines: tuple[str, ...] = ()) -> int:
         seconds = time.monotonic() - self._began
-        tell(verdict, spec, seconds, self._options.termination_log, lines)
-        if spec.let_go and not verdict.code:
-            self._ask(spec.folder, "let-go")
+        why = tell(verdict, spec, seconds, self._options.termination_log, lines)
+        hold = 0.0 if verdict.by_signal else self._options.hold_on_failure
+        if spec.attempt:
+            self._tell_workers(spec.folder, spec.attempt, why, hold)
         if self._client:
             send([self._client], signal.SIGTERM)
             wait_gone([self._client])
@@ -161,6 +164,11 @@ class Parent:
             return
         log.info("hold", f"held for {seconds:g} s for a look inside; SIGTERM ends it")
         self._stay(time.monotonic() + seconds)
+
+    def _tell_workers(self, folder: str, attempt: str, why: str, hold: float) -> None:
+        """Tell the workers how the job ended: ``why`` it failed, empty after a good end."""
+        words = ("failed", attempt, str(hold), why) if why else ("over",)
+        self._ask(folder, *words)
 
     def _ask(self, folder: str, *what: str) -> tuple[str, ...]:
         """Ask or tell the workers; agents report meanwhile, and a signal ends it."""

@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,6 @@ from mpiboot.system.process import Loop
 
 ENVIRONMENT: Final = "session.env"
 FIFO: Final = "sessions"
-# A file beside it: this worker wants to hear that the job ended well.
-ENDS: Final = "ends"
 MARK: Final = "MPIBOOT_SESSION"
 WRAPPER: Final = Path(mpiboot.__file__).parent / "libexec" / "session"
 # Seconds between TERM and KILL for what a session leaves behind.
@@ -161,18 +159,31 @@ def read_begin(line: bytes) -> tuple[str, int, int, bool] | None:
 class Sessions:
     """Hears of sessions on a FIFO and ends what is left of each when its connection has ended."""
 
-    def __init__(self, folder: Path, loop: Loop, grace: float = GRACE) -> None:
-        """Make the FIFO in the worker's folder and listen on it."""
+    def __init__(
+        self,
+        folder: Path,
+        loop: Loop,
+        grace: float = GRACE,
+        others: Callable[[bytes], None] = lambda _: None,
+    ) -> None:
+        """Make the FIFO in the worker's folder and listen on it.
+
+        Args:
+            folder: the worker's own.
+            loop: what listens.
+            grace: seconds between TERM and KILL for what a session leaves behind.
+            others: gets the lines that are not about a session.
+        """
         files.make_fifo(folder / FIFO)
         # Open for writing too: no end of file when the last session has written.
         self._fifo = os.open(folder / FIFO, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._loop = loop
         self._grace = grace
+        self._others = others
         self._rest = b""
         self._sessions: dict[str, Session] = {}
         self._dirty = False
         self.begun = 0  # sessions so far
-        self.over = False  # the launcher told that the job ended well
         loop.watch(self._fifo, self._heard)
 
     def __len__(self) -> int:
@@ -188,12 +199,12 @@ class Sessions:
             if begun := read_begin(line):
                 mark, leader, connection, detach = begun
                 self._begin(mark, leader, connection, detach=detach)
-            elif line == b"over":
-                self.over = True
             elif ended := _END.fullmatch(line):
                 session = self._sessions.get(ended[1].decode("ascii", "replace"))
                 if session is not None:
                     self._end(session)
+            else:
+                self._others(line)
 
     def _begin(self, mark: str, leader: int, connection: int, *, detach: bool) -> None:
         found = process(leader)

@@ -25,7 +25,8 @@ from mpiboot.ssh_server import child as server
 from mpiboot.ssh_server import openssh, sessions
 from mpiboot.ssh_server import port as ports
 from mpiboot.system import files, process
-from mpiboot.worker import saving
+from mpiboot.worker import launchers, saving
+from mpiboot.worker.launchers import Launchers
 from mpiboot.worker.setup import (
     ENDING,
     FACTS_FILE,
@@ -94,13 +95,14 @@ class _Worker:
         if left:
             names = ", ".join(sorted(left))
             log.warning("environment", f"not given to the ranks, as no shell can set it: {names}")
-        self._sessions = sessions.Sessions(setup.folder, loop)
-        mark = setup.folder / sessions.ENDS
-        mark.unlink(missing_ok=True)
-        wanted = resolved.settings.worker_exit
-        self._ends = platforms.ends_with_job(wanted, setup.environ) and not program
-        if self._ends:
-            files.write_private(mark, "")
+        self._sessions = sessions.Sessions(setup.folder, loop, others=self._hear)
+        settings = resolved.settings
+        self._launchers = Launchers(
+            setup.folder / launchers.FILE, settings.launcher_away, settings.timeout
+        )
+        # With a program beside the server it is that program's end that ends the worker.
+        self._exit = "never" if program else platforms.worker_exit(settings, setup.environ)
+        self._over = False  # the job has ended well
         self._server: server.SshServer | None = None
         self._login: tuple[int, server.Lines] | None = None
         self._helpers: set[int] = set()
@@ -263,7 +265,7 @@ class _Worker:
         listened = self._server is not None and self._server.listening
         limits = [
             limit
-            for limit in (self._sessions.due, self._kill_at, self._save_until)
+            for limit in (self._sessions.due, self._kill_at, self._save_until, self._leave_at)
             if limit is not None
         ]
         left = min(limits) - time.monotonic() if limits else None
@@ -276,15 +278,42 @@ class _Worker:
         if running is not None and running.listening and (not listened):
             self._listens(running)
         self._sessions.step()
-        if self._sessions.over and self._ends and self._code is None:
-            log.info("ended", "job succeeded; worker stops")
-            self._code = 0
+        self._leave()
         if self._save_until is not None and self._save_until <= time.monotonic():
             log.warning("signal", "its ranks did not end in time: they are stopped now")
             self._saved()
         if self._kill_at is not None and self._kill_at <= time.monotonic():
             self._kill_at = None
             self._send(signal.SIGKILL)
+
+    def _hear(self, line: bytes) -> None:
+        """Take in what a launcher tells of itself."""
+        if line == b"over":
+            self._over = True
+            self._launchers.forget()
+        else:
+            self._launchers.hear(line, time.monotonic())
+
+    @property
+    def _leave_at(self) -> float | None:
+        """When this worker ends because no launcher is there; None while one may be."""
+        alone = self._exit == "after-job" and self._code is None and not len(self._sessions)
+        return self._launchers.due if alone else None
+
+    def _leave(self) -> None:
+        """End with the job; the code is 0 also after one that failed: this worker did not."""
+        if len(self._sessions):
+            self._launchers.connected(time.monotonic())
+        if self._code is not None:
+            return
+        due = self._leave_at
+        if self._over and self._exit != "never":
+            log.info("ended", "job succeeded; worker stops")
+            self._code = 0
+        elif due is not None and due <= time.monotonic():
+            said = f"no launcher was here for {self._launchers.patience:g} s: this worker ends"
+            log.info("ended", f"{said} and frees its node (MPIBOOT_WORKER_EXIT)")
+            self._code = 0
 
     def _child_ended(self, pid: int, status: int) -> None:
         self._helpers.discard(pid)

@@ -42,8 +42,8 @@ class Ssh:
         (self.folder / host).write_text(text)
         return self.before(host)
 
-    def before(self, host: str, *, ends: bool = False, dns: str = "") -> evidence.Baseline:
-        return evidence.Baseline(host, dns, "10.0.0.2", host, ooms=1, ends=ends)
+    def before(self, host: str, *, mpiboot: bool = False, dns: str = "") -> evidence.Baseline:
+        return evidence.Baseline(host, dns, "10.0.0.2", host, ooms=1, mpiboot=mpiboot)
 
     def write(self, *hosts: evidence.Baseline) -> str:
         (self.folder / evidence.FILE).write_text(json.dumps([asdict(host) for host in hosts]))
@@ -127,7 +127,7 @@ def test_a_host_that_hangs_is_left_out_and_its_agent_ends(
     hosts = (ssh.answers("w-0", "exec sleep 300"), ssh.answers("w-1", "exec sleep 300"))
     (line,) = ssh.run(ask_workers.gather(hosts, killed=("w-0", "SIGKILL")))
     assert line.startswith("w-0: it could not be asked")
-    ssh.run(ask_workers.let_go(hosts))
+    ssh.run(ask_workers.tell(tuple(replace(host, mpiboot=True) for host in hosts), "exit"))
 
 
 def test_a_host_whose_name_has_gone_is_not_waited_for(
@@ -164,20 +164,26 @@ def test_the_parents_child_asks_the_lost_host_and_so_many_others(
     assert set(ssh.asked()) == {"w-0", "w-3"}
 
 
-def test_workers_that_want_to_end_are_told_and_no_others(
-    ssh: Ssh, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("what", "order"),
+    [
+        (("over",), host_shell.order("job_is_over")),
+        (("failed", "l@1@a", "60.0", "no"), host_shell.job_failed("l@1@a", 60, "no")),
+    ],
+)
+def test_workers_that_run_mpiboot_are_told_of_the_end_and_no_others(
+    ssh: Ssh, capsys: pytest.CaptureFixture[str], what: tuple[str, ...], order: str
 ) -> None:
     for name in ("w-0", "w-1", "w-2"):
         ssh.answers(name, "echo mpiboot-oom 2")
-    hosts = (ssh.before("w-0", ends=True), ssh.before("w-1"), ssh.before("w-2", ends=True))
-    ask_workers.main(ssh.write(*hosts), "let-go")
-    told = host_shell.order("job_is_over")
-    assert ssh.asked() == {"w-0": told, "w-2": told}
+    hosts = (ssh.before("w-0", mpiboot=True), ssh.before("w-1"), ssh.before("w-2", mpiboot=True))
+    ask_workers.main(ssh.write(*hosts), *what)
+    assert ssh.asked() == {"w-0": order, "w-2": order}
     assert capsys.readouterr().out == ""
 
 
-def test_where_no_worker_wants_to_end_nobody_is_told(ssh: Ssh) -> None:
-    ask_workers.main(ssh.write(ssh.before("w-0")), "let-go")
+def test_where_no_worker_runs_mpiboot_nobody_is_told(ssh: Ssh) -> None:
+    ask_workers.main(ssh.write(ssh.before("w-0")), "over")
     assert ssh.asked() == {}
 
 

@@ -55,9 +55,24 @@ def test_what_libraries_read_in_every_rank_is_forwarded_with_a_reason(name: str)
 
 
 @pytest.mark.parametrize("name", ["FOO", "HF_HOME", "LANG", "NCCLX", "MY_NCCL_DEBUG", "AWS_REGION"])
-def test_what_nobody_asked_for_stays_here_without_a_word(name: str) -> None:
+def test_what_nobody_asked_for_stays_here_and_is_known_to(name: str) -> None:
     chosen = forward.select({name: "x"})
-    assert chosen == forward.Forwarded((), (), ())
+    assert chosen == forward.Forwarded((), (), (), (name,))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["HOME", "MPIBOOT_X", "KUBERNETES_PORT", "A_SERVICE_HOST", "B_SERVICE_PORT_HTTP", "a.dot"],
+)
+def test_what_is_one_pods_or_a_services_is_no_variable_of_the_users(name: str) -> None:
+    assert forward.select({name: "x"}).unknown == ()
+
+
+def test_what_the_user_has_told_already_does_not_stay_unknown() -> None:
+    environ = {"A": "1", "B": "1", "C": "1", "D_PORT": "tcp://10.96.0.1:443", "E_PORT": "80"}
+    chosen = forward.select(environ, ["A"], ["B"], given=["C"])
+    assert chosen.unknown == ("E_PORT",)
+    assert forward.select({"OMPI_X": "1"}, by_itself=["OMPI_*"]).unknown == ()
 
 
 def test_only_what_exists_is_forwarded_and_a_missing_name_is_said() -> None:

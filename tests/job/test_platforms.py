@@ -169,3 +169,22 @@ def test_arguments_that_only_ask_for_a_server_are_recognised(program: tuple[str,
 @pytest.mark.parametrize("program", [("/opt/sshd-like",), ("sleep", "infinity"), ()])
 def test_a_program_is_not_taken_for_a_server(program: tuple[str, ...]) -> None:
     assert not platforms.is_sshd(program)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "environ", "expected"),
+    [
+        ("auto", {"K_MPI_JOB_ROLE": "worker"}, "after-job"),
+        ("auto", {"VC_TASK_INDEX": "0"}, "never"),
+        ("auto", {**TRAINER}, "never"),
+        ("auto", {}, "never"),
+        ("never", OPERATOR, "never"),
+        ("with-job", OPERATOR, "with-job"),
+        ("after-job", {}, "after-job"),
+    ],
+)
+def test_a_worker_ends_by_itself_where_nothing_starts_it_again(
+    wanted: str, environ: dict[str, str], expected: str
+) -> None:
+    settings = resolve({"worker_exit": wanted}, {}).settings
+    assert platforms.worker_exit(settings, environ) == expected

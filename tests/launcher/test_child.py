@@ -24,7 +24,7 @@ async def wait(pod, program):
 
 child.launcher_pod = lambda *args, **named: None
 observation.wait = wait
-child.main('{"flags": {}, "let_go": false}', "true")
+child.main('{"flags": {}, "attempt": ""}', "true")
 """
 
 

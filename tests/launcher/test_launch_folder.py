@@ -51,7 +51,7 @@ def test_every_file_of_a_launch_is_private(tmp_path: Path) -> None:
     before = os.umask(0)  # nothing else guards them
     try:
         launch.write()
-        launch.spec({}, {}, (), let_go=False)
+        launch.spec({}, {}, (), attempt="")
     finally:
         os.umask(before)
     folder = Path(where.launch_dir)

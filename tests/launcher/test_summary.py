@@ -43,7 +43,7 @@ def plan(one: Observed, program: str = "./train", **flags: str) -> Plan:
 def told(one: Observed, program: str = "./train", **flags: str) -> dict[str, str]:
     lines = summary.lines(plan(one, program, **flags), one)
     assert all("\n" not in line.said for line in lines)
-    assert len(lines) <= 5
+    assert len(lines) <= 6
     return {line.event: line.said for line in lines}
 
 
@@ -100,6 +100,29 @@ def test_what_the_platform_sets_is_not_told_as_the_users(family: str) -> None:
     assert told(other)["user-settings"] == (
         "your settings kept: ssh-arguments=-o ConnectionAttempts=3"
     )
+
+
+def test_variables_that_ranks_do_not_get_are_named() -> None:
+    one = seen("openmpi5", LANG="C", HF_TOKEN="hunter2", MY_VAR="1", NCCL_DEBUG="INFO", MPI_NP="2")
+    workers = tuple(
+        replace(worker, facts=replace(worker.facts, environment=("LANG", *more)))
+        for worker, more in zip(one.workers, (("MY_VAR",), ()), strict=True)
+        if worker.facts
+    )
+    one = replace(one, workers=workers)
+    text = told(one)["not-forwarded"]
+    assert text == (
+        "variables of this pod that stay here: HF_TOKEN, MY_VAR "
+        "(ranks don't get these; MPIBOOT_FORWARD=NAME,... or `-x NAME` hands them on)"
+    )
+    assert "not-forwarded" not in told(one, "mpirun -x HF_TOKEN -x MY_VAR ./train")
+    assert "not-forwarded" not in told(one, forward="HF_TOKEN,MY_*")
+
+
+def test_a_worker_without_mpiboot_has_none_of_this_pods_variables() -> None:
+    one = seen("openmpi5", LANG="C")
+    one = replace(one, workers=tuple(replace(worker, facts=None) for worker in one.workers))
+    assert "stay here: LANG (" in told(one)["not-forwarded"]
 
 
 def test_a_secret_of_the_users_is_not_in_the_log() -> None:

@@ -21,6 +21,7 @@ import asyncssh
 import pytest
 
 import mpiboot
+from mpiboot import host_shell
 from tests.fakes.worker import (
     HAVE_SSH,
     HAVE_SSHD,
@@ -498,6 +499,36 @@ def test_a_broken_line_about_a_session_does_not_end_a_worker(worker: Worker) -> 
             fifo.write(line + b"\n")
     assert worker.ssh("exit 4").returncode == 4
     assert worker.process.poll() is None
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_worker_ends_when_no_launcher_comes_after_a_failed_one(kind: str, start: Start) -> None:
+    environ = {"MPIBOOT_WORKER_EXIT": "after-job", "MPIBOOT_LAUNCHER_AWAY": "0"}
+    worker = start(kind, environ=environ).listens()
+    assert worker.ssh(host_shell.gate(attempt="l@1@a")).returncode == 0
+    with worker.client("echo here; cat") as other:
+        assert other.stdout.readline() == b"here\n"
+        worker.ssh(host_shell.job_failed("l@1@a", 0, "host-lost: w-1"))
+        told = host_shell.read(worker.ssh(host_shell.gate(attempt="l@2@b")).stdout.decode())
+        assert told.attempts == (("l@1@a", "host-lost: w-1"),)
+        worker.ssh(host_shell.job_failed("l@2@b", 0, "again"))
+        assert worker.process.poll() is None  # somebody is connected
+    assert worker.wait() == 0
+    assert "no launcher was here for 0 s" in worker.log
+
+
+@pytest.mark.parametrize("wanted", ["never", "with-job"])
+def test_a_worker_that_does_not_end_after_a_failed_job(wanted: str, start: Start) -> None:
+    environ = {"MPIBOOT_WORKER_EXIT": wanted, "MPIBOOT_LAUNCHER_AWAY": "0"}
+    worker = start("embedded", environ=environ).listens()
+    worker.ssh(host_shell.gate(attempt="l@1@a"))
+    worker.ssh(host_shell.job_failed("l@1@a", 0, "host-lost: w-1"))
+    assert worker.ssh("exit 4").returncode == 4
+    worker.ssh(host_shell.order("job_is_over"))
+    if wanted == "with-job":
+        assert worker.wait() == 0
+    else:
+        assert worker.ssh("exit 4").returncode == 4
 
 
 def test_without_pidfd_a_worker_serves_and_ends_what_is_left(start: Start, tmp_path: Path) -> None:

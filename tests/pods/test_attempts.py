@@ -1,0 +1,123 @@
+"""A job that fails and is tried again: what its workers remember, and when they end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pods import images
+from tests.pods.operator import mpijob
+from tests.pods.test_job import PATIENCE, RING, program_runs, until
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.operator import Job
+    from tests.pods.pod import Pod
+
+NAME = "openmpi-5.0"
+
+
+def again(cluster: Cluster, job: Job, *args: str) -> Pod:
+    """The Job's next launcher: another pod with another name."""
+    return cluster.pod(replace(job.launcher.spec, name="pi-launcher-2", args=args)).start()
+
+
+@pytest.mark.parametrize("name", [NAME, pytest.param("openmpi-4.1", marks=pytest.mark.full)])
+def test_the_next_launcher_tells_why_the_last_one_ended(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    """Nobody sets anything: the workers are the operator's, and wait for the next launcher."""
+    job = mpijob(
+        cluster,
+        images.image(name),
+        workers=2,
+        launcher_args=[RING, "--exit", "3"],
+        launcher={"env": {"MY_CHOICE": "1"}},
+        worker={"env": {"MPIBOOT_LAUNCHER_AWAY": "15"}},
+    ).start()
+    assert job.wait(PATIENCE) == 3
+    assert "variables of this pod that stay here: MY_CHOICE (" in job.launcher.stderr()
+    assert "attempt" not in job.launcher.termination_log()
+    second = again(cluster, job, RING, "--exit", "4")
+    assert second.wait(PATIENCE) == 4
+    said = "attempt 2; the last one (pi-launcher of 20"
+    (line,) = (line for line in second.stderr().splitlines() if said in line)
+    assert " ended: program: " in line
+    assert line.endswith("exit 3")
+    assert said in second.termination_log()
+    # Nobody comes any more.
+    assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
+    assert "no launcher was here for 15 s" in job.workers[0].stderr()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("server", ["openssh", "embedded"])
+def test_a_launcher_that_was_killed_told_nothing(cluster: Cluster, rig: None, server: str) -> None:
+    """It may be one that waits for other hosts, until the time for that is over too."""
+    env = {"MPIBOOT_LAUNCHER_AWAY": "1", "MPIBOOT_TIMEOUT": "20", "MPIBOOT_SSHD": server}
+    job = mpijob(
+        cluster,
+        images.image(NAME),
+        workers=2,
+        launcher_args=[RING, "--sleep", "1000"],
+        worker={"env": env},
+    ).start()
+    until(lambda: all(program_runs(worker) for worker in job.workers))
+    job.launcher.kill()
+    job.launcher.wait(PATIENCE)
+    second = again(cluster, job, RING)
+    assert second.wait(PATIENCE) == 0
+    assert "(killed, or lost)" in second.stderr()
+    assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
+    assert "job succeeded" in job.workers[0].stderr()
+
+
+@pytest.mark.full
+def test_no_launcher_comes_after_one_that_was_killed(cluster: Cluster, rig: None) -> None:
+    job = mpijob(
+        cluster,
+        images.image(NAME),
+        workers=2,
+        launcher_args=[RING, "--sleep", "1000"],
+        worker={"env": {"MPIBOOT_LAUNCHER_AWAY": "1", "MPIBOOT_TIMEOUT": "10"}},
+    ).start()
+    until(lambda: all(program_runs(worker) for worker in job.workers))
+    job.launcher.kill()
+    assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
+
+
+@pytest.mark.full
+def test_a_failed_job_and_each_way_of_a_workers_end(cluster: Cluster, rig: None) -> None:
+    """The worker that ends is waited for; the others serve the next launcher's gate by then."""
+    ways = ("never", "with-job", "after-job")
+    job = mpijob(
+        cluster,
+        images.image(NAME),
+        workers=3,
+        launcher_args=[RING, "--exit", "3"],
+        worker={"env": {"MPIBOOT_LAUNCHER_AWAY": "1"}},
+        each_worker={
+            index: {"env": {"MPIBOOT_WORKER_EXIT": way}} for index, way in enumerate(ways)
+        },
+    ).start()
+    assert job.wait(PATIENCE) == 3
+    assert job.workers[2].wait(PATIENCE) == 0
+    assert [worker.running for worker in job.workers] == [True, True, False]
+
+
+@pytest.mark.full
+def test_a_script_is_one_attempt_and_tells_of_its_own_end(cluster: Cluster, rig: None) -> None:
+    """Between its launches nobody is connected, and after a failed one it may go on."""
+    script = f"mpirun {RING} --exit 3; sleep 5; mpirun {RING} || exit 9; exit 7"
+    job = mpijob(
+        cluster,
+        images.image(NAME),
+        workers=2,
+        launcher_args=["sh", "-c", script],
+        worker={"env": {"MPIBOOT_LAUNCHER_AWAY": "1", "MPIBOOT_TIMEOUT": "2"}},
+    ).start()
+    assert job.wait(PATIENCE) == 7
+    assert "attempt" not in job.launcher.stderr()
+    assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]

@@ -1,0 +1,116 @@
+"""When a worker may end for want of a launcher, and what it remembers of those that were there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mpiboot.worker.launchers import Launchers
+
+AWAY, WAITS = 30.0, 600.0
+CAME, STAYS = b"launcher a@1@x 0", b"launcher a@1@x 1"
+FAILED, HELD = b"ended a@1@x 0 host-lost%3A%20w-1", b"ended a@1@x 120 host-lost"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "attempts"
+
+
+@pytest.mark.parametrize(
+    ("lines", "due"),
+    [
+        ((), None),  # its launcher may still be pulling its image
+        ((CAME,), WAITS),  # it may wait for other hosts, without a word to this one
+        ((CAME, FAILED), AWAY),
+        ((CAME, HELD), AWAY + 120),
+        ((CAME, FAILED, b"launcher b@2@y 0"), WAITS),
+        ((STAYS,), None),  # a script between two launches
+        ((STAYS, FAILED), AWAY),
+        ((FAILED, STAYS), None),
+    ],
+)
+def test_how_long_the_next_launcher_is_waited_for(
+    path: Path, lines: tuple[bytes, ...], due: float | None
+) -> None:
+    seen = Launchers(path, AWAY, WAITS)
+    for line in lines:
+        seen.hear(line, 1000.0)
+    assert seen.due == (None if due is None else 1000 + due)
+
+
+def test_the_time_begins_when_the_last_connection_ends(path: Path) -> None:
+    seen = Launchers(path, AWAY, WAITS)
+    seen.connected(500.0)
+    assert seen.due is None
+    seen.hear(CAME, 1000.0)
+    seen.hear(FAILED, 2000.0)
+    seen.connected(2001.0)
+    assert seen.due == 2001 + AWAY
+
+
+def test_a_longer_wait_than_for_hosts_is_kept(path: Path) -> None:
+    seen = Launchers(path, 9000.0, WAITS)
+    seen.hear(CAME, 0.0)
+    assert seen.due == 9000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"launcher",
+        b"launcher a",
+        b"launcher a 2",
+        b"launcher a b 0",
+        b"launcher \xff 0",
+        b"launcher %b 0" % (b"a" * 201),
+        b"ended a@1@x -1 x",
+        b"ended a@1@x 1e9 x",
+        b"ended a@1@x 0 a b",
+        b"ended a@1@x 9999999999 a",
+    ],
+)
+def test_a_line_that_is_none_changes_nothing(path: Path, line: bytes) -> None:
+    seen = Launchers(path, AWAY, WAITS)
+    seen.hear(line, 0.0)
+    assert seen.due is None
+    assert not path.exists()
+
+
+def test_a_container_that_starts_again_remembers(path: Path) -> None:
+    seen = Launchers(path, AWAY, WAITS)
+    for line in (CAME, FAILED, b"launcher b@2@y 0"):
+        seen.hear(line, 0.0)
+    assert path.read_text() == "a@1@x host-lost%3A%20w-1\nb@2@y \n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    again = Launchers(path, AWAY, WAITS)
+    assert again.due is None
+    again.hear(b"launcher c@3@z 0", 0.0)
+    assert [line.split()[0] for line in path.read_text().splitlines()] == [
+        "a@1@x",
+        "b@2@y",
+        "c@3@z",
+    ]
+
+
+def test_one_launcher_is_one_attempt_however_often_it_comes(path: Path) -> None:
+    seen = Launchers(path, AWAY, WAITS)
+    for line in (CAME, CAME, FAILED, CAME):
+        seen.hear(line, 0.0)
+    assert path.read_text() == "a@1@x host-lost%3A%20w-1\n"
+
+
+def test_after_a_good_end_the_next_launcher_is_a_first_one(path: Path) -> None:
+    seen = Launchers(path, AWAY, WAITS)
+    seen.hear(CAME, 0.0)
+    seen.forget()
+    assert (path.read_text(), seen.due) == ("", None)
+
+
+def test_the_file_stays_small(path: Path) -> None:
+    seen = Launchers(path, AWAY, WAITS)
+    for number in range(150):
+        seen.hear(b"launcher l-%d 0" % number, 0.0)
+    assert len(path.read_text().splitlines()) == 100
