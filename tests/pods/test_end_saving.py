@@ -118,7 +118,7 @@ def test_a_program_that_saves_on_another_signal(cluster: Cluster, image: Image, 
 def test_a_rank_that_ignores_the_signal_gets_its_grace_and_no_more(
     cluster: Cluster, image: Image, kept: Path
 ) -> None:
-    job = saving(cluster, image, kept, "--ignore-term", MPIBOOT_GRACE="3")
+    job = saving(cluster, image, kept, "--ignore-term", MPIBOOT_GRACE="12")
     told_to_end(job)
     assert "4 ranks did not end in time: mpirun ends what is left" in job.launcher.stderr()
 

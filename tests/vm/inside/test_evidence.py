@@ -86,7 +86,7 @@ def test_an_out_of_memory_kill_is_told_with_limit_and_peak(pod: Pod) -> None:
     assert pod.eat() == -9
 
     (said,) = pod.evidence(before)
-    start = "w-0: out of memory: the kernel killed a process of this pod (limit 32 MiB, peak "
+    start = "rank-memory\tw-0\tout of memory: the kernel killed a process of this pod (limit 32 MiB, peak "
     assert said.startswith(start)
     peak = int((pod.group / "memory.peak").read_text())
     assert LIMIT * 0.9 < peak <= LIMIT
@@ -120,7 +120,7 @@ def test_a_container_that_was_killed_as_a_whole_has_a_line_that_tells(pod: Pod) 
     assert pod.process.wait(60) == -9
 
     (said,) = pod.evidence(before)
-    assert said.startswith("w-0: it could not be asked; what became of its container")
+    assert said.startswith("w-0: it could not be asked; to see why its container ended")
     assert "kubectl get pod w-0" in said
 
 
