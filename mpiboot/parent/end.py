@@ -153,7 +153,7 @@ def tell(
     failed = bool(verdict.code) and not verdict.by_signal
     mark = f"[{item.check}] " if failed else ""
     if verdict.code:
-        log.fresh_line()  # 5.0.7 ends its messages with a NUL byte where a peer aborted
+        log.fresh_line()  # mpirun or a rank may have left a line without its end
         lines = (*evidence, *item.evidence)
         text = f"{item.check}: {where}{item.said}\n"
         text += f"-> {item.hint}\n" if item.hint else ""

@@ -17,7 +17,7 @@ from typing import Final
 from mpiboot import log
 from mpiboot.parent import mpirun_messages, verdicts
 from mpiboot.parent.connecting import ConnectionWatch
-from mpiboot.parent.end import reap, send, survivors
+from mpiboot.parent.end import end_all, reap, send, survivors
 from mpiboot.parent.events import (
     Action,
     AgentConnected,
@@ -48,6 +48,7 @@ from mpiboot.parent.events import (
 from mpiboot.parent.launch_spec import EVENTS, JOB_MARK, NOTICE, LaunchSpec
 from mpiboot.parent.loop import EventLoop, HostChecks
 from mpiboot.parent.mpirun_messages import MpirunMessages
+from mpiboot.parent.mpirun_pipes import MpirunPipe, MpirunPipes, open_stderr
 from mpiboot.parent.notice import Notices
 from mpiboot.parent.os_calls import (
     has_terminal,
@@ -90,7 +91,7 @@ class Mpirun:
         self._loop = loop
         self._signals = signals
         self._stderr = stderr
-        self._messages: MpirunMessages | None = None
+        self._pipes = MpirunPipes(loop, stderr, self._ranks_ended)
         self._remotes = {remote.name: remote for remote in spec.daemons}
         self._family = FAMILIES.get(spec.family, UNKNOWN)
         self._deadlines: dict[Timer, float] = {}
@@ -139,6 +140,7 @@ class Mpirun:
         self._loop.on(self._fifo, self._read_events)
         self._loop.on(self._signals.handle, self._read_signals)
         pipe = mpirun_messages.open_pipe(spec.family, self._environ, local=spec.local)
+        stderr = open_stderr() if self._family.writes_nul else None
         more = pipe.environ if pipe else {}
         told = spec.grace and self._remotes
         port = self._notices.listen(spec.addresses, spec.free_ports) if told else 0
@@ -146,14 +148,19 @@ class Mpirun:
             more = {**more, NOTICE: str(port)}
         try:
             environ = {**self._environ, **more}
-            self.child = spawn(spec.argv, environ, mask, own_group=not self._shared)
+            self.child = spawn(
+                spec.argv,
+                environ,
+                mask,
+                own_group=not self._shared,
+                stderr=stderr[1] if stderr else None,
+            )
         finally:
             if pipe:
-                self._messages = MpirunMessages(
-                    pipe.started(), self._stderr.write, self._stderr.has_room
-                )
-                self._loop.on(self._messages.reader, self._read_messages)
-                self._loop.on(self._stderr.room, self._read_on)
+                self._pipes.add(MpirunMessages(pipe.started(), self._stderr.write))
+            if stderr:
+                os.close(stderr[1])
+                self._pipes.add(MpirunPipe(stderr[0], self._stderr.write))
 
     def result(self) -> Verdict:
         """Wait for the end, and judge it."""
@@ -170,6 +177,12 @@ class Mpirun:
         # The agents of those that ask the workers now are nobody's concern.
         self._loop.on(self._fifo, self._drain)
         return self._placed(self.verdict)
+
+    def end_left(self) -> int:
+        """End what it left on this pod, and pass on what that wrote; give how many there were."""
+        left = end_all(self.child, self.folder)
+        self._pipes.read_last()
+        return left
 
     def _drain(self) -> None:
         os.read(self._fifo, _PIECE)
@@ -265,8 +278,7 @@ class Mpirun:
             if pid != self.child:
                 continue
             self._read_events()  # what was told before mpirun ended comes before its end
-            if self._messages:
-                self._ranks_ended(self._messages.read_last())
+            self._pipes.read_last()
             code = os.waitstatus_to_exitcode(status)
             self._feed(MpirunEnded(max(code, 0), max(-code, 0)))
 
@@ -279,18 +291,6 @@ class Mpirun:
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
                 self._agent_told(line.decode("utf-8", "replace").split())
-
-    def _read_messages(self) -> None:
-        if self._messages:
-            self._ranks_ended(self._messages.read())
-            if self._messages.over or not self._stderr.has_room():
-                self._loop.off(self._messages.reader)  # it would be ready for ever
-
-    def _read_on(self) -> None:
-        """Read mpirun's messages again: they were written faster than stderr was read."""
-        os.read(self._stderr.room, _PIECE)
-        if self._messages and not self._messages.over:
-            self._loop.on(self._messages.reader, self._read_messages)
 
     def _ranks_ended(self, ends: list[RankEnded]) -> None:
         for found in ends:

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 from mpiboot.parent.events import RankEnd, RankEnded
 from mpiboot.parent.launch_spec import PLACEMENT
+from mpiboot.parent.mpirun_pipes import MpirunPipe
 
 # PRRTE puts its agent into a group of its own once more than is needed; nothing follows from it.
 _HARMLESS: Final = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid\([^\n]*\n", re.MULTILINE)
@@ -27,10 +28,7 @@ _HARMLESS: Final = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid\([^\n]*
 STATES: Final = "MPIBOOT_RANK_STATES"
 # Above what ranks open, for one that gets the variable without the handle writes to that number.
 _HANDLE: Final = 200
-_PIECE: Final = 65536
 _PLACED: Final = re.compile(r"^\(rank, host, exe, pid\) = \((\d+), ([^,\n]+), ", re.MULTILINE)
-# A pipe holds one piece; a user may have made it larger.
-_LAST: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,33 +134,17 @@ def ranks_ended(text: bytes) -> list[RankEnded]:
     return []
 
 
-class MpirunMessages:
-    """Reads mpirun's own messages as they come, and passes them on to stderr."""
+class MpirunMessages(MpirunPipe):
+    """Reads mpirun's own messages as they come, and passes whole lines on."""
 
-    def __init__(
-        self, reader: int, write: Callable[[bytes], None], has_room: Callable[[], bool]
-    ) -> None:
-        """Read from the end that ``MessagePipe`` gives; pass on by ``write`` as far as it goes."""
-        self.reader = reader
-        self.over = False  # nobody can write there any more
-        self._write = write
-        self._has_room = has_room
+    def __init__(self, reader: int, write: Callable[[bytes], None]) -> None:
+        """Read from the end that ``MessagePipe`` gives; pass on by ``write``."""
+        super().__init__(reader, write)
         self._rest = b""
-        os.set_inheritable(reader, False)
-        os.set_blocking(reader, False)
-
-    def read(self) -> list[RankEnded]:
-        """Take in what is there, as far as there is room for it; give what it tells."""
-        ends: list[RankEnded] = []
-        while self._has_room() and (data := self._piece()):
-            ends += self._take(data)
-        return ends
 
     def read_last(self) -> list[RankEnded]:
         """Take in what mpirun had written when it ended, also a line without an end."""
-        ends: list[RankEnded] = []
-        for _ in range(_LAST):  # somebody else may still write, and for ever
-            ends += self._take(self._piece())
+        ends = super().read_last()
         # Whoever writes next begins a line of its own.
         rest = self._rest.replace(b"\0", b"")
         self._write(rest + b"\n" if rest else b"")
@@ -176,14 +158,6 @@ class MpirunMessages:
         # 5.0.7 ends messages with a NUL byte where a peer aborted; grep takes that for binary.
         self._write(shown.replace(b"\0", b""))
         return ranks_ended(whole)
-
-    def _piece(self) -> bytes:
-        try:
-            data = os.read(self.reader, _PIECE)
-        except BlockingIOError:
-            return b""
-        self.over = not data
-        return data
 
 
 def host_of(folder: str, rank: int) -> str:

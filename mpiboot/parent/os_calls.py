@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, NoReturn
 
 from mpiboot.parent.launch_spec import MARK
@@ -31,8 +32,9 @@ def spawn(
     mask: set[signal.Signals | int],
     *,
     own_group: bool,
+    stderr: int | None = None,
 ) -> int:
-    """Start a program with the streams of this process; give its pid.
+    """Start a program with the streams of this process, or another stderr; give its pid.
 
     One call in C: no Python runs in the child, and no copy of this process is made.
 
@@ -40,9 +42,16 @@ def spawn(
         OSError: it can't be executed.
     """
     start = os.posix_spawn if "/" in argv[0] else os.posix_spawnp
-    if own_group:
-        return start(argv[0], argv, environ, setsigmask=mask, setsigdef=_IGNORED, setpgroup=0)
-    return start(argv[0], argv, environ, setsigmask=mask, setsigdef=_IGNORED)
+    do = partial(
+        start,
+        argv[0],
+        argv,
+        environ,
+        file_actions=[] if stderr is None else [(os.POSIX_SPAWN_DUP2, stderr, 2)],
+        setsigmask=mask,
+        setsigdef=_IGNORED,
+    )
+    return do(setpgroup=0) if own_group else do()
 
 
 def replace(

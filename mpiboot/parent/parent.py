@@ -13,7 +13,7 @@ import time
 from mpiboot import log
 from mpiboot.parent import guard
 from mpiboot.parent.after import ask
-from mpiboot.parent.end import end_all, reap, remove_key, send, tell, tell_not_started, wait_gone
+from mpiboot.parent.end import reap, remove_key, send, tell, tell_not_started, wait_gone
 from mpiboot.parent.events import Verdict
 from mpiboot.parent.judgement import not_startable, proved
 from mpiboot.parent.launch_spec import (
@@ -108,9 +108,9 @@ class Parent:
             self._loop.on(self._signals.handle, self._note_signals)
         except BaseException:
             # Never leave an mpirun without a parent: nobody would end it, or say how it ended.
-            end_all(mpirun.child, spec.folder)
+            mpirun.end_left()
             raise
-        left = end_all(mpirun.child, spec.folder)
+        left = mpirun.end_left()
         if left:
             log.debug("ended", f"ended {left} processes that mpirun left")
         if shell is not None:

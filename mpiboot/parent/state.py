@@ -16,7 +16,8 @@ class Family:
     ``daemon`` is its program on the workers. ``lost`` are the statuses with which mpirun itself
     answers to a lost daemon. ``proxies`` are the names of daemons that it runs on its own host;
     its ranks there are their children, else mpirun's. ``lacking`` are its statuses
-    where some host can't run the program, and perhaps for other reasons.
+    where some host can't run the program, and perhaps for other reasons. ``writes_nul`` where it
+    writes NUL bytes of its own to stderr.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Family:
     proxies: tuple[str, ...] = ()
     codes: tuple[tuple[int, str], ...] = ()
     lacking: frozenset[int] = frozenset()
+    writes_nul: bool = False
 
 
 _HYDRA: Final = ("hydra_pmi_proxy", "hydra_bstrap_pr")
@@ -50,8 +52,9 @@ FAMILIES: Final = {
     for row in (
         # Measured with 4.1.4: 205 is "lost communication with a remote daemon", 255 ssh's.
         Family("openmpi4", "orted", frozenset((205, 255)), (), _CODES_4, _LACK_4),
-        # 5.0.8 and 5.0.11 return 0 or 255 at random after a lost worker.
-        Family("openmpi5", "prted", frozenset((0, 255)), (), _CODES_5, _LACK_5),
+        # 5.0.8 and 5.0.11 return 0 or 255 at random after a lost worker. NUL bytes: 5.0.7, where
+        # a host was lost or a rank aborted.
+        Family("openmpi5", "prted", frozenset((0, 255)), (), _CODES_5, _LACK_5, writes_nul=True),
         Family("spectrum", "orted", frozenset((205, 255)), (), _CODES_4, _LACK_4),
         # 4.0 waits for ever after a failed ssh. What an mpirun that was signalled returns (Open MPI
         # 1, MPICH 0, 2, 15 or 255) is not taken for the job's status.

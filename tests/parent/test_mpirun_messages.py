@@ -78,13 +78,12 @@ class Shown:
 
     def __init__(self) -> None:
         self.data = b""
-        self.room = True
 
     def write(self, data: bytes) -> None:
         self.data += data
 
     def messages(self, reader: int) -> MpirunMessages:
-        return MpirunMessages(reader, self.write, lambda: self.room)
+        return MpirunMessages(reader, self.write)
 
 
 @pytest.fixture
@@ -106,17 +105,6 @@ def test_messages_go_on_and_states_do_not(pipe: tuple[MpirunMessages, int], show
     os.write(writer, state(1, "RUNNING").encode() + text + state(1, "IOF COMPLETE").encode())
     assert words.read() == [RankEnded(1, RankEnd.SIGNAL, "w-1", 9)]
     assert shown.data == text
-
-
-def test_what_nobody_reads_waits_in_the_pipe(
-    pipe: tuple[MpirunMessages, int], shown: Shown
-) -> None:
-    words, writer = pipe
-    os.write(writer, noticed(1, "w-1", 9).encode())
-    shown.room = False
-    assert (words.read(), shown.data, words.over) == ([], b"", False)
-    # At the end what is there is taken, whoever reads.
-    assert words.read_last() == [RankEnded(1, RankEnd.SIGNAL, "w-1", 9)]
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 4000])

@@ -361,10 +361,14 @@ def full_pipe() -> tuple[int, int]:
     return reader, writer
 
 
-@pytest.mark.parametrize("messages", [False, True], ids=["own lines", "mpirun's messages"])
-def test_a_reader_of_stderr_that_stands_still_stops_no_signal(rig: Rig, *, messages: bool) -> None:
+@pytest.mark.parametrize(
+    "to",
+    ["", ">&$PMIX_OUTPUT_STDERR_FD", ">&2"],
+    ids=["own lines", "mpirun's messages", "mpirun's stderr"],
+)
+def test_a_reader_of_stderr_that_stands_still_stops_no_signal(rig: Rig, to: str) -> None:
     rig.spec = replace(rig.spec, family="openmpi5")
-    flood = "yes 'a message of mpirun' >&$PMIX_OUTPUT_STDERR_FD & " if messages else ""
+    flood = f"yes 'a message of mpirun' {to} & " if to else ""
     rig.write(f"{flood}trap 'exit 0' TERM; echo ready; while :; do read -t 1; done")
     reader, writer = full_pipe()
     process = subprocess.Popen(
@@ -379,10 +383,11 @@ def test_a_reader_of_stderr_that_stands_still_stops_no_signal(rig: Rig, *, messa
     assert rig.log.read_text().startswith("signal: ended by SIGTERM")
 
 
-def test_messages_that_are_read_late_are_all_there(rig: Rig) -> None:
+@pytest.mark.parametrize("to", ["$PMIX_OUTPUT_STDERR_FD", "2"], ids=["messages", "stderr"])
+def test_what_is_read_late_is_all_there(rig: Rig, to: str) -> None:
     rig.spec = replace(rig.spec, family="openmpi5")
     process = rig.start(
-        "for i in $(seq 20000); do echo message $i of mpirun; done >&$PMIX_OUTPUT_STDERR_FD; "
+        f"for i in $(seq 20000); do echo message $i of mpirun; done >&{to}; "
         f"echo ready; read line < {rig.folder}/go; exit 3"
     )
     assert process.stderr
@@ -400,6 +405,60 @@ def test_messages_that_are_read_late_are_all_there(rig: Rig) -> None:
     assert ended(process)[0] == 3
     lines = [line for line in text.decode().splitlines() if line.startswith("message ")]
     assert lines == [f"message {number} of mpirun" for number in range(1, 20001)]
+
+
+@pytest.mark.parametrize("form", ["human", "json"])
+def test_mpiruns_nul_bytes_are_not_in_the_log_and_its_text_comes_before_the_end(
+    rig: Rig, form: str
+) -> None:
+    rig.spec = replace(rig.spec, family="openmpi5")
+    rig.options = replace(rig.options, log_format=form)
+    said = rig.run(r"seq 5000 >&2; printf 'prterun has exited\n\0' >&2; exit 7")[2]
+    *lines, end = said.splitlines()
+    assert "\0" not in said
+    assert [*map(str, range(1, 5001)), "prterun has exited"] == [line for line in lines if line]
+    assert "job ended" in end
+
+
+@pytest.mark.parametrize("one", [False, True], ids=["two files", "one file"])
+@pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
+def test_the_order_of_lines_stays_where_both_streams_are_one_file(
+    rig: Rig, family: str, *, one: bool
+) -> None:
+    """And only an mpirun that writes NUL bytes gets another stderr than the parent's."""
+    rig.spec = replace(rig.spec, family=family)
+    rig.write("echo $(readlink /proc/self/fd/2) $(readlink /proc/$PPID/fd/2)")
+    errors = subprocess.STDOUT if one else subprocess.PIPE
+    done = subprocess.run(
+        rig.argv(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        env=rig.environ,
+        timeout=GUARD,
+        check=True,
+    )
+    own, parents = done.stdout.split()[:2]
+    assert (own == parents) == (one or family == "openmpi4")
+
+
+def test_a_process_that_keeps_mpiruns_stderr_delays_no_end(rig: Rig, tmp_path: Path) -> None:
+    """It has left the launch, as a server that a rank starts with an environment of its own."""
+    rig.spec = replace(rig.spec, family="openmpi5")
+    pid = tmp_path / "pid"
+    left = f"""sh -c 'trap "" PIPE; echo $$ > {pid}; while :; do echo more >&2; done'"""
+    process = rig.start(
+        f"env -i PATH=$PATH setsid {left} >&- & until [ -s {pid} ]; do sleep 0.05; done; "
+        "echo the last of mpirun >&2; exit 7"
+    )
+    try:
+        code, said = ended(process)
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)  # it is still there
+    assert code == 7
+    before, _, after = said.rpartition("mpiboot: error: [program] job ended")
+    assert after
+    assert "the last of mpirun\n" in before
 
 
 def test_usr1_is_forwarded_and_nothing_else(rig: Rig) -> None:
@@ -780,6 +839,7 @@ def test_on_a_terminal_mpirun_reads_it_and_ctrl_c_reaches_it_once(rig: Rig) -> N
 
 
 def test_nothing_wakes_it_while_a_job_runs(rig: Rig) -> None:
+    rig.spec = replace(rig.spec, family="openmpi5")  # with two pipes to read
     process = rig.start("echo ready; while :; do read -t 60; done")
     ready(process)
     status = Path(f"/proc/{process.pid}/status")

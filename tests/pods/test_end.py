@@ -64,6 +64,7 @@ def test_what_the_program_ends_with_is_what_the_job_ends_with(
     ended = launches(cluster, image, [line for line, _, _ in rows])
     for (line, code, sentence), (got, said) in zip(rows, ended, strict=True):
         assert "ACTIVATE" not in said
+        assert "\0" not in said
         told = end_line(said).partition(f"exit {got}: ")[2]
         if got == PEER and SUDDEN.intersection(line):
             assert "code 14" in told or "returned 14" in told
@@ -141,6 +142,7 @@ def lost(job: Job, host: int = 1) -> None:
     assert f"pi-worker-{host}" in said.splitlines()[0]
     assert f"pi-worker-{1 - host}" not in said.splitlines()[0]
     assert "exit 69" in end_line(job.launcher.stderr())
+    assert "\0" not in job.launcher.stderr()
     until(lambda: not left(job.workers), PROMISED)
 
 
