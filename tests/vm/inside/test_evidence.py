@@ -86,7 +86,9 @@ def test_an_out_of_memory_kill_is_told_with_limit_and_peak(pod: Pod) -> None:
     assert pod.eat() == -9
 
     (said,) = pod.evidence(before)
-    start = "rank-memory\tw-0\tout of memory: the kernel killed a process of this pod (limit 32 MiB, "
+    start = (
+        "rank-memory\tw-0\tout of memory: the kernel killed a process of this pod (limit 32 MiB, "
+    )
     assert said.startswith(start)
     peak = int((pod.group / "memory.peak").read_text())
     assert LIMIT * 0.9 < peak <= LIMIT
