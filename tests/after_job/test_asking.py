@@ -99,7 +99,7 @@ def test_what_explains_the_most_comes_first_and_the_first_rank_has_its_signal(ss
         ssh.answers("w-4", "echo mpiboot-oom 2"),
     )
     memory, disk, killed = ssh.run(ask_workers.gather(hosts, killed=("w-3", "SIGKILL")))
-    assert memory == f"w-4: {OOM}"
+    assert memory == f"rank-memory\tw-4\t{OOM}"
     assert disk == "w-0: /tmp is full (0 bytes of 64 MiB free)"
     assert killed.startswith("w-3: not an out-of-memory kill")
     assert set(ssh.asked()) == {"w-0", "w-1", "w-2", "w-3", "w-4"}
@@ -151,7 +151,8 @@ def test_a_name_that_leads_to_the_same_address_leaves_the_answer(
     ssh.answers("w-0", "echo mpiboot-oom 2")
     same = [(2, 1, 6, "", ("10.0.0.2", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: same)
-    assert ssh.run(ask_workers.gather((ssh.before("w-0", dns="w-0.job"),))) == [f"w-0: {OOM}"]
+    found = ssh.run(ask_workers.gather((ssh.before("w-0", dns="w-0.job"),)))
+    assert found == [f"rank-memory\tw-0\t{OOM}"]
 
 
 def test_the_parents_child_asks_the_lost_host_and_so_many_others(
@@ -160,7 +161,7 @@ def test_the_parents_child_asks_the_lost_host_and_so_many_others(
     monkeypatch.setattr(ask_workers, "_HOSTS", 2)
     folder = ssh.write(*(ssh.answers(f"w-{number}", "echo mpiboot-oom 2") for number in range(4)))
     ask_workers.main(folder, "evidence", "w-3", "", "SIGKILL")
-    assert capsys.readouterr().out == f"w-3: {OOM}\nw-0: {OOM}\n"
+    assert capsys.readouterr().out == f"rank-memory\tw-3\t{OOM}\nrank-memory\tw-0\t{OOM}\n"
     assert set(ssh.asked()) == {"w-0", "w-3"}
 
 
