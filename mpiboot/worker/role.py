@@ -351,10 +351,10 @@ class _Worker:
             self._saved()
             return
         self._save_until = time.monotonic() + self._grace
-        saving.tell_launchers()
         setup = self._setup
+        saving.tell_launchers(setup.token)
         self._saving = saving.stop_ranks(
-            setup.folder, setup.environ, self._stop_signal, self._grace
+            setup.folder, setup.environ, setup.token, self._stop_signal, self._grace
         )
         self._helpers.add(self._saving)
 

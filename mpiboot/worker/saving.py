@@ -36,27 +36,33 @@ class Launcher:
     host: str
 
 
-def launcher(environ: bytes) -> Launcher | None:
+def launcher(environ: bytes, token: str) -> Launcher | None:
     """Read from a daemon's environment whom to tell; None where nobody listens.
 
-    The address is the one from which the daemon's SSH connection came.
+    ``token`` begins the marks of this worker's sessions: where pods share their processes (hostPID,
+    shareProcessNamespace), others' sessions are seen too, and are left alone. The address is the one from which the daemon's SSH connection came.
     """
     values = dict(
         word.split("=", 1) for word in environ.decode("utf-8", "replace").split("\0") if "=" in word
     )
     port, _, host = values.get(NOTICE, "").partition("/")
     came = values.get("SSH_CONNECTION", "").split()
-    if MARK not in values or not port.isdigit() or not host or not came:
+    if (
+        not values.get(MARK, "").startswith(f"{token}-")
+        or not port.isdigit()
+        or not host
+        or not came
+    ):
         return None
     return Launcher(came[0], int(port), values.get(JOB_MARK, ""), host)
 
 
-def tell_launchers(root: Path = Path("/proc")) -> None:
-    """Tell every launcher that has daemons here that this pod is ending."""
+def tell_launchers(token: str, root: Path = Path("/proc")) -> None:
+    """Tell every launcher that has daemons in this worker's sessions that this pod is ending."""
     found = set()
     for path in root.glob("[0-9]*/environ"):
         with suppress(OSError):  # it has ended, or is another user's
-            found.add(launcher(path.read_bytes()))
+            found.add(launcher(path.read_bytes(), token))
     for one in found - {None}:
         if one is None:
             continue
@@ -68,8 +74,10 @@ def tell_launchers(root: Path = Path("/proc")) -> None:
             connection.recv(1)
 
 
-def stop_ranks(folder: Path, environ: Mapping[str, str], signal: str, seconds: float) -> int:
-    """Tell the ranks of every session to end; the process that ends when all of them have.
+def stop_ranks(
+    folder: Path, environ: Mapping[str, str], token: str, signal: str, seconds: float
+) -> int:
+    """Tell the ranks of this worker's sessions to end; the process that ends when they all have.
 
     Raises:
         MpibootError: ``program-missing``; there is no shell.
@@ -77,7 +85,7 @@ def stop_ranks(folder: Path, environ: Mapping[str, str], signal: str, seconds: f
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         return process.start(
-            ("/bin/sh", str(SCRIPT), signal, str(int(seconds) + 1), f"{MARK}="),
+            ("/bin/sh", str(SCRIPT), signal, str(int(seconds) + 1), f"{MARK}={token}-"),
             {**environ, "MPIBOOT_WORKER_DIR": str(folder)},
             stdin=null,
             stdout=null,

@@ -172,7 +172,12 @@ def test_a_daemon_that_is_killed_takes_its_rank_along(
 def test_an_agent_that_is_killed(cluster: Cluster, image: Image) -> None:
     job = running(cluster, image)
     kill(agents(job.launcher, "pi-worker-1"))
-    lost(job)
+    if "5.0" not in image.name:
+        lost(job)
+        return
+    # 5.0 kills its other agents then, and of two that were killed at once none is the first.
+    assert job.wait(PATIENCE) == 69
+    assert "its launch agent was killed by SIGKILL" in job.launcher.termination_log()
 
 
 @pytest.mark.full

@@ -461,7 +461,7 @@ def test_a_second_signal_ends_sessions_that_ignore_the_first_at_once(
     (tmp_path / "sitecustomize.py").write_text(
         "import mpiboot.ssh_server.sessions as sessions\n"
         "sessions.GRACE = 1e6\n"
-        "sessions.Sessions.__init__.__defaults__ = (1e6,)\n"
+        "sessions.Sessions.__init__.__defaults__ = (1e6, lambda line: None)\n"
     )
     worker = start("embedded", environ={"PYTHONPATH": str(tmp_path)}).listens()
     with worker.client(STUBBORN) as client:

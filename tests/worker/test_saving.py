@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
 import threading
 from pathlib import Path
 
@@ -24,17 +27,23 @@ def written(values: dict[str, str]) -> bytes:
 
 
 def test_the_launcher_is_where_the_connection_came_from() -> None:
-    assert launcher(written(OWN)) == Launcher("127.0.0.1", 4711, "the-mark", "w-1.job")
+    assert launcher(written(OWN), "abc") == Launcher("127.0.0.1", 4711, "the-mark", "w-1.job")
 
 
 @pytest.mark.parametrize("name", ["MPIBOOT_SESSION", "MPIBOOT_NOTICE", "SSH_CONNECTION"])
 def test_without_one_of_them_there_is_none(name: str) -> None:
-    assert launcher(written({key: value for key, value in OWN.items() if key != name})) is None
+    values = {key: value for key, value in OWN.items() if key != name}
+    assert launcher(written(values), "abc") is None
+
+
+def test_daemons_of_another_worker_are_not_this_ones() -> None:
+    """Pods that share their processes see each other's."""
+    assert launcher(written(OWN | {"MPIBOOT_SESSION": "abcd-1-2"}), "abc") is None
 
 
 @pytest.mark.parametrize("word", ["", "4711", "4711/", "/w-1", "port/w-1"])
 def test_a_word_that_is_not_ours_is_none(word: str) -> None:
-    assert launcher(written(OWN | {"MPIBOOT_NOTICE": word})) is None
+    assert launcher(written(OWN | {"MPIBOOT_NOTICE": word}), "abc") is None
 
 
 def test_each_launcher_is_told_once_and_its_answer_is_waited_for(
@@ -50,7 +59,7 @@ def test_each_launcher_is_told_once_and_its_answer_is_waited_for(
             values = OWN | {"MPIBOOT_NOTICE": f"{port}/w-1"}
             (tmp_path / str(pid) / "environ").write_bytes(written(values))
         (tmp_path / "13").mkdir()
-        telling = threading.Thread(target=tell_launchers, args=(tmp_path,))
+        telling = threading.Thread(target=tell_launchers, args=("abc", tmp_path))
         telling.start()
         with server.accept()[0] as told:
             assert told.recv(100) == b"ending the-mark w-1\n"
@@ -70,4 +79,26 @@ def test_a_launcher_that_does_not_answer_is_not_waited_for_for_ever(
         (tmp_path / "10").mkdir()
         values = OWN | {"MPIBOOT_NOTICE": f"{server.getsockname()[1]}/w-1"}
         (tmp_path / "10/environ").write_bytes(written(values))
-        tell_launchers(tmp_path)
+        tell_launchers("abc", tmp_path)
+
+
+def test_ranks_of_another_worker_are_left_alone(tmp_path: Path) -> None:
+    """As in pods that share their processes, and in all tests that run beside this one."""
+    ranks = []
+    for token in ("abc", "abcd"):
+        mark = {"MPIBOOT_SESSION": f"{token}{os.getpid()}-1-2", "PMIX_RANK": "0"}
+        argv = ["sh", "-c", "echo ready; exec sleep 1000"]
+        ranks.append(subprocess.Popen(argv, env={**os.environ, **mark}, stdout=subprocess.PIPE))
+    try:
+        for rank in ranks:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == b"ready\n"
+            rank.stdout.close()
+        pid = saving.stop_ranks(tmp_path, os.environ, f"abc{os.getpid()}", "TERM", 60)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert ranks[0].wait(60) == -signal.SIGTERM
+        assert ranks[1].poll() is None
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
