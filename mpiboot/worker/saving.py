@@ -40,7 +40,8 @@ def launcher(environ: bytes, token: str) -> Launcher | None:
     """Read from a daemon's environment whom to tell; None where nobody listens.
 
     ``token`` begins the marks of this worker's sessions: where pods share their processes (hostPID,
-    shareProcessNamespace), others' sessions are seen too, and are left alone. The address is the one from which the daemon's SSH connection came.
+    shareProcessNamespace), others' sessions are seen too, and are left alone. The address is the
+    one from which the daemon's SSH connection came.
     """
     values = dict(
         word.split("=", 1) for word in environ.decode("utf-8", "replace").split("\0") if "=" in word
