@@ -252,6 +252,9 @@ def _mpirun_ended(state: State, event: MpirunEnded) -> Step:
     lost = any(loss.sure for loss in state.losses) or _may_be_lost(state)
     kept = state.pending & ({Timer.LINGER, Timer.PROBE} if lost else frozenset())
     state = replace(state, pending=kept, probing=state.probing if lost else frozenset())
+    if state.cause and not state.signal and state.cause == pod_ending(state.cause.host):
+        # Where all pods of a job are told to end, the launcher's own signal may come after this.
+        return start(stop(state, *WAITS), Timer.LINGER)
     if state.signal or state.cause or event.signal:
         return stop(state, *WAITS), ()
     return start(state, Timer.AGENTS) if state.live else (state, ())

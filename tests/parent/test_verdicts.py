@@ -348,6 +348,16 @@ def test_a_job_whose_worker_told_first_is_told_to_end_itself() -> None:
     assert any(isinstance(item, SendSignal) for item in go([Signalled(TERM)], state)[1])
 
 
+@pytest.mark.parametrize("signal", [0, 11])
+def test_a_jobs_own_end_may_come_after_a_workers_and_mpiruns(signal: int) -> None:
+    """4.1.4 was seen to crash as its daemons left."""
+    ended: list[Event] = [HostEnding("w-1"), AgentEnded("w-1", 100, 255), MpirunEnded(1, signal)]
+    state, done = go(ended, running())
+    assert not any(isinstance(item, Finish) for item in done)
+    assert verdict(go([Signalled(TERM)], state)[1]).code == 143
+    assert judged(ended, running()).reference == "host-lost"
+
+
 @pytest.mark.parametrize(
     "events",
     [
