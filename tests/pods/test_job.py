@@ -65,9 +65,14 @@ def test_all_ready_and_every_worker_runs_its_ranks(cluster: Cluster, image: Imag
 def test_a_good_job_is_a_dozen_lines_of_the_log(cluster: Cluster, image: Image) -> None:
     """A record each: nothing is wrapped, nothing lacks the prefix by which grep finds it."""
     quiet = {"MPIBOOT_LOG_LEVEL": "info"}
+    # mpirun is looked at every 0.25 s: ranks that wait for the line leave the time to write it.
+    wait = ["sh", "-c", f"until [ -e /tmp/go ]; do sleep 0.1; done; exec {RING}"]
     job = mpijob(
-        cluster, image, workers=2, data_link="net1", launcher_args=[RING], launcher={"env": quiet}
+        cluster, image, workers=2, data_link="net1", launcher_args=wait, launcher={"env": quiet}
     ).start()
+    until(lambda: "joined" in job.launcher.stderr())
+    for worker in job.workers:
+        worker.shell("touch /tmp/go")
     assert job.wait(PATIENCE) == 0
     lines = [line for line in job.launcher.stderr().splitlines() if not line.startswith("[")]
     assert len(lines) <= 12, lines
