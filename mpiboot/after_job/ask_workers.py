@@ -14,7 +14,8 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from typing import Final
 
 if __name__ == "__main__":
@@ -25,6 +26,7 @@ from mpiboot.after_job import connecting, evidence
 
 _SECONDS: Final = 4.0
 _SECONDS_BESIDE_THE_JOB: Final = 20.0  # its hosts are busy, and nobody waits
+_END: Final = 0.5  # what an agent has that is told to end; then the parent kills it
 _AT_ONCE: Final = 24
 _HOSTS: Final = 96
 _MEMORY: Final = ("memory", "memory_sizes")
@@ -47,7 +49,10 @@ async def _run(words: Sequence[str], free: asyncio.Semaphore) -> str | None:
         try:
             output, _ = await agent.communicate()
         except asyncio.CancelledError:
-            agent.terminate()
+            with suppress(ProcessLookupError):
+                agent.terminate()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(agent.communicate(), _END)
             raise
     return output.decode("utf-8", "replace") if agent.returncode == 0 else None
 
@@ -89,6 +94,8 @@ async def _evidence(
     found = evidence.unreachable(baseline, await resolving)
     if found:
         asking.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait((asking,))
         return found
     answer = await asking
     if answer:
@@ -117,13 +124,13 @@ async def gather(
         ): host
         for host in hosts
     }
-    done, late = await asyncio.wait(asked, timeout=_SECONDS)
+    _, late = await asyncio.wait(asked, timeout=_SECONDS)
     for task in late:
         task.cancel()
     await asyncio.gather(*late, return_exceptions=True)
     rows = []
     for task, host in asked.items():
-        if task in done and not task.exception():
+        if not task.cancelled() and not task.exception():
             rows += [(item.order, item.line(host.name)) for item in task.result()]
         elif host.name == where:
             rows += [(item.order, item.line(host.name)) for item in evidence.silent(host)]
@@ -180,11 +187,13 @@ def main(folder: str, what: str, *words: str) -> None:
     first, program, signal = (*words, "", "", "")[:3]
     nearest = sorted(hosts, key=lambda host: (not host.here, host.name != first))
     hosts = tuple(nearest[:_HOSTS])
-    if what == "connecting":
-        found = asyncio.run(unanswered(hosts))
-    else:
-        found = asyncio.run(gather(hosts, program, (first, signal)))
-    for line in found:
+    asks = unanswered(hosts) if what == "connecting" else gather(hosts, program, (first, signal))
+    asyncio.run(_write(asks))
+
+
+async def _write(asks: Awaitable[list[str]]) -> None:
+    """Write what is found at once: the end of the loop waits for names that don't resolve."""
+    for line in await asks:
         print(line, flush=True)  # noqa: T201 - this is its purpose
 
 

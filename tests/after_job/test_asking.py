@@ -9,21 +9,17 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from mpiboot import host_shell
 from mpiboot.after_job import ask_workers, evidence, stop_ranks
-
-# An agent that was left, as in the product, where its parent ends it, may still end here.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*Popen.__del__:pytest.PytestUnraisableExceptionWarning"
-)
 
 Answer = TypeVar("Answer")
 OOM = "out of memory: the kernel killed a process of this pod"
@@ -34,7 +30,7 @@ class Ssh:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.agents: list[asyncio.subprocess.Process] = []
+        self.agents: list[subprocess.Popen[bytes]] = []
         program = folder / "bin" / "ssh"
         program.parent.mkdir()
         program.write_text(
@@ -61,15 +57,14 @@ class Ssh:
         }
 
     def run(self, asks: Awaitable[Answer]) -> Answer:
-        """Run to the end, and wait until every agent has ended, too; the last is a guard."""
+        """Run to the end: every agent was waited for then."""
 
         async def whole() -> Answer:
-            found = await asks
-            for agent in self.agents:
-                await asyncio.wait_for(agent.communicate(), 60)
-            return found
+            return await asks
 
-        return asyncio.run(whole())
+        found = asyncio.run(whole())
+        assert [agent.args for agent in self.agents if agent.returncode is None] == []
+        return found
 
 
 @pytest.fixture
@@ -78,13 +73,13 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ssh:
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.delenv("MPIBOOT_LAUNCH_DIR", raising=False)
     monkeypatch.setattr(ask_workers, "_SECONDS", 120.0)  # the machines are shared
-    start = asyncio.create_subprocess_exec
+    start = subprocess.Popen.__init__
 
-    async def noted(*argv: str, **streams: int) -> asyncio.subprocess.Process:
-        made.agents.append(await start(*argv, **streams))  # type: ignore[arg-type]
-        return made.agents[-1]
+    def noted(agent: subprocess.Popen[bytes], *words: Any, **streams: Any) -> None:
+        start(agent, *words, **streams)
+        made.agents.append(agent)
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
+    monkeypatch.setattr(subprocess.Popen, "__init__", noted)
     return made
 
 
@@ -150,6 +145,21 @@ def test_a_host_whose_name_has_gone_is_not_waited_for(
     assert line.startswith("w-0: its name does not resolve any more")
 
 
+def test_a_host_whose_name_is_gone_at_once_leaves_no_agent(
+    ssh: Ssh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told before its agent has quite started."""
+
+    async def resolve(*_: object, **__: object) -> list[tuple[object, ...]]:
+        raise socket.gaierror(socket.EAI_NONAME, "no")
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", resolve)
+    ssh.answers("w-0", "exec sleep 300")
+    (line,) = ssh.run(ask_workers.gather((ssh.before("w-0", dns="w-0.job"),)))
+    assert line.startswith("w-0: its name does not resolve any more")
+    assert ssh.agents
+
+
 def test_a_name_that_leads_to_the_same_address_leaves_the_answer(
     ssh: Ssh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +178,30 @@ def test_the_parents_child_asks_the_lost_host_and_so_many_others(
     ask_workers.main(folder, "evidence", "w-3", "", "SIGKILL")
     assert capsys.readouterr().out == f"rank-memory\tw-3\t{OOM}\nrank-memory\tw-0\t{OOM}\n"
     assert set(ssh.asked()) == {"w-0", "w-3"}
+
+
+def test_what_is_found_is_written_while_a_name_still_does_not_resolve(
+    ssh: Ssh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a nameserver that is away: the parent waits less long than the system's resolver."""
+    written = threading.Event()
+    lines: list[str] = []
+    first: list[asyncio.Future[bool]] = []
+
+    async def gather(*_: object) -> list[str]:
+        first.append(asyncio.get_running_loop().run_in_executor(None, written.wait, 60))
+        return ["w-1: /tmp is full"]
+
+    def write(line: str, *, flush: bool) -> None:
+        assert flush
+        lines.append(line)
+        written.set()
+
+    monkeypatch.setattr(ask_workers, "gather", gather)
+    monkeypatch.setattr(ask_workers, "print", write, raising=False)
+    ask_workers.main(ssh.write(ssh.before("w-0")), "evidence")
+    assert lines == ["w-1: /tmp is full"]
+    assert first[0].result()
 
 
 @pytest.mark.parametrize(

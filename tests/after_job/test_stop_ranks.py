@@ -13,11 +13,6 @@ import pytest
 
 from mpiboot.after_job import stop_ranks
 
-# An agent that was left, as in the product, where its parent ends it, may still end here.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*Popen.__del__:pytest.PytestUnraisableExceptionWarning"
-)
-
 # An agent that runs what it is given here, for the one host that there is.
 AGENT = """#!/bin/sh
 case $1 in
