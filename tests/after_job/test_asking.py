@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -75,8 +75,8 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ssh:
     monkeypatch.setattr(ask_workers, "_SECONDS", 120.0)  # the machines are shared
     start = subprocess.Popen.__init__
 
-    def noted(agent: subprocess.Popen[bytes], *words: Any, **streams: Any) -> None:
-        start(agent, *words, **streams)
+    def noted(agent: subprocess.Popen[bytes], *words: object, **streams: object) -> None:
+        start(agent, *words, **streams)  # type: ignore[call-overload]
         made.agents.append(agent)
 
     monkeypatch.setattr(subprocess.Popen, "__init__", noted)
