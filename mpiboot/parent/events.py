@@ -15,15 +15,15 @@ class Timer(str, Enum):
     """What is waited for with an end; ``verdicts.DELAYS`` says how long."""
 
     LAUNCH = "launch"  # every daemon has joined
-    SETTLE = "settle"  # mpirun ends by itself after it lost a daemon
-    LINGER = "linger"  # a lost host turns out to be a job that is being suspended
-    PROBE = "probe"  # a host answers
+    LOST_DAEMON = "lost-daemon"  # mpirun ends by itself after it lost a daemon
+    SUSPENSION = "suspension"  # a lost host turns out to be a job that is being suspended
+    HOST_CHECK = "host-check"  # a host answers
     GRACE = "grace"  # a signalled mpirun ends
     KILL = "kill"  # ... after the second signal
-    DEAD = "dead"  # ... after SIGKILL
+    KILLED = "killed"  # ... after SIGKILL
     AGENTS = "agents"  # the agents follow mpirun
-    DRAIN = "drain"  # mpirun follows its daemons
-    DRAG = "drag"  # mpirun ends a job whose rank ended badly
+    DAEMONS_ENDED = "daemons-ended"  # mpirun follows its daemons
+    RANK_ENDED = "rank-ended"  # mpirun ends a job whose rank ended badly
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,20 +178,20 @@ class StopRanks:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseMpirun:
     """Hold mpirun no more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Start a timer, again where it runs."""
+class StartTimer:
+    """StartTimer a timer, again where it runs."""
 
     timer: Timer
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class KillMpirun:
     """Send SIGKILL to mpirun and to everything that it started here."""
 
 
@@ -240,4 +240,6 @@ class Finish:
     verdict: Verdict
 
 
-Action: TypeAlias = SendSignal | StopRanks | Release | Start | Kill | CheckHost | Say | Finish
+Action: TypeAlias = (
+    SendSignal | StopRanks | ReleaseMpirun | StartTimer | KillMpirun | CheckHost | Say | Finish
+)

@@ -64,7 +64,7 @@ def not_startable(program: str, why: str) -> Verdict:
 
 def not_started(state: State, program: str = "") -> Verdict:
     """Judge an mpirun that starts ranks, or ends, without having started every host's daemon."""
-    hosts = _in_order(state, state.missing)
+    hosts = _in_order(state, state.no_agent)
     count = len(state.job.hosts)
     where = "past mpiboot's launch agent" if program in _REMOTE_SHELLS else "on the launcher"
     runs = f"runs {program} {where}, but " if program else ""
@@ -78,9 +78,9 @@ def not_started(state: State, program: str = "") -> Verdict:
 
 def launch_timeout(state: State) -> Verdict:
     """Judge a launch that took too long."""
-    if state.missing and not state.waiting - state.missing:
+    if state.no_agent and not state.no_daemon - state.no_agent:
         return not_started(state)
-    hosts = _in_order(state, state.waiting)
+    hosts = _in_order(state, state.no_daemon)
     lines = tuple(f"{host}: {_standing(state, host)}" for host in hosts[:_LISTED])
     said = (
         f"{first_few(hosts, _LISTED)} ({len(hosts)} of {len(state.job.hosts)} remote hosts) "
@@ -91,9 +91,9 @@ def launch_timeout(state: State) -> Verdict:
 
 def _standing(state: State, host: str) -> str:
     daemon = state.job.family.daemon
-    if host in state.missing:
+    if host in state.no_agent:
         return "mpirun started no agent for it"
-    if host in state.quiet:
+    if host in state.ended_unjoined:
         return f"its agent ended with 0, but no {daemon} joined"
     if host in state.connected:
         return f"ssh is connected, but its {daemon} has not joined"
@@ -112,9 +112,9 @@ def pod_ending(host: str) -> Verdict:
     return _verdict("host-lost", said, host)
 
 
-def dragging(state: State) -> Verdict:
+def rank_ended_badly(state: State) -> Verdict:
     """Judge an mpirun that goes on with a job whose rank ended badly."""
-    first = state.culprit
+    first = state.first_rank
     rank, host = (f"rank {first.rank}", first.host) if first else ("a rank", "")
     how = {RankEnd.SIGNAL: "was ended by a signal", RankEnd.ABORT: "called MPI_Abort"}
     said = how.get(first.how, "ended badly") if first else "ended badly"
@@ -129,7 +129,7 @@ def judge(state: State) -> Verdict:
         return cause
     if state.signal:
         return _by_signal(state)
-    if state.missing and not state.losses and _status(state) == 0:
+    if state.no_agent and not state.losses and _status(state) == 0:
         return not_started(state)
     return _by_loss(state) or _by_rank(state) or _own(state)
 
@@ -205,8 +205,8 @@ def _by_loss(state: State) -> Verdict | None:
         sure = tuple(loss for loss in sure if not loss.after)
     if sure:
         return _lost(state, sure[0], sure)
-    gone = tuple(host for host, reachable, _ in state.answers if reachable is False)
-    late = tuple(host for host in state.overdue if host in gone)
+    gone = tuple(host for host, reachable, _ in state.checked if reachable is False)
+    late = tuple(host for host in state.late_agents if host in gone)
     if late:
         said = f"{late[0]} was lost: it does not answer, and its agent did not end with the job"
         return _verdict("host-lost", f"{said} ({_returned(state)})", late[0])
@@ -215,10 +215,10 @@ def _by_loss(state: State) -> Verdict | None:
         first = state.losses[0]
         lost = status == 0 or status in state.job.family.lost or _passed_on(first, status)
         return _lost(state, first, state.losses) if state.stage or lost else None
-    if state.overdue and status == 0:
+    if state.late_agents and status == 0:
         daemon = state.job.family.daemon
         said = f"its {daemon} did not end with the job, though mpirun returned 0"
-        return _verdict("daemon-failed", said, state.overdue[0])
+        return _verdict("daemon-failed", said, state.late_agents[0])
     return None
 
 
@@ -252,7 +252,7 @@ def _killed(loss: Loss) -> bool:
 
 def _answer(state: State, host: str) -> str:
     daemon = state.job.family.daemon
-    for name, reachable, words in state.answers:
+    for name, reachable, words in state.checked:
         if name == host and reachable:
             return f"the host still answers, so its SSH session or its {daemon} died"
         if name == host and reachable is False:
@@ -280,7 +280,7 @@ def _never_joined(state: State, first: Loss, lines: tuple[str, ...]) -> Verdict:
 
 def _by_rank(state: State) -> Verdict | None:
     """Judge by the rank that ended first, as mpirun itself tells it; None where it told none."""
-    first, status = state.culprit, _status(state)
+    first, status = state.first_rank, _status(state)
     if first is None or status == 0 or (state.ended is not None and state.ended.signal):
         return None
     rank = f"rank {first.rank}"
@@ -325,8 +325,8 @@ def _own(state: State) -> Verdict:
         15,
     ):
         return Verdict(status, "", f"a rank was ended by {signal_name(status - BY_SIGNAL)}")
-    if state.missing:
-        hosts = _in_order(state, state.missing)
+    if state.no_agent:
+        hosts = _in_order(state, state.no_agent)
         evidence = tuple(f"{variable}: {why}" for variable, why in state.job.obstacles)
         said = f"mpirun ended with {status} and started no daemon on {first_few(hosts, _LISTED)}"
         return Verdict(status, "", said, evidence=evidence)

@@ -30,16 +30,16 @@ from mpiboot.parent.events import (
     HostChecked,
     HostEnding,
     JoinsUnseen,
-    Kill,
+    KillMpirun,
     MpirunEnded,
     RankEnded,
     RankSeen,
     RanksLeft,
-    Release,
+    ReleaseMpirun,
     Say,
     SendSignal,
     Signalled,
-    Start,
+    StartTimer,
     StopRanks,
     Timer,
     TimerFired,
@@ -129,7 +129,7 @@ class Mpirun:
         )
 
     def start(self, mask: set[signal.Signals | int]) -> None:
-        """Start it, with what it needs beside it; ``mask`` is its signal mask.
+        """StartTimer it, with what it needs beside it; ``mask`` is its signal mask.
 
         Raises:
             OSError: it can't be started.
@@ -237,16 +237,16 @@ class Mpirun:
     def _do(self, actions: tuple[Action, ...]) -> None:
         for action in actions:
             match action:
-                case Start(timer=timer, seconds=seconds):
+                case StartTimer(timer=timer, seconds=seconds):
                     self._deadlines[timer] = time.monotonic() + seconds
                 case SendSignal(number=number):
                     self._saving.release()
                     send(self._mpiruns(), number)
                 case StopRanks(number=number, seconds=seconds):
                     self._saving.start(self.folder, self._environ, number, seconds)
-                case Release():
+                case ReleaseMpirun():
                     self._saving.release()
-                case Kill():
+                case KillMpirun():
                     self._saving.release()
                     found = survivors(self.child, self.folder, reaped=False)
                     send([self.child, *found], signal.SIGKILL)
@@ -356,7 +356,7 @@ class Mpirun:
         self._read_events()
         now = time.monotonic()
         for pid, (host, until) in sorted(self._gone.items(), key=lambda item: item[1][1]):
-            if (host, pid) not in self._state.live:
+            if (host, pid) not in self._state.agents:
                 del self._gone[pid]
             elif until <= now:
                 del self._gone[pid]
@@ -372,18 +372,18 @@ class Mpirun:
     def _look(self) -> None:
         """Look at mpirun once: what it runs here, and whose daemons are connected to it."""
         state = self._state
-        agents = [pid for _, pid in state.live]
+        agents = [pid for _, pid in state.agents]
         seen = running(self.child, agents, self._family.proxies, Processes())
         self._read_events()  # an agent is started before any rank is
         if seen.program and seen.settled:
             self._feed(RankSeen(seen.program))
-        if seen.mpiruns and not state.blind:
+        if seen.mpiruns and not state.joins_unseen:
             try:
                 connections = peers(seen.mpiruns)
             except OSError as wrong:
                 self._feed(JoinsUnseen(f"/proc: {wrong.strerror}"))
             else:
-                waiting = [item for item in self.spec.daemons if item.name in self._state.waiting]
+                waiting = [item for item in self.spec.daemons if item.name in self._state.no_daemon]
                 for host in joined(waiting, self.spec.daemons, connections):
                     self._feed(DaemonJoined(host))
         self._look_at = time.monotonic() + self._look_step

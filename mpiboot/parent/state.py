@@ -148,33 +148,34 @@ class Loss:
 class State:
     """All that was seen so far.
 
-    ``missing`` hosts have no agent yet, ``waiting`` ones no daemon; ``live`` are agents by host
-    and pid; ``quiet`` hosts' agents ended with 0 before a daemon joined, ``done`` ones after it.
-    ``pending`` timers are running. ``stage`` counts how hard mpirun is being ended (1 asked,
-    2 asked again, 3 killed). ``cause`` is why, where a host's loss isn't the reason. ``culprit``
-    is the first rank that ended badly. ``overdue`` hosts' agents did not follow mpirun. ``saving``
-    ranks were told to end, and mpirun is held; ``left`` of them are still there.
+    ``no_agent`` hosts have no agent yet, ``no_daemon`` ones no daemon; ``agents`` are agents by
+    host and pid; ``ended_unjoined`` hosts' agents ended with 0 before a daemon joined,
+    ``ended_well`` ones after it. ``pending`` timers are running. ``stage`` counts how hard mpirun
+    is being ended (1 asked, 2 asked again, 3 killed). ``cause`` is why, where a host's loss isn't
+    the reason. ``first_rank`` is the first that ended badly. ``late_agents`` are hosts whose agents
+    did not follow mpirun. ``saving`` ranks were told to end, and mpirun is held; ``ranks_left`` of
+    them are still there.
     """
 
     job: Job
     phase: Phase
-    missing: frozenset[str]
-    waiting: frozenset[str]
+    no_agent: frozenset[str]
+    no_daemon: frozenset[str]
     connected: frozenset[str] = frozenset()
-    live: frozenset[tuple[str, int]] = frozenset()
-    quiet: frozenset[str] = frozenset()
-    done: frozenset[str] = frozenset()
+    agents: frozenset[tuple[str, int]] = frozenset()
+    ended_unjoined: frozenset[str] = frozenset()
+    ended_well: frozenset[str] = frozenset()
     losses: tuple[Loss, ...] = ()
-    probing: frozenset[str] = frozenset()
-    answers: tuple[tuple[str, bool | None, str], ...] = ()
-    overdue: tuple[str, ...] = ()
+    being_checked: frozenset[str] = frozenset()
+    checked: tuple[tuple[str, bool | None, str], ...] = ()
+    late_agents: tuple[str, ...] = ()
     pending: frozenset[Timer] = frozenset()
-    blind: bool = False
+    joins_unseen: bool = False
     stage: int = 0
     signal: int = 0
     cause: Verdict | None = None
-    culprit: RankEnded | None = None
+    first_rank: RankEnded | None = None
     ended: MpirunEnded | None = None
     finished: bool = False
     saving: bool = False
-    left: int | None = None
+    ranks_left: int | None = None

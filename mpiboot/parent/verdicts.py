@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from mpiboot.parent.ending import WAITS, Step, ask, end, insist, ranks_left, save, start, stop
+from mpiboot.parent.ending import WAITS, Step, ask, ask_again, end, ranks_left, save, start, stop
 from mpiboot.parent.events import (
     Action,
     AgentConnected,
@@ -32,18 +32,18 @@ from mpiboot.parent.events import (
     Say,
     SendSignal,
     Signalled,
-    Start,
+    StartTimer,
     Timer,
     TimerFired,
 )
 from mpiboot.parent.judgement import (
-    dragging,
     how,
     judge,
     launch_timeout,
     not_ended,
     not_started,
     pod_ending,
+    rank_ended_badly,
 )
 from mpiboot.parent.state import (
     SIGTERM,
@@ -57,7 +57,7 @@ from mpiboot.parent.state import (
 )
 
 # After this many lost hosts one more answer tells nothing new.
-_PROBES: Final = 16
+_HOST_CHECKS: Final = 16
 
 
 def initial(job: Job) -> Step:
@@ -66,7 +66,7 @@ def initial(job: Job) -> Step:
     if not hosts:
         return State(job, Phase.RUNNING, hosts, hosts), ()
     state = State(job, Phase.LAUNCHING, hosts, hosts, pending=frozenset((Timer.LAUNCH,)))
-    return state, (Start(Timer.LAUNCH, job.launch_timeout),)
+    return state, (StartTimer(Timer.LAUNCH, job.launch_timeout),)
 
 
 def step(state: State, event: Event) -> Step:
@@ -82,15 +82,15 @@ def step(state: State, event: Event) -> Step:
 def _agent_started(state: State, event: AgentStarted) -> Step:
     return replace(
         state,
-        missing=state.missing - {event.host},
-        live=state.live | {(event.host, event.pid)},
-        quiet=state.quiet - {event.host},
+        no_agent=state.no_agent - {event.host},
+        agents=state.agents | {(event.host, event.pid)},
+        ended_unjoined=state.ended_unjoined - {event.host},
     ), ()
 
 
 def _agent_connected(state: State, event: AgentConnected) -> Step:
     state = replace(state, connected=state.connected | {event.host})
-    return _daemon_joined(state, DaemonJoined(event.host)) if state.blind else (state, ())
+    return _daemon_joined(state, DaemonJoined(event.host)) if state.joins_unseen else (state, ())
 
 
 def _joins_unseen(state: State, event: JoinsUnseen) -> Step:
@@ -102,7 +102,7 @@ def _joins_unseen(state: State, event: JoinsUnseen) -> Step:
             "a connected ssh counts as joined",
         ),
     )
-    state = replace(state, blind=True)
+    state = replace(state, joins_unseen=True)
     for host in sorted(state.connected):
         state, more = _daemon_joined(state, DaemonJoined(host))
         said += more
@@ -110,18 +110,18 @@ def _joins_unseen(state: State, event: JoinsUnseen) -> Step:
 
 
 def _daemon_joined(state: State, event: DaemonJoined) -> Step:
-    if event.host not in state.waiting:
+    if event.host not in state.no_daemon:
         return state, ()
     said: tuple[Action, ...] = ()
-    if event.host in state.missing:
+    if event.host in state.no_agent:
         what = "its daemon joined without mpiboot's launch agent: only mpirun will notice its loss"
         said += (Say("warning", "launch", what, event.host),)
     state = replace(
         state,
-        missing=state.missing - {event.host},
-        waiting=state.waiting - {event.host},
+        no_agent=state.no_agent - {event.host},
+        no_daemon=state.no_daemon - {event.host},
     )
-    if state.phase is Phase.LAUNCHING and not state.waiting:
+    if state.phase is Phase.LAUNCHING and not state.no_daemon:
         state = stop(replace(state, phase=Phase.RUNNING), Timer.LAUNCH)
         count = len(state.job.hosts)
         text = f"all {count} remote daemons joined" if count > 1 else "the remote daemon joined"
@@ -130,14 +130,14 @@ def _daemon_joined(state: State, event: DaemonJoined) -> Step:
 
 
 def _agent_ended(state: State, event: AgentEnded) -> Step:
-    state = replace(state, live=state.live - {(event.host, event.pid)})
-    if not state.live:
+    state = replace(state, agents=state.agents - {(event.host, event.pid)})
+    if not state.agents:
         state = stop(state, Timer.AGENTS)
     # What follows our own signal or verdict is no news.
     if state.signal or state.cause or state.stage:
         return state, ()
     # Some MPIs ask a host's shell first: what counts is the host's last agent.
-    if event.status == 0 or any(host == event.host for host, _ in state.live):
+    if event.status == 0 or any(host == event.host for host, _ in state.agents):
         return _ended_well(state, event)
     if event.killed and state.losses:
         return state, ()  # an mpirun that gives up over a lost host kills the other agents
@@ -146,18 +146,18 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
         event.status,
         event.words,
         sure=by_ssh(event.status) and not event.signalled,
-        joined=event.host not in state.waiting,
+        joined=event.host not in state.no_daemon,
         after=state.ended is not None,
     )
     first = not any(item.sure for item in state.losses)
     state = replace(state, losses=(*state.losses, loss))
     actions: tuple[Action, ...] = ()
-    if state.ended is None and Timer.SETTLE not in state.pending and not state.stage:
-        state, actions = start(state, Timer.SETTLE)
+    if state.ended is None and Timer.LOST_DAEMON not in state.pending and not state.stage:
+        state, actions = start(state, Timer.LOST_DAEMON)
     if not loss.sure and not (event.killed and _may_be_lost(state)):
         return state, (*actions, Say("debug", "agent", how(loss), loss.host))
     if first:
-        state, more = start(state, Timer.LINGER)
+        state, more = start(state, Timer.SUSPENSION)
         actions += more
     actions += (Say("warning", "agent", how(loss), loss.host),)
     return _ask(state, (loss.host,) if loss.joined else (), actions)
@@ -170,25 +170,25 @@ def _may_be_lost(state: State) -> bool:
 
 
 def _ended_well(state: State, event: AgentEnded) -> Step:
-    if event.status or event.host in state.waiting:
-        return replace(state, quiet=state.quiet | {event.host}), ()
-    state = replace(state, done=state.done | {event.host})
-    over = state.phase is Phase.RUNNING and state.done.issuperset(state.job.hosts)
-    return start(state, Timer.DRAIN) if over and not state.live else (state, ())
+    if event.status or event.host in state.no_daemon:
+        return replace(state, ended_unjoined=state.ended_unjoined | {event.host}), ()
+    state = replace(state, ended_well=state.ended_well | {event.host})
+    over = state.phase is Phase.RUNNING and state.ended_well.issuperset(state.job.hosts)
+    return start(state, Timer.DAEMONS_ENDED) if over and not state.agents else (state, ())
 
 
 def _ask(state: State, hosts: tuple[str, ...], actions: tuple[Action, ...]) -> Step:
-    asked = {host for host, _, _ in state.answers} | state.probing
-    wanted = tuple(host for host in hosts if host not in asked)[: max(0, _PROBES - len(asked))]
+    asked = {host for host, _, _ in state.checked} | state.being_checked
+    wanted = tuple(host for host in hosts if host not in asked)[: max(0, _HOST_CHECKS - len(asked))]
     if not wanted:
         return state, actions
-    state, begun = start(state, Timer.PROBE)
-    state = replace(state, probing=state.probing | set(wanted))
+    state, begun = start(state, Timer.HOST_CHECK)
+    state = replace(state, being_checked=state.being_checked | set(wanted))
     return state, (*actions, *begun, *(CheckHost(host) for host in wanted))
 
 
 def _rank_seen(state: State, event: RankSeen) -> Step:
-    if state.phase is not Phase.LAUNCHING or not state.missing:
+    if state.phase is not Phase.LAUNCHING or not state.no_agent:
         return state, ()
     return end(state, not_started(state, event.program))
 
@@ -198,12 +198,12 @@ def _rank_ended(state: State, event: RankEnded) -> Step:
     if state.signal or state.cause or state.stage:
         return state, ()
     # A peer may find a dead rank's connection closed, and abort, before that rank's end is told.
-    first = state.culprit
+    first = state.first_rank
     later = first and (first.how is not RankEnd.ABORT or event.how is not RankEnd.SIGNAL)
-    state = replace(state, culprit=first if later else event)
+    state = replace(state, first_rank=first if later else event)
     if first or state.job.goes_on or state.ended is not None:
         return state, ()
-    return start(state, Timer.DRAG)
+    return start(state, Timer.RANK_ENDED)
 
 
 def _signalled(state: State, event: Signalled) -> Step:
@@ -212,7 +212,7 @@ def _signalled(state: State, event: Signalled) -> Step:
     again = state.signal or not state.saving
     state = replace(state, signal=state.signal or event.number)
     # A job that is being ended blames no host: its workers may well have been told before it.
-    state = replace(stop(state, *WAITS), probing=frozenset())
+    state = replace(stop(state, *WAITS), being_checked=frozenset())
     if state.ended is not None:
         return state, ()
     if not state.stage:
@@ -222,7 +222,7 @@ def _signalled(state: State, event: Signalled) -> Step:
         return ask(state, event.number, direct=event.direct)
     if not again:
         return state, ()  # all pods of a job end together, and a worker told first
-    return insist(state, event.number, direct=event.direct)
+    return ask_again(state, event.number, direct=event.direct)
 
 
 def _host_ending(state: State, event: HostEnding) -> Step:
@@ -238,7 +238,7 @@ def _host_ending(state: State, event: HostEnding) -> Step:
 
 def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
     """Give the program's own signal to mpirun, where it has ranks that can get it."""
-    if state.phase is Phase.LAUNCHING and not state.blind:
+    if state.phase is Phase.LAUNCHING and not state.joins_unseen:
         # 5.0 takes each daemon that isn't there yet for an error.
         said = f"{signal_name(event.number)} is not forwarded: no rank runs yet"
         return (Say("info", "signal", said),)
@@ -250,64 +250,64 @@ def _mpirun_ended(state: State, event: MpirunEnded) -> Step:
         return state, ()
     state = replace(state, ended=event, phase=Phase.ENDING)
     lost = any(loss.sure for loss in state.losses) or _may_be_lost(state)
-    kept = state.pending & ({Timer.LINGER, Timer.PROBE} if lost else frozenset())
-    state = replace(state, pending=kept, probing=state.probing if lost else frozenset())
+    kept = state.pending & ({Timer.SUSPENSION, Timer.HOST_CHECK} if lost else frozenset())
+    state = replace(state, pending=kept, being_checked=state.being_checked if lost else frozenset())
     if state.cause and not state.signal and state.cause == pod_ending(state.cause.host):
         # Where all pods of a job are told to end, the launcher's own signal may come after this.
-        return start(stop(state, *WAITS), Timer.LINGER)
+        return start(stop(state, *WAITS), Timer.SUSPENSION)
     if state.signal or state.cause or event.signal:
         return stop(state, *WAITS), ()
-    return start(state, Timer.AGENTS) if state.live else (state, ())
+    return start(state, Timer.AGENTS) if state.agents else (state, ())
 
 
-def _probed(state: State, event: HostChecked) -> Step:
-    if event.host not in state.probing:
+def _host_checked(state: State, event: HostChecked) -> Step:
+    if event.host not in state.being_checked:
         return state, ()
     state = replace(
         state,
-        probing=state.probing - {event.host},
-        answers=(*state.answers, (event.host, event.reachable, event.said)),
+        being_checked=state.being_checked - {event.host},
+        checked=(*state.checked, (event.host, event.reachable, event.said)),
     )
-    return (state if state.probing else stop(state, Timer.PROBE)), ()
+    return (state if state.being_checked else stop(state, Timer.HOST_CHECK)), ()
 
 
 def _launch_over(state: State) -> Step:
     if state.losses:
         return end(state, None)
-    if not state.blind or state.missing or state.quiet:
+    if not state.joins_unseen or state.no_agent or state.ended_unjoined:
         return end(state, launch_timeout(state))
     # Agents that aren't ssh never tell that they are connected: nothing here can judge them.
     said = "it is not known whether every daemon joined: mpiboot only waits for mpirun"
-    running = replace(state, phase=Phase.RUNNING, waiting=frozenset())
+    running = replace(state, phase=Phase.RUNNING, no_daemon=frozenset())
     return running, (Say("warning", "launch", said),)
 
 
 def _agents_late(state: State) -> Step:
-    late = tuple(sorted({host for host, _ in state.live}))
-    return _ask(replace(state, overdue=late), late, ())
+    late = tuple(sorted({host for host, _ in state.agents}))
+    return _ask(replace(state, late_agents=late), late, ())
 
 
 def _no_answer(state: State) -> Step:
-    unknown = tuple((host, None, "") for host in sorted(state.probing))
-    return replace(state, probing=frozenset(), answers=(*state.answers, *unknown)), ()
+    unknown = tuple((host, None, "") for host in sorted(state.being_checked))
+    return replace(state, being_checked=frozenset(), checked=(*state.checked, *unknown)), ()
 
 
-def _again(state: State) -> Step:
+def _ask_again(state: State) -> Step:
     # Open MPI ignores QUIT, and MPICH's first INT only asks: what every MPI takes is TERM.
-    return insist(state, SIGTERM, direct=False)
+    return ask_again(state, SIGTERM, direct=False)
 
 
 _TIMES_UP: Final[Mapping[Timer, Callable[[State], Step]]] = {
     Timer.LAUNCH: _launch_over,
-    Timer.SETTLE: lambda state: end(state, None),
-    Timer.DRAIN: lambda state: end(state, not_ended(state)),
-    Timer.DRAG: lambda state: end(state, dragging(state)),
-    Timer.GRACE: _again,
-    Timer.KILL: _again,
-    Timer.DEAD: lambda state: _mpirun_ended(state, MpirunEnded(0, 9)),
+    Timer.LOST_DAEMON: lambda state: end(state, None),
+    Timer.DAEMONS_ENDED: lambda state: end(state, not_ended(state)),
+    Timer.RANK_ENDED: lambda state: end(state, rank_ended_badly(state)),
+    Timer.GRACE: _ask_again,
+    Timer.KILL: _ask_again,
+    Timer.KILLED: lambda state: _mpirun_ended(state, MpirunEnded(0, 9)),
     Timer.AGENTS: _agents_late,
-    Timer.PROBE: _no_answer,
-    Timer.LINGER: lambda state: (state, ()),
+    Timer.HOST_CHECK: _no_answer,
+    Timer.SUSPENSION: lambda state: (state, ()),
 }
 
 
@@ -327,7 +327,7 @@ _RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {
     RankEnded: _rank_ended,
     HostEnding: _host_ending,
     RanksLeft: lambda state, event: ranks_left(state, event.ranks),
-    HostChecked: _probed,
+    HostChecked: _host_checked,
     Signalled: _signalled,
     MpirunEnded: _mpirun_ended,
     TimerFired: _timer_fired,

@@ -21,17 +21,17 @@ from mpiboot.parent.events import (
     HostChecked,
     HostEnding,
     JoinsUnseen,
-    Kill,
+    KillMpirun,
     MpirunEnded,
     RankEnd,
     RankEnded,
     RankSeen,
     RanksLeft,
-    Release,
+    ReleaseMpirun,
     Say,
     SendSignal,
     Signalled,
-    Start,
+    StartTimer,
     StopRanks,
     Timer,
     TimerFired,
@@ -168,7 +168,7 @@ def test_an_agent_that_fails_before_its_daemon_joined_names_the_host_and_sshs_wo
     state, done = fire_all(state)
     assert verdict(done).code == code
     assert SendSignal(TERM) in done
-    assert Kill() in done
+    assert KillMpirun() in done
 
 
 def test_a_daemon_that_ends_with_a_failed_program_is_not_blamed() -> None:
@@ -229,7 +229,7 @@ def test_a_lost_host_is_asked_once_more_and_then_mpirun_is_ended() -> None:
     assert CheckHost("w-2") in done
     state, done = fire_all(state)
     assert SendSignal(TERM) in done
-    assert Kill() in done
+    assert KillMpirun() in done
     assert verdict(done).code == 69
 
 
@@ -302,12 +302,12 @@ def test_a_signal_is_forwarded_and_ends_in_128_plus_n(
 
 def test_a_signal_is_repeated_after_the_grace_and_then_mpirun_is_killed() -> None:
     state, done = go([Signalled(TERM)], running())
-    assert done == (StopRanks(TERM, 20.0), Start(Timer.GRACE, 20.0))
+    assert done == (StopRanks(TERM, 20.0), StartTimer(Timer.GRACE, 20.0))
     state, done = go([TimerFired(Timer.GRACE)], state)
-    assert done[1:] == (SendSignal(TERM), Start(Timer.KILL, 5.0))
+    assert done[1:] == (SendSignal(TERM), StartTimer(Timer.KILL, 5.0))
     state, done = go([TimerFired(Timer.KILL)], state)
-    assert done == (Kill(), Start(Timer.DEAD, 5.0))
-    state, done = go([TimerFired(Timer.DEAD)], state)
+    assert done == (KillMpirun(), StartTimer(Timer.KILLED, 5.0))
+    state, done = go([TimerFired(Timer.KILLED)], state)
     assert verdict(done).code == 143
 
 
@@ -318,9 +318,9 @@ def test_ranks_alone_are_told_and_mpirun_follows_the_last_of_them() -> None:
     state, done = go([RanksLeft(3)], state)
     assert done == ()
     state, done = go([RanksLeft(0)], state)
-    assert done == (Release(), Start(Timer.GRACE, 5.0))
+    assert done == (ReleaseMpirun(), StartTimer(Timer.GRACE, 5.0))
     state, done = go([TimerFired(Timer.GRACE)], state)
-    assert done == (SendSignal(TERM), Start(Timer.KILL, 5.0))
+    assert done == (SendSignal(TERM), StartTimer(Timer.KILL, 5.0))
     assert judged([MpirunEnded(0)], state).code == 143
 
 
@@ -328,12 +328,12 @@ def test_ranks_that_ignore_it_are_told_of_when_the_grace_is_over() -> None:
     state, _ = go([Signalled(TERM), RanksLeft(4), RanksLeft(1)], running())
     _, done = go([TimerFired(Timer.GRACE)], state)
     said = "one rank did not end in time: mpirun ends what is left"
-    assert done == (Say("warning", "signal", said), SendSignal(TERM), Start(Timer.KILL, 5.0))
+    assert done == (Say("warning", "signal", said), SendSignal(TERM), StartTimer(Timer.KILL, 5.0))
 
 
 def test_a_pod_that_is_told_to_end_ends_the_job_and_every_rank_may_save() -> None:
     state, done = go([HostEnding("w-2")], running())
-    assert done[1:] == (StopRanks(TERM, 20.0), Start(Timer.GRACE, 20.0))
+    assert done[1:] == (StopRanks(TERM, 20.0), StartTimer(Timer.GRACE, 20.0))
     state, _ = go([RanksLeft(2), AgentEnded("w-2", 101, 255), RanksLeft(0)], state)
     end = judged([MpirunEnded(205)], state)
     assert (end.code, end.reference, end.host) == (69, "host-lost", "w-2")
@@ -379,31 +379,31 @@ def test_nobody_but_a_host_of_the_job_ends_it() -> None:
 def test_programs_that_save_on_another_signal_get_that() -> None:
     state = running()
     state = replace(state, job=replace(state.job, stop_signal=USR1))
-    assert go([Signalled(INT)], state)[1] == (StopRanks(USR1, 20.0), Start(Timer.GRACE, 20.0))
+    assert go([Signalled(INT)], state)[1] == (StopRanks(USR1, 20.0), StartTimer(Timer.GRACE, 20.0))
 
 
 def test_without_a_grace_mpirun_is_told_at_once() -> None:
     state = running()
     state = replace(state, job=replace(state.job, grace=0.0))
-    assert go([Signalled(TERM)], state)[1] == (SendSignal(TERM), Start(Timer.GRACE, 0.0))
+    assert go([Signalled(TERM)], state)[1] == (SendSignal(TERM), StartTimer(Timer.GRACE, 0.0))
 
 
 def test_a_launch_gets_a_short_grace_for_no_rank_has_anything_to_save() -> None:
-    assert Start(Timer.GRACE, 5.0) in go([Signalled(TERM)])[1]
+    assert StartTimer(Timer.GRACE, 5.0) in go([Signalled(TERM)])[1]
 
 
 def test_a_second_signal_shortens_the_grace_and_a_third_kills() -> None:
     state, _ = go([Signalled(TERM)], running())
     state, done = go([Signalled(INT)], state)
-    assert done[1:] == (SendSignal(INT), Start(Timer.KILL, 5.0))
+    assert done[1:] == (SendSignal(INT), StartTimer(Timer.KILL, 5.0))
     state, done = go([Signalled(TERM)], state)
-    assert Kill() in done
+    assert KillMpirun() in done
     assert judged([MpirunEnded(0, 9)], state).code == 143
 
 
 def test_what_the_terminal_sent_to_mpirun_too_is_not_sent_twice() -> None:
     state, done = go([Signalled(INT, direct=True)], running())
-    assert done == (Start(Timer.GRACE, 20.0),)
+    assert done == (StartTimer(Timer.GRACE, 20.0),)
     assert judged([MpirunEnded(0)], state).code == 130
 
 
@@ -573,7 +573,7 @@ def test_a_ranks_signal_is_named(status: int, name: str) -> None:
 
 def test_daemons_that_ended_without_mpirun_are_not_waited_for_for_ever() -> None:
     state, done = go(ended_well(), running("mpich"))
-    assert Start(Timer.DRAIN, 60.0) in done
+    assert StartTimer(Timer.DAEMONS_ENDED, 60.0) in done
     assert judged([], state).code == 69
 
 
@@ -600,8 +600,8 @@ def test_every_reference_is_a_row_and_every_delay_is_known() -> None:
 @pytest.mark.parametrize("how", list(RankEnd))
 def test_an_mpirun_that_goes_on_without_a_rank_is_ended(how: RankEnd) -> None:
     state, actions = go([RankEnded(1, how, "w-2")], running())
-    assert Start(Timer.DRAG, ending.DELAYS[Timer.DRAG]) in actions
-    state, actions = go([TimerFired(Timer.DRAG)], state)
+    assert StartTimer(Timer.RANK_ENDED, ending.DELAYS[Timer.RANK_ENDED]) in actions
+    state, actions = go([TimerFired(Timer.RANK_ENDED)], state)
     assert SendSignal(15) in actions
     verdict = judged([MpirunEnded(0)], state)
     assert (verdict.code, verdict.reference, verdict.host) == (69, "daemon-failed", "w-2")
@@ -609,14 +609,14 @@ def test_an_mpirun_that_goes_on_without_a_rank_is_ended(how: RankEnd) -> None:
     assert "but mpirun went on without it" in verdict.said
     # One that ends by itself meanwhile is judged by its own words.
     alone, _ = go([RankEnded(1, how, "w-2"), MpirunEnded(3)], running())
-    assert Timer.DRAG not in alone.pending
+    assert Timer.RANK_ENDED not in alone.pending
 
 
 def test_a_job_that_may_go_on_without_a_rank_is_let() -> None:
     state = running()
     state = replace(state, job=replace(state.job, goes_on=True))
     state, actions = go([SEGV], state)
-    assert (state.pending & {Timer.DRAG}, actions) == (frozenset(), ())
+    assert (state.pending & {Timer.RANK_ENDED}, actions) == (frozenset(), ())
 
 
 hosts = st.sampled_from((*HOSTS, "stranger"))
@@ -652,7 +652,7 @@ def loses(state: State, event: Event) -> bool:
         return False
     match event:
         case AgentEnded(host=host, pid=pid, status=status):
-            others = state.live - {(host, pid)}
+            others = state.agents - {(host, pid)}
             return status != 0 and not any(name == host for name, _ in others)
         case Signalled(number=number):
             return number not in (10, 12)
@@ -717,7 +717,7 @@ def test_of_agents_that_mpirun_killed_only_the_first_is_a_lost_host() -> None:
         MpirunEnded(0),
         AgentEnded("w-1", 100, -9, killed=True),
         HostChecked("w-2", reachable=True),
-        TimerFired(Timer.LINGER),
+        TimerFired(Timer.SUSPENSION),
     ]
     end = judged(events, running("openmpi5"))
     assert (end.code, end.host, end.evidence) == (69, "w-2", ())
@@ -736,12 +736,12 @@ def test_the_first_lost_host_waits_a_moment_for_the_signal_that_explains_it() ->
         MpirunEnded(205),
     ]
     state, done = go(gone, running("openmpi5"))
-    assert [item for item in done if isinstance(item, Start) and item.timer is Timer.LINGER] == [
-        Start(Timer.LINGER, 2.0)
-    ]
+    assert [
+        item for item in done if isinstance(item, StartTimer) and item.timer is Timer.SUSPENSION
+    ] == [StartTimer(Timer.SUSPENSION, 2.0)]
     assert not state.finished
     assert judged([Signalled(TERM)], state).code == 143
-    assert judged([TimerFired(Timer.LINGER)], state).code == 69
+    assert judged([TimerFired(Timer.SUSPENSION)], state).code == 69
 
 
 def test_a_host_that_is_surely_lost_is_asked_about_beside_one_that_may_be() -> None:
@@ -752,7 +752,7 @@ def test_a_host_that_is_surely_lost_is_asked_about_beside_one_that_may_be() -> N
     ]
     state, _ = go(events, running("openmpi5"))
     assert not state.finished
-    end = judged([HostChecked("w-2", reachable=False), TimerFired(Timer.LINGER)], state)
+    end = judged([HostChecked("w-2", reachable=False), TimerFired(Timer.SUSPENSION)], state)
     assert (end.code, end.host) == (69, "w-2")
 
 
