@@ -18,10 +18,10 @@ def bug(wrong: Exception) -> MpibootError:
 
 def say(wrong: MpibootError) -> str:
     """Log an error with all that belongs to it; give the text of the termination message."""
-    told = frozenset(wrong.finding.evidence)
+    already_said = frozenset(wrong.finding.evidence)
     log.finding(wrong.finding)
     for item in wrong.others:
         # Thousands of hosts may be missing: each is told once, as evidence.
-        if f"{item.host}: {item.said}" not in told:
+        if f"{item.host}: {item.said}" not in already_said:
             log.finding(item)
     return render.termination(wrong.finding, wrong.others)

@@ -45,7 +45,7 @@ class GidType(_Word):
     ROCE_V2 = "RoCE v2"
 
 
-class Evidence(_Word):
+class AttachmentSource(_Word):
     """Who said which links and devices are this pod's; ``gib`` is GKE's transport for NCCL."""
 
     UNKNOWN = ""
@@ -150,7 +150,7 @@ class Attachment:
     empty.
     """
 
-    by: Evidence
+    by: AttachmentSource
     link: str = ""
     pci: str = ""
     rdma: str = ""
@@ -169,7 +169,7 @@ class Fabric:
     """Everything of the data network that one pod sees.
 
     ``netns_mode`` is ``shared``, ``exclusive`` or empty (no RDMA in the kernel, or not asked);
-    ``infiniband_folder`` tells whether /dev/infiniband is there; ``oddities`` are sentences on
+    ``infiniband_folder`` tells whether /dev/infiniband is there; ``unreadable`` are sentences on
     what could not be read; ``missing`` are libraries without which nothing uses these devices;
     ``settings`` are the pod's own values of those variables that are checked, none of them secret.
     """
@@ -179,7 +179,7 @@ class Fabric:
     devices: tuple[RdmaDevice, ...] = ()
     routes: tuple[Route, ...] = ()
     attachments: tuple[Attachment, ...] = ()
-    oddities: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
 
@@ -188,5 +188,5 @@ class Fabric:
         """Say why no RDMA device is listed, where none is."""
         if self.netns_mode:
             return "the kernel shows none in this pod"
-        unasked = next((odd for odd in self.oddities if odd.startswith("netlink: ")), "")
+        unasked = next((odd for odd in self.unreadable if odd.startswith("netlink: ")), "")
         return f"the kernel could not be asked ({unasked})" if unasked else "the kernel has no RDMA"

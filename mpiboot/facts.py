@@ -71,7 +71,7 @@ def _fabric(
         settings=checked,
         routes=routes,
         attachments=said,
-        oddities=(*unread, *seen.oddities, *odd),
+        unreadable=(*unread, *seen.unreadable, *odd),
     )
 
 

@@ -53,17 +53,17 @@ def order(*orders: str) -> str:
     return _command("host_orders", orders)
 
 
-def gate(mpirun: str = "", *, attempt: str = "", stays: bool = False) -> str:
+def gate(mpirun: str = "", *, attempt: str = "", may_disconnect: bool = False) -> str:
     """Write the gate's one command: the present state, and the facts or what stands for them.
 
     Args:
         mpirun: the path of one whose version is asked too; nothing where a shell could read it
             otherwise.
         attempt: this launcher's name for workers; empty where it only looks, or is a part of a job.
-        stays: whether it may be there without a connection, as a script between two launches.
+        may_disconnect: whether it may have no connection, as a script between two launches.
     """
     wanted = (f"version {mpirun}",) if _PLAIN.fullmatch(mpirun) else ()
-    attempts = (f"attempts {attempt} {int(stays)}",) if attempt else ()
+    attempts = (f"attempts {attempt} {int(may_disconnect)}",) if attempt else ()
     return ask("memory", "launches", *attempts, *wanted, "facts")
 
 

@@ -101,11 +101,11 @@ def findings(items: Iterable[Finding], width: int | None = None) -> str:
 
     Of many hosts with one trouble the first few are shown, the others named.
     """
-    told = list(items)
-    hosts = max((len(_whose(item)) for item in told), default=0)
-    checks = max((len(item.check) for item in told), default=0)
+    listed = list(items)
+    hosts = max((len(_whose(item)) for item in listed), default=0)
+    checks = max((len(item.check) for item in listed), default=0)
     alike: dict[tuple[object, ...], list[Finding]] = {}
-    for item in told:
+    for item in listed:
         # What is well is a row each: whoever asks wants to see every host.
         key = (item.check, item.level, item.hint) if item.level in _TROUBLE else (id(item),)
         alike.setdefault(key, []).append(item)
@@ -140,16 +140,16 @@ def termination(item: Finding, others: Sequence[Finding] = ()) -> str:
     if item.hint:
         lines.append(f"-> {item.hint}")
     lines += list(item.evidence)
-    told = (f"{other.where or 'this pod'}: {other.said}" for other in others)
+    said = (f"{other.where or 'this pod'}: {other.said}" for other in others)
     shown_already = frozenset(item.evidence)
-    lines += [line for line in told if line not in shown_already]
+    lines += [line for line in said if line not in shown_already]
     return "\n".join(lines) + "\n"
 
 
 def settings(resolved: Resolved, rows: Iterable[Setting], width: int | None = None) -> str:
     """Lay the settings out: variable, value, where it came from, what it does."""
-    told = [("setting", "value", "source", "what it does")]
-    told += [
+    table = [("setting", "value", "source", "what it does")]
+    table += [
         (
             row.variable,
             shown(value_of(resolved, row.name)) or "-",
@@ -158,10 +158,10 @@ def settings(resolved: Resolved, rows: Iterable[Setting], width: int | None = No
         )
         for row in rows
     ]
-    widths = [max(len(line[i]) for line in told) for i in range(3)]
+    widths = [max(len(line[i]) for line in table) for i in range(3)]
     return "".join(
         indented("".join(line[i].ljust(size + 2) for i, size in enumerate(widths)), line[3], width)
-        for line in told
+        for line in table
     )
 
 
@@ -336,4 +336,4 @@ def _fabric(seen: Fabric) -> str:
         text += "\n" + table(("platform", "link", "PCI", "RDMA device", "resource"), said)
     if seen.missing:
         text += f"\nnot in this image: {', '.join(seen.missing)}\n"
-    return text + "".join(f"\nnot read: {odd}\n" for odd in seen.oddities)
+    return text + "".join(f"\nnot read: {odd}\n" for odd in seen.unreadable)

@@ -254,7 +254,7 @@ def test_attempts_and_their_ends_come_back_as_they_were_told(folder: Path) -> No
     kept = Launchers(folder / "attempts", away=1, waits=1)
     told = [host_shell.gate(attempt="a@1@x"), host_shell.job_failed("a@1@x", 0, why)]
     output = ""
-    for command in (*told, host_shell.gate(attempt="b@2@y", stays=True)):
+    for command in (*told, host_shell.gate(attempt="b@2@y", may_disconnect=True)):
         output = run(command=command, MPIBOOT_WORKER_DIR=str(folder))
         for line in os.read(fifo, 1 << 16).splitlines():
             kept.hear(line, 0.0)

@@ -124,7 +124,7 @@ def test_what_several_hosts_have_is_not_told_of_this_pod() -> None:
         (Fabric(), "the kernel has no RDMA"),
         (Fabric(netns_mode="shared"), "the kernel shows none in this pod"),
         (
-            Fabric(oddities=("netlink: Operation not permitted: RDMA devices are not known",)),
+            Fabric(unreadable=("netlink: Operation not permitted: RDMA devices are not known",)),
             "the kernel could not be asked (netlink: Operation not permitted: RDMA devices are",
         ),
     ],

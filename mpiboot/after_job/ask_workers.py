@@ -22,7 +22,7 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from mpiboot import host_shell
-from mpiboot.after_job import connecting, evidence
+from mpiboot.after_job import evidence, unanswered_connections
 
 _SECONDS: Final = 4.0
 _SECONDS_BESIDE_THE_JOB: Final = 20.0  # its hosts are busy, and nobody waits
@@ -152,7 +152,7 @@ async def unanswered(hosts: tuple[evidence.Baseline, ...]) -> list[str]:
     found = []
     for task, host in asked.items():
         if task in done and not task.exception() and (output := task.result()):
-            found += connecting.lines(hosts, host_shell.read(output).connecting, host)
+            found += unanswered_connections.lines(hosts, host_shell.read(output).connecting, host)
     return found
 
 
@@ -164,8 +164,8 @@ def _is(host: evidence.Baseline, where: str) -> bool:
 async def tell(hosts: tuple[evidence.Baseline, ...], order: str) -> None:
     """Tell the workers that run mpiboot how the job has ended."""
     free = asyncio.Semaphore(_AT_ONCE)
-    told = [item for item in hosts if item.mpiboot]
-    tasks = [asyncio.ensure_future(_run((_AGENT, item.name, order), free)) for item in told]
+    with_mpiboot = [item for item in hosts if item.mpiboot]
+    tasks = [asyncio.ensure_future(_run((_AGENT, item.name, order), free)) for item in with_mpiboot]
     if tasks:
         _, late = await asyncio.wait(tasks, timeout=_SECONDS)
         for task in late:

@@ -164,9 +164,9 @@ def unreachable(baseline: Baseline, addresses: tuple[str, ...] | None) -> tuple[
 
 def judge_here(baseline: Baseline, answer: HostAnswer, signal: str) -> tuple[Explanation, ...]:
     """Judge the launcher's own pod by its memory; its row decides only where an ssh was killed."""
-    told = _killed(baseline, answer)
-    if told:
-        return (Explanation(0, told, "launcher-memory"),)
+    killed = _killed(baseline, answer)
+    if killed:
+        return (Explanation(0, killed, "launcher-memory"),)
     return tuple(_memory(baseline, answer, signal))
 
 
@@ -186,9 +186,9 @@ def _memory(baseline: Baseline, answer: HostAnswer, signal: str) -> list[Explana
     if baseline.began and began is not None and abs(began - baseline.began) > _RESTARTED:
         said = "its container was restarted, probably out of memory; to see why: "
         return [Explanation(1, said + kubectl(baseline))]
-    told = _killed(baseline, answer)
-    if told:
-        return [Explanation(0, told, "rank-memory")]
+    killed = _killed(baseline, answer)
+    if killed:
+        return [Explanation(0, killed, "rank-memory")]
     if baseline.ooms is not None and answer.ooms is not None:
         # Neither the kubelet nor anybody else leaves a count, but only the kernel leaves this one.
         text = f"not an out-of-memory kill; {signal} came from elsewhere"

@@ -88,7 +88,7 @@ class Host:
             await self._process.wait()
 
 
-class Wanted:
+class LookRequests:
     """The bytes that came on stdin: each wants a look that begins after it."""
 
     def __init__(self, file: int) -> None:
@@ -118,7 +118,7 @@ async def stop(hosts: Iterable[str], signal: str, seconds: int, mark: str, file:
     Each byte that comes by ``file`` wants a look that begins after it.
     """
     end = time.monotonic() + seconds
-    wanted, free = Wanted(file), asyncio.Semaphore(_AT_ONCE)
+    wanted, free = LookRequests(file), asyncio.Semaphore(_AT_ONCE)
     words = [signal, str(seconds), mark]
     names = (_LAUNCHER, *hosts)
     asked = await asyncio.gather(*(Host.ask(name, words, free) for name in names))

@@ -31,7 +31,7 @@ class Root(Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as wrong:
-            line = meant(self, words)
+            line = corrected_line(self, words)
             if line:
                 said = f"options stand behind a command: write `{line}`"
                 raise click.UsageError(f"no option {wrong.option_name}: {said}", ctx) from None
@@ -47,7 +47,7 @@ class Root(Group):
         return super().resolve_command(ctx, args)
 
 
-def meant(root: click.Group, words: Sequence[str]) -> str:
+def corrected_line(root: click.Group, words: Sequence[str]) -> str:
     """Write the line that was meant where a command's options came without the command.
 
     Returns:

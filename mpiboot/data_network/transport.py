@@ -10,7 +10,7 @@ from mpiboot.data_checks import DATA_ROWS
 from mpiboot.data_network import cluster_view
 from mpiboot.data_network.records import Transport, WorkerNetwork
 from mpiboot.data_network.variables import Proposal
-from mpiboot.fabric import Evidence
+from mpiboot.fabric import AttachmentSource
 from mpiboot.model import DataNetworkUse, Decision, Finding, Source
 from mpiboot.settings import Settings
 from mpiboot.wording import first_few
@@ -118,14 +118,14 @@ def plugin_of(
     """Tell what says that a plugin carries NCCL's data; NCCL_* is then left as it is."""
     own = {name for network in known if network.facts for name in network.facts.environment}
     for name in sorted({*taken, *own}):
-        told = (name, values.get(name, "").lower())
+        pair = (name, values.get(name, "").lower())
         if name.startswith(_PLUGIN_PREFIXES) or (
-            name in _PLUGIN_NAMES and not (name in taken and told in _NOT_A_PLUGIN)
+            name in _PLUGIN_NAMES and not (name in taken and pair in _NOT_A_PLUGIN)
         ):
             return f"{name} is set"
     for network in known:
         for item in network.facts.fabric.attachments if network.facts else ():
-            if item.by is Evidence.GIB:
+            if item.by is AttachmentSource.GIB:
                 return f"{item.resource} is there"
     return ""
 

@@ -78,7 +78,7 @@ def _unless(name: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettledVariables:
     """Values by host and name, and the reason of each name.
 
     ``kept`` are the names that the user's own value kept, by name and where that is, with hosts.
@@ -92,7 +92,7 @@ class Settled:
 
 def settle(
     networks: Sequence[WorkerNetwork], wanted: Sequence[Proposal], taken: Mapping[str, str]
-) -> Settled:
+) -> SettledVariables:
     """Give every variable its owner's value, unless the user has it or what it hangs on."""
     hosts = {network.host: network.facts for network in networks}
     values: dict[str, dict[str, str]] = {host: {} for host in hosts}
@@ -139,4 +139,4 @@ def settle(
         )
         for said, names in clashes.items()
     )
-    return Settled(values, because, kept, findings)
+    return SettledVariables(values, because, kept, findings)

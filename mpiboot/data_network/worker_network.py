@@ -114,8 +114,8 @@ def _candidates(builder: NetworkBuilder) -> tuple[Link, ...]:
         missing = [name for name in wanted if name not in links]
         if missing:
             none = len(missing) == len(wanted)
-            told = f"MPIBOOT_DATA_IFNAME: no link {', '.join(missing)}"
-            builder.problem("data-link", told, always=none)
+            wrong = f"MPIBOOT_DATA_IFNAME: no link {', '.join(missing)}"
+            builder.problem("data-link", wrong, always=none)
         return tuple(links[name] for name in dict.fromkeys(wanted) if name in links)
     said = [item.link for item in builder.fabric.attachments if item.link and not item.default]
     places = {name: place for place, name in reversed(list(enumerate(said)))}

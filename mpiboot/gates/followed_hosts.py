@@ -26,7 +26,7 @@ _PER_SECOND: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class HostfileChange:
     """What a new version of a hostfile means, by name; ``others`` have other slots or places."""
 
     left: tuple[str, ...]
@@ -49,11 +49,11 @@ def _key(host: Host) -> tuple[str, str]:
     return host.name, host.user
 
 
-def change(old: Sequence[Host], new: Sequence[Host]) -> Change:
+def change(old: Sequence[Host], new: Sequence[Host]) -> HostfileChange:
     """Compare two versions."""
     before = {_key(host): host for host in old}
     after = {_key(host): host for host in new}
-    return Change(
+    return HostfileChange(
         left=tuple(host.name for key, host in before.items() if key not in after),
         joined=tuple(host.name for key, host in after.items() if key not in before),
         others=tuple(
@@ -80,7 +80,9 @@ class FollowedHosts:
         """The pipelines."""
         return self._runs
 
-    def follow(self, hosts: Sequence[Host]) -> tuple[Change, set[asyncio.Future[Worker | None]]]:
+    def follow(
+        self, hosts: Sequence[Host]
+    ) -> tuple[HostfileChange, set[asyncio.Future[Worker | None]]]:
         """Take a new version: hosts that stay go on where they are, new ones are started.
 
         Returns:

@@ -26,7 +26,7 @@ from mpiboot.model import DataNetworkUse, Finding, Host, Worker
 from mpiboot.observe import links
 from mpiboot.observe.dns import Resolver
 from mpiboot.settings import Settings
-from mpiboot.ssh_client.attempt import Limits
+from mpiboot.ssh_client.attempt import LoginTimeouts
 from mpiboot.wording import counted
 
 __all__ = ["Access", "GateResult", "look", "wait"]
@@ -43,10 +43,10 @@ class GateResult:
     ``renamed`` has the hosts whose long name is to be used instead of the hostfile's, by the
     hostfile's name. ``host_keys`` has, by host, the host key that was shown, as a line of
     known_hosts without its host; only where the setting ``host_keys`` isn't ``job``.
-    ``astray`` are the local hosts that the system resolves to no address of this pod, as where
-    /etc/hosts has its name on 127.0.1.1. ``durations`` are seconds from the gate's start: ``names``
-    until the last name resolved, ``total`` until the last host was ready. ``findings`` are those
-    of ``look``.
+    ``resolved_elsewhere`` are the local hosts that the system resolves to no address of this pod,
+    as where /etc/hosts has its name on 127.0.1.1. ``durations`` are seconds from the gate's start:
+    ``names`` until the last name resolved, ``total`` until the last host was ready. ``findings``
+    are those of ``look``.
     """
 
     workers: tuple[Worker, ...]
@@ -55,7 +55,7 @@ class GateResult:
     host_keys: Mapping[str, str]
     durations: Mapping[str, float]
     findings: tuple[Finding, ...] = ()
-    astray: tuple[str, ...] = ()
+    resolved_elsewhere: tuple[str, ...] = ()
 
 
 def _no_long_form(_: str) -> None:
@@ -70,7 +70,7 @@ async def wait(
     long_form: Callable[[str], str | None] = _no_long_form,
     resolver: Resolver | None = None,
     also: Awaitable[object] | None = None,
-    limits: Limits | None = None,
+    limits: LoginTimeouts | None = None,
     follow: HostfileFollower | None = None,
     mpirun: str = "",
 ) -> GateResult:
@@ -134,7 +134,7 @@ async def wait(
         pipelines.renamed,
         pipelines.host_keys,
         durations,
-        astray=await _astray(local, access.hostname, resolver),
+        resolved_elsewhere=await _resolved_elsewhere(local, access.hostname, resolver),
     )
 
 
@@ -145,7 +145,7 @@ async def look(
     *,
     long_form: Callable[[str], str | None] = _no_long_form,
     resolver: Resolver | None = None,
-    limits: Limits | None = None,
+    limits: LoginTimeouts | None = None,
     mpirun: str = "",
 ) -> GateResult:
     """Try every host once, and wait for none; what failed is in ``findings``, a host each.
@@ -189,11 +189,13 @@ async def look(
         pipelines.host_keys,
         _durations(pipelines, started),
         tuple(findings),
-        await _astray(local, access.hostname, resolver),
+        await _resolved_elsewhere(local, access.hostname, resolver),
     )
 
 
-async def _astray(local: Sequence[Host], hostname: str, resolver: Resolver) -> tuple[str, ...]:
+async def _resolved_elsewhere(
+    local: Sequence[Host], hostname: str, resolver: Resolver
+) -> tuple[str, ...]:
     """Find the local hosts that mpirun would look for elsewhere; a slow resolver counts as such."""
     names = [host.name for host in local if host.name != hostname]
     found = await asyncio.gather(*map(resolver.ask_system, names))

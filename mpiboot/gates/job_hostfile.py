@@ -20,7 +20,7 @@ from mpiboot.model import Finding, Hostfile, Level
 from mpiboot.observe.hostfiles import (
     DEFAULT,
     ON_THE_LINE,
-    Named,
+    HostfilePath,
     NotYetError,
     candidates,
     has_folder,
@@ -68,8 +68,8 @@ async def find(
         MpibootError: ``hostfile-missing``, ``hostfile-invalid``.
     """
     named = candidates(setting, given, environ)
-    named = (Named(line, ON_THE_LINE), *named) if line else named
-    chosen = Named(default, "default") if named[0].by == "default" else named[0]
+    named = (HostfilePath(line, ON_THE_LINE), *named) if line else named
+    chosen = HostfilePath(default, "default") if named[0].by == "default" else named[0]
     # Mount points are there before a container starts, so where nobody named a file and this one
     # has no folder, there is nothing to wait for.
     if chosen.by == "default" and not has_folder(chosen.path):
@@ -77,7 +77,7 @@ async def find(
     stamp, text = await _wait(chosen, patience)
     hosts = syntax.parse(text, chosen.path, chosen.by)
     others = [item for item in named[1:] if item.by != "default"]
-    others += [Named(default, "default")] if chosen.by != "default" else []
+    others += [HostfilePath(default, "default")] if chosen.by != "default" else []
     # The operator names its own file by a variable and mounts it at the usual place: told once.
     others = list({item.path: item for item in reversed(others)}.values())[::-1]
     warnings = tuple(filter(None, (_differs(chosen, hosts, other) for other in others)))
@@ -95,7 +95,7 @@ class HostfileFollower:
         self._clock = clock
         self.found = found
         self.pending: MpibootError | None = None
-        self._named = Named(found.hostfile.path, found.hostfile.named_by)
+        self._named = HostfilePath(found.hostfile.path, found.hostfile.named_by)
         self._stamp = found.stamp
         self._broken: float | None = None  # since when there is something else than a hostfile
 
@@ -133,8 +133,8 @@ class HostfileFollower:
         log.info("hostfile", f"the hostfile has changed and is waited for: {wrong.finding.said}")
 
 
-async def _wait(chosen: Named, patience: float) -> tuple[tuple[int, ...], str]:
-    started, look, told, said_at = time.monotonic(), _FIRST_LOOK, "", 0.0
+async def _wait(chosen: HostfilePath, patience: float) -> tuple[tuple[int, ...], str]:
+    started, look, last_said, said_at = time.monotonic(), _FIRST_LOOK, "", 0.0
     while True:
         stamp = stamp_of(chosen.path)
         try:
@@ -145,20 +145,20 @@ async def _wait(chosen: Named, patience: float) -> tuple[tuple[int, ...], str]:
                 waited = f" after {round(patience, 1):g} s" if patience else ""
                 raise error(why.reference, f"{why}{waited}") from None
             now = time.monotonic()
-            if str(why) != told or now - said_at >= _SILENCE:
-                told, said_at = str(why), now
-                said = f"waiting for the hostfile: {told}; gives up in {lasting(left)}"
+            if str(why) != last_said or now - said_at >= _SILENCE:
+                last_said, said_at = str(why), now
+                said = f"waiting for the hostfile: {last_said}; gives up in {lasting(left)}"
                 log.info("hostfile", said, path=chosen.path, gives_up_in=round(left, 1))
             await asyncio.sleep(min(look, left))
             look = min(look * 2, _LAST_LOOK)
 
 
-def _differs(chosen: Named, hosts: Hostfile, other: Named) -> Finding | None:
+def _differs(chosen: HostfilePath, hosts: Hostfile, other: HostfilePath) -> Finding | None:
     """Say that another hostfile is named which has other hosts than the one that is used."""
     if Path(other.path).resolve() == Path(chosen.path).resolve():
         return None
     try:
-        told = syntax.parse(read(other), other.path, other.by)
+        found = syntax.parse(read(other), other.path, other.by)
     except NotYetError:
         if other.by == "default":
             return None
@@ -166,11 +166,11 @@ def _differs(chosen: Named, hosts: Hostfile, other: Named) -> Finding | None:
     except Exception as why:  # noqa: BLE001 - a file that isn't used must not end the job
         said = f"{other.by}={other.path} can't be used: {why}"
     else:
-        if [(host.name, host.slots) for host in told.hosts] == [
+        if [(host.name, host.slots) for host in found.hosts] == [
             (host.name, host.slots) for host in hosts.hosts
         ]:
             return None
         name = other.path if other.by == "default" else f"{other.by}={other.path}"
-        said = f"{name} has {len(told.hosts)} hosts with {told.slots} slots, which differ"
+        said = f"{name} has {len(found.hosts)} hosts with {found.slots} slots, which differ"
     used = f"{chosen.path} (named by {chosen.by})"
     return Finding("hostfile-invalid", Level.WARN, f"{said}; used is {used}")

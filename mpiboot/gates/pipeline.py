@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Final
 from mpiboot import host_shell, log
 from mpiboot.addresses import is_address
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import authentication, reasons, retry_delay, worker_answer
+from mpiboot.gates import authentication, failure_reasons, retry_delay, worker_answer
 from mpiboot.gates.progress import HostState, Stage, finding
 from mpiboot.job import names
 from mpiboot.model import Host, HostKeys, Mesh, Worker
 from mpiboot.observe import links, service_mesh
-from mpiboot.observe.answers import Answer, Reason
 from mpiboot.observe.dns import Resolver
+from mpiboot.observe.dns_answers import DnsAnswer, NoAddress
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import tcp
-from mpiboot.ssh_client.attempt import Attempt, Limits, Outcome, Target
+from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 
 if TYPE_CHECKING:
     from mpiboot.ssh_client.login import Login
@@ -49,9 +49,9 @@ class Access:
 
     ``user`` is the login where the hostfile names none; ``key`` the path of the private key;
     ``host_key`` the pinned public key as a line, empty for the public half of ``key``; ``ports``
-    the candidates in order; ``hostname`` is this pod's own, ``fqdns`` its full names; ``six`` tells
-    whether its own address is of IPv6, None where that isn't known. ``attempt`` and ``stays`` are
-    what workers are told of this launcher (``host_shell.gate``).
+    the candidates in order; ``hostname`` is this pod's own, ``fqdns`` its full names; ``ipv6``
+    tells whether its own address is of IPv6, None where that isn't known. ``attempt`` and
+    ``may_disconnect`` are what workers are told of this launcher (``host_shell.gate``).
     """
 
     user: str
@@ -60,9 +60,9 @@ class Access:
     host_key: str = ""
     ports: tuple[int, ...] = PORTS
     fqdns: tuple[str, ...] = ()
-    six: bool | None = None
+    ipv6: bool | None = None
     attempt: str = ""
-    stays: bool = False
+    may_disconnect: bool = False
 
 
 class Pipelines:
@@ -76,7 +76,7 @@ class Pipelines:
         *,
         long_form: Callable[[str], str | None],
         changed: Callable[[], None],
-        limits: Limits | None = None,
+        limits: LoginTimeouts | None = None,
         once: bool = False,
         mpirun: str = "",
     ) -> None:
@@ -85,9 +85,11 @@ class Pipelines:
         self._resolver = resolver
         self._long_form = long_form
         self._changed = changed
-        self._limits = limits or Limits()
+        self._limits = limits or LoginTimeouts()
         self._once_only = once
-        self._command = host_shell.gate(mpirun, attempt=access.attempt, stays=access.stays)
+        self._command = host_shell.gate(
+            mpirun, attempt=access.attempt, may_disconnect=access.may_disconnect
+        )
         self._connections = asyncio.Semaphore(_CONNECTIONS)
         self._login: asyncio.Task[Login] | None = None
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
@@ -160,7 +162,7 @@ class Pipelines:
             now = ", ".join(answer.addresses)
             return "" if worker.address in answer.addresses else f"its name leads to {now} now"
         # A nameserver that doesn't answer says nothing about the host.
-        known = answer.reason in (Reason.NXDOMAIN, Reason.NO_ADDRESS)
+        known = answer.reason in (NoAddress.NXDOMAIN, NoAddress.NO_RECORD)
         return f"its name does not resolve any more: {answer.detail}" if known else ""
 
     def restart(self, state: HostState) -> None:
@@ -185,7 +187,7 @@ class Pipelines:
                 where = f"line {state.host.line} of the hostfile: " if state.host.line else ""
                 raise error("hostfile-invalid", f"{where}{answer.detail}", host=state.host.name)
             reason = answer.reason.value if answer.reason is not None else ""
-            state.hint = reasons.unresolved(answer.reason, self._resolver.conf)
+            state.hint = failure_reasons.unresolved(answer.reason, self._resolver.conf)
             self._set(state, Stage.DNS, reason, answer.detail)
             self._stop_if_once(state)
             await asyncio.sleep(
@@ -197,7 +199,7 @@ class Pipelines:
                 )
             )
 
-    async def _ask(self, name: str) -> Answer:
+    async def _ask(self, name: str) -> DnsAnswer:
         """Ask for a name in the forms that the setting allows, and note which one is used."""
         mode = self._settings.rewrite_fqdn
         long = name if mode == "off" else self._long_form(name) or name
@@ -242,7 +244,7 @@ class Pipelines:
                 state,
                 Stage.SSH,
                 reason,
-                authentication.detail(attempts) + gone + reasons.more(reason, best),
+                authentication.detail(attempts) + gone + failure_reasons.more(reason, best),
             )
             final = authentication.final(
                 attempts, len(self._ports), (await self.load()).host_fingerprint
@@ -269,10 +271,10 @@ class Pipelines:
         """Say why an attempt failed; what stands in front of this pod is looked at when it may."""
         now = time.monotonic()
         due = now - self._looked >= _RESOLVE_AGAIN  # a proxy may come up after its pod's program
-        if attempt.outcome in reasons.PROXIED and self._mesh is None and due:
+        if attempt.outcome in failure_reasons.PROXIED and self._mesh is None and due:
             self._mesh, self._looked = service_mesh.look(), now
         port, port_range = attempt.target.port, self._settings.port_range
-        return reasons.why(attempt, self._mesh, {port}, port_range, refused)
+        return failure_reasons.why(attempt, self._mesh, {port}, port_range, refused)
 
     def _stop_if_once(self, state: HostState) -> None:
         if self._once_only:
@@ -284,8 +286,8 @@ class Pipelines:
         """Try each address and port until one lets us in; what the others said is kept."""
         user = host.user or self._access.user
         attempts = []
-        if self._access.six is not None:  # a worker of both listens on the version that is first
-            addresses = sorted(addresses, key=lambda item: (":" in item) != self._access.six)
+        if self._access.ipv6 is not None:  # a worker of both listens on the version that is first
+            addresses = sorted(addresses, key=lambda item: (":" in item) != self._access.ipv6)
         for address in addresses[:_ADDRESSES]:
             for port in self._ports:
                 target = Target(host.name, address, port, user)

@@ -20,7 +20,7 @@ from mpiboot.gates.pipeline import Access
 from mpiboot.gates.remote_commands import RemoteCommands
 from mpiboot.model import DataNetworkUse, Finding, NoFacts, Worker
 from mpiboot.settings import Settings
-from mpiboot.ssh_client.attempt import Limits
+from mpiboot.ssh_client.attempt import LoginTimeouts
 from mpiboot.wording import counted, first_few
 
 # A port's state sends no event that crosses to another pod. Looking costs a worker half a second
@@ -34,7 +34,7 @@ async def settled(
     settings: Settings,
     access: Access,
     *,
-    limits: Limits | None = None,
+    limits: LoginTimeouts | None = None,
 ) -> tuple[tuple[Worker, ...], dict[str, WorkerNetwork]]:
     """Ask the workers that are not settled again, until all are or the deadline passes.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from mpiboot.gates.pipeline import Access
 from mpiboot.model import HostKeys, Worker
 from mpiboot.ssh_client import tcp
-from mpiboot.ssh_client.attempt import Attempt, Limits, Outcome, Target
+from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 
 if TYPE_CHECKING:
     from mpiboot.ssh_client.login import Login
@@ -19,10 +19,12 @@ _AT_ONCE: Final = 32
 class RemoteCommands:
     """Runs commands on workers at the address and port where they let us in before."""
 
-    def __init__(self, access: Access, host_keys: HostKeys, limits: Limits | None = None) -> None:
+    def __init__(
+        self, access: Access, host_keys: HostKeys, limits: LoginTimeouts | None = None
+    ) -> None:
         self._access = access
         self._mode = host_keys
-        self._limits = limits or Limits()
+        self._limits = limits or LoginTimeouts()
         self._free = asyncio.Semaphore(_AT_ONCE)
         self._login: Login | None = None
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from mpiboot.checks import failed
 from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS, parameter
-from mpiboot.job.plan_builder import Paths, PlanBuilder
+from mpiboot.job.plan_builder import LaunchPaths, PlanBuilder
 from mpiboot.model import Finding, Level, Source
 from mpiboot.ssh_client import config as sshconfig
 
@@ -16,7 +16,7 @@ DEFAULT_CONCURRENCY: Final = 128
 
 
 def place(
-    builder: PlanBuilder, paths: Paths, hosts: int, *, own_client: bool
+    builder: PlanBuilder, paths: LaunchPaths, hosts: int, *, own_client: bool
 ) -> tuple[str, sshconfig.UserArgs]:
     """Put mpiboot's launch agent in front of ssh or of the user's own agent.
 

@@ -9,7 +9,7 @@ from mpiboot.model import Worker
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class EarlierAttempt:
     """The attempts before this one: how many, the last one's name, and how it ended if it told."""
 
     number: int
@@ -26,7 +26,7 @@ class Earlier:
         return f"attempt {self.number + 1}; the last one ({who}) {how}"
 
 
-def earlier(workers: Iterable[Worker], own: str) -> Earlier | None:
+def earlier(workers: Iterable[Worker], own: str) -> EarlierAttempt | None:
     """Find out what was before this attempt; None where it is the first one, or a part of a job.
 
     A worker that was made anew remembers less than the others, and one that was out of reach at the
@@ -42,4 +42,4 @@ def earlier(workers: Iterable[Worker], own: str) -> Earlier | None:
         return None
     name = longest[-1][0]
     ended = (why for items in seen for other, why in items if other == name and why)
-    return Earlier(len(longest), name, next(ended, ""))
+    return EarlierAttempt(len(longest), name, next(ended, ""))

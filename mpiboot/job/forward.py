@@ -245,8 +245,8 @@ def select(
         if name in given:
             continue
         if not because:
-            told = _first(name, never) or _first(name, by_itself)
-            if not told and _NAME.fullmatch(name) and not _local_row(name, environ[name]):
+            why = _first(name, never) or _first(name, by_itself)
+            if not why and _NAME.fullmatch(name) and not _local_row(name, environ[name]):
                 unknown.append(name)
             continue
         why_not = _kept_back(name, environ[name], more, never)

@@ -13,7 +13,7 @@ from typing import Final
 
 from mpiboot import addresses
 from mpiboot.errors import MpibootError, error
-from mpiboot.job import hostline
+from mpiboot.job import hostfile_line
 from mpiboot.model import Host, Hostfile
 
 _BOM: Final = "\ufeff"
@@ -53,7 +53,7 @@ def _same(name: str) -> str:
 def _added(first: Host, again: Host) -> Host:
     """One host of two lines; a line without max_slots has no limit, so the sum has none."""
     if first.user and again.user and first.user != again.user:
-        raise hostline.WrongError(
+        raise hostfile_line.LineError(
             0,
             f"user {again.user} for {again.name}, which line {first.line} gives "
             f"to user {first.user}; expected one user for each host",
@@ -97,11 +97,11 @@ def parse(text: str, path: str, named_by: str) -> Hostfile:
         if not line:
             continue
         try:
-            host = replace(hostline.read(line, number), notes=notes)
+            host = replace(hostfile_line.read(line, number), notes=notes)
             notes = ()
             key = _same(host.name)
             found[key] = _added(found[key], host) if key in found else host
-        except hostline.WrongError as wrong:
+        except hostfile_line.LineError as wrong:
             where = f"{path}:{number}:{wrong.column + 1}"
             raise _invalid(where, wrong.said, named_by) from None
     if not found:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mpiboot.job.dialects import ALSO_DEFAULT_SLOTS, HOSTFILE_VARS, parameter
 from mpiboot.job.names import short
-from mpiboot.job.plan_builder import Observed, Paths, PlanBuilder
+from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
 from mpiboot.model import Finding, Host, Hostfile, Level, Source
 from mpiboot.settings import Resolved
 from mpiboot.wording import first_few
@@ -56,7 +56,7 @@ def _source(builder: PlanBuilder, file: Hostfile, resolved: Resolved) -> Source:
 
 
 def settle(
-    builder: PlanBuilder, observed: Observed, resolved: Resolved, paths: Paths
+    builder: PlanBuilder, observed: Observed, resolved: Resolved, paths: LaunchPaths
 ) -> tuple[Host, ...]:
     """Settle the hosts and point every hostfile variable at mpiboot's own copy."""
     hosts = tuple(

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Final
 
 from mpiboot.job.dialects import DIALECTS, Dialect, parameter
-from mpiboot.job.mpirun_options import Grammar, Means, Option
+from mpiboot.job.mpirun_options import Grammar, Option, OptionKind
 from mpiboot.job.user_line import App, HostSpec, UserLine
 from mpiboot.model import MpiFamily
 
@@ -22,7 +22,7 @@ _SUFFIXES: Final = (".openmpi", ".mpich")
 _SLIP: Final = 3
 # First words with which every mpirun prints something and starts nothing.
 _QUESTIONS: Final = frozenset({"--help", "-help", "-h", "--version", "-version", "-V"})
-_CHOOSE_HOSTS: Final = (Means.HOSTS, Means.HOSTFILE, Means.MOVES_HOSTS)
+_CHOOSE_HOSTS: Final = (OptionKind.HOSTS, OptionKind.HOSTFILE, OptionKind.MOVES_HOSTS)
 
 
 class _StopError(Exception):
@@ -84,14 +84,14 @@ class _Reader:
         option, value = self.find(word)
         words = [] if value is None else [value]
         needed = option.words - len(words)
-        pair = option.means is Means.EXPORT and option.words > 1
+        pair = option.kind is OptionKind.EXPORT and option.words > 1
         if pair and "=" in (value or self.argv[min(at + 1, end - 1)]):
             needed -= 1  # Hydra reads `-genv NAME=VALUE` as one word
         if needed < 0 or at + needed >= end:
             raise _StopError(word, f"{word} lacks its value")
         words += self.argv[at + 1 : at + 1 + needed]
-        names_hostfile = option.means is Means.HOSTFILE or (
-            option.means is Means.MCA and words[0] == self.hostfile_parameter
+        names_hostfile = option.kind is OptionKind.HOSTFILE or (
+            option.kind is OptionKind.MCA and words[0] == self.hostfile_parameter
         )
         if needed and names_hostfile:
             self.hostfile_words.append(at + needed)
@@ -102,43 +102,43 @@ class _Reader:
     def apply(self, word: str, option: Option, words: list[str]) -> None:
         """Note what an option says."""
         text = words[0] if words else ""
-        match option.means:
-            case Means.NP:
+        match option.kind:
+            case OptionKind.NP:
                 # `-n 0` is the same as no -n in Open MPI.
                 if self.grammar.last_wins or self.np is None:
                     self.np = self.number(word, text) or None
-            case Means.HOSTS:
+            case OptionKind.HOSTS:
                 self.host_list(text)
-            case Means.HOSTFILE:
+            case OptionKind.HOSTFILE:
                 # A default hostfile gives way to a hostfile, whichever comes first.
                 if option.name != "default-hostfile" or not self.hostfile:
                     self.hostfile = text
-            case Means.EXPORT:
+            case OptionKind.EXPORT:
                 name, equals, value = text.partition("=")
                 self.exports[name] = value if equals else None
-            case Means.EXPORT_LIST:
+            case OptionKind.EXPORT_LIST:
                 self.exports |= dict.fromkeys(name for name in text.split(",") if name)
-            case Means.MCA:
+            case OptionKind.MCA:
                 self.parameter(text, words[1])
             case _:
                 self.mapping(word, option, text)
 
     def mapping(self, word: str, option: Option, text: str) -> None:
         """Note what an option says of where ranks go."""
-        match option.means:
-            case Means.MAP_BY:
+        match option.kind:
+            case OptionKind.MAP_BY:
                 self.keep("map_by", option.written.format(text))
                 self.keep("mapped_by", f"{word} {text}".rstrip())
-            case Means.PER_NODE if self.number(word, text) > 0:
+            case OptionKind.PER_NODE if self.number(word, text) > 0:
                 self.keep("per_node", text)
                 self.keep("mapped_by", f"{word} {text}")
-            case Means.PER_NODE:
+            case OptionKind.PER_NODE:
                 self.moves_ranks[f"{word} {text}"] = None
-            case Means.BIND_TO | Means.OVERSUBSCRIBE | Means.PREFIX:
-                self.keep(option.means.name.lower(), text)
-            case Means.MOVES_RANKS:
+            case OptionKind.BIND_TO | OptionKind.OVERSUBSCRIBE | OptionKind.PREFIX:
+                self.keep(option.kind.name.lower(), text)
+            case OptionKind.MOVES_RANKS:
                 self.moves_ranks[word] = None
-            case Means.MOVES_HOSTS:
+            case OptionKind.MOVES_HOSTS:
                 self.moves_hosts[word] = None
             case _:
                 pass
@@ -217,7 +217,7 @@ class _Reader:
         """Whether one of some words, which are not read, is an option that chooses hosts."""
         names = (word.lstrip("-").partition("=")[0] for word in words if word.startswith("-"))
         known = (self.grammar.options.get(name) for name in names)
-        return any(option is not None and option.means in _CHOOSE_HOSTS for option in known)
+        return any(option is not None and option.kind in _CHOOSE_HOSTS for option in known)
 
 
 def is_mpirun(word: str) -> bool:

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final
 
 
-class Means(str, Enum):
+class OptionKind(str, Enum):
     """What an option says, as far as mpiboot has to know."""
 
     NP = "number of ranks"
@@ -41,7 +41,7 @@ class Option:
 
     name: str
     words: int
-    means: Means
+    kind: OptionKind
     written: str = "{}"
 
 
@@ -67,39 +67,39 @@ class Grammar:
     last_wins: bool
 
 
-def _table(*rows: tuple[Means, int, str], **older: Option) -> dict[str, Option]:
+def _table(*rows: tuple[OptionKind, int, str], **older: Option) -> dict[str, Option]:
     """Rows of meaning, number of words, and options; spellings of one option join by ``|``."""
     found = dict(older)
-    for means, words, names in rows:
+    for kind, words, names in rows:
         for spellings in names.split():
             first, *others = spellings.split("|")
-            found |= dict.fromkeys((first, *others), Option(first, words, means))
+            found |= dict.fromkeys((first, *others), Option(first, words, kind))
     return found
 
 
 _MAP_BY: Final = {
-    "ppr": Option("ppr", 1, Means.MAP_BY, "ppr:{}"),
-    "pernode": Option("pernode", 0, Means.MAP_BY, "ppr:1:node"),
-    "bynode": Option("bynode", 0, Means.MAP_BY, "node"),
-    "byslot": Option("byslot", 0, Means.MAP_BY, "slot"),
+    "ppr": Option("ppr", 1, OptionKind.MAP_BY, "ppr:{}"),
+    "pernode": Option("pernode", 0, OptionKind.MAP_BY, "ppr:1:node"),
+    "bynode": Option("bynode", 0, OptionKind.MAP_BY, "node"),
+    "byslot": Option("byslot", 0, OptionKind.MAP_BY, "slot"),
 }
 
 
 # What both Open MPI generations share. Words and meanings were tried one by one on Open MPI
 # 4.1.4 and 5.0.11 (with the programs' names as words, so that the one that was started tells).
 _OPEN_MPI: Final = (
-    (Means.NP, 1, "np|n|c"),
-    (Means.HOSTS, 1, "host|H"),
-    (Means.HOSTFILE, 1, "hostfile|machinefile default-hostfile"),
-    (Means.EXPORT, 1, "x"),
-    (Means.MCA, 2, "mca|gmca"),
-    (Means.MAP_BY, 1, "map-by"),
-    (Means.PER_NODE, 1, "N|npernode"),
-    (Means.BIND_TO, 1, "bind-to"),
-    (Means.OVERSUBSCRIBE, 0, "oversubscribe"),
-    (Means.PREFIX, 1, "prefix"),
+    (OptionKind.NP, 1, "np|n|c"),
+    (OptionKind.HOSTS, 1, "host|H"),
+    (OptionKind.HOSTFILE, 1, "hostfile|machinefile default-hostfile"),
+    (OptionKind.EXPORT, 1, "x"),
+    (OptionKind.MCA, 2, "mca|gmca"),
+    (OptionKind.MAP_BY, 1, "map-by"),
+    (OptionKind.PER_NODE, 1, "N|npernode"),
+    (OptionKind.BIND_TO, 1, "bind-to"),
+    (OptionKind.OVERSUBSCRIBE, 0, "oversubscribe"),
+    (OptionKind.PREFIX, 1, "prefix"),
     (
-        Means.PLAIN,
+        OptionKind.PLAIN,
         0,
         (
             "allow-run-as-root noprefix tag-output timestamp-output merge-stderr-to-stdout "
@@ -111,22 +111,26 @@ _OPEN_MPI: Final = (
         ),
     ),
     (
-        Means.PLAIN,
+        OptionKind.PLAIN,
         1,
         (
             "rank-by wdir|wd path output-filename timeout personality max-restarts stdin "
             "xterm launch-agent report-pid report-uri preload-files"
         ),
     ),
-    (Means.MOVES_RANKS, 1, "rankfile|rf cpu-set cpu-list cpus-per-proc|cpus-per-rank npersocket"),
-    (Means.MOVES_RANKS, 0, "bycore do-not-launch nolocal"),
-    (Means.MOVES_HOSTS, 1, "app tune|am"),
+    (
+        OptionKind.MOVES_RANKS,
+        1,
+        "rankfile|rf cpu-set cpu-list cpus-per-proc|cpus-per-rank npersocket",
+    ),
+    (OptionKind.MOVES_RANKS, 0, "bycore do-not-launch nolocal"),
+    (OptionKind.MOVES_HOSTS, 1, "app tune|am"),
 )
 
 _ORTE: Final = _table(
     *_OPEN_MPI,
     (
-        Means.PLAIN,
+        OptionKind.PLAIN,
         0,
         (
             "q|quiet d|debug-devel debug display-topo do-not-resolve set-cwd-to-session-dir "
@@ -135,17 +139,17 @@ _ORTE: Final = _table(
             "bind-to-socket"
         ),
     ),
-    (Means.PLAIN, 1, "report-events ompi-server debugger cf|cartofile xml-file"),
-    (Means.MOVES_HOSTS, 0, "novm dvm"),
-    (Means.MOVES_HOSTS, 1, "hnp max-vm-size"),
+    (OptionKind.PLAIN, 1, "report-events ompi-server debugger cf|cartofile xml-file"),
+    (OptionKind.MOVES_HOSTS, 0, "novm dvm"),
+    (OptionKind.MOVES_HOSTS, 1, "hnp max-vm-size"),
     **_MAP_BY,
 )
 
 _PRRTE: Final = _table(
     *_OPEN_MPI,
-    (Means.MCA, 2, "prtemca pmixmca omca"),
+    (OptionKind.MCA, 2, "prtemca pmixmca omca"),
     (
-        Means.PLAIN,
+        OptionKind.PLAIN,
         0,
         (
             "debug fwd-environment parsable|parseable stop-on-exec stop-in-init stop-in-app "
@@ -153,7 +157,7 @@ _PRRTE: Final = _table(
         ),
     ),
     (
-        Means.PLAIN,
+        OptionKind.PLAIN,
         1,
         (
             "output-directory output display runtime-options display-topo stream-buffering "
@@ -161,7 +165,7 @@ _PRRTE: Final = _table(
             "forward-signals tmpdir"
         ),
     ),
-    (Means.MOVES_HOSTS, 1, "dvm max-vm-size"),
+    (OptionKind.MOVES_HOSTS, 1, "dvm max-vm-size"),
     **_MAP_BY,
 )
 
@@ -197,16 +201,16 @@ PRRTE: Final = Grammar(
 # MPICH 5.0.2, tried like the above, and what Intel MPI has besides.
 HYDRA: Final = Grammar(
     options=_table(
-        (Means.NP, 1, "n|np"),
-        (Means.HOSTS, 1, "hosts|host"),
-        (Means.HOSTFILE, 1, "f|hostfile|machinefile"),
-        (Means.EXPORT, 2, "genv env"),
-        (Means.EXPORT_LIST, 1, "genvlist envlist"),
-        (Means.PER_NODE, 1, "ppn|perhost"),
-        (Means.BIND_TO, 1, "bind-to|binding"),
-        (Means.MOVES_RANKS, 0, "skip-launch-node"),
+        (OptionKind.NP, 1, "n|np"),
+        (OptionKind.HOSTS, 1, "hosts|host"),
+        (OptionKind.HOSTFILE, 1, "f|hostfile|machinefile"),
+        (OptionKind.EXPORT, 2, "genv env"),
+        (OptionKind.EXPORT_LIST, 1, "genvlist envlist"),
+        (OptionKind.PER_NODE, 1, "ppn|perhost"),
+        (OptionKind.BIND_TO, 1, "bind-to|binding"),
+        (OptionKind.MOVES_RANKS, 0, "skip-launch-node"),
         (
-            Means.PLAIN,
+            OptionKind.PLAIN,
             0,
             (
                 "genvall genvnone envall envnone l|prepend-rank v|verbose|debug info version "
@@ -215,7 +219,7 @@ HYDRA: Final = Grammar(
             ),
         ),
         (
-            Means.PLAIN,
+            OptionKind.PLAIN,
             1,
             (
                 "map-by wdir iface launcher-exec|bootstrap-exec rmk prepend-pattern "
@@ -224,8 +228,8 @@ HYDRA: Final = Grammar(
             ),
         ),
         # `-launcher fork` runs everything on the launcher, whatever the host list says.
-        (Means.MOVES_HOSTS, 1, "launcher|bootstrap configfile"),
-        (Means.MOVES_RANKS, 1, "rankmap order-nodes machine"),
+        (OptionKind.MOVES_HOSTS, 1, "launcher|bootstrap configfile"),
+        (OptionKind.MOVES_RANKS, 1, "rankmap order-nodes machine"),
     ),
     two_dashes=frozenset(),
     written={},

@@ -119,7 +119,7 @@ def is_local(
 def for_mpirun(
     listed: Sequence[str],
     local: Collection[str],
-    astray: Collection[str],
+    resolved_elsewhere: Collection[str],
     hostname: str,
     *,
     by_first_label: bool = False,
@@ -132,8 +132,9 @@ def for_mpirun(
     Args:
         listed: the hostfile's names.
         local: those of them that are this pod.
-        astray: those of ``local`` that the system resolves to no address of this pod's links, as
-            where /etc/hosts has the pod's name on 127.0.1.1: mpirun would look for another host.
+        resolved_elsewhere: those of ``local`` that the system resolves to no address of this
+            pod's links, as where /etc/hosts has the pod's name on 127.0.1.1: mpirun would look
+            for another host.
         hostname: this pod's host name.
         by_first_label: this mpirun takes hosts for one whose names are alike up to the first dot,
             as those of a job whose own name has a dot.
@@ -144,4 +145,4 @@ def for_mpirun(
         labels = Counter(_plain(short(name)) for name in (*others, hostname))
         alike = (name for name in others if labels[_plain(short(name))] > 1)
         found |= {name: name.replace(".", "-") for name in alike if parse(name) is None}
-    return found | {name: hostname for name in local if name in astray or ":" in name}
+    return found | {name: hostname for name in local if name in resolved_elsewhere or ":" in name}

@@ -17,7 +17,7 @@ from mpiboot.errors import MpibootError, error
 from mpiboot.job import (
     agent_variables,
     data,
-    ipversion,
+    ip_version,
     mpi_environment,
     pinning,
     placement,
@@ -28,7 +28,7 @@ from mpiboot.job import (
 from mpiboot.job import hostfile as hostfiles
 from mpiboot.job import hosts as hosts_of
 from mpiboot.job.dialects import DIALECTS, Dialect
-from mpiboot.job.plan_builder import Observed, Paths, PlanBuilder
+from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import Decision, Finding, Level, Mpi, Source
 from mpiboot.parent.launch_spec import NOT_FOR_RANKS, PLACEMENT
@@ -36,7 +36,7 @@ from mpiboot.settings import Given, Resolved
 from mpiboot.ssh_client import config as sshconfig
 from mpiboot.wording import first_few
 
-__all__ = ["Observed", "Paths", "Plan", "dialect", "make", "stop_on_failure"]
+__all__ = ["LaunchPaths", "Observed", "Plan", "dialect", "make", "stop_on_failure"]
 
 # What names a hostfile in the same word: ``--hostfile=PATH``.
 _HOSTFILE_FLAGS: Final = ("hostfile", "machinefile", "default-hostfile")
@@ -102,7 +102,7 @@ def _refusal(line: UserLine, mpi: Mpi) -> Finding:
     return failed("usage", said, hint=hint)
 
 
-def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
+def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     """Decide everything.
 
     Findings that fail are in the plan, not raised: ``plan`` shows them, ``launcher`` stops.
@@ -152,7 +152,7 @@ def make(observed: Observed, resolved: Resolved, paths: Paths) -> Plan:
         builder.decide("rank-placement", "left to mpirun", Source.FLAG, because)
     network = data.decide(builder, observed, resolved)
     pinning.pin_control(builder, observed, resolved)
-    version = ipversion.settle(builder, observed)
+    version = ip_version.settle(builder, observed)
     pinning.pin_ports(builder, observed, resolved, version)
     mpi_environment.set_constants(builder, observed, oversubscribe=oversubscribe)
     client = observed.ssh_client
@@ -229,7 +229,7 @@ def _argv(
     *,
     np: int | None,
     exports: tuple[str, ...],
-    paths: Paths,
+    paths: LaunchPaths,
     supervised: bool,
     local: bool,
 ) -> tuple[str, ...]:

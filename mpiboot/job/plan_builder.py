@@ -68,7 +68,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Paths:
+class LaunchPaths:
     """Where the launcher's private files will be; all in one folder without blanks."""
 
     launch_dir: str

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.job.plan_builder import Observed, Paths, PlanBuilder
+from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
 from mpiboot.model import Source, SshKind
 from mpiboot.settings import Resolved
 from mpiboot.wording import first_few
@@ -18,7 +18,9 @@ _FIRST: Final = "/run/mpiboot"
 _REFUSED: Final = f"{_FIRST} can't be used"
 
 
-def launcher(builder: PlanBuilder, observed: Observed, resolved: Resolved, paths: Paths) -> None:
+def launcher(
+    builder: PlanBuilder, observed: Observed, resolved: Resolved, paths: LaunchPaths
+) -> None:
     """Tell what was done about the launcher's own pod."""
     if observed.identity.own_users:
         builder.decide("users", "the pod's own", Source.DETECTED, "no user here is one of the node")

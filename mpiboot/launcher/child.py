@@ -104,7 +104,7 @@ def prepare(
         log.finding(Finding("usage", Level.WARN, odd, hint="write one argument for each word"))
     # The launches of a script have its name.
     name = attempt or environ.get(launch_spec.ATTEMPT, "")
-    pod = launcher_pod(resolved, environ, pid=parent, attempt=name, stays=not attempt)
+    pod = launcher_pod(resolved, environ, pid=parent, attempt=name, may_disconnect=not attempt)
     # Not asyncio.run: it waits for every thread, also for one that a dead nameserver holds.
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -117,7 +117,7 @@ def prepare(
     made = plans.make(seen.observed, resolved, paths)
     summary.say(made, seen.observed)
     for finding in (*seen.warnings, *made.findings):
-        if finding.level is not Level.FAIL and finding not in seen.told:
+        if finding.level is not Level.FAIL and finding not in seen.already_said:
             log.finding(finding)
     plans.stop_on_failure(made)
     launch = launch_folder.Launch(

@@ -15,7 +15,7 @@ from mpiboot.after_job import evidence
 from mpiboot.errors import error
 from mpiboot.job import names
 from mpiboot.job.plan import Plan
-from mpiboot.job.plan_builder import Observed, Paths
+from mpiboot.job.plan_builder import LaunchPaths, Observed
 from mpiboot.launch_agent import command as agent_command
 from mpiboot.launch_agent import files as agent_files
 from mpiboot.model import HostKeys, Worker
@@ -30,7 +30,7 @@ from mpiboot.system import files, keys, open_files, tmpdir
 _LAUNCH: Final = "launch"
 
 
-def paths(folder: Path, pid: int = 1) -> Paths:
+def paths(folder: Path, pid: int = 1) -> LaunchPaths:
     """Say where everything will be.
 
     Args:
@@ -58,7 +58,7 @@ def paths(folder: Path, pid: int = 1) -> Paths:
         )
     name = _LAUNCH if pid == 1 else f"{_LAUNCH}-{pid}"
     key = folder / name / launch_spec.KEY
-    return Paths(launch_dir=str(folder / name), agent=agent_command.words(), key=str(key))
+    return LaunchPaths(launch_dir=str(folder / name), agent=agent_command.words(), key=str(key))
 
 
 def _tidy(folder: Path) -> None:
@@ -98,7 +98,7 @@ class Launch:
     host_keys: Mapping[str, str]
     key: keys.JobKey
     resolved: Resolved
-    where: Paths
+    where: LaunchPaths
 
     def write(self) -> None:
         """Write what mpirun, its agents and ssh read.

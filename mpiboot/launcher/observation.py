@@ -30,13 +30,13 @@ from mpiboot.wording import counted
 class Observation:
     """What was observed: the plan's input, and what the gate said on the way.
 
-    ``told`` are the plan's findings that were told before any host was waited for.
+    ``already_said`` are the plan's findings that were said before any host was waited for.
     """
 
     observed: plans.Observed
     passed: gate.GateResult
     warnings: tuple[Finding, ...]
-    told: tuple[Finding, ...] = ()
+    already_said: tuple[Finding, ...] = ()
 
 
 async def wait(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
@@ -47,7 +47,7 @@ async def wait(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
     line = mpirun_line.read(program, mpi.family)
     plans.dialect(mpi)
     found = await _hostfile(launcher, _rest(launcher).timeout, line.hostfile)
-    told = _tell_at_once(launcher, found, mpi, line)
+    already_said = _tell_at_once(launcher, found, mpi, line)
     follow = job_hostfile.HostfileFollower(found)
     passed = await gate.wait(
         found.hostfile.hosts,
@@ -70,7 +70,7 @@ async def wait(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
     )
     passed = dataclasses.replace(passed, workers=workers)
     seen = _observation(launcher, found, passed, mpi, line, own.result(), networks)
-    return dataclasses.replace(seen, told=told)
+    return dataclasses.replace(seen, already_said=already_said)
 
 
 def _tell_at_once(
@@ -98,8 +98,8 @@ def _tell_at_once(
         line=line,
     )
     made = plans.make(observed, launcher.resolved, launch_folder.paths(launcher.folder))
-    told = tuple(item for item in made.findings if item.check == "usage")
-    for finding in told:
+    already_said = tuple(item for item in made.findings if item.check == "usage")
+    for finding in already_said:
         if finding.level is Level.FAIL:
             raise MpibootError(finding)
         log.finding(finding)
@@ -108,7 +108,7 @@ def _tell_at_once(
             # The hostfile is followed until the last host is ready: it may yet get more of them.
             said = f"{finding.said}: the job will not start unless the hostfile changes"
             log.finding(dataclasses.replace(finding, level=Level.WARN, said=said))
-    return told
+    return already_said
 
 
 async def look(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
@@ -145,7 +145,7 @@ def _for_mpirun(
     row = DIALECTS.get(mpi.family)
     by_first_label = row is not None and row.by_first_label
     return names.for_mpirun(
-        listed, local, passed.astray, own.hostname, by_first_label=by_first_label
+        listed, local, passed.resolved_elsewhere, own.hostname, by_first_label=by_first_label
     )
 
 
@@ -159,7 +159,7 @@ def _observation(
     networks: Mapping[str, WorkerNetwork],
 ) -> Observation:
     platform, _ = platforms.recognise(launcher.environ)
-    six = any(":" in worker.address for worker in passed.workers)
+    ipv6 = any(":" in worker.address for worker in passed.workers)
     observed = plans.Observed(
         hostfile=found.hostfile,
         local=passed.local,
@@ -179,7 +179,7 @@ def _observation(
             executables.find("ssh", launcher.environ.get("PATH", "")) or "",
             launcher.identity,
         ),
-        mpi_ipv6=programs.has_ipv6(mpi, launcher.environ) if six else None,
+        mpi_ipv6=programs.has_ipv6(mpi, launcher.environ) if ipv6 else None,
         networks=networks,
     )
     return Observation(observed, passed, found.warnings)

@@ -22,7 +22,7 @@ class LauncherPod:
     """This pod as a launcher: itself, its private folder, the job's key.
 
     ``pid`` is the pod's first mpiboot; ``started`` is the monotonic clock's second. ``attempt`` and
-    ``stays`` are what workers are told of it (``host_shell.gate``).
+    ``may_disconnect`` are what workers are told of it (``host_shell.gate``).
     """
 
     resolved: Resolved
@@ -33,7 +33,7 @@ class LauncherPod:
     started: float
     pid: int
     attempt: str = ""
-    stays: bool = False
+    may_disconnect: bool = False
 
 
 def launcher_pod(
@@ -44,13 +44,13 @@ def launcher_pod(
     pid: int | None = None,
     attempt: str = "",
     *,
-    stays: bool = False,
+    may_disconnect: bool = False,
 ) -> LauncherPod:
     """Find out who this is, make the private folder of a role, and read the job's key.
 
     The key may be mounted a moment late: it is waited for until the launcher's deadline, or for
     ``patience`` seconds where given. ``pid`` is the pod's first mpiboot, where that is another
-    process; ``attempt`` and ``stays`` are what workers are told.
+    process; ``attempt`` and ``may_disconnect`` are what workers are told.
 
     Raises:
         MpibootError: ``runtime-folder``, ``tmpdir`` or ``ssh-key``.
@@ -80,7 +80,9 @@ def launcher_pod(
     if odd:
         log.finding(odd)
     pid = pid or os.getpid()
-    return LauncherPod(resolved, environ, identity, folder, key, started, pid, attempt, stays)
+    return LauncherPod(
+        resolved, environ, identity, folder, key, started, pid, attempt, may_disconnect
+    )
 
 
 def access(launcher: LauncherPod) -> gate.Access:
@@ -94,7 +96,7 @@ def access(launcher: LauncherPod) -> gate.Access:
         hostname=hostname,
         host_key=launcher.key.public,
         fqdns=pod.own_names(hostname),
-        six=":" in own if own else None,
+        ipv6=":" in own if own else None,
         attempt=launcher.attempt,
-        stays=launcher.stays,
+        may_disconnect=launcher.may_disconnect,
     )

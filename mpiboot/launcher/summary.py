@@ -28,7 +28,7 @@ _ELSEWHERE: Final = frozenset({"hostfile", "ranks", "control-link", "data-networ
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SummaryLine:
     """One line of the log: its event, its sentence, and the same as fields."""
 
     event: str
@@ -56,11 +56,11 @@ def say(plan: Plan, observed: Observed) -> None:
         return
     for row in plan.rows:
         cells = dict(zip(HEADINGS, row.cells, strict=True))
-        told = ", ".join(f"{name} {cell}" for name, cell in cells.items() if cell)
-        log.debug("worker", told, **{name.lower(): cell for name, cell in cells.items()})
+        text = ", ".join(f"{name} {cell}" for name, cell in cells.items() if cell)
+        log.debug("worker", text, **{name.lower(): cell for name, cell in cells.items()})
 
 
-def lines(plan: Plan, observed: Observed) -> tuple[Line, ...]:
+def lines(plan: Plan, observed: Observed) -> tuple[SummaryLine, ...]:
     """Say what a reader of the log needs to know of a plan, in at most six lines."""
     decisions = {item.name: item for item in plan.decisions}
     return tuple(
@@ -70,7 +70,7 @@ def lines(plan: Plan, observed: Observed) -> tuple[Line, ...]:
     )
 
 
-_Parts = Iterator[Line]
+_Parts = Iterator[SummaryLine]
 _Decisions = Mapping[str, Decision]
 
 
@@ -81,7 +81,7 @@ def _job(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
     hosts = counted(len(file.hosts), "host")
     ranks = f"{counted(plan.ranks, 'rank')}" if plan.ranks else "as many ranks as mpirun decides"
     why = f" ({decisions['ranks'].because})" if "ranks" in decisions else ""
-    yield Line(
+    yield SummaryLine(
         "job",
         f"{title} {mpi.version} ({mpi.path}): {ranks} on {hosts} of {file.path}{why}",
         {
@@ -101,7 +101,7 @@ def _control(_plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
         return
     link = item.value or "not chosen"
     said = f"control network (SSH, mpirun's daemons): {link} ({item.because})"
-    yield Line("control-network", said, {"link": item.value, "because": item.because})
+    yield SummaryLine("control-network", said, {"link": item.value, "because": item.because})
 
 
 def _data(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
@@ -110,7 +110,7 @@ def _data(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
         return
     fields: dict[str, Json] = {"kind": item.value, "because": item.because}
     if plan.transport is None:
-        yield Line("data-network", f"data network: not looked at ({item.because})", fields)
+        yield SummaryLine("data-network", f"data network: not looked at ({item.because})", fields)
         return
     ports = _same(row.hca for row in plan.rows)
     links = _values(plan, _NCCL).lstrip("=") or _link(decisions)
@@ -123,9 +123,11 @@ def _data(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
         said = f"NCCL's and Gloo's sockets on {links}"
         fields |= {"links": links}
     else:
-        yield Line("data-network", f"no data network: {item.because}", fields)
+        yield SummaryLine("data-network", f"no data network: {item.because}", fields)
         return
-    yield Line("data-network", f"data network: {item.value}: {said} ({item.because})", fields)
+    yield SummaryLine(
+        "data-network", f"data network: {item.value}: {said} ({item.because})", fields
+    )
 
 
 def _mpi(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
@@ -137,7 +139,7 @@ def _mpi(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
     where = {"ucx": "UCX", "cm": "libfabric"}.get(pml) or f"TCP on {chosen or _link(decisions)}"
     moved = pml != "ob1" or bool(chosen and chosen != _link(decisions))
     hint = "" if moved else "; a program without NCCL may want MPIBOOT_MPI_NETWORK=data"
-    yield Line("mpi-network", f"MPI's own messages: {where}{hint}", {"network": where})
+    yield SummaryLine("mpi-network", f"MPI's own messages: {where}{hint}", {"network": where})
 
 
 def _users(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
@@ -166,7 +168,7 @@ def _users(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
     ]
     if parts:
         fields: dict[str, Json] = {"kept": [*kept], "replaced": [*replaced], "removed": [*removed]}
-        yield Line("user-settings", f"your settings {'; '.join(parts)}", fields)
+        yield SummaryLine("user-settings", f"your settings {'; '.join(parts)}", fields)
 
 
 def _stays(_plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
@@ -176,7 +178,7 @@ def _stays(_plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
         return
     names = item.value.split()
     said = f"variables of this pod that stay here: {first_few(names, _SHOWN)} ({item.because})"
-    yield Line("not-forwarded", said, {"names": [*names]})
+    yield SummaryLine("not-forwarded", said, {"names": [*names]})
 
 
 _MANY: Final = "ports that differ by worker"

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Final
 
 from mpiboot.addresses import is_address
 from mpiboot.job import names
-from mpiboot.observe.answers import Answer, Reason, Reply, joined, summary
+from mpiboot.observe.dns_answers import DnsAnswer, DnsReply, NoAddress, joined, summary
 from mpiboot.observe.pod import HOSTS, hosts_lines
-from mpiboot.observe.resolvconf import ResolvConf, is_malformed, parse, search_names
+from mpiboot.observe.resolv_conf import ResolvConf, is_malformed, parse, search_names
 
 if TYPE_CHECKING:
     import dns.message
@@ -88,12 +88,12 @@ class Resolver:
         self._families = tuple(families) if families is not None else _families()
         self._lookups = asyncio.Semaphore(_LOOKUPS)
         self._threads = asyncio.Semaphore(_THREADS)
-        self._running: dict[str, asyncio.Future[Answer]] = {}
+        self._running: dict[str, asyncio.Future[DnsAnswer]] = {}
         self._asking: dict[str, asyncio.Future[tuple[str, ...]]] = {}
         self._opinions: dict[str, float] = {}
         self._known: dict[str, tuple[str, ...]] = {}
 
-    async def ask(self, name: str) -> Answer:
+    async def ask(self, name: str) -> DnsAnswer:
         """Ask once for one name.
 
         The system resolver is asked first: in a cluster that is ready its yes is all that is
@@ -101,9 +101,11 @@ class Resolver:
         resolver must agree before the name counts as resolved.
         """
         if is_address(name):
-            return Answer(name, (name,))
+            return DnsAnswer(name, (name,))
         if is_malformed(name):
-            return Answer(name, reason=Reason.MALFORMED, detail=f"{name!r} is not a host name")
+            return DnsAnswer(
+                name, reason=NoAddress.MALFORMED, detail=f"{name!r} is not a host name"
+            )
         running = self._running.get(name)
         if running is None:
             running = asyncio.ensure_future(self._ask(name))
@@ -111,7 +113,7 @@ class Resolver:
             running.add_done_callback(lambda _: self._running.pop(name, None))
         return await asyncio.shield(running)
 
-    async def _ask(self, name: str) -> Answer:
+    async def _ask(self, name: str) -> DnsAnswer:
         async with self._lookups:
             now = asyncio.get_running_loop().time()
             if now - self._opinions.get(name, float("-inf")) >= _SECOND_OPINION:
@@ -127,20 +129,20 @@ class Resolver:
                 return replace(
                     answer,
                     addresses=(),
-                    reason=Reason.SYSTEM,
-                    detail=f"{Reason.SYSTEM.value}, though {answer.searched[-1]} has "
+                    reason=NoAddress.SYSTEM,
+                    detail=f"{NoAddress.SYSTEM.value}, though {answer.searched[-1]} has "
                     f"{', '.join(answer.addresses)}: the nameservers disagree",
                 )
             if name in self._known:
-                told = ", ".join(self._known[name])
-                return replace(answer, detail=f"{answer.detail}; it was {told} a moment ago")
+                answers = ", ".join(self._known[name])
+                return replace(answer, detail=f"{answer.detail}; it was {answers} a moment ago")
             return answer
 
     def _resolved(
         self, name: str, addresses: tuple[str, ...], searched: tuple[str, ...] = ()
-    ) -> Answer:
+    ) -> DnsAnswer:
         self._known[name] = addresses
-        return Answer(name, addresses, searched=searched)
+        return DnsAnswer(name, addresses, searched=searched)
 
     async def ask_system(self, name: str) -> tuple[str, ...]:
         """Ask the system resolver in a thread; nothing where it takes too long."""
@@ -161,11 +163,11 @@ class Resolver:
         except asyncio.TimeoutError:
             return ()
         try:
-            told: asyncio.Future[tuple[str, ...]] = loop.create_future()
+            found: asyncio.Future[tuple[str, ...]] = loop.create_future()
 
             def tell(addresses: tuple[str, ...]) -> None:
-                if not told.done():
-                    told.set_result(addresses)
+                if not found.done():
+                    found.set_result(addresses)
 
             def work() -> None:
                 addresses = self._system(name)
@@ -178,26 +180,26 @@ class Resolver:
                 threading.Thread(target=work, name=f"resolve {name}", daemon=True).start()
             except RuntimeError:  # the pod's limit of processes is reached
                 return ()
-            return await told
+            return await found
         finally:
             self._threads.release()
 
-    async def _explain(self, name: str) -> Answer:
+    async def _explain(self, name: str) -> DnsAnswer:
         """Ask /etc/hosts and the nameservers as the system does, and keep what each said."""
         listed = self._in_hosts(name)
         if listed:
-            return Answer(name, listed, searched=(name,))
+            return DnsAnswer(name, listed, searched=(name,))
         if not self.conf.nameservers:
             said = "resolv.conf names no nameserver, and the system resolver finds no address"
-            return Answer(name, reason=Reason.SYSTEM, detail=said)
-        replies: list[Reply] = []
+            return DnsAnswer(name, reason=NoAddress.SYSTEM, detail=said)
+        replies: list[DnsReply] = []
         for candidate in search_names(name, self.conf):
             reply = await self._ask_nameservers(candidate)
             replies.append(reply)
             if reply.addresses:
                 break
             # A nameserver that is silent for one name is silent for the next: glibc stops too.
-            if reply.reason in (Reason.TIMEOUT, Reason.NO_NAMESERVER):
+            if reply.reason in (NoAddress.TIMEOUT, NoAddress.NO_NAMESERVER):
                 break
         return summary(name, replies, names.cluster_domain(self.conf.search))
 
@@ -206,24 +208,24 @@ class Resolver:
         found = [words[0] for words in hosts_lines(self._hosts) if wanted in words[1:]]
         return tuple(dict.fromkeys(found))
 
-    async def _ask_nameservers(self, name: str) -> Reply:
+    async def _ask_nameservers(self, name: str) -> DnsReply:
         """Ask the nameservers in turn for one absolute name, until one says yes or no."""
-        last = Reply(name, reason=Reason.NO_NAMESERVER)
+        last = DnsReply(name, reason=NoAddress.NO_NAMESERVER)
         for attempt in range(self.conf.attempts):
             # A lost packet is no reason to sit still for the 5 s that are the system's default.
             patience = min(self.conf.timeout, _FIRST_TRY * 2**attempt)
             for server in self.conf.nameservers:
                 kinds = (self._ask_one(name, kind, server, patience) for kind in self._families)
                 last = joined(await asyncio.gather(*kinds))
-                if last.reason in (None, Reason.NXDOMAIN, Reason.NO_ADDRESS):
+                if last.reason in (None, NoAddress.NXDOMAIN, NoAddress.NO_RECORD):
                     return last
         return last
 
-    def _ask_one(self, name: str, kind: str, server: str, patience: float) -> Awaitable[Reply]:
+    def _ask_one(self, name: str, kind: str, server: str, patience: float) -> Awaitable[DnsReply]:
         return query(name, kind, server, self._port, patience)
 
 
-async def query(name: str, kind: str, server: str, port: int, patience: float) -> Reply:
+async def query(name: str, kind: str, server: str, port: int, patience: float) -> DnsReply:
     """Send one question to one nameserver and read the answer; every failure is a reply."""
     # Loaded while names are being waited for: a cluster that is ready never needs it.
     import dns.asyncquery  # noqa: PLC0415
@@ -243,15 +245,15 @@ async def query(name: str, kind: str, server: str, port: int, patience: float) -
             patience + 1,  # TCP after a truncated answer has no time limit of its own in the whole
         )
     except (dns.exception.Timeout, asyncio.TimeoutError):
-        return Reply(name, reason=Reason.TIMEOUT, server=server)
+        return DnsReply(name, reason=NoAddress.TIMEOUT, server=server)
     except (OSError, ValueError):  # a ValueError where resolv.conf names no valid address
-        return Reply(name, reason=Reason.NO_NAMESERVER, server=server)
+        return DnsReply(name, reason=NoAddress.NO_NAMESERVER, server=server)
     except (dns.exception.DNSException, EOFError):
-        return Reply(name, reason=Reason.BAD_ANSWER, server=server)
+        return DnsReply(name, reason=NoAddress.BAD_ANSWER, server=server)
     return _read(name, kind, server, reply)
 
 
-def _read(name: str, kind: str, server: str, reply: dns.message.Message) -> Reply:
+def _read(name: str, kind: str, server: str, reply: dns.message.Message) -> DnsReply:
     import dns.rcode  # noqa: PLC0415 - loaded by then
     import dns.rdatatype  # noqa: PLC0415
 
@@ -261,15 +263,15 @@ def _read(name: str, kind: str, server: str, reply: dns.message.Message) -> Repl
         found = (item for rrset in reply.answer if rrset.rdtype == wanted for item in rrset)
         addresses = tuple(item.to_text() for item in found)
         if addresses:
-            return Reply(name, addresses, server=server)
+            return DnsReply(name, addresses, server=server)
     reasons = {
-        dns.rcode.NOERROR: Reason.NO_ADDRESS,
-        dns.rcode.NXDOMAIN: Reason.NXDOMAIN,
-        dns.rcode.SERVFAIL: Reason.SERVFAIL,
-        dns.rcode.REFUSED: Reason.REFUSED,
+        dns.rcode.NOERROR: NoAddress.NO_RECORD,
+        dns.rcode.NXDOMAIN: NoAddress.NXDOMAIN,
+        dns.rcode.SERVFAIL: NoAddress.SERVFAIL,
+        dns.rcode.REFUSED: NoAddress.REFUSED,
     }
     # RFC 2308 5: a negative answer lives as long as the smaller of these two; a cache counts the
     # record's own life down, so that it tells what is left.
     lives = [min(rrset.ttl, rrset[0].minimum) for rrset in reply.authority if rrset.rdtype == soa]
     ttl = float(min(lives)) if lives else None
-    return Reply(name, (), reasons.get(code, Reason.BAD_ANSWER), server, ttl)
+    return DnsReply(name, (), reasons.get(code, NoAddress.BAD_ANSWER), server, ttl)

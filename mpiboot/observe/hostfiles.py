@@ -26,7 +26,7 @@ _LARGEST: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class HostfilePath:
     """A path and the flag, variable or "default" that names it."""
 
     path: str
@@ -41,7 +41,7 @@ class NotYetError(Exception):
         self.reference = reference
 
 
-def candidates(setting: str, given: str, environ: Mapping[str, str]) -> tuple[Named, ...]:
+def candidates(setting: str, given: str, environ: Mapping[str, str]) -> tuple[HostfilePath, ...]:
     """Every hostfile that something names, strongest first.
 
     Args:
@@ -49,9 +49,9 @@ def candidates(setting: str, given: str, environ: Mapping[str, str]) -> tuple[Na
         given: the flag or variable that gave it.
         environ: where the operator's variables are looked up.
     """
-    named = [Named(setting, given)] if setting else []
-    named += [Named(environ[name], name) for name in OPERATOR if environ.get(name)]
-    return (*named, Named(DEFAULT, "default"))
+    named = [HostfilePath(setting, given)] if setting else []
+    named += [HostfilePath(environ[name], name) for name in OPERATOR if environ.get(name)]
+    return (*named, HostfilePath(DEFAULT, "default"))
 
 
 def stamp_of(path: str) -> tuple[int, ...]:
@@ -69,7 +69,7 @@ def has_folder(path: str) -> bool:
     return os.path.isdir(os.path.dirname(path))  # noqa: PTH112, PTH120
 
 
-def read(chosen: Named) -> str:
+def read(chosen: HostfilePath) -> str:
     """Read the file's text, which names at least one host or something that should be one."""
     where = f"{chosen.path} (named by {chosen.by})"
     if chosen.by == "default":

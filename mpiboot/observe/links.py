@@ -155,9 +155,9 @@ def _pci(item: _Message, folder: Path) -> str:
 def _pkey(item: _Message, folder: Path) -> int | None:
     if item["ifi_type"] != _INFINIBAND:
         return None
-    told = item.get_nested("IFLA_LINKINFO", "IFLA_INFO_DATA", "IFLA_IPOIB_PKEY")
-    if isinstance(told, int):
-        return told
+    pkey = item.get_nested("IFLA_LINKINFO", "IFLA_INFO_DATA", "IFLA_IPOIB_PKEY")
+    if isinstance(pkey, int):
+        return pkey
     try:
         return int(content(folder / "pkey"), 16)
     except ValueError:

@@ -25,7 +25,7 @@ def ask(
     folder: str,
     environ: Mapping[str, str],
     loop: EventLoop,
-    told: Callable[[], bool],
+    must_end: Callable[[], bool],
     what: str,
     *words: str,
 ) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ def ask(
         folder: the launch folder.
         environ: mpirun's environment.
         loop: what else is listened to meanwhile: a FIFO that nobody empties would stop the agents.
-        told: whether this process was told to end, which ends it.
+        must_end: whether this process was told to end, which ends it.
         what: ``evidence``, ``over`` or ``failed``.
         words: more of it, as ``after_job/ask_workers.py`` takes it.
     """
@@ -43,7 +43,7 @@ def ask(
     answer = _Answer(reader)
     deadline = time.monotonic() + _PATIENCE
     loop.on(reader, answer.read)
-    while not (answer.over or told()) and time.monotonic() < deadline:
+    while not (answer.over or must_end()) and time.monotonic() < deadline:
         loop.wait(deadline)
     loop.off(reader)
     os.close(reader)

@@ -16,7 +16,6 @@ from typing import Final
 
 from mpiboot import log
 from mpiboot.parent import mpirun_messages, verdicts
-from mpiboot.parent.connecting import ConnectionWatch
 from mpiboot.parent.end import end_all, reap, send, survivors
 from mpiboot.parent.events import (
     Action,
@@ -61,6 +60,7 @@ from mpiboot.parent.saving import Saving
 from mpiboot.parent.signals import Signals, name
 from mpiboot.parent.state import FAMILIES, UNKNOWN, Job, Phase
 from mpiboot.parent.stderr import Stderr
+from mpiboot.parent.unanswered_connections import ConnectionWatch
 from mpiboot.parent.unused_hosts import UnusedHosts
 from mpiboot.parent.watch import Processes, find_mpiruns, joined, peers, running
 
@@ -142,8 +142,8 @@ class Mpirun:
         pipe = mpirun_messages.open_pipe(spec.family, self._environ, local=spec.local)
         stderr = open_stderr() if self._family.writes_nul else None
         more = pipe.environ if pipe else {}
-        told = spec.grace and self._remotes
-        port = self._notices.listen(spec.addresses, spec.free_ports) if told else 0
+        wanted = spec.grace and self._remotes
+        port = self._notices.listen(spec.addresses, spec.free_ports) if wanted else 0
         if port:
             more = {**more, NOTICE: str(port)}
         try:
@@ -363,9 +363,9 @@ class Mpirun:
                 said = ("its launch agent was killed",)
                 self._feed(AgentEnded(host, pid, _AGENT_KILLED, said, killed=True))
 
-    def _agent_ended(self, host: str, pid: int, status: int, told: bool) -> None:  # noqa: FBT001
+    def _agent_ended(self, host: str, pid: int, status: int, signalled: bool) -> None:  # noqa: FBT001
         words = last_words(f"{self.folder}/stderr/{host}") if status else ()
-        self._feed(AgentEnded(host, pid, status, words, signalled=told))
+        self._feed(AgentEnded(host, pid, status, words, signalled=signalled))
 
     # What is asked
 

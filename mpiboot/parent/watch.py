@@ -22,7 +22,7 @@ _ESTABLISHED: Final = "01"
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningPrograms:
     """What mpirun runs on this pod.
 
     ``mpiruns`` are the processes that are mpirun itself; ``program`` names a rank, empty where
@@ -121,7 +121,7 @@ class Processes:
 
 def running(
     child: int, agents: Iterable[int], proxies: tuple[str, ...], table: Processes
-) -> Running:
+) -> RunningPrograms:
     """Look at what mpirun has started on this pod.
 
     Args:
@@ -147,7 +147,7 @@ def running(
                 program = program or _below(pid, path, table)
             else:
                 program = program or table.name(pid)
-    return Running(mpiruns, program, settled)
+    return RunningPrograms(mpiruns, program, settled)
 
 
 def find_mpiruns(child: int, table: Processes) -> Iterator[int]:

@@ -65,7 +65,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LoginTimeouts:
     """How long each step of an attempt may take, in seconds."""
 
     connect: float = 2.5

@@ -109,7 +109,7 @@ class UserArgs:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class SshTimeouts:
     """How often a login is tried, and after how many seconds a host counts as lost.
 
     ``attempts`` logins of at most ``timeout`` seconds each; ``probes`` unanswered keep-alives,
@@ -122,7 +122,7 @@ class Patience:
     probes: int
 
 
-def patience(keepalive: float, args: UserArgs) -> Patience:
+def patience(keepalive: float, args: UserArgs) -> SshTimeouts:
     """Settle how long is waited: the user's ssh arguments, else mpiboot's own values.
 
     Args:
@@ -136,7 +136,7 @@ def patience(keepalive: float, args: UserArgs) -> Patience:
         if keyword.lower() in values and _TIME.fullmatch(value):
             parts = _TIME_PART.findall(value.lower())
             values[keyword.lower()] = sum(int(count) * _UNITS[unit] for count, unit in parts)
-    return Patience(*(max(0, values[name]) for name in _PATIENCE))
+    return SshTimeouts(*(max(0, values[name]) for name in _PATIENCE))
 
 
 def read_args(text: str) -> UserArgs:

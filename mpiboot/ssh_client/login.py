@@ -18,7 +18,7 @@ import asyncssh
 
 from mpiboot.errors import error
 from mpiboot.model import HostKeys
-from mpiboot.ssh_client.attempt import Attempt, Limits, Outcome, Target
+from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 
 OUTPUT_LIMIT: Final = 1 << 20
 _SHOWN: Final = 60
@@ -111,12 +111,12 @@ class Login:
         *,
         host_key: str = "",
         mode: HostKeys = HostKeys.JOB,
-        limits: Limits | None = None,
+        limits: LoginTimeouts | None = None,
     ) -> None:
         self._key = _read_key(key)
         self._pinned = _import_key(host_key) if host_key else self._key.convert_to_public()
         self._strict = mode is HostKeys.JOB
-        self._limits = limits or Limits()
+        self._limits = limits or LoginTimeouts()
         # A handshake is some milliseconds of work here; more at once only makes each of them slow
         # enough to be cut off by a server's patience. Commands are waited for without this bound.
         self._logins = asyncio.Semaphore(_LOGINS)

@@ -13,7 +13,7 @@ from typing import Final
 
 from mpiboot.errors import error
 from mpiboot.ssh_client import connect
-from mpiboot.ssh_client.config import Patience
+from mpiboot.ssh_client.config import SshTimeouts
 from mpiboot.system import files, process
 
 # An agent's socket and its three streams, and the connection to the host; beside these its own
@@ -45,7 +45,7 @@ class ClientConfig:
 
     hosts: tuple[ClientHost, ...]
     key: str
-    patience: Patience
+    patience: SshTimeouts
     events: str
     errors: str
     parent: int
@@ -59,7 +59,7 @@ class ClientConfig:
         """Read what ``to_json`` wrote."""
         values = json.loads(text)
         hosts = tuple(ClientHost(**item) for item in values.pop("hosts"))
-        return cls(hosts=hosts, patience=Patience(**values.pop("patience")), **values)
+        return cls(hosts=hosts, patience=SshTimeouts(**values.pop("patience")), **values)
 
 
 def short_of_files(hosts: int, most: int) -> str:

@@ -11,14 +11,14 @@ import socket
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.ssh_client.attempt import Attempt, Limits, Outcome, Target
+from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 
 _GREETING_SIZE: Final = 255  # RFC 4253 4.2: the longest identification line
 _SHOWN: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenConnection:
     """A connection over which a server has greeted; the greeting is still in the socket."""
 
     target: Target
@@ -27,7 +27,7 @@ class Opened:
     local_address: str
 
 
-async def connect(target: Target, limits: Limits) -> Attempt | Opened:
+async def connect(target: Target, limits: LoginTimeouts) -> Attempt | OpenConnection:
     """Open the connection and look at the greeting, which stays unread.
 
     Returns:
@@ -57,7 +57,7 @@ async def connect(target: Target, limits: Limits) -> Attempt | Opened:
         sock.close()
         raise
     if outcome is Outcome.OK:
-        return Opened(target, sock, said, str(sock.getsockname()[0]))
+        return OpenConnection(target, sock, said, str(sock.getsockname()[0]))
     sock.close()
     return Attempt(target, outcome, said=said)
 
@@ -66,7 +66,7 @@ def _words(why: OSError) -> str:
     return (why.strerror or str(why)).lower()
 
 
-async def _greeting(sock: socket.socket, limits: Limits) -> tuple[Outcome, str]:
+async def _greeting(sock: socket.socket, limits: LoginTimeouts) -> tuple[Outcome, str]:
     """Look at the server's first line without taking it from asyncssh."""
     loop = asyncio.get_running_loop()
     end = loop.time() + limits.greeting

@@ -22,10 +22,10 @@ _KEPT: Final = 6  # lines of a server's last words
 _LOUD: Final = ("error:", "fatal:", "Missing privilege", "Bad configuration", "Could not load")
 
 
-class Lines:
+class ChildOutput:
     """Hands on what a child writes, line by line, until it ends."""
 
-    def __init__(self, loop: process.Loop, call: Callable[[str], None]) -> None:
+    def __init__(self, loop: process.SignalLoop, call: Callable[[str], None]) -> None:
         """Make the pipe; ``writer`` is for the child, and closed by ``started``."""
         self._loop = loop
         self._call = call
@@ -66,7 +66,11 @@ class SshServer:
     """A server that runs; ``listening`` turns true when it says so."""
 
     def __init__(
-        self, kind: SshKind, argv: Sequence[str], environ: Mapping[str, str], loop: process.Loop
+        self,
+        kind: SshKind,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        loop: process.SignalLoop,
     ) -> None:
         """Start it.
 
@@ -75,7 +79,7 @@ class SshServer:
         """
         self.kind = kind
         self.listening = False
-        self.lines = Lines(loop, self._said)
+        self.lines = ChildOutput(loop, self._said)
         # Nothing is ever written here: the embedded server sees its end when this process is gone.
         stdin, self._life = os.pipe2(os.O_CLOEXEC)
         writer = self.lines.writer

@@ -33,7 +33,7 @@ _KEEPALIVES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class OpensshConditions:
     """What decides whether sshd can serve this pod.
 
     ``path`` is sshd's file (empty: there is none). ``privsep`` tells whether the folder that it
@@ -49,7 +49,7 @@ class Conditions:
     pidfd: bool
 
 
-def reason_against(conditions: Conditions, identity: Identity, folder: str) -> str:
+def reason_against(conditions: OpensshConditions, identity: Identity, folder: str) -> str:
     """Why sshd can't serve this pod; empty where nothing speaks against it. Pure."""
     root = identity.uid == 0
     missing = [name for bit, name in _NEEDED.items() if not identity.capabilities >> bit & 1]
@@ -119,10 +119,10 @@ def knows(binary: str, word: str) -> bool:
         return False
 
 
-def conditions(identity: Identity, path: str) -> Conditions:
+def conditions(identity: Identity, path: str) -> OpensshConditions:
     """Observe what decides; makes /run/sshd where root may and it is missing."""
     binary = find(path)
-    return Conditions(
+    return OpensshConditions(
         path=binary,
         privsep=bool(binary) and _privsep(identity, binary),
         locked=_locked(identity.user),

@@ -20,7 +20,7 @@ import mpiboot
 from mpiboot import log
 from mpiboot.system import files
 from mpiboot.system import process as system_process
-from mpiboot.system.process import Loop
+from mpiboot.system.process import SignalLoop
 
 ENVIRONMENT: Final = "session.env"
 FIFO: Final = "sessions"
@@ -150,10 +150,10 @@ def read_begin(line: bytes) -> tuple[str, int, int, bool] | None:
 
     None where it is no such line: whoever may write to the FIFO, the worker goes on. Pure.
     """
-    told = _BEGIN.fullmatch(line)
-    if told is None:
+    begin = _BEGIN.fullmatch(line)
+    if begin is None:
         return None
-    return told[1].decode("ascii", "replace"), int(told[2]), int(told[3]), told[4] == b"1"
+    return begin[1].decode("ascii", "replace"), int(begin[2]), int(begin[3]), begin[4] == b"1"
 
 
 class Sessions:
@@ -162,7 +162,7 @@ class Sessions:
     def __init__(
         self,
         folder: Path,
-        loop: Loop,
+        loop: SignalLoop,
         grace: float = GRACE,
         others: Callable[[bytes], None] = lambda _: None,
     ) -> None:

@@ -73,9 +73,9 @@ def container_name(proc: Path = Path("/proc")) -> str:
     except OSError:
         table = ""
     sources = (line.split()[3:4] for line in table.splitlines())
-    found = [told for source in sources if source and (told := _MOUNTED.search(source[0]))]
-    unique = next((told[1].replace("-", "") for told in found), "")
-    container = next((told[2] for told in found if told[2]), "")
+    found = [match for source in sources if source and (match := _MOUNTED.search(source[0]))]
+    unique = next((match[1].replace("-", "") for match in found), "")
+    container = next((match[2] for match in found if match[2]), "")
     if not unique:
         with contextlib.suppress(OSError):
             unique = (proc / "sys/kernel/random/boot_id").read_text("ascii").strip()

@@ -233,7 +233,7 @@ def is_containers_own(proc: Path = Path("/proc")) -> bool:
         return False
 
 
-class Loop:
+class SignalLoop:
     """Sleeps until a descriptor is readable, a signal came or a deadline passed.
 
     Stdlib's poll and nothing more: asyncio alone costs 40 ms before sshd listens.

@@ -94,10 +94,10 @@ def _ended(base: str, named: re.Pattern[str]) -> tuple[os.DirEntry[str], ...]:
     """Find the folders whose name tells a process that is not there."""
     try:
         with os.scandir(base) as listing:
-            found = [(item, told) for item in listing if (told := named.fullmatch(item.name))]
+            found = [(item, match) for item in listing if (match := named.fullmatch(item.name))]
     except OSError:
         return ()
-    return tuple(item for item, told in found if not Path("/proc", told[1]).exists())
+    return tuple(item for item, match in found if not Path("/proc", match[1]).exists())
 
 
 def _removed(item: os.DirEntry[str], uid: int) -> bool:

@@ -36,7 +36,7 @@ class Launchers:
     waits: float
     _seen: dict[str, str] = field(default_factory=dict)
     _silent_since: float | None = None  # None: none was here yet, or one is
-    _stays: bool = False  # the last one may be there without a connection
+    _may_disconnect: bool = False  # the last one may be there without a connection
     _hold: float | None = None  # the last one has told of its end, and is held for so long
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class Launchers:
         """
         if came := _CAME.fullmatch(line):
             name = came[1].decode("ascii", "replace")
-            self._stays, self._hold = came[2] == b"1", None
+            self._may_disconnect, self._hold = came[2] == b"1", None
             why = self._seen.pop(name, "")
         elif ended := _ENDED.fullmatch(line):
             name = ended[1].decode("ascii", "replace")
@@ -81,7 +81,7 @@ class Launchers:
     @property
     def due(self) -> float | None:
         """When nobody will have been here for too long; None where none was, or one may be."""
-        if self._silent_since is None or (self._stays and self._hold is None):
+        if self._silent_since is None or (self._may_disconnect and self._hold is None):
             return None
         return self._silent_since + self.patience
 

@@ -60,7 +60,7 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     Raises:
         MpibootError: the worker can't serve, with the reason.
     """
-    loop = process.Loop(_SIGNALS)
+    loop = process.SignalLoop(_SIGNALS)
     try:
         setup = settle(resolved, environ, loop)
         if setup is None:
@@ -81,7 +81,11 @@ class _Worker:
     """The pod's parent: the SSH server, its sessions, the program beside it, and every orphan."""
 
     def __init__(
-        self, resolved: Resolved, program: tuple[str, ...], setup: WorkerSetup, loop: process.Loop
+        self,
+        resolved: Resolved,
+        program: tuple[str, ...],
+        setup: WorkerSetup,
+        loop: process.SignalLoop,
     ) -> None:
         wanted = resolved.settings.sshd
         self._asked = None if wanted == "auto" else SshKind(wanted)  # None: whichever can serve
@@ -104,7 +108,7 @@ class _Worker:
         self._exit = "never" if program else platforms.worker_exit(settings, setup.environ)
         self._over = False  # the job has ended well
         self._server: server.SshServer | None = None
-        self._login: tuple[int, server.Lines] | None = None
+        self._login: tuple[int, server.ChildOutput] | None = None
         self._helpers: set[int] = set()
         self._program_pid = 0
         self._restarted = False
@@ -207,7 +211,7 @@ class _Worker:
         """Log in to ourselves: what facts can't tell (PAM, sandboxes, user namespaces) shows."""
         setup = self._setup
         argv = openssh.login(setup.identity, setup.folder, setup.key, setup.address, setup.port)
-        lines = server.Lines(self._loop, lambda line: log.debug("sshd", f"login: {line}"))
+        lines = server.ChildOutput(self._loop, lambda line: log.debug("sshd", f"login: {line}"))
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         pid = process.start(argv, environ, stdin=null, stdout=lines.writer, stderr=lines.writer)
         os.close(null)
@@ -215,7 +219,7 @@ class _Worker:
         self._login = (pid, lines)
         self._helpers.add(pid)
 
-    def _proved(self, status: int, lines: server.Lines) -> None:
+    def _proved(self, status: int, lines: server.ChildOutput) -> None:
         lines.read()
         lines.close()
         self._login = None

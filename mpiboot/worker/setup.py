@@ -45,7 +45,7 @@ class WorkerSetup:
 
 
 def settle(
-    resolved: Resolved, environ: Mapping[str, str], loop: process.Loop
+    resolved: Resolved, environ: Mapping[str, str], loop: process.SignalLoop
 ) -> WorkerSetup | None:
     """Settle what the server needs; None where a signal came while the key was waited for.
 
@@ -109,7 +109,7 @@ class _EndedError(Exception):
     """A signal came that ends this worker."""
 
 
-def _wait(loop: process.Loop, seconds: float) -> None:
+def _wait(loop: process.SignalLoop, seconds: float) -> None:
     if set(loop.wait(seconds)) & set(ENDING):
         raise _EndedError
 

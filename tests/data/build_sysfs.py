@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mpiboot.data_network.observe import report
-from mpiboot.data_network.observe.nldev import Kernel
-from mpiboot.data_network.observe.report import DeviceReport
+from mpiboot.data_network.observe import rdma_report
+from mpiboot.data_network.observe.rdma_netlink import KernelRdma
+from mpiboot.data_network.observe.rdma_report import DeviceReport
 from mpiboot.fabric import RdmaPort
 from tests.data.rdma_nodes import TREES, Hca, Tree
 
@@ -21,30 +21,30 @@ NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 NULL = Path("/dev/null").stat().st_rdev  # stands for every device node: it opens for anybody
 
 
-def kernel(tree: Tree) -> Kernel:
+def kernel(tree: Tree) -> KernelRdma:
     """What NETLINK_RDMA says of the same node inside the pod."""
     devices = [
         DeviceReport(
             index=hca.index,
             name=hca.name,
             node_guid=":".join(f"{hca.guid:016x}"[n : n + 4] for n in range(0, 16, 4)),
-            node_type=report.node_type(hca.node_type[0]),
+            node_type=rdma_report.node_type(hca.node_type[0]),
             protocol=hca.protocol,
             ports=(
                 RdmaPort(
                     1,
-                    report.port_state(hca.state[0]),
-                    report.physical_state(hca.physical[0]),
+                    rdma_report.port_state(hca.state[0]),
+                    rdma_report.physical_state(hca.physical[0]),
                     netdev=hca.netdev,
                 ),
             ),
             uverbs=f"uverbs{hca.uverbs}" if hca.uverbs is not None else "",
             rdev=NULL if hca.uverbs is not None else None,
-            driver=report.driver(hca.driver[1]),
+            driver=rdma_report.driver(hca.driver[1]),
         )
         for hca in tree.devices
     ]
-    return Kernel(tree.mode, tuple(devices), complete=True)
+    return KernelRdma(tree.mode, tuple(devices), complete=True)
 
 
 def build(tree: Tree, folder: Path) -> tuple[Path, Path]:

@@ -10,7 +10,7 @@ from mpiboot.data_checks import DATA_CHECKS, DATA_ROWS
 from mpiboot.data_network import decision, worker_network
 from mpiboot.data_network.cluster_view import HEADINGS
 from mpiboot.data_network.decision import DataNetwork
-from mpiboot.fabric import Attachment, Evidence, PortState, RdmaDevice
+from mpiboot.fabric import Attachment, AttachmentSource, PortState, RdmaDevice
 from mpiboot.model import DataNetworkUse, Finding, Identity, Level, Link, Worker
 from mpiboot.settings import Settings
 from tests.fakes import workers as w
@@ -361,7 +361,9 @@ def late(worker: Worker) -> Worker:
         replace(one, addresses=() if one.name == "net1" else one.addresses)
         for one in worker.facts.links
     )
-    said = replace(worker.facts.fabric, attachments=(Attachment(Evidence.MULTUS, link="net1"),))
+    said = replace(
+        worker.facts.fabric, attachments=(Attachment(AttachmentSource.MULTUS, link="net1"),)
+    )
     return replace(worker, facts=replace(worker.facts, links=links, fabric=said))
 
 

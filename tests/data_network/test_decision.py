@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mpiboot.data_network import decision, variables, worker_network
 from mpiboot.data_network.decision import DataNetwork
 from mpiboot.data_network.variables import Proposal
-from mpiboot.fabric import Attachment, Evidence, Gid, GidType, Route
+from mpiboot.fabric import Attachment, AttachmentSource, Gid, GidType, Route
 from mpiboot.model import DataNetworkUse, Level, MpiNetwork, NcclSocket, Source, Worker
 from mpiboot.settings import Settings
 from tests.fakes import workers as w
@@ -341,7 +341,8 @@ def test_the_folder_of_gkes_transport_keeps_all_of_nccls_variables() -> None:
     worker = w.sriov(0)
     assert worker.facts is not None
     fabric = replace(
-        worker.facts.fabric, attachments=(Attachment(Evidence.GIB, resource="/usr/local/gib"),)
+        worker.facts.fabric,
+        attachments=(Attachment(AttachmentSource.GIB, resource="/usr/local/gib"),),
     )
     found = decide([replace(worker, facts=replace(worker.facts, fabric=fabric))])
     assert not [one for one in found.common if one.startswith("NCCL_")]

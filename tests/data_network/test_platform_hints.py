@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.data_network.observe.platform_hints import attachments
-from mpiboot.fabric import Attachment, Evidence
+from mpiboot.fabric import Attachment, AttachmentSource
 
 STATUS = "k8s.v1.cni.cncf.io/network-status"
 NOTHING: dict[str, str] = {}
@@ -37,9 +37,9 @@ NETWORKS = [
     {"name": "default/macvlan", "interface": "net2", "dns": {}},
 ]
 MULTUS = (
-    Attachment(Evidence.MULTUS, link="eth0", resource="kindnet", default=True),
-    Attachment(Evidence.MULTUS, "net1", "0000:18:02.5", "mlx5_5", "default/rdma-a"),
-    Attachment(Evidence.MULTUS, link="net2", resource="default/macvlan"),
+    Attachment(AttachmentSource.MULTUS, link="eth0", resource="kindnet", default=True),
+    Attachment(AttachmentSource.MULTUS, "net1", "0000:18:02.5", "mlx5_5", "default/rdma-a"),
+    Attachment(AttachmentSource.MULTUS, link="net2", resource="default/macvlan"),
 )
 
 
@@ -73,7 +73,7 @@ def test_nothing_is_said_where_no_platform_speaks(tmp_path: Path) -> None:
 
 def test_the_folder_of_gkes_transport_is_seen(tmp_path: Path) -> None:
     found, odd = attachments(NOTHING, (), tmp_path / "no", gib=tmp_path)
-    assert (found, odd) == ((Attachment(Evidence.GIB, resource=str(tmp_path)),), ())
+    assert (found, odd) == ((Attachment(AttachmentSource.GIB, resource=str(tmp_path)),), ())
 
 
 def test_the_device_plugin_lists_this_containers_functions(tmp_path: Path) -> None:
@@ -84,20 +84,24 @@ def test_the_device_plugin_lists_this_containers_functions(tmp_path: Path) -> No
         "PATH": "/bin",
     }
 
-    found, oddities = attachments(environment, (), tmp_path)
+    found, unreadable = attachments(environment, (), tmp_path)
 
     assert found == (
-        Attachment(Evidence.DEVICE_PLUGIN, pci="0000:08:00.2", resource="NVIDIA_COM_RAIL_A"),
-        Attachment(Evidence.DEVICE_PLUGIN, pci="0000:0a:00.3", resource="NVIDIA_COM_RAIL_A"),
+        Attachment(
+            AttachmentSource.DEVICE_PLUGIN, pci="0000:08:00.2", resource="NVIDIA_COM_RAIL_A"
+        ),
+        Attachment(
+            AttachmentSource.DEVICE_PLUGIN, pci="0000:0a:00.3", resource="NVIDIA_COM_RAIL_A"
+        ),
     )
-    assert not oddities
+    assert not unreadable
 
 
 def test_a_resource_that_is_no_pci_function_is_said(tmp_path: Path) -> None:
-    found, oddities = attachments({"PCIDEVICE_SF": "mlx5_core.sf.4"}, (), tmp_path)
+    found, unreadable = attachments({"PCIDEVICE_SF": "mlx5_core.sf.4"}, (), tmp_path)
 
     assert not found
-    assert oddities == ("PCIDEVICE_SF names 'mlx5_core.sf.4', which is no PCI function",)
+    assert unreadable == ("PCIDEVICE_SF names 'mlx5_core.sf.4', which is no PCI function",)
 
 
 @pytest.mark.parametrize("key", [STATUS, "k8s.v1.cni.cncf.io/networks-status"])
@@ -110,26 +114,26 @@ def test_multus_names_links_functions_and_the_default_network(tmp_path: Path, ke
 
 @pytest.mark.parametrize("value", ["", "[", "{}", "null", "[1, null, {}]", '[{"interface": 5}]'])
 def test_an_annotation_without_sense_gives_nothing(tmp_path: Path, value: str) -> None:
-    found, oddities = attachments(NOTHING, annotated(tmp_path, value), tmp_path)
+    found, unreadable = attachments(NOTHING, annotated(tmp_path, value), tmp_path)
 
     assert not found
-    assert len(oddities) == (value == "[")
+    assert len(unreadable) == (value == "[")
 
 
 def test_an_annotation_that_is_not_quoted_is_said(tmp_path: Path) -> None:
     (tmp_path / "annotations").write_text(f'{STATUS}="[{{\n')
 
-    found, oddities = attachments(NOTHING, (tmp_path / "annotations",), tmp_path)
+    found, unreadable = attachments(NOTHING, (tmp_path / "annotations",), tmp_path)
 
     assert not found
-    assert oddities == (f"{tmp_path}/annotations: the value of {STATUS} can't be read",)
+    assert unreadable == (f"{tmp_path}/annotations: the value of {STATUS} can't be read",)
 
 
 def test_a_file_that_can_not_be_read_is_said(tmp_path: Path) -> None:
-    found, oddities = attachments(NOTHING, (tmp_path,), tmp_path / "none")
+    found, unreadable = attachments(NOTHING, (tmp_path,), tmp_path / "none")
 
     assert not found
-    assert oddities == (f"{tmp_path}: Is a directory",)
+    assert unreadable == (f"{tmp_path}: Is a directory",)
 
 
 def test_dra_names_link_function_and_device(tmp_path: Path) -> None:
@@ -148,10 +152,12 @@ def test_dra_names_link_function_and_device(tmp_path: Path) -> None:
     # The same document follows in an older form.
     folder = metadata(tmp_path, document(device) + "\n" + document(device))
 
-    found, oddities = attachments(NOTHING, (), folder)
+    found, unreadable = attachments(NOTHING, (), folder)
 
-    assert found == (Attachment(Evidence.DRA, "dranet0", "0000:8e:00.0", "mlx5_3", "dra.net"),)
-    assert not oddities
+    assert found == (
+        Attachment(AttachmentSource.DRA, "dranet0", "0000:8e:00.0", "mlx5_3", "dra.net"),
+    )
+    assert not unreadable
 
 
 def test_of_devices_without_a_word_on_a_network_only_network_functions_count(
@@ -175,16 +181,16 @@ def test_of_devices_without_a_word_on_a_network_only_network_functions_count(
 
 
 @pytest.mark.parametrize(
-    ("text", "oddities"),
+    ("text", "unreadable"),
     [("", 0), ("\n", 0), ("{", 1), ("[]", 0), ('{"requests": [{"devices": 3}, 4]}', 0)],
 )
 def test_metadata_that_is_empty_or_broken_gives_nothing(
-    tmp_path: Path, text: str, oddities: int
+    tmp_path: Path, text: str, unreadable: int
 ) -> None:
     found, said = attachments(NOTHING, (), metadata(tmp_path, text))
 
     assert not found
-    assert len(said) == oddities
+    assert len(said) == unreadable
 
 
 def test_without_a_descriptor_left_nothing_is_said_and_that_is_told(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.data_network.observe import nldev, rdma, rdma_sysfs
-from mpiboot.data_network.observe.nldev import Kernel
+from mpiboot.data_network.observe import rdma, rdma_netlink, rdma_sysfs
+from mpiboot.data_network.observe.rdma_netlink import KernelRdma
 from mpiboot.fabric import Fabric, Gid, GidType
 from tests.data.build_sysfs import build, kernel
 from tests.data.rdma_nodes import TREES, Tree, crowd
@@ -28,7 +28,7 @@ def test_the_vf_of_this_pod_is_told_from_the_others_by_its_link(tmp_path: Path) 
 
     assert fabric.netns_mode == "shared"
     assert fabric.infiniband_folder
-    assert not fabric.oddities
+    assert not fabric.unreadable
     assert {item.name: item.ports[0].netdev for item in fabric.devices} == {
         "mlx5_0": "",
         "mlx5_2": "",
@@ -124,7 +124,9 @@ def test_without_netlink_sysfs_tells_what_it_can(tmp_path: Path) -> None:
     assert ours.ports[0].netdev == "net1"
     assert [item.ports[0].netdev for item in fabric.devices if item is not ours] == ["", ""]
     assert fabric.netns_mode == ""
-    assert fabric.oddities[0].startswith("netlink: Operation not permitted: RDMA devices are read")
+    assert fabric.unreadable[0].startswith(
+        "netlink: Operation not permitted: RDMA devices are read"
+    )
 
 
 def test_without_netlink_links_of_one_function_are_told_by_their_port(tmp_path: Path) -> None:
@@ -154,18 +156,20 @@ def test_sysfs_adds_no_device_to_a_whole_list(tmp_path: Path) -> None:
     fabric = rdma.assemble(replace(told, devices=told.devices[2:]), sys_root, dev_root)
 
     assert [item.name for item in fabric.devices] == ["mlx5_5"]
-    assert not fabric.oddities
+    assert not fabric.unreadable
 
 
 def test_sysfs_completes_a_list_that_is_cut_short(tmp_path: Path) -> None:
     sys_root, dev_root = build(TREES["mlx5-vfs"], tmp_path)
     told = kernel(TREES["mlx5-vfs"])
-    short = Kernel("shared", told.devices[:1], complete=False, oddities=("netlink: cut short",))
+    short = KernelRdma(
+        "shared", told.devices[:1], complete=False, unreadable=("netlink: cut short",)
+    )
 
     fabric = rdma.assemble(short, sys_root, dev_root)
 
     assert [item.name for item in fabric.devices] == ["mlx5_0", "mlx5_2", "mlx5_5"]
-    assert fabric.oddities == ("netlink: cut short",)
+    assert fabric.unreadable == ("netlink: cut short",)
 
 
 def test_netlink_alone_tells_devices_where_sysfs_is_hidden(tmp_path: Path) -> None:
@@ -177,7 +181,7 @@ def test_netlink_alone_tells_devices_where_sysfs_is_hidden(tmp_path: Path) -> No
     assert (first.open_error, first.driver, first.pci) == ("", "mlx5", "")
     assert (first.ports[0].netdev, first.ports[0].link_layer) == ("net1", "Ethernet")
     assert first.ports[0].gids == ()
-    assert fabric.oddities[0].startswith("mlx5_10: not in ")
+    assert fabric.unreadable[0].startswith("mlx5_10: not in ")
 
 
 def test_a_device_that_goes_away_while_it_is_read_is_said(tmp_path: Path) -> None:
@@ -191,7 +195,7 @@ def test_a_device_that_goes_away_while_it_is_read_is_said(tmp_path: Path) -> Non
     )
 
     assert [item.name for item in fabric.devices] == ["mlx5_0", "mlx5_5"]
-    assert fabric.oddities == ("mlx5_2: went away while it was read",)
+    assert fabric.unreadable == ("mlx5_2: went away while it was read",)
 
 
 def test_entries_that_vanish_or_make_no_sense_are_left_out(tmp_path: Path) -> None:
@@ -209,7 +213,7 @@ def test_entries_that_vanish_or_make_no_sense_are_left_out(tmp_path: Path) -> No
     found = fabric.devices[2].ports[0]
     assert [(gid.index, gid.kind) for gid in found.gids] == [(2, ""), (3, "RoCE v2")]
     assert (found.rate, found.pkeys) == (0.0, ())
-    assert fabric.oddities == ("mlx5_5 port 1: GID 1 can't be read: 'no GID at all'",)
+    assert fabric.unreadable == ("mlx5_5 port 1: GID 1 can't be read: 'no GID at all'",)
 
 
 def test_whatever_vanishes_from_the_tree_the_rest_is_read(tmp_path: Path) -> None:
@@ -265,7 +269,7 @@ def test_a_tree_of_folders_where_files_should_be_is_read_without_an_error(tmp_pa
     fabric = rdma.assemble(None, sys_root, dev_root)
 
     assert fabric.devices[0].ports[0].state == ""
-    assert f"{port}/gids/5: Is a directory" in fabric.oddities
+    assert f"{port}/gids/5: Is a directory" in fabric.unreadable
 
 
 @pytest.mark.parametrize(
@@ -340,7 +344,7 @@ async def test_it_can_be_observed_beside_a_running_loop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "oddities"),
+    ("number", "unreadable"),
     [
         (errno.EMFILE, ("netlink: Too many open files: RDMA devices are not known",)),
         (
@@ -351,10 +355,10 @@ async def test_it_can_be_observed_beside_a_running_loop() -> None:
     ],
 )
 def test_a_socket_that_cannot_be_made_is_told_from_a_kernel_without_rdma(
-    number: int, oddities: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, unreadable: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(nldev, "connect", refuse)
-    assert rdma.observe(tmp_path, tmp_path).oddities == oddities
+    monkeypatch.setattr(rdma_netlink, "connect", refuse)
+    assert rdma.observe(tmp_path, tmp_path).unreadable == unreadable

@@ -85,4 +85,4 @@ def test_the_librarys_word_stands_beside_the_kernels(tmp_path: Path) -> None:
         "no driver",
         4096,
     )
-    assert without.oddities == ("slow",)
+    assert without.unreadable == ("slow",)

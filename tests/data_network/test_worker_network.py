@@ -6,7 +6,7 @@ import pytest
 
 from mpiboot.data_network.records import Transport, WorkerNetwork, natural_order
 from mpiboot.data_network.worker_network import choose
-from mpiboot.fabric import Attachment, Evidence, Gid, GidType, Route
+from mpiboot.fabric import Attachment, AttachmentSource, Gid, GidType, Route
 from mpiboot.model import Source, Worker
 from mpiboot.settings import Settings
 from tests.fakes import workers as w
@@ -52,7 +52,7 @@ def test_eight_rails_keep_the_order_of_their_links() -> None:
 def test_the_platforms_order_of_rails_comes_before_the_names() -> None:
     worker = w.rails8()
     assert worker.facts is not None
-    said = tuple(Attachment(Evidence.MULTUS, link=f"net{rail}") for rail in (3, 1, 2))
+    said = tuple(Attachment(AttachmentSource.MULTUS, link=f"net{rail}") for rail in (3, 1, 2))
     fabric = replace(worker.facts.fabric, attachments=said)
     network = choose(replace(worker, facts=replace(worker.facts, fabric=fabric)), DEFAULT)
     assert data(network)[:4] == ["net3", "net1", "net2", "net4"]
@@ -96,13 +96,13 @@ def test_the_platforms_list_of_functions_picks_this_containers_devices() -> None
         w.device(f"mlx5_{n}", w.port(layer="InfiniBand"), index=n, pci=f"0000:0{n}:00.1")
         for n in range(4)
     )
-    given = Attachment(Evidence.DEVICE_PLUGIN, pci="0000:02:00.1", resource="ib")
+    given = Attachment(AttachmentSource.DEVICE_PLUGIN, pci="0000:02:00.1", resource="ib")
     worker = w.worker("w-0", w.eth0(), devices=devices, attachments=(given,))
     assert names(choose(worker, DEFAULT)) == ["mlx5_2:1"]
 
 
 def test_a_function_without_rdma_is_said_with_the_policy_line() -> None:
-    given = Attachment(Evidence.DEVICE_PLUGIN, pci="0000:02:00.1")
+    given = Attachment(AttachmentSource.DEVICE_PLUGIN, pci="0000:02:00.1")
     network = choose(w.worker("w-0", w.eth0(), attachments=(given,)), DEFAULT)
     assert checks(network) == ["rdma-missing"]
     assert "isRdma" in (network.problems[0].hint or "")
@@ -161,7 +161,7 @@ def test_the_platform_ties_a_link_to_a_device_where_the_kernel_does_not() -> Non
         w.eth0(),
         w.link("zz", "10.5.0.2/24", kind="ipvlan"),
         devices=(w.device("rocep1", w.port()), w.device("rocep2", w.port())),
-        attachments=(Attachment(Evidence.DRA, link="zz", rdma="rocep2"),),
+        attachments=(Attachment(AttachmentSource.DRA, link="zz", rdma="rocep2"),),
     )
     network = choose(worker, DEFAULT)
     assert names(network) == ["rocep2:1"]
@@ -351,8 +351,8 @@ def test_two_tcp_links_without_the_platforms_word_are_said_and_one_can_be_named(
     assert data(named) == ["foo"]
     assert not named.problems
     said = (
-        Attachment(Evidence.MULTUS, link="foo"),
-        Attachment(Evidence.MULTUS, link="eth0", default=True),
+        Attachment(AttachmentSource.MULTUS, link="foo"),
+        Attachment(AttachmentSource.MULTUS, link="eth0", default=True),
     )
     told = choose(w.worker("w-0", w.eth0(), *links, attachments=said), DEFAULT)
     assert data(told) == ["foo"]
@@ -546,7 +546,7 @@ def test_control_is_the_users_link_where_the_worker_has_it() -> None:
 def test_control_falls_back_to_platform_then_route_and_to_nothing() -> None:
     links = (w.link("a", "10.1.0.2/24", kind="veth"), w.link("b", "10.2.0.2/24", kind="veth"))
     assert control_link(w.worker("w-0", *links, routes=(Route("0.0.0.0/0", "b"),))) == "b"
-    said = (Attachment(Evidence.MULTUS, link="a", default=True),)
+    said = (Attachment(AttachmentSource.MULTUS, link="a", default=True),)
     assert control_link(w.worker("w-0", *links, attachments=said)) == "a"
     assert control_link(w.worker("w-0", *links)) == ""
     assert control_link(w.worker("w-0", *links), "b") == "b"

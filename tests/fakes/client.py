@@ -15,7 +15,7 @@ from mpiboot.parent.launch_spec import CLIENT_SOCKET
 from mpiboot.parent.os_calls import start_listening
 from mpiboot.ssh_client import connect
 from mpiboot.ssh_client import start as client_start
-from mpiboot.ssh_client.config import Patience
+from mpiboot.ssh_client.config import SshTimeouts
 from tests.fakes.worker import PATIENCE, Worker
 
 CONNECT: Final = str(Path(connect.__file__))
@@ -31,7 +31,7 @@ class Launch:
     pinned: str | None = None
     user: str = "root"
     port: int = 0
-    patience: Patience | None = None
+    patience: SshTimeouts | None = None
     pid: int = field(default=0, init=False)
 
     def start(self) -> Launch:
@@ -53,7 +53,7 @@ class Launch:
         config = client_start.ClientConfig(
             hosts=(remote,),
             key=str(private),
-            patience=Patience(3, 30, 10, 3) if self.patience is None else self.patience,
+            patience=SshTimeouts(3, 30, 10, 3) if self.patience is None else self.patience,
             events=str(self.folder / "events"),
             errors=str(self.folder / "stderr"),
             parent=os.getpid(),

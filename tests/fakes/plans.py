@@ -9,7 +9,7 @@ from typing import Final
 from mpiboot.job import platforms
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.plan import Plan, make
-from mpiboot.job.plan_builder import Observed, Paths
+from mpiboot.job.plan_builder import LaunchPaths, Observed
 from mpiboot.model import (
     Host,
     Hostfile,
@@ -27,7 +27,9 @@ from mpiboot.settings import resolve
 
 ROOT: Final = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=0)
 NOBODY: Final = Identity(1000, 1000, "uid1000", "/", "/bin/sh", known=False, capabilities=0)
-PATHS: Final = Paths("/run/mpiboot/launcher/launch", "/opt/agent", "/run/mpiboot/launcher/key")
+PATHS: Final = LaunchPaths(
+    "/run/mpiboot/launcher/launch", "/opt/agent", "/run/mpiboot/launcher/key"
+)
 MPIS: Final = {
     "openmpi4": Mpi(MpiFamily.OPENMPI4, "4.1.4", "/usr/bin/mpirun", "mpirun (Open MPI) 4.1.4"),
     "openmpi5": Mpi(MpiFamily.OPENMPI5, "5.0.7", "/usr/bin/mpirun", "mpirun (Open MPI) 5.0.7"),

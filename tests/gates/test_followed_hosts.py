@@ -12,7 +12,7 @@ import pytest
 
 from mpiboot.errors import MpibootError
 from mpiboot.gates import job_hostfile
-from mpiboot.gates.followed_hosts import Change, FollowedHosts, change
+from mpiboot.gates.followed_hosts import FollowedHosts, HostfileChange, change
 from mpiboot.model import Host, Worker
 
 if TYPE_CHECKING:
@@ -27,26 +27,29 @@ def hosts(*names: str) -> tuple[Host, ...]:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        (hosts("a", "b"), hosts("a", "b", "c"), Change((), ("c",), ())),
-        (hosts("a", "b"), hosts("b"), Change(("a",), (), ())),
-        (hosts("a", "b"), hosts("b", "a"), Change((), (), ())),
-        (hosts("a"), hosts("b"), Change(("a",), ("b",), ())),
-        (hosts("a", "b"), (Host("a", slots=4), Host("b")), Change((), (), ("a",))),
-        ((Host("a", user="x"),), (Host("a", user="y"),), Change(("a",), ("a",), ())),
+        (hosts("a", "b"), hosts("a", "b", "c"), HostfileChange((), ("c",), ())),
+        (hosts("a", "b"), hosts("b"), HostfileChange(("a",), (), ())),
+        (hosts("a", "b"), hosts("b", "a"), HostfileChange((), (), ())),
+        (hosts("a"), hosts("b"), HostfileChange(("a",), ("b",), ())),
+        (hosts("a", "b"), (Host("a", slots=4), Host("b")), HostfileChange((), (), ("a",))),
+        ((Host("a", user="x"),), (Host("a", user="y"),), HostfileChange(("a",), ("a",), ())),
     ],
 )
 def test_two_versions_differ_by_who_left_and_who_joined(
-    old: tuple[Host, ...], new: tuple[Host, ...], expected: Change
+    old: tuple[Host, ...], new: tuple[Host, ...], expected: HostfileChange
 ) -> None:
     assert change(old, new) == expected
 
 
 def test_a_change_is_one_line_however_large() -> None:
-    told = Change(tuple(f"w-{n}" for n in range(9)), ("x",), ()).line(3)
+    told = HostfileChange(tuple(f"w-{n}" for n in range(9)), ("x",), ()).line(3)
     assert told == (
         "the hostfile has changed: 3 hosts now; left: w-0, w-1, w-2, w-3, w-4 and 4 more; joined: x"
     )
-    assert Change((), (), ("a",)).line(1) == "the hostfile has changed: 1 host now; other slots"
+    assert (
+        HostfileChange((), (), ("a",)).line(1)
+        == "the hostfile has changed: 1 host now; other slots"
+    )
 
 
 class Pipes:

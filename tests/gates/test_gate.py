@@ -22,11 +22,11 @@ from mpiboot.observe import service_mesh
 from mpiboot.observe.dns import Resolver
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import tcp
-from mpiboot.ssh_client.attempt import Attempt, Limits, Outcome, Target
+from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
 from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd, without_ipv6
 
-LIMITS = Limits(connect=1.0, greeting=0.3, login=10.0, command=10.0)
+LIMITS = LoginTimeouts(connect=1.0, greeting=0.3, login=10.0, command=10.0)
 DOMAIN = "ns.svc.cluster.local"
 
 
@@ -461,8 +461,12 @@ async def test_names_of_this_pod_are_asked_for_while_other_work_goes_on(
 
     result = await passing(cluster, named("launcher", "here.job", "astray.job"), to)
 
-    assert [host.name for host in result.local] == ["launcher", "here.job", "astray.job"]
-    assert result.astray == ("astray.job",)
+    assert [host.name for host in result.local] == [
+        "launcher",
+        "here.job",
+        "astray.job",
+    ]
+    assert result.resolved_elsewhere == ("astray.job",)
 
 
 async def test_a_name_that_resolves_to_an_own_address_is_this_pod(
@@ -483,13 +487,13 @@ async def test_without_ipv6_in_the_kernel_the_other_address_is_tried(
     monkeypatch.setattr(cluster, "system", lambda _: order)
 
     async with sshd(Behaviour(job), "0.0.0.0") as port:
-        result = await passing(cluster, named("w-0"), replace(access(job, port), six=True))
+        result = await passing(cluster, named("w-0"), replace(access(job, port), ipv6=True))
 
     assert [worker.address for worker in result.workers] == ["127.0.0.2"]
 
 
 @pytest.mark.parametrize(
-    ("six", "order"),
+    ("ipv6", "order"),
     [
         (True, ["fd00::9", "127.0.0.2"]),
         (False, ["127.0.0.2"]),
@@ -499,24 +503,24 @@ async def test_without_ipv6_in_the_kernel_the_other_address_is_tried(
 async def test_the_own_version_of_ip_is_tried_first(
     job: Job,
     cluster: Cluster,
-    six: bool | None,  # noqa: FBT001 - a row of the table
+    ipv6: bool | None,  # noqa: FBT001 - a row of the table
     order: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tried = []
     connect = tcp.connect
 
-    async def refusing(target: Target, limits: Limits) -> object:
+    async def refusing(target: Target, limits: LoginTimeouts) -> object:
         tried.append(target.address)
         refused = Attempt(target, Outcome.REFUSED)
         return refused if ":" in target.address else await connect(target, limits)
 
-    listed = ("127.0.0.2", "fd00::9") if six else ("fd00::9", "127.0.0.2")
+    listed = ("127.0.0.2", "fd00::9") if ipv6 else ("fd00::9", "127.0.0.2")
     monkeypatch.setattr(tcp, "connect", refusing)
     monkeypatch.setattr(cluster, "system", lambda _: listed)
 
     async with sshd(Behaviour(job), "0.0.0.0") as port:
-        await passing(cluster, named("w-0"), replace(access(job, port), six=six))
+        await passing(cluster, named("w-0"), replace(access(job, port), ipv6=ipv6))
 
     assert tried == order
 

@@ -10,7 +10,7 @@ import pytest
 from mpiboot.gates.pipeline import Access
 from mpiboot.gates.remote_commands import RemoteCommands
 from mpiboot.model import HostKeys
-from mpiboot.ssh_client.attempt import Limits
+from mpiboot.ssh_client.attempt import LoginTimeouts
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ async def test_who_refuses_a_connection_is_there_and_who_says_nothing_may_be_gon
     tmp_path: Path, address: str, *, listens: bool, answers: bool
 ) -> None:
     remote = RemoteCommands(
-        Access("root", tmp_path / "key", "launcher"), HostKeys.JOB, Limits(connect=5)
+        Access("root", tmp_path / "key", "launcher"), HostKeys.JOB, LoginTimeouts(connect=5)
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

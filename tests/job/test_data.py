@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.data_network.records import Transport
-from mpiboot.fabric import Attachment, Evidence, Fabric
+from mpiboot.fabric import Attachment, AttachmentSource, Fabric
 from mpiboot.job import data
 from mpiboot.job.dialects import MPICH
 from mpiboot.job.plan import Plan
@@ -146,7 +146,7 @@ def test_what_the_platform_names_and_has_no_address_yet_is_pending() -> None:
     (worker, _) = observed().workers
     assert worker.facts is not None
     bare = Link(9, "net1", "macvlan", up=True, mtu=1500, addresses=())
-    said = Fabric(attachments=(Attachment(Evidence.MULTUS, link="net1"),))
+    said = Fabric(attachments=(Attachment(AttachmentSource.MULTUS, link="net1"),))
     facts = replace(worker.facts, links=(*worker.facts.links, bare), fabric=said)
     late: Worker = replace(worker, facts=facts)
     assert data.network_of(late, Settings()).pending == ("link net1 has no address yet",)

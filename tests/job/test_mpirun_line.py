@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mpiboot.job.dialects import DIALECTS, OPENMPI4
 from mpiboot.job.mpirun_line import called, is_mpirun, only_asks, read, slip
-from mpiboot.job.mpirun_options import Means
+from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.user_line import HostSpec, UserLine
 from mpiboot.model import MpiFamily
 
@@ -367,8 +367,8 @@ def test_every_option_of_a_table_says_how_many_words_follow() -> None:
         assert grammar.two_dashes <= set(grammar.options)
         assert not set(grammar.options) & {*grammar.refused, *grammar.written}
         for option in grammar.options.values():
-            wanted = {Means.MCA: 2, Means.NP: 1, Means.HOSTS: 1}
-            assert option.words == wanted.get(option.means, option.words)
+            wanted = {OptionKind.MCA: 2, OptionKind.NP: 1, OptionKind.HOSTS: 1}
+            assert option.words == wanted.get(option.kind, option.words)
 
 
 @pytest.mark.parametrize(

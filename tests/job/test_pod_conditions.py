@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.job.plan import Plan, make
-from mpiboot.job.plan_builder import Paths
+from mpiboot.job.plan_builder import LaunchPaths
 from mpiboot.model import Source
 from mpiboot.settings import resolve
 from tests.fakes.plans import POD, because, observed, planned
@@ -22,7 +22,7 @@ def told(plan: Plan) -> list[str]:
 
 def in_folder(folder: str, **environ: str) -> Plan:
     seen = observed(environ={**POD, **environ})
-    paths = Paths(f"{folder}/launch-17", "/opt/agent", f"{folder}/key")
+    paths = LaunchPaths(f"{folder}/launch-17", "/opt/agent", f"{folder}/key")
     return make(seen, resolve({}, seen.environ), paths)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.observe.answers import Answer, Reason, Reply, summary
 from mpiboot.observe.dns import Resolver, read_resolv_conf, system_addresses
+from mpiboot.observe.dns_answers import DnsAnswer, DnsReply, NoAddress, summary
 from tests.fakes.nameserver import (
     DROP,
     GARBAGE,
@@ -73,7 +73,7 @@ async def resolving(
         )
 
 
-async def ask(folder: Path, scripts: dict[str, list[str]], otherwise: str = NXDOMAIN) -> Answer:
+async def ask(folder: Path, scripts: dict[str, list[str]], otherwise: str = NXDOMAIN) -> DnsAnswer:
     async with resolving(folder, Nameserver(scripts, otherwise=otherwise), System()) as resolver:
         return await resolver.ask(NAME)
 
@@ -92,14 +92,14 @@ async def test_nxdomain_twice_then_an_answer(tmp_path: Path) -> None:
     async with resolving(tmp_path, server, late(("10.0.0.1",))) as resolver:
         answers = [await resolver.ask(NAME) for _ in range(3)]
 
-    assert [answer.reason for answer in answers] == [Reason.NXDOMAIN, Reason.NXDOMAIN, None]
+    assert [answer.reason for answer in answers] == [NoAddress.NXDOMAIN, NoAddress.NXDOMAIN, None]
     assert answers[2].addresses == ("10.0.0.1",)
 
 
 async def test_a_negative_answer_tells_how_long_it_may_be_cached(tmp_path: Path) -> None:
     answer = await ask(tmp_path, {})
 
-    assert answer.reason is Reason.NXDOMAIN
+    assert answer.reason is NoAddress.NXDOMAIN
     assert answer.retry_after == 5
     assert "may be cached for 5 s" in answer.detail
 
@@ -110,21 +110,23 @@ async def test_a_negative_answer_without_soa_tells_no_time(tmp_path: Path) -> No
     async with resolving(tmp_path, server, System()) as resolver:
         answer = await resolver.ask(NAME)
 
-    assert (answer.reason, answer.retry_after) == (Reason.NXDOMAIN, None)
+    assert (answer.reason, answer.retry_after) == (NoAddress.NXDOMAIN, None)
 
 
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (NXDOMAIN, Reason.NXDOMAIN),
-        (NODATA, Reason.NO_ADDRESS),
-        (SERVFAIL, Reason.SERVFAIL),
-        (REFUSED, Reason.REFUSED),
-        (DROP, Reason.TIMEOUT),
-        (GARBAGE, Reason.BAD_ANSWER),
+        (NXDOMAIN, NoAddress.NXDOMAIN),
+        (NODATA, NoAddress.NO_RECORD),
+        (SERVFAIL, NoAddress.SERVFAIL),
+        (REFUSED, NoAddress.REFUSED),
+        (DROP, NoAddress.TIMEOUT),
+        (GARBAGE, NoAddress.BAD_ANSWER),
     ],
 )
-async def test_each_failure_has_its_own_reason(tmp_path: Path, said: str, reason: Reason) -> None:
+async def test_each_failure_has_its_own_reason(
+    tmp_path: Path, said: str, reason: NoAddress
+) -> None:
     answer = await ask(tmp_path, {}, otherwise=said)
 
     assert (answer.addresses, answer.reason) == ((), reason)
@@ -146,7 +148,7 @@ async def test_servfail_for_one_search_name_is_told_beside_nxdomain_for_the_rest
 ) -> None:
     answer = await ask(tmp_path, {LONG: [SERVFAIL]})
 
-    assert answer.reason is Reason.SERVFAIL
+    assert answer.reason is NoAddress.SERVFAIL
     assert f"SERVFAIL for {LONG}." in answer.detail
     assert "NXDOMAIN for" in answer.detail
 
@@ -187,7 +189,7 @@ async def test_a_nameserver_that_is_not_there_is_told_apart(tmp_path: Path) -> N
 
     answer = await resolver.ask(NAME)
 
-    assert answer.reason in (Reason.NO_NAMESERVER, Reason.TIMEOUT)
+    assert answer.reason in (NoAddress.NO_NAMESERVER, NoAddress.TIMEOUT)
 
 
 async def test_the_second_nameserver_is_asked_when_the_first_fails(tmp_path: Path) -> None:
@@ -232,7 +234,7 @@ async def test_a_nameservers_yes_alone_does_not_count(tmp_path: Path) -> None:
     async with resolving(tmp_path, server, System()) as resolver:
         answer = await resolver.ask(NAME)
 
-    assert (answer.addresses, answer.reason) == ((), Reason.SYSTEM)
+    assert (answer.addresses, answer.reason) == ((), NoAddress.SYSTEM)
     assert "10.0.0.1" in answer.detail
     assert "disagree" in answer.detail
 
@@ -244,7 +246,7 @@ async def test_an_answer_that_flips_is_said(tmp_path: Path) -> None:
         first, second = await resolver.ask(NAME), await resolver.ask(NAME)
 
     assert first.addresses == ("10.0.0.1",)
-    assert second.reason is Reason.NXDOMAIN
+    assert second.reason is NoAddress.NXDOMAIN
     assert "it was 10.0.0.1 a moment ago" in second.detail
 
 
@@ -264,7 +266,7 @@ async def test_without_resolv_conf_the_system_is_asked_alone(tmp_path: Path) -> 
 
     assert (await resolver.ask("known")).addresses == ("10.0.0.1",)
     answer = await resolver.ask("unknown")
-    assert answer.reason is Reason.SYSTEM
+    assert answer.reason is NoAddress.SYSTEM
     assert "no nameserver" in answer.detail
 
 
@@ -288,7 +290,7 @@ async def test_what_is_no_host_name_is_permanent_and_asked_of_nobody(
 
     answer = await resolver.ask(name)
 
-    assert answer.reason is Reason.MALFORMED
+    assert answer.reason is NoAddress.MALFORMED
     assert answer.reason.permanent
     assert not system.asked
 
@@ -327,7 +329,7 @@ async def test_a_system_resolver_that_hangs_does_not_hide_the_reason(tmp_path: P
         answer = await resolver.ask(NAME)
         release.set()
 
-    assert answer.reason is Reason.NXDOMAIN
+    assert answer.reason is NoAddress.NXDOMAIN
 
 
 def test_the_real_system_resolver_knows_localhost_and_not_nonsense() -> None:
@@ -351,17 +353,17 @@ def test_resolv_conf_is_read_with_comments_and_limits(tmp_path: Path) -> None:
     assert conf.search == ()
 
 
-@pytest.mark.parametrize("outside", [Reason.SERVFAIL, Reason.TIMEOUT, Reason.REFUSED])
-def test_the_clusters_own_nameserver_counts_before_what_fails_outside(outside: Reason) -> None:
+@pytest.mark.parametrize("outside", [NoAddress.SERVFAIL, NoAddress.TIMEOUT, NoAddress.REFUSED])
+def test_the_clusters_own_nameserver_counts_before_what_fails_outside(outside: NoAddress) -> None:
     """A forwarder without a way out fails for w-0.job itself; the pod has no record yet."""
     own = [
-        Reply(f"w-0.job.{domain}.", reason=Reason.NXDOMAIN, server="10.96.0.10", ttl=5)
+        DnsReply(f"w-0.job.{domain}.", reason=NoAddress.NXDOMAIN, server="10.96.0.10", ttl=5)
         for domain in ("ns.svc.cluster.local", "svc.cluster.local", "cluster.local")
     ]
-    answer = summary("w-0.job", [*own, Reply("w-0.job.", reason=outside)], "cluster.local")
-    assert (answer.reason, answer.retry_after) == (Reason.NXDOMAIN, 5)
+    answer = summary("w-0.job", [*own, DnsReply("w-0.job.", reason=outside)], "cluster.local")
+    assert (answer.reason, answer.retry_after) == (NoAddress.NXDOMAIN, 5)
     assert answer.detail.startswith("NXDOMAIN for w-0.job.ns.svc.cluster.local., ")
     assert f"; {outside.value} for w-0.job." in answer.detail
     # Where a name of the cluster itself failed, that is the reason.
-    mixed = [replace(own[0], reason=Reason.SERVFAIL), *own[1:]]
-    assert summary("w-0.job", mixed, "cluster.local").reason is Reason.SERVFAIL
+    mixed = [replace(own[0], reason=NoAddress.SERVFAIL), *own[1:]]
+    assert summary("w-0.job", mixed, "cluster.local").reason is NoAddress.SERVFAIL

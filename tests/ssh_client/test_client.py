@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.ssh_client import client, start
-from mpiboot.ssh_client.config import Patience
+from mpiboot.ssh_client.config import SshTimeouts
 from mpiboot.system import open_files
 from tests.fakes.client import Launch
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker, make_key
@@ -334,7 +334,7 @@ def test_a_host_that_stands_still_in_a_login_is_given_up_after_the_time_limit(
     """It answers the connection, and then says nothing: without a limit the agent never ends."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         other.port = silent.getsockname()[1]
-        other.patience = Patience(1, 1, 10, 3)
+        other.patience = SshTimeouts(1, 1, 10, 3)
         assert other.start().run("echo never").returncode == 255
     assert "w: " in (other.folder / "stderr" / "w").read_text()
 

@@ -15,7 +15,7 @@ from mpiboot.model import Decision, HostKeys, Source
 from mpiboot.ssh_client.config import (
     ALIAS,
     Entry,
-    Patience,
+    SshTimeouts,
     UserArgs,
     client,
     lost_with_own_client,
@@ -182,8 +182,8 @@ def test_how_long_is_waited_is_the_users_to_say(tmp_path: Path) -> None:
     theirs += " -o ServerAliveCountMax=2 -o TCPKeepAlive=no -o ConnectionAttempts=11"
     args = read_args(theirs)
     assert args.without_effect == ()
-    assert patience(30.0, args) == Patience(attempts=10, timeout=60, interval=7, probes=2)
-    assert patience(30.0, UserArgs()) == Patience(attempts=3, timeout=30, interval=10, probes=3)
+    assert patience(30.0, args) == SshTimeouts(attempts=10, timeout=60, interval=7, probes=2)
+    assert patience(30.0, UserArgs()) == SshTimeouts(attempts=3, timeout=30, interval=10, probes=3)
     assert lost_with_own_client(args) == ()
     found = asked(written(tmp_path, user=theirs), "w-0.job.ns.svc")
     assert found["connectionattempts"] == "10"

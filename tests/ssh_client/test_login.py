@@ -16,7 +16,7 @@ import pytest
 from mpiboot.errors import MpibootError
 from mpiboot.model import HostKeys
 from mpiboot.ssh_client import login, tcp
-from mpiboot.ssh_client.attempt import Attempt, Limits, Outcome, Target
+from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh_client.login import ERRORS, OUTPUT_LIMIT, Login, outcome_of
 from tests.fakes.sshd import (
     CLOSES_AFTER_GREETING,
@@ -33,7 +33,7 @@ from tests.fakes.sshd import (
     without_ipv6,
 )
 
-LIMITS = Limits(connect=1.0, greeting=0.3, login=10.0, command=10.0)
+LIMITS = LoginTimeouts(connect=1.0, greeting=0.3, login=10.0, command=10.0)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def job(tmp_path: Path) -> Job:
 
 
 async def attempt(
-    login: Login, port: int, command: str = "echo hello", limits: Limits = LIMITS
+    login: Login, port: int, command: str = "echo hello", limits: LoginTimeouts = LIMITS
 ) -> Attempt:
     target = Target("w-0", "127.0.0.1", port, "runner")
     opened = await tcp.connect(target, limits)
@@ -90,7 +90,7 @@ async def test_no_answer_at_all_is_a_timeout(job: Job) -> None:
         for filler in (first, second):
             filler.setblocking(False)
             filler.connect_ex(full.getsockname())
-        limits = Limits(connect=0.3)
+        limits = LoginTimeouts(connect=0.3)
         target = Target("w-0", "127.0.0.1", full.getsockname()[1], "runner")
         probe = await tcp.connect(target, limits)
 
@@ -173,14 +173,14 @@ async def test_a_greeting_in_parts_or_behind_other_lines_is_a_greeting(talk: Tal
     async with listener(talk) as port:
         opened = await tcp.connect(Target("w-0", "127.0.0.1", port, "x"), LIMITS)
 
-    assert isinstance(opened, tcp.Opened)
+    assert isinstance(opened, tcp.OpenConnection)
     assert opened.greeting == "SSH-2.0-Stuck_1.0"
     opened.sock.close()
 
 
 async def test_a_server_that_hangs_after_its_greeting_is_given_up(job: Job) -> None:
     async with listener(HANGS_AFTER_GREETING) as port:
-        probe = await attempt(Login(job.path, limits=Limits(login=0.3)), port)
+        probe = await attempt(Login(job.path, limits=LoginTimeouts(login=0.3)), port)
 
     assert probe.outcome is Outcome.SLOW
     assert probe.stalled  # it greets and says no more: as where large packets get lost
@@ -277,7 +277,7 @@ async def test_much_on_stderr_neither_hangs_nor_fails(job: Job) -> None:
 
 async def test_a_command_without_an_end_is_given_up(job: Job) -> None:
     async with sshd(Behaviour(job)) as port:
-        probe = await attempt(Login(job.path, limits=Limits(command=0.3)), port, "sleep 3")
+        probe = await attempt(Login(job.path, limits=LoginTimeouts(command=0.3)), port, "sleep 3")
 
     assert probe.outcome is Outcome.COMMAND_FAILED
     assert "no end" in probe.said

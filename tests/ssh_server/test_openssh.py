@@ -15,7 +15,9 @@ from mpiboot.ssh_server import openssh
 ALL = (1 << 41) - 1
 ROOT = Identity(0, 0, "root", "/root", "/bin/bash", known=True, capabilities=ALL)
 USER = Identity(1000, 1000, "mpi", "/home/mpi", "/bin/bash", known=True, capabilities=0)
-GOOD = openssh.Conditions("/usr/sbin/sshd", privsep=True, locked=False, shell=True, pidfd=True)
+GOOD = openssh.OpensshConditions(
+    "/usr/sbin/sshd", privsep=True, locked=False, shell=True, pidfd=True
+)
 
 
 @pytest.mark.parametrize("identity", [ROOT, USER])
@@ -39,7 +41,7 @@ def test_nothing_speaks_against_sshd_where_everything_is_there(identity: Identit
     ],
 )
 def test_what_speaks_against_sshd_is_said(
-    conditions: openssh.Conditions, identity: Identity, folder: str, said: str
+    conditions: openssh.OpensshConditions, identity: Identity, folder: str, said: str
 ) -> None:
     assert said in openssh.reason_against(conditions, identity, folder)
 
@@ -147,6 +149,6 @@ def test_what_decides_is_looked_at_of_the_sshd_in_the_path(tmp_path: Path) -> No
     sshd.touch(0o755)
     identity = dataclasses.replace(USER, shell="/bin/sh", user="nobody-of-this-name")
     found = openssh.conditions(identity, str(tmp_path))
-    assert found == openssh.Conditions(
+    assert found == openssh.OpensshConditions(
         path=str(sshd), privsep=True, locked=False, shell=True, pidfd=hasattr(os, "pidfd_open")
     )

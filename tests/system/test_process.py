@@ -155,7 +155,7 @@ def test_another_mpiboot_that_is_installed_too_is_not_taken(tmp_path: Path) -> N
 
 
 def test_the_loop_wakes_for_signals_and_readable_descriptors() -> None:
-    loop = process.Loop([signal.SIGUSR1])
+    loop = process.SignalLoop([signal.SIGUSR1])
     reader, writer = os.pipe()
     read: list[bytes] = []
     try:
@@ -220,7 +220,7 @@ def test_a_containers_own_is_its_first_process_or_the_child_of_an_init(
 
 
 def test_what_a_loop_has_forgotten_wakes_it_no_more() -> None:
-    loop, called = process.Loop(()), list[int]()
+    loop, called = process.SignalLoop(()), list[int]()
     reader, writer = os.pipe()
     os.write(writer, b"x")
     loop.watch(reader, lambda: called.append(1))

@@ -1,6 +1,6 @@
 """What the platform itself says of this pod's links and devices: Multus, device plugin, DRA.
 
-Evidence only, unweighed: nothing here looks whether the link or device is there.
+AttachmentSource only, unweighed: nothing here looks whether the link or device is there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from mpiboot.data_network.observe.sysfs import PCI_FUNCTION
-from mpiboot.fabric import Attachment, Evidence
+from mpiboot.fabric import Attachment, AttachmentSource
 
 _Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | None"
 
@@ -41,17 +41,17 @@ def attachments(
 
     ``environment`` is the container's own; the files are read where they are mounted.
     """
-    oddities: list[str] = []
+    unreadable: list[str] = []
     found = (
-        *_multus(annotations, oddities),
-        *_device_plugin(environment, oddities),
-        *_dra(metadata, sys_root, oddities),
-        *((Attachment(Evidence.GIB, resource=str(gib)),) if gib.is_dir() else ()),
+        *_multus(annotations, unreadable),
+        *_device_plugin(environment, unreadable),
+        *_dra(metadata, sys_root, unreadable),
+        *((Attachment(AttachmentSource.GIB, resource=str(gib)),) if gib.is_dir() else ()),
     )
-    return found, tuple(oddities)
+    return found, tuple(unreadable)
 
 
-def _device_plugin(environment: Mapping[str, str], oddities: list[str]) -> Iterator[Attachment]:
+def _device_plugin(environment: Mapping[str, str], unreadable: list[str]) -> Iterator[Attachment]:
     # PCIDEVICE_<PREFIX>_<RESOURCE>=0000:08:00.2,0000:08:00.3 of the SR-IOV device plugin. The
     # same name with _INFO holds the same functions once more, as JSON.
     for name, value in environment.items():
@@ -60,20 +60,22 @@ def _device_plugin(environment: Mapping[str, str], oddities: list[str]) -> Itera
         resource = name.removeprefix("PCIDEVICE_")
         for item in filter(None, (part.strip() for part in value.split(","))):
             if PCI_FUNCTION.fullmatch(item.lower()):
-                yield Attachment(Evidence.DEVICE_PLUGIN, pci=item.lower(), resource=resource)
+                yield Attachment(
+                    AttachmentSource.DEVICE_PLUGIN, pci=item.lower(), resource=resource
+                )
             else:
-                oddities.append(f"{name} names {item[:60]!r}, which is no PCI function")
+                unreadable.append(f"{name} names {item[:60]!r}, which is no PCI function")
 
 
-def _multus(paths: tuple[Path, ...], oddities: list[str]) -> Iterator[Attachment]:
+def _multus(paths: tuple[Path, ...], unreadable: list[str]) -> Iterator[Attachment]:
     for path in paths:
-        said = _annotation(path, oddities)
+        said = _annotation(path, unreadable)
         if not said:
             continue
         try:
             networks: _Json = json.loads(said)
         except (ValueError, RecursionError):
-            oddities.append(f"{path}: the annotation {_STATUS[0]} is not JSON")
+            unreadable.append(f"{path}: the annotation {_STATUS[0]} is not JSON")
             continue
         for network in networks if isinstance(networks, list) else []:
             attachment = _network(network)
@@ -88,7 +90,7 @@ def _network(network: _Json) -> Attachment | None:
         return None
     pci = _member(_member(network, "device-info"), "pci")
     return Attachment(
-        Evidence.MULTUS,
+        AttachmentSource.MULTUS,
         link=link,
         pci=_text(pci, "pci-address").lower(),
         rdma=_text(pci, "rdma-device"),
@@ -97,9 +99,9 @@ def _network(network: _Json) -> Attachment | None:
     )
 
 
-def _annotation(path: Path, oddities: list[str]) -> str:
+def _annotation(path: Path, unreadable: list[str]) -> str:
     """Find the annotation in a file of the downward API: lines KEY="VALUE", quoted as Go does."""
-    for line in _read(path, oddities).splitlines():
+    for line in _read(path, unreadable).splitlines():
         key, separator, quoted = line.partition("=")
         if key not in _STATUS or not separator:
             continue
@@ -109,26 +111,26 @@ def _annotation(path: Path, oddities: list[str]) -> str:
             value = None
         if isinstance(value, str):
             return value
-        oddities.append(f"{path}: the value of {key} can't be read")
+        unreadable.append(f"{path}: the value of {key} can't be read")
     return ""
 
 
-def _dra(metadata: Path, sys_root: Path, oddities: list[str]) -> Iterator[Attachment]:
+def _dra(metadata: Path, sys_root: Path, unreadable: list[str]) -> Iterator[Attachment]:
     # resourceclaims/CLAIM/REQUEST/DRIVER-metadata.json, or resourceclaimtemplates/…
     try:
         paths = sorted(metadata.glob("*/*/*/*-metadata.json"))
     except OSError as error:  # no descriptor left
-        oddities.append(f"{metadata}: {error.strerror}")
+        unreadable.append(f"{metadata}: {error.strerror}")
         return
     for path in paths:
-        said = _read(path, oddities)
+        said = _read(path, unreadable)
         if not said.strip():
             continue  # a network driver fills it when the pod's links are made
         try:
             # The same object once for each version of its form, the newest first.
             document: _Json = json.JSONDecoder().raw_decode(said.lstrip())[0]
         except (ValueError, RecursionError):
-            oddities.append(f"{path}: is not JSON")
+            unreadable.append(f"{path}: is not JSON")
             continue
         for request in _items(document, "requests"):
             for device in _items(request, "devices"):
@@ -146,7 +148,9 @@ def _allocated(device: _Json, sys_root: Path) -> Attachment | None:
     # A claim may be for a GPU: without a word on a network, the PCI class decides.
     if not link and not rdma and not _is_network(sys_root, pci):
         return None
-    return Attachment(Evidence.DRA, link=link, pci=pci, rdma=rdma, resource=_text(device, "driver"))
+    return Attachment(
+        AttachmentSource.DRA, link=link, pci=pci, rdma=rdma, resource=_text(device, "driver")
+    )
 
 
 def _is_network(sys_root: Path, pci: str) -> bool:
@@ -163,14 +167,14 @@ def _attribute(attributes: _Json, names: tuple[str, ...]) -> str:
     return ""
 
 
-def _read(path: Path, oddities: list[str]) -> str:
+def _read(path: Path, unreadable: list[str]) -> str:
     try:
         with path.open("rb") as file:
             return file.read(_LARGEST).decode("utf-8", "replace")
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except OSError as error:
-        oddities.append(f"{path}: {error.strerror}")
+        unreadable.append(f"{path}: {error.strerror}")
         return ""
 
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from mpiboot.data_network.observe import libraries, nldev, rdma_sysfs, sysfs
-from mpiboot.data_network.observe.nldev import Kernel
-from mpiboot.data_network.observe.report import DeviceReport
+from mpiboot.data_network.observe import libraries, rdma_netlink, rdma_sysfs, sysfs
+from mpiboot.data_network.observe.rdma_netlink import KernelRdma
+from mpiboot.data_network.observe.rdma_report import DeviceReport
 from mpiboot.fabric import Fabric, LinkLayer, RdmaDevice, RdmaPort
 
 _LAYERS: Final = {
@@ -35,20 +35,20 @@ def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fab
     """Give what this pod sees of RDMA; ``routes`` and ``attachments`` stay empty.
 
     It needs no privilege, blocks for milliseconds, and never fails: what can't be read is said
-    in ``oddities``. On a modular kernel the question itself makes the kernel load ib_core, as
+    in ``unreadable``. On a modular kernel the question itself makes the kernel load ib_core, as
     every RDMA library does.
     """
     refused, no_rdma = "", False
-    kernel: Kernel | None = None
+    kernel: KernelRdma | None = None
     try:
-        with nldev.connect() as channel:
-            kernel = nldev.read(channel)
+        with rdma_netlink.connect() as channel:
+            kernel = rdma_netlink.read(channel)
     except OSError as error:
         refused, no_rdma = os.strerror(error.errno or errno.EIO), error.errno == _NO_RDMA
     found = assemble(kernel, sys_root, dev_root, refused)
     if refused and not no_rdma and not found.devices:
         odd = f"netlink: {refused}: RDMA devices are not known"
-        return replace(found, oddities=(*found.oddities, odd))
+        return replace(found, unreadable=(*found.unreadable, odd))
     asked = {one.name: len(one.ports) for one in found.devices if one.opens}
     if not asked:
         return found
@@ -65,7 +65,9 @@ def with_library(
         _with_library(device, said[device.name]) if device.name in said else device
         for device in found.devices
     )
-    return replace(found, devices=devices, oddities=(*found.oddities, *((wrong,) if wrong else ())))
+    return replace(
+        found, devices=devices, unreadable=(*found.unreadable, *((wrong,) if wrong else ()))
+    )
 
 
 def _with_library(device: RdmaDevice, said: libraries.LibraryAnswer) -> RdmaDevice:
@@ -82,62 +84,66 @@ def _with_library(device: RdmaDevice, said: libraries.LibraryAnswer) -> RdmaDevi
     return replace(device, ports=ports, library_error=said.why)
 
 
-def assemble(kernel: Kernel | None, sys_root: Path, dev_root: Path, refused: str = "") -> Fabric:
+def assemble(
+    kernel: KernelRdma | None, sys_root: Path, dev_root: Path, refused: str = ""
+) -> Fabric:
     """Join what netlink said with sysfs and the device nodes.
 
     Without netlink (None) the devices are those of sysfs, which may be the host's. With it,
     sysfs adds devices only where netlink's list was cut short.
     """
-    oddities = list(kernel.oddities) if kernel is not None else []
+    unreadable = list(kernel.unreadable) if kernel is not None else []
     listed = {device.name: device for device in kernel.devices} if kernel is not None else {}
     names = list(listed)
     if kernel is None or not kernel.complete:
         names += [name for name in rdma_sysfs.names(sys_root) if name not in listed]
     if kernel is None and names:
-        oddities.append(
+        unreadable.append(
             f"netlink: {refused or 'no answer'}: RDMA devices are read from {sys_root} alone, "
             "and may be others than this pod's"
         )
     nodes = rdma_sysfs.nodes(sys_root) if names else {}
     devices = []
     for name in names:
-        told, found = listed.get(name), rdma_sysfs.device(sys_root, name)
+        by_netlink, found = listed.get(name), rdma_sysfs.device(sys_root, name)
         if found is None:
-            if told is None or told.ports is None:
-                oddities.append(f"{name}: went away while it was read")
+            if by_netlink is None or by_netlink.ports is None:
+                unreadable.append(f"{name}: went away while it was read")
                 continue
-            oddities.append(f"{name}: not in {sys_root}/class/infiniband: its GIDs are not known")
+            unreadable.append(f"{name}: not in {sys_root}/class/infiniband: its GIDs are not known")
             found = DeviceReport(name, ports=())
-        oddities.extend(found.oddities)
-        devices.append(_device(told, found, nodes.get(name, ("", None)), sys_root, dev_root))
+        unreadable.extend(found.unreadable)
+        devices.append(_device(by_netlink, found, nodes.get(name, ("", None)), sys_root, dev_root))
     return Fabric(
         netns_mode=kernel.mode if kernel is not None else "",
         infiniband_folder=(dev_root / "infiniband").is_dir(),
         devices=tuple(devices),
-        oddities=tuple(oddities),
+        unreadable=tuple(unreadable),
     )
 
 
 def _device(
-    told: DeviceReport | None,
+    by_netlink: DeviceReport | None,
     found: DeviceReport,
     node: tuple[str, int | None],
     sys_root: Path,
     dev_root: Path,
 ) -> RdmaDevice:
     """Join both reports: netlink's word comes first, sysfs's stands where it gave none."""
-    protocol = _protocol(found) if told is None else told.protocol
-    told = told or DeviceReport(found.name)
-    uverbs, error = _open(dev_root, *((told.uverbs, told.rdev) if told.uverbs else node))
+    protocol = _protocol(found) if by_netlink is None else by_netlink.protocol
+    by_netlink = by_netlink or DeviceReport(found.name)
+    uverbs, error = _open(
+        dev_root, *((by_netlink.uverbs, by_netlink.rdev) if by_netlink.uverbs else node)
+    )
     here = {port.number: port for port in found.ports or ()}
-    ports = found.ports if told.ports is None else told.ports
+    ports = found.ports if by_netlink.ports is None else by_netlink.ports
     return RdmaDevice(
-        index=told.index,
+        index=by_netlink.index,
         name=found.name,
         protocol=protocol,
-        node_type=told.node_type or found.node_type,
-        node_guid=told.node_guid or found.node_guid,
-        driver=told.driver or found.driver,
+        node_type=by_netlink.node_type or found.node_type,
+        node_guid=by_netlink.node_guid or found.node_guid,
+        driver=by_netlink.driver or found.driver,
         pci=found.pci,
         uverbs=uverbs,
         open_error=error,
@@ -147,15 +153,15 @@ def _device(
     )
 
 
-def _port(told: RdmaPort, found: RdmaPort, protocol: str, sys_root: Path) -> RdmaPort:
+def _port(by_netlink: RdmaPort, found: RdmaPort, protocol: str, sys_root: Path) -> RdmaPort:
     return replace(
         found,
-        state=told.state,
-        physical=told.physical,
+        state=by_netlink.state,
+        physical=by_netlink.physical,
         link_layer=found.link_layer or _LAYERS.get(protocol, LinkLayer.UNKNOWN),
         # Netlink's word alone: sysfs may be that of another network namespace.
-        netdev=told.netdev,
-        mtu=_roce_mtu(sys_root, told.netdev) if told.netdev else 0,
+        netdev=by_netlink.netdev,
+        mtu=_roce_mtu(sys_root, by_netlink.netdev) if by_netlink.netdev else 0,
     )
 
 

@@ -12,8 +12,8 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from mpiboot.data_network.observe import report
-from mpiboot.data_network.observe.report import DeviceReport
+from mpiboot.data_network.observe import rdma_report
+from mpiboot.data_network.observe.rdma_report import DeviceReport
 from mpiboot.data_network.observe.sysfs import number, pci_function, text
 from mpiboot.data_network.records import natural_order
 from mpiboot.fabric import Gid, GidType, LinkLayer, RdmaPort
@@ -46,16 +46,16 @@ def device(sys_root: Path, name: str) -> DeviceReport | None:
     A port's ``netdev`` is the link of its PCI function, if it is one link.
     """
     folder = sys_root / "class" / "infiniband" / name
-    oddities: list[str] = []
+    unreadable: list[str] = []
     numbers = [int(item) for item in _entries(folder / "ports") if item.isdecimal()]
     found = DeviceReport(
         name=name,
         node_guid=text(folder / "node_guid"),
-        node_type=report.node_type(number(folder / "node_type")),
+        node_type=rdma_report.node_type(number(folder / "node_type")),
         pci=pci_function(folder / "device"),
         driver=_driver(folder),
-        ports=tuple(_port(folder, one, len(numbers), oddities) for one in numbers),
-        oddities=tuple(oddities),
+        ports=tuple(_port(folder, one, len(numbers), unreadable) for one in numbers),
+        unreadable=tuple(unreadable),
     )
     return found if folder.exists() else None
 
@@ -77,18 +77,18 @@ def nodes(sys_root: Path) -> dict[str, tuple[str, int | None]]:
     return found
 
 
-def _port(folder: Path, place: int, count: int, oddities: list[str]) -> RdmaPort:
+def _port(folder: Path, place: int, count: int, unreadable: list[str]) -> RdmaPort:
     port = folder / "ports" / str(place)
     rate = _RATE.match(text(port / "rate"))
     layer = _layer(port)
     drives = folder / "device" / "net" if layer is LinkLayer.ETHERNET else None
     return RdmaPort(
         number=place,
-        state=report.port_state(number(port / "state")),
-        physical=report.physical_state(number(port / "phys_state")),
+        state=rdma_report.port_state(number(port / "state")),
+        physical=rdma_report.physical_state(number(port / "phys_state")),
         link_layer=layer,
         rate=float(rate.group(1)) if rate else 0.0,
-        gids=_gids(port, f"{folder.name} port {place}", oddities),
+        gids=_gids(port, f"{folder.name} port {place}", unreadable),
         pkeys=_pkeys(port / "pkeys"),
         netdev=_netdev(drives, place, count) if drives else "",
     )
@@ -100,16 +100,16 @@ def _layer(port: Path) -> LinkLayer:
     return LinkLayer.UNSPECIFIED if said == "Unknown" else LinkLayer(said)
 
 
-def _gids(port: Path, whose: str, oddities: list[str]) -> tuple[Gid, ...]:
+def _gids(port: Path, whose: str, unreadable: list[str]) -> tuple[Gid, ...]:
     found = []
     for slot in _entries(port / "gids"):
         # Three files for each of up to 1,024 slots: the other two only where there is a GID.
-        value = _gid(port / "gids" / slot, oddities)
+        value = _gid(port / "gids" / slot, unreadable)
         if not value or value == _NO_GID or not slot.isdecimal():
             continue
         plain = canonical(value)
         if not plain:
-            oddities.append(f"{whose}: GID {slot} can't be read: {value[:60]!r}")
+            unreadable.append(f"{whose}: GID {slot} can't be read: {value[:60]!r}")
             continue
         kind = GidType(text(port / "gid_attrs" / "types" / slot))
         netdev = text(port / "gid_attrs" / "ndevs" / slot)
@@ -117,13 +117,13 @@ def _gids(port: Path, whose: str, oddities: list[str]) -> tuple[Gid, ...]:
     return tuple(found)
 
 
-def _gid(path: Path, oddities: list[str]) -> str:
+def _gid(path: Path, unreadable: list[str]) -> str:
     """Read a slot; an error that isn't an ordinary answer is an oddity."""
     try:
         return path.read_text("utf-8", "replace").strip()
     except OSError as error:
         if error.errno not in _GONE:
-            oddities.append(f"{path}: {error.strerror}")
+            unreadable.append(f"{path}: {error.strerror}")
         return ""
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from mpiboot import facts
-from mpiboot.data_network.observe import nldev, rdma
+from mpiboot.data_network.observe import rdma, rdma_netlink
 from mpiboot.fabric import Fabric, RdmaDevice
 from mpiboot.model import Host, PodFacts, Worker
 from mpiboot.observe import facts_json
@@ -111,8 +111,8 @@ def rdma_links() -> dict[str, dict[str, object]]:
 
 def without_library() -> Fabric:
     """What kernel and sysfs tell where the image has no RDMA library; it takes no child."""
-    with nldev.connect() as channel:
-        return rdma.assemble(nldev.read(channel), Path("/sys"), Path("/dev"))
+    with rdma_netlink.connect() as channel:
+        return rdma.assemble(rdma_netlink.read(channel), Path("/sys"), Path("/dev"))
 
 
 def device(name: str, fabric: Fabric | None = None) -> RdmaDevice:

@@ -68,14 +68,14 @@ def compare(name: str, fabric: Fabric | None) -> None:
 def test_without_a_device_there_is_none() -> None:
     fabric = rdma.observe()
 
-    assert (fabric.netns_mode, fabric.devices, fabric.oddities) == ("shared", (), ())
+    assert (fabric.netns_mode, fabric.devices, fabric.unreadable) == ("shared", (), ())
 
 
 def test_one_device_is_as_the_other_tools_have_it() -> None:
     rail(0, "10.0.0.1/24")
 
     agrees("rxe0")
-    assert rdma.observe().oddities == ()
+    assert rdma.observe().unreadable == ()
 
 
 def test_several_devices_with_ipv4_and_ipv6_are_as_the_other_tools_have_them() -> None:
@@ -121,7 +121,7 @@ def test_a_device_whose_link_is_in_another_namespace_is_seen_without_it() -> Non
     assert device("rxe5", in_pod("a", rdma.observe)).ports[0].netdev == "net1"
     for other in (in_pod("b", rdma.observe), rdma.observe()):
         assert device("rxe5", other).ports[0].netdev == ""
-        assert other.oddities == ()
+        assert other.unreadable == ()
 
 
 def test_macvlan_over_a_shared_device_has_its_address_in_the_table_only() -> None:
@@ -180,7 +180,7 @@ def test_in_exclusive_mode_a_pod_sees_no_device_of_the_host(exclusive: None) -> 
     agrees("rxe0")
     for host_sys in (False, True):
         fabric = in_pod("a", rdma.observe, host_sys=host_sys)
-        assert (fabric.netns_mode, fabric.devices, fabric.oddities) == ("exclusive", (), ())
+        assert (fabric.netns_mode, fabric.devices, fabric.unreadable) == ("exclusive", (), ())
         assert fabric.infiniband_folder
 
 
@@ -210,7 +210,7 @@ def test_a_device_that_is_taken_away_is_gone() -> None:
     run("rdma link delete rxe0")
 
     wait_for(lambda: [item.name for item in rdma.observe().devices] == ["rxe1"])
-    assert rdma.observe().oddities == ()
+    assert rdma.observe().unreadable == ()
 
 
 def test_many_devices_are_all_seen() -> None:
@@ -222,7 +222,7 @@ def test_many_devices_are_all_seen() -> None:
 
     assert [item.name for item in fabric.devices] == list(rdma_links())
     assert len(fabric.devices) == 16
-    assert fabric.oddities == ()
+    assert fabric.unreadable == ()
 
 
 def test_links_have_the_kinds_of_their_drivers() -> None:

@@ -42,7 +42,7 @@ class DeviceReport:
     uverbs: str = ""
     rdev: int | None = None
     ports: tuple[RdmaPort, ...] | None = None
-    oddities: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 def port_state(number: int | None) -> PortState:

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Final
 
 
-class Reason(str, Enum):
+class NoAddress(str, Enum):
     """Why a name has no address; in the order in which one is told rather than another."""
 
     MALFORMED = "not a host name"
@@ -19,7 +19,7 @@ class Reason(str, Enum):
     NO_NAMESERVER = "no nameserver can be reached"
     SERVFAIL = "SERVFAIL"
     BAD_ANSWER = "the nameserver's answer can't be read"
-    NO_ADDRESS = "no address record"
+    NO_RECORD = "no address record"
     NXDOMAIN = "NXDOMAIN"
     REFUSED = "REFUSED"
     SYSTEM = "the system resolver finds no address"
@@ -27,14 +27,14 @@ class Reason(str, Enum):
     @property
     def permanent(self) -> bool:
         """Whether asking again can't help."""
-        return self is Reason.MALFORMED
+        return self is NoAddress.MALFORMED
 
 
-_RANK: Final = tuple(Reason)
+_RANK: Final = tuple(NoAddress)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DnsAnswer:
     """What is known of one name: its addresses in the system's order, or the reason why none.
 
     ``retry_after`` is how many seconds a cache may keep the negative answer; ``searched`` are the
@@ -43,19 +43,19 @@ class Answer:
 
     name: str
     addresses: tuple[str, ...] = ()
-    reason: Reason | None = None
+    reason: NoAddress | None = None
     retry_after: float | None = None
     searched: tuple[str, ...] = ()
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class DnsReply:
     """What came back for one absolute name."""
 
     name: str
     addresses: tuple[str, ...] = ()
-    reason: Reason | None = None
+    reason: NoAddress | None = None
     server: str = ""
     ttl: float | None = None
 
@@ -65,17 +65,17 @@ class Reply:
         return len(_RANK) if self.reason is None else _RANK.index(self.reason)
 
 
-def joined(replies: Sequence[Reply]) -> Reply:
+def joined(replies: Sequence[DnsReply]) -> DnsReply:
     """Make the answers for A and AAAA one: an address is a yes, else the worst reason counts."""
     addresses = tuple(address for reply in replies for address in reply.addresses)
     if addresses:
-        return Reply(replies[0].name, addresses, server=replies[0].server)
+        return DnsReply(replies[0].name, addresses, server=replies[0].server)
     lives = [reply.ttl for reply in replies if reply.ttl is not None]
     worst = min(replies, key=lambda reply: reply.rank)
     return replace(worst, ttl=min(lives) if lives else None)
 
 
-def summary(name: str, replies: Sequence[Reply], domain: str = "") -> Answer:
+def summary(name: str, replies: Sequence[DnsReply], domain: str = "") -> DnsAnswer:
     """Make the answers for one name's search list one, with every reason in its detail.
 
     Names within the cluster's ``domain`` count first: what lies outside is asked of nameservers
@@ -84,7 +84,7 @@ def summary(name: str, replies: Sequence[Reply], domain: str = "") -> Answer:
     searched = tuple(reply.name for reply in replies)
     found = next((reply for reply in replies if reply.addresses), None)
     if found is not None:
-        return Answer(name, found.addresses, searched=searched)
+        return DnsAnswer(name, found.addresses, searched=searched)
     own = [reply for reply in replies if domain and reply.name.endswith(f".{domain}.")]
     worst = min(own or replies, key=lambda reply: reply.rank)
     lives = [reply.ttl for reply in replies if reply.ttl is not None]
@@ -98,4 +98,4 @@ def summary(name: str, replies: Sequence[Reply], domain: str = "") -> Answer:
     detail = f"{'; '.join(said)} (asked {worst.server})"
     if expires:
         detail += f", may be cached for {expires:g} s"
-    return Answer(name, (), worst.reason, expires, searched, detail)
+    return DnsAnswer(name, (), worst.reason, expires, searched, detail)

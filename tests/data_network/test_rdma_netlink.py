@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from mpiboot.data_network.observe import nldev
-from mpiboot.data_network.observe.nldev import Kernel, decode, read
+from mpiboot.data_network.observe import rdma_netlink
+from mpiboot.data_network.observe.rdma_netlink import KernelRdma, decode, read
 from mpiboot.fabric import PortState, RdmaPort
 
 GET, PORT_GET, SYS_GET, GET_CHARDEV = (5 << 10) + 1, (5 << 10) + 5, (5 << 10) + 6, (5 << 10) + 15
@@ -106,7 +106,7 @@ def kernel(answers: Answers) -> Iterator[socket.socket]:
         theirs.close()
 
 
-def told(answers: Answers, seconds: float = 30) -> Kernel:
+def told(answers: Answers, seconds: float = 30) -> KernelRdma:
     with kernel(answers) as channel:
         return read(channel, seconds)
 
@@ -116,7 +116,7 @@ def test_a_device_is_read_with_its_port_and_node() -> None:
 
     assert found.mode == "shared"
     assert found.complete
-    assert not found.oddities
+    assert not found.unreadable
     (one,) = found.devices
     assert (one.index, one.name, one.protocol, one.node_type) == (3, "mlx5_3", "roce", "CA")
     assert one.node_guid == "0c42:a103:00b6:e003"
@@ -144,7 +144,7 @@ def test_unknown_attributes_are_passed_over() -> None:
     found = told(answers)
 
     assert [one.name for one in found.devices] == ["mlx5_3"]
-    assert not found.oddities
+    assert not found.unreadable
 
 
 def test_sixty_four_devices_come_in_many_datagrams() -> None:
@@ -182,7 +182,7 @@ def test_an_old_kernel_that_knows_no_mode_is_shared_and_names_no_node(code: int)
 
     assert found.mode == "shared"
     assert found.devices[0].uverbs == ""
-    assert not found.oddities
+    assert not found.unreadable
 
 
 def test_a_device_that_goes_away_meanwhile_has_no_ports() -> None:
@@ -195,7 +195,7 @@ def test_a_device_that_goes_away_meanwhile_has_no_ports() -> None:
 
     assert found.devices[0].ports is None
     assert found.complete
-    assert found.oddities == ("netlink: the ports of mlx5_3: Invalid argument",)
+    assert found.unreadable == ("netlink: the ports of mlx5_3: Invalid argument",)
 
 
 def cut_at(place: int) -> Answers:
@@ -214,7 +214,7 @@ def test_an_answer_that_is_cut_short_keeps_what_came_before(place: int) -> None:
     expected = ["mlx5_3"] if place > len(device(3, 1)) else []
     assert [one.name for one in found.devices] == expected
     assert not found.complete
-    assert found.oddities[0].startswith("netlink: the list of RDMA devices: the answer is cut")
+    assert found.unreadable[0].startswith("netlink: the list of RDMA devices: the answer is cut")
 
 
 def test_an_answer_without_an_end_is_given_up_and_nothing_more_is_asked() -> None:
@@ -228,7 +228,9 @@ def test_an_answer_without_an_end_is_given_up_and_nothing_more_is_asked() -> Non
 
     assert [one.name for one in found.devices] == ["mlx5_3"]
     assert not found.complete
-    assert found.oddities == ("netlink: the list of RDMA devices: the kernel's answer has no end",)
+    assert found.unreadable == (
+        "netlink: the list of RDMA devices: the kernel's answer has no end",
+    )
     assert asked == [GET]
 
 
@@ -240,7 +242,7 @@ def test_a_refused_list_is_an_oddity() -> None:
 
     assert not found.devices
     assert not found.complete
-    assert found.oddities[0] == "netlink: the list of RDMA devices: Operation not permitted"
+    assert found.unreadable[0] == "netlink: the list of RDMA devices: Operation not permitted"
 
 
 def test_the_late_rest_of_another_answer_is_passed_over() -> None:
@@ -276,7 +278,7 @@ def test_a_name_that_is_no_utf8_is_left_out() -> None:
 
 def test_the_real_kernel_answers_or_has_no_rdma() -> None:
     try:
-        channel = nldev.connect()
+        channel = rdma_netlink.connect()
     except OSError as error:
         assert error.errno in {errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT, errno.EPERM}  # noqa: PT017
         return

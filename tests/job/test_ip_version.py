@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.job import ipversion
+from mpiboot.job import ip_version
 from mpiboot.job.plan import Observed, Plan
 from mpiboot.model import Host, Hostfile, Level, Link, Mpi, MpiFamily, Source
 from tests.fakes.plans import MPIS, POD, because, failing, observed, planned
@@ -140,7 +140,7 @@ def test_a_launcher_that_runs_ranks_knows_itself_by_address() -> None:
     ],
 )
 def test_a_prefix_leaves_each_pod_a_name_of_its_own(names: tuple[str, ...], prefix: str) -> None:
-    assert ipversion.cut_prefix(names) == prefix
+    assert ip_version.cut_prefix(names) == prefix
 
 
 def test_no_prefix_is_said_before_the_start() -> None:

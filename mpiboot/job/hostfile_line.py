@@ -32,7 +32,7 @@ _KEYS: Final = {
 }
 
 
-class WrongError(Exception):
+class LineError(Exception):
     """What is wrong in a line, at which column (from 0)."""
 
     def __init__(self, column: int, said: str) -> None:
@@ -51,16 +51,16 @@ def _shown(text: str) -> str:
 def _number(text: str, column: int, what: str) -> int:
     digits = text.lstrip("0") if text.isascii() and text.isdigit() else ""
     if not digits or len(digits) > len(str(_MOST_SLOTS)) or int(digits) > _MOST_SLOTS:
-        raise WrongError(column, f"{what} is {_shown(text)}, expected a whole number from 1")
+        raise LineError(column, f"{what} is {_shown(text)}, expected a whole number from 1")
     return int(digits)
 
 
 def _address(text: str, column: int) -> str:
     found = parse(text)
     if found is None or found.version != IPV6:
-        raise WrongError(column, f"{_shown(text)} is not an IPv6 address; a count goes as `host:N`")
+        raise LineError(column, f"{_shown(text)} is not an IPv6 address; a count goes as `host:N`")
     if "%" in text:
-        raise WrongError(
+        raise LineError(
             column, f"{_shown(text)} has a zone, expected an address that is the same in every pod"
         )
     return text
@@ -71,24 +71,24 @@ def _name(text: str, column: int) -> str:
     odd = _ODD.search(text)
     if odd:
         hint = "one host a line" if odd[0] == "," else "letters, digits, dots and hyphens"
-        raise WrongError(
+        raise LineError(
             column + odd.start(), f"{_shown(odd[0])} in host {_shown(text)}, expected {hint}"
         )
     bare = text.removesuffix(".")
     if not bare:
-        raise WrongError(column, "expected a host name")
+        raise LineError(column, "expected a host name")
     if len(bare) > _LONGEST_NAME:
-        raise WrongError(
+        raise LineError(
             column, f"host {_shown(text)} has {len(bare)} characters, at most {_LONGEST_NAME} fit"
         )
     if not bare.replace(".", "").strip("0123456789"):
         if parse(text) is None:
-            raise WrongError(column, f"{_shown(text)} is not an IPv4 address")
+            raise LineError(column, f"{_shown(text)} is not an IPv4 address")
         return text
     at = column
     for label in bare.split("."):
         if not _LABEL.fullmatch(label):
-            raise WrongError(
+            raise LineError(
                 at,
                 f"{_shown(label)} in host {_shown(text)}, expected labels of 1 to 63 characters "
                 "that neither begin nor end with a hyphen",
@@ -99,7 +99,7 @@ def _name(text: str, column: int) -> str:
 
 def _user(text: str, column: int) -> str:
     if not _USER.fullmatch(text):
-        raise WrongError(column, f"user {_shown(text)}, expected letters, digits, . _ and -")
+        raise LineError(column, f"user {_shown(text)}, expected letters, digits, . _ and -")
     return text
 
 
@@ -113,7 +113,7 @@ class _Line:
 
     def put(self, key: str, value: int | str, column: int) -> None:
         if key in self.given:
-            raise WrongError(column, f"{key} is given twice in this line")
+            raise LineError(column, f"{key} is given twice in this line")
         self.given[key] = value
         self.at[key] = column
 
@@ -121,7 +121,7 @@ class _Line:
         slots, most = self.given.get("slots"), self.given.get("max_slots")
         count = slots if isinstance(slots, int) else 1
         if isinstance(most, int) and most < count:
-            raise WrongError(
+            raise LineError(
                 self.at["max_slots"], f"max_slots is {most}, expected at least the {count} slots"
             )
         return Host(
@@ -143,10 +143,10 @@ def _first_word(word: str, column: int, line: _Line) -> None:
     if rest.startswith("["):
         address, closed, tail = rest[1:].partition("]")
         if not closed:
-            raise WrongError(column, f"{_shown(rest)}, expected a closing bracket")
+            raise LineError(column, f"{_shown(rest)}, expected a closing bracket")
         line.name = _address(address, column + 1)
         if tail and not tail.startswith(":"):
-            raise WrongError(column + len(address) + 2, f"{_shown(tail)}, expected `:N` or a blank")
+            raise LineError(column + len(address) + 2, f"{_shown(tail)}, expected `:N` or a blank")
         count, column = tail[1:] if tail else None, column + len(address) + 3
     elif rest.count(":") > 1:
         line.name, count = _address(rest, column), None
@@ -162,16 +162,16 @@ def read(text: str, number: int) -> Host:
     """Read a line that isn't blank and has no comment.
 
     Raises:
-        WrongError: it says something that no hostfile may.
+        LineError: it says something that no hostfile may.
     """
     control = _CONTROL.search(text)
     if control:
-        raise WrongError(
+        raise LineError(
             control.start(), f"control character {_shown(control[0])}: not a text file?"
         )
     word = _WORD.search(text)
     if word is None:  # pragma: no cover - the caller leaves blank lines out
-        raise WrongError(0, "expected a host name")
+        raise LineError(0, "expected a host name")
     line = _Line()
     _first_word(word[0], word.start(), line)
     at = word.end()
@@ -179,10 +179,10 @@ def read(text: str, number: int) -> Host:
         pair = _PAIR.match(text, at)
         if pair is None:
             rest = text[at:].lstrip()
-            raise WrongError(len(text) - len(rest), f"{_shown(rest)}, expected `slots=N`")
+            raise LineError(len(text) - len(rest), f"{_shown(rest)}, expected `slots=N`")
         key, column = pair["key"], pair.start("key")
         if pair["equals"] is None or key not in _KEYS:
-            raise WrongError(
+            raise LineError(
                 column,
                 f"{_shown(key)}, expected `slots=N`, `max_slots=N`, `user=NAME` or a comment",
             )

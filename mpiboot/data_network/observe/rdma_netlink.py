@@ -27,8 +27,8 @@ from pyroute2.netlink import (
     nlmsg,
 )
 
-from mpiboot.data_network.observe import report
-from mpiboot.data_network.observe.report import DeviceReport
+from mpiboot.data_network.observe import rdma_report
+from mpiboot.data_network.observe.rdma_report import DeviceReport
 from mpiboot.fabric import RdmaPort
 
 NETLINK_RDMA: Final = 20
@@ -87,7 +87,7 @@ class NldevMessage(nlmsg):  # type: ignore[misc] # pyroute2 has no types
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class KernelRdma:
     """What the kernel told; ``complete`` says whether its list of devices came to its end.
 
     ``mode`` is ``shared``, ``exclusive`` or empty.
@@ -96,7 +96,7 @@ class Kernel:
     mode: str
     devices: tuple[DeviceReport, ...]
     complete: bool
-    oddities: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 def connect() -> socket.socket:
@@ -108,20 +108,20 @@ def connect() -> socket.socket:
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_RDMA)
 
 
-def read(channel: socket.socket, seconds: float = _SECONDS) -> Kernel:
+def read(channel: socket.socket, seconds: float = _SECONDS) -> KernelRdma:
     """Ask for everything: netns mode, devices, their ports and device nodes.
 
-    What is refused, cut short or gone meanwhile is left out and told in ``oddities``.
+    What is refused, cut short or gone meanwhile is left out and told in ``unreadable``.
     """
     asking = _Asking(channel, seconds)
     listed = asking.ask(_GET, NLM_F_DUMP, "the list of RDMA devices")
-    complete = not asking.oddities
+    complete = not asking.unreadable
     found = [device for message in listed if (device := _device(message)) is not None]
-    return Kernel(
+    return KernelRdma(
         mode=_mode(asking),
         devices=tuple(_whole(asking, device) for device in found),
         complete=complete and len(found) == len(listed),
-        oddities=tuple(asking.oddities),
+        unreadable=tuple(asking.unreadable),
     )
 
 
@@ -155,7 +155,7 @@ class _Asking:
         self._channel = channel
         self._sequence = 0
         self._silent = False
-        self.oddities: list[str] = []
+        self.unreadable: list[str] = []
         channel.settimeout(seconds)
 
     def ask(
@@ -176,12 +176,12 @@ class _Asking:
                 messages.append(decode(data))  # noqa: PERF401 # what came before an error stays
         except TimeoutError:
             self._silent = True  # it won't talk the next time either
-            self.oddities.append(f"netlink: {what}: the kernel's answer has no end")
+            self.unreadable.append(f"netlink: {what}: the kernel's answer has no end")
         except OSError as error:
             if error.errno not in known:
-                self.oddities.append(f"netlink: {what}: {error.strerror}")
+                self.unreadable.append(f"netlink: {what}: {error.strerror}")
         except ValueError as error:
-            self.oddities.append(f"netlink: {what}: the answer is cut short ({error})")
+            self.unreadable.append(f"netlink: {what}: the answer is cut short ({error})")
         return messages
 
     def _send(
@@ -234,10 +234,10 @@ def _raise_code(data: bytes) -> None:
 
 
 def _mode(asking: _Asking) -> str:
-    before = len(asking.oddities)
+    before = len(asking.unreadable)
     answer = asking.ask(_SYS_GET, 0, "the network namespace mode", known=_UNKNOWN)
     if not answer:
-        return "shared" if len(asking.oddities) == before else ""
+        return "shared" if len(asking.unreadable) == before else ""
     return "exclusive" if answer[0].number("SYS_NETNS_MODE") == 0 else "shared"
 
 
@@ -250,7 +250,7 @@ def _device(message: NldevMessage) -> DeviceReport | None:
         name,
         index,
         node_guid=_guid(message.number("NODE_GUID")),
-        node_type=report.node_type(message.number("DEV_NODE_TYPE")),
+        node_type=rdma_report.node_type(message.number("DEV_NODE_TYPE")),
         protocol=message.text("DEV_PROTOCOL"),
     )
 
@@ -261,11 +261,11 @@ def _guid(number: int | None) -> str:
 
 
 def _whole(asking: _Asking, device: DeviceReport) -> DeviceReport:
-    before = len(asking.oddities)
+    before = len(asking.unreadable)
     this = ("DEV_INDEX", device.index)
     listed = asking.ask(_PORT_GET, NLM_F_DUMP, f"the ports of {device.name}", (this,))
     ports = tuple(port for message in listed if (port := _port(message)) is not None)
-    device = replace(device, ports=None if len(asking.oddities) > before and not ports else ports)
+    device = replace(device, ports=None if len(asking.unreadable) > before and not ports else ports)
     kind = ("CHARDEV_TYPE", "uverbs")
     node = asking.ask(
         _GET_CHARDEV, 0, f"the device node of {device.name}", (kind, this), known=_NO_NODE
@@ -276,7 +276,7 @@ def _whole(asking: _Asking, device: DeviceReport) -> DeviceReport:
         device,
         uverbs=node[0].text("CHARDEV_NAME"),
         rdev=node[0].number("CHARDEV"),
-        driver=report.driver(node[0].number("UVERBS_DRIVER_ID")),
+        driver=rdma_report.driver(node[0].number("UVERBS_DRIVER_ID")),
     )
 
 
@@ -286,8 +286,8 @@ def _port(message: NldevMessage) -> RdmaPort | None:
         return None
     return RdmaPort(
         number,
-        report.port_state(message.number("PORT_STATE")),
-        report.physical_state(message.number("PORT_PHYS_STATE")),
+        rdma_report.port_state(message.number("PORT_STATE")),
+        rdma_report.physical_state(message.number("PORT_PHYS_STATE")),
         # There only if the link is in this network namespace.
         netdev=message.text("NDEV_NAME"),
     )

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from mpiboot.gates import reasons
+from mpiboot.gates import failure_reasons
 from mpiboot.model import Mesh
-from mpiboot.observe.answers import Reason
-from mpiboot.observe.resolvconf import ResolvConf
+from mpiboot.observe.dns_answers import NoAddress
+from mpiboot.observe.resolv_conf import ResolvConf
 from mpiboot.ssh_client.attempt import Attempt, Outcome, Target
 
 ISTIO = Mesh("istio", ())
@@ -16,7 +16,7 @@ def why(
     outcome: Outcome, mesh: Mesh | None = None, *, stalled: bool = False, refused: float = 0.0
 ) -> tuple[str, str]:
     probe = Attempt(TARGET, outcome, stalled=stalled)
-    said, hint = reasons.why(probe, mesh, {22}, "40000-40001", refused)
+    said, hint = failure_reasons.why(probe, mesh, {22}, "40000-40001", refused)
     return said, hint or ""
 
 
@@ -49,7 +49,7 @@ def test_a_worker_that_refuses_for_a_minute_may_have_a_command_of_its_own() -> N
     assert said == "connection refused, nothing has listened for 60 s"
     assert hint.startswith("a `command:` in the worker's pod spec replaces mpiboot")
     assert why(Outcome.TIMEOUT, refused=60.0) == (Outcome.TIMEOUT.value, "")
-    assert reasons.more(said, Attempt(TARGET, Outcome.REFUSED)) == (
+    assert failure_reasons.more(said, Attempt(TARGET, Outcome.REFUSED)) == (
         "; nothing has listened for 60 s"
     )
 
@@ -66,9 +66,9 @@ def test_the_nodes_resolver_in_a_pod_is_told_by_its_search_list(
     search: tuple[str, ...], told: str
 ) -> None:
     conf = ResolvConf(("10.0.0.10",), search)
-    for reason in (Reason.NXDOMAIN, Reason.NO_ADDRESS):
-        hint = reasons.unresolved(reason, conf) or ""
+    for reason in (NoAddress.NXDOMAIN, NoAddress.NO_RECORD):
+        hint = failure_reasons.unresolved(reason, conf) or ""
         assert told in hint
         assert ("`dnsPolicy: ClusterFirstWithHostNet`" in hint) == bool(told)
-    for other in (Reason.TIMEOUT, Reason.SERVFAIL, None):
-        assert reasons.unresolved(other, conf) is None
+    for other in (NoAddress.TIMEOUT, NoAddress.SERVFAIL, None):
+        assert failure_reasons.unresolved(other, conf) is None

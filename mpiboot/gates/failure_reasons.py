@@ -11,8 +11,8 @@ from typing import Final
 from mpiboot.job import names
 from mpiboot.model import Mesh
 from mpiboot.network import service_mesh as meshes
-from mpiboot.observe.answers import Reason
-from mpiboot.observe.resolvconf import ResolvConf
+from mpiboot.observe.dns_answers import NoAddress
+from mpiboot.observe.resolv_conf import ResolvConf
 from mpiboot.ssh_client.attempt import Attempt, Outcome
 
 # What a proxy makes of a server that speaks first, or of a peer without its mTLS.
@@ -71,13 +71,13 @@ def more(reason: str, attempt: Attempt) -> str:
     return f"; {said}" if said else ""
 
 
-def unresolved(reason: Reason | None, conf: ResolvConf) -> str | None:
+def unresolved(reason: NoAddress | None, conf: ResolvConf) -> str | None:
     """Say what to do about a name without address; None: the check's own hint.
 
     A pod on the node's network gets the node's resolv.conf unless its dnsPolicy says otherwise, and
     the node's nameserver has no name of the cluster (Kubernetes, "Pod's DNS Policy").
     """
-    if reason not in (Reason.NXDOMAIN, Reason.NO_ADDRESS) or names.cluster_domain(conf.search):
+    if reason not in (NoAddress.NXDOMAIN, NoAddress.NO_RECORD) or names.cluster_domain(conf.search):
         return None
     has = f"search {' '.join(conf.search)}" if conf.search else "no search list"
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpiboot.observe.resolvconf import ResolvConf, is_malformed, parse, search_names
+from mpiboot.observe.resolv_conf import ResolvConf, is_malformed, parse, search_names
 
 KUBELET = "nameserver 10.96.0.10\nsearch ns.svc.cluster.local. svc.cluster.local\noptions ndots:5\n"
 
