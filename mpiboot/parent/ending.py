@@ -42,7 +42,7 @@ Step: TypeAlias = tuple[State, tuple[Action, ...]]
 
 
 def start(state: State, *timers: Timer) -> Step:
-    """StartTimer timers of a known length."""
+    """Start timers of a known length."""
     begun = tuple(StartTimer(timer, DELAYS[timer]) for timer in timers)
     return replace(state, pending=state.pending | set(timers)), begun
 

@@ -184,7 +184,7 @@ class ReleaseMpirun:
 
 @dataclass(frozen=True, slots=True)
 class StartTimer:
-    """StartTimer a timer, again where it runs."""
+    """Start a timer, again where it runs."""
 
     timer: Timer
     seconds: float

@@ -22,8 +22,8 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(package))
 
 from mpiboot import log
-from mpiboot.parent.end import end_all
 from mpiboot.parent.launch_spec import JOB_MARK, without_marks
+from mpiboot.parent.processes import end_all
 
 _GUARD: Final = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libexec", "guard"

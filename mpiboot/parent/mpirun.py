@@ -12,15 +12,12 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
 
 from mpiboot import log
 from mpiboot.parent import mpirun_messages, verdicts
-from mpiboot.parent.end import end_all, reap, send, survivors
+from mpiboot.parent.agents import Agents
 from mpiboot.parent.events import (
     Action,
-    AgentConnected,
-    AgentEnded,
     AgentStarted,
     CheckHost,
     DaemonJoined,
@@ -44,18 +41,13 @@ from mpiboot.parent.events import (
     TimerFired,
     Verdict,
 )
-from mpiboot.parent.launch_spec import EVENTS, JOB_MARK, NOTICE, LaunchSpec
+from mpiboot.parent.launch_spec import JOB_MARK, NOTICE, LaunchSpec
 from mpiboot.parent.loop import EventLoop, HostChecks
 from mpiboot.parent.mpirun_messages import MpirunMessages
 from mpiboot.parent.mpirun_pipes import MpirunPipe, MpirunPipes, open_stderr
 from mpiboot.parent.notice import Notices
-from mpiboot.parent.os_calls import (
-    has_terminal,
-    last_words,
-    open_fifo,
-    process_handle,
-    spawn,
-)
+from mpiboot.parent.os_calls import has_terminal, spawn
+from mpiboot.parent.processes import end_all, reap, send, survivors
 from mpiboot.parent.saving import Saving
 from mpiboot.parent.signals import Signals, name
 from mpiboot.parent.state import FAMILIES, UNKNOWN, Job, Phase
@@ -65,10 +57,6 @@ from mpiboot.parent.unused_hosts import UnusedHosts
 from mpiboot.parent.watch import Processes, find_mpiruns, joined, peers, running
 
 _LOOK_FIRST, _LOOK_LAST, _LOOK_GROWTH = 0.05, 0.25, 1.5
-_AGENT_KILLED: Final = -signal.SIGKILL
-# An mpirun that gives up kills its agents: the one whose ssh has ended by itself comes first.
-_AGENT_PATIENCE: Final = 0.5
-_PIECE: Final = 65536
 
 
 class Mpirun:
@@ -96,10 +84,9 @@ class Mpirun:
         self._family = FAMILIES.get(spec.family, UNKNOWN)
         self._deadlines: dict[Timer, float] = {}
         self._checks = HostChecks(self._loop, self._answered)
-        self._agents: dict[int, int] = {}
-        self._real: dict[int, int] = {}
-        self._gone: dict[int, tuple[str, float]] = {}
-        self._rest = b""
+        self._agents = Agents(
+            loop, self.folder, self._remotes, lambda: self._state.agents, self._feed
+        )
         self._unused = UnusedHosts(spec.left_to_mpirun)
         self._started_by: float | None = None
         seconds = spec.connect_check if spec.daemons else 0.0
@@ -122,22 +109,20 @@ class Mpirun:
         self._notices = Notices(
             loop,
             environ.get(JOB_MARK, ""),
-            lambda host: self._feed(HostEnding(self._known(host))),
+            lambda host: self._feed(HostEnding(self._agents.host_of(host))),
         )
         self._saving = Saving(
             loop, self._mpiruns, lambda ranks: self._feed(RanksLeft(ranks)), spec.ranks
         )
 
     def start(self, mask: set[signal.Signals | int]) -> None:
-        """StartTimer it, with what it needs beside it; ``mask`` is its signal mask.
+        """Start it, with what it needs beside it; ``mask`` is its signal mask.
 
         Raises:
             OSError: it can't be started.
         """
         spec = self.spec
-        # A FIFO that nobody has open forgets what was written to it.
-        self._fifo = open_fifo(f"{self.folder}/{EVENTS}")
-        self._loop.on(self._fifo, self._read_events)
+        self._agents.listen()
         self._loop.on(self._signals.handle, self._read_signals)
         pipe = mpirun_messages.open_pipe(spec.family, self._environ, local=spec.local)
         stderr = open_stderr() if self._family.writes_nul else None
@@ -174,8 +159,7 @@ class Mpirun:
         self._notices.close()
         self._connecting.stop()
         self._saving.release()
-        # The agents of those that ask the workers now are nobody's concern.
-        self._loop.on(self._fifo, self._drain)
+        self._agents.ignore()
         return self._placed(self.verdict)
 
     def end_left(self) -> int:
@@ -184,21 +168,18 @@ class Mpirun:
         self._pipes.read_last()
         return left
 
-    def _drain(self) -> None:
-        os.read(self._fifo, _PIECE)
-
     def _placed(self, verdict: Verdict) -> Verdict:
         """Name the host of a rank of which mpirun told none: its table is written late."""
         if verdict.rank is None or verdict.host:
             return verdict
         return replace(
-            verdict, host=self._known(mpirun_messages.host_of(self.folder, verdict.rank))
+            verdict, host=self._agents.host_of(mpirun_messages.host_of(self.folder, verdict.rank))
         )
 
     def _turn(self) -> None:
         launching = self._state.phase is Phase.LAUNCHING
         times = [*self._deadlines.values(), *self._checks.deadlines()]
-        times += [until for _, until in self._gone.values()]
+        times += self._agents.deadlines()
         if launching:
             times.append(self._look_at)
         if self._started_by is not None:
@@ -209,8 +190,7 @@ class Mpirun:
         if goes and self._connecting.due is not None:
             times.append(self._connecting.due)
         self._loop.wait(min(times, default=None))
-        if self._gone:
-            self._settle_gone()
+        self._agents.settle()
         now = time.monotonic()
         for timer, when in list(self._deadlines.items()):
             if when <= now and self._deadlines.pop(timer, None) is not None:
@@ -231,6 +211,8 @@ class Mpirun:
             log.warning("unused-hosts", said)
 
     def _feed(self, event: Event) -> None:
+        if isinstance(event, AgentStarted):
+            self._unused.started(event.host)
         self._state, actions = verdicts.step(self._state, event)
         self._do(actions)
 
@@ -277,95 +259,14 @@ class Mpirun:
         for pid, status in reap():
             if pid != self.child:
                 continue
-            self._read_events()  # what was told before mpirun ended comes before its end
+            self._agents.read()  # what was told before mpirun ended comes before its end
             self._pipes.read_last()
             code = os.waitstatus_to_exitcode(status)
             self._feed(MpirunEnded(max(code, 0), max(-code, 0)))
 
-    def _read_events(self) -> None:
-        while True:
-            try:
-                data = os.read(self._fifo, _PIECE)
-            except BlockingIOError:
-                return
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            for line in lines:
-                self._agent_told(line.decode("utf-8", "replace").split())
-
     def _ranks_ended(self, ends: list[RankEnded]) -> None:
         for found in ends:
-            self._feed(replace(found, host=self._known(found.host)))
-
-    def _agent_told(self, words: list[str]) -> None:
-        match words:
-            case ["started", name, pid] if pid.isdigit():
-                self._watch_agent(self._known(name), int(pid))
-            case ["running", _, real, pid] if real.isdigit() and pid.isdigit():
-                self._real[int(pid)] = int(real)
-            case ["connected", name, *_]:
-                self._feed(AgentConnected(self._known(name)))
-            case ["ended", name, status, pid, *signals] if status.isdigit() and pid.isdigit():
-                self._agent_ended(self._known(name), int(pid), int(status), bool(signals))
-            case _:
-                log.debug("agent", f"not understood: {' '.join(words)!r}")
-
-    def _known(self, name: str) -> str:
-        """Find the host that mpirun calls so: some cut names at the first dot."""
-        if name in self._remotes:
-            return name
-        short = [host for host in self._remotes if host.partition(".")[0] == name]
-        return short[0] if len(short) == 1 else name
-
-    def _watch_agent(self, host: str, pid: int) -> None:
-        self._unused.started(host)
-        self._feed(AgentStarted(host, pid))
-        try:
-            handle = process_handle(pid)
-        except ProcessLookupError:
-            self._agent_gone(host, pid)
-            return
-        if handle is None:  # the agent's word must do
-            return
-        self._agents[pid] = handle
-        self._loop.on(handle, lambda: self._agent_gone(host, pid))
-
-    def _agent_gone(self, host: str, pid: int) -> None:
-        """Take note that an agent isn't there any more; what it told may not be read yet."""
-        handle = self._agents.pop(pid, None)
-        if handle is not None:
-            self._loop.off(handle)
-            os.close(handle)
-        self._gone[pid] = (host, time.monotonic())
-        try:
-            ssh = process_handle(self._real.pop(pid))
-        except (KeyError, ProcessLookupError):  # it has ended too
-            return
-        if ssh is None:
-            return
-        self._gone[pid] = (host, time.monotonic() + _AGENT_PATIENCE)
-        self._loop.on(ssh, lambda: self._ssh_gone(host, pid, ssh))
-
-    def _ssh_gone(self, host: str, pid: int, handle: int) -> None:
-        self._loop.off(handle)
-        os.close(handle)
-        if pid in self._gone:
-            self._gone[pid] = (host, time.monotonic())
-
-    def _settle_gone(self) -> None:
-        """Take in that an agent was killed: it is gone, and did not tell its end."""
-        self._read_events()
-        now = time.monotonic()
-        for pid, (host, until) in sorted(self._gone.items(), key=lambda item: item[1][1]):
-            if (host, pid) not in self._state.agents:
-                del self._gone[pid]
-            elif until <= now:
-                del self._gone[pid]
-                said = ("its launch agent was killed",)
-                self._feed(AgentEnded(host, pid, _AGENT_KILLED, said, killed=True))
-
-    def _agent_ended(self, host: str, pid: int, status: int, signalled: bool) -> None:  # noqa: FBT001
-        words = last_words(f"{self.folder}/stderr/{host}") if status else ()
-        self._feed(AgentEnded(host, pid, status, words, signalled=signalled))
+            self._feed(replace(found, host=self._agents.host_of(found.host)))
 
     # What is asked
 
@@ -374,7 +275,7 @@ class Mpirun:
         state = self._state
         agents = [pid for _, pid in state.agents]
         seen = running(self.child, agents, self._family.proxies, Processes())
-        self._read_events()  # an agent is started before any rank is
+        self._agents.read()  # an agent is started before any rank is
         if seen.program and seen.settled:
             self._feed(RankSeen(seen.program))
         if seen.mpiruns and not state.joins_unseen:

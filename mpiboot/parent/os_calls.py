@@ -1,25 +1,24 @@
-"""What the parent asks of the system: programs started, a FIFO, a process's handle, ssh's words.
+"""What the parent asks of the system: programs started, a FIFO, a process's handle, files.
 
 Each is one small act without opinion; nothing here waits.
 """
 
 # pathlib, and what it imports, costs the parent a megabyte; socket half of one.
-# ruff: noqa: PTH100, PTH110, PTH118, PTH120, PTH123
+# ruff: noqa: PTH108, PTH110, PTH123
 from __future__ import annotations
 
 import _socket as socket
 import os
 import signal
-import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Final, NoReturn
 
-from mpiboot.parent.launch_spec import MARK
+from mpiboot.parent.launch_spec import KEY
 
 # Python ignores these for itself, and what is ignored stays so over exec.
 _IGNORED: Final = (signal.SIGPIPE, signal.SIGXFSZ)
-_PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _WORDS: Final = 3
 _TAIL: Final = 4096
 _NOISE: Final = ("Warning: Permanently added", "debug", "Authenticated to", "Transferred:", "Bytes")
@@ -66,47 +65,6 @@ def replace(
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.execvpe(argv[0], argv, environ)  # noqa: S606 - no shell is the point
-
-
-def start_asking(
-    program: str,
-    folder: str,
-    environ: Mapping[str, str],
-    *words: str,
-    stdin: int | None = None,
-) -> tuple[int, int]:
-    """Start a program of ``after_job``, which asks the workers, in a group of its own.
-
-    Args:
-        program: its file.
-        folder: the launch folder.
-        environ: mpirun's environment.
-        words: what it is asked for.
-        stdin: what it reads, where that is not this process's own.
-
-    Returns:
-        Its pid, 0 where it can't be started, and where it can be read; to be closed by the caller.
-    """
-    path = os.path.join(_PACKAGE, "after_job", program)
-    reader, writer = os.pipe()
-    try:
-        pid = os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-I", "-S", path, folder, *words],
-            {**environ, MARK: folder},
-            file_actions=[
-                *([(os.POSIX_SPAWN_DUP2, stdin, 0)] if stdin is not None else []),
-                (os.POSIX_SPAWN_DUP2, writer, 1),
-                (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-            ],
-            setpgroup=0,
-            setsigmask=(),
-        )
-    except OSError:
-        pid = 0
-    finally:
-        os.close(writer)
-    return pid, reader
 
 
 def start_listening(
@@ -163,6 +121,12 @@ def open_fifo(path: str) -> int:
         os.mkfifo(path, 0o600)
     # For writing too: with a writer of its own it is never at its end.
     return os.open(path, os.O_RDWR | os.O_NONBLOCK)
+
+
+def remove_key(folder: str) -> None:
+    """Remove a launch's copy of the job's key: no agent logs in any more."""
+    with suppress(OSError):
+        os.unlink(f"{folder}/{KEY}")
 
 
 def process_handle(pid: int) -> int | None:

@@ -12,8 +12,7 @@ import time
 
 from mpiboot import log
 from mpiboot.parent import guard
-from mpiboot.parent.after import ask
-from mpiboot.parent.end import reap, remove_key, send, tell, tell_not_started, wait_gone
+from mpiboot.parent.asking import ask
 from mpiboot.parent.events import Verdict
 from mpiboot.parent.judgement import not_startable, proved
 from mpiboot.parent.launch_spec import (
@@ -27,8 +26,10 @@ from mpiboot.parent.launch_spec import (
 )
 from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.mpirun import Mpirun
-from mpiboot.parent.os_calls import replace, start_listening
+from mpiboot.parent.os_calls import remove_key, replace, start_listening
 from mpiboot.parent.preparation import Preparation, ended_by
+from mpiboot.parent.processes import reap, send, wait_gone
+from mpiboot.parent.report import tell, tell_not_started
 from mpiboot.parent.script import ScriptRun, last_launch, launches
 from mpiboot.parent.signals import ENDING, Signals
 from mpiboot.parent.state import BY_SIGNAL, FAMILIES, UNKNOWN

@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing import Final
 
 from mpiboot import log
-from mpiboot.parent.end import reap, wait_gone
 from mpiboot.parent.launch_spec import Failure, Result, from_line
 from mpiboot.parent.loop import EventLoop
+from mpiboot.parent.processes import reap, wait_gone
 from mpiboot.parent.signals import ENDING, Signals, name
 from mpiboot.parent.state import BY_SIGNAL
 

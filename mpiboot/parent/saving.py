@@ -16,14 +16,12 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final
 
-from mpiboot.parent.end import send
+from mpiboot.parent.asking import STOP_RANKS, AskingChild
 from mpiboot.parent.loop import EventLoop
-from mpiboot.parent.os_calls import start_asking
+from mpiboot.parent.processes import send
 from mpiboot.parent.watch import unread
 
-_STOP: Final = "stop_ranks.py"
 _LOOK: Final = 0.1
-_PIECE: Final = 4096
 
 
 class Saving:
@@ -49,10 +47,8 @@ class Saving:
         self._mpiruns = mpiruns
         self._changed = changed
         self._pids: tuple[int, ...] = ()
-        self._child = 0
-        self._reader = -1
+        self._child: AskingChild | None = None
         self._writer = -1
-        self._rest = b""
         self._started = ranks or 0
         self._all = False  # every rank is there
         self._found = False  # any rank was
@@ -74,9 +70,10 @@ class Saving:
         name = signal.Signals(number).name.removeprefix("SIG")
         limit = str(int(seconds) + 1)
         reader, self._writer = os.pipe()
-        self._child, self._reader = start_asking(_STOP, folder, environ, name, limit, stdin=reader)
+        self._child = AskingChild(
+            self._loop, STOP_RANKS, folder, environ, name, limit, heard=self._heard, stdin=reader
+        )
         os.close(reader)
-        self._loop.on(self._reader, self._read)
 
     def look(self) -> None:
         """Let mpirun run while its daemons have something to say and every rank is there."""
@@ -98,21 +95,18 @@ class Saving:
             return
         self._look_at = None
         send([*self._pids], signal.SIGCONT)
-        self._loop.off(self._reader)
-        os.close(self._reader)
         os.close(self._writer)
         if self._child:
-            # Its agents are in its group. It is reaped with all others.
-            send([-self._child], signal.SIGKILL)
+            self._child.end()
 
-    def _read(self) -> None:
-        data = os.read(self._reader, _PIECE)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
+    def _heard(self) -> None:
+        child = self._child
+        if child is None:
+            return
+        for line in child.take_lines():
             _, left, most, asked = line.split()
             self._count(int(left), int(most), int(asked))
-        if not data and self._look_at is not None:
-            self._loop.off(self._reader)
+        if child.over and self._look_at is not None:
             self._changed(0 if self._found else None)
 
     def _count(self, left: int, most: int, asked: int) -> None:

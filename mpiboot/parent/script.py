@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import Final
 
 from mpiboot import log
-from mpiboot.parent.end import reap
 from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.os_calls import has_terminal, spawn
+from mpiboot.parent.processes import reap
 from mpiboot.parent.signals import ENDING, Signals, name
 from mpiboot.parent.state import BY_SIGNAL
 

@@ -9,23 +9,18 @@ do without.
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Mapping
 from typing import Final
 
 from mpiboot import log
-from mpiboot.parent.end import send
+from mpiboot.parent.asking import ASK_WORKERS, AskingChild
 from mpiboot.parent.loop import EventLoop
-from mpiboot.parent.os_calls import start_asking
 
 # In its agents' environment, which then tell the parent of no daemon.
 ASKS: Final = "MPIBOOT_ASKS"
-_ASK: Final = "ask_workers.py"
 # Times the setting: by the default, what begins in the first four minutes is not missed.
 _WHEN: Final = (1, 2, 4)
-_PIECE: Final = 1 << 16
 _HINT: Final = (
     "is TCP between the workers dropped? A NetworkPolicy or firewall must allow the job's pods all "
     "ports among each other, or the range of MPIBOOT_PORT_RANGE"
@@ -51,9 +46,7 @@ class ConnectionWatch:
         self._environ = {**environ, ASKS: "1"}
         now = time.monotonic()
         self._times = [now + seconds * times for times in _WHEN] if seconds else []
-        self._child = 0
-        self._reader = -1
-        self._data = b""
+        self._child: AskingChild | None = None
 
     @property
     def due(self) -> float | None:
@@ -65,29 +58,27 @@ class ConnectionWatch:
         if self._times and self._times[0] <= time.monotonic():
             del self._times[0]
             self.stop()
-            self._child, self._reader = start_asking(
-                _ASK, self._folder, self._environ, "connecting"
+            self._child = AskingChild(
+                self._loop,
+                ASK_WORKERS,
+                self._folder,
+                self._environ,
+                "connecting",
+                heard=self._heard,
             )
-            self._data = b""
-            self._loop.on(self._reader, self._read)
 
     def stop(self) -> None:
-        """Let go of the child; it is reaped with all others."""
-        if self._reader < 0:
-            return
+        """End the child; it is reaped with all others."""
         if self._child:
-            send([-self._child], signal.SIGKILL)
-        self._loop.off(self._reader)
-        os.close(self._reader)
-        self._child, self._reader = 0, -1
+            self._child.end()
+            self._child = None
 
-    def _read(self) -> None:
-        piece = os.read(self._reader, _PIECE)
-        self._data += piece
-        if piece:
+    def _heard(self) -> None:
+        child = self._child
+        if child is None or not child.over:
             return
+        found = child.take_lines()
         self.stop()
-        found = [line for line in self._data.decode("utf-8", "replace").splitlines() if line]
         for line in found:
             log.warning("unanswered", line)
         if found:

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from mpiboot.parent import end, os_calls
+from mpiboot.parent import os_calls, processes
 from mpiboot.parent.loop import EventLoop, HostChecks
 
 Answer = tuple[str, bool | None, str]
@@ -89,6 +89,6 @@ def test_without_process_handles_the_end_is_waited_for_all_the_same(
     with subprocess.Popen(["sleep", "300"]) as child:
         assert os_calls.process_handle(child.pid) is None
         child.kill()
-        end.wait_gone([child.pid], 60)
+        processes.wait_gone([child.pid], 60)
         with pytest.raises(ChildProcessError):
             os.waitpid(child.pid, 0)

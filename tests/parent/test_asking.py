@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from mpiboot.after_job import ask_workers
-from mpiboot.parent import after
+from mpiboot.parent import asking
 from mpiboot.parent.loop import EventLoop
 
 
 def child(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     program = folder / "ask.py"
     program.write_text(text)
-    monkeypatch.setattr(after, "_ASK", str(program))
+    monkeypatch.setattr(asking, "ASK_WORKERS", str(program))
 
 
 def asked(folder: Path) -> tuple[str, ...]:
-    return after.ask(str(folder), os.environ, EventLoop(), lambda: False, "evidence")
+    return asking.ask(str(folder), os.environ, EventLoop(), lambda: False, "evidence")
 
 
 def runs(pid: str) -> bool:
@@ -44,7 +44,7 @@ def test_what_has_hung_is_ended_with_its_agents_and_what_it_said_counts(
         "time.sleep(300)\n"
     )
     child(tmp_path, monkeypatch, text)
-    monkeypatch.setattr(after, "_PATIENCE", 5.0)  # it has to come to its hang within that
+    monkeypatch.setattr(asking, "_PATIENCE", 5.0)  # it has to come to its hang within that
     assert asked(tmp_path) == ("w-1: /tmp is full",)
     end = time.monotonic() + 60  # a guard: a killed process takes a moment to go
     while any(map(runs, pids.read_text().split())):
@@ -62,9 +62,9 @@ def test_without_an_interpreter_nothing_is_told_and_nothing_stays_open(
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
     loop, fds = EventLoop(), len(list(Path("/proc/self/fd").iterdir()))
-    assert after.ask(str(tmp_path), os.environ, loop, lambda: False, "evidence") == ()
+    assert asking.ask(str(tmp_path), os.environ, loop, lambda: False, "evidence") == ()
     assert len(list(Path("/proc/self/fd").iterdir())) == fds
 
 
 def test_hosts_have_less_time_than_the_child_that_asks_them() -> None:
-    assert ask_workers._SECONDS + ask_workers._END < after._PATIENCE <= 5
+    assert ask_workers._SECONDS + ask_workers._END < asking._PATIENCE <= 5

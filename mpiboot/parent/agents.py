@@ -1,0 +1,155 @@
+"""The launch agents of one mpirun: what they tell by a FIFO, and whether they are still there.
+
+An agent tells that it was started, that its ssh is connected and how it ended. One that is killed
+tells nothing: its process is watched too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection
+from typing import Final
+
+from mpiboot import log
+from mpiboot.parent.events import AgentConnected, AgentEnded, AgentStarted, Event
+from mpiboot.parent.launch_spec import EVENTS
+from mpiboot.parent.loop import EventLoop
+from mpiboot.parent.os_calls import last_words, open_fifo, process_handle
+
+_KILLED: Final = -signal.SIGKILL
+# An mpirun that gives up kills its agents: the one whose ssh has ended by itself comes first.
+_PATIENCE: Final = 0.5
+_PIECE: Final = 65536
+
+
+class Agents:
+    """Listens to the agents, and makes events of what becomes of them."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        folder: str,
+        hosts: Collection[str],
+        running: Callable[[], Collection[tuple[str, int]]],
+        feed: Callable[[Event], None],
+    ) -> None:
+        """Listen to nobody yet.
+
+        Args:
+            loop: where the FIFO and the agents' processes are listened to.
+            folder: the launch folder.
+            hosts: the remote hosts' names.
+            running: the agents, by host and pid, whose end was not told yet.
+            feed: called with each event.
+        """
+        self._loop = loop
+        self._folder = folder
+        self._hosts = hosts
+        self._running = running
+        self._feed = feed
+        self._handles: dict[int, int] = {}
+        self._ssh: dict[int, int] = {}  # the pid of each agent's ssh
+        self._gone: dict[int, tuple[str, float]] = {}
+        self._rest = b""
+        self._fifo = -1
+
+    def listen(self) -> None:
+        """Open the FIFO: one that nobody has open forgets what was written to it."""
+        self._fifo = open_fifo(f"{self._folder}/{EVENTS}")
+        self._loop.on(self._fifo, self.read)
+
+    def ignore(self) -> None:
+        """Empty the FIFO from now on: the agents of those that ask the workers are no news."""
+        self._loop.on(self._fifo, self._empty)
+
+    def deadlines(self) -> list[float]:
+        """Say when ``settle`` has to be called (monotonic clock)."""
+        return [until for _, until in self._gone.values()]
+
+    def read(self) -> None:
+        """Take in what was told."""
+        while True:
+            try:
+                data = os.read(self._fifo, _PIECE)
+            except BlockingIOError:
+                return
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                self._told(line.decode("utf-8", "replace").split())
+
+    def settle(self) -> None:
+        """Take in that agents were killed: they are gone, and did not tell their end."""
+        if not self._gone:
+            return
+        self.read()
+        now = time.monotonic()
+        for pid, (host, until) in sorted(self._gone.items(), key=lambda item: item[1][1]):
+            if (host, pid) not in self._running():
+                del self._gone[pid]
+            elif until <= now:
+                del self._gone[pid]
+                said = ("its launch agent was killed",)
+                self._feed(AgentEnded(host, pid, _KILLED, said, killed=True))
+
+    def _empty(self) -> None:
+        os.read(self._fifo, _PIECE)
+
+    def _told(self, words: list[str]) -> None:
+        match words:
+            case ["started", name, pid] if pid.isdigit():
+                self._started(self.host_of(name), int(pid))
+            case ["running", _, real, pid] if real.isdigit() and pid.isdigit():
+                self._ssh[int(pid)] = int(real)
+            case ["connected", name, *_]:
+                self._feed(AgentConnected(self.host_of(name)))
+            case ["ended", name, status, pid, *signals] if status.isdigit() and pid.isdigit():
+                self._ended(self.host_of(name), int(pid), int(status), bool(signals))
+            case _:
+                log.debug("agent", f"not understood: {' '.join(words)!r}")
+
+    def host_of(self, name: str) -> str:
+        """Find the host that mpirun calls so: some cut names at the first dot."""
+        if name in self._hosts:
+            return name
+        short = [host for host in self._hosts if host.partition(".")[0] == name]
+        return short[0] if len(short) == 1 else name
+
+    def _started(self, host: str, pid: int) -> None:
+        self._feed(AgentStarted(host, pid))
+        try:
+            handle = process_handle(pid)
+        except ProcessLookupError:
+            self._has_gone(host, pid)
+            return
+        if handle is None:  # the agent's word must do
+            return
+        self._handles[pid] = handle
+        self._loop.on(handle, lambda: self._has_gone(host, pid))
+
+    def _has_gone(self, host: str, pid: int) -> None:
+        """Take note that an agent isn't there any more; what it told may not be read yet."""
+        handle = self._handles.pop(pid, None)
+        if handle is not None:
+            self._loop.off(handle)
+            os.close(handle)
+        self._gone[pid] = (host, time.monotonic())
+        try:
+            ssh = process_handle(self._ssh.pop(pid))
+        except (KeyError, ProcessLookupError):  # it has ended too
+            return
+        if ssh is None:
+            return
+        self._gone[pid] = (host, time.monotonic() + _PATIENCE)
+        self._loop.on(ssh, lambda: self._ssh_has_gone(host, pid, ssh))
+
+    def _ssh_has_gone(self, host: str, pid: int, handle: int) -> None:
+        self._loop.off(handle)
+        os.close(handle)
+        if pid in self._gone:
+            self._gone[pid] = (host, time.monotonic())
+
+    def _ended(self, host: str, pid: int, status: int, signalled: bool) -> None:  # noqa: FBT001
+        words = last_words(f"{self._folder}/stderr/{host}") if status else ()
+        self._feed(AgentEnded(host, pid, status, words, signalled=signalled))

@@ -1,0 +1,138 @@
+"""A child that asks the workers, or tells them: a program of ``after_job``, and what it writes.
+
+The parent itself stays small: what needs more than it has is done by that child. A child that
+fails or hangs costs its time and nothing else.
+"""
+
+# pathlib, and what it imports, costs the parent a megabyte.
+# ruff: noqa: PTH100, PTH118, PTH120
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final
+
+from mpiboot.parent.launch_spec import MARK
+from mpiboot.parent.loop import EventLoop
+
+ASK_WORKERS: Final = "ask_workers.py"
+STOP_RANKS: Final = "stop_ranks.py"
+_FOLDER: Final = os.path.join(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "after_job"
+)
+_PATIENCE: Final = 5.0
+# More than this nobody reads.
+_LIMIT: Final = 1 << 16
+
+
+class AskingChild:
+    """The child, in a process group of its own with the agents that it starts."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        program: str,
+        folder: str,
+        environ: Mapping[str, str],
+        *words: str,
+        heard: Callable[[], None] | None = None,
+        stdin: int | None = None,
+    ) -> None:
+        """Start it; one that can't be started has ended and said nothing.
+
+        Args:
+            loop: where it is listened to.
+            program: ``ASK_WORKERS`` or ``STOP_RANKS``.
+            folder: the launch folder.
+            environ: mpirun's environment.
+            words: what it is asked for.
+            heard: called when it has written something, and at its end.
+            stdin: what it reads, where that is not this process's own.
+        """
+        self.over = False  # nothing more comes
+        self._data = b""
+        self._loop = loop
+        self._heard = heard
+        self._reader, writer = os.pipe()
+        try:
+            self._pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-I", "-S", os.path.join(_FOLDER, program), folder, *words],
+                {**environ, MARK: folder},
+                file_actions=[
+                    *([(os.POSIX_SPAWN_DUP2, stdin, 0)] if stdin is not None else []),
+                    (os.POSIX_SPAWN_DUP2, writer, 1),
+                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+                ],
+                setpgroup=0,
+                setsigmask=(),
+            )
+        except OSError:
+            self._pid = 0
+        finally:
+            os.close(writer)
+        loop.on(self._reader, self._read)
+
+    def take_lines(self) -> list[str]:
+        """Give the lines that came since the last call; at its end also one without an end."""
+        *lines, self._data = self._data.split(b"\n")
+        if self.over:
+            lines, self._data = [*lines, self._data], b""
+        return [line.decode("utf-8", "replace") for line in lines if line]
+
+    def end(self) -> None:
+        """End it, with its agents, and listen no more. Whoever reaps all children reaps it."""
+        if self._reader < 0:
+            return
+        self._loop.off(self._reader)
+        os.close(self._reader)
+        self._reader = -1
+        if self._pid:
+            with suppress(OSError):
+                os.killpg(self._pid, signal.SIGKILL)
+
+    def reap(self) -> None:
+        """Wait for it, where nobody else does."""
+        with suppress(OSError):
+            if self._pid:
+                os.waitpid(self._pid, 0)
+
+    def _read(self) -> None:
+        piece = os.read(self._reader, _LIMIT)
+        self._data += piece
+        if not piece or len(self._data) >= _LIMIT:
+            self.over = True
+            self._loop.off(self._reader)
+        if self._heard:
+            self._heard()
+
+
+def ask(
+    folder: str,
+    environ: Mapping[str, str],
+    loop: EventLoop,
+    must_end: Callable[[], bool],
+    *words: str,
+) -> tuple[str, ...]:
+    """Ask or tell the workers after mpirun has ended, and give the lines of the answer.
+
+    Args:
+        folder: the launch folder.
+        environ: mpirun's environment.
+        loop: what else is listened to meanwhile: a FIFO that nobody empties would stop the agents.
+        must_end: whether this process was told to end, which ends it.
+        words: ``evidence``, ``over`` or ``failed``, and what goes with it, as
+            ``after_job/ask_workers.py`` takes it.
+    """
+    child = AskingChild(loop, ASK_WORKERS, folder, environ, *words)
+    deadline = time.monotonic() + _PATIENCE
+    while not (child.over or must_end()) and time.monotonic() < deadline:
+        loop.wait(deadline)
+    child.over = True
+    child.end()
+    child.reap()
+    return tuple(child.take_lines())

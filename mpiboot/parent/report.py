@@ -1,0 +1,101 @@
+"""Tells how the job ended, or why it did not start: in the log and as the pod's reason.
+
+It decides nothing about the job; the verdict is given to it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpiboot import log, termination
+from mpiboot.parent.events import Verdict
+from mpiboot.parent.launch_spec import Failure, LaunchSpec
+
+if TYPE_CHECKING:
+    from mpiboot.model import Finding
+
+
+def _finding(verdict: Verdict) -> Finding:
+    """Write a verdict as a finding; a code of the program's own has no row, and no hint."""
+    # Loaded now, and not kept in memory for as long as the job runs.
+    from mpiboot.checks import BY_REFERENCE  # noqa: PLC0415
+    from mpiboot.model import Finding, Level  # noqa: PLC0415
+
+    row = BY_REFERENCE.get(verdict.reference)
+    name = verdict.reference or ("signal" if verdict.by_signal else "program")
+    hint = row.hint if row else ""
+    return Finding(name, Level.FAIL, verdict.said, verdict.host, verdict.evidence, hint)
+
+
+def tell(
+    verdict: Verdict,
+    spec: LaunchSpec,
+    seconds: float,
+    termination_log: str,
+    evidence: tuple[str, ...] = (),
+) -> str:
+    """Say how the job ended in one record: the reason once, below it evidence and what to do.
+
+    Returns:
+        Why it failed, for the next attempt; empty after a good end.
+
+    Args:
+        verdict: how it ended.
+        spec: what was started.
+        seconds: how long it all took, from the launcher's start.
+        termination_log: where the kubelet looks for the reason of a failure.
+        evidence: what was found out about it elsewhere, the first cause first.
+    """
+    item = _finding(verdict)
+    where = f"{item.host}: " if item.host else ""
+    first = f"; {evidence[0]}" if evidence else ""
+    # A launcher that was told to end did not fail.
+    failed = bool(verdict.code) and not verdict.by_signal
+    mark = f"[{item.check}] " if failed else ""
+    if verdict.code:
+        log.fresh_line()  # mpirun or a rank may have left a line without its end
+        lines = (*evidence, *item.evidence)
+        text = f"{item.check}: {where}{item.said}\n"
+        text += f"-> {item.hint}\n" if item.hint else ""
+        lines = (*lines, spec.earlier) if spec.earlier else lines
+        termination.write(termination_log, text + "".join(f"{line}\n" for line in lines))
+    hosts = "1 host" if spec.hosts == 1 else f"{spec.hosts} hosts"
+    ranks = "" if spec.ranks is None else f", {spec.ranks} rank" + "s" * (spec.ranks != 1)
+    what = f"{seconds:.1f} s, {hosts}{ranks}, exit {verdict.code}"
+    say = log.error if failed else log.info
+    say(
+        "ended",
+        f"{mark}job ended: {what}: {where}{item.said}{first}",
+        seconds=round(seconds, 3),
+        hosts=spec.hosts,
+        ranks=spec.ranks,
+        exit=verdict.code,
+        reference=item.check if verdict.code else "",
+        host=verdict.host,
+        rank=verdict.rank,
+        signal=verdict.signal,
+        cause=evidence[0] if evidence else item.said,
+        said=item.said,
+        hint=item.hint,
+        evidence=[*evidence[1:], *item.evidence],
+    )
+    return f"{item.check}: {where}{item.said}{first}, exit {verdict.code}" if verdict.code else ""
+
+
+def tell_not_started(failure: Failure, seconds: float, termination_log: str) -> None:
+    """Say that the job ended before mpirun was started: why is in the log already.
+
+    Args:
+        failure: what came instead.
+        seconds: how long it all took, from the launcher's start.
+        termination_log: where the kubelet looks for the reason of a failure.
+    """
+    termination.write(termination_log, failure.message)
+    say = log.error if failure.held else log.info  # not held: it was told to end
+    say(
+        "ended",
+        f"job did not start: {seconds:.1f} s, exit {failure.code} ({failure.reference})",
+        seconds=round(seconds, 3),
+        exit=failure.code,
+        reference=failure.reference,
+    )
