@@ -44,7 +44,7 @@ MORE = {
     ),
     "ssh_server": ("tests/worker/test_role.py",),
     "launch_agent": ("tests/test_agent.py",),
-    "launcher": ("tests/test_shims.py",),
+    "launcher": ("tests/test_shims.py", "tests/test_cli.py"),
     TOP: ("tests/test_*.py",),
 }
 # Words of messages are read by people; the tests of each message are the tests of its cause.

@@ -264,6 +264,15 @@ def test_ranks_of_all_hosts_are_asked_to_save_and_counted_until_they_ended(ssh: 
     assert "w-1" in ssh.asked()
 
 
+def test_a_launchers_rank_is_known_by_both_names_of_the_launcher_and_by_no_other(ssh: Ssh) -> None:
+    here = replace(ssh.before("me"), here=True)
+    assert ask_workers._is(here, "me")
+    assert ask_workers._is(here, "me.ns.svc")
+    assert not ask_workers._is(here, "w-0")
+    assert ask_workers._is(ssh.before("w-0"), "w-0")
+    assert not ask_workers._is(ssh.before("w-0"), "w-0.other.svc")
+
+
 def test_connections_that_nobody_answers_are_told_with_both_hosts(ssh: Ssh) -> None:
     told = "echo mpiboot-connecting 0200000A:0401 5 7; echo mpiboot-connecting 0900000A:0016 4"
     hosts = (ssh.answers("w-0", told), ssh.answers("w-1", "echo nothing; exit 1"), ssh.before("x"))

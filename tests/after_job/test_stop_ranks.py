@@ -88,6 +88,8 @@ def test_a_look_that_is_wanted_begins_after_it(
         assert await lines.get() == (2, 2, 0)
         os.write(writer, b"?")
         assert await lines.get() == (2, 2, 1)
+        with pytest.raises(asyncio.TimeoutError):  # nobody wants another one
+            await asyncio.wait_for(lines.get(), 0.3)
         ends(first)
         os.write(writer, b"??")
         assert await lines.get() == (1, 2, 3)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from mpiboot.parent.launch_spec import Failure, from_line
+import pytest
 
+from mpiboot.parent.launch_spec import JOB_MARK, MARK, Failure, LaunchSpec, from_line
+from mpiboot.ssh_client.start import ClientConfig
+
+ROOT = Path(__file__).parents[2]
 GUARD = 60.0
 
 # A nameserver that doesn't answer holds a thread for as long as it likes.
@@ -26,6 +31,143 @@ child.launcher_pod = lambda *args, **named: None
 observation.wait = wait
 child.main('{"flags": {}, "attempt": ""}', "true")
 """
+# Two hosts that are ready.
+READY = """
+import os, sys
+from dataclasses import replace
+from pathlib import Path
+os.dup2(int(sys.argv[1]), 3)
+from mpiboot.errors import MpibootError
+from mpiboot.gates.gate import GateResult
+from mpiboot.job.mpirun_line import read
+from mpiboot.launcher import child, observation
+from mpiboot.launcher.setup import LauncherPod
+from mpiboot.model import Decision, Finding, Level, Source, SshKind
+from mpiboot.system.keys import JobKey
+from tests.fakes import plans
+
+folder = Path(os.getcwd())
+
+def pod(resolved, environ, **named):
+    (folder / "named").write_text(repr(sorted(named.items())))
+    (folder / "id").write_text("PRIVATE")
+    key = JobKey(folder / "id", "ssh-ed25519 JOB")
+    return LauncherPod(resolved, environ, plans.ROOT, folder, key, 0.0, named["pid"])
+
+async def wait(launcher, program):
+    if sys.argv[2] == "bug":
+        raise RuntimeError("nobody thought of it")
+    seen = plans.observed()
+    before = (("a@2026-01-01T00:00:00Z@1", "it failed"),)
+    workers = tuple(replace(worker, attempts=before) for worker in seen.workers)
+    own = Decision("ssh-client", SshKind.EMBEDDED.value, Source.DETECTED, "there is no ssh")
+    seen = replace(seen, workers=workers, ssh_client=own, line=read(program, seen.mpi.family))
+    passed = GateResult(seen.workers, (), {}, {}, {})
+    said = [Finding("slots", Level.WARN, text) for text in ("said before", "not yet said")]
+    bad = Finding("slots", Level.FAIL, "a failure is no warning")
+    return observation.Observation(seen, passed, (*said, bad), (said[0],))
+
+child.launcher_pod = pod
+observation.wait = wait
+child.main(*sys.argv[3:])
+"""
+
+
+class Handed:
+    """What a child of this test handed over, and what it said."""
+
+    def __init__(self, folder: Path, *words: str, environ: dict[str, str] | None = None) -> None:
+        reader, writer = os.pipe()
+        # Without the marks of a job that runs these tests.
+        env = {name: value for name, value in os.environ.items() if "MPI" not in name}
+        env |= {"PYTHONPATH": str(ROOT), **(environ or {})}
+        command = [sys.executable, "-c", READY, str(writer), *words]
+        with subprocess.Popen(
+            command, pass_fds=(writer,), stderr=subprocess.PIPE, cwd=folder, env=env
+        ) as process:
+            os.close(writer)
+            try:
+                with open(reader, "rb", closefd=False) as result:
+                    self.result = from_line(result.readline())
+                os.close(reader)
+                self.said = process.communicate(timeout=GUARD)[1].decode()
+            finally:
+                process.kill()
+
+    @property
+    def launch(self) -> LaunchSpec:
+        assert isinstance(self.result, LaunchSpec)
+        return self.result
+
+
+def given(attempt: str = "", **flags: str) -> str:
+    return json.dumps({"flags": flags, "attempt": attempt})
+
+
+def test_the_launch_is_handed_over_with_its_folder_mark_and_client(tmp_path: Path) -> None:
+    program = ("mpirun", "-n", "3", "-x", "TOKEN=hf_secret", "./train")
+    made = Handed(tmp_path, "", given("me@2026-01-02T00:00:00Z@2", grace="9"), *program)
+    spec = made.launch
+    folder = f"{tmp_path}/launch-{os.getpid()}"  # of the parent, which is this test
+    assert (spec.folder, spec.grace, spec.ranks) == (folder, 9.0, 3)
+    assert spec.set_env[MARK] == folder
+    assert spec.set_env[JOB_MARK]
+    assert spec.attempt == "me@2026-01-02T00:00:00Z@2"
+    assert spec.client[-1] == f"{folder}/client.json"
+    config = ClientConfig.from_json(Path(spec.client[-1]).read_text())
+    assert config.parent == os.getpid()
+    assert spec.earlier == "attempt 2; the last one (a of 2026-01-01T00:00:00Z) ended: it failed"
+    named = [("attempt", spec.attempt), ("may_disconnect", False), ("pid", os.getpid())]
+    assert (tmp_path / "named").read_text() == repr(named)
+    assert f"mpiboot: {spec.earlier}\n" in made.said
+    assert "mpiboot: starting mpirun " in made.said
+    assert "hf_secret" not in made.said
+    assert "not yet said" in made.said
+    assert "said before" not in made.said
+    assert "a failure is no warning" not in made.said
+
+
+def test_a_launch_of_a_script_has_the_scripts_name_and_a_launch_within_one_its_mark(
+    tmp_path: Path,
+) -> None:
+    """Workers are told of the end by the script's process, which stays."""
+    environ = {"MPIBOOT_ATTEMPT": "script@2026-01-02T00:00:00Z@3", JOB_MARK: "outer"}
+    made = Handed(tmp_path, "", given(), "./train", environ=environ)
+    assert made.launch.attempt == ""
+    assert made.launch.earlier.startswith("attempt 2")
+    name = environ["MPIBOOT_ATTEMPT"]
+    named = [("attempt", name), ("may_disconnect", True), ("pid", os.getpid())]
+    assert (tmp_path / "named").read_text() == repr(named)
+    assert JOB_MARK not in made.launch.set_env
+
+
+def test_what_nobody_expected_is_a_bug_with_its_place(tmp_path: Path) -> None:
+    made = Handed(tmp_path, "bug", given(), "./train")
+    assert isinstance(made.result, Failure)
+    assert (made.result.code, made.result.reference, made.result.held) == (70, "bug", True)
+    assert "nobody thought of it" in made.result.message
+    assert "RuntimeError: nobody thought of it" in made.said
+
+
+@pytest.mark.parametrize("flags", [{"timeout": "soon"}, {"grace": "-1"}])
+def test_a_wrong_setting_is_a_failure_like_others(tmp_path: Path, flags: dict[str, str]) -> None:
+    made = Handed(tmp_path, "", given(**flags), "./train")
+    assert isinstance(made.result, Failure)
+    assert (made.result.code, made.result.reference) == (2, "usage")
+
+
+def test_a_whole_line_in_one_word_is_told_where_it_is_no_program(tmp_path: Path) -> None:
+    odd = "mpirun -n 2 ./train"
+    made = Handed(tmp_path, "", given(), odd)
+    assert isinstance(made.result, Failure)
+    assert (made.result.code, made.result.reference) == (2, "usage")
+    assert f"'{odd}' is one argument" in made.result.message
+
+
+def test_a_whole_line_in_one_word_behind_a_program_is_a_warning(tmp_path: Path) -> None:
+    made = Handed(tmp_path, "", given(), "sh", "-c echo hello")
+    assert made.launch.argv
+    assert "'-c echo hello' is one argument" in made.said
 
 
 def test_a_thread_that_never_ends_delays_nothing(tmp_path: Path) -> None:

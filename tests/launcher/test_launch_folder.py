@@ -1,19 +1,33 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import socket
 import stat
 import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mpiboot.after_job import evidence
 from mpiboot.errors import MpibootError
+from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import launch_folder
+from mpiboot.model import Decision, Host, Source, SshKind
+from mpiboot.parent.launch_spec import RemoteHost
 from mpiboot.settings import resolve
-from mpiboot.system import keys
+from mpiboot.ssh_client.config import SshTimeouts
+from mpiboot.ssh_client.start import ClientConfig, ClientHost
+from mpiboot.system import keys, open_files
 from tests.fakes import plans
-from tests.fakes.worker import HAVE_SSH, make_key
+from tests.fakes.worker import HAVE_SSH
+
+needs_ssh = pytest.mark.skipif(not HAVE_SSH, reason="no ssh")
 
 
 def test_each_launch_below_a_script_has_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -40,23 +54,257 @@ def test_folders_of_launches_that_are_over_are_taken_away(tmp_path: Path) -> Non
     assert {path.name for path in tmp_path.iterdir()} == set(kept)
 
 
-@pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
-def test_every_file_of_a_launch_is_private(tmp_path: Path) -> None:
-    key = keys.load(make_key(tmp_path / "id"))
-    seen = plans.observed()
+OWN_CLIENT = Decision("ssh-client", SshKind.EMBEDDED.value, Source.DETECTED, "there is no ssh")
+RENAMED = {"w-1.job.ns.svc": "ip-w-1"}
+SHOWN = {"w-1.job.ns.svc": "ssh-ed25519 SHOWN"}
+
+
+def made(
+    folder: Path, seen: Observed | None = None, flags: Mapping[str, str] | None = None
+) -> launch_folder.Launch:
+    """A launch on two hosts, of which mpirun calls one by another name."""
+    (folder / "id").write_text("PRIVATE\n")
+    key = keys.JobKey(folder / "id", "ssh-ed25519 JOB")
+    seen = seen or plans.observed(renamed=RENAMED)
     seen = replace(seen, environ={**seen.environ, "PATH": os.environ["PATH"]})
-    where = launch_folder.paths(tmp_path)
+    where = launch_folder.paths(folder)
+    resolved = resolve(flags or {}, seen.environ)
     plan = replace(plans.planned(seen=seen), per_host={"w-0": {"A": "b"}})
-    launch = launch_folder.Launch(plan, seen, {}, key, resolve({}, seen.environ), where)
+    return launch_folder.Launch(plan, seen, SHOWN, key, resolved, where)
+
+
+@needs_ssh
+def test_every_file_of_a_launch_is_private(tmp_path: Path) -> None:
+    launch = made(tmp_path, replace(plans.observed(), ssh_client=OWN_CLIENT))
     before = os.umask(0)  # nothing else guards them
     try:
         launch.write()
+        launch.write_client(1)
         launch.spec({}, {}, (), attempt="")
     finally:
         os.umask(before)
-    folder = Path(where.launch_dir)
+    folder = Path(launch.where.launch_dir)
     modes = {path.name: stat.S_IMODE(path.lstat().st_mode) for path in folder.rglob("*")}
     assert {"hosts", "w-0.env", "agent.conf", "ssh_config", "known_hosts", "key"} <= modes.keys()
+    assert {"after.json", "client.json", "events", "stderr"} <= modes.keys()
     open_to_others = {name: oct(mode) for name, mode in modes.items() if mode & 0o077}
     assert open_to_others == {}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@needs_ssh
+def test_ssh_reaches_each_host_by_mpiruns_name_where_the_gate_found_it(tmp_path: Path) -> None:
+    launch = made(tmp_path)
+    launch.write()
+    folder = Path(launch.where.launch_dir)
+
+    def read(name: str) -> dict[str, str]:
+        argv = ["ssh", "-G", "-F", str(folder / "ssh_config"), name]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True)
+        return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+
+    first, second = read("w-0.job.ns.svc"), read("ip-w-1")
+    assert (first["hostname"], second["hostname"]) == ("10.244.0.10", "10.244.0.11")
+    assert (first["port"], first["user"]) == ("22", "root")
+    assert first["identityfile"] == launch.where.key
+    assert first["userknownhostsfile"] == launch.where.known_hosts
+    assert first["stricthostkeychecking"] == "true"
+    public = launch.key.public
+    assert Path(launch.where.known_hosts).read_text().splitlines() == [
+        f"mpiboot-job {public}",
+        "[10.244.0.11]:22,10.244.0.11 ssh-ed25519 SHOWN",
+    ]
+    assert Path(launch.where.key).read_bytes() == (tmp_path / "id").read_bytes()
+    assert Path(launch.where.hostfile).read_text() == launch.plan.hostfile
+    conf = (folder / "agent.conf").read_text()
+    assert f"ssh='{shutil.which('ssh')} -o StrictHostKeyChecking=yes'" in conf
+    assert "client=''" in conf
+
+
+@needs_ssh
+def test_a_host_key_of_its_own_is_looked_up_by_address_where_it_may_differ(tmp_path: Path) -> None:
+    launch = made(tmp_path, flags={"host_keys": "accept-new"})
+    launch.write()
+    text = (Path(launch.where.launch_dir) / "ssh_config").read_text()
+    _, first, rest = text.partition("Host w-0.job.ns.svc\n")
+    one, _, other = rest.partition("Host ip-w-1\n")
+    assert first
+    assert "HostKeyAlias" in one
+    assert "HostKeyAlias" not in other.partition("Host *")[0]
+
+
+@needs_ssh
+def test_a_launch_begins_without_what_an_earlier_one_left(tmp_path: Path) -> None:
+    launch = made(tmp_path)
+    left = Path(launch.where.launch_dir) / "hosts" / "w-9.env"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    launch.write()
+    assert not left.exists()
+
+
+@needs_ssh
+@pytest.mark.parametrize(
+    ("needs", "why"),
+    [
+        ({}, True),
+        ({"user_agent": "rsh"}, False),
+        ({"daemons": ()}, False),
+    ],
+)
+def test_without_an_ssh_that_is_needed_nothing_is_launched(
+    tmp_path: Path,
+    needs: dict[str, Any],
+    why: bool,  # noqa: FBT001 - a row of the table
+) -> None:
+    launch = made(tmp_path)
+    environ = {**launch.observed.environ, "PATH": str(tmp_path)}
+    bare = replace(launch, observed=replace(launch.observed, environ=environ))
+    bare = replace(bare, plan=replace(bare.plan, **needs))
+    if not why:
+        bare.write()
+        return
+    with pytest.raises(MpibootError, match="no ssh in a folder of PATH") as caught:
+        bare.write()
+    assert caught.value.finding.evidence == (f"PATH={tmp_path}",)
+    own = replace(bare, observed=replace(bare.observed, ssh_client=OWN_CLIENT))
+    own.write()
+    conf = (Path(own.where.launch_dir) / "agent.conf").read_text()
+    assert "/ssh_client/connect.py" in conf
+
+
+@needs_ssh
+def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+    launch = made(tmp_path)
+    gone = launch_folder.paths(tmp_path / "gone")
+    with pytest.raises(MpibootError, match="No such file") as caught:
+        replace(launch, where=gone).write()
+    assert caught.value.finding.check == "runtime-folder"
+    assert caught.value.finding.said.startswith(gone.launch_dir)
+
+
+@needs_ssh
+def test_mpiboots_own_client_is_told_hosts_keys_and_whom_to_end_with(tmp_path: Path) -> None:
+    seen = replace(plans.observed(renamed=RENAMED), ssh_client=OWN_CLIENT)
+    launch = made(tmp_path, seen, {"ssh_keepalive": "30"})
+    launch.write()
+    words = launch.write_client(4711)
+    folder = launch.where.launch_dir
+    assert words[0] == sys.executable
+    assert words[-1] == f"{folder}/client.json"
+    config = ClientConfig.from_json(Path(words[-1]).read_text())
+    assert config == ClientConfig(
+        hosts=(
+            ClientHost("w-0.job.ns.svc", "10.244.0.10", 22, "root", launch.key.public),
+            ClientHost("ip-w-1", "10.244.0.11", 22, "root", "ssh-ed25519 SHOWN"),
+        ),
+        key=launch.where.key,
+        patience=SshTimeouts(attempts=3, timeout=30, interval=10, probes=3),
+        events=f"{folder}/events",
+        errors=f"{folder}/stderr",
+        parent=4711,
+    )
+
+
+@needs_ssh
+def test_without_checks_the_own_client_has_no_key_to_compare_with(tmp_path: Path) -> None:
+    seen = replace(plans.observed(), ssh_client=OWN_CLIENT)
+    launch = made(tmp_path, seen, {"host_keys": "off"})
+    launch.write()
+    config = ClientConfig.from_json(Path(launch.write_client(1)[-1]).read_text())
+    assert {host.key for host in config.hosts} == {""}
+
+
+@needs_ssh
+def test_mpiboots_own_client_needs_open_files_for_every_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = made(tmp_path, replace(plans.observed(), ssh_client=OWN_CLIENT))
+    launch.write()
+    monkeypatch.setattr(open_files, "most", lambda: 73)  # 5 for each of two hosts, and 64
+    with pytest.raises(MpibootError, match="needs 74 open files for 2 hosts"):
+        launch.write_client(1)
+    monkeypatch.setattr(open_files, "most", lambda: 74)
+    assert launch.write_client(1)
+
+
+@needs_ssh
+@pytest.mark.parametrize("plan", [{"user_agent": "rsh"}, {"daemons": ()}, {}])
+def test_mpiboots_own_client_runs_only_where_agents_use_it(
+    tmp_path: Path, plan: dict[str, Any]
+) -> None:
+    launch = made(tmp_path, replace(plans.observed(), ssh_client=OWN_CLIENT if plan else None))
+    launch.write()
+    assert replace(launch, plan=replace(launch.plan, **plan)).write_client(1) == ()
+
+
+@needs_ssh
+def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise(
+    tmp_path: Path,
+) -> None:
+    flags = {
+        "grace": "7",
+        "launch_timeout": "90",
+        "stop_signal": "USR1",
+        "supervise": "off",
+        "connect_check": "33",
+        "port_range": "4000-4100",
+    }
+    launch = made(tmp_path, flags=flags)
+    launch.write()
+    seen = launch.observed
+    facts = seen.workers[0].facts
+    assert facts
+    links = (*facts.links, plans.link("net1", "fd00:0:0::7/64"))
+    first = replace(seen.workers[0], facts=replace(facts, links=links), ooms=5)
+    launch = replace(launch, observed=replace(seen, workers=(first, *seen.workers[1:]), own_ooms=2))
+
+    spec = launch.spec(
+        {"SAME": "1", "OLD": "1", "GONE": "1"},
+        {"SAME": "1", "OLD": "2", "NEW": "3"},
+        (),
+        attempt="a",
+    )
+
+    assert spec.argv == launch.plan.argv
+    assert spec.family == "openmpi4"
+    assert spec.daemons == (
+        RemoteHost("w-0.job.ns.svc", "10.244.0.10", 22, ("fd00::7",)),
+        RemoteHost("ip-w-1", "10.244.0.11", 22, ()),
+    )
+    assert (spec.hosts, spec.ranks, spec.program) == (2, 4, "./train")
+    assert (spec.grace, spec.launch_timeout, spec.connect_check) == (7.0, 90.0, 33.0)
+    assert (spec.stop_signal, spec.supervise, spec.ports) == (signal.SIGUSR1, False, "4000-4100")
+    assert spec.folder == launch.where.launch_dir
+    assert (spec.set_env, spec.unset_env) == ({"OLD": "2", "NEW": "3"}, ("GONE",))
+    assert spec.addresses == ("10.244.0.9",)
+    assert spec.attempt == "a"
+    text = (Path(spec.folder) / evidence.FILE).read_text()
+    own, one, other = evidence.from_json(text)
+    assert own == evidence.Baseline(
+        socket.gethostname(), "", "", socket.gethostname(), ooms=2, here=True
+    )
+    assert (one.name, one.dns, one.address) == ("w-0.job.ns.svc", "w-0.job.ns.svc", "10.244.0.10")
+    assert (one.ooms, one.pod, one.began) == (5, "w-0", 1.0)
+    assert (other.name, other.address) == ("ip-w-1", "10.244.0.11")
+
+
+@needs_ssh
+def test_where_no_worker_runs_mpiboot_none_is_told_of_the_end(tmp_path: Path) -> None:
+    launch = made(tmp_path)
+    launch.write()
+    bare = tuple(replace(worker, facts=None) for worker in launch.observed.workers)
+    bare_launch = replace(launch, observed=replace(launch.observed, workers=bare))
+    assert bare_launch.spec({}, {}, (), attempt="a").attempt == ""
+    one = replace(launch.observed, workers=(bare[0], launch.observed.workers[1]))
+    assert replace(launch, observed=one).spec({}, {}, (), attempt="a").attempt == "a"
+
+
+def test_a_host_with_an_address_for_a_name_is_never_looked_up() -> None:
+    """The name that mpirun has for it is made up."""
+    seen = plans.observed(
+        listed=(Host("fd00::1"), Host("w-1.job.ns.svc")), renamed={"fd00::1": "x"}
+    )
+    first, second = (launch_folder.baseline(worker, seen) for worker in seen.workers)
+    assert (first.name, first.dns, first.in_cluster) == ("x", "", ())
+    assert (second.name, second.dns) == ("w-1.job.ns.svc", "w-1.job.ns.svc")

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import asyncssh
 import pytest
 
+from mpiboot import log
+from mpiboot.errors import MpibootError
 from mpiboot.gates.gate import GateResult
 from mpiboot.gates.job_hostfile import JobHostfile
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import observation
 from mpiboot.launcher.setup import LauncherPod
+from mpiboot.model import MpiFamily
 from mpiboot.observe import programs
 from mpiboot.settings import resolve
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
+
+
+def pod(folder: Path, environ: Mapping[str, str] = plans.POD, **flags: str) -> LauncherPod:
+    key = JobKey(folder / "id", "ssh-ed25519 AAAA")
+    now = time.monotonic()
+    return LauncherPod(resolve(flags, environ), environ, plans.ROOT, folder, key, now, 1)
 
 
 @pytest.mark.parametrize(
@@ -38,15 +51,7 @@ def test_an_mpi_is_asked_for_ipv6_where_a_worker_needs_it(
         return False
 
     monkeypatch.setattr(programs, "has_ipv6", has_ipv6)
-    launcher = LauncherPod(
-        resolve({}, plans.POD),
-        plans.POD,
-        plans.ROOT,
-        tmp_path,
-        JobKey(tmp_path / "key", "ssh-ed25519 AAAA"),
-        0.0,
-        1,
-    )
+    launcher = pod(tmp_path)
     workers = tuple(
         replace(worker, address=address)
         for worker, address in zip(seen.workers, addresses, strict=True)
@@ -63,3 +68,58 @@ def test_an_mpi_is_asked_for_ipv6_where_a_worker_needs_it(
     assert found.observed.workers == workers
     assert found.observed.renamed["w-0"] == "w-0.long"
     assert found.observed.hostfile == seen.hostfile
+
+
+def program(folder: Path, version: str) -> str:
+    folder.mkdir()
+    path = folder / "mpirun"
+    path.write_text(f"#!/bin/sh\necho 'mpirun (Open MPI) {version}'\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_mpi_is_that_of_the_mpirun_that_the_line_calls(tmp_path: Path) -> None:
+    on_path, called = program(tmp_path / "a", "4.1.6"), program(tmp_path / "b", "5.0.8")
+    launcher = pod(tmp_path, {**plans.POD, "PATH": f"{tmp_path}/a:/usr/bin:/bin"})
+    plain = observation._mpi(launcher, ("./train",))
+    assert (plain.family, plain.version, plain.path) == (MpiFamily.OPENMPI4, "4.1.6", on_path)
+    other = observation._mpi(launcher, (called, "-n", "2", "./train"))
+    assert (other.family, other.version, other.path) == (MpiFamily.OPENMPI5, "5.0.8", called)
+    with pytest.raises(MpibootError, match="/no/mpirun is no program here"):
+        observation._mpi(launcher, ("/no/mpirun", "./train"))
+
+
+def test_the_family_that_is_set_counts_whatever_mpirun_says(tmp_path: Path) -> None:
+    path = program(tmp_path / "a", "4.1.6")
+    launcher = pod(tmp_path, {**plans.POD, "PATH": f"{tmp_path}/a:/usr/bin:/bin"}, mpi="openmpi5")
+    found = observation._mpi(launcher, ("./train",))
+    assert (found.family, found.version, found.path) == (MpiFamily.OPENMPI5, "4.1.6", path)
+
+
+async def test_hosts_that_are_ready_are_counted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure(form="json")
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text("localhost slots=2\n")
+    key = tmp_path / "id"
+    key.write_bytes(asyncssh.generate_private_key("ssh-ed25519").export_private_key())
+    launcher = pod(tmp_path, hostfile=str(hostfile), timeout="60")
+    passed = await observation.pass_gates(launcher)
+    assert [host.name for host in passed.local] == ["localhost"]
+    assert passed.workers == ()
+    last = json.loads(capfd.readouterr().err.splitlines()[-1])
+    assert (last["event"], last["hosts"]) == ("ready", 1)
+    assert last["message"].startswith("1 host ready after ")
+    assert 0 <= last["seconds"] < 60
+
+
+@pytest.mark.parametrize(("left", "rest"), [(60.0, 60.0), (-1.0, 0.0)])
+def test_what_is_left_of_the_deadline_is_never_less_than_nothing(
+    tmp_path: Path, left: float, rest: float
+) -> None:
+    launcher = pod(tmp_path, timeout="600")
+    late = replace(launcher, started=launcher.started + left - 600)
+    found = observation._rest(late).timeout
+    assert 0 <= found <= rest
+    assert found or not rest

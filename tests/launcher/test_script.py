@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot.launcher import script as launcher_script
+from mpiboot.model import Level
 from mpiboot.system import files
 
 GUARD = 60
@@ -72,8 +74,9 @@ def test_a_signal_is_passed_on_and_never_a_success(tmp_path: Path, script: str, 
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=GUARD)
+    _, err = process.communicate(timeout=GUARD)
     assert process.returncode == code
+    assert "is killed" not in err  # it ended by the signal
 
 
 @pytest.mark.full  # ten seconds more than the grace
@@ -107,3 +110,18 @@ def test_the_plan_says_that_each_call_has_its_own(tmp_path: Path) -> None:
     assert f"the script {path} calls mpirun: each call has a plan of" in " ".join(
         done.stdout.split()
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [("/opt/mpi/bin/mpirun -n 2 ./a", "/opt/mpi/bin/"), ("mpirun -n 2 ./a", ""), ("./a", "")],
+)
+def test_a_call_by_a_path_goes_past_mpiboot_and_is_warned_of(text: str, path: str) -> None:
+    found = launcher_script.calls_by_path(("sh", "-c", text), {})
+    if not path:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.check, found.level) == ("shims", Level.WARN)
+    assert found.said == f"the script calls mpirun by its path ({path}), past mpiboot"
+    assert "mpiboot shims install --replace" in found.hint

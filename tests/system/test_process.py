@@ -155,8 +155,9 @@ def test_another_mpiboot_that_is_installed_too_is_not_taken(tmp_path: Path) -> N
 
 
 def test_the_loop_wakes_for_signals_and_readable_descriptors() -> None:
-    loop = process.SignalLoop([signal.SIGUSR1])
     reader, writer = os.pipe()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    loop = process.SignalLoop([signal.SIGUSR1])
     read: list[bytes] = []
     try:
         loop.watch(reader, lambda: read.append(os.read(reader, 10)))
@@ -170,9 +171,11 @@ def test_the_loop_wakes_for_signals_and_readable_descriptors() -> None:
         assert loop.wait(0) == ()
     finally:
         loop.close()
+        after = len(list(Path("/proc/self/fd").iterdir()))
         os.close(reader)
         os.close(writer)
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    assert after == before
 
 
 @pytest.mark.parametrize("handles", [True, False])
