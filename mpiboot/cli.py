@@ -13,10 +13,12 @@ import click
 from mpiboot import log
 from mpiboot.commands.options import ENTRY, ErrorSettings
 from mpiboot.commands.root import cli
-from mpiboot.errors import MpibootError, error
+from mpiboot.errors import MpibootError, ShownError, error
 
 # Commands that look at PATH as the pod has it, shims and all.
 _AS_IT_IS: Final = ("doctor", "shims")
+# What a worker runs beside itself: the end of that is not the end of anything.
+_BESIDE_A_WORKER: Final = ["facts", "--write"]
 # By which the shells' completion calls a program, with what is to be done.
 _COMPLETE: Final = "_MPIBOOT_COMPLETE"
 
@@ -26,9 +28,11 @@ def _report(wrong: MpibootError) -> int:
     from mpiboot import error_report, termination
 
     termination.write(ErrorSettings.termination_log, error_report.say(wrong))
-    if log.is_json():  # for people the error itself is the last line
-        code, reference = wrong.code, wrong.finding.check
-        log.error("ended", f"ended: exit {code} ({reference})", exit=code, reference=reference)
+    return _failed(wrong)
+
+
+def _failed(wrong: MpibootError) -> int:
+    log.ended(wrong.code, wrong.finding.check)
     return wrong.code
 
 
@@ -60,10 +64,13 @@ def _run(argv: list[str]) -> int:
     try:
         with cli.make_context("mpiboot", list(argv)) as context:
             cli.invoke(context)
-    except click.exceptions.Exit as done:
+    except click.exceptions.Exit as done:  # --help, --version
+        log.ended(done.exit_code)
         return done.exit_code
-    except SystemExit as done:
+    except SystemExit as done:  # a role, which has told its end
         return done.code if isinstance(done.code, int) else 0
+    if argv[:2] != _BESIDE_A_WORKER:
+        log.ended(0)
     return 0
 
 
@@ -98,12 +105,15 @@ def run(argv: list[str]) -> int:
     try:
         code = _run(_behind_shim(argv))
         sys.stdout.flush()
+    except ShownError as wrong:
+        code = _failed(wrong)
     except MpibootError as wrong:
         code = _report(wrong)
     except click.ClickException as wrong:
         code = _report(_misused(wrong))
     except (KeyboardInterrupt, click.exceptions.Abort):
         code = 128 + signal.SIGINT
+        log.ended(code, "signal")
     except BrokenPipeError:
         # `mpiboot plan | head`: nobody reads any more; say nothing at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mpiboot import executables, log, render, shims
 from mpiboot.checks import BY_REFERENCE
-from mpiboot.errors import MpibootError, error
+from mpiboot.errors import MpibootError, ShownError, error
 from mpiboot.job import plan as plans
 from mpiboot.job import platforms
 from mpiboot.launcher import launch_folder, look, observation
@@ -31,8 +31,12 @@ from mpiboot.worker import self_test
 _ANY_PROGRAM = ("true",)
 
 
-def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> int:
-    """Print every finding; the code is that of the first failure, 0 where nothing fails."""
+def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> None:
+    """Print every finding.
+
+    Raises:
+        ShownError: the first failure.
+    """
     try:
         found = _look(resolved, environ)
     finally:
@@ -48,7 +52,9 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> int
         odd = sum(item.level is Level.WARN for item in found)
         checks, warnings = counted(len(found), "check"), counted(odd, "warning")
         sys.stdout.write(f"\n{checks}: {bad} failed, {warnings}\n")
-    return next((int(BY_REFERENCE[i.check].code) for i in found if i.level is Level.FAIL), 0)
+    for item in found:
+        if item.level is Level.FAIL:
+            raise ShownError(item)
 
 
 def _look(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:

@@ -22,6 +22,10 @@ class MpibootError(Exception):
         self.code = int(BY_REFERENCE[finding.check].code) if code is None else code
 
 
+class ShownError(MpibootError):
+    """A failed check that the command has printed already: it ends with its code, and no line."""
+
+
 def error(
     reference: str,
     said: str,

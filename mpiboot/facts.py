@@ -75,7 +75,7 @@ def _fabric(
     )
 
 
-def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: str | None) -> int:
+def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: str | None) -> None:
     """Print the facts, or write them as JSON to a private file that appears whole.
 
     Args:
@@ -92,7 +92,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
         found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
         found = replace(found, sshd_because=state.because if state else "")
         sys.stdout.write(pod.to_json(found) + "\n" if as_json else render.facts(found))
-        return 0
+        return
     state = pod.worker_state(Path(path).parent)
     pid, sshd = (state.pid, state.sshd) if state else (os.getppid(), "")
     found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
@@ -109,7 +109,6 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
     except MpibootError as wrong:
         hint = "name a file in a folder that this user may write: `mpiboot facts --write PATH`"
         raise error("runtime-folder", wrong.finding.said, hint=hint) from None
-    return 0
 
 
 def _worker(resolved: Resolved, environ: Mapping[str, str]) -> pod.WorkerState | None:

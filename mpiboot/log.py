@@ -146,6 +146,19 @@ def error(event: str, message: str, **fields: Json) -> None:
     _write("error", event, message, fields)
 
 
+def ended(code: int, reference: str = "") -> None:
+    """Say as JSON that this run has ended; to people its last sentence or its output says so.
+
+    Args:
+        code: the exit code.
+        reference: what the code stands for; empty for 0.
+    """
+    if _STATE.as_json:
+        level = "error" if code and reference != "signal" else "info"
+        named = f" ({reference})" if reference else ""
+        _write(level, "ended", f"ended: exit {code}{named}", {"exit": code, "reference": reference})
+
+
 def finding(item: Finding) -> None:
     """Say a finding at the level that it has."""
     level = {"fail": "error", "warn": "warning", "unknown": "warning"}.get(item.level, "info")

@@ -298,7 +298,7 @@ def test_a_flag_that_no_setting_has_is_met_with_the_nearest_ones(tmp_path: Path)
 
 def test_an_error_is_a_json_line_where_logs_are(tmp_path: Path) -> None:
     done = mpiboot(tmp_path, "settings", env={"MPIBOOT_LOG_FORMAT": "json", "MPIBOOT_NPP": "3"})
-    (record,) = [json.loads(line) for line in done.stderr.splitlines()]
+    record, _end = [json.loads(line) for line in done.stderr.splitlines()]
     assert (record["level"], record["check"]) == ("warning", "usage")
     assert "MPIBOOT_NPP" in record["message"]
     assert "MPIBOOT_NP" in record["hint"]

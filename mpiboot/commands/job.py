@@ -89,7 +89,7 @@ def wait(*, as_json: bool, **flags: str | None) -> None:
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.launcher import look
 
-    sys.exit(look.wait(resolved(flags, "wait"), os.environ, as_json=as_json))
+    look.wait(resolved(flags, "wait"), os.environ, as_json=as_json)
 
 
 @settings_of(Role.LAUNCHER, without=_NAMED)
@@ -125,5 +125,6 @@ def plan(
     if facts_from and not offline:
         raise click.UsageError("--facts is for --offline", click.get_current_context())
     if offline:
-        sys.exit(look.show_offline(found, program, os.environ, as_json=as_json, folder=facts_from))
-    sys.exit(look.show_plan(found, program, os.environ, as_json=as_json))
+        look.show_offline(found, program, os.environ, as_json=as_json, folder=facts_from)
+    else:
+        look.show_plan(found, program, os.environ, as_json=as_json)

@@ -33,7 +33,7 @@ def doctor(*, as_json: bool, **flags: str | None) -> None:
     from mpiboot import doctor as role
 
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
-    sys.exit(role.run(found, os.environ, as_json=as_json))
+    role.run(found, os.environ, as_json=as_json)
 
 
 @click.command(cls=Command)
@@ -49,7 +49,7 @@ def facts(*, as_json: bool, write: str | None) -> None:
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot import facts as role
 
-    sys.exit(role.run(resolved({}, quiet=True), os.environ, as_json=as_json, path=write))
+    role.run(resolved({}, quiet=True), os.environ, as_json=as_json, path=write)
 
 
 @settings_of(Role.LAUNCHER, Role.WORKER)

@@ -44,16 +44,13 @@ class GateResult:
     hostfile's name. ``host_keys`` has, by host, the host key that was shown, as a line of
     known_hosts without its host; only where the setting ``host_keys`` isn't ``job``.
     ``resolved_elsewhere`` are the local hosts that the system resolves to no address of this pod,
-    as where /etc/hosts has its name on 127.0.1.1. ``durations`` are seconds from the gate's start:
-    ``names`` until the last name resolved, ``total`` until the last host was ready. ``findings``
-    are those of ``look``.
+    as where /etc/hosts has its name on 127.0.1.1. ``findings`` are those of ``look``.
     """
 
     workers: tuple[Worker, ...]
     local: tuple[Host, ...]
     renamed: Mapping[str, str]
     host_keys: Mapping[str, str]
-    durations: Mapping[str, float]
     findings: tuple[Finding, ...] = ()
     resolved_elsewhere: tuple[str, ...] = ()
 
@@ -123,17 +120,21 @@ async def wait(
     finally:
         await _end({*work, *followed.runs.values(), *side})
         reporter.clear()
-    durations = _durations(pipelines, started)
     workers, local = followed.results()
-    count = len(followed.states)
-    ready = counted(count, "host")
-    log.info("gate", f"{ready} ready in {durations['total']:.1f} s", ready=count)
+    count, seconds = len(followed.states), time.monotonic() - started
+    log.info(
+        "gate",
+        f"{counted(count, 'host')} ready in {seconds:.1f} s",
+        ready=count,
+        total=count,
+        seconds=round(seconds, 3),
+        names=round(max(0.0, pipelines.last_name - started), 3),
+    )
     return GateResult(
         workers,
         local,
         pipelines.renamed,
         pipelines.host_keys,
-        durations,
         resolved_elsewhere=await _resolved_elsewhere(local, access.hostname, resolver),
     )
 
@@ -155,7 +156,6 @@ async def look(
     Raises:
         MpibootError: ``ssh-key``; without the job's key nobody can be asked.
     """
-    started = time.monotonic()
     states = progress.states(hosts)
     resolver = resolver or Resolver()
     pipelines = Pipelines(
@@ -187,7 +187,6 @@ async def look(
         local,
         pipelines.renamed,
         pipelines.host_keys,
-        _durations(pipelines, started),
         tuple(findings),
         await _resolved_elsewhere(local, access.hostname, resolver),
     )
@@ -220,11 +219,6 @@ async def _end(tasks: set[asyncio.Future[Any]]) -> None:
     for task in tasks:
         if not task.cancelled():
             task.exception()  # or asyncio would complain that nobody asked
-
-
-def _durations(pipelines: Pipelines, started: float) -> dict[str, float]:
-    names = max(0.0, pipelines.last_name - started)
-    return {"names": names, "total": time.monotonic() - started}
 
 
 async def _until(

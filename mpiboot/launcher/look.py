@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 
 from mpiboot import log, render, termination
-from mpiboot.errors import MpibootError
+from mpiboot.errors import MpibootError, ShownError
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder, observation, offline, script
 from mpiboot.launcher.observation import Observation
@@ -21,7 +21,7 @@ from mpiboot.parent import signals
 from mpiboot.settings import Resolved
 
 
-def wait(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> int:
+def wait(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> None:
     """Pass the gates and nothing more; with ``as_json`` the result is on stdout, a failure too."""
     _end_on_signals(resolved)
     try:
@@ -37,7 +37,6 @@ def wait(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> in
         hosts = [dict(zip(("host", "address", "port"), item, strict=True)) for item in reached]
         record = {"ready": True, "hosts": hosts, "findings": passed.findings}
         sys.stdout.write(render.as_json(record))
-    return 0
 
 
 def look(
@@ -50,19 +49,24 @@ def look(
 
 def show_plan(
     resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str], *, as_json: bool
-) -> int:
-    """Print the plan; the code is the one that the launcher would stop with."""
+) -> None:
+    """Print the plan.
+
+    Raises:
+        ShownError: what the launcher would stop with.
+        MpibootError: it can't be made.
+    """
     calling = script.reason(resolved, program, environ)
     if calling:
         said = f"{calling}: each call has a plan of its own"
         alone = (Decision("script", program[0], Source.DETECTED, said),)
         write = _writer(as_json=as_json)
         sys.stdout.write(write(alone, (), program, {}, ()))
-        return 0
+        return
     seen, launcher = look(resolved, program, environ)
     where = launch_folder.paths(launcher.folder)
     plan = plans.make(seen.observed, resolved, where)
-    return _print(plan, (*seen.warnings, *seen.passed.findings), as_json=as_json)
+    _print(plan, (*seen.warnings, *seen.passed.findings), as_json=as_json)
 
 
 def show_offline(
@@ -72,16 +76,15 @@ def show_offline(
     *,
     as_json: bool,
     folder: str,
-) -> int:
-    """Print the plan that can be made away from the cluster."""
+) -> None:
+    """Print the plan that can be made away from the cluster; raises as ``show_plan`` does."""
     plan, found = offline.make(resolved, program, environ, folder)
-    return _print(plan, found, as_json=as_json)
+    _print(plan, found, as_json=as_json)
 
 
-def _print(plan: plans.Plan, before: tuple[Finding, ...], *, as_json: bool) -> int:
-    """Print a plan with what was found; the code is that of the first failure."""
+def _print(plan: plans.Plan, before: tuple[Finding, ...], *, as_json: bool) -> None:
+    """Print a plan with what was found, and end with the first failure."""
     found = (*before, *plan.findings)
-    bad = [item for item in found if item.level is Level.FAIL]
     sys.stdout.write(
         _writer(as_json=as_json)(
             plan.decisions,
@@ -93,7 +96,9 @@ def _print(plan: plans.Plan, before: tuple[Finding, ...], *, as_json: bool) -> i
             per_host=plan.per_host,
         )
     )
-    return MpibootError(bad[0]).code if bad else 0
+    for item in found:
+        if item.level is Level.FAIL:
+            raise ShownError(item)
 
 
 def _writer(*, as_json: bool) -> Callable[..., str]:

@@ -23,7 +23,6 @@ from mpiboot.model import Finding, Level, Mpi, MpiFamily, PodFacts
 from mpiboot.observe import dns, programs
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import config as sshconfig
-from mpiboot.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,22 +190,13 @@ async def pass_gates(launcher: LauncherPod) -> gate.GateResult:
     for item in found.warnings:
         log.finding(item)
     follow = job_hostfile.HostfileFollower(found)
-    passed = await gate.wait(
+    return await gate.wait(
         found.hostfile.hosts,
         _rest(launcher),
         access(launcher),
         long_form=_long_form(launcher),
         follow=follow,
     )
-    count, seconds = len(follow.found.hostfile.hosts), time.monotonic() - launcher.started
-    log.info(
-        "ready",
-        f"{counted(count, 'host')} ready after {seconds:.1f} s",
-        hosts=count,
-        seconds=round(seconds, 3),
-        names=round(passed.durations["names"], 3),
-    )
-    return passed
 
 
 def no_mpirun(environ: Mapping[str, str], called: str = "") -> MpibootError:

@@ -24,6 +24,7 @@ if __name__ == "__main__":
 from mpiboot import log
 from mpiboot.parent.launch_spec import JOB_MARK, without_marks
 from mpiboot.parent.processes import end_all
+from mpiboot.wording import counted
 
 _GUARD: Final = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libexec", "guard"
@@ -83,7 +84,8 @@ def main(folder: str, mark: str, form: str) -> None:
     count = end_all(0, folder, mark=mark)
     if count:
         log.configure(level="info", form=form, role="launcher")
-        log.warning("ended", f"mpirun's parent was killed: ended {count} processes of its job")
+        many = counted(count, "process", "processes")
+        log.warning("killed", f"the launcher was killed: ended {many} of its job in this pod")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from mpiboot.parent.script import ScriptRun, last_launch, launches
 from mpiboot.parent.signals import ENDING, Signals
 from mpiboot.parent.state import BY_SIGNAL, FAMILIES, UNKNOWN
 from mpiboot.parent.stderr import Stderr
+from mpiboot.wording import counted
 
 
 class Parent:
@@ -78,12 +79,15 @@ class Parent:
             self._tell_workers(folder, os.environ.get(ATTEMPT, ""), why, hold=0.0)
         for folder in launches(self._options.last_launches):
             remove_key(folder)
+        log.ended(code, "program" if code else "")
         return code
 
     def stay(self) -> int:
         """Keep the pod alive for `kubectl exec` until a signal comes; give the exit code."""
         log.info("role", "nothing to run: staying for `kubectl exec` until a signal comes")
-        return BY_SIGNAL + self._stay(None)
+        code = BY_SIGNAL + self._stay(None)
+        log.ended(code, "signal")
+        return code
 
     def _run(self, spec: LaunchSpec, preparation: Preparation) -> int:
         """Start mpirun, wait for its end, and tell how it ended."""
@@ -113,7 +117,7 @@ class Parent:
             raise
         left = mpirun.end_left()
         if left:
-            log.debug("ended", f"ended {left} processes that mpirun left")
+            log.debug("killed", f"ended {counted(left, 'process', 'processes')} that mpirun left")
         if shell is not None:
             guard.dismiss(shell)
         lines: tuple[str, ...] = ()

@@ -58,7 +58,7 @@ class ScriptRun:
         while self._code is None or (self._told and self._reaches(0)):
             self._loop.wait(time.monotonic() + _LOOK if self._told else None)
             if time.monotonic() >= self._deadline:
-                log.warning("ended", f"{self._program[0]} did not end in time and is killed")
+                log.warning("killed", f"{self._program[0]} did not end in time and is killed")
                 self._reaches(signal.SIGKILL)
                 break
         return self._code or (BY_SIGNAL + self._told if self._told else 0)

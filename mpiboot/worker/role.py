@@ -63,18 +63,26 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     loop = process.SignalLoop(_SIGNALS)
     try:
         setup = settle(resolved, environ, loop)
-        if setup is None:
-            return 0
-        try:
-            worker = _Worker(resolved, program, setup, loop)
-            try:
-                return worker.serve()
-            finally:
-                worker.close()
-        finally:
-            setup.key.path.unlink(missing_ok=True)
+        code = 0
+        if setup is not None:
+            code = _serve(resolved, program, setup, loop)
+        log.ended(code, ("program" if program else "signal") if code else "")
+        return code
     finally:
         loop.close()
+
+
+def _serve(
+    resolved: Resolved, program: tuple[str, ...], setup: WorkerSetup, loop: process.Loop
+) -> int:
+    try:
+        worker = _Worker(resolved, program, setup, loop)
+        try:
+            return worker.serve()
+        finally:
+            worker.close()
+    finally:
+        setup.key.path.unlink(missing_ok=True)
 
 
 class _Worker:
@@ -312,11 +320,11 @@ class _Worker:
             return
         due = self._leave_at
         if self._over and self._exit != "never":
-            log.info("ended", "job succeeded; worker stops")
+            log.info("stop", "job succeeded; worker stops")
             self._code = 0
         elif due is not None and due <= time.monotonic():
             said = f"no launcher was here for {self._launchers.patience:g} s: this worker ends"
-            log.info("ended", f"{said} and frees its node (MPIBOOT_WORKER_EXIT)")
+            log.info("stop", f"{said} and frees its node (MPIBOOT_WORKER_EXIT)")
             self._code = 0
 
     def _child_ended(self, pid: int, status: int) -> None:

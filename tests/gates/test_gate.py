@@ -144,7 +144,10 @@ async def test_a_ready_cluster_passes(cluster: Cluster, job: Job) -> None:
     assert not cluster.server.asked
 
 
-async def test_names_and_servers_that_come_late_are_waited_for(cluster: Cluster, job: Job) -> None:
+async def test_names_and_servers_that_come_late_are_waited_for(
+    cluster: Cluster, job: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure(form="json", role="launcher")
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     port = free_port()
     async with contextlib.AsyncExitStack() as stack:
@@ -156,7 +159,9 @@ async def test_names_and_servers_that_come_late_are_waited_for(cluster: Cluster,
         result = await waiting
 
     assert len(result.workers) == 2
-    assert result.durations["total"] >= result.durations["names"] > 0
+    told = json.loads(capfd.readouterr().err.splitlines()[-1])
+    assert (told["event"], told["ready"], told["total"]) == ("gate", 2, 2)
+    assert told["seconds"] >= told["names"] > 0
 
 
 async def test_a_host_moves_on_while_others_are_waited_for(cluster: Cluster, job: Job) -> None:

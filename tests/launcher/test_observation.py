@@ -56,7 +56,7 @@ def test_an_mpi_is_asked_for_ipv6_where_a_worker_needs_it(
         replace(worker, address=address)
         for worker, address in zip(seen.workers, addresses, strict=True)
     )
-    passed = GateResult(workers, (), {"w-0": "w-0.long"}, {}, {})
+    passed = GateResult(workers, (), {"w-0": "w-0.long"}, {})
     (facts,) = {worker.facts for worker in seen.workers[:1]}
     assert facts
     line = read(["./train"], seen.mpi.family)

@@ -487,7 +487,7 @@ def test_a_parent_that_is_killed_takes_mpirun_along(rig: Rig) -> None:
     process.kill()
     code, said = ended(process)
     assert code == -signal.SIGKILL
-    assert "mpirun's parent was killed: ended 2 processes of its job" in said
+    assert "the launcher was killed: ended 2 processes of its job in this pod" in said
     assert all(gone(pid) for pid in started)
     # Another launch in this folder is none of its business.
     assert later.poll() is None

@@ -84,7 +84,7 @@ def test_a_script_goes_on_after_a_parent_that_was_killed(cluster: Cluster, image
     until(lambda: "next=" in job.launcher.stderr())
     assert "next=0" in job.launcher.stderr()
     until(lambda: not before & {item.host_pid for item in left(job.workers)}, PROMISED)
-    until(lambda: "mpirun's parent was killed" in job.launcher.stderr())
+    until(lambda: "the launcher was killed" in job.launcher.stderr())
 
 
 @pytest.mark.parametrize("phase", ["running", pytest.param("launching", marks=pytest.mark.full)])
@@ -111,7 +111,7 @@ def test_a_parent_that_is_killed_in_a_script_takes_mpirun_along(
     kill_parent(job)
     until(lambda: "next=137" in job.launcher.stderr())
     until(lambda: not left(job.workers), PROMISED)
-    until(lambda: "mpirun's parent was killed" in job.launcher.stderr())
+    until(lambda: "the launcher was killed" in job.launcher.stderr())
     names = [" ".join(item.args) for item in job.launcher.processes() if item.state != "Z"]
     assert not [name for name in names if "mpirun" in name or "libexec/agent" in name]
 

@@ -158,7 +158,7 @@ def test_wait_is_an_init_container(cluster: Cluster, one: Image) -> None:
     until(lambda: "NXDOMAIN" in job.launcher.stderr())
     job.publish()
     assert job.wait(PATIENCE) == 0
-    assert "2 hosts ready after" in job.launcher.stderr()
+    assert "2 hosts ready in" in job.launcher.stderr()
     assert job.launcher.stdout() == ""
 
 

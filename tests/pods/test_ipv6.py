@@ -200,7 +200,7 @@ def test_the_gates_and_the_doctor_on_ipv6_alone(cluster: Cluster, rig: None) -> 
     env = {"K_MPI_JOB_ROLE": "launcher"}
     waited = job.launcher.exec("mpiboot", "wait", env=env)
     assert (waited.returncode, waited.stdout) == (0, "")
-    assert "2 hosts ready after" in waited.stderr
+    assert "2 hosts ready in" in waited.stderr
     told = job.launcher.exec("mpiboot", "doctor", env=env)
     assert told.returncode == 0, told.stdout
     assert "fd00:10:244::b port 22" in told.stdout

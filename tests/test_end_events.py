@@ -1,0 +1,128 @@
+"""As JSON every run has one event ``ended``, its last, whatever the command and its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.cli import GUARD, environment, mpiboot
+from tests.fakes.worker import Worker, make_key
+
+JSON = {"MPIBOOT_LOG_FORMAT": "json"}
+
+
+def records(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def end(text: str) -> tuple[str, int, str]:
+    """Level, exit code and reference of the end, which is told once and last."""
+    told = records(text)
+    assert [item["event"] for item in told].count("ended") == 1
+    assert told[-1]["event"] == "ended"
+    return told[-1]["level"], told[-1]["exit"], told[-1]["reference"]
+
+
+def own_job(folder: Path) -> dict[str, str]:
+    """A job whose one host is this machine: nobody has to be reached."""
+    (folder / "hostfile").write_text(f"{socket.gethostname()}\n")
+    key = make_key(folder / "key")
+    return {"MPIBOOT_HOSTFILE": str(folder / "hostfile"), "MPIBOOT_SSH_KEY": str(key), **JSON}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "wait",
+        "wait --json",
+        "plan --offline --mpi openmpi5 -- ./train",
+        "facts",
+        "settings",
+        "help wait",
+        "version",
+        "--version",
+        "wait --help",
+    ],
+)
+def test_a_command_that_succeeds_has_an_end(tmp_path: Path, words: str) -> None:
+    done = mpiboot(tmp_path, *words.split(), env=own_job(tmp_path))
+    assert (done.returncode, end(done.stderr)) == (0, ("info", 0, ""))
+
+
+def test_doctor_ends_with_what_it_found(tmp_path: Path) -> None:
+    env = own_job(tmp_path)
+    found = mpiboot(tmp_path, "doctor", env=env)
+    assert end(found.stderr)[1] == found.returncode
+    found = mpiboot(tmp_path, "doctor", env={**env, "MPIBOOT_SSH_KEY": "/none"})
+    assert (found.returncode, end(found.stderr)) == (77, ("error", 77, "ssh-key"))
+
+
+def test_a_plan_that_would_stop_the_launcher_ends_with_its_reason(tmp_path: Path) -> None:
+    words = ["plan", "--offline", "--mpi", "openmpi5", "--", "mpirun", "-n", "9", "./train"]
+    done = mpiboot(tmp_path, *words, env=own_job(tmp_path))
+    assert (done.returncode, end(done.stderr)) == (78, ("error", 78, "slots"))
+
+
+def test_a_failure_has_hint_and_evidence_as_fields(tmp_path: Path) -> None:
+    (tmp_path / "none").write_text("no-such-host.invalid\n")
+    env = {**own_job(tmp_path), "MPIBOOT_HOSTFILE": str(tmp_path / "none"), "MPIBOOT_TIMEOUT": "0"}
+    done = mpiboot(tmp_path, "wait", env=env)
+    assert (done.returncode, end(done.stderr)) == (68, ("error", 68, "names-unresolved"))
+    told = next(item for item in records(done.stderr) if item.get("check") == "names-unresolved")
+    assert "headless Service" in told["hint"]
+    assert [line.partition(":")[0] for line in told["evidence"]] == ["no-such-host.invalid"]
+
+
+@pytest.mark.parametrize(
+    ("script", "told"), [("exit 0", ("info", 0, "")), ("exit 3", ("error", 3, "program"))]
+)
+def test_a_script_ends_as_its_program_does(
+    tmp_path: Path, script: str, told: tuple[str, int, str]
+) -> None:
+    env = {**own_job(tmp_path), "MPIBOOT_SCRIPT": "on"}
+    done = mpiboot(tmp_path, "launcher", "--", "sh", "-c", script, env=env)
+    assert (done.returncode, end(done.stderr)) == (told[1], told)
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [((), ("info", 0, "")), (("sh", "-c", "exit 3"), ("error", 3, "program"))],
+)
+def test_a_worker_ends_with_a_signal_or_its_program(
+    tmp_path: Path, program: tuple[str, ...], told: tuple[str, int, str]
+) -> None:
+    worker = Worker(tmp_path, "embedded", program, JSON).start()
+    if not program:
+        worker.wait_for("listens on")
+    code = worker.stop() if not program else worker.wait()
+    worker.stop()
+    assert (code, end(worker.log)) == (told[1], told)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(signal.SIGTERM, "shell"), (signal.SIGINT, "wait --hostfile empty")]
+)
+def test_a_signal_is_an_end_and_no_failure(
+    tmp_path: Path, number: signal.Signals, words: str
+) -> None:
+    (tmp_path / "empty").touch()
+    with subprocess.Popen(
+        [sys.executable, "-m", "mpiboot", *words.split()],
+        env=environment(tmp_path, own_job(tmp_path)),
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stderr is not None
+        first = child.stderr.readline()  # it waits
+        os.kill(child.pid, number)
+        assert child.wait(GUARD) == 128 + number
+        assert end(first + child.stderr.read()) == ("info", 128 + number, "signal")
