@@ -73,7 +73,7 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
 
 
 def _serve(
-    resolved: Resolved, program: tuple[str, ...], setup: WorkerSetup, loop: process.Loop
+    resolved: Resolved, program: tuple[str, ...], setup: WorkerSetup, loop: process.SignalLoop
 ) -> int:
     try:
         worker = _Worker(resolved, program, setup, loop)
