@@ -209,7 +209,7 @@ async def test_one_of_many_that_never_comes_is_the_only_one_named(
         cluster.publish(f"w-{number}.{DOMAIN}", "127.0.0.2")
     hosts = named("w-0", "w-1", "w-2", "w-9")
     async with sshd(Behaviour(job), "0.0.0.0") as port:
-        wrong = await failing(cluster, hosts, access(job, port), Settings(timeout=1.5))
+        wrong = await failing(cluster, hosts, access(job, port), Settings(timeout=3))
 
     assert wrong.code == 68
     assert "3/4 hosts ready, waiting for DNS for w-9 (NXDOMAIN)" in wrong.finding.said

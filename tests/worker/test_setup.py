@@ -1,0 +1,165 @@
+"""What a worker settles before it serves, with a real folder and a real key."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mpiboot import log
+from mpiboot.errors import MpibootError
+from mpiboot.observe import pod
+from mpiboot.settings import resolve
+from mpiboot.ssh_server import port, sessions
+from mpiboot.system import process
+from mpiboot.worker import setup
+from tests.fakes.worker import HAVE_SSH, free_port, make_key
+
+pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
+
+
+@pytest.fixture
+def loop() -> Iterator[process.SignalLoop]:
+    made = process.SignalLoop((signal.SIGTERM, signal.SIGUSR1))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_key(tmp_path_factory.mktemp("key") / "id_rsa", "-t", "ecdsa")
+
+
+def settled(
+    folder: Path, key: Path, loop: process.SignalLoop, environ: dict[str, str], **flags: str
+) -> setup.WorkerSetup:
+    given = {
+        "runtime_dir": str(folder / "run"),
+        "ssh_key": str(key),
+        "control_ifname": "127.0.0.1",
+        **flags,
+    }
+    found = setup.settle(resolve(given, environ), environ, loop)
+    assert found is not None
+    return found
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": str(folder), "A": "b"}
+
+
+def test_a_worker_has_a_folder_a_key_an_address_and_a_port(
+    tmp_path: Path, key: Path, loop: process.SignalLoop
+) -> None:
+    found = settled(tmp_path, key, loop, environment(tmp_path), ssh_port="4022", ssh_keepalive="33")
+    assert (found.address, found.port, found.keepalive) == ("127.0.0.1", 4022, 33.0)
+    assert found.folder.is_relative_to(tmp_path / "run")
+    assert found.folder.name == "worker"
+    assert found.key.path == found.folder / "key"
+    assert found.key.path.read_bytes() == key.read_bytes()
+    assert stat.S_IMODE(found.key.path.stat().st_mode) == 0o600
+    assert (found.folder / "home").is_dir()
+    assert found.environ["A"] == "b"
+    assert found.environ["HOME"] == str(tmp_path)
+    other = settled(tmp_path, key, loop, environment(tmp_path), ssh_port="4022")
+    assert other.token != found.token
+
+
+def test_what_an_earlier_start_said_is_gone(
+    tmp_path: Path, key: Path, loop: process.SignalLoop
+) -> None:
+    """A launcher would read old facts, and take a server for one that listens."""
+    found = settled(tmp_path, key, loop, environment(tmp_path))
+    for name in (setup.FACTS_FILE, pod.STATE):
+        (found.folder / name).touch()
+    again = settled(tmp_path, key, loop, environment(tmp_path))
+    assert again.folder == found.folder
+    assert not {setup.FACTS_FILE, pod.STATE} & {path.name for path in again.folder.iterdir()}
+
+
+def test_without_a_port_of_the_users_the_images_own_is_taken(
+    tmp_path: Path, key: Path, loop: process.SignalLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def named(_: object, home: str) -> tuple[int, str]:
+        asked.append(home)
+        return free, "/etc/ssh/sshd_config"
+
+    free = free_port()
+    monkeypatch.setattr(port, "named_port", named)
+    found = settled(tmp_path, key, loop, environment(tmp_path))
+    assert found.port == free
+    assert asked == [found.identity.home]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [("nothing0", "the link nothing0 has no address"), ("", "this pod has no address")],
+)
+def test_a_worker_without_an_address_is_an_error(
+    tmp_path: Path,
+    key: Path,
+    loop: process.SignalLoop,
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: str,
+    said: str,
+) -> None:
+    monkeypatch.setattr(pod, "control_address", lambda *_: ("", "nothing"))
+    with pytest.raises(MpibootError, match=said) as caught:
+        settled(tmp_path, key, loop, environment(tmp_path), control_ifname=wanted)
+    assert (caught.value.finding.check, caught.value.code) == ("interface-missing", 72)
+
+
+def test_only_a_signal_that_ends_a_worker_ends_the_wait_for_its_key(
+    tmp_path: Path, loop: process.SignalLoop
+) -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)  # it lies in the loop's pipe until the wait
+    setup._wait(loop, 0)
+    environ = environment(tmp_path)
+    given = {"runtime_dir": str(tmp_path / "run"), "ssh_key": str(tmp_path / "late")}
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert setup.settle(resolve(given, environ), environ, loop) is None
+
+
+def test_a_profile_that_fails_is_told_and_one_that_works_is_taken(
+    tmp_path: Path, key: Path, loop: process.SignalLoop, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure()
+    script = tmp_path / "profile"
+    script.write_text("export VENDOR_X=1\n")
+    assert (
+        settled(tmp_path, key, loop, environment(tmp_path), env_profile=str(script)).environ[
+            "VENDOR_X"
+        ]
+        == "1"
+    )
+    assert capfd.readouterr().err == ""
+    gone = str(tmp_path / "none")
+    assert (
+        "VENDOR_X"
+        not in settled(tmp_path, key, loop, environment(tmp_path), env_profile=gone).environ
+    )
+    assert gone in capfd.readouterr().err
+
+
+def test_the_embedded_server_is_told_all_by_a_private_file(
+    tmp_path: Path, key: Path, loop: process.SignalLoop
+) -> None:
+    found = settled(tmp_path, key, loop, environment(tmp_path), ssh_port="4022")
+    argv = setup.embedded_argv(found)
+    path = Path(argv[-1])
+    assert path.parent == found.folder
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    told = json.loads(path.read_text())
+    assert told["folder"] == str(found.folder)
+    assert (told["address"], told["port"]) == ("127.0.0.1", 4022)
+    assert (told["user"], told["public"]) == (found.identity.user, found.key.public)
+    assert (told["token"], told["keepalive"]) == (found.token, found.keepalive)
+    assert len(sessions.new_token()) == len(found.token)
+    assert found.token not in " ".join(argv)
