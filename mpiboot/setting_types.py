@@ -6,11 +6,16 @@ Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final
 
 Parse = Callable[[str], Any]
+
+# What a cluster sets in every pod for each of its Services, such as one called "mpiboot-ssh".
+_SERVICE: Final = re.compile(r".*_(SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)")
+_SERVICE_PORT: Final = re.compile(r"(?:tcp|udp|sctp)://")
 
 
 def boolean(text: str) -> bool:
@@ -184,3 +189,10 @@ def shown(value: object) -> str:
             return str(value.value)
         case _:
             return str(value)
+
+
+def of_service(name: str, value: str) -> bool:
+    """Tell whether the cluster set a variable, for a Service whose name begins as settings do."""
+    if _SERVICE.fullmatch(name):
+        return True
+    return name.endswith("_PORT") and _SERVICE_PORT.match(value) is not None

@@ -8,7 +8,6 @@ mappings and tells where each value came from. Nothing here reads the world.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -33,6 +32,7 @@ from mpiboot.setting_types import (
     key_path,
     kind,
     member_of,
+    of_service,
     one_of,
     path,
     plain,
@@ -57,10 +57,6 @@ INTERNAL: Final = (
     "MPIBOOT_NOTICE",
     "MPIBOOT_ATTEMPT",
 )
-
-# What a cluster sets in every pod for each of its Services, such as one called "mpiboot-ssh".
-_SERVICE: Final = re.compile(r".*_(SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)")
-_SERVICE_PORT: Final = re.compile(r"(?:tcp|udp|sctp)://")
 
 T = TypeVar("T")
 _L, _W = Role.LAUNCHER, Role.WORKER
@@ -208,8 +204,16 @@ class Settings:
     )
     script: str = row(
         "auto",
-        "Whether PROGRAM calls mpirun itself, as batch scripts do; auto: looks into a script.",
+        "Whether PROGRAM runs once and calls mpirun or ssh itself, as batch scripts do; auto: "
+        "looks into a script.",
         one_of("auto", "on", "off"),
+        roles=(_L,),
+    )
+    script_gate: str = row(
+        "on",
+        "Wait for every host before a program that starts processes by itself; off: start it "
+        "at once.",
+        switch,
         roles=(_L,),
     )
     env_profile: str = row(
@@ -406,7 +410,7 @@ def _unknown(environ: Mapping[str, str]) -> tuple[Finding, ...]:
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name[len(PREFIX) :] in known or name in INTERNAL:
             continue
-        if _of_service(name, environ[name]):
+        if of_service(name, environ[name]):
             continue
         # Without the prefix, which would make everything look alike.
         near = difflib.get_close_matches(name[len(PREFIX) :], known, n=1, cutoff=0.6)
@@ -417,13 +421,6 @@ def _unknown(environ: Mapping[str, str]) -> tuple[Finding, ...]:
             )
         )
     return tuple(found)
-
-
-def _of_service(name: str, value: str) -> bool:
-    """Tell whether the cluster set a variable, for a Service whose name begins as settings do."""
-    if _SERVICE.fullmatch(name):
-        return True
-    return name.endswith("_PORT") and _SERVICE_PORT.match(value) is not None
 
 
 def _readable(text: str) -> str:
@@ -452,7 +449,7 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
         candidates.extend(
             (Given(Source.ENVIRONMENT, name), environ[name])
             for name in (item.variable, *item.older)
-            if environ.get(name) and not _of_service(name, environ[name])
+            if environ.get(name) and not of_service(name, environ[name])
         )
         if not candidates:
             given[item.name] = Given(Source.DEFAULT)

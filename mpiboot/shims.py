@@ -24,6 +24,8 @@ KEPT: Final = Path("/usr/local/lib/mpiboot/real")
 _PLACES: Final = "places"
 # Where sshd is installed; an ordinary user's PATH lacks these.
 SSHD_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin")
+# The ssh of a program that logs in to the job's hosts by itself.
+_SSH: Final = str(Path(__file__).resolve().with_name("libexec") / "ssh")
 # What mpirun is called once it runs.
 _REAL: Final = ("mpirun", "mpiexec", "orterun", "prterun", "mpiexec.hydra")
 
@@ -87,7 +89,7 @@ def enter(name: str, environ: Mapping[str, str]) -> dict[str, str]:
         MpibootError: ``program-missing``; every program of that name is mpiboot itself.
             ``runtime-folder``; a folder for the links is needed, and can't be made.
     """
-    own, path = str(own_file()), environ.get("PATH", "")
+    own, path = str(own_file()), _plain_ssh(environ)
     found = real(name, path, own)
     if not found:
         raise error(
@@ -105,7 +107,7 @@ def enter(name: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 def cleared(environ: Mapping[str, str]) -> str:
     """Give the PATH of a call by mpiboot's own name, on which no shim leads back to it."""
-    path = environ.get("PATH", "")
+    path = _plain_ssh(environ)
     try:
         own = str(own_file())
         if not _reached(path, own):
@@ -114,6 +116,12 @@ def cleared(environ: Mapping[str, str]) -> str:
         return os.pathsep.join((str(_front(path, own, environ)), clean)) if mixed else clean
     except MpibootError:
         return path  # whoever needs the folder says what is wrong with it
+
+
+def _plain_ssh(environ: Mapping[str, str]) -> str:
+    """Give PATH without the ssh of a program that logs in by itself: agents have their own."""
+    folders = environ.get("PATH", "").split(os.pathsep)
+    return os.pathsep.join(item for item in folders if os.path.realpath(f"{item}/ssh") != _SSH)
 
 
 def _reached(path: str, own: str) -> bool:
@@ -197,6 +205,19 @@ def link(folder: Path) -> None:
         for name in ("mpirun", "mpiexec"):
             (folder / name).unlink(missing_ok=True)
             (folder / name).symlink_to(own)
+    except OSError as wrong:
+        raise error("runtime-folder", f"{wrong.filename}: {wrong.strerror}") from None
+
+
+def link_ssh(folder: Path) -> None:
+    """Make ssh in a private folder the one that knows the job's hosts.
+
+    Raises:
+        MpibootError: ``runtime-folder``; the folder can't be made.
+    """
+    try:
+        folder.mkdir(mode=0o700)
+        (folder / "ssh").symlink_to(_SSH)
     except OSError as wrong:
         raise error("runtime-folder", f"{wrong.filename}: {wrong.strerror}") from None
 

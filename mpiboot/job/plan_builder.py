@@ -80,11 +80,6 @@ class LaunchPaths:
         """The normalised hostfile that mpirun reads."""
         return f"{self.launch_dir}/hostfile"
 
-    @property
-    def known_hosts(self) -> str:
-        """The pinned host key."""
-        return f"{self.launch_dir}/known_hosts"
-
 
 @dataclass(slots=True)
 class PlanBuilder:

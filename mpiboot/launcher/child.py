@@ -6,7 +6,6 @@ parent to judge, which ends this process by SIGKILL.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import select
@@ -22,7 +21,7 @@ from mpiboot.errors import MpibootError, error
 from mpiboot.gates import stale_processes
 from mpiboot.job import attempts, masking, mpirun_line
 from mpiboot.job import plan as plans
-from mpiboot.launcher import launch_folder, observation, summary
+from mpiboot.launcher import launch_folder, observation, script_gate, summary
 from mpiboot.launcher.setup import launcher_pod
 from mpiboot.model import Finding, Level
 from mpiboot.parent import launch_spec
@@ -45,9 +44,11 @@ def main(given: str, *program: str) -> NoReturn:
         resolved = resolve(values["flags"], os.environ)
         settings = resolved.settings
         log.configure(level=settings.log_level, form=settings.log_format, role="launcher")
-        result: launch_spec.Result = prepare(
-            resolved, program, before, parent, attempt=values["attempt"]
-        )
+        result: launch_spec.Result
+        if values["script"]:
+            result = script_gate.prepare(resolved, program, parent)
+        else:
+            result = prepare(resolved, program, before, parent, attempt=values["attempt"])
     except MpibootError as wrong:
         result = _failure(wrong)
     except Exception as wrong:  # noqa: BLE001 - the boundary of this process
@@ -105,10 +106,7 @@ def prepare(
     # The launches of a script have its name.
     name = attempt or environ.get(launch_spec.ATTEMPT, "")
     pod = launcher_pod(resolved, environ, pid=parent, attempt=name, may_disconnect=not attempt)
-    # Not asyncio.run: it waits for every thread, also for one that a dead nameserver holds.
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    seen = loop.run_until_complete(observation.wait(pod, program))
+    seen = observation.run(observation.wait(pod, program))
     before_this = attempts.earlier(seen.observed.workers, name)
     if before_this:
         said, number = before_this.said, before_this.number + 1

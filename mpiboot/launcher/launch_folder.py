@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 from collections.abc import Mapping, Sequence
@@ -17,26 +16,25 @@ from mpiboot.job import names
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import LaunchPaths, Observed
 from mpiboot.launch_agent import command as agent_command
-from mpiboot.launch_agent import files as agent_files
-from mpiboot.model import HostKeys, Worker
+from mpiboot.launcher.logins import Logins, tidy
+from mpiboot.model import Worker
 from mpiboot.network.control import launcher_addresses
 from mpiboot.observe.dns import read_resolv_conf
 from mpiboot.parent import launch_spec
 from mpiboot.settings import Resolved
-from mpiboot.ssh_client import config as sshconfig
-from mpiboot.ssh_client import start as client_start
-from mpiboot.system import files, keys, open_files, tmpdir
+from mpiboot.system import files, keys, tmpdir
 
 _LAUNCH: Final = "launch"
 
 
-def paths(folder: Path, pid: int = 1) -> LaunchPaths:
+def paths(folder: Path, pid: int = 1, name: str = _LAUNCH) -> LaunchPaths:
     """Say where everything will be.
 
     Args:
         folder: the launcher's runtime folder.
         pid: the process that will be mpirun's parent. Each launch below a script has a folder of
             its own, for there may be several at once; a pod's first process is always the same.
+        name: what the folder is called.
 
     Raises:
         MpibootError: ``runtime-folder``; mpirun or ssh would read another path than was meant.
@@ -56,26 +54,9 @@ def paths(folder: Path, pid: int = 1) -> LaunchPaths:
             "value there",
             hint="name a folder without ${ with MPIBOOT_RUNTIME_DIR",
         )
-    name = _LAUNCH if pid == 1 else f"{_LAUNCH}-{pid}"
-    key = folder / name / launch_spec.KEY
-    return LaunchPaths(launch_dir=str(folder / name), agent=agent_command.words(), key=str(key))
-
-
-def _tidy(folder: Path) -> None:
-    """Take away what launches below a script have left whose process is no more."""
-    for path in folder.glob(f"{_LAUNCH}-[0-9]*"):
-        if not Path("/proc", path.name.rpartition("-")[2]).exists():
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def known_hosts(observed: Observed, host_keys: Mapping[str, str], public: str) -> str:
-    """Pin the job's key under its alias, and what single hosts showed under their addresses."""
-    lines = [f"{sshconfig.ALIAS} {public}"]
-    for worker in observed.workers:
-        shown = host_keys.get(worker.host.name)
-        if shown:
-            lines.append(f"[{worker.address}]:{worker.port},{worker.address} {shown}")
-    return "\n".join(lines) + "\n"
+    path = folder / (name if pid == 1 else f"{name}-{pid}")
+    agent = agent_command.words()
+    return LaunchPaths(launch_dir=str(path), agent=agent, key=str(path / launch_spec.KEY))
 
 
 def _others(worker: Worker) -> tuple[str, ...]:
@@ -106,16 +87,10 @@ class Launch:
         Raises:
             MpibootError: ``runtime-folder``, or ``program-missing`` where there is no ssh.
         """
-        folder = Path(self.where.launch_dir)
-        shutil.rmtree(folder, ignore_errors=True)
-        _tidy(folder.parent)
+        logins = self.logins()
+        logins.make_folder()
+        tidy(logins.folder.parent, _LAUNCH)
         tmpdir.remove_stale(self.observed.environ, socket.gethostname(), self.observed.identity.uid)
-        try:
-            for path in (folder, folder / agent_files.HOSTS, folder / "stderr"):
-                path.mkdir(mode=0o700)
-        except OSError as wrong:
-            raise error("runtime-folder", f"{wrong.filename}: {wrong.strerror}") from None
-        keys.copy(self.key, Path(self.where.key))
         ssh = executables.find("ssh", self.observed.environ.get("PATH", ""))
         own = not self.plan.user_agent and self.observed.own_client
         if ssh is None and self.plan.daemons and not self.plan.user_agent and not own:
@@ -126,43 +101,24 @@ class Launch:
                 hint="install openssh-client in the launcher's image, "
                 "or let MPIBOOT_SSH_CLIENT choose mpiboot's own",
             )
-        settings = self.resolved.settings
         files.write_private(Path(self.where.hostfile), self.plan.hostfile)
-        files.write_private(
-            Path(self.where.known_hosts),
-            known_hosts(self.observed, self.host_keys, self.key.public),
-        )
-        entries = (
-            sshconfig.Entry(
-                self.observed.called(worker.host.name),
-                worker.address,
-                worker.port,
-                worker.user,
-            )
-            for worker in self.observed.workers
-        )
-        files.write_private(
-            folder / "ssh_config",
-            sshconfig.render(
-                entries,
-                key=self.where.key,
-                known_hosts=self.where.known_hosts,
-                host_keys=settings.host_keys,
-                keepalive=settings.ssh_keepalive,
-                user_args=self.plan.user_args,
-                own_keys=frozenset(self.observed.called(name) for name in self.host_keys),
-            ),
-        )
-        # On the command line the first value wins, also over arguments on the mpirun line.
-        strict = f"-o StrictHostKeyChecking={sshconfig.STRICT[settings.host_keys]}"
-        agent_files.write(
-            folder,
-            ssh=f"{ssh or 'ssh'} {strict}",
+        logins.write(
+            ssh=ssh or "",
             user_agent=self.plan.user_agent,
-            client=client_start.words() if own else "",
+            own_client=own,
             per_host=self.plan.per_host,
         )
-        files.make_fifo(folder / launch_spec.EVENTS)
+
+    def logins(self) -> Logins:
+        """Give how mpirun's agents log in, by mpirun's names for the hosts."""
+        return Logins(
+            Path(self.where.launch_dir),
+            {self.observed.called(item.host.name): item for item in self.observed.workers},
+            self.host_keys,
+            self.key,
+            self.resolved.settings,
+            self.plan.user_args,
+        )
 
     def write_client(self, parent: int) -> tuple[str, ...]:
         """Write what mpiboot's own SSH client needs, where the agents need it.
@@ -178,33 +134,7 @@ class Launch:
         """
         if self.plan.user_agent or not self.plan.daemons or not self.observed.own_client:
             return ()
-        short = client_start.short_of_files(len(self.plan.daemons), open_files.most())
-        if short:
-            hint = "install ssh in the image, or give the container runtime a higher LimitNOFILE"
-            raise error("settings-conflict", short, hint=hint)
-        mode = self.resolved.settings.host_keys
-        hosts = tuple(
-            client_start.ClientHost(
-                self.observed.called(worker.host.name),
-                worker.address,
-                worker.port,
-                worker.user,
-                ""
-                if mode is HostKeys.OFF
-                else self.host_keys.get(worker.host.name, self.key.public),
-            )
-            for worker in self.observed.workers
-        )
-        folder = Path(self.where.launch_dir)
-        config = client_start.ClientConfig(
-            hosts=hosts,
-            key=self.where.key,
-            patience=sshconfig.patience(self.resolved.settings.ssh_keepalive, self.plan.user_args),
-            events=str(folder / launch_spec.EVENTS),
-            errors=str(folder / "stderr"),
-            parent=parent,
-        )
-        return client_start.write(folder, config)
+        return self.logins().write_client(parent, len(self.plan.daemons))
 
     def spec(
         self,

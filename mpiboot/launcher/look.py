@@ -56,9 +56,9 @@ def show_plan(
         ShownError: what the launcher would stop with.
         MpibootError: it can't be made.
     """
-    calling = script.reason(resolved, program, environ)
-    if calling:
-        said = f"{calling}: each call has a plan of its own"
+    once = script.judge(resolved, program, environ)
+    if once:
+        said = f"{once.because}: it runs once, and each mpirun in it has a plan of its own"
         alone = (Decision("script", program[0], Source.DETECTED, said),)
         write = _writer(as_json=as_json)
         sys.stdout.write(write(alone, (), program, {}, ()))

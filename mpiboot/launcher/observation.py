@@ -6,8 +6,9 @@ import asyncio
 import dataclasses
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from mpiboot import executables, facts, host_shell, log
 from mpiboot.data_network.records import WorkerNetwork
@@ -24,6 +25,8 @@ from mpiboot.observe import dns, programs
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import config as sshconfig
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:
@@ -36,6 +39,14 @@ class Observation:
     passed: gate.GateResult
     warnings: tuple[Finding, ...]
     already_said: tuple[Finding, ...] = ()
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run to its end what waits for hosts; what it leaves behind ends with this process."""
+    # Not asyncio.run: it waits for every thread, also for one that a dead nameserver holds.
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    return loop.run_until_complete(work)
 
 
 async def wait(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:

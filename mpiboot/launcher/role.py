@@ -1,11 +1,10 @@
-"""The launcher: becomes the parent of a launch, or of a script that calls mpirun itself."""
+"""The launcher: becomes the parent of a launch, or of a program that starts processes itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NoReturn
 
-from mpiboot import log
 from mpiboot.job import mpirun_line
 from mpiboot.launcher import script, start
 from mpiboot.parent import signals
@@ -22,8 +21,7 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     if mpirun_line.only_asks(program):
         process.replace(program, environ)
     signals.block()  # one that comes from now on is for the process that stays
-    calling = script.reason(resolved, program, environ)
-    if calling:
-        log.info("script", f"{calling}: mpiboot checks the hosts and plans for each of its calls")
-        script.run(resolved, program, environ)
+    once = script.judge(resolved, program, environ)
+    if once:
+        script.run(resolved, program, environ, once)
     start.launch(resolved, program, environ)

@@ -1,14 +1,16 @@
-"""A program that calls mpirun itself, once or many times: each call enters mpiboot.
+"""A program that runs once, on the launcher, and starts processes by itself.
 
 A private folder comes first on PATH, in which ``mpirun`` and ``mpiexec`` are mpiboot, so that each
-call has gates, flags and an end of its own. The small process stays beside the program, as the
-container's first one must (``parent.script``).
+call has gates, flags and an end of its own. What may log in to the hosts by itself waits for them
+first, and finds an ``ssh`` that knows them (``script_gate``). The small process stays beside the
+program, as the container's first one must (``parent.script``).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -25,36 +27,73 @@ _READ: Final = 1 << 16
 _MORE_GRACE: Final = 10.0
 
 
-def reason(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> str:
-    """Say why a program is taken for one that calls mpirun itself; empty where it isn't."""
+@dataclass(frozen=True, slots=True)
+class RunsOnce:
+    """Why a program is no rank's, and whether it may reach for the hosts itself."""
+
+    because: str
+    reaches_hosts: bool
+
+
+def judge(
+    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
+) -> RunsOnce | None:
+    """Tell whether a program runs once and starts processes by itself; None for what ranks run."""
     settings, given = resolved.settings, resolved.given["script"]
-    if mpirun_line.is_mpirun(program[0]):  # some are scripts themselves
-        return ""
-    if settings.script != "auto":
-        return str(given) if settings.script == "on" else ""
-    if scripts.is_caller(program):
-        return f"{program[0]} calls mpirun"
-    path, text = _script(program, environ)
-    what = f"the script {path}" if path else "its script"
-    return f"{what} calls mpirun" if scripts.calls(text) else ""
-
-
-def calls_by_path(program: tuple[str, ...], environ: Mapping[str, str]) -> Finding | None:
-    """Warn of calls by absolute path, which no folder on PATH can catch."""
-    paths = [path for path in scripts.calls(_script(program, environ)[1]) if path]
-    if not paths:
+    if mpirun_line.is_mpirun(program[0]) or settings.script == "off":  # some are scripts themselves
         return None
-    said = f"the script calls mpirun by its path ({paths[0]}), past mpiboot"
+    if settings.script == "on":
+        return RunsOnce(str(given), reaches_hosts=True)
+    if scripts.starts_by_itself(program):
+        return RunsOnce(f"{program[0]} logs in to hosts itself", reaches_hosts=True)
+    if scripts.only_stays(program):
+        return RunsOnce(f"{' '.join(program)} is for a look around", reaches_hosts=False)
+    return _judge_script(program, environ)
+
+
+def _judge_script(program: tuple[str, ...], environ: Mapping[str, str]) -> RunsOnce | None:
+    named = scripts.named(program)
+    path, text = _script(named, environ)
+    if named.python:
+        _warn_of_python(path, text)
+        return None
+    calls = scripts.calls(text)
+    if not calls:
+        return None
+    what = f"the script {path}" if path else "its script"
+    names = " and ".join(dict.fromkeys(call.name for call in calls))
+    own_gates = all(call.enters_mpiboot for call in calls)
+    return RunsOnce(f"{what} calls {names}", reaches_hosts=not own_gates)
+
+
+def _warn_of_python(path: str, text: str) -> None:
+    """Say that ranks may be about to start ranks; what a Python program is, its user knows."""
+    found = scripts.python_calls(text)
+    if found:
+        said = f"{path} calls {found[0].name}, and runs as every rank"
+        hint = "MPIBOOT_SCRIPT=on runs it once, here; MPIBOOT_SCRIPT=off says that ranks are meant"
+        log.finding(Finding("script", Level.WARN, said, hint=hint))
+
+
+def calls_by_path(text: str) -> Finding | None:
+    """Warn of calls by absolute path, which no folder on PATH can catch."""
+    call = next((call for call in scripts.calls(text) if call.path), None)
+    if call is None:
+        return None
+    said = f"the script calls {call.name} by its path ({call.path}), past mpiboot"
     hint = "call it by its name, or let the image take its place: `mpiboot shims install --replace`"
+    if not call.is_mpirun:
+        hint = "call it by its name: only so it knows the job's hosts and its key"
     return Finding("shims", Level.WARN, said, hint=hint)
 
 
-def _script(program: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, str]:
-    """Find a program's script: its file (empty for ``sh -c``), and the beginning of its text."""
-    named = scripts.named(program)
+def _script(named: scripts.Script, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Read a program's script: its file (empty for ``sh -c``), and the beginning of its text."""
     if not named.path:
         return "", named.text
-    path = executables.find(named.path, environ.get("PATH", "")) or named.path
+    # An interpreter takes its script's path as it is.
+    found = "" if named.python else executables.find(named.path, environ.get("PATH", ""))
+    path = found or named.path
     try:
         with Path(path).open("rb") as file:
             data = file.read(_READ)
@@ -63,13 +102,15 @@ def _script(program: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, 
     return path, "" if b"\0" in data else data.decode("utf-8", "replace")
 
 
-def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
+def run(
+    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str], found: RunsOnce
+) -> NoReturn:
     """Become the process beside the program, with mpiboot in front of every mpirun.
 
     Raises:
         MpibootError: the program isn't there, or no private folder can be made.
     """
-    odd = calls_by_path(program, environ)
+    odd = calls_by_path(_script(scripts.named(program), environ)[1])
     if odd:
         log.finding(odd)
     settings = resolved.settings
@@ -90,10 +131,36 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
         log_level=settings.log_level,
         log_format=settings.log_format,
         termination_log=settings.termination_log,
+        hold_on_failure=settings.hold_on_failure,
         grace=settings.grace + _MORE_GRACE,
         last_launches=str(folder.parent / "launcher") if attempt else "",
     )
-    start.become_parent("script", options, list(program), env)
+    why_not = _no_gate(resolved, environ, found)
+    each = "mpiboot checks the hosts and plans for each of its calls of mpirun"
+    if why_not:
+        log.info("script", f"{found.because}: {each}; {why_not}")
+        start.become_parent("script", options, list(program), env)
+    said = "it runs once, here, when all hosts are ready; its ssh and mpirun know them"
+    log.info("script", f"{found.because}: {said}")
+    start.become_parent("launch", options, start.child(resolved, program, script=True), env)
+
+
+def _no_gate(resolved: Resolved, environ: Mapping[str, str], found: RunsOnce) -> str:
+    """Say why a program waits for no host; empty where it does."""
+    settings = resolved.settings
+    if settings.script_gate == "off":
+        return f"{resolved.given['script_gate']}: it waits for no host itself"
+    if not found.reaches_hosts:
+        return "it waits for no host itself"
+    # What knows hostfiles is too heavy for what needs none.
+    from mpiboot.observe import hostfiles  # noqa: PLC0415
+
+    given = str(resolved.given["hostfile"])
+    first = hostfiles.candidates(settings.hostfile, given, environ)[0]
+    # os.path: Path.exists raises where a folder on the way is closed to this user.
+    if first.by != "default" or os.path.exists(first.path):  # noqa: PTH110
+        return ""
+    return f"there is no hostfile ({first.path}), so it waits for no host"
 
 
 def _flags(resolved: Resolved) -> dict[str, str]:

@@ -31,17 +31,29 @@ def launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, s
         MpibootError: ``program-missing``; this interpreter can't be executed.
     """
     settings = resolved.settings
-    given = {
-        "flags": dict(resolved.flags),
-        "attempt": new_attempt(settings.worker_exit, environ),
-    }
     options = ParentOptions(
         log_level=settings.log_level,
         log_format=settings.log_format,
         termination_log=settings.termination_log,
         hold_on_failure=settings.hold_on_failure,
     )
-    become_parent("launch", options, process.python(_CHILD, json.dumps(given), *program), environ)
+    attempt = new_attempt(settings.worker_exit, environ)
+    become_parent("launch", options, child(resolved, program, attempt), environ)
+
+
+def child(
+    resolved: Resolved, program: tuple[str, ...], attempt: str = "", *, script: bool = False
+) -> list[str]:
+    """Give the command line of the child that waits for the hosts.
+
+    Args:
+        resolved: the settings.
+        program: the user's line.
+        attempt: this launcher's name for workers; empty where it is a part of a job.
+        script: whether the program starts processes by itself.
+    """
+    given = {"flags": dict(resolved.flags), "attempt": attempt, "script": script}
+    return process.python(_CHILD, json.dumps(given), *program)
 
 
 def become_parent(

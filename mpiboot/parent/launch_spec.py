@@ -44,7 +44,7 @@ class ParentOptions:
     """The settings that hold from the parent's start to its end.
 
     ``grace`` is for a script alone, in seconds; ``last_launches`` is the folder of the launches
-    below a script, whose workers are told of a good end; empty where they aren't.
+    below a script, whose workers are told of its end; empty where they aren't.
     """
 
     log_level: str = "info"
@@ -144,6 +144,20 @@ class LaunchSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ScriptSpec:
+    """A program that starts processes by itself, once its hosts are ready.
+
+    ``folder`` is that of its logins, ``set_env`` what its environment has other than the parent's;
+    ``client`` starts mpiboot's own SSH client, where it is needed.
+    """
+
+    argv: tuple[str, ...]
+    folder: str
+    set_env: Mapping[str, str] = field(default_factory=dict)
+    client: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """Why mpirun is not started: the exit code, the reference and the termination message.
 
@@ -156,13 +170,13 @@ class Failure:
     held: bool = True
 
 
-Result: TypeAlias = LaunchSpec | Failure
+Result: TypeAlias = LaunchSpec | ScriptSpec | Failure
+_KINDS: Final = {LaunchSpec: "launch", ScriptSpec: "script", Failure: "failure"}
 
 
 def to_line(result: Result) -> bytes:
     """Write the child's result as one line."""
-    kind = "launch" if isinstance(result, LaunchSpec) else "failure"
-    return json.dumps({kind: asdict(result)}).encode() + b"\n"
+    return json.dumps({_KINDS[type(result)]: asdict(result)}).encode() + b"\n"
 
 
 def from_line(line: bytes) -> Result:
@@ -175,6 +189,9 @@ def from_line(line: bytes) -> Result:
     record = json.loads(line)
     if "failure" in record:
         return Failure(**record["failure"])
+    if "script" in record:
+        values = record["script"]
+        return ScriptSpec(**values | {name: tuple(values[name]) for name in ("argv", "client")})
     values = record["launch"]
     for name in ("argv", "unset_env", "client", "addresses", "left_to_mpirun"):
         values[name] = tuple(values[name])

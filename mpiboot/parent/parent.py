@@ -22,6 +22,7 @@ from mpiboot.parent.launch_spec import (
     Failure,
     LaunchSpec,
     ParentOptions,
+    ScriptSpec,
     without_marks,
 )
 from mpiboot.parent.loop import EventLoop
@@ -62,25 +63,51 @@ class Parent:
             if result.held:
                 self._hold()
             return result.code
+        if isinstance(result, ScriptSpec):
+            return self._after_gates(result, preparation)
         # This process's own: what it starts from here on belongs to this launch.
         for name in result.unset_env:
             os.environ.pop(name, None)
         os.environ.update(result.set_env)
         return self._run(result, preparation)
 
-    def beside(self, program: tuple[str, ...]) -> int:
-        """Stay beside a program that calls mpirun itself; give its exit code."""
-        grace = self._options.grace
+    def beside(self, program: tuple[str, ...], logins: str = "") -> int:
+        """Stay beside a program that starts processes itself; give its exit code.
+
+        Args:
+            program: its line.
+            logins: the folder of what its ssh reads; empty where it has none.
+        """
+        grace, below = self._options.grace, self._options.last_launches
         code = ScriptRun(program, grace, self._loop, self._signals).run(self._mask)
-        folder = last_launch(self._options.last_launches)
+        folder = (logins or last_launch(below)) if below else ""
         if folder:
             self._loop.on(self._signals.handle, self._note_signals)
             why = f"{program[0]} ended with {code}" if code else ""
             self._tell_workers(folder, os.environ.get(ATTEMPT, ""), why, hold=0.0)
-        for folder in launches(self._options.last_launches):
+        for folder in filter(None, (*launches(below), logins)):
             remove_key(folder)
         log.ended(code, "program" if code else "")
         return code
+
+    def _after_gates(self, spec: ScriptSpec, preparation: Preparation) -> int:
+        """Run a program whose hosts are ready, and what serves its logins meanwhile."""
+        os.environ.update(spec.set_env)
+        try:
+            if spec.client:
+                self._client = start_listening(spec.client, os.environ, spec.folder, CLIENT_SOCKET)
+        except OSError as wrong:
+            log.error("script", f"mpiboot's own SSH client: {wrong.strerror}")
+        finally:
+            preparation.let_child_end()
+        code = self.beside(spec.argv, spec.folder)
+        self._end_client()
+        return code
+
+    def _end_client(self) -> None:
+        if self._client:
+            send([self._client], signal.SIGTERM)
+            wait_gone([self._client])
 
     def stay(self) -> int:
         """Keep the pod alive for `kubectl exec` until a signal comes; give the exit code."""
@@ -153,9 +180,7 @@ class Parent:
         hold = 0.0 if verdict.by_signal else self._options.hold_on_failure
         if spec.attempt:
             self._tell_workers(spec.folder, spec.attempt, why, hold)
-        if self._client:
-            send([self._client], signal.SIGTERM)
-            wait_gone([self._client])
+        self._end_client()
         if not os.environ.get(KEEP_KEY):
             remove_key(spec.folder)
         if verdict.code and not verdict.by_signal:

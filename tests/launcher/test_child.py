@@ -29,7 +29,7 @@ async def wait(pod, program):
 
 child.launcher_pod = lambda *args, **named: None
 observation.wait = wait
-child.main('{"flags": {}, "attempt": ""}', "true")
+child.main('{"flags": {}, "attempt": "", "script": false}', "true")
 """
 # Two hosts that are ready.
 READY = """
@@ -101,7 +101,7 @@ class Handed:
 
 
 def given(attempt: str = "", **flags: str) -> str:
-    return json.dumps({"flags": flags, "attempt": attempt})
+    return json.dumps({"flags": flags, "attempt": attempt, "script": False})
 
 
 def test_the_launch_is_handed_over_with_its_folder_mark_and_client(tmp_path: Path) -> None:

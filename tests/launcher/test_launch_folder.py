@@ -17,7 +17,7 @@ import pytest
 from mpiboot.after_job import evidence
 from mpiboot.errors import MpibootError
 from mpiboot.job.plan_builder import Observed
-from mpiboot.launcher import launch_folder
+from mpiboot.launcher import launch_folder, logins
 from mpiboot.model import Decision, Host, Source, SshKind
 from mpiboot.parent.launch_spec import RemoteHost
 from mpiboot.settings import resolve
@@ -50,7 +50,7 @@ def test_folders_of_launches_that_are_over_are_taken_away(tmp_path: Path) -> Non
     kept = ["launch", f"launch-{os.getpid()}", "launches", "key-7"]
     for name in (*kept, f"launch-{ended.pid}"):
         (tmp_path / name).mkdir()
-    launch_folder._tidy(tmp_path)
+    logins.tidy(tmp_path, "launch")
     assert {path.name for path in tmp_path.iterdir()} == set(kept)
 
 
@@ -107,10 +107,10 @@ def test_ssh_reaches_each_host_by_mpiruns_name_where_the_gate_found_it(tmp_path:
     assert (first["hostname"], second["hostname"]) == ("10.244.0.10", "10.244.0.11")
     assert (first["port"], first["user"]) == ("22", "root")
     assert first["identityfile"] == launch.where.key
-    assert first["userknownhostsfile"] == launch.where.known_hosts
+    assert first["userknownhostsfile"] == str(folder / "known_hosts")
     assert first["stricthostkeychecking"] == "true"
     public = launch.key.public
-    assert Path(launch.where.known_hosts).read_text().splitlines() == [
+    assert (folder / "known_hosts").read_text().splitlines() == [
         f"mpiboot-job {public}",
         "[10.244.0.11]:22,10.244.0.11 ssh-ed25519 SHOWN",
     ]

@@ -11,17 +11,19 @@ import pytest
 from mpiboot.launcher import script as launcher_script
 from mpiboot.model import Level
 from mpiboot.system import files
+from tests.fakes.worker import HAVE_SSH, make_key
 
 GUARD = 60
 
 
-def start(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
+def start(tmp_path: Path, *words: str, **more: str) -> subprocess.Popen[str]:
     mpiboot = Path(sys.executable).with_name("mpiboot")
     env = {
         "PATH": os.environ["PATH"],
         "HOME": str(tmp_path),
         "MPIBOOT_RUNTIME_DIR": str(tmp_path / "run"),
         "MPIBOOT_TERMINATION_LOG": str(tmp_path / "termination-log"),
+        **more,
     }
     return subprocess.Popen(
         [str(mpiboot), "launcher", *words],
@@ -32,8 +34,8 @@ def start(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def run(tmp_path: Path, *words: str) -> tuple[int, str, str]:
-    process = start(tmp_path, *words)
+def run(tmp_path: Path, *words: str, **more: str) -> tuple[int, str, str]:
+    process = start(tmp_path, *words, **more)
     out, err = process.communicate(timeout=GUARD)
     return process.returncode, out, err
 
@@ -107,8 +109,9 @@ def test_the_plan_says_that_each_call_has_its_own(tmp_path: Path) -> None:
         [mpiboot, "plan", "--", path], capture_output=True, text=True, check=False, timeout=GUARD
     )
     assert done.returncode == 0
-    assert f"the script {path} calls mpirun: each call has a plan of" in " ".join(
-        done.stdout.split()
+    assert (
+        f"the script {path} calls mpirun: it runs once, and each mpirun in it has a plan"
+        in " ".join(done.stdout.split())
     )
 
 
@@ -117,7 +120,7 @@ def test_the_plan_says_that_each_call_has_its_own(tmp_path: Path) -> None:
     [("/opt/mpi/bin/mpirun -n 2 ./a", "/opt/mpi/bin/"), ("mpirun -n 2 ./a", ""), ("./a", "")],
 )
 def test_a_call_by_a_path_goes_past_mpiboot_and_is_warned_of(text: str, path: str) -> None:
-    found = launcher_script.calls_by_path(("sh", "-c", text), {})
+    found = launcher_script.calls_by_path(text)
     if not path:
         assert found is None
         return
@@ -125,3 +128,55 @@ def test_a_call_by_a_path_goes_past_mpiboot_and_is_warned_of(text: str, path: st
     assert (found.check, found.level) == ("shims", Level.WARN)
     assert found.said == f"the script calls mpirun by its path ({path}), past mpiboot"
     assert "mpiboot shims install --replace" in found.hint
+
+
+LATE = {"MPIBOOT_HOSTFILE": "/no/such/hostfile", "MPIBOOT_TIMEOUT": "0"}
+
+
+@pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
+@pytest.mark.parametrize(
+    "script", ["echo started; ssh w-0 hostname", "mpirun ./a; ssh w-0 true", "/usr/bin/mpirun ./a"]
+)
+def test_what_reaches_for_hosts_is_not_started_before_its_gates(
+    tmp_path: Path, script: str
+) -> None:
+    key = {"MPIBOOT_SSH_KEY": str(make_key(tmp_path / "id"))}
+    (tmp_path / "termination-log").touch()  # as the kubelet does
+    code, out, err = run(tmp_path, "--", "sh", "-c", script, **LATE, **key)
+    assert (code, out) == (66, "")
+    assert ": it runs once, here, when all hosts are ready" in err
+    assert "/no/such/hostfile (named by MPIBOOT_HOSTFILE) is not there" in err
+    assert (tmp_path / "termination-log").read_text().startswith("hostfile-missing")
+
+
+@pytest.mark.parametrize(
+    ("line", "settings", "why"),
+    [
+        (("sh", "-c", "ssh -V"), {"MPIBOOT_SCRIPT_GATE": "off"}, "MPIBOOT_SCRIPT_GATE: it waits"),
+        (("sh", "-c", "mpirun --version || :"), {}, "calls mpirun: "),
+        (("sh", "-l"), {}, "sh -l is for a look around: "),
+        (("true",), {"MPIBOOT_SCRIPT": "on", "MPIBOOT_SCRIPT_GATE": "off"}, "MPIBOOT_SCRIPT: "),
+    ],
+)
+def test_what_waits_for_no_host_says_so(
+    tmp_path: Path, line: tuple[str, ...], settings: dict[str, str], why: str
+) -> None:
+    code, _, err = run(tmp_path, "--", *line, **LATE | settings)
+    assert code == 0
+    assert why in err
+    assert "it waits for no host itself" in err
+
+
+def test_without_a_hostfile_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, "--script", "on", "--", "echo", "started")
+    assert (code, out) == (0, "started\n")
+    assert "there is no hostfile (/etc/mpi/hostfile), so it waits for no host" in err
+
+
+def test_a_python_program_that_starts_one_is_asked_about(tmp_path: Path) -> None:
+    path = tmp_path / "start.py"
+    path.write_text("import subprocess\nsubprocess.run(['ssh', 'w-0', 'hostname'])\n")
+    asked = f"{path} calls ssh, and runs as every rank"
+    assert asked in run(tmp_path, "--", "python3", str(path), **LATE)[2]
+    answered = run(tmp_path, "--", "python3", str(path), **LATE, MPIBOOT_SCRIPT="off")
+    assert asked not in answered[2]

@@ -1,0 +1,155 @@
+"""What ssh, the launch agents and mpiboot's own SSH client read to log in to the job's hosts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from mpiboot.errors import error
+from mpiboot.launch_agent import files as agent_files
+from mpiboot.model import HostKeys, Worker
+from mpiboot.parent import launch_spec
+from mpiboot.settings import Settings
+from mpiboot.ssh_client import config as sshconfig
+from mpiboot.ssh_client import start as client_start
+from mpiboot.system import files, keys, open_files
+
+KNOWN_HOSTS: Final = "known_hosts"
+
+
+def known_hosts(workers: Iterable[Worker], host_keys: Mapping[str, str], public: str) -> str:
+    """Pin the job's key under its alias, and what single hosts showed under their addresses."""
+    lines = [f"{sshconfig.ALIAS} {public}"]
+    for worker in workers:
+        shown = host_keys.get(worker.host.name)
+        if shown:
+            lines.append(f"[{worker.address}]:{worker.port},{worker.address} {shown}")
+    return "\n".join(lines) + "\n"
+
+
+def tidy(folder: Path, name: str) -> None:
+    """Take away the folders, ``NAME-PID`` with a copy of the key, of processes that are no more."""
+    for path in folder.glob(f"{name}-[0-9]*"):
+        if not Path("/proc", path.name.rpartition("-")[2]).exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Logins:
+    """The hosts of a folder of logins, by each name that ssh may be called with.
+
+    ``host_keys`` are those that single hosts showed, by the hostfile's names; ``user_args`` the
+    user's own ssh arguments.
+    """
+
+    folder: Path
+    hosts: Mapping[str, Worker]
+    host_keys: Mapping[str, str]
+    key: keys.JobKey
+    settings: Settings
+    user_args: sshconfig.UserArgs = field(default_factory=sshconfig.UserArgs)
+
+    @property
+    def strict(self) -> str:
+        """What ssh is told on its command line of host keys, where the first value wins."""
+        return f"StrictHostKeyChecking={sshconfig.STRICT[self.settings.host_keys]}"
+
+    def make_folder(self) -> None:
+        """Make the folder anew, with a copy of the key.
+
+        Raises:
+            MpibootError: ``runtime-folder``.
+        """
+        shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            for path in (self.folder, self.folder / agent_files.HOSTS, self.folder / "stderr"):
+                path.mkdir(mode=0o700)
+        except OSError as wrong:
+            raise error("runtime-folder", f"{wrong.filename}: {wrong.strerror}") from None
+        keys.copy(self.key, self.folder / launch_spec.KEY)
+
+    def write(
+        self,
+        *,
+        ssh: str,
+        user_agent: str = "",
+        own_client: bool = False,
+        per_host: Mapping[str, Mapping[str, str]],
+    ) -> None:
+        """Write what ssh and the agents read.
+
+        Args:
+            ssh: the path of ssh; empty where there is none.
+            user_agent: the words of the user's own launch agent, or empty.
+            own_client: whether mpiboot's own client takes ssh's place.
+            per_host: variables of single hosts.
+
+        Raises:
+            MpibootError: ``runtime-folder``.
+        """
+        known = self.folder / KNOWN_HOSTS
+        workers = {worker.host.name: worker for worker in self.hosts.values()}
+        files.write_private(known, known_hosts(workers.values(), self.host_keys, self.key.public))
+        own_keys = (name for name in self.hosts if self.hosts[name].host.name in self.host_keys)
+        files.write_private(
+            self.folder / "ssh_config",
+            sshconfig.render(
+                (
+                    sshconfig.Entry(name, worker.address, worker.port, worker.user)
+                    for name, worker in self.hosts.items()
+                ),
+                key=str(self.folder / launch_spec.KEY),
+                known_hosts=str(known),
+                host_keys=self.settings.host_keys,
+                keepalive=self.settings.ssh_keepalive,
+                user_args=self.user_args,
+                own_keys=frozenset(own_keys),
+            ),
+        )
+        agent_files.write(
+            self.folder,
+            # On the command line the first value wins, also over arguments on the mpirun line.
+            ssh=f"{ssh or 'ssh'} -o {self.strict}",
+            user_agent=user_agent,
+            client=client_start.words() if own_client else "",
+            per_host=per_host,
+        )
+        files.make_fifo(self.folder / launch_spec.EVENTS)
+
+    def write_client(self, parent: int, most: int) -> tuple[str, ...]:
+        """Write what mpiboot's own SSH client reads; give its command line.
+
+        Args:
+            parent: the process with which it ends.
+            most: how many hosts it may serve at once.
+
+        Raises:
+            MpibootError: ``settings-conflict``; too few files may be open. ``runtime-folder``.
+        """
+        short = client_start.short_of_files(most, open_files.most())
+        if short:
+            hint = "install ssh in the image, or give the container runtime a higher LimitNOFILE"
+            raise error("settings-conflict", short, hint=hint)
+        unchecked = self.settings.host_keys is HostKeys.OFF
+        hosts = tuple(
+            client_start.ClientHost(
+                name,
+                worker.address,
+                worker.port,
+                worker.user,
+                "" if unchecked else self.host_keys.get(worker.host.name, self.key.public),
+            )
+            for name, worker in self.hosts.items()
+        )
+        config = client_start.ClientConfig(
+            hosts=hosts,
+            key=str(self.folder / launch_spec.KEY),
+            patience=sshconfig.patience(self.settings.ssh_keepalive, self.user_args),
+            events=str(self.folder / launch_spec.EVENTS),
+            errors=str(self.folder / "stderr"),
+            parent=parent,
+        )
+        return client_start.write(self.folder, config)

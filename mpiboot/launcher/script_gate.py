@@ -1,0 +1,119 @@
+"""The gates of a program that starts processes by itself, and the ssh that knows the job's hosts.
+
+Run by the parent's child. ``horovodrun``, DeepSpeed's launcher and scripts call ``ssh`` by the
+hostfile's names, and know nothing of ports, keys and hosts that are late. So they are started when
+every host is ready, with a folder first on PATH in which ``ssh`` is ``libexec/ssh``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from mpiboot import executables, log, shims
+from mpiboot.after_job import evidence
+from mpiboot.gates.gate import GateResult
+from mpiboot.job import attempts, names
+from mpiboot.launch_agent import files as agent_files
+from mpiboot.launcher import launch_folder, observation
+from mpiboot.launcher.logins import Logins, tidy
+from mpiboot.launcher.setup import LauncherPod, launcher_pod
+from mpiboot.model import SshKind, Worker
+from mpiboot.parent import launch_spec
+from mpiboot.settings import Resolved
+from mpiboot.ssh_client import config as sshconfig
+from mpiboot.ssh_client import start as client_start
+from mpiboot.system import files
+
+_LOGINS: Final = "logins"
+_BIN: Final = "bin"
+_CONFIG: Final = "ssh.conf"  # read by libexec/ssh
+# How many sessions at once mpiboot's own client is to serve for each host.
+_SESSIONS: Final = 2
+
+
+def by_every_name(workers: Sequence[Worker], renamed: Mapping[str, str]) -> dict[str, Worker]:
+    """Give the hosts by each name that a program may have for them: long, short, and address.
+
+    Args:
+        workers: who passed the gate.
+        renamed: the long names of those that need one, by the hostfile's.
+    """
+    found = {worker.host.name: worker for worker in workers}
+    others = [
+        (name, worker)
+        for worker in workers
+        for name in {
+            renamed.get(worker.host.name, worker.host.name),
+            names.short(worker.host.name),
+            worker.address,
+        }
+    ]
+    # Two hosts may have one first label, as may two with the node's network one address.
+    count = Counter(name for name, _ in others)
+    return {name: worker for name, worker in others if count[name] == 1} | found
+
+
+def prepare(resolved: Resolved, program: tuple[str, ...], parent: int) -> launch_spec.ScriptSpec:
+    """Wait for every host, and write what the program's ssh reads.
+
+    Args:
+        resolved: the settings.
+        program: the user's line.
+        parent: the process that will be the program's parent.
+
+    Raises:
+        MpibootError: a gate or a file failed.
+    """
+    name = os.environ.get(launch_spec.ATTEMPT, "")
+    before = dict(os.environ)
+    pod = launcher_pod(resolved, os.environ, pid=parent, attempt=name, may_disconnect=True)
+    passed = observation.run(observation.pass_gates(pod))
+    before_this = attempts.earlier(passed.workers, name)
+    if before_this:
+        said, number = before_this.said, before_this.number + 1
+        log.info("attempt", said, attempt=number, ended=before_this.ended)
+    where = launch_folder.paths(pod.folder, parent, _LOGINS)
+    logins = Logins(
+        Path(where.launch_dir),
+        by_every_name(passed.workers, passed.renamed),
+        passed.host_keys,
+        pod.key,
+        resolved.settings,
+    )
+    client = _write(logins, pod, passed, before.get("PATH", ""), parent)
+    path = os.pathsep.join((str(logins.folder / _BIN), before.get("PATH", "")))
+    log.info("start", f"starting {program[0]}")
+    # As for mpirun: HOME and USER too, where this user has none that can be used.
+    changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    return launch_spec.ScriptSpec(program, str(logins.folder), {**changed, "PATH": path}, client)
+
+
+def _write(
+    logins: Logins, pod: LauncherPod, passed: GateResult, path: str, parent: int
+) -> tuple[str, ...]:
+    """Write the folder of logins; give the command line of mpiboot's own client if it is needed."""
+    ssh = executables.find("ssh", path) or ""
+    settings = pod.resolved.settings
+    source = pod.resolved.given["ssh_client"].source
+    kind = sshconfig.client(settings.ssh_client, source, ssh, pod.identity)
+    own = kind.value == SshKind.EMBEDDED
+    logins.make_folder()
+    tidy(logins.folder.parent, _LOGINS)
+    logins.write(ssh=ssh, own_client=own, per_host={})
+    seen = tuple(evidence.baseline(item, item.host.name, "") for item in passed.workers)
+    files.write_private(logins.folder / evidence.FILE, evidence.to_json(seen))
+    config = {
+        "ssh": ssh,
+        "strict": logins.strict,
+        "client": client_start.words() if own else "",
+        "hosts": " ".join(logins.hosts),
+    }
+    files.write_private(logins.folder / _CONFIG, agent_files.assignments(config))
+    shims.link_ssh(logins.folder / _BIN)
+    if own:
+        log.info("script", f"its ssh is mpiboot's own client: {kind.because}")
+    return logins.write_client(parent, len(passed.workers) * _SESSIONS) if own else ()
