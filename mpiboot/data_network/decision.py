@@ -15,10 +15,11 @@ from mpiboot.data_network import cluster_view, gids, proposals, variables
 from mpiboot.data_network.records import Transport, WorkerNetwork
 from mpiboot.data_network.variables import Proposal
 from mpiboot.model import DataNetworkUse, Decision, Finding, Source
-from mpiboot.settings import Settings
+from mpiboot.settings import Given, Settings
 from mpiboot.wording import first_few
 
 _NOTHING: Final[Mapping[str, str]] = {}
+_GIVEN: Final = Given(Source.ENVIRONMENT, "MPIBOOT_DATA_NETWORK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ def decide(
     *,
     values: Mapping[str, str] = _NOTHING,
     others: Sequence[Proposal] = (),
+    given: Given = _GIVEN,
 ) -> DataNetwork:
     """Decide the data network of a job from what every worker has.
 
@@ -56,6 +58,7 @@ def decide(
             environment). What a worker's own pod sets is in its facts.
         values: the values of those names where they are known here; they are checked and shown.
         others: what other rules want of the same variables; the owner of a name wins.
+        given: by what the data network was asked for, or left out.
 
     Returns:
         The same for the same facts, whatever the order of the mappings.
@@ -65,8 +68,8 @@ def decide(
     hosts = [network.host for network in networks]
     nothing = transport = None
     if settings.data_network is DataNetworkUse.OFF:
-        because = "MPIBOOT_DATA_NETWORK=off: nothing is set"
-        nothing = Decision("data-network", "off", Source.ENVIRONMENT, because)
+        because = f"{given}=off: nothing is set"
+        nothing = Decision("data-network", "off", given.source, because)
     elif not networks:
         because = "no worker was reached: nothing is set"
         transport = Transport.UNKNOWN

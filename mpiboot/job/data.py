@@ -39,7 +39,8 @@ def decide(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> Data
         for worker in workers
     ]
     others = _of_the_mpi(builder, workers)
-    found = decision.decide(networks, read, taken, values=values, others=others)
+    given = resolved.given["data_network"]
+    found = decision.decide(networks, read, taken, values=values, others=others, given=given)
     if _plain(found, read):
         found = replace(found, rows=(), decisions=_short(found))
     builder.findings += found.findings

@@ -116,9 +116,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     observed = hosts_of.with_default_slots(builder, observed)
     builder.decisions.append(_platform(observed))
     pod_conditions.launcher(builder, observed, resolved, paths)
-    builder.decide(
-        "mpi", f"{row.title}: {observed.mpi.version}", Source.DETECTED, observed.mpi.said
-    )
+    _mpi(builder, observed.mpi, resolved)
     if line.rewritten:
         pairs = ", ".join(f"{old} as {new or 'nothing'}" for old, new in line.rewritten)
         said = f"on the mpirun line {row.title} gets {pairs}: it reads these otherwise"
@@ -210,6 +208,14 @@ def stop_on_failure(plan: Plan) -> None:
     bad = [item for item in plan.findings if item.level is Level.FAIL]
     if bad:
         raise MpibootError(bad[0], tuple(bad[1:]))
+
+
+def _mpi(builder: PlanBuilder, mpi: Mpi, resolved: Resolved) -> None:
+    given, source, because = resolved.given["mpi"], Source.DETECTED, mpi.said
+    if resolved.settings.mpi != "auto":
+        source = given.source
+        because = str(given) if mpi.said == str(given) else f"{given}; {mpi.path}: {mpi.said}"
+    builder.decide("mpi", f"{builder.row.title}: {mpi.version}", source, because)
 
 
 def _platform(observed: Observed) -> Decision:

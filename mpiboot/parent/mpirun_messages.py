@@ -21,8 +21,11 @@ from mpiboot.parent.events import RankEnd, RankEnded
 from mpiboot.parent.launch_spec import PLACEMENT
 from mpiboot.parent.mpirun_pipes import MpirunPipe
 
-# PRRTE puts its agent into a group of its own once more than is needed; nothing follows from it.
-_HARMLESS: Final = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid\([^\n]*\n", re.MULTILINE)
+# mpirun puts each agent into a group of its own, and so does the agent itself. Where the agent was
+# faster mpirun says `plm:rsh: Warning: setpgid` (4.1; 5.0 plm:ssh): nothing follows from it.
+_HARMLESS: Final = re.compile(
+    rb"^\[[^\]\n]*\] plm:[rs]sh: Warning: setpgid\([^\n]*\n", re.MULTILINE
+)
 # In mpirun's environment: its agents keep the wish for states from daemons, which have no such
 # handle and would write them to the job's stderr.
 STATES: Final = "MPIBOOT_RANK_STATES"

@@ -155,6 +155,16 @@ def test_what_the_platform_names_and_has_no_address_yet_is_pending() -> None:
     assert data.network_of(worker, Settings()).pending == ()
 
 
+@pytest.mark.parametrize("by", ["--data-network", "MPIBOOT_DATA_NETWORK"])
+def test_a_data_network_that_is_left_out_names_who_said_so(by: str) -> None:
+    flag = by.startswith("--")
+    asked = resolve({"data_network": "off"}, {}) if flag else resolve({}, {by: "off"})
+    made = data.decide(PlanBuilder(MPICH, UserLine(), POD), observed(), asked)
+    (told,) = made.decisions
+    assert told.because == f"{by}=off: nothing is set"
+    assert told.source is (Source.FLAG if flag else Source.ENVIRONMENT)
+
+
 @pytest.mark.parametrize(
     ("line", "environ", "told"),
     [

@@ -38,6 +38,7 @@ def test_the_version_of_another_mpi_on_this_machine_is_not_the_images(tmp_path: 
         done = mpiboot(tmp_path, *job(tmp_path), "--mpi", wanted, "--", "./train", env=path)
         (line,) = (line for line in done.stdout.splitlines() if line.strip().startswith("mpi "))
         assert f": {version} " in line
+        assert "(flag: --mpi" in line
 
 
 def test_which_mpi_it_would_be_must_be_known(tmp_path: Path) -> None:

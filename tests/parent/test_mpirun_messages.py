@@ -123,12 +123,13 @@ def test_pieces_of_any_size_make_the_same(
     assert shown.data == PRIMARY.encode() + b"left without an end\n"
 
 
+@pytest.mark.parametrize("module", ["rsh", "ssh"])
 def test_neither_nul_bytes_nor_what_is_harmless_reaches_the_log(
-    pipe: tuple[MpirunMessages, int], shown: Shown
+    pipe: tuple[MpirunMessages, int], shown: Shown, module: str
 ) -> None:
     messages, writer = pipe
-    warning = b"[l:23] plm:ssh: Warning: setpgid(29,29) failed in parent with errno=EACCES(13)\n"
-    os.write(writer, b"one\n" + warning + b"two\0\n\0three\0")
+    warning = f"[l:23] plm:{module}: Warning: setpgid(29,29) failed in parent with errno=EACCES(13)"
+    os.write(writer, b"one\n" + warning.encode() + b"\ntwo\0\n\0three\0")
     messages.read_last()
     assert shown.data == b"one\ntwo\nthree\n"
 
