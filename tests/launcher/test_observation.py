@@ -109,8 +109,8 @@ async def test_hosts_that_are_ready_are_counted(
     assert [host.name for host in passed.local] == ["localhost"]
     assert passed.workers == ()
     last = json.loads(capfd.readouterr().err.splitlines()[-1])
-    assert (last["event"], last["hosts"]) == ("ready", 1)
-    assert last["message"].startswith("1 host ready after ")
+    assert (last["event"], last["ready"], last["total"]) == ("gate", 1, 1)
+    assert last["message"].startswith("1 host ready in ")
     assert 0 <= last["seconds"] < 60
 
 
