@@ -78,7 +78,9 @@ def decide(
         empty: dict[str, dict[str, str]] = {host: {} for host in hosts}
         return DataNetwork(networks, rows, (nothing,), empty, transport=transport)
     findings = list(cluster_view.findings(networks, settings, taken, values))
-    made = proposals.make(networks, settings, taken, values)
+    made = proposals.make(
+        networks, settings, taken, values, theirs={proposal.name for proposal in others}
+    )
     findings += made.findings
     settled = variables.settle(networks, [*made.proposals, *others], taken)
     findings += settled.findings

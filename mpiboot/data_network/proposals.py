@@ -5,7 +5,7 @@ The transport must be the same on all ranks, so it is the least that every worke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from mpiboot.addresses import IPV4, IPV6
@@ -24,6 +24,8 @@ def make(
     settings: Settings,
     taken: Mapping[str, str],
     values: Mapping[str, str],
+    *,
+    theirs: Collection[str] = (),
 ) -> Proposals:
     """Ask every rule what it wants.
 
@@ -32,6 +34,7 @@ def make(
         settings: what the user asked for.
         taken: names that the user has set, each with where.
         values: the values of those that are known.
+        theirs: names that MPI wants for itself; without RDMA UCX carries nothing but its messages.
     """
     proposals = Proposals(networks, settings, transports.plugin_of(networks, taken, values))
     transport = proposals.transport = transports.settle(proposals)
@@ -39,7 +42,8 @@ def make(
     _rdma(proposals, transport)
     for network in proposals.known:
         _socket_names(proposals, network, over_data.get(network.host, ()), why_socket)
-        _tcp_ucx(proposals, network, transport, over_data.get(network.host, ()))
+        if "UCX_NET_DEVICES" not in theirs:
+            _tcp_ucx(proposals, network, transport, over_data.get(network.host, ()))
     _mpi(proposals, transport)
     return proposals
 

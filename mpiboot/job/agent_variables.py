@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from mpiboot.checks import failed
-from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS, parameter
+from mpiboot.job.dialect import parameter
+from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS
 from mpiboot.job.plan_builder import LaunchPaths, PlanBuilder
 from mpiboot.model import Finding, Level, Source
 from mpiboot.ssh_client import config as sshconfig
@@ -26,8 +27,11 @@ def place(
         The user's own agent (empty: ssh), and the ssh arguments for the private ssh_config.
     """
     row = builder.row
-    agent_by, agent = _first(builder, (row.agent_var, *ALSO_AGENT))
-    args_by, given = _first(builder, (row.agent_args_var, *ALSO_AGENT_ARGS))
+    agent_by, agent = _first(builder, (row.agent_var, *row.agent_aliases, *ALSO_AGENT))
+    args_by, given = _first(
+        builder, (row.agent_args_var, *row.agent_args_aliases, *ALSO_AGENT_ARGS)
+    )
+    _settle_kind(builder, paths.agent)
     builder.force(
         row.agent_var, paths.agent, "tells which hosts mpirun really starts", Source.DEFAULT
     )
@@ -72,12 +76,49 @@ def place(
     return "", sshconfig.UserArgs(lines, words)
 
 
+def _settle_kind(builder: PlanBuilder, agent: str) -> None:
+    """Have the agent called, whatever kind of launch agent the user's environment names."""
+    row, kind = builder.row, builder.row.agent_kind
+    if kind is None:
+        return
+    for name in (kind.name, *row.agent_kind_aliases):
+        theirs = builder.environ.get(name, "")
+        if theirs and theirs != kind.value:
+            said = f"{name}={theirs} is taken out: {kind.because}"
+            if theirs == "fork":
+                said += ", and fork starts every rank in this pod, whatever the hostfile says"
+            builder.findings.append(Finding("settings-conflict", Level.WARN, said))
+    if " " in agent:
+        said = (
+            f"mpiboot's launch agent can only be called as `{agent}`: its execute bit is lost, or "
+            f"its folder is mounted noexec, and {row.title} takes the path of a program alone"
+        )
+        hint = "install mpiboot where programs may be executed, or use Open MPI"
+        builder.findings.append(failed("runtime-folder", said, hint=hint))
+    builder.unset_env.update(row.agent_kind_aliases)
+    builder.force(kind.name, kind.value, kind.because, Source.DEFAULT)
+
+
+def refuse_kind(builder: PlanBuilder) -> None:
+    """Refuse a kind of launch agent on the line with which none is called."""
+    kind, asked = builder.row.agent_kind, builder.line.launcher
+    if kind and asked and asked != kind.value:
+        said = f"-launcher {asked} on the mpirun line: {kind.because}"
+        if asked == "fork":
+            said = "-launcher fork on the mpirun line starts every rank in this pod, whatever the "
+            said += "hostfile says"
+        builder.findings.append(failed("settings-conflict", said, hint="take it out"))
+
+
 def refuse_on_the_line(builder: PlanBuilder) -> None:
     """Refuse an agent on the line: mpirun would start it instead of the one that is the witness."""
     key = parameter(builder.row.agent_var)
-    if key in builder.line.mca:
+    given = f"--mca {key} {builder.line.mca[key]}" if key in builder.line.mca else ""
+    if builder.line.launch_agent:
+        given = f"-launcher-exec {builder.line.launch_agent}"
+    if given:
         said = (
-            f"--mca {key} {builder.line.mca[key]} on the mpirun line takes the place of mpiboot's "
+            f"{given} on the mpirun line takes the place of mpiboot's "
             "launch agent, without which nobody sees that every host is started"
         )
         hint = f"give it as {builder.row.agent_var} instead: mpiboot's agent then runs it"

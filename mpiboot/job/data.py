@@ -38,7 +38,7 @@ def decide(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> Data
         observed.networks.get(worker.host.name) or worker_network.choose(worker, read)
         for worker in workers
     ]
-    others = _of_the_mpi(builder, workers)
+    others = _of_the_mpi(builder, workers) if read.mpi_network is MpiNetwork.CONTROL else ()
     given = resolved.given["data_network"]
     found = decision.decide(networks, read, taken, values=values, others=others, given=given)
     if _plain(found, read):

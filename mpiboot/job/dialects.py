@@ -1,122 +1,18 @@
 """The MPIs as rows: which names each one reads for the same intent. Pure data, no I/O.
 
-Facts measured on Open MPI 4.1.4, 5.0.7 to 5.0.11 and MPICH 4.0.2 and 5.0.2. A new MPI is a new
+Facts measured on Open MPI 4.1.4 and 5.0.7 to 5.0.11. A new MPI is a new
 row; an intent that a row can't express is an empty column, and the plan says what is lost.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from mpiboot.job.dialect import Dialect, Variable
+from mpiboot.job.dialects_hydra import MPICH
 from mpiboot.job.hostfile import Syntax
-from mpiboot.job.mpirun_options import HYDRA, ORTE, PRRTE, Grammar
+from mpiboot.job.mpirun_options import ORTE, PRRTE
 from mpiboot.model import MpiFamily
-
-
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """A variable that is always set in this MPI's environment, with the reason."""
-
-    name: str
-    value: str
-    because: str
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """One row.
-
-    Columns that end in ``_var`` name the environment variable of an intent; empty where this
-    MPI has none. ``evaluated`` is the prefix of variables whose values reach the workers' shell
-    unescaped (``evaluated_but``: exceptions); ``evaluated_flags`` are
-    the ``--mca`` parameters that do so. ``export`` says how a variable is forwarded to the ranks:
-    by ``-x`` flags, by a list variable (``export_var``), or by itself (Hydra sends the launcher's
-    whole environment, so that ``remove`` must name what may not travel).
-    ``one_link`` is true where the daemons' link must be a single name or CIDR.
-    """
-
-    family: MpiFamily
-    title: str
-    syntax: Syntax
-    # How the user's own line is read.
-    grammar: Grammar
-    hostfile_var: str
-    agent_var: str
-    agent_args_var: str
-    keep_fqdn_var: str
-    # The slots of hosts for which the hostfile has no number.
-    default_slots_var: str
-    daemon_link_var: str
-    one_link: bool
-    mpi_link_vars: tuple[str, ...]
-    concurrency_var: str
-    bind_var: str
-    map_var: str
-    oversubscribe_var: str
-    oversubscribe_value: str
-    constants: tuple[Variable, ...]
-    root: tuple[Variable, ...]
-    export: str
-    export_var: str
-    evaluated: str
-    evaluated_but: tuple[str, ...]
-    evaluated_flags: tuple[str, ...]
-    remove: tuple[str, ...]
-    # Patterns of variables that ranks get without being named.
-    by_itself: tuple[str, ...]
-    lost_without_parent: tuple[str, ...]
-    supported: bool = True
-    # A daemon is started on hosts without a rank too, and mpirun's own host counts as the first.
-    daemon_without_ranks: bool = True
-    own_host_first: bool = False
-    # More ranks than slots begin again at the first host without a word.
-    begins_again: bool = False
-    # An option, and the beginning of its value, that names a file for which rank is where.
-    rank_table: tuple[str, ...] = ()
-    # A range of ports: first-last for the daemons, first and number for MPI's own TCP.
-    daemon_ports_vars: tuple[str, ...] = ()
-    first_port_vars: tuple[str, ...] = ()
-    port_count_vars: tuple[str, ...] = ()
-    # The same as first:last, where that is how an MPI reads both.
-    daemon_range_vars: tuple[str, ...] = ()
-    range_vars: tuple[str, ...] = ()
-    # The IP version that MPI's own TCP leaves alone (4 or 6), and what pods of IPv6 need set.
-    not_version_var: str = ""
-    # By IP version, what keeps the daemons from its addresses.
-    not_daemons_vars: tuple[str, ...] = ()
-    ipv6: tuple[Variable, ...] = ()
-    # Hosts that are alike up to the first dot are one host; what keeps their own names whole.
-    by_first_label: bool = False
-    keep_own_names_var: str = ""
-    # What is cut off the hosts' own names, and whether hosts are compared by name alone.
-    cut_prefix_var: str = ""
-    # What became of a line with several programs (`:`), where that went wrong.
-    several_programs: str = ""
-    # Keeps ranks of one host from reading each other's memory.
-    no_single_copy: Variable | None = None
-    # The handle of mpirun's own messages, where ranks on its own host would inherit it.
-    messages_var: str = ""
-    not_resolve_var: str = ""
-    # What of a user's makes daemons leave their agents, and what keeps them there beside it.
-    leaving_var: str = ""
-    attached: tuple[Variable, ...] = ()
-    # Prefix of variables that crash mpirun where they are empty.
-    never_empty: str = ""
-
-    @property
-    def oversubscribes_by_mapping(self) -> bool:
-        """Whether more ranks than slots are a part of the mapping's value."""
-        return bool(self.map_var) and self.oversubscribe_var == self.map_var
-
-
-def parameter(variable: str) -> str:
-    """Cut a variable to the name that ``--mca`` takes."""
-    for prefix in ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_"):
-        if variable.startswith(prefix):
-            return variable[len(prefix) :]
-    return variable
-
 
 _OMPI_FIRST: Final = ("OMPI_MCA_btl_tcp_port_min_v4", "OMPI_MCA_btl_tcp_port_min_v6")
 _OMPI_COUNT: Final = ("OMPI_MCA_btl_tcp_port_range_v4", "OMPI_MCA_btl_tcp_port_range_v6")
@@ -169,7 +65,6 @@ OPENMPI4: Final = Dialect(
     evaluated="OMPI_MCA_",
     evaluated_but=("OMPI_MCA_mca_base_env_list",),
     evaluated_flags=("*",),
-    remove=(),
     by_itself=("OMPI_*", "PMIX_MCA_*"),
     no_single_copy=Variable(
         "OMPI_MCA_btl_vader_single_copy_mechanism", "none", "ranks of one host copy by /dev/shm"
@@ -265,7 +160,6 @@ OPENMPI5: Final = Dialect(
     evaluated="PRTE_MCA_",
     evaluated_but=(),
     evaluated_flags=_PRRTE_FLAGS,
-    remove=(),
     by_itself=("OMPI_*", "PMIX_MCA_*"),
     # Measured with Debian's 5.0.7, and without mpiboot too: mpirun returns 0 then.
     several_programs="the daemons of 5.0.7 die at the start of a line with several programs",
@@ -296,60 +190,6 @@ OPENMPI5: Final = Dialect(
     never_empty="PRTE_MCA_",
     cut_prefix_var="PRTE_MCA_prte_strip_prefix",
     not_resolve_var="PRTE_MCA_prte_do_not_resolve",
-)
-
-# A sketch: the columns are measured, the launch under mpiboot is not yet (``supported``).
-MPICH: Final = Dialect(
-    family=MpiFamily.MPICH,
-    title="MPICH (Hydra)",
-    syntax=Syntax.COLON,
-    grammar=HYDRA,
-    daemon_without_ranks=False,
-    begins_again=True,
-    hostfile_var="HYDRA_HOST_FILE",
-    agent_var="HYDRA_LAUNCHER_EXEC",
-    agent_args_var="HYDRA_LAUNCHER_EXTRA_ARGS",
-    keep_fqdn_var="",
-    default_slots_var="",
-    daemon_link_var="HYDRA_IFACE",
-    one_link=True,
-    mpi_link_vars=("UCX_NET_DEVICES", "FI_TCP_IFACE"),
-    concurrency_var="",
-    bind_var="",
-    map_var="",
-    oversubscribe_var="",
-    oversubscribe_value="",
-    constants=(),
-    root=(),
-    export="all",
-    export_var="",
-    evaluated="",
-    evaluated_but=(),
-    evaluated_flags=(),
-    by_itself=("*",),
-    # Hydra lets the launcher's environment overwrite the workers' for every rank.
-    remove=(
-        "HOSTNAME",
-        "K_MPI_JOB_ROLE",
-        "KUBERNETES_*",
-        "*_SERVICE_HOST",
-        "*_SERVICE_PORT",
-        "*_SERVICE_PORT_*",
-        "NVIDIA_VISIBLE_DEVICES",
-        "NVIDIA_DRIVER_CAPABILITIES",
-        # fork runs every rank on the launcher and ends well.
-        "HYDRA_LAUNCHER",
-        "HYDRA_BOOTSTRAP",
-    ),
-    lost_without_parent=(
-        "an endless wait when ssh fails (4.0)",
-        "exit 0 after SIGTERM (4.0)",
-        "no termination message",
-    ),
-    # mpiexec and its proxies; then the ranks' own connections, each with an older name.
-    daemon_range_vars=("MPIEXEC_PORT_RANGE",),
-    range_vars=("MPIR_CVAR_CH3_PORT_RANGE", "MPICH_PORT_RANGE"),
-    supported=False,
 )
 
 DIALECTS: Final = {row.family: row for row in (OPENMPI4, OPENMPI5, MPICH)}

@@ -265,6 +265,39 @@ def select(
     return Forwarded(tuple(names), tuple(withheld), tuple(unnamed), tuple(unknown))
 
 
+# What an MPI that hands everything on must find in its environment all the same.
+_FOR_MPIRUN: Final = ("HYDRA_*", "MPIBOOT_*", "PATH")
+
+
+def kept_from_ranks(
+    environ: Mapping[str, str],
+    more: Collection[str] = (),
+    never: Collection[str] = (),
+    *,
+    theirs: Collection[str] = (),
+    given: Collection[str] = (),
+) -> tuple[Withheld, ...]:
+    """Choose what is taken out for an MPI that lets the launcher's environment rule over ranks.
+
+    Args:
+        environ: the launcher's environment.
+        more: MPIBOOT_FORWARD, as in ``select``.
+        never: MPIBOOT_NO_FORWARD.
+        theirs: names that workers' own pods set: their ranks keep those, where no rule forwards.
+        given: variables that the user's own line exports.
+    """
+    found = []
+    for name in sorted(environ):
+        if name in given or _first(name, _FOR_MPIRUN):
+            continue
+        why = _kept_back(name, environ[name], more, never)
+        if not why and name in theirs and not _reason(name, more):
+            why = "workers' own pods set it"
+        if why:
+            found.append(Withheld(name, why, asked=name in more))
+    return tuple(found)
+
+
 def scrub(
     environ: Mapping[str, str], managers: Collection[str] = ()
 ) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:

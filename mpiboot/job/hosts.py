@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mpiboot.job.dialects import ALSO_DEFAULT_SLOTS, HOSTFILE_VARS, parameter
+from mpiboot.job.dialect import parameter
+from mpiboot.job.dialects import ALSO_DEFAULT_SLOTS, HOSTFILE_VARS
 from mpiboot.job.names import short
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
 from mpiboot.model import Finding, Host, Hostfile, Level, Source

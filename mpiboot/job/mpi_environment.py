@@ -11,10 +11,10 @@ from typing import Final
 
 from mpiboot.checks import failed
 from mpiboot.job import forward, masking, placement
-from mpiboot.job.dialects import Dialect, parameter
+from mpiboot.job.dialect import Dialect, parameter
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.model import Finding, Level, Source
-from mpiboot.settings import ROWS, Given, Resolved
+from mpiboot.settings import ROWS, Given, Resolved, Settings
 from mpiboot.wording import first_few
 
 # The decision that names what ranks don't get.
@@ -57,7 +57,7 @@ def set_constants(builder: PlanBuilder, observed: Observed, *, oversubscribe: Gi
         ("LOGNAME", observed.identity.user),
     ):
         if not builder.environ.get(name):
-            builder.set_env[name] = value
+            (builder.agent_env if row.export == "all" else builder.set_env)[name] = value
 
 
 def _copy_once(builder: PlanBuilder, observed: Observed) -> None:
@@ -125,8 +125,8 @@ def choose_forwarded(
         builder.unset_env.add(name)
         because = f"it is empty, which says nothing to {row.title} and crashes it"
         builder.decide(name, "(removed)", Source.DETECTED, because)
-    for pattern in row.remove:
-        builder.unset_env.update(fnmatch.filter(observed.environ, pattern))
+    if row.export == "all":
+        _take_out(builder, observed, kept, settings)
     theirs = builder.environ.get(row.export_var, "") if row.export_var else ""
     chosen = forward.select(
         {**kept, **added},
@@ -146,12 +146,10 @@ def choose_forwarded(
         builder.decide(NOT_FORWARDED, " ".join(stays), Source.DETECTED, because)
     names = [item.name for item in chosen.names]
     builder.forwarded = {item.name for item in chosen.by_itself}
-    builder.decide(
-        "forwarded",
-        str(len(names)),
-        Source.DEFAULT,
-        ", ".join(names) or "none of the known variables is set",
-    )
+    count, said = str(len(names)), ", ".join(names) or "none of the known variables is set"
+    if row.export == "all":
+        count, said = "all", f"{row.title} hands on what mpirun has in its environment"
+    builder.decide("forwarded", count, Source.DEFAULT, said)
     if names and row.export_var and parameter(row.export_var) in builder.line.mca:
         if row.export == "list":
             builder.forwarded.update(names)
@@ -171,6 +169,33 @@ def choose_forwarded(
         builder.set_env[row.export_var] = ";".join([*([theirs] if theirs else []), *entries])
         return flags
     return tuple(names) if row.export == "-x" else ()
+
+
+def _take_out(
+    builder: PlanBuilder, observed: Observed, kept: Mapping[str, str], settings: Settings
+) -> None:
+    """Take out of mpirun's environment what would overwrite that of the ranks' own pods.
+
+    The launch agents, which are of this pod, get it back.
+    """
+    theirs = {name for item in observed.workers if item.facts for name in item.facts.environment}
+    found = forward.kept_from_ranks(
+        kept,
+        settings.forward,
+        settings.no_forward,
+        theirs=theirs,
+        given=builder.line.exports,
+    )
+    for item in found:
+        builder.unset_env.add(item.name)
+        builder.agent_env[item.name] = kept[item.name]
+    if found:
+        because = (
+            f"{builder.row.title} would overwrite what the ranks' own pods have; "
+            "MPIBOOT_FORWARD=NAME,... hands the launcher's on"
+        )
+        names = " ".join(item.name for item in found)
+        builder.decide("kept-from-ranks", names, Source.DETECTED, because)
 
 
 def _entries(

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
 
-from mpiboot.job.dialects import DIALECTS, Dialect, parameter
+from mpiboot.job.dialect import Dialect, parameter
+from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.mpirun_options import Grammar, Option, OptionKind
 from mpiboot.job.user_line import App, HostSpec, UserLine
 from mpiboot.model import MpiFamily
@@ -134,7 +135,13 @@ class _Reader:
                 self.keep("mapped_by", f"{word} {text}")
             case OptionKind.PER_NODE:
                 self.moves_ranks[f"{word} {text}"] = None
-            case OptionKind.BIND_TO | OptionKind.OVERSUBSCRIBE | OptionKind.PREFIX:
+            case (
+                OptionKind.BIND_TO
+                | OptionKind.OVERSUBSCRIBE
+                | OptionKind.PREFIX
+                | OptionKind.LAUNCHER
+                | OptionKind.LAUNCH_AGENT
+            ):
                 self.keep(option.kind.name.lower(), text)
             case OptionKind.MOVES_RANKS:
                 self.moves_ranks[word] = None
@@ -205,6 +212,8 @@ class _Reader:
             mapped_by=self.values.get("mapped_by", ""),
             bind_to=self.values.get("bind_to", ""),
             prefix=self.values.get("prefix", ""),
+            launcher=self.values.get("launcher", ""),
+            launch_agent=self.values.get("launch_agent", ""),
             oversubscribe="oversubscribe" in self.values or "oversubscribe" in modifiers,
             per_node=int(self.values["per_node"]) if "per_node" in self.values else None,
             hostfile_words=tuple(self.hostfile_words),

@@ -27,6 +27,8 @@ class OptionKind(str, Enum):
     BIND_TO = "binding"
     OVERSUBSCRIBE = "more ranks than slots"
     PREFIX = "folder of the MPI whose daemons are started"
+    LAUNCHER = "kind of launch agent"
+    LAUNCH_AGENT = "launch agent"
     PLAIN = "nothing about hosts and ranks"
     MOVES_RANKS = "a placement of ranks that is left to mpirun"
     MOVES_HOSTS = "a choice of hosts that is left to mpirun"
@@ -222,13 +224,14 @@ HYDRA: Final = Grammar(
             OptionKind.PLAIN,
             1,
             (
-                "map-by wdir iface launcher-exec|bootstrap-exec rmk prepend-pattern "
+                "map-by wdir iface rmk prepend-pattern "
                 "outfile-pattern errfile-pattern membind topolib demux nameserver localhost usize "
                 "gpus-per-proc memory-alloc-kinds genvexcl envexcl"
             ),
         ),
-        # `-launcher fork` runs everything on the launcher, whatever the host list says.
-        (OptionKind.MOVES_HOSTS, 1, "launcher|bootstrap configfile"),
+        (OptionKind.LAUNCHER, 1, "launcher|bootstrap"),
+        (OptionKind.LAUNCH_AGENT, 1, "launcher-exec|bootstrap-exec"),
+        (OptionKind.MOVES_HOSTS, 1, "configfile"),
         (OptionKind.MOVES_RANKS, 1, "rankmap order-nodes machine"),
     ),
     two_dashes=frozenset(),

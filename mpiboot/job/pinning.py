@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from mpiboot.addresses import network
 from mpiboot.checks import failed
-from mpiboot.job.dialects import ALSO_DAEMON_LINK, parameter
+from mpiboot.job.dialect import parameter
+from mpiboot.job.dialects import ALSO_DAEMON_LINK
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.model import Decision, Source
+from mpiboot.model import Decision, MpiNetwork, Source
 from mpiboot.network import control
 from mpiboot.settings import Resolved
 
@@ -34,7 +36,12 @@ def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) ->
         builder.decisions.append(decision)
     else:
         builder.decide("control-link", "", Source.DETECTED, f"not pinned: {why_not}")
-    _pin_daemons(builder, decision)
+    own_link = builder.row.own_link
+    _pin_daemons(builder, _own_link(observed, decision) if own_link else decision)
+    if own_link and (
+        resolved.settings.mpi_network is MpiNetwork.DATA or (decision and network(decision.value))
+    ):
+        return  # no name fits all pods: a worker that tells its links has its own by now
     for name in builder.row.mpi_link_vars:
         if decision and not _excluded(builder, name, (name,)):
             builder.variable(name, decision.value, "MPI's TCP on the control link", decision.source)
@@ -76,6 +83,21 @@ def pin_ports(builder: PlanBuilder, observed: Observed, resolved: Resolved, vers
         builder.variable(name, str(first + share), f"MPI's part of {given}", given.source)
     for name in row.port_count_vars:
         builder.variable(name, str(count - share), f"MPI's part of {given}", given.source)
+
+
+def _own_link(observed: Observed, decision: Decision | None) -> Decision | None:
+    """Name the launcher's link whose address the daemons get; none of its names must resolve."""
+    if decision and network(decision.value) is None:
+        return decision
+    names = set()
+    for address in control.launcher_addresses(observed.workers):
+        link = control.link_of(address, observed.links)
+        names.add(link.name if link else "")
+    if decision and decision.source is not Source.DETECTED:
+        names = {control.name_in(decision.value, observed.links, ())}
+    (name,) = names if len(names) == 1 else {""}
+    because = "the launcher's link to all workers: daemons connect to its address"
+    return Decision("daemon-link", name, Source.DETECTED, because) if name else None
 
 
 def _pin_daemons(builder: PlanBuilder, decision: Decision | None) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from mpiboot.checks import failed
-from mpiboot.job.dialects import Dialect
+from mpiboot.job.dialect import Dialect
 from mpiboot.job.names import is_local, same_host
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import Finding, Host, Level
@@ -184,7 +184,7 @@ def place(
     if small:
         left = f"{spread.asked}, where {small.name} has {counted(small.slots, 'slot')}"
         return Placement(total=np, left=left, findings=said)
-    return Placement(idle, total, "", (*said, *_judge_idle(idle, used, spread, np, total)))
+    return Placement(idle, total, "", (*said, *_judge_idle(idle, used, spread, np, total, row)))
 
 
 def _idle(
@@ -265,7 +265,12 @@ def _too_few(asked: int, offered: str, line: UserLine) -> Finding:
 
 
 def _judge_idle(
-    idle: Sequence[str], used: Sequence[Host], spread: _Spread, np: int | None, total: int
+    idle: Sequence[str],
+    used: Sequence[Host],
+    spread: _Spread,
+    np: int | None,
+    total: int,
+    row: Dialect,
 ) -> tuple[Finding, ...]:
     """Judge hosts without a rank.
 
@@ -285,7 +290,6 @@ def _judge_idle(
         failed(
             "slots",
             f"{said}, because {total} ranks fill the slots of the hosts before",
-            hint="give mpirun `--map-by node` to spread the ranks, `--map-by slot` to say that it "
-            "is meant so, or ask for as many ranks as there are slots",
+            hint=f"give mpirun {row.spread_hint}, or ask for as many ranks as there are slots",
         ),
     )

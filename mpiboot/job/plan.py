@@ -27,7 +27,8 @@ from mpiboot.job import (
 )
 from mpiboot.job import hostfile as hostfiles
 from mpiboot.job import hosts as hosts_of
-from mpiboot.job.dialects import DIALECTS, Dialect
+from mpiboot.job.dialect import Dialect
+from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import Decision, Finding, Level, Mpi, Source
@@ -50,7 +51,8 @@ class Plan:
     those of which mpirun alone decides whether they get ranks; ``obstacles`` are
     variables or flags of the user's that could keep mpirun from doing so. ``per_host`` has by host
     what its agent sets there; ``rows`` show the data network, a worker each, and ``transport``
-    carries the data (None: nobody is to look).
+    carries the data (None: nobody is to look). ``agent_env`` is what agents need of this pod's
+    environment and mpirun must not have.
     """
 
     decisions: tuple[Decision, ...]
@@ -70,6 +72,7 @@ class Plan:
     per_host: Mapping[str, Mapping[str, str]]
     rows: tuple[WorkerRow, ...]
     transport: Transport | None
+    agent_env: Mapping[str, str]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Make mpirun's environment of this pod's."""
@@ -81,11 +84,11 @@ def dialect(mpi: Mpi) -> Dialect:
     """Find the row of an installed MPI.
 
     Raises:
-        MpibootError: ``settings-conflict``; no row, or one that can't be started yet.
+        MpibootError: ``settings-conflict``; it has no row.
     """
     row = DIALECTS.get(mpi.family)
-    if row is None or not row.supported:
-        known = ", ".join(item.title for item in DIALECTS.values() if item.supported)
+    if row is None:
+        known = ", ".join(item.title for item in DIALECTS.values())
         what = f"{mpi.path} says {mpi.said!r}" if mpi.said else f"{mpi.path} is not recognised"
         raise error(
             "settings-conflict",
@@ -171,6 +174,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     daemons = placement.daemons(hosts, line, row, placed, local)
     remote = tuple(host.name for host in hosts if host.name not in local)
     supervised = supervision.supervised(builder, resolved)
+    agent_variables.refuse_kind(builder)
     if supervised and daemons:
         agent_variables.refuse_on_the_line(builder)
     argv = _argv(
@@ -200,6 +204,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         per_host=per_host,
         rows=network.rows,
         transport=network.transport,
+        agent_env=builder.agent_env,
     )
 
 

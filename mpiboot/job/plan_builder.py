@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.job import masking
-from mpiboot.job.dialects import Dialect, parameter
+from mpiboot.job.dialect import Dialect, parameter
 from mpiboot.job.platforms import PLATFORMS, Platform
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import (
@@ -86,7 +86,7 @@ class PlanBuilder:
     """A plan while it is being made.
 
     ``settled`` are variables that another rule has settled and shown already; ``forwarded`` are
-    those that ranks get from mpirun's environment.
+    those that ranks get from mpirun's environment; ``agent_env`` is what only its agents get.
     """
 
     row: Dialect
@@ -96,6 +96,7 @@ class PlanBuilder:
     findings: list[Finding] = field(default_factory=list)
     set_env: dict[str, str] = field(default_factory=dict)
     unset_env: set[str] = field(default_factory=set)
+    agent_env: dict[str, str] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)
     forwarded: set[str] = field(default_factory=set)
     platform: Platform = PLATFORMS[-1]

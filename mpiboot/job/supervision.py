@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.job.dialects import parameter
+from mpiboot.job.dialect import parameter
 from mpiboot.job.plan_builder import PlanBuilder
 from mpiboot.settings import Resolved
 

@@ -38,7 +38,8 @@ class UserLine:
     ``unknown`` is the first option that isn't known: reading stopped there, so whatever follows
     is not in this record; ``because`` says it in words, and ``may_hide_hosts`` whether what follows
     could choose other hosts than the hostfile's. ``moves_ranks`` and ``moves_hosts`` are options
-    whose placement of ranks, or choice of hosts, is left to mpirun. ``map_by`` is the mapping as
+    whose placement of ranks, or choice of hosts, is left to mpirun. ``launcher`` is Hydra's kind of
+    launch agent (``ssh``, ``fork``), ``launch_agent`` its program. ``map_by`` is the mapping as
     written, with its modifiers; ``mapped_by`` are the words that said so, also of ``per_node``.
     ``exports`` are the variables that the line itself passes on, ``export_values`` the values that
     it gives some of them. ``given`` are all options that were read. ``hostfile_words`` are the
@@ -58,6 +59,8 @@ class UserLine:
     mapped_by: str = ""
     bind_to: str = ""
     prefix: str = ""
+    launcher: str = ""
+    launch_agent: str = ""
     oversubscribe: bool = False
     per_node: int | None = None
     hostfile_words: tuple[int, ...] = ()

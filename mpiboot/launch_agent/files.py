@@ -32,6 +32,7 @@ def write(
     user_agent: str,
     client: str,
     per_host: Mapping[str, Mapping[str, str]],
+    environ: Mapping[str, str],
 ) -> None:
     """Write the agent's files.
 
@@ -41,6 +42,7 @@ def write(
         user_agent: the words of the user's own agent, which comes before ssh; or empty.
         client: the words that reach mpiboot's own SSH client, which takes ssh's place; or empty.
         per_host: variables of single hosts, by the name that mpirun calls them.
+        environ: what the agent has in its environment beside mpirun's.
 
     Raises:
         MpibootError: ``runtime-folder``.
@@ -49,4 +51,4 @@ def write(
     for name, values in per_host.items():
         files.write_private(hosts / f"{name}.env", exports(values))
     read = {"ssh": ssh, "user_agent": user_agent, "client": client}
-    files.write_private(folder / CONFIG, assignments(read))
+    files.write_private(folder / CONFIG, assignments(read) + exports(environ))

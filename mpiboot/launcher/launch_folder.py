@@ -107,6 +107,7 @@ class Launch:
             user_agent=self.plan.user_agent,
             own_client=own,
             per_host=self.plan.per_host,
+            environ=self.plan.agent_env,
         )
 
     def logins(self) -> Logins:

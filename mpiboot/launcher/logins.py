@@ -78,6 +78,7 @@ class Logins:
         user_agent: str = "",
         own_client: bool = False,
         per_host: Mapping[str, Mapping[str, str]],
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         """Write what ssh and the agents read.
 
@@ -86,6 +87,7 @@ class Logins:
             user_agent: the words of the user's own launch agent, or empty.
             own_client: whether mpiboot's own client takes ssh's place.
             per_host: variables of single hosts.
+            environ: what the agents have beside mpirun's environment.
 
         Raises:
             MpibootError: ``runtime-folder``.
@@ -116,6 +118,7 @@ class Logins:
             user_agent=user_agent,
             client=client_start.words() if own_client else "",
             per_host=per_host,
+            environ=environ or {},
         )
         files.make_fifo(self.folder / launch_spec.EVENTS)
 

@@ -154,9 +154,9 @@ def _for_mpirun(
     listed = [host.name for host in found.hostfile.hosts]
     row = DIALECTS.get(mpi.family)
     by_first_label = row is not None and row.by_first_label
-    return names.for_mpirun(
-        listed, local, passed.resolved_elsewhere, own.hostname, by_first_label=by_first_label
-    )
+    by_its_name = row is not None and row.own_host_by_its_name
+    elsewhere = tuple(local) if by_its_name else passed.resolved_elsewhere
+    return names.for_mpirun(listed, local, elsewhere, own.hostname, by_first_label=by_first_label)
 
 
 def _observation(

@@ -151,7 +151,7 @@ def _users(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
     ]
     row = DIALECTS[observed.mpi.family]
     environ, platform = observed.environ, observed.platform
-    told_elsewhere = {*HOSTFILE_VARS, row.agent_args_var, row.agent_var}
+    told_elsewhere = {*HOSTFILE_VARS, row.agent_args_var, *row.agent_args_aliases, row.agent_var}
     told_elsewhere |= {
         name for name in platform.sets if platform.has_set(name, environ.get(name, ""))
     }
@@ -160,6 +160,7 @@ def _users(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
         for name, value in plan.set_env.items()
         if environ.get(name) not in {None, "", value} and name not in told_elsewhere
     ]
+    told_elsewhere |= set(plan.agent_env)
     removed = [name for name in plan.unset_env if environ.get(name) and name not in told_elsewhere]
     parts = [
         f"{what}: {first_few(names, _SHOWN)}"

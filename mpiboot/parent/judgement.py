@@ -213,6 +213,8 @@ def _by_loss(state: State) -> Verdict | None:
     # The daemon's own status: a failed program's doing where mpirun has a status of its own.
     if state.losses:
         first = state.losses[0]
+        if state.job.family.daemons_follow and first.joined and status and not state.stage:
+            return None
         lost = status == 0 or status in state.job.family.lost or _passed_on(first, status)
         return _lost(state, first, state.losses) if state.stage or lost else None
     if state.late_agents and status == 0:

@@ -17,7 +17,8 @@ class Family:
     answers to a lost daemon. ``proxies`` are the names of daemons that it runs on its own host;
     its ranks there are their children, else mpirun's. ``lacking`` are its statuses
     where some host can't run the program, and perhaps for other reasons. ``writes_nul`` where it
-    writes NUL bytes of its own to stderr.
+    writes NUL bytes of its own to stderr. ``daemons_follow`` where daemons that had joined fail
+    over a job that failed, so that their own status tells of no loss.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Family:
     codes: tuple[tuple[int, str], ...] = ()
     lacking: frozenset[int] = frozenset()
     writes_nul: bool = False
+    daemons_follow: bool = False
 
 
 _HYDRA: Final = ("hydra_pmi_proxy", "hydra_bstrap_pr")
@@ -47,6 +49,14 @@ _HYDRA_FAILED: Final = frozenset((255,))
 # A path that can't be executed, and a name that isn't found.
 _LACK_4: Final = frozenset((132, 134))
 _LACK_5: Final = frozenset((183, 66))
+# Measured: a rank that a signal ended is that signal's number (4.0) or 255 (5.0, Intel MPI).
+_CODES_HYDRA: Final = (
+    (255, "a rank failed, or was ended by a signal: mpirun's own lines above tell of it"),
+    *(
+        (number, f"a rank exited with code {number}, or was ended by {name}")
+        for number, name in ((6, "SIGABRT"), (9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM"))
+    ),
+)
 FAMILIES: Final = {
     row.name: row
     for row in (
@@ -58,8 +68,24 @@ FAMILIES: Final = {
         Family("spectrum", "orted", frozenset((205, 255)), (), _CODES_4, _LACK_4),
         # 4.0 waits for ever after a failed ssh. What an mpirun that was signalled returns (Open MPI
         # 1, MPICH 0, 2, 15 or 255) is not taken for the job's status.
-        Family("mpich", "hydra_pmi_proxy", _HYDRA_FAILED, _HYDRA, (), _HYDRA_FAILED),
-        Family("intel", "hydra_pmi_proxy", _HYDRA_FAILED, _HYDRA, (), _HYDRA_FAILED),
+        Family(
+            "mpich",
+            "hydra_pmi_proxy",
+            _HYDRA_FAILED,
+            _HYDRA,
+            _CODES_HYDRA,
+            _HYDRA_FAILED,
+            daemons_follow=True,
+        ),
+        Family(
+            "intel",
+            "hydra_pmi_proxy",
+            _HYDRA_FAILED,
+            _HYDRA,
+            _CODES_HYDRA,
+            _HYDRA_FAILED,
+            daemons_follow=True,
+        ),
     )
 }
 UNKNOWN: Final = Family("", "daemon", frozenset((255,)), _HYDRA)

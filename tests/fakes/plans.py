@@ -34,6 +34,9 @@ MPIS: Final = {
     "openmpi4": Mpi(MpiFamily.OPENMPI4, "4.1.4", "/usr/bin/mpirun", "mpirun (Open MPI) 4.1.4"),
     "openmpi5": Mpi(MpiFamily.OPENMPI5, "5.0.7", "/usr/bin/mpirun", "mpirun (Open MPI) 5.0.7"),
 }
+HYDRAS: Final = {
+    "mpich": Mpi(MpiFamily.MPICH, "4.0.2", "/usr/bin/mpirun", "HYDRA build details:"),
+}
 # What the MPI Operator's controller sets on a launcher.
 OPERATOR: Final = {
     "K_MPI_JOB_ROLE": "launcher",
@@ -41,6 +44,13 @@ OPERATOR: Final = {
     "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
     "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
     "OMPI_MCA_orte_set_default_slots": "2",
+    "NVIDIA_VISIBLE_DEVICES": "",
+    "NVIDIA_DRIVER_CAPABILITIES": "",
+}
+HYDRA_OPERATOR: Final = {
+    "K_MPI_JOB_ROLE": "launcher",
+    "HYDRA_HOST_FILE": "/etc/mpi/hostfile",
+    "HYDRA_LAUNCH_EXTRA_ARGS": "-o ConnectionAttempts=10",
     "NVIDIA_VISIBLE_DEVICES": "",
     "NVIDIA_DRIVER_CAPABILITIES": "",
 }
@@ -89,7 +99,7 @@ def observed(
     worker_mpi: Mpi | None = None,
     worker_link: str = "eth0",
 ) -> Observed:
-    mpi = MPIS[family]
+    mpi = {**MPIS, **HYDRAS}[family]
     return Observed(
         hostfile=Hostfile("/etc/mpi/hostfile", "default", listed),
         local=local,
@@ -153,6 +163,16 @@ CASES: Final = {
 }
 
 
+HYDRA_CASES: Final = {
+    "the operator's environment": Case("./train --epochs 3", HYDRA_OPERATOR),
+    "nothing set": Case("./train --epochs 3", domain=""),
+    "a line with flags": Case(
+        "mpirun -f /etc/mpi/hostfile -n 4 -ppn 2 -genv NCCL_DEBUG INFO -l ./train -n 9",
+        {**HYDRA_OPERATOR, "OMP_NUM_THREADS": "4", "HYDRA_LAUNCHER": "fork"},
+    ),
+}
+
+
 def record(plan: Plan) -> Json:
     """Turn a plan into what is kept as data."""
     changed: dict[str, Json] = {**dict(sorted(plan.set_env.items()))}
@@ -179,6 +199,7 @@ def records() -> dict[str, Json]:
                 observed(family, {**POD, **case.environ}, listed=hosts(2, 2, domain=case.domain)),
             )
         )
-        for family in MPIS
-        for name, case in CASES.items()
+        for families, cases in ((MPIS, CASES), (HYDRAS, HYDRA_CASES))
+        for family in families
+        for name, case in cases.items()
     }

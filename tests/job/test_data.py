@@ -7,7 +7,7 @@ import pytest
 from mpiboot.data_network.records import Transport
 from mpiboot.fabric import Attachment, AttachmentSource, Fabric
 from mpiboot.job import data
-from mpiboot.job.dialects import MPICH
+from mpiboot.job.dialects_hydra import MPICH
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.job.user_line import UserLine
@@ -133,13 +133,11 @@ def test_a_variable_that_the_mpi_wants_for_itself_as_well_is_shown() -> None:
     seen = with_links(observed(), "net1", "net1")
     builder = PlanBuilder(MPICH, UserLine(), POD)
     found = data.decide(builder, seen, resolve({}, {}))
-    assert found.common["UCX_NET_DEVICES"] == "net1"
-    (clash,) = [item for item in builder.findings if item.check == "settings-conflict"]
-    assert "rdma-ports wants net1, mpi-link wants eth0" in clash.said
-    # Where the data network wants nothing of it, MPI has it.
-    alone = PlanBuilder(MPICH, UserLine(), POD)
-    assert data.decide(alone, observed(), resolve({}, {})).common["UCX_NET_DEVICES"] == "eth0"
-    assert not alone.findings
+    # Without RDMA ports UCX carries MPI's messages alone, which stay on the control link.
+    assert found.common["UCX_NET_DEVICES"] == found.common["FI_TCP_IFACE"] == "eth0"
+    assert not builder.findings
+    moved = data.decide(builder, seen, resolve({"mpi_network": "data"}, {}))
+    assert moved.common["UCX_NET_DEVICES"] == "net1"
 
 
 def test_what_the_platform_names_and_has_no_address_yet_is_pending() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.job import pinning
-from mpiboot.job.dialects import MPICH
+from mpiboot.job.dialects_hydra import MPICH
 from mpiboot.job.plan_builder import PlanBuilder
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import Decision, Source
@@ -372,8 +372,6 @@ def test_no_value_reaches_a_remote_shell_unescaped(value: str) -> None:
 
 
 def test_hydra_gets_its_parts_of_the_port_range_as_it_reads_them() -> None:
-    """As values: Hydra is not started yet."""
-
     def settled(**environ: str) -> dict[str, str]:
         seen = observed("openmpi4", {**POD, **environ})
         builder = PlanBuilder(MPICH, UserLine(), seen.environ)

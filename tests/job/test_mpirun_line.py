@@ -222,7 +222,7 @@ def test_options_that_move_ranks_or_hosts_in_other_ways_are_named() -> None:
     )
     assert line("--novm ./prog").moves_hosts == ("--novm",)
     assert line("-N 0 ./prog").moves_ranks == ("-N 0",)
-    assert line("-launcher fork ./prog", "mpich").moves_hosts == ("-launcher",)
+    assert line("-configfile x", "mpich").moves_hosts == ("-configfile",)
     assert line("--nolocal ./prog").moves_ranks == ("--nolocal",)
     assert line("-skip-launch-node ./prog", "mpich").moves_ranks == ("-skip-launch-node",)
 
@@ -255,6 +255,11 @@ def test_two_dashes_alone_end_the_options_of_open_mpi() -> None:
     found = line("-n 2 -- -prog")
     assert found.argv[found.program_index or 0] == "-prog"
     assert line("-- ./prog", "mpich").unknown == "--"
+
+
+def test_hydras_launch_agent_and_its_kind_are_read() -> None:
+    found = line("-bootstrap fork -launcher-exec /opt/ssh ./prog", "mpich")
+    assert (found.launcher, found.launch_agent) == ("fork", "/opt/ssh")
 
 
 def test_hydras_words_are_read_in_any_case_with_its_environment_options() -> None:

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.job.dialects import DIALECTS, MPICH, OPENMPI4, OPENMPI5, Dialect
+from mpiboot.job.dialect import Dialect
+from mpiboot.job.dialects import DIALECTS, OPENMPI4, OPENMPI5
+from mpiboot.job.dialects_hydra import MPICH
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.placement import Placement, can_tell, chosen, daemons, default_policy, place
 from mpiboot.job.user_line import UserLine

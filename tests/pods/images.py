@@ -21,7 +21,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("MPIBOOT_CACHE", "/var/cache/mpiboot"))
 PROGRAMS = Path(__file__).parent / "programs"
 NAMES = ("openmpi-4.1", "openmpi-5.0")
+# Test programs for these are compiled elsewhere: all MPIs of MPICH's ABI have a libmpi.so.12.
+_ABI = ("mpich-5.0", "intel-mpi")
 _VENV = "opt/mpiboot"
+_MPICH_HEADERS = "/usr/include/x86_64-linux-gnu/mpich"
 
 # The packages whose files a variant lacks.
 _VARIANTS = {
@@ -110,7 +113,7 @@ class Image:
 
 @cache
 def image(name: str, *, programs: bool = True) -> Image:
-    """The image `openmpi-4.1` or `openmpi-5.0`, or one of them with `-nosshd` or `-nossh`.
+    """An image of container/, or one of them with `-nosshd` or `-nossh`.
 
     Its pods find the compiled test programs in /opt/programs; without them no compiler is needed.
     """
@@ -257,15 +260,23 @@ def _byte_compile(root: Path, layer: Path, package: Path) -> None:
 
 def _compiled(name: str) -> Path:
     """The test programs, compiled against an image's own MPI; makes the compiler on first use."""
+    abi = name in _ABI
 
     def make(folder: Path) -> None:
-        root = built(name, "--dev") / "root"
+        root = built("mpich-4.0" if abi else name, "--dev") / "root"
         with tempfile.TemporaryDirectory(dir=root / "tmp") as build:
+            inside = Path("/tmp") / Path(build).name
+            compiler = ["mpicc"]
+            if abi:
+                shutil.copy(built(name) / "root/opt/mpi/lib/libmpi.so.12", build)
+                compiler = ["gcc", f"-I{_MPICH_HEADERS}", f"-L{inside}"]
             for source in PROGRAMS.glob("*.c"):
                 shutil.copy(source, build)
-                inside = Path("/tmp") / Path(build).name / source.name
-                argv = ["mpicc", "-O2", "-Wall", "-Werror", "-o", str(inside.with_suffix(""))]
-                subprocess.run(["chroot", str(root), *argv, str(inside)], check=True)
+                program = inside / source.stem
+                argv = [*compiler, "-O2", "-Wall", "-Werror", "-o", str(program), f"{program}.c"]
+                # Intel's library finds its own neighbours where it is installed.
+                argv += ["-l:libmpi.so.12", "-Wl,--unresolved-symbols=ignore-in-shared-libs"] * abi
+                subprocess.run(["chroot", str(root), *argv], check=True)
                 shutil.copy(Path(build) / source.stem, folder)
 
     key = _hash_of(PROGRAMS, REPOSITORY / "container")

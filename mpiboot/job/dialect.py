@@ -1,0 +1,125 @@
+"""What a row says of one MPI: the names that it reads for each intent. Pure data, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpiboot.job.hostfile import Syntax
+from mpiboot.job.mpirun_options import Grammar
+from mpiboot.model import MpiFamily
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable that is always set in this MPI's environment, with the reason."""
+
+    name: str
+    value: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One row.
+
+    Columns that end in ``_var`` name the environment variable of an intent; empty where this
+    MPI has none. ``evaluated`` is the prefix of variables whose values reach the workers' shell
+    unescaped (``evaluated_but``: exceptions); ``evaluated_flags`` are
+    the ``--mca`` parameters that do so. ``export`` says how a variable is forwarded to the ranks:
+    by ``-x`` flags, by a list variable (``export_var``), or by itself (``all``: Hydra lets the
+    launcher's whole environment overwrite the workers').
+    ``one_link`` is true where the daemons' link must be a single name or CIDR.
+    """
+
+    family: MpiFamily
+    title: str
+    syntax: Syntax
+    # How the user's own line is read.
+    grammar: Grammar
+    hostfile_var: str
+    agent_var: str
+    agent_args_var: str
+    keep_fqdn_var: str
+    # The slots of hosts for which the hostfile has no number.
+    default_slots_var: str
+    daemon_link_var: str
+    one_link: bool
+    mpi_link_vars: tuple[str, ...]
+    concurrency_var: str
+    bind_var: str
+    map_var: str
+    oversubscribe_var: str
+    oversubscribe_value: str
+    constants: tuple[Variable, ...]
+    root: tuple[Variable, ...]
+    export: str
+    export_var: str
+    evaluated: str
+    evaluated_but: tuple[str, ...]
+    evaluated_flags: tuple[str, ...]
+    # Patterns of variables that ranks get without being named.
+    by_itself: tuple[str, ...]
+    lost_without_parent: tuple[str, ...]
+    # How to spread ranks over hosts.
+    spread_hint: str = (
+        "`--map-by node` to spread the ranks, `--map-by slot` to say that it is meant so"
+    )
+    # What chooses the kind of launch agent, with the value that calls the agent.
+    agent_kind: Variable | None = None
+    # The same intents under older names, and under those that others set for this MPI.
+    agent_kind_aliases: tuple[str, ...] = ()
+    agent_aliases: tuple[str, ...] = ()
+    agent_args_aliases: tuple[str, ...] = ()
+    # The daemons' link is the launcher's own, and links are known by name alone.
+    own_link: bool = False
+    # This pod is its own host only by the host name that it has.
+    own_host_by_its_name: bool = False
+    # A daemon is started on hosts without a rank too, and mpirun's own host counts as the first.
+    daemon_without_ranks: bool = True
+    own_host_first: bool = False
+    # More ranks than slots begin again at the first host without a word.
+    begins_again: bool = False
+    # An option, and the beginning of its value, that names a file for which rank is where.
+    rank_table: tuple[str, ...] = ()
+    # A range of ports: first-last for the daemons, first and number for MPI's own TCP.
+    daemon_ports_vars: tuple[str, ...] = ()
+    first_port_vars: tuple[str, ...] = ()
+    port_count_vars: tuple[str, ...] = ()
+    # The same as first:last, where that is how an MPI reads both.
+    daemon_range_vars: tuple[str, ...] = ()
+    range_vars: tuple[str, ...] = ()
+    # The IP version that MPI's own TCP leaves alone (4 or 6), and what pods of IPv6 need set.
+    not_version_var: str = ""
+    # By IP version, what keeps the daemons from its addresses.
+    not_daemons_vars: tuple[str, ...] = ()
+    ipv6: tuple[Variable, ...] = ()
+    # Hosts that are alike up to the first dot are one host; what keeps their own names whole.
+    by_first_label: bool = False
+    keep_own_names_var: str = ""
+    # What is cut off the hosts' own names, and whether hosts are compared by name alone.
+    cut_prefix_var: str = ""
+    # What became of a line with several programs (`:`), where that went wrong.
+    several_programs: str = ""
+    # Keeps ranks of one host from reading each other's memory.
+    no_single_copy: Variable | None = None
+    # The handle of mpirun's own messages, where ranks on its own host would inherit it.
+    messages_var: str = ""
+    not_resolve_var: str = ""
+    # What of a user's makes daemons leave their agents, and what keeps them there beside it.
+    leaving_var: str = ""
+    attached: tuple[Variable, ...] = ()
+    # Prefix of variables that crash mpirun where they are empty.
+    never_empty: str = ""
+
+    @property
+    def oversubscribes_by_mapping(self) -> bool:
+        """Whether more ranks than slots are a part of the mapping's value."""
+        return bool(self.map_var) and self.oversubscribe_var == self.map_var
+
+
+def parameter(variable: str) -> str:
+    """Cut a variable to the name that ``--mca`` takes."""
+    for prefix in ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_"):
+        if variable.startswith(prefix):
+            return variable[len(prefix) :]
+    return variable

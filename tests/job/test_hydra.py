@@ -1,0 +1,166 @@
+"""What a plan says for an MPI whose mpirun is Hydra."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mpiboot.job import forward
+from mpiboot.job.mpirun_line import read
+from mpiboot.job.plan import make
+from mpiboot.model import Source
+from mpiboot.settings import resolve
+from tests.fakes.plans import (
+    HYDRA_OPERATOR,
+    HYDRAS,
+    PATHS,
+    POD,
+    because,
+    failing,
+    hosts,
+    link,
+    observed,
+    planned,
+    warned,
+)
+
+if TYPE_CHECKING:
+    from mpiboot.job.plan_builder import Observed
+
+each = pytest.mark.parametrize("family", list(HYDRAS))
+
+
+def told_by_workers(seen: Observed, *names: str) -> Observed:
+    """The same with workers whose own pods set these variables."""
+    workers = []
+    for worker in seen.workers:
+        assert worker.facts is not None
+        workers.append(replace(worker, facts=replace(worker.facts, environment=names)))
+    return replace(seen, workers=tuple(workers))
+
+
+def with_links(seen: Observed, *names: str) -> Observed:
+    """The same with workers whose control link has these names."""
+    workers = []
+    for worker, name in zip(seen.workers, names, strict=True):
+        assert worker.facts is not None
+        own = (link(name, f"{worker.address}/24"),)
+        workers.append(replace(worker, facts=replace(worker.facts, links=own)))
+    return replace(seen, workers=tuple(workers))
+
+
+@each
+def test_mpirun_has_nothing_that_would_overwrite_what_a_worker_has_of_its_own(family: str) -> None:
+    mine = {
+        **dict.fromkeys(("K_MPI_JOB_ROLE", "POD_IP", "HOME", "KUBERNETES_PORT"), "here"),
+        **dict.fromkeys(("OWN", "WANTED", "DATA", "NCCL_X", "BASH_FUNC_x%%"), "here"),
+    }
+    seen = told_by_workers(observed(family, {**POD, **mine}), "OWN", "WANTED", "NCCL_X")
+    plan = planned("./train", seen, {"forward": "WANTED"})
+    left = plan.environment(seen.environ)
+    assert left.keys() & mine.keys() == {"WANTED", "DATA", "NCCL_X"}
+    # The launch agents are of this pod, and kubectl, as one of them, would not work without.
+    assert plan.agent_env.keys() >= mine.keys() - left.keys()
+    assert plan.agent_env["HOME"] == "here"
+    assert "HOME" not in plan.set_env
+
+
+@each
+def test_a_name_that_the_user_holds_back_is_taken_out(family: str) -> None:
+    seen = observed(family, {**POD, "DATA": "x", "NCCL_DEBUG": "INFO", "A": "1"})
+    plan = planned("mpirun -genvlist A ./train", seen, {"no_forward": "NCCL_*,A"})
+    assert {"DATA", "A"} <= plan.environment(seen.environ).keys()
+    assert "NCCL_DEBUG" in plan.unset_env
+
+
+def test_what_mpirun_reads_itself_is_no_variable_of_the_ranks() -> None:
+    environ = {"HYDRA_DEBUG": "1", "MPIBOOT_NP": "4", "PATH": "/bin", "PMI_RANK": "0"}
+    assert [item.name for item in forward.kept_from_ranks(environ)] == ["PMI_RANK"]
+
+
+@each
+def test_daemons_connect_to_the_launchers_own_link_whatever_workers_call_theirs(
+    family: str,
+) -> None:
+    seen = with_links(observed(family), "ens3", "ens4")
+    plan = planned("./train", seen)
+    row = "HYDRA_IFACE"
+    assert plan.set_env[row] == "eth0"
+    assert because(plan, row)[1:] == (
+        Source.DETECTED,
+        "the launcher's link to all workers: daemons connect to its address",
+    )
+    names = [mine["FI_TCP_IFACE"] for mine in plan.per_host.values()]
+    assert names == ["ens3", "ens4"]
+
+
+@each
+def test_a_network_that_the_user_names_is_given_as_its_link(family: str) -> None:
+    plan = planned("./train", observed(family), {"control_ifname": "10.244.0.0/16"})
+    assert plan.set_env["HYDRA_IFACE"] == "eth0"
+
+
+@each
+@pytest.mark.parametrize("kind", ["fork", "slurm"])
+def test_a_kind_of_launch_agent_that_calls_none_is_named(family: str, kind: str) -> None:
+    plan = planned("./train", observed(family, {**POD, "HYDRA_BOOTSTRAP": kind}))
+    assert "HYDRA_BOOTSTRAP" not in plan.environment({"HYDRA_BOOTSTRAP": kind})
+    assert plan.set_env["HYDRA_LAUNCHER"] == "ssh"
+    (said,) = warned(plan)
+    assert said.startswith(f"HYDRA_BOOTSTRAP={kind} is taken out")
+    assert ("every rank in this pod" in said) == (kind == "fork")
+
+
+@each
+@pytest.mark.parametrize(
+    "option", ["-launcher fork", "-bootstrap slurm", "-launcher-exec /usr/bin/ssh"]
+)
+def test_an_agent_on_the_line_that_is_not_mpiboots_is_refused(family: str, option: str) -> None:
+    plan = planned(f"mpirun {option} ./train", observed(family))
+    assert failing(plan) == ["settings-conflict"]
+    (found,) = [item for item in plan.findings if item.check == "settings-conflict"]
+    assert option.split()[1] in found.said
+    assert failing(planned("mpirun -launcher ssh ./train", observed(family))) == []
+
+
+@each
+def test_a_user_agent_is_kept_behind_mpiboots(family: str) -> None:
+    plan = planned("./train", observed(family, {**POD, "HYDRA_LAUNCHER_EXEC": "/opt/kubexec.sh"}))
+    assert plan.user_agent == "/opt/kubexec.sh"
+    assert plan.set_env["HYDRA_LAUNCHER_EXEC"] == PATHS.agent
+
+
+@each
+def test_ssh_arguments_are_taken_from_the_name_that_only_the_operator_knows(family: str) -> None:
+    given = {**POD, "HYDRA_LAUNCH_EXTRA_ARGS": "-o ServerAliveCountMax=7"}
+    plan = planned("./train", observed(family, given))
+    assert "ServerAliveCountMax 7" in plan.user_args.lines
+    settled = planned("./train", observed(family, {**POD, **HYDRA_OPERATOR}))
+    assert (failing(settled), warned(settled)) == ([], [])
+
+
+def test_an_agent_of_two_words_can_not_be_called() -> None:
+    """Its execute bit is lost, and Hydra takes a program's path alone."""
+    seen = observed("mpich")
+    paths = replace(PATHS, agent="/bin/sh /opt/agent")
+    plan = make(replace(seen, line=read(["./train"], seen.mpi.family)), resolve({}, {}), paths)
+    assert failing(plan) == ["runtime-folder"]
+
+
+@each
+def test_slots_are_written_as_they_are_read(family: str) -> None:
+    plan = planned("./train", observed(family, listed=hosts(1, 3)))
+    assert plan.hostfile == "w-0.job.ns.svc:1\nw-1.job.ns.svc:3\n"
+    assert plan.argv[1:3] == ("-n", "4")
+
+
+@each
+def test_fewer_ranks_than_slots_are_told_how_to_spread(family: str) -> None:
+    plan = planned("mpirun -n 2 ./train", observed(family))
+    assert failing(plan) == ["slots"]
+    (found,) = [item for item in plan.findings if item.check == "slots"]
+    assert "`-ppn N`" in found.hint
+    assert failing(planned("mpirun -n 2 -ppn 1 ./train", observed(family))) == []
+    assert failing(planned("mpirun -n 5 ./train", observed(family))) == ["slots"]

@@ -1,0 +1,160 @@
+"""Jobs of MPICH, whose mpirun is Hydra, under the MPI Operator."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.pods import images
+from tests.pods.ends import FOREVER, PATIENCE, RING, agents, alive, end_line, kill, until
+from tests.pods.ends import ranks as rings
+from tests.pods.operator import mpijob
+from tests.pods.test_job import ranks
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.operator import Job
+
+MPICH4 = "mpich-4.0"
+NAMES = (MPICH4,)
+
+
+@pytest.fixture
+def image(rig: None, request: pytest.FixtureRequest) -> Image:
+    """The image of a Hydra that a test names."""
+    return images.image(request.param)
+
+
+quick = pytest.mark.parametrize("image", [MPICH4], indirect=True)
+each = pytest.mark.parametrize(
+    "image", [pytest.param(name, marks=pytest.mark.full) for name in NAMES], indirect=True
+)
+
+
+def started(cluster: Cluster, image: Image, *words: str, **details: Any) -> Job:  # noqa: ANN401
+    """A job of two workers with two links, as the operator makes it for MPICH."""
+    given = {"workers": 2, "data_link": "net1", **details}
+    return mpijob(cluster, image, mpi="MPICH", launcher_args=words, **given).start()
+
+
+def running(cluster: Cluster, image: Image, **details: Any) -> Job:  # noqa: ANN401
+    """A job whose ranks run on both workers, all of whose daemons were seen."""
+    job = started(cluster, image, *FOREVER, **details)
+    until(lambda: "joined" in job.launcher.stderr() and all(map(rings, job.workers)))
+    return job
+
+
+# Each rank says where it is, and what it has in its environment.
+TELL = (
+    'echo "$(hostname) rank=$PMI_RANK own=$OWN both=$BOTH nccl=$NCCL_X here=$HERE '
+    'role=$K_MPI_JOB_ROLE name=$HOSTNAME"; exit 3'
+)
+
+
+@quick
+def test_ranks_on_every_host_each_with_its_own_environment(cluster: Cluster, image: Image) -> None:
+    """A worker's own values survive, the user's for all ranks win; the status is the program's."""
+    job = started(
+        cluster,
+        image,
+        *("sh", "-c", TELL),
+        launcher={"env": {"NCCL_X": "all", "BOTH": "launcher", "HERE": "x y"}},
+        each_worker={n: {"env": {"OWN": f"w{n}", "BOTH": f"b{n}", "NCCL_X": "w"}} for n in (0, 1)},
+    )
+    assert job.wait(PATIENCE) == 3
+    assert sorted(job.launcher.stdout().splitlines()) == [
+        f"pi-worker-{n} rank={n} own=w{n} both=b{n} nccl=all here=x y role=worker "
+        f"name=pi-worker-{n}"
+        for n in (0, 1)
+    ]
+    assert "exited with code 3" in end_line(job.launcher.stderr())
+
+
+@each
+def test_mpi_itself_spans_hosts_with_different_slots(cluster: Cluster, image: Image) -> None:
+    """Its messages go by the control link; the launcher's name is known to no nameserver."""
+    listed = [f"pi-worker-{n}.pi.default.svc:{slots}\n" for n, slots in enumerate((1, 3))]
+    job = started(cluster, image, RING, "--bytes", "8", hostfile="".join(listed))
+    assert job.wait(PATIENCE) == 0
+    assert ranks(job.launcher.stdout()) == [
+        (rank, 4, f"pi-worker-{min(rank, 1)}") for rank in range(4)
+    ]
+    sent = {
+        name: int(job.workers[0].shell(f"cat /sys/class/net/{name}/statistics/tx_bytes"))
+        for name in ("eth0", "net1")
+    }
+    assert sent["eth0"] > 8_000_000
+    assert sent["net1"] < 1_000_000
+
+
+@each
+def test_the_launcher_as_a_worker(cluster: Cluster, image: Image) -> None:
+    job = started(cluster, image, RING, workers=1, as_worker=True)
+    assert job.wait(PATIENCE) == 0
+    assert ranks(job.launcher.stdout()) == [(0, 2, "pi-launcher"), (1, 2, "pi-worker-0")]
+
+
+@each
+def test_no_launch_agent_of_another_kind_starts_ranks_here(cluster: Cluster, image: Image) -> None:
+    env = {"HYDRA_LAUNCHER": "fork", "HYDRA_BOOTSTRAP": "fork"}
+    job = started(cluster, image, "hostname", launcher={"env": env})
+    assert job.wait(PATIENCE) == 0
+    assert sorted(job.launcher.stdout().split()) == ["pi-worker-0", "pi-worker-1"]
+    assert "fork starts every rank in this pod" in job.launcher.stderr()
+
+
+@each
+def test_a_host_whose_daemon_can_not_be_started(cluster: Cluster, image: Image) -> None:
+    """By itself MPICH 4.0 waits for ever."""
+    proxy = "/opt/mpi/bin/hydra_pmi_proxy" if image.name != MPICH4 else "/usr/bin/hydra_pmi_proxy"
+    lacking = {1: {"image": image.without(proxy)}}
+    job = started(cluster, image, *FOREVER, each_worker=lacking)
+    assert job.wait(PATIENCE) == 127
+    assert job.launcher.termination_log().startswith("program-missing: pi-worker-1.pi.default.svc")
+
+
+@each
+@pytest.mark.parametrize("event", ["pod", "daemon", "agent", "link"])
+def test_a_lost_worker(cluster: Cluster, image: Image, event: str) -> None:
+    """By itself no Hydra notices a cut link, or an agent that is gone."""
+    job = running(cluster, image, env={"MPIBOOT_SSH_KEEPALIVE": "3"})
+    if event == "pod":
+        job.workers[1].kill()
+    elif event == "daemon":
+        kill(alive(job.workers[1], "hydra_pmi_proxy"))
+    elif event == "agent":
+        kill(agents(job.launcher, "pi-worker-1"))
+    else:
+        job.workers[1].link_down(silent=True)
+    assert job.wait(PATIENCE) == 69
+    assert job.launcher.termination_log().startswith("host-lost: pi-worker-1.pi.default.svc")
+    until(lambda: not rings(job.workers[0]))
+
+
+@each
+def test_a_signal_is_the_jobs_end(cluster: Cluster, image: Image) -> None:
+    """By itself MPICH 4.0 returns 0 then."""
+    job = running(cluster, image)
+    job.launcher.signal(signal.SIGTERM)
+    assert job.wait(PATIENCE) == 128 + signal.SIGTERM
+    until(lambda: not any(map(rings, job.workers)))
+
+
+@each
+def test_a_rank_that_a_signal_ended_is_no_lost_host(cluster: Cluster, image: Image) -> None:
+    job = started(cluster, image, RING, "--segv")
+    assert job.wait(PATIENCE) not in (0, 69)
+    assert "lost" not in end_line(job.launcher.stderr())
+    assert len(ranks(job.launcher.stdout())) == 2
+
+
+@each
+def test_what_the_line_asks_for_is_held_against_the_slots(cluster: Cluster, image: Image) -> None:
+    """By itself it begins again at the first host, or leaves hosts without a word."""
+    line = ["mpirun", "-ppn", "1", "-n", "2", "hostname"]
+    job = started(cluster, image, *line, slots=2)
+    assert job.wait(PATIENCE) == 0
+    assert sorted(job.launcher.stdout().split()) == ["pi-worker-0", "pi-worker-1"]
