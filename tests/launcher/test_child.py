@@ -62,7 +62,7 @@ async def wait(launcher, program):
     workers = tuple(replace(worker, attempts=before) for worker in seen.workers)
     own = Decision("ssh-client", SshKind.EMBEDDED.value, Source.DETECTED, "there is no ssh")
     seen = replace(seen, workers=workers, ssh_client=own, line=read(program, seen.mpi.family))
-    passed = GateResult(seen.workers, (), {}, {}, {})
+    passed = GateResult(seen.workers, (), {}, {})
     said = [Finding("slots", Level.WARN, text) for text in ("said before", "not yet said")]
     bad = Finding("slots", Level.FAIL, "a failure is no warning")
     return observation.Observation(seen, passed, (*said, bad), (said[0],))
