@@ -26,6 +26,46 @@ class Role(str, Enum):
     NONE = "none"
 
 
+class Auto(str, Enum):
+    """The value of a setting that leaves the choice to mpiboot."""
+
+    AUTO = "auto"
+
+
+AUTO: Final = Auto.AUTO
+
+
+class Switch(str, Enum):
+    """Whether something is done."""
+
+    OFF = "off"
+    ON = "on"
+
+
+class WorkerExit(str, Enum):
+    """After which end of the job a worker ends by itself: a good one, any, or none."""
+
+    WITH_JOB = "with-job"
+    AFTER_JOB = "after-job"
+    NEVER = "never"
+
+
+class LogFormat(str, Enum):
+    """In which form lines are logged."""
+
+    HUMAN = "human"
+    JSON = "json"
+
+
+class LogLevel(str, Enum):
+    """What a line is worth, the least first."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
 class SshKind(str, Enum):
     """Whose SSH a pod uses, as client or as server: the image's OpenSSH, or mpiboot's own."""
 

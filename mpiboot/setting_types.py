@@ -8,16 +8,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-Parse = Callable[[str], Any]
+
+@dataclass(frozen=True, eq=False)
+class Parse:
+    """Reads a setting's text; ``kind`` is what help and pages call what it reads."""
+
+    kind: str
+    read: Callable[[str], Any]
+
+    def __call__(self, text: str) -> Any:  # noqa: ANN401 - the setting's own type
+        """Read a text."""
+        return self.read(text)
+
 
 # What a cluster sets in every pod for each of its Services, such as one called "mpiboot-ssh".
 _SERVICE: Final = re.compile(r".*_(SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)")
 _SERVICE_PORT: Final = re.compile(r"(?:tcp|udp|sctp)://")
 
 
+def _reads(kind: str) -> Callable[[Callable[[str], Any]], Parse]:
+    return lambda read: Parse(kind, read)
+
+
+@_reads("true|false")
 def boolean(text: str) -> bool:
     """Read yes or no in the spellings that manifests use."""
     word = text.strip().lower()
@@ -28,6 +45,7 @@ def boolean(text: str) -> bool:
     raise ValueError("true or false")
 
 
+@_reads("time")
 def seconds(text: str) -> float:
     """Read a length of time: seconds, or a number with s, m or h."""
     word = text.strip().lower()
@@ -41,6 +59,7 @@ def seconds(text: str) -> float:
     return value
 
 
+@_reads("number")
 def count(text: str) -> int:
     """Read a whole number from 1."""
     if not text.strip().isascii() or not text.strip().isdigit() or int(text) < 1:
@@ -48,6 +67,7 @@ def count(text: str) -> int:
     return int(text)
 
 
+@_reads("port")
 def port(text: str) -> int:
     """Read a TCP port."""
     number = int(text) if text.strip().isascii() and text.strip().isdigit() else 0
@@ -56,6 +76,7 @@ def port(text: str) -> int:
     return number
 
 
+@_reads("first-last")
 def ports(text: str) -> str:
     """Read a range of TCP ports; none below 1024, which MPI itself refuses."""
     first, dash, last = (part.strip() for part in text.partition("-"))
@@ -68,28 +89,29 @@ def ports(text: str) -> str:
     return f"{low}-{high}"
 
 
+@_reads("words")
 def words(text: str) -> tuple[str, ...]:
     """Read a list of words, split at commas and blanks."""
     return tuple(text.replace(",", " ").split())
 
 
-def plain(text: str) -> str:
+def _plain(text: str) -> str:
     """Read a value as it is; a control character is never meant."""
     if any(ord(char) < ord(" ") for char in text):
         raise ValueError("a value without control characters")
     return text.strip()
 
 
-def path(text: str) -> str:
-    """Read the path of a file or folder."""
-    return plain(text)
+plain: Final = Parse("text", _plain)
+path: Final = Parse("path", _plain)
 
 
+@_reads("path")
 def key_path(text: str) -> str:
     """Read the path of a private key; the key itself is never echoed."""
     if is_key(text):
         raise ValueError("the path of the key, not the key itself")
-    return path(text)
+    return _plain(text)
 
 
 def is_key(text: str) -> bool:
@@ -97,81 +119,44 @@ def is_key(text: str) -> bool:
     return "PRIVATE KEY" in text
 
 
-def one_of(*choices: str) -> Parse:
-    """Read one word of a list."""
+def one_of(*choices: Enum) -> Parse:
+    """Read the value of one of some members of enumerations."""
+    found = {str(item.value): item for item in choices}
 
-    def parse(text: str) -> str:
-        word = text.strip().lower()
-        if word not in choices:
-            raise ValueError("one of " + ", ".join(choices))
-        return word
-
-    parse.__doc__ = "|".join(choices)
-    return parse
-
-
-def member_of(kind: type[Enum]) -> Parse:
-    """Read the value of a member of an enumeration."""
-    choices = [str(item.value) for item in kind]
-
-    def parse(text: str) -> Enum:
+    def read(text: str) -> Enum:
         try:
-            return kind(text.strip().lower())
-        except ValueError:
-            raise ValueError("one of " + ", ".join(choices)) from None
+            return found[text.strip().lower()]
+        except KeyError:
+            raise ValueError("one of " + ", ".join(found)) from None
 
-    parse.__doc__ = "|".join(choices)
-    return parse
+    return Parse("|".join(found), read)
 
 
+_SAVED_ON: Final = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
+
+
+@_reads("|".join(_SAVED_ON))
 def signal_word(text: str) -> str:
     """Read the name of a signal that programs save on."""
     word = text.strip().upper().removeprefix("SIG")
-    if word not in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2"):
-        raise ValueError("one of TERM, INT, HUP, QUIT, USR1, USR2")
+    if word not in _SAVED_ON:
+        raise ValueError("one of " + ", ".join(_SAVED_ON))
     return word
 
 
-signal_word.__doc__ = "TERM|INT|HUP|QUIT|USR1|USR2"
+def switch(*choices: Enum) -> Parse:
+    """Read ``on``, ``off`` or another choice; true and false are on and off."""
+    word = one_of(*choices)
+    found = {str(item.value): item for item in choices}
 
+    def read(text: str) -> Enum:
+        try:
+            return found["on" if boolean(text) else "off"]
+        except ValueError:
+            member: Enum = word(text)
+            return member
 
-def rewriting(text: str) -> str:
-    """Read ``off|on|auto``, and true or false as the older name has them."""
-    word = text.strip().lower()
-    if word in ("off", "on", "auto"):
-        return word
-    try:
-        return "on" if boolean(word) else "off"
-    except ValueError:
-        raise ValueError("one of off, on, auto") from None
-
-
-def switch(text: str) -> str:
-    """Read on or off, also as true or false."""
-    try:
-        return "on" if boolean(text) else "off"
-    except ValueError:
-        raise ValueError("on or off") from None
-
-
-_KINDS: Final[dict[Parse, str]] = {
-    boolean: "true|false",
-    seconds: "time",
-    count: "number",
-    port: "port",
-    ports: "first-last",
-    words: "words",
-    plain: "text",
-    path: "path",
-    key_path: "path",
-    rewriting: "off|on|auto",
-    switch: "on|off",
-}
-
-
-def kind(parse: Parse) -> str:
-    """Name what a parser reads, as help and pages show it; the choices, where it has some."""
-    return _KINDS.get(parse) or parse.__doc__ or "text"
+    return Parse(word.kind, read)
 
 
 def shown(value: object) -> str:

@@ -15,14 +15,22 @@ from typing import Any, Final, TypeVar
 
 from mpiboot.errors import error
 from mpiboot.model import (
+    AUTO,
+    Auto,
     DataNetworkUse,
     Finding,
     HostKeys,
     Level,
+    LogFormat,
+    LogLevel,
+    MpiFamily,
     MpiNetwork,
     NcclSocket,
     Role,
     Source,
+    SshKind,
+    Switch,
+    WorkerExit,
 )
 from mpiboot.setting_types import (
     Parse,
@@ -30,15 +38,12 @@ from mpiboot.setting_types import (
     count,
     is_key,
     key_path,
-    kind,
-    member_of,
     of_service,
     one_of,
     path,
     plain,
     port,
     ports,
-    rewriting,
     seconds,
     signal_word,
     switch,
@@ -98,10 +103,10 @@ def row(
 class Settings:
     """The table, and one resolved set of values."""
 
-    role: str = row(
-        "auto",
+    role: Role | Auto = row(
+        AUTO,
         "What this pod is; auto: as the platform's own variables say.",
-        one_of("auto", "launcher", "worker", "none"),
+        one_of(AUTO, *Role),
         begins=Section.POD,
     )
     start_sshd: bool = row(
@@ -136,27 +141,27 @@ class Settings:
         roles=(_L,),
         older=("MPI_DNS_WAIT_INTERVAL",),
     )
-    rewrite_fqdn: str = row(
-        "auto",
+    rewrite_fqdn: Switch | Auto = row(
+        AUTO,
         "Append the cluster's domain to host names that end in .svc.",
-        rewriting,
+        switch(*Switch, AUTO),
         roles=(_L,),
         older=("REWRITE_MPI_HOSTFILE_FQDN",),
     )
     cluster_domain: str = row(
         "", "The cluster's domain; found in resolv.conf where not given.", roles=(_L,)
     )
-    sshd: str = row(
-        "auto",
+    sshd: SshKind | Auto = row(
+        AUTO,
         "Which SSH server a worker runs; auto: OpenSSH's, where it is there and can run.",
-        one_of("auto", "openssh", "embedded"),
+        one_of(AUTO, *SshKind),
         roles=(_W,),
         begins=Section.SSH,
     )
-    ssh_client: str = row(
-        "auto",
+    ssh_client: SshKind | Auto = row(
+        AUTO,
         "Which SSH client mpirun's launch agents use; auto: ssh, where it is there and can run.",
-        one_of("auto", "openssh", "embedded"),
+        one_of(AUTO, *SshKind),
         roles=(_L,),
     )
     ssh_port: int | None = row(None, "Port of the workers' SSH server.", port)
@@ -167,7 +172,7 @@ class Settings:
     host_keys: HostKeys = row(
         HostKeys.JOB,
         "Host keys to accept from workers: the job's own, any at first contact, or unchecked.",
-        member_of(HostKeys),
+        one_of(*HostKeys),
         roles=(_L,),
     )
     ssh_keepalive: float = row(
@@ -190,10 +195,10 @@ class Settings:
         parse=boolean,
         roles=(_L,),
     )
-    mpi: str = row(
-        "auto",
+    mpi: MpiFamily | Auto = row(
+        AUTO,
         "Override MPI detection.",
-        one_of("auto", "openmpi4", "openmpi5", "mpich"),
+        one_of(AUTO, MpiFamily.OPENMPI4, MpiFamily.OPENMPI5, MpiFamily.MPICH),
         roles=(_L,),
     )
     forward: tuple[str, ...] = row(
@@ -202,18 +207,18 @@ class Settings:
     no_forward: tuple[str, ...] = row(
         (), "Variables never to forward: names or patterns.", words, roles=(_L,)
     )
-    script: str = row(
-        "auto",
+    script: Switch | Auto = row(
+        AUTO,
         "Whether PROGRAM runs once and calls mpirun or ssh itself, as batch scripts do; auto: "
         "looks into a script.",
-        one_of("auto", "on", "off"),
+        one_of(AUTO, Switch.ON, Switch.OFF),
         roles=(_L,),
     )
-    script_gate: str = row(
-        "on",
+    script_gate: Switch = row(
+        Switch.ON,
         "Wait for every host before a program that starts processes by itself; off: start it "
         "at once.",
-        switch,
+        switch(Switch.ON, Switch.OFF),
         roles=(_L,),
     )
     env_profile: str = row(
@@ -237,7 +242,7 @@ class Settings:
     data_network: DataNetworkUse = row(
         DataNetworkUse.PREFER,
         "If the RDMA data network has a problem: stop (require), warn (prefer); off: don't look.",
-        member_of(DataNetworkUse),
+        one_of(*DataNetworkUse),
         roles=(_L,),
     )
     data_ifname: tuple[str, ...] = row(
@@ -255,22 +260,22 @@ class Settings:
     nccl_socket: NcclSocket = row(
         NcclSocket.AUTO,
         "Which network NCCL's sockets use; auto: data where all workers reach each other on it.",
-        member_of(NcclSocket),
+        one_of(*NcclSocket),
         roles=(_L,),
     )
     mpi_network: MpiNetwork = row(
         MpiNetwork.CONTROL,
         "Which network MPI's own messages use (its daemons stay on control).",
-        member_of(MpiNetwork),
+        one_of(*MpiNetwork),
         roles=(_L,),
     )
     nccl_version: str = row(
         "", "NCCL's version, such as 2.21.5, where a rule depends on it.", roles=(_L,)
     )
-    supervise: str = row(
-        "on",
+    supervise: Switch = row(
+        Switch.ON,
         "Stay as mpirun's parent; off is a plain exec.",
-        switch,
+        switch(Switch.ON, Switch.OFF),
         roles=(_L,),
         begins=Section.END,
     )
@@ -301,11 +306,11 @@ class Settings:
         seconds,
         roles=(_L,),
     )
-    worker_exit: str = row(
-        "auto",
+    worker_exit: WorkerExit | Auto = row(
+        AUTO,
         "When a worker ends by itself: with the job's good end, after any end of the job, or "
         "never; auto: after the job under the MPI Operator.",
-        one_of("auto", "with-job", "after-job", "never"),
+        one_of(AUTO, *WorkerExit),
     )
     launcher_away: float = row(
         600.0,
@@ -313,15 +318,13 @@ class Settings:
         seconds,
         roles=(_W,),
     )
-    log_format: str = row(
-        "human",
+    log_format: LogFormat = row(
+        LogFormat.HUMAN,
         "Log plain lines for people, or JSON lines.",
-        one_of("human", "json"),
+        one_of(*LogFormat),
         begins=Section.LOG,
     )
-    log_level: str = row(
-        "info", "Lowest level that is logged.", one_of("debug", "info", "warning", "error")
-    )
+    log_level: LogLevel = row(LogLevel.INFO, "Lowest level that is logged.", one_of(*LogLevel))
     termination_log: str = row(
         "/dev/termination-log", "File for the reason of a failure, which Kubernetes shows.", path
     )
@@ -366,7 +369,7 @@ def _rows() -> tuple[Setting, ...]:
                 help=about["help"],
                 roles=about["roles"],
                 section=section,
-                kind=kind(about["parse"]),
+                kind=about["parse"].kind,
                 parse=about["parse"],
             )
         )

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from mpiboot import __version__, log
-from mpiboot.model import Finding, Level, Role, Source
+from mpiboot.model import AUTO, Finding, Level, Role, Source
 from mpiboot.setting_types import shown
 from mpiboot.settings import ROWS, Resolved, Section, Setting, resolve
 from mpiboot.wording import lasting
@@ -158,8 +158,10 @@ def as_role(found: Resolved, role: Role) -> Resolved:
     said = f"mpiboot {__version__}, role {role.value} ({because})"
     log.info("role", said, version=__version__, because=because)
     wanted = found.settings.role
-    if wanted not in ("auto", role.value):
-        said = f"{found.given['role']}={wanted} is not used: `mpiboot {role.value}` comes first"
+    if wanted not in (AUTO, role):
+        said = (
+            f"{found.given['role']}={wanted.value} is not used: `mpiboot {role.value}` comes first"
+        )
         log.finding(Finding("usage", Level.WARN, said))
     return found
 

@@ -19,7 +19,7 @@ from mpiboot.errors import MpibootError, error
 from mpiboot.gates import authentication, failure_reasons, retry_delay, worker_answer
 from mpiboot.gates.progress import HostState, Stage, finding
 from mpiboot.job import names
-from mpiboot.model import Host, HostKeys, Mesh, Worker
+from mpiboot.model import Host, HostKeys, Mesh, Switch, Worker
 from mpiboot.observe import links, service_mesh
 from mpiboot.observe.dns import Resolver
 from mpiboot.observe.dns_answers import DnsAnswer, NoAddress
@@ -202,8 +202,8 @@ class Pipelines:
     async def _ask(self, name: str) -> DnsAnswer:
         """Ask for a name in the forms that the setting allows, and note which one is used."""
         mode = self._settings.rewrite_fqdn
-        long = name if mode == "off" else self._long_form(name) or name
-        if mode == "on" or name in self.renamed:
+        long = name if mode is Switch.OFF else self._long_form(name) or name
+        if mode is Switch.ON or name in self.renamed:
             answer = await self._resolver.ask(long)
             if long != name and answer.addresses:
                 self.renamed[name] = long

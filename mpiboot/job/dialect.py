@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_options import Grammar
 from mpiboot.model import MpiFamily
+
+
+class Export(Enum):
+    """How an MPI forwards variables of the launcher to the ranks."""
+
+    OPTION = "a `-x NAME` each"
+    VARIABLE = "a variable with a list of names"
+    ALL = "all of them, by itself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +34,8 @@ class Dialect:
     Columns that end in ``_var`` name the environment variable of an intent; empty where this
     MPI has none. ``evaluated`` is the prefix of variables whose values reach the workers' shell
     unescaped (``evaluated_but``: exceptions); ``evaluated_flags`` are
-    the ``--mca`` parameters that do so. ``export`` says how a variable is forwarded to the ranks:
-    by ``-x`` flags, by a list variable (``export_var``), or by itself (``all``: Hydra lets the
-    launcher's whole environment overwrite the workers').
+    the ``--mca`` parameters that do so. ``export_var`` is the list of forwarded names; with
+    ``Export.ALL`` (Hydra) the launcher's whole environment overwrites the workers'.
     ``one_link`` is true where the daemons' link must be a single name or CIDR.
     """
 
@@ -52,7 +60,7 @@ class Dialect:
     oversubscribe_value: str
     constants: tuple[Variable, ...]
     root: tuple[Variable, ...]
-    export: str
+    export: Export
     export_var: str
     evaluated: str
     evaluated_but: tuple[str, ...]

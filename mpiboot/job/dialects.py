@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.job.dialect import Dialect, Variable
+from mpiboot.job.dialect import Dialect, Export, Variable
 from mpiboot.job.dialects_hydra import MPICH
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_options import ORTE, PRRTE
@@ -60,7 +60,7 @@ OPENMPI4: Final = Dialect(
         ),
     ),
     root=_OMPI_ROOT,
-    export="-x",
+    export=Export.OPTION,
     export_var="OMPI_MCA_mca_base_env_list",
     evaluated="OMPI_MCA_",
     evaluated_but=("OMPI_MCA_mca_base_env_list",),
@@ -155,7 +155,7 @@ OPENMPI5: Final = Dialect(
     root=_OMPI_ROOT,
     no_single_copy=Variable("OMPI_MCA_smsc", "^cma", "ranks of one host copy by /dev/shm"),
     # The list takes names and a user's -x wins over it; with -x twice the first would win.
-    export="list",
+    export=Export.VARIABLE,
     export_var="OMPI_MCA_mca_base_env_list",
     evaluated="PRTE_MCA_",
     evaluated_but=(),

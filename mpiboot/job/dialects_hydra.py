@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.job.dialect import Dialect, Variable
+from mpiboot.job.dialect import Dialect, Export, Variable
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_options import HYDRA
 from mpiboot.model import MpiFamily
@@ -42,7 +42,7 @@ MPICH: Final = Dialect(
     oversubscribe_value="",
     constants=(),
     root=(),
-    export="all",
+    export=Export.ALL,
     export_var="",
     evaluated="",
     evaluated_but=(),

@@ -11,7 +11,7 @@ from typing import Final
 
 from mpiboot.checks import failed
 from mpiboot.job import forward, masking, placement
-from mpiboot.job.dialect import Dialect, parameter
+from mpiboot.job.dialect import Dialect, Export, parameter
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.model import Finding, Level, Source
 from mpiboot.settings import ROWS, Given, Resolved, Settings
@@ -57,7 +57,7 @@ def set_constants(builder: PlanBuilder, observed: Observed, *, oversubscribe: Gi
         ("LOGNAME", observed.identity.user),
     ):
         if not builder.environ.get(name):
-            (builder.agent_env if row.export == "all" else builder.set_env)[name] = value
+            (builder.agent_env if row.export is Export.ALL else builder.set_env)[name] = value
 
 
 def _copy_once(builder: PlanBuilder, observed: Observed) -> None:
@@ -125,7 +125,7 @@ def choose_forwarded(
         builder.unset_env.add(name)
         because = f"it is empty, which says nothing to {row.title} and crashes it"
         builder.decide(name, "(removed)", Source.DETECTED, because)
-    if row.export == "all":
+    if row.export is Export.ALL:
         _take_out(builder, observed, kept, settings)
     theirs = builder.environ.get(row.export_var, "") if row.export_var else ""
     chosen = forward.select(
@@ -147,11 +147,11 @@ def choose_forwarded(
     names = [item.name for item in chosen.names]
     builder.forwarded = {item.name for item in chosen.by_itself}
     count, said = str(len(names)), ", ".join(names) or "none of the known variables is set"
-    if row.export == "all":
+    if row.export is Export.ALL:
         count, said = "all", f"{row.title} hands on what mpirun has in its environment"
     builder.decide("forwarded", count, Source.DEFAULT, said)
     if names and row.export_var and parameter(row.export_var) in builder.line.mca:
-        if row.export == "list":
+        if row.export is Export.VARIABLE:
             builder.forwarded.update(names)
             return tuple(names)  # the line's own list hides the environment's, but takes -x
         if added.keys() >= set(names):
@@ -164,11 +164,11 @@ def choose_forwarded(
         return ()
     builder.forwarded.update(names)
     # 4.1 refuses -x beside the list, so a user's own list takes the names too.
-    if names and (row.export == "list" or theirs):
+    if names and (row.export is Export.VARIABLE or theirs):
         entries, flags = _entries(names, {**kept, **added}, row)
         builder.set_env[row.export_var] = ";".join([*([theirs] if theirs else []), *entries])
         return flags
-    return tuple(names) if row.export == "-x" else ()
+    return tuple(names) if row.export is Export.OPTION else ()
 
 
 def _take_out(
@@ -210,7 +210,7 @@ def _entries(
     entries, flags = [], []
     for name in names:
         value = values[name]
-        if row.export != "list" or "=" not in value:
+        if row.export is not Export.VARIABLE or "=" not in value:
             entries.append(name)
         elif ";" in value or masking.is_secret(name):
             flags.append(name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mpiboot.errors import error
-from mpiboot.model import Decision, Role, Source
+from mpiboot.model import AUTO, Decision, Role, Source, WorkerExit
 from mpiboot.settings import Resolved, Settings
 
 Environ = Mapping[str, str]
@@ -30,7 +30,7 @@ class Platform:
     recognise: Callable[[Environ], str]
     role: Callable[[Environ], tuple[Role, str] | None]
     managers: tuple[str, ...] = ()
-    worker_exit: str = "never"
+    worker_exit: WorkerExit = WorkerExit.NEVER
     worker_names: str = ""
     sets: Environ = field(default_factory=dict)
 
@@ -94,7 +94,7 @@ PLATFORMS: Final = (
         "mpi-operator",
         _marked("K_MPI_JOB_ROLE"),
         _operator_role,
-        worker_exit="after-job",
+        worker_exit=WorkerExit.AFTER_JOB,
         worker_names=r"-worker-\d+$",
         sets=_LAUNCHER_SETS,
     ),
@@ -120,8 +120,8 @@ def recognise(environ: Environ) -> tuple[Platform, Decision]:
     raise AssertionError("the last row recognises everything")
 
 
-def worker_exit(settings: Settings, environ: Environ) -> str:
-    """Say when a worker ends by itself: ``with-job``, ``after-job`` or ``never``.
+def worker_exit(settings: Settings, environ: Environ) -> WorkerExit:
+    """Say when a worker ends by itself.
 
     The MPI Operator leaves workers running (cleanPodPolicy None, its default) and never makes a
     finished one anew (its restartPolicy is Never); elsewhere, as in a StatefulSet, what ends is
@@ -132,7 +132,7 @@ def worker_exit(settings: Settings, environ: Environ) -> str:
         environ: the pod's environment.
     """
     wanted = settings.worker_exit
-    return recognise(environ)[0].worker_exit if wanted == "auto" else wanted
+    return recognise(environ)[0].worker_exit if wanted is AUTO else wanted
 
 
 # Words by which a worker's container is started; none of them is a program to run beside sshd.
@@ -165,8 +165,8 @@ def role(
 
     settings = resolved.settings
     given = resolved.given["role"]
-    if settings.role != "auto":
-        return decided(Role(settings.role), given.source, str(given))
+    if settings.role is not AUTO:
+        return decided(settings.role, given.source, str(given))
     platform, _ = recognise(environ)
     said = platform.role(environ)
     if said:

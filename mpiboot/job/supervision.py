@@ -6,6 +6,7 @@ from typing import Final
 
 from mpiboot.job.dialect import parameter
 from mpiboot.job.plan_builder import PlanBuilder
+from mpiboot.model import Switch
 from mpiboot.settings import Resolved
 
 # Options and parameters with which a job goes on without a rank that ended badly, or takes its time
@@ -33,7 +34,7 @@ _LOST_WITHOUT_PARENT: Final = (
 
 def supervised(builder: PlanBuilder, resolved: Resolved) -> bool:
     """Tell whether mpiboot stays as mpirun's parent, and what is lost where it does not."""
-    if resolved.settings.supervise != "off":
+    if resolved.settings.supervise is Switch.ON:
         return True
     given = resolved.given["supervise"]
     lost = "; ".join((*_LOST_WITHOUT_PARENT, *builder.row.lost_without_parent))

@@ -17,7 +17,7 @@ from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import LaunchPaths, Observed
 from mpiboot.launch_agent import command as agent_command
 from mpiboot.launcher.logins import Logins, tidy
-from mpiboot.model import Worker
+from mpiboot.model import Switch, Worker
 from mpiboot.network.control import launcher_addresses
 from mpiboot.observe.dns import read_resolv_conf
 from mpiboot.parent import launch_spec
@@ -191,7 +191,7 @@ class Launch:
             addresses=launcher_addresses(self.observed.workers),
             ports=settings.port_range,
             stop_signal=signal.Signals[f"SIG{settings.stop_signal}"],
-            supervise=settings.supervise != "off",
+            supervise=settings.supervise is Switch.ON,
             left_to_mpirun=self.plan.left_to_mpirun,
             connect_check=settings.connect_check,
         )

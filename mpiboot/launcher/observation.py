@@ -20,7 +20,7 @@ from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.user_line import UserLine
 from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access
-from mpiboot.model import Finding, Level, Mpi, MpiFamily, PodFacts
+from mpiboot.model import AUTO, Finding, Level, Mpi, PodFacts
 from mpiboot.observe import dns, programs
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import config as sshconfig
@@ -251,9 +251,7 @@ def _mpi(launcher: LauncherPod, program: tuple[str, ...]) -> Mpi:
     if found is None:
         raise no_mpirun(launcher.environ, called)
     wanted = launcher.resolved.settings.mpi
-    return (
-        found if wanted == "auto" else Mpi(MpiFamily(wanted), found.version, found.path, found.said)
-    )
+    return found if wanted is AUTO else dataclasses.replace(found, family=wanted)
 
 
 def _rest(launcher: LauncherPod) -> Settings:

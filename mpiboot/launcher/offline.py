@@ -16,7 +16,7 @@ from mpiboot.gates import job_hostfile
 from mpiboot.job import mpirun_line, platforms
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder
-from mpiboot.model import Finding, Host, Level, Mpi, MpiFamily, PodFacts, Worker
+from mpiboot.model import AUTO, Auto, Finding, Host, Level, Mpi, MpiFamily, PodFacts, Worker
 from mpiboot.observe import facts_json, pod, programs
 from mpiboot.settings import Resolved
 from mpiboot.wording import counted, first_few
@@ -117,7 +117,7 @@ def _files(folder: str) -> list[Path]:
 
 
 def _mpi(
-    wanted: str,
+    wanted: MpiFamily | Auto,
     given: str,
     environ: Mapping[str, str],
     saved: tuple[PodFacts, ...],
@@ -125,8 +125,8 @@ def _mpi(
 ) -> Mpi:
     found = programs.detect_mpi(environ, called)
     found = next((facts.mpi for facts in saved if facts.mpi), found)
-    if wanted not in ("auto", found.family if found else ""):
-        return Mpi(MpiFamily(wanted), "(not known)", "mpirun", given)
+    if wanted is not AUTO and (found is None or wanted is not found.family):
+        return Mpi(wanted, "(not known)", "mpirun", given)
     if found is None:
         hint = "say which one the image has: --mpi openmpi4, openmpi5 or mpich"
         raise error("program-missing", "no mpirun or mpiexec in a folder of PATH", hint=hint)

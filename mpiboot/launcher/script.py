@@ -17,7 +17,7 @@ from typing import Final, NoReturn
 from mpiboot import executables, log, shims
 from mpiboot.job import mpirun_line, scripts
 from mpiboot.launcher import start
-from mpiboot.model import Finding, Level
+from mpiboot.model import Finding, Level, Switch
 from mpiboot.parent.launch_spec import ATTEMPT, KEEP_KEY, ParentOptions
 from mpiboot.settings import ROWS, Resolved
 from mpiboot.system import files, process
@@ -40,9 +40,11 @@ def judge(
 ) -> RunsOnce | None:
     """Tell whether a program runs once and starts processes by itself; None for what ranks run."""
     settings, given = resolved.settings, resolved.given["script"]
-    if mpirun_line.is_mpirun(program[0]) or settings.script == "off":  # some are scripts themselves
+    if (
+        mpirun_line.is_mpirun(program[0]) or settings.script is Switch.OFF
+    ):  # some are scripts themselves
         return None
-    if settings.script == "on":
+    if settings.script is Switch.ON:
         return RunsOnce(str(given), reaches_hosts=True)
     if scripts.starts_by_itself(program):
         return RunsOnce(f"{program[0]} logs in to hosts itself", reaches_hosts=True)
@@ -148,7 +150,7 @@ def run(
 def _no_gate(resolved: Resolved, environ: Mapping[str, str], found: RunsOnce) -> str:
     """Say why a program waits for no host; empty where it does."""
     settings = resolved.settings
-    if settings.script_gate == "off":
+    if settings.script_gate is Switch.OFF:
         return f"{resolved.given['script_gate']}: it waits for no host itself"
     if not found.reaches_hosts:
         return "it waits for no host itself"

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NoReturn
 
+from mpiboot.model import AUTO, Auto, WorkerExit
 from mpiboot.parent.launch_spec import ATTEMPT, JOB_MARK, ParentOptions
 from mpiboot.parent.signals import SIGNALS
 from mpiboot.settings import Resolved
@@ -75,7 +76,7 @@ def become_parent(
     process.replace((*head, *words), environ, blocked=sorted(SIGNALS))
 
 
-def new_attempt(wanted: str, environ: Mapping[str, str]) -> str:
+def new_attempt(wanted: WorkerExit | Auto, environ: Mapping[str, str]) -> str:
     """Name this launcher for the workers, which are told of its end: host, since when, a number.
 
     Args:
@@ -87,7 +88,8 @@ def new_attempt(wanted: str, environ: Mapping[str, str]) -> str:
         a script, may be followed by the next.
     """
     part = environ.get(JOB_MARK) or environ.get(ATTEMPT)
-    if wanted == "never" or part or (wanted == "auto" and not process.is_containers_own()):
+    unknown = wanted is AUTO and not process.is_containers_own()
+    if wanted is WorkerExit.NEVER or part or unknown:
         return ""
     host = re.sub(r"[^A-Za-z0-9.-]", "", socket.gethostname())
     return f"{host}@{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}@{os.urandom(4).hex()}"

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.model import Decision, HostKeys, Identity, Source, SshKind
+from mpiboot.model import Auto, Decision, HostKeys, Identity, Source, SshKind
 
 # What the setting of the host keys is called in ssh's configuration.
 STRICT: Final = {HostKeys.JOB: "yes", HostKeys.ACCEPT_NEW: "accept-new", HostKeys.OFF: "no"}
@@ -262,7 +262,7 @@ def render(
     return "\n".join(lines) + "\n"
 
 
-def client(wanted: str, source: Source, ssh: str, identity: Identity) -> Decision:
+def client(wanted: SshKind | Auto, source: Source, ssh: str, identity: Identity) -> Decision:
     """Choose the SSH client of mpirun's launch agents: the value is a ``SshKind``.
 
     Args:
@@ -272,11 +272,13 @@ def client(wanted: str, source: Source, ssh: str, identity: Identity) -> Decisio
         identity: this pod's user.
     """
     name = "ssh-client"
-    if wanted == SshKind.EMBEDDED:
-        return Decision(name, wanted, source, "MPIBOOT_SSH_CLIENT")
+    if wanted is SshKind.EMBEDDED:
+        return Decision(name, wanted.value, source, "MPIBOOT_SSH_CLIENT")
     # Whoever asks for openssh gets it, and its own error where it can't run.
-    if wanted == SshKind.OPENSSH:
-        return Decision(name, wanted, source, f"MPIBOOT_SSH_CLIENT, {ssh or 'which is missing'}")
+    if wanted is SshKind.OPENSSH:
+        return Decision(
+            name, wanted.value, source, f"MPIBOOT_SSH_CLIENT, {ssh or 'which is missing'}"
+        )
     if not ssh:
         return Decision(name, SshKind.EMBEDDED.value, Source.DETECTED, "there is no ssh on PATH")
     if not identity.known:

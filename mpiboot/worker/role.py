@@ -18,7 +18,7 @@ from typing import Final
 from mpiboot import executables, log
 from mpiboot.errors import MpibootError, error
 from mpiboot.job import platforms
-from mpiboot.model import SshKind
+from mpiboot.model import AUTO, SshKind, WorkerExit
 from mpiboot.observe import pod
 from mpiboot.settings import Resolved
 from mpiboot.ssh_server import child as server
@@ -96,7 +96,7 @@ class _Worker:
         loop: process.SignalLoop,
     ) -> None:
         wanted = resolved.settings.sshd
-        self._asked = None if wanted == "auto" else SshKind(wanted)  # None: whichever can serve
+        self._asked = None if wanted is AUTO else wanted  # None: whichever can serve
         self._grace = resolved.settings.grace
         self._stop_signal = resolved.settings.stop_signal
         self._program = program
@@ -113,7 +113,7 @@ class _Worker:
             setup.folder / launchers.FILE, settings.launcher_away, settings.timeout
         )
         # With a program beside the server it is that program's end that ends the worker.
-        self._exit = "never" if program else platforms.worker_exit(settings, setup.environ)
+        self._exit = WorkerExit.NEVER if program else platforms.worker_exit(settings, setup.environ)
         self._over = False  # the job has ended well
         self._server: server.SshServer | None = None
         self._login: tuple[int, server.ChildOutput] | None = None
@@ -319,7 +319,7 @@ class _Worker:
         if self._code is not None:
             return
         due = self._leave_at
-        if self._over and self._exit != "never":
+        if self._over and self._exit is not WorkerExit.NEVER:
             log.info("stop", "job succeeded; worker stops")
             self._code = 0
         elif due is not None and due <= time.monotonic():

@@ -17,10 +17,10 @@ from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, retry_delay
 from mpiboot.gates.gate import Access, GateResult
 from mpiboot.gates.job_hostfile import HostfileFollower, find
-from mpiboot.model import Host, HostKeys, Mesh
+from mpiboot.model import Host, HostKeys, Mesh, Switch
 from mpiboot.observe import service_mesh
 from mpiboot.observe.dns import Resolver
-from mpiboot.settings import Settings
+from mpiboot.settings import Settings, resolve
 from mpiboot.ssh_client import tcp
 from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
@@ -578,7 +578,9 @@ async def test_long_names_are_used_as_the_setting_says(
 ) -> None:
     for name, address in records.items():
         cluster.publish(name, address)
-    settings = Settings(timeout=30, rewrite_fqdn=mode)
+    settings = Settings(
+        timeout=30, rewrite_fqdn=resolve({"rewrite_fqdn": mode}, {}).settings.rewrite_fqdn
+    )
     short = "w-0.job.ns.svc"
     async with sshd(Behaviour(job), "0.0.0.0") as port:
         result = await passing(cluster, named(short), access(job, port), settings, lengthened)
@@ -589,7 +591,7 @@ async def test_long_names_are_used_as_the_setting_says(
 
 async def test_with_rewriting_on_the_short_form_is_never_asked(cluster: Cluster, job: Job) -> None:
     cluster.publish("w-0.job.ns.svc.cluster.local", "127.0.0.2")
-    settings = Settings(timeout=0.5, rewrite_fqdn="on")
+    settings = Settings(timeout=0.5, rewrite_fqdn=Switch.ON)
     async with cluster.resolver() as resolver:
         with pytest.raises(MpibootError):
             await gate.wait(

@@ -81,7 +81,8 @@ def test_workers_know_a_launcher_by_name_where_it_is_the_whole_job(
 ) -> None:
     monkeypatch.setattr(process, "is_containers_own", lambda: own)
     monkeypatch.setattr("socket.gethostname", lambda: "a-launcher.ns 'x'")
-    found, again = (start.new_attempt(wanted, environ) for _ in range(2))
+    setting = resolve({"worker_exit": wanted}, {}).settings.worker_exit
+    found, again = (start.new_attempt(setting, environ) for _ in range(2))
     if not named:
         assert found == ""
         return

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.model import Decision, HostKeys, Source
+from mpiboot.settings import resolve
 from mpiboot.ssh_client.config import (
     ALIAS,
     Entry,
@@ -271,5 +272,6 @@ def test_the_ssh_client_is_the_users_or_the_one_that_can_run(
 ) -> None:
     identity = replace(ROOT, known=known)
     source = Source.DETECTED if wanted == "auto" else Source.ENVIRONMENT
-    found = client(wanted, Source.ENVIRONMENT, ssh, identity)
+    setting = resolve({"ssh_client": wanted}, {}).settings.ssh_client
+    found = client(setting, Source.ENVIRONMENT, ssh, identity)
     assert found == Decision("ssh-client", kind, source, because)
