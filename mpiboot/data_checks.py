@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.model import Check, ExitCode, Role
+from mpiboot.model import Check, ExitCode
 
-_L, _W = Role.LAUNCHER, Role.WORKER
 _DEVICE, _CONFLICT = ExitCode.DEVICE_MISSING, ExitCode.CONFLICT
 
 
-def _row(
-    reference: str, title: str, hint: str, code: ExitCode = _DEVICE, *, retry: bool = False
-) -> Check:
-    return Check(reference, title, code, retry=retry, roles=(_L, _W), hint=hint)
+def _row(reference: str, title: str, hint: str, code: ExitCode = _DEVICE) -> Check:
+    return Check(reference, title, code, hint)
 
 
 DATA_CHECKS: Final = (
@@ -68,14 +65,12 @@ DATA_CHECKS: Final = (
         "look at cable, switch port and, for InfiniBand, at the subnet manager "
         "(a VF stays INIT until its GUID is known there)",
         ExitCode.NOT_READY,
-        retry=True,
     ),
     _row(
         "rdma-gid",
         "every RoCE port has a RoCE v2 entry for an address of this pod",
         "the data link needs an address (its network's IPAM), and the node RoCE v2",
         code=ExitCode.NOT_READY,
-        retry=True,
     ),
     _row(
         "rdma-gid-index",
@@ -113,14 +108,12 @@ DATA_CHECKS: Final = (
         "every data link that has an address is up",
         "look at the node's adapter below it: cable, switch port, `ip link` on the node",
         ExitCode.NOT_READY,
-        retry=True,
     ),
     _row(
         "data-address",
         "every data link gets its address",
         "look at the network's IPAM: its range, its pods and their log",
         ExitCode.NOT_READY,
-        retry=True,
     ),
     _row(
         "data-mtu",

@@ -154,6 +154,15 @@ class ExitCode(IntEnum):
     PROGRAM_MISSING = 127
 
 
+# The codes of what a new try can help.
+_AGAIN: Final = (
+    ExitCode.HOSTFILE_MISSING,
+    ExitCode.NAMES_UNRESOLVED,
+    ExitCode.WORKERS_UNREACHABLE,
+    ExitCode.NOT_READY,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One row: what can be wrong, and what it means for the job."""
@@ -161,9 +170,13 @@ class Check:
     reference: str
     title: str
     code: ExitCode
-    retry: bool
-    roles: tuple[Role, ...]
     hint: str
+    roles: tuple[Role, ...] = (Role.LAUNCHER, Role.WORKER)
+
+    @property
+    def retry(self) -> bool:
+        """Whether a new try can help; the code tells it."""
+        return self.code in _AGAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +253,9 @@ class Link:
     empty; ``hardware`` the whole hardware address; ``pci`` the PCI function behind it; ``pkey``
     the partition key of an IPoIB link; ``carrier`` whether the link is running; ``lower`` the
     index of the link that it stands on (of a veth: its other end), 0 where it has none or that
-    link is in another network namespace, which ``lower_elsewhere`` tells; ``dev_port`` its place
-    among the ports of its device, from 0. Of the addresses, ``tentative`` can't be used yet, as the
-    kernel still looks for a duplicate, and ``duplicate`` never, as it has found one.
+    link is in another network namespace; ``dev_port`` its place among the ports of its device,
+    from 0. Of the addresses, ``tentative`` can't be used yet, as the kernel still looks for a
+    duplicate, and ``duplicate`` never, as it has found one.
     """
 
     index: int
@@ -256,7 +269,6 @@ class Link:
     pkey: int | None = None
     carrier: bool = True
     lower: int = 0
-    lower_elsewhere: bool = False
     dev_port: int = 0
     tentative: tuple[str, ...] = ()
     duplicate: tuple[str, ...] = ()

@@ -123,7 +123,6 @@ def _link(item: _Message, own: Sequence[tuple[str, int]], sys_root: Path) -> Lin
         pkey=_pkey(item, folder),
         carrier=bool(item["flags"] & _IFF_RUNNING),
         lower=0 if elsewhere or not isinstance(lower, int) else lower,
-        lower_elsewhere=elsewhere,
         dev_port=number(folder / "dev_port") or 0,
         tentative=tuple(
             text

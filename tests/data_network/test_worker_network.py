@@ -197,7 +197,6 @@ def test_a_vlan_whose_lower_link_is_elsewhere_is_tied_by_its_entry_alone() -> No
     # A link here may well have the hardware address of the one below it, or its number.
     vf = w.link("net1", "10.5.0.2/24", index=20, hardware=w.mac(7))
     vlan = w.link("net2", "10.7.0.2/24", index=21, kind="vlan", hardware=w.mac(7))
-    vlan = replace(vlan, lower_elsewhere=True)
     ours = w.device("mlx5_5", w.port(w.table("net1", "10.5.0.2"), netdev="net1"))
     below = w.device("mlx5_6", w.port((*w.table("pf0"), w.gid(5, "10.7.0.2", "net2"))), index=6)
     network = choose(w.worker("w-0", w.eth0(), vf, vlan, devices=(ours, below)), DEFAULT)
