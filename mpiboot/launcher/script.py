@@ -40,9 +40,8 @@ def judge(
 ) -> RunsOnce | None:
     """Tell whether a program runs once and starts processes by itself; None for what ranks run."""
     settings, given = resolved.settings, resolved.given["script"]
-    if (
-        mpirun_line.is_mpirun(program[0]) or settings.script is Switch.OFF
-    ):  # some are scripts themselves
+    # Some mpiruns are scripts themselves.
+    if mpirun_line.is_mpirun(program[0]) or settings.script is Switch.OFF:
         return None
     if settings.script is Switch.ON:
         return RunsOnce(str(given), reaches_hosts=True)
