@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
 Address: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
@@ -35,6 +35,12 @@ def parse(text: str) -> Address | None:
 def is_address(text: str) -> bool:
     """Tell whether a host is named by its IPv4 or IPv6 address, which needs no resolver."""
     return parse(text) is not None
+
+
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """Give each host's name up to its first dot where that tells them all apart, else the whole."""
+    short = {name: name if is_address(name) else name.partition(".")[0] for name in names}
+    return short if len(set(short.values())) == len(short) else dict(zip(names, names, strict=True))
 
 
 def plain(text: str) -> str:

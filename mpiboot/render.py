@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
+from mpiboot.addresses import short_names
 from mpiboot.data_network import cluster_view
 from mpiboot.fabric import Fabric
 from mpiboot.job import masking
@@ -99,9 +100,13 @@ def command(argv: Sequence[str]) -> str:
 def findings(items: Iterable[Finding], width: int | None = None) -> str:
     """Lay findings out as a table, evidence below each, a hint once below all that it is for.
 
-    Of many hosts with one trouble the first few are shown, the others named.
+    Of many hosts with one trouble the first few are shown, the others named. On a terminal, which
+    has a ``width``, hosts have their short names.
     """
     listed = list(items)
+    if width is not None:
+        short = short_names([*{item.host: None for item in listed}])
+        listed = [dataclasses.replace(item, host=short[item.host]) for item in listed]
     hosts = max((len(_whose(item)) for item in listed), default=0)
     checks = max((len(item.check) for item in listed), default=0)
     alike: dict[tuple[object, ...], list[Finding]] = {}

@@ -148,10 +148,15 @@ def test_nothing_is_drawn_on_a_terminal_that_wants_plain_text(
     assert done.stdout.strip() == drawn
 
 
-@pytest.mark.parametrize(("columns", "found"), [("40", "40"), ("", "77"), ("none", "77")])
-def test_the_width_is_the_terminals_or_what_columns_says(columns: str, found: str) -> None:
+@pytest.mark.parametrize(
+    ("columns", "size", "found"),
+    [("40", 77, "40"), ("", 77, "77"), ("none", 77, "77"), ("", 0, "80")],
+)
+def test_the_width_is_the_terminals_or_what_columns_says(
+    columns: str, size: int, found: str
+) -> None:
     ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 77, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, size, 0, 0))
     code = "import os; from mpiboot import log; print(log.width(2), log.width(1))"
     done = subprocess.run(
         [sys.executable, "-c", code],

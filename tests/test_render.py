@@ -63,6 +63,7 @@ def test_a_commands_secrets_are_not_shown() -> None:
     assert render.command(words) == ("mpirun -x 'API_TOKEN=(hidden)' ./train --password '(hidden)'")
 
 
+DOMAIN = "job.default.svc.cluster.local"
 FOUND = (
     Finding("ssh-key", Level.OK, "there"),
     Finding("slots", Level.WARN, "odd", "w-1", ("seen",), "do that"),
@@ -101,14 +102,17 @@ def test_a_host_whose_reason_is_evidence_is_not_told_twice() -> None:
 
 def test_of_many_hosts_with_one_trouble_a_few_are_shown_with_one_hint() -> None:
     missing = [
-        Finding("names-unresolved", Level.FAIL, f"DNS: NXDOMAIN {n}", f"w-{n}", hint="look there")
+        failed("names-unresolved", "DNS: NXDOMAIN (asked 10.96.0.10)", host=f"w-{n}.{DOMAIN}")
         for n in range(64)
     ]
+    missing = [replace(item, hint="look there") for item in missing]
     text = render.findings([*missing, Finding("shims", Level.WARN, "odd", hint="other")], 80)
     assert text.count("-> look there") == 1
     assert text.count("-> other") == 1
     assert "and 57 more: w-7, w-8" in text
     assert len(text.splitlines()) <= 24  # a terminal's screen
+    assert max(map(len, text.splitlines())) <= 80
+    assert f" w-0.{DOMAIN} " in render.findings(missing)
 
 
 def test_what_several_hosts_have_is_not_told_of_this_pod() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from mpiboot.addresses import is_address
+from mpiboot.addresses import short_names
 from mpiboot.checks import failed
 from mpiboot.model import Finding, Host, Json
 from mpiboot.wording import first_few
@@ -48,12 +48,8 @@ class HostState:
 
 def states(hosts: Sequence[Host]) -> tuple[HostState, ...]:
     """Begin the gate's state; a label is the first part of a name where that tells hosts apart."""
-    short = [host.name if is_address(host.name) else host.name.partition(".")[0] for host in hosts]
-    unique = len(set(short)) == len(short)
-    return tuple(
-        HostState(host, label if unique else host.name)
-        for host, label in zip(hosts, short, strict=True)
-    )
+    labels = short_names([host.name for host in hosts])
+    return tuple(HostState(host, labels[host.name]) for host in hosts)
 
 
 def line(known: Sequence[HostState]) -> str:

@@ -67,9 +67,8 @@ class Reporter:
         drawn = ""
         while self._live:
             await asyncio.sleep(_LIVE)
-            try:
-                width = os.get_terminal_size(2).columns
-            except OSError:
+            width = log.width()
+            if width is None:
                 return
             text = progress.line(states)[: width - 1]
             if text != drawn:

@@ -205,6 +205,26 @@ def test_plan_and_doctor_tell_a_healthy_job(cluster: Cluster, image: Image) -> N
     assert (code, ports) == (0, {"pi-worker-0": 22, "pi-worker-1": 22})
 
 
+def test_of_64_missing_hosts_each_command_tells_a_screen_with_one_hint(
+    cluster: Cluster, one: Image
+) -> None:
+    job = mpijob(cluster, one, workers=1, launcher_command=["sleep", "1000"]).start()
+    job.launcher.shell('for n in $(seq 64); do echo "w-$n.gone.pi.svc"; done > /tmp/hosts')
+    own = ["--hostfile", "/tmp/hosts"]
+    for words in (["plan", *own, "--", RING], ["doctor", *own], ["wait", *own, "--timeout", "3"]):
+        done = job.launcher.exec("mpiboot", *words)
+        told = (done.stdout + done.stderr).splitlines()
+        assert done.returncode == 68, told
+        assert sum("-> " in line for line in told) == 1, told
+        # Below it a plan has what can be decided; above it `wait` has what it waited for.
+        missing = [line for line in told if ".gone.pi.svc" in line]
+        assert len(missing) <= 24 + 2, told
+        terminal = job.launcher.exec_in_terminal("env", "TERM=xterm", "mpiboot", *words)
+        assert terminal.wait(PATIENCE) == 68
+        assert terminal.screen().count("-> ") == 1, terminal.screen()
+        assert "more" in terminal.screen()
+
+
 def test_doctor_names_the_worker_without_an_ssh_server(cluster: Cluster, one: Image) -> None:
     job = mpijob(
         cluster,
