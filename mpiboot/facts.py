@@ -53,7 +53,7 @@ def gather(
         fabric=_fabric(environ, routes, odd),
         mesh=service_mesh.look(),
         memory_refused=process_memory.refused(),
-        gpus=gpus.seen(),
+        gpus=gpus.seen(search=environ.get("PATH", "")),
     )
 
 

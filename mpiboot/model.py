@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 from mpiboot.fabric import Fabric
 from mpiboot.wording import first_few
@@ -320,14 +320,18 @@ class Gpus:
     """The GPUs of a pod.
 
     ``kind`` is their maker and PCI device number; ``lost`` counts those whose node is in /dev while
-    the kernel has them no more; ``peer_memory`` is the kernel's module by which an RDMA device
-    reaches their memory, empty where it is not loaded.
+    the kernel has them no more; ``peer_memory`` are the ways by which an RDMA device may reach the
+    memory of NVIDIA's, empty where there is none; ``fabric`` is what the driver says of its NVLink
+    fabric, which Fabric Manager sets up, empty where it wasn't asked.
     """
 
     count: int = 0
     kind: str = ""
     lost: int = 0
-    peer_memory: str = ""
+    peer_memory: tuple[str, ...] = ()
+    fabric: str = ""
+
+    FABRIC_READY: ClassVar[str] = "Completed"
 
 
 NO_GPUS: Final = Gpus()

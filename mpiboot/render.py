@@ -273,6 +273,12 @@ def facts(found: PodFacts) -> str:
         ("shared memory", f"{found.shm >> 20} MiB"),
         ("GPUs", f"{found.gpus.count} {found.gpus.kind}".strip()),
     ]
+    if found.gpus.count:
+        rows.append(
+            ("RDMA to GPU memory by", " or ".join(found.gpus.peer_memory) or "nothing seen")
+        )
+    if found.gpus.fabric:
+        rows.append(("NVLink fabric", found.gpus.fabric))
     links = [
         (
             link.name,

@@ -171,6 +171,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     mpi_environment.refuse_unsafe(builder)
     pod_conditions.workers(builder, observed)
     builder.findings += pod_checks.findings(observed, resolved)
+    pod_checks.gpu_memory(builder, observed.workers)
     daemons = placement.daemons(hosts, line, row, placed, local)
     remote = tuple(host.name for host in hosts if host.name not in local)
     supervised = supervision.supervised(builder, resolved)

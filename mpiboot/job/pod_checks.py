@@ -8,8 +8,8 @@ from typing import Final
 
 from mpiboot.checks import BY_REFERENCE, failed
 from mpiboot.job.names import short
-from mpiboot.job.plan_builder import Observed
-from mpiboot.model import Finding, Level, Link, Worker
+from mpiboot.job.plan_builder import Observed, PlanBuilder
+from mpiboot.model import Finding, Level, Link, Source, Worker
 from mpiboot.network import service_mesh
 from mpiboot.network.control import launcher_addresses, link_of
 from mpiboot.settings import Resolved
@@ -18,6 +18,16 @@ from mpiboot.wording import first_few
 _ONE_ADDRESS: Final = (
     "give each pod with hostNetwork a node of its own (podAntiAffinity on the job's label, with "
     "topologyKey kubernetes.io/hostname); the launcher needs no hostNetwork"
+)
+
+
+_FABRIC_MANAGER: Final = (
+    "look at nvidia-fabricmanager on that node (`systemctl status`, `nvidia-smi -q`); until then "
+    "CUDA fails with error 802, system not yet initialized"
+)
+_PEER_MEMORY: Final = (
+    "load nvidia_peermem on the nodes (`modprobe nvidia_peermem`), or use the open kernel driver; "
+    "until then NCCL copies through the host's memory, which is slower"
 )
 
 
@@ -69,10 +79,34 @@ def gpus(workers: Sequence[Worker]) -> Iterator[Finding]:
         if own.lost:
             said = f"{own.lost} of {own.lost + own.count} GPUs in /dev, the kernel has no more"
             yield _gpus(said, worker.host.name)
+        if own.fabric not in ("", own.FABRIC_READY):
+            said = f"NVLink fabric: {own.fabric}; CUDA starts when Fabric Manager has set it up"
+            yield Finding("gpus", Level.WARN, said, host=worker.host.name, hint=_FABRIC_MANAGER)
     if len(kinds) > 1:
         usual = max(kinds, key=lambda kind: len(kinds[kind]))
         odd = [f"{first_few(names)}: {kind}" for kind, names in kinds.items() if kind != usual]
         yield _gpus(f"GPUs differ: {'; '.join(odd)}; the others ({len(kinds[usual])}): {usual}")
+
+
+def gpu_memory(builder: PlanBuilder, workers: Sequence[Worker]) -> None:
+    """Tell by what RDMA devices reach the memory of NVIDIA's GPUs; warn where they don't.
+
+    Without it NCCL works all the same, by a copy through the host's memory, and says so at its own
+    level INFO alone.
+    """
+    ways: dict[str, list[str]] = {}
+    for worker in workers:
+        facts = worker.facts
+        if facts and facts.fabric.devices and facts.gpus.kind.startswith("NVIDIA"):
+            ways.setdefault(" or ".join(facts.gpus.peer_memory), []).append(worker.host.name)
+    without = ways.pop("", [])
+    for way, names in ways.items():
+        because = f"RDMA devices reach GPU memory by it (GPUDirect RDMA) on {first_few(names)}"
+        builder.decide("gpu-memory", way, Source.DETECTED, because)
+    if without:
+        where = "all of them" if not ways else first_few(without)
+        said = f"RDMA devices reach no GPU memory on {where}: neither nvidia_peermem nor DMA-BUF"
+        builder.findings.append(Finding("gpus", Level.WARN, said, hint=_PEER_MEMORY))
 
 
 def _gpus(said: str, host: str = "") -> Finding:

@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from mpiboot.fabric import Fabric, RdmaDevice
 from mpiboot.job import pod_checks
+from mpiboot.job.dialects import DIALECTS
+from mpiboot.job.plan_builder import PlanBuilder
 from mpiboot.model import Gpus, Host, Level, Link, Worker
 from tests.fakes.plans import OPERATOR, POD, failing, hosts, link, observed, planned, worker
 
@@ -119,3 +122,65 @@ def test_one_node_with_fewer_gpus_is_named_and_a_lost_one_too() -> None:
 def test_a_worker_that_tells_nothing_of_its_gpus_is_not_blamed() -> None:
     first, second = observed().workers
     assert list(pod_checks.gpus([replace(first, facts=None), second])) == []
+
+
+DEVICE = RdmaDevice(0, "mlx5_0", "ib", "CA", "", "mlx5", "", "", "", ())
+
+
+def made(*own: tuple[Gpus, bool]) -> PlanBuilder:
+    """What is told of workers' GPUs, each with RDMA devices or without."""
+    seen = observed(listed=hosts(*[8] * len(own)))
+    workers = [
+        replace(
+            worker,
+            facts=worker.facts
+            and replace(worker.facts, gpus=mine, fabric=Fabric(devices=(DEVICE,) * rdma)),
+        )
+        for worker, (mine, rdma) in zip(seen.workers, own, strict=True)
+    ]
+    builder = PlanBuilder(DIALECTS[seen.mpi.family], seen.line, {})
+    pod_checks.gpu_memory(builder, workers)
+    return builder
+
+
+PEER, NONE = Gpus(8, "NVIDIA 2330", peer_memory=("nvidia_peermem", "DMA-BUF")), Gpus(8, "NVIDIA 1")
+
+
+def test_the_way_to_gpu_memory_is_one_line_of_the_plan() -> None:
+    told = made((PEER, True), (PEER, True))
+    assert [(item.name, item.value) for item in told.decisions] == [
+        ("gpu-memory", "nvidia_peermem or DMA-BUF")
+    ]
+    assert told.findings == []
+
+
+@pytest.mark.parametrize(
+    ("own", "where"),
+    [
+        (((NONE, True), (NONE, True)), "all of them"),
+        (((PEER, True), (NONE, True)), "w-1.job.ns.svc"),
+    ],
+)
+def test_gpus_whose_memory_no_rdma_device_reaches_are_warned_of(
+    own: tuple[tuple[Gpus, bool], ...], where: str
+) -> None:
+    [found] = made(*own).findings
+    assert found.level is Level.WARN
+    assert found.said.startswith(f"RDMA devices reach no GPU memory on {where}: neither ")
+    assert "modprobe nvidia_peermem" in found.hint
+
+
+@pytest.mark.parametrize("own", [(NONE, False), (Gpus(8, "AMD 74a1"), True), (Gpus(), True)])
+def test_without_both_sides_nothing_is_said_of_gpu_memory(own: tuple[Gpus, bool]) -> None:
+    told = made(own)
+    assert (told.decisions, told.findings) == ([], [])
+
+
+@pytest.mark.parametrize(("fabric", "told"), [("", 0), ("Completed", 0), ("In Progress on 1", 1)])
+def test_an_nvlink_fabric_that_is_not_set_up_is_warned_of(fabric: str, told: int) -> None:
+    worker = observed().workers[0]
+    assert worker.facts
+    odd = replace(worker, facts=replace(worker.facts, gpus=Gpus(1, "NVIDIA 1", fabric=fabric)))
+    found = list(pod_checks.gpus([odd]))
+    assert [item.said.partition(";")[0] for item in found] == [f"NVLink fabric: {fabric}"] * told
+    assert all("nvidia-fabricmanager" in item.hint for item in found)
