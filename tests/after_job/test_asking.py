@@ -273,6 +273,15 @@ def test_a_launchers_rank_is_known_by_both_names_of_the_launcher_and_by_no_other
     assert not ask_workers._is(ssh.before("w-0"), "w-0.other.svc")
 
 
+def test_the_launcher_itself_is_asked_by_its_own_shell(ssh: Ssh) -> None:
+    here = (replace(ssh.before("me"), here=True),)
+    ssh.run(ask_workers.unanswered(here))
+    ssh.run(ask_workers.gather(here))
+    asked = [agent.args for agent in ssh.agents if isinstance(agent.args, tuple | list)]
+    assert [tuple(words[:2]) for words in asked] == [("/bin/sh", "-c")] * 2
+    assert ssh.asked() == {}
+
+
 def test_connections_that_nobody_answers_are_told_with_both_hosts(ssh: Ssh) -> None:
     told = "echo mpiboot-connecting 0200000A:0401 5 7; echo mpiboot-connecting 0900000A:0016 4"
     hosts = (ssh.answers("w-0", told), ssh.answers("w-1", "echo nothing; exit 1"), ssh.before("x"))
