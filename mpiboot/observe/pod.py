@@ -253,7 +253,7 @@ class WorkerState:
     sshd: str
     address: str
     port: int
-    because: str = ""
+    because: str
 
 
 def worker_state(folder: Path) -> WorkerState | None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -473,6 +475,29 @@ def test_a_second_signal_ends_sessions_that_ignore_the_first_at_once(
         assert not any(map(alive, pids))
 
 
+def test_ranks_that_ignore_the_signal_have_their_grace_and_no_more(start: Start) -> None:
+    """The first signal asks them to save, the second ends them with their session."""
+    environ = {"MPIBOOT_GRACE": "1"}
+    rank = "n=''; trap 'n=x$n' TERM; echo $$; until [ \"$n\" = xx ]; do sleep 0.05; done"
+    worker = start("embedded", environ=environ).listens()
+    with worker.client(f"PMIX_RANK=0 sh -c {shlex.quote(rank)}") as client:
+        (pid,) = client.numbers(1)
+        worker.signal()
+        assert worker.wait() == 0
+        assert not alive(pid)
+    assert "its ranks did not end in time: they are stopped now" in worker.log
+
+
+def test_a_rank_that_ends_in_time_ends_the_worker(start: Start) -> None:
+    worker = start("embedded", environ={"MPIBOOT_GRACE": "1000"}).listens()
+    with worker.client("PMIX_RANK=0 sh -c 'echo $$; exec sleep 1000'") as client:
+        (pid,) = client.numbers(1)
+        worker.signal()
+        assert worker.wait() == 0
+        assert not alive(pid)
+    assert "did not end in time" not in worker.log
+
+
 def test_sessions_end_when_the_program_is_told_to_end(start: Start, tmp_path: Path) -> None:
     over = tmp_path / "over"
     script = f"trap '' TERM; echo ready; until [ -e {over} ]; do sleep 0.1; done; exit 6"
@@ -509,6 +534,7 @@ def test_a_worker_ends_when_no_launcher_comes_after_a_failed_one(kind: str, star
     with worker.client("echo here; cat") as other:
         assert other.stdout.readline() == b"here\n"
         worker.ssh(host_shell.job_failed("l@1@a", 0, "host-lost: w-1"))
+        until(lambda: b"host-lost" in (worker.runtime / "attempts").read_bytes())
         told = host_shell.read(worker.ssh(host_shell.gate(attempt="l@2@b")).stdout.decode())
         assert told.attempts == (("l@1@a", "host-lost: w-1"),)
         worker.ssh(host_shell.job_failed("l@2@b", 0, "again"))
@@ -527,6 +553,7 @@ def test_a_worker_that_does_not_end_after_a_failed_job(wanted: str, start: Start
     worker.ssh(host_shell.order("job_is_over"))
     if wanted == "with-job":
         assert worker.wait() == 0
+        assert "job succeeded; worker stops" in worker.log
     else:
         assert worker.ssh("exit 4").returncode == 4
 
@@ -691,6 +718,13 @@ def test_sessions_end_when_the_embedded_server_dies(start: Start) -> None:
         pids = client.numbers(2)
         os.kill(child(worker.process.pid, "python"), signal.SIGKILL)
         gone(*pids)
+
+
+def until(check: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not check():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.02)
 
 
 def child(parent: int, name: str) -> int:
