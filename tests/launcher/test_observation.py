@@ -11,14 +11,14 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from mpiboot import log
+from mpiboot import host_shell, log
 from mpiboot.errors import MpibootError
 from mpiboot.gates.gate import GateResult
 from mpiboot.gates.job_hostfile import JobHostfile
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import observation
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.model import MpiFamily
+from mpiboot.model import Finding, Level, MpiFamily
 from mpiboot.observe import programs
 from mpiboot.settings import resolve
 from mpiboot.system.keys import JobKey
@@ -123,3 +123,50 @@ def test_what_is_left_of_the_deadline_is_never_less_than_nothing(
     found = observation._rest(late).timeout
     assert 0 <= found <= rest
     assert found or not rest
+
+
+def at_once(folder: Path, line: str) -> tuple[Finding, ...]:
+    """What a line with two hosts of two slots is told before any host is waited for."""
+    seen = plans.observed()
+    (folder / "launcher").mkdir()
+    launcher = replace(pod(folder), folder=folder / "launcher")
+    listed = JobHostfile(seen.hostfile, ())
+    return observation._tell_at_once(
+        launcher, listed, seen.mpi, read(line.split(), seen.mpi.family)
+    )
+
+
+def test_a_line_that_can_not_be_started_ends_before_any_host_is_waited_for(tmp_path: Path) -> None:
+    with pytest.raises(MpibootError, match="--runtime-options") as caught:
+        at_once(tmp_path, "mpirun --runtime-options x ./train")  # 5.0's alone
+    assert caught.value.finding.check == "usage"
+
+
+def test_what_is_odd_about_a_line_is_told_at_once_and_is_the_plans_finding(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure()
+    (told,) = at_once(tmp_path, "mpirun --frobnicate ./train")
+    assert (told.check, told.level) == ("usage", Level.WARN)
+    err = capfd.readouterr().err
+    assert told.said in err
+    assert "slots" not in err
+
+
+def test_too_few_slots_are_a_warning_while_the_hostfile_may_change(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure()
+    assert at_once(tmp_path, "mpirun -n 9 ./train") == ()
+    err = capfd.readouterr().err
+    assert err.startswith("mpiboot: warning: [slots] ")
+    assert ": the job will not start unless the hostfile changes" in err
+
+
+def test_the_pods_own_kills_are_counted_as_a_workers_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_shell, "ask", lambda what: f"echo mpiboot-oom 3  # {what}")
+    found, ooms = observation._own_facts(replace(pod(tmp_path), pid=4711))
+    assert ooms == 3
+    assert found.hostname
