@@ -60,22 +60,22 @@ CHECKS: Final = (
     ),
     Check(
         "worker-facts",
-        "every worker that runs mpiboot tells what it sees",
+        "every worker that runs mpiboot reports its links, devices and MPI",
         ExitCode.NOT_READY,
         roles=(_L,),
-        hint="run `mpiboot facts` on that worker: what takes so long, or fails? With "
-        "MPIBOOT_DATA_NETWORK=off the job starts without",
+        hint="run `mpiboot facts` on that worker and see what is slow or fails; with "
+        "MPIBOOT_DATA_NETWORK=off the job starts without these reports",
     ),
     Check(
         "workers-held",
-        "no other launcher has the job's workers",
+        "no other launcher uses the job's workers",
         ExitCode.NOT_READY,
         roles=(_L,),
         hint="one launcher at a time: wait until that one has ended, or end it",
     ),
     Check(
         "shims",
-        "a call of mpirun enters mpiboot",
+        "calling mpirun starts mpiboot",
         ExitCode.CONFLICT,
         roles=(_L,),
         hint="call mpirun by its name alone with `mpiboot shims install` in the image, "
@@ -108,7 +108,7 @@ CHECKS: Final = (
     ),
     Check(
         "tmpdir",
-        "TMPDIR is a folder in which MPI can keep its session",
+        "MPI can write its session files to TMPDIR",
         ExitCode.CANNOT_WRITE,
         hint="mount an emptyDir there, or unset TMPDIR",
     ),
@@ -128,7 +128,7 @@ CHECKS: Final = (
     ),
     Check(
         "host-key-differs",
-        "workers prove that they hold the job's key",
+        "the host key of every worker is the job's key",
         ExitCode.DENIED,
         roles=(_L,),
         hint="run mpiboot on the workers (`args: [worker]`), or set MPIBOOT_HOST_KEYS=accept-new",
@@ -148,7 +148,7 @@ CHECKS: Final = (
     ),
     Check(
         "unsafe-value",
-        "no value would be evaluated by a worker's shell",
+        "no variable holds text that a worker's shell would run",
         ExitCode.CONFLICT,
         roles=(_L,),
         hint="remove the quote, dollar, backslash or backquote from that variable",
@@ -170,10 +170,10 @@ CHECKS: Final = (
     ),
     Check(
         "several-programs",
-        "this MPI starts a line with several programs",
+        "this MPI can start several programs with one line",
         ExitCode.CONFLICT,
         roles=(_L,),
-        hint="if that happens, start one program that branches by its rank",
+        hint="if the start fails, use one program that does different work by its rank",
     ),
     Check(
         "ip-version",
@@ -192,10 +192,10 @@ CHECKS: Final = (
     ),
     Check(
         "host-lost",
-        "no host is lost while the job runs",
+        "every host stays reachable while the job runs",
         ExitCode.WORKERS_UNREACHABLE,
         roles=(_L,),
-        hint="look at that pod: was it deleted, evicted, restarted, or out of memory?",
+        hint="find out why that pod went away: deleted, evicted, restarted, or out of memory",
     ),
     Check(
         "launcher-memory",
@@ -217,12 +217,12 @@ CHECKS: Final = (
         "every host's daemon joins in time",
         ExitCode.WORKERS_UNREACHABLE,
         roles=(_L,),
-        hint="can the workers reach the launcher's ports (NetworkPolicy, sidecar)? "
-        "MPIBOOT_LAUNCH_TIMEOUT gives them longer",
+        hint="let the workers connect to the launcher's ports (NetworkPolicy, sidecar); "
+        "MPIBOOT_LAUNCH_TIMEOUT gives them more time",
     ),
     Check(
         "service-mesh",
-        "no service mesh's proxy stands in front of the job's pods",
+        "no service mesh proxies the job's pods",
         ExitCode.CONFLICT,
         hint="keep launcher and workers out of the mesh, or the job's ports",
     ),
@@ -243,7 +243,7 @@ CHECKS: Final = (
     ),
     Check(
         "env-profile",
-        "the script of MPIBOOT_ENV_PROFILE can be evaluated",
+        "the script of MPIBOOT_ENV_PROFILE runs without an error",
         ExitCode.CONFLICT,
         roles=(_W,),
         hint="nothing of it reaches the ranks; run it by hand in the worker: sh -c '. SCRIPT; env'",

@@ -43,8 +43,8 @@ DATA_CHECKS: Final = (
     ),
     _row(
         "rdma-node",
-        "the RDMA device's node in /dev/infiniband opens",
-        "ask for the RDMA resource in this container, which brings the node: "
+        "the RDMA device's file in /dev/infiniband can be opened",
+        "ask for the RDMA resource in this container, which brings the file: "
         'resources: {limits: {<the RDMA resource of your nodes>: "1"}}',
     ),
     _row(
@@ -87,13 +87,13 @@ DATA_CHECKS: Final = (
     ),
     _row(
         "rdma-mtu-low",
-        "an RDMA port uses as much as its link's MTU allows",
+        "an RDMA port uses the largest MTU that its link allows",
         "look at the port's largest MTU on the node (`ibv_devinfo -v`: max_mtu)",
         _CONFLICT,
     ),
     _row(
         "rdma-rails",
-        "the rails are in one order on all workers",
+        "the rails have the same order on all workers",
         "on a flat network set NCCL_CROSS_NIC=1; else give the rails in one order on every node",
         _CONFLICT,
     ),
@@ -147,14 +147,14 @@ DATA_CHECKS: Final = (
     ),
     _row(
         "memlock",
-        "RDMA may lock enough memory",
+        "the memory lock limit is high enough for RDMA",
         "securityContext: {capabilities: {add: [IPC_LOCK]}} for a container that runs as root; "
         "for others raise the container runtime's limit (LimitMEMLOCK=infinity)",
         _CONFLICT,
     ),
     _row(
         "shm",
-        "the shared memory of /dev is large enough",
+        "the shared memory in /dev/shm is large enough",
         "volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 8Gi}}], "
         "volumeMounts: [{name: shm, mountPath: /dev/shm}]",
         _CONFLICT,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from mpiboot.model import Finding, Json
 
-_COLUMNS: Final = 80  # of a terminal that doesn't know its own
+COLUMNS: Final = 80  # of a terminal that doesn't know its own
 # Lines of evidence that people are shown at once; JSON has all of them.
 _SHOWN: Final = 24
 # What the lines of a record that has several begin with.
@@ -90,7 +90,7 @@ def width(descriptor: int = 2) -> int | None:
     if given.isdigit() and int(given):
         return int(given)
     with contextlib.suppress(OSError):  # 0: one whose size nobody has set, as of `runc exec -t`
-        return os.get_terminal_size(descriptor)[0] or _COLUMNS
+        return os.get_terminal_size(descriptor)[0] or COLUMNS
     return None
 
 

@@ -197,7 +197,7 @@ def _reach(networks: Sequence[WorkerNetwork], settings: Settings) -> Iterable[Pr
         if ends is None:
             if all(network.transport is not Transport.INFINIBAND for network in networks):
                 name = networks[0].data[position].name
-                said = f"not every worker has an address of one IP version beside {name}"
+                said = f"the workers have no IP version in common on the links beside {name}"
                 yield Problem("data-networks", said)
             continue
         twice, apart = reach.shared_address(ends), reach.unreachable(ends)

@@ -35,7 +35,7 @@ def wanted(rail: Rail) -> tuple[Gid | None, str]:
         The entry, or None; and what is wrong, empty where nothing is.
     """
     if rail.link is None:
-        return None, f"no link of this pod is known for {rail.name}, so none of its entries either"
+        return None, f"no link of this pod belongs to {rail.name}, so its RoCE entry is not known"
     own = usable(rail.link)
     if not own:
         return None, f"link {rail.link.name} of {rail.name} has no address"
@@ -155,10 +155,14 @@ def _nccl(
     if network is not None and not old:
         family = {"NCCL_IB_ADDR_FAMILY": "AF_INET6"} if network.version != IPV4 else {}
         if family and chooses(family=network.version):
-            reasons.append(f"the ports' indexes differ ({listed}); by family NCCL finds them")
+            reasons.append(
+                f"the ports' indexes differ ({listed}); NCCL finds them by the IP version"
+            )
             return family
         if chooses(family=network.version, inside=network):
-            reasons.append(f"the ports' indexes differ ({listed}); only they are in {network}")
+            reasons.append(
+                f"the ports' indexes differ ({listed}); NCCL finds them by their network, {network}"
+            )
             return {**family, "NCCL_IB_ADDR_RANGE": str(network)}
     reasons.append(f"not settled: {listed}")
     return Problem(

@@ -31,7 +31,9 @@ def behind_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[R
         if len(behind) > 1:
             names = ", ".join(rail.name for rail in behind)
             builder.problem(
-                "data-ambiguous", f"{link.name} could belong to {names}: none is taken", _SETTINGS
+                "data-ambiguous",
+                f"{link.name} could belong to {names}: mpiboot uses none of them",
+                _SETTINGS,
             )
             continue
         for rail in behind:
@@ -43,7 +45,9 @@ def behind_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[R
             elif _in_use(rail):
                 found[rail.name] = rail
     for said in doubled:
-        builder.problem("data-ambiguous", f"{said}: the first is taken", "set MPIBOOT_DATA_IFNAME")
+        builder.problem(
+            "data-ambiguous", f"{said}: mpiboot uses the first", "set MPIBOOT_DATA_IFNAME"
+        )
     if wanted:
         _asked_without_link(builder, found, wanted)
     return tuple(found.values())

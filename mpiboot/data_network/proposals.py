@@ -96,7 +96,7 @@ def _pkey(proposals: Proposals, network: WorkerNetwork) -> None:
         proposals.find(
             "data-ambiguous",
             f"{network.host}: the rails are in partitions {listed}, "
-            "and NCCL and UCX take one for all",
+            "and NCCL and UCX can use only one",
         )
 
 

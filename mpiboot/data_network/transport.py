@@ -97,7 +97,7 @@ def settle(proposals: Proposals) -> Transport:
 
 def _require(proposals: Proposals, kind: Transport) -> None:
     if proposals.settings.data_network is DataNetworkUse.REQUIRE:
-        because = f"{kind.value} is required: without it NCCL fails instead of falling to TCP"
+        because = f"{kind.value} is required: without it NCCL fails instead of using TCP"
         proposals.propose("NCCL_NET", "IB", "transport", because)
 
 
@@ -108,7 +108,7 @@ def _devices_of_the_node(known: Iterable[WorkerNetwork]) -> str:
         for network in known
         if network.facts and network.facts.fabric.devices and not network.rails
     ]
-    said = f"; devices of the node, none of them the pod's, are seen on {first_few(hosts)}"
+    said = f"; {first_few(hosts)}: only devices of the node are seen, and none belongs to the pod"
     return said if hosts else ""
 
 

@@ -47,7 +47,7 @@ def of_one(network: WorkerNetwork, *, expected: bool) -> list[Problem]:
     found += _limits(network, network.facts)
     found += _subnets(network)
     if network.control is None:
-        found.append(Problem("control-link", "no link of its own holds a control address"))
+        found.append(Problem("control-link", "no link of its own has the control address"))
     return found
 
 
@@ -75,7 +75,7 @@ def _port(rail: Rail, facts: PodFacts) -> list[Problem]:
         if not least <= port.mtu <= most:
             fits, check = (most, "rdma-mtu") if port.mtu > most else (least, "rdma-mtu-low")
             said = (
-                f"link {rail.link.name} has MTU {rail.link.mtu}, which makes {fits} for RDMA, "
+                f"link {rail.link.name} has MTU {rail.link.mtu}, which allows {fits} for RDMA, "
                 f"but port {rail.name} uses {port.mtu}"
             )
             found.append(Problem(check, said))

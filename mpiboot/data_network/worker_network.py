@@ -159,7 +159,8 @@ def _data(
             names = ", ".join(link.name for link in reachable)
             builder.problem(
                 "data-ambiguous",
-                f"{names}: nothing tells which of these links is the data network; all are taken",
+                f"{names}: nothing tells which of these links is the data network; "
+                "mpiboot uses all",
                 "set MPIBOOT_DATA_IFNAME",
             )
     if links:
@@ -202,7 +203,8 @@ def _nothing(builder: NetworkBuilder, data: Sequence[Link]) -> None:
         names = ", ".join(sorted(set(orphans), key=natural_order)[:4])
         builder.problem(
             "rdma-missing",
-            f"{len(set(orphans))} RoCE devices open ({names}), but none of them has a link here",
+            f"{len(set(orphans))} RoCE devices open ({names}), but none of them has a link in "
+            "this pod",
             "RoCE needs the device's own link in the pod: attach its network "
             "(annotation k8s.v1.cni.cncf.io/networks)",
         )
@@ -233,7 +235,7 @@ def _pending(
             continue
         if tentative and has_carrier(link):
             waiting.append(
-                f"link {link.name}: the kernel looks whether another host has {tentative}"
+                f"link {link.name}: the kernel still checks whether another host has {tentative}"
             )
         elif link.name in roce or named or macvlan:
             waiting.append(f"link {link.name} has no address yet")

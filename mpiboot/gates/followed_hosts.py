@@ -121,7 +121,7 @@ class FollowedHosts:
         moved = await self._pipelines.moved(worker)
         if moved and self._runs.get(_key(state.host)) is run:
             name = worker.host.name
-            said = f"{name} was ready at {worker.address}, but {moved}: it is waited for again"
+            said = f"{name} was ready at {worker.address}, but {moved}; waiting for it again"
             log.info("gate", said, host=name)
             self._pipelines.restart(state)
             self._runs[_key(state.host)] = self._start(state)

@@ -27,7 +27,7 @@ from mpiboot.observe.hostfiles import (
     read,
     stamp_of,
 )
-from mpiboot.wording import lasting
+from mpiboot.wording import counted, lasting
 
 # Seconds after which a line says again what is waited for.
 _SILENCE: Final = 28.0
@@ -117,7 +117,7 @@ class HostfileFollower:
             hosts = syntax.parse(text, self._named.path, self._named.by)
         except NotYetError as why:
             self._broken = None
-            self._put_off(error(why.reference, f"{why}, though it has named hosts before"))
+            self._put_off(error(why.reference, f"{why}, though it named hosts before"))
             return False
         except MpibootError as why:
             self._broken = self._clock() if self._broken is None else self._broken
@@ -130,7 +130,9 @@ class HostfileFollower:
 
     def _put_off(self, wrong: MpibootError) -> None:
         self.pending = wrong
-        log.info("hostfile", f"the hostfile has changed and is waited for: {wrong.finding.said}")
+        log.info(
+            "hostfile", f"the hostfile has changed and can't be used yet: {wrong.finding.said}"
+        )
 
 
 async def _wait(chosen: HostfilePath, patience: float) -> tuple[tuple[int, ...], str]:
@@ -171,6 +173,8 @@ def _differs(chosen: HostfilePath, hosts: Hostfile, other: HostfilePath) -> Find
         ]:
             return None
         name = other.path if other.by == "default" else f"{other.by}={other.path}"
-        said = f"{name} has {len(found.hosts)} hosts with {found.slots} slots, which differ"
+        said = (
+            f"{name} differs ({counted(len(found.hosts), 'host')}, {counted(found.slots, 'slot')})"
+        )
     used = f"{chosen.path} (named by {chosen.by})"
-    return Finding("hostfile-invalid", Level.WARN, f"{said}; used is {used}")
+    return Finding("hostfile-invalid", Level.WARN, f"{said}; mpiboot uses {used}")

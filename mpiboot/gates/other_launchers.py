@@ -69,12 +69,12 @@ def line(others: Sequence[OtherLauncher]) -> str:
     first = others[0]
     who = f"launcher {first.name} ({first.address})" if first.name else first.address
     since = f" since {first.since}" if first.since else ""
-    more = f", and {len(others) - 1} more launchers have some" if len(others) > 1 else ""
+    more = f", and {len(others) - 1} more launchers use some of them" if len(others) > 1 else ""
     verb = "is" if len(first.hosts) == 1 else "are"
-    return f"{first_few(first.hosts)} {verb} held by {who}{since}{more}"
+    return f"{first_few(first.hosts)} {verb} in use by {who}{since}{more}"
 
 
 def error_of(others: Sequence[OtherLauncher], seconds: float) -> MpibootError:
     """Say that the workers are another launcher's."""
-    said = f"{line(others)}, and still after {seconds:.0f} s: nothing was started"
+    said = f"{line(others)}, still after {seconds:.0f} s: nothing was started"
     return error("workers-held", said)

@@ -160,7 +160,9 @@ class Pipelines:
         answer = await self._ask(worker.host.name)
         if answer.addresses:
             now = ", ".join(answer.addresses)
-            return "" if worker.address in answer.addresses else f"its name leads to {now} now"
+            return (
+                "" if worker.address in answer.addresses else f"its name now has the address {now}"
+            )
         # A nameserver that doesn't answer says nothing about the host.
         known = answer.reason in (NoAddress.NXDOMAIN, NoAddress.NO_RECORD)
         return f"its name does not resolve any more: {answer.detail}" if known else ""

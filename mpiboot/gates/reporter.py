@@ -67,8 +67,9 @@ class Reporter:
         drawn = ""
         while self._live:
             await asyncio.sleep(_LIVE)
-            width = log.width()
-            if width is None:
+            try:
+                width = os.get_terminal_size(2).columns or log.COLUMNS
+            except OSError:
                 return
             text = progress.line(states)[: width - 1]
             if text != drawn:

@@ -87,7 +87,7 @@ def _name_others_of_this_pod(workers: Iterable[Worker], public_key: str) -> None
     hosts = [host for host, marks in seen.items() if beside & marks]
     if hosts:
         where = first_few(hosts)
-        said = f"another launch of this pod runs on {where}: this one is beside it"
+        said = f"another launch of this pod already runs on {where}; this one runs beside it"
         log.info("stale-processes", said, hosts=len(hosts))
 
 
@@ -144,7 +144,7 @@ async def _wait_for_others(
             return found
         if not said:
             said = True
-            line = f"{other_launchers.line(others)}: waiting for its end"
+            line = f"{other_launchers.line(others)}; waiting until it ends"
             log.info("other-launchers", line, launchers=len(others))
         if time.monotonic() - started >= patience:
             for other in others:

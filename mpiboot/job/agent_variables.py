@@ -65,8 +65,8 @@ def place(
                 Finding(
                     "settings-conflict",
                     Level.WARN,
-                    f"{name} has {', '.join(args.without_effect)}: without effect, "
-                    "mpiboot settles these from what it verified",
+                    f"{name} has {', '.join(args.without_effect)}, which has no "
+                    "effect: mpiboot sets these itself",
                 )
             )
     if words:
@@ -118,8 +118,8 @@ def refuse_on_the_line(builder: PlanBuilder) -> None:
         given = f"-launcher-exec {builder.line.launch_agent}"
     if given:
         said = (
-            f"{given} on the mpirun line takes the place of mpiboot's "
-            "launch agent, without which nobody sees that every host is started"
+            f"{given} on the mpirun line replaces mpiboot's "
+            "launch agent; without that mpiboot can't see whether every host was started"
         )
         hint = f"give it as {builder.row.agent_var} instead: mpiboot's agent then runs it"
         builder.findings.append(failed("settings-conflict", said, hint=hint))
@@ -133,7 +133,7 @@ def _given_by_user(builder: PlanBuilder, name: str) -> tuple[str, str]:
 
 def _let_all_live(builder: PlanBuilder, hosts: int) -> None:
     """Let as many agents live at once as there are hosts: with fewer mpirun waits for ever."""
-    name, why = builder.row.concurrency_var, "every agent lives as long as its host"
+    name, why = builder.row.concurrency_var, "each host's agent runs as long as the job"
     flagged, carried = _given_by_user(builder, name)
     theirs = (flagged or carried).strip()
     if theirs.isascii() and theirs.isdigit() and 0 < int(theirs) < hosts:
@@ -165,7 +165,8 @@ def _say_lost(builder: PlanBuilder, name: str, lost: tuple[str, ...]) -> None:
             Finding(
                 "settings-conflict",
                 Level.WARN,
-                f"{name} has {', '.join(lost)}: without effect, mpiboot's own SSH client is used",
+                f"{name} has {', '.join(lost)}, which has no effect: mpiboot's own SSH client is "
+                "used",
                 hint="see ssh-client in the plan for why it is used",
             )
         )
@@ -189,8 +190,7 @@ def _say_flagged_arguments(builder: PlanBuilder, *, own_client: bool) -> None:
                 Finding(
                     "settings-conflict",
                     Level.WARN,
-                    f"{by} has {', '.join(settled)}, which takes the place of what mpiboot "
-                    "verified",
+                    f"{by} has {', '.join(settled)}, which overrides what mpiboot has checked",
                     hint="take it out of the line",
                 )
             )

@@ -56,7 +56,9 @@ OPENMPI4: Final = Dialect(
         *_OMPI_CONSTANTS,
         # A bare no_tree_spawn lets orted daemonize, and the agent ends at once.
         Variable(
-            "OMPI_MCA_routed", "direct", "flat and attached: an agent lives as long as its host"
+            "OMPI_MCA_routed",
+            "direct",
+            "no worker starts another one, and each host's agent runs as long as the job",
         ),
     ),
     root=_OMPI_ROOT,
@@ -150,7 +152,11 @@ OPENMPI5: Final = Dialect(
     oversubscribe_value="slot:oversubscribe",
     constants=(
         *_OMPI_CONSTANTS,
-        Variable("PRTE_MCA_plm_ssh_no_tree_spawn", "1", "flat: no worker needs to reach another"),
+        Variable(
+            "PRTE_MCA_plm_ssh_no_tree_spawn",
+            "1",
+            "mpirun starts every daemon itself: no worker has to reach another one",
+        ),
     ),
     root=_OMPI_ROOT,
     no_single_copy=Variable("OMPI_MCA_smsc", "^cma", "ranks of one host copy by /dev/shm"),

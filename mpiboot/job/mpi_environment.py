@@ -123,7 +123,7 @@ def choose_forwarded(
     for name in fnmatch.filter(empty, f"{row.never_empty}*"):
         del kept[name]
         builder.unset_env.add(name)
-        because = f"it is empty, which says nothing to {row.title} and crashes it"
+        because = f"it is empty, which crashes {row.title}"
         builder.decide(name, "(removed)", Source.DETECTED, because)
     if row.export is Export.ALL:
         _take_out(builder, observed, kept, settings)

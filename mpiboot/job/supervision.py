@@ -39,7 +39,10 @@ def supervised(builder: PlanBuilder, resolved: Resolved) -> bool:
     given = resolved.given["supervise"]
     lost = "; ".join((*_LOST_WITHOUT_PARENT, *builder.row.lost_without_parent))
     builder.decide(
-        "supervise", "off", given.source, f"{given}: mpirun is all there is, with {lost}"
+        "supervise",
+        "off",
+        given.source,
+        f"{given}: mpirun runs without mpiboot, and so with {lost}",
     )
     return False
 

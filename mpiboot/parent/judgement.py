@@ -70,7 +70,7 @@ def not_started(state: State, program: str = "") -> Verdict:
     runs = f"runs {program} {where}, but " if program else ""
     said = (
         f"mpirun {runs}started no daemon on {first_few(hosts, _LISTED)} "
-        f"({len(hosts)} of {count} remote hosts): the job would not span its hosts"
+        f"({len(hosts)} of {count} remote hosts): the job would run on fewer hosts"
     )
     evidence = tuple(f"{name}: {why}" for name, why in state.job.obstacles)
     return _verdict("agent-not-started", said, hosts[0] if count == 1 else "", evidence)

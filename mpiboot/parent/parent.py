@@ -192,7 +192,10 @@ class Parent:
         seconds = self._options.hold_on_failure
         if not seconds:
             return
-        log.info("hold", f"held for {seconds:g} s for a look inside; SIGTERM ends it")
+        log.info(
+            "hold",
+            f"held for {seconds:g} s for a look inside (`kubectl exec`); SIGTERM ends it",
+        )
         self._stay(time.monotonic() + seconds)
 
     def _tell_workers(self, folder: str, attempt: str, why: str, hold: float) -> None:

@@ -18,7 +18,7 @@ class Outcome(str, Enum):
     UNREACHABLE = "no route"
     TIMEOUT = "connection timed out"
     SILENT = "connected, but no SSH greeting"
-    NOT_SSH = "something else than SSH answers"
+    NOT_SSH = "what answers there is not SSH"
     CLOSED = "connection closed"
     PROTOCOL = "no common SSH protocol"
     SLOW = "SSH login timed out"

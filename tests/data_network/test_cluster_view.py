@@ -147,7 +147,7 @@ def test_a_ports_mtu_that_does_not_fit_its_links_is_said() -> None:
     device = device_of(worker)
     port = replace(device.ports[0], mtu=4096)
     found = decide(changed(worker, devices=(replace(device, ports=(port,)),)))
-    assert "MTU 1500, which makes 1024" in only(found, "rdma-mtu").said
+    assert "MTU 1500, which allows 1024" in only(found, "rdma-mtu").said
 
 
 def test_a_port_that_uses_less_than_its_link_allows_is_said_and_never_stops() -> None:
@@ -155,7 +155,7 @@ def test_a_port_that_uses_less_than_its_link_allows_is_said_and_never_stops() ->
     assert worker.facts is not None
     links = [replace(link, mtu=9000) for link in worker.facts.links]
     finding = only(decide(changed(worker, links=links), settings=REQUIRE), "rdma-mtu-low")
-    assert "MTU 9000, which makes 4096 for RDMA, but port mlx5_3:1 uses 1024" in finding.said
+    assert "MTU 9000, which allows 4096 for RDMA, but port mlx5_3:1 uses 1024" in finding.said
     assert finding.level is Level.WARN
 
 
@@ -197,7 +197,7 @@ def test_data_links_without_an_ip_version_in_common_are_said() -> None:
         for one in six.facts.links
     )
     finding = only(decide(four, changed(six, links=links)), "data-networks")
-    assert "not every worker has an address of one IP version beside net1" in finding.said
+    assert "the workers have no IP version in common on the links beside net1" in finding.said
 
 
 def test_one_address_on_two_workers_is_said() -> None:
@@ -347,7 +347,7 @@ def test_visible_devices_that_are_not_this_pods_are_the_reason_for_none() -> Non
     assert not found.findings
     # A pod that wants none of them is not warned, but the reason is there for one that does.
     (shown,) = [item for item in found.decisions if item.name == "data-network"]
-    assert "devices of the node, none of them the pod's, are seen on w-0" in shown.because
+    assert "w-0: only devices of the node are seen, and none belongs to the pod" in shown.because
     assert "devices of the node" not in str(decide(w.plain(0)).decisions)
     finding = only(decide(worker, settings=REQUIRE), "rdma-missing")
     assert "26 RDMA devices of the node are visible" in finding.said

@@ -234,7 +234,7 @@ def test_a_roce_port_that_was_named_without_a_link_has_no_entry_of_ours() -> Non
     network = choose(w.worker("w-0", w.eth0(), devices=(w.device("mlx5_1", w.port()),)), NAMED)
     found = gids.choose(network.rails, "2.28.9")
     assert found.wanted == (None,)
-    assert "no link of this pod is known for mlx5_1:1" in found.problems[0].said
+    assert "no link of this pod belongs to mlx5_1:1" in found.problems[0].said
 
 
 @pytest.mark.parametrize("worker", [w.ipoib(), w.aks(), w.efa(), w.plain()])

@@ -115,7 +115,7 @@ def test_roce_devices_that_open_without_a_link_of_the_pod_are_said_and_not_used(
     assert not network.rails
     (problem,) = network.problems
     assert problem.check == "rdma-missing"
-    assert "1 RoCE devices open (mlx5_1), but none of them has a link here" in problem.said
+    assert "1 RoCE devices open (mlx5_1), but none of them has a link in this pod" in problem.said
     assert "k8s.v1.cni.cncf.io/networks" in (problem.hint or "")
 
 
@@ -407,7 +407,9 @@ def test_an_address_that_may_be_a_duplicate_is_waited_for_and_one_that_is_is_sai
     address = ("fd00:7::5/64",)
     coming = with_net1(*address, tentative=address)
     assert coming.transport is Transport.NONE
-    assert coming.pending == ("link net1: the kernel looks whether another host has fd00:7::5",)
+    assert coming.pending == (
+        "link net1: the kernel still checks whether another host has fd00:7::5",
+    )
     assert [item.said for item in coming.problems] == list(coming.pending)
     taken = with_net1(*address, duplicate=address)
     assert not taken.pending

@@ -171,8 +171,8 @@ async def test_the_lines_own_hostfile_comes_first_and_others_that_differ_are_sai
 
     assert (found.hostfile.path, found.hostfile.named_by) == (str(used), "the mpirun line")
     (warning,) = found.warnings
-    assert f"MPI_HOSTFILE={other} has 1 hosts with 2 slots, which differ" in warning.said
-    assert f"used is {used} (named by the mpirun line)" in warning.said
+    assert f"MPI_HOSTFILE={other} differs (1 host, 2 slots); " in warning.said
+    assert f"mpiboot uses {used} (named by the mpirun line)" in warning.said
 
 
 @pytest.mark.parametrize("text", ["w-0:2\n", "# the same hosts\nw-0 slots=2"])

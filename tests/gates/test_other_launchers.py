@@ -44,7 +44,7 @@ def test_a_holder_is_told_with_its_hosts() -> None:
     seen = [worker(f"w-{number}", (MARK, "10.0.0.9")) for number in range(5)]
     (found,) = other_launchers.connected(seen, {item.host.name: (MARK,) for item in seen}, 30)
     assert other_launchers.line([found]) == (
-        "w-0, w-1, w-2, w-3 and 1 more are held by launcher pi-launcher-x (10.0.0.9) "
+        "w-0, w-1, w-2, w-3 and 1 more are in use by launcher pi-launcher-x (10.0.0.9) "
         "since 2026-01-02T03:04:05Z"
     )
 
@@ -63,7 +63,7 @@ def test_a_mark_of_an_older_version_is_held_by_an_address() -> None:
     seen = worker("w-0", (bare, "10.0.0.9"))
     assert (
         other_launchers.line(other_launchers.connected([seen], {"w-0": (bare,)}, 30))
-        == "w-0 is held by 10.0.0.9"
+        == "w-0 is in use by 10.0.0.9"
     )
 
 
@@ -194,7 +194,7 @@ async def test_a_launcher_that_lets_go_in_time_is_waited_for(
         access = Access("runner", job.path, "launcher")
         await stale_processes.end([seen], KEY, Settings(timeout=30.0), access)
     assert behaviour.commands == [host_shell.ask("launches")]  # asked again, and nothing ended
-    assert "w-0 is held by launcher pi-launcher-x" in capfd.readouterr().err
+    assert "w-0 is in use by launcher pi-launcher-x" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("quick")
@@ -216,5 +216,5 @@ async def test_a_worker_that_has_ended_meanwhile_is_held_by_nobody(
     access = Access("runner", job.path, "launcher")
     await stale_processes.end([seen], KEY, Settings(timeout=30.0), access)
     told = capfd.readouterr().err
-    assert "w-0 is held by launcher pi-launcher-x" in told
+    assert "w-0 is in use by launcher pi-launcher-x" in told
     assert "ended" not in told

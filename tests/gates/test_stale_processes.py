@@ -141,7 +141,7 @@ async def test_a_launch_beside_another_of_this_pod_says_so_and_leaves_it_alone(
     access = Access("root", tmp_path / "key", "launcher")
     await stale_processes.end([worker(mark)], KEY, Settings(timeout=30.0), access)
     assert capfd.readouterr().err == (
-        "mpiboot: another launch of this pod runs on w-1: this one is beside it\n"
+        "mpiboot: another launch of this pod already runs on w-1; this one runs beside it\n"
     )
     assert waiting.poll() is None
 

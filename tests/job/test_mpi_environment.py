@@ -137,7 +137,9 @@ def test_the_users_ssh_arguments_are_merged_behind_ours_and_reported(family: str
     plan = planned("./train", observed(family, {**POD, "OMPI_MCA_plm_rsh_args": given_}))
     assert plan.user_args.lines == ("ConnectTimeout 7",)
     assert plan.user_args.words == ("-v",)
-    assert "OMPI_MCA_plm_rsh_args has StrictHostKeyChecking=no: without effect" in warned(plan)[0]
+    assert (
+        "OMPI_MCA_plm_rsh_args has StrictHostKeyChecking=no, which has no effect" in warned(plan)[0]
+    )
     assert because(plan, "ssh-arguments")[1] is Source.ENVIRONMENT
 
 
@@ -169,7 +171,7 @@ def test_ssh_arguments_that_no_ssh_reads_are_said(family: str, name: str) -> Non
     given_ = "-o ConnectionAttempts=10 -J gate -o Ciphers=aes128-ctr"
     seen = replace(observed(family, {**POD, name: given_}), ssh_client=OWN)
     plan = planned("./train", seen)
-    said = f"{name} has ProxyJump gate, Ciphers aes128-ctr: without effect, mpiboot's own SSH"
+    said = f"{name} has ProxyJump gate, Ciphers aes128-ctr, which has no effect: mpiboot's own SSH"
     assert [said in item for item in warned(plan)] == [True]
     assert because(plan, "ssh-arguments")[2].endswith("own SSH client does not read")
 
@@ -179,7 +181,7 @@ def test_ssh_arguments_on_the_line_that_no_ssh_reads_are_said(family: str) -> No
     seen = replace(observed(family), ssh_client=OWN)
     plan = planned("mpirun --mca plm_ssh_args -oStrictHostKeyChecking=no ./train", seen)
     (said,) = warned(plan)
-    assert "on the mpirun line has StrictHostKeyChecking=no: without effect" in said
+    assert "on the mpirun line has StrictHostKeyChecking=no, which has no effect" in said
 
 
 @both

@@ -208,7 +208,7 @@ def test_a_launcher_beside_what_an_earlier_one_left(
     job.launcher.delete()
     until(lambda: "joined" in again.stderr())
     assert not before & {item.host_pid for item in left(job.workers)}
-    assert "are held by launcher pi-launcher (" in again.stderr()
+    assert "are in use by launcher pi-launcher (" in again.stderr()
     again.signal(signal.SIGTERM)
     assert again.wait(PATIENCE) == 143
     until(lambda: not left(job.workers), PROMISED)

@@ -90,9 +90,9 @@ def test_two_hostfiles_that_differ_are_said_and_the_users_is_used(
     job = mpijob(cluster, one, workers=2, launcher_args=PROGRAM, launcher=details).start()
     assert job.wait(PATIENCE) == 0
     assert names(job) == ["pi-worker-1"]
-    (line,) = [x for x in job.launcher.stderr().splitlines() if "which differ" in x]
-    assert "OMPI_MCA_orte_default_hostfile=/etc/mpi/hostfile has 2 hosts with 2 slots" in line
-    assert "used is /etc/mine/hosts (named by MPI_HOSTFILE)" in line
+    (line,) = [x for x in job.launcher.stderr().splitlines() if " differs (" in x]
+    assert "OMPI_MCA_orte_default_hostfile=/etc/mpi/hostfile differs (2 hosts, 2 slots)" in line
+    assert "mpiboot uses /etc/mine/hosts (named by MPI_HOSTFILE)" in line
 
 
 def test_a_key_that_this_user_may_not_read_is_named(cluster: Cluster, one: Image) -> None:

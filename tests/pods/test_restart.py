@@ -137,7 +137,7 @@ def test_a_hostfile_that_grows_while_it_is_waited_for(
     job.workers[0].publish()
     until(lambda: "DNS for pi-worker-1" in job.launcher.stderr())
     job.config.update({"hostfile": first + second + third.removesuffix("1\n")})
-    until(lambda: "has changed and is waited for: " in job.launcher.stderr())
+    until(lambda: "has changed and can't be used yet: " in job.launcher.stderr())
     job.config.update({"hostfile": third + second.replace("slots=1", "slots=2") + first})
     job.publish()
     assert job.wait(PATIENCE) == 0

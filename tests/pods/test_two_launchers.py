@@ -59,7 +59,7 @@ def let_go(job: Job) -> None:
         worker.shell("touch /tmp/go")
 
 
-HOLDS = "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc are held by launcher pi-launcher "
+HOLDS = "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc are in use by launcher pi-launcher "
 
 
 @pytest.mark.parametrize("name", [NAME, pytest.param("openmpi-4.1", marks=pytest.mark.full)])
@@ -85,7 +85,7 @@ def test_another_launcher_waits_for_one_that_is_ending(
     """As with a Job that replaces a pod while the old one still has its grace."""
     job = held(cluster, NAME, env={"MPIBOOT_SSHD": server})
     other = second(cluster, job, timeout=60)
-    until(lambda: "waiting for its end" in other.stderr())
+    until(lambda: "waiting until it ends" in other.stderr())
     job.launcher.signal(signal.SIGTERM)
     assert job.wait(PATIENCE) == 143
     assert other.wait(PATIENCE) == 0
@@ -99,7 +99,7 @@ def test_another_launcher_whose_workers_end_with_the_first_ones_job(
     """Nobody holds a worker that is gone: what is said is what is true by then."""
     job = held(cluster, NAME)
     other = second(cluster, job, timeout=60)
-    until(lambda: "waiting for its end" in other.stderr())
+    until(lambda: "waiting until it ends" in other.stderr())
     let_go(job)
     assert job.wait(PATIENCE) == 0
     assert other.wait(PATIENCE) == 69

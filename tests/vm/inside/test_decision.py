@@ -191,7 +191,7 @@ def test_a_link_with_a_smaller_mtu_than_its_port_uses_is_said() -> None:
     assert problems() == []
     run("ip -n a link set net1 mtu 1500")
     assert problems() == [
-        "link net1 has MTU 1500, which makes 1024 for RDMA, but port rxe0:1 uses 4096"
+        "link net1 has MTU 1500, which allows 1024 for RDMA, but port rxe0:1 uses 4096"
     ]
 
 
