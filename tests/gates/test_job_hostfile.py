@@ -154,7 +154,7 @@ async def test_two_hostfiles_that_differ_are_said(tmp_path: Path) -> None:
     found = await find(str(used), "MPI_HOSTFILE", environ, patience=GUARD, default=str(other))
 
     assert [item.level for item in found.warnings] == [Level.WARN]
-    assert f"HYDRA_HOST_FILE={other} has 2 hosts" in found.warnings[0].said
+    assert f"HYDRA_HOST_FILE={other} differs (2 hosts, 4 slots)" in found.warnings[0].said
     assert f"{used} (named by MPI_HOSTFILE)" in found.warnings[0].said
 
 
