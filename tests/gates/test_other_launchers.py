@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-KEY = "ssh-ed25519 AAAA"
+# Of this process alone: workers here see all of this machine, and so the marks of other tests.
+KEY = f"ssh-ed25519 {os.getpid()}"
 MARK = f"{stale_processes.job_id(KEY)}-0123456789abcdef@pi-launcher-x@2026-01-02T03:04:05Z"
 
 

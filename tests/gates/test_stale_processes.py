@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from mpiboot.gates.remote_commands import RemoteCommands
 
-KEY = "ssh-ed25519 AAAA"
+# Of this process alone: workers here see all of this machine, and so the marks of other tests.
+KEY = f"ssh-ed25519 {os.getpid()}"
 
 
 @pytest.fixture
