@@ -198,7 +198,7 @@ class Settings:
     mpi: MpiFamily | Auto = row(
         AUTO,
         "Override MPI detection.",
-        one_of(AUTO, MpiFamily.OPENMPI4, MpiFamily.OPENMPI5, MpiFamily.MPICH),
+        one_of(AUTO, MpiFamily.OPENMPI4, MpiFamily.OPENMPI5, MpiFamily.MPICH, MpiFamily.INTEL),
         roles=(_L,),
     )
     forward: tuple[str, ...] = row(

@@ -56,6 +56,7 @@ VARIABLES: Final = (
     _OwnedVariable("UCX_IB_ROCE_SUBNETS", "gid", (_UCX, "UCX_TLS", "UCX_IB_GID_INDEX")),
     _OwnedVariable("FI_PROVIDER", "transport"),
     _OwnedVariable("FI_TCP_IFACE", "mpi-link"),
+    _OwnedVariable("FI_SOCKETS_IFACE", "mpi-link"),
     _OwnedVariable("OMPI_MCA_pml", "mpi-network"),
     _OwnedVariable("OMPI_MCA_mtl", "mpi-network", ("OMPI_MCA_pml",)),
     _OwnedVariable(

@@ -95,7 +95,7 @@ def _settle_kind(builder: PlanBuilder, agent: str) -> None:
         )
         hint = "install mpiboot where programs may be executed, or use Open MPI"
         builder.findings.append(failed("runtime-folder", said, hint=hint))
-    builder.unset_env.update(row.agent_kind_aliases)
+    builder.unset_env.update((*row.agent_kind_aliases, *row.agent_aliases))
     builder.force(kind.name, kind.value, kind.because, Source.DEFAULT)
 
 

@@ -68,6 +68,16 @@ class Dialect:
     # Patterns of variables that ranks get without being named.
     by_itself: tuple[str, ...]
     lost_without_parent: tuple[str, ...]
+    # The program to start where it is not the mpirun that was asked what it is: one beside that.
+    program: str = ""
+    # The option by which the hostfile is named, where only that one heeds the slots.
+    hostfile_option: str = ""
+    # No binding, as bind_var has it.
+    bind_value: str = "none"
+    # Those of mpi_link_vars of which this MPI ignores a link that isn't there, without a word.
+    unchecked_link_vars: tuple[str, ...] = ()
+    # What else keeps MPI's messages on the control link.
+    on_control_link: tuple[Variable, ...] = ()
     # How to spread ranks over hosts.
     spread_hint: str = (
         "`--map-by node` to spread the ranks, `--map-by slot` to say that it is meant so"

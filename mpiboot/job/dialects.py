@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from mpiboot.job.dialect import Dialect, Export, Variable
-from mpiboot.job.dialects_hydra import MPICH
+from mpiboot.job.dialects_hydra import INTEL, MPICH
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_options import ORTE, PRRTE
 from mpiboot.model import MpiFamily
@@ -198,7 +198,7 @@ OPENMPI5: Final = Dialect(
     not_resolve_var="PRTE_MCA_prte_do_not_resolve",
 )
 
-DIALECTS: Final = {row.family: row for row in (OPENMPI4, OPENMPI5, MPICH)}
+DIALECTS: Final = {row.family: row for row in (OPENMPI4, OPENMPI5, MPICH, INTEL)}
 
 # Every variable by which a user or an operator names a hostfile, for whichever MPI. What
 # mpirun finds there must be mpiboot's own copy, whatever the family.

@@ -1,15 +1,21 @@
-"""The rows of MPIs whose mpirun is Hydra. Pure data, no I/O."""
+"""The rows of MPIs whose mpirun is Hydra. Pure data, no I/O.
+
+Measured with MPICH 4.0.2 (Debian's) and 5.0.2 (PyPI's), and Intel MPI 2021.18.1.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from mpiboot.job.dialect import Dialect, Export, Variable
 from mpiboot.job.hostfile import Syntax
-from mpiboot.job.mpirun_options import HYDRA
+from mpiboot.job.mpirun_options import HYDRA, Option, OptionKind
 from mpiboot.model import MpiFamily
 
-# Measured with Debian's 4.0.2 and PyPI's 5.0.2.
+_HOSTS: Final = Option("hosts", 1, OptionKind.MOVES_HOSTS)
+_ANOTHER_KIND: Final = "another kind would start no launch agent"
+
 MPICH: Final = Dialect(
     family=MpiFamily.MPICH,
     title="MPICH (Hydra)",
@@ -21,7 +27,7 @@ MPICH: Final = Dialect(
     own_host_by_its_name=True,
     hostfile_var="HYDRA_HOST_FILE",
     # Another kind than ssh calls no agent, and fork starts every rank on the launcher.
-    agent_kind=Variable("HYDRA_LAUNCHER", "ssh", "another kind would start no launch agent"),
+    agent_kind=Variable("HYDRA_LAUNCHER", "ssh", _ANOTHER_KIND),
     agent_kind_aliases=("HYDRA_BOOTSTRAP",),
     agent_var="HYDRA_LAUNCHER_EXEC",
     agent_aliases=("HYDRA_BOOTSTRAP_EXEC",),
@@ -34,7 +40,8 @@ MPICH: Final = Dialect(
     one_link=True,
     own_link=True,
     # UCX's, and libfabric's where MPIR_CVAR_CH4_NETMOD=ofi asks for it.
-    mpi_link_vars=("UCX_NET_DEVICES", "FI_TCP_IFACE"),
+    # FI_TCP_IFACE alone does nothing there; both together do, whichever provider is chosen.
+    mpi_link_vars=("UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE"),
     concurrency_var="",
     bind_var="",
     map_var="",
@@ -56,4 +63,63 @@ MPICH: Final = Dialect(
     # mpiexec and its proxies; then the ranks' own connections, each with an older name.
     daemon_range_vars=("MPIEXEC_PORT_RANGE",),
     range_vars=("MPIR_CVAR_CH3_PORT_RANGE", "MPICH_PORT_RANGE"),
+)
+
+INTEL: Final = Dialect(
+    family=MpiFamily.INTEL,
+    title="Intel MPI (Hydra)",
+    syntax=Syntax.COLON,
+    # A list of hosts on the line: how many ranks each gets is left to mpirun.
+    grammar=replace(
+        HYDRA,
+        options={**HYDRA.options, **dict.fromkeys(("hosts", "host"), _HOSTS)},
+    ),
+    daemon_without_ranks=False,
+    begins_again=True,
+    spread_hint="`-ppn N` to spread the ranks",
+    own_host_by_its_name=True,
+    # Its mpirun is a script that starts whichever mpiexec.hydra is on PATH, and as a pod's first
+    # process it ignores SIGTERM.
+    program="mpiexec.hydra",
+    hostfile_var="I_MPI_HYDRA_HOST_FILE",
+    # Of all ways to name a hostfile this one alone heeds the number behind a host.
+    hostfile_option="-machinefile",
+    agent_kind=Variable("I_MPI_HYDRA_BOOTSTRAP", "ssh", _ANOTHER_KIND),
+    agent_kind_aliases=("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP"),
+    agent_var="I_MPI_HYDRA_BOOTSTRAP_EXEC",
+    agent_aliases=("HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC"),
+    agent_args_var="I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS",
+    keep_fqdn_var="",
+    default_slots_var="I_MPI_PERHOST",
+    daemon_link_var="I_MPI_HYDRA_IFACE",
+    one_link=True,
+    own_link=True,
+    mpi_link_vars=("FI_TCP_IFACE",),
+    unchecked_link_vars=("FI_TCP_IFACE",),
+    # FI_PROVIDER would be NCCL's as well.
+    on_control_link=(
+        Variable("I_MPI_OFI_PROVIDER", "tcp", "MPI's own messages go over TCP on the control link"),
+    ),
+    concurrency_var="",
+    bind_var="I_MPI_PIN",
+    bind_value="0",
+    map_var="",
+    oversubscribe_var="",
+    oversubscribe_value="",
+    constants=(
+        Variable("I_MPI_HYDRA_BRANCH_COUNT", "0", "flat: no worker needs to reach another"),
+    ),
+    root=(),
+    export=Export.ALL,
+    export_var="",
+    evaluated="",
+    evaluated_but=(),
+    evaluated_flags=(),
+    by_itself=("*",),
+    lost_without_parent=(
+        "an endless wait when ssh ends without having started a daemon",
+        "no reason of ssh's, which is told to be quiet",
+        "no termination message",
+    ),
+    daemon_range_vars=("I_MPI_PORT_RANGE", "MPIEXEC_PORT_RANGE"),
 )

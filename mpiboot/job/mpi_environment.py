@@ -37,7 +37,7 @@ def set_constants(builder: PlanBuilder, observed: Observed, *, oversubscribe: Gi
         builder.decide("binding", builder.line.bind_to, Source.FLAG, "given on the mpirun line")
     elif row.bind_var:
         builder.variable(
-            row.bind_var, "none", "ranks have threads; pods have few cores", Source.DEFAULT
+            row.bind_var, row.bind_value, "ranks have threads; pods have few cores", Source.DEFAULT
         )
     if oversubscribe and row.oversubscribe_var != row.map_var:
         builder.variable(

@@ -116,7 +116,9 @@ class _Reader:
                     self.hostfile = text
             case OptionKind.EXPORT:
                 name, equals, value = text.partition("=")
-                self.exports[name] = value if equals else None
+                # Hydra's value may be the next word.
+                behind = words[1] if len(words) > 1 else None
+                self.exports[name] = value if equals else behind
             case OptionKind.EXPORT_LIST:
                 self.exports |= dict.fromkeys(name for name in text.split(",") if name)
             case OptionKind.MCA:

@@ -9,9 +9,10 @@ from mpiboot.checks import failed
 from mpiboot.job.dialect import parameter
 from mpiboot.job.dialects import ALSO_DAEMON_LINK
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.model import Decision, MpiNetwork, Source
+from mpiboot.model import Decision, Finding, Level, MpiNetwork, Source
 from mpiboot.network import control
 from mpiboot.settings import Resolved
+from mpiboot.wording import first_few
 
 
 def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> None:
@@ -38,9 +39,11 @@ def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) ->
         builder.decide("control-link", "", Source.DETECTED, f"not pinned: {why_not}")
     own_link = builder.row.own_link
     _pin_daemons(builder, _own_link(observed, decision) if own_link else decision)
-    if own_link and (
-        resolved.settings.mpi_network is MpiNetwork.DATA or (decision and network(decision.value))
-    ):
+    _check_users_link(builder, observed)
+    on_control = resolved.settings.mpi_network is MpiNetwork.CONTROL
+    for item in builder.row.on_control_link if on_control else ():
+        builder.variable(item.name, item.value, item.because, Source.DEFAULT)
+    if own_link and (not on_control or (decision and network(decision.value))):
         return  # no name fits all pods: a worker that tells its links has its own by now
     for name in builder.row.mpi_link_vars:
         if decision and not _excluded(builder, name, (name,)):
@@ -83,6 +86,25 @@ def pin_ports(builder: PlanBuilder, observed: Observed, resolved: Resolved, vers
         builder.variable(name, str(first + share), f"MPI's part of {given}", given.source)
     for name in row.port_count_vars:
         builder.variable(name, str(count - share), f"MPI's part of {given}", given.source)
+
+
+def _check_users_link(builder: PlanBuilder, observed: Observed) -> None:
+    """Name the workers that lack a link of the user's, where MPI itself would ignore its name."""
+    values = {**builder.environ, **builder.line.export_values}
+    for name in builder.row.unchecked_link_vars:
+        theirs = values.get(name)
+        lacking = [
+            worker.host.name
+            for worker in observed.workers
+            if worker.facts and theirs not in {link.name for link in worker.facts.links}
+        ]
+        if theirs and lacking:
+            said = (
+                f"{name}={theirs}: {first_few(lacking)} has no link of that name, and "
+                f"{builder.row.title} then takes another one without a word"
+            )
+            hint = f"take {name} out, or name a link that every worker has"
+            builder.findings.append(Finding("settings-conflict", Level.WARN, said, hint=hint))
 
 
 def _own_link(observed: Observed, decision: Decision | None) -> Decision | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from mpiboot.checks import failed
 from mpiboot.data_network.cluster_view import WorkerRow
@@ -16,6 +15,7 @@ from mpiboot.data_network.records import Transport
 from mpiboot.errors import MpibootError, error
 from mpiboot.job import (
     agent_variables,
+    command_line,
     data,
     ip_version,
     mpi_environment,
@@ -32,15 +32,11 @@ from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import Decision, Finding, Level, Mpi, Source
-from mpiboot.parent.launch_spec import NOT_FOR_RANKS, PLACEMENT
 from mpiboot.settings import Given, Resolved
 from mpiboot.ssh_client import config as sshconfig
 from mpiboot.wording import first_few
 
 __all__ = ["LaunchPaths", "Observed", "Plan", "dialect", "make", "stop_on_failure"]
-
-# What names a hostfile in the same word: ``--hostfile=PATH``.
-_HOSTFILE_FLAGS: Final = ("hostfile", "machinefile", "default-hostfile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +174,9 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     agent_variables.refuse_kind(builder)
     if supervised and daemons:
         agent_variables.refuse_on_the_line(builder)
-    argv = _argv(
+    argv = command_line.write(
         builder,
+        observed.mpi,
         np=np,
         exports=exports,
         paths=paths,
@@ -193,7 +190,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         argv=argv,
         set_env=builder.set_env,
         unset_env=tuple(sorted(builder.unset_env)),
-        hostfile=hostfiles.render(hosts, row.syntax),
+        hostfile=hostfiles.render(command_line.slots_to_write(hosts, builder), row.syntax),
         daemons=daemons,
         left_to_mpirun=remote if placed.left else (),
         ranks=placed.total,
@@ -234,43 +231,3 @@ def _oversubscribe(builder: PlanBuilder, resolved: Resolved) -> Given | None:
     if builder.line.oversubscribe:
         return Given(Source.FLAG, "the mpirun line")
     return resolved.given["oversubscribe"] if resolved.settings.oversubscribe else None
-
-
-def _argv(
-    builder: PlanBuilder,
-    *,
-    np: int | None,
-    exports: tuple[str, ...],
-    paths: LaunchPaths,
-    supervised: bool,
-    local: bool,
-) -> tuple[str, ...]:
-    """Write the command line; what is added stands before the user's own words."""
-    line, row = builder.line, builder.row
-    added: list[str] = []
-    if np is not None and line.np is None:
-        added += ["-n", str(np)]
-    for name in exports:
-        added += ["-x", name]
-    table = f"{paths.launch_dir}/{PLACEMENT}"
-    if supervised and placement.can_tell(line, row, builder.environ, table):
-        builder.decide(
-            "rank-table", table, Source.DEFAULT, "mpirun writes there which rank is where"
-        )
-        option, value = row.rank_table
-        added += [option, f"{value}{table}"]
-    if supervised and local and supervision.may_tell_ranks(builder):
-        name, _, value = NOT_FOR_RANKS.partition("=")
-        builder.decide(name, value, Source.DEFAULT, "mpirun alone writes its own messages apart")
-        added += ["-x", NOT_FOR_RANKS]
-    if not line.mpirun:
-        return ("mpirun", *added, *line.argv)
-    words = list(line.argv[1:])
-    for index in line.hostfile_words:
-        # The user's flag names the file that was read; mpirun gets the copy of its content.
-        words[index - 1] = paths.hostfile
-    for index, word in enumerate(line.argv[1 : line.program_index]):
-        name, equals, value = word.partition("=")
-        if equals and value == line.hostfile and name.lstrip("-") in _HOSTFILE_FLAGS:
-            words[index] = f"{name}={paths.hostfile}"
-    return (line.argv[0], *added, *words)

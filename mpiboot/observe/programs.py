@@ -18,6 +18,8 @@ from mpiboot import executables
 from mpiboot.model import Mpi, MpiFamily
 
 LAUNCHERS: Final = ("mpirun", "mpiexec")
+# Intel's mpirun and mpiexec are scripts, or links, around it.
+_HYDRA: Final = "mpiexec.hydra"
 _PATIENCE: Final = 10.0
 _OPENMPI: Final = re.compile(r"\((?:OpenRTE|Open MPI)\) (\d+)(\.\d+\S*)")
 _SPECTRUM: Final = re.compile(r"\(IBM Spectrum MPI\) (\d\S*)")
@@ -62,14 +64,25 @@ def detect_mpi(
 
     Where none is called, it is the first mpirun on PATH, or else mpiexec. It blocks,
     for ``patience`` seconds at most. A program that can't be run or doesn't answer is an MPI
-    without a family, whose ``said`` tells what happened.
+    without a family, whose ``said`` tells what happened. Of Intel's the path is that of the
+    program that its script would start.
     """
     names = (called,) if called else LAUNCHERS
     path = next(filter(None, (executables.find(name, search_path(environ)) for name in names)), "")
     if not path:
         return None
+    found = _ask(path, environ, patience)
+    if found.family is not MpiFamily.INTEL or Path(path).name == _HYDRA:
+        return found
+    hydra = Path(path).resolve().with_name(_HYDRA)
+    return _ask(str(hydra), environ, patience) if os.access(hydra, os.X_OK) else found
+
+
+def _ask(path: str, environ: Mapping[str, str], patience: float) -> Mpi:
+    """Ask one program for its version."""
     # Intel's mpirun is a script that takes mpiexec.hydra from PATH, so its own folder comes first.
-    env = {**environ, "PATH": f"{Path(path).parent}{os.pathsep}{search_path(environ)}"}
+    folders = dict.fromkeys((str(Path(path).resolve().parent), str(Path(path).parent)))
+    env = {**environ, "PATH": os.pathsep.join((*folders, search_path(environ)))}
     env.setdefault("HOME", "/")  # Open MPI 5 says nothing without one
     try:
         child = subprocess.Popen(

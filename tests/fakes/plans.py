@@ -36,6 +36,12 @@ MPIS: Final = {
 }
 HYDRAS: Final = {
     "mpich": Mpi(MpiFamily.MPICH, "4.0.2", "/usr/bin/mpirun", "HYDRA build details:"),
+    "intel": Mpi(
+        MpiFamily.INTEL,
+        "2021.18.1",
+        "/opt/mpi/bin/mpiexec.hydra",
+        "Intel(R) MPI Library for Linux* OS, Version 2021.18.1",
+    ),
 }
 # What the MPI Operator's controller sets on a launcher.
 OPERATOR: Final = {
@@ -47,12 +53,21 @@ OPERATOR: Final = {
     "NVIDIA_VISIBLE_DEVICES": "",
     "NVIDIA_DRIVER_CAPABILITIES": "",
 }
+_GPU: Final = {"NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": ""}
 HYDRA_OPERATOR: Final = {
-    "K_MPI_JOB_ROLE": "launcher",
-    "HYDRA_HOST_FILE": "/etc/mpi/hostfile",
-    "HYDRA_LAUNCH_EXTRA_ARGS": "-o ConnectionAttempts=10",
-    "NVIDIA_VISIBLE_DEVICES": "",
-    "NVIDIA_DRIVER_CAPABILITIES": "",
+    "mpich": {
+        "K_MPI_JOB_ROLE": "launcher",
+        "HYDRA_HOST_FILE": "/etc/mpi/hostfile",
+        "HYDRA_LAUNCH_EXTRA_ARGS": "-o ConnectionAttempts=10",
+        **_GPU,
+    },
+    "intel": {
+        "K_MPI_JOB_ROLE": "launcher",
+        "I_MPI_HYDRA_HOST_FILE": "/etc/mpi/hostfile",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": "-o ConnectionAttempts=10",
+        "I_MPI_PERHOST": "2",
+        **_GPU,
+    },
 }
 POD: Final = {"PATH": "/usr/bin:/bin", "HOME": "/root", "HOSTNAME": "job-launcher"}
 
@@ -163,14 +178,17 @@ CASES: Final = {
 }
 
 
-HYDRA_CASES: Final = {
-    "the operator's environment": Case("./train --epochs 3", HYDRA_OPERATOR),
-    "nothing set": Case("./train --epochs 3", domain=""),
-    "a line with flags": Case(
-        "mpirun -f /etc/mpi/hostfile -n 4 -ppn 2 -genv NCCL_DEBUG INFO -l ./train -n 9",
-        {**HYDRA_OPERATOR, "OMP_NUM_THREADS": "4", "HYDRA_LAUNCHER": "fork"},
-    ),
-}
+def hydra_cases(family: str) -> dict[str, Case]:
+    """Give the cases of an MPI whose mpirun is Hydra."""
+    operator = HYDRA_OPERATOR[family]
+    return {
+        "the operator's environment": Case("./train --epochs 3", operator),
+        "nothing set": Case("./train --epochs 3", domain=""),
+        "a line with flags": Case(
+            "mpirun -f /etc/mpi/hostfile -n 2 -ppn 1 -genv NCCL_DEBUG INFO -l ./train -n 9",
+            {**operator, "OMP_NUM_THREADS": "4", "HYDRA_LAUNCHER": "fork"},
+        ),
+    }
 
 
 def record(plan: Plan) -> Json:
@@ -199,7 +217,9 @@ def records() -> dict[str, Json]:
                 observed(family, {**POD, **case.environ}, listed=hosts(2, 2, domain=case.domain)),
             )
         )
-        for families, cases in ((MPIS, CASES), (HYDRAS, HYDRA_CASES))
-        for family in families
+        for family, cases in (
+            *((family, CASES) for family in MPIS),
+            *((family, hydra_cases(family)) for family in HYDRAS),
+        )
         for name, case in cases.items()
     }

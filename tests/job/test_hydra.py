@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mpiboot.job import forward
+from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.plan import make
-from mpiboot.model import Source
+from mpiboot.model import Host, MpiFamily, Source
 from mpiboot.settings import resolve
 from tests.fakes.plans import (
     HYDRA_OPERATOR,
@@ -86,9 +87,9 @@ def test_daemons_connect_to_the_launchers_own_link_whatever_workers_call_theirs(
 ) -> None:
     seen = with_links(observed(family), "ens3", "ens4")
     plan = planned("./train", seen)
-    row = "HYDRA_IFACE"
-    assert plan.set_env[row] == "eth0"
-    assert because(plan, row)[1:] == (
+    name = DIALECTS[MpiFamily(family)].daemon_link_var
+    assert plan.set_env[name] == "eth0"
+    assert because(plan, name)[1:] == (
         Source.DETECTED,
         "the launcher's link to all workers: daemons connect to its address",
     )
@@ -99,7 +100,7 @@ def test_daemons_connect_to_the_launchers_own_link_whatever_workers_call_theirs(
 @each
 def test_a_network_that_the_user_names_is_given_as_its_link(family: str) -> None:
     plan = planned("./train", observed(family), {"control_ifname": "10.244.0.0/16"})
-    assert plan.set_env["HYDRA_IFACE"] == "eth0"
+    assert plan.set_env[DIALECTS[MpiFamily(family)].daemon_link_var] == "eth0"
 
 
 @each
@@ -107,7 +108,9 @@ def test_a_network_that_the_user_names_is_given_as_its_link(family: str) -> None
 def test_a_kind_of_launch_agent_that_calls_none_is_named(family: str, kind: str) -> None:
     plan = planned("./train", observed(family, {**POD, "HYDRA_BOOTSTRAP": kind}))
     assert "HYDRA_BOOTSTRAP" not in plan.environment({"HYDRA_BOOTSTRAP": kind})
-    assert plan.set_env["HYDRA_LAUNCHER"] == "ssh"
+    row = DIALECTS[MpiFamily(family)].agent_kind
+    assert row is not None
+    assert plan.set_env[row.name] == "ssh"
     (said,) = warned(plan)
     assert said.startswith(f"HYDRA_BOOTSTRAP={kind} is taken out")
     assert ("every rank in this pod" in said) == (kind == "fork")
@@ -129,15 +132,20 @@ def test_an_agent_on_the_line_that_is_not_mpiboots_is_refused(family: str, optio
 def test_a_user_agent_is_kept_behind_mpiboots(family: str) -> None:
     plan = planned("./train", observed(family, {**POD, "HYDRA_LAUNCHER_EXEC": "/opt/kubexec.sh"}))
     assert plan.user_agent == "/opt/kubexec.sh"
-    assert plan.set_env["HYDRA_LAUNCHER_EXEC"] == PATHS.agent
+    left = plan.environment({"HYDRA_LAUNCHER_EXEC": "/opt/kubexec.sh"})
+    named = {name: value for name, value in left.items() if name.endswith("_EXEC")}
+    assert named == {DIALECTS[MpiFamily(family)].agent_var: PATHS.agent}
+
+
+def test_ssh_arguments_are_taken_from_the_name_that_only_the_operator_knows() -> None:
+    given = {**POD, "HYDRA_LAUNCH_EXTRA_ARGS": "-o ServerAliveCountMax=7"}
+    plan = planned("./train", observed("mpich", given))
+    assert "ServerAliveCountMax 7" in plan.user_args.lines
 
 
 @each
-def test_ssh_arguments_are_taken_from_the_name_that_only_the_operator_knows(family: str) -> None:
-    given = {**POD, "HYDRA_LAUNCH_EXTRA_ARGS": "-o ServerAliveCountMax=7"}
-    plan = planned("./train", observed(family, given))
-    assert "ServerAliveCountMax 7" in plan.user_args.lines
-    settled = planned("./train", observed(family, {**POD, **HYDRA_OPERATOR}))
+def test_what_the_operator_sets_is_nobodys_mistake(family: str) -> None:
+    settled = planned("./train", observed(family, {**POD, **HYDRA_OPERATOR[family]}))
     assert (failing(settled), warned(settled)) == ([], [])
 
 
@@ -153,7 +161,7 @@ def test_an_agent_of_two_words_can_not_be_called() -> None:
 def test_slots_are_written_as_they_are_read(family: str) -> None:
     plan = planned("./train", observed(family, listed=hosts(1, 3)))
     assert plan.hostfile == "w-0.job.ns.svc:1\nw-1.job.ns.svc:3\n"
-    assert plan.argv[1:3] == ("-n", "4")
+    assert plan.argv[-3:] == ("-n", "4", "./train")
 
 
 @each
@@ -164,3 +172,70 @@ def test_fewer_ranks_than_slots_are_told_how_to_spread(family: str) -> None:
     assert "`-ppn N`" in found.hint
     assert failing(planned("mpirun -n 2 -ppn 1 ./train", observed(family))) == []
     assert failing(planned("mpirun -n 5 ./train", observed(family))) == ["slots"]
+
+
+FILE = PATHS.hostfile
+MPIEXEC = "/opt/mpi/bin/mpiexec.hydra"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mpirun -f /x/hosts -n 4 ./train -f y",
+        "mpirun -n 4 -machinefile /x/hosts ./train -f y",
+        "mpiexec -hostfile=/x/hosts -n 4 ./train -f y",
+        "/opt/mpi/bin/mpirun -n 4 ./train -f y",
+    ],
+)
+def test_intels_own_program_gets_the_hostfile_by_the_option_that_heeds_slots(line: str) -> None:
+    plan = planned(line, observed("intel"))
+    words = ("-machinefile", FILE, "-n", "4", "./train", "-f", "y")
+    assert plan.argv == (MPIEXEC, *words)
+    assert failing(plan) == []
+
+
+def test_intels_program_is_named_where_its_path_is_not_known() -> None:
+    seen = observed("intel")
+    seen = replace(seen, mpi=replace(seen.mpi, path="/usr/local/bin/mpirun"))
+    assert planned("./train", seen).argv[0] == "mpiexec.hydra"
+
+
+def test_a_number_per_host_is_written_behind_each_host_for_intel() -> None:
+    """Behind -machinefile its -ppn does nothing."""
+    plan = planned("mpirun -ppn 1 -n 2 ./train", observed("intel"))
+    assert plan.hostfile == "w-0.job.ns.svc:1\nw-1.job.ns.svc:1\n"
+    assert planned("mpirun -ppn 1 -n 2 ./train", observed("mpich")).hostfile.count(":2\n") == 2
+
+
+def test_hosts_without_a_number_get_intels_own() -> None:
+    listed = (Host("a", 1, line=1), Host("b", 1, line=2))
+    plan = planned("./train", observed("intel", {**POD, "I_MPI_PERHOST": "3"}, listed=listed))
+    assert plan.hostfile == "a:3\nb:3\n"
+    assert plan.ranks == 6
+
+
+def test_a_list_of_hosts_on_intels_line_is_left_to_it() -> None:
+    plan = planned("mpirun -hosts w-0.job.ns.svc,w-1.job.ns.svc -n 2 ./train", observed("intel"))
+    assert "-machinefile" not in plan.argv
+    assert len(plan.left_to_mpirun) == 2
+
+
+def test_intels_messages_stay_on_the_control_link_unless_they_are_to_go_elsewhere() -> None:
+    plan = planned("./train", observed("intel"))
+    assert plan.set_env["I_MPI_OFI_PROVIDER"] == "tcp"
+    assert plan.set_env["FI_TCP_IFACE"] == "eth0"
+    assert "FI_PROVIDER" not in plan.set_env
+    moved = planned("./train", observed("intel"), {"mpi_network": "data"})
+    assert {"I_MPI_OFI_PROVIDER", "FI_TCP_IFACE"}.isdisjoint(moved.set_env)
+    assert plan.set_env["I_MPI_HYDRA_BRANCH_COUNT"] == "0"
+    assert plan.set_env["I_MPI_PIN"] == "0"
+    users = planned("./train", observed("intel", {**POD, "I_MPI_OFI_PROVIDER": "psm3"}))
+    assert "I_MPI_OFI_PROVIDER" not in users.set_env
+
+
+@pytest.mark.parametrize("line", ["./train", "mpirun -genv FI_TCP_IFACE ib7 ./train"])
+def test_a_link_of_the_users_that_intel_mpi_would_not_miss_is_looked_for(line: str) -> None:
+    given = {} if "genv" in line else {"FI_TCP_IFACE": "ib7"}
+    (said,) = warned(planned(line, observed("intel", {**POD, **given})))
+    assert said.startswith("FI_TCP_IFACE=ib7: w-0.job.ns.svc, w-1.job.ns.svc has no link")
+    assert warned(planned("./train", observed("intel", {**POD, "FI_TCP_IFACE": "eth0"}))) == []

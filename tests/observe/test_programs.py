@@ -83,6 +83,32 @@ def test_the_mpirun_that_is_called_counts_and_not_the_one_on_path(tmp_path: Path
     assert detect_mpi(path, "/nonexistent/mpirun") is None
 
 
+INTELS = """Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 1 (id: x)"""
+
+
+def test_intels_script_is_asked_as_it_would_run_and_its_program_counts(tmp_path: Path) -> None:
+    """The script takes mpiexec.hydra from PATH, and may itself be a link from elsewhere."""
+    script = program(tmp_path / "intel", "mpirun", 'exec mpiexec.hydra "$@"')
+    real = program(tmp_path / "intel", "mpiexec.hydra", f"echo '{INTELS}'")
+    other = program(tmp_path / "usr", "mpiexec.hydra", "echo 'HYDRA build details:'")
+    (other.parent / "mpirun").symlink_to(script)
+
+    mpi = detect_mpi(environ(tmp_path / "usr"))
+
+    assert mpi is not None
+    assert (mpi.family, mpi.version, mpi.path) == ("intel", "2021.18.1", str(real))
+
+
+def test_a_script_of_intels_that_starts_another_mpi_is_that_mpi(tmp_path: Path) -> None:
+    script = program(tmp_path / "intel", "mpirun", 'exec mpiexec.hydra "$@"')
+    program(tmp_path / "usr", "mpiexec.hydra", "echo 'HYDRA build details:'; echo 'Version: 4.0'")
+
+    mpi = detect_mpi(environ(tmp_path / "intel", tmp_path / "usr"))
+
+    assert mpi is not None
+    assert (mpi.family, mpi.path) == ("mpich", str(script))
+
+
 def test_no_mpi_is_none(tmp_path: Path) -> None:
     assert detect_mpi({"PATH": str(tmp_path)}) is None
 

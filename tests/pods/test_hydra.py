@@ -1,4 +1,4 @@
-"""Jobs of MPICH, whose mpirun is Hydra, under the MPI Operator."""
+"""Jobs of MPICH and Intel MPI, whose mpirun is Hydra, under the MPI Operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from tests.pods.operator import Job
 
 MPICH4 = "mpich-4.0"
-NAMES = (MPICH4,)
+INTEL = "intel-mpi"
+NAMES = (MPICH4, "mpich-5.0", INTEL)
 
 
 @pytest.fixture
@@ -28,16 +29,18 @@ def image(rig: None, request: pytest.FixtureRequest) -> Image:
     return images.image(request.param)
 
 
-quick = pytest.mark.parametrize("image", [MPICH4], indirect=True)
+NEW = pytest.param("mpich-5.0", marks=pytest.mark.full)
+quick = pytest.mark.parametrize("image", [MPICH4, NEW, INTEL], indirect=True)
 each = pytest.mark.parametrize(
     "image", [pytest.param(name, marks=pytest.mark.full) for name in NAMES], indirect=True
 )
 
 
 def started(cluster: Cluster, image: Image, *words: str, **details: Any) -> Job:  # noqa: ANN401
-    """A job of two workers with two links, as the operator makes it for MPICH."""
+    """A job of two workers with two links, as the operator makes it for that MPI."""
+    mpi = "Intel" if image.name.startswith(INTEL) else "MPICH"
     given = {"workers": 2, "data_link": "net1", **details}
-    return mpijob(cluster, image, mpi="MPICH", launcher_args=words, **given).start()
+    return mpijob(cluster, image, mpi=mpi, launcher_args=words, **given).start()
 
 
 def running(cluster: Cluster, image: Image, **details: Any) -> Job:  # noqa: ANN401
@@ -50,8 +53,10 @@ def running(cluster: Cluster, image: Image, **details: Any) -> Job:  # noqa: ANN
 # Each rank says where it is, and what it has in its environment.
 TELL = (
     'echo "$(hostname) rank=$PMI_RANK own=$OWN both=$BOTH nccl=$NCCL_X here=$HERE '
-    'role=$K_MPI_JOB_ROLE name=$HOSTNAME"; exit 3'
+    'role=$K_MPI_JOB_ROLE name=$HOSTNAME"; '
 )
+# Debian's 4.0 hangs in the ranks' MPI_Finalize now and then, with two ranks seldom.
+MPICH4_ENDS, OTHERS_END = "exit 3", f"exec {RING} --exit 3"
 
 
 @quick
@@ -60,12 +65,12 @@ def test_ranks_on_every_host_each_with_its_own_environment(cluster: Cluster, ima
     job = started(
         cluster,
         image,
-        *("sh", "-c", TELL),
+        *("sh", "-c", TELL + (MPICH4_ENDS if image.name == MPICH4 else OTHERS_END)),
         launcher={"env": {"NCCL_X": "all", "BOTH": "launcher", "HERE": "x y"}},
         each_worker={n: {"env": {"OWN": f"w{n}", "BOTH": f"b{n}", "NCCL_X": "w"}} for n in (0, 1)},
     )
     assert job.wait(PATIENCE) == 3
-    assert sorted(job.launcher.stdout().splitlines()) == [
+    assert sorted(line for line in job.launcher.stdout().splitlines() if "own=" in line) == [
         f"pi-worker-{n} rank={n} own=w{n} both=b{n} nccl=all here=x y role=worker "
         f"name=pi-worker-{n}"
         for n in (0, 1)
@@ -99,7 +104,7 @@ def test_the_launcher_as_a_worker(cluster: Cluster, image: Image) -> None:
 
 @each
 def test_no_launch_agent_of_another_kind_starts_ranks_here(cluster: Cluster, image: Image) -> None:
-    env = {"HYDRA_LAUNCHER": "fork", "HYDRA_BOOTSTRAP": "fork"}
+    env = dict.fromkeys(("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP"), "fork")
     job = started(cluster, image, "hostname", launcher={"env": env})
     assert job.wait(PATIENCE) == 0
     assert sorted(job.launcher.stdout().split()) == ["pi-worker-0", "pi-worker-1"]
@@ -109,8 +114,9 @@ def test_no_launch_agent_of_another_kind_starts_ranks_here(cluster: Cluster, ima
 @each
 def test_a_host_whose_daemon_can_not_be_started(cluster: Cluster, image: Image) -> None:
     """By itself MPICH 4.0 waits for ever."""
-    proxy = "/opt/mpi/bin/hydra_pmi_proxy" if image.name != MPICH4 else "/usr/bin/hydra_pmi_proxy"
-    lacking = {1: {"image": image.without(proxy)}}
+    proxy = "hydra_bstrap_proxy" if image.name == INTEL else "hydra_pmi_proxy"
+    folder = "/usr/bin" if image.name == MPICH4 else "/opt/mpi/bin"
+    lacking = {1: {"image": image.without(f"{folder}/{proxy}")}}
     job = started(cluster, image, *FOREVER, each_worker=lacking)
     assert job.wait(PATIENCE) == 127
     assert job.launcher.termination_log().startswith("program-missing: pi-worker-1.pi.default.svc")
@@ -148,7 +154,7 @@ def test_a_rank_that_a_signal_ended_is_no_lost_host(cluster: Cluster, image: Ima
     job = started(cluster, image, RING, "--segv")
     assert job.wait(PATIENCE) not in (0, 69)
     assert "lost" not in end_line(job.launcher.stderr())
-    assert len(ranks(job.launcher.stdout())) == 2
+    assert "rank 1 of 2 on pi-worker-1" in job.launcher.stdout()
 
 
 @each

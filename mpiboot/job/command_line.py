@@ -1,0 +1,81 @@
+"""The command line by which mpirun is started. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from mpiboot.job import placement, supervision
+from mpiboot.job.plan_builder import LaunchPaths, PlanBuilder
+from mpiboot.model import Host, Mpi, Source
+from mpiboot.parent.launch_spec import NOT_FOR_RANKS, PLACEMENT
+
+# What names a hostfile in the same word: ``--hostfile=PATH``.
+_HOSTFILE_FLAGS: Final = ("f", "hostfile", "machinefile", "default-hostfile")
+
+
+def slots_to_write(hosts: tuple[Host, ...], builder: PlanBuilder) -> tuple[Host, ...]:
+    """Give the hosts as the hostfile is to have them.
+
+    The option by which Intel MPI heeds the number behind a host lets it win over ``-ppn``.
+    """
+    each = builder.line.per_node
+    if not each or not builder.row.hostfile_option:
+        return hosts
+    return tuple(replace(host, slots=each) for host in hosts)
+
+
+def write(
+    builder: PlanBuilder,
+    mpi: Mpi,
+    *,
+    np: int | None,
+    exports: tuple[str, ...],
+    paths: LaunchPaths,
+    supervised: bool,
+    local: bool,
+) -> tuple[str, ...]:
+    """Write the command line; what is added stands before the user's own words."""
+    line, row = builder.line, builder.row
+    added: list[str] = []
+    if row.hostfile_option and not line.moves_hosts:
+        added += [row.hostfile_option, paths.hostfile]
+    if np is not None and line.np is None:
+        added += ["-n", str(np)]
+    for name in exports:
+        added += ["-x", name]
+    table = f"{paths.launch_dir}/{PLACEMENT}"
+    if supervised and placement.can_tell(line, row, builder.environ, table):
+        builder.decide(
+            "rank-table", table, Source.DEFAULT, "mpirun writes there which rank is where"
+        )
+        option, value = row.rank_table
+        added += [option, f"{value}{table}"]
+    if supervised and local and supervision.may_tell_ranks(builder):
+        name, _, value = NOT_FOR_RANKS.partition("=")
+        builder.decide(name, value, Source.DEFAULT, "mpirun alone writes its own messages apart")
+        added += ["-x", NOT_FOR_RANKS]
+    program = line.argv[0] if line.mpirun else "mpirun"
+    if row.program:
+        asked, program = program, row.program
+        if mpi.path.rpartition("/")[2] == row.program:
+            program = mpi.path
+        builder.decide("mpirun", program, Source.DETECTED, f"what {asked} would start")
+    return (program, *added, *_words(builder, paths.hostfile))
+
+
+def _words(builder: PlanBuilder, hostfile: str) -> tuple[str, ...]:
+    """Give the user's own words; where they name a hostfile, mpirun gets the copy of it."""
+    line, row = builder.line, builder.row
+    if not line.mpirun:
+        return line.argv
+    words: list[str | None] = [*line.argv]
+    for index in line.hostfile_words:
+        words[index] = hostfile
+        if row.hostfile_option:  # it stands among what was added
+            words[index - 1] = words[index] = None
+    for index, word in enumerate(line.argv[: line.program_index]):
+        name, equals, value = word.partition("=")
+        if equals and value == line.hostfile and name.lstrip("-") in _HOSTFILE_FLAGS:
+            words[index] = None if row.hostfile_option else f"{name}={hostfile}"
+    return tuple(word for word in words[1:] if word is not None)
