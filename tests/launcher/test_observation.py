@@ -61,13 +61,14 @@ def test_an_mpi_is_asked_for_ipv6_where_a_worker_needs_it(
     assert facts
     line = read(["./train"], seen.mpi.family)
     found = observation._observation(
-        launcher, JobHostfile(seen.hostfile, ()), passed, seen.mpi, line, (facts, None), {}
+        launcher, JobHostfile(seen.hostfile, ()), passed, seen.mpi, line, (facts, 3), {}
     )
     assert len(calls) == asked
     assert found.observed.mpi_ipv6 is (False if asked else None)
     assert found.observed.workers == workers
     assert found.observed.renamed["w-0"] == "w-0.long"
     assert found.observed.hostfile == seen.hostfile
+    assert (found.observed.own, found.observed.own_ooms) == (facts, 3)
 
 
 def program(folder: Path, version: str) -> str:
