@@ -1,10 +1,25 @@
 from __future__ import annotations
 
+import os
+import shutil
+import time
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+
+from mpiboot import log
+from mpiboot.after_job import evidence
+from mpiboot.gates.gate import GateResult
+from mpiboot.launcher import observation, script_gate
 from mpiboot.launcher.script_gate import by_every_name
+from mpiboot.launcher.setup import LauncherPod
 from mpiboot.parent.launch_spec import ScriptSpec, from_line, to_line
+from mpiboot.settings import resolve
+from mpiboot.ssh_client.start import ClientConfig
+from mpiboot.system.keys import JobKey
 from tests.fakes import plans
+from tests.fakes.worker import HAVE_SSH
 
 
 def names(*listed: str, addresses: tuple[str, ...], renamed: dict[str, str]) -> dict[str, str]:
@@ -40,3 +55,86 @@ def test_a_host_that_is_named_by_its_address_has_this_one_name() -> None:
 def test_a_parent_reads_what_the_child_wrote() -> None:
     spec = ScriptSpec(("sh", "a b"), "/run/logins", {"PATH": "/x:/y"}, ("python", "-c"))
     assert from_line(to_line(spec)) == spec
+
+
+@pytest.fixture
+def ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two hosts that are ready, at the second attempt of their job; the launcher's folder."""
+    seen = plans.observed().workers
+    before = (("a@2026-01-01T00:00:00Z@1", "it failed"),)
+    workers = tuple(replace(worker, attempts=before) for worker in seen)
+    (tmp_path / "id").write_text("PRIVATE\n")
+    folder = tmp_path / "launcher"
+    folder.mkdir()
+
+    def pod(resolved: object, environ: object, **named: object) -> LauncherPod:
+        assert named == {"pid": os.getpid(), "attempt": "b", "may_disconnect": True}
+        key = JobKey(tmp_path / "id", "ssh-ed25519 JOB")
+        os.environ["HOME"] = "/found/by/mpiboot"
+        return LauncherPod(
+            resolve({"ssh_keepalive": "30"}, {}),
+            plans.POD,
+            plans.ROOT,
+            folder,
+            key,
+            time.monotonic(),
+            os.getpid(),
+        )
+
+    monkeypatch.setenv("MPIBOOT_ATTEMPT", "b")
+    monkeypatch.setenv("HOME", "/")
+    monkeypatch.setattr(script_gate, "launcher_pod", pod)
+    monkeypatch.setattr(observation, "pass_gates", lambda _: None)
+    monkeypatch.setattr(observation, "run", lambda _: GateResult(workers, (), {}, {}))
+    return folder
+
+
+@pytest.mark.skipif(not HAVE_SSH, reason="no ssh")
+def test_a_program_gets_an_ssh_in_front_that_knows_its_hosts(
+    ready: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure()
+    path = os.environ["PATH"]
+    ssh = shutil.which("ssh")
+    assert ssh
+    spec = script_gate.prepare(resolve({}, {}), ("horovodrun", "x"), os.getpid())
+    assert spec.argv == ("horovodrun", "x")
+    folder = Path(spec.folder)
+    assert folder.parent == ready
+    assert spec.set_env == {"HOME": "/found/by/mpiboot", "PATH": f"{folder}/bin:{path}"}
+    assert spec.client == ()
+    assert (folder / "bin/ssh").resolve().name == "ssh"
+    assert (folder / "key").read_text() == "PRIVATE\n"
+    names = ["w-0.job.ns.svc", "w-0", "10.244.0.10", "w-1.job.ns.svc", "w-1", "10.244.0.11"]
+    values = dict(line.split("=", 1) for line in (folder / "ssh.conf").read_text().splitlines())
+    assert sorted(values.pop("hosts").strip("'").split()) == sorted(names)
+    strict = "StrictHostKeyChecking=yes"
+    assert values == {"ssh": ssh, "strict": strict, "client": "''"}
+    listed = [
+        line.split()[1]
+        for line in (folder / "ssh_config").read_text().splitlines()
+        if line.startswith("Host ")
+    ]
+    assert sorted(listed) == sorted([*names, "*"])
+    before = evidence.from_json((folder / evidence.FILE).read_text())
+    assert [(item.name, item.dns) for item in before] == [
+        ("w-0.job.ns.svc", ""),
+        ("w-1.job.ns.svc", ""),
+    ]
+    said = capfd.readouterr().err
+    assert "attempt 2; the last one (a of 2026-01-01T00:00:00Z) ended: it failed" in said
+    assert "starting horovodrun" in said
+
+
+def test_without_an_ssh_mpiboots_own_client_is_behind_it(
+    ready: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure()
+    monkeypatch.setenv("PATH", str(ready))
+    spec = script_gate.prepare(resolve({}, {}), ("./train",), os.getpid())
+    config = ClientConfig.from_json(Path(spec.client[-1]).read_text())
+    assert config.parent == os.getpid()
+    assert {host.key for host in config.hosts} == {"ssh-ed25519 JOB"}
+    assert config.patience.interval == 10
+    assert "client=''" not in (Path(spec.folder) / "ssh.conf").read_text()
+    assert "its ssh is mpiboot's own client: there is no ssh on PATH" in capfd.readouterr().err
