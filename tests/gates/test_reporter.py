@@ -80,7 +80,14 @@ async def test_on_a_terminal_the_line_is_drawn_in_its_width_when_it_changes_and_
             os.close(descriptor)
 
 
-async def test_what_is_no_terminal_is_not_drawn_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("live", [False, True])
+async def test_what_is_no_terminal_is_not_drawn_on(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *, live: bool
+) -> None:
+    """Nor where it was one: then the drawing ends."""
     monkeypatch.setattr(reporter, "_LIVE", 0.0)
-    made = Reporter(live=False, left=lambda: 1.0)
+    made = Reporter(live=live, left=lambda: 1.0)
     await asyncio.wait_for(made.drawing(progress.states([Host("w-0")])), 60)
+    assert capfd.readouterr().err == ""
+    made.clear()
+    assert bool(capfd.readouterr().err) == live

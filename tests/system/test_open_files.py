@@ -33,9 +33,13 @@ def test_the_soft_limit_is_raised_as_far_as_the_hard_one_and_never_lowered(
 
 
 def test_a_sandbox_that_refuses_leaves_the_limit_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    asked = []
+
+    def refuse(_: int, limits: tuple[int, int]) -> None:
+        asked.append(limits)
         raise OSError
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
     monkeypatch.setattr(resource, "setrlimit", refuse)
     open_files.allow_most()
+    assert asked == [(4096, 4096)]

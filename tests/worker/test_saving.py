@@ -80,6 +80,8 @@ def test_a_launcher_that_does_not_answer_is_not_waited_for_for_ever(
         values = OWN | {"MPIBOOT_NOTICE": f"{server.getsockname()[1]}/w-1"}
         (tmp_path / "10/environ").write_bytes(written(values))
         tell_launchers("abc", tmp_path)
+        with server.accept()[0] as told:
+            assert told.recv(100) == b"ending the-mark w-1\n"
 
 
 def test_ranks_of_another_worker_are_left_alone(tmp_path: Path) -> None:
