@@ -26,7 +26,7 @@ ENVIRONMENT: Final = "session.env"
 FIFO: Final = "sessions"
 MARK: Final = "MPIBOOT_SESSION"
 WRAPPER: Final = Path(mpiboot.__file__).parent / "libexec" / "session"
-# Seconds between TERM and KILL for what a session leaves behind.
+# Seconds between TERM and KILL for what is left when the worker ends: ranks had their grace before.
 GRACE: Final = 5.0
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -163,7 +163,7 @@ class Sessions:
         self,
         folder: Path,
         loop: SignalLoop,
-        grace: float = GRACE,
+        grace: float,
         others: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         """Make the FIFO in the worker's folder and listen on it.
@@ -171,14 +171,15 @@ class Sessions:
         Args:
             folder: the worker's own.
             loop: what listens.
-            grace: seconds between TERM and KILL for what a session leaves behind.
+            grace: seconds between TERM and KILL for what a lost connection leaves behind, which may
+                be saving; not less than GRACE.
             others: gets the lines that are not about a session.
         """
         files.make_fifo(folder / FIFO)
         # Open for writing too: no end of file when the last session has written.
         self._fifo = os.open(folder / FIFO, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._loop = loop
-        self._grace = grace
+        self._grace = max(GRACE, grace)
         self._others = others
         self._rest = b""
         self._sessions: dict[str, Session] = {}
@@ -235,12 +236,14 @@ class Sessions:
 
     def end_all(self, *, at_once: bool = False) -> None:
         """Begin to end every session, or with ``at_once`` kill what is still there of them."""
+        self._grace = min(self._grace, GRACE)
+        latest = 0.0 if at_once else time.monotonic() + self._grace
         for session in self._sessions.values():
             session.detach = False
             if not session.ending:
                 self._end(session)
-            if at_once:
-                session.deadline = 0.0
+            if at_once or (session.deadline or 0.0) > latest:
+                session.deadline = latest
         self._dirty = True
 
     @property

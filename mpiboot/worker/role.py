@@ -107,7 +107,7 @@ class _Worker:
         if left:
             names = ", ".join(sorted(left))
             log.warning("environment", f"not given to the ranks, as no shell can set it: {names}")
-        self._sessions = sessions.Sessions(setup.folder, loop, others=self._hear)
+        self._sessions = sessions.Sessions(setup.folder, loop, self._grace, self._hear)
         settings = resolved.settings
         self._launchers = Launchers(
             setup.folder / launchers.FILE, settings.launcher_away, settings.timeout

@@ -129,6 +129,7 @@ class Worker:
             "MPIBOOT_RUNTIME_DIR": str(self.folder / "run time"),
             "MPIBOOT_TERMINATION_LOG": str(self.folder / "termination-log"),
             "MPIBOOT_LOG_LEVEL": "debug",
+            "MPIBOOT_GRACE": "5",
             **self.environ,
         }
         self.process = subprocess.Popen(

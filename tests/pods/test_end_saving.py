@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pods.ends import PATIENCE, PROMISED, RING, end_line, left, running, until
+from tests.pods.ends import PATIENCE, PROMISED, RING, alive, end_line, left, running, until
 from tests.pods.volumes import HostPath
 
 if TYPE_CHECKING:
@@ -129,3 +129,32 @@ def test_without_a_grace_mpirun_is_told_at_once(cluster: Cluster, image: Image, 
     told_to_end(job)
     assert not saved(kept)
     assert "are told SIGTERM" not in job.launcher.stderr()
+
+
+@pytest.mark.full
+def test_a_grace_that_is_longer_than_the_pods_own(
+    cluster: Cluster, image: Image, kept: Path
+) -> None:
+    """The kubelet's SIGKILL comes first: nobody can wait for that, and nothing is left."""
+    job = saving(cluster, image, kept, *SAVE, "--no-finalize")
+    assert job.launcher.stop(grace=2) == 137
+    until(lambda: not left(job.workers), PROMISED)
+    assert "have 60 s to end" in job.launcher.stderr()
+    assert all(worker.running for worker in job.workers)
+
+
+@pytest.mark.full
+def test_what_ranks_have_forked_ends_with_them(cluster: Cluster, image: Image, kept: Path) -> None:
+    """Each in a session of its own and deaf to SIGTERM, as a program's helpers may be."""
+    helper = '(trap \'\' TERM; exec setsid sleep 1000) & exec "$0" "$@"'
+    job = running(
+        cluster,
+        image,
+        *("sh", "-c", helper, RING, "--sleep", "1000", *SAVE),
+        worker={"volumes": [HostPath("/ckpt", kept, writable=True)]},
+        env={"MPIBOOT_GRACE": "12"},
+    )
+    until(lambda: job.launcher.stdout().count("rank ") == 2)
+    told_to_end(job)
+    assert set(saved(kept)) == {0, 1}
+    until(lambda: not [item for worker in job.workers for item in alive(worker, "sleep")])
