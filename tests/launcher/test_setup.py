@@ -1,0 +1,110 @@
+"""What a launcher stands on, with a real folder and a real key."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from mpiboot.errors import MpibootError
+from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
+from mpiboot.observe import pod
+from mpiboot.settings import resolve
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> asyncssh.SSHKey:
+    """The job's key as it is mounted, beside the public half that workers let in."""
+    made = asyncssh.generate_private_key("ssh-ed25519")
+    (tmp_path / "id").write_bytes(made.export_private_key())
+    (tmp_path / "authorized_keys").write_bytes(made.export_public_key())
+    return made
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "HOME": "/nothing/such", "TMPDIR": str(folder)}
+
+
+@pytest.fixture(autouse=True)
+def own_environ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a launcher completes in its own environment is taken back."""
+    for name in ("HOME", "USER", "LOGNAME", "TMPDIR"):
+        monkeypatch.setenv(name, os.environ.get(name, "x"))
+
+
+def launcher(folder: Path, **flags: str) -> LauncherPod:
+    given = {"runtime_dir": str(folder / "run"), "ssh_key": str(folder / "id"), **flags}
+    environ = environment(folder)
+    return launcher_pod(
+        resolve(given, environ), environ, pid=4711, attempt="a", may_disconnect=True
+    )
+
+
+def test_a_launcher_has_a_private_folder_the_jobs_key_and_a_home(
+    tmp_path: Path, key: asyncssh.SSHKey
+) -> None:
+    before = time.monotonic()
+    found = launcher(tmp_path)
+    assert before <= found.started <= time.monotonic()
+    assert found.folder.is_relative_to(tmp_path / "run")
+    assert found.folder.name == "launcher"
+    assert found.key.path == tmp_path / "id"
+    assert found.key.public.split()[:2] == key.export_public_key().decode().split()[:2]
+    assert (found.pid, found.attempt, found.may_disconnect) == (4711, "a", True)
+    # mpirun and asyncssh ask for these, where this user has none that can be used.
+    identity = found.identity
+    assert os.environ["HOME"] in (identity.home, str(found.folder))
+    assert os.environ["USER"] == identity.user
+
+
+def test_a_key_that_is_not_there_is_waited_for_no_longer_than_asked(tmp_path: Path) -> None:
+    given = {"runtime_dir": str(tmp_path / "run"), "ssh_key": str(tmp_path / "none")}
+    environ = environment(tmp_path)
+    with pytest.raises(MpibootError) as caught:
+        launcher_pod(resolve({**given, "timeout": "600"}, environ), environ, patience=0.0)
+    assert caught.value.finding.check == "ssh-key"
+
+
+def test_without_another_process_that_stays_it_is_this_one(
+    tmp_path: Path, key: asyncssh.SSHKey
+) -> None:
+    given = {"runtime_dir": str(tmp_path / "run"), "ssh_key": str(tmp_path / "id")}
+    environ = environment(tmp_path)
+    found = launcher_pod(resolve(given, environ), environ, role="doctor")
+    assert (found.pid, found.attempt, found.may_disconnect) == (os.getpid(), "", False)
+    assert found.folder.name == "doctor"
+
+
+def test_keys_that_do_not_let_the_launcher_in_are_warned_of(
+    tmp_path: Path, key: asyncssh.SSHKey, capfd: pytest.CaptureFixture[str]
+) -> None:
+    del key
+    other = asyncssh.generate_private_key("ssh-ed25519")
+    (tmp_path / "authorized_keys").write_bytes(other.export_public_key())
+    launcher(tmp_path)
+    assert other.get_fingerprint() in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("own", "ipv6"), [("fd00::1", True), ("10.0.0.1", False), ("", None)])
+def test_workers_are_logged_in_to_as_the_settings_and_this_pod_say(
+    tmp_path: Path,
+    key: asyncssh.SSHKey,
+    monkeypatch: pytest.MonkeyPatch,
+    own: str,
+    ipv6: bool | None,  # noqa: FBT001 - a row of the table
+) -> None:
+    monkeypatch.setattr(pod, "control_address", lambda *_: (own, "so"))
+    monkeypatch.setattr(pod, "own_names", lambda name: (f"{name}.job.ns.svc",))
+    found = launcher(tmp_path)
+    to = access(found)
+    assert (to.user, to.key) == (found.identity.user, tmp_path / "id")
+    assert to.host_key == found.key.public
+    assert to.hostname == socket.gethostname()
+    assert to.fqdns == (f"{to.hostname}.job.ns.svc",)
+    assert to.ipv6 is ipv6
+    assert (to.attempt, to.may_disconnect) == ("a", True)
+    assert access(launcher(tmp_path, ssh_user="mpi")).user == "mpi"
