@@ -242,7 +242,8 @@ def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
     if not first.joined:
         return _never_joined(state, first, lines)
     more = f" (and {counted(len(others), 'more host')})" if others else ""
-    said = f"was lost while the job ran{more}: {how(first)}; {_answer(state, first.host)}"
+    said = f"its SSH session was lost while the job ran{more}: {how(first)}; "
+    said += _answer(state, first.host)
     found = _verdict("host-lost", f"{said} ({_returned(state)})", first.host, lines)
     return replace(found, killed=_killed(first))
 
@@ -256,9 +257,9 @@ def _answer(state: State, host: str) -> str:
     daemon = state.job.family.daemon
     for name, reachable, words in state.checked:
         if name == host and reachable:
-            return f"the host still answers, so its SSH session or its {daemon} died"
+            return f"the host still answers, so only that session or its {daemon} ended"
         if name == host and reachable is False:
-            return f"the host does not answer any more ({words})" if words else "it is gone"
+            return f"the host does not answer any more ({words})" if words else "the host is gone"
     return "whether the host still answers is not known"
 
 

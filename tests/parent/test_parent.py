@@ -576,7 +576,7 @@ def test_a_host_that_is_lost_is_69_though_mpirun_returns_0(rig: Rig) -> None:
     code, said = ended(process)
     assert code == 69
     assert last(said).startswith("mpiboot: error: [host-lost] job ended: ")
-    assert "exit 69: w-1: was lost while the job ran" in last(said)
+    assert "exit 69: w-1: its SSH session was lost while the job ran" in last(said)
     assert said.count("was lost while the job ran") == 1  # the reason is told once
     assert "Timeout, server w-1 not responding." in said
     assert "does not answer any more (Connection refused)" in said

@@ -438,7 +438,7 @@ def test_an_ssh_that_the_launchers_memory_limit_killed_is_no_lost_host() -> None
     verdict, rest = judgement.proved(lost, (line, "w-9: /tmp is full"))
     assert (verdict.code, verdict.reference, verdict.host) == (69, "launcher-memory", "launcher")
     assert (verdict.said, rest) == ("out of memory", ("w-9: /tmp is full",))
-    assert verdict.evidence[0].startswith("w-2: was lost while the job ran")
+    assert verdict.evidence[0].startswith("w-2: its SSH session was lost while the job ran")
     # A host that was lost otherwise, or a rank that was killed: memory stands beside it.
     for other in (replace(lost, killed=False), Verdict(137, "", "rank 0 was ended by SIGKILL")):
         assert judgement.proved(other, (line,)) == (other, ("launcher: out of memory",))
