@@ -46,9 +46,14 @@ def _misused(wrong: click.ClickException) -> MpibootError:
     """Turn what click found wrong into one line like any other."""
     context = getattr(wrong, "ctx", None)
     command = context.command_path if context else "mpiboot"
-    return error(
-        "usage", wrong.format_message(), hint=f"see `{command} --help` and `mpiboot settings`"
-    )
+    hint = f"see `{command} --help` and `mpiboot settings`"
+    if isinstance(wrong, click.MissingParameter) and isinstance(wrong.param, click.Argument):
+        hint = f"write `{command} -- PROGRAM`; {hint}"
+    below = context.command if context else None
+    if isinstance(below, click.Group) and below is not cli:
+        lines = " or ".join(f"`{command} {name}`" for name in below.commands)
+        hint = f"write {lines}; see `{command} --help`"
+    return error("usage", wrong.format_message(), hint=hint)
 
 
 def _run(argv: list[str]) -> int:

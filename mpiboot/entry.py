@@ -40,7 +40,12 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     log.configure(level=settings.log_level, form=settings.log_format, role=role.value)
     if role is Role.NONE:
         if not program:
-            raise error("usage", "no program was given, and nothing says that this is a worker")
+            raise error(
+                "usage",
+                "no program was given, and nothing says that this is a worker",
+                hint="give the launcher its program (`mpiboot ./train`, `args: [./train]`), and a "
+                "worker `mpiboot worker` (`args: [worker]`); see `mpiboot --help`",
+            )
         if decision.source is Source.DEFAULT:
             _warn_alone(program[0], environ)
         log.debug("role", f"role none ({decision.because}): running {program[0]}")

@@ -118,7 +118,7 @@ class Settings:
     )
     hostfile: str = row(
         "",
-        "The hostfile.",
+        "The job's hostfile; where not given, the one that the platform or MPI names.",
         path,
         roles=(_L,),
         older=("MPI_HOSTFILE",),
@@ -129,7 +129,7 @@ class Settings:
     )
     dns_wait: float | None = row(
         None,
-        "Shorter deadline for the names alone.",
+        "Shorter deadline for all host names to resolve.",
         seconds,
         roles=(_L,),
         older=("MPI_DNS_WAIT_SECONDS",),
@@ -167,7 +167,9 @@ class Settings:
     ssh_port: int | None = row(None, "Port of the workers' SSH server.", port)
     ssh_key: str = row("", "The job's private SSH key, or the folder that holds it.", key_path)
     ssh_user: str = row(
-        "", "User to log in as on workers; the hostfile's or this one's.", roles=(_L,)
+        "",
+        "User to log in as on workers; where not given, the hostfile's, else this pod's.",
+        roles=(_L,),
     )
     host_keys: HostKeys = row(
         HostKeys.JOB,
@@ -229,7 +231,7 @@ class Settings:
     )
     control_ifname: str = row(
         "",
-        "Network link of the control traffic (name, address or network); found by route where "
+        "Network link for SSH and mpirun's daemons (name, address or network); found by route where "
         "not given.",
         begins=Section.NETWORK,
     )
@@ -274,13 +276,16 @@ class Settings:
     )
     supervise: Switch = row(
         Switch.ON,
-        "Stay as mpirun's parent; off is a plain exec.",
+        "Stay beside mpirun until the job ends; off: become mpirun once the hosts are ready.",
         switch(Switch.ON, Switch.OFF),
         roles=(_L,),
         begins=Section.END,
     )
     launch_timeout: float = row(
-        120.0, "Time within which every host's daemon must have joined.", seconds, roles=(_L,)
+        120.0,
+        "Deadline for mpirun's daemons to start and join, on every host.",
+        seconds,
+        roles=(_L,),
     )
     connect_check: float = row(
         60.0,
@@ -291,13 +296,13 @@ class Settings:
     )
     grace: float = row(
         20.0,
-        "Time that the ranks of a job that is told to end have to save, before mpirun ends them; "
+        "How long ranks may save after the job is told to end, before mpirun ends them; "
         "0: mpirun is told at once.",
         seconds,
     )
     stop_signal: str = row(
         "TERM",
-        "What tells ranks to save and end; USR1 for programs that save on that.",
+        "Signal that tells ranks to save and end; USR1 for programs that save on that.",
         signal_word,
     )
     hold_on_failure: float = row(

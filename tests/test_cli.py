@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import platform
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -119,6 +123,44 @@ def test_help_and_version_are_words_of_mpiboots_own(tmp_path: Path) -> None:
         assert (told.returncode, told.stdout) == (0, mpiboot(tmp_path, *words, "--help").stdout)
     wrong = mpiboot(tmp_path, "help", "nothing")
     assert (wrong.returncode, "no command nothing" in wrong.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["launcher"], "write `mpiboot launcher -- PROGRAM`"),
+        (["plan", "--json"], "write `mpiboot plan -- PROGRAM`"),
+        (["shims"], "write `mpiboot shims install` or `mpiboot shims remove`"),
+        ([], "give the launcher its program (`mpiboot ./train`"),
+    ],
+)
+def test_a_line_that_lacks_something_is_met_with_the_line_to_write(
+    tmp_path: Path, words: list[str], hint: str
+) -> None:
+    assert f"-> {hint}" in mpiboot(tmp_path, *words).stderr
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_help_on_a_terminal_is_plain_text_within_its_width(tmp_path: Path, term: str) -> None:
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 70, 0, 0))
+    read: list[bytes] = []
+    with subprocess.Popen(
+        [sys.executable, "-m", "mpiboot", "wait", "--help"],
+        env=environment(tmp_path, {"TERM": term}),
+        stdout=theirs,
+        stderr=theirs,
+    ) as child:
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # the end of the other side
+            while data := os.read(ours, 1 << 16):
+                read.append(data)
+        assert child.wait(GUARD) == 0
+    os.close(ours)
+    text = b"".join(read).decode()
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 70
+    assert "PROGRAM..." not in mpiboot(tmp_path, "plan", "--help").stdout.partition("Options:")[2]
 
 
 def test_path_is_not_in_the_first_line(tmp_path: Path) -> None:
@@ -270,6 +312,10 @@ def test_the_version_is_told(tmp_path: Path, form: str) -> None:
         (["worker", "--np", "3"], {}, "--np"),
         (["--frobnicate"], {}, "--frobnicate"),
         (["launcher"], {}, "PROGRAM"),
+        (["shims"], {}, "Missing command"),
+        (["help", "nothing"], {}, "no command nothing"),
+        (["doctor", "x"], {}, "unexpected extra argument (x)"),
+        ([], {}, "no program was given"),
         (["launcher", "--timeout"], {}, "--timeout"),
         (["launcher", "--timeout", "soon", "--", "./a"], {}, "--timeout is 'soon': expected a num"),
         (["settings"], {"MPIBOOT_TIMEOUT": "-1"}, "MPIBOOT_TIMEOUT is '-1': expected a number of"),

@@ -41,6 +41,8 @@ class Command(click.Command):
         """Write the command's own options, then a section for each group of settings."""
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for item in self.get_params(ctx):
+            if isinstance(item, click.Argument):  # the line of usage has it
+                continue
             section = getattr(item, "section", None)
             record = item.get_help_record(ctx)
             if record:

@@ -10,7 +10,7 @@ import click
 from mpiboot.commands.options import Command, Group
 
 
-@click.group(cls=Group)
+@click.group(cls=Group, no_args_is_help=False)
 def shims() -> None:
     """Make or take away names such as mpirun and sshd that lead to mpiboot.
 
@@ -28,13 +28,15 @@ _FOLDER = click.option(
     show_default=True,
     type=click.Path(),
     metavar="PATH",
-    help="Where they stand.",
+    help="Folder for these names.",
 )
 
 
 @shims.command(cls=Command)
 @_FOLDER
-@click.option("--replace", is_flag=True, help="In the place of the real programs, which move.")
+@click.option(
+    "--replace", is_flag=True, help="Put them in the place of the real programs, which move."
+)
 def install(folder: str, *, replace: bool) -> None:
     """Make mpirun, mpiexec and sshd lead to mpiboot.
 
