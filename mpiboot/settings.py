@@ -231,8 +231,8 @@ class Settings:
     )
     control_ifname: str = row(
         "",
-        "Network link for SSH and mpirun's daemons (name, address or network); found by route where "
-        "not given.",
+        "Network link for SSH and mpirun's daemons (name, address or network); found by route "
+        "where not given.",
         begins=Section.NETWORK,
     )
     port_range: str = row(
