@@ -221,6 +221,23 @@ CHECKS: Final = (
         "MPIBOOT_LAUNCH_TIMEOUT gives them more time",
     ),
     Check(
+        "worker-pairs",
+        "workers reach each other over TCP",
+        ExitCode.WORKERS_UNREACHABLE,
+        roles=(_L,),
+        hint="a NetworkPolicy or firewall between the workers drops it: it must allow the job's "
+        "pods all ports among each other, or the range of MPIBOOT_PORT_RANGE; "
+        "MPIBOOT_PAIR_CHECK=0 starts the job without this check",
+    ),
+    Check(
+        "worker-address",
+        "workers see each other at their own addresses",
+        ExitCode.CONFLICT,
+        roles=(_L,),
+        hint="keep traffic between pods out of source NAT (masquerade rules of the CNI or of the "
+        "node); MPIBOOT_PAIR_CHECK=0 starts the job without this check",
+    ),
+    Check(
         "service-mesh",
         "no service mesh proxies the job's pods",
         ExitCode.CONFLICT,

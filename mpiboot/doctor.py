@@ -193,4 +193,8 @@ def _job(resolved: Resolved, environ: Mapping[str, str]) -> list[Finding]:
         made = plans.make(seen.observed, resolved, where)
     except MpibootError as wrong:
         return [*found, wrong.finding, *wrong.others]
-    return [*found, *made.findings]
+    odd = plans.pair_findings(made, seen.observed, seen.dialled)
+    if seen.dialled and not odd:
+        tried = counted(len(seen.dialled), "connection")
+        found.append(_ok("worker-pairs", f"workers reach each other: {tried} tried"))
+    return [*found, *odd, *made.findings]

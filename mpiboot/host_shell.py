@@ -67,6 +67,16 @@ def gate(mpirun: str = "", *, attempt: str = "", may_disconnect: bool = False) -
     return ask("memory", "launches", *attempts, *wanted, "facts")
 
 
+def pairs(address: str, ports: str) -> str:
+    """Write the command that has a worker dial others.
+
+    Args:
+        address: its own, at which it listens meanwhile.
+        ports: the range of ports, ``first-last``; empty: any.
+    """
+    return ask(f"pairs {address} {ports or '0-0'}")
+
+
 def lacks(program: str, path: str, folder: str) -> tuple[str, ...]:
     """Ask whether a program can be run on a host; nothing where a shell could read it otherwise.
 

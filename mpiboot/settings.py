@@ -274,6 +274,13 @@ class Settings:
     nccl_version: str = row(
         "", "NCCL's version, such as 2.21.5, where a rule depends on it.", roles=(_L,)
     )
+    pair_check: float = row(
+        2.0,
+        "Time that a worker has to answer another one's TCP connection, which some pairs try "
+        "before mpirun starts; 0: not tried.",
+        seconds,
+        roles=(_L,),
+    )
     supervise: Switch = row(
         Switch.ON,
         "Stay beside mpirun until the job ends; off: become mpirun once the hosts are ready.",

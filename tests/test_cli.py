@@ -35,7 +35,7 @@ NOT_USED = {
         for row in ROWS
         if row.section in {Section.POD, Section.MPI, Section.NETWORK, Section.END}
     }
-    - {"control_ifname", "port_range"}
+    - {"control_ifname", "port_range", "pair_check"}
     | {"ssh_client", "ssh_keepalive"},
 }
 ROLE_OF = {

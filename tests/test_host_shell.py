@@ -26,6 +26,7 @@ COMMANDS = (
     host_shell.ask("look", "facts"),
     host_shell.ask("memory", "memory_sizes", "began", "disks", "ports"),
     host_shell.ask(*host_shell.lacks("a", "b", "c")),
+    host_shell.pairs("10.244.0.11", ""),
     host_shell.end_processes(("no-such-mark",)),
     host_shell.order("job_is_over"),
     host_shell.ask("attempts w@2026-11-22T05:00:00Z@1a 1"),

@@ -20,7 +20,7 @@ Words = tuple[str, ...]
 # the deadline of a launcher that waits.
 _PLAN_LOOK: Final = 5.0
 _NAMED: Final = ("role", "start_sshd")  # the command itself says the role
-_LOOKS_BY: Final = ("control_ifname", "port_range")
+_LOOKS_BY: Final = ("control_ifname", "port_range", "pair_check")
 # What only a launcher that starts mpirun reads.
 _NOT_FOR_WAITING: Final = (
     *_NAMED,

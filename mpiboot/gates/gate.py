@@ -17,9 +17,11 @@ from mpiboot import log
 from mpiboot.checks import failed
 from mpiboot.errors import MpibootError
 from mpiboot.gates import progress, recheck
+from mpiboot.gates.access import Access
 from mpiboot.gates.followed_hosts import FollowedHosts
 from mpiboot.gates.job_hostfile import HostfileFollower
-from mpiboot.gates.pipeline import Access, Pipelines
+from mpiboot.gates.pair_check import PairCheck
+from mpiboot.gates.pipeline import Pipelines
 from mpiboot.gates.progress import HostState, Stage
 from mpiboot.gates.reporter import Reporter
 from mpiboot.model import DataNetworkUse, Finding, Host, Worker
@@ -70,6 +72,7 @@ async def wait(
     limits: LoginTimeouts | None = None,
     follow: HostfileFollower | None = None,
     mpirun: str = "",
+    pairs: PairCheck | None = None,
 ) -> GateResult:
     """Wait until every host resolves and answers over SSH, or until one never will.
 
@@ -84,6 +87,7 @@ async def wait(
         limits: how long the steps of one attempt may take.
         follow: the hostfile, where a change of it is to be followed until the gate is passed.
         mpirun: path of the mpirun that every host is asked for, where the line names one.
+        pairs: has hosts that are ready dial each other; its findings are the caller's to ask for.
 
     Raises:
         MpibootError: ``ssh-denied``, ``host-key-differs``, ``ssh-key`` or ``hostfile-invalid`` as
@@ -103,6 +107,7 @@ async def wait(
         changed=reporter.changed,
         limits=limits,
         mpirun=mpirun,
+        pairs=pairs,
     )
     work: set[asyncio.Future[Any]] = set()
     if any(not pipelines.is_own_name(host) for host in hosts):
@@ -148,6 +153,7 @@ async def look(
     resolver: Resolver | None = None,
     limits: LoginTimeouts | None = None,
     mpirun: str = "",
+    pairs: PairCheck | None = None,
 ) -> GateResult:
     """Try every host once, and wait for none; what failed is in ``findings``, a host each.
 
@@ -167,6 +173,7 @@ async def look(
         limits=limits,
         once=True,
         mpirun=mpirun,
+        pairs=pairs,
     )
     if any(not pipelines.is_own_name(host) for host in hosts):
         await pipelines.load()

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mpiboot import host_shell, log
 from mpiboot.addresses import is_address
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import authentication, failure_reasons, retry_delay, worker_answer
+from mpiboot.gates.access import Access
+from mpiboot.gates.pair_check import PairCheck
 from mpiboot.gates.progress import HostState, Stage, finding
 from mpiboot.job import names
 from mpiboot.model import Host, HostKeys, Mesh, Switch, Worker
@@ -30,8 +31,6 @@ from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 if TYPE_CHECKING:
     from mpiboot.ssh_client.login import Login
 
-# Stock images, the MPI Operator's and Trainer's, and those of Google's gIB.
-PORTS: Final = (22, 2222, 222)
 _CONNECTIONS: Final = 128
 _ADDRESSES: Final = 4
 # Records change when a pod is made anew; asking more often than this while SSH fails is no use.
@@ -41,28 +40,6 @@ _FOREIGN_PAUSE: Final = 5.0
 # A worker changes servers while it starts (OpenSSH that can't let anybody in, then the embedded
 # one), and its key may be mounted a moment late; a no that is still a no after this is for good.
 _CONFIRM: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """How to log in to the workers.
-
-    ``user`` is the login where the hostfile names none; ``key`` the path of the private key;
-    ``host_key`` the pinned public key as a line, empty for the public half of ``key``; ``ports``
-    the candidates in order; ``hostname`` is this pod's own, ``fqdns`` its full names; ``ipv6``
-    tells whether its own address is of IPv6, None where that isn't known. ``attempt`` and
-    ``may_disconnect`` are what workers are told of this launcher (``host_shell.gate``).
-    """
-
-    user: str
-    key: Path
-    hostname: str
-    host_key: str = ""
-    ports: tuple[int, ...] = PORTS
-    fqdns: tuple[str, ...] = ()
-    ipv6: bool | None = None
-    attempt: str = ""
-    may_disconnect: bool = False
 
 
 class Pipelines:
@@ -79,7 +56,9 @@ class Pipelines:
         limits: LoginTimeouts | None = None,
         once: bool = False,
         mpirun: str = "",
+        pairs: PairCheck | None = None,
     ) -> None:
+        self._pairs = pairs if pairs is not None and pairs.wanted else None
         self._settings = settings
         self._access = access
         self._resolver = resolver
@@ -312,11 +291,17 @@ class Pipelines:
                 return opened
             with opened.sock:
                 login = await self.load()
-                return await login.log_in(target, opened.sock, opened.greeting, self._command)
+                keep = partial(self._pairs.keep, target) if self._pairs else None
+                return await login.log_in(
+                    target, opened.sock, opened.greeting, self._command, keep=keep
+                )
 
     def _worker(self, state: HostState, attempt: Attempt) -> Worker:
         self._set(state, Stage.READY)
         name = state.host.name
         if self._settings.host_keys is not HostKeys.JOB:
             self.host_keys[name] = attempt.host_key
-        return worker_answer.worker(state.host, attempt)
+        worker = worker_answer.worker(state.host, attempt)
+        if self._pairs:
+            self._pairs.join(worker, attempt.target)
+        return worker

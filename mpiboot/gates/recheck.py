@@ -16,7 +16,7 @@ from mpiboot.checks import failed
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.errors import MpibootError
 from mpiboot.gates import worker_answer
-from mpiboot.gates.pipeline import Access
+from mpiboot.gates.access import Access
 from mpiboot.gates.remote_commands import RemoteCommands
 from mpiboot.model import DataNetworkUse, Finding, NoFacts, Worker
 from mpiboot.settings import Settings

@@ -20,7 +20,7 @@ from typing import Final
 
 from mpiboot import host_shell, log
 from mpiboot.gates import other_launchers
-from mpiboot.gates.pipeline import Access
+from mpiboot.gates.access import Access
 from mpiboot.gates.remote_commands import RemoteCommands
 from mpiboot.host_shell import HostAnswer
 from mpiboot.model import Worker

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 
 from mpiboot.addresses import network
 from mpiboot.checks import failed
+from mpiboot.data_network.records import RDMA, Transport
 from mpiboot.job.dialect import parameter
 from mpiboot.job.dialects import ALSO_DAEMON_LINK
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.model import Decision, Finding, Level, MpiNetwork, Source
 from mpiboot.network import control
-from mpiboot.settings import Resolved
+from mpiboot.settings import Resolved, Settings
 from mpiboot.wording import first_few
 
 
@@ -120,6 +121,30 @@ def _own_link(observed: Observed, decision: Decision | None) -> Decision | None:
     (name,) = names if len(names) == 1 else {""}
     because = "the launcher's link to all workers: daemons connect to its address"
     return Decision("daemon-link", name, Source.DETECTED, because) if name else None
+
+
+def tcp_optional(builder: PlanBuilder, settings: Settings, transport: Transport | None) -> str:
+    """Tell why MPI may do without TCP between the workers' control addresses; empty: it can't.
+
+    ``transport`` carries the job's data.
+    """
+    if settings.mpi_network is MpiNetwork.DATA:
+        return "MPI's messages use the data network"
+    if transport in RDMA:
+        return f"the data network is {transport.value}"
+    if builder.line.unknown:
+        return f"the mpirun line is not read from {builder.line.unknown} on"
+    if builder.line.moves_hosts or builder.line.may_hide_hosts:
+        return "mpirun alone decides which hosts it uses"
+    row = builder.row
+    control = {item.value for item in builder.decisions if item.name == "control-link"}
+    ports = () if settings.port_range else (*row.first_port_vars, *row.range_vars)
+    excludes = [name.replace("_include", "_exclude") for name in row.mpi_link_vars]
+    for name in (*row.mpi_link_vars, *excludes, *ports):
+        value = builder.line.mca.get(parameter(name)) or builder.environ.get(name)
+        if value and value not in control:
+            return f"MPI's messages go as {name}={value} says"
+    return ""
 
 
 def _pin_daemons(builder: PlanBuilder, decision: Decision | None) -> None:

@@ -6,7 +6,7 @@ disagree. Nothing here reads or changes the world.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mpiboot.checks import failed
@@ -32,6 +32,8 @@ from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import Decision, Finding, Level, Mpi, Source
+from mpiboot.network import worker_pairs
+from mpiboot.network.worker_pairs import Dialled
 from mpiboot.settings import Given, Resolved
 from mpiboot.ssh_client import config as sshconfig
 from mpiboot.wording import first_few
@@ -48,7 +50,8 @@ class Plan:
     variables or flags of the user's that could keep mpirun from doing so. ``per_host`` has by host
     what its agent sets there; ``rows`` show the data network, a worker each, and ``transport``
     carries the data (None: nobody is to look). ``agent_env`` is what agents need of this pod's
-    environment and mpirun must not have.
+    environment and mpirun must not have. ``with_ranks`` are the remote hosts that may get a rank,
+    and ``tcp_optional`` tells why MPI may do without TCP between them, empty where it can't.
     """
 
     decisions: tuple[Decision, ...]
@@ -69,6 +72,8 @@ class Plan:
     rows: tuple[WorkerRow, ...]
     transport: Transport | None
     agent_env: Mapping[str, str]
+    with_ranks: tuple[str, ...]
+    tcp_optional: str
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Make mpirun's environment of this pod's."""
@@ -203,12 +208,23 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         rows=network.rows,
         transport=network.transport,
         agent_env=builder.agent_env,
+        with_ranks=tuple(name for name in daemons or remote if name not in placed.idle),
+        tcp_optional=pinning.tcp_optional(builder, resolved.settings, network.transport),
     )
 
 
-def stop_on_failure(plan: Plan) -> None:
-    """Raise the plan's first failing finding, with the others behind it."""
-    bad = [item for item in plan.findings if item.level is Level.FAIL]
+def pair_findings(
+    plan: Plan, observed: Observed, dialled: Sequence[Dialled]
+) -> tuple[Finding, ...]:
+    """Judge what workers found when they dialled each other, by what the plan needs of them."""
+    listed = observed.hostfile.hosts
+    hosts = [host.name for host in listed if observed.called(host.name) in plan.with_ranks]
+    return worker_pairs.findings(dialled, hosts, plan.tcp_optional)
+
+
+def stop_on_failure(findings: Sequence[Finding]) -> None:
+    """Raise the first failing finding, with the others behind it."""
+    bad = [item for item in findings if item.level is Level.FAIL]
     if bad:
         raise MpibootError(bad[0], tuple(bad[1:]))
 

@@ -6,6 +6,7 @@ parent to judge, which ends this process by SIGKILL.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
@@ -106,22 +107,25 @@ def prepare(
     # The launches of a script have its name.
     name = attempt or environ.get(launch_spec.ATTEMPT, "")
     pod = launcher_pod(resolved, environ, pid=parent, attempt=name, may_disconnect=not attempt)
-    seen = observation.run(observation.wait(pod, program))
+    loop = observation.new_loop()
+    seen = loop.run_until_complete(observation.wait(pod, program))
     before_this = attempts.earlier(seen.observed.workers, name)
     if before_this:
         said, number = before_this.said, before_this.number + 1
         log.info("attempt", said, attempt=number, ended=before_this.ended)
     paths = launch_folder.paths(pod.folder, parent)
-    made = plans.make(seen.observed, resolved, paths)
+    # In a thread: workers that dial each other are listened to meanwhile.
+    made = loop.run_until_complete(asyncio.to_thread(plans.make, seen.observed, resolved, paths))
     summary.say(made, seen.observed)
     for finding in (*seen.warnings, *made.findings):
         if finding.level is not Level.FAIL and finding not in seen.already_said:
             log.finding(finding)
-    plans.stop_on_failure(made)
+    plans.stop_on_failure(made.findings)
     launch = launch_folder.Launch(
         made, seen.observed, seen.passed.host_keys, pod.key, resolved, paths
     )
     launch.write()
+    _stop_on_pairs(loop, seen, made)
     env = made.environment(environ) | {launch_spec.MARK: paths.launch_dir}
     # A launch inside a launch is part of it.
     env.setdefault(launch_spec.JOB_MARK, stale_processes.new_mark(pod.key.public))
@@ -131,3 +135,20 @@ def prepare(
         "start", f"starting {render.command(made.argv)}", argv=list(masking.masked_words(made.argv))
     )
     return spec
+
+
+def _stop_on_pairs(
+    loop: asyncio.AbstractEventLoop, seen: observation.Observation, made: plans.Plan
+) -> None:
+    """Tell what the workers found when they dialled each other.
+
+    Raises:
+        MpibootError: ``worker-pairs`` or ``worker-address``; MPI would wait for ever.
+    """
+    if seen.pairs is None:
+        return
+    dialled = loop.run_until_complete(seen.pairs.results(seen.observed.workers))
+    found = plans.pair_findings(made, seen.observed, dialled)
+    plans.stop_on_failure(found)
+    for finding in found:
+        log.finding(finding)

@@ -66,7 +66,8 @@ def show_plan(
     seen, launcher = look(resolved, program, environ)
     where = launch_folder.paths(launcher.folder)
     plan = plans.make(seen.observed, resolved, where)
-    _print(plan, (*seen.warnings, *seen.passed.findings), as_json=as_json)
+    odd = plans.pair_findings(plan, seen.observed, seen.dialled)
+    _print(plan, (*seen.warnings, *seen.passed.findings, *odd), as_json=as_json)
 
 
 def show_offline(

@@ -14,6 +14,7 @@ from mpiboot import executables, facts, host_shell, log
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, job_hostfile, recheck, stale_processes
+from mpiboot.gates.pair_check import PairCheck
 from mpiboot.job import data, mpirun_line, names, platforms
 from mpiboot.job import plan as plans
 from mpiboot.job.dialects import DIALECTS
@@ -21,6 +22,8 @@ from mpiboot.job.user_line import UserLine
 from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.model import AUTO, Finding, Level, Mpi, PodFacts
+from mpiboot.network import worker_pairs
+from mpiboot.network.worker_pairs import Dialled
 from mpiboot.observe import dns, programs
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import config as sshconfig
@@ -33,20 +36,29 @@ class Observation:
     """What was observed: the plan's input, and what the gate said on the way.
 
     ``already_said`` are the plan's findings that were said before any host was waited for.
+    ``pairs`` is to be asked for what workers find when they dial each other, which is ``dialled``
+    where it was.
     """
 
     observed: plans.Observed
     passed: gate.GateResult
     warnings: tuple[Finding, ...]
     already_said: tuple[Finding, ...] = ()
+    pairs: PairCheck | None = None
+    dialled: tuple[Dialled, ...] = ()
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run to its end what waits for hosts; what it leaves behind ends with this process."""
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Make what waits for hosts; what is left in it ends with this process."""
     # Not asyncio.run: it waits for every thread, also for one that a dead nameserver holds.
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    return loop.run_until_complete(work)
+    return loop
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run to its end what waits for hosts."""
+    return new_loop().run_until_complete(work)
 
 
 async def wait(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
@@ -59,6 +71,7 @@ async def wait(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
     found = await _hostfile(launcher, _rest(launcher).timeout, line.hostfile)
     already_said = _tell_at_once(launcher, found, mpi, line)
     follow = job_hostfile.HostfileFollower(found)
+    pairs = _pairs(launcher)
     passed = await gate.wait(
         found.hostfile.hosts,
         _rest(launcher),
@@ -67,6 +80,7 @@ async def wait(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
         also=own,
         follow=follow,
         mpirun=line.daemons_mpirun,
+        pairs=pairs,
     )
     found = follow.found
     await stale_processes.end(
@@ -80,7 +94,7 @@ async def wait(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
     )
     passed = dataclasses.replace(passed, workers=workers)
     seen = _observation(launcher, found, passed, mpi, line, own.result(), networks)
-    return dataclasses.replace(seen, already_said=already_said)
+    return dataclasses.replace(seen, already_said=already_said, pairs=pairs)
 
 
 def _tell_at_once(
@@ -128,14 +142,23 @@ async def look(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
     own = await asyncio.to_thread(_own_facts, launcher)
     line = mpirun_line.read(program, mpi.family)
     found = await _hostfile(launcher, 0.0, line.hostfile)
+    pairs = _pairs(launcher)
     passed = await gate.look(
         found.hostfile.hosts,
         settings,
         access(launcher),
         long_form=_long_form(launcher),
         mpirun=line.daemons_mpirun,
+        pairs=pairs,
     )
-    return _observation(launcher, found, passed, mpi, line, own, {})
+    dialled = await pairs.results(passed.workers)
+    seen = _observation(launcher, found, passed, mpi, line, own, {})
+    return dataclasses.replace(seen, dialled=dialled)
+
+
+def _pairs(launcher: LauncherPod) -> PairCheck:
+    settings = launcher.resolved.settings
+    return PairCheck(settings.pair_check, settings.port_range)
 
 
 def _own_facts(launcher: LauncherPod) -> tuple[PodFacts, int | None]:
@@ -201,13 +224,21 @@ async def pass_gates(launcher: LauncherPod) -> gate.GateResult:
     for item in found.warnings:
         log.finding(item)
     follow = job_hostfile.HostfileFollower(found)
-    return await gate.wait(
+    pairs = _pairs(launcher)
+    passed = await gate.wait(
         found.hostfile.hosts,
         _rest(launcher),
         access(launcher),
         long_form=_long_form(launcher),
         follow=follow,
+        pairs=pairs,
     )
+    dialled = await pairs.results(passed.workers)
+    names = [worker.host.name for worker in passed.workers]
+    odd = worker_pairs.findings(dialled, names, "what will be started is not known here")
+    for item in odd:
+        log.finding(item)
+    return dataclasses.replace(passed, findings=odd)
 
 
 def no_mpirun(environ: Mapping[str, str], called: str = "") -> MpibootError:

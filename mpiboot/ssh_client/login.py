@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,7 @@ import asyncssh
 from mpiboot.errors import error
 from mpiboot.model import HostKeys
 from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh_client.dialogue import Connection, closed
 
 OUTPUT_LIMIT: Final = 1 << 20
 _SHOWN: Final = 60
@@ -131,9 +133,18 @@ class Login:
         self._algorithms = [*first, *(alg for alg in defaults if alg not in first)]
 
     async def log_in(
-        self, target: Target, sock: socket.socket, greeting: str, command: str
+        self,
+        target: Target,
+        sock: socket.socket,
+        greeting: str,
+        command: str,
+        *,
+        keep: Callable[[Connection], None] | None = None,
     ) -> Attempt:
-        """Log in over an open connection and run the command; the socket is closed at the end."""
+        """Log in over an open connection and run the command; the socket is closed at the end.
+
+        ``keep`` gets what can run more commands, after a success; it is to be closed.
+        """
         found = Attempt(
             target, Outcome.OK, greeting=greeting, local_address=str(sock.getsockname()[0])
         )
@@ -152,22 +163,27 @@ class Login:
         finally:
             sock.close()  # asyncssh has a duplicate of its own, and closes that
         found = self._with_key(found, client)
+        kept = False
         try:
             if self._is_foreign(client):
                 return replace(found, outcome=Outcome.HOST_KEY_DIFFERS, welcome=True)
-            return await asyncio.wait_for(
+            done = await asyncio.wait_for(
                 self._run(found, connection, command), self._limits.command
             )
+            if keep is not None and done.outcome is Outcome.OK:
+                keep(Connection(connection))
+                kept = True
         except asyncio.TimeoutError:
             said = f"no end within {self._limits.command:g} s"
             return replace(found, outcome=Outcome.COMMAND_FAILED, said=said, stalled=True)
         except (asyncssh.Error, OSError, ValueError) as why:
             said = " ".join(str(why).split())
             return replace(found, outcome=Outcome.COMMAND_FAILED, said=said)
+        else:
+            return done
         finally:
-            # A disconnect message first, so that the worker's log has no "reset by peer".
-            connection.close()
-            await _gone(connection)
+            if not kept:
+                await closed(connection)
 
     def _is_foreign(self, client: _Client) -> bool:
         return self._strict and client.shown is not None and client.shown != self._pinned
@@ -239,13 +255,6 @@ class Login:
         )
         said = f"{how}: {words}" if words else how
         return replace(found, outcome=Outcome.COMMAND_FAILED, said=said, output=text)
-
-
-async def _gone(connection: asyncssh.SSHClientConnection) -> None:
-    try:
-        await asyncio.wait_for(connection.wait_closed(), 1)
-    except asyncio.TimeoutError:
-        connection.abort()
 
 
 async def _read_output(stream: asyncssh.SSHReader[bytes]) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import signal
 import time
 from collections.abc import Mapping
@@ -29,12 +28,11 @@ from mpiboot.worker import launchers, saving
 from mpiboot.worker.launchers import Launchers
 from mpiboot.worker.setup import (
     ENDING,
-    FACTS_FILE,
-    LOOK,
     WorkerSetup,
     embedded_argv,
     openssh_argv,
     settle,
+    write_scripts,
 )
 
 # What observes this pod for the launcher; run after sshd listens, so that it delays nobody.
@@ -204,12 +202,7 @@ class _Worker:
             "MPIBOOT_WORKER_DIR": str(setup.folder),
             "MPIBOOT_TERMINATION_LOG": os.devnull,
         }
-        statement, *arguments = FACTS
-        facts = process.python(statement, *arguments, str(setup.folder / FACTS_FILE))
-        # For the launcher, where something of the data network is still to come.
-        again = f"MPIBOOT_TERMINATION_LOG={os.devnull} exec {shlex.join(facts)}\n"
-        files.write_private(setup.folder / LOOK, again)
-        self._helpers.add(process.start(facts, environ))
+        self._helpers.add(process.start(write_scripts(setup.folder, FACTS), environ))
         if running.kind is SshKind.OPENSSH and executables.find("ssh", environ.get("PATH", "")):
             self._prove(environ)
         if self._program and not self._program_pid:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 
 from mpiboot.gates import progress
-from mpiboot.gates.pipeline import Access, Pipelines
+from mpiboot.gates.access import Access
+from mpiboot.gates.pipeline import Pipelines
 from mpiboot.model import Host, Worker
 from mpiboot.observe.dns import Resolver
 from mpiboot.settings import Settings

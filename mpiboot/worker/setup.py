@@ -6,9 +6,12 @@ It starts no process; a worker's way to its sshd leads through here, so it impor
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import signal
 import socket
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +29,7 @@ from mpiboot.worker import profile_script
 
 FACTS_FILE: Final = "facts.json"
 LOOK: Final = "look"  # a script that writes the facts anew
+PAIRS: Final = "pairs"  # a script that dials other workers
 # Signals that end a worker.
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
@@ -147,3 +151,19 @@ def embedded_argv(setup: WorkerSetup) -> list[str]:
     return process.python(
         "from mpiboot.ssh_server.embedded import main; main(sys.argv[1])", str(path)
     )
+
+
+def write_scripts(folder: Path, gather: Sequence[str]) -> list[str]:
+    """Write what a launcher may start here; the argv that gathers the facts.
+
+    ``gather`` is that statement for this interpreter, and its arguments.
+    """
+    statement, *arguments = gather
+    facts = process.python(statement, *arguments, str(folder / FACTS_FILE))
+    # Where something of the data network is still to come.
+    again = f"MPIBOOT_TERMINATION_LOG={os.devnull} exec {shlex.join(facts)}\n"
+    files.write_private(folder / LOOK, again)
+    program = str(Path(__file__).with_name("pairs.py"))
+    dials = shlex.join([sys.executable, "-I", "-S", program])
+    files.write_private(folder / PAIRS, f'exec {dials} "$@"\n')
+    return facts

@@ -14,7 +14,7 @@ import pytest
 from mpiboot import host_shell, log
 from mpiboot.errors import MpibootError
 from mpiboot.gates import other_launchers, stale_processes
-from mpiboot.gates.pipeline import Access
+from mpiboot.gates.access import Access
 from mpiboot.model import Host, NoFacts, Worker
 from mpiboot.settings import Settings
 from tests.fakes.sshd import Behaviour, Job, sshd

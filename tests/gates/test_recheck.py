@@ -14,7 +14,7 @@ from mpiboot import host_shell
 from mpiboot.data_network.records import Transport, WorkerNetwork
 from mpiboot.errors import MpibootError
 from mpiboot.gates import recheck
-from mpiboot.gates.pipeline import Access
+from mpiboot.gates.access import Access
 from mpiboot.launch_agent import files as agent_files
 from mpiboot.model import Host, NoFacts, Worker
 from mpiboot.observe import pod

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.gates.pipeline import Access
+from mpiboot.gates.access import Access
 from mpiboot.gates.remote_commands import RemoteCommands
 from mpiboot.model import HostKeys
 from mpiboot.ssh_client.attempt import LoginTimeouts

@@ -15,7 +15,7 @@ import pytest
 
 from mpiboot import host_shell, log
 from mpiboot.gates import stale_processes
-from mpiboot.gates.pipeline import Access
+from mpiboot.gates.access import Access
 from mpiboot.model import Host, Worker
 from mpiboot.settings import Settings
 from tests.fakes.sshd import Behaviour, Job, sshd

@@ -10,9 +10,10 @@ from mpiboot import render
 from mpiboot.checks import BY_REFERENCE, ExitCode
 from mpiboot.errors import MpibootError
 from mpiboot.job.dialects import DIALECTS
-from mpiboot.job.plan import stop_on_failure
+from mpiboot.job.plan import pair_findings, stop_on_failure
 from mpiboot.job.plan_builder import Observed
 from mpiboot.model import Finding, Host, Level, Mpi, MpiFamily, Source
+from mpiboot.network.worker_pairs import Dialled, Reached
 from mpiboot.observe import programs
 from mpiboot.settings import resolve
 from tests.fakes.plans import (
@@ -292,7 +293,7 @@ def test_more_ranks_than_slots_are_refused_with_what_is_asked_and_offered(
     assert "2 hosts offer 4 slots" in finding.said
     assert "MPIBOOT_OVERSUBSCRIBE" in finding.hint
     with pytest.raises(MpibootError) as stopped:
-        stop_on_failure(plan)
+        stop_on_failure(plan.findings)
     assert stopped.value.code == ExitCode.CONFLICT
 
 
@@ -491,7 +492,7 @@ def test_the_first_failure_ends_the_launcher_and_the_others_come_along() -> None
     plan = planned("./train", seen, {"np": "99"})
     assert failing(plan) == ["slots", "settings-conflict", "unsafe-value"]
     with pytest.raises(MpibootError) as stopped:
-        stop_on_failure(plan)
+        stop_on_failure(plan.findings)
     assert stopped.value.finding.check == "slots"
     assert [item.check for item in stopped.value.others] == ["settings-conflict", "unsafe-value"]
     assert all(item.check in BY_REFERENCE for item in plan.findings)
@@ -563,10 +564,46 @@ def test_ranks_beside_mpirun_keep_their_own_handle(
 def test_warnings_end_nothing() -> None:
     plan = planned("./train")
     noisy = replace(plan, findings=(Finding("usage", Level.WARN, "odd"),))
-    stop_on_failure(noisy)
+    stop_on_failure(noisy.findings)
 
 
 def test_the_family_can_be_said_where_the_programs_answer_is_not_to_be_trusted() -> None:
     seen = observed("openmpi5")
     assert resolve({"mpi": "openmpi5"}, {}).settings.mpi == "openmpi5"
     assert planned("./train", replace(seen, mpi=replace(seen.mpi, version=""))).argv[0] == "mpirun"
+
+
+@pytest.mark.parametrize(
+    ("environ", "program", "optional"),
+    [
+        ({}, "./train", ""),
+        ({"OMPI_MCA_btl_tcp_if_include": "eth0"}, "./train", ""),
+        ({}, "mpirun --mca btl_tcp_if_include eth0 ./train", ""),
+        ({"OMPI_MCA_btl_tcp_if_include": "net1"}, "./train", "btl_tcp_if_include=net1"),
+        ({}, "mpirun --mca btl_tcp_if_include net1 ./train", "btl_tcp_if_include=net1"),
+        ({"OMPI_MCA_btl_tcp_if_exclude": "lo"}, "./train", "btl_tcp_if_exclude=lo"),
+        ({"OMPI_MCA_btl_tcp_port_min_v4": "5000"}, "./train", "btl_tcp_port_min_v4=5000"),
+        ({"MPIBOOT_MPI_NETWORK": "data"}, "./train", "the data network"),
+        ({}, "mpirun --no-such-option ./train", "not read from --no-such-option on"),
+    ],
+)
+@both
+def test_workers_that_do_not_reach_each_other_end_a_job_that_needs_it(
+    family: str, environ: dict[str, str], program: str, optional: str
+) -> None:
+    seen = observed(family, {**POD, **environ})
+    plan = planned(program, seen)
+    assert optional in plan.tcp_optional
+    assert bool(optional) == bool(plan.tcp_optional)
+    first, second = (host.name for host in seen.hostfile.hosts)
+    dropped = Dialled(first, second, "10.244.0.11", 4000, 2.0, Reached.SILENT)
+    (found,) = pair_findings(plan, seen, [dropped])
+    assert found.level is (Level.WARN if optional else Level.FAIL)
+
+
+def test_hosts_that_get_no_rank_need_not_reach_each_other() -> None:
+    seen = observed(listed=hosts(2, 2))
+    first, second = (host.name for host in seen.hostfile.hosts)
+    dropped = Dialled(first, second, "10.244.0.11", 4000, 2.0, Reached.SILENT)
+    assert pair_findings(planned("mpirun -n 2 ./train", seen), seen, [dropped]) == ()
+    assert pair_findings(planned("mpirun -n 3 ./train", seen), seen, [dropped]) != ()

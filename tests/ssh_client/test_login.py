@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import errno
 import inspect
 import os
@@ -8,14 +7,13 @@ import resource
 import socket
 import subprocess
 from pathlib import Path
-from typing import cast
 
 import asyncssh
 import pytest
 
 from mpiboot.errors import MpibootError
 from mpiboot.model import HostKeys
-from mpiboot.ssh_client import login, tcp
+from mpiboot.ssh_client import tcp
 from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh_client.login import ERRORS, OUTPUT_LIMIT, Login, outcome_of
 from tests.fakes.sshd import (
@@ -341,18 +339,3 @@ def test_a_public_key_in_place_of_the_private_one_is_said(tmp_path: Path, job: J
 
     with pytest.raises(MpibootError, match="no private SSH key"):
         Login(path)
-
-
-async def test_a_server_that_ignores_a_disconnect_is_left() -> None:
-    class Deaf:
-        aborted = False
-
-        async def wait_closed(self) -> None:
-            await asyncio.Event().wait()
-
-        def abort(self) -> None:
-            self.aborted = True
-
-    connection = Deaf()
-    await asyncio.wait_for(login._gone(cast("asyncssh.SSHClientConnection", connection)), 60)
-    assert connection.aborted

@@ -1,0 +1,188 @@
+"""Workers that have passed the gate dial each other, while others are still waited for.
+
+Each host that becomes ready runs ``worker/pairs.py`` over the gate's own connection, and it and a
+few that were there before dial each other. What they find is collected after the plan is made: no
+host waits for another one. A host without mpiboot is not checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from mpiboot import host_shell, log
+from mpiboot.model import Worker
+from mpiboot.network import worker_pairs
+from mpiboot.network.worker_pairs import KEPT, Dialled, Reached
+from mpiboot.wording import counted
+
+if TYPE_CHECKING:
+    from mpiboot.ssh_client.attempt import Target
+    from mpiboot.ssh_client.dialogue import Connection, Dialogue
+
+_LISTENS: Final = "mpiboot-pairs "
+# What an answer may take beyond the dials themselves: a session's start on a loaded worker.
+_MARGIN: Final = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Host:
+    """A host that listens and dials; ``busy`` counts the pairs that it still has a part in."""
+
+    worker: Worker
+    port: int
+    dialogue: Dialogue
+    connection: Connection
+    busy: int = 0
+
+
+class PairCheck:
+    """The check of one gate."""
+
+    def __init__(self, seconds: float, port_range: str) -> None:
+        """Begin without any host.
+
+        Args:
+            seconds: how long a dial may take; 0: nothing is tried.
+            port_range: the setting: hosts listen at one of these ports.
+        """
+        self._seconds = seconds
+        self._ports = port_range
+        self._connections: dict[Target, Connection] = {}
+        self._ready: list[tuple[Worker, Connection]] = []
+        self._began = False
+        self._hosts: list[_Host] = []
+        self._work: set[asyncio.Future[None]] = set()
+        self._dialled: list[tuple[Worker, Worker, Dialled]] = []
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is tried."""
+        return self._seconds > 0
+
+    def keep(self, target: Target, connection: Connection) -> None:
+        """Take over a connection after its login."""
+        self._connections[target] = connection
+
+    def join(self, worker: Worker, target: Target) -> None:
+        """Let a host that has just passed the gate begin, unless a mesh would answer for it."""
+        connection = self._connections.pop(target, None)
+        if connection is None:
+            return
+        mesh = worker.facts.mesh if worker.facts else None
+        if not worker.runs_mpiboot or mesh is not None:
+            self._do(connection.close())
+            _not_checked(worker, f"a proxy of {mesh.name}" if mesh else "it does not run mpiboot")
+        else:
+            self._ready.append((worker, connection))
+        if self._began or len(self._ready) > 1:  # alone it has nobody to dial
+            self._began = True
+            for one in self._ready:
+                self._do(self._begin(*one))
+            self._ready.clear()
+
+    async def results(self, workers: Sequence[Worker]) -> tuple[Dialled, ...]:
+        """Wait for what is still to be answered, and let go of all hosts.
+
+        Args:
+            workers: who has passed the gate; what was found of others counts for nothing.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + 2 * self._seconds + _MARGIN  # a dial may be made twice
+        while pending := {task for task in self._work if not task.done()}:
+            if (left := end - loop.time()) <= 0:
+                log.debug("worker-pairs", f"{len(pending)} tries of connections are not waited for")
+                break
+            await asyncio.wait(pending, timeout=left)
+        for task in self._work - pending:
+            task.result()
+        there = {(worker.host.name, worker.address) for worker in workers}
+        found = tuple(
+            dialled
+            for source, target, dialled in self._dialled
+            if {_place(source), _place(target)} <= there
+        )
+        if found:
+            log.debug("worker-pairs", f"{counted(len(found), 'connection')} between workers tried")
+        await self._close()
+        return found
+
+    async def _close(self) -> None:
+        left = [*self._connections.values(), *(host.connection for host in self._hosts)]
+        left += [connection for _, connection in self._ready]
+        await asyncio.gather(*(connection.close() for connection in left))
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        self._work.add(asyncio.ensure_future(work))
+
+    async def _begin(self, worker: Worker, connection: Connection) -> None:
+        dialogue = await connection.start(host_shell.pairs(worker.address, self._ports))
+        said = await dialogue.line() if dialogue else ""
+        port = said.removeprefix(_LISTENS)
+        if dialogue is None or port == said or not port.isdecimal():
+            _not_checked(worker, "it has an older mpiboot, or no free port at that address")
+            await connection.close()
+            return
+        new = _Host(worker, int(port), dialogue, connection)
+        self._hosts.append(new)
+        others = [self._hosts[place] for place in worker_pairs.partners(len(self._hosts) - 1)]
+        for host in (new, *others):
+            host.busy += 1 if host is not new else len(others)
+        for other in others:
+            self._do(self._both_ways(new, other))
+        for host in others:
+            await self._let_go(host)
+
+    async def _both_ways(self, one: _Host, other: _Host) -> None:
+        await asyncio.gather(self._dial(one, other), self._dial(other, one))
+        for host in (one, other):
+            host.busy -= 1
+            await self._let_go(host)
+
+    async def _let_go(self, host: _Host) -> None:
+        """Close a host's connection where nobody who comes later will meet it."""
+        last = host is self._hosts[-1]
+        if not host.busy and not last and host not in self._hosts[:KEPT]:
+            await host.connection.close()
+
+    async def _dial(self, source: _Host, target: _Host) -> None:
+        found = await self._ask(source, target)
+        if found is None:
+            return
+        reached, own, seen, ssh = found
+        if reached.blocked:
+            # One that is gone, or whose program has ended, was not dropped on the way.
+            itself = await self._ask(target, target)
+            if itself is None or itself[0] is not Reached.ANSWERED:
+                _not_checked(target.worker, "it answers itself no more")
+                return
+        dialled = Dialled(
+            source.worker.host.name,
+            target.worker.host.name,
+            target.worker.address,
+            target.port,
+            self._seconds,
+            reached,
+            own,
+            seen,
+            target.worker.port,
+            ssh,
+        )
+        self._dialled.append((source.worker, target.worker, dialled))
+
+    async def _ask(
+        self, source: _Host, target: _Host
+    ) -> tuple[Reached, str, str, Reached | None] | None:
+        there = target.worker
+        line = f"{there.address} {target.port} {there.port} {self._seconds:g}"
+        return worker_pairs.read(await source.dialogue.ask(line))
+
+
+def _place(worker: Worker) -> tuple[str, str]:
+    return worker.host.name, worker.address
+
+
+def _not_checked(worker: Worker, why: str) -> None:
+    log.debug("worker-pairs", f"{worker.host.name} tries no connections to other workers: {why}")

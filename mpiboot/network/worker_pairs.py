@@ -1,0 +1,147 @@
+"""Whether workers reach each other over TCP: which pairs try, and what their answers mean. Pure.
+
+The gate has shown that the launcher reaches every worker. MPI's ranks connect to each other, and
+where that is dropped both Open MPIs wait in silence, for ever (seen with 4.1.4 and 5.0.7; so they
+do where source NAT changes a peer's address, after a message that an inbound connection "has been
+dropped"). Hosts dial each other in the order
+in which they become ready, so that no more than three are kept for those that come later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from mpiboot.addresses import bare
+from mpiboot.checks import BY_REFERENCE
+from mpiboot.model import Finding, Level
+
+# Every later host tries one of the first, in turn, beside the one that came just before it.
+KEPT: Final = 2
+_SHOWN: Final = 4
+_ONE_WAY: Final = (
+    "the other way they connect, and MPI hangs only where a rank of the first has to send first"
+)
+
+
+def partners(number: int) -> tuple[int, ...]:
+    """Give the hosts with which a host tries both ways, all counted by when they became ready.
+
+    A ring in which each host meets the one before it, and a chord to one of the first: whatever way
+    hosts are cut into two groups, some pair lies across.
+    """
+    return tuple(sorted({number - 1, number % KEPT} - {number, -1}))
+
+
+class Reached(str, Enum):
+    """How one dial went; the value is what the worker's program says."""
+
+    ANSWERED = "answered"
+    CONNECTED = "connected"
+    SILENT = "silent"
+    REFUSED = "refused"
+    NO_ROUTE = "no-route"
+
+    @property
+    def blocked(self) -> bool:
+        """Whether nothing can come through; who listens there is known to be alive."""
+        return self in (Reached.SILENT, Reached.REFUSED, Reached.NO_ROUTE)
+
+
+_SAID: Final = {
+    Reached.REFUSED: "the connection is refused, although that port is listened at",
+    Reached.NO_ROUTE: "no route",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    """One host's dial to another, by their names in the hostfile.
+
+    ``address`` and ``port`` were dialled, within ``seconds``; ``own`` is the address from which,
+    and ``seen`` the one that the far end saw, empty where that isn't known. ``ssh`` tells of a dial
+    to the far end's SSH port, None where that was not tried.
+    """
+
+    source: str
+    target: str
+    address: str
+    port: int
+    seconds: float
+    reached: Reached
+    own: str = ""
+    seen: str = ""
+    ssh_port: int = 0
+    ssh: Reached | None = None
+
+    @property
+    def pair(self) -> frozenset[str]:
+        """The two hosts, whoever of them dials."""
+        return frozenset((self.source, self.target))
+
+    @property
+    def translated(self) -> bool:
+        """Whether the far end saw another address than the one that the host has."""
+        return bool(self.own and self.seen) and bare(self.own) != bare(self.seen)
+
+
+def read(line: str) -> tuple[Reached, str, str, Reached | None] | None:
+    """Read what ``worker/pairs.py`` answers: result, own address, the one seen, the SSH port's."""
+    words = line.split()
+    known = {item.value: item for item in Reached}
+    if len(words) != 4 or words[0] not in known:  # noqa: PLR2004 - as above
+        return None
+    own, seen = ("" if word == "-" else word for word in words[1:3])
+    return known[words[0]], own, seen, known.get(words[3])
+
+
+def findings(
+    dialled: Sequence[Dialled], hosts: Collection[str], optional: str = ""
+) -> tuple[Finding, ...]:
+    """Judge what the workers' dials showed: a failure where MPI hangs for certain.
+
+    Args:
+        dialled: every dial that was answered for.
+        hosts: who is to get a daemon; other pairs count for nothing.
+        optional: why MPI may do without these connections; empty: it can't.
+    """
+    counted = [item for item in dialled if {item.source, item.target} <= set(hosts)]
+    good = {item.pair for item in counted if not item.reached.blocked and not item.translated}
+    found = []
+    for check, say, wrong in (
+        ("worker-pairs", _blocked, [item for item in counted if item.reached.blocked]),
+        ("worker-address", _translated, [item for item in counted if item.translated]),
+    ):
+        if not wrong:
+            continue
+        # A rank that gets a connection sends by it, too.
+        wrong.sort(key=lambda item: item.pair in good)
+        why = optional or (_ONE_WAY if wrong[0].pair in good else "")
+        lines = tuple(map(say, wrong))
+        said = lines[0]
+        if len(lines) > 1:
+            said += f"; {len(lines) - 1} more of {len(counted)} that were tried"
+        if why:
+            said += f" (the job starts all the same: {why})"
+        level = Level.WARN if why else Level.FAIL
+        evidence = lines[1:_SHOWN]
+        found.append(Finding(check, level, said, "", evidence, BY_REFERENCE[check].hint))
+    return tuple(found)
+
+
+def _blocked(item: Dialled) -> str:
+    how = _SAID.get(item.reached, f"no answer in {item.seconds:g} s, twice")
+    said = f"{item.source} can't reach {item.target} ({item.address} port {item.port}): {how}"
+    if item.ssh is not None:
+        does = "does not answer either" if item.ssh.blocked else "answers"
+        said += f"; its SSH port {item.ssh_port} {does}"
+    return said
+
+
+def _translated(item: Dialled) -> str:
+    return (
+        f"{item.target} sees connections of {item.source} come from {item.seen}, not from its own "
+        f"address {item.own}"
+    )

@@ -1,0 +1,111 @@
+"""A worker's part of the check that workers reach each other: it listens, and dials the others.
+
+Run by path, ``python3 -I -S pairs.py ADDRESS FIRST-LAST``, for the moment in which the launcher
+asks; stdlib only, and little of it. It listens at ADDRESS on a port of that range (0-0: any), tells
+whoever connects from which address that came, and prints ``mpiboot-pairs PORT``. Each line on
+stdin, ``ADDRESS PORT SSH-PORT SECONDS``, is dialled and answered by one line, ``RESULT OWN SEEN
+SSH``: the address from which it dialled, the one that the far end saw, and the result of the SSH
+port, which is only tried where the first one can't be reached (``-``: not known, not tried). It
+ends with its stdin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import sys
+import threading
+
+_WORD = 64  # bytes; the longest address has 45
+# A reset instead of a close: no port of the job's range stays in TIME_WAIT when MPI wants it.
+_RESET = struct.pack("ii", 1, 0)
+
+
+def listen(address: str, first: int, last: int) -> socket.socket | None:
+    """Listen on the last port of a range that is free: MPI's daemons take the first ones."""
+    for port in range(last, first - 1, -1):
+        listener = socket.socket(_family(address), socket.SOCK_STREAM)
+        try:
+            listener.bind((address, port))
+            listener.listen()
+        except OSError:
+            listener.close()
+        else:
+            return listener
+    return None
+
+
+def answer(listener: socket.socket) -> None:
+    """Tell everybody who connects the address that is seen here."""
+    while True:
+        # Whoever has gone before the answer needs none.
+        with contextlib.suppress(OSError):
+            connection, peer = listener.accept()
+            with connection:
+                connection.sendall(f"{peer[0]}\n".encode())
+
+
+def dial(address: str, port: int, seconds: float) -> tuple[str, str, str]:
+    """Connect once; how that went, our own address and the one that the far end saw.
+
+    Returns:
+        ``answered``; ``connected`` where the far end says nothing, as a proxy or another server
+        does; ``silent``, ``refused`` or ``no-route``.
+    """
+    own = "-"
+    with socket.socket(_family(address), socket.SOCK_STREAM) as sock:
+        sock.settimeout(seconds)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        try:
+            sock.connect((address, port))
+        except TimeoutError:
+            return "silent", own, "-"
+        except ConnectionRefusedError:
+            return "refused", own, "-"
+        except OSError:
+            return "no-route", own, "-"
+        try:
+            own = sock.getsockname()[0]
+            seen = sock.recv(_WORD)
+        except OSError:
+            seen = b""
+    said = seen.decode("ascii", "replace").strip()
+    known = said and all(c in "0123456789abcdef.:%" for c in said)
+    return ("answered", own, said) if known else ("connected", own, "-")
+
+
+def reach(address: str, port: int, ssh: int, seconds: float) -> tuple[str, str, str, str]:
+    """Dial a host; one that can't be reached once more, as packets are lost, and its SSH port."""
+    found, beside = dial(address, port, seconds), "-"
+    if found[0] not in ("answered", "connected"):
+        answers: list[str] = []
+        other = threading.Thread(target=lambda: answers.append(dial(address, ssh, seconds)[0]))
+        other.start()
+        found = dial(address, port, seconds)
+        other.join()
+        beside = answers[0]
+    return (*found, beside)
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def main(address: str, ports: str) -> None:
+    """Serve until stdin ends."""
+    first, last = map(int, ports.split("-"))
+    listener = listen(address, first, last)
+    if listener is None:
+        sys.exit(f"mpiboot: no port of {ports} is free at {address}")
+    threading.Thread(target=answer, args=(listener,), daemon=True).start()
+    sys.stdout.write(f"mpiboot-pairs {listener.getsockname()[1]}\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        to, port, ssh, seconds = line.split()
+        sys.stdout.write(" ".join(reach(to, int(port), int(ssh), float(seconds))) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,221 @@
+"""Hosts that dial each other as they become ready: real programs, over pipes in place of SSH."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from mpiboot.gates import pair_check
+from mpiboot.gates.pair_check import PairCheck
+from mpiboot.model import Mesh, Worker
+from mpiboot.network.worker_pairs import Reached
+from mpiboot.ssh_client.attempt import Target
+from mpiboot.worker.setup import write_scripts
+from tests.fakes.workers import eth0, without_facts, worker
+
+if TYPE_CHECKING:
+    from mpiboot.ssh_client.dialogue import Connection
+
+FACTS = ("pass",)
+
+
+class Talk:
+    """One command's lines."""
+
+    def __init__(self, child: asyncio.subprocess.Process, heard: Callable[[str], str]) -> None:
+        self._child, self._heard, self._turn = child, heard, asyncio.Lock()
+
+    async def line(self) -> str:
+        assert self._child.stdout is not None
+        return (await self._child.stdout.readline()).decode().strip()
+
+    async def ask(self, line: str) -> str:
+        async with self._turn:
+            assert self._child.stdin is not None
+            self._child.stdin.write(f"{self._heard(line)}\n".encode())
+            return await self.line()
+
+
+class Local:
+    """A connection that runs its commands here, with a worker's folder or none."""
+
+    def __init__(self, folder: Path | None, heard: Callable[[str], str] = str) -> None:
+        self._environ = {"PATH": os.environ["PATH"]}
+        if folder is not None:
+            self._environ["MPIBOOT_WORKER_DIR"] = str(folder)
+        self._heard = heard
+        self._children: list[asyncio.subprocess.Process] = []
+        self.commands: list[str] = []
+        self.closed = False
+
+    async def start(self, command: str) -> Talk:
+        self.commands.append(command)
+        pipe = asyncio.subprocess.PIPE
+        child = await asyncio.create_subprocess_exec(
+            "sh", "-c", command, env=self._environ, stdin=pipe, stdout=pipe
+        )
+        self._children.append(child)
+        return Talk(child, self._heard)
+
+    async def close(self) -> None:
+        self.closed = True
+        for child in self._children:
+            assert child.stdin is not None
+            child.stdin.close()
+            await child.wait()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_scripts(tmp_path, FACTS)
+    return tmp_path
+
+
+def host(number: int) -> Worker:
+    return replace(worker(f"w-{number}", eth0()), address=f"127.0.6.{number + 1}")
+
+
+def join(check: PairCheck, one: Worker, connection: Local) -> Local:
+    target = Target(one.host.name, one.address, one.port, one.user)
+    check.keep(target, cast("Connection", connection))
+    check.join(one, target)
+    return connection
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    for _ in range(6000):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("it never came true")
+
+
+async def test_every_host_dials_and_is_dialled(folder: Path) -> None:
+    check = PairCheck(60.0, "")
+    hosts = [host(number) for number in range(5)]
+    connections = [join(check, one, Local(folder)) for one in hosts]
+    found = await check.results(hosts)
+    # 0-1, 0-2, 1-2, 1-3, 2-3, 0-4, 3-4, by the order in which they listen: each both ways.
+    assert len(found) == 14
+    assert {item.reached for item in found} == {Reached.ANSWERED}
+    assert {item.source for item in found} == {item.target for item in found}
+    assert {item.source for item in found} == {one.host.name for one in hosts}
+    assert all(
+        (item.target, item.source) in {(i.source, i.target) for i in found} for item in found
+    )
+    assert not any(item.translated for item in found)
+    assert all(connection.closed for connection in connections)
+
+
+async def test_a_port_of_the_range_is_dialled(folder: Path) -> None:
+    check = PairCheck(60.0, "40030-40035")
+    hosts = [host(0), host(1)]
+    for one in hosts:
+        join(check, one, Local(folder))
+    found = await check.results(hosts)
+    assert [item.port for item in found] == [40035, 40035]
+
+
+async def test_who_comes_later_meets_those_that_were_kept(folder: Path) -> None:
+    """Not more than the first two and the last are held while others are waited for."""
+    check = PairCheck(60.0, "")
+    hosts, connections = [], []
+    for number in range(5):
+        hosts.append(host(number))
+        connections.append(join(check, hosts[-1], Local(folder)))
+        await until(lambda: len(check._dialled) >= (0, 2, 6, 10, 14)[len(hosts) - 1])
+    await until(lambda: all(connection.closed for connection in connections[2:4]))
+    assert [connection.closed for connection in connections] == [False, False, True, True, False]
+    assert len(await check.results(hosts)) == 14
+
+
+async def test_a_host_alone_runs_nothing(folder: Path) -> None:
+    check = PairCheck(60.0, "")
+    connection = join(check, host(0), Local(folder))
+    assert await check.results([host(0)]) == ()
+    assert connection.commands == []
+    assert connection.closed
+
+
+async def test_what_can_not_be_reached_is_told(folder: Path) -> None:
+    """A port at which nobody listens stands for one that a firewall resets."""
+
+    def other_port(line: str) -> str:
+        address, _, ssh, seconds = line.split()
+        return f"{address} {1 if address == '127.0.6.2' else 2} {ssh} {seconds}"
+
+    check = PairCheck(60.0, "")
+    hosts = [host(0), host(1)]
+    join(check, hosts[0], Local(folder, other_port))
+    join(check, hosts[1], Local(folder))
+    found = await check.results(hosts)
+    assert {item.source: item.reached for item in found} == {
+        "w-0": Reached.REFUSED,
+        "w-1": Reached.ANSWERED,
+    }
+    assert {item.source: item.ssh for item in found} == {"w-0": Reached.REFUSED, "w-1": None}
+
+
+async def test_a_host_that_answers_itself_no_more_is_not_blamed_on_the_network(
+    folder: Path,
+) -> None:
+    def closed_port(line: str) -> str:
+        address, _, ssh, seconds = line.split()
+        return f"{address} 1 {ssh} {seconds}"
+
+    check = PairCheck(60.0, "")
+    hosts = [host(0), host(1)]
+    for one in hosts:
+        join(check, one, Local(folder, closed_port))
+    assert await check.results(hosts) == ()
+
+
+async def test_hosts_that_left_the_hostfile_count_for_nothing(folder: Path) -> None:
+    check = PairCheck(60.0, "")
+    hosts = [host(0), host(1), host(2)]
+    for one in hosts:
+        join(check, one, Local(folder))
+    found = await check.results([hosts[0], replace(hosts[1], address="127.0.6.77"), hosts[2]])
+    assert {frozenset((item.source, item.target)) for item in found} == {frozenset(("w-0", "w-2"))}
+
+
+async def test_others_servers_older_workers_and_meshes_are_not_checked(
+    folder: Path, tmp_path: Path
+) -> None:
+    check = PairCheck(60.0, "")
+    facts = host(1).facts
+    assert facts is not None
+    foreign = without_facts("w-0")
+    meshed = replace(host(1), facts=replace(facts, mesh=Mesh("istio", ())))
+    hosts = [foreign, meshed, host(2), host(3), host(4)]
+    (tmp_path / "older").mkdir()
+    homes = [None, folder, tmp_path / "older", folder, folder]
+    connections = [join(check, one, Local(home)) for one, home in zip(hosts, homes, strict=True)]
+    found = await check.results(hosts)
+    assert {item.source for item in found} == {"w-3", "w-4"}
+    assert [len(connection.commands) for connection in connections] == [0, 0, 1, 1, 1]
+    assert all(connection.closed for connection in connections)
+
+
+async def test_one_that_never_says_anything_is_not_waited_for(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair_check, "_MARGIN", 0.1)
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "pairs").write_text("exec cat\n")
+    check = PairCheck(0.1, "")
+    hosts = [host(0), host(1)]
+    join(check, hosts[0], Local(tmp_path / "slow"))
+    join(check, hosts[1], Local(folder))
+    assert await asyncio.wait_for(check.results(hosts), 60) == ()
+
+
+@pytest.mark.parametrize(("seconds", "wanted"), [(0.0, False), (2.0, True)])
+def test_nothing_is_tried_where_the_setting_is_0(seconds: float, *, wanted: bool) -> None:
+    assert PairCheck(seconds, "").wanted is wanted

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mpiboot.model import Level
+from mpiboot.network.worker_pairs import KEPT, Dialled, Reached, findings, partners, read
+
+
+def dialled(source: str, target: str, reached: Reached = Reached.ANSWERED) -> Dialled:
+    good = reached is Reached.ANSWERED
+    own = seen = "10.244.0.11" if good else ""
+    return Dialled(source, target, "10.244.0.12", 40001, 2.0, reached, own, seen, 22)
+
+
+def both(reached: Reached) -> list[Dialled]:
+    return [dialled("w-0", "w-1", reached), dialled("w-1", "w-0", reached)]
+
+
+ALL = ("w-0", "w-1", "w-2", "w-3")
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(0, ()), (1, (0,)), (2, (0, 1)), (3, (1, 2)), (4, (0, 3)), (5, (1, 4)), (64, (0, 63))],
+)
+def test_a_host_tries_the_one_before_it_and_one_of_the_first(
+    number: int, expected: tuple[int, ...]
+) -> None:
+    assert partners(number) == expected
+
+
+def test_no_more_than_the_first_and_the_last_are_kept() -> None:
+    for number in range(1, 50):
+        assert all(item < KEPT or item == number - 1 for item in partners(number))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 5, 6, 9, 14, 0b101010, 0b100000, 0b011111])
+def test_some_pair_lies_across_any_two_groups(bits: int) -> None:
+    group = [bits >> number & 1 for number in range(max(2, bits.bit_length()))]
+    across = [
+        (number, other)
+        for number in range(len(group))
+        for other in partners(number)
+        if group[number] != group[other]
+    ]
+    assert across or len(set(group)) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("answered 10.0.0.1 10.0.0.9 -", (Reached.ANSWERED, "10.0.0.1", "10.0.0.9", None)),
+        ("connected fd00::1 - -", (Reached.CONNECTED, "fd00::1", "", None)),
+        ("silent - - connected", (Reached.SILENT, "", "", Reached.CONNECTED)),
+        ("no-route - - silent", (Reached.NO_ROUTE, "", "", Reached.SILENT)),
+        ("", None),
+        ("answered 10.0.0.1", None),
+        ("Traceback (most recent call", None),
+    ],
+)
+def test_a_workers_answer(line: str, expected: object) -> None:
+    assert read(line) == expected
+
+
+def test_workers_that_all_answer_are_nothing_to_tell() -> None:
+    assert findings(both(Reached.ANSWERED), ALL) == ()
+
+
+def test_a_proxy_that_takes_the_connection_is_no_alarm() -> None:
+    assert findings(both(Reached.CONNECTED), ALL) == ()
+
+
+def test_a_pair_that_nothing_passes_between_is_a_failure() -> None:
+    first, second = both(Reached.SILENT)
+    (found,) = findings([replace(first, ssh=Reached.CONNECTED), second], ALL)
+    assert (found.check, found.level) == ("worker-pairs", Level.FAIL)
+    assert found.said == (
+        "w-0 can't reach w-1 (10.244.0.12 port 40001): no answer in 2 s, twice; its SSH port 22 "
+        "answers; 1 more of 2 that were tried"
+    )
+    assert found.evidence == (
+        "w-1 can't reach w-0 (10.244.0.12 port 40001): no answer in 2 s, twice",
+    )
+    assert "NetworkPolicy" in found.hint
+    assert "MPIBOOT_PAIR_CHECK=0" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("reached", "said"),
+    [
+        (Reached.REFUSED, "the connection is refused, although that port is listened at"),
+        (Reached.NO_ROUTE, "no route"),
+    ],
+)
+def test_how_it_was_refused_is_told(reached: Reached, said: str) -> None:
+    one = replace(dialled("w-0", "w-1", reached), ssh=Reached.SILENT)
+    (found,) = findings([one], ALL)
+    assert found.level is Level.FAIL
+    assert found.said.endswith(f": {said}; its SSH port 22 does not answer either")
+
+
+@pytest.mark.parametrize("bad", ["blocked", "translated"])
+def test_one_way_is_a_warning_and_a_failure_of_another_pair_comes_first(bad: str) -> None:
+    wrong = dialled("w-0", "w-1", Reached.SILENT)
+    if bad == "translated":
+        wrong = replace(dialled("w-0", "w-1"), seen="10.244.0.1")
+    (found,) = findings([wrong, dialled("w-1", "w-0")], ALL)
+    assert found.level is Level.WARN
+    assert "the job starts all the same: the other way they connect" in found.said
+    worse = replace(wrong, source="w-2", target="w-3")
+    (found,) = findings([wrong, dialled("w-1", "w-0"), worse], ALL)
+    assert found.level is Level.FAIL
+    assert found.said.startswith("w-2 " if bad == "blocked" else "w-3 ")
+
+
+def test_what_mpi_may_do_without_is_a_warning() -> None:
+    (found,) = findings(both(Reached.SILENT), ALL, "the data network is RoCE")
+    assert found.level is Level.WARN
+    assert found.said.endswith("(the job starts all the same: the data network is RoCE)")
+
+
+def test_hosts_without_ranks_are_left_out() -> None:
+    assert findings(both(Reached.SILENT), ["w-0", "w-2"]) == ()
+
+
+def test_another_address_than_the_own_is_named_with_both() -> None:
+    first, second = (replace(item, seen="10.0.0.1") for item in both(Reached.ANSWERED))
+    (found,) = findings([first, second], ALL)
+    assert (found.check, found.level) == ("worker-address", Level.FAIL)
+    assert found.said.startswith(
+        "w-1 sees connections of w-0 come from 10.0.0.1, not from its own address 10.244.0.11; 1 "
+    )
+
+
+def test_a_zone_is_no_other_address() -> None:
+    one = replace(dialled("w-0", "w-1"), own="fe80::1%eth0", seen="fe80::1")
+    assert findings([one], ALL) == ()
+
+
+def test_many_are_told_by_a_few() -> None:
+    names = [f"w-{number}" for number in range(20)]
+    every = [dialled("w-0", name, Reached.SILENT) for name in names[1:]]
+    (found,) = findings(every, names)
+    assert "; 18 more of 19 that were tried" in found.said
+    assert len(found.evidence) == 3

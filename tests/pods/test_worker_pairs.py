@@ -1,0 +1,145 @@
+"""Workers that can't reach each other: firewalls and NAT between pods, and jobs without them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pods import images
+from tests.pods.operator import mpijob
+from tests.pods.test_foreign import root_image
+from tests.pods.test_job import PATIENCE, RING, spans, until
+from tests.pods.test_network import BETWEEN
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.operator import Job
+
+# All that another worker sends is dropped, SSH too.
+ALL = """
+table inet between {
+    chain input {
+        type filter hook input priority 0;
+        ct state established,related accept
+        ip saddr { %s } drop
+    }
+}
+"""
+# As a node's masquerade rule that is too wide: a worker's connections come from another address.
+SNAT = """
+table ip wide {
+    chain input {
+        type nat hook input priority 100;
+        ip saddr { %s } snat to 10.244.0.250
+    }
+}
+"""
+NAMES = "pi-worker-0.pi.default.svc", "pi-worker-1.pi.default.svc"
+
+
+def both_ways(job: Job, rules: str) -> None:
+    """Rules in each of the first two workers, for what the other one sends."""
+    first, second = job.workers[:2]
+    for one, other in ((first, second), (second, first)):
+        one.network.run("nft", "-f", "-", stdin=rules % other.address)
+
+
+def said_at_the_end(job: Job) -> str:
+    return " ".join(job.launcher.termination_log().split())
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["openmpi-4.1", pytest.param("openmpi-5.0", marks=pytest.mark.full)],
+    indirect=True,
+)
+def test_a_firewall_between_workers_ends_the_job_before_mpirun(
+    cluster: Cluster, image: Image
+) -> None:
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING, "--bytes", "1"])
+    both_ways(job, BETWEEN)
+    assert job.start().wait(PATIENCE) == 69
+    said = said_at_the_end(job)
+    assert any(
+        f"worker-pairs: {NAMES[one]} can't reach {NAMES[other]} "
+        f"({job.workers[other].address} port " in said
+        for one, other in ((0, 1), (1, 0))
+    )
+    assert (
+        "): no answer in 2 s, twice; its SSH port 22 answers; 1 more of 2 that were tried" in said
+    )
+    assert "NetworkPolicy or firewall" in said
+    assert "starting mpirun" not in job.launcher.stderr()
+
+
+@pytest.mark.full
+def test_nothing_at_all_comes_through_to_a_range_of_ports(cluster: Cluster, rig: None) -> None:
+    job = mpijob(
+        cluster,
+        images.image("openmpi-5.0"),
+        workers=2,
+        launcher_args=[RING],
+        env={"MPIBOOT_PORT_RANGE": "40000-40009", "MPIBOOT_PAIR_CHECK": "1"},
+    )
+    both_ways(job, ALL)
+    assert job.start().wait(PATIENCE) == 69
+    said = said_at_the_end(job)
+    assert "port 40009): no answer in 1 s, twice; its SSH port 22 does not answer either" in said
+
+
+@pytest.mark.full
+def test_one_way_is_a_warning(cluster: Cluster, image: Image) -> None:
+    """The ring's first message opens the connection by which the second worker answers."""
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING, "--bytes", "1"])
+    first, second = job.workers
+    first.network.run("nft", "-f", "-", stdin=BETWEEN % second.address)
+    assert job.start().wait(PATIENCE) == 0
+    spans(job)
+    said = " ".join(job.launcher.stderr().split())
+    assert f"warning: [worker-pairs] {NAMES[1]} can't reach {NAMES[0]}" in said
+
+
+@pytest.mark.full
+def test_source_nat_between_workers(cluster: Cluster, image: Image) -> None:
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING, "--bytes", "1"])
+    both_ways(job, SNAT)
+    assert job.start().wait(PATIENCE) == 78
+    said = said_at_the_end(job)
+    assert any(
+        f"worker-address: {NAMES[other]} sees connections of {NAMES[one]} come from 10.244.0.250, "
+        f"not from its own address {job.workers[one].address}" in said
+        for one, other in ((0, 1), (1, 0))
+    )
+
+
+@pytest.mark.full
+def test_a_worker_of_somebody_elses_is_not_checked(cluster: Cluster, rig: None) -> None:
+    job = mpijob(
+        cluster,
+        root_image("openmpi-5.0"),
+        workers=3,
+        launcher_args=[RING, "--bytes", "1"],
+        each_worker={1: {"args": ()}},
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    said = " ".join(job.launcher.stderr().split())
+    assert f"{NAMES[1]} tries no connections to other workers: it does not run mpiboot" in said
+    assert "2 connections between workers tried" in said
+
+
+@pytest.mark.full
+def test_a_worker_that_never_says_anything_holds_nobody_up(cluster: Cluster, image: Image) -> None:
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING, "--bytes", "1"])
+    for worker in job.workers:
+        worker.start()
+    folder = "/run/mpiboot/*/worker"
+    until(lambda: job.workers[1].exec("sh", "-c", f"[ -e {folder}/pairs ]").returncode == 0)
+    job.workers[1].shell(f"for d in {folder}; do echo 'exec cat' > $d/pairs; done")
+    job.publish()
+    job.launcher.start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    assert "tries of connections are not waited for" in job.launcher.stderr()
