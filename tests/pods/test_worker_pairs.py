@@ -121,7 +121,7 @@ def test_a_worker_of_somebody_elses_is_not_checked(cluster: Cluster, rig: None) 
         root_image("openmpi-5.0"),
         workers=3,
         launcher_args=[RING, "--bytes", "1"],
-        each_worker={1: {"args": ()}},
+        each_worker={1: {"command": ["/usr/sbin/sshd", "-De"], "args": ()}},
     ).start()
     assert job.wait(PATIENCE) == 0
     spans(job)
