@@ -21,8 +21,8 @@ from mpiboot.launcher import launch_folder, look, observation
 from mpiboot.launcher import setup as launcher_setup
 from mpiboot.model import Finding, Level, Role
 from mpiboot.network import service_mesh as meshes
-from mpiboot.observe import hostfiles, pod, programs, service_mesh
-from mpiboot.settings import Resolved
+from mpiboot.observe import hostfiles, pod, programs, service_mesh, worker_state
+from mpiboot.setting_sources import Resolved
 from mpiboot.system import files, keys
 from mpiboot.wording import counted
 from mpiboot.worker import self_test
@@ -156,7 +156,7 @@ def _server(resolved: Resolved, environ: Mapping[str, str]) -> str:
     """Log in to this worker's own server, as a launcher would."""
     launcher = launcher_setup.launcher_pod(resolved, environ, "doctor", patience=0.0)
     folder = Path(environ.get("MPIBOOT_WORKER_DIR") or launcher.folder.parent / "worker")
-    state = pod.worker_state(folder)
+    state = worker_state.worker_state(folder)
     if state is None:
         raise error(
             "workers-unreachable",

@@ -10,7 +10,7 @@ from mpiboot import __version__, executables, log
 from mpiboot.errors import MpibootError, error
 from mpiboot.job import lone_program, platforms
 from mpiboot.model import Level, Role, Source
-from mpiboot.settings import Resolved
+from mpiboot.setting_sources import Resolved
 from mpiboot.system import process
 
 # The older scripts' word for a pod to look around in; where START_SSHD says so it is a worker.

@@ -171,7 +171,8 @@ class Fabric:
     ``netns_mode`` is ``shared``, ``exclusive`` or empty (no RDMA in the kernel, or not asked);
     ``infiniband_folder`` tells whether /dev/infiniband is there; ``unreadable`` are sentences on
     what could not be read; ``missing`` are libraries without which nothing uses these devices;
-    ``settings`` are the pod's own values of those variables that are checked, none of them secret.
+    ``settings`` are the pod's own values of those variables that are checked, none of them secret;
+    ``refused`` is why the kernel did not say which RDMA devices it has.
     """
 
     netns_mode: str = ""
@@ -182,11 +183,13 @@ class Fabric:
     unreadable: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
+    refused: str = ""
 
     @property
     def why_none(self) -> str:
         """Say why no RDMA device is listed, where none is."""
         if self.netns_mode:
             return "the kernel shows none in this pod"
-        unasked = next((odd for odd in self.unreadable if odd.startswith("netlink: ")), "")
-        return f"the kernel could not be asked ({unasked})" if unasked else "the kernel has no RDMA"
+        if self.refused:
+            return f"the kernel could not be asked ({self.refused})"
+        return "the kernel has no RDMA"

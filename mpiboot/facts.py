@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from mpiboot import log, render
+from mpiboot import facts_text, log
 from mpiboot.data_network.nccl import CHECKED
 from mpiboot.errors import MpibootError, error
 from mpiboot.fabric import Fabric, Route
 from mpiboot.model import Mpi, PodFacts
 from mpiboot.network import service_mesh as meshes
-from mpiboot.observe import links, pod, programs, service_mesh
-from mpiboot.settings import Resolved
+from mpiboot.observe import links, pod, programs, service_mesh, worker_state
+from mpiboot.setting_sources import Resolved
 from mpiboot.system import files
 
 
@@ -91,9 +91,9 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
         sshd, pid = (state.sshd, state.pid) if state else ("", 1)
         found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
         found = replace(found, sshd_because=state.because if state else "")
-        sys.stdout.write(pod.to_json(found) + "\n" if as_json else render.facts(found))
+        sys.stdout.write(pod.to_json(found) + "\n" if as_json else facts_text.facts(found))
         return
-    state = pod.worker_state(Path(path).parent)
+    state = worker_state.worker_state(Path(path).parent)
     pid, sshd = (state.pid, state.sshd) if state else (os.getppid(), "")
     found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
     if found.mesh and state:
@@ -111,9 +111,9 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
         raise error("runtime-folder", wrong.finding.said, hint=hint) from None
 
 
-def _worker(resolved: Resolved, environ: Mapping[str, str]) -> pod.WorkerState | None:
+def _worker(resolved: Resolved, environ: Mapping[str, str]) -> worker_state.WorkerState | None:
     """Find the worker of mpiboot's that runs in this container; None where none does."""
     wanted, uid = resolved.settings.runtime_dir, os.getuid()
     folder = files.find_role(wanted, uid, "worker", environ.get("TMPDIR", ""))
-    state = pod.worker_state(folder) if folder else None
+    state = worker_state.worker_state(folder) if folder else None
     return state if state and os.path.exists(f"/proc/{state.pid}") else None  # noqa: PTH110

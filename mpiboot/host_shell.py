@@ -112,7 +112,7 @@ def job_failed(attempt: str, hold: float, why: str) -> str:
 class HostAnswer:
     """What a host has answered; empty or None is what it was not asked, or can't tell.
 
-    ``ooms`` counts its out-of-memory kills, ``limit`` and ``peak`` are its memory's in bytes;
+    ``oom_kills`` counts its out-of-memory kills, ``limit`` and ``peak`` are its memory's in bytes;
     ``marks`` are those of launches whose processes are there, ``held`` those of them whose launcher
     is still connected, each with its address; ``attempts`` are the launchers that were there, each
     with how it ended (empty: it told nothing). ``facts`` is its facts' JSON, ``late`` tells that it
@@ -126,7 +126,7 @@ class HostAnswer:
     count the processes that an order has ended, and those that it could not.
     """
 
-    ooms: int | None = None
+    oom_kills: int | None = None
     limit: int | None = None
     peak: int | None = None
     marks: tuple[str, ...] = ()
@@ -159,7 +159,7 @@ def read(output: str) -> HostAnswer:
     marks, held = _launches(lines, rows.get("own", ()))
     began = [float(item) for item in rows.get("began", ()) if re.fullmatch(r"[\d.]*\d", item)]
     return HostAnswer(
-        ooms=_number(rows, "oom"),
+        oom_kills=_number(rows, "oom"),
         limit=_number(rows, "limit"),
         peak=_number(rows, "peak"),
         marks=marks,

@@ -26,46 +26,6 @@ class Role(str, Enum):
     NONE = "none"
 
 
-class Auto(str, Enum):
-    """The value of a setting that leaves the choice to mpiboot."""
-
-    AUTO = "auto"
-
-
-AUTO: Final = Auto.AUTO
-
-
-class Switch(str, Enum):
-    """Whether something is done."""
-
-    OFF = "off"
-    ON = "on"
-
-
-class WorkerExit(str, Enum):
-    """After which end of the job a worker ends by itself: a good one, any, or none."""
-
-    WITH_JOB = "with-job"
-    AFTER_JOB = "after-job"
-    NEVER = "never"
-
-
-class LogFormat(str, Enum):
-    """In which form lines are logged."""
-
-    HUMAN = "human"
-    JSON = "json"
-
-
-class LogLevel(str, Enum):
-    """What a line is worth, the least first."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
 class SshKind(str, Enum):
     """Whose SSH a pod uses, as client or as server: the image's OpenSSH, or mpiboot's own."""
 
@@ -82,37 +42,6 @@ class MpiFamily(str, Enum):
     MPICH = "mpich"
     INTEL = "intel"
     UNKNOWN = ""
-
-
-class HostKeys(str, Enum):
-    """Which host keys a worker may show: the job's, any that is then kept, or any at all."""
-
-    JOB = "job"
-    ACCEPT_NEW = "accept-new"
-    OFF = "off"
-
-
-class DataNetworkUse(str, Enum):
-    """Whether a job needs its data network, uses what it finds, or has none looked for."""
-
-    REQUIRE = "require"
-    PREFER = "prefer"
-    OFF = "off"
-
-
-class NcclSocket(str, Enum):
-    """Over which link NCCL's sockets go; ``AUTO``: the data link where every worker reaches it."""
-
-    AUTO = "auto"
-    DATA = "data"
-    CONTROL = "control"
-
-
-class MpiNetwork(str, Enum):
-    """Over which network MPI's own messages go."""
-
-    CONTROL = "control"
-    DATA = "data"
 
 
 class Source(str, Enum):
@@ -383,7 +312,7 @@ class Worker:
 
     ``address`` and ``port`` are those that answered with the right host key; ``local_address``
     is the launcher's own end of that connection. Where ``facts`` is None, ``no_facts`` is the
-    reason, and ``look_failed`` what its last try to gather them ended with. ``ooms`` counts the
+    reason, and ``look_failed`` what its last try to gather them ended with. ``oom_kills`` are the
     pod's out-of-memory kills so far; ``marks`` are those of launches whose processes are there;
     ``held`` those of them whose launcher is still connected, each with that launcher's address;
     ``attempts`` are the job's launchers that were there, each with how it ended.
@@ -398,7 +327,7 @@ class Worker:
     local_address: str
     facts: PodFacts | None
     mpi: Mpi | None = None
-    ooms: int | None = None
+    oom_kills: int | None = None
     marks: tuple[str, ...] = ()
     attempts: tuple[tuple[str, str], ...] = ()
     held: tuple[tuple[str, str], ...] = ()

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from mpiboot import log
 from tests import machine
 
 # The machines are shared: how long an example takes says nothing of the code.
@@ -111,3 +112,8 @@ def musl(tmp_path: Path) -> str:
     (path / "grep").write_text(MUSL_GREP)
     (path / "grep").chmod(0o755)
     return str(path)
+
+
+def pytest_runtest_teardown() -> None:
+    """Give the next test the log as it is at first: people's lines, from info on."""
+    log.configure()

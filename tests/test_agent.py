@@ -13,8 +13,8 @@ from typing import IO
 import pytest
 
 import mpiboot
+from mpiboot.choices import HostKeys
 from mpiboot.launch_agent.files import assignments
-from mpiboot.model import HostKeys
 from mpiboot.ssh_client import config
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, Worker
 
@@ -341,7 +341,7 @@ def test_the_real_ssh_tells_that_it_is_connected_from_a_folder_of_any_name(
         public = worker.key.with_suffix(".pub").read_text()
         (folder / "known_hosts").write_text(f"{config.ALIAS} {public}")
         text = config.render(
-            [config.Entry("w-1", "127.0.0.1", worker.port, "root")],
+            [config.SshHost("w-1", "127.0.0.1", worker.port, "root")],
             key=str(key),
             known_hosts=str(folder / "known_hosts"),
             host_keys=HostKeys.JOB,

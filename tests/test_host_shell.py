@@ -237,7 +237,7 @@ def test_the_present_state_comes_before_the_facts() -> None:
         "mpiboot-process\nMPIBOOT_JOB_MARK=a\nmpiboot-attempt a@b@c\nmpiboot-facts\nmpiboot-oom 9\n"
     )
     assert host_shell.read(output) == HostAnswer(
-        ooms=3, marks=("a", "b"), attempts=(("a@b@c", ""),), facts="mpiboot-oom 9\n"
+        oom_kills=3, marks=("a", "b"), attempts=(("a@b@c", ""),), facts="mpiboot-oom 9\n"
     )
     assert host_shell.read("Welcome\n") == HostAnswer()
 

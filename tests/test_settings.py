@@ -6,17 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot import setting_types, settings
+from mpiboot import setting_sources, setting_types, settings
+from mpiboot.choices import HostKeys
 from mpiboot.errors import MpibootError
-from mpiboot.model import HostKeys, Level, Source
+from mpiboot.model import Level, Source
 
 
 def test_without_flags_and_variables_every_value_is_the_rows_default() -> None:
-    found = settings.resolve({}, {})
+    found = setting_sources.resolve({}, {})
     assert found.warnings == ()
     for row in settings.ROWS:
         assert getattr(found.settings, row.name) == row.default
-        assert found.given[row.name] == settings.Given(Source.DEFAULT)
+        assert found.given[row.name] == setting_sources.Given(Source.DEFAULT)
         assert str(found.given[row.name]) == "default"
 
 
@@ -33,9 +34,9 @@ def test_every_row_is_whole_and_its_default_can_be_written_as_text(row: settings
         return
     text = " ".join(default) if isinstance(default, tuple) else setting_types.shown(default)
     assert row.parse(text) == default
-    found = settings.resolve({row.name: text}, {})
+    found = setting_sources.resolve({row.name: text}, {})
     assert getattr(found.settings, row.name) == default
-    assert found.given[row.name] == settings.Given(Source.FLAG, row.flag)
+    assert found.given[row.name] == setting_sources.Given(Source.FLAG, row.flag)
 
 
 def test_no_flag_or_variable_is_used_twice() -> None:
@@ -50,11 +51,11 @@ def test_no_flag_or_variable_is_used_twice() -> None:
 
 def test_a_flag_wins_over_the_variable_and_that_over_older_names() -> None:
     environ = {"MPIBOOT_TIMEOUT": "20", "MPI_NP": "3", "MPIBOOT_NP": "4", "MPI_HOSTFILE": "/old"}
-    found = settings.resolve({"timeout": "10"}, environ)
+    found = setting_sources.resolve({"timeout": "10"}, environ)
     assert found.settings.timeout == 10
     assert str(found.given["timeout"]) == "--timeout"
     assert found.settings.np == 4
-    assert found.given["np"] == settings.Given(Source.ENVIRONMENT, "MPIBOOT_NP")
+    assert found.given["np"] == setting_sources.Given(Source.ENVIRONMENT, "MPIBOOT_NP")
     assert found.settings.hostfile == "/old"
     assert str(found.given["hostfile"]) == "MPI_HOSTFILE"
     assert sorted(item.said for item in found.warnings) == [
@@ -64,7 +65,7 @@ def test_a_flag_wins_over_the_variable_and_that_over_older_names() -> None:
 
 
 def test_two_names_that_say_the_same_are_no_warning() -> None:
-    assert settings.resolve({"np": "4"}, {"MPI_NP": "4", "MPIBOOT_NP": "4"}).warnings == ()
+    assert setting_sources.resolve({"np": "4"}, {"MPI_NP": "4", "MPIBOOT_NP": "4"}).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -80,19 +81,21 @@ def test_two_names_that_say_the_same_are_no_warning() -> None:
     ],
 )
 def test_older_names_keep_their_meaning(name: str, text: str, field: str, value: object) -> None:
-    found = settings.resolve({}, {name: text})
+    found = setting_sources.resolve({}, {name: text})
     assert getattr(found.settings, field) == value
-    assert found.given[field] == settings.Given(Source.ENVIRONMENT, name)
+    assert found.given[field] == setting_sources.Given(Source.ENVIRONMENT, name)
 
 
 def test_an_empty_variable_counts_as_not_given() -> None:
-    found = settings.resolve({}, {"MPIBOOT_TIMEOUT": "", "MPI_NP": "", "START_SSHD": ""})
+    found = setting_sources.resolve({}, {"MPIBOOT_TIMEOUT": "", "MPI_NP": "", "START_SSHD": ""})
     assert found.settings == settings.Settings()
     assert found.warnings == ()
 
 
 def test_an_unknown_variable_is_a_warning_with_the_nearest_name() -> None:
-    found = settings.resolve({}, {"MPIBOOT_TIMOUT": "3", "MPIBOOT_XYZZY": "", "PATH": "/bin"})
+    found = setting_sources.resolve(
+        {}, {"MPIBOOT_TIMOUT": "3", "MPIBOOT_XYZZY": "", "PATH": "/bin"}
+    )
     near, far = found.warnings
     assert (near.level, near.check) == (Level.WARN, "usage")
     assert near.said == "MPIBOOT_TIMOUT is not a setting of mpiboot and is ignored"
@@ -112,9 +115,12 @@ def test_a_services_variables_are_the_clusters_and_no_settings() -> None:
         "MPIBOOT_SSH_PORT_22_TCP_ADDR": "10.96.0.7",
         "MPIBOOT_SSH_PORT_22_TCP_PROTO": "tcp",
     }
-    found = settings.resolve({}, service)
+    found = setting_sources.resolve({}, service)
     assert (found.settings, found.warnings) == (settings.Settings(), ())
-    assert settings.resolve({}, {**service, "MPIBOOT_SSH_PORT": "2222"}).settings.ssh_port == 2222
+    assert (
+        setting_sources.resolve({}, {**service, "MPIBOOT_SSH_PORT": "2222"}).settings.ssh_port
+        == 2222
+    )
 
 
 @pytest.mark.parametrize("lines", ["\n", " "])
@@ -122,15 +128,15 @@ def test_a_key_that_is_given_instead_of_its_path_is_never_shown(lines: str) -> N
     words = ("-----BEGIN OPENSSH PRIVATE KEY-----", "b3BlbnNzaC1r", "-----END ...")
     key = lines.join(words)
     with pytest.raises(MpibootError) as caught:
-        settings.resolve({}, {"MPIBOOT_SSH_KEY": key})
+        setting_sources.resolve({}, {"MPIBOOT_SSH_KEY": key})
     expected = "MPIBOOT_SSH_KEY is (hidden): expected the path of the key, not the key itself"
     assert caught.value.finding.said == expected
-    (warning,) = settings.resolve({"ssh_key": "/k"}, {"MPIBOOT_SSH_KEY": key}).warnings
+    (warning,) = setting_sources.resolve({"ssh_key": "/k"}, {"MPIBOOT_SSH_KEY": key}).warnings
     assert "b3BlbnNzaC1r" not in warning.said
 
 
 def test_what_mpiboot_hands_to_itself_is_no_unknown_setting() -> None:
-    assert settings.resolve({}, dict.fromkeys(settings.INTERNAL, "x")).warnings == ()
+    assert setting_sources.resolve({}, dict.fromkeys(settings.INTERNAL, "x")).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -168,7 +174,7 @@ def test_a_value_that_cannot_be_read_is_one_line_with_its_name_and_what_was_expe
         ({}, {variable: text} if text else {variable: "?"}, variable),
     ):
         with pytest.raises(MpibootError) as caught:
-            settings.resolve(flags, environ)
+            setting_sources.resolve(flags, environ)
         assert caught.value.code == 2
         assert caught.value.finding.check == "usage"
         said = str(caught.value)
@@ -222,7 +228,7 @@ def test_any_text_is_read_or_refused_in_one_printable_line(
 ) -> None:
     wrong = ""
     try:
-        settings.resolve({row.name: text}, {})
+        setting_sources.resolve({row.name: text}, {})
     except MpibootError as caught:
         wrong = str(caught)
     assert wrong.isprintable()

@@ -30,7 +30,7 @@ class Baseline:
     ``name`` is what the launch agent is called with; ``dns`` the name to resolve, empty where the
     hostfile has an address, ``in_cluster`` the absolute names of the cluster that it may stand for,
     and ``address`` what it led to; ``pod`` is the pod's name, empty where
-    it isn't known; ``ooms`` the count of out-of-memory kills, None where it isn't known;
+    it isn't known; ``oom_kills`` the count of out-of-memory kills, None where it isn't known;
     ``began`` the start of its mpiboot, 0 where it runs none; ``ports`` the RDMA ports that were
     active; ``mpiboot`` whether that runs there. ``here`` marks the launcher itself, of
     which only the memory is compared.
@@ -40,7 +40,7 @@ class Baseline:
     dns: str
     address: str
     pod: str
-    ooms: int | None = None
+    oom_kills: int | None = None
     began: float = 0.0
     ports: tuple[str, ...] = ()
     mpiboot: bool = False
@@ -64,7 +64,7 @@ def baseline(worker: Worker, called: str, dns: str, in_cluster: tuple[str, ...] 
         in_cluster=in_cluster,
         address=worker.address,
         pod=facts.hostname if facts else dns.partition(".")[0],
-        ooms=worker.ooms,
+        oom_kills=worker.oom_kills,
         began=facts.started if facts else 0.0,
         ports=tuple(
             port(device.name, one.number)
@@ -189,7 +189,7 @@ def _memory(baseline: Baseline, answer: HostAnswer, signal: str) -> list[Explana
     killed = _killed(baseline, answer)
     if killed:
         return [Explanation(0, killed, "rank-memory")]
-    if baseline.ooms is not None and answer.ooms is not None:
+    if baseline.oom_kills is not None and answer.oom_kills is not None:
         # Neither the kubelet nor anybody else leaves a count, but only the kernel leaves this one.
         text = f"not an out-of-memory kill; {signal} came from elsewhere"
         return [Explanation(5, f"{text}: {_events(baseline)}")] if signal == "SIGKILL" else []
@@ -198,9 +198,13 @@ def _memory(baseline: Baseline, answer: HostAnswer, signal: str) -> list[Explana
 
 def _killed(baseline: Baseline, answer: HostAnswer) -> str:
     """Say what the kernel has killed for memory since; empty where nothing, or where not known."""
-    if baseline.ooms is None or answer.ooms is None or answer.ooms <= baseline.ooms:
+    if (
+        baseline.oom_kills is None
+        or answer.oom_kills is None
+        or answer.oom_kills <= baseline.oom_kills
+    ):
         return ""
-    count = answer.ooms - baseline.ooms
+    count = answer.oom_kills - baseline.oom_kills
     what = "a process" if count == 1 else f"{count} processes"
     sizes = []
     if answer.limit is not None and answer.limit < _UNLIMITED:

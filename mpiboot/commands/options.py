@@ -10,9 +10,11 @@ from typing import Any, Final
 import click
 
 from mpiboot import __version__, log
-from mpiboot.model import AUTO, Finding, Level, Role, Source
+from mpiboot.choices import AUTO
+from mpiboot.model import Finding, Level, Role, Source
+from mpiboot.setting_sources import Resolved, resolve
 from mpiboot.setting_types import shown
-from mpiboot.settings import ROWS, Resolved, Section, Setting, resolve
+from mpiboot.settings import ROWS, Section, Setting
 from mpiboot.wording import lasting
 
 ENTRY: Final = "(program)"

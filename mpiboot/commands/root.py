@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from mpiboot import __version__
+from mpiboot import __version__, executables
 from mpiboot.commands import job, look, shims
 from mpiboot.commands.options import ENTRY, Command, Group, resolved
 from mpiboot.errors import MpibootError
@@ -159,7 +159,7 @@ def _mistyped(wrong: MpibootError, program: Words) -> MpibootError:
         return wrong
     names = [name for name in cli.commands if name != ENTRY]
     near = difflib.get_close_matches(program[0], names, n=1, cutoff=0.75)
-    if near and wrong.finding.said.startswith(program[0]):
+    if near and not executables.find(program[0], os.environ.get("PATH", "")):
         hint = f"did you mean `mpiboot {near[0]}`? {wrong.finding.hint}"
         wrong.finding = dataclasses.replace(wrong.finding, hint=hint)
     return wrong

@@ -10,10 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Final
 
+from mpiboot.choices import DataNetworkUse
 from mpiboot.data_checks import DATA_ROWS, NEVER_STOP
 from mpiboot.data_network import nccl, reach, worker_checks
 from mpiboot.data_network.records import RDMA, Problem, Transport, WorkerNetwork
-from mpiboot.model import DataNetworkUse, Finding, Level, Link
+from mpiboot.model import Finding, Level, Link
 from mpiboot.network.link_addresses import usable
 from mpiboot.settings import Settings
 from mpiboot.wording import first_few

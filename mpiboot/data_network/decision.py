@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from mpiboot.choices import DataNetworkUse
 from mpiboot.data_network import cluster_view, gids, proposals, variables
 from mpiboot.data_network.records import Transport, WorkerNetwork
 from mpiboot.data_network.variables import Proposal
-from mpiboot.model import DataNetworkUse, Decision, Finding, Source
-from mpiboot.settings import Given, Settings
+from mpiboot.model import Decision, Finding, Source
+from mpiboot.setting_sources import Given
+from mpiboot.settings import Settings
 from mpiboot.wording import first_few
 
 _NOTHING: Final[Mapping[str, str]] = {}

@@ -9,11 +9,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from mpiboot.addresses import IPV4, IPV6
+from mpiboot.choices import MpiNetwork, NcclSocket
 from mpiboot.data_network import nccl, reach
 from mpiboot.data_network import transport as transports
 from mpiboot.data_network.records import RDMA, Transport, WorkerNetwork
 from mpiboot.data_network.transport import Proposals
-from mpiboot.model import Decision, Link, MpiNetwork, NcclSocket, Source
+from mpiboot.model import Decision, Link, Source
 from mpiboot.network.link_addresses import usable
 from mpiboot.settings import Settings
 from mpiboot.wording import first_few

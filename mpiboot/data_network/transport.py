@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from mpiboot.choices import DataNetworkUse
 from mpiboot.data_checks import DATA_ROWS
 from mpiboot.data_network import cluster_view
 from mpiboot.data_network.records import Transport, WorkerNetwork
 from mpiboot.data_network.variables import Proposal
 from mpiboot.fabric import AttachmentSource
-from mpiboot.model import DataNetworkUse, Decision, Finding, Source
+from mpiboot.model import Decision, Finding, Source
 from mpiboot.settings import Settings
 from mpiboot.wording import first_few
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from mpiboot.choices import DataNetworkUse
 from mpiboot.data_network import ports, rails
 from mpiboot.data_network.records import (
     NetworkBuilder,
@@ -18,7 +19,7 @@ from mpiboot.data_network.records import (
     natural_order,
 )
 from mpiboot.fabric import GidType, LinkLayer, PortState
-from mpiboot.model import DataNetworkUse, Link, PodFacts, Source, Worker
+from mpiboot.model import Link, PodFacts, Source, Worker
 from mpiboot.network import control
 from mpiboot.network.link_addresses import coming, has_carrier, refused, usable
 from mpiboot.settings import Settings

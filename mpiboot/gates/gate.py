@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from mpiboot import log
 from mpiboot.checks import failed
+from mpiboot.choices import DataNetworkUse
 from mpiboot.errors import MpibootError
 from mpiboot.gates import progress, recheck
 from mpiboot.gates.access import Access
@@ -24,7 +25,7 @@ from mpiboot.gates.pair_check import PairCheck
 from mpiboot.gates.pipeline import Pipelines
 from mpiboot.gates.progress import HostState, Stage
 from mpiboot.gates.reporter import Reporter
-from mpiboot.model import DataNetworkUse, Finding, Host, Worker
+from mpiboot.model import Finding, Host, Worker
 from mpiboot.observe import links
 from mpiboot.observe.dns import Resolver
 from mpiboot.settings import Settings

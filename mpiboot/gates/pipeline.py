@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Final
 
 from mpiboot import host_shell, log
 from mpiboot.addresses import is_address
+from mpiboot.choices import HostKeys, Switch
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import authentication, failure_reasons, retry_delay, worker_answer
 from mpiboot.gates.access import Access
 from mpiboot.gates.pair_check import PairCheck
 from mpiboot.gates.progress import HostState, Stage, finding
 from mpiboot.job import names
-from mpiboot.model import Host, HostKeys, Mesh, Switch, Worker
+from mpiboot.model import Host, Mesh, Worker
 from mpiboot.observe import links, service_mesh
 from mpiboot.observe.dns import Resolver
 from mpiboot.observe.dns_answers import DnsAnswer, NoAddress

@@ -13,12 +13,13 @@ from dataclasses import replace
 
 from mpiboot import host_shell, log
 from mpiboot.checks import failed
+from mpiboot.choices import DataNetworkUse
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.errors import MpibootError
 from mpiboot.gates import worker_answer
 from mpiboot.gates.access import Access
 from mpiboot.gates.remote_commands import RemoteCommands
-from mpiboot.model import DataNetworkUse, Finding, NoFacts, Worker
+from mpiboot.model import Finding, NoFacts, Worker
 from mpiboot.settings import Settings
 from mpiboot.ssh_client.attempt import LoginTimeouts
 from mpiboot.wording import counted, first_few

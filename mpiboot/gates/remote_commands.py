@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from mpiboot.choices import HostKeys
 from mpiboot.gates.access import Access
-from mpiboot.model import HostKeys, Worker
+from mpiboot.model import Worker
 from mpiboot.ssh_client import tcp
 from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 

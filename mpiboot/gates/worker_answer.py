@@ -21,7 +21,7 @@ def worker(host: Host, attempt: Attempt) -> Worker:
         local_address=attempt.local_address,
         facts=facts,
         mpi=_mpi(answer, facts),
-        ooms=answer.ooms,
+        oom_kills=answer.oom_kills,
         marks=answer.marks,
         attempts=answer.attempts,
         held=answer.held,

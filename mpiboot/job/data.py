@@ -10,15 +10,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from mpiboot.choices import MpiNetwork
 from mpiboot.data_network import decision, variables, worker_network
 from mpiboot.data_network.decision import DataNetwork
 from mpiboot.data_network.records import Transport, WorkerNetwork
 from mpiboot.data_network.variables import Proposal
 from mpiboot.job import mpi_environment
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.model import Decision, MpiNetwork, Source, Worker
+from mpiboot.model import Decision, Source, Worker
 from mpiboot.network import control
-from mpiboot.settings import Resolved, Settings
+from mpiboot.setting_sources import Resolved
+from mpiboot.settings import Settings
 
 
 def network_of(worker: Worker, settings: Settings) -> WorkerNetwork:

@@ -96,7 +96,7 @@ class Dialect:
     daemon_without_ranks: bool = True
     own_host_first: bool = False
     # More ranks than slots begin again at the first host without a word.
-    begins_again: bool = False
+    wraps_around: bool = False
     # An option, and the beginning of its value, that names a file for which rank is where.
     rank_table: tuple[str, ...] = ()
     # A range of ports: first-last for the daemons, first and number for MPI's own TCP.

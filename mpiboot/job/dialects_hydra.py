@@ -22,7 +22,7 @@ MPICH: Final = Dialect(
     syntax=Syntax.COLON,
     grammar=HYDRA,
     daemon_without_ranks=False,
-    begins_again=True,
+    wraps_around=True,
     spread_hint="`-ppn N` to spread the ranks",
     own_host_by_its_name=True,
     hostfile_var="HYDRA_HOST_FILE",
@@ -75,7 +75,7 @@ INTEL: Final = Dialect(
         options={**HYDRA.options, **dict.fromkeys(("hosts", "host"), _HOSTS)},
     ),
     daemon_without_ranks=False,
-    begins_again=True,
+    wraps_around=True,
     spread_hint="`-ppn N` to spread the ranks",
     own_host_by_its_name=True,
     # Its mpirun is a script that starts whichever mpiexec.hydra is on PATH, and as a pod's first

@@ -9,7 +9,7 @@ from mpiboot.job.dialects import ALSO_DEFAULT_SLOTS, HOSTFILE_VARS
 from mpiboot.job.names import short
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
 from mpiboot.model import Finding, Host, Hostfile, Level, Source
-from mpiboot.settings import Resolved
+from mpiboot.setting_sources import Resolved
 from mpiboot.wording import first_few
 
 

@@ -6,13 +6,15 @@ from collections.abc import Iterable
 
 from mpiboot.addresses import network
 from mpiboot.checks import failed
+from mpiboot.choices import MpiNetwork
 from mpiboot.data_network.records import RDMA, Transport
 from mpiboot.job.dialect import parameter
 from mpiboot.job.dialects import ALSO_DAEMON_LINK
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.model import Decision, Finding, Level, MpiNetwork, Source
+from mpiboot.model import Decision, Finding, Level, Source
 from mpiboot.network import control
-from mpiboot.settings import Resolved, Settings
+from mpiboot.setting_sources import Resolved
+from mpiboot.settings import Settings
 from mpiboot.wording import first_few
 
 

@@ -173,14 +173,14 @@ def place(
     slots = sum(host.slots for host in used)
     total = np if np is not None else each * len(used) if each else slots
     offered = ""
-    if each and total > each * len(used) and not row.begins_again:
+    if each and total > each * len(used) and not row.wraps_around:
         offered = f"and {len(used)} hosts at {each} each hold {each * len(used)}"
     elif total > slots and not spread.oversubscribe:
         verb = "offers" if len(used) == 1 else "offer"
         offered = f"and {counted(len(used), 'host')} {verb} {counted(slots, 'slot')}"
     if offered:
         return Placement(total=np, findings=(*said, _too_few(total, offered, line)))
-    idle, small = _idle(used, spread, total, over=spread.oversubscribe or row.begins_again)
+    idle, small = _idle(used, spread, total, over=spread.oversubscribe or row.wraps_around)
     if small:
         left = f"{spread.asked}, where {small.name} has {counted(small.slots, 'slot')}"
         return Placement(total=np, left=left, findings=said)

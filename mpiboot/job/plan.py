@@ -34,7 +34,7 @@ from mpiboot.job.user_line import UserLine
 from mpiboot.model import Decision, Finding, Level, Mpi, Source
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import Dialled
-from mpiboot.settings import Given, Resolved
+from mpiboot.setting_sources import Given, Resolved
 from mpiboot.ssh_client import config as sshconfig
 from mpiboot.wording import first_few
 

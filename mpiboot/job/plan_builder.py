@@ -35,7 +35,7 @@ class Observed:
 
     ``line`` is what is to be started. ``renamed`` maps a name of the hostfile to the longer one
     that is to be used; ``own`` are this pod's facts, which count where the hostfile names it too,
-    ``own_ooms`` its out-of-memory kills so far, None where it isn't known;
+    ``own_oom_kills`` its out-of-memory kills so far, None where it isn't known;
     ``ssh_client`` is what the agents use; ``mpi_ipv6`` tells whether the MPI is
     built with IPv6, None where it was not asked; ``networks`` are those of workers that are
     decided already, by host.
@@ -52,7 +52,7 @@ class Observed:
     environ: Mapping[str, str]
     line: UserLine
     own: PodFacts | None = None
-    own_ooms: int | None = None
+    own_oom_kills: int | None = None
     ssh_client: Decision | None = None
     mpi_ipv6: bool | None = None
     networks: Mapping[str, WorkerNetwork] = field(default_factory=dict)

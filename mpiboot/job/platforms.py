@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from mpiboot.choices import AUTO, WorkerExit
 from mpiboot.errors import error
-from mpiboot.model import AUTO, Decision, Role, Source, WorkerExit
-from mpiboot.settings import Resolved, Settings
+from mpiboot.model import Decision, Role, Source
+from mpiboot.setting_sources import Resolved
+from mpiboot.settings import Settings
 
 Environ = Mapping[str, str]
 

@@ -12,7 +12,7 @@ from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.model import Finding, Level, Link, Source, Worker
 from mpiboot.network import service_mesh
 from mpiboot.network.control import launcher_addresses, link_of
-from mpiboot.settings import Resolved
+from mpiboot.setting_sources import Resolved
 from mpiboot.wording import first_few
 
 _ONE_ADDRESS: Final = (

@@ -9,7 +9,7 @@ from typing import Final
 
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
 from mpiboot.model import Source, SshKind
-from mpiboot.settings import Resolved
+from mpiboot.setting_sources import Resolved
 from mpiboot.wording import first_few
 
 _SSH: Final = 22

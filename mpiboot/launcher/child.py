@@ -27,7 +27,7 @@ from mpiboot.launcher.setup import launcher_pod
 from mpiboot.model import Finding, Level
 from mpiboot.parent import launch_spec
 from mpiboot.parent.signals import SIGNALS
-from mpiboot.settings import Resolved, resolve
+from mpiboot.setting_sources import Resolved, resolve
 
 
 def main(given: str, *program: str) -> NoReturn:

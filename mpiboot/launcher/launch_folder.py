@@ -11,17 +11,18 @@ from typing import Final
 
 from mpiboot import addresses, executables
 from mpiboot.after_job import evidence
+from mpiboot.choices import Switch
 from mpiboot.errors import error
 from mpiboot.job import names
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import LaunchPaths, Observed
 from mpiboot.launch_agent import command as agent_command
 from mpiboot.launcher.logins import Logins, tidy
-from mpiboot.model import Switch, Worker
+from mpiboot.model import Worker
 from mpiboot.network.control import launcher_addresses
 from mpiboot.observe.dns import read_resolv_conf
 from mpiboot.parent import launch_spec
-from mpiboot.settings import Resolved
+from mpiboot.setting_sources import Resolved
 from mpiboot.system import files, keys, tmpdir
 
 _LAUNCH: Final = "launch"
@@ -162,8 +163,8 @@ class Launch:
         }
         search = read_resolv_conf().search
         seen = tuple(baseline(worker, self.observed, search) for worker in self.observed.workers)
-        name, ooms = socket.gethostname(), self.observed.own_ooms
-        own = evidence.Baseline(name, dns="", address="", pod=name, ooms=ooms, here=True)
+        name, ooms = socket.gethostname(), self.observed.own_oom_kills
+        own = evidence.Baseline(name, dns="", address="", pod=name, oom_kills=ooms, here=True)
         text = evidence.to_json((own, *seen))
         files.write_private(Path(self.where.launch_dir) / evidence.FILE, text)
         return launch_spec.LaunchSpec(

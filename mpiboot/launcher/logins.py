@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from mpiboot.choices import HostKeys
 from mpiboot.errors import error
 from mpiboot.launch_agent import files as agent_files
-from mpiboot.model import HostKeys, Worker
+from mpiboot.model import Worker
 from mpiboot.parent import launch_spec
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import config as sshconfig
@@ -100,7 +101,7 @@ class Logins:
             self.folder / "ssh_config",
             sshconfig.render(
                 (
-                    sshconfig.Entry(name, worker.address, worker.port, worker.user)
+                    sshconfig.SshHost(name, worker.address, worker.port, worker.user)
                     for name, worker in self.hosts.items()
                 ),
                 key=str(self.folder / launch_spec.KEY),

@@ -18,7 +18,7 @@ from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod, launcher_pod
 from mpiboot.model import Decision, Finding, Level, Source
 from mpiboot.parent import signals
-from mpiboot.settings import Resolved
+from mpiboot.setting_sources import Resolved
 
 
 def wait(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> None:

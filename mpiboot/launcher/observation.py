@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mpiboot import executables, facts, host_shell, log
+from mpiboot.choices import AUTO
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, job_hostfile, recheck, stale_processes
@@ -21,7 +22,7 @@ from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.user_line import UserLine
 from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access
-from mpiboot.model import AUTO, Finding, Level, Mpi, PodFacts
+from mpiboot.model import Finding, Level, Mpi, PodFacts
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import Dialled
 from mpiboot.observe import dns, programs
@@ -166,7 +167,7 @@ def _own_facts(launcher: LauncherPod) -> tuple[PodFacts, int | None]:
     found = facts.gather(launcher.resolved, launcher.environ, sshd="", pid=launcher.pid, mpi=None)
     words = ["/bin/sh", "-c", host_shell.ask("memory")]
     answer = subprocess.run(words, capture_output=True, text=True, check=False)
-    return found, host_shell.read(answer.stdout).ooms
+    return found, host_shell.read(answer.stdout).oom_kills
 
 
 def _for_mpirun(
@@ -205,7 +206,7 @@ def _observation(
         environ=launcher.environ,
         line=line,
         own=own[0],
-        own_ooms=own[1],
+        own_oom_kills=own[1],
         ssh_client=sshconfig.client(
             launcher.resolved.settings.ssh_client,
             launcher.resolved.given["ssh_client"].source,

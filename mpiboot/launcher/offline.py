@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from mpiboot.choices import AUTO, Auto
 from mpiboot.errors import error
 from mpiboot.gates import job_hostfile
 from mpiboot.job import mpirun_line, platforms
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder
-from mpiboot.model import AUTO, Auto, Finding, Host, Level, Mpi, MpiFamily, PodFacts, Worker
+from mpiboot.model import Finding, Host, Level, Mpi, MpiFamily, PodFacts, Worker
 from mpiboot.observe import facts_json, pod, programs
-from mpiboot.settings import Resolved
+from mpiboot.setting_sources import Resolved
 from mpiboot.wording import counted, first_few
 
 _PORT: Final = 22

@@ -8,7 +8,7 @@ from typing import NoReturn
 from mpiboot.job import mpirun_line
 from mpiboot.launcher import script, start
 from mpiboot.parent import signals
-from mpiboot.settings import Resolved
+from mpiboot.setting_sources import Resolved
 from mpiboot.system import process
 
 

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from mpiboot import executables, log, shims
+from mpiboot.choices import Switch
 from mpiboot.job import mpirun_line, scripts
 from mpiboot.launcher import start
-from mpiboot.model import Finding, Level, Switch
+from mpiboot.model import Finding, Level
 from mpiboot.parent.launch_spec import ATTEMPT, KEEP_KEY, ParentOptions
-from mpiboot.settings import ROWS, Resolved
+from mpiboot.setting_sources import Resolved
+from mpiboot.settings import ROWS
 from mpiboot.system import files, process
 
 _READ: Final = 1 << 16

@@ -23,7 +23,7 @@ from mpiboot.launcher.logins import Logins, tidy
 from mpiboot.launcher.setup import LauncherPod, launcher_pod
 from mpiboot.model import SshKind, Worker
 from mpiboot.parent import launch_spec
-from mpiboot.settings import Resolved
+from mpiboot.setting_sources import Resolved
 from mpiboot.ssh_client import config as sshconfig
 from mpiboot.ssh_client import start as client_start
 from mpiboot.system import files

@@ -13,7 +13,7 @@ from mpiboot import log
 from mpiboot.gates import gate
 from mpiboot.model import Identity
 from mpiboot.observe import pod
-from mpiboot.settings import Resolved
+from mpiboot.setting_sources import Resolved
 from mpiboot.system import files, keys, open_files, tmpdir
 
 

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NoReturn
 
-from mpiboot.model import AUTO, Auto, WorkerExit
+from mpiboot.choices import AUTO, Auto, WorkerExit
 from mpiboot.parent.launch_spec import ATTEMPT, JOB_MARK, ParentOptions
 from mpiboot.parent.signals import SIGNALS
-from mpiboot.settings import Resolved
+from mpiboot.setting_sources import Resolved
 from mpiboot.system import process
 
 _PROGRAM: Final = Path(__file__).resolve().parent.parent / "parent" / "__main__.py"

@@ -12,7 +12,7 @@ from typing import Final
 
 from mpiboot.addresses import Network, bare, interface, network, parse, smallest_network
 from mpiboot.model import Decision, Link, Source, Worker
-from mpiboot.settings import Given
+from mpiboot.setting_sources import Given
 
 _GIVEN: Final = Given(Source.ENVIRONMENT, "MPIBOOT_CONTROL_IFNAME")
 

@@ -7,7 +7,8 @@ name to appear: that is the gate's.
 dnspython writes, sends and reads each question (also by TCP). Its resolver is not used, for it
 would explain another search than glibc's: it ends the search list at a name without an address
 record, reads neither ``attempts`` nor the limits of resolv.conf(5), waits for a silent nameserver
-as long as for any other, and tells what each nameserver said only where all have failed.
+as long as for any other, and tells what each nameserver said only where all have failed. Nor is
+``resolve_chaining()``, which makes up how long a negative answer lives where no record says it.
 """
 
 from __future__ import annotations

@@ -6,13 +6,11 @@ Stdlib only, and light: a worker's way to its sshd leads through here. Decides n
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pwd
 import socket
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +25,6 @@ FACTS_VERSION: Final = facts_json.FACTS_VERSION
 to_json = facts_json.to_json
 from_json = facts_json.from_json
 
-STATE: Final = "worker.json"
 HOSTS: Final = Path("/etc/hosts")
 USERS: Final = Path("/proc/self/uid_map")
 _SHELL: Final = "/bin/sh"
@@ -240,29 +237,6 @@ def shm_size(path: str = "/dev/shm") -> int:  # noqa: S108 - asked for its size 
     except OSError:
         return 0
     return found.f_blocks * found.f_frsize
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerState:
-    """What a running worker tells the processes around it.
-
-    ``pid`` is the worker's own; ``because`` is why its SSH server is the embedded one.
-    """
-
-    pid: int
-    sshd: str
-    address: str
-    port: int
-    because: str
-
-
-def worker_state(folder: Path) -> WorkerState | None:
-    """Read what the worker of this runtime folder has written; None where none has."""
-    try:
-        value = json.loads((folder / STATE).read_text("utf-8"))
-        return WorkerState(**{item.name: value[item.name] for item in fields(WorkerState)})
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def pod_facts(

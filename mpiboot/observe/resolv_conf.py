@@ -1,4 +1,9 @@
-"""What resolv.conf's text means and which names a resolver asks for; reads no file itself."""
+"""What resolv.conf's text means and which names a resolver asks for; reads no file itself.
+
+dnspython has a reader of its own, which is not used: it knows neither glibc's limits (three
+nameservers, ndots up to 15) nor ``attempts``, takes a file without a nameserver for an error, and
+importing it costs a tenth of a second at the start of every gate, also where each name resolves.
+"""
 
 from __future__ import annotations
 

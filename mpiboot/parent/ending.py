@@ -1,22 +1,25 @@
-"""How mpirun is brought to its end, step by step: asked, asked again, killed. Pure."""
+"""How mpirun is brought to its end, by a signal or by us: asked, asked again, killed. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Final, TypeAlias
 
+from mpiboot.parent.causes import pod_ending
 from mpiboot.parent.events import (
     Action,
+    HostEnding,
     KillMpirun,
     ReleaseMpirun,
     Say,
     SendSignal,
+    Signalled,
     StartTimer,
     StopRanks,
     Timer,
     Verdict,
 )
-from mpiboot.parent.state import SIGTERM, Phase, State, signal_name
+from mpiboot.parent.state import SIGTERM, SIGUSR, Phase, State, signal_name
 
 # Seconds. A second and a half suffices 4.1 to end after a lost daemon; a suspended job's workers
 # and launcher get their signals within a second or so; a pod's usual grace is 30 s: 20 + 5 fit.
@@ -121,3 +124,43 @@ def ask_again(state: State, number: int, *, direct: bool) -> Step:
         return state, (*late, *(() if direct else (SendSignal(number),)), *begun)
     state, begun = start(state, Timer.KILLED)
     return state, (*late, KillMpirun(), *begun)
+
+
+def signalled(state: State, event: Signalled) -> Step:
+    """Pass a signal on to mpirun, or end the job by it."""
+    if event.number in SIGUSR:
+        return state, _pass_on(state, event)
+    again = state.signal or not state.saving
+    state = replace(state, signal=state.signal or event.number)
+    # A job that is being ended blames no host: its workers may well have been told before it.
+    state = replace(stop(state, *WAITS), being_checked=frozenset())
+    if state.ended is not None:
+        return state, ()
+    if not state.stage:
+        # A terminal has told mpirun already, and before all have joined no rank has begun.
+        if state.phase is Phase.RUNNING and state.job.grace and not event.direct:
+            return save(state)
+        return ask(state, event.number, direct=event.direct)
+    if not again:
+        return state, ()  # all pods of a job end together, and a worker told first
+    return ask_again(state, event.number, direct=event.direct)
+
+
+def host_ending(state: State, event: HostEnding) -> Step:
+    """End a job that loses a pod while all of its ranks can still save."""
+    begun = state.signal or state.cause or state.stage or state.losses
+    known = event.host in state.job.hosts
+    if begun or not known or state.phase is not Phase.RUNNING or not state.job.grace:
+        return state, ()
+    state, actions = save(replace(state, cause=pod_ending(event.host)))
+    said = "its pod is being ended: all ranks of the job get time to save"
+    return state, (Say("warning", "signal", said, event.host), *actions)
+
+
+def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
+    """Give the program's own signal to mpirun, where it has ranks that can get it."""
+    if state.phase is Phase.LAUNCHING and not state.joins_unseen:
+        # 5.0 takes each daemon that isn't there yet for an error.
+        said = f"{signal_name(event.number)} is not forwarded: no rank runs yet"
+        return (Say("info", "signal", said),)
+    return () if state.ended is not None or event.direct else (SendSignal(event.number),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from mpiboot.parent.causes import CODES, LISTED, in_order, not_started, verdict_of
 from mpiboot.parent.events import RankEnd, Verdict
 from mpiboot.parent.state import BY_SIGNAL, SSH_FAILED, Loss, State, signal_name
 from mpiboot.wording import counted, first_few
@@ -25,101 +26,12 @@ SSH_WORDS: Final = (
     ("connection closed", "workers-unreachable"),
     ("connection reset", "workers-unreachable"),
 )
-# The exit codes of the rows of checks that a started job can end with, and whether a new try
-# can help. The whole table, and the records that it is made of, would cost the parent a megabyte
-# for as long as the job runs.
-CODES: Final = {
-    "agent-not-started": (78, False),
-    "daemon-failed": (69, True),
-    "host-key-differs": (77, False),
-    "host-lost": (69, True),
-    "launch-timeout": (69, True),
-    "launcher-memory": (69, True),
-    "program-missing": (127, False),
-    "ssh-denied": (77, False),
-    "workers-unreachable": (69, True),
-}
 _MEMORY: Final = "launcher-memory"
 # A worker's kernel killed something of its pod: no row of checks, as it is the program's own end.
 _RANK_MEMORY: Final = "rank-memory"
 # A remote shell's answers for a program that isn't there, or can't be executed.
 _NOT_FOUND: Final = 127
 _SIGKILL: Final = 9
-_LISTED: Final = 8
-_REMOTE_SHELLS: Final = ("ssh", "rsh", "srun", "qrsh", "blaunch", "kubectl")
-
-
-def _verdict(reference: str, said: str, host: str = "", evidence: tuple[str, ...] = ()) -> Verdict:
-    return Verdict(CODES[reference][0], reference, said, host, evidence)
-
-
-def _in_order(state: State, hosts: frozenset[str]) -> tuple[str, ...]:
-    return tuple(host for host in state.job.hosts if host in hosts)
-
-
-def not_startable(program: str, why: str) -> Verdict:
-    """Judge an mpirun that can't be executed."""
-    return _verdict("program-missing", f"{program}: {why}: mpirun was not started")
-
-
-def not_started(state: State, program: str = "") -> Verdict:
-    """Judge an mpirun that starts ranks, or ends, without having started every host's daemon."""
-    hosts = _in_order(state, state.no_agent)
-    count = len(state.job.hosts)
-    where = "past mpiboot's launch agent" if program in _REMOTE_SHELLS else "on the launcher"
-    runs = f"runs {program} {where}, but " if program else ""
-    said = (
-        f"mpirun {runs}started no daemon on {first_few(hosts, _LISTED)} "
-        f"({len(hosts)} of {count} remote hosts): the job would run on fewer hosts"
-    )
-    evidence = tuple(f"{name}: {why}" for name, why in state.job.obstacles)
-    return _verdict("agent-not-started", said, hosts[0] if count == 1 else "", evidence)
-
-
-def launch_timeout(state: State) -> Verdict:
-    """Judge a launch that took too long."""
-    if state.no_agent and not state.no_daemon - state.no_agent:
-        return not_started(state)
-    hosts = _in_order(state, state.no_daemon)
-    lines = tuple(f"{host}: {_standing(state, host)}" for host in hosts[:_LISTED])
-    said = (
-        f"{first_few(hosts, _LISTED)} ({len(hosts)} of {len(state.job.hosts)} remote hosts) "
-        f"did not join within {state.job.launch_timeout:g} s"
-    )
-    return _verdict("launch-timeout", said, evidence=lines)
-
-
-def _standing(state: State, host: str) -> str:
-    daemon = state.job.family.daemon
-    if host in state.no_agent:
-        return "mpirun started no agent for it"
-    if host in state.ended_unjoined:
-        return f"its agent ended with 0, but no {daemon} joined"
-    if host in state.connected:
-        return f"ssh is connected, but its {daemon} has not joined"
-    return "its agent was started, but is not connected"
-
-
-def not_ended(state: State) -> Verdict:
-    """Judge an mpirun that outlives its daemons."""
-    said = f"every host's {state.job.family.daemon} has ended, but mpirun goes on without them"
-    return _verdict("daemon-failed", said)
-
-
-def pod_ending(host: str) -> Verdict:
-    """Judge a job one of whose pods was told to end."""
-    said = "its pod was told to end (deleted, drained or preempted), and so was the job"
-    return _verdict("host-lost", said, host)
-
-
-def rank_ended_badly(state: State) -> Verdict:
-    """Judge an mpirun that goes on with a job whose rank ended badly."""
-    first = state.first_rank
-    rank, host = (f"rank {first.rank}", first.host) if first else ("a rank", "")
-    how = {RankEnd.SIGNAL: "was ended by a signal", RankEnd.ABORT: "called MPI_Abort"}
-    said = how.get(first.how, "ended badly") if first else "ended badly"
-    found = _verdict("daemon-failed", f"{rank} {said}, but mpirun went on without it", host)
-    return replace(found, rank=first.rank if first else None)
 
 
 def judge(state: State) -> Verdict:
@@ -148,7 +60,7 @@ def proved(verdict: Verdict, lines: tuple[str, ...]) -> tuple[Verdict, tuple[str
     if memory and verdict.killed:
         # What was taken for the loss of a host was the end of its ssh, here.
         host, said = memory[0]
-        return _verdict(_MEMORY, said, host, (own, *verdict.evidence)), plain
+        return verdict_of(_MEMORY, said, host, (own, *verdict.evidence)), plain
     if ranks and verdict.signal == "SIGTERM":
         # So mpirun ends all others after a first failure, and at times hears of one of them first.
         host, said = ranks[0]
@@ -160,9 +72,9 @@ def proved(verdict: Verdict, lines: tuple[str, ...]) -> tuple[Verdict, tuple[str
     if not found:
         return verdict, plain
     reference, host, said = found[0]
-    more = tuple(f"{name}: {what}" for _, name, what in found[1 : 1 + _LISTED])
+    more = tuple(f"{name}: {what}" for _, name, what in found[1 : 1 + LISTED])
     said = f"{said} (mpirun itself returned {verdict.code})"
-    return _verdict(reference, said, host, verdict.evidence), (*more, *plain)
+    return verdict_of(reference, said, host, verdict.evidence), (*more, *plain)
 
 
 def _status(state: State) -> int:
@@ -183,7 +95,7 @@ def _by_signal(state: State) -> Verdict:
     also = "" if _status(state) == code else f" ({_returned(state)})"
     said = f"ended by {signal_name(state.signal)}{also}"
     before = tuple(f"{loss.host}: {how(loss)} shortly before" for loss in state.losses)
-    return Verdict(code, "", said, evidence=before[:_LISTED], by_signal=True)
+    return Verdict(code, "", said, evidence=before[:LISTED], by_signal=True)
 
 
 def how(loss: Loss) -> str:
@@ -209,7 +121,7 @@ def _by_loss(state: State) -> Verdict | None:
     late = tuple(host for host in state.late_agents if host in gone)
     if late:
         said = f"{late[0]} was lost: it does not answer, and its agent did not end with the job"
-        return _verdict("host-lost", f"{said} ({_returned(state)})", late[0])
+        return verdict_of("host-lost", f"{said} ({_returned(state)})", late[0])
     # The daemon's own status: a failed program's doing where mpirun has a status of its own.
     if state.losses:
         first = state.losses[0]
@@ -220,7 +132,7 @@ def _by_loss(state: State) -> Verdict | None:
     if state.late_agents and status == 0:
         daemon = state.job.family.daemon
         said = f"its {daemon} did not end with the job, though mpirun returned 0"
-        return _verdict("daemon-failed", said, state.late_agents[0])
+        return verdict_of("daemon-failed", said, state.late_agents[0])
     return None
 
 
@@ -238,13 +150,13 @@ def _passed_on(loss: Loss, status: int) -> bool:
 def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
     # What ended after mpirun had ended followed from that.
     others = tuple(loss for loss in losses if loss is not first and not loss.after)
-    lines = tuple(f"{loss.host}: {how(loss)}" for loss in others[:_LISTED])
+    lines = tuple(f"{loss.host}: {how(loss)}" for loss in others[:LISTED])
     if not first.joined:
         return _never_joined(state, first, lines)
     more = f" (and {counted(len(others), 'more host')})" if others else ""
     said = f"its SSH session was lost while the job ran{more}: {how(first)}; "
     said += _answer(state, first.host)
-    found = _verdict("host-lost", f"{said} ({_returned(state)})", first.host, lines)
+    found = verdict_of("host-lost", f"{said} ({_returned(state)})", first.host, lines)
     return replace(found, killed=_killed(first))
 
 
@@ -267,18 +179,18 @@ def _never_joined(state: State, first: Loss, lines: tuple[str, ...]) -> Verdict:
     daemon = state.job.family.daemon
     if first.status == _NOT_FOUND:
         said = f"the shell there found no {daemon} (exit 127): has that image the same MPI?"
-        return _verdict("program-missing", said, first.host, lines)
+        return verdict_of("program-missing", said, first.host, lines)
     text = " ".join(first.words).lower()
     for words, reference in SSH_WORDS:
         if first.status == SSH_FAILED and words in text:
             said = f"mpirun's ssh could not log in: {'; '.join(first.words)}"
-            return _verdict(reference, said, first.host, lines)
+            return verdict_of(reference, said, first.host, lines)
     if first.sure and first.host not in state.connected:
-        return _verdict(
+        return verdict_of(
             "workers-unreachable", f"no {daemon} was started: {how(first)}", first.host, lines
         )
     said = f"its {daemon} failed before it joined mpirun: {how(first)}"
-    return _verdict("daemon-failed", said, first.host, lines)
+    return verdict_of("daemon-failed", said, first.host, lines)
 
 
 def _by_rank(state: State) -> Verdict | None:
@@ -329,8 +241,8 @@ def _own(state: State) -> Verdict:
     ):
         return Verdict(status, "", f"a rank was ended by {signal_name(status - BY_SIGNAL)}")
     if state.no_agent:
-        hosts = _in_order(state, state.no_agent)
+        hosts = in_order(state, state.no_agent)
         evidence = tuple(f"{variable}: {why}" for variable, why in state.job.obstacles)
-        said = f"mpirun ended with {status} and started no daemon on {first_few(hosts, _LISTED)}"
+        said = f"mpirun ended with {status} and started no daemon on {first_few(hosts, LISTED)}"
         return Verdict(status, "", said, evidence=evidence)
     return Verdict(status, "", f"the program exited with code {status}")

@@ -13,8 +13,9 @@ import time
 from mpiboot import log
 from mpiboot.parent import guard
 from mpiboot.parent.asking import ask
+from mpiboot.parent.causes import not_startable
 from mpiboot.parent.events import Verdict
-from mpiboot.parent.judgement import not_startable, proved
+from mpiboot.parent.judgement import proved
 from mpiboot.parent.launch_spec import (
     ATTEMPT,
     CLIENT_SOCKET,

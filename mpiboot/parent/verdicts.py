@@ -11,7 +11,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from mpiboot.parent.ending import WAITS, Step, ask, ask_again, end, ranks_left, save, start, stop
+from mpiboot.parent.causes import (
+    launch_timeout,
+    not_ended,
+    not_started,
+    pod_ending,
+    rank_ended_badly,
+)
+from mpiboot.parent.ending import (
+    WAITS,
+    Step,
+    ask_again,
+    end,
+    host_ending,
+    ranks_left,
+    signalled,
+    start,
+    stop,
+)
 from mpiboot.parent.events import (
     Action,
     AgentConnected,
@@ -30,30 +47,19 @@ from mpiboot.parent.events import (
     RankSeen,
     RanksLeft,
     Say,
-    SendSignal,
     Signalled,
     StartTimer,
     Timer,
     TimerFired,
 )
-from mpiboot.parent.judgement import (
-    how,
-    judge,
-    launch_timeout,
-    not_ended,
-    not_started,
-    pod_ending,
-    rank_ended_badly,
-)
+from mpiboot.parent.judgement import how, judge
 from mpiboot.parent.state import (
     SIGTERM,
-    SIGUSR,
     Job,
     Loss,
     Phase,
     State,
     by_ssh,
-    signal_name,
 )
 
 # After this many lost hosts one more answer tells nothing new.
@@ -206,45 +212,6 @@ def _rank_ended(state: State, event: RankEnded) -> Step:
     return start(state, Timer.RANK_ENDED)
 
 
-def _signalled(state: State, event: Signalled) -> Step:
-    if event.number in SIGUSR:
-        return state, _pass_on(state, event)
-    again = state.signal or not state.saving
-    state = replace(state, signal=state.signal or event.number)
-    # A job that is being ended blames no host: its workers may well have been told before it.
-    state = replace(stop(state, *WAITS), being_checked=frozenset())
-    if state.ended is not None:
-        return state, ()
-    if not state.stage:
-        # A terminal has told mpirun already, and before all have joined no rank has begun.
-        if state.phase is Phase.RUNNING and state.job.grace and not event.direct:
-            return save(state)
-        return ask(state, event.number, direct=event.direct)
-    if not again:
-        return state, ()  # all pods of a job end together, and a worker told first
-    return ask_again(state, event.number, direct=event.direct)
-
-
-def _host_ending(state: State, event: HostEnding) -> Step:
-    """End a job that loses a pod while all of its ranks can still save."""
-    begun = state.signal or state.cause or state.stage or state.losses
-    known = event.host in state.job.hosts
-    if begun or not known or state.phase is not Phase.RUNNING or not state.job.grace:
-        return state, ()
-    state, actions = save(replace(state, cause=pod_ending(event.host)))
-    said = "its pod is being ended: all ranks of the job get time to save"
-    return state, (Say("warning", "signal", said, event.host), *actions)
-
-
-def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
-    """Give the program's own signal to mpirun, where it has ranks that can get it."""
-    if state.phase is Phase.LAUNCHING and not state.joins_unseen:
-        # 5.0 takes each daemon that isn't there yet for an error.
-        said = f"{signal_name(event.number)} is not forwarded: no rank runs yet"
-        return (Say("info", "signal", said),)
-    return () if state.ended is not None or event.direct else (SendSignal(event.number),)
-
-
 def _mpirun_ended(state: State, event: MpirunEnded) -> Step:
     if state.ended is not None:
         return state, ()
@@ -325,10 +292,10 @@ _RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {
     JoinsUnseen: _joins_unseen,
     RankSeen: _rank_seen,
     RankEnded: _rank_ended,
-    HostEnding: _host_ending,
+    HostEnding: host_ending,
     RanksLeft: lambda state, event: ranks_left(state, event.ranks),
     HostChecked: _host_checked,
-    Signalled: _signalled,
+    Signalled: signalled,
     MpirunEnded: _mpirun_ended,
     TimerFired: _timer_fired,
 }

@@ -20,11 +20,10 @@ from typing import Final
 
 import asyncssh
 
+from mpiboot.ssh_client.session import FAILED, ClientSession
 from mpiboot.ssh_client.start import ClientConfig, ClientHost
-from mpiboot.ssh_client.streams import InputStream, OutputStream
 from mpiboot.system import open_files
 
-_FAILED: Final = 255
 # A handshake is some milliseconds of work; more at once only makes each of them slow.
 _LOGINS: Final = 32
 _REQUEST: Final = 1 << 16
@@ -67,82 +66,6 @@ class _Login(asyncssh.SSHClient):
         return self._pinned is None or key == self._pinned
 
 
-class _Session(asyncssh.SSHClientSession[bytes]):
-    """One command on one host, between the agent's streams and the connection."""
-
-    def __init__(self, descriptors: Sequence[int]) -> None:
-        self._source = InputStream(descriptors[0], self._feed)
-        self._out = OutputStream(descriptors[1], self._throttle)
-        self._error = OutputStream(descriptors[2], self._throttle)
-        self._channel: asyncssh.SSHClientChannel[bytes] | None = None
-        self._full = False
-        self._flushing = False
-        self._closed = False
-        self.status = _FAILED
-        self.why: Exception | None = None
-        self.done = asyncio.Event()
-
-    def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
-        self._channel = chan
-
-    def session_started(self) -> None:
-        self._source.resume()
-
-    def _feed(self, data: bytes) -> None:
-        if self._channel is None or self._channel.is_closing():
-            return
-        if data:
-            self._channel.write(data)
-        else:
-            self._channel.write_eof()
-
-    def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
-        (self._error if datatype == asyncssh.EXTENDED_DATA_STDERR else self._out).write(data)
-
-    def _throttle(self) -> None:
-        # asyncssh opens the window anew with the first part that it hands on. Who paused it again
-        # before the last would let as much come in each time as goes out, and much more.
-        if self._flushing:
-            return
-        full = self._out.full or self._error.full
-        if full != self._full and self._channel is not None:
-            self._full = full
-            if full:
-                self._channel.pause_reading()
-            else:
-                self._flushing = True
-                self._channel.resume_reading()
-                self._flushing = False
-                self._throttle()
-        self._finish()
-
-    def pause_writing(self) -> None:
-        self._source.pause()
-
-    def resume_writing(self) -> None:
-        self._source.resume()
-
-    def eof_received(self) -> bool:
-        return True  # our own side stays open: the command may still read
-
-    def exit_status_received(self, status: int) -> None:
-        self.status = status
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.why = exc
-        self._closed = True
-        self._source.close()
-        self._finish()
-
-    def _finish(self) -> None:
-        if self._closed and self._out.idle and self._error.idle:
-            self.done.set()
-
-    def close(self) -> None:
-        for stream in (self._source, self._out, self._error):
-            stream.close()
-
-
 class Client:
     """Every session of this launch."""
 
@@ -173,7 +96,7 @@ class Client:
         """Serve one agent to its end; when it goes, its session goes."""
         agent.setblocking(False)
         descriptors: list[int] = []
-        status = _FAILED
+        status = FAILED
         with agent:
             try:
                 request = await _request(agent, descriptors)
@@ -184,13 +107,13 @@ class Client:
                     gone.cancel()
                     running.cancel()
                     ended = (await asyncio.gather(running, return_exceptions=True))[0]
-                    status = ended if isinstance(ended, int) else _FAILED
+                    status = ended if isinstance(ended, int) else FAILED
                 await asyncio.get_running_loop().sock_sendall(agent, f"{status}\n".encode())
             except (OSError, ValueError):
                 return
 
     async def _run(self, request: Mapping[str, object], descriptors: Sequence[int]) -> int:
-        session = _Session(descriptors)
+        session = ClientSession(descriptors)
         host = ""
         try:
             words = request["words"]
@@ -209,12 +132,12 @@ class Client:
                 )
                 await session.done.wait()
             finally:
-                connection.abort() if session.status == _FAILED else connection.close()
+                connection.abort() if session.status == FAILED else connection.close()
             if session.why is not None:
                 self._complain(host, f"the connection is lost: {session.why}")
         except (OSError, ValueError, asyncio.TimeoutError, asyncssh.Error) as wrong:
             self._complain(host, str(wrong) or type(wrong).__name__)
-            return _FAILED
+            return FAILED
         finally:
             session.close()
         return session.status

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.model import Auto, Decision, HostKeys, Identity, Source, SshKind
+from mpiboot.choices import Auto, HostKeys
+from mpiboot.model import Decision, Identity, Source, SshKind
 
 # What the setting of the host keys is called in ssh's configuration.
 STRICT: Final = {HostKeys.JOB: "yes", HostKeys.ACCEPT_NEW: "accept-new", HostKeys.OFF: "no"}
@@ -179,7 +180,7 @@ def lost_with_own_client(args: UserArgs) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SshHost:
     """One host as mpirun names it, and where it was verified to be."""
 
     name: str
@@ -197,7 +198,7 @@ def quoted(value: str) -> str:
 
 
 def render(
-    entries: Iterable[Entry],
+    entries: Iterable[SshHost],
     *,
     key: str,
     known_hosts: str,

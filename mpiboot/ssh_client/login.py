@@ -17,8 +17,8 @@ from typing import Final
 
 import asyncssh
 
+from mpiboot.choices import HostKeys
 from mpiboot.errors import error
-from mpiboot.model import HostKeys
 from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh_client.dialogue import Connection, closed
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from mpiboot import log
 from mpiboot.model import SshKind
-from mpiboot.ssh_server import sessions
+from mpiboot.ssh_server import session_processes
 from mpiboot.ssh_server.openssh import LISTENING
 from mpiboot.system import process
 
@@ -106,7 +106,8 @@ class SshServer:
 
     def stop(self) -> None:
         """Ask it and its connections to end."""
-        children = [item.pid for item in sessions.table().values() if item.parent == self.pid]
+        running = session_processes.table().values()
+        children = [item.pid for item in running if item.parent == self.pid]
         for pid in (self.pid, *children):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGTERM)

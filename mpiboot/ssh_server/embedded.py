@@ -45,10 +45,10 @@ class EmbeddedConfig:
     keepalive: float
 
 
-class Connection(asyncssh.SSHServer):
+class EmbeddedConnection(asyncssh.SSHServer):
     """One connection: who may come in. Whatever isn't named here asyncssh refuses by default."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: EmbeddedServer) -> None:
         self._server = server
         self._peer = ("", 0)
 
@@ -75,7 +75,7 @@ class Connection(asyncssh.SSHServer):
         return SshCommand(self._server, self._peer)
 
 
-class Server:
+class EmbeddedServer:
     """The commands that run, and the way to the worker that hears of them."""
 
     def __init__(self, config: EmbeddedConfig) -> None:
@@ -136,14 +136,14 @@ class Server:
 async def serve(config: EmbeddedConfig) -> None:
     """Serve until a signal or the worker's end."""
     loop = asyncio.get_running_loop()
-    server = Server(config)
+    server = EmbeddedServer(config)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGCHLD, server.reap)
     loop.add_reader(0, stop.set)  # the worker holds the other end: closed when it is gone
     listener = await asyncssh.create_server(
-        functools.partial(Connection, server),
+        functools.partial(EmbeddedConnection, server),
         config.address,
         config.port,
         server_host_keys=[str(Path(config.folder) / "key")],

@@ -20,8 +20,8 @@ from typing import Final
 from mpiboot import log
 from mpiboot.errors import error
 from mpiboot.model import Decision, Identity, Source
-from mpiboot.observe import pod
-from mpiboot.settings import Resolved
+from mpiboot.observe import pod, worker_state
+from mpiboot.setting_sources import Resolved
 from mpiboot.ssh_server import openssh, sessions
 from mpiboot.ssh_server import port as ports
 from mpiboot.system import files, keys, process, tmpdir
@@ -63,7 +63,7 @@ def settle(
     folder = files.runtime_dir(settings.runtime_dir, identity.uid, "worker", tmpdir=named)
     environ = {**environ, **tmpdir.complete(environ, folder)}
     tmpdir.remove_stale(environ, socket.gethostname(), identity.uid)
-    for name in (FACTS_FILE, pod.STATE):
+    for name in (FACTS_FILE, worker_state.STATE):
         (folder / name).unlink(missing_ok=True)  # an earlier start of this container wrote them
     home = folder / "home"
     home.mkdir(mode=0o700, exist_ok=True)

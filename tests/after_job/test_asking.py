@@ -44,7 +44,7 @@ class Ssh:
         return self.before(host)
 
     def before(self, host: str, *, mpiboot: bool = False, dns: str = "") -> evidence.Baseline:
-        return evidence.Baseline(host, dns, "10.0.0.2", host, ooms=1, mpiboot=mpiboot)
+        return evidence.Baseline(host, dns, "10.0.0.2", host, oom_kills=1, mpiboot=mpiboot)
 
     def write(self, *hosts: evidence.Baseline) -> str:
         (self.folder / evidence.FILE).write_text(json.dumps([asdict(host) for host in hosts]))

@@ -23,7 +23,7 @@ BEFORE = evidence.Baseline(
     dns="w-1.job.space.svc",
     address="10.0.0.2",
     pod="w-1",
-    ooms=1,
+    oom_kills=1,
     began=100.0,
     ports=("mlx5_0/1",),
 )
@@ -81,7 +81,7 @@ def test_a_port_that_never_was_active_is_no_news() -> None:
 
 
 def test_a_count_without_one_before_tells_nothing() -> None:
-    assert said("oom 5", replace(BEFORE, ooms=None)) == []
+    assert said("oom 5", replace(BEFORE, oom_kills=None)) == []
 
 
 @pytest.mark.parametrize("facts", ["", '{"started": 250.5}', '{"started": 100.0}'])
@@ -110,7 +110,7 @@ def test_what_a_program_does_to_itself_has_no_sender(signal: str) -> None:
     ],
 )
 def test_the_launchers_own_memory(answer: str, signal: str, reference: str, text: str) -> None:
-    own = evidence.Baseline("launcher", dns="", address="", pod="launcher", ooms=1, here=True)
+    own = evidence.Baseline("launcher", dns="", address="", pod="launcher", oom_kills=1, here=True)
     found = host_shell.read("".join(f"mpiboot-{line}\n" for line in answer.splitlines()))
     (told,) = evidence.judge_here(own, found, signal)
     assert told.reference == reference
@@ -126,8 +126,8 @@ def test_the_launcher_is_asked_by_its_own_shell() -> None:
         text=True,
         check=False,
     )
-    ooms = host_shell.read(now.stdout).ooms
-    own = evidence.Baseline("here", dns="", address="", pod="here", ooms=-1, here=True)
+    ooms = host_shell.read(now.stdout).oom_kills
+    own = evidence.Baseline("here", dns="", address="", pod="here", oom_kills=-1, here=True)
     lines = asyncio.run(ask_workers.gather((own,), "", ("here", "SIGKILL")))
     assert [line.split("\t")[:2] for line in lines] == (
         [] if ooms is None else [["launcher-memory", "here"]]
@@ -145,7 +145,7 @@ def test_a_kill_that_is_not_the_kernels_is_somebody_elses() -> None:
 
 def test_a_kill_on_a_host_that_counts_none_is_left_open() -> None:
     assert said("limit 1000", signal="SIGKILL") == []
-    assert said("oom 1", replace(BEFORE, ooms=None), "SIGKILL") == []
+    assert said("oom 1", replace(BEFORE, oom_kills=None), "SIGKILL") == []
 
 
 def test_a_lost_host_that_cannot_be_asked_has_a_line_that_tells() -> None:

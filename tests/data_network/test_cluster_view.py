@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.checks import BY_REFERENCE
+from mpiboot.choices import DataNetworkUse
 from mpiboot.data_checks import DATA_CHECKS, DATA_ROWS
 from mpiboot.data_network import decision, worker_network
 from mpiboot.data_network.cluster_view import HEADINGS
 from mpiboot.data_network.decision import DataNetwork
 from mpiboot.fabric import Attachment, AttachmentSource, PortState, RdmaDevice
-from mpiboot.model import DataNetworkUse, Finding, Identity, Level, Link, Worker
+from mpiboot.model import Finding, Identity, Level, Link, Worker
 from mpiboot.settings import Settings
 from tests.fakes import workers as w
 

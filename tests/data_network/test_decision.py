@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpiboot.choices import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.data_network import decision, variables, worker_network
 from mpiboot.data_network.decision import DataNetwork
 from mpiboot.data_network.variables import Proposal
 from mpiboot.fabric import Attachment, AttachmentSource, Gid, GidType, Route
-from mpiboot.model import DataNetworkUse, Level, MpiNetwork, NcclSocket, Source, Worker
+from mpiboot.model import Level, Source, Worker
 from mpiboot.settings import Settings
 from tests.fakes import workers as w
 

@@ -361,4 +361,6 @@ def test_a_socket_that_cannot_be_made_is_told_from_a_kernel_without_rdma(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(rdma_netlink, "connect", refuse)
-    assert rdma.observe(tmp_path, tmp_path).unreadable == unreadable
+    found = rdma.observe(tmp_path, tmp_path)
+    assert found.unreadable == unreadable
+    assert found.refused == (os.strerror(number) if unreadable else "")

@@ -23,7 +23,7 @@ from mpiboot.model import (
     Source,
     Worker,
 )
-from mpiboot.settings import resolve
+from mpiboot.setting_sources import resolve
 
 ROOT: Final = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=0)
 NOBODY: Final = Identity(1000, 1000, "uid1000", "/", "/bin/sh", known=False, capabilities=0)

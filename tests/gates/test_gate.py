@@ -13,14 +13,16 @@ from pathlib import Path
 import pytest
 
 from mpiboot import log
+from mpiboot.choices import HostKeys, Switch
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, retry_delay
 from mpiboot.gates.gate import Access, GateResult
 from mpiboot.gates.job_hostfile import HostfileFollower, find
-from mpiboot.model import Host, HostKeys, Mesh, Switch
+from mpiboot.model import Host, Mesh
 from mpiboot.observe import service_mesh
 from mpiboot.observe.dns import Resolver
-from mpiboot.settings import Settings, resolve
+from mpiboot.setting_sources import resolve
+from mpiboot.settings import Settings
 from mpiboot.ssh_client import tcp
 from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve

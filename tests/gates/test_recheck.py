@@ -18,7 +18,7 @@ from mpiboot.gates.access import Access
 from mpiboot.launch_agent import files as agent_files
 from mpiboot.model import Host, NoFacts, Worker
 from mpiboot.observe import pod
-from mpiboot.settings import resolve
+from mpiboot.setting_sources import resolve
 from tests.fakes import plans
 from tests.fakes.sshd import Behaviour, Job, sshd
 

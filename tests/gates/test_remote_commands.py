@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot.choices import HostKeys
 from mpiboot.gates.access import Access
 from mpiboot.gates.remote_commands import RemoteCommands
-from mpiboot.model import HostKeys
 from mpiboot.ssh_client.attempt import LoginTimeouts
 
 

@@ -12,7 +12,8 @@ from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import Host, Link, Source, Worker
-from mpiboot.settings import Settings, resolve
+from mpiboot.setting_sources import resolve
+from mpiboot.settings import Settings
 from tests.fakes.plans import POD, because, hosts, link, observed, planned
 
 both = pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])

@@ -12,7 +12,7 @@ from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.plan import make
 from mpiboot.model import Host, MpiFamily, Source
-from mpiboot.settings import resolve
+from mpiboot.setting_sources import resolve
 from tests.fakes.plans import (
     HYDRA_OPERATOR,
     HYDRAS,

@@ -11,7 +11,7 @@ from mpiboot.job.dialects_hydra import MPICH
 from mpiboot.job.plan_builder import PlanBuilder
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import Decision, Source
-from mpiboot.settings import resolve
+from mpiboot.setting_sources import resolve
 from tests.fakes.plans import (
     MPIS,
     NOBODY,

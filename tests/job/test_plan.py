@@ -15,7 +15,7 @@ from mpiboot.job.plan_builder import Observed
 from mpiboot.model import Finding, Host, Level, Mpi, MpiFamily, Source
 from mpiboot.network.worker_pairs import Dialled, Reached
 from mpiboot.observe import programs
-from mpiboot.settings import resolve
+from mpiboot.setting_sources import resolve
 from tests.fakes.plans import (
     CASES,
     MPIS,

@@ -6,7 +6,7 @@ from mpiboot.checks import ExitCode
 from mpiboot.errors import MpibootError
 from mpiboot.job import platforms
 from mpiboot.model import Role, Source
-from mpiboot.settings import resolve
+from mpiboot.setting_sources import resolve
 
 OPERATOR = {"K_MPI_JOB_ROLE": "launcher"}
 # kubeflow/trainer pkg/runtime/framework/plugins/mpi/mpi.go, and what an indexed Job adds.

@@ -9,7 +9,7 @@ import pytest
 from mpiboot.job.plan import Plan, make
 from mpiboot.job.plan_builder import LaunchPaths
 from mpiboot.model import Source
-from mpiboot.settings import resolve
+from mpiboot.setting_sources import resolve
 from tests.fakes.plans import POD, because, observed, planned
 
 both = pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])

@@ -20,7 +20,7 @@ from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import launch_folder, logins
 from mpiboot.model import Decision, Host, Source, SshKind
 from mpiboot.parent.launch_spec import RemoteHost
-from mpiboot.settings import resolve
+from mpiboot.setting_sources import resolve
 from mpiboot.ssh_client.config import SshTimeouts
 from mpiboot.ssh_client.start import ClientConfig, ClientHost
 from mpiboot.system import keys, open_files
@@ -256,8 +256,10 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
     facts = seen.workers[0].facts
     assert facts
     links = (*facts.links, plans.link("net1", "fd00:0:0::7/64"))
-    first = replace(seen.workers[0], facts=replace(facts, links=links), ooms=5)
-    launch = replace(launch, observed=replace(seen, workers=(first, *seen.workers[1:]), own_ooms=2))
+    first = replace(seen.workers[0], facts=replace(facts, links=links), oom_kills=5)
+    launch = replace(
+        launch, observed=replace(seen, workers=(first, *seen.workers[1:]), own_oom_kills=2)
+    )
 
     spec = launch.spec(
         {"SAME": "1", "OLD": "1", "GONE": "1"},
@@ -282,10 +284,10 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
     text = (Path(spec.folder) / evidence.FILE).read_text()
     own, one, other = evidence.from_json(text)
     assert own == evidence.Baseline(
-        socket.gethostname(), "", "", socket.gethostname(), ooms=2, here=True
+        socket.gethostname(), "", "", socket.gethostname(), oom_kills=2, here=True
     )
     assert (one.name, one.dns, one.address) == ("w-0.job.ns.svc", "w-0.job.ns.svc", "10.244.0.10")
-    assert (one.ooms, one.pod, one.began) == (5, "w-0", 1.0)
+    assert (one.oom_kills, one.pod, one.began) == (5, "w-0", 1.0)
     assert (other.name, other.address) == ("ip-w-1", "10.244.0.11")
 
 

@@ -20,7 +20,7 @@ from mpiboot.launcher import observation
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.model import Finding, Level, MpiFamily
 from mpiboot.observe import programs
-from mpiboot.settings import resolve
+from mpiboot.setting_sources import resolve
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 
@@ -68,7 +68,7 @@ def test_an_mpi_is_asked_for_ipv6_where_a_worker_needs_it(
     assert found.observed.workers == workers
     assert found.observed.renamed["w-0"] == "w-0.long"
     assert found.observed.hostfile == seen.hostfile
-    assert (found.observed.own, found.observed.own_ooms) == (facts, 3)
+    assert (found.observed.own, found.observed.own_oom_kills) == (facts, 3)
 
 
 def program(folder: Path, version: str) -> str:

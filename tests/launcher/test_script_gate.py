@@ -15,7 +15,7 @@ from mpiboot.launcher import observation, script_gate
 from mpiboot.launcher.script_gate import by_every_name
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.parent.launch_spec import ScriptSpec, from_line, to_line
-from mpiboot.settings import resolve
+from mpiboot.setting_sources import resolve
 from mpiboot.ssh_client.start import ClientConfig
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans

@@ -13,7 +13,7 @@ import pytest
 from mpiboot.errors import MpibootError
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.observe import pod
-from mpiboot.settings import resolve
+from mpiboot.setting_sources import resolve
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import mpiboot
 from mpiboot.launcher import start
 from mpiboot.parent.launch_spec import ParentOptions
-from mpiboot.settings import resolve
+from mpiboot.setting_sources import resolve
 from mpiboot.system import process
 
 

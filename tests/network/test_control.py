@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mpiboot import addresses as addresses_of
 from mpiboot.model import Host, Identity, Link, PodFacts, Source, Worker
 from mpiboot.network import control, link_addresses
-from mpiboot.settings import Given
+from mpiboot.setting_sources import Given
 
 ROOT = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=0)
 

@@ -13,7 +13,7 @@ import pytest
 
 from mpiboot.fabric import Fabric, Gid, GidType, LinkLayer, PortState, RdmaDevice, RdmaPort, Route
 from mpiboot.model import Identity, Link, Mpi, MpiFamily, PodFacts
-from mpiboot.observe import pod
+from mpiboot.observe import pod, worker_state
 
 KNOWN = Identity(1000, 1000, "mpi", "/home/mpi", "/bin/bash", known=True, capabilities=0)
 HOSTS = """\
@@ -243,6 +243,6 @@ def test_facts_of_this_pod_are_whole() -> None:
 
 
 def test_a_worker_without_a_state_has_none(tmp_path: Path) -> None:
-    assert pod.worker_state(tmp_path) is None
-    (tmp_path / pod.STATE).write_text("{}")
-    assert pod.worker_state(tmp_path) is None
+    assert worker_state.worker_state(tmp_path) is None
+    (tmp_path / worker_state.STATE).write_text("{}")
+    assert worker_state.worker_state(tmp_path) is None

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiboot.checks import BY_REFERENCE
-from mpiboot.parent import ending, judgement, verdicts
+from mpiboot.parent import causes, ending, judgement, verdicts
 from mpiboot.parent.events import (
     Action,
     AgentConnected,
@@ -592,9 +592,9 @@ def test_every_reference_is_a_row_and_every_delay_is_known() -> None:
     assert {
         reference: (int(row.code), row.retry)
         for reference, row in BY_REFERENCE.items()
-        if reference in judgement.CODES
-    } == judgement.CODES
-    assert {row for _, row in judgement.SSH_WORDS} <= set(judgement.CODES)
+        if reference in causes.CODES
+    } == causes.CODES
+    assert {row for _, row in judgement.SSH_WORDS} <= set(causes.CODES)
 
 
 @pytest.mark.parametrize("how", list(RankEnd))

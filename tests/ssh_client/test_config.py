@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.model import Decision, HostKeys, Source
-from mpiboot.settings import resolve
+from mpiboot.choices import HostKeys
+from mpiboot.model import Decision, Source
+from mpiboot.setting_sources import resolve
 from mpiboot.ssh_client.config import (
     ALIAS,
-    Entry,
+    SshHost,
     SshTimeouts,
     UserArgs,
     client,
@@ -31,16 +32,16 @@ SSH = shutil.which("ssh") or ""
 needs_ssh = pytest.mark.skipif(not SSH, reason="no ssh on PATH")
 
 ENTRIES = (
-    Entry("w-0.job.ns.svc", "10.244.0.5", 2222, "root"),
-    Entry("W-1", "fd00::5", 22, "mpiuser"),
-    Entry("10.244.0.7", "10.244.0.7", 222, "root"),
+    SshHost("w-0.job.ns.svc", "10.244.0.5", 2222, "root"),
+    SshHost("W-1", "fd00::5", 22, "mpiuser"),
+    SshHost("10.244.0.7", "10.244.0.7", 222, "root"),
 )
 
 
 def written(
     folder: Path,
     *,
-    entries: Iterable[Entry] = ENTRIES,
+    entries: Iterable[SshHost] = ENTRIES,
     user: str = "",
     host_keys: str = "job",
     key: str = "/run/mpiboot/key",
@@ -74,7 +75,7 @@ def asked(config: Path, host: str, *more: str) -> dict[str, str]:
 
 @needs_ssh
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_ssh_takes_what_was_verified_of_each_host(tmp_path: Path, entry: Entry) -> None:
+def test_ssh_takes_what_was_verified_of_each_host(tmp_path: Path, entry: SshHost) -> None:
     found = asked(written(tmp_path), entry.name)
     assert found["hostname"] == entry.address
     assert found["port"] == str(entry.port)
@@ -161,7 +162,7 @@ def test_odd_paths_reach_ssh_as_they_are(tmp_path: Path, name: str) -> None:
 
 @needs_ssh
 def test_an_address_with_a_zone_is_no_token(tmp_path: Path) -> None:
-    entry = Entry("w", "fe80::1%eth0", 22, "root")
+    entry = SshHost("w", "fe80::1%eth0", 22, "root")
     assert asked(written(tmp_path, entries=[entry]), "w")["hostname"] == "fe80::1%eth0"
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import asyncssh
 import pytest
 
+from mpiboot.choices import HostKeys
 from mpiboot.errors import MpibootError
-from mpiboot.model import HostKeys
 from mpiboot.ssh_client import tcp
 from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh_client.login import ERRORS, OUTPUT_LIMIT, Login, outcome_of

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mpiboot import executables
-from mpiboot.ssh_server import sessions
-from mpiboot.ssh_server.sessions import Process, Session, family
+from mpiboot.ssh_server import session_processes, sessions
+from mpiboot.ssh_server.session_processes import Process, Session, family
 
 SHELLS = [
     shell
@@ -134,14 +134,14 @@ def test_a_process_is_found_whatever_its_name_is(tmp_path: Path) -> None:
     odd.symlink_to("/bin/cat")
     child = subprocess.Popen([str(odd)], stdin=subprocess.PIPE, start_new_session=True)
     try:
-        found = sessions.process(child.pid)
+        found = session_processes.process(child.pid)
         assert found is not None
         assert (found.pid, found.parent, found.session) == (child.pid, os.getpid(), child.pid)
-        assert child.pid in sessions.table()
+        assert child.pid in session_processes.table()
     finally:
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert sessions.process(child.pid) is None
+        assert session_processes.process(child.pid) is None
         child.communicate()
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from mpiboot import log
 from mpiboot.errors import MpibootError
-from mpiboot.observe import pod
-from mpiboot.settings import resolve
+from mpiboot.observe import pod, worker_state
+from mpiboot.setting_sources import resolve
 from mpiboot.ssh_server import port, sessions
 from mpiboot.system import process
 from mpiboot.worker import setup
@@ -75,11 +75,13 @@ def test_what_an_earlier_start_said_is_gone(
 ) -> None:
     """A launcher would read old facts, and take a server for one that listens."""
     found = settled(tmp_path, key, loop, environment(tmp_path))
-    for name in (setup.FACTS_FILE, pod.STATE):
+    for name in (setup.FACTS_FILE, worker_state.STATE):
         (found.folder / name).touch()
     again = settled(tmp_path, key, loop, environment(tmp_path))
     assert again.folder == found.folder
-    assert not {setup.FACTS_FILE, pod.STATE} & {path.name for path in again.folder.iterdir()}
+    assert not {setup.FACTS_FILE, worker_state.STATE} & {
+        path.name for path in again.folder.iterdir()
+    }
 
 
 def test_without_a_port_of_the_users_the_images_own_is_taken(

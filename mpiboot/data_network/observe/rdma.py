@@ -48,7 +48,7 @@ def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fab
     found = assemble(kernel, sys_root, dev_root, refused)
     if refused and not no_rdma and not found.devices:
         odd = f"netlink: {refused}: RDMA devices are not known"
-        return replace(found, unreadable=(*found.unreadable, odd))
+        return replace(found, refused=refused, unreadable=(*found.unreadable, odd))
     asked = {one.name: len(one.ports) for one in found.devices if one.opens}
     if not asked:
         return found
@@ -119,6 +119,7 @@ def assemble(
         infiniband_folder=(dev_root / "infiniband").is_dir(),
         devices=tuple(devices),
         unreadable=tuple(unreadable),
+        refused=next(iter(kernel.unreadable), "") if kernel is not None else "",
     )
 
 

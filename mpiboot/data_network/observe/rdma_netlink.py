@@ -166,7 +166,7 @@ class _Asking:
         attributes: tuple[tuple[str, int | str], ...] = (),
         known: tuple[int, ...] = (),
     ) -> list[NldevMessage]:
-        """Give the messages of an answer; an error that isn't a ``known`` one is an oddity."""
+        """Give the messages of an answer; an error that isn't a ``known`` one is told."""
         messages: list[NldevMessage] = []
         if self._silent:
             return messages

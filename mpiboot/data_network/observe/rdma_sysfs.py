@@ -118,7 +118,7 @@ def _gids(port: Path, whose: str, unreadable: list[str]) -> tuple[Gid, ...]:
 
 
 def _gid(path: Path, unreadable: list[str]) -> str:
-    """Read a slot; an error that isn't an ordinary answer is an oddity."""
+    """Read a slot; an error that isn't an ordinary answer is told."""
     try:
         return path.read_text("utf-8", "replace").strip()
     except OSError as error:

@@ -20,7 +20,7 @@ from mpiboot.data_network.observe import rdma, rdma_netlink
 from mpiboot.fabric import Fabric, RdmaDevice
 from mpiboot.model import Host, PodFacts, Worker
 from mpiboot.observe import facts_json
-from mpiboot.settings import resolve
+from mpiboot.setting_sources import resolve
 
 Result = TypeVar("Result")
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from mpiboot.choices import DataNetworkUse
 from mpiboot.data_network import decision, gids, worker_network
 from mpiboot.data_network.records import GidChoice, WorkerNetwork
-from mpiboot.model import DataNetworkUse, Level
+from mpiboot.model import Level
 from mpiboot.settings import Settings
 from tests.vm.inside.machine import (
     active,

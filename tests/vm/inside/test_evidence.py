@@ -45,7 +45,7 @@ class Pod:
 
     def before(self) -> evidence.Baseline:
         """What the gate saw of it."""
-        ooms = host_shell.read(self.ask(host_shell.gate())).ooms
+        ooms = host_shell.read(self.ask(host_shell.gate())).oom_kills
         return evidence.Baseline("w-0", "localhost", "127.0.0.1", "w-0", ooms)
 
     def evidence(self, before: evidence.Baseline, signal: str = "SIGKILL") -> list[str]:
@@ -81,7 +81,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
 
 def test_an_out_of_memory_kill_is_told_with_limit_and_peak(pod: Pod) -> None:
     before = pod.before()
-    assert before.ooms == 0
+    assert before.oom_kills == 0
 
     assert pod.eat() == -9
 
@@ -93,7 +93,7 @@ def test_an_out_of_memory_kill_is_told_with_limit_and_peak(pod: Pod) -> None:
     peak = int((pod.group / "memory.peak").read_text())
     assert LIMIT * 0.9 < peak <= LIMIT
     # A later launcher counts from there.
-    assert pod.before().ooms == 1
+    assert pod.before().oom_kills == 1
     (said,) = pod.evidence(pod.before())
     assert said.startswith("w-0: not an out-of-memory kill")
 

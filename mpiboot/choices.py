@@ -1,0 +1,77 @@
+"""What a setting may be where it is one of several choices; the value is what users write. Pure."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+
+class HostKeys(str, Enum):
+    """Which host keys a worker may show: the job's, any that is then kept, or any at all."""
+
+    JOB = "job"
+    ACCEPT_NEW = "accept-new"
+    OFF = "off"
+
+
+class DataNetworkUse(str, Enum):
+    """Whether a job needs its data network, uses what it finds, or has none looked for."""
+
+    REQUIRE = "require"
+    PREFER = "prefer"
+    OFF = "off"
+
+
+class NcclSocket(str, Enum):
+    """Over which link NCCL's sockets go; ``AUTO``: the data link where every worker reaches it."""
+
+    AUTO = "auto"
+    DATA = "data"
+    CONTROL = "control"
+
+
+class MpiNetwork(str, Enum):
+    """Over which network MPI's own messages go."""
+
+    CONTROL = "control"
+    DATA = "data"
+
+
+class Auto(str, Enum):
+    """The value of a setting that leaves the choice to mpiboot."""
+
+    AUTO = "auto"
+
+
+AUTO: Final = Auto.AUTO
+
+
+class Switch(str, Enum):
+    """Whether something is done."""
+
+    OFF = "off"
+    ON = "on"
+
+
+class WorkerExit(str, Enum):
+    """After which end of the job a worker ends by itself: a good one, any, or none."""
+
+    WITH_JOB = "with-job"
+    AFTER_JOB = "after-job"
+    NEVER = "never"
+
+
+class LogFormat(str, Enum):
+    """In which form lines are logged."""
+
+    HUMAN = "human"
+    JSON = "json"
+
+
+class LogLevel(str, Enum):
+    """What a line is worth, the least first."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"

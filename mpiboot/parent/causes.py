@@ -1,0 +1,105 @@
+"""Why a job is ended that has not ended by itself: a row of checks and a sentence each. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from mpiboot.parent.events import RankEnd, Verdict
+from mpiboot.parent.state import State
+from mpiboot.wording import first_few
+
+# The exit codes of the rows of checks that a started job can end with, and whether a new try
+# can help. The whole table, and the records that it is made of, would cost the parent a megabyte
+# for as long as the job runs.
+CODES: Final = {
+    "agent-not-started": (78, False),
+    "daemon-failed": (69, True),
+    "host-key-differs": (77, False),
+    "host-lost": (69, True),
+    "launch-timeout": (69, True),
+    "launcher-memory": (69, True),
+    "program-missing": (127, False),
+    "ssh-denied": (77, False),
+    "workers-unreachable": (69, True),
+}
+# Hosts that one sentence names.
+LISTED: Final = 8
+_REMOTE_SHELLS: Final = ("ssh", "rsh", "srun", "qrsh", "blaunch", "kubectl")
+
+
+def verdict_of(
+    reference: str, said: str, host: str = "", evidence: tuple[str, ...] = ()
+) -> Verdict:
+    """Judge by a row of checks."""
+    return Verdict(CODES[reference][0], reference, said, host, evidence)
+
+
+def in_order(state: State, hosts: frozenset[str]) -> tuple[str, ...]:
+    """Put hosts in the hostfile's order."""
+    return tuple(host for host in state.job.hosts if host in hosts)
+
+
+def not_startable(program: str, why: str) -> Verdict:
+    """Judge an mpirun that can't be executed."""
+    return verdict_of("program-missing", f"{program}: {why}: mpirun was not started")
+
+
+def not_started(state: State, program: str = "") -> Verdict:
+    """Judge an mpirun that starts ranks, or ends, without having started every host's daemon."""
+    hosts = in_order(state, state.no_agent)
+    count = len(state.job.hosts)
+    where = "past mpiboot's launch agent" if program in _REMOTE_SHELLS else "on the launcher"
+    runs = f"runs {program} {where}, but " if program else ""
+    said = (
+        f"mpirun {runs}started no daemon on {first_few(hosts, LISTED)} "
+        f"({len(hosts)} of {count} remote hosts): the job would run on fewer hosts"
+    )
+    evidence = tuple(f"{name}: {why}" for name, why in state.job.obstacles)
+    return verdict_of("agent-not-started", said, hosts[0] if count == 1 else "", evidence)
+
+
+def launch_timeout(state: State) -> Verdict:
+    """Judge a launch that took too long."""
+    if state.no_agent and not state.no_daemon - state.no_agent:
+        return not_started(state)
+    hosts = in_order(state, state.no_daemon)
+    lines = tuple(f"{host}: {_standing(state, host)}" for host in hosts[:LISTED])
+    said = (
+        f"{first_few(hosts, LISTED)} ({len(hosts)} of {len(state.job.hosts)} remote hosts) "
+        f"did not join within {state.job.launch_timeout:g} s"
+    )
+    return verdict_of("launch-timeout", said, evidence=lines)
+
+
+def _standing(state: State, host: str) -> str:
+    daemon = state.job.family.daemon
+    if host in state.no_agent:
+        return "mpirun started no agent for it"
+    if host in state.ended_unjoined:
+        return f"its agent ended with 0, but no {daemon} joined"
+    if host in state.connected:
+        return f"ssh is connected, but its {daemon} has not joined"
+    return "its agent was started, but is not connected"
+
+
+def not_ended(state: State) -> Verdict:
+    """Judge an mpirun that outlives its daemons."""
+    said = f"every host's {state.job.family.daemon} has ended, but mpirun goes on without them"
+    return verdict_of("daemon-failed", said)
+
+
+def pod_ending(host: str) -> Verdict:
+    """Judge a job one of whose pods was told to end."""
+    said = "its pod was told to end (deleted, drained or preempted), and so was the job"
+    return verdict_of("host-lost", said, host)
+
+
+def rank_ended_badly(state: State) -> Verdict:
+    """Judge an mpirun that goes on with a job whose rank ended badly."""
+    first = state.first_rank
+    rank, host = (f"rank {first.rank}", first.host) if first else ("a rank", "")
+    how = {RankEnd.SIGNAL: "was ended by a signal", RankEnd.ABORT: "called MPI_Abort"}
+    said = how.get(first.how, "ended badly") if first else "ended badly"
+    found = verdict_of("daemon-failed", f"{rank} {said}, but mpirun went on without it", host)
+    return replace(found, rank=first.rank if first else None)
