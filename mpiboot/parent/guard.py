@@ -22,7 +22,8 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(package))
 
 from mpiboot import log
-from mpiboot.parent.launch_spec import JOB_MARK, without_marks
+from mpiboot.parent.launch_spec import JOB_MARK, KEEP_KEY, without_marks
+from mpiboot.parent.os_calls import remove_key
 from mpiboot.parent.processes import end_all
 from mpiboot.wording import counted
 
@@ -80,7 +81,9 @@ def dismiss(guard: GuardShell) -> None:
 
 
 def main(folder: str, mark: str, form: str) -> None:
-    """End what the launch has left in this pod, and say so."""
+    """End what the launch has left in this pod, and say so; its copy of the key goes too."""
+    if not os.environ.get(KEEP_KEY):
+        remove_key(folder)
     count = end_all(0, folder, mark=mark)
     if count:
         log.configure(level="info", form=form, role="launcher")

@@ -482,12 +482,15 @@ def test_a_parent_that_is_killed_takes_mpirun_along(rig: Rig) -> None:
     process = rig.start("trap '' TERM; sleep 300 & echo ready $! $$; while :; do read -t 1; done")
     assert process.stdout
     started = [int(word) for word in process.stdout.readline().split()[1:]]
+    key = rig.folder / KEY
+    key.touch()
     marks = {**rig.environ, MARK: str(rig.folder), JOB_MARK: "later"}
     later = subprocess.Popen(["sleep", "300"], env=marks)
     process.kill()
     code, said = ended(process)
     assert code == -signal.SIGKILL
     assert "the launcher was killed: ended 2 processes of its job in this pod" in said
+    assert not key.exists()
     assert all(gone(pid) for pid in started)
     # Another launch in this folder is none of its business.
     assert later.poll() is None

@@ -109,7 +109,8 @@ class PodSpec:
     tty: bool = False
     memory: int | None = None
     shm_size: int = 64 << 20
-    rlimits: Mapping[str, int] = field(default_factory=dict)
+    # Soft and hard limit.
+    rlimits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     sysctls: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -193,7 +194,8 @@ def configuration(
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
             "noNewPrivileges": spec.no_new_privileges,
             "rlimits": [
-                {"type": name, "soft": value, "hard": value} for name, value in spec.rlimits.items()
+                {"type": name, "soft": soft, "hard": hard}
+                for name, (soft, hard) in spec.rlimits.items()
             ],
         },
         "linux": linux,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,6 +34,46 @@ def test_neither_side_has_any_ssh(cluster: Cluster, rig: None, name: str) -> Non
     spans(job, slots=2)
     assert "there is no ssh on PATH" in job.launcher.stderr()
     assert "embedded" in job.workers[0].stderr()
+
+
+def _open_files(pod: Pod, word: str) -> set[str]:
+    """The soft limits of the processes that have a word on their command line."""
+    found = [item for item in pod.processes() if word in " ".join(item.args)]
+    limits = (Path(f"/proc/{item.host_pid}/limits").read_text() for item in found)
+    return {line.split()[3] for text in limits for line in text.splitlines() if "files" in line}
+
+
+def test_the_own_client_may_open_as_many_files_as_the_pod_allows(
+    cluster: Cluster, rig: None
+) -> None:
+    """The soft limit is raised for it; the user's mpirun and ranks keep the pod's own."""
+    job = mpijob(
+        cluster,
+        images.image("openmpi-5.0-nossh"),
+        workers=2,
+        launcher_args=[RING, "--sleep", "1000"],
+        launcher={"rlimits": {"RLIMIT_NOFILE": (256, 4096)}},
+    ).start()
+    until(lambda: len(ranks(job.launcher.stdout())) == 2)
+    assert _open_files(job.launcher, "ssh_client.client") == {"4096"}
+    assert _open_files(job.launcher, "output-proctable") == {"256"}  # mpirun, which is prterun here
+
+
+@pytest.mark.full
+def test_too_few_files_for_the_own_client_are_told_before_the_start(
+    cluster: Cluster, rig: None
+) -> None:
+    job = mpijob(
+        cluster,
+        images.image("openmpi-5.0-nossh"),
+        workers=2,
+        launcher_args=[RING],
+        launcher={"rlimits": {"RLIMIT_NOFILE": (64, 73)}},
+    ).start()
+    assert job.wait(PATIENCE) == 78
+    said = job.launcher.termination_log()
+    assert "needs 74 open files for 2 hosts, and this pod's hard limit is 73" in said
+    assert job.launcher.stdout() == ""
 
 
 @pytest.mark.parametrize("name", BOTH)
