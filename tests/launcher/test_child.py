@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from mpiboot.parent.launch_spec import JOB_MARK, MARK, Failure, LaunchSpec, from_line
+from mpiboot.parent.launch_spec import JOB_MARK, MARK, Failure, LaunchSpec, Result, from_line
 from mpiboot.ssh_client.start import ClientConfig
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +74,12 @@ child.main(*sys.argv[3:])
 """
 
 
+def handed_over(reader: int) -> Result:
+    assert select.select([reader], [], [], GUARD)[0], "it hands nothing over"
+    with open(reader, "rb", closefd=False) as result:
+        return from_line(result.readline())
+
+
 class Handed:
     """What a child of this test handed over, and what it said."""
 
@@ -87,8 +94,7 @@ class Handed:
         ) as process:
             os.close(writer)
             try:
-                with open(reader, "rb", closefd=False) as result:
-                    self.result = from_line(result.readline())
+                self.result = handed_over(reader)
                 os.close(reader)
                 self.said = process.communicate(timeout=GUARD)[1].decode()
             finally:
@@ -178,8 +184,7 @@ def test_a_thread_that_never_ends_delays_nothing(tmp_path: Path) -> None:
     ) as process:
         os.close(writer)
         try:
-            with open(reader, "rb", closefd=False) as result:
-                handed = from_line(result.readline())
+            handed = handed_over(reader)
             assert isinstance(handed, Failure)
             assert handed.reference == "usage"
             # It ends when nobody reads any more, and says nothing of what it leaves.
