@@ -99,6 +99,8 @@ class Dialect:
     wraps_around: bool = False
     # An option, and the beginning of its value, that names a file for which rank is where.
     rank_table: tuple[str, ...] = ()
+    # What is not set for a series that was not tried.
+    left_out: str = ""
     # A range of ports: first-last for the daemons, first and number for MPI's own TCP.
     daemon_ports_vars: tuple[str, ...] = ()
     first_port_vars: tuple[str, ...] = ()

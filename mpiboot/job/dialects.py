@@ -6,13 +6,14 @@ row; an intent that a row can't express is an empty column, and the plan says wh
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from mpiboot.job.dialect import Dialect, Export, Variable
 from mpiboot.job.dialects_hydra import INTEL, MPICH
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_options import ORTE, PRRTE
-from mpiboot.model import MpiFamily
+from mpiboot.model import Mpi, MpiFamily
 
 _OMPI_FIRST: Final = ("OMPI_MCA_btl_tcp_port_min_v4", "OMPI_MCA_btl_tcp_port_min_v6")
 _OMPI_COUNT: Final = ("OMPI_MCA_btl_tcp_port_range_v4", "OMPI_MCA_btl_tcp_port_range_v6")
@@ -198,7 +199,32 @@ OPENMPI5: Final = Dialect(
     not_resolve_var="PRTE_MCA_prte_do_not_resolve",
 )
 
+# A series that was not tried. An unknown parameter is ignored; a component or an option that is
+# gone would end mpirun.
+OPENMPI_NEWER: Final = replace(
+    OPENMPI5,
+    title="Open MPI after 5.0",
+    constants=tuple(item for item in OPENMPI5.constants if item not in _OMPI_CONSTANTS),
+    no_single_copy=None,
+    ipv6=(),
+    rank_table=(),
+    several_programs="",
+    left_out="the choice of MPI's own transports (OMPI_MCA_pml, OMPI_MCA_btl, OMPI_MCA_coll_*) and "
+    "the table of which rank is where",
+)
+
 DIALECTS: Final = {row.family: row for row in (OPENMPI4, OPENMPI5, MPICH, INTEL)}
+
+_TRIED: Final = "5.0"
+
+
+def row_of(mpi: Mpi) -> Dialect | None:
+    """Find the row of an installed MPI; of a series that was not tried, what of it is safe."""
+    row = DIALECTS.get(mpi.family)
+    if row is OPENMPI5 and mpi.version and not mpi.version.startswith(_TRIED):
+        return OPENMPI_NEWER
+    return row
+
 
 # Every variable by which a user or an operator names a hostfile, for whichever MPI. What
 # mpirun finds there must be mpiboot's own copy, whatever the family.

@@ -27,8 +27,7 @@ from mpiboot.job import (
 )
 from mpiboot.job import hostfile as hostfiles
 from mpiboot.job import hosts as hosts_of
-from mpiboot.job.dialect import Dialect
-from mpiboot.job.dialects import DIALECTS
+from mpiboot.job.dialects import DIALECTS, row_of
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import Decision, Finding, Level, Mpi, Source
@@ -38,7 +37,7 @@ from mpiboot.setting_sources import Given, Resolved
 from mpiboot.ssh_client import config as sshconfig
 from mpiboot.wording import first_few
 
-__all__ = ["LaunchPaths", "Observed", "Plan", "dialect", "make", "stop_on_failure"]
+__all__ = ["LaunchPaths", "Observed", "Plan", "make", "refuse_unknown", "stop_on_failure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +80,59 @@ class Plan:
         return {**kept, **self.set_env}
 
 
-def dialect(mpi: Mpi) -> Dialect:
-    """Find the row of an installed MPI.
+def refuse_unknown(mpi: Mpi, line: UserLine) -> None:
+    """Refuse an MPI without a row, unless the user's own line says all that it needs.
 
     Raises:
-        MpibootError: ``settings-conflict``; it has no row.
+        MpibootError: ``settings-conflict``; nobody would tell it of the hosts.
     """
-    row = DIALECTS.get(mpi.family)
-    if row is None:
+    if row_of(mpi) is None and not line.mpirun:
         known = ", ".join(item.title for item in DIALECTS.values())
         what = f"{mpi.path} says {mpi.said!r}" if mpi.said else f"{mpi.path} is not recognised"
         raise error(
             "settings-conflict",
             f"{what}; this version of mpiboot starts {known}",
-            hint="put one of these first on PATH, or say which one it is with MPIBOOT_MPI",
+            hint="put one of these first on PATH, say which one it is with MPIBOOT_MPI, or give "
+            "the whole mpirun line with its hosts: it is started as it is",
         )
-    return row
+
+
+def _unknown(observed: Observed, resolved: Resolved) -> Plan:
+    """Plan an MPI without a row: the user's own line, when the hosts are ready, and no more."""
+    mpi, because = observed.mpi, "this MPI has no row"
+    said = (
+        f"{mpi.path} says {mpi.said!r}: mpiboot does not know this MPI, waits for the hosts, and "
+        "starts the line as it is. Left out are the hostfile's copy, the launch agent (a host "
+        "without ranks is not noticed), links, and all variables for the ranks"
+    )
+    hint = "MPIBOOT_MPI says which MPI it is, where it is one that mpiboot knows"
+    given = resolved.given["mpi"]
+    return Plan(
+        decisions=(
+            _platform(observed),
+            Decision("mpi", "unknown", given.source, mpi.said),
+            Decision("daemons", "", Source.DETECTED, because),
+        ),
+        findings=(Finding("mpi-versions", Level.WARN, said, hint=hint),),
+        argv=observed.line.argv,
+        set_env={},
+        unset_env=(),
+        hostfile=hostfiles.render(observed.hostfile.hosts, hostfiles.Syntax.SLOTS),
+        daemons=(),
+        left_to_mpirun=(),
+        ranks=None,
+        program="",
+        user_agent="",
+        user_args=sshconfig.UserArgs(),
+        obstacles=(),
+        goes_on=True,
+        per_host={},
+        rows=(),
+        transport=None,
+        agent_env={},
+        with_ranks=(),
+        tcp_optional=because,
+    )
 
 
 def _refusal(line: UserLine, mpi: Mpi) -> Finding:
@@ -114,27 +150,17 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     Raises:
         MpibootError: this MPI can't be started at all.
     """
-    row = dialect(observed.mpi)
     line = observed.line
+    refuse_unknown(observed.mpi, line)
+    row = row_of(observed.mpi)
+    if row is None:
+        return _unknown(observed, resolved)
     builder = PlanBuilder(row, line, observed.environ, platform=observed.platform)
     observed = hosts_of.with_default_slots(builder, observed)
     builder.decisions.append(_platform(observed))
     pod_conditions.launcher(builder, observed, resolved, paths)
     _mpi(builder, observed.mpi, resolved)
-    if line.rewritten:
-        pairs = ", ".join(f"{old} as {new or 'nothing'}" for old, new in line.rewritten)
-        said = f"on the mpirun line {row.title} gets {pairs}: it reads these otherwise"
-        builder.findings.append(Finding("usage", Level.WARN, said))
-    if line.refused:
-        builder.findings.append(_refusal(line, observed.mpi))
-    elif line.unknown:
-        builder.findings.append(
-            Finding(
-                "usage",
-                Level.WARN,
-                f"{line.because}: the rest of the line is passed on unread",
-            )
-        )
+    _line(builder, observed.mpi)
     hosts = hosts_of.settle(builder, observed, resolved, paths)
     np = hosts_of.ranks(builder, hosts, resolved)
     oversubscribe = _oversubscribe(builder, resolved)
@@ -227,6 +253,29 @@ def stop_on_failure(findings: Sequence[Finding]) -> None:
     bad = [item for item in findings if item.level is Level.FAIL]
     if bad:
         raise MpibootError(bad[0], tuple(bad[1:]))
+
+
+def _line(builder: PlanBuilder, mpi: Mpi) -> None:
+    """Say what of the line, and of this MPI, is read otherwise or not at all."""
+    row, line = builder.row, builder.line
+    if row.left_out:
+        said = f"{mpi.said}: mpiboot was not tried with it, and leaves out {row.left_out}"
+        hint = "with a series that was tried (see the README) it is all set"
+        builder.findings.append(Finding("mpi-versions", Level.WARN, said, hint=hint))
+    if line.rewritten:
+        pairs = ", ".join(f"{old} as {new or 'nothing'}" for old, new in line.rewritten)
+        said = f"on the mpirun line {row.title} gets {pairs}: it reads these otherwise"
+        builder.findings.append(Finding("usage", Level.WARN, said))
+    if line.refused:
+        builder.findings.append(_refusal(line, mpi))
+    elif line.unknown:
+        builder.findings.append(
+            Finding(
+                "usage",
+                Level.WARN,
+                f"{line.because}: the rest of the line is passed on unread",
+            )
+        )
 
 
 def _mpi(builder: PlanBuilder, mpi: Mpi, resolved: Resolved) -> None:

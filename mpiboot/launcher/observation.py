@@ -68,7 +68,7 @@ async def wait(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
     # Before the rest: the family says how the program's own line is to be read.
     mpi = await asyncio.to_thread(_mpi, launcher, program)
     line = mpirun_line.read(program, mpi.family)
-    plans.dialect(mpi)
+    plans.refuse_unknown(mpi, line)
     found = await _hostfile(launcher, _rest(launcher).timeout, line.hostfile)
     already_said = _tell_at_once(launcher, found, mpi, line)
     follow = job_hostfile.HostfileFollower(found)

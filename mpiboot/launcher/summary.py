@@ -77,13 +77,15 @@ _Decisions = Mapping[str, Decision]
 def _job(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
     mpi, file = observed.mpi, observed.hostfile
     # The row's title has the series; the version itself says more.
-    title = DIALECTS[mpi.family].title.partition(" (")[0].rstrip("0123456789. ")
+    row = DIALECTS.get(mpi.family)
+    title = row.title.partition(" (")[0].rstrip("0123456789. ") if row else "unknown MPI"
     hosts = counted(len(file.hosts), "host")
     ranks = f"{counted(plan.ranks, 'rank')}" if plan.ranks else "as many ranks as mpirun decides"
     why = f" ({decisions['ranks'].because})" if "ranks" in decisions else ""
     yield SummaryLine(
         "job",
-        f"{title} {mpi.version} ({mpi.path}): {ranks} on {hosts} of {file.path}{why}",
+        f"{title} {mpi.version}".rstrip()
+        + f" ({mpi.path}): {ranks} on {hosts} of {file.path}{why}",
         {
             "mpi": mpi.family,
             "mpi_version": mpi.version,
@@ -134,6 +136,8 @@ def _mpi(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
     """Say which network MPI's own messages use, where they have a choice."""
     if plan.transport not in (*RDMA, Transport.TCP) or observed.mpi.family not in _OPEN_MPI:
         return
+    if "OMPI_MCA_pml" not in decisions:
+        return  # left to the MPI itself
     pml = _values(plan, "OMPI_MCA_pml") or decisions["OMPI_MCA_pml"].value
     chosen = _values(plan, _MPI_TCP) or (decisions[_MPI_TCP].value if _MPI_TCP in decisions else "")
     where = {"ucx": "UCX", "cm": "libfabric"}.get(pml) or f"TCP on {chosen or _link(decisions)}"
@@ -149,7 +153,9 @@ def _users(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
         for name, item in decisions.items()
         if item.source in {Source.FLAG, Source.ENVIRONMENT} and name not in _ELSEWHERE
     ]
-    row = DIALECTS[observed.mpi.family]
+    row = DIALECTS.get(observed.mpi.family)
+    if row is None:
+        return
     environ, platform = observed.environ, observed.platform
     told_elsewhere = {*HOSTFILE_VARS, row.agent_args_var, *row.agent_args_aliases, row.agent_var}
     told_elsewhere |= {

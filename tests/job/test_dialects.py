@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -10,10 +10,12 @@ from mpiboot.job import dialects, plan
 from mpiboot.job.dialect import Dialect, parameter
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS
 from mpiboot.job.hostfile import Syntax
+from mpiboot.job.mpirun_line import read
 from mpiboot.model import Mpi, MpiFamily
+from tests.fakes.plans import observed, planned, warned
 
 OPEN_MPI = [row for row in DIALECTS.values() if row.family.startswith("openmpi")]
-# Columns that only Hydra's rows need.
+# Columns that only Hydra's rows, and series that were not tried, need.
 NOT_OPEN_MPIS = {
     "agent_aliases",
     "agent_args_aliases",
@@ -22,6 +24,7 @@ NOT_OPEN_MPIS = {
     "on_control_link",
     "program",
     "unchecked_link_vars",
+    "left_out",
 }
 # Intents that a version may do without; each with the reason in its row's absence.
 MAY_LACK = {
@@ -119,9 +122,9 @@ def test_collectives_that_open_rdma_devices_are_off() -> None:
         (Mpi(MpiFamily.UNKNOWN, "", "/usr/bin/mpirun", ""), "/usr/bin/mpirun is not recognised"),
     ],
 )
-def test_what_is_only_a_sketch_is_refused_with_what_works(mpi: Mpi, said: str) -> None:
+def test_an_unknown_mpi_without_a_line_is_refused_with_what_works(mpi: Mpi, said: str) -> None:
     with pytest.raises(MpibootError) as refused:
-        plan.dialect(mpi)
+        plan.refuse_unknown(mpi, read(["./train"], mpi.family))
     assert refused.value.code == ExitCode.CONFLICT
     assert said in refused.value.finding.said
     assert mpi.path in refused.value.finding.said
@@ -140,3 +143,32 @@ def test_what_is_only_a_sketch_is_refused_with_what_works(mpi: Mpi, said: str) -
 )
 def test_a_variable_is_known_by_the_name_that_mca_takes(variable: str, name: str) -> None:
     assert parameter(variable) == name
+
+
+@pytest.mark.parametrize("version", ["5.1.0a1", "6.0.0", "10.0"])
+def test_a_series_that_was_not_tried_gets_what_is_safe_and_the_rest_is_named(version: str) -> None:
+    seen = observed("openmpi5")
+    mpi = replace(seen.mpi, version=version, said=f"mpirun (Open MPI) {version}")
+    workers = tuple(replace(w, facts=w.facts and replace(w.facts, mpi=mpi)) for w in seen.workers)
+    newer = planned("./train", replace(seen, mpi=mpi, workers=workers))
+    usual = planned("./train", seen)
+    gone = usual.set_env.keys() - newer.set_env.keys()
+    assert gone == {item.name for item in dialects.OPENMPI5.constants if "OMPI" in item.name}
+    assert newer.set_env.items() <= usual.set_env.items()
+    assert newer.argv == ("mpirun", "-n", "4", "./train")
+    assert newer.daemons == usual.daemons
+    (said,) = warned(newer)
+    assert said.startswith(f"mpirun (Open MPI) {version}: mpiboot was not tried with it")
+    assert "OMPI_MCA_btl" in said
+
+
+def test_an_unknown_mpi_is_started_by_the_users_own_line_and_by_nothing_else() -> None:
+    seen = observed("openmpi4", {"PATH": "/bin", "HOSTNAME": "x", "NCCL_DEBUG": "INFO"})
+    mpi = Mpi(MpiFamily.UNKNOWN, "", "/usr/bin/mpirun", "mpirun 1.0 by someone")
+    made = planned("mpirun --hosts /etc/mpi/hostfile -n 4 ./train", replace(seen, mpi=mpi))
+    assert made.argv == ("mpirun", "--hosts", "/etc/mpi/hostfile", "-n", "4", "./train")
+    assert made.environment(seen.environ) == seen.environ
+    assert (made.daemons, made.left_to_mpirun, made.per_host) == ((), (), {})
+    (said,) = warned(made)
+    assert said.startswith("/usr/bin/mpirun says 'mpirun 1.0 by someone': mpiboot does not know")
+    assert "Left out are" in said

@@ -76,6 +76,40 @@ def test_too_few_files_for_the_own_client_are_told_before_the_start(
     assert job.launcher.stdout() == ""
 
 
+# An mpirun that says it is another; what it starts is the image's own.
+SAYS = """#!/bin/sh
+[ "$1" != --version ] || {{ echo '{}'; exit; }}
+exec /usr/bin/mpirun "$@"
+"""
+
+
+@pytest.mark.full
+def test_an_open_mpi_that_is_newer_than_what_was_tried(cluster: Cluster, rig: None) -> None:
+    wrapper = {"/usr/local/bin/mpirun": SAYS.format("mpirun (Open MPI) 6.0.0")}
+    image = images.image("openmpi-5.0").with_files(wrapper, 0o755)
+    job = mpijob(cluster, image, workers=2, slots=2, launcher_args=[RING]).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job, slots=2)
+    assert "mpirun (Open MPI) 6.0.0: mpiboot was not tried with it" in job.launcher.stderr()
+
+
+@pytest.mark.full
+def test_an_mpi_that_nobody_knows_gets_the_users_own_line(cluster: Cluster, rig: None) -> None:
+    """The operator's hostfile and keys are there for it; its ssh is the image's own."""
+    wrapper = {
+        "/usr/local/bin/mpirun": SAYS.format("mpirun 1.0 by someone"),
+        "/etc/ssh/ssh_config.d/job.conf": "StrictHostKeyChecking accept-new\n",
+    }
+    image = images.image("openmpi-4.1").with_files(wrapper, 0o755)
+    line = ["mpirun", "--allow-run-as-root", "-n", "2", "sh", "-c", "hostname; exit 3"]
+    late = {1: {"command": ["sh", "-c", "sleep 2; exec mpiboot worker"]}}
+    job = mpijob(cluster, image, workers=2, launcher_args=line, each_worker=late).start()
+    assert job.wait(PATIENCE) == 3
+    assert "mpiboot does not know this MPI" in job.launcher.stderr()
+    without = mpijob(cluster, image, name="other", workers=1, launcher_args=["hostname"]).start()
+    assert without.wait(PATIENCE) == 78
+
+
 @pytest.mark.parametrize("name", BOTH)
 def test_the_operators_base_image_as_user_1000(cluster: Cluster, rig: None, name: str) -> None:
     """Its sshd_config: the mounted key is the host key, and the port is 2222."""
