@@ -119,6 +119,9 @@ class Login:
         self._pinned = _import_key(host_key) if host_key else self._key.convert_to_public()
         self._strict = mode is HostKeys.JOB
         self._limits = limits or LoginTimeouts()
+        # A node that is starved of CPU or disk needs longer than the limit each time: a host whose
+        # command did not end gets twice the time at the next attempt.
+        self._command_limits: dict[Target, float] = {}
         # A handshake is some milliseconds of work here; more at once only makes each of them slow
         # enough to be cut off by a server's patience. Commands are waited for without this bound.
         self._logins = asyncio.Semaphore(_LOGINS)
@@ -163,18 +166,18 @@ class Login:
         finally:
             sock.close()  # asyncssh has a duplicate of its own, and closes that
         found = self._with_key(found, client)
+        limit = self._command_limits.get(target, self._limits.command)
         kept = False
         try:
             if self._is_foreign(client):
                 return replace(found, outcome=Outcome.HOST_KEY_DIFFERS, welcome=True)
-            done = await asyncio.wait_for(
-                self._run(found, connection, command), self._limits.command
-            )
+            done = await asyncio.wait_for(self._run(found, connection, command), limit)
             if keep is not None and done.outcome is Outcome.OK:
                 keep(Connection(connection))
                 kept = True
         except asyncio.TimeoutError:
-            said = f"no end within {self._limits.command:g} s"
+            self._command_limits[target] = 2 * limit
+            said = f"no end within {limit:g} s"
             return replace(found, outcome=Outcome.COMMAND_FAILED, said=said, stalled=True)
         except (asyncssh.Error, OSError, ValueError) as why:
             said = " ".join(str(why).split())

@@ -281,6 +281,19 @@ async def test_a_command_without_an_end_is_given_up(job: Job) -> None:
     assert "no end" in probe.said
 
 
+async def test_a_slow_host_gets_twice_the_time_at_each_attempt(job: Job) -> None:
+    login = Login(job.path, limits=LoginTimeouts(command=0.1))
+    said = []
+    async with sshd(Behaviour(job)) as port:
+        while (
+            probe := await attempt(login, port, "sleep 0.5; echo done")
+        ).outcome is not Outcome.OK:
+            said.append(probe.said)
+
+    assert said[:3] == [f"no end within {limit} s" for limit in (0.1, 0.2, 0.4)]
+    assert probe.output == "done\n"
+
+
 def test_every_error_of_asyncssh_has_a_row_of_its_own_or_of_its_parent() -> None:
     kinds = [
         kind
