@@ -160,7 +160,7 @@ def _server(resolved: Resolved, environ: Mapping[str, str]) -> str:
     if state is None:
         raise error(
             "workers-unreachable",
-            f"no SSH server of mpiboot's runs in this pod: {folder} has no state of one",
+            f"no SSH server of mpiboot's runs in this pod: nothing is in {folder}",
             hint="start the container with `args: [worker]`, and look at its log",
         )
     access = launcher_setup.access(launcher)

@@ -285,7 +285,7 @@ def remove(folder: str) -> tuple[str, ...]:
 
 
 def effects(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Say for ``doctor`` which calls by the usual names enter mpiboot, and which pass it by.
+    """Say for ``doctor`` which calls by the usual names start mpiboot, and which pass it by.
 
     Returns:
         What holds, and, where a shim has no effect, what is wrong; either may be empty.
@@ -302,7 +302,7 @@ def effects(environ: Mapping[str, str]) -> tuple[str, str]:
         past = dict.fromkeys(place for place in places if place not in shims)
         if shims and places[0] in shims:
             by = f", {' and '.join(past)} by absolute path does not" if past else ""
-            good.append(f"{name} enters mpiboot by the shim {shims[0]}{by}")
+            good.append(f"{name} starts mpiboot, by the shim {shims[0]}{by}")
         elif shims:
             bad.append(f"the shim {shims[0]} is behind {places[0]} on PATH and has no effect")
     return "; ".join(good), "; ".join(bad)

@@ -42,7 +42,7 @@ def install(folder: str, *, replace: bool) -> None:
 
     The folder must come before the real programs' folder on PATH. The real ones are left as they
     are; with --replace they move to /usr/local/lib/mpiboot/real, so that a call by absolute path
-    enters mpiboot too.
+    starts mpiboot too.
 
     \b
     Examples:

@@ -84,7 +84,9 @@ def _unknown(missing: list[str], own: PodFacts | None) -> tuple[Finding, ...]:
         hosts = f"{counted(len(missing), 'host')} ({first_few(missing)})"
         said.append(f"no facts of {hosts}: their links, RDMA ports and MPI are not known")
     if own is None:
-        said.append("no facts of the launcher's pod: its links are not known, its user is this one")
+        said.append(
+            "no facts of the launcher's pod: its links are not known, and its user is yours"
+        )
     hint = "save them with `kubectl exec POD -- mpiboot facts --json > DIR/POD.json`: --facts DIR"
     hints = ("", hint, hint)
     return tuple(

@@ -161,14 +161,14 @@ class WorkerServer:
         lines.close()
         self._login = None
         if status == 0:
-            log.debug("sshd", "a login to this worker itself works")
+            log.debug("sshd", "a test login to this worker works")
             return
         said = "; ".join(lines.last) or f"ssh ended with {process.exit_status(status)}"
         if self._asked is SshKind.OPENSSH or self.running is None or self._sessions.begun:
             # Where any session has begun, sshd lets people in, and replacing it would end them.
-            log.warning("sshd", f"a login to this worker itself fails: {said}")
+            log.warning("sshd", f"a test login to this worker fails: {said}")
             return
-        self._because = f"a login by OpenSSH's sshd fails: {said}"
+        self._because = f"a test login through OpenSSH's sshd fails: {said}"
         self.running.stop()
 
     def _ended(self, status: int) -> None:

@@ -138,7 +138,7 @@ def test_a_real_mpirun_that_was_started_without_mpiboot_is_told(
     pod = cluster.pod(PodSpec(name="a", image=image, command=line)).start()
     until(lambda: any("sleep" in process.args for process in pod.processes()))
     said = " ".join(pod.exec("mpiboot", "doctor").stdout.split())
-    assert "mpirun enters mpiboot by the shim /usr/local/bin/mpirun" in said
+    assert "mpirun starts mpiboot, by the shim /usr/local/bin/mpirun" in said
     assert "/usr/bin/mpirun by absolute path does not" in said
     assert "was started without mpiboot" in said
     assert ranks(pod.stdout()) == []

@@ -32,7 +32,7 @@ def test_a_second_launch_in_the_same_pod(cluster: Cluster, rig: None, name: str)
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("rank ") == 2
-    assert "another launch of this pod runs on pi-worker-0" in done.stderr
+    assert "another launch of this pod already runs on pi-worker-0" in done.stderr
     assert job.launcher.running
     assert all(program_runs(worker) for worker in job.workers)
 

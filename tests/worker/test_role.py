@@ -728,7 +728,7 @@ def test_a_port_that_is_taken_is_an_error(kind: str, start: Start) -> None:
 @pytest.mark.parametrize(("kind", "next_kind"), [("auto", "embedded"), ("openssh", "openssh")])
 def test_a_server_that_dies_is_started_once_more(kind: str, next_kind: str, start: Start) -> None:
     worker = start(kind).listens()
-    worker.wait_for("a login to this worker itself works")
+    worker.wait_for("a test login to this worker works")
     server = child(worker.process.pid, "sshd")
     os.kill(server, signal.SIGKILL)
     worker.wait_for("ended by itself and is started again")
@@ -798,7 +798,7 @@ def test_an_sshd_that_refuses_logins_makes_room_for_the_embedded_server(
     broken.chmod(0o755)
 
     worker = start("auto", environ={"PATH": f"{broken.parent}:{os.environ['PATH']}"})
-    worker.wait_for("the embedded SSH server is used: a login by OpenSSH's sshd fails")
+    worker.wait_for("the embedded SSH server is used: a test login through OpenSSH's sshd fails")
     worker.wait_for("sshd (embedded) listens")
 
     assert worker.ssh("exit 8").returncode == 8
