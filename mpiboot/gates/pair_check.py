@@ -29,13 +29,17 @@ _MARGIN: Final = 2.0
 
 @dataclass(slots=True, eq=False)
 class _Host:
-    """A host that listens and dials; ``busy`` counts the pairs that it still has a part in."""
+    """A host that listens and dials.
+
+    ``busy`` counts the pairs that it still has a part in; ``replaced`` tells that its pod is gone.
+    """
 
     worker: Worker
     port: int
     dialogue: Dialogue
     connection: Connection
     busy: int = 0
+    replaced: bool = False
 
 
 class PairCheck:
@@ -71,6 +75,10 @@ class PairCheck:
         connection = self._connections.pop(target, None)
         if connection is None:
             return
+        for host in self._hosts:
+            if host.worker.host.name == worker.host.name:
+                host.replaced = True
+                self._do(host.connection.close())
         mesh = worker.facts.mesh if worker.facts else None
         if not worker.runs_mpiboot or mesh is not None:
             self._do(connection.close())
@@ -127,7 +135,8 @@ class PairCheck:
             return
         new = _Host(worker, int(port), dialogue, connection)
         self._hosts.append(new)
-        others = [self._hosts[place] for place in worker_pairs.partners(len(self._hosts) - 1)]
+        places = worker_pairs.partners(len(self._hosts) - 1)
+        others = [self._hosts[place] for place in places if not self._hosts[place].replaced]
         for host in (new, *others):
             host.busy += 1 if host is not new else len(others)
         for other in others:

@@ -124,7 +124,7 @@ def findings(
         if len(lines) > 1:
             said += f"; {len(lines) - 1} more of {len(counted)} that were tried"
         if why:
-            said += f" (the job starts all the same: {why})"
+            said += f" (a warning only: {why})"
         level = Level.WARN if why else Level.FAIL
         evidence = lines[1:_SHOWN]
         found.append(Finding(check, level, said, "", evidence, BY_REFERENCE[check].hint))

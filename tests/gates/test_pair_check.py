@@ -185,6 +185,20 @@ async def test_hosts_that_left_the_hostfile_count_for_nothing(folder: Path) -> N
     assert {frozenset((item.source, item.target)) for item in found} == {frozenset(("w-0", "w-2"))}
 
 
+async def test_a_pod_that_was_replaced_is_dialled_no_more(folder: Path) -> None:
+    check = PairCheck(60.0, "")
+    first = [host(0), host(1)]
+    connections = [join(check, one, Local(folder)) for one in first]
+    await until(lambda: len(check._dialled) == 2)
+    again = replace(first[1], address="127.0.6.99")
+    join(check, again, Local(folder))
+    await until(lambda: connections[1].closed)
+    found = await check.results([first[0], again])
+    assert {item.address for item in found} == {"127.0.6.1", "127.0.6.99"}
+    assert len(found) == 2
+    assert len(check._dialled) == 4
+
+
 async def test_others_servers_older_workers_and_meshes_are_not_checked(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -108,7 +108,7 @@ def test_one_way_is_a_warning_and_a_failure_of_another_pair_comes_first(bad: str
         wrong = replace(dialled("w-0", "w-1"), seen="10.244.0.1")
     (found,) = findings([wrong, dialled("w-1", "w-0")], ALL)
     assert found.level is Level.WARN
-    assert "the job starts all the same: the other way they connect" in found.said
+    assert "a warning only: the other way they connect" in found.said
     worse = replace(wrong, source="w-2", target="w-3")
     (found,) = findings([wrong, dialled("w-1", "w-0"), worse], ALL)
     assert found.level is Level.FAIL
@@ -118,7 +118,7 @@ def test_one_way_is_a_warning_and_a_failure_of_another_pair_comes_first(bad: str
 def test_what_mpi_may_do_without_is_a_warning() -> None:
     (found,) = findings(both(Reached.SILENT), ALL, "the data network is RoCE")
     assert found.level is Level.WARN
-    assert found.said.endswith("(the job starts all the same: the data network is RoCE)")
+    assert found.said.endswith("(a warning only: the data network is RoCE)")
 
 
 def test_hosts_without_ranks_are_left_out() -> None:

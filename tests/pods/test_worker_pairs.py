@@ -143,3 +143,23 @@ def test_a_worker_that_never_says_anything_holds_nobody_up(cluster: Cluster, ima
     assert job.wait(PATIENCE) == 0
     spans(job)
     assert "tries of connections are not waited for" in job.launcher.stderr()
+
+
+@pytest.mark.full
+def test_doctor_and_wait_look_too(cluster: Cluster, rig: None) -> None:
+    job = mpijob(
+        cluster, images.image("openmpi-5.0"), workers=2, launcher_command=["sleep", "1000"]
+    ).start()
+    doctor = ("mpiboot", "doctor")
+    assert job.launcher.exec("mpiboot", "wait").returncode == 0
+    good = job.launcher.exec(*doctor)
+    assert "workers reach each other: 2 connections tried" in good.stdout
+    both_ways(job, ALL)
+    bad = job.launcher.exec(*doctor)
+    assert bad.returncode == 69
+    assert "its SSH port 22 does not answer either" in " ".join(bad.stdout.split())
+    waited = job.launcher.exec("mpiboot", "wait")
+    assert waited.returncode == 0
+    said = " ".join(waited.stderr.split())
+    assert "[worker-pairs]" in said
+    assert "a warning only: what will be started is not known here" in said
