@@ -14,9 +14,9 @@ from mpiboot.addresses import short_names
 from mpiboot.data_network import cluster_view
 from mpiboot.job import masking
 from mpiboot.model import Decision, Finding, Json, Level
+from mpiboot.setting_rows import Setting
 from mpiboot.setting_sources import Resolved
 from mpiboot.setting_types import shown
-from mpiboot.settings import Setting
 from mpiboot.wording import first_few
 
 _NOTHING: Mapping[str, Mapping[str, str]] = {}

@@ -13,8 +13,9 @@ from typing import Any
 
 from mpiboot.errors import error
 from mpiboot.model import Finding, Level, Source
+from mpiboot.setting_rows import ROWS
 from mpiboot.setting_types import is_key, of_service
-from mpiboot.settings import INTERNAL, PREFIX, ROWS, Settings
+from mpiboot.settings import INTERNAL, PREFIX, Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ import pytest
 from mpiboot import __version__
 from mpiboot.commands import root
 from mpiboot.model import Role
-from mpiboot.settings import ROWS, Section
+from mpiboot.setting_rows import ROWS
+from mpiboot.settings import Section
 from mpiboot.system import files
 from tests.fakes.cli import GUARD, environment, message, mpiboot
 

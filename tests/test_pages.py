@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from mpiboot.checks import CHECKS
-from mpiboot.settings import ROWS
+from mpiboot.setting_rows import ROWS
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "reference"

@@ -12,8 +12,8 @@ from mpiboot import facts_text, render
 from mpiboot.checks import failed
 from mpiboot.fabric import Fabric, Route
 from mpiboot.model import Decision, Finding, Level, Role, Source
+from mpiboot.setting_rows import ROWS
 from mpiboot.setting_sources import resolve
-from mpiboot.settings import ROWS
 from tests.fakes import workers as w
 from tests.fakes.plans import link, observed
 

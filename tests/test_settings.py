@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot import setting_sources, setting_types, settings
+from mpiboot import setting_rows, setting_sources, setting_types, settings
 from mpiboot.choices import HostKeys
 from mpiboot.errors import MpibootError
 from mpiboot.model import Level, Source
@@ -15,14 +15,16 @@ from mpiboot.model import Level, Source
 def test_without_flags_and_variables_every_value_is_the_rows_default() -> None:
     found = setting_sources.resolve({}, {})
     assert found.warnings == ()
-    for row in settings.ROWS:
+    for row in setting_rows.ROWS:
         assert getattr(found.settings, row.name) == row.default
         assert found.given[row.name] == setting_sources.Given(Source.DEFAULT)
         assert str(found.given[row.name]) == "default"
 
 
-@pytest.mark.parametrize("row", settings.ROWS, ids=lambda row: row.name)
-def test_every_row_is_whole_and_its_default_can_be_written_as_text(row: settings.Setting) -> None:
+@pytest.mark.parametrize("row", setting_rows.ROWS, ids=lambda row: row.name)
+def test_every_row_is_whole_and_its_default_can_be_written_as_text(
+    row: setting_rows.Setting,
+) -> None:
     assert row.flag == "--" + row.name.replace("_", "-")
     assert row.variable == "MPIBOOT_" + row.name.upper()
     assert row.help.endswith(".")
@@ -40,11 +42,11 @@ def test_every_row_is_whole_and_its_default_can_be_written_as_text(row: settings
 
 
 def test_no_flag_or_variable_is_used_twice() -> None:
-    variables = [row.variable for row in settings.ROWS]
-    older = [name for row in settings.ROWS for name in row.older]
+    variables = [row.variable for row in setting_rows.ROWS]
+    older = [name for row in setting_rows.ROWS for name in row.older]
     everything = [*variables, *older, *settings.INTERNAL]
     assert len(everything) == len(set(everything))
-    assert {row.name for row in settings.ROWS} == {
+    assert {row.name for row in setting_rows.ROWS} == {
         field.name for field in dataclasses.fields(settings.Settings)
     }
 
@@ -168,7 +170,7 @@ def test_what_mpiboot_hands_to_itself_is_no_unknown_setting() -> None:
 def test_a_value_that_cannot_be_read_is_one_line_with_its_name_and_what_was_expected(
     name: str, text: str, expected: str
 ) -> None:
-    variable = next(row.variable for row in settings.ROWS if row.name == name)
+    variable = next(row.variable for row in setting_rows.ROWS if row.name == name)
     for flags, environ, shown in (
         ({name: text}, {}, "--" + name.replace("_", "-")),
         ({}, {variable: text} if text else {variable: "?"}, variable),
@@ -217,14 +219,14 @@ def test_lists_are_split_at_commas_and_blanks() -> None:
 
 
 def test_only_yes_or_no_settings_are_flags_without_a_value() -> None:
-    assert {row.name for row in settings.ROWS if row.is_flag} == {
-        row.name for row in settings.ROWS if isinstance(row.default, bool)
+    assert {row.name for row in setting_rows.ROWS if row.is_flag} == {
+        row.name for row in setting_rows.ROWS if isinstance(row.default, bool)
     }
 
 
-@given(st.sampled_from(settings.ROWS), st.text(max_size=20))
+@given(st.sampled_from(setting_rows.ROWS), st.text(max_size=20))
 def test_any_text_is_read_or_refused_in_one_printable_line(
-    row: settings.Setting, text: str
+    row: setting_rows.Setting, text: str
 ) -> None:
     wrong = ""
     try:

@@ -14,9 +14,9 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -27,6 +27,8 @@ from mpiboot.after_job import evidence, unanswered_connections
 _SECONDS: Final = 4.0
 _SECONDS_BESIDE_THE_JOB: Final = 20.0  # its hosts are busy, and nobody waits
 _END: Final = 0.5  # what an agent has that is told to end; then the parent kills it
+T = TypeVar("T")
+
 _AT_ONCE: Final = 24
 _HOSTS: Final = 96
 _MEMORY: Final = ("memory", "memory_sizes")
@@ -103,6 +105,22 @@ async def _evidence(
     return evidence.silent(baseline) if signal is not None else ()
 
 
+async def _in_time(
+    asked: Mapping[asyncio.Task[T], evidence.Baseline], seconds: float
+) -> list[tuple[evidence.Baseline, T | None]]:
+    """Give what each host has answered, None where nothing came in time, or it failed."""
+    if not asked:
+        return []
+    _, late = await asyncio.wait(asked, timeout=seconds)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    return [
+        (host, None if task.cancelled() or task.exception() else task.result())
+        for task, host in asked.items()
+    ]
+
+
 async def gather(
     hosts: tuple[evidence.Baseline, ...], program: str = "", killed: tuple[str, str] = ("", "")
 ) -> list[str]:
@@ -124,16 +142,10 @@ async def gather(
         ): host
         for host in hosts
     }
-    _, late = await asyncio.wait(asked, timeout=_SECONDS)
-    for task in late:
-        task.cancel()
-    await asyncio.gather(*late, return_exceptions=True)
     rows = []
-    for task, host in asked.items():
-        if not task.cancelled() and not task.exception():
-            rows += [(item.order, item.line(host.name)) for item in task.result()]
-        elif host.name == where:
-            rows += [(item.order, item.line(host.name)) for item in evidence.silent(host)]
+    for host, said in await _in_time(asked, _SECONDS):
+        found = evidence.silent(host) if said is None and host.name == where else said or ()
+        rows += [(item.order, item.line(host.name)) for item in found]
     return [line for _, line in sorted(rows, key=lambda row: row[0])]
 
 
@@ -145,13 +157,9 @@ async def unanswered(hosts: tuple[evidence.Baseline, ...]) -> list[str]:
     for host in hosts:
         words = ("-c", command) if host.here else (_AGENT, host.name, command)
         asked[asyncio.ensure_future(_run(words, free))] = host
-    done, late = await asyncio.wait(asked, timeout=_SECONDS_BESIDE_THE_JOB)
-    for task in late:
-        task.cancel()
-    await asyncio.gather(*late, return_exceptions=True)
     found = []
-    for task, host in asked.items():
-        if task in done and not task.exception() and (output := task.result()):
+    for host, output in await _in_time(asked, _SECONDS_BESIDE_THE_JOB):
+        if output:
             found += unanswered_connections.lines(hosts, host_shell.read(output).connecting, host)
     return found
 
@@ -164,13 +172,12 @@ def _is(host: evidence.Baseline, where: str) -> bool:
 async def tell(hosts: tuple[evidence.Baseline, ...], order: str) -> None:
     """Tell the workers that run mpiboot how the job has ended."""
     free = asyncio.Semaphore(_AT_ONCE)
-    with_mpiboot = [item for item in hosts if item.mpiboot]
-    tasks = [asyncio.ensure_future(_run((_AGENT, item.name, order), free)) for item in with_mpiboot]
-    if tasks:
-        _, late = await asyncio.wait(tasks, timeout=_SECONDS)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    asked = {
+        asyncio.ensure_future(_run((_AGENT, host.name, order), free)): host
+        for host in hosts
+        if host.mpiboot
+    }
+    await _in_time(asked, _SECONDS)
 
 
 def main(folder: str, what: str, *words: str) -> None:

@@ -13,7 +13,8 @@ import click
 
 from mpiboot.commands.options import PASS_ON, Command, as_role, looking, resolved, settings_of
 from mpiboot.model import Role
-from mpiboot.settings import ROWS, Section
+from mpiboot.setting_rows import ROWS
+from mpiboot.settings import Section
 
 Words = tuple[str, ...]
 # Seconds that a look at every host takes at most, unless a flag says otherwise: the variable is

@@ -10,7 +10,8 @@ import click
 
 from mpiboot.commands.options import Command, looking, resolved, settings_of
 from mpiboot.model import Role
-from mpiboot.settings import ROWS, Section
+from mpiboot.setting_rows import ROWS
+from mpiboot.settings import Section
 
 # Seconds; as for the plan.
 _DOCTOR_LOOK: Final = 10.0

@@ -12,9 +12,10 @@ import click
 from mpiboot import __version__, log
 from mpiboot.choices import AUTO
 from mpiboot.model import Finding, Level, Role, Source
+from mpiboot.setting_rows import ROWS, Setting
 from mpiboot.setting_sources import Resolved, resolve
 from mpiboot.setting_types import shown
-from mpiboot.settings import ROWS, Section, Setting
+from mpiboot.settings import Section
 from mpiboot.wording import lasting
 
 ENTRY: Final = "(program)"

@@ -46,28 +46,28 @@ class Dialect:
     grammar: Grammar
     hostfile_var: str
     agent_var: str
-    agent_args_var: str
-    keep_fqdn_var: str
-    # The slots of hosts for which the hostfile has no number.
-    default_slots_var: str
     daemon_link_var: str
     one_link: bool
     mpi_link_vars: tuple[str, ...]
-    concurrency_var: str
-    bind_var: str
-    map_var: str
-    oversubscribe_var: str
-    oversubscribe_value: str
-    constants: tuple[Variable, ...]
-    root: tuple[Variable, ...]
     export: Export
-    export_var: str
-    evaluated: str
-    evaluated_but: tuple[str, ...]
-    evaluated_flags: tuple[str, ...]
     # Patterns of variables that ranks get without being named.
     by_itself: tuple[str, ...]
     lost_without_parent: tuple[str, ...]
+    agent_args_var: str = ""
+    keep_fqdn_var: str = ""
+    # The slots of hosts for which the hostfile has no number.
+    default_slots_var: str = ""
+    concurrency_var: str = ""
+    bind_var: str = ""
+    map_var: str = ""
+    oversubscribe_var: str = ""
+    oversubscribe_value: str = ""
+    constants: tuple[Variable, ...] = ()
+    root: tuple[Variable, ...] = ()
+    export_var: str = ""
+    evaluated: str = ""
+    evaluated_but: tuple[str, ...] = ()
+    evaluated_flags: tuple[str, ...] = ()
     # The program to start where it is not the mpirun that was asked what it is: one beside that.
     program: str = ""
     # The option by which the hostfile is named, where only that one heeds the slots.

@@ -136,7 +136,6 @@ OPENMPI5: Final = Dialect(
     hostfile_var="PRTE_MCA_prte_default_hostfile",
     agent_var="PRTE_MCA_plm_ssh_agent",
     agent_args_var="PRTE_MCA_plm_ssh_args",
-    keep_fqdn_var="",
     # Measured with 5.0.7: of `a.b-0` and `a.b-1` the hostfile has one host ("multiple definitions
     # of the slot count"). The variable doesn't change that, but that daemons then call their own
     # hosts `a` both, and their ranks wait for each other in shared memory.
@@ -165,7 +164,6 @@ OPENMPI5: Final = Dialect(
     export=Export.VARIABLE,
     export_var="OMPI_MCA_mca_base_env_list",
     evaluated="PRTE_MCA_",
-    evaluated_but=(),
     evaluated_flags=_PRRTE_FLAGS,
     by_itself=("OMPI_*", "PMIX_MCA_*"),
     # Measured with Debian's 5.0.7, and without mpiboot too: mpirun returns 0 then.

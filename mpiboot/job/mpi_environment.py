@@ -14,8 +14,9 @@ from mpiboot.job import forward, masking, placement
 from mpiboot.job.dialect import Dialect, Export, parameter
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.model import Finding, Level, Source
+from mpiboot.setting_rows import ROWS
 from mpiboot.setting_sources import Given, Resolved
-from mpiboot.settings import ROWS, Settings
+from mpiboot.settings import Settings
 from mpiboot.wording import first_few
 
 # The decision that names what ranks don't get.

@@ -20,8 +20,8 @@ from mpiboot.job import mpirun_line, scripts
 from mpiboot.launcher import start
 from mpiboot.model import Finding, Level
 from mpiboot.parent.launch_spec import ATTEMPT, KEEP_KEY, ParentOptions
+from mpiboot.setting_rows import ROWS
 from mpiboot.setting_sources import Resolved
-from mpiboot.settings import ROWS
 from mpiboot.system import files, process
 
 _READ: Final = 1 << 16
