@@ -1,0 +1,62 @@
+"""``mpiboot plan`` and ``mpiboot wait`` where this pod is the one host, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from mpiboot.checks import BY_REFERENCE
+from tests.fakes.cli import mpiboot
+
+MPIRUN = "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.6'\n"
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """A hostfile of this pod alone, the job's key, and an mpirun that only says what it is."""
+    private = asyncssh.generate_private_key("ssh-ed25519").export_private_key()
+    (tmp_path / "id").write_bytes(private)
+    (tmp_path / "hostfile").write_text("localhost slots=2\n")
+    program = tmp_path / "bin" / "mpirun"
+    program.parent.mkdir()
+    program.write_text(MPIRUN)
+    program.chmod(0o755)
+    return {
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "MPIBOOT_SSH_KEY": str(tmp_path / "id"),
+        "MPIBOOT_HOSTFILE": str(tmp_path / "hostfile"),
+        "MPIBOOT_CONTROL_IFNAME": "lo",
+    }
+
+
+def test_the_plan_of_a_job_in_one_pod(tmp_path: Path, env: dict[str, str]) -> None:
+    done = mpiboot(tmp_path, "plan", "--json", "-n", "2", "--", "./train", "-x", env=env)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert made["argv"][0].endswith("mpirun")
+    assert made["argv"][-2:] == ["./train", "-x"]
+    assert made["argv"][made["argv"].index("-n") + 1] == "2"
+    text = mpiboot(tmp_path, "plan", "--", "./train", env=env)
+    assert (text.returncode, "./train" in text.stdout) == (0, True)
+
+
+def test_a_plan_that_can_not_be_started_has_the_launchers_code(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    done = mpiboot(tmp_path, "plan", "--json", "-n", "9", "--", "./train", env=env)
+    failed = [item for item in json.loads(done.stdout)["findings"] if item["level"] == "fail"]
+    assert [item["check"] for item in failed] == ["slots"]
+    assert done.returncode == BY_REFERENCE["slots"].code
+
+
+def test_hosts_that_are_ready_are_told_as_json(tmp_path: Path, env: dict[str, str]) -> None:
+    done = mpiboot(tmp_path, "wait", "--json", env=env)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["ready"] is True
+    assert told["hosts"] == [{"host": "localhost", "address": "", "port": None}]
+    assert told["findings"] == []
