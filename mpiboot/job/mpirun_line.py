@@ -54,6 +54,7 @@ class _Reader:
     moves_hosts: dict[str, None] = field(default_factory=dict)
     given: dict[str, None] = field(default_factory=dict)
     hostfile_words: list[int] = field(default_factory=list)
+    host_words: list[int] = field(default_factory=list)
     instead: dict[int, tuple[str, ...]] = field(default_factory=dict)
     apps: list[App] = field(default_factory=list)
     np: int | None = None
@@ -91,11 +92,11 @@ class _Reader:
         if needed < 0 or at + needed >= end:
             raise _StopError(word, f"{word} lacks its value")
         words += self.argv[at + 1 : at + 1 + needed]
-        names_hostfile = option.kind is OptionKind.HOSTFILE or (
-            option.kind is OptionKind.MCA and words[0] == self.hostfile_parameter
-        )
-        if needed and names_hostfile:
+        default = option.kind is OptionKind.MCA and words[0] == self.hostfile_parameter
+        if needed and (default or option.kind is OptionKind.HOSTFILE):
             self.hostfile_words.append(at + needed)
+        if option.kind is OptionKind.HOSTS:
+            self.host_words.append(at + needed)
         self.given[option.name] = None
         self.apply(word, option, words)
         return at + 1 + needed
@@ -194,8 +195,8 @@ class _Reader:
             at = end
             raise
         finally:
-            program = at if at < end else None
-            self.apps.append(App(program, self.np, tuple(self.hosts), self.hostfile))
+            place = at if at < end else None
+            self.apps.append(App(place, self.np, tuple(self.hosts), self.hostfile))
             self.np, self.hosts, self.hostfile = None, [], ""
 
     def record(self) -> UserLine:
@@ -219,6 +220,7 @@ class _Reader:
             oversubscribe="oversubscribe" in self.values or "oversubscribe" in modifiers,
             per_node=int(self.values["per_node"]) if "per_node" in self.values else None,
             hostfile_words=tuple(self.hostfile_words),
+            host_words=tuple(self.host_words),
             moves_ranks=tuple(self.moves_ranks),
             moves_hosts=tuple(self.moves_hosts),
             given=tuple(self.given),

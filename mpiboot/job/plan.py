@@ -150,7 +150,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     Raises:
         MpibootError: this MPI can't be started at all.
     """
-    line = observed.line
+    line = observed.line.with_names(observed.renamed)
     refuse_unknown(observed.mpi, line)
     row = row_of(observed.mpi)
     if row is None:

@@ -1,12 +1,12 @@
 """What is to be started, read once: a program, or a user's own mpirun line and what it says.
 
-Filled by ``mpirun_line``; nothing is read or decided here.
+Filled by ``mpirun_line``; nothing is decided here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 # Options that say where the program is looked for, or bring it there.
@@ -43,7 +43,7 @@ class UserLine:
     written, with its modifiers; ``mapped_by`` are the words that said so, also of ``per_node``.
     ``exports`` are the variables that the line itself passes on, ``export_values`` the values that
     it gives some of them. ``given`` are all options that were read. ``hostfile_words`` are the
-    indexes in ``argv`` of words that are a hostfile's path.
+    indexes in ``argv`` of words that are a hostfile's path, ``host_words`` of those with hosts.
 
     ``rewritten`` are words that were written for another version of this MPI, each with those that
     stand in ``argv`` for them. ``refused`` tells that mpirun itself ends over ``unknown``.
@@ -64,6 +64,7 @@ class UserLine:
     oversubscribe: bool = False
     per_node: int | None = None
     hostfile_words: tuple[int, ...] = ()
+    host_words: tuple[int, ...] = ()
     moves_ranks: tuple[str, ...] = ()
     moves_hosts: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
@@ -130,3 +131,26 @@ class UserLine:
             or self.policy == "ppr"
             or len(self.apps) > 1
         )
+
+    def with_names(self, called: Mapping[str, str]) -> UserLine:
+        """Give the line with hosts named as mpirun has them in its copy of the hostfile.
+
+        Args:
+            called: its names for some hosts, by the hostfile's.
+        """
+        names = {old.removesuffix(".").lower(): new for old, new in called.items()}
+        argv = [*self.argv]
+        for index in self.host_words:
+            option, equals, hosts = argv[index].rpartition("=")
+            words = (word.partition(":") for word in hosts.split(","))
+            new = ",".join(_name(names, name) + colon + count for name, colon, count in words)
+            argv[index] = f"{option}{equals}{new}"
+        apps = (
+            replace(app, hosts=tuple(HostSpec(_name(names, x.name), x.slots) for x in app.hosts))
+            for app in self.apps
+        )
+        return replace(self, argv=tuple(argv), apps=tuple(apps))
+
+
+def _name(names: Mapping[str, str], name: str) -> str:
+    return names.get(name.removesuffix(".").lower(), name)

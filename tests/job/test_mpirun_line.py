@@ -328,11 +328,11 @@ _words = st.one_of(
 
 
 @given(st.lists(_words, max_size=12), st.sampled_from(MpiFamily))
-def test_any_words_are_read_without_an_error_and_never_changed(
+def test_any_words_are_read_without_an_error_and_only_changed_with_a_word(
     words: list[str], family: MpiFamily
 ) -> None:
     found = read(["mpirun", *words], family)
-    assert found.argv == ("mpirun", *words)
+    assert found.rewritten or found.argv == ("mpirun", *words)
     for app in found.apps:
         assert app.program is None or 0 < app.program < len(found.argv)
         assert app.np is None or app.np > 0
@@ -391,3 +391,29 @@ def test_every_option_of_a_table_says_how_many_words_follow() -> None:
 )
 def test_a_line_that_starts_nothing_is_known(words: str, *, asks: bool) -> None:
     assert only_asks(words.split()) is asks
+
+
+DOTTED = {"a.b-w-0.j": "a-b-w-0-j"}
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "found"),
+    [
+        ("openmpi5", "-n 2 --host a.b-w-0.j:2,w-1 ./a", "-n 2 --host a-b-w-0-j:2,w-1 ./a"),
+        ("openmpi5", "--host=a.b-w-0.j ./a", "--host=a-b-w-0-j ./a"),
+        ("openmpi5", "-H A.B-w-0.J.:* ./a", "-H a-b-w-0-j:* ./a"),
+        ("openmpi5", "-H a.b-w-0.j ./a : -H w-1 ./b", "-H a-b-w-0-j ./a : -H w-1 ./b"),
+        ("openmpi4", "-host +n0,a.b ./a", "-host +n0,a.b ./a"),
+        ("openmpi4", "-n 2 ./a -H a.b-w-0.j", "-n 2 ./a -H a.b-w-0.j"),
+        ("mpich", "-hosts w-1,a.b-w-0.j ./a a.b-w-0.j", "-hosts w-1,a-b-w-0-j ./a a.b-w-0.j"),
+    ],
+)
+def test_hosts_get_the_names_that_mpirun_has_for_them(family: str, text: str, found: str) -> None:
+    changed = line(text, family).with_names(DOTTED)
+    assert " ".join(changed.argv[1:]) == found
+    assert not [host for host in changed.hosts if "." in host.name]
+
+
+def test_a_program_alone_keeps_its_words() -> None:
+    read_ = read(["./a", "-H", "a.b-w-0.j"], MpiFamily.OPENMPI4)
+    assert read_.with_names(DOTTED) == read_

@@ -539,6 +539,22 @@ def test_a_line_for_4_1_in_a_job_whose_name_has_a_dot(
     assert ("-bind-to as --bind-to" in job.launcher.stderr()) == (name == NEW)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", images.NAMES)
+def test_hosts_on_the_line_of_a_job_whose_name_has_a_dot(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    """Named as in the job's hostfile; 5.0 gets other names there, and so on the line too."""
+    second, first = (f"pi.v2-worker-{number}.pi.v2.default.svc" for number in (1, 0))
+    line = ["mpirun", "--host", f"{second}:2,{first}:1", RING]
+    job = mpijob(
+        cluster, images.image(name), workers=2, slots=2, name="pi.v2", launcher_args=line
+    ).start()
+    assert job.wait(PATIENCE) == 0
+    hosts = sorted(host for _, _, host in ranks(job.launcher.stdout()))
+    assert hosts == ["pi.v2-worker-0", "pi.v2-worker-1", "pi.v2-worker-1"]
+
+
 @pytest.mark.parametrize(
     ("name", "option"),
     [(NEW, "--novm"), pytest.param(OLD, "--stop-on-exec", marks=pytest.mark.full)],
