@@ -32,14 +32,21 @@ class _Host:
     """A host that listens and dials.
 
     ``busy`` counts the pairs that it still has a part in; ``replaced`` tells that its pod is gone.
+    After its end nothing is left of its connection: a thousand of them are felt in memory.
     """
 
     worker: Worker
     port: int
-    dialogue: Dialogue
-    connection: Connection
+    dialogue: Dialogue | None
+    connection: Connection | None
     busy: int = 0
     replaced: bool = False
+
+    async def end(self) -> None:
+        """Close its connection."""
+        connection, self.connection, self.dialogue = self.connection, None, None
+        if connection is not None:
+            await connection.close()
 
 
 class PairCheck:
@@ -78,7 +85,7 @@ class PairCheck:
         for host in self._hosts:
             if host.worker.host.name == worker.host.name:
                 host.replaced = True
-                self._do(host.connection.close())
+                self._do(host.end())
         mesh = worker.facts.mesh if worker.facts else None
         if not worker.runs_mpiboot or mesh is not None:
             self._do(connection.close())
@@ -118,9 +125,9 @@ class PairCheck:
         return found
 
     async def _close(self) -> None:
-        left = [*self._connections.values(), *(host.connection for host in self._hosts)]
-        left += [connection for _, connection in self._ready]
-        await asyncio.gather(*(connection.close() for connection in left))
+        left = [*self._connections.values(), *(connection for _, connection in self._ready)]
+        ends = [*(one.close() for one in left), *(host.end() for host in self._hosts)]
+        await asyncio.gather(*ends)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         self._work.add(asyncio.ensure_future(work))
@@ -154,7 +161,7 @@ class PairCheck:
         """Close a host's connection where nobody who comes later will meet it."""
         last = host is self._hosts[-1]
         if not host.busy and not last and host not in self._hosts[:KEPT]:
-            await host.connection.close()
+            await host.end()
 
     async def _dial(self, source: _Host, target: _Host) -> None:
         found = await self._ask(source, target)
@@ -186,7 +193,8 @@ class PairCheck:
     ) -> tuple[Reached, str, str, Reached | None] | None:
         there = target.worker
         line = f"{there.address} {target.port} {there.port} {self._seconds:g}"
-        return worker_pairs.read(await source.dialogue.ask(line))
+        said = await source.dialogue.ask(line) if source.dialogue else ""
+        return worker_pairs.read(said)
 
 
 def _place(worker: Worker) -> tuple[str, str]:
