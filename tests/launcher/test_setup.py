@@ -108,3 +108,15 @@ def test_workers_are_logged_in_to_as_the_settings_and_this_pod_say(
     assert to.ipv6 is ipv6
     assert (to.attempt, to.may_disconnect) == ("a", True)
     assert access(launcher(tmp_path, ssh_user="mpi")).user == "mpi"
+
+
+def test_a_launchers_folder_has_no_blank_that_mpirun_would_split(
+    tmp_path: Path, key: asyncssh.SSHKey
+) -> None:
+    blank = tmp_path / "a b"
+    with pytest.raises(MpibootError, match="blank") as caught:
+        launcher(tmp_path, runtime_dir=str(blank))
+    assert caught.value.finding.check == "runtime-folder"
+    environ = environment(tmp_path)
+    given = {"runtime_dir": str(blank), "ssh_key": str(tmp_path / "id")}
+    assert launcher_pod(resolve(given, environ), environ, role="doctor").folder.name == "doctor"
