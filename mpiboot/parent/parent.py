@@ -80,7 +80,8 @@ class Parent:
             logins: the folder of what its ssh reads; empty where it has none.
         """
         grace, below = self._options.grace, self._options.last_launches
-        code = ScriptRun(program, grace, self._loop, self._signals).run(self._mask)
+        script = ScriptRun(program, grace, self._loop, self._signals)
+        code = script.run(self._mask)
         folder = (logins or last_launch(below)) if below else ""
         if folder:
             self._loop.on(self._signals.handle, self._note_signals)
@@ -88,7 +89,10 @@ class Parent:
             self._tell_workers(folder, os.environ.get(ATTEMPT, ""), why, hold=0.0)
         for folder in filter(None, (*launches(below), logins)):
             remove_key(folder)
-        log.ended(code, "program" if code else "")
+        failed = bool(code) and not script.told
+        say, mark = (log.error, "[program] ") if failed else (log.info, "")
+        say("program", f"{mark}{program[0]} ended with {code}", code=code)
+        log.ended(code, ("signal" if script.told else "program") if code else "")
         return code
 
     def _after_gates(self, spec: ScriptSpec, preparation: Preparation) -> int:

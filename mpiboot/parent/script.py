@@ -31,14 +31,17 @@ class ScriptRun:
     def __init__(
         self, program: tuple[str, ...], grace: float, loop: EventLoop, signals: Signals
     ) -> None:
-        """Get ready; ``grace`` are the seconds that a signalled program may take to end."""
+        """Get ready; ``grace`` are the seconds that a signalled program may take to end.
+
+        ``told`` is the signal that this process was told to end by, 0 without one.
+        """
         self._program = program
         self._grace = grace
         self._loop = loop
         self._signals = signals
         self._child = 0
         self._code: int | None = None
-        self._told, self._deadline = 0, float("inf")
+        self.told, self._deadline = 0, float("inf")
         # A terminal's own signals reach the whole foreground group; else each comes to us alone.
         self._send = os.kill if has_terminal() else os.killpg
 
@@ -55,13 +58,13 @@ class ScriptRun:
             log.error("program-missing", f"[program-missing] {self._program[0]}: {wrong.strerror}")
             return _NOT_STARTED
         # The launches below the script may take their grace, also where it ended at once.
-        while self._code is None or (self._told and self._reaches(0)):
-            self._loop.wait(time.monotonic() + _LOOK if self._told else None)
+        while self._code is None or (self.told and self._reaches(0)):
+            self._loop.wait(time.monotonic() + _LOOK if self.told else None)
             if time.monotonic() >= self._deadline:
                 log.warning("killed", f"{self._program[0]} did not end in time and is killed")
                 self._reaches(signal.SIGKILL)
                 break
-        return self._code or (BY_SIGNAL + self._told if self._told else 0)
+        return self._code or (BY_SIGNAL + self.told if self.told else 0)
 
     def _read_signals(self) -> None:
         for number, _ in self._signals.read():
@@ -71,7 +74,7 @@ class ScriptRun:
             log.info("signal", f"got {name(number)}")
             self._reaches(number)
             if number in ENDING:
-                self._told = self._told or number
+                self.told = self.told or number
                 self._deadline = time.monotonic() + self._grace
 
     def _reap(self) -> None:

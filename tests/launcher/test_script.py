@@ -56,7 +56,9 @@ def test_calls_below_get_the_flags_the_role_and_mpiboot_in_front_of_mpirun(tmp_p
     [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", 137), ("no-such-program", 127)],
 )
 def test_the_scripts_own_status_is_the_containers(tmp_path: Path, script: str, code: int) -> None:
-    assert run(tmp_path, "--script", "on", "--", "sh", "-c", script)[0] == code
+    ended, _, err = run(tmp_path, "--script", "on", "--", "sh", "-c", script)
+    mark = "error: [program] " if code else ""
+    assert (ended, err.splitlines()[-1]) == (code, f"mpiboot: {mark}sh ended with {code}")
 
 
 @pytest.mark.parametrize(
