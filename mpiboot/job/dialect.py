@@ -110,6 +110,8 @@ class Dialect:
     range_vars: tuple[str, ...] = ()
     # The IP version that MPI's own TCP leaves alone (4 or 6), and what pods of IPv6 need set.
     not_version_var: str = ""
+    # Its daemons find no IPv6 address of a link.
+    ipv4_only: bool = False
     # By IP version, what keeps the daemons from its addresses.
     not_daemons_vars: tuple[str, ...] = ()
     ipv6: tuple[Variable, ...] = ()

@@ -37,6 +37,7 @@ MPICH: Final = Dialect(
     daemon_link_var="HYDRA_IFACE",
     one_link=True,
     own_link=True,
+    ipv4_only=True,
     # UCX's, and libfabric's where MPIR_CVAR_CH4_NETMOD=ofi asks for it.
     # FI_TCP_IFACE alone does nothing there; both together do, whichever provider is chosen.
     mpi_link_vars=("UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE"),
@@ -80,6 +81,7 @@ INTEL: Final = Dialect(
     daemon_link_var="I_MPI_HYDRA_IFACE",
     one_link=True,
     own_link=True,
+    ipv4_only=True,
     mpi_link_vars=("FI_TCP_IFACE",),
     unchecked_link_vars=("FI_TCP_IFACE",),
     # FI_PROVIDER would be NCCL's as well.

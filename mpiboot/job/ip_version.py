@@ -38,15 +38,23 @@ def settle(builder: PlanBuilder, observed: Observed) -> int:
             _keep_to(builder, IPV4, f"the control addresses are IPv4, though {mixed} has IPv6 too")
         return IPV4
     alone = _without_ipv4(observed)
+    ipv4_only = builder.row.ipv4_only
     if not alone:
-        if observed.mpi_ipv6 is False:
-            because = "this MPI is built without IPv6, and every pod has an IPv4 address too"
+        if ipv4_only or observed.mpi_ipv6 is False:
+            what = "speaks IPv4 alone" if ipv4_only else "is built without IPv6"
+            because = f"this MPI {what}, and every pod has an IPv4 address too"
             builder.decide(_NAME, "IPv4", Source.DETECTED, because)
             return IPV4
         _keep_to(builder, IPV6, "the control addresses are IPv6")
     elif observed.mpi_ipv6 is False:
         said = f"{observed.mpi.said or builder.row.title} is built without IPv6 (ompi_info says so)"
         builder.findings.append(failed(_NAME, f"{said}, and {_some(alone)} no IPv4 address"))
+        return IPV6
+    elif ipv4_only:
+        said = f"the daemons of {builder.row.title} speak IPv4 alone"
+        hint = "give the pods IPv4 addresses too (dual stack), or take Open MPI"
+        found = failed(_NAME, f"{said}, and {_some(alone)} no IPv4 address", hint=hint)
+        builder.findings.append(found)
         return IPV6
     else:
         builder.decide(_NAME, "IPv6", Source.DETECTED, f"{_some(alone)} no IPv4 address")

@@ -7,7 +7,7 @@ import pytest
 from mpiboot.job import ip_version
 from mpiboot.job.plan import Observed, Plan
 from mpiboot.model import Host, Hostfile, Level, Link, Mpi, MpiFamily, Source
-from tests.fakes.plans import MPIS, POD, because, failing, observed, planned
+from tests.fakes.plans import HYDRAS, MPIS, POD, because, failing, observed, planned
 
 FOUR, SIX, LOCAL = "10.244.0.{}/24", "fd00:10:244::{}/64", "fe80::{}/64"
 both = pytest.mark.parametrize("family", list(MPIS))
@@ -95,6 +95,17 @@ def test_an_mpi_without_ipv6_fails_where_any_pod_lacks_ipv4(family: str) -> None
     (found,) = [item for item in plan.findings if item.level is Level.FAIL]
     assert found.said.endswith("w-1.job.ns.svc has no IPv4 address")
     assert "--enable-ipv6" in found.hint
+
+
+@pytest.mark.parametrize("family", list(HYDRAS))
+def test_hydra_speaks_ipv4_alone(family: str) -> None:
+    seen = pods(family, FOUR, SIX)
+    assert (failing(planned(seen=seen)), settled(planned(seen=seen))) == ([], "IPv4")
+    plan = planned(seen=pods(family, SIX))
+    assert failing(plan) == ["ip-version"]
+    (found,) = [item for item in plan.findings if item.level is Level.FAIL]
+    assert found.said.endswith("speak IPv4 alone, and the launcher and 2 more have no IPv4 address")
+    assert "dual stack" in found.hint
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,14 @@ import pytest
 from tests.pods import images
 from tests.pods.ends import FOREVER, PATIENCE, RING, agents, alive, end_line, kill, until
 from tests.pods.ends import ranks as rings
+from tests.pods.network import Link
 from tests.pods.operator import mpijob
 from tests.pods.test_job import ranks
+from tests.pods.volumes import HostPath
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.pods.cluster import Cluster
     from tests.pods.images import Image
     from tests.pods.operator import Job
@@ -43,9 +47,9 @@ def started(cluster: Cluster, image: Image, *words: str, **details: Any) -> Job:
     return mpijob(cluster, image, mpi=mpi, launcher_args=words, **given).start()
 
 
-def running(cluster: Cluster, image: Image, **details: Any) -> Job:  # noqa: ANN401
+def running(cluster: Cluster, image: Image, *more: str, **details: Any) -> Job:  # noqa: ANN401
     """A job whose ranks run on both workers, all of whose daemons were seen."""
-    job = started(cluster, image, *FOREVER, **details)
+    job = started(cluster, image, *FOREVER, *more, **details)
     until(lambda: "joined" in job.launcher.stderr() and all(map(rings, job.workers)))
     return job
 
@@ -147,6 +151,36 @@ def test_a_signal_is_the_jobs_end(cluster: Cluster, image: Image) -> None:
     job.launcher.signal(signal.SIGTERM)
     assert job.wait(PATIENCE) == 128 + signal.SIGTERM
     until(lambda: not any(map(rings, job.workers)))
+
+
+@each
+@pytest.mark.parametrize("told", ["launcher", "worker"])
+def test_ranks_that_are_told_to_end_have_the_time_to_save(
+    cluster: Cluster, image: Image, tmp_path: Path, told: str
+) -> None:
+    tmp_path.chmod(0o777)
+    job = running(
+        cluster,
+        image,
+        *("--save", "5"),
+        env={"MPIBOOT_GRACE": "60"},
+        worker={"volumes": [HostPath("/ckpt", tmp_path, writable=True)]},
+    )
+    until(lambda: len(ranks(job.launcher.stdout())) == 2)
+    pod = job.launcher if told == "launcher" else job.workers[0]
+    pod.signal(signal.SIGTERM)
+    assert job.wait(PATIENCE) == (143 if told == "launcher" else 69)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["saved-0", "saved-1"]
+    assert all("once" in path.read_text() for path in tmp_path.iterdir())
+
+
+@each
+def test_pods_without_ipv4_are_refused_before_the_start(cluster: Cluster, image: Image) -> None:
+    """By itself it finds no such interface."""
+    alone = {"links": (Link(ipv4=False, ipv6=True),)}
+    job = started(cluster, image, RING, launcher=alone, worker=alone)
+    assert job.wait(PATIENCE) == 78
+    assert "speak IPv4 alone" in job.launcher.termination_log()
 
 
 @each
