@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _LISTENS: Final = "mpiboot-pairs "
 # What an answer may take beyond the dials themselves: a session's start on a loaded worker.
-_MARGIN: Final = 2.0
+_MARGIN: Final = 5.0
 
 
 @dataclass(slots=True, eq=False)
