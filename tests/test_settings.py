@@ -243,3 +243,17 @@ def test_any_text_is_read_or_refused_in_one_printable_line(
 )  # fmt: skip
 def test_a_value_is_shown_as_a_user_would_write_it(value: object, shown: str) -> None:
     assert setting_types.shown(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [("1024-1024", "1024-1024"), ("40000-40099", "40000-40099"), ("5000", "5000-5000")],
+)
+def test_a_range_of_ports_begins_where_no_privilege_is_needed(text: str, read: str) -> None:
+    assert setting_types.ports(text) == read
+
+
+@pytest.mark.parametrize("text", ["1023-1030", "5001-5000", "5000-65536", "5000-", "-5000", "a-b"])
+def test_what_is_no_range_of_ports_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="two ports from 1024 to 65535"):
+        setting_types.ports(text)

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import platform
+
+import pytest
+
+from mpiboot import __version__, error_report, log
+from mpiboot.errors import MpibootError
+from mpiboot.model import Finding, Level
+
+
+def test_what_is_told_as_evidence_is_not_told_again(capfd: pytest.CaptureFixture[str]) -> None:
+    """Thousands of hosts may be missing."""
+    log.configure()
+    first = Finding("names-unresolved", Level.FAIL, "2 of 9 hosts", evidence=("w-0: NXDOMAIN",))
+    known = Finding("names-unresolved", Level.FAIL, "NXDOMAIN", host="w-0")
+    other = Finding("slots", Level.FAIL, "too few", host="w-1")
+    text = error_report.say(MpibootError(first, (known, other)))
+    said = capfd.readouterr().err
+    assert said.count("NXDOMAIN") == 1
+    assert "2 of 9 hosts" in said
+    assert "too few" in said
+    assert text.startswith("names-unresolved: 2 of 9 hosts\n")
+
+
+def test_a_bug_has_what_a_developer_needs() -> None:
+    with pytest.raises(KeyError) as caught:
+        dict[str, str]()["x"]
+    found = error_report.bug(caught.value).finding
+    assert (found.check, found.said) == ("bug", "KeyError: 'x'")
+    assert found.evidence[0].startswith(
+        f"mpiboot {__version__}, Python {platform.python_version()}"
+    )
+    assert found.evidence[-1] == "KeyError: 'x'"
+    assert any("test_error_report.py" in line for line in found.evidence)
