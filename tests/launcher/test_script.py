@@ -27,6 +27,7 @@ def start(tmp_path: Path, *words: str, **more: str) -> subprocess.Popen[str]:
     }
     return subprocess.Popen(
         [str(mpiboot), "launcher", *words],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
