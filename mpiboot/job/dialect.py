@@ -115,6 +115,8 @@ class Dialect:
     # By IP version, what keeps the daemons from its addresses.
     not_daemons_vars: tuple[str, ...] = ()
     ipv6: tuple[Variable, ...] = ()
+    # Connections from an address that is not the peer's own are dropped, and the job hangs.
+    checks_peer_address: bool = False
     # Hosts that are alike up to the first dot are one host; what keeps their own names whole.
     by_first_label: bool = False
     keep_own_names_var: str = ""

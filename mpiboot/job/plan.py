@@ -50,7 +50,8 @@ class Plan:
     what its agent sets there; ``rows`` show the data network, a worker each, and ``transport``
     carries the data (None: nobody is to look). ``agent_env`` is what agents need of this pod's
     environment and mpirun must not have. ``with_ranks`` are the remote hosts that may get a rank,
-    and ``tcp_optional`` tells why MPI may do without TCP between them, empty where it can't.
+    and ``tcp_optional`` tells why MPI may do without TCP between them, empty where it can't;
+    ``checks_peer_address`` whether MPI drops a connection from an address that is not the peer's.
     """
 
     decisions: tuple[Decision, ...]
@@ -73,6 +74,7 @@ class Plan:
     agent_env: Mapping[str, str]
     with_ranks: tuple[str, ...]
     tcp_optional: str
+    checks_peer_address: bool
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Make mpirun's environment of this pod's."""
@@ -132,6 +134,7 @@ def _unknown(observed: Observed, resolved: Resolved) -> Plan:
         agent_env={},
         with_ranks=(),
         tcp_optional=because,
+        checks_peer_address=False,
     )
 
 
@@ -236,6 +239,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         agent_env=builder.agent_env,
         with_ranks=tuple(name for name in daemons or remote if name not in placed.idle),
         tcp_optional=pinning.tcp_optional(builder, resolved.settings, network.transport),
+        checks_peer_address=row.checks_peer_address,
     )
 
 
@@ -245,7 +249,9 @@ def pair_findings(
     """Judge what workers found when they dialled each other, by what the plan needs of them."""
     listed = observed.hostfile.hosts
     hosts = [host.name for host in listed if observed.called(host.name) in plan.with_ranks]
-    return worker_pairs.findings(dialled, hosts, plan.tcp_optional)
+    return worker_pairs.findings(
+        dialled, hosts, plan.tcp_optional, checks_address=plan.checks_peer_address
+    )
 
 
 def stop_on_failure(findings: Sequence[Finding]) -> None:

@@ -21,6 +21,7 @@ from mpiboot.model import Finding, Level
 # Every later host tries one of the first, in turn, beside the one that came just before it.
 KEPT: Final = 2
 _SHOWN: Final = 4
+_UNCHECKED: Final = "Open MPI would drop such connections, of this MPI it is not known"
 _ONE_WAY: Final = (
     "the other way they connect, and MPI hangs only where a rank of the first has to send first"
 )
@@ -98,7 +99,11 @@ def read(line: str) -> tuple[Reached, str, str, Reached | None] | None:
 
 
 def findings(
-    dialled: Sequence[Dialled], hosts: Collection[str], optional: str = ""
+    dialled: Sequence[Dialled],
+    hosts: Collection[str],
+    optional: str = "",
+    *,
+    checks_address: bool = True,
 ) -> tuple[Finding, ...]:
     """Judge what the workers' dials showed: a failure where MPI hangs for certain.
 
@@ -106,19 +111,22 @@ def findings(
         dialled: every dial that was answered for.
         hosts: who is to get a daemon; other pairs count for nothing.
         optional: why MPI may do without these connections; empty: it can't.
+        checks_address: whether this MPI drops a connection from another address than the peer's.
     """
     counted = [item for item in dialled if {item.source, item.target} <= set(hosts)]
     good = {item.pair for item in counted if not item.reached.blocked and not item.translated}
     found = []
-    for check, say, wrong in (
-        ("worker-pairs", _blocked, [item for item in counted if item.reached.blocked]),
-        ("worker-address", _translated, [item for item in counted if item.translated]),
+    blocked = [item for item in counted if item.reached.blocked]
+    translated = [item for item in counted if item.translated]
+    for check, say, wrong, harmless in (
+        ("worker-pairs", _blocked, blocked, ""),
+        ("worker-address", _translated, translated, "" if checks_address else _UNCHECKED),
     ):
         if not wrong:
             continue
         # A rank that gets a connection sends by it, too.
         wrong.sort(key=lambda item: item.pair in good)
-        why = optional or (_ONE_WAY if wrong[0].pair in good else "")
+        why = optional or harmless or (_ONE_WAY if wrong[0].pair in good else "")
         lines = tuple(map(say, wrong))
         said = lines[0]
         if len(lines) > 1:

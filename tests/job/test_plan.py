@@ -601,6 +601,20 @@ def test_workers_that_do_not_reach_each_other_end_a_job_that_needs_it(
     assert found.level is (Level.WARN if optional else Level.FAIL)
 
 
+def test_nat_ends_a_job_of_open_mpi_alone() -> None:
+    for family, level in (
+        ("openmpi4", Level.FAIL),
+        ("openmpi5", Level.FAIL),
+        ("mpich", Level.WARN),
+    ):
+        seen = observed(family)
+        first, second = (host.name for host in seen.hostfile.hosts)
+        good = Dialled(first, second, "10.0.0.2", 4000, 2.0, Reached.ANSWERED)
+        seen_at = replace(good, own="10.0.0.1", seen="10.1.0.1")
+        (found,) = pair_findings(planned("./train", seen), seen, [seen_at])
+        assert found.level is level
+
+
 def test_hosts_that_get_no_rank_need_not_reach_each_other() -> None:
     seen = observed(listed=hosts(2, 2))
     first, second = (host.name for host in seen.hostfile.hosts)

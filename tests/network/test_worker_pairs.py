@@ -134,6 +134,14 @@ def test_another_address_than_the_own_is_named_with_both() -> None:
     )
 
 
+def test_an_mpi_that_is_not_known_to_check_addresses_is_warned_of_nat_alone() -> None:
+    nat = [replace(item, seen="10.0.0.1") for item in both(Reached.ANSWERED)]
+    (found,) = findings(nat, ALL, checks_address=False)
+    assert (found.check, found.level) == ("worker-address", Level.WARN)
+    (found,) = findings(both(Reached.SILENT), ALL, checks_address=False)
+    assert (found.check, found.level) == ("worker-pairs", Level.FAIL)
+
+
 def test_a_zone_is_no_other_address() -> None:
     one = replace(dialled("w-0", "w-1"), own="fe80::1%eth0", seen="fe80::1")
     assert findings([one], ALL) == ()
