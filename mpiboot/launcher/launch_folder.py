@@ -201,6 +201,8 @@ class Launch:
 def baseline(worker: Worker, observed: Observed, search: Sequence[str] = ()) -> evidence.Baseline:
     """Note what is compared with after a failure; ``search`` is resolv.conf's list."""
     called = observed.called(worker.host.name)
-    # mpirun has a made-up name for some addresses, which no nameserver knows.
-    dns = "" if addresses.is_address(worker.host.name) else called
+    # mpirun has a made-up name for some hosts, which no nameserver knows.
+    listed = worker.host.name
+    dns = called if called.startswith(f"{listed}.") else listed
+    dns = "" if addresses.is_address(listed) else dns
     return evidence.baseline(worker, called, dns, names.in_cluster(dns, search) if dns else ())

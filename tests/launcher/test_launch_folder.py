@@ -310,3 +310,18 @@ def test_a_host_with_an_address_for_a_name_is_never_looked_up() -> None:
     first, second = (launch_folder.baseline(worker, seen) for worker in seen.workers)
     assert (first.name, first.dns, first.in_cluster) == ("x", "", ())
     assert (second.name, second.dns) == ("w-1.job.ns.svc", "w-1.job.ns.svc")
+
+
+@pytest.mark.parametrize(
+    ("called", "dns"),
+    [
+        ("a-b-w-0-a-b-ns-svc", "a.b-w-0.a.b.ns.svc"),  # for 5.0, which cuts names at a dot
+        ("a.b-w-0.a.b.ns.svc.cluster.local", "a.b-w-0.a.b.ns.svc.cluster.local"),
+        ("a.b-w-0.a.b.ns.svc", "a.b-w-0.a.b.ns.svc"),
+    ],
+)
+def test_a_host_is_looked_up_by_a_name_that_a_nameserver_knows(called: str, dns: str) -> None:
+    listed = "a.b-w-0.a.b.ns.svc"
+    seen = plans.observed(listed=(Host(listed),), renamed={listed: called})
+    found = launch_folder.baseline(seen.workers[0], seen)
+    assert (found.name, found.dns) == (called, dns)
