@@ -69,15 +69,15 @@ async def find(
     """
     named = candidates(setting, given, environ)
     named = (HostfilePath(line, ON_THE_LINE), *named) if line else named
-    chosen = HostfilePath(default, "default") if named[0].by == "default" else named[0]
+    chosen = HostfilePath(default, "default") if named[0].is_default else named[0]
     # Mount points are there before a container starts, so where nobody named a file and this one
     # has no folder, there is nothing to wait for.
-    if chosen.by == "default" and not has_folder(chosen.path):
+    if chosen.is_default and not has_folder(chosen.path):
         patience = 0.0
     stamp, text = await _wait(chosen, patience)
     hosts = syntax.parse(text, chosen.path, chosen.by)
-    others = [item for item in named[1:] if item.by != "default"]
-    others += [HostfilePath(default, "default")] if chosen.by != "default" else []
+    others = [item for item in named[1:] if not item.is_default]
+    others += [HostfilePath(default, "default")] if not chosen.is_default else []
     # The operator names its own file by a variable and mounts it at the usual place: told once.
     others = list({item.path: item for item in reversed(others)}.values())[::-1]
     warnings = tuple(filter(None, (_differs(chosen, hosts, other) for other in others)))
@@ -162,7 +162,7 @@ def _differs(chosen: HostfilePath, hosts: Hostfile, other: HostfilePath) -> Find
     try:
         found = syntax.parse(read(other), other.path, other.by)
     except NotYetError:
-        if other.by == "default":
+        if other.is_default:
             return None
         said = f"{other.by}={other.path} names no hosts"
     except Exception as why:  # noqa: BLE001 - a file that isn't used must not end the job
@@ -172,7 +172,7 @@ def _differs(chosen: HostfilePath, hosts: Hostfile, other: HostfilePath) -> Find
             (host.name, host.slots) for host in hosts.hosts
         ]:
             return None
-        name = other.path if other.by == "default" else f"{other.by}={other.path}"
+        name = other.path if other.is_default else f"{other.by}={other.path}"
         said = (
             f"{name} differs ({counted(len(found.hosts), 'host')}, {counted(found.slots, 'slot')})"
         )

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mpiboot.checks import failed
+from mpiboot.choices import AUTO
 from mpiboot.data_network.cluster_view import WorkerRow
 from mpiboot.data_network.records import Transport
 from mpiboot.errors import MpibootError, error
@@ -286,7 +287,7 @@ def _line(builder: PlanBuilder, mpi: Mpi) -> None:
 
 def _mpi(builder: PlanBuilder, mpi: Mpi, resolved: Resolved) -> None:
     given, source, because = resolved.given["mpi"], Source.DETECTED, mpi.said
-    if resolved.settings.mpi != "auto":
+    if resolved.settings.mpi is not AUTO:
         source = given.source
         because = str(given) if mpi.said == str(given) else f"{given}; {mpi.path}: {mpi.said}"
     builder.decide("mpi", f"{builder.row.title}: {mpi.version}", source, because)

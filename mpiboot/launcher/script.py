@@ -161,7 +161,7 @@ def _no_gate(resolved: Resolved, environ: Mapping[str, str], found: RunsOnce) ->
     given = str(resolved.given["hostfile"])
     first = hostfiles.candidates(settings.hostfile, given, environ)[0]
     # os.path: Path.exists raises where a folder on the way is closed to this user.
-    if first.by != "default" or os.path.exists(first.path):  # noqa: PTH110
+    if not first.is_default or os.path.exists(first.path):  # noqa: PTH110
         return ""
     return f"there is no hostfile ({first.path}), so it waits for no host"
 

@@ -19,6 +19,7 @@ OPERATOR: Final = (
     "I_MPI_HYDRA_HOST_FILE",
 )
 DEFAULT: Final = "/etc/mpi/hostfile"
+_NOBODY: Final = "default"
 # What names a hostfile that stands on the program's own mpirun line.
 ON_THE_LINE: Final = "the mpirun line"
 # 10,000 hosts are about a megabyte; more than this is something else than a hostfile.
@@ -31,6 +32,11 @@ class HostfilePath:
 
     path: str
     by: str
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nobody names it."""
+        return self.by == _NOBODY
 
 
 class NotYetError(Exception):
@@ -51,7 +57,7 @@ def candidates(setting: str, given: str, environ: Mapping[str, str]) -> tuple[Ho
     """
     named = [HostfilePath(setting, given)] if setting else []
     named += [HostfilePath(environ[name], name) for name in OPERATOR if environ.get(name)]
-    return (*named, HostfilePath(DEFAULT, "default"))
+    return (*named, HostfilePath(DEFAULT, _NOBODY))
 
 
 def stamp_of(path: str) -> tuple[int, ...]:
@@ -72,7 +78,7 @@ def has_folder(path: str) -> bool:
 def read(chosen: HostfilePath) -> str:
     """Read the file's text, which names at least one host or something that should be one."""
     where = f"{chosen.path} (named by {chosen.by})"
-    if chosen.by == "default":
+    if chosen.is_default:
         where = f"{chosen.path} (no setting names another)"
     try:
         # O_NONBLOCK: a FIFO without a writer would hang the open.
