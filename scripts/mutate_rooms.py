@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The tests of a room that lie elsewhere, or that are of the same name with another word.
 TOP = "top"
 MORE = {
-    "after_job": ("tests/parent/test_after.py", "tests/test_stop_ranks.py"),
+    "after_job": ("tests/parent/test_asking.py", "tests/test_stop_ranks.py"),
     "observe": (
         "tests/network/test_service_mesh.py",
         "tests/gates/test_job_hostfile.py",
