@@ -126,6 +126,14 @@ async def failing(
     return caught.value
 
 
+async def told(capfd: pytest.CaptureFixture[str], words: str) -> None:
+    """Wait until the gate has said so: a server that let it in is not yet a ready host."""
+    said = ""
+    while words not in said:
+        await asyncio.sleep(0.02)
+        said += capfd.readouterr().err
+
+
 async def later(action: Callable[[], object], seconds: float = 0.4) -> None:
     await asyncio.sleep(seconds)
     action()
@@ -354,7 +362,7 @@ async def test_a_proxy_in_front_of_this_pod_is_looked_for_where_it_explains_the_
 
 
 async def test_the_port_that_worked_is_asked_first_for_the_others(
-    cluster: Cluster, job: Job
+    cluster: Cluster, job: Job, capfd: pytest.CaptureFixture[str]
 ) -> None:
     names = [f"w-{number}" for number in range(40)]
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
@@ -362,7 +370,7 @@ async def test_the_port_that_worked_is_asked_first_for_the_others(
     right = Behaviour(job)
     async with sshd(wrong_port, "0.0.0.0") as first, sshd(right, "0.0.0.0") as second:
         waiting = asyncio.ensure_future(passing(cluster, named(*names), access(job, first, second)))
-        await right.welcomed.wait()
+        await told(capfd, "1/40 hosts ready")
         for name in names[1:]:
             cluster.publish(f"{name}.{DOMAIN}", "127.0.0.2")
         result = await waiting
@@ -696,7 +704,7 @@ async def test_a_ready_host_that_moves_while_others_are_waited_for_is_waited_for
     behaviour = Behaviour(job)
     async with sshd(behaviour, "0.0.0.0") as port:
         waiting = asyncio.ensure_future(passing(cluster, named("w-0", "w-1"), access(job, port)))
-        await behaviour.welcomed.wait()
+        await told(capfd, "1/2 hosts ready")
         await later(lambda: cluster.withdraw(f"w-0.{DOMAIN}"))
         await later(lambda: cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3"))
         await asyncio.sleep(0.5)
@@ -709,7 +717,10 @@ async def test_a_ready_host_that_moves_while_others_are_waited_for_is_waited_for
 
 
 async def test_a_nameserver_that_fails_says_nothing_about_a_ready_host(
-    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster,
+    job: Job,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("mpiboot.gates.followed_hosts._AGAIN", 0.1)
     monkeypatch.setattr("mpiboot.observe.dns._SECOND_OPINION", 0.0)
@@ -717,7 +728,7 @@ async def test_a_nameserver_that_fails_says_nothing_about_a_ready_host(
     behaviour = Behaviour(job)
     async with sshd(behaviour, "0.0.0.0") as port:
         waiting = asyncio.ensure_future(passing(cluster, named("w-0", "w-1"), access(job, port)))
-        await behaviour.welcomed.wait()
+        await told(capfd, "1/2 hosts ready")
         del cluster.records[f"w-0.{DOMAIN}"]
         for domain in cluster.search:
             cluster.server.scripts[f"w-0.{domain}"] = [SERVFAIL]
