@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mpiboot import facts_text, render
 from mpiboot.checks import failed
-from mpiboot.fabric import Fabric, Route
+from mpiboot.fabric import Fabric, RdmaPort, Route
 from mpiboot.model import Decision, Finding, Level, Role, Source
 from mpiboot.setting_rows import ROWS
 from mpiboot.setting_sources import resolve
@@ -229,3 +229,15 @@ def test_what_a_pod_sees_of_the_data_network_is_shown_for_a_person() -> None:
     (entry,) = [line.split() for line in lines if line.split()[1:2] == ["9"]]
     assert entry[-3:] == ["net1", "RoCE", "v2"]
     assert "not in this image: libfabric.so.1" in lines
+
+
+def test_each_rdma_port_is_a_line_with_its_link_where_the_kernel_told_one() -> None:
+    worker = w.sriov()
+    assert worker.facts is not None
+    (device,) = worker.facts.fabric.devices
+    closed = replace(device, name="mlx5_9", open_error="no device node", ports=(RdmaPort(2),))
+    fabric = replace(worker.facts.fabric, devices=(device, closed))
+    lines = facts_text.facts(replace(worker.facts, fabric=fabric)).splitlines()
+    rows = [line.split() for line in lines]
+    assert ["mlx5_3:1", "Ethernet", "ACTIVE", "net1", "100", "1024", "opens"] in rows
+    assert ["mlx5_9:2", "-", "-", "-", "-", "-", "no", "device", "node"] in rows

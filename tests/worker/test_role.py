@@ -687,6 +687,8 @@ def test_a_program_that_is_missing_is_an_error(start: Start) -> None:
 
     assert worker.wait() == 127
     assert "nothing-such is not in a folder of PATH" in worker.log
+    # Its sshd, which listened already, ends with it.
+    until(lambda: not listens(worker.port))
 
 
 def test_a_key_that_is_mounted_late_is_waited_for(start: Start) -> None:
@@ -755,6 +757,12 @@ def until(check: Callable[[], object]) -> None:
     while not check():
         assert time.monotonic() < end, "it never came true"
         time.sleep(0.02)
+
+
+def listens(port: int) -> bool:
+    """Whether anybody takes connections there."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def child(parent: int, name: str) -> int:
