@@ -60,13 +60,12 @@ def launcher(environ: bytes, token: str) -> Launcher | None:
 
 def tell_launchers(token: str, root: Path = Path("/proc")) -> None:
     """Tell every launcher that has daemons in this worker's sessions that this pod is ending."""
-    found = set()
+    found: set[Launcher] = set()
     for path in root.glob("[0-9]*/environ"):
         with suppress(OSError):  # it has ended, or is another user's
-            found.add(launcher(path.read_bytes(), token))
-    for one in found - {None}:
-        if one is None:
-            continue
+            here = launcher(path.read_bytes(), token)
+            found |= {here} if here else set()
+    for one in found:
         with (
             suppress(OSError),
             socket.create_connection((one.address, one.port), _PATIENCE) as connection,

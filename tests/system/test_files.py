@@ -199,3 +199,30 @@ def test_without_a_mount_table_the_host_has_one_name_all_the_same(tmp_path: Path
     name = files.container_name(tmp_path / "none")
     assert name == files.container_name(tmp_path / "none")
     assert re.fullmatch(r"[A-Za-z0-9._-]+-[0-9a-f]{8}", name)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("", "No such file or directory"),
+        ("file", "is not a folder"),
+        ("link", "is a symbolic link"),
+        ("folder", ""),
+    ],
+)
+def test_what_is_wrong_with_a_private_folder_is_said(tmp_path: Path, made: str, said: str) -> None:
+    path = tmp_path / "a" / "b"
+    if made:
+        path.parent.mkdir()
+    if made == "file":
+        path.touch()
+    elif made == "link":
+        path.symlink_to(tmp_path)
+    elif made == "folder":
+        path.mkdir(mode=0o755)
+    found = files._own_folder(path, os.getuid())
+    assert found.startswith(str(path)) == bool(said)
+    assert said in found
+    if not said:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+        assert f"belongs to uid {os.getuid()}, not to uid 4711" in files._own_folder(path, 4711)
