@@ -584,7 +584,7 @@ def test_a_host_that_is_lost_is_69_though_mpirun_returns_0(rig: Rig) -> None:
     assert "Timeout, server w-1 not responding." in said
     assert "does not answer any more (Connection refused)" in said
     reason = rig.log.read_text()
-    assert reason.startswith("host-lost: w-1: was lost")
+    assert reason.startswith("host-lost: w-1: its SSH session was lost")
     assert "\n-> " in reason
 
 

@@ -234,4 +234,4 @@ def test_a_worker_that_is_lost_on_ipv6(cluster: Cluster, image: Image) -> None:
     until(lambda: "all 2 remote daemons joined" in job.launcher.stderr())
     job.workers[1].delete()
     assert job.wait(PATIENCE) == 69
-    assert "pi-worker-1.pi.default.svc: was lost" in job.launcher.termination_log()
+    assert "pi-worker-1.pi.default.svc: its SSH session was lost" in job.launcher.termination_log()
