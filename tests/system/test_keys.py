@@ -269,3 +269,10 @@ def test_an_authorized_keys_with_another_key_is_told_with_both_fingerprints(
     assert found.level is Level.WARN
     assert loaded.fingerprint in found.said
     assert other.get_fingerprint("sha256") in found.said
+
+
+def test_a_key_that_can_not_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(MpibootError, match="can't be read: Is a directory") as caught:
+        keys.load(tmp_path)
+    assert caught.value.finding.check == "ssh-key"
+    assert str(tmp_path) in caught.value.finding.said
