@@ -31,6 +31,8 @@ _MEMORY: Final = "launcher-memory"
 _RANK_MEMORY: Final = "rank-memory"
 # A remote shell's answers for a program that isn't there, or can't be executed.
 _NOT_FOUND: Final = 127
+# With what Hydra's proxies end by themselves: its own numbers of errors.
+_HYDRA_STATUSES: Final = range(1, 16)
 _SIGKILL: Final = 9
 
 
@@ -125,7 +127,9 @@ def _by_loss(state: State) -> Verdict | None:
     # The daemon's own status: a failed program's doing where mpirun has a status of its own.
     if state.losses:
         first = state.losses[0]
-        if state.job.family.daemons_follow and first.joined and status and not state.stage:
+        # A short job's daemons may have joined unseen.
+        follows = first.joined or first.status in _HYDRA_STATUSES
+        if state.job.family.daemons_follow and follows and status and not state.stage:
             return None
         lost = status == 0 or status in state.job.family.lost or _passed_on(first, status)
         return _lost(state, first, state.losses) if state.stage or lost else None

@@ -51,7 +51,7 @@ _LACK_4: Final = frozenset((132, 134))
 _LACK_5: Final = frozenset((183, 66))
 # Measured: a rank that a signal ended is that signal's number (4.0) or 255 (5.0, Intel MPI).
 _CODES_HYDRA: Final = (
-    (255, "a rank failed, or was ended by a signal: mpirun's own lines above tell of it"),
+    (255, "a rank failed, was ended by a signal, or could not be started: see mpirun's own lines"),
     *(
         (number, f"a rank exited with code {number}, or was ended by {name}")
         for number, name in ((6, "SIGABRT"), (9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM"))

@@ -571,6 +571,17 @@ def test_a_ranks_signal_is_named(status: int, name: str) -> None:
     assert name in end.said
 
 
+@pytest.mark.parametrize("joined", [True, False])
+def test_hydras_daemons_that_fail_over_a_failed_rank_are_no_lost_hosts(joined: bool) -> None:  # noqa: FBT001
+    """Those of a short job may have joined unseen; one that isn't there is another matter."""
+    launched = go(started(), verdicts.initial(job("mpich"))[0])[0]
+    before = running("mpich") if joined else launched
+    end = judged([AgentEnded("w-1", 100, 7), MpirunEnded(255)], before)
+    assert (end.code, end.reference) == (255, "")
+    lacking = judged([AgentEnded("w-1", 100, 127), MpirunEnded(255)], launched)
+    assert lacking.code == 127
+
+
 def test_daemons_that_ended_without_mpirun_are_not_waited_for_for_ever() -> None:
     state, done = go(ended_well(), running("mpich"))
     assert StartTimer(Timer.DAEMONS_ENDED, 60.0) in done
