@@ -149,12 +149,12 @@ def run(
 
 
 def _no_gate(resolved: Resolved, environ: Mapping[str, str], found: RunsOnce) -> str:
-    """Say why a program waits for no host; empty where it does."""
+    """Say why a program does not wait for hosts; empty where it does."""
     settings = resolved.settings
     if settings.script_gate is Switch.OFF:
-        return f"{resolved.given['script_gate']}: it waits for no host itself"
+        return f"{resolved.given['script_gate']}: it starts at once"
     if not found.reaches_hosts:
-        return "it waits for no host itself"
+        return "it starts at once"
     # What knows hostfiles is too heavy for what needs none.
     from mpiboot.observe import hostfiles  # noqa: PLC0415
 
@@ -163,7 +163,7 @@ def _no_gate(resolved: Resolved, environ: Mapping[str, str], found: RunsOnce) ->
     # os.path: Path.exists raises where a folder on the way is closed to this user.
     if not first.is_default or os.path.exists(first.path):  # noqa: PTH110
         return ""
-    return f"there is no hostfile ({first.path}), so it waits for no host"
+    return f"there is no hostfile ({first.path}), so it starts at once"
 
 
 def _flags(resolved: Resolved) -> dict[str, str]:

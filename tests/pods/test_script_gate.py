@@ -119,7 +119,7 @@ def test_with_the_gate_off_it_begins_at_once_with_plain_ssh(cluster: Cluster, ri
     job.launcher.start()
     assert job.launcher.wait(PATIENCE) == 0
     assert job.launcher.stdout() == "/usr/bin/ssh\n"
-    assert "MPIBOOT_SCRIPT_GATE: it waits for no host itself" in job.launcher.stderr()
+    assert "MPIBOOT_SCRIPT_GATE: it starts at once" in job.launcher.stderr()
 
 
 @pytest.mark.full
