@@ -60,6 +60,7 @@ class Rig:
         self.log.touch()
         self.listener = socket.create_server((WORKER, 0))
         self.port = self.listener.getsockname()[1]
+        self.started: list[subprocess.Popen[bytes]] = []
         self.spec = LaunchSpec(
             argv=(),
             family="openmpi4",
@@ -106,18 +107,29 @@ class Rig:
     def argv(self) -> list[str]:
         return [*PARENT, "launch", self.options.to_json(), "/bin/sh", "-c", self.child]
 
-    def start(self, script: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    def start(self, script: str, stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
         self.write(script)
         return self.start_parent(stdin)
 
-    def start_parent(self, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+    def start_parent(self, stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+        """Start it; of a pipe that stays open a script's ``read -t`` waits, and doesn't spin."""
+        process = subprocess.Popen(
             self.argv(),
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=self.environ,
         )
+        self.started.append(process)
+        return process
+
+    def end(self) -> None:
+        """End what a failed test has left: the guard of a killed parent ends its mpirun."""
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate(timeout=GUARD)
+        self.listener.close()
 
     def run(self, script: str, data: bytes | None = None) -> tuple[int, bytes, str]:
         process = self.start(script, subprocess.DEVNULL if data is None else subprocess.PIPE)
@@ -129,7 +141,7 @@ class Rig:
 def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path)
     yield made
-    made.listener.close()
+    made.end()
 
 
 def ready(process: subprocess.Popen[bytes]) -> None:
