@@ -59,8 +59,7 @@ TELL = (
     'echo "$(hostname) rank=$PMI_RANK own=$OWN both=$BOTH nccl=$NCCL_X here=$HERE '
     'role=$K_MPI_JOB_ROLE name=$HOSTNAME"; '
 )
-# Debian's 4.0 hangs in the ranks' MPI_Finalize now and then, with two ranks seldom.
-MPICH4_ENDS, OTHERS_END = "exit 3", f"exec {RING} --exit 3"
+ENDS = "echo $$ > /tmp/pid; until [ -e /tmp/end ]; do sleep 0.1; done; exit $((3 * PMI_RANK))"
 
 
 @quick
@@ -69,10 +68,18 @@ def test_ranks_on_every_host_each_with_its_own_environment(cluster: Cluster, ima
     job = started(
         cluster,
         image,
-        *("sh", "-c", TELL + (MPICH4_ENDS if image.name == MPICH4 else OTHERS_END)),
+        # Debian's 4.0 hangs in the ranks' MPI_Finalize now and then, with two ranks seldom.
+        *("sh", "-c", TELL + ("" if image.name == MPICH4 else f"{RING} && ") + f"{{ {ENDS}; }}"),
         launcher={"env": {"NCCL_X": "all", "BOTH": "launcher", "HERE": "x y"}},
         each_worker={n: {"env": {"OWN": f"w{n}", "BOTH": f"b{n}", "NCCL_X": "w"}} for n in (0, 1)},
     )
+    until(lambda: job.launcher.stdout().count("own=") == 2)
+    # One after the other: Hydra kills the others of a rank that fails, and mixes their codes.
+    first, last = job.workers
+    for worker in (last, first):
+        worker.shell("until [ -s /tmp/pid ]; do sleep 0.1; done")
+    first.shell("touch /tmp/end; while [ -e /proc/$(cat /tmp/pid) ]; do sleep 0.1; done")
+    last.shell("touch /tmp/end")
     assert job.wait(PATIENCE) == 3
     assert sorted(line for line in job.launcher.stdout().splitlines() if "own=" in line) == [
         f"pi-worker-{n} rank={n} own=w{n} both=b{n} nccl=all here=x y role=worker "
