@@ -114,6 +114,18 @@ class Settings:
         older=("MPI_HOSTFILE",),
         begins=Section.HOSTS,
     )
+    worker_task: str = row(
+        "",
+        "Task of a Volcano job whose pods get the ranks; where not given, the mpi plugin's, else "
+        "the only one without this pod.",
+        roles=(_L,),
+    )
+    slots: int | None = row(
+        None,
+        "Slots of each host to which the hostfile or platform gives no number.",
+        count,
+        roles=(_L,),
+    )
     timeout: float = row(
         600.0, "Deadline for all hosts to resolve and answer, and for the key.", seconds
     )

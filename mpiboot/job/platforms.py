@@ -9,6 +9,7 @@ from typing import Final
 
 from mpiboot.choices import AUTO, WorkerExit
 from mpiboot.errors import error
+from mpiboot.job import volcano
 from mpiboot.model import Decision, Role, Source
 from mpiboot.setting_sources import Resolved
 from mpiboot.settings import Settings
@@ -107,7 +108,7 @@ PLATFORMS: Final = (
         worker_names=r"-node-\d+-\d+$",
         sets=_LAUNCHER_SETS,
     ),
-    Platform("volcano", _marked("VC_TASK_INDEX", "VK_TASK_INDEX"), _nothing),
+    Platform("volcano", volcano.recognise, volcano.role, sets={volcano.MASTER: ".+"}),
     Platform("lsf", _marked("LSB_JOBID"), _nothing, managers=("LSB_", "LSF_")),
     Platform("plain", lambda _: "no known platform found", _nothing),
 )

@@ -79,3 +79,34 @@ def test_a_folder_of_facts_that_is_none_is_said(tmp_path: Path) -> None:
     assert (done.returncode, "not what `mpiboot facts --json`" in done.stderr) == (2, True)
     lone = mpiboot(tmp_path, "plan", "--facts", str(tmp_path), "--", "./train", env=NO_MPI)
     assert (lone.returncode, "--facts is for --offline" in lone.stderr) == (2, True)
+
+
+def test_the_hosts_of_a_volcano_job_need_no_hostfile(tmp_path: Path) -> None:
+    workers = ("train-worker-0.train", "train-worker-1.train")
+    environ = {
+        **NO_MPI,
+        "VC_MASTER_HOSTS": "train-master-0.train",
+        "VC_MASTER_NUM": "1",
+        "VC_WORKER_HOSTS": ",".join(workers),
+        "VC_WORKER_NUM": "2",
+        "MPI_HOST": ",".join(workers),
+        "MPIBOOT_SLOTS": "4",
+    }
+    words = ["plan", "--offline", "--json", "--mpi", "openmpi5", "--", "./train"]
+    done = mpiboot(tmp_path, *words, env=environ)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    made = {item["name"]: item for item in plan["decisions"]}
+    assert made["platform"]["value"] == "volcano"
+    assert (made["hostfile"]["value"], made["hostfile"]["source"]) == (
+        "VC_WORKER_HOSTS",
+        "platform",
+    )
+    assert made["hostfile"]["because"] == "named by MPI_HOST of Volcano's mpi plugin"
+    assert made["ranks"]["value"] == "8"
+    third = {**environ, "MPI_HOST": "", "VC_PS_HOSTS": "train-ps-0.train", "VC_PS_NUM": "1"}
+    refused = mpiboot(tmp_path, *words, env=third)
+    assert refused.returncode == 66
+    assert "nothing says whose pods get the ranks" in refused.stderr
+    named = mpiboot(tmp_path, *words[:2], "--worker-task", "worker", *words[2:], env=third)
+    assert named.returncode == 0, named.stderr

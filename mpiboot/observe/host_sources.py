@@ -1,0 +1,68 @@
+"""The job's hosts where no hostfile is named: from settings, or as the platform writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mpiboot.job import volcano
+from mpiboot.job.volcano import Task
+from mpiboot.model import Source
+from mpiboot.observe.hostfiles import HostfilePath
+from mpiboot.setting_sources import Resolved
+
+
+def by_setting(
+    resolved: Resolved, environ: Mapping[str, str], folder: str = volcano.FOLDER
+) -> HostfilePath | None:
+    """Find the hosts that a setting other than ``hostfile`` names.
+
+    Args:
+        resolved: the settings.
+        environ: the pod's environment.
+        folder: where Volcano's svc plugin mounts its files.
+
+    Raises:
+        MpibootError: ``hostfile-missing``; there is no such task.
+    """
+    settings, given = resolved.settings, resolved.given["worker_task"]
+    if not settings.worker_task:
+        return None
+    task = volcano.named(settings.worker_task, str(given), _tasks(environ, folder))
+    return _hosts(task, str(given), given.source)
+
+
+def by_platform(
+    environ: Mapping[str, str], hostname: str, folder: str = volcano.FOLDER
+) -> HostfilePath | None:
+    """Find the hosts that the platform itself tells this pod of.
+
+    Args:
+        environ: the pod's environment.
+        hostname: this pod's own name.
+        folder: where Volcano's svc plugin mounts its files.
+
+    Raises:
+        MpibootError: ``hostfile-missing``; what it tells fits several lists.
+    """
+    found = volcano.choose(environ, hostname, _tasks(environ, folder))
+    return _hosts(*found, Source.PLATFORM) if found else None
+
+
+def _hosts(task: Task, because: str, source: Source) -> HostfilePath:
+    text = "" if task.where.startswith("/") else "\n".join(task.hosts)
+    return HostfilePath(task.where, because, source, text)
+
+
+def _tasks(environ: Mapping[str, str], folder: str) -> dict[str, Task]:
+    """Read Volcano's tasks; its controller updates the files, which variables don't follow."""
+    known = {task.key: task for task in volcano.tasks(environ)}
+    try:
+        paths = sorted(Path(folder).glob(f"*{volcano.ENDING}"))
+        texts = {path: path.read_text("utf-8", "replace") for path in paths}
+    except OSError:
+        return known
+    for path, text in texts.items():
+        key = volcano.key_of(path.name.removesuffix(volcano.ENDING))
+        known[key] = Task(key, str(path), tuple(text.split()))
+    return known
