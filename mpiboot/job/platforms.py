@@ -9,7 +9,7 @@ from typing import Final
 
 from mpiboot.choices import AUTO, WorkerExit
 from mpiboot.errors import error
-from mpiboot.job import volcano
+from mpiboot.job import lsf, volcano
 from mpiboot.model import Decision, Role, Source
 from mpiboot.setting_sources import Resolved
 from mpiboot.settings import Settings
@@ -109,7 +109,7 @@ PLATFORMS: Final = (
         sets=_LAUNCHER_SETS,
     ),
     Platform("volcano", volcano.recognise, volcano.role, sets={volcano.MASTER: ".+"}),
-    Platform("lsf", _marked("LSB_JOBID"), _nothing, managers=("LSB_", "LSF_")),
+    Platform("lsf", _marked(lsf.JOB), _nothing, managers=("LSB_", "LSF_")),
     Platform("plain", lambda _: "no known platform found", _nothing),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from mpiboot.job import volcano
+from mpiboot.job import lsf, volcano
 from mpiboot.job.volcano import Task
 from mpiboot.model import Source
 from mpiboot.observe.hostfiles import HostfilePath
@@ -44,9 +44,25 @@ def by_platform(
 
     Raises:
         MpibootError: ``hostfile-missing``; what it tells fits several lists.
+            ``hostfile-invalid``; LSF's variable is no list of hosts.
     """
+    if environ.get(lsf.JOB):
+        return _lsf(environ)
     found = volcano.choose(environ, hostname, _tasks(environ, folder))
     return _hosts(*found, Source.PLATFORM) if found else None
+
+
+def _lsf(environ: Mapping[str, str]) -> HostfilePath | None:
+    """Read LSF's file, where this pod has it, else its variable; LSF never changes either."""
+    path, pairs = environ.get(lsf.FILE, ""), environ.get(lsf.PAIRS, "")
+    try:
+        text = lsf.of_file(Path(path).read_text("utf-8", "replace")) if path else ""
+    except (OSError, ValueError):
+        text = ""
+    if text:
+        return HostfilePath(path, lsf.FILE, Source.PLATFORM, text)
+    text = lsf.of_pairs(pairs)
+    return HostfilePath(lsf.PAIRS, "LSF", Source.PLATFORM, text) if text else None
 
 
 def _hosts(task: Task, because: str, source: Source) -> HostfilePath:

@@ -1,4 +1,4 @@
-"""The hosts of a Volcano job, from the files and variables as its plugins write them."""
+"""The hosts that settings or a platform name, from files and variables as it writes them."""
 
 from __future__ import annotations
 
@@ -172,3 +172,41 @@ async def test_a_list_by_setting_comes_before_what_the_operator_names(tmp_path: 
     named = await find(str(path), "--hostfile", {}, patience=0, default="/no", listed=listed)
     assert [host.name for host in named.hostfile.hosts] == ["other"]
     assert "--worker-task=VC_W_HOSTS differs" in named.warnings[0].said
+
+
+# "Using Platform LSF HPC" 7.3: a line for each slot in the file; host and slots in the variable.
+LSF = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "hostB 2 hostA 1 "}
+
+
+def test_lsfs_file_has_a_line_for_each_slot(tmp_path: Path) -> None:
+    path = tmp_path / ".1258630735.7.hostfile"
+    path.write_text("hostA\nhostA\nhostB\n")
+    found = by_platform({**LSF, "LSB_DJOB_HOSTFILE": str(path)})
+    text = "hostA slots=2\nhostB slots=1\n"
+    assert found == HostfilePath(str(path), "LSB_DJOB_HOSTFILE", Source.PLATFORM, text)
+
+
+@pytest.mark.parametrize("path", ["", "/nowhere/hostfile", "/dev/null"])
+def test_lsfs_variable_is_for_pods_that_lack_the_file(path: str) -> None:
+    found = by_platform({**LSF, "LSB_DJOB_HOSTFILE": path})
+    text = "hostB slots=2\nhostA slots=1\n"
+    assert found == HostfilePath("LSB_MCPU_HOSTS", "LSF", Source.PLATFORM, text)
+
+
+def test_a_host_that_lsf_names_twice_has_the_sum() -> None:
+    found = by_platform({**LSF, "LSB_MCPU_HOSTS": "a 2 b 1 a 3"})
+    assert found.text == "a slots=5\nb slots=1\n"
+
+
+@pytest.mark.parametrize("value", ["a", "a 2 b", "a b", "2 a", "a 0"])
+def test_what_is_no_list_of_lsf_is_said(value: str) -> None:
+    with pytest.raises(MpibootError) as wrong:
+        by_platform({**LSF, "LSB_MCPU_HOSTS": value})
+    assert wrong.value.code == ExitCode.HOSTFILE_INVALID
+    assert f"LSB_MCPU_HOSTS is '{value}', expected each host" in wrong.value.finding.said
+
+
+def test_without_lsfs_job_its_variables_are_leftovers() -> None:
+    left = {"LSB_MCPU_HOSTS": "a 2"}
+    assert host_sources.by_platform(left, OWN, "/nowhere") is None
+    assert host_sources.by_platform({"LSB_JOBID": "7"}, OWN, "/nowhere") is None
