@@ -120,6 +120,15 @@ class Settings:
         "the only one without this pod.",
         roles=(_L,),
     )
+    replicas: int | None = row(
+        None,
+        "Number of a StatefulSet's pods that are the hosts, where there is no hostfile; with "
+        "service and name.",
+        count,
+        roles=(_L,),
+    )
+    service: str = row("", "That StatefulSet's headless Service (serviceName).", roles=(_L,))
+    name: str = row("", "That StatefulSet's name.", roles=(_L,))
     slots: int | None = row(
         None,
         "Slots of each host to which the hostfile or platform gives no number.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from mpiboot.errors import error
 from mpiboot.job import lsf, volcano
 from mpiboot.job.volcano import Task
 from mpiboot.model import Source
@@ -23,13 +24,41 @@ def by_setting(
         folder: where Volcano's svc plugin mounts its files.
 
     Raises:
-        MpibootError: ``hostfile-missing``; there is no such task.
+        MpibootError: ``hostfile-missing``; there is no such task. ``settings-conflict``; a
+            StatefulSet is named by halves, or a task too.
     """
     settings, given = resolved.settings, resolved.given["worker_task"]
     if not settings.worker_task:
-        return None
+        return _stateful_set(resolved)
+    if settings.replicas:
+        raise error(
+            "settings-conflict",
+            f"{given} and {resolved.given['replicas']} both name the job's hosts",
+            hint="give one of them",
+        )
     task = volcano.named(settings.worker_task, str(given), _tasks(environ, folder))
     return _hosts(task, str(given), given.source)
+
+
+def _stateful_set(resolved: Resolved) -> HostfilePath | None:
+    """List a StatefulSet's pods by the names that Kubernetes gives them: NAME-ORDINAL.SERVICE."""
+    settings = resolved.settings
+    wanted = {"replicas": settings.replicas, "service": settings.service, "name": settings.name}
+    missing = [f"--{part}" for part, value in wanted.items() if not value]
+    if len(missing) == len(wanted):
+        return None
+    given = resolved.given[next(part for part, value in wanted.items() if value)]
+    if missing or settings.replicas is None:
+        raise error(
+            "settings-conflict",
+            f"{given} without {' and '.join(missing)}: a StatefulSet's hosts need all three",
+            hint="give the number of its pods, its Service and its name: --replicas 4 "
+            "--service my-hpc-cluster --name my-cnode, or MPIBOOT_REPLICAS, MPIBOOT_SERVICE, "
+            "MPIBOOT_NAME",
+        )
+    hosts = (f"{settings.name}-{index}.{settings.service}" for index in range(settings.replicas))
+    path = f"{settings.name}-[0-{settings.replicas - 1}].{settings.service}"
+    return HostfilePath(path, str(given), given.source, "\n".join(hosts))
 
 
 def by_platform(

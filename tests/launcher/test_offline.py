@@ -110,3 +110,17 @@ def test_the_hosts_of_a_volcano_job_need_no_hostfile(tmp_path: Path) -> None:
     assert "nothing says whose pods get the ranks" in refused.stderr
     named = mpiboot(tmp_path, *words[:2], "--worker-task", "worker", *words[2:], env=third)
     assert named.returncode == 0, named.stderr
+
+
+def test_the_hosts_of_a_stateful_set_need_no_hostfile(tmp_path: Path) -> None:
+    hosts = ["--replicas", "4", "--service", "my-hpc-cluster", "--name", "my-cnode"]
+    words = ["plan", "--offline", "--json", "--mpi", "openmpi4", "--slots", "2", *hosts]
+    done = mpiboot(tmp_path, *words, "--", "./train", env=NO_MPI)
+    assert done.returncode == 0, done.stderr
+    made = {item["name"]: item for item in json.loads(done.stdout)["decisions"]}
+    assert made["hostfile"]["value"] == "my-cnode-[0-3].my-hpc-cluster"
+    assert (made["hostfile"]["source"], made["ranks"]["value"]) == ("flag", "8")
+    assert made["hosts"]["because"].startswith("my-cnode-0.my-hpc-cluster, my-cnode-1.")
+    part = mpiboot(tmp_path, *words[:-2], "--", "./train", env=NO_MPI)
+    assert part.returncode == 78
+    assert "--replicas without --name" in part.stderr

@@ -174,6 +174,37 @@ async def test_a_list_by_setting_comes_before_what_the_operator_names(tmp_path: 
     assert "--worker-task=VC_W_HOSTS differs" in named.warnings[0].said
 
 
+SET = {"replicas": "3", "service": "my-hpc-cluster", "name": "my-cnode"}
+
+
+def test_a_stateful_set_is_listed_from_its_settings() -> None:
+    assert host_sources.by_setting(resolve(SET, {}), {}) == HostfilePath(
+        "my-cnode-[0-2].my-hpc-cluster",
+        "--replicas",
+        Source.FLAG,
+        "my-cnode-0.my-hpc-cluster\nmy-cnode-1.my-hpc-cluster\nmy-cnode-2.my-hpc-cluster",
+    )
+    environ = {f"MPIBOOT_{name.upper()}": value for name, value in SET.items()}
+    found = host_sources.by_setting(resolve({}, environ), environ)
+    assert found is not None
+    assert (found.by, found.source) == ("MPIBOOT_REPLICAS", Source.ENVIRONMENT)
+
+
+@pytest.mark.parametrize("missing", SET)
+def test_a_stateful_set_by_halves_is_refused(missing: str) -> None:
+    flags = {name: value for name, value in SET.items() if name != missing}
+    with pytest.raises(MpibootError) as wrong:
+        host_sources.by_setting(resolve(flags, {}), {})
+    assert wrong.value.code == ExitCode.CONFLICT
+    assert f"without --{missing}: " in wrong.value.finding.said
+
+
+def test_a_task_and_a_stateful_set_are_not_both_the_hosts() -> None:
+    with pytest.raises(MpibootError) as wrong:
+        host_sources.by_setting(resolve({**SET, "worker_task": "w"}, {}), ENVIRON)
+    assert wrong.value.finding.said == "--worker-task and --replicas both name the job's hosts"
+
+
 # "Using Platform LSF HPC" 7.3: a line for each slot in the file; host and slots in the variable.
 LSF = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "hostB 2 hostA 1 "}
 

@@ -17,7 +17,6 @@ from tests.pods import images
 from tests.pods.manifest import merged, play_init_container, play_mpijob, play_statefulset
 from tests.pods.operator import mpijob
 from tests.pods.test_job import PATIENCE, RING, ranks, spans, until
-from tests.pods.volcano import play_volcano
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -284,25 +283,3 @@ def test_the_pods_of_the_page_without_an_operator(
     assert ranks(job.launcher.stdout()) == [
         (rank, 2, worker.hostname) for rank, worker in enumerate(job.workers)
     ]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", images.NAMES)
-def test_the_volcano_job_of_its_page(cluster: Cluster, rig: None, name: str) -> None:
-    (manifest,) = pages.manifests("volcano")
-    master = manifest["spec"]["tasks"][0]["template"]["spec"]["containers"][0]
-    master["env"] = [{"name": "MPIBOOT_SLOTS", "value": "1"}]
-    job = play_volcano(cluster, my_image(name), manifest, workers=2, ssh_port=2206)
-    for pod in (job.launcher, *job.workers):
-        pod.start()
-    for worker in job.workers:
-        worker.publish()
-    running(job.workers)
-    enough(job.workers)
-    assert job.launcher.wait(PATIENCE) == 0
-    assert len(ranks(job.launcher.stdout())) == 2
-    said = job.launcher.stderr()
-    assert "role launcher (MPI_HOST, which Volcano's mpi plugin sets" in said
-    assert "2 ranks on 2 hosts of /etc/volcano/worker.host" in said
-    assert "stay here: MPI_HOST" not in said
-    assert ":2206 as root" in job.workers[0].stderr()
