@@ -57,8 +57,9 @@ def _operator_role(environ: Environ) -> tuple[Role, str] | None:
     return None
 
 
-# What Kubeflow Trainer's MPI plugin sets on a TrainJob's launcher and on no node (its mpi.go). The
-# MPI Operator sets the same; but a JobSet's Jobs are indexed, and its launcher's is not.
+# What Kubeflow Trainer's MPI plugin sets on a TrainJob's launcher and on no node (v2.3.0,
+# pkg/runtime/framework/plugins/mpi/mpi.go, EnforceMLPolicy). The MPI Operator sets the same; but a
+# JobSet's Jobs are indexed, and its launcher's is not.
 _TRAINER: Final = ("OMPI_MCA_orte_default_hostfile", "OMPI_MCA_orte_set_default_slots")
 
 

@@ -9,7 +9,7 @@ from mpiboot.model import Role, Source
 from mpiboot.setting_sources import resolve
 
 OPERATOR = {"K_MPI_JOB_ROLE": "launcher"}
-# kubeflow/trainer pkg/runtime/framework/plugins/mpi/mpi.go, and what an indexed Job adds.
+# kubeflow/trainer v2.3.0 pkg/runtime/framework/plugins/mpi/mpi.go, and what an indexed Job adds.
 TRAINER = {
     "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
     "OMPI_MCA_orte_keep_fqdn_hostnames": "true",

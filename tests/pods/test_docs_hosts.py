@@ -1,4 +1,4 @@
-"""The manifests of the pages whose jobs have no hostfile, played."""
+"""The manifests of the pages of platforms, and of jobs without a hostfile, played."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pytest
 from tests import pages
 from tests.pods import images
 from tests.pods.manifest import play_statefulset
+from tests.pods.oci import PodSpec
 from tests.pods.operator import KeyPair
-from tests.pods.test_docs import enough, my_image, running
+from tests.pods.test_docs import TRAIN, enough, my_image, running
+from tests.pods.test_foreign import TRAINER_MOUNT, trainer_image, trainjob
 from tests.pods.test_job import PATIENCE, ranks
 from tests.pods.volcano import play_volcano
 
@@ -62,3 +64,30 @@ def test_a_stateful_set_without_a_hostfile(cluster: Cluster, rig: None, name: st
         cluster, my_image(name), manifests, {"train-ssh": KeyPair.make().files()}
     )
     assert "2 ranks on 2 hosts of train-worker-[0-1].train" in run(job)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", images.NAMES)
+def test_the_trainjob_of_its_page(cluster: Cluster, rig: None, name: str) -> None:
+    runtime, job = pages.manifests("trainjob")
+    policy = runtime["spec"]["mlPolicy"]["mpi"]
+    assert (policy["sshAuthMountPath"], policy["runLauncherAsNode"]) == (TRAINER_MOUNT, True)
+    pods = {
+        made["name"]: made["template"]["spec"]["template"]["spec"]
+        for made in runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    }
+    assert [pod["securityContext"]["fsGroup"] for pod in pods.values()] == [1000, 1000]
+    (worker,) = pods["node"]["containers"]
+    image = trainer_image(name).with_files({"/train": TRAIN}, 0o755)
+    launcher, workers = trainjob(
+        cluster,
+        image,
+        as_node=True,
+        launcher=PodSpec(name="", image=image, args=job["spec"]["trainer"]["args"]),
+        node=PodSpec(name="", image=image, args=worker["args"]),
+    )
+    running([launcher, *workers])
+    enough([launcher, *workers])
+    assert launcher.wait(PATIENCE) == 0
+    assert len(ranks(launcher.stdout())) == 6
+    assert f":{worker['readinessProbe']['tcpSocket']['port']} as mpiuser" in workers[0].stderr()
