@@ -162,11 +162,15 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Hostfile:
-    """A parsed hostfile: where it was read from, which setting named it, and its hosts in order."""
+    """A parsed hostfile: where it was read from, which setting named it, and its hosts in order.
+
+    ``source`` is what named it, where that is neither a variable that mpirun reads nor nothing.
+    """
 
     path: str
     named_by: str
     hosts: tuple[Host, ...]
+    source: Source | None = None
 
     @property
     def slots(self) -> int:

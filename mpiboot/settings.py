@@ -114,6 +114,27 @@ class Settings:
         older=("MPI_HOSTFILE",),
         begins=Section.HOSTS,
     )
+    worker_task: str = row(
+        "",
+        "Task of a Volcano job whose pods get the ranks; where not given, the mpi plugin's, else "
+        "the only one without this pod.",
+        roles=(_L,),
+    )
+    replicas: int | None = row(
+        None,
+        "Number of a StatefulSet's pods that are the hosts, where there is no hostfile; with "
+        "service and name.",
+        count,
+        roles=(_L,),
+    )
+    service: str = row("", "That StatefulSet's headless Service (serviceName).", roles=(_L,))
+    name: str = row("", "That StatefulSet's name.", roles=(_L,))
+    slots: int | None = row(
+        None,
+        "Slots of each host to which the hostfile or platform gives no number.",
+        count,
+        roles=(_L,),
+    )
     timeout: float = row(
         600.0, "Deadline for all hosts to resolve and answer, and for the key.", seconds
     )

@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOP = "top"
 MORE = {
     "after_job": ("tests/parent/test_asking.py", "tests/test_stop_ranks.py"),
+    "job": ("tests/observe/test_host_sources.py",),
     "observe": (
         "tests/network/test_service_mesh.py",
         "tests/gates/test_job_hostfile.py",

@@ -38,11 +38,15 @@ _HALF_WRITTEN: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class JobHostfile:
-    """The job's hostfile, what is odd about it, and which file it was."""
+    """The job's hostfile, what is odd about it, and which file it was.
+
+    ``is_file`` is false where a variable or setting has the hosts: nothing can change them.
+    """
 
     hostfile: Hostfile
     warnings: tuple[Finding, ...]
     stamp: tuple[int, ...] = ()
+    is_file: bool = True
 
 
 async def find(
@@ -53,6 +57,8 @@ async def find(
     patience: float,
     default: str = DEFAULT,
     line: str = "",
+    listed: HostfilePath | None = None,
+    platform: Callable[[], HostfilePath | None] = lambda: None,
 ) -> JobHostfile:
     """Wait until the job's hostfile names hosts, and read it.
 
@@ -63,25 +69,31 @@ async def find(
         patience: how many seconds to wait at most.
         default: where the hostfile is when nothing names one.
         line: the hostfile that the program's own mpirun line names, which comes before all others.
+        listed: the hosts that another setting names, which come next to the setting ``hostfile``.
+        platform: looks for hosts that the platform names, where nothing else does.
 
     Raises:
         MpibootError: ``hostfile-missing``, ``hostfile-invalid``.
     """
     named = candidates(setting, given, environ)
+    if listed:
+        named = (*named[: bool(setting)], listed, *named[bool(setting) :])
     named = (HostfilePath(line, ON_THE_LINE), *named) if line else named
     chosen = HostfilePath(default, "default") if named[0].is_default else named[0]
+    if chosen.is_default and not stamp_of(chosen.path):
+        chosen = platform() or chosen
     # Mount points are there before a container starts, so where nobody named a file and this one
     # has no folder, there is nothing to wait for.
     if chosen.is_default and not has_folder(chosen.path):
         patience = 0.0
     stamp, text = await _wait(chosen, patience)
-    hosts = syntax.parse(text, chosen.path, chosen.by)
+    hosts = replace(syntax.parse(text, chosen.path, chosen.by), source=chosen.source)
     others = [item for item in named[1:] if not item.is_default]
     others += [HostfilePath(default, "default")] if not chosen.is_default else []
     # The operator names its own file by a variable and mounts it at the usual place: told once.
     others = list({item.path: item for item in reversed(others)}.values())[::-1]
     warnings = tuple(filter(None, (_differs(chosen, hosts, other) for other in others)))
-    return JobHostfile(hosts, warnings, stamp)
+    return JobHostfile(hosts, warnings, stamp, is_file=not chosen.text)
 
 
 class HostfileFollower:
@@ -105,6 +117,8 @@ class HostfileFollower:
         Raises:
             MpibootError: ``hostfile-invalid``; what is there now is no hostfile, and stays so.
         """
+        if not self.found.is_file:
+            return False
         stamp = stamp_of(self._named.path)
         if stamp == self._stamp:
             late = self._broken is not None and self._clock() - self._broken >= _HALF_WRITTEN
@@ -125,7 +139,8 @@ class HostfileFollower:
             return False
         self.pending = self._broken = None
         changed = hosts.hosts != self.found.hostfile.hosts
-        self.found = replace(self.found, hostfile=hosts, stamp=stamp)
+        kept = replace(self.found.hostfile, hosts=hosts.hosts)
+        self.found = replace(self.found, hostfile=kept, stamp=stamp)
         return changed
 
     def _put_off(self, wrong: MpibootError) -> None:

@@ -13,7 +13,7 @@ from mpiboot.setting_sources import Resolved
 from mpiboot.wording import first_few
 
 
-def with_default_slots(builder: PlanBuilder, observed: Observed) -> Observed:
+def with_default_slots(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> Observed:
     """Give hosts without a number of slots those that the user, or the operator, names for them.
 
     mpirun itself would not: mpiboot's copy of the hostfile has a number for each host.
@@ -22,16 +22,19 @@ def with_default_slots(builder: PlanBuilder, observed: Observed) -> Observed:
     names = (builder.row.default_slots_var, *ALSO_DEFAULT_SLOTS)
     by = next((name for name in names if parameter(name) in builder.line.mca), "")
     text, source = builder.line.mca.get(parameter(by), ""), Source.FLAG
+    named = f"--mca {parameter(by)}"
+    if not by and resolved.settings.slots:
+        by, text = "slots", str(resolved.settings.slots)
+        source, named = resolved.given["slots"].source, str(resolved.given["slots"])
     if not by:
         by = next((name for name in names if name and observed.environ.get(name)), "")
-        text, source = observed.environ.get(by, ""), builder.set_by(by)[0]
+        text, source, named = observed.environ.get(by, ""), builder.set_by(by)[0], by
     if not by or not bare:
         return observed
     if not text.isdecimal() or not int(text):
         said = f"{by} is {text!r}, expected a number: hosts without slots get one rank"
         builder.findings.append(Finding("slots", Level.WARN, said))
         return observed
-    named = f"--mca {parameter(by)}" if source is Source.FLAG else by
     without = first_few(host.name for host in bare)
     builder.decide("default-slots", text, source, f"{named}, for hosts without slots: {without}")
 
@@ -51,6 +54,8 @@ def _source(builder: PlanBuilder, file: Hostfile, resolved: Resolved) -> Source:
     """Tell by what the hostfile was named: the line, a setting, the operator, or nothing."""
     if builder.line.hostfile:
         return Source.FLAG
+    if file.source:
+        return file.source
     if resolved.settings.hostfile:
         return resolved.given["hostfile"].source
     return builder.set_by(file.named_by)[0] if file.named_by in HOSTFILE_VARS else Source.DEFAULT

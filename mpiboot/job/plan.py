@@ -160,7 +160,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     if row is None:
         return _unknown(observed, resolved)
     builder = PlanBuilder(row, line, observed.environ, platform=observed.platform)
-    observed = hosts_of.with_default_slots(builder, observed)
+    observed = hosts_of.with_default_slots(builder, observed, resolved)
     builder.decisions.append(_platform(observed))
     pod_conditions.launcher(builder, observed, resolved, paths)
     _mpi(builder, observed.mpi, resolved)

@@ -9,6 +9,7 @@ from typing import Final
 
 from mpiboot.choices import AUTO, WorkerExit
 from mpiboot.errors import error
+from mpiboot.job import lsf, volcano
 from mpiboot.model import Decision, Role, Source
 from mpiboot.setting_sources import Resolved
 from mpiboot.settings import Settings
@@ -56,8 +57,9 @@ def _operator_role(environ: Environ) -> tuple[Role, str] | None:
     return None
 
 
-# What Kubeflow Trainer's MPI plugin sets on a TrainJob's launcher and on no node (its mpi.go). The
-# MPI Operator sets the same; but a JobSet's Jobs are indexed, and its launcher's is not.
+# What Kubeflow Trainer's MPI plugin sets on a TrainJob's launcher and on no node (v2.3.0,
+# pkg/runtime/framework/plugins/mpi/mpi.go, EnforceMLPolicy). The MPI Operator sets the same; but a
+# JobSet's Jobs are indexed, and its launcher's is not.
 _TRAINER: Final = ("OMPI_MCA_orte_default_hostfile", "OMPI_MCA_orte_set_default_slots")
 
 
@@ -107,8 +109,8 @@ PLATFORMS: Final = (
         worker_names=r"-node-\d+-\d+$",
         sets=_LAUNCHER_SETS,
     ),
-    Platform("volcano", _marked("VC_TASK_INDEX", "VK_TASK_INDEX"), _nothing),
-    Platform("lsf", _marked("LSB_JOBID"), _nothing, managers=("LSB_", "LSF_")),
+    Platform("volcano", volcano.recognise, volcano.role, sets={volcano.MASTER: ".+"}),
+    Platform("lsf", _marked(lsf.JOB), _nothing, managers=("LSB_", "LSF_")),
     Platform("plain", lambda _: "no known platform found", _nothing),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -25,7 +26,7 @@ from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.model import Finding, Level, Mpi, PodFacts
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import Dialled
-from mpiboot.observe import dns, programs
+from mpiboot.observe import dns, host_sources, programs
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import config as sshconfig
 
@@ -261,7 +262,13 @@ async def _hostfile(
     """Read the hostfile that the program's own mpirun line names, else the settings'."""
     settings, given = launcher.resolved.settings, str(launcher.resolved.given["hostfile"])
     return await job_hostfile.find(
-        settings.hostfile, given, launcher.environ, patience=patience, line=line
+        settings.hostfile,
+        given,
+        launcher.environ,
+        patience=patience,
+        line=line,
+        listed=host_sources.by_setting(launcher.resolved, launcher.environ),
+        platform=lambda: host_sources.by_platform(launcher.environ, socket.gethostname()),
     )
 
 

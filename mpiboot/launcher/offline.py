@@ -18,7 +18,7 @@ from mpiboot.job import mpirun_line, platforms
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder
 from mpiboot.model import Finding, Host, Level, Mpi, MpiFamily, PodFacts, Worker
-from mpiboot.observe import facts_json, pod, programs
+from mpiboot.observe import facts_json, host_sources, pod, programs
 from mpiboot.setting_sources import Resolved
 from mpiboot.wording import counted, first_few
 
@@ -49,7 +49,15 @@ def make(
     line = mpirun_line.read(program, mpi.family)
     given = str(resolved.given["hostfile"])
     found = asyncio.run(
-        job_hostfile.find(settings.hostfile, given, environ, patience=0.0, line=line.hostfile)
+        job_hostfile.find(
+            settings.hostfile,
+            given,
+            environ,
+            patience=0.0,
+            line=line.hostfile,
+            listed=host_sources.by_setting(resolved, environ),
+            platform=lambda: host_sources.by_platform(environ, ""),
+        )
     )
     workers = tuple(
         _worker(host, facts, settings.ssh_port or _PORT)

@@ -156,12 +156,15 @@ def _no_gate(resolved: Resolved, environ: Mapping[str, str], found: RunsOnce) ->
     if not found.reaches_hosts:
         return "it starts at once"
     # What knows hostfiles is too heavy for what needs none.
-    from mpiboot.observe import hostfiles  # noqa: PLC0415
+    from mpiboot.observe import host_sources, hostfiles  # noqa: PLC0415
 
     given = str(resolved.given["hostfile"])
     first = hostfiles.candidates(settings.hostfile, given, environ)[0]
     # os.path: Path.exists raises where a folder on the way is closed to this user.
     if not first.is_default or os.path.exists(first.path):  # noqa: PTH110
+        return ""
+    own = os.uname().nodename
+    if host_sources.by_setting(resolved, environ) or host_sources.by_platform(environ, own):
         return ""
     return f"there is no hostfile ({first.path}), so it starts at once"
 

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from mpiboot import log
 from mpiboot.gates import gate
+from mpiboot.gates.access import PORTS
 from mpiboot.model import Identity
 from mpiboot.observe import pod
 from mpiboot.setting_sources import Resolved
+from mpiboot.ssh_server import port
 from mpiboot.system import files, keys, open_files, tmpdir
 
 
@@ -90,11 +92,13 @@ def access(launcher: LauncherPod) -> gate.Access:
     settings = launcher.resolved.settings
     hostname = socket.gethostname()
     own, _ = pod.control_address(settings.control_ifname, hostname)
+    named = port.client_port(launcher.environ, launcher.identity.home)
     return gate.Access(
         user=settings.ssh_user or launcher.identity.user,
         key=launcher.key.path,
         hostname=hostname,
         host_key=launcher.key.public,
+        ports=tuple(dict.fromkeys((named[0], *PORTS))) if named else PORTS,
         fqdns=pod.own_names(hostname),
         ipv6=":" in own if own else None,
         attempt=launcher.attempt,

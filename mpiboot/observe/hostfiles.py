@@ -10,6 +10,7 @@ from typing import Final
 
 from mpiboot.errors import error
 from mpiboot.job import hostfile as syntax
+from mpiboot.model import Source
 
 # What the MPI Operator sets for each MPI (its mpi_job_controller.go), in the order of the MPIs.
 OPERATOR: Final = (
@@ -28,10 +29,16 @@ _LARGEST: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class HostfilePath:
-    """A path and the flag, variable or "default" that names it."""
+    """A path and the flag, variable or "default" that names it.
+
+    ``source`` is what names it, where that is no variable that mpirun reads too. ``text`` are the
+    hosts where a variable or setting has them, which is then the path.
+    """
 
     path: str
     by: str
+    source: Source | None = None
+    text: str = ""
 
     @property
     def is_default(self) -> bool:
@@ -77,6 +84,8 @@ def has_folder(path: str) -> bool:
 
 def read(chosen: HostfilePath) -> str:
     """Read the file's text, which names at least one host or something that should be one."""
+    if chosen.text:
+        return chosen.text
     where = f"{chosen.path} (named by {chosen.by})"
     if chosen.is_default:
         where = f"{chosen.path} (no setting names another)"

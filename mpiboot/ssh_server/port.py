@@ -60,14 +60,28 @@ def choose(given: Decision | None, environ: Mapping[str, str], home: str, addres
 def named_port(environ: Mapping[str, str], home: str) -> tuple[int, str] | None:
     """Find the port that the image's own SSH configuration names, and in which file."""
     likely = [Path("/etc/ssh/sshd_config")]
-    for folder in dict.fromkeys((environ.get("HOME", ""), home)):
-        if folder.startswith("/"):
-            likely += [Path(folder) / ".sshd_config", Path(folder) / ".ssh/config"]
+    for folder in _homes(environ, home):
+        likely += [folder / ".sshd_config", folder / ".ssh/config"]
     with contextlib.suppress(OSError):
         likely[1:1] = sorted(Path("/etc/ssh/sshd_config.d").glob("*.conf"))
+    return _first_port(likely)
+
+
+def client_port(environ: Mapping[str, str], home: str) -> tuple[int, str] | None:
+    """Find the port that this user's SSH client would use for the job's pods, and in which file."""
+    return _first_port([folder / ".ssh/config" for folder in _homes(environ, home)])
+
+
+def _homes(environ: Mapping[str, str], home: str) -> list[Path]:
+    folders = dict.fromkeys((environ.get("HOME", ""), home))
+    return [Path(folder) for folder in folders if folder.startswith("/")]
+
+
+def _first_port(likely: list[Path]) -> tuple[int, str] | None:
+    own = socket.gethostname()
     for path in likely:
         try:
-            found = port_in(path.read_text("utf-8", "replace"))
+            found = port_in(path.read_text("utf-8", "replace"), own)
         except OSError:
             continue
         if found:
@@ -75,8 +89,16 @@ def named_port(environ: Mapping[str, str], home: str) -> tuple[int, str] | None:
     return None
 
 
-def port_in(text: str) -> int | None:
-    """The first ``Port`` of a configuration that holds for every host. Pure."""
+def port_in(text: str, own: str = "") -> int | None:
+    """The first ``Port`` of a configuration that holds for every host, or for this pod. Pure.
+
+    Volcano's ssh plugin writes a ``Host`` for each pod of the job, all with one port
+    (v1.15.1, plugins/ssh/ssh.go, generateSSHConfig).
+
+    Args:
+        text: the configuration.
+        own: this pod's name.
+    """
     general = True
     for line in text.splitlines():
         words = line.replace("=", " ", 1).replace('"', "").split()
@@ -84,7 +106,7 @@ def port_in(text: str) -> int | None:
             continue
         keyword = words[0].lower()
         if keyword in ("host", "match"):
-            general = keyword == "host" and "*" in words[1:]
+            general = keyword == "host" and not {"*", own or "*"}.isdisjoint(words[1:])
         elif keyword == "port" and general and words[1].isascii() and words[1].isdigit():
             number = int(words[1])
             if 0 < number < 65536:  # noqa: PLR2004 - the range of a TCP port

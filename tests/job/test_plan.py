@@ -204,6 +204,35 @@ def test_hosts_without_slots_get_those_that_the_operator_names(
 
 
 @both
+def test_the_setting_for_slots_comes_before_variables_and_after_the_line(family: str) -> None:
+    environ = {**POD, "OMPI_MCA_orte_set_default_slots": "9"}
+    seen = observed(family, environ, listed=BARE)
+    plan = planned("./train", seen, {"slots": "8"})
+    assert plan.hostfile == "w-0 slots=8\nw-1 slots=8\n"
+    assert because(plan, "default-slots") == (
+        "8",
+        Source.FLAG,
+        "--slots, for hosts without slots: w-0, w-1",
+    )
+    line = "mpirun --mca orte_set_default_slots 2 ./train"
+    assert planned(line, seen, {"slots": "8"}).ranks == 4
+    given = observed(
+        family, {**POD, "MPIBOOT_SLOTS": "3"}, listed=(Host("w-0", 1, True), *BARE[1:])
+    )
+    assert planned("./train", given).hostfile == "w-0 slots=1\nw-1 slots=3\n"
+
+
+@both
+def test_the_hosts_of_a_platform_are_shown_with_their_source_and_reason(family: str) -> None:
+    seen = observed(family, POD, listed=BARE)
+    by_platform = replace(
+        seen.hostfile, path="VC_W_HOSTS", named_by="the only task", source=Source.PLATFORM
+    )
+    plan = planned("./train", replace(seen, hostfile=by_platform))
+    assert because(plan, "hostfile") == ("VC_W_HOSTS", Source.PLATFORM, "named by the only task")
+
+
+@both
 def test_slots_of_the_hostfile_win_over_default_ones(family: str) -> None:
     environ = {**POD, "OMPI_MCA_orte_set_default_slots": "3"}
     mixed = (Host("w-0", 1, slots_given=True), Host("w-1", max_slots=2), Host("w-2"))

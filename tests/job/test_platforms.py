@@ -9,7 +9,7 @@ from mpiboot.model import Role, Source
 from mpiboot.setting_sources import resolve
 
 OPERATOR = {"K_MPI_JOB_ROLE": "launcher"}
-# kubeflow/trainer pkg/runtime/framework/plugins/mpi/mpi.go, and what an indexed Job adds.
+# kubeflow/trainer v2.3.0 pkg/runtime/framework/plugins/mpi/mpi.go, and what an indexed Job adds.
 TRAINER = {
     "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
     "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
@@ -32,6 +32,14 @@ Row = tuple[dict[str, str], tuple[str, ...], str, Role, Source, str]
         ({"JOB_COMPLETION_INDEX": "0"}, "plain", "no known platform found"),
         ({"VC_TASK_INDEX": "0"}, "volcano", "VC_TASK_INDEX"),
         ({"VK_TASK_INDEX": "1"}, "volcano", "VK_TASK_INDEX"),
+        # Without the env plugin, what the svc plugin sets.
+        (
+            {"VC_MPIWORKER_HOSTS": "j-mpiworker-0.j", "VC_MPIWORKER_NUM": "1"},
+            "volcano",
+            "VC_MPIWORKER_HOSTS",
+        ),
+        ({"VC_MY_HOSTS": "a,b"}, "plain", "no known platform found"),
+        ({"MPI_HOST": "a,b"}, "plain", "no known platform found"),
         ({"LSB_JOBID": "7"}, "lsf", "LSB_JOBID"),
         ({"K_MPI_JOB_ROLE": ""}, "plain", "no known platform found"),
         ({}, "plain", "no known platform found"),
@@ -96,6 +104,22 @@ ROLES: dict[str, Row] = {
         Role.LAUNCHER,
         Source.PLATFORM,
         "OMPI_MCA_orte_default_hostfile, which Trainer sets on the launcher alone",
+    ),
+    "the master of a Volcano job with the mpi plugin": (
+        {"VC_TASK_INDEX": "0", "MPI_HOST": "j-worker-0.j", "START_SSHD": "true"},
+        ("prog",),
+        "",
+        Role.LAUNCHER,
+        Source.PLATFORM,
+        "MPI_HOST, which Volcano's mpi plugin sets on its master task alone",
+    ),
+    "a worker of that job": (
+        {"VC_TASK_INDEX": "0"},
+        ("worker",),
+        "",
+        Role.WORKER,
+        Source.DETECTED,
+        "the arguments ask for worker",
     ),
     "a node of a TrainJob": (
         {"JOB_COMPLETION_INDEX": "0"},

@@ -79,3 +79,48 @@ def test_a_folder_of_facts_that_is_none_is_said(tmp_path: Path) -> None:
     assert (done.returncode, "not what `mpiboot facts --json`" in done.stderr) == (2, True)
     lone = mpiboot(tmp_path, "plan", "--facts", str(tmp_path), "--", "./train", env=NO_MPI)
     assert (lone.returncode, "--facts is for --offline" in lone.stderr) == (2, True)
+
+
+def test_the_hosts_of_a_volcano_job_need_no_hostfile(tmp_path: Path) -> None:
+    workers = ("train-worker-0.train", "train-worker-1.train")
+    environ = {
+        **NO_MPI,
+        "VC_MASTER_HOSTS": "train-master-0.train",
+        "VC_MASTER_NUM": "1",
+        "VC_WORKER_HOSTS": ",".join(workers),
+        "VC_WORKER_NUM": "2",
+        "MPI_HOST": ",".join(workers),
+        "MPIBOOT_SLOTS": "4",
+    }
+    words = ["plan", "--offline", "--json", "--mpi", "openmpi5", "--", "./train"]
+    done = mpiboot(tmp_path, *words, env=environ)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    made = {item["name"]: item for item in plan["decisions"]}
+    assert made["platform"]["value"] == "volcano"
+    assert (made["hostfile"]["value"], made["hostfile"]["source"]) == (
+        "VC_WORKER_HOSTS",
+        "platform",
+    )
+    assert made["hostfile"]["because"] == "named by MPI_HOST of Volcano's mpi plugin"
+    assert made["ranks"]["value"] == "8"
+    third = {**environ, "MPI_HOST": "", "VC_PS_HOSTS": "train-ps-0.train", "VC_PS_NUM": "1"}
+    refused = mpiboot(tmp_path, *words, env=third)
+    assert refused.returncode == 66
+    assert "nothing says whose pods get the ranks" in refused.stderr
+    named = mpiboot(tmp_path, *words[:2], "--worker-task", "worker", *words[2:], env=third)
+    assert named.returncode == 0, named.stderr
+
+
+def test_the_hosts_of_a_stateful_set_need_no_hostfile(tmp_path: Path) -> None:
+    hosts = ["--replicas", "4", "--service", "my-hpc-cluster", "--name", "my-cnode"]
+    words = ["plan", "--offline", "--json", "--mpi", "openmpi4", "--slots", "2", *hosts]
+    done = mpiboot(tmp_path, *words, "--", "./train", env=NO_MPI)
+    assert done.returncode == 0, done.stderr
+    made = {item["name"]: item for item in json.loads(done.stdout)["decisions"]}
+    assert made["hostfile"]["value"] == "my-cnode-[0-3].my-hpc-cluster"
+    assert (made["hostfile"]["source"], made["ranks"]["value"]) == ("flag", "8")
+    assert made["hosts"]["because"].startswith("my-cnode-0.my-hpc-cluster, my-cnode-1.")
+    part = mpiboot(tmp_path, *words[:-2], "--", "./train", env=NO_MPI)
+    assert part.returncode == 78
+    assert "--replicas without --name" in part.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import time
@@ -120,3 +121,17 @@ def test_a_launchers_folder_has_no_blank_that_mpirun_would_split(
     environ = environment(tmp_path)
     given = {"runtime_dir": str(blank), "ssh_key": str(tmp_path / "id")}
     assert launcher_pod(resolve(given, environ), environ, role="doctor").folder.name == "doctor"
+
+
+def test_a_port_of_the_mounted_ssh_configuration_is_tried_first(
+    tmp_path: Path, key: asyncssh.SSHKey
+) -> None:
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    pod_of = launcher(tmp_path)
+    at_home = dataclasses.replace(pod_of, environ={**pod_of.environ, "HOME": str(home)})
+    assert access(at_home).ports == (22, 2222, 222)
+    (home / ".ssh/config").write_text(f"Host {socket.gethostname()}\n  Port 2206\n")
+    assert access(at_home).ports == (2206, 22, 2222, 222)
+    (home / ".ssh/config").write_text("Port 2222\n")
+    assert access(at_home).ports == (2222, 22, 222)

@@ -117,7 +117,7 @@ def play_statefulset(
             name=f"{workers['metadata']['name']}-{index}",
             image=image,
             subdomain=spec["serviceName"],
-            **_pod(spec["template"]["spec"], objects),
+            **play_pod(spec["template"]["spec"], objects),
         )
         for index in range(2)
     ]
@@ -125,17 +125,17 @@ def play_statefulset(
     launcher = PodSpec(
         name=f"{job['metadata']['name']}-x7k2p",
         image=image,
-        **_pod(only(job["spec"]["template"], "spec")["spec"], objects),
+        **play_pod(only(job["spec"]["template"], "spec")["spec"], objects),
     )
     return Without([cluster.pod(item) for item in made], cluster.pod(launcher))
 
 
 def _replicas(fields: Fields, objects: Objects | None) -> Fields:
     only(fields, "replicas", "restartPolicy", "template")
-    return _pod(only(fields["template"], "spec")["spec"], objects)
+    return play_pod(only(fields["template"], "spec")["spec"], objects)
 
 
-def _pod(fields: Fields, objects: Objects | None) -> Fields:
+def play_pod(fields: Fields, objects: Objects | None = None) -> Fields:
     """The fields of a PodSpec."""
     only(fields, "containers", "volumes", "securityContext", "restartPolicy")
     (container,) = fields["containers"]

@@ -33,6 +33,36 @@ def test_the_port_of_a_configuration_is_the_one_for_every_host(text: str, port: 
     assert ports.port_in(text) == port
 
 
+# What Volcano's ssh plugin with --ssh-port=2206 mounts (v1.15.1, ssh.go, generateSSHConfig).
+VOLCANO = """\
+StrictHostKeyChecking no
+UserKnownHostsFile /dev/null
+Host j-master-0
+  HostName j-master-0.j
+  Port 2206
+Host j-worker-0
+  HostName j-worker-0.j
+  Port 2206
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "port"), [("j-worker-0", 2206), ("j-master-0", 2206), ("other", None), ("", None)]
+)
+def test_the_port_of_a_volcano_job_is_that_of_its_own_pod(own: str, port: int | None) -> None:
+    assert ports.port_in(VOLCANO, own) == port
+
+
+def test_the_clients_port_is_not_the_images_servers(tmp_path: Path) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".sshd_config").write_text("Port 2207\n")
+    assert ports.client_port({}, str(tmp_path)) is None
+    config = tmp_path / ".ssh/config"
+    config.write_text(VOLCANO.replace("j-worker-0", socket.gethostname()))
+    assert ports.client_port({}, str(tmp_path)) == (2206, str(config))
+    assert ports.client_port({"HOME": str(tmp_path)}, "") == (2206, str(config))
+
+
 def test_the_users_port_comes_first(tmp_path: Path) -> None:
     given = Decision("ssh-port", "999", Source.FLAG, "--ssh-port")
 

@@ -1,0 +1,72 @@
+"""The pods of a Volcano job from its manifest, with what its plugins add.
+
+As Volcano v1.15.1 does (pkg/controllers/job/plugins: svc/svc.go, ssh/ssh.go and
+distributed-framework/mpi/mpi.go, which turns the other two on).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.pods.manifest import Without, only, play_pod
+from tests.pods.oci import PodSpec
+from tests.pods.operator import KeyPair
+from tests.pods.volumes import Files, SubPath
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+
+
+def play_volcano(
+    cluster: Cluster, image: Image, manifest: dict[str, Any], *, workers: int, ssh_port: int = 22
+) -> Without:
+    """The pods of a master and a worker task; ``ssh_port`` is the ssh plugin's argument."""
+    job = manifest["metadata"]["name"]
+    spec = only(manifest["spec"], "minAvailable", "schedulerName", "plugins", "tasks")
+    plugins = only(spec["plugins"], "mpi", "svc")
+    assert plugins["mpi"] == ["--master=master", "--worker=worker"]
+    tasks = {task["name"]: task for task in spec["tasks"]}
+    pods = {
+        name: [f"{job}-{name}-{index}" for index in range(1 if name == "master" else workers)]
+        for name in tasks
+    }
+    hosts = {name: [f"{pod}.{job}" for pod in listed] for name, listed in pods.items()}
+    added = {
+        name: text
+        for task, listed in hosts.items()
+        for name, text in (
+            (f"VC_{task.upper()}_HOSTS", ",".join(listed)),
+            (f"VC_{task.upper()}_NUM", str(len(listed))),
+        )
+    }
+    files = {f"{task}.host": "\n".join(listed) for task, listed in hosts.items()}
+    keys = {**KeyPair.make().files(), "config": _config(hosts, ssh_port)}
+    made = {}
+    for name, task in tasks.items():
+        only(task, "name", "replicas", "policies", "template")
+        fields = play_pod(task["template"]["spec"])
+        master = {"MPI_HOST": ",".join(hosts["worker"])} if name == "master" else {}
+        fields["env"] = {**fields.get("env", {}), **added, **master}
+        fields["volumes"] = [
+            *fields["volumes"],
+            Files("/etc/volcano", {**files, **added}),
+            # The folder is mounted by subPath: its files are plain ones.
+            *(SubPath(f"/root/.ssh/{file}", text, 0o600) for file, text in keys.items()),
+        ]
+        made[name] = [
+            cluster.pod(PodSpec(name=pod, image=image, subdomain=job, **fields))
+            for pod in pods[name]
+        ]
+    (launcher,) = made["master"]
+    return Without(made["worker"], launcher)
+
+
+def _config(hosts: Mapping[str, list[str]], port: int) -> str:
+    """What generateSSHConfig writes."""
+    text = "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\n"
+    for host in (host for listed in hosts.values() for host in listed):
+        text += f"Host {host.partition('.')[0]}\n  HostName {host}\n  Port {port}\n"
+    return text
