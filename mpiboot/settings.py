@@ -199,6 +199,18 @@ class Settings:
     no_forward: tuple[str, ...] = row(
         (), "Variables never to forward: names or patterns.", words, roles=(_L,)
     )
+    rank_env: bool = row(
+        default=False,
+        help_="Start PROGRAM by `mpiboot rank`, which gives it the variables that torchrun would.",
+        parse=boolean,
+        roles=(_L,),
+    )
+    master_port: int = row(
+        29500,
+        "MASTER_PORT of such ranks: a port that is free on rank 0's host.",
+        port,
+        roles=(_L,),
+    )
     script: Switch | Auto = row(
         AUTO,
         "Whether PROGRAM runs once and calls mpirun or ssh itself, as batch scripts do; auto: "
