@@ -190,7 +190,7 @@ class Settings:
     mpi: MpiFamily | Auto = row(
         AUTO,
         "Override MPI detection.",
-        one_of(AUTO, MpiFamily.OPENMPI4, MpiFamily.OPENMPI5, MpiFamily.MPICH, MpiFamily.INTEL),
+        one_of(AUTO, *(family for family in MpiFamily if family)),
         roles=(_L,),
     )
     forward: tuple[str, ...] = row(

@@ -271,7 +271,7 @@ def _line(builder: PlanBuilder, mpi: Mpi) -> None:
     row, line = builder.row, builder.line
     if row.left_out:
         said = f"{mpi.said}: mpiboot was not tried with it, and leaves out {row.left_out}"
-        hint = "with a series that was tried (see the README) it is all set"
+        hint = "with an MPI that was tried (see the README) it is all set"
         builder.findings.append(Finding("mpi-versions", Level.WARN, said, hint=hint))
     if line.rewritten:
         pairs = ", ".join(f"{old} as {new or 'nothing'}" for old, new in line.rewritten)
