@@ -1,6 +1,26 @@
-"""``python -m mpiboot`` is the same as the console script ``mpiboot``."""
+"""The console script ``mpiboot``, which is the same as ``python -m mpiboot``."""
 
-from mpiboot.cli import main
+import contextlib
+import os
+import sys
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """Run the command line; that of a rank without all that the other commands need."""
+    name, *words = sys.argv
+    program = words[2:] if words[1:2] == ["--"] else words[1:]
+    # By another name, a shim's, all words are another program's.
+    own = os.path.basename(name) in ("mpiboot", "__main__.py")  # noqa: PTH119
+    if own and words[:1] == ["rank"] and program and not program[0].startswith("-"):
+        from mpiboot import rank  # noqa: PLC0415
+
+        with contextlib.suppress(OSError, ValueError):  # the command says what is wrong
+            rank.become(program, os.environ)
+    from mpiboot import cli  # noqa: PLC0415
+
+    cli.main()
+
 
 if __name__ == "__main__":
     main()

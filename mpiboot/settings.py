@@ -211,7 +211,7 @@ class Settings:
     mpi: MpiFamily | Auto = row(
         AUTO,
         "Override MPI detection.",
-        one_of(AUTO, MpiFamily.OPENMPI4, MpiFamily.OPENMPI5, MpiFamily.MPICH, MpiFamily.INTEL),
+        one_of(AUTO, *(family for family in MpiFamily if family)),
         roles=(_L,),
     )
     forward: tuple[str, ...] = row(
@@ -219,6 +219,18 @@ class Settings:
     )
     no_forward: tuple[str, ...] = row(
         (), "Variables never to forward: names or patterns.", words, roles=(_L,)
+    )
+    rank_env: bool = row(
+        default=False,
+        help_="Start PROGRAM by `mpiboot rank`, which gives it the variables that torchrun would.",
+        parse=boolean,
+        roles=(_L,),
+    )
+    master_port: int = row(
+        29500,
+        "MASTER_PORT of such ranks: a port that is free on rank 0's host.",
+        port,
+        roles=(_L,),
     )
     script: Switch | Auto = row(
         AUTO,

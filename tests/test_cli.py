@@ -22,7 +22,7 @@ from mpiboot.settings import Section
 from mpiboot.system import files
 from tests.fakes.cli import GUARD, environment, message, mpiboot
 
-COMMANDS = ("launcher", "worker", "wait", "plan", "doctor", "facts", "settings")
+COMMANDS = ("launcher", "worker", "rank", "wait", "plan", "doctor", "facts", "settings")
 END = {row.name for row in ROWS if row.section is Section.END}
 ROLE_ITSELF = {"role", "start_sshd"}
 # What a command has no use for, though it belongs to its role.

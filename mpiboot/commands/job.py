@@ -11,7 +11,16 @@ from typing import Final
 
 import click
 
-from mpiboot.commands.options import PASS_ON, Command, as_role, looking, resolved, settings_of
+from mpiboot.commands.options import (
+    PASS_ON,
+    Command,
+    ErrorSettings,
+    as_role,
+    looking,
+    resolved,
+    settings_of,
+)
+from mpiboot.errors import error
 from mpiboot.model import Role
 from mpiboot.setting_rows import ROWS
 from mpiboot.settings import Section
@@ -71,6 +80,31 @@ def worker(program: Words, **flags: str | None) -> None:
     beside = () if platforms.is_sshd(program) else program
     found = as_role(resolved(flags, "worker"), Role.WORKER)
     sys.exit(role.run(found, beside, os.environ))
+
+
+@click.command(cls=Command, context_settings=PASS_ON)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
+def rank(program: Words) -> None:
+    """Give one rank the variables that torchrun would, and become PROGRAM.
+
+    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, told from what
+    Open MPI, MPICH, Intel MPI or Slurm set for this rank.
+
+    \b
+    Examples:
+      mpiboot launcher -- mpirun -n 8 mpiboot rank -- python train.py
+      mpiboot launcher --rank-env -- python train.py
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot import rank as ranks
+    from mpiboot.system import process
+
+    # The pod's reason to end is its worker's to write, not a rank's.
+    ErrorSettings.termination_log = ""
+    try:
+        found = ranks.variables(os.environ)
+    except ValueError as wrong:
+        raise error("usage", f"mpiboot rank: {wrong}", hint="") from None
+    process.replace(program, {**os.environ, **found})
 
 
 @settings_of(Role.LAUNCHER, without=_NOT_FOR_WAITING)

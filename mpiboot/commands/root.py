@@ -125,7 +125,7 @@ def entrypoint(program: Words) -> None:
     sys.exit(code)
 
 
-for _command in (job.launcher, job.worker, job.wait, job.plan, look.doctor, look.facts):
+for _command in (job.launcher, job.worker, job.rank, job.wait, job.plan, look.doctor, look.facts):
     cli.add_command(_command)
 cli.add_command(look.settings)
 cli.add_command(shims.shims)

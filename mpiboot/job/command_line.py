@@ -34,8 +34,12 @@ def write(
     paths: LaunchPaths,
     supervised: bool,
     local: bool,
+    before: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """Write the command line; what is added stands before the user's own words."""
+    """Write the command line; what is added stands before the user's own words.
+
+    ``before`` are the words that each program is started by, beside mpirun.
+    """
     line, row = builder.line, builder.row
     added: list[str] = []
     if row.hostfile_option and not line.moves_hosts:
@@ -61,14 +65,14 @@ def write(
         if mpi.path.rpartition("/")[2] == row.program:
             program = mpi.path
         builder.decide("mpirun", program, Source.DETECTED, f"what {asked} would start")
-    return (program, *added, *_words(builder, paths.hostfile))
+    return (program, *added, *_words(builder, paths.hostfile, before))
 
 
-def _words(builder: PlanBuilder, hostfile: str) -> tuple[str, ...]:
+def _words(builder: PlanBuilder, hostfile: str, before: tuple[str, ...]) -> tuple[str, ...]:
     """Give the user's own words; where they name a hostfile, mpirun gets the copy of it."""
     line, row = builder.line, builder.row
     if not line.mpirun:
-        return line.argv
+        return (*before, *line.argv)
     words: list[str | None] = [*line.argv]
     for index in line.hostfile_words:
         words[index] = hostfile
@@ -78,4 +82,9 @@ def _words(builder: PlanBuilder, hostfile: str) -> tuple[str, ...]:
         name, equals, value = word.partition("=")
         if equals and value == line.hostfile and name.lstrip("-") in _HOSTFILE_FLAGS:
             words[index] = None if row.hostfile_option else f"{name}={hostfile}"
-    return tuple(word for word in words[1:] if word is not None)
+    programs = {app.program for app in line.apps}
+    found: list[str] = []
+    for index, kept in enumerate(words):
+        found += before if index in programs else ()
+        found += [kept] if index and kept is not None else []
+    return tuple(found)

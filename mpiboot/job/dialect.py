@@ -101,6 +101,8 @@ class Dialect:
     rank_table: tuple[str, ...] = ()
     # What is not set for a series that was not tried.
     left_out: str = ""
+    # Where this MPI chooses what carries its messages: how a user has a say in it.
+    own_transports: str = ""
     # A range of ports: first-last for the daemons, first and number for MPI's own TCP.
     daemon_ports_vars: tuple[str, ...] = ()
     first_port_vars: tuple[str, ...] = ()

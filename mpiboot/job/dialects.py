@@ -12,7 +12,7 @@ from typing import Final
 from mpiboot.job.dialect import Dialect, Export, Variable
 from mpiboot.job.dialects_hydra import INTEL, MPICH
 from mpiboot.job.hostfile import Syntax
-from mpiboot.job.mpirun_options import ORTE, PRRTE
+from mpiboot.job.mpirun_options import ORTE, PRRTE, SPECTRUM_ORTE
 from mpiboot.model import Mpi, MpiFamily
 
 _OMPI_FIRST: Final = ("OMPI_MCA_btl_tcp_port_min_v4", "OMPI_MCA_btl_tcp_port_min_v6")
@@ -213,7 +213,23 @@ OPENMPI_NEWER: Final = replace(
     "the table of which rank is where",
 )
 
-DIALECTS: Final = {row.family: row for row in (OPENMPI4, OPENMPI5, MPICH, INTEL)}
+# Not run, for it can't be had here. It is built on Open MPI with ORTE (3.0 in 10.2, by its release
+# notes) and reads OMPI_MCA_ names; PAMI, a component of its own, carries its messages, and fails
+# under other launchers than its own: https://github.com/flux-framework/flux-core/issues/1382
+SPECTRUM: Final = replace(
+    OPENMPI4,
+    family=MpiFamily.SPECTRUM,
+    title="IBM Spectrum MPI (ORTE)",
+    grammar=SPECTRUM_ORTE,
+    constants=tuple(item for item in OPENMPI4.constants if item not in _OMPI_CONSTANTS),
+    no_single_copy=None,
+    messages_var="",
+    left_out="the choice of MPI's own transports (OMPI_MCA_pml, OMPI_MCA_btl, OMPI_MCA_coll_*) and "
+    "what its own messages tell of a rank that failed",
+    own_transports="PAMI carries its messages, or TCP with `-tcp` on the mpirun line",
+)
+
+DIALECTS: Final = {row.family: row for row in (OPENMPI4, OPENMPI5, MPICH, INTEL, SPECTRUM)}
 
 _TRIED: Final = "5.0"
 

@@ -8,7 +8,7 @@ means, only where something is decided by it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -181,6 +181,11 @@ ORTE: Final = Grammar(
     any_case=False,
     double_dash=True,
     last_wins=True,
+)
+
+# IBM Spectrum MPI names its interconnect by a word of its own, without a value. Not run.
+SPECTRUM_ORTE: Final = replace(
+    ORTE, options=_table((OptionKind.PLAIN, 0, "tcp TCP pami PAMI"), **_ORTE)
 )
 
 # 4.1 silences mpirun's own messages with -q; a socket is a package to 5.0.

@@ -40,6 +40,7 @@ def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) ->
         builder.decisions.append(decision)
     else:
         builder.decide("control-link", "", Source.DETECTED, f"not pinned: {why_not}")
+    _refuse_to_choose(builder, resolved)
     own_link = builder.row.own_link
     _pin_daemons(builder, _own_link(observed, decision) if own_link else decision)
     _check_users_link(builder, observed)
@@ -51,6 +52,15 @@ def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) ->
     for name in builder.row.mpi_link_vars:
         if decision and not _excluded(builder, name, (name,)):
             builder.variable(name, decision.value, "MPI's TCP on the control link", decision.source)
+
+
+def _refuse_to_choose(builder: PlanBuilder, resolved: Resolved) -> None:
+    """Refuse to move MPI's own messages where this MPI chooses what carries them."""
+    row, given = builder.row, resolved.given["mpi_network"]
+    if row.own_transports and resolved.settings.mpi_network is MpiNetwork.DATA:
+        said = f"{given}=data has no meaning for {row.title}: {row.own_transports}"
+        hint = f"leave {given} out"
+        builder.findings.append(failed("settings-conflict", said, hint=hint))
 
 
 def pin_ports(builder: PlanBuilder, observed: Observed, resolved: Resolved, version: int) -> None:

@@ -29,13 +29,15 @@ class Placement:
     """Where the ranks go.
 
     ``idle`` are hosts without a rank; ``total`` is the number of ranks, None where mpirun finds
-    it. ``left`` is what leaves the placement to mpirun: ``idle`` is not known then.
+    it. ``left`` is what leaves the placement to mpirun: ``idle`` is not known then, nor ``first``,
+    the host of rank 0 where there are several.
     """
 
     idle: tuple[str, ...] = ()
     total: int | None = None
     left: str = ""
     findings: tuple[Finding, ...] = ()
+    first: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +169,9 @@ def place(
     said = (*_several_programs(line, row), *_filter_said(hosts, used, line))
     spread = _spread(line, row, policy, over=oversubscribe or line.oversubscribe)
     left = _left_to_mpirun(line) or spread.left
+    only = used[0].name if len(used) == 1 and not line.moves_hosts and not line.unknown else ""
     if left:
-        return Placement(total=np, left=left, findings=said)
+        return Placement(total=np, left=left, findings=said, first=only)
     each = spread.per_node
     slots = sum(host.slots for host in used)
     total = np if np is not None else each * len(used) if each else slots
@@ -184,7 +187,8 @@ def place(
     if small:
         left = f"{spread.asked}, where {small.name} has {counted(small.slots, 'slot')}"
         return Placement(total=np, left=left, findings=said)
-    return Placement(idle, total, "", (*said, *_judge_idle(idle, used, spread, np, total, row)))
+    judged = _judge_idle(idle, used, spread, np, total, row)
+    return Placement(idle, total, "", (*said, *judged), used[0].name)
 
 
 def _idle(

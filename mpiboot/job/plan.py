@@ -24,6 +24,7 @@ from mpiboot.job import (
     placement,
     pod_checks,
     pod_conditions,
+    rank_env,
     supervision,
 )
 from mpiboot.job import hostfile as hostfiles
@@ -196,7 +197,9 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     )
     if client and not user_agent:
         builder.decisions.append(client)
-    exports = mpi_environment.choose_forwarded(builder, observed, resolved, network.common)
+    ranks = rank_env.decide(builder, observed, resolved, placed)
+    added = {**network.common, **ranks.variables}
+    exports = mpi_environment.choose_forwarded(builder, observed, resolved, added)
     mpi_environment.offer_debug_files(builder)
     per_host = data.deliver(builder, observed, network)
     mpi_environment.refuse_unsafe(builder)
@@ -217,6 +220,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         paths=paths,
         supervised=supervised,
         local=bool(local),
+        before=ranks.before,
     )
     builder.decide("daemons", str(len(daemons)), Source.DETECTED, first_few(daemons))
     return Plan(
@@ -267,7 +271,7 @@ def _line(builder: PlanBuilder, mpi: Mpi) -> None:
     row, line = builder.row, builder.line
     if row.left_out:
         said = f"{mpi.said}: mpiboot was not tried with it, and leaves out {row.left_out}"
-        hint = "with a series that was tried (see the README) it is all set"
+        hint = "with an MPI that was tried (see the README) it is all set"
         builder.findings.append(Finding("mpi-versions", Level.WARN, said, hint=hint))
     if line.rewritten:
         pairs = ", ".join(f"{old} as {new or 'nothing'}" for old, new in line.rewritten)

@@ -139,7 +139,7 @@ def _mpi(
     if wanted is not AUTO and (found is None or wanted is not found.family):
         return Mpi(wanted, "(not known)", "mpirun", given)
     if found is None:
-        hint = "say which one the image has: --mpi openmpi4, openmpi5, mpich or intel"
+        hint = "say which one the image has: --mpi openmpi4, openmpi5, spectrum, mpich or intel"
         raise error("program-missing", "no mpirun or mpiexec in a folder of PATH", hint=hint)
     return found
 

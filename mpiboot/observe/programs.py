@@ -22,6 +22,7 @@ LAUNCHERS: Final = ("mpirun", "mpiexec")
 _HYDRA: Final = "mpiexec.hydra"
 _PATIENCE: Final = 10.0
 _OPENMPI: Final = re.compile(r"\((?:OpenRTE|Open MPI)\) (\d+)(\.\d+\S*)")
+# As https://github.com/cp2k/cp2k/pull/1353 shows it.
 _SPECTRUM: Final = re.compile(r"\(IBM Spectrum MPI\) (\d\S*)")
 _INTEL: Final = re.compile(r"Intel\(R\) MPI Library.*?Version (\d\S*)")
 _IPV6: Final = re.compile(r"^options:ipv6:(yes|no)\s*$", re.MULTILINE)

@@ -25,6 +25,7 @@ NOT_OPEN_MPIS = {
     "program",
     "unchecked_link_vars",
     "left_out",
+    "own_transports",
 }
 # Intents that a version may do without; each with the reason in its row's absence.
 MAY_LACK = {

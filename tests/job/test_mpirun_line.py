@@ -293,7 +293,7 @@ def test_a_line_without_a_program_has_no_place_for_it() -> None:
 
 
 def test_of_an_mpi_without_a_table_nothing_is_read() -> None:
-    found = line("-n 2 ./prog", MpiFamily.SPECTRUM)
+    found = line("-n 2 ./prog", MpiFamily.UNKNOWN)
     assert (found.unknown, found.np, found.program_index) == ("mpirun", None, None)
     assert found.may_hide_hosts
 

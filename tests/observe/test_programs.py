@@ -37,7 +37,7 @@ def environ(*folders: Path, **more: str) -> dict[str, str]:
             "intel",
             "2021.18.1",
         ),
-        ("mpirun (IBM Spectrum MPI) 10.3.1.2rtm0\n", "spectrum", "10.3.1.2rtm0"),
+        ("mpirun (IBM Spectrum MPI) 10.3.1.02rtm0\n", "spectrum", "10.3.1.02rtm0"),
         ("mpirun 1.0 by someone\n", "", ""),
         ("", "", ""),
     ],

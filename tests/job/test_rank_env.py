@@ -1,0 +1,177 @@
+"""Programs for torchrun: `mpiboot rank` before each, and where its ranks meet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mpiboot.job.plan import Plan
+from mpiboot.job.plan_builder import Observed
+from mpiboot.model import NoFacts, Source
+from tests.fakes.plans import (
+    HYDRAS,
+    MPIS,
+    POD,
+    because,
+    failing,
+    hosts,
+    observed,
+    planned,
+)
+
+ON = {"rank_env": "true"}
+BEFORE = ("mpiboot", "rank", "--")
+each = pytest.mark.parametrize("family", [*MPIS, *HYDRAS])
+
+
+def handed_on(plan: Plan, family: str) -> set[str]:
+    """The names that ranks get by this MPI's own way."""
+    if family in HYDRAS:
+        return {*plan.environment({})}
+    flags = {name for word, name in zip(plan.argv, plan.argv[1:], strict=False) if word == "-x"}
+    listed = plan.set_env.get("OMPI_MCA_mca_base_env_list", "")
+    return flags | {item.partition("=")[0] for item in listed.split(";")}
+
+
+@each
+def test_the_setting_puts_it_before_a_program(family: str) -> None:
+    plan = planned("./train --epochs 3", observed(family), ON)
+    assert plan.argv[-6:] == (*BEFORE, "./train", "--epochs", "3")
+    assert because(plan, "rank-env")[:2] == ("mpiboot rank --", Source.FLAG)
+
+
+@each
+def test_ranks_get_where_rank_0_is(family: str) -> None:
+    plan = planned("./train", observed(family), ON)
+    assert plan.set_env["MASTER_ADDR"] == "10.244.0.10"
+    assert plan.set_env["MASTER_PORT"] == "29500"
+    assert {"MASTER_ADDR", "MASTER_PORT"} <= handed_on(plan, family)
+    assert "w-0.job.ns.svc" in because(plan, "MASTER_ADDR")[2]
+
+
+@each
+def test_by_the_users_own_words_only_where_ranks_meet_is_set(family: str) -> None:
+    line = "mpirun -n 4 /usr/bin/mpiboot rank -- ./train"
+    plan = planned(line, observed(family))
+    assert plan.argv[-6:] == ("-n", "4", "/usr/bin/mpiboot", "rank", "--", "./train")
+    assert plan.set_env["MASTER_ADDR"] == "10.244.0.10"
+    assert planned(line, observed(family), ON).argv == plan.argv  # not twice
+
+
+@each
+@pytest.mark.parametrize("line", ["./train", "mpirun ./train rank", "mpirun ./mpiboot ./rank"])
+def test_without_a_wish_nothing_is_set(family: str, line: str) -> None:
+    plan = planned(line, observed(family))
+    assert not {"MASTER_ADDR", "MASTER_PORT"} & {*plan.set_env, *handed_on(plan, family)}
+    assert "rank" not in plan.argv[:-1]
+
+
+def test_each_program_of_a_line_gets_it() -> None:
+    plan = planned("mpirun -n 1 -x A ./a -n 5 : -n 1 ./b", observed(), ON)
+    words = "-n 1 -x A mpiboot rank -- ./a -n 5 : -n 1 mpiboot rank -- ./b"
+    assert plan.argv[-14:] == tuple(words.split())[-14:]
+
+
+def test_a_hostfile_of_the_line_that_is_left_out_moves_no_program() -> None:
+    line = "mpiexec -machinefile /etc/mpi/hostfile -n 4 ./train x"
+    plan = planned(line, observed("intel"), ON)
+    assert plan.argv[-7:] == ("-n", "4", *BEFORE, "./train", "x")
+
+
+@each
+def test_the_port_is_the_settings(family: str) -> None:
+    plan = planned("./train", observed(family), {**ON, "master_port": "4000"})
+    assert plan.set_env["MASTER_PORT"] == "4000"
+    assert because(plan, "MASTER_PORT") == ("4000", Source.FLAG, "--master-port")
+
+
+@each
+def test_the_users_own_place_to_meet_wins_and_is_shown(family: str) -> None:
+    environ = {**POD, "MASTER_ADDR": "head", "MASTER_PORT": "1"}
+    plan = planned("./train", observed(family, environ), ON)
+    assert not {"MASTER_ADDR", "MASTER_PORT"} & plan.set_env.keys()
+    assert {"MASTER_ADDR", "MASTER_PORT"} <= handed_on(plan, family) | (
+        environ.keys() - {*plan.unset_env}
+    )
+    assert because(plan, "MASTER_ADDR") == ("head", Source.ENVIRONMENT, "set in this pod, and kept")
+
+
+def test_a_place_on_the_line_wins() -> None:
+    plan = planned("mpirun -x MASTER_ADDR=head ./train", observed(), ON)
+    assert "MASTER_ADDR" not in plan.set_env
+    assert because(plan, "MASTER_ADDR")[:2] == ("head", Source.FLAG)
+    assert "MASTER_ADDR" not in plan.argv  # but for the line's own word
+    assert "MASTER_PORT" in plan.argv
+    named = planned("mpirun -x MASTER_ADDR ./train", observed(), ON)
+    assert named.set_env["MASTER_ADDR"] == "10.244.0.10"
+    assert "".join(named.argv).count("MASTER_ADDR") == 1
+
+
+@each
+def test_a_place_that_the_workers_own_pods_set_is_left_to_them(family: str) -> None:
+    seen = observed(family)
+
+    def with_own(*names: str) -> Plan:
+        workers = tuple(
+            replace(item, facts=item.facts and replace(item.facts, environment=(name,)))
+            for item, name in zip(seen.workers, names, strict=True)
+        )
+        return planned("./train", replace(seen, workers=workers), ON)
+
+    plan = with_own("MASTER_ADDR", "MASTER_ADDR")
+    assert "MASTER_ADDR" not in plan.set_env
+    assert because(plan, "MASTER_ADDR")[2] == "the workers' own pods set it"
+    assert plan.set_env["MASTER_PORT"] == "29500"
+    assert with_own("MASTER_ADDR", "OTHER").set_env["MASTER_ADDR"] == "10.244.0.10"
+
+
+def test_rank_0_is_on_the_first_host_of_the_line() -> None:
+    plan = planned("mpirun -H w-1.job.ns.svc:2 ./train", observed(), ON)
+    assert plan.set_env["MASTER_ADDR"] == "10.244.0.11"
+
+
+def as_worker(family: str) -> Observed:
+    """The launcher is the second host of its own hostfile."""
+    listed = hosts(2, 2)
+    seen = observed(family, listed=listed, local=listed[1:])
+    facts = seen.workers[0].facts
+    assert facts
+    return replace(seen, own=replace(facts, control_address="10.244.0.9"))
+
+
+@pytest.mark.parametrize(
+    ("family", "address"), [("openmpi4", "10.244.0.9"), ("openmpi5", "10.244.0.10")]
+)
+def test_a_launcher_that_is_a_worker_is_where_its_mpi_puts_it(family: str, address: str) -> None:
+    # Open MPI 4.1 puts its own host first, wherever it stands.
+    assert planned("./train", as_worker(family), ON).set_env["MASTER_ADDR"] == address
+
+
+@each
+def test_a_host_that_mpirun_alone_knows_is_refused(family: str) -> None:
+    word = "-rankfile f" if family in MPIS else "-rankmap f"
+    plan = planned(f"mpirun -n 4 {word} ./train", observed(family), ON)
+    assert failing(plan) == ["settings-conflict"]
+    assert "MASTER_ADDR" not in plan.set_env
+    environ = {**POD, "MASTER_ADDR": "head"}
+    assert failing(planned(f"mpirun -n 4 {word} ./train", observed(family, environ), ON)) == []
+
+
+def test_hosts_without_mpiboot_are_refused_by_name() -> None:
+    seen = observed()
+    foreign = replace(seen, workers=tuple(replace(item, facts=None) for item in seen.workers[:1]))
+    plan = planned("./train", foreign, ON)
+    assert failing(plan) == ["settings-conflict"]
+    (said,) = [item.said for item in plan.findings if item.check == "settings-conflict"]
+    assert "--rank-env: w-0.job.ns.svc does not run mpiboot" in said
+    assert failing(planned("./train", foreign)) == []
+    late = tuple(replace(item, no_facts=NoFacts.LATE) for item in foreign.workers)
+    assert failing(planned("./train", replace(foreign, workers=late), ON)) == []
+
+
+def test_a_line_whose_program_is_not_known_is_refused() -> None:
+    plan = planned("mpirun --new-option 3 ./train", observed(), ON)
+    assert failing(plan) == ["settings-conflict"]
+    (finding,) = [item for item in plan.findings if item.check == "settings-conflict"]
+    assert "where on the mpirun line the program begins" in finding.said

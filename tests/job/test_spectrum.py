@@ -1,0 +1,88 @@
+"""IBM Spectrum MPI, which can't be had here: what it would get, by what is known of it. Not run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mpiboot.job.dialects import OPENMPI4
+from mpiboot.job.mpirun_line import read
+from mpiboot.job.plan import Plan
+from mpiboot.job.plan_builder import Observed
+from mpiboot.model import MpiFamily, Source
+from mpiboot.observe import programs
+from tests.fakes.plans import OPERATOR, POD, because, failing, hosts, observed, planned, warned
+
+# As https://github.com/cp2k/cp2k/pull/1353 shows it.
+SAID = "mpirun (IBM Spectrum MPI) 10.3.1.02rtm0"
+MPI = programs.recognise("/opt/ibm/spectrum_mpi/bin/mpirun", SAID)
+
+
+def seen(**environ: str) -> Observed:
+    """Two workers that have it, and a launcher."""
+    usual = observed("openmpi4", {**POD, **OPERATOR, **environ}, listed=hosts(2, 2))
+    workers = tuple(
+        replace(item, facts=item.facts and replace(item.facts, mpi=MPI)) for item in usual.workers
+    )
+    return replace(usual, mpi=MPI, workers=workers)
+
+
+def made(program: str = "./train", flags: dict[str, str] | None = None, **environ: str) -> Plan:
+    return planned(program, seen(**environ), flags)
+
+
+def test_it_is_read_and_started_as_open_mpi_4_but_for_what_carries_messages() -> None:
+    usual = planned("./train", observed("openmpi4", {**POD, **OPERATOR}, listed=hosts(2, 2)))
+    plan = made()
+    left = usual.set_env.keys() - plan.set_env.keys()
+    assert left == {
+        "OMPI_MCA_pml",
+        "OMPI_MCA_btl",
+        "OMPI_MCA_coll_hcoll_enable",
+        "OMPI_MCA_coll_ucc_enable",
+    }
+    assert plan.set_env.items() <= usual.set_env.items()
+    assert (plan.argv, plan.hostfile, plan.daemons) == (usual.argv, usual.hostfile, usual.daemons)
+    assert plan.set_env["OMPI_MCA_routed"] == "direct"
+    assert plan.set_env["OMPI_MCA_plm_rsh_agent"]
+    assert plan.set_env["OMPI_MCA_oob_tcp_if_include"] == "eth0"
+
+
+def test_what_is_left_out_is_said() -> None:
+    (said,) = warned(made())
+    assert said.startswith(f"{SAID}: mpiboot was not tried with it, and leaves out")
+    assert "OMPI_MCA_pml" in said
+    assert because(made(), "mpi")[0] == "IBM Spectrum MPI (ORTE): 10.3.1.02rtm0"
+
+
+@pytest.mark.parametrize("word", ["-tcp", "-TCP", "-pami", "-PAMI"])
+def test_its_own_options_hide_nothing_of_a_line(word: str) -> None:
+    line = f"mpirun {word} -n 4 -x A ./train --epochs 3"
+    read_ = read(line.split(), MpiFamily.SPECTRUM)
+    assert (read_.unknown, read_.np, read_.program) == ("", 4, "./train")
+    plan = made(line)
+    assert failing(plan) == []
+    words = plan.argv[-(len(line.split()) - 1) :]
+    assert list(words) == line.split()[1:]
+    assert word.lstrip("-") not in OPENMPI4.grammar.options
+
+
+def test_a_users_own_transport_is_kept() -> None:
+    plan = made(OMPI_MCA_pml="yalla")
+    assert "OMPI_MCA_pml" not in plan.set_env
+    assert "OMPI_MCA_pml" not in plan.unset_env
+    assert plan.environment({"OMPI_MCA_pml": "yalla"})["OMPI_MCA_pml"] == "yalla"
+
+
+def test_its_messages_are_not_moved_by_a_setting() -> None:
+    plan = made(flags={"mpi_network": "data"})
+    assert failing(plan) == ["settings-conflict"]
+    (said,) = [item.said for item in plan.findings if item.check == "settings-conflict"]
+    assert "--mpi-network=data has no meaning for IBM Spectrum MPI (ORTE): PAMI" in said
+    assert failing(made()) == []
+
+
+def test_it_can_be_named() -> None:
+    plan = made(flags={"mpi": "spectrum"})
+    assert because(plan, "mpi")[1] is Source.FLAG

@@ -1,0 +1,73 @@
+"""Programs that torchrun would start: their ranks learn who they are, and meet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from tests import pages
+from tests.pods import images
+from tests.pods.operator import mpijob
+from tests.pods.test_job import PATIENCE
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+
+# What torch.distributed does with its variables: ranks connect to where rank 0 listens.
+MEET = """
+import os, socket, sys, time
+names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"
+rank, size, local, here, port = (int(os.environ[name]) for name in names)
+place = os.environ["MASTER_ADDR"], port
+if rank:
+    end = time.monotonic() + 60
+    while True:
+        try:
+            meeting = socket.create_connection(place, timeout=60)
+            break
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+    meeting.sendall(f"{rank} of {size}, {local} of {here} on {socket.gethostname()}\\n".encode())
+    meeting.shutdown(socket.SHUT_WR)
+    meeting.recv(1)
+else:
+    server = socket.create_server(place)
+    server.settimeout(60)
+    peers = [server.accept()[0] for _ in range(size - 1)]
+    print(f"0 of {size}, {local} of {here} on {socket.gethostname()} {sys.argv[1:]}")
+    for peer in peers:
+        print(peer.makefile().read(), end="")
+    for peer in peers:
+        peer.close()
+"""
+OLD, NEW = images.NAMES
+MPIS = {NEW: "OpenMPI", OLD: "OpenMPI", "mpich-4.0": "MPICH", "intel-mpi": "Intel"}
+
+
+@pytest.mark.parametrize(
+    "name", [NEW, *(pytest.param(name, marks=pytest.mark.full) for name in MPIS if name != NEW)]
+)
+def test_ranks_know_who_they_are_and_meet(cluster: Cluster, rig: None, name: str) -> None:
+    """As the page has it; each MPI really sets the variables that the table names."""
+    (container,) = yaml.safe_load(pages.named("torchrun"))
+    job = mpijob(
+        cluster,
+        images.image(name).with_files({"/train.py": MEET}),
+        mpi=MPIS[name],
+        workers=2,
+        slots=2,
+        launcher_args=container["args"],
+        launcher={"env": {item["name"]: item["value"] for item in container["env"]}},
+    ).start()
+    assert job.wait(PATIENCE) == 0, job.launcher.stderr()
+    first, *others = job.launcher.stdout().splitlines()
+    assert first == "0 of 4, 0 of 2 on pi-worker-0 ['--epochs', '3']"
+    assert sorted(others) == [
+        "1 of 4, 1 of 2 on pi-worker-0",
+        "2 of 4, 0 of 2 on pi-worker-1",
+        "3 of 4, 1 of 2 on pi-worker-1",
+    ]
