@@ -221,11 +221,12 @@ def test_the_child_that_prepared_ends_after_mpirun_has_started(rig: Rig, tmp_pat
         "gone = select.poll()\n"
         "gone.register(3, 0)\n"
         "gone.poll()\n"
-        "def line(process):\n"
-        "    try: return process.read_bytes()\n"
-        "    except OSError: return b''  # it has ended since\n"
-        "lines = [line(p) for p in pathlib.Path('/proc').glob('[0-9]*/cmdline')]\n"
-        "there = any(sys.argv[2].encode() == line.split(b'\\0')[0] for line in lines)\n"
+        # Not its cmdline: that is empty for a moment after the exec that lets the parent go on.
+        "def runs(process):\n"
+        "    try: return process.readlink()\n"
+        "    except OSError: return None  # it has ended since\n"
+        "programs = [runs(p) for p in pathlib.Path('/proc').glob('[0-9]*/exe')]\n"
+        "there = pathlib.Path(sys.argv[2]) in programs\n"
         "pathlib.Path(sys.argv[3]).write_text(f'{there}\\n')\n"
     )
     told = tmp_path / "told"
