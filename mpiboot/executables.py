@@ -1,11 +1,17 @@
-"""Which file a program's name stands for; a folder that is closed to this user holds none."""
+"""Which file a program's name stands for, and what every program must find.
+
+A folder that is closed to this user holds no program.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 from typing import Final
 
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Python ignores these at its start, and what is ignored stays so over exec.
+IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def is_executable(path: str) -> bool:

@@ -11,6 +11,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, NoReturn
 
+from mpiboot.executables import IGNORED_BY_PYTHON
+
 # PyTorch's own default (torch.distributed.run).
 MASTER_PORT: Final = "29500"
 _OWN: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -113,8 +115,8 @@ def become(program: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
         from mpiboot import log  # noqa: PLC0415 - seldom needed
 
         log.warning("rank", f"{' '.join(old)} of this pod is replaced by each rank's own")
-    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and so would the program
-        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    for number in IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
     os.execvpe(program[0], [*program], {**environ, **found})  # noqa: S606 - no shell is the point
 
 

@@ -22,6 +22,7 @@ from mpiboot.job import (
     mpi_environment,
     pinning,
     placement,
+    platforms,
     pod_checks,
     pod_conditions,
     rank_env,
@@ -298,8 +299,7 @@ def _mpi(builder: PlanBuilder, mpi: Mpi, resolved: Resolved) -> None:
 
 
 def _platform(observed: Observed) -> Decision:
-    because = observed.platform.recognise(observed.environ)
-    return Decision("platform", observed.platform.name, Source.DETECTED, because)
+    return platforms.recognise(observed.environ, observed.hostfile.path)[1]
 
 
 def _oversubscribe(builder: PlanBuilder, resolved: Resolved) -> Given | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mpiboot.data_network.records import WorkerNetwork
-from mpiboot.job import masking
+from mpiboot.job import masking, platforms
 from mpiboot.job.dialect import Dialect, parameter
 from mpiboot.job.platforms import PLATFORMS, Platform
 from mpiboot.job.user_line import UserLine
@@ -48,7 +48,6 @@ class Observed:
     mpi: Mpi
     links: tuple[Link, ...]
     identity: Identity
-    platform: Platform
     environ: Mapping[str, str]
     line: UserLine
     own: PodFacts | None = None
@@ -56,6 +55,11 @@ class Observed:
     ssh_client: Decision | None = None
     mpi_ipv6: bool | None = None
     networks: Mapping[str, WorkerNetwork] = field(default_factory=dict)
+
+    @property
+    def platform(self) -> Platform:
+        """The platform that made this pod."""
+        return platforms.recognise(self.environ, self.hostfile.path)[0]
 
     @property
     def own_client(self) -> bool:

@@ -24,7 +24,8 @@ class Platform:
     ``managers`` are the prefixes of a resource manager's variables that belong to this platform
     and may stay in the environment; everywhere else they would mislead mpirun. ``worker_exit``
     is the setting's value for ``auto``: a worker may end only where nothing starts it again.
-    ``worker_names`` matches the names of pods that are workers and never the launcher. ``sets``
+    ``worker_names`` matches the names of pods that are workers and never the launcher. ``folder``
+    is where it mounts lists of hosts, which tells it too. ``sets``
     are the variables that the platform itself sets on a launcher, with the value's pattern: with
     that value they are not the user's word.
     """
@@ -35,6 +36,7 @@ class Platform:
     managers: tuple[str, ...] = ()
     worker_exit: WorkerExit = WorkerExit.NEVER
     worker_names: str = ""
+    folder: str = ""
     sets: Environ = field(default_factory=dict)
 
     def has_set(self, name: str, value: str) -> bool:
@@ -109,16 +111,24 @@ PLATFORMS: Final = (
         worker_names=r"-node-\d+-\d+$",
         sets=_LAUNCHER_SETS,
     ),
-    Platform("volcano", volcano.recognise, volcano.role, sets={volcano.MASTER: ".+"}),
+    Platform(
+        "volcano",
+        volcano.recognise,
+        volcano.role,
+        folder=f"{volcano.FOLDER}/",
+        sets={volcano.MASTER: ".+"},
+    ),
     Platform("lsf", _marked(lsf.JOB), _nothing, managers=("LSB_", "LSF_")),
     Platform("plain", lambda _: "no known platform found", _nothing),
 )
 
 
-def recognise(environ: Environ) -> tuple[Platform, Decision]:
-    """Tell which platform made this pod, and by what it was recognised."""
+def recognise(environ: Environ, hostfile: str = "") -> tuple[Platform, Decision]:
+    """Tell which platform made this pod, and by what: a variable, or where the hosts' list is."""
     for row in PLATFORMS:
         mark = row.recognise(environ)
+        if not mark and row.folder and hostfile.startswith(row.folder):
+            mark = hostfile
         if mark:
             return row, Decision("platform", row.name, Source.DETECTED, mark)
     raise AssertionError("the last row recognises everything")

@@ -17,7 +17,7 @@ from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, job_hostfile, recheck, stale_processes
 from mpiboot.gates.pair_check import PairCheck
-from mpiboot.job import data, mpirun_line, names, platforms
+from mpiboot.job import data, mpirun_line, names
 from mpiboot.job import plan as plans
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.user_line import UserLine
@@ -110,7 +110,6 @@ def _tell_at_once(
     Raises:
         MpibootError: ``usage``; the line can't be started.
     """
-    platform, _ = platforms.recognise(launcher.environ)
     observed = plans.Observed(
         hostfile=found.hostfile,
         local=(),
@@ -119,7 +118,6 @@ def _tell_at_once(
         mpi=mpi,
         links=(),
         identity=launcher.identity,
-        platform=platform,
         environ=launcher.environ,
         line=line,
     )
@@ -193,7 +191,6 @@ def _observation(
     own: tuple[PodFacts, int | None],
     networks: Mapping[str, WorkerNetwork],
 ) -> Observation:
-    platform, _ = platforms.recognise(launcher.environ)
     ipv6 = any(":" in worker.address for worker in passed.workers)
     observed = plans.Observed(
         hostfile=found.hostfile,
@@ -203,7 +200,6 @@ def _observation(
         mpi=mpi,
         links=own[0].links,
         identity=launcher.identity,
-        platform=platform,
         environ=launcher.environ,
         line=line,
         own=own[0],

@@ -14,7 +14,7 @@ from typing import Final
 from mpiboot.choices import AUTO, Auto
 from mpiboot.errors import error
 from mpiboot.gates import job_hostfile
-from mpiboot.job import mpirun_line, platforms
+from mpiboot.job import mpirun_line
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder
 from mpiboot.model import Finding, Host, Level, Mpi, MpiFamily, PodFacts, Worker
@@ -66,7 +66,6 @@ def make(
     )
     named = {worker.facts.hostname for worker in workers if worker.facts}
     own = next((facts for facts in saved if facts.hostname not in named), None)
-    platform, _ = platforms.recognise(environ)
     observed = plans.Observed(
         hostfile=found.hostfile,
         local=(),
@@ -75,7 +74,6 @@ def make(
         mpi=mpi,
         links=own.links if own else (),
         identity=own.identity if own else pod.identity(environ),
-        platform=platform,
         environ=environ,
         line=line,
         own=own,

@@ -15,10 +15,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, NoReturn
 
+from mpiboot.executables import IGNORED_BY_PYTHON
 from mpiboot.parent.launch_spec import KEY
 
-# Python ignores these for itself, and what is ignored stays so over exec.
-_IGNORED: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 _WORDS: Final = 3
 _TAIL: Final = 4096
 _NOISE: Final = ("Warning: Permanently added", "debug", "Authenticated to", "Transferred:", "Bytes")
@@ -48,7 +47,7 @@ def spawn(
         environ,
         file_actions=[] if stderr is None else [(os.POSIX_SPAWN_DUP2, stderr, 2)],
         setsigmask=mask,
-        setsigdef=_IGNORED,
+        setsigdef=IGNORED_BY_PYTHON,
     )
     return do(setpgroup=0) if own_group else do()
 
@@ -61,7 +60,7 @@ def replace(
     Raises:
         OSError: it can't be executed; this process goes on.
     """
-    for number in _IGNORED:
+    for number in IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.execvpe(argv[0], argv, environ)  # noqa: S606 - no shell is the point
@@ -98,7 +97,7 @@ def start_listening(
                 file_actions=[(os.POSIX_SPAWN_DUP2, listener.fileno(), 0)],
                 setsid=True,
                 setsigmask=(),
-                setsigdef=_IGNORED,
+                setsigdef=IGNORED_BY_PYTHON,
             )
         finally:
             listener.close()

@@ -21,7 +21,6 @@ class Family:
     over a job that failed, so that their own status tells of no loss.
     """
 
-    name: str
     daemon: str
     lost: frozenset[int]
     proxies: tuple[str, ...] = ()
@@ -57,38 +56,24 @@ _CODES_HYDRA: Final = (
         for number, name in ((6, "SIGABRT"), (9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM"))
     ),
 )
+# Measured with 4.1.4: 205 is "lost communication with a remote daemon", 255 ssh's.
+_OPENMPI_4: Final = Family("orted", frozenset((205, 255)), (), _CODES_4, _LACK_4)
+# 4.0 waits for ever after a failed ssh. What an mpirun that was signalled returns (Open MPI 1,
+# MPICH 0, 2, 15 or 255) is not taken for the job's status.
+_OF_HYDRA: Final = Family(
+    "hydra_pmi_proxy", _HYDRA_FAILED, _HYDRA, _CODES_HYDRA, _HYDRA_FAILED, daemons_follow=True
+)
+# By the values of ``model.MpiFamily``.
 FAMILIES: Final = {
-    row.name: row
-    for row in (
-        # Measured with 4.1.4: 205 is "lost communication with a remote daemon", 255 ssh's.
-        Family("openmpi4", "orted", frozenset((205, 255)), (), _CODES_4, _LACK_4),
-        # 5.0.8 and 5.0.11 return 0 or 255 at random after a lost worker. NUL bytes: 5.0.7, where
-        # a host was lost or a rank aborted.
-        Family("openmpi5", "prted", frozenset((0, 255)), (), _CODES_5, _LACK_5, writes_nul=True),
-        Family("spectrum", "orted", frozenset((205, 255)), (), _CODES_4, _LACK_4),
-        # 4.0 waits for ever after a failed ssh. What an mpirun that was signalled returns (Open MPI
-        # 1, MPICH 0, 2, 15 or 255) is not taken for the job's status.
-        Family(
-            "mpich",
-            "hydra_pmi_proxy",
-            _HYDRA_FAILED,
-            _HYDRA,
-            _CODES_HYDRA,
-            _HYDRA_FAILED,
-            daemons_follow=True,
-        ),
-        Family(
-            "intel",
-            "hydra_pmi_proxy",
-            _HYDRA_FAILED,
-            _HYDRA,
-            _CODES_HYDRA,
-            _HYDRA_FAILED,
-            daemons_follow=True,
-        ),
-    )
+    "openmpi4": _OPENMPI_4,
+    # 5.0.8 and 5.0.11 return 0 or 255 at random after a lost worker. NUL bytes: 5.0.7, where a
+    # host was lost or a rank aborted.
+    "openmpi5": Family("prted", frozenset((0, 255)), (), _CODES_5, _LACK_5, writes_nul=True),
+    "spectrum": _OPENMPI_4,
+    "mpich": _OF_HYDRA,
+    "intel": _OF_HYDRA,
 }
-UNKNOWN: Final = Family("", "daemon", frozenset((255,)), _HYDRA)
+UNKNOWN: Final = Family("daemon", frozenset((255,)), _HYDRA)
 
 # Signal numbers of Linux, the same on every architecture that runs MPI.
 SIGNALS: Final = {

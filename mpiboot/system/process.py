@@ -20,10 +20,6 @@ import mpiboot
 from mpiboot import executables
 from mpiboot.errors import error
 
-# Python ignores these at its start, and what is ignored stays so over exec.
-_CHANGED: Final = tuple(
-    getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGXFZ") if hasattr(signal, name)
-)
 _SIGNALLED: Final = 128
 # Programs that start one other and wait for it.
 _INITS: Final = frozenset({"tini", "tini-static", "dumb-init", "docker-init", "catatonit"})
@@ -78,7 +74,7 @@ def replace(
     sys.stdout.flush()
     sys.stderr.flush()
     signal.set_wakeup_fd(-1)
-    for number in _CHANGED:
+    for number in executables.IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     try:
@@ -127,7 +123,7 @@ def start(
             file_actions=actions,
             setsid=session,
             setsigmask=(),
-            setsigdef=_CHANGED,
+            setsigdef=executables.IGNORED_BY_PYTHON,
         )
     except OSError as problem:
         _failed(path, problem)

@@ -11,12 +11,13 @@ ends with its stdin.
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import struct
 import sys
 import threading
+import time
 
+_PAUSE = 0.2  # seconds, where a connection can't be accepted now
 _WORD = 64  # bytes; the longest address has 45
 # A reset instead of a close: no port of the job's range stays in TIME_WAIT when MPI wants it.
 _RESET = struct.pack("ii", 1, 0)
@@ -39,11 +40,14 @@ def listen(address: str, first: int, last: int) -> socket.socket | None:
 def answer(listener: socket.socket) -> None:
     """Tell everybody who connects the address that is seen here."""
     while True:
-        # Whoever has gone before the answer needs none.
-        with contextlib.suppress(OSError):
+        try:
             connection, peer = listener.accept()
             with connection:
                 connection.sendall(f"{peer[0]}\n".encode())
+        except ConnectionError:  # noqa: PERF203 - each connection fails alone
+            continue  # whoever has gone before the answer needs none
+        except OSError:
+            time.sleep(_PAUSE)  # no descriptor is left, say: whoever connected is still there
 
 
 def dial(address: str, port: int, seconds: float) -> tuple[str, str, str]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from mpiboot.job import platforms
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.plan import Plan, make
 from mpiboot.job.plan_builder import LaunchPaths, Observed
@@ -127,7 +126,6 @@ def observed(
         mpi=mpi,
         links=(link("lo", "127.0.0.1/8"), link("eth0", "10.244.0.9/24")),
         identity=identity,
-        platform=platforms.recognise(environ)[0],
         environ=environ,
         line=read(["./train"], MpiFamily(family)),
     )

@@ -57,6 +57,24 @@ def test_a_platform_is_recognised_by_its_own_mark(
     )
 
 
+@pytest.mark.parametrize(
+    ("environ", "hostfile", "name"),
+    [
+        # Volcano's svc plugin with --inject-hosts-env=false, and neither env nor mpi plugin.
+        ({}, "/etc/volcano/worker.host", "volcano"),
+        (OPERATOR, "/etc/volcano/worker.host", "mpi-operator"),
+        ({}, "/etc/volcano.host", "plain"),
+        ({}, "/etc/mpi/hostfile", "plain"),
+    ],
+)
+def test_a_platform_is_recognised_by_the_list_of_hosts_that_it_mounts(
+    environ: dict[str, str], hostfile: str, name: str
+) -> None:
+    row, decision = platforms.recognise(environ, hostfile)
+    assert row.name == decision.value == name
+    assert (decision.because == hostfile) == (name == "volcano")
+
+
 def test_only_the_platform_of_a_resource_manager_keeps_its_variables() -> None:
     assert {row.name: row.managers for row in platforms.PLATFORMS if row.managers} == {
         "lsf": ("LSB_", "LSF_")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from tests.pods.cluster import Cluster
     from tests.pods.images import Image
+    from tests.pods.manifest import Without
     from tests.pods.operator import Job
     from tests.pods.pod import Pod
 
@@ -244,6 +245,21 @@ def test_an_mpijob_of_another_user(cluster: Cluster, rig: None, name: str) -> No
     assert said in job.workers[0].stderr()
 
 
+def run(job: Without) -> str:
+    """Run the job to its good end, with a rank on each worker; what its launcher said."""
+    for pod in (job.launcher, *job.workers):
+        pod.start()
+    for worker in job.workers:
+        worker.publish()
+    running(job.workers)
+    enough(job.workers)
+    assert job.launcher.wait(PATIENCE) == 0
+    assert ranks(job.launcher.stdout()) == [
+        (rank, len(job.workers), worker.hostname) for rank, worker in enumerate(job.workers)
+    ]
+    return job.launcher.stderr()
+
+
 # It keeps the files of Secrets and ConfigMaps in a folder for each.
 KUBECTL = """#!/bin/sh -e
 [ "$1" = create ]; shift; [ "$1" = configmap ] || { [ "$1 $2" = "secret generic" ]; shift; }
@@ -273,13 +289,4 @@ def test_the_pods_of_the_page_without_an_operator(
     hosts = objects["train-hosts"]
     hosts["hostfile"] = "".join(hosts["hostfile"].splitlines(keepends=True)[:2])
     job = play_statefulset(cluster, my_image(name), pages.manifests("statefulset"), objects)
-    for pod in (job.launcher, *job.workers):
-        pod.start()
-    for worker in job.workers:
-        worker.publish()
-    running(job.workers)
-    enough(job.workers)
-    assert job.launcher.wait(PATIENCE) == 0
-    assert ranks(job.launcher.stdout()) == [
-        (rank, 2, worker.hostname) for rank, worker in enumerate(job.workers)
-    ]
+    run(job)

@@ -11,29 +11,13 @@ from tests.pods import images
 from tests.pods.manifest import play_statefulset
 from tests.pods.oci import PodSpec
 from tests.pods.operator import KeyPair
-from tests.pods.test_docs import TRAIN, enough, my_image, running
+from tests.pods.test_docs import TRAIN, enough, my_image, run, running
 from tests.pods.test_foreign import TRAINER_MOUNT, trainer_image, trainjob
 from tests.pods.test_job import PATIENCE, ranks
 from tests.pods.volcano import play_volcano
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
-    from tests.pods.manifest import Without
-
-
-def run(job: Without) -> str:
-    """Run the job to its good end, with a rank on each worker; what its launcher said."""
-    for pod in (job.launcher, *job.workers):
-        pod.start()
-    for worker in job.workers:
-        worker.publish()
-    running(job.workers)
-    enough(job.workers)
-    assert job.launcher.wait(PATIENCE) == 0
-    assert ranks(job.launcher.stdout()) == [
-        (rank, len(job.workers), worker.hostname) for rank, worker in enumerate(job.workers)
-    ]
-    return job.launcher.stderr()
 
 
 @pytest.mark.full

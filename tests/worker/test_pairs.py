@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import resource
 import socket
 import subprocess
 import sys
@@ -126,6 +128,43 @@ def test_the_last_free_port_of_the_range_is_taken_and_left_free() -> None:
     # No connection stays in TIME_WAIT: without SO_REUSEADDR the port can be had at once.
     with socket.socket() as again:
         again.bind((OWN, 40008))
+
+
+def test_who_connects_while_no_descriptor_is_left_is_answered_later() -> None:
+    """Held by a pause in between: an accept that fails at once would take a whole core."""
+    with started() as one, started(address="127.0.0.2") as other:
+        ports = port_of(one), port_of(other)
+        few, most = len(list(Path(f"/proc/{one.pid}/fd").iterdir())), 64
+        resource.prlimit(one.pid, resource.RLIMIT_NOFILE, (few, most))
+        # An accept that waits already has its descriptor, so that the first may be answered.
+        said = [ask(other, "127.0.0.1", ports[0], CLOSED, 0.2) for _ in range(2)]
+        assert said[1] == "connected 127.0.0.1 - -"
+        resource.prlimit(one.pid, resource.RLIMIT_NOFILE, (most, most))
+        assert ask(other, "127.0.0.1", ports[0], CLOSED, 60) == "answered 127.0.0.1 127.0.0.1 -"
+
+
+class _NoDescriptors:
+    """A listener that can accept nobody; the test ends with the last of its connections."""
+
+    def __init__(self) -> None:
+        self.errors: list[OSError | KeyboardInterrupt] = [
+            ConnectionAbortedError(),
+            OSError(errno.EMFILE, "Too many open files"),
+            OSError(errno.EMFILE, "Too many open files"),
+            KeyboardInterrupt(),
+        ]
+
+    def accept(self) -> None:
+        raise self.errors.pop(0)
+
+
+def test_a_pause_before_each_further_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("mpiboot.worker.pairs.time.sleep", pauses.append)
+    with pytest.raises(KeyboardInterrupt):
+        pairs.answer(_NoDescriptors())  # type: ignore[arg-type]
+    assert len(pauses) == 2
+    assert all(pauses)
 
 
 def test_no_port_that_can_be_had() -> None:
