@@ -11,6 +11,7 @@ from typing import Final, NoReturn
 import click
 
 from mpiboot import log
+from mpiboot.choices import LogFormat
 from mpiboot.commands.options import ENTRY, ErrorSettings
 from mpiboot.commands.root import cli
 from mpiboot.errors import MpibootError, ShownError, error
@@ -106,7 +107,7 @@ def _wants_json(argv: list[str]) -> bool:
 def run(argv: list[str]) -> int:
     """Run one command line and return the exit code; every error ends here."""
     if _wants_json(argv):  # before the settings are read: what can't be read is told so too
-        log.configure(form="json")
+        log.configure(form=LogFormat.JSON)
     try:
         code = _run(_behind_shim(argv))
         sys.stdout.flush()

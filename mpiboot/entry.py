@@ -94,7 +94,8 @@ def _stay(resolved: Resolved, environ: Mapping[str, str]) -> NoReturn:
     """Keep the pod alive for `kubectl exec` until a signal ends it, as ``shell`` always did."""
     from mpiboot.launcher import start  # noqa: PLC0415 - only the role that runs is loaded
     from mpiboot.parent.launch_spec import ParentOptions  # noqa: PLC0415 - as above
+    from mpiboot.parent.task import ParentTask  # noqa: PLC0415 - as above
 
     settings = resolved.settings
     options = ParentOptions(log_level=settings.log_level, log_format=settings.log_format)
-    start.become_parent("stay", options, [], environ)
+    start.become_parent(ParentTask.STAY, options, [], environ)

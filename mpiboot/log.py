@@ -14,6 +14,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
+from mpiboot.choices import LogFormat, LogLevel
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -27,13 +29,21 @@ BELOW: Final = "mpiboot:   "
 # The form of JSON lines (docs/reference/log.md): a field that goes or means something else is a
 # new number.
 FORMAT: Final = 1
-LEVELS: Final = ("debug", "info", "warning", "error")
+# Its levels from the least; and that of a finding, by the value of its ``model.Level``.
+_LEVELS: Final = tuple(LogLevel)
+_OF_FINDINGS: Final = {
+    "fail": LogLevel.ERROR,
+    "warn": LogLevel.WARNING,
+    "unknown": LogLevel.WARNING,
+    "ok": LogLevel.INFO,
+}
+_UNMARKED: Final = (LogLevel.DEBUG, LogLevel.INFO)
 
 
 class _Log:
     """Where lines go and in which form; set once by the command line."""
 
-    threshold = LEVELS.index("info")
+    threshold = LogLevel.INFO
     as_json = False
     role = ""
     write: Callable[[bytes], object] | None = None
@@ -42,10 +52,12 @@ class _Log:
 _STATE: Final = _Log()
 
 
-def configure(*, level: str = "info", form: str = "human", role: str = "") -> None:
-    """Set what is shown and how; ``form`` is ``human`` or ``json``."""
-    _STATE.threshold = LEVELS.index(level)
-    _STATE.as_json = form == "json"
+def configure(
+    *, level: LogLevel = LogLevel.INFO, form: LogFormat = LogFormat.HUMAN, role: str = ""
+) -> None:
+    """Set what is shown and how."""
+    _STATE.threshold = level
+    _STATE.as_json = form is LogFormat.JSON
     _STATE.role = role
 
 
@@ -77,9 +89,9 @@ def draws() -> bool:
     return not (_STATE.as_json or plain) and os.isatty(2)
 
 
-def shows(level: str) -> bool:
+def shows(level: LogLevel) -> bool:
     """Whether lines of a level are written."""
-    return LEVELS.index(level) >= _STATE.threshold
+    return _LEVELS.index(level) >= _LEVELS.index(_STATE.threshold)
 
 
 def width(descriptor: int = 2) -> int | None:
@@ -94,19 +106,20 @@ def width(descriptor: int = 2) -> int | None:
     return None
 
 
-def _write(level: str, event: str, message: str, fields: dict[str, Json]) -> None:
+def say(level: LogLevel, event: str, message: str, **fields: Json) -> None:
+    """Write a line of any level."""
     if not shows(level):
         return
     if _STATE.as_json:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
-        record: dict[str, Json] = {"format": FORMAT, "time": stamp + "Z", "level": level}
+        record: dict[str, Json] = {"format": FORMAT, "time": stamp + "Z", "level": level.value}
         record["event"] = event
         if _STATE.role:
             record["role"] = _STATE.role
         record |= {"message": message, **fields}
         text = json.dumps(record, ensure_ascii=False, default=str)
     else:
-        mark = "" if level in ("info", "debug") else f"{level}: "
+        mark = "" if level in _UNMARKED else f"{level.value}: "
         # A line of its own is a record of its own where logs are collected.
         evidence = fields.get("evidence")
         below = _shown(evidence) if isinstance(evidence, list) else ""
@@ -131,22 +144,22 @@ def fresh_line() -> None:
 
 def debug(event: str, message: str, **fields: Json) -> None:
     """Say what only a developer wants to know."""
-    _write("debug", event, message, fields)
+    say(LogLevel.DEBUG, event, message, **fields)
 
 
 def info(event: str, message: str, **fields: Json) -> None:
     """Say that something changed."""
-    _write("info", event, message, fields)
+    say(LogLevel.INFO, event, message, **fields)
 
 
 def warning(event: str, message: str, **fields: Json) -> None:
     """Say that something is odd, though the job goes on."""
-    _write("warning", event, message, fields)
+    say(LogLevel.WARNING, event, message, **fields)
 
 
 def error(event: str, message: str, **fields: Json) -> None:
     """Say that something failed."""
-    _write("error", event, message, fields)
+    say(LogLevel.ERROR, event, message, **fields)
 
 
 def ended(code: int, reference: str = "") -> None:
@@ -157,14 +170,19 @@ def ended(code: int, reference: str = "") -> None:
         reference: what the code stands for; empty for 0.
     """
     if _STATE.as_json:
-        level = "error" if code and reference != "signal" else "info"
+        failed = code and reference != "signal"
         named = f" ({reference})" if reference else ""
-        _write(level, "ended", f"ended: exit {code}{named}", {"exit": code, "reference": reference})
+        say(
+            LogLevel.ERROR if failed else LogLevel.INFO,
+            "ended",
+            f"ended: exit {code}{named}",
+            exit=code,
+            reference=reference,
+        )
 
 
 def finding(item: Finding) -> None:
     """Say a finding at the level that it has."""
-    level = {"fail": "error", "warn": "warning", "unknown": "warning"}.get(item.level, "info")
     where = f"{item.where}: " if item.where else ""
     fields: dict[str, Json] = {"check": item.check, "hint": item.hint}
     if item.host:
@@ -173,4 +191,5 @@ def finding(item: Finding) -> None:
         fields["hosts"] = list(item.hosts)
     if item.evidence:
         fields["evidence"] = list(item.evidence)
-    _write(level, item.check, f"[{item.check}] {where}{item.said}", fields)
+    said = f"[{item.check}] {where}{item.said}"
+    say(_OF_FINDINGS[item.level.value], item.check, said, **fields)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from mpiboot import log
+from mpiboot.choices import LogFormat, LogLevel
 from mpiboot.model import Finding, Level
 
 
@@ -44,7 +45,7 @@ def test_a_finding_of_several_hosts_names_the_first_and_json_all(
     log.finding(item)
     said = "[shm] 9 hosts (w-0, w-1, w-2, w-3 and 5 more): too small"
     assert capfd.readouterr().err == f"mpiboot: warning: {said}\n"
-    log.configure(form="json")
+    log.configure(form=LogFormat.JSON)
     log.finding(item)
     assert len(json.loads(capfd.readouterr().err)["hosts"]) == 9
 
@@ -52,7 +53,7 @@ def test_a_finding_of_several_hosts_names_the_first_and_json_all(
 def test_json_is_one_valid_object_a_line_whatever_a_message_holds(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    log.configure(form="json", role="launcher")
+    log.configure(form=LogFormat.JSON, role="launcher")
     messages = ['quote " and \\', "two\nlines", "\u00e9\u2028\u0000", "", "\udce9 not UTF-8"]
     for message in messages:
         log.info("event", message, number=1, listed=["a\nb"], nothing=None)
@@ -71,7 +72,7 @@ def test_json_is_one_valid_object_a_line_whatever_a_message_holds(
 
 
 def test_only_lines_at_or_above_the_level_are_written(capfd: pytest.CaptureFixture[str]) -> None:
-    for level, shown in (("debug", 4), ("info", 3), ("warning", 2), ("error", 1)):
+    for level, shown in zip(LogLevel, (4, 3, 2, 1), strict=True):
         log.configure(level=level)
         log.debug("e", "a")
         log.info("e", "b")
@@ -109,7 +110,7 @@ def test_of_much_evidence_people_are_shown_a_screen_and_json_has_all(
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) <= 27
     assert lines[-2:] == ["mpiboot:   ... and 40 more", "mpiboot:   -> mount it"]
-    log.configure(form="json")
+    log.configure(form=LogFormat.JSON)
     log.finding(item)
     assert len(json.loads(capfd.readouterr().err)["evidence"]) == 64
 
@@ -176,7 +177,7 @@ def test_the_width_is_the_terminals_or_what_columns_says(
 
 
 def test_a_finding_in_json_has_its_parts_as_fields(capfd: pytest.CaptureFixture[str]) -> None:
-    log.configure(form="json")
+    log.configure(form=LogFormat.JSON)
     log.finding(Finding("ssh-key", Level.FAIL, "no key", "w-0", ("line",), "mount it"))
     record = json.loads(capfd.readouterr().err)
     assert record["check"] == record["event"] == "ssh-key"

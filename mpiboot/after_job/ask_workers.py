@@ -1,9 +1,8 @@
 """Asks every worker, after a job failed, for what explains it; or tells them how it has ended.
 
-``python -I -S ask_workers.py FOLDER evidence|connecting [HOST [PROGRAM [SIGNAL]]]``, ``... FOLDER
-over`` or ``... FOLDER failed NAME HOLD WHY``: a child of mpirun's parent, which gives it a few
-seconds; ``connecting`` is asked while the job runs. It writes one line for each finding on stdout,
-changes nothing on a worker beyond telling it of the job's end, and never fails.
+``python -I -S ask_workers.py FOLDER REQUEST WORD...``, as ``request`` has them: a child of mpirun's
+parent, which gives it a few seconds. It writes one line for each finding on stdout, changes nothing
+on a worker beyond telling it of the job's end, and never fails.
 """
 
 # Run by its path, it must find its package first.
@@ -23,6 +22,7 @@ if __name__ == "__main__":
 
 from mpiboot import host_shell
 from mpiboot.after_job import evidence, unanswered_connections
+from mpiboot.after_job.request import Request
 
 _SECONDS: Final = 4.0
 _SECONDS_BESIDE_THE_JOB: Final = 20.0  # its hosts are busy, and nobody waits
@@ -180,22 +180,25 @@ async def tell(hosts: tuple[evidence.Baseline, ...], order: str) -> None:
     await _in_time(asked, _SECONDS)
 
 
-def main(folder: str, what: str, *words: str) -> None:
+def main(folder: str, wanted: str, *words: str) -> None:
     """Do what the parent asks for."""
+    request = Request(wanted)
     with open(f"{folder}/{evidence.FILE}", encoding="utf-8") as file:
         hosts = evidence.from_json(file.read())
-    if what == "over":
+    if request is Request.OVER:
         asyncio.run(tell(hosts, host_shell.order("job_is_over")))
         return
-    if what == "failed":
+    if request is Request.FAILED:
         name, hold, why = words
         asyncio.run(tell(hosts, host_shell.job_failed(name, float(hold), why)))
         return
     first, program, signal = (*words, "", "", "")[:3]
     nearest = sorted(hosts, key=lambda host: (not host.here, host.name != first))
     hosts = tuple(nearest[:_HOSTS])
-    asks = unanswered(hosts) if what == "connecting" else gather(hosts, program, (first, signal))
-    asyncio.run(_write(asks))
+    if request is Request.CONNECTING:
+        asyncio.run(_write(unanswered(hosts)))
+    else:
+        asyncio.run(_write(gather(hosts, program, (first, signal))))
 
 
 async def _write(asks: Awaitable[list[str]]) -> None:

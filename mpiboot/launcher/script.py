@@ -20,6 +20,7 @@ from mpiboot.job import mpirun_line, scripts
 from mpiboot.launcher import start
 from mpiboot.model import Finding, Level
 from mpiboot.parent.launch_spec import ATTEMPT, KEEP_KEY, ParentOptions
+from mpiboot.parent.task import ParentTask
 from mpiboot.setting_rows import ROWS
 from mpiboot.setting_sources import Resolved
 from mpiboot.system import files, process
@@ -142,10 +143,12 @@ def run(
     each = "mpiboot checks the hosts and plans for each of its calls of mpirun"
     if why_not:
         log.info("script", f"{found.because}: {each}; {why_not}")
-        start.become_parent("script", options, list(program), env)
+        start.become_parent(ParentTask.SCRIPT, options, list(program), env)
     said = "it runs once, here, when all hosts are ready; its ssh and mpirun know them"
     log.info("script", f"{found.because}: {said}")
-    start.become_parent("launch", options, start.child(resolved, program, script=True), env)
+    start.become_parent(
+        ParentTask.LAUNCH, options, start.child(resolved, program, script=True), env
+    )
 
 
 def _no_gate(resolved: Resolved, environ: Mapping[str, str], found: RunsOnce) -> str:

@@ -18,6 +18,7 @@ from typing import Final, NoReturn
 from mpiboot.choices import AUTO, Auto, WorkerExit
 from mpiboot.parent.launch_spec import ATTEMPT, JOB_MARK, ParentOptions
 from mpiboot.parent.signals import SIGNALS
+from mpiboot.parent.task import ParentTask
 from mpiboot.setting_sources import Resolved
 from mpiboot.system import process
 
@@ -39,7 +40,7 @@ def launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, s
         hold_on_failure=settings.hold_on_failure,
     )
     attempt = new_attempt(settings.worker_exit, environ)
-    become_parent("launch", options, child(resolved, program, attempt), environ)
+    become_parent(ParentTask.LAUNCH, options, child(resolved, program, attempt), environ)
 
 
 def child(
@@ -58,12 +59,12 @@ def child(
 
 
 def become_parent(
-    what: str, options: ParentOptions, words: list[str], environ: Mapping[str, str]
+    task: ParentTask, options: ParentOptions, words: list[str], environ: Mapping[str, str]
 ) -> NoReturn:
     """Become the small process that stays: no site, no user's PYTHON variables.
 
     Args:
-        what: ``launch``, ``script`` or ``stay``.
+        task: what for.
         options: the settings that it needs.
         words: the command line of the program that it starts.
         environ: its environment.
@@ -71,7 +72,7 @@ def become_parent(
     Raises:
         MpibootError: ``program-missing``; this interpreter can't be executed.
     """
-    head = (sys.executable, "-I", "-S", str(_PROGRAM), what, options.to_json())
+    head = (sys.executable, "-I", "-S", str(_PROGRAM), task.value, options.to_json())
     # A signal that comes while the new interpreter starts waits for it.
     process.replace((*head, *words), environ, blocked=sorted(SIGNALS))
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mpiboot import log, render
+from mpiboot.choices import LogLevel
 from mpiboot.data_network.cluster_view import HEADINGS
 from mpiboot.data_network.records import RDMA, Transport
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS
@@ -40,7 +41,7 @@ def say(plan: Plan, observed: Observed) -> None:
     """Log a plan: its lines at info; each of its decisions, and each worker, at debug."""
     for line in lines(plan, observed):
         log.info(line.event, line.said, **line.fields)
-    if not log.shows("debug"):
+    if not log.shows(LogLevel.DEBUG):
         return
     columns = log.width()
     if columns and not log.is_json():

@@ -19,6 +19,7 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(package))
 
 from mpiboot.parent import signals
+from mpiboot.parent.task import ParentTask
 
 # As ``launch_spec.RESULT``; that module takes longer to load than the child to be started.
 _RESULT = 3
@@ -45,10 +46,10 @@ def start_child(argv: list[str], mask: set[int]) -> tuple[int, int]:
     return pid, reader
 
 
-def run(what: str, text: str, words: list[str]) -> int:
+def run(task: ParentTask, text: str, words: list[str]) -> int:
     """Do what this process was started for; give the exit code."""
     mask = signals.block()
-    child = start_child(words, mask) if what == "launch" else None
+    child = start_child(words, mask) if task is ParentTask.LAUNCH else None
     # Loaded now: the child has longer to load.
     from mpiboot import log  # noqa: PLC0415
     from mpiboot.parent import mpirun_messages  # noqa: PLC0415
@@ -57,9 +58,8 @@ def run(what: str, text: str, words: list[str]) -> int:
     from mpiboot.parent.stderr import Stderr  # noqa: PLC0415
 
     options = ParentOptions.from_json(text)
-    log.configure(
-        level=options.log_level, form=options.log_format, role="" if what == "stay" else "launcher"
-    )
+    role = "" if task is ParentTask.STAY else "launcher"
+    log.configure(level=options.log_level, form=options.log_format, role=role)
     mpirun_messages.reserve_handle()  # before the threads of the next lines
     stderr = Stderr()
     log.write_by(stderr.write)
@@ -67,7 +67,7 @@ def run(what: str, text: str, words: list[str]) -> int:
         parent = Parent(options, mask, stderr)
         if child:
             return parent.launch(*child)
-        return parent.beside(tuple(words)) if what == "script" else parent.stay()
+        return parent.beside(tuple(words)) if task is ParentTask.SCRIPT else parent.stay()
     finally:
         log.write_by(None)
         stderr.flush()
@@ -76,7 +76,7 @@ def run(what: str, text: str, words: list[str]) -> int:
 def main() -> NoReturn:
     """Run as a program; whatever goes wrong here is said in one line."""
     try:
-        code = run(sys.argv[1], sys.argv[2], sys.argv[3:])
+        code = run(ParentTask(sys.argv[1]), sys.argv[2], sys.argv[3:])
     except Exception as wrong:  # noqa: BLE001 - the last line of defence: never a traceback
         from mpiboot import log  # noqa: PLC0415 - as above
 

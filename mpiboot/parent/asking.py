@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
+from mpiboot.after_job.request import Request
 from mpiboot.parent.launch_spec import MARK
 from mpiboot.parent.loop import EventLoop
 
@@ -116,6 +117,7 @@ def ask(
     environ: Mapping[str, str],
     loop: EventLoop,
     must_end: Callable[[], bool],
+    request: Request,
     *words: str,
 ) -> tuple[str, ...]:
     """Ask or tell the workers after mpirun has ended, and give the lines of the answer.
@@ -125,10 +127,10 @@ def ask(
         environ: mpirun's environment.
         loop: what else is listened to meanwhile: a FIFO that nobody empties would stop the agents.
         must_end: whether this process was told to end, which ends it.
-        words: ``evidence``, ``over`` or ``failed``, and what goes with it, as
-            ``after_job/ask_workers.py`` takes it.
+        request: what is wanted.
+        words: what goes with it.
     """
-    child = AskingChild(loop, ASK_WORKERS, folder, environ, *words)
+    child = AskingChild(loop, ASK_WORKERS, folder, environ, request.value, *words)
     deadline = time.monotonic() + _PATIENCE
     while not (child.over or must_end()) and time.monotonic() < deadline:
         loop.wait(deadline)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, TypeAlias
 
+from mpiboot.choices import LogLevel
 from mpiboot.parent.causes import pod_ending
 from mpiboot.parent.events import (
     Action,
@@ -107,7 +108,7 @@ def ranks_left(state: State, ranks: int | None) -> Step:
     name, many = signal_name(state.job.stop_signal), ranks > 1
     who = f"{ranks} ranks are" if many else "the rank is"
     said = f"{who} told {name} and {'have' if many else 'has'} {state.job.grace:g} s to end"
-    return state, (Say("info", "signal", said),)
+    return state, (Say(LogLevel.INFO, "signal", said),)
 
 
 def ask_again(state: State, number: int, *, direct: bool) -> Step:
@@ -116,7 +117,7 @@ def ask_again(state: State, number: int, *, direct: bool) -> Step:
     if state.saving:
         who = {None: "the ranks", 1: "one rank"}.get(state.ranks_left, f"{state.ranks_left} ranks")
         said = f"{who} did not end in time: mpirun ends what is left"
-        late = (Say("warning", "signal", said),)
+        late = (Say(LogLevel.WARNING, "signal", said),)
         state = replace(state, saving=False)
     state = replace(stop(state, Timer.GRACE, Timer.KILL), stage=min(3, state.stage + 1))
     if state.stage == 2:  # noqa: PLR2004 - asked again
@@ -154,7 +155,7 @@ def host_ending(state: State, event: HostEnding) -> Step:
         return state, ()
     state, actions = save(replace(state, cause=pod_ending(event.host)))
     said = "its pod is being ended: all ranks of the job get time to save"
-    return state, (Say("warning", "signal", said, event.host), *actions)
+    return state, (Say(LogLevel.WARNING, "signal", said, event.host), *actions)
 
 
 def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
@@ -162,5 +163,5 @@ def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
     if state.phase is Phase.LAUNCHING and not state.joins_unseen:
         # 5.0 takes each daemon that isn't there yet for an error.
         said = f"{signal_name(event.number)} is not forwarded: no rank runs yet"
-        return (Say("info", "signal", said),)
+        return (Say(LogLevel.INFO, "signal", said),)
     return () if state.ended is not None or event.direct else (SendSignal(event.number),)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from mpiboot.choices import LogLevel
+
 
 class Timer(str, Enum):
     """What is waited for with an end; ``verdicts.DELAYS`` says how long."""
@@ -206,7 +208,7 @@ class CheckHost:
 class Say:
     """Log a line."""
 
-    level: str
+    level: LogLevel
     event: str
     said: str
     host: str = ""

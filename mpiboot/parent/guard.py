@@ -22,6 +22,7 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(package))
 
 from mpiboot import log
+from mpiboot.choices import LogFormat
 from mpiboot.parent.launch_spec import JOB_MARK, KEEP_KEY, without_marks
 from mpiboot.parent.os_calls import remove_key
 from mpiboot.parent.processes import end_all
@@ -39,7 +40,7 @@ class GuardShell(NamedTuple):
     writer: int
 
 
-def start(folder: str, environ: Mapping[str, str], form: str) -> GuardShell | None:
+def start(folder: str, environ: Mapping[str, str], form: LogFormat) -> GuardShell | None:
     """Start the guard of a launch; None where no shell can be started.
 
     Args:
@@ -86,7 +87,7 @@ def main(folder: str, mark: str, form: str) -> None:
         remove_key(folder)
     count = end_all(0, folder, mark=mark)
     if count:
-        log.configure(level="info", form=form, role="launcher")
+        log.configure(form=LogFormat(form), role="launcher")
         many = counted(count, "process", "processes")
         log.warning("killed", f"the launcher was killed: ended {many} of its job in this pod")
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final, TypeAlias
 
+from mpiboot.choices import LogFormat, LogLevel
+
 # The descriptor on which the child that prepares a launch hands its result over: one line.
 RESULT: Final = 3
 EVENTS: Final = "events"
@@ -47,8 +49,8 @@ class ParentOptions:
     below a script, whose workers are told of its end; empty where they aren't.
     """
 
-    log_level: str = "info"
-    log_format: str = "human"
+    log_level: LogLevel = LogLevel.INFO
+    log_format: LogFormat = LogFormat.HUMAN
     termination_log: str = ""
     hold_on_failure: float = 0.0
     grace: float = 0.0
@@ -63,10 +65,13 @@ class ParentOptions:
         """Read what ``to_json`` wrote.
 
         Raises:
-            TypeError: a field is not known.
+            TypeError, KeyError: a field is missing or not known.
             ValueError: it isn't JSON.
         """
-        return cls(**json.loads(text))
+        values = json.loads(text)
+        values["log_level"] = LogLevel(values["log_level"])
+        values["log_format"] = LogFormat(values["log_format"])
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,8 +235,7 @@ class Mpirun:
                 case CheckHost(host=host):
                     self._ask(host)
                 case Say(level=level, event=event, said=said, host=host):
-                    say = {"debug": log.debug, "warning": log.warning}.get(level, log.info)
-                    say(event, f"{host}: {said}" if host else said, host=host)
+                    log.say(level, event, f"{host}: {said}" if host else said, host=host)
                 case Finish(verdict=verdict):
                     self.verdict = verdict
         for timer in self._deadlines.keys() - self._state.pending:

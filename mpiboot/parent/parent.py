@@ -11,6 +11,7 @@ import signal
 import time
 
 from mpiboot import log
+from mpiboot.after_job.request import Request
 from mpiboot.parent import guard
 from mpiboot.parent.asking import ask
 from mpiboot.parent.causes import not_startable
@@ -158,8 +159,9 @@ class Parent:
             # The program whose lack on some host may be what the verdict is about.
             lacks = not verdict.reference and verdict.code in family.lacking
             program = spec.program if lacks else ""
-            asked = ("evidence", verdict.host, program, verdict.signal)
-            verdict, lines = proved(verdict, self._ask(spec.folder, *asked))
+            asked = (verdict.host, program, verdict.signal)
+            lines = self._ask(spec.folder, Request.EVIDENCE, *asked)
+            verdict, lines = proved(verdict, lines)
         return self._ended(spec, verdict, lines)
 
     def _become(self, spec: LaunchSpec) -> int:
@@ -205,12 +207,14 @@ class Parent:
 
     def _tell_workers(self, folder: str, attempt: str, why: str, hold: float) -> None:
         """Tell the workers how the job ended: ``why`` it failed, empty after a good end."""
-        words = ("failed", attempt, str(hold), why) if why else ("over",)
-        self._ask(folder, *words)
+        if why:
+            self._ask(folder, Request.FAILED, attempt, str(hold), why)
+        else:
+            self._ask(folder, Request.OVER)
 
-    def _ask(self, folder: str, *what: str) -> tuple[str, ...]:
+    def _ask(self, folder: str, request: Request, *words: str) -> tuple[str, ...]:
         """Ask or tell the workers; agents report meanwhile, and a signal ends it."""
-        return ask(folder, os.environ, self._loop, lambda: self._told != 0, *what)
+        return ask(folder, os.environ, self._loop, lambda: self._told != 0, request, *words)
 
     def _stay(self, deadline: float | None) -> int:
         """Stay until a time, and reap what is left to this process.

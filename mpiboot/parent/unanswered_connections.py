@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from mpiboot import log
+from mpiboot.after_job.request import Request
 from mpiboot.parent.asking import ASK_WORKERS, AskingChild
 from mpiboot.parent.loop import EventLoop
 
@@ -63,7 +64,7 @@ class ConnectionWatch:
                 ASK_WORKERS,
                 self._folder,
                 self._environ,
-                "connecting",
+                Request.CONNECTING.value,
                 heard=self._heard,
             )
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from mpiboot.choices import LogLevel
 from mpiboot.parent.causes import (
     launch_timeout,
     not_ended,
@@ -102,7 +103,7 @@ def _agent_connected(state: State, event: AgentConnected) -> Step:
 def _joins_unseen(state: State, event: JoinsUnseen) -> Step:
     said: tuple[Action, ...] = (
         Say(
-            "warning",
+            LogLevel.WARNING,
             "launch",
             f"mpiboot can't see here which daemons have joined mpirun ({event.why}): "
             "a connected ssh counts as joined",
@@ -121,7 +122,7 @@ def _daemon_joined(state: State, event: DaemonJoined) -> Step:
     said: tuple[Action, ...] = ()
     if event.host in state.no_agent:
         what = "its daemon joined without mpiboot's launch agent: only mpirun will notice its loss"
-        said += (Say("warning", "launch", what, event.host),)
+        said += (Say(LogLevel.WARNING, "launch", what, event.host),)
     state = replace(
         state,
         no_agent=state.no_agent - {event.host},
@@ -131,7 +132,7 @@ def _daemon_joined(state: State, event: DaemonJoined) -> Step:
         state = stop(replace(state, phase=Phase.RUNNING), Timer.LAUNCH)
         count = len(state.job.hosts)
         text = f"all {count} remote daemons joined" if count > 1 else "the remote daemon joined"
-        said += (Say("info", "joined", text),)
+        said += (Say(LogLevel.INFO, "joined", text),)
     return state, said
 
 
@@ -161,11 +162,11 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
     if state.ended is None and Timer.LOST_DAEMON not in state.pending and not state.stage:
         state, actions = start(state, Timer.LOST_DAEMON)
     if not loss.sure and not (event.killed and _may_be_lost(state)):
-        return state, (*actions, Say("debug", "agent", how(loss), loss.host))
+        return state, (*actions, Say(LogLevel.DEBUG, "agent", how(loss), loss.host))
     if first:
         state, more = start(state, Timer.SUSPENSION)
         actions += more
-    actions += (Say("warning", "agent", how(loss), loss.host),)
+    actions += (Say(LogLevel.WARNING, "agent", how(loss), loss.host),)
     return _ask(state, (loss.host,) if loss.joined else (), actions)
 
 
@@ -246,7 +247,7 @@ def _launch_over(state: State) -> Step:
     # Agents that aren't ssh never tell that they are connected: nothing here can judge them.
     said = "it is not known whether every daemon joined: mpiboot only waits for mpirun"
     running = replace(state, phase=Phase.RUNNING, no_daemon=frozenset())
-    return running, (Say("warning", "launch", said),)
+    return running, (Say(LogLevel.WARNING, "launch", said),)
 
 
 def _agents_late(state: State) -> Step:

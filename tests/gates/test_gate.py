@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot import log
-from mpiboot.choices import HostKeys, Switch
+from mpiboot.choices import HostKeys, LogFormat, Switch
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, retry_delay
 from mpiboot.gates.gate import Access, GateResult
@@ -157,7 +157,7 @@ async def test_a_ready_cluster_passes(cluster: Cluster, job: Job) -> None:
 async def test_names_and_servers_that_come_late_are_waited_for(
     cluster: Cluster, job: Job, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    log.configure(form="json", role="launcher")
+    log.configure(form=LogFormat.JSON, role="launcher")
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     port = free_port()
     async with contextlib.AsyncExitStack() as stack:
@@ -680,7 +680,7 @@ async def test_looking_tries_once_and_has_a_finding_for_each_that_is_not_ready(
 async def test_lines_come_on_change_and_as_json_with_fields(
     cluster: Cluster, job: Job, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    log.configure(form="json", role="launcher")
+    log.configure(form=LogFormat.JSON, role="launcher")
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     async with sshd(Behaviour(job), "0.0.0.0") as port:
         await failing(cluster, named("w-0", "w-9"), access(job, port), Settings(timeout=3.5))

@@ -12,6 +12,7 @@ import termios
 import pytest
 
 from mpiboot import log
+from mpiboot.choices import LogFormat
 from mpiboot.gates import progress, reporter
 from mpiboot.gates.reporter import Reporter
 from mpiboot.model import Host
@@ -42,7 +43,7 @@ async def test_as_json_the_time_left_is_a_number(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporter, "_OFTEN", 0.01)
-    log.configure(form="json")
+    log.configure(form=LogFormat.JSON)
     made = Reporter(live=False, left=lambda: 12.34)
     made.changed()
     task = asyncio.ensure_future(made.lines(progress.states([Host("w-0")])))

@@ -12,6 +12,7 @@ import asyncssh
 import pytest
 
 from mpiboot import host_shell, log
+from mpiboot.choices import LogFormat
 from mpiboot.errors import MpibootError
 from mpiboot.gates.gate import GateResult
 from mpiboot.gates.job_hostfile import JobHostfile
@@ -100,7 +101,7 @@ def test_the_family_that_is_set_counts_whatever_mpirun_says(tmp_path: Path) -> N
 async def test_hosts_that_are_ready_are_counted(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    log.configure(form="json")
+    log.configure(form=LogFormat.JSON)
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("localhost slots=2\n")
     key = tmp_path / "id"

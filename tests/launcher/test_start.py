@@ -12,6 +12,7 @@ from typing import NoReturn
 import pytest
 
 import mpiboot
+from mpiboot.choices import LogFormat, LogLevel
 from mpiboot.launcher import start
 from mpiboot.parent.launch_spec import ParentOptions
 from mpiboot.setting_sources import resolve
@@ -49,7 +50,9 @@ def test_the_parent_has_its_options_its_child_and_the_signals_that_wait(
     folder = Path(mpiboot.__file__).parent
     head = [sys.executable, "-I", "-S", str(folder / "parent/__main__.py"), "launch"]
     assert list(argv[:5]) == head
-    assert ParentOptions.from_json(argv[5]) == ParentOptions("debug", "json", "/t", 60.0)
+    assert ParentOptions.from_json(argv[5]) == ParentOptions(
+        LogLevel.DEBUG, LogFormat.JSON, "/t", 60.0
+    )
     child = argv[6:]
     assert child[0] == sys.executable
     assert "launcher.child" in child[2]

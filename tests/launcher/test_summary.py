@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot import log
+from mpiboot.choices import LogFormat, LogLevel
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import summary
@@ -142,7 +143,7 @@ def test_at_debug_a_record_is_a_line_and_nothing_is_broken(
     made = plan(one)
     summary.say(made, one)
     assert len(capfd.readouterr().err.splitlines()) <= 5
-    log.configure(level="debug")
+    log.configure(level=LogLevel.DEBUG)
     summary.say(made, one)
     lines = capfd.readouterr().err.splitlines()
     assert all(line.startswith("mpiboot: ") for line in lines)
@@ -154,7 +155,7 @@ def test_at_debug_a_record_is_a_line_and_nothing_is_broken(
 
 
 def test_as_json_each_line_has_its_parts_as_fields(capfd: pytest.CaptureFixture[str]) -> None:
-    log.configure(level="debug", form="json", role="launcher")
+    log.configure(level=LogLevel.DEBUG, form=LogFormat.JSON, role="launcher")
     one = with_network(seen(), w.sriov(0), w.sriov(1))
     summary.say(plan(one), one)
     records = [json.loads(line) for line in capfd.readouterr().err.splitlines()]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.after_job import ask_workers
+from mpiboot.after_job.request import Request
 from mpiboot.parent import asking
 from mpiboot.parent.loop import EventLoop
 
@@ -21,7 +22,7 @@ def child(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 
 def asked(folder: Path) -> tuple[str, ...]:
-    return asking.ask(str(folder), os.environ, EventLoop(), lambda: False, "evidence")
+    return asking.ask(str(folder), os.environ, EventLoop(), lambda: False, Request.EVIDENCE)
 
 
 def runs(pid: str) -> bool:
@@ -62,7 +63,7 @@ def test_without_an_interpreter_nothing_is_told_and_nothing_stays_open(
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
     loop, fds = EventLoop(), len(list(Path("/proc/self/fd").iterdir()))
-    assert asking.ask(str(tmp_path), os.environ, loop, lambda: False, "evidence") == ()
+    assert asking.ask(str(tmp_path), os.environ, loop, lambda: False, Request.EVIDENCE) == ()
     assert len(list(Path("/proc/self/fd").iterdir())) == fds
 
 

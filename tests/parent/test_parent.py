@@ -22,6 +22,7 @@ import pytest
 
 import mpiboot
 from mpiboot.after_job import evidence
+from mpiboot.choices import LogFormat
 from mpiboot.parent import guard
 from mpiboot.parent.launch_spec import (
     EVENTS,
@@ -285,14 +286,14 @@ def test_mpiruns_own_words_go_on_and_name_the_rank_that_ended_first(rig: Rig) ->
 
 def test_a_line_of_json_is_a_line_whatever_was_left_open_before(rig: Rig) -> None:
     """Open MPI 5.0.7 ends its messages with a NUL byte where a peer of a dead rank aborted."""
-    rig.options = replace(rig.options, log_format="json")
+    rig.options = replace(rig.options, log_format=LogFormat.JSON)
     code, _, said = rig.run("printf 'done\\n\\0' >&2; exit 3")
     assert code == 3
     assert json.loads(last(said))["exit"] == 3
 
 
 def test_the_end_is_told_as_fields_too(rig: Rig) -> None:
-    rig.options = replace(rig.options, log_format="json")
+    rig.options = replace(rig.options, log_format=LogFormat.JSON)
     record = json.loads(last(rig.run("exit 3")[2]))
     assert (record["event"], record["level"], record["reference"]) == ("ended", "error", "program")
     assert (record["exit"], record["hosts"], record["ranks"]) == (3, 1, 2)
@@ -301,7 +302,7 @@ def test_the_end_is_told_as_fields_too(rig: Rig) -> None:
 
 
 def test_an_end_before_the_start_is_told_as_fields_too(rig: Rig) -> None:
-    rig.options = replace(rig.options, log_format="json")
+    rig.options = replace(rig.options, log_format=LogFormat.JSON)
     rig.hand_over(Failure(68, "names-unresolved", "names-unresolved: w-1: NXDOMAIN\n"))
     record = json.loads(last(ended(rig.start_parent())[1]))
     told = [record[name] for name in ("event", "level", "exit", "reference")]
@@ -423,9 +424,9 @@ def test_what_is_read_late_is_all_there(rig: Rig, to: str) -> None:
     assert lines == [f"message {number} of mpirun" for number in range(1, 20001)]
 
 
-@pytest.mark.parametrize("form", ["human", "json"])
+@pytest.mark.parametrize("form", LogFormat)
 def test_mpiruns_nul_bytes_are_not_in_the_log_and_its_text_comes_before_the_end(
-    rig: Rig, form: str
+    rig: Rig, form: LogFormat
 ) -> None:
     rig.spec = replace(rig.spec, family="openmpi5")
     rig.options = replace(rig.options, log_format=form)
@@ -515,7 +516,7 @@ def test_a_parent_that_is_killed_takes_mpirun_along(rig: Rig) -> None:
 
 
 def test_what_ends_the_parents_group_or_terminal_does_not_end_its_guard(tmp_path: Path) -> None:
-    shell = guard.start(str(tmp_path), os.environ, "human")
+    shell = guard.start(str(tmp_path), os.environ, LogFormat.HUMAN)
     assert shell
     try:
         assert os.getpgid(shell.pid) == shell.pid

@@ -8,6 +8,7 @@ import pytest
 
 from mpiboot import log
 from mpiboot.checks import BY_REFERENCE
+from mpiboot.choices import LogFormat
 from mpiboot.parent.events import Verdict
 from mpiboot.parent.launch_spec import LaunchSpec
 from mpiboot.parent.report import tell
@@ -29,7 +30,7 @@ def spec() -> LaunchSpec:
 def test_the_end_as_fields_has_cause_evidence_and_hint(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    log.configure(form="json", role="launcher")
+    log.configure(form=LogFormat.JSON, role="launcher")
     tell(LOST, spec(), 5.0, str(tmp_path / "none"), WORKERS)
     told = json.loads(capfd.readouterr().err.splitlines()[-1])
     assert (told["event"], told["cause"]) == ("ended", WORKERS[0])

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiboot.checks import BY_REFERENCE
+from mpiboot.choices import LogLevel
 from mpiboot.parent import causes, ending, judgement, verdicts
 from mpiboot.parent.events import (
     Action,
@@ -314,7 +315,7 @@ def test_a_signal_is_repeated_after_the_grace_and_then_mpirun_is_killed() -> Non
 def test_ranks_alone_are_told_and_mpirun_follows_the_last_of_them() -> None:
     state, _ = go([Signalled(TERM)], running())
     state, done = go([RanksLeft(4)], state)
-    assert done == (Say("info", "signal", "4 ranks are told SIGTERM and have 20 s to end"),)
+    assert done == (Say(LogLevel.INFO, "signal", "4 ranks are told SIGTERM and have 20 s to end"),)
     state, done = go([RanksLeft(3)], state)
     assert done == ()
     state, done = go([RanksLeft(0)], state)
@@ -328,7 +329,11 @@ def test_ranks_that_ignore_it_are_told_of_when_the_grace_is_over() -> None:
     state, _ = go([Signalled(TERM), RanksLeft(4), RanksLeft(1)], running())
     _, done = go([TimerFired(Timer.GRACE)], state)
     said = "one rank did not end in time: mpirun ends what is left"
-    assert done == (Say("warning", "signal", said), SendSignal(TERM), StartTimer(Timer.KILL, 5.0))
+    assert done == (
+        Say(LogLevel.WARNING, "signal", said),
+        SendSignal(TERM),
+        StartTimer(Timer.KILL, 5.0),
+    )
 
 
 def test_a_pod_that_is_told_to_end_ends_the_job_and_every_rank_may_save() -> None:

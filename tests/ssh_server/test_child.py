@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot import log
+from mpiboot.choices import LogFormat, LogLevel
 from mpiboot.errors import MpibootError
 from mpiboot.model import SshKind
 from mpiboot.ssh_server import child
@@ -86,7 +87,7 @@ def test_a_server_listens_when_it_says_so_and_has_last_words(loop: process.Signa
 def test_what_goes_wrong_while_it_listens_is_a_warning(
     loop: process.SignalLoop, capfd: pytest.CaptureFixture[str], line: str, level: str
 ) -> None:
-    log.configure(level="debug", form="json")
+    log.configure(level=LogLevel.DEBUG, form=LogFormat.JSON)
     running = server(loop, "exec sleep 1000")
     try:
         running._said(line)
