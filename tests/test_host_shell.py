@@ -52,7 +52,8 @@ def marked() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A process with a launch's mark, which is not the first of its variables; and that mark."""
     mark = f"test-{os.urandom(8).hex()}"
     env = {"FIRST": "1", "PATH": os.environ["PATH"], "MPIBOOT_JOB_MARK": mark}
-    child = subprocess.Popen(["sh", "-c", "echo; exec sleep 99"], env=env, stdout=subprocess.PIPE)
+    # It stays a shell: while a program is exchanged for another its environment is empty.
+    child = subprocess.Popen(["sh", "-c", "echo; read -r _"], env=env, stdin=-1, stdout=-1)
     assert child.stdout is not None
     child.stdout.readline()
     yield mark, child

@@ -104,7 +104,9 @@ def launches() -> Iterator[tuple[int, int]]:
                 "PATH": os.environ["PATH"],
                 "SSH_CONNECTION": f"127.0.0.1 {client.getsockname()[1]} 127.0.0.1 {port}",
             } | ({stale_processes.NAME: mark} if mark else {})
-            process = subprocess.Popen(["sh", "-c", "echo; exec sleep 99"], env=env, stdout=-1)
+            # It stays a shell: while a program is exchanged for another its environment is empty.
+            words = ["sh", "-c", "echo; read -r _"]
+            process = subprocess.Popen(words, env=env, stdin=-1, stdout=-1)
             stack.callback(process.communicate)
             stack.callback(process.kill)
             assert process.stdout is not None

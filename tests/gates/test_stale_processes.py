@@ -29,14 +29,20 @@ if TYPE_CHECKING:
 KEY = f"ssh-ed25519 {os.getpid()}"
 
 
+WAITS = "echo; read -r nothing"
+
+
 @pytest.fixture
 def start() -> Iterator[Callable[[str, str], subprocess.Popen[bytes]]]:
-    """Start a process with a mark."""
+    """Start a process with a mark, which stays a shell: in an exec it has no environment."""
     started = []
 
     def make(mark: str, script: str) -> subprocess.Popen[bytes]:
         env = {"PATH": os.environ["PATH"], stale_processes.NAME: mark}
-        started.append(subprocess.Popen(["sh", "-c", script], env=env, stdout=subprocess.PIPE))
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(["sh", "-c", script], env=env, stdin=pipe, stdout=pipe))
+        assert started[-1].stdout is not None
+        started[-1].stdout.readline()
         return started[-1]
 
     yield make
@@ -67,9 +73,7 @@ def test_only_marks_of_this_job_whose_launcher_is_gone_count(
 ) -> None:
     here, gone = stale_processes.new_mark(KEY), stale_processes.new_mark(KEY)
     other = stale_processes.new_mark("another key")
-    waiting = start(here, "echo; exec sleep 1000")
-    assert waiting.stdout is not None
-    waiting.stdout.readline()
+    waiting = start(here, WAITS)
     seen = worker(here, gone, other, "$(reboot)", f"{stale_processes.job_id(KEY)}-'; reboot")
     assert stale_processes.of_earlier([seen], KEY) == {"w-1": (gone,)}
     assert stale_processes.of_earlier([worker()], KEY) == {}
@@ -79,10 +83,10 @@ def test_marked_processes_are_ended_and_others_are_not(
     start: Callable[[str, str], subprocess.Popen[bytes]],
 ) -> None:
     old, new = stale_processes.new_mark(KEY), stale_processes.new_mark(KEY)
-    first = start(old, "exec sleep 1000")
-    stopped = start(old, "exec sleep 1000")
+    first = start(old, WAITS)
+    stopped = start(old, WAITS)
     stopped.send_signal(signal.SIGSTOP)
-    kept = start(new, "exec sleep 1000")
+    kept = start(new, WAITS)
     assert "left 0" in sweep(old)
     assert {first.wait(10), stopped.wait(10)} == {-signal.SIGTERM}
     assert kept.poll() is None
@@ -93,8 +97,6 @@ def test_what_ignores_a_term_is_killed(
 ) -> None:
     mark = stale_processes.new_mark(KEY)
     stubborn = start(mark, "trap '' TERM; echo; while :; do sleep 1000; done")
-    assert stubborn.stdout is not None
-    stubborn.stdout.readline()
     sweep(mark)
     assert stubborn.wait(10) == -signal.SIGKILL
 
@@ -111,7 +113,7 @@ async def test_the_sweep_ends_what_an_earlier_launcher_left_and_says_so(
     monkeypatch.setattr(stale_processes, "_running", set[str])  # this test is in the worker's pod
     log.configure()
     job, mark = Job(tmp_path), stale_processes.new_mark(KEY)
-    stale = start(mark, "exec sleep 1000")
+    stale = start(mark, WAITS)
     behaviour = Behaviour(job)
     async with sshd(behaviour, "127.0.0.2") as port:
         seen = replace(
@@ -136,9 +138,7 @@ async def test_a_launch_beside_another_of_this_pod_says_so_and_leaves_it_alone(
 ) -> None:
     log.configure()
     mark = stale_processes.new_mark(KEY)
-    waiting = start(mark, "echo; exec sleep 1000")
-    assert waiting.stdout is not None
-    waiting.stdout.readline()
+    waiting = start(mark, WAITS)
     access = Access("root", tmp_path / "key", "launcher")
     await stale_processes.end([worker(mark)], KEY, Settings(timeout=30.0), access)
     assert capfd.readouterr().err == (
