@@ -49,6 +49,14 @@ class _Host:
             await connection.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Login:
+    """A host's login; ``started`` is its program where that was not worth waiting for the facts."""
+
+    connection: Connection
+    started: asyncio.Future[Dialogue | None] | None
+
+
 class PairCheck:
     """The check of one gate."""
 
@@ -61,8 +69,8 @@ class PairCheck:
         """
         self._seconds = seconds
         self._ports = port_range
-        self._connections: dict[Target, Connection] = {}
-        self._ready: list[tuple[Worker, Connection]] = []
+        self._logins: dict[Target, _Login] = {}
+        self._ready: list[tuple[Worker, _Login]] = []
         self._began = False
         self._hosts: list[_Host] = []
         self._work: set[asyncio.Future[None]] = set()
@@ -74,13 +82,19 @@ class PairCheck:
         return self._seconds > 0
 
     def keep(self, target: Target, connection: Connection) -> None:
-        """Take over a connection after its login."""
-        self._connections[target] = connection
+        """Take over a connection, and start its program beside the gate's command.
+
+        Whether the host may dial is known from that command's answer; the start takes as long.
+        """
+        started = None
+        if self._logins or self._ready or self._began:  # alone it has nobody to dial
+            started = asyncio.ensure_future(self._start(target.address, connection))
+        self._logins[target] = _Login(connection, started)
 
     def join(self, worker: Worker, target: Target) -> None:
         """Let a host that has just passed the gate begin, unless a mesh would answer for it."""
-        connection = self._connections.pop(target, None)
-        if connection is None:
+        login = self._logins.pop(target, None)
+        if login is None:
             return
         for host in self._hosts:
             if host.worker.host.name == worker.host.name:
@@ -88,11 +102,11 @@ class PairCheck:
                 self._do(host.end())
         mesh = worker.facts.mesh if worker.facts else None
         if not worker.runs_mpiboot or mesh is not None:
-            self._do(connection.close())
+            self._do(login.connection.close())
             _not_checked(worker, f"a proxy of {mesh.name}" if mesh else "it does not run mpiboot")
         else:
-            self._ready.append((worker, connection))
-        if self._began or len(self._ready) > 1:  # alone it has nobody to dial
+            self._ready.append((worker, login))
+        if self._began or len(self._ready) > 1:
             self._began = True
             for one in self._ready:
                 self._do(self._begin(*one))
@@ -125,15 +139,21 @@ class PairCheck:
         return found
 
     async def _close(self) -> None:
-        left = [*self._connections.values(), *(connection for _, connection in self._ready)]
-        ends = [*(one.close() for one in left), *(host.end() for host in self._hosts)]
+        left = [*self._logins.values(), *(login for _, login in self._ready)]
+        ends = [*(one.connection.close() for one in left), *(host.end() for host in self._hosts)]
         await asyncio.gather(*ends)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         self._work.add(asyncio.ensure_future(work))
 
-    async def _begin(self, worker: Worker, connection: Connection) -> None:
-        dialogue = await connection.start(host_shell.pairs(worker.address, self._ports))
+    async def _start(self, address: str, connection: Connection) -> Dialogue | None:
+        return await connection.start(host_shell.pairs(address, self._ports))
+
+    async def _begin(self, worker: Worker, login: _Login) -> None:
+        connection = login.connection
+        dialogue = await login.started if login.started else None
+        # A server that takes one session at a time refused it then.
+        dialogue = dialogue or await self._start(worker.address, connection)
         said = await dialogue.line() if dialogue else ""
         port = said.removeprefix(_LISTENS)
         if dialogue is None or port == said or not port.isdecimal():

@@ -146,7 +146,8 @@ class Login:
     ) -> Attempt:
         """Log in over an open connection and run the command; the socket is closed at the end.
 
-        ``keep`` gets what can run more commands, after a success; it is to be closed.
+        ``keep`` gets what can run more commands beside this one. It is to be closed where the
+        attempt is a success, and is closed here otherwise.
         """
         found = Attempt(
             target, Outcome.OK, greeting=greeting, local_address=str(sock.getsockname()[0])
@@ -171,10 +172,10 @@ class Login:
         try:
             if self._is_foreign(client):
                 return replace(found, outcome=Outcome.HOST_KEY_DIFFERS, welcome=True)
-            done = await asyncio.wait_for(self._run(found, connection, command), limit)
-            if keep is not None and done.outcome is Outcome.OK:
+            if keep is not None:
                 keep(Connection(connection))
-                kept = True
+            done = await asyncio.wait_for(self._run(found, connection, command), limit)
+            kept = keep is not None and done.outcome is Outcome.OK
         except asyncio.TimeoutError:
             self._command_limits[target] = 2 * limit
             said = f"no end within {limit:g} s"

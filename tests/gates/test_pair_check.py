@@ -143,6 +143,36 @@ async def test_a_host_alone_runs_nothing(folder: Path) -> None:
     assert connection.closed
 
 
+async def test_a_hosts_program_starts_while_its_facts_are_awaited(folder: Path) -> None:
+    check = PairCheck(60.0, "")
+    join(check, host(0), Local(folder))
+    one, connection = host(1), Local(folder)
+    target = Target(one.host.name, one.address, one.port, one.user)
+    check.keep(target, cast("Connection", connection))
+    await until(lambda: len(connection.commands) == 1)
+    check.join(one, target)
+    assert len(await check.results([host(0), one])) == 2
+    assert len(connection.commands) == 1
+
+
+async def test_a_server_that_takes_one_session_at_a_time_is_asked_again(folder: Path) -> None:
+    class OneSession(Local):
+        refused = 0
+
+        async def start(self, command: str) -> Talk:
+            if not self.refused:
+                self.refused += 1
+                return cast("Talk", None)
+            return await super().start(command)
+
+    check = PairCheck(60.0, "")
+    join(check, host(0), Local(folder))
+    connection = join(check, host(1), OneSession(folder))
+    assert len(await check.results([host(0), host(1)])) == 2
+    assert isinstance(connection, OneSession)
+    assert connection.refused == 1
+
+
 async def test_what_can_not_be_reached_is_told(folder: Path) -> None:
     """A port at which nobody listens stands for one that a firewall resets."""
 

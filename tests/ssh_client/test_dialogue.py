@@ -19,6 +19,9 @@ async def _talk(process: asyncssh.SSHServerProcess[str]) -> None:
     """Say each line back, but for the gate's own command; ``end`` ends it."""
     if process.command == "echo hello":
         process.stdout.write("hello\n")
+    elif process.command == "fail":
+        process.exit(1)
+        return
     else:
         process.stdout.write(f"{process.command} has begun\n")
         async for line in process.stdin:
@@ -44,7 +47,9 @@ class _Server(asyncssh.SSHServer):
 
 
 @asynccontextmanager
-async def kept(job: Job, sessions: int = 9) -> AsyncIterator[list[Connection]]:
+async def kept(
+    job: Job, sessions: int = 9, command: str = "echo hello"
+) -> AsyncIterator[list[Connection]]:
     """Log in as the gate does, and keep what stays open."""
     server = await asyncssh.listen(
         "127.0.0.1",
@@ -60,9 +65,12 @@ async def kept(job: Job, sessions: int = 9) -> AsyncIterator[list[Connection]]:
     assert not isinstance(opened, Attempt)
     with opened.sock:
         done = await Login(job.path).log_in(
-            opened.target, opened.sock, opened.greeting, "echo hello", keep=found.append
+            opened.target, opened.sock, opened.greeting, command, keep=found.append
         )
-    assert (done.outcome, done.output) == (Outcome.OK, "hello\n")
+    if command == "fail":
+        assert done.outcome is Outcome.COMMAND_FAILED
+    else:
+        assert (done.outcome, done.output) == (Outcome.OK, "hello\n")
     try:
         yield found
     finally:
@@ -99,6 +107,11 @@ async def test_one_that_has_ended_answers_nothing(job: Job) -> None:
 
 async def test_a_server_that_takes_no_second_command_is_none(job: Job) -> None:
     async with kept(job, sessions=1) as (connection,):
+        assert await connection.start("second") is None
+
+
+async def test_nothing_stays_open_where_the_gates_command_fails(job: Job) -> None:
+    async with kept(job, command="fail") as (connection,):
         assert await connection.start("second") is None
 
 
