@@ -73,7 +73,7 @@ def test_only_marks_of_this_job_whose_launcher_is_gone_count(
 ) -> None:
     here, gone = stale_processes.new_mark(KEY), stale_processes.new_mark(KEY)
     other = stale_processes.new_mark("another key")
-    waiting = start(here, WAITS)
+    start(here, WAITS)
     seen = worker(here, gone, other, "$(reboot)", f"{stale_processes.job_id(KEY)}-'; reboot")
     assert stale_processes.of_earlier([seen], KEY) == {"w-1": (gone,)}
     assert stale_processes.of_earlier([worker()], KEY) == {}
