@@ -46,6 +46,15 @@ class Auto(str, Enum):
 AUTO: Final = Auto.AUTO
 
 
+class ByIndex(str, Enum):
+    """The role of a pod that is one of several alike: number 0 is the launcher, others workers."""
+
+    BY_INDEX = "by-index"
+
+
+BY_INDEX: Final = ByIndex.BY_INDEX
+
+
 class Switch(str, Enum):
     """Whether something is done."""
 

@@ -77,7 +77,7 @@ def _role(resolved: Resolved, environ: Mapping[str, str]) -> Role:
     """Where nothing says the role, a mounted hostfile is reason enough to look at its hosts."""
     mounted = _mounted(resolved, environ)
     try:
-        role, _ = platforms.role(resolved, environ, (), mounted)
+        role, _ = platforms.role(resolved, environ, (), mounted, os.uname().nodename)
     except MpibootError:
         return Role.LAUNCHER
     return role

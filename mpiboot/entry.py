@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final, NoReturn
 
 from mpiboot import __version__, executables, log
+from mpiboot.choices import BY_INDEX
 from mpiboot.errors import MpibootError, error
 from mpiboot.job import lone_program, platforms
 from mpiboot.model import Level, Role, Source
@@ -24,7 +25,8 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
         MpibootError: the role can't be told, or the role's own errors.
     """
     settings = resolved.settings
-    role, decision = platforms.role(resolved, environ, program, "")
+    hostname = os.uname().nodename
+    role, decision = platforms.role(resolved, environ, program, "", hostname)
     if role is not Role.WORKER and program == _STAY:
         _stay(resolved, environ)
     if role is Role.NONE and decision.source is Source.DEFAULT:
@@ -36,7 +38,7 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
         # os.path: Path.exists raises where a folder on the way is closed to this user.
         there = (item.path for item in named if os.path.exists(item.path))  # noqa: PTH110
         mounted = next(there, "")
-        role, decision = platforms.role(resolved, environ, program, mounted)
+        role, decision = platforms.role(resolved, environ, program, mounted, hostname)
     log.configure(level=settings.log_level, form=settings.log_format, role=role.value)
     if role is Role.NONE:
         if not program:
@@ -55,7 +57,9 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     if role is Role.WORKER:
         from mpiboot.worker import role as worker  # noqa: PLC0415 - only the role that runs is loaded
 
-        return worker.run(resolved, () if platforms.is_sshd(program) else program, environ)
+        # By its index, a worker has the launcher's arguments.
+        theirs = settings.role is BY_INDEX or platforms.is_sshd(program)
+        return worker.run(resolved, () if theirs else program, environ)
     if not program:
         raise error(
             "usage",

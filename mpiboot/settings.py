@@ -13,7 +13,9 @@ from typing import Final, TypeVar
 
 from mpiboot.choices import (
     AUTO,
+    BY_INDEX,
     Auto,
+    ByIndex,
     DataNetworkUse,
     HostKeys,
     LogFormat,
@@ -93,10 +95,11 @@ def row(
 class Settings:
     """The table, and one resolved set of values."""
 
-    role: Role | Auto = row(
+    role: Role | Auto | ByIndex = row(
         AUTO,
-        "What this pod is; auto: as the platform's own variables say.",
-        one_of(AUTO, *Role),
+        "What this pod is; auto: as the platform's own variables say; by-index: pod 0 of an "
+        "indexed Job or StatefulSet is the launcher, and a host too, the others are workers.",
+        one_of(AUTO, *Role, BY_INDEX),
         begins=Section.POD,
     )
     start_sshd: bool = row(
@@ -344,7 +347,7 @@ class Settings:
     worker_exit: WorkerExit | Auto = row(
         AUTO,
         "When a worker ends by itself: with the job's good end, after any end of the job, or "
-        "never; auto: after the job under the MPI Operator.",
+        "never; auto: after the job under the MPI Operator, with the job in an indexed Job.",
         one_of(AUTO, *WorkerExit),
     )
     launcher_away: float = row(

@@ -31,7 +31,8 @@ from tests.pods import test_manifests
 # What stands in documentation for a name that the reader has.
 _STANDS_FOR = {"MPIBOOT_X", "MPIBOOT_THE_NAME"}
 _PODS = ROOT / "tests" / "pods"
-_TESTS = (Path(__file__), *sorted(_PODS.glob("test_docs*.py")), _PODS / "test_rank_env.py")
+_OF_PAGES = (_PODS / "test_rank_env.py", _PODS / "test_indexed.py")
+_TESTS = (Path(__file__), *sorted(_PODS.glob("test_docs*.py")), *_OF_PAGES)
 
 
 def documents() -> Iterator[tuple[str, Any]]:

@@ -18,6 +18,7 @@ _USUAL: Final = (
 _RANK: Final = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _HINT: Final = (
     "set MPIBOOT_ROLE=launcher and mount a hostfile on the launcher, START_SSHD=true on workers; "
+    "or MPIBOOT_ROLE=by-index in all pods, where number 0 is to be the launcher; "
     "MPIBOOT_ROLE=none says that one process is meant"
 )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from mpiboot.choices import AUTO, WorkerExit
+from mpiboot.choices import AUTO, BY_INDEX, WorkerExit
 from mpiboot.errors import error
 from mpiboot.job import lsf, volcano
 from mpiboot.model import Decision, Role, Source
@@ -59,36 +59,64 @@ def _operator_role(environ: Environ) -> tuple[Role, str] | None:
     return None
 
 
-# What Kubeflow Trainer's MPI plugin sets on a TrainJob's launcher and on no node (v2.3.0,
-# pkg/runtime/framework/plugins/mpi/mpi.go, EnforceMLPolicy). The MPI Operator sets the same; but a
-# JobSet's Jobs are indexed, and its launcher's is not.
-_TRAINER: Final = ("OMPI_MCA_orte_default_hostfile", "OMPI_MCA_orte_set_default_slots")
-
-
-def _trainer(environ: Environ) -> str:
-    there = all(environ.get(name) for name in (*_TRAINER, "JOB_COMPLETION_INDEX"))
-    return f"{_TRAINER[0]} in a pod of an indexed Job" if there else ""
-
-
-def _trainer_role(environ: Environ) -> tuple[Role, str] | None:  # noqa: ARG001 - as below
-    return Role.LAUNCHER, f"{_TRAINER[0]}, which Trainer sets on the launcher alone"
-
-
 _HOSTFILE: Final = "/etc/mpi/hostfile"
 _PATIENCE: Final = "-o ConnectionAttempts=10"
-# The same in both: the MPI Operator's v2beta1 controller (mpi_job_controller.go, ompiEnvVars,
-# intelEnvVars and mpichEnvVars) and Trainer's mpi.go, which has the first four.
-_LAUNCHER_SETS: Final = {
-    "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+# What Kubeflow Trainer's MPI plugin sets on a TrainJob's launcher and on no node (v2.3.0,
+# pkg/runtime/framework/plugins/mpi/mpi.go, EnforceMLPolicy). It lets nobody set them otherwise.
+_TRAINER_SETS: Final = {
     "OMPI_MCA_orte_default_hostfile": _HOSTFILE,
-    "OMPI_MCA_plm_rsh_args": _PATIENCE,
+    "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
     "OMPI_MCA_orte_set_default_slots": r"\d+",
+    "OMPI_MCA_plm_rsh_args": _PATIENCE,
+}
+# The same from the MPI Operator's v2beta1 controller, and what it has for other MPIs
+# (mpi_job_controller.go, ompiEnvVars, intelEnvVars and mpichEnvVars).
+_OPERATOR_SETS: Final = {
+    **_TRAINER_SETS,
     "I_MPI_HYDRA_HOST_FILE": _HOSTFILE,
     "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": _PATIENCE,
     "I_MPI_PERHOST": r"\d+",
     "HYDRA_HOST_FILE": _HOSTFILE,
     "HYDRA_LAUNCH_EXTRA_ARGS": _PATIENCE,
 }
+
+
+# The Job controller sets it in each pod of an indexed Job (KEP-2214; Kubernetes'
+# pkg/controller/job/indexed_job_utils.go). So it is in a JobSet's (v0.12.0), whose Jobs are
+# indexed, and get no other variable.
+_INDEX: Final = "JOB_COMPLETION_INDEX"
+
+
+def _trainer(environ: Environ) -> str:
+    """By all of its variables: the MPI Operator's launcher has them too, but no indexed Job."""
+    found = all(re.fullmatch(p, environ.get(name, "")) for name, p in _TRAINER_SETS.items())
+    hostfile = next(iter(_TRAINER_SETS))
+    return f"{hostfile} in a pod of an indexed Job" if found and environ.get(_INDEX) else ""
+
+
+def _trainer_role(environ: Environ) -> tuple[Role, str] | None:  # noqa: ARG001 - as below
+    hostfile = next(iter(_TRAINER_SETS))
+    return Role.LAUNCHER, f"{hostfile}, which Trainer sets on the launcher alone"
+
+
+def _by_index(environ: Environ, hostname: str) -> tuple[Role, str]:
+    """Give the role that a pod's number says: an indexed Job's variable, else its own name's end.
+
+    Raises:
+        MpibootError: ``role``; the pod has no number.
+    """
+    number, where = environ.get(_INDEX, ""), _INDEX
+    if not number:
+        number, where = hostname.partition(".")[0].rpartition("-")[2], f"the host name {hostname}"
+    if not (number.isascii() and number.isdigit()):
+        raise error(
+            "role",
+            f"by-index needs this pod's number: {_INDEX} is not set, and the host name {hostname} "
+            "does not end with one",
+            hint="it is for a StatefulSet and for a Job with completionMode: Indexed; elsewhere "
+            "set MPIBOOT_ROLE to launcher or worker in each pod",
+        )
+    return Role.WORKER if int(number) else Role.LAUNCHER, f"pod {int(number)}, by {where}"
 
 
 def _nothing(environ: Environ) -> tuple[Role, str] | None:  # noqa: ARG001 - a row's signature
@@ -102,14 +130,14 @@ PLATFORMS: Final = (
         _operator_role,
         worker_exit=WorkerExit.AFTER_JOB,
         worker_names=r"-worker-\d+$",
-        sets=_LAUNCHER_SETS,
+        sets=_OPERATOR_SETS,
     ),
     Platform(
         "trainer",
         _trainer,
         _trainer_role,
         worker_names=r"-node-\d+-\d+$",
-        sets=_LAUNCHER_SETS,
+        sets=_TRAINER_SETS,
     ),
     Platform(
         "volcano",
@@ -119,6 +147,8 @@ PLATFORMS: Final = (
         sets={volcano.MASTER: ".+"},
     ),
     Platform("lsf", _marked(lsf.JOB), _nothing, managers=("LSB_", "LSF_")),
+    # Also a TrainJob's nodes. An index that has ended well is not started again.
+    Platform("indexed-job", _marked(_INDEX), _nothing, worker_exit=WorkerExit.WITH_JOB),
     Platform("plain", lambda _: "no known platform found", _nothing),
 )
 
@@ -138,8 +168,9 @@ def worker_exit(settings: Settings, environ: Environ) -> WorkerExit:
     """Say when a worker ends by itself.
 
     The MPI Operator leaves workers running (cleanPodPolicy None, its default) and never makes a
-    finished one anew (its restartPolicy is Never); elsewhere, as in a StatefulSet, what ends is
-    started again, or the platform ends all pods of a job itself.
+    finished one anew (its restartPolicy is Never). An indexed Job is complete when all its pods
+    have ended well. Elsewhere, as in a StatefulSet, what ends is started again, or the platform
+    ends all pods of a job itself.
 
     Args:
         settings: the setting ``worker_exit``.
@@ -159,7 +190,11 @@ def is_sshd(program: tuple[str, ...]) -> bool:
 
 
 def role(
-    resolved: Resolved, environ: Environ, program: tuple[str, ...], hostfile: str
+    resolved: Resolved,
+    environ: Environ,
+    program: tuple[str, ...],
+    hostfile: str,
+    hostname: str,
 ) -> tuple[Role, Decision]:
     """Decide what this pod is, for the entrypoint form.
 
@@ -168,10 +203,12 @@ def role(
         environ: the pod's environment.
         program: the arguments that the container got.
         hostfile: path of a hostfile that is mounted, empty where none is.
+        hostname: this pod's own name.
 
     Raises:
         MpibootError: ``role``; a hostfile is mounted and nothing says the role. Volcano,
             StatefulSets and LSF mount it in every pod, so it makes no launcher by itself.
+            Or this pod has no number, and the setting goes by that.
     """
 
     def decided(value: Role, source: Source, because: str) -> tuple[Role, Decision]:
@@ -179,6 +216,9 @@ def role(
 
     settings = resolved.settings
     given = resolved.given["role"]
+    if settings.role is BY_INDEX:
+        value, because = _by_index(environ, hostname)
+        return decided(value, given.source, f"{given}: {because}")
     if settings.role is not AUTO:
         return decided(settings.role, given.source, str(given))
     platform, _ = recognise(environ)

@@ -28,8 +28,23 @@ Row = tuple[dict[str, str], tuple[str, ...], str, Role, Source, str]
         ({**TRAINER, **OPERATOR}, "mpi-operator", "K_MPI_JOB_ROLE"),
         # An MPI Operator before 0.5, whose launcher is no indexed Job.
         ({**TRAINER, "JOB_COMPLETION_INDEX": ""}, "plain", "no known platform found"),
-        # A node of a TrainJob.
-        ({"JOB_COMPLETION_INDEX": "0"}, "plain", "no known platform found"),
+        # A launcher of one's own, in an indexed Job: some of these variables, or other values.
+        (
+            {
+                "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
+                "OMPI_MCA_orte_set_default_slots": "2",
+                "JOB_COMPLETION_INDEX": "0",
+            },
+            "indexed-job",
+            "JOB_COMPLETION_INDEX",
+        ),
+        (
+            {**TRAINER, "OMPI_MCA_orte_default_hostfile": "/opt/mpi/etc/hostfile"},
+            "indexed-job",
+            "JOB_COMPLETION_INDEX",
+        ),
+        # A node of a TrainJob, or a JobSet's pod.
+        ({"JOB_COMPLETION_INDEX": "0"}, "indexed-job", "JOB_COMPLETION_INDEX"),
         ({"VC_TASK_INDEX": "0"}, "volcano", "VC_TASK_INDEX"),
         ({"VK_TASK_INDEX": "1"}, "volcano", "VK_TASK_INDEX"),
         # Without the env plugin, what the svc plugin sets.
@@ -187,16 +202,47 @@ def test_the_role_is_what_the_strongest_mark_says(
     source: Source,
     because: str,
 ) -> None:
-    found, decision = platforms.role(resolve({}, environ), environ, program, hostfile)
+    found, decision = platforms.role(resolve({}, environ), environ, program, hostfile, "pod-1")
     assert found is role
     assert (decision.name, decision.value, decision.source) == ("role", role.value, source)
     assert because in decision.because
 
 
+@pytest.mark.parametrize(
+    ("environ", "hostname", "role", "because"),
+    [
+        ({"JOB_COMPLETION_INDEX": "0"}, "w-7", Role.LAUNCHER, "pod 0, by JOB_COMPLETION_INDEX"),
+        ({"JOB_COMPLETION_INDEX": "10"}, "w-0", Role.WORKER, "pod 10, by JOB_COMPLETION_INDEX"),
+        ({}, "my-cnode-0", Role.LAUNCHER, "pod 0, by the host name my-cnode-0"),
+        ({}, "my-cnode-03.svc.ns", Role.WORKER, "pod 3, by the host name my-cnode-03.svc.ns"),
+        ({**OPERATOR, "START_SSHD": "1"}, "w-1", Role.WORKER, "pod 1, by the host name w-1"),
+    ],
+)
+def test_by_its_index_pod_0_is_the_launcher(
+    environ: dict[str, str], hostname: str, role: Role, because: str
+) -> None:
+    environ = {**environ, "MPIBOOT_ROLE": "by-index"}
+    found, decision = platforms.role(resolve({}, environ), environ, ("prog",), "", hostname)
+    assert found is role
+    assert decision.source is Source.ENVIRONMENT
+    assert decision.because == f"MPIBOOT_ROLE: {because}"
+
+
+@pytest.mark.parametrize("hostname", ["train-x7k2p", "node", "w-", "w-²", ""])
+def test_a_pod_without_a_number_has_no_role_by_its_index(hostname: str) -> None:
+    environ = {"MPIBOOT_ROLE": "by-index"}
+    with pytest.raises(MpibootError) as unclear:
+        platforms.role(resolve({}, environ), environ, ("prog",), "", hostname)
+    assert unclear.value.code == ExitCode.USAGE
+    assert f"the host name {hostname} does not end with one" in unclear.value.finding.said
+    assert "completionMode: Indexed" in unclear.value.finding.hint
+
+
 @pytest.mark.parametrize("environ", [{}, {"VC_TASK_INDEX": "0"}, {"LSB_JOBID": "1"}])
 def test_a_mounted_hostfile_alone_makes_no_launcher(environ: dict[str, str]) -> None:
+    resolved = resolve({}, environ)
     with pytest.raises(MpibootError) as unclear:
-        platforms.role(resolve({}, environ), environ, ("mpirun", "./a"), "/etc/mpi/hostfile")
+        platforms.role(resolved, environ, ("mpirun", "./a"), "/etc/mpi/hostfile", "pod-1")
     assert unclear.value.code == ExitCode.USAGE
     assert unclear.value.finding.check == "role"
     assert "/etc/mpi/hostfile" in unclear.value.finding.said
@@ -219,6 +265,8 @@ def test_a_program_is_not_taken_for_a_server(program: tuple[str, ...]) -> None:
         ("auto", {"K_MPI_JOB_ROLE": "worker"}, "after-job"),
         ("auto", {"VC_TASK_INDEX": "0"}, "never"),
         ("auto", {**TRAINER}, "never"),
+        ("auto", {"JOB_COMPLETION_INDEX": "1"}, "with-job"),
+        ("never", {"JOB_COMPLETION_INDEX": "1"}, "never"),
         ("auto", {}, "never"),
         ("never", OPERATOR, "never"),
         ("with-job", OPERATOR, "with-job"),

@@ -1,0 +1,94 @@
+"""The pods of an indexed Job and of a JobSet from their manifests, with what controllers add.
+
+As in KEP-2214 (Kubernetes' pkg/controller/job/indexed_job_utils.go): the index as a variable, and
+in the host name. As JobSet v0.12.0 does (pkg/controllers/jobset_controller.go, and the defaults of
+pkg/webhooks/jobset_webhook.go): Jobs are called JOBSET-REPLICATED_JOB-INDEX, are indexed, and their
+pods' subdomain is the JobSet's name. No other variable is added.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.pods.manifest import Without, only, play_pod
+from tests.pods.oci import PodSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.manifest import Objects
+    from tests.pods.pod import Pod
+
+
+def play_indexed_job(
+    cluster: Cluster,
+    image: Image,
+    manifests: Sequence[dict[str, Any]],
+    objects: Objects,
+    *,
+    completions: int,
+) -> list[Pod]:
+    """The pods of a headless Service and one Job."""
+    service, job = manifests
+    assert (service["kind"], job["kind"]) == ("Service", "Job")
+    headless = only(service["spec"], "clusterIP", "publishNotReadyAddresses", "selector")
+    name = job["metadata"]["name"]
+    assert headless["selector"] == {"job-name": name}
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert service["metadata"]["name"] == job["spec"]["template"]["spec"]["subdomain"]
+    return _pods(cluster, image, name, job["spec"], objects, completions=completions)
+
+
+def play_jobset(
+    cluster: Cluster, image: Image, manifest: dict[str, Any], objects: Objects, *, workers: int
+) -> Without:
+    """The pods of a JobSet of two replicated Jobs, worker and launcher."""
+    name = manifest["metadata"]["name"]
+    spec = only(manifest["spec"], "successPolicy", "replicatedJobs")
+    assert spec["successPolicy"]["targetReplicatedJobs"] == ["launcher"]
+    made = {}
+    for replicated in spec["replicatedJobs"]:
+        only(replicated, "name", "template")
+        own = only(replicated["template"], "spec")["spec"]
+        own["template"]["spec"]["subdomain"] = name
+        job = f"{name}-{replicated['name']}-0"
+        count = workers if replicated["name"] == "worker" else own["completions"]
+        made[replicated["name"]] = _pods(cluster, image, job, own, objects, completions=count)
+    (launcher,) = made.pop("launcher")
+    return Without(made["worker"], launcher)
+
+
+def _pods(
+    cluster: Cluster,
+    image: Image,
+    name: str,
+    job: dict[str, Any],
+    objects: Objects,
+    *,
+    completions: int,
+) -> list[Pod]:
+    only(
+        job,
+        *("completionMode", "completions", "parallelism", "backoffLimit", "podFailurePolicy"),
+        "template",
+    )
+    assert job["completions"] == job["parallelism"]
+    pod = dict(only(job["template"], "spec")["spec"])
+    subdomain = pod.pop("subdomain")
+    fields = play_pod(pod, objects)
+    env = fields.pop("env", {})
+    return [
+        cluster.pod(
+            PodSpec(
+                name=f"{name}-{index}-x7k2p",
+                hostname=f"{name}-{index}",
+                subdomain=subdomain,
+                image=image,
+                env={**env, "JOB_COMPLETION_INDEX": str(index)},
+                **fields,
+            )
+        )
+        for index in range(completions)
+    ]

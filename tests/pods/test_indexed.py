@@ -1,0 +1,84 @@
+"""One indexed Job whose pod 0 is launcher and host, and a JobSet: as their page has them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import pages
+from tests.pods import images
+from tests.pods.indexed import play_indexed_job, play_jobset
+from tests.pods.operator import KeyPair
+from tests.pods.test_docs import enough, my_image, run, running
+from tests.pods.test_job import PATIENCE, RING, ranks
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.pod import Pod
+
+QUICK = "openmpi-4.1"
+NAMES = [QUICK, *(pytest.param(n, marks=pytest.mark.full) for n in images.NAMES if n != QUICK)]
+
+
+def job(cluster: Cluster, image: Image) -> list[Pod]:
+    """The page's Job with two pods of one slot, started."""
+    manifests = pages.manifests("indexed-job")
+    (container,) = manifests[1]["spec"]["template"]["spec"]["containers"]
+    smaller = {"MPIBOOT_REPLICAS": "2", "MPIBOOT_SLOTS": "1"}
+    container["env"] = [
+        *(item for item in container["env"] if item["name"] not in smaller),
+        *({"name": name, "value": value} for name, value in smaller.items()),
+    ]
+    objects = {"train-ssh": KeyPair.make().files()}
+    made = play_indexed_job(cluster, image, manifests, objects, completions=2)
+    for pod in made:
+        pod.start()
+        pod.publish()
+    return made
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pod_0_of_an_indexed_job_is_launcher_and_host(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    """All pods end well by themselves, as the Job needs to be complete."""
+    pods = job(cluster, my_image(name))
+    running(pods)
+    enough(pods)
+    assert [pod.wait(PATIENCE) for pod in pods] == [0, 0]
+    assert ranks(pods[0].stdout()) == [(0, 2, "train-0"), (1, 2, "train-1")]
+    assert pods[1].stdout() == ""
+    said = [" ".join(pod.stderr().split()) for pod in pods]
+    assert "role launcher (MPIBOOT_ROLE: pod 0, by JOB_COMPLETION_INDEX)" in said[0]
+    assert "role worker (MPIBOOT_ROLE: pod 1, by JOB_COMPLETION_INDEX)" in said[1]
+
+
+@pytest.mark.full
+def test_workers_of_an_indexed_job_stay_for_the_next_launcher(cluster: Cluster, rig: None) -> None:
+    """A launcher whose program failed is started again, and the worker is still there."""
+    fails = (
+        f'#!/bin/sh\n[ "$OMPI_COMM_WORLD_RANK" = 0 ] || [ -e /tmp/enough ] || exit 7\nexec {RING}\n'
+    )
+    launcher, worker = job(cluster, images.image(QUICK).with_files({"/train": fails}, 0o755))
+    assert launcher.wait(PATIENCE) == 7
+    enough([worker])
+    launcher.start()
+    assert [pod.wait(PATIENCE) for pod in (launcher, worker)] == [0, 0]
+    assert "attempt 2; the last one" in " ".join(launcher.stderr().split())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", images.NAMES)
+def test_a_jobset(cluster: Cluster, rig: None, name: str) -> None:
+    (manifest,) = pages.manifests("jobset")
+    smaller = {"4": "2", "8": "1"}
+    pod: dict[str, Any] = manifest["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    container["args"] = [smaller.get(word, word) for word in container["args"]]
+    played = play_jobset(
+        cluster, my_image(name), manifest, {"train-ssh": KeyPair.make().files()}, workers=2
+    )
+    assert "2 ranks on 2 hosts of train-worker-0-[0-1].train" in run(played)
+    assert [worker.wait(PATIENCE) for worker in played.workers] == [0, 0]
