@@ -95,8 +95,11 @@ def test_the_port_is_that_of_the_setting() -> None:
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        ({}, "this process was not started as a rank: none of OMPI_COMM_WORLD_RANK, PMI_RANK, "),
-        ({"PMIX_RANK": "0"}, "but PMIX_RANK, which does not tell the number of ranks"),
+        (
+            {},
+            "not started as a rank: none of OMPI_COMM_WORLD_RANK, PMI_RANK, SLURM_PROCID is set; w",
+        ),
+        ({"PMIX_RANK": "0"}, "is set, but PMIX_RANK, which does not tell the number of ranks; wr"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "but not MPI_LOCALRANKID, MPI_LOCALNRANKS"),
         (OPENMPI, "MASTER_ADDR is not set, and rank 3 can't tell rank 0's host"),
         ({**OPENMPI, "OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK is 'x', expected a num"),

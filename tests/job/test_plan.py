@@ -467,6 +467,13 @@ def test_memory_that_may_not_be_read_is_copied_by_dev_shm(
     theirs = planned("./train", replace(seen, environ={**seen.environ, name: "emulated"}))
     assert name not in theirs.set_env
     assert name not in planned("./train", observed(family)).set_env
+    # A launcher that is a host itself has ranks that the same is true for.
+    local = observed(family, local=hosts(2, 2)[:1])
+    here = planned("./train", replace(local, own=refused.facts))
+    assert " on w-0.job.ns.svc: " in because(here, name)[2]
+    assert (
+        name not in planned("./train", replace(seen, workers=(first,), own=refused.facts)).set_env
+    )
 
 
 def test_nccls_lines_are_offered_files_of_their_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping
@@ -14,16 +15,18 @@ import pytest
 from mpiboot import host_shell, log
 from mpiboot.choices import LogFormat
 from mpiboot.errors import MpibootError
+from mpiboot.gates import gate
 from mpiboot.gates.gate import GateResult
 from mpiboot.gates.job_hostfile import JobHostfile
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import observation
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.model import Finding, Level, MpiFamily
+from mpiboot.model import Finding, Host, Level, Mpi, MpiFamily
 from mpiboot.observe import programs
 from mpiboot.setting_sources import resolve
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
+from tests.fakes.sshd import Behaviour, Job, sshd
 
 
 def pod(folder: Path, environ: Mapping[str, str] = plans.POD, **flags: str) -> LauncherPod:
@@ -172,3 +175,72 @@ def test_the_pods_own_kills_are_counted_as_a_workers_are(
     found, ooms = observation._own_facts(replace(pod(tmp_path), pid=4711))
     assert ooms == 3
     assert found.hostname
+
+
+@pytest.mark.parametrize(
+    ("family", "renamed"),
+    [
+        (MpiFamily.OPENMPI4, {"here.job": "launcher"}),
+        (MpiFamily.OPENMPI5, {"w.a": "w-a", "w.b": "w-b", "here.job": "launcher"}),
+        (MpiFamily.MPICH, {"here.job": "launcher", "localhost": "launcher"}),
+        (MpiFamily.UNKNOWN, {"here.job": "launcher"}),
+    ],
+)
+def test_each_mpi_gets_the_names_that_it_would_not_mistake(
+    family: MpiFamily, renamed: dict[str, str]
+) -> None:
+    """5.0 cuts names at a dot; Hydra knows its own host by that host's name alone."""
+    seen = plans.observed()
+    listed = tuple(Host(name) for name in ("w.a", "w.b", "here.job", "localhost"))
+    passed = GateResult((), listed[2:], {}, {}, resolved_elsewhere=("here.job",))
+    facts = seen.workers[0].facts
+    assert facts
+    found = observation._for_mpirun(
+        JobHostfile(replace(seen.hostfile, hosts=listed), ()),
+        passed,
+        replace(facts, hostname="launcher"),
+        Mpi(family, "", "", ""),
+    )
+    assert found == renamed
+
+
+async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real login to one host; another one never comes, and is taken out meanwhile."""
+    monkeypatch.setattr(gate, "_LOOK", 0.05)
+    job, hostfile = Job(tmp_path), tmp_path / "hostfile"
+    hostfile.write_text("localhost slots=2\n127.0.0.2 slots=1\n127.0.0.3\n")
+    program(tmp_path / "bin", "4.1.6")
+    environ = {**plans.POD, "PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    behaviour = Behaviour(job)
+    async with sshd(behaviour, "127.0.0.2") as port:
+        launcher = pod(tmp_path, environ, hostfile=str(hostfile), ssh_port=str(port), timeout="60")
+        public = job.key.export_public_key().decode().strip()
+        launcher = replace(launcher, key=JobKey(job.path, public), attempt="me@now@1")
+        line = ("mpirun", "--frobnicate", "-n", "2", "./train")
+        waiting = asyncio.ensure_future(observation.wait(launcher, line))
+        login = asyncio.ensure_future(behaviour.welcomed.wait())
+        await asyncio.wait({waiting, login}, return_when=asyncio.FIRST_COMPLETED, timeout=60)
+        login.cancel()
+        hostfile.write_text("localhost slots=2\n127.0.0.2 slots=4\n")
+        found = await asyncio.wait_for(waiting, 60)
+    seen = found.observed
+    assert [(host.name, host.slots) for host in seen.hostfile.hosts] == [
+        ("localhost", 2),
+        ("127.0.0.2", 4),
+    ]
+    assert [(item.host.slots, item.address, item.port) for item in seen.workers] == [
+        (4, "127.0.0.2", port)
+    ]
+    assert [host.name for host in seen.local] == ["localhost"]
+    assert (seen.mpi.family, seen.mpi.path) == (MpiFamily.OPENMPI4, f"{tmp_path}/bin/mpirun")
+    assert seen.line.argv == line
+    assert seen.own is not None
+    assert (seen.links, seen.environ) == (seen.own.links, environ)
+    assert [item.check for item in found.already_said] == ["usage"]
+    assert found.pairs is not None
+    assert found.pairs.wanted
+    assert "me@now@1" in behaviour.commands[0]
+    # Nothing was seen there that is to be ended, and nothing is late.
+    assert len(behaviour.commands) == 1

@@ -4,6 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from mpiboot.model import Mpi, MpiFamily
 from mpiboot.observe import facts_json
 from tests.fakes import workers as w
@@ -63,6 +65,24 @@ def test_saved_facts_decide_the_data_network(tmp_path: Path) -> None:
     assert made["data-network"] == "RoCE"
     assert made["NCCL_IB_HCA"] == "=mlx5_3:1"
     assert not [item for item in plan["findings"] if "no facts of 2 hosts" in item["said"]]
+
+
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_the_launchers_own_facts_say_who_it_is(tmp_path: Path, uid: int) -> None:
+    """Not this shell: Open MPI asks root alone whether it is sure."""
+    folder = tmp_path / "facts"
+    folder.mkdir()
+    facts = w.sriov(0).facts
+    assert facts is not None
+    own = replace(facts, hostname="launcher", identity=replace(facts.identity, uid=uid))
+    (folder / "launcher.json").write_text(facts_json.to_json(own))
+    words = [*job(tmp_path), "--json", "--mpi", "openmpi5", "--facts", str(folder), "--", "./train"]
+    done = mpiboot(tmp_path, *words, env=NO_MPI)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    made = {item["name"] for item in plan["decisions"]}
+    assert any("ALLOW_RUN_AS_ROOT" in name for name in made) == (uid == 0)
+    assert "no facts of the launcher's pod" not in done.stdout
 
 
 def test_a_plan_that_would_stop_the_launcher_has_its_code(tmp_path: Path) -> None:
