@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mpiboot import doctor
+from mpiboot import doctor, shims
 from mpiboot.errors import ShownError, error
 from mpiboot.gates.gate import GateResult
 from mpiboot.launcher import look
@@ -93,8 +93,8 @@ def test_of_shims_it_is_told_which_work_and_what_went_past_them(
     passed_by: str,
     told: list[tuple[Level, str]],
 ) -> None:
-    monkeypatch.setattr(doctor.shims, "effects", lambda _: effects)
-    monkeypatch.setattr(doctor.shims, "passed_by", lambda: passed_by)
+    monkeypatch.setattr(shims, "effects", lambda _: effects)
+    monkeypatch.setattr(shims, "passed_by", lambda: passed_by)
     found = doctor._shims({})
     assert [(item.level, item.said) for item in found] == told
     assert all(bool(item.hint) == (item.level is Level.WARN) for item in found)
