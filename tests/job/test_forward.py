@@ -149,6 +149,11 @@ def test_a_full_name_wins_over_one_pods_truth_unless_ranks_would_break() -> None
         *((name, False) for name in ("PMI_RANK", "PMIX_SERVER_URI41", "PMIX_NAMESPACE", "_")),
         *((name, False) for name in ("HYDRA_X", "OMPI_COMM_WORLD_SIZE", "SSH_AUTH_SOCK")),
         *((name, False) for name in ("PCIDEVICE_NVIDIA_COM_VF", "NVIDIA_DRIVER_CAPABILITIES")),
+        *((name, False) for name in ("MPIBOOT_NP", "NVIDIA_VISIBLE_DEVICES", "PMIX_RANK")),
+        *((name, True) for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "USER")),
+        *((name, True) for name in ("LOGNAME", "SHELL", "SHLVL", "PWD", "OLDPWD", "X_PORT_1_TCP")),
+        *((name, True) for name in ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX")),
+        *((name, True) for name in ("X_SERVICE_PORT", "X_SERVICE_PORT_SSH", "X_PORT_1_UDP_ADDR")),
     ],
 )
 def test_what_would_break_ranks_elsewhere_is_not_forwarded_by_its_full_name_either(
