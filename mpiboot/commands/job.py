@@ -39,6 +39,14 @@ _NOT_FOR_WAITING: Final = (
     *(row.name for row in ROWS if row.section in {Section.MPI, Section.END}),
     *(row.name for row in ROWS if row.section is Section.NETWORK and row.name not in _LOOKS_BY),
 )
+# Who waits for one name, and looks at this pod alone.
+_FOR_EXEC: Final = (
+    *("timeout", "dns_wait", "dns_interval", "control_ifname", "nccl_socket"),
+    *("data_network", "data_ifname", "rdma_device", "nccl_version"),
+)
+_NOT_FOR_EXEC: Final = tuple(
+    row.name for row in ROWS if row.section is not Section.LOG and row.name not in _FOR_EXEC
+)
 
 
 @settings_of(Role.LAUNCHER, without=_NAMED)
@@ -105,6 +113,26 @@ def rank(program: Words) -> None:
     except ValueError as wrong:
         raise error("usage", f"mpiboot rank: {wrong}", hint="") from None
     process.replace(program, {**os.environ, **found})
+
+
+@settings_of(Role.LAUNCHER, without=_NOT_FOR_EXEC)
+@click.command("exec", cls=Command, context_settings=PASS_ON)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
+def execute(program: Words, **flags: str | None) -> None:
+    """Wait for the name where PROGRAM's processes meet, set this pod's network, become PROGRAM.
+
+    For programs that every pod starts by itself, such as torchrun in an indexed Job. The name is
+    that of --rdzv-endpoint or --master-addr on PROGRAM's line, or of PET_RDZV_ENDPOINT,
+    PET_MASTER_ADDR or MASTER_ADDR. Exit 68 when it does not resolve in time.
+
+    \b
+    Examples:
+      mpiboot exec -- torchrun --nnodes 2 --rdzv-endpoint trainer-0.trainer:29500 train.py
+      mpiboot exec --timeout 20m --data-network require -- python train.py
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot.launcher import execute as role
+
+    role.run(resolved(flags, "exec"), program, os.environ)
 
 
 @settings_of(Role.LAUNCHER, without=_NOT_FOR_WAITING)

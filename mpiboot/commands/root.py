@@ -125,8 +125,10 @@ def entrypoint(program: Words) -> None:
     sys.exit(code)
 
 
-for _command in (job.launcher, job.worker, job.rank, job.wait, job.plan, look.doctor, look.facts):
+for _command in (job.launcher, job.worker, job.rank, job.execute, job.wait, job.plan):
     cli.add_command(_command)
+cli.add_command(look.doctor)
+cli.add_command(look.facts)
 cli.add_command(look.settings)
 cli.add_command(shims.shims)
 

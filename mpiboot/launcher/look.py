@@ -23,7 +23,7 @@ from mpiboot.setting_sources import Resolved
 
 def wait(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> None:
     """Pass the gates and nothing more; with ``as_json`` the result is on stdout, a failure too."""
-    _end_on_signals(resolved)
+    end_on_signals(resolved)
     try:
         passed = asyncio.run(observation.pass_gates(launcher_pod(resolved, environ)))
     except MpibootError as wrong:
@@ -107,7 +107,7 @@ def _writer(*, as_json: bool) -> Callable[..., str]:
     return render.plan_json if as_json else functools.partial(render.plan, width=log.width(1))
 
 
-def _end_on_signals(resolved: Resolved) -> None:
+def end_on_signals(resolved: Resolved) -> None:
     """End at once with 128+n: as PID 1 a signal without a handler would be ignored.
 
     Nothing is to be undone while hosts are being waited for, so the process simply ends.

@@ -29,8 +29,9 @@ def play_indexed_job(
     objects: Objects,
     *,
     completions: int,
+    **more: Any,  # noqa: ANN401 - fields of a PodSpec
 ) -> list[Pod]:
-    """The pods of a headless Service and one Job."""
+    """The pods of a headless Service and one Job; `more` is for all of them."""
     service, job = manifests
     assert (service["kind"], job["kind"]) == ("Service", "Job")
     headless = only(service["spec"], "clusterIP", "publishNotReadyAddresses", "selector")
@@ -38,7 +39,7 @@ def play_indexed_job(
     assert headless["selector"] == {"job-name": name}
     assert job["spec"]["completionMode"] == "Indexed"
     assert service["metadata"]["name"] == job["spec"]["template"]["spec"]["subdomain"]
-    return _pods(cluster, image, name, job["spec"], objects, completions=completions)
+    return _pods(cluster, image, name, job["spec"], objects, completions=completions, **more)
 
 
 def play_jobset(
@@ -68,6 +69,7 @@ def _pods(
     objects: Objects,
     *,
     completions: int,
+    **more: Any,  # noqa: ANN401 - as above
 ) -> list[Pod]:
     only(
         job,
@@ -87,7 +89,7 @@ def _pods(
                 subdomain=subdomain,
                 image=image,
                 env={**env, "JOB_COMPLETION_INDEX": str(index)},
-                **fields,
+                **{**fields, **more},
             )
         )
         for index in range(completions)

@@ -9,9 +9,10 @@ import pytest
 from tests import pages
 from tests.pods import images
 from tests.pods.indexed import play_indexed_job, play_jobset
+from tests.pods.network import Link
 from tests.pods.operator import KeyPair
 from tests.pods.test_docs import enough, my_image, run, running
-from tests.pods.test_job import PATIENCE, RING, ranks
+from tests.pods.test_job import PATIENCE, RING, ranks, until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
@@ -67,6 +68,47 @@ def test_workers_of_an_indexed_job_stay_for_the_next_launcher(cluster: Cluster, 
     launcher.start()
     assert [pod.wait(PATIENCE) for pod in (launcher, worker)] == [0, 0]
     assert "attempt 2; the last one" in " ".join(launcher.stderr().split())
+
+
+# What torchrun does with its endpoint: pod 0 listens there, the others connect.
+TORCHRUN = """#!/opt/mpiboot/bin/python3
+import os, socket, sys
+at = sys.argv[sys.argv.index("--rdzv-endpoint") + 1].partition(":")
+place, index = (at[0], int(at[2])), int(os.environ["JOB_COMPLETION_INDEX"])
+if index:
+    while True:
+        try:
+            meeting = socket.create_connection(place, timeout=60)
+            break
+        except ConnectionRefusedError:
+            pass
+    meeting.sendall(f"{index} {os.environ['NCCL_SOCKET_IFNAME']}".encode())
+else:
+    server = socket.create_server(("", place[1]))
+    server.settimeout(60)
+    print(server.accept()[0].makefile().read(), os.environ["GLOO_SOCKET_IFNAME"])
+sys.exit(7 * index)
+"""
+
+
+def test_torchrun_waits_for_the_name_of_pod_0(cluster: Cluster, rig: None) -> None:
+    """It then has this pod's own links; the pod's own variable stays, and so does the status."""
+    image = images.image(QUICK).with_files({"/usr/local/bin/torchrun": TORCHRUN}, 0o755)
+    first, second = play_indexed_job(
+        cluster,
+        image,
+        pages.manifests("torchrun-job"),
+        {},
+        completions=2,
+        links=(Link(), Link("net1", "br-data")),
+    )
+    second.start()
+    until(lambda: "waiting for DNS for trainer-0.trainer (NXDOMAIN)" in second.stderr())
+    first.start()
+    first.publish()
+    assert [pod.wait(PATIENCE) for pod in (first, second)] == [0, 7]
+    assert first.stdout() == "1 =net1 net1\n"
+    assert "trainer-0.trainer (--rdzv-endpoint) is 10." in second.stderr()
 
 
 @pytest.mark.full

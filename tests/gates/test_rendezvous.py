@@ -1,0 +1,75 @@
+"""The wait for one name, against a real nameserver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mpiboot.errors import MpibootError
+from mpiboot.gates import rendezvous
+from mpiboot.job.rendezvous import Rendezvous
+from mpiboot.model import ExitCode
+from mpiboot.observe.dns import Resolver
+from mpiboot.settings import Settings
+from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
+
+LONG = "trainer-0.trainer.ns.svc.cluster.local"
+WANTED = Rendezvous("trainer-0.trainer", "--rdzv-endpoint")
+
+
+class Late:
+    """A system resolver that knows a name once the nameserver has been asked so often."""
+
+    def __init__(self, server: Nameserver, after: int) -> None:
+        self._server = server
+        self._after = after
+
+    def __call__(self, _: str) -> tuple[str, ...]:
+        return ("10.0.0.7",) if self._server.asked[LONG, "A"] >= self._after else ()
+
+
+async def waited(
+    folder: Path, script: list[str], settings: Settings, hint: str = "", after: int = 99
+) -> tuple[str, ...]:
+    server = Nameserver({LONG: script})
+    async with serve(server) as port:
+        resolver = Resolver(
+            resolv_conf(folder),
+            hosts_file(folder),
+            system=Late(server, after),
+            port=port,
+            families=("A",),
+        )
+        return await rendezvous.wait(WANTED, settings, hint, resolver)
+
+
+async def test_a_name_that_comes_late_is_waited_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = [SERVFAIL, NXDOMAIN, NXDOMAIN, "10.0.0.7"]
+    found = await waited(tmp_path, script, Settings(timeout=60), after=4)
+    assert found == ("10.0.0.7",)
+    assert "trainer-0.trainer (--rdzv-endpoint) is 10.0.0.7, after " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("settings", [Settings(timeout=0.2), Settings(timeout=60, dns_wait=0.2)])
+@pytest.mark.parametrize("hint", ["", "make it indexed"])
+async def test_a_name_that_never_comes_ends_with_the_reason(
+    tmp_path: Path, settings: Settings, hint: str
+) -> None:
+    with pytest.raises(MpibootError) as ended:
+        await waited(tmp_path, [NXDOMAIN], settings, hint)
+    finding = ended.value.finding
+    assert ended.value.code == ExitCode.NAMES_UNRESOLVED
+    assert finding.host == "trainer-0.trainer"
+    assert "NXDOMAIN" in finding.said
+    assert "; --rdzv-endpoint names it, waited for " in finding.said
+    assert finding.hint == hint or (not hint and "headless Service" in finding.hint)
+
+
+async def test_what_is_no_host_name_is_not_waited_for(tmp_path: Path) -> None:
+    with pytest.raises(MpibootError) as ended:
+        await rendezvous.wait(Rendezvous("$(HEAD)", "MASTER_ADDR"), Settings())
+    assert ended.value.code == ExitCode.USAGE
+    assert "MASTER_ADDR: '$(HEAD)' is not a host name" in ended.value.finding.said

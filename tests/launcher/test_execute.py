@@ -1,0 +1,48 @@
+"""`mpiboot exec`, as a process: what it becomes, and with what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.fakes.cli import mpiboot
+
+SHOW = "echo gloo=$GLOO_SOCKET_IFNAME tp=$TP_SOCKET_IFNAME nccl=$NCCL_SOCKET_IFNAME; exit 5"
+
+
+def test_without_a_name_it_becomes_the_program_at_once(tmp_path: Path) -> None:
+    own = {"NCCL_SOCKET_IFNAME": "=mine0"}
+    done = mpiboot(tmp_path, "exec", "--", "/bin/sh", "-c", SHOW, env=own)
+    gloo, tensorpipe, nccl = (word.partition("=")[2] for word in done.stdout.split())
+    assert done.returncode == 5
+    assert nccl == "=mine0"
+    assert gloo == tensorpipe
+    assert (tmp_path / "run").exists() is False
+    assert "nothing names a host to meet at" in done.stderr
+    assert "NCCL_SOCKET_IFNAME==mine0 fits nothing here" in done.stderr
+
+
+def test_where_the_data_network_is_off_nothing_is_set(tmp_path: Path) -> None:
+    words = ("exec", "--data-network", "off", "--", "/bin/sh", "-c", SHOW)
+    done = mpiboot(tmp_path, *words, env={"MASTER_ADDR": "127.0.0.1"})
+    assert (done.returncode, done.stdout) == (5, "gloo= tp= nccl=\n")
+    assert "set for the program: nothing" in done.stderr
+
+
+def test_its_own_name_is_not_waited_for(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "exec", "--", "/bin/true", "--rdzv_endpoint=localhost:29500")
+    assert done.returncode == 0
+    assert "localhost" not in done.stderr
+
+
+def test_a_program_that_is_not_there_is_told_before_any_wait(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "exec", "--", "no-such-program", "--rdzv_endpoint=no.such.host:1")
+    assert done.returncode == 127
+    assert "no-such-program is not in a folder of PATH" in done.stderr
+    assert "no.such.host" not in done.stderr
+
+
+def test_a_name_that_does_not_come_is_the_pods_reason_to_end(tmp_path: Path) -> None:
+    words = ("exec", "--timeout", "0", "--", "/bin/true", "--master-addr", "no.such.invalid")
+    done = mpiboot(tmp_path, *words)
+    assert done.returncode == 68
+    assert "names-unresolved: no.such.invalid" in (tmp_path / "termination-log").read_text()
