@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot import log
 from mpiboot.errors import MpibootError
 from mpiboot.gates.job_hostfile import JobHostfile, find
-from mpiboot.model import Level
+from mpiboot.model import Level, Source
 from mpiboot.observe import hostfiles
-from mpiboot.observe.hostfiles import candidates
+from mpiboot.observe.hostfiles import HostfilePath, candidates
 
 GUARD = 20.0
 
@@ -212,3 +213,46 @@ async def test_ten_thousand_hosts_are_read(tmp_path: Path) -> None:
 
 def test_the_default_is_where_the_operator_mounts_it() -> None:
     assert hostfiles.DEFAULT == "/etc/mpi/hostfile"
+
+
+async def test_what_is_waited_for_is_told_once_with_its_end(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure()
+    path = tmp_path / "none"
+    wrong = await failing(path, 0.3)
+    (line,) = capfd.readouterr().err.splitlines()
+    said, _, end = line.partition("; gives up in ")
+    assert said.startswith(f"mpiboot: waiting for the hostfile: {path} (named by --hostfile)")
+    assert end in ("0s", "1s")
+    assert wrong.finding.said.endswith(" after 0.3 s")
+    assert not (await failing(path, 0.0)).finding.said.endswith(" s")
+
+
+async def test_hosts_that_a_setting_names_come_behind_the_hostfile_that_one_names(
+    tmp_path: Path,
+) -> None:
+    listed = HostfilePath("set-[0-1]", "--replicas", Source.FLAG, "set-0\nset-1\n")
+    path = tmp_path / "hostfile"
+    path.write_text("w-0\n")
+    environ = {"HYDRA_HOST_FILE": str(path)}
+    own = await find(str(path), "--hostfile", {}, patience=0, default="/no", listed=listed)
+    assert (own.hostfile.named_by, own.is_file) == ("--hostfile", True)
+    theirs = await find("", "", environ, patience=0, default="/no", listed=listed)
+    assert (theirs.hostfile.named_by, theirs.is_file) == ("--replicas", False)
+    assert theirs.hostfile.source is Source.FLAG
+    assert [item.said.partition("=")[0] for item in theirs.warnings] == ["HYDRA_HOST_FILE"]
+
+
+@pytest.mark.parametrize("there", [False, True])
+async def test_a_platform_is_asked_for_hosts_where_nothing_else_has_them(
+    tmp_path: Path,
+    there: bool,  # noqa: FBT001 - a row of the table
+) -> None:
+    default = tmp_path / "hostfile"
+    if there:
+        default.write_text("w-0\n")
+    hosts = HostfilePath("VC_WORKER_HOSTS", "MPI_HOST", Source.PLATFORM, "v-0\n")
+    found = await find("", "", {}, patience=0, default=str(default), platform=lambda: hosts)
+    assert [host.name for host in found.hostfile.hosts] == ["w-0" if there else "v-0"]
+    assert found.is_file == there

@@ -221,3 +221,37 @@ async def test_a_worker_that_has_ended_meanwhile_is_held_by_nobody(
     told = capfd.readouterr().err
     assert "w-0 is in use by launcher pi-launcher-x" in told
     assert "ended" not in told
+
+
+@pytest.mark.parametrize(
+    ("hosts", "others", "said"),
+    [
+        (1, 0, "w-0 is in use by launcher pi-launcher-x (10.0.0.9) since 2026-01-02T03:04:05Z"),
+        (2, 0, "w-0, w-1 are in use by launcher pi-launcher-x (10.0.0.9) since"),
+        (1, 2, "since 2026-01-02T03:04:05Z, and 2 more launchers use some of them"),
+    ],
+)
+def test_who_has_the_workers_is_one_sentence(hosts: int, others: int, said: str) -> None:
+    seen = [worker(f"w-{number}", (MARK, "10.0.0.9")) for number in range(hosts)]
+    (found,) = other_launchers.connected(seen, {item.host.name: (MARK,) for item in seen}, 30)
+    more = [replace(found, name=f"other-{number}") for number in range(others)]
+    assert said in other_launchers.line([found, *more])
+    wrong = other_launchers.error_of([found, *more], 35.4)
+    assert wrong.finding.check == "workers-held"
+    assert wrong.finding.said == (
+        f"{other_launchers.line([found, *more])}, still after 35 s: nothing was started"
+    )
+
+
+def test_each_launcher_is_told_apart_by_its_mark_and_address() -> None:
+    second = MARK.replace("pi-launcher-x", "pi-launcher-y")
+    seen = [
+        worker("w-0", (MARK, "10.0.0.9"), (second, "10.0.0.8")),
+        worker("w-1", (MARK, "10.0.0.9")),
+    ]
+    found = other_launchers.connected(seen, {"w-0": (MARK, second), "w-1": (MARK,)}, 30)
+    assert [(item.name, item.address, item.hosts) for item in found] == [
+        ("pi-launcher-x", "10.0.0.9", ("w-0", "w-1")),
+        ("pi-launcher-y", "10.0.0.8", ("w-0",)),
+    ]
+    assert {item.since for item in found} == {"2026-01-02T03:04:05Z"}

@@ -71,3 +71,34 @@ def test_a_finding_has_the_last_reason_in_full() -> None:
 
     state.resolved, state.stage = True, Stage.SSH
     assert finding(state).check == "workers-unreachable"
+
+
+def test_a_finding_says_as_much_as_is_known() -> None:
+    state = of("w-0.job")[0]
+    assert finding(state).said == "DNS: no answer yet"
+    state.reason = "NXDOMAIN"
+    assert finding(state).said == "DNS: NXDOMAIN"
+    usual = finding(state).hint
+    assert "headless Service" in usual
+    state.hint = "do this"
+    assert finding(state).hint == "do this"
+
+
+def test_who_is_furthest_is_told_first_then_the_largest_group() -> None:
+    known = of(*(f"w-{number}" for number in range(6)))
+    for number, (stage, reason) in enumerate(
+        [
+            (Stage.DNS, "a"),
+            (Stage.DNS, "b"),
+            (Stage.DNS, "b"),
+            (Stage.SSH, "c"),
+            (Stage.READY, ""),
+            (Stage.SSH, ""),
+        ]
+    ):
+        known[number].stage, known[number].reason = stage, reason
+    assert line(known) == (
+        "1/6 hosts ready, waiting for SSH on w-3 (c), SSH on w-5, DNS for w-1, w-2 (b), "
+        "DNS for w-0 (a)"
+    )
+    assert fields(known)["ready"] == 1

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from mpiboot import host_shell
+from mpiboot.choices import HostKeys
 from mpiboot.data_network.records import Transport, WorkerNetwork
 from mpiboot.errors import MpibootError
 from mpiboot.gates import recheck
 from mpiboot.gates.access import Access
+from mpiboot.gates.remote_commands import RemoteCommands
 from mpiboot.launch_agent import files as agent_files
 from mpiboot.model import Host, NoFacts, Worker
 from mpiboot.observe import pod
@@ -164,3 +166,35 @@ def test_a_hosts_own_values_reach_the_remote_command_as_they_are() -> None:
     command = agent_files.exports(values).rstrip("\n") + ' printf "%s|" "$A" "$B" "$C"'
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "".join(f"{value}|" for value in values.values())
+
+
+def test_what_is_waited_for_is_one_line() -> None:
+    assert recheck._line(["a", "b"], {}) == "waiting for the facts of a, b"
+    assert recheck._line([], {"c": ["port x", "port y"]}) == (
+        "waiting for the data network of c (port x, port y)"
+    )
+    assert recheck._line(["a"], {"c": ["port x"]}) == (
+        "waiting for the facts of a; and for the data network of c (port x)"
+    )
+
+
+async def test_late_facts_are_only_brought_at_first_and_gathered_anew_later(folder: Path) -> None:
+    """The child that gathers them may only be slow."""
+    job = Job(folder)
+    server = behaviour(job, folder)
+    async with sshd(server) as port:
+        access = Access("runner", job.path, "here")
+        remote = RemoteCommands(access, HostKeys.JOB)
+        one = await recheck._ask(late(port), remote, first=True)
+        two = await recheck._ask(one, remote, first=False)
+    assert server.commands == [host_shell.ask("facts"), host_shell.ask("look", "facts")]
+    assert (one.late, two.late) == (True, True)
+
+
+async def test_facts_that_a_worker_has_are_kept_where_none_come_again(folder: Path) -> None:
+    job = Job(folder)
+    known = plans.worker(Host("a"), 1, None)
+    async with sshd(behaviour(job, folder)) as port:
+        asked = replace(known, address="127.0.0.1", port=port)
+        remote = RemoteCommands(Access("runner", job.path, "here"), HostKeys.JOB)
+        assert await recheck._ask(asked, remote, first=False) is asked
