@@ -188,3 +188,117 @@ def test_an_mpirun_that_is_the_first_process_is_told(
     (tmp_path / "cmdline").write_bytes(cmdline)
     (tmp_path / "environ").write_bytes(environ)
     assert bool(shims.passed_by(tmp_path)) == told
+
+
+def test_sshd_is_gone_on_with_by_its_absolute_path_from_folders_that_path_lacks(
+    own: Path, tmp_path: Path
+) -> None:
+    """OpenSSH's sshd starts itself again by that path."""
+    shims.install(str(tmp_path / "front"), {"PATH": ""})
+    real = program(tmp_path / "sbin", "sshd")
+    assert own.is_file()
+    found = shims.enter("sshd", {"PATH": f"{tmp_path}/front:/nowhere"})
+    assert found == {"PATH": "/nowhere", "program": str(real)}
+
+
+def test_what_is_installed_is_told_with_the_real_one_and_what_is_to_be_done(
+    own: Path, tmp_path: Path
+) -> None:
+    front, behind = tmp_path / "front", program(tmp_path / "behind", "mpirun")
+    lines = shims.install(str(front), {"PATH": f"{behind.parent}:relative"})
+    assert lines == (
+        f"{front}/mpirun -> {own} (the real one: {behind})",
+        f"{front}/mpiexec -> {own} (the real one: none is installed)",
+        f"{front}/sshd -> {own} (the real one: none is installed)",
+        f"put {front} first on PATH: ENV PATH={front}:$PATH",
+    )
+    assert len(shims.install(str(front), {"PATH": f"/x:{front}"})) == 3
+    assert shims.remove(str(front)) == tuple(f"{front}/{name} removed" for name in shims.NAMES)
+
+
+def test_a_path_without_shims_is_left_as_it_is(own: Path, tmp_path: Path) -> None:
+    real = program(tmp_path / "bin", "mpirun")
+    assert own.is_file()
+    for path in (str(real.parent), f"{real.parent}:", "", "relative:/nowhere"):
+        assert shims.cleared({"PATH": path}) == path
+    behind = tmp_path / "front"
+    shims.install(str(behind), {"PATH": ""})
+    path = f"{real.parent}:{behind}"
+    # The sshd of that folder leads to mpiboot too, but there is no other one to be found.
+    assert shims.cleared({"PATH": path}) == path
+    assert shims.cleared({"PATH": f"{behind}:{real.parent}"}) == str(real.parent)
+
+
+def test_the_ssh_of_a_program_that_logs_in_by_itself_is_not_the_agents(
+    own: Path, tmp_path: Path
+) -> None:
+    shims.link_ssh(tmp_path / "logins")
+    assert own.is_file()
+    link = tmp_path / "logins" / "ssh"
+    assert link.is_symlink()
+    assert link.resolve().is_file()
+    assert (tmp_path / "logins").stat().st_mode & 0o777 == 0o700
+    ssh = program(tmp_path / "bin", "ssh")
+    environ = {"PATH": f"{tmp_path}/logins:{ssh.parent}"}
+    assert shims.cleared(environ) == str(ssh.parent)
+
+
+def test_links_for_a_script_replace_what_an_earlier_one_left(own: Path, tmp_path: Path) -> None:
+    (tmp_path / "mpirun").write_text("old")
+    shims.link(tmp_path)
+    assert (tmp_path / "mpirun").resolve() == (tmp_path / "mpiexec").resolve() == own
+    assert not (tmp_path / "sshd").is_symlink()
+
+
+def test_a_folder_that_can_not_be_written_is_told_with_the_reason(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert own.is_file()
+    (tmp_path / "file").touch()
+    inside = tmp_path / "file" / "x"
+    monkeypatch.setattr(shims, "KEPT", inside)
+    for act in (
+        lambda: shims.install(str(inside), {"PATH": ""}),
+        lambda: shims.link(inside),
+        lambda: shims.link_ssh(inside),
+        lambda: shims.replace({"PATH": ""}),
+    ):
+        with pytest.raises(MpibootError, match="Not a directory") as caught:
+            act()
+        assert caught.value.finding.check == "runtime-folder"
+        assert str(tmp_path / "file") in caught.value.finding.said
+
+
+def test_mpiboots_own_program_must_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["mpiboot"])
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    with pytest.raises(MpibootError, match="own program is not installed") as caught:
+        shims.own_file()
+    assert caught.value.finding.check == "program-missing"
+    assert shims.cleared({"PATH": "/a:/b"}) == "/a:/b"
+    beside = program(tmp_path, "mpiboot")
+    assert shims.own_file() == beside
+
+
+def test_shims_that_work_are_told_and_nothing_without_any(own: Path, tmp_path: Path) -> None:
+    front = tmp_path / "front"
+    assert shims.effects({"PATH": f"{front}:/nowhere"}) == ("", "")
+    shims.install(str(front), {"PATH": ""})
+    good, bad = shims.effects({"PATH": f"{front}:{front}"})
+    assert good == (
+        f"mpirun starts mpiboot, by the shim {front}/mpirun; "
+        f"mpiexec starts mpiboot, by the shim {front}/mpiexec"
+    )
+    assert (bad, own.is_file()) == ("", True)
+
+
+def test_a_first_process_that_can_not_be_read_is_not_told(tmp_path: Path) -> None:
+    assert shims.passed_by(tmp_path) == ""
+    (tmp_path / "cmdline").write_bytes(b"/usr/bin/mpirun\0")
+    assert shims.passed_by(tmp_path) == ""
+    (tmp_path / "environ").write_bytes(b"")
+    assert shims.passed_by(tmp_path) == (
+        "this container's first process is /usr/bin/mpirun, which was started without mpiboot"
+    )
