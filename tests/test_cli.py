@@ -351,6 +351,19 @@ def test_an_error_is_a_json_line_where_logs_are(tmp_path: Path) -> None:
     assert "MPIBOOT_NP" in record["hint"]
 
 
+def test_the_end_is_a_json_line_too_but_for_what_a_worker_runs_beside_itself(
+    tmp_path: Path,
+) -> None:
+    env = {"MPIBOOT_LOG_FORMAT": "json"}
+    for words in (["--help"], ["settings"], ["facts"]):
+        done = mpiboot(tmp_path, *words, env=env)
+        (end,) = [json.loads(line) for line in done.stderr.splitlines()]
+        assert (done.returncode, end["event"], end["exit"]) == (0, "ended", 0)
+        assert (end["level"], end["message"]) == ("info", "ended: exit 0")
+    path = tmp_path / "facts.json"
+    assert mpiboot(tmp_path, "facts", "--write", str(path), env=env).stderr == ""
+
+
 def test_an_unknown_variable_is_a_warning_with_the_nearest_name(tmp_path: Path) -> None:
     done = mpiboot(tmp_path, "settings", env={"MPIBOOT_TIMEOT": "3"})
     assert done.returncode == 0

@@ -264,3 +264,58 @@ def test_attempts_and_their_ends_come_back_as_they_were_told(folder: Path) -> No
 
     assert (folder / "attempts").read_text().splitlines()[1] == "b@2@y "
     assert host_shell.read(output).attempts == (("a@1@x", why[:500].replace("\n", " ")),)
+
+
+@pytest.mark.parametrize(
+    ("connection", "table", "own", "held"),
+    [
+        ("10.0.0.9 1 10.0.0.2 22", "0016 0001", "3 22", True),
+        ("10.0.0.9 1 10.0.0.2 22", "0016 0002", "3 22", False),  # it has ended
+        ("10.0.0.9 1 10.0.0.2 22", "0016 0001", "", True),
+        ("10.0.0.9 1 10.0.0.2 22", "0016 0002", "", True),  # its own isn't known: nobody is gone
+        ("10.0.0.9 1 10.0.0.2 22", "0016 0002", "4 22", True),  # nor where it isn't in the table
+        ("10.0.0.9 1 10.0.0.2", "0016 0001", "3 22", False),
+        ("10.0.0.9 1 10.0.0.2 22 x", "0016 0001", "3 22", False),
+        ("10.0.0.9 x 10.0.0.2 22", "0016 0001", "3 22", False),
+        ("", "0016 0001", "3 22", False),
+    ],
+)
+def test_a_launcher_is_connected_where_its_session_still_has_its_connection(
+    connection: str,
+    table: str,
+    own: str,
+    held: bool,  # noqa: FBT001 - a row of the table
+) -> None:
+    """``own`` is the connection by which it is asked: far port and near port."""
+    rows = [
+        f"   {at}: 0200000A:{ports.split()[0]} 0900000A:{ports.split()[1]} 01 00000000:00000000"
+        for at, ports in enumerate((table, "0016 0003"))
+    ]
+    lines = [
+        *rows,
+        *([f"mpiboot-own {own}"] if own else []),
+        "mpiboot-process",
+        "MPIBOOT_JOB_MARK=m",
+        f"SSH_CONNECTION={connection}",
+    ]
+    answer = host_shell.read("\n".join(lines) + "\n")
+    assert answer.marks == ("m",)
+    assert answer.held == ((("m", "10.0.0.9"),) if held else ())
+
+
+def test_numbers_names_and_reasons_are_read_where_they_are_some() -> None:
+    answer = host_shell.read(
+        "mpiboot-oom 1\nmpiboot-limit 2\nmpiboot-peak 3\nmpiboot-began 12.5\nmpiboot-ended 4\n"
+        "mpiboot-left 5\nmpiboot-port mlx5_0/ports/1 4: ACTIVE\nmpiboot-port\n"
+        "mpiboot-lacks name train\nmpiboot-lacks name\nmpiboot-look-failed no memory\n"
+    )
+    assert (answer.oom_kills, answer.limit, answer.peak) == (1, 2, 3)
+    assert (answer.began, answer.ended, answer.left) == (12.5, 4, 5)
+    assert answer.ports == (("mlx5_0/ports/1", "ACTIVE"),)
+    assert answer.lacks == (("name", "train"),)
+    assert answer.look_failed == "no memory"
+    odd = host_shell.read(
+        "mpiboot-oom x\nmpiboot-began 1.\nmpiboot-ended -1\nmpiboot-mpirun /a b c\n"
+    )
+    assert (odd.oom_kills, odd.began, odd.ended) == (None, None, 0)
+    assert odd.mpirun_by_path == ("/a", "b c")

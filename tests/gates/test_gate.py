@@ -15,9 +15,10 @@ import pytest
 from mpiboot import log
 from mpiboot.choices import HostKeys, LogFormat, Switch
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import gate, retry_delay
+from mpiboot.gates import gate, progress, retry_delay
 from mpiboot.gates.gate import Access, GateResult
 from mpiboot.gates.job_hostfile import HostfileFollower, find
+from mpiboot.gates.progress import Stage
 from mpiboot.model import Host, Mesh
 from mpiboot.observe import service_mesh
 from mpiboot.observe.dns import Resolver
@@ -871,3 +872,32 @@ async def test_the_end_is_not_lost_with_a_cancellation_that_a_task_swallows() ->
     await gate._end({task})
     assert swallowed.is_set()
     assert task.cancelled()
+
+
+@pytest.mark.parametrize(
+    ("cap", "stage", "waited", "left"),
+    [
+        (None, Stage.DNS, 10.0, 50.0),
+        (20.0, Stage.DNS, 10.0, 10.0),
+        (20.0, Stage.SSH, 10.0, 50.0),  # all names have resolved
+        (90.0, Stage.DNS, 10.0, 50.0),
+        (20.0, Stage.DNS, 30.0, 0.0),
+    ],
+)
+def test_what_is_left_is_told_by_the_names_cap_while_a_name_is_missing(
+    cap: float | None, stage: Stage, waited: float, left: float
+) -> None:
+    states = progress.states(named("w-0", "w-1"))
+    states[0].stage, states[1].stage = Stage.READY, stage
+    assert gate._left(Settings(timeout=60.0, dns_wait=cap), states, waited) == left
+
+
+async def test_the_drawn_line_is_taken_away_before_the_gate_ends(
+    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(log, "draws", lambda: True)
+    found = await passing(cluster, named("launcher"), access(job, 22))
+    assert [host.name for host in found.local] == ["launcher"]
+    _, taken, rest = capfd.readouterr().err.rpartition("\r\x1b[K")
+    assert taken
+    assert rest.startswith("mpiboot: 1 host ready in ")
