@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from mpiboot import log
 from mpiboot.gates import pair_check
 from mpiboot.gates.pair_check import PairCheck
 from mpiboot.model import Mesh, Worker
@@ -221,17 +222,25 @@ async def test_a_pod_that_was_replaced_is_dialled_no_more(folder: Path) -> None:
     connections = [join(check, one, Local(folder)) for one in first]
     await until(lambda: len(check._dialled) == 2)
     again = replace(first[1], address="127.0.6.99")
-    join(check, again, Local(folder))
+    dials: list[str] = []
+
+    def heard(line: str) -> str:
+        dials.append(line.split(maxsplit=1)[0])
+        return line
+
+    join(check, again, Local(folder, heard))
     await until(lambda: connections[1].closed)
     found = await check.results([first[0], again])
     assert {item.address for item in found} == {"127.0.6.1", "127.0.6.99"}
     assert len(found) == 2
     assert len(check._dialled) == 4
+    assert dials == ["127.0.6.1"]  # a pod that is gone would answer after the whole patience
 
 
 async def test_others_servers_older_workers_and_meshes_are_not_checked(
-    folder: Path, tmp_path: Path
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    log.configure(level="debug")
     check = PairCheck(60.0, "")
     facts = host(1).facts
     assert facts is not None
@@ -245,6 +254,13 @@ async def test_others_servers_older_workers_and_meshes_are_not_checked(
     assert {item.source for item in found} == {"w-3", "w-4"}
     assert [len(connection.commands) for connection in connections] == [0, 0, 1, 1, 1]
     assert all(connection.closed for connection in connections)
+    log.configure()
+    said = capfd.readouterr().err
+    no = "tries no connections to other workers: "
+    assert f"w-0 {no}it does not run mpiboot\n" in said
+    assert f"w-1 {no}a proxy of istio\n" in said
+    assert f"w-2 {no}it has an older mpiboot, or no free port at that address\n" in said
+    assert "2 connections between workers tried\n" in said
 
 
 async def test_one_that_never_says_anything_is_not_waited_for(
