@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from mpiboot import log
+from mpiboot.choices import LogLevel
 from mpiboot.gates import pair_check
 from mpiboot.gates.pair_check import PairCheck
 from mpiboot.model import Mesh, Worker
@@ -240,7 +241,7 @@ async def test_a_pod_that_was_replaced_is_dialled_no_more(folder: Path) -> None:
 async def test_others_servers_older_workers_and_meshes_are_not_checked(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    log.configure(level="debug")
+    log.configure(level=LogLevel.DEBUG)
     check = PairCheck(60.0, "")
     facts = host(1).facts
     assert facts is not None

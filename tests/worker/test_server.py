@@ -1,0 +1,300 @@
+"""Which SSH server a worker starts, and what becomes of it; none is started here."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from mpiboot import log
+from mpiboot.choices import AUTO, Auto
+from mpiboot.errors import MpibootError, error
+from mpiboot.model import SshKind
+from mpiboot.ssh_server import openssh
+from mpiboot.ssh_server import port as ports
+from mpiboot.system import process
+from mpiboot.system.keys import JobKey
+from mpiboot.worker import server
+from mpiboot.worker.server import WorkerServer
+from mpiboot.worker.setup import WorkerSetup
+from tests.fakes import plans
+
+if TYPE_CHECKING:
+    from mpiboot.ssh_server.child import SshServer
+    from mpiboot.ssh_server.sessions import Sessions
+
+
+class Started:
+    """Stands for a server that runs; a test says how it ends."""
+
+    def __init__(self, kind: SshKind, *_: object) -> None:
+        self.kind = kind
+        self.pid = 4711
+        self.listening = False
+        self.words: tuple[str, ...] = ()
+        self.closed = False
+        self.stopped = False
+
+    def last_words(self) -> tuple[str, ...]:
+        return self.words
+
+    def close(self) -> None:
+        self.closed = True
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[WorkerServer]]:
+    """Servers that start nothing, where OpenSSH's could serve."""
+    monkeypatch.setattr(server, "SshServer", Started)
+    monkeypatch.setattr(server, "openssh_argv", lambda *_: ["sshd"])
+    monkeypatch.setattr(server, "embedded_argv", lambda *_: ["python"])
+    monkeypatch.setattr(openssh, "reason_against", lambda *_: "")
+    monkeypatch.setattr(ports, "can_bind", lambda *_: True)
+    log.configure()
+    yield WorkerServer
+    log.configure()
+
+
+class NoSessions:
+    """No session has begun."""
+
+    begun = False
+
+
+def of(folder: Path, wanted: SshKind | Auto) -> WorkerServer:
+    key = JobKey(folder / "key", "ssh-ed25519 AAAA")
+    environ = {"PATH": "/usr/bin:/bin", "HOME": "/"}
+    setup = WorkerSetup(plans.ROOT, folder, key, "127.0.0.1", 4022, "token", 30.0, environ)
+    loop = process.SignalLoop((signal.SIGUSR2,))
+    loop.close()
+    return WorkerServer(wanted, setup, loop, cast("Sessions", NoSessions()))
+
+
+def running(worker: WorkerServer) -> Started:
+    assert worker.running is not None
+    return cast("Started", worker.running)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "against", "kind", "said"),
+    [
+        (AUTO, "", SshKind.OPENSSH, ""),
+        (AUTO, "no sshd", SshKind.EMBEDDED, "the embedded SSH server is used: no sshd\n"),
+        (SshKind.OPENSSH, "", SshKind.OPENSSH, ""),
+        (SshKind.EMBEDDED, "", SshKind.EMBEDDED, "is used: MPIBOOT_SSHD=embedded\n"),
+    ],
+)
+def test_openssh_serves_where_it_can_and_nobody_asks_for_the_other(
+    made: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    wanted: SshKind | Auto,
+    against: str,
+    kind: SshKind,
+    said: str,
+) -> None:
+    assert made
+    monkeypatch.setattr(openssh, "reason_against", lambda *_: against)
+    worker = of(tmp_path, wanted)
+    worker.start()
+    assert running(worker).kind is kind
+    assert capfd.readouterr().err.endswith(said)
+
+
+def test_an_openssh_that_was_asked_for_and_can_not_serve_is_an_error(
+    made: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert made
+    monkeypatch.setattr(openssh, "reason_against", lambda *_: "no sshd")
+    with pytest.raises(MpibootError) as caught:
+        of(tmp_path, SshKind.OPENSSH).start()
+    assert caught.value.finding.check == "sshd"
+    assert caught.value.finding.said == "OpenSSH's sshd can't serve this pod: no sshd"
+    assert "MPIBOOT_SSHD=embedded" in caught.value.finding.hint
+    monkeypatch.setattr(ports, "can_bind", lambda *_: False)
+    with pytest.raises(MpibootError) as caught:
+        of(tmp_path, SshKind.OPENSSH).start()
+    assert caught.value.finding.hint.startswith("port 4022 can't be used here")
+
+
+@pytest.mark.parametrize(("check", "falls_back"), [("program-missing", True), ("tmpdir", False)])
+def test_only_a_program_that_is_missing_makes_room_for_the_embedded_server(
+    made: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    check: str,
+    falls_back: bool,  # noqa: FBT001 - a row of the table
+) -> None:
+    assert made
+
+    def refuse(*_: object) -> list[str]:
+        raise error(check, "so it is")
+
+    monkeypatch.setattr(server, "openssh_argv", refuse)
+    worker = of(tmp_path, AUTO)
+    if falls_back:
+        worker.start()
+        assert running(worker).kind is SshKind.EMBEDDED
+    else:
+        with pytest.raises(MpibootError, match="so it is"):
+            worker.start()
+        assert worker.running is None
+
+
+def ended(worker: WorkerServer, *, listened: bool, status: int = 256, words: str = "") -> Started:
+    """The running server ends; that one."""
+    gone = running(worker)
+    gone.listening = listened
+    gone.words = (words,) if words else ()
+    worker.child_ended(4711, status)
+    assert gone.closed
+    return gone
+
+
+def test_a_server_that_listened_is_started_again_once(
+    made: object, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert made
+    worker = of(tmp_path, SshKind.OPENSSH)
+    worker.start()
+    first = ended(worker, listened=True)
+    assert running(worker) is not first
+    assert running(worker).kind is SshKind.OPENSSH
+    said = "warning: the SSH server (openssh) ended by itself and is started again\n"
+    assert capfd.readouterr().err.endswith(said)
+    with pytest.raises(MpibootError) as caught:
+        ended(worker, listened=True, words="fatal: no memory")
+    assert caught.value.finding.said == (
+        "the SSH server (openssh) doesn't run: it ended with 1: fatal: no memory"
+    )
+    assert caught.value.finding.evidence == ("fatal: no memory",)
+
+
+def test_in_place_of_a_server_that_was_not_asked_for_comes_the_embedded_one(
+    made: object, tmp_path: Path
+) -> None:
+    assert made
+    worker = of(tmp_path, AUTO)
+    worker.start()
+    ended(worker, listened=True)
+    assert running(worker).kind is SshKind.EMBEDDED
+
+
+def test_an_sshd_that_never_listened_makes_room_and_the_embedded_one_has_nobody_to(
+    made: object, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert made
+    worker = of(tmp_path, AUTO)
+    worker.start()
+    ended(worker, listened=False, status=9, words="killed")
+    assert running(worker).kind is SshKind.EMBEDDED
+    assert "is used: it ended with 137: killed\n" in capfd.readouterr().err
+    with pytest.raises(MpibootError) as caught:
+        ended(worker, listened=False)
+    assert caught.value.finding.said == "the SSH server (embedded) doesn't run: it ended with 1"
+    assert caught.value.finding.hint == "its own lines say why"
+
+
+def test_the_end_of_another_child_or_of_one_that_was_handed_over_is_nobodys_fault(
+    made: object, tmp_path: Path
+) -> None:
+    assert made
+    worker = of(tmp_path, AUTO)
+    worker.start()
+    worker.helpers.add(12)
+    worker.child_ended(12, 0)
+    assert worker.helpers == set()
+    gone = worker.hand_over()
+    assert gone is not None
+    assert not cast("Started", gone).closed
+    worker.child_ended(4711, 0)
+    assert worker.running is None
+    assert worker.hand_over() is None
+
+
+class Lines:
+    """What the test login said."""
+
+    def __init__(self, *last: str) -> None:
+        self.last = last
+        self.read_ = self.closed = False
+
+    def read(self) -> None:
+        self.read_ = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("wanted", "begun", "status", "stopped", "said"),
+    [
+        (AUTO, False, 0, False, ""),
+        (AUTO, False, 256, True, ""),
+        (AUTO, True, 256, False, "warning: a test login to this worker fails: PAM says no; bye\n"),
+        (SshKind.OPENSSH, False, 256, False, "a test login to this worker fails: PAM says no; bye"),
+    ],
+)
+def test_an_sshd_that_lets_nobody_in_is_replaced_unless_somebody_is_in_or_wants_it(
+    made: object,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    wanted: SshKind | Auto,
+    begun: bool,  # noqa: FBT001 - a row of the table
+    status: int,
+    stopped: bool,  # noqa: FBT001
+    said: str,
+) -> None:
+    assert made
+    worker = of(tmp_path, wanted)
+    worker.start()
+    worker._sessions = cast("Sessions", type("Some", (), {"begun": begun})())
+    lines = Lines("PAM says no", "bye")
+    worker._login = (12, lines)  # type: ignore[assignment]
+    worker.child_ended(12, status)
+    assert (lines.read_, lines.closed) == (True, True)
+    assert running(worker).stopped is stopped
+    err = capfd.readouterr().err
+    assert said in err if said else err == ""
+    worker.child_ended(12, status)  # another process may get that number
+    if stopped:
+        ended(worker, listened=True)
+        assert running(worker).kind is SshKind.EMBEDDED
+        why = "a test login through OpenSSH's sshd fails: PAM says no; bye"
+        assert capfd.readouterr().err.endswith(f"the embedded SSH server is used: {why}\n")
+
+
+def test_a_login_that_says_nothing_is_told_by_its_status(
+    made: object, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert made
+    worker = of(tmp_path, SshKind.OPENSSH)
+    worker.start()
+    worker._login = (12, Lines())  # type: ignore[assignment]
+    worker.child_ended(12, 255 << 8)
+    assert "fails: ssh ended with 255\n" in capfd.readouterr().err
+
+
+def test_it_is_told_once_for_each_server_that_it_listens(
+    made: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert made
+    told: list[SshServer] = []
+    worker = of(tmp_path, AUTO)
+    monkeypatch.setattr(worker, "_listens", told.append)
+    assert not worker.listens_now()
+    worker.start()
+    assert not worker.listens_now()
+    running(worker).listening = True
+    assert [worker.listens_now() for _ in range(3)] == [True, False, False]
+    ended(worker, listened=True)
+    running(worker).listening = True
+    assert worker.listens_now()
+    assert [item.kind for item in told] == [SshKind.OPENSSH, SshKind.EMBEDDED]
