@@ -8,7 +8,7 @@ import shlex
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mpiboot.addresses import short_names
 from mpiboot.data_network import cluster_view
@@ -19,7 +19,9 @@ from mpiboot.setting_sources import Resolved
 from mpiboot.setting_types import shown
 from mpiboot.wording import first_few
 
-_NOTHING: Mapping[str, Mapping[str, str]] = {}
+if TYPE_CHECKING:
+    from mpiboot.job.plan import Plan
+
 _LEAST: Final = 40  # characters that a broken line has at least, however deep it begins
 _TROUBLE: Final = frozenset({Level.FAIL, Level.WARN, Level.UNKNOWN})
 _ALIKE: Final = 8  # findings of one trouble that are shown; of more the rest is only named
@@ -201,52 +203,33 @@ def workers(rows: Iterable[cluster_view.WorkerRow]) -> str:
     return table(cluster_view.HEADINGS, (row.cells for row in rows), indent="  ")
 
 
-def plan(
-    made: Sequence[Decision],
-    found: Sequence[Finding],
-    argv: Sequence[str],
-    set_env: Mapping[str, str],
-    unset_env: Sequence[str],
-    *,
-    rows: Sequence[cluster_view.WorkerRow] = (),
-    per_host: Mapping[str, Mapping[str, str]] = _NOTHING,
-    width: int | None = None,
-) -> str:
+def plan(made: Plan, found: Sequence[Finding], width: int | None = None) -> str:
     """Lay a plan out for a person: findings, the data network, decisions, then the command."""
     text = findings(found, width) + ("\n" if found else "")
-    text += workers(rows) + "\n" if rows else ""
-    text += decisions(made, width)
-    if per_host:
+    text += workers(made.rows) + "\n" if made.rows else ""
+    text += decisions(made.decisions, width)
+    if made.per_host:
         given = (
             (host, name, value)
-            for host, mine in per_host.items()
+            for host, mine in made.per_host.items()
             for name, value in _masked(mine).items()
         )
         text += "\n" + table(("host", "variable", "value"), given, indent="  ")
-    text += f"\n  {len(set_env)} variables set, {len(unset_env)} removed\n"
-    return text + f"\n{command(argv)}\n"
+    text += f"\n  {len(made.set_env)} variables set, {len(made.unset_env)} removed\n"
+    return text + f"\n{command(made.argv)}\n"
 
 
-def plan_json(
-    made: Sequence[Decision],
-    found: Sequence[Finding],
-    argv: Sequence[str],
-    set_env: Mapping[str, str],
-    unset_env: Sequence[str],
-    *,
-    rows: Sequence[cluster_view.WorkerRow] = (),
-    per_host: Mapping[str, Mapping[str, str]] = _NOTHING,
-) -> str:
+def plan_json(made: Plan, found: Sequence[Finding]) -> str:
     """Print a plan as JSON; values of secrets are masked."""
     return as_json(
         {
-            "decisions": made,
+            "decisions": made.decisions,
             "findings": found,
-            "argv": masking.masked_words(argv),
-            "set": _masked(set_env),
-            "removed": unset_env,
-            "set_on_host": {host: _masked(mine) for host, mine in per_host.items()},
-            "data_network": rows,
+            "argv": masking.masked_words(made.argv),
+            "set": _masked(made.set_env),
+            "removed": made.unset_env,
+            "set_on_host": {host: _masked(mine) for host, mine in made.per_host.items()},
+            "data_network": made.rows,
         }
     )
 

@@ -176,7 +176,7 @@ def install(folder: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     """
     own, target = own_file(), Path(folder)
     lines = []
-    try:
+    with files.writing(folder):
         target.mkdir(mode=0o755, parents=True, exist_ok=True)
         for name in NAMES:
             place = target / name
@@ -187,8 +187,6 @@ def install(folder: str, environ: Mapping[str, str]) -> tuple[str, ...]:
             place.symlink_to(own)
             behind = real(name, environ.get("PATH", ""), str(own))
             lines.append(f"{place} -> {own} (the real one: {behind or 'none is installed'})")
-    except OSError as wrong:
-        raise error("runtime-folder", f"{folder}: {wrong.strerror}") from None
     if folder not in environ.get("PATH", "").split(os.pathsep):
         lines.append(f"put {folder} first on PATH: ENV PATH={folder}:$PATH")
     return tuple(lines)
@@ -201,12 +199,10 @@ def link(folder: Path) -> None:
         MpibootError: ``runtime-folder``; the folder can't be written.
     """
     own = own_file()
-    try:
+    with files.writing():
         for name in ("mpirun", "mpiexec"):
             (folder / name).unlink(missing_ok=True)
             (folder / name).symlink_to(own)
-    except OSError as wrong:
-        raise error("runtime-folder", f"{wrong.filename}: {wrong.strerror}") from None
 
 
 def link_ssh(folder: Path) -> None:
@@ -215,11 +211,9 @@ def link_ssh(folder: Path) -> None:
     Raises:
         MpibootError: ``runtime-folder``; the folder can't be made.
     """
-    try:
+    with files.writing():
         folder.mkdir(mode=0o700)
         (folder / "ssh").symlink_to(_SSH)
-    except OSError as wrong:
-        raise error("runtime-folder", f"{wrong.filename}: {wrong.strerror}") from None
 
 
 def replace(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -231,7 +225,7 @@ def replace(environ: Mapping[str, str]) -> tuple[str, ...]:
     import shutil  # noqa: PLC0415 - heavy, and nothing that a job does
 
     own, lines = own_file(), []
-    try:
+    with files.writing():
         KEPT.mkdir(mode=0o755, parents=True, exist_ok=True)
         for name in NAMES:
             place = Path(real(name, environ.get("PATH", ""), str(own)) or KEPT / name)
@@ -250,8 +244,6 @@ def replace(environ: Mapping[str, str]) -> tuple[str, ...]:
             with (KEPT / _PLACES).open("a", encoding="utf-8") as file:
                 file.write(f"{name} {place}\n")
             lines.append(f"{place} -> {own} (the real one: {kept})")
-    except OSError as wrong:
-        raise error("runtime-folder", f"{wrong.filename}: {wrong.strerror}") from None
     return tuple(lines)
 
 
@@ -265,7 +257,7 @@ def remove(folder: str) -> tuple[str, ...]:
 
     own, lines = own_file(), []
     list_ = KEPT / _PLACES
-    try:
+    with files.writing(folder):
         for name in NAMES:
             place = Path(folder) / name
             if place.is_symlink() and place.resolve() == own:
@@ -279,8 +271,6 @@ def remove(folder: str) -> tuple[str, ...]:
                 shutil.move(kept, place)
                 lines.append(f"{place} is the real one again")
         list_.unlink(missing_ok=True)
-    except OSError as wrong:
-        raise error("runtime-folder", f"{folder}: {wrong.strerror}") from None
     return tuple(lines)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mpiboot import facts_text, render
 from mpiboot.checks import failed
 from mpiboot.fabric import Fabric, RdmaPort, Route
+from mpiboot.job.plan import Plan
 from mpiboot.model import Decision, Finding, Level, Role, Source
 from mpiboot.setting_rows import ROWS
 from mpiboot.setting_sources import resolve
@@ -186,7 +187,8 @@ def test_a_plan_for_people_ends_with_the_command() -> None:
         Decision("ranks", "4", Source.DEFAULT, "all slots"),
         Decision("x", "", Source.FLAG, "y"),
     ]
-    text = render.plan(made, FOUND, ["mpirun", "-n", "4", "./a b"], {"A": "1"}, ["B", "C"])
+    argv = ("mpirun", "-n", "4", "./a b")
+    text = render.plan(Plan(tuple(made), (), argv, {"A": "1"}, ("B", "C")), FOUND)
     assert text.startswith("ok ")
     assert "  ranks  4  (default: all slots)\n" in text
     assert "  x      -  (flag: y)\n" in text
@@ -196,10 +198,11 @@ def test_a_plan_for_people_ends_with_the_command() -> None:
 def test_a_plan_in_json_masks_secrets() -> None:
     secret = {"A_TOKEN": SECRET}
     per_host = {"w-0": {**secret, "NCCL_IB_HCA": "mlx5_0"}}
-    line = ["mpirun", f"A_TOKEN={SECRET}"]
-    told = json.loads(render.plan_json([], [], line, secret, ["B"], per_host=per_host))
+    line = ("mpirun", f"A_TOKEN={SECRET}")
+    plan = Plan((), (), line, secret, ("B",), per_host=per_host)
+    told = json.loads(render.plan_json(plan, ()))
     assert told["set_on_host"] == {"w-0": {"A_TOKEN": "(hidden)", "NCCL_IB_HCA": "mlx5_0"}}
-    assert SECRET not in render.plan([], [], line, secret, ["B"], per_host=per_host)
+    assert SECRET not in render.plan(plan, ())
     assert told["set"] == {"A_TOKEN": "(hidden)"}
     assert told["argv"] == ["mpirun", "A_TOKEN=(hidden)"]
     assert told["removed"] == ["B"]

@@ -7,7 +7,7 @@ disagree. Nothing here reads or changes the world.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mpiboot.checks import failed
 from mpiboot.choices import AUTO
@@ -60,24 +60,24 @@ class Plan:
     decisions: tuple[Decision, ...]
     findings: tuple[Finding, ...]
     argv: tuple[str, ...]
-    set_env: Mapping[str, str]
-    unset_env: tuple[str, ...]
-    hostfile: str
-    daemons: tuple[str, ...]
-    left_to_mpirun: tuple[str, ...]
-    ranks: int | None
-    program: str
-    user_agent: str
-    user_args: sshconfig.UserArgs
-    obstacles: tuple[tuple[str, str], ...]
-    goes_on: bool
-    per_host: Mapping[str, Mapping[str, str]]
-    rows: tuple[WorkerRow, ...]
-    transport: Transport | None
-    agent_env: Mapping[str, str]
-    with_ranks: tuple[str, ...]
-    tcp_optional: str
-    checks_peer_address: bool
+    set_env: Mapping[str, str] = field(default_factory=dict)
+    unset_env: tuple[str, ...] = ()
+    hostfile: str = ""
+    daemons: tuple[str, ...] = ()
+    left_to_mpirun: tuple[str, ...] = ()
+    ranks: int | None = None
+    program: str = ""
+    user_agent: str = ""
+    user_args: sshconfig.UserArgs = field(default_factory=sshconfig.UserArgs)
+    obstacles: tuple[tuple[str, str], ...] = ()
+    goes_on: bool = False
+    per_host: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    rows: tuple[WorkerRow, ...] = ()
+    transport: Transport | None = None
+    agent_env: Mapping[str, str] = field(default_factory=dict)
+    with_ranks: tuple[str, ...] = ()
+    tcp_optional: str = ""
+    checks_peer_address: bool = False
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Make mpirun's environment of this pod's."""
@@ -120,24 +120,9 @@ def _unknown(observed: Observed, resolved: Resolved) -> Plan:
         ),
         findings=(Finding("mpi-versions", Level.WARN, said, hint=hint),),
         argv=observed.line.argv,
-        set_env={},
-        unset_env=(),
         hostfile=hostfiles.render(observed.hostfile.hosts, hostfiles.Syntax.SLOTS),
-        daemons=(),
-        left_to_mpirun=(),
-        ranks=None,
-        program="",
-        user_agent="",
-        user_args=sshconfig.UserArgs(),
-        obstacles=(),
         goes_on=True,
-        per_host={},
-        rows=(),
-        transport=None,
-        agent_env={},
-        with_ranks=(),
         tcp_optional=because,
-        checks_peer_address=False,
     )
 
 

@@ -42,14 +42,14 @@ class Observed:
     """
 
     hostfile: Hostfile
-    local: tuple[Host, ...]
-    workers: tuple[Worker, ...]
-    renamed: Mapping[str, str]
     mpi: Mpi
-    links: tuple[Link, ...]
     identity: Identity
     environ: Mapping[str, str]
     line: UserLine
+    local: tuple[Host, ...] = ()
+    workers: tuple[Worker, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    links: tuple[Link, ...] = ()
     own: PodFacts | None = None
     own_oom_kills: int | None = None
     ssh_client: Decision | None = None

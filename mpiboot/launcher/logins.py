@@ -65,11 +65,9 @@ class Logins:
             MpibootError: ``runtime-folder``.
         """
         shutil.rmtree(self.folder, ignore_errors=True)
-        try:
+        with files.writing():
             for path in (self.folder, self.folder / agent_files.HOSTS, self.folder / "stderr"):
                 path.mkdir(mode=0o700)
-        except OSError as wrong:
-            raise error("runtime-folder", f"{wrong.filename}: {wrong.strerror}") from None
         keys.copy(self.key, self.folder / launch_spec.KEY)
 
     def write(

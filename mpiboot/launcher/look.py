@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import FrameType
 
 from mpiboot import log, render, termination
@@ -60,8 +59,7 @@ def show_plan(
     if once:
         said = f"{once.because}: it runs once, and each mpirun in it has a plan of its own"
         alone = (Decision("script", program[0], Source.DETECTED, said),)
-        write = _writer(as_json=as_json)
-        sys.stdout.write(write(alone, (), program, {}, ()))
+        _print(plans.Plan(alone, (), program), (), as_json=as_json)
         return
     seen, launcher = look(resolved, program, environ)
     where = launch_folder.paths(launcher.folder)
@@ -86,25 +84,12 @@ def show_offline(
 def _print(plan: plans.Plan, before: tuple[Finding, ...], *, as_json: bool) -> None:
     """Print a plan with what was found, and end with the first failure."""
     found = (*before, *plan.findings)
-    sys.stdout.write(
-        _writer(as_json=as_json)(
-            plan.decisions,
-            found,
-            plan.argv,
-            plan.set_env,
-            plan.unset_env,
-            rows=plan.rows,
-            per_host=plan.per_host,
-        )
-    )
+    # Within a terminal's width, or unbroken for a pipe.
+    text = render.plan_json(plan, found) if as_json else render.plan(plan, found, log.width(1))
+    sys.stdout.write(text)
     for item in found:
         if item.level is Level.FAIL:
             raise ShownError(item)
-
-
-def _writer(*, as_json: bool) -> Callable[..., str]:
-    """Choose how a plan is printed: JSON, within a terminal's width, or unbroken for a pipe."""
-    return render.plan_json if as_json else functools.partial(render.plan, width=log.width(1))
 
 
 def end_on_signals(resolved: Resolved) -> None:

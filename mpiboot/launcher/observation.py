@@ -112,11 +112,7 @@ def _tell_at_once(
     """
     observed = plans.Observed(
         hostfile=found.hostfile,
-        local=(),
-        workers=(),
-        renamed={},
         mpi=mpi,
-        links=(),
         identity=launcher.identity,
         environ=launcher.environ,
         line=line,

@@ -68,9 +68,7 @@ def make(
     own = next((facts for facts in saved if facts.hostname not in named), None)
     observed = plans.Observed(
         hostfile=found.hostfile,
-        local=(),
         workers=workers,
-        renamed={},
         mpi=mpi,
         links=own.links if own else (),
         identity=own.identity if own else pod.identity(environ),

@@ -46,8 +46,8 @@ from mpiboot.parent.loop import EventLoop, HostChecks
 from mpiboot.parent.mpirun_messages import MpirunMessages
 from mpiboot.parent.mpirun_pipes import MpirunPipe, MpirunPipes, open_stderr
 from mpiboot.parent.notice import Notices
-from mpiboot.parent.os_calls import has_terminal, spawn
-from mpiboot.parent.processes import end_all, reap, send, survivors
+from mpiboot.parent.os_calls import has_terminal, reap, spawn
+from mpiboot.parent.processes import end_all, send, survivors
 from mpiboot.parent.saving import Saving
 from mpiboot.parent.signals import Signals, name
 from mpiboot.parent.state import FAMILIES, UNKNOWN, Job, Phase

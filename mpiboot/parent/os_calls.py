@@ -1,4 +1,4 @@
-"""What the parent asks of the system: programs started, a FIFO, a process's handle, files.
+"""What a process that stays asks of the system: programs, children, a FIFO, handles, files.
 
 Each is one small act without opinion; nothing here waits.
 """
@@ -18,6 +18,7 @@ from typing import Final, NoReturn
 from mpiboot.executables import IGNORED_BY_PYTHON
 from mpiboot.parent.launch_spec import KEY
 
+_BY_SIGNAL: Final = 128
 _WORDS: Final = 3
 _TAIL: Final = 4096
 _NOISE: Final = ("Warning: Permanently added", "debug", "Authenticated to", "Transferred:", "Bytes")
@@ -146,6 +147,25 @@ def process_handle(pid: int) -> int | None:
     except OSError:
         return None
     return handle
+
+
+def reap() -> list[tuple[int, int]]:
+    """Take every child that has ended off the process table: (pid, wait status)."""
+    found: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if pid == 0:
+            return found
+        found.append((pid, status))
+
+
+def exit_status(status: int) -> int:
+    """Give the exit status of a wait status, as shells count it: 128+n for signal n."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else _BY_SIGNAL - code
 
 
 def last_words(path: str) -> tuple[str, ...]:

@@ -29,9 +29,9 @@ from mpiboot.parent.launch_spec import (
 )
 from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.mpirun import Mpirun
-from mpiboot.parent.os_calls import remove_key, replace, start_listening
+from mpiboot.parent.os_calls import reap, remove_key, replace, start_listening
 from mpiboot.parent.preparation import Preparation, ended_by
-from mpiboot.parent.processes import reap, send, wait_gone
+from mpiboot.parent.processes import send, wait_gone
 from mpiboot.parent.report import tell, tell_not_started
 from mpiboot.parent.script import ScriptRun, last_launch, launches
 from mpiboot.parent.signals import ENDING, Signals

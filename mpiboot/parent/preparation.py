@@ -14,7 +14,8 @@ from typing import Final
 from mpiboot import log
 from mpiboot.parent.launch_spec import Failure, Result, from_line
 from mpiboot.parent.loop import EventLoop
-from mpiboot.parent.processes import reap, wait_gone
+from mpiboot.parent.os_calls import reap
+from mpiboot.parent.processes import wait_gone
 from mpiboot.parent.signals import ENDING, Signals, name
 from mpiboot.parent.state import BY_SIGNAL
 

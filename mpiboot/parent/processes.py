@@ -1,4 +1,4 @@
-"""Processes that mpirun has left on this pod: found, signalled, waited for, reaped."""
+"""Processes that mpirun has left on this pod: found, signalled, waited for."""
 
 # pathlib, and what it imports, costs the parent a megabyte for nothing.
 # ruff: noqa: PTH110, PTH115, PTH208
@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from mpiboot.parent.launch_spec import JOB_MARK, MARK
-from mpiboot.parent.os_calls import process_handle
+from mpiboot.parent.os_calls import process_handle, reap
 from mpiboot.parent.watch import Processes
 
 _PATIENCE: Final = 2.0
@@ -53,7 +53,7 @@ def send(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def end_all(child: int, folder: str, *, patience: float = _PATIENCE, mark: str = "") -> int:
+def end_all(child: int, folder: str, *, mark: str = "") -> int:
     """End what mpirun left here: SIGTERM, and after some time SIGKILL; give their number."""
     left = survivors(child, folder, reaped=True, mark=mark)
     if not left:
@@ -61,7 +61,7 @@ def end_all(child: int, folder: str, *, patience: float = _PATIENCE, mark: str =
     count = len(left)
     for number in (signal.SIGTERM, signal.SIGKILL):
         send(left, number)
-        wait_gone(left, patience)
+        wait_gone(left)
         # Those that were ended may have started others; a zombie has no environment any more.
         left = survivors(child, folder, reaped=True, mark=mark)
         if not left:
@@ -92,16 +92,3 @@ def wait_gone(pids: list[int], patience: float = _PATIENCE) -> None:
     while time.monotonic() < deadline and any(os.path.exists(f"/proc/{pid}") for pid in unseen):
         time.sleep(_STEP)
         reap()
-
-
-def reap() -> list[tuple[int, int]]:
-    """Take every child that has ended off the process table: (pid, wait status)."""
-    found: list[tuple[int, int]] = []
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return found
-        if pid == 0:
-            return found
-        found.append((pid, status))

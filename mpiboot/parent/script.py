@@ -15,8 +15,7 @@ from typing import Final
 
 from mpiboot import log
 from mpiboot.parent.loop import EventLoop
-from mpiboot.parent.os_calls import has_terminal, spawn
-from mpiboot.parent.processes import reap
+from mpiboot.parent.os_calls import exit_status, has_terminal, reap, spawn
 from mpiboot.parent.signals import ENDING, Signals, name
 from mpiboot.parent.state import BY_SIGNAL
 
@@ -80,8 +79,7 @@ class ScriptRun:
     def _reap(self) -> None:
         for pid, status in reap():
             if pid == self._child:
-                code = os.waitstatus_to_exitcode(status)
-                self._code = code if code >= 0 else BY_SIGNAL - code
+                self._code = exit_status(status)
 
     def _reaches(self, number: int) -> bool:
         """Signal the program, or its whole group; whether anybody was there."""

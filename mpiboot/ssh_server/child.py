@@ -33,7 +33,7 @@ class ChildOutput:
         self.last: deque[str] = deque(maxlen=_KEPT)
         self._reader, self.writer = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._reader, False)
-        loop.watch(self._reader, self.read)
+        loop.on(self._reader, self.read)
 
     def started(self) -> None:
         """Leave the pipe's other end to the child alone."""
@@ -57,7 +57,7 @@ class ChildOutput:
     def close(self) -> None:
         """Read no more."""
         if self._reader >= 0:
-            self._loop.forget(self._reader)
+            self._loop.off(self._reader)
             os.close(self._reader)
             self._reader = -1
 

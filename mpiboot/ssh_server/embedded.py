@@ -20,10 +20,10 @@ from typing import Final
 import asyncssh
 
 from mpiboot.executables import DEFAULT_PATH
+from mpiboot.parent.os_calls import reap
 from mpiboot.ssh_server.command import SshCommand
 from mpiboot.ssh_server.openssh import LISTENING
 from mpiboot.ssh_server.sessions import FIFO, WRAPPER
-from mpiboot.system import process
 
 _LOGIN_SECONDS: Final = 60
 _BACKLOG: Final = 1000
@@ -127,7 +127,7 @@ class EmbeddedServer:
 
     def reap(self) -> None:
         """Hand every ended command its status."""
-        for pid, status in process.reap():
+        for pid, status in reap():
             command = self._running.pop(pid, None)
             if command is not None:
                 command.exited(status)

@@ -17,6 +17,7 @@ from typing import Final
 
 import mpiboot
 from mpiboot import log
+from mpiboot.parent.os_calls import process_handle
 from mpiboot.ssh_server.session_processes import (
     MARK,
     Process,
@@ -27,7 +28,6 @@ from mpiboot.ssh_server.session_processes import (
     table,
 )
 from mpiboot.system import files
-from mpiboot.system import process as system_process
 from mpiboot.system.process import SignalLoop
 
 ENVIRONMENT: Final = "session.env"
@@ -115,7 +115,7 @@ class Sessions:
         self._sessions: dict[str, Session] = {}
         self._dirty = False
         self.begun = 0  # sessions so far
-        loop.watch(self._fifo, self._heard)
+        loop.on(self._fifo, self._heard)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -144,17 +144,17 @@ class Sessions:
         self.begun += 1
         log.debug("session", f"session {mark} begins", leader=leader)
         try:
-            watch = system_process.pidfd(connection)
+            watch = process_handle(connection)
         except ProcessLookupError:
             self._end(session)  # the connection has ended before we heard of the session
             return
         if watch is not None:  # without, the embedded server tells of the end
             session.connection = watch
-            self._loop.watch(session.connection, partial(self._end, session))
+            self._loop.on(session.connection, partial(self._end, session))
 
     def _end(self, session: Session) -> None:
         if session.connection >= 0:
-            self._loop.forget(session.connection)
+            self._loop.off(session.connection)
             os.close(session.connection)
             session.connection = -1
         if session.detach and process(session.leader) is None:
@@ -235,7 +235,7 @@ class Sessions:
     def _take(self, session: Session, member: Process) -> bool:
         """Take note of a process that is going to be ended; False where it has ended already."""
         try:
-            watch = system_process.pidfd(member.pid)
+            watch = process_handle(member.pid)
         except ProcessLookupError:
             return False
         found = process(member.pid)
@@ -245,7 +245,7 @@ class Sessions:
             return False
         session.victims[member.pid] = -1 if watch is None else watch
         if watch is not None:
-            self._loop.watch(watch, partial(self._gone, session, member.pid))
+            self._loop.on(watch, partial(self._gone, session, member.pid))
         return True
 
     def _send(self, session: Session, member: Process, number: int) -> None:
@@ -261,12 +261,12 @@ class Sessions:
     def _gone(self, session: Session, pid: int) -> None:
         descriptor = session.victims.pop(pid, -1)
         if descriptor >= 0:
-            self._loop.forget(descriptor)
+            self._loop.off(descriptor)
             os.close(descriptor)
         if not session.victims:
             self._dirty = True  # look again: it may have left a child
 
     def close(self) -> None:
         """Stop listening; what is still running is left."""
-        self._loop.forget(self._fifo)
+        self._loop.off(self._fifo)
         os.close(self._fifo)

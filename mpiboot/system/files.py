@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -201,7 +202,7 @@ def runtime_dir(
     )
 
 
-def write_private(path: Path, content: str | bytes, mode: int = 0o600) -> None:
+def write_private(path: Path, content: str | bytes) -> None:
     """Write a file so that readers see the old one or the whole new one, never a part.
 
     Raises:
@@ -212,6 +213,7 @@ def write_private(path: Path, content: str | bytes, mode: int = 0o600) -> None:
     # every start: a half-written file of an earlier try may lie there.
     part = path.with_name(f".{path.name}.{os.getpid()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    mode = 0o600
     try:
         try:
             descriptor = os.open(part, flags, mode)
@@ -230,6 +232,15 @@ def write_private(path: Path, content: str | bytes, mode: int = 0o600) -> None:
         with contextlib.suppress(OSError):
             part.unlink()
         raise error("runtime-folder", f"{path} can't be written: {_reason(problem)}") from None
+
+
+@contextlib.contextmanager
+def writing(folder: str = "") -> Iterator[None]:
+    """Let an OSError end as ``runtime-folder``: of the folder that was named, else of the file."""
+    try:
+        yield
+    except OSError as problem:
+        raise error("runtime-folder", f"{folder or problem.filename}: {problem.strerror}") from None
 
 
 def make_fifo(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Starting programs, replacing this process, and reaping: what a pod's first process must do.
+"""Starting programs, replacing this process, and sleeping: what a pod's first process must do.
 
 Never polls and never runs a shell; argv is a list from end to end.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
@@ -19,8 +19,9 @@ from typing import Final, NoReturn
 import mpiboot
 from mpiboot import executables
 from mpiboot.errors import error
+from mpiboot.parent.loop import EventLoop
+from mpiboot.parent.os_calls import exit_status, process_handle
 
-_SIGNALLED: Final = 128
 # Programs that start one other and wait for it.
 _INITS: Final = frozenset({"tini", "tini-static", "dumb-init", "docker-init", "catatonit"})
 
@@ -150,12 +151,6 @@ def output(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[int, bytes]
     return exit_status(os.waitpid(pid, 0)[1]), data
 
 
-def exit_status(status: int) -> int:
-    """The exit status of a wait status, as shells count it: 128+n for signal n."""
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else _SIGNALLED - code
-
-
 def python(statement: str, *arguments: str) -> list[str]:
     """The argv that runs a statement of mpiboot in this interpreter.
 
@@ -170,37 +165,9 @@ def python(statement: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", head + statement, root, *arguments]
 
 
-def reap() -> Iterator[tuple[int, int]]:
-    """Every child that has ended, ours or left to us: process number and wait status."""
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        yield pid, status
-
-
-def pidfd(pid: int) -> int | None:
-    """Open what becomes readable when a process ends; None where that can't be had.
-
-    Old kernels and some sandboxes have none, and there may be no descriptors left.
-
-    Raises:
-        ProcessLookupError: it has ended, and was waited for.
-    """
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        raise
-    except (OSError, AttributeError):
-        return None
-
-
 def end_of_child(pid: int) -> int:
     """Open what becomes readable when a child ends; its status is still to be waited for."""
-    watch = pidfd(pid)
+    watch = process_handle(pid)
     if watch is not None:
         return watch
     reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -230,44 +197,29 @@ def is_containers_own(proc: Path = Path("/proc")) -> bool:
 
 
 class SignalLoop:
-    """Sleeps until a descriptor is readable, a signal came or a deadline passed.
+    """Sleeps until a handle is ready, a signal came or a deadline passed.
 
     Stdlib's poll and nothing more: asyncio alone costs 40 ms before sshd listens.
     """
 
     def __init__(self, signals: Iterable[int]) -> None:
         """Take over ``signals`` until ``close``."""
-        self._poll = select.poll()
-        self._calls: dict[int, Callable[[], None]] = {}
+        self._loop = EventLoop()
+        self.on, self.off = self._loop.on, self._loop.off
+        self._came: tuple[int, ...] = ()
         self._signals, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._poll.register(self._signals, select.POLLIN)
+        self.on(self._signals, self._note)
         self._before = {number: signal.signal(number, _noted) for number in signals}
         self._wakeup = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
 
-    def watch(self, descriptor: int, call: Callable[[], None]) -> None:
-        """Call when a descriptor is readable (a pidfd: when that process has ended)."""
-        self._calls[descriptor] = call
-        self._poll.register(descriptor, select.POLLIN)
-
-    def forget(self, descriptor: int) -> None:
-        """Watch a descriptor no more."""
-        if self._calls.pop(descriptor, None) is not None:
-            self._poll.unregister(descriptor)
-
     def wait(self, seconds: float | None) -> tuple[int, ...]:
         """Sleep until something happens; the calls are made, the signals returned."""
-        limit = None if seconds is None else max(0, int(seconds * 1000) + 1)
-        ready = [descriptor for descriptor, _ in self._poll.poll(limit)]
-        for descriptor in ready:
-            call = self._calls.get(descriptor)
-            if call is not None:
-                call()
-        if self._signals not in ready:
-            return ()
-        try:
-            return tuple(os.read(self._signals, 4096))
-        except BlockingIOError:
-            return ()
+        self._came = ()
+        self._loop.wait(None if seconds is None else time.monotonic() + seconds)
+        return self._came
+
+    def _note(self) -> None:
+        self._came = tuple(os.read(self._signals, 4096))
 
     def close(self) -> None:
         """Give the signals back and close what is ours."""

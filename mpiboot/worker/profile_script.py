@@ -16,6 +16,7 @@ from typing import Final
 from mpiboot import executables
 from mpiboot.errors import MpibootError
 from mpiboot.model import Finding, Level
+from mpiboot.parent.os_calls import exit_status
 from mpiboot.system import process
 
 LIMIT: Final = 10.0
@@ -85,7 +86,7 @@ def _run(
                 os.close(end)
         said = {out: bytearray(), err: bytearray()}
         ended = _pump(pid, said, limit)
-        status = process.exit_status(os.waitpid(pid, 0)[1])
+        status = exit_status(os.waitpid(pid, 0)[1])
     finally:
         os.close(out)
         os.close(err)

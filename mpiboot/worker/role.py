@@ -15,6 +15,7 @@ from typing import Final
 from mpiboot import log
 from mpiboot.choices import WorkerExit
 from mpiboot.job import platforms
+from mpiboot.parent.os_calls import exit_status, reap
 from mpiboot.setting_sources import Resolved
 from mpiboot.ssh_server import sessions
 from mpiboot.system import files, process
@@ -123,7 +124,7 @@ class _Worker:
         for number in self._loop.wait(left):
             self._signalled(number)
         # Children are reaped at every turn: cheap, and no signal can be missed.
-        for pid, status in process.reap():
+        for pid, status in reap():
             self._child_ended(pid, status)
         if self._server.listens_now() and self._program and not self._program_pid:
             self._program_pid = process.start(self._program, self._setup.environ)
@@ -174,7 +175,7 @@ class _Worker:
         self._server.child_ended(pid, status)
         if pid == self._program_pid:
             self._program_pid = 0
-            self._code = process.exit_status(status)
+            self._code = exit_status(status)
             log.info("program", f"{self._program[0]} ended with {self._code}", code=self._code)
 
     def _signalled(self, number: int) -> None:
@@ -235,7 +236,7 @@ class _Worker:
             limit = deadline if due is None else min(due, deadline)
             for number in self._loop.wait(limit - time.monotonic()):
                 self._signalled(number)
-            for pid, _ in process.reap():
+            for pid, _ in reap():
                 ending = 0 if pid == ending else ending
             self._sessions.step()
         if gone is not None:

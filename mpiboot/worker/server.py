@@ -17,6 +17,7 @@ from mpiboot.choices import AUTO, Auto
 from mpiboot.errors import MpibootError, error
 from mpiboot.model import SshKind
 from mpiboot.observe.worker_state import STATE, WorkerState
+from mpiboot.parent.os_calls import exit_status
 from mpiboot.ssh_server import openssh
 from mpiboot.ssh_server import port as ports
 from mpiboot.ssh_server.child import ChildOutput, SshServer
@@ -163,7 +164,7 @@ class WorkerServer:
         if status == 0:
             log.debug("sshd", "a test login to this worker works")
             return
-        said = "; ".join(lines.last) or f"ssh ended with {process.exit_status(status)}"
+        said = "; ".join(lines.last) or f"ssh ended with {exit_status(status)}"
         if self._asked is SshKind.OPENSSH or self.running is None or self._sessions.begun:
             # Where any session has begun, sshd lets people in, and replacing it would end them.
             log.warning("sshd", f"a test login to this worker fails: {said}")
@@ -182,7 +183,7 @@ class WorkerServer:
             self._start_embedded(self._because)
             self._because = ""
             return
-        how = f"it ended with {process.exit_status(status)}"
+        how = f"it ended with {exit_status(status)}"
         how += f": {words[-1]}" if words else ""
         if gone.kind is SshKind.OPENSSH and not gone.listening:
             self._fall_back(how, words)

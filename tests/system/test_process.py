@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.errors import MpibootError
+from mpiboot.parent.os_calls import exit_status
 from mpiboot.system import process
 
 REPLACE = (
@@ -61,7 +62,7 @@ def test_every_exit_status_of_a_child_is_reported_as_it_is(block: int) -> None:
     started = {process.start(["sh", "-c", f"exit {code}"], ENVIRON): code for code in codes}
 
     for pid, code in started.items():
-        assert process.exit_status(os.waitpid(pid, 0)[1]) == code
+        assert exit_status(os.waitpid(pid, 0)[1]) == code
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 127, 255])
@@ -74,7 +75,7 @@ def test_a_signal_ends_a_child_as_128_and_its_number(name: str) -> None:
     number = signal.Signals["SIG" + name]
     pid = process.start(["sh", "-c", f"ulimit -c 0; kill -{name} $$; sleep 60"], ENVIRON)
 
-    assert process.exit_status(os.waitpid(pid, 0)[1]) == 128 + number
+    assert exit_status(os.waitpid(pid, 0)[1]) == 128 + number
 
 
 def test_arguments_and_environment_arrive_byte_for_byte(tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_the_program_is_looked_up_on_the_path_of_its_own_environment(tmp_path: P
 
     pid = process.start(["tool"], {"PATH": str(tmp_path)})
 
-    assert process.exit_status(os.waitpid(pid, 0)[1]) == 7
+    assert exit_status(os.waitpid(pid, 0)[1]) == 7
 
 
 def test_a_program_that_is_not_there_is_named_with_the_path() -> None:
@@ -160,13 +161,13 @@ def test_the_loop_wakes_for_signals_and_readable_descriptors() -> None:
     loop = process.SignalLoop([signal.SIGUSR1])
     read: list[bytes] = []
     try:
-        loop.watch(reader, lambda: read.append(os.read(reader, 10)))
+        loop.on(reader, lambda: read.append(os.read(reader, 10)))
         os.write(writer, b"x")
         assert loop.wait(60) == ()
         assert read == [b"x"]
         os.kill(os.getpid(), signal.SIGUSR1)
         assert loop.wait(60) == (signal.SIGUSR1,)
-        loop.forget(reader)
+        loop.off(reader)
         os.write(writer, b"x")
         assert loop.wait(0) == ()
     finally:
@@ -183,7 +184,7 @@ def test_the_end_of_a_child_is_seen_and_its_status_left(
     monkeypatch: pytest.MonkeyPatch, *, handles: bool
 ) -> None:
     if not handles:
-        monkeypatch.setattr(process, "pidfd", lambda _: None)
+        monkeypatch.setattr(process, "process_handle", lambda _: None)
     with subprocess.Popen(["sh", "-c", "read line; exit 7"], stdin=subprocess.PIPE) as child:
         watch = process.end_of_child(child.pid)
         assert select.select([watch], [], [], 0)[0] == []
@@ -226,13 +227,13 @@ def test_what_a_loop_has_forgotten_wakes_it_no_more() -> None:
     loop, called = process.SignalLoop(()), list[int]()
     reader, writer = os.pipe()
     os.write(writer, b"x")
-    loop.watch(reader, lambda: called.append(1))
+    loop.on(reader, lambda: called.append(1))
     assert loop.wait(None) == ()
-    loop.forget(reader)
+    loop.off(reader)
     until = time.monotonic() + 0.05
     loop.wait(0.05)
     assert time.monotonic() >= until
-    loop.forget(reader)
+    loop.off(reader)
     loop.close()
     os.close(reader)
     os.close(writer)
