@@ -94,18 +94,20 @@ def end_processes(marks: Iterable[str]) -> str:
     return order(f"end_processes {' '.join(marks)}")
 
 
-def job_failed(attempt: str, hold: float, why: str) -> str:
+def job_failed(attempt: str, hold: float | None, why: str) -> str:
     """Write the order that tells a worker how the job failed.
 
     Args:
         attempt: the launcher's name for workers.
-        hold: seconds that the launcher stays for a look inside.
+        hold: seconds that the launcher stays for a look inside; None where it may go on, as a
+            script one of whose launches failed.
         why: the reason, any text.
     """
     from urllib.parse import quote  # noqa: PLC0415 - heavy, and rarely wanted
 
     reason = quote(why[:_REASON], safe="", errors="replace").replace("~", "%7E")
-    return order(f"job_failed {attempt} {hold:.0f} {reason}")
+    held = "-" if hold is None else f"{hold:.0f}"
+    return order(f"job_failed {attempt} {held} {reason}")
 
 
 @dataclass(frozen=True, slots=True)

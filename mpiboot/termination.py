@@ -9,6 +9,20 @@ from typing import Final
 LIMIT: Final = 4096
 
 
+def read(path: str) -> str:
+    """Read the reason that is there; empty where none is, or the file can't be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        return os.read(descriptor, LIMIT).decode("utf-8", "replace")
+    except OSError:  # a folder, or a pipe in which nothing is
+        return ""
+    finally:
+        os.close(descriptor)
+
+
 def write(path: str, text: str) -> None:
     """Write the reason of a failure to where the kubelet looks for it; silent where that is not.
 

@@ -127,6 +127,12 @@ class FollowedHosts:
             self._runs[_key(state.host)] = self._start(state)
         await asyncio.sleep(1 / _PER_SECOND)
 
+    def ready(self) -> list[Worker]:
+        """Who is ready by now, also while others are waited for; without this pod itself."""
+        ended = [run for run in self._runs.values() if run.done() and not run.cancelled()]
+        found = [run.result() for run in ended if run.exception() is None]
+        return [worker for worker in found if worker is not None]
+
     def results(self) -> tuple[tuple[Worker, ...], tuple[Host, ...]]:
         """Who passed, as the present version has them: the workers, and this pod itself."""
         workers, local = [], []

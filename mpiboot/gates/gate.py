@@ -74,6 +74,7 @@ async def wait(
     follow: HostfileFollower | None = None,
     mpirun: str = "",
     pairs: PairCheck | None = None,
+    reached: list[Worker] | None = None,
 ) -> GateResult:
     """Wait until every host resolves and answers over SSH, or until one never will.
 
@@ -89,6 +90,7 @@ async def wait(
         follow: the hostfile, where a change of it is to be followed until the gate is passed.
         mpirun: path of the mpirun that every host is asked for, where the line names one.
         pairs: has hosts that are ready dial each other; its findings are the caller's to ask for.
+        reached: gets the hosts that were ready when this ended, in whatever way.
 
     Raises:
         MpibootError: ``ssh-denied``, ``host-key-differs``, ``ssh-key`` or ``hostfile-invalid`` as
@@ -124,6 +126,8 @@ async def wait(
     try:
         await _until(work, followed, settings, started, follow)
     finally:
+        if reached is not None:
+            reached += followed.ready()
         await _end({*work, *followed.runs.values(), *side})
         reporter.clear()
     workers, local = followed.results()

@@ -1,7 +1,8 @@
 """The parent's child: waits for the hosts, makes the plan and its files, hands over, and ends.
 
-It has all that mpiboot is made of in its memory, and is gone when mpirun runs. Signals are for the
-parent to judge, which ends this process by SIGKILL.
+It has all that mpiboot is made of in its memory, and is gone when mpirun runs. Where it fails, or
+the parent passes on a signal that ends the launcher, it tells the workers that it has reached; the
+parent gives it a moment for that, and ends it by SIGKILL.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from typing import NoReturn
 from mpiboot import error_report, executables, log, render
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import stale_processes
-from mpiboot.job import attempts, masking, mpirun_line
+from mpiboot.job import masking, mpirun_line
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder, observation, script_gate, summary
+from mpiboot.launcher.child_loop import ChildLoop, Signalled
+from mpiboot.launcher.reached import ReachedWorkers
 from mpiboot.launcher.setup import launcher_pod
 from mpiboot.model import Finding, Level
-from mpiboot.parent import launch_spec
-from mpiboot.parent.signals import SIGNALS
+from mpiboot.parent import launch_spec, preparation
+from mpiboot.parent.signals import ENDING, SIGNALS
 from mpiboot.setting_sources import Resolved, resolve
 
 
@@ -34,36 +37,47 @@ def main(given: str, *program: str) -> NoReturn:
     """Run as a program: prepare a launch, and hand it or what went wrong to the parent."""
     parent = os.getppid()
     os.set_inheritable(launch_spec.RESULT, False)
-    for number in SIGNALS - {signal.SIGCHLD}:
+    for number in SIGNALS - ENDING - {signal.SIGCHLD}:
         signal.signal(number, _leave_to_the_parent)
+    loop, reached = ChildLoop(), ReachedWorkers()
     # It is never in a terminal's foreground, and may write there.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     before = dict(os.environ)
+    values = json.loads(given)
+    part = not (values["attempt"] or values["script"])  # of a job: what comes next isn't known
     try:
-        values = json.loads(given)
         resolved = resolve(values["flags"], os.environ)
         settings = resolved.settings
         log.configure(level=settings.log_level, form=settings.log_format, role="launcher")
         result: launch_spec.Result
         if values["script"]:
-            result = script_gate.prepare(resolved, program, parent)
+            result = script_gate.prepare(resolved, program, parent, loop, reached)
         else:
-            result = prepare(resolved, program, before, parent, attempt=values["attempt"])
+            attempt = values["attempt"]
+            result = prepare(resolved, program, before, parent, loop, reached, attempt=attempt)
+    except Signalled as told:
+        result = preparation.by_signal(told.number)
     except MpibootError as wrong:
-        result = _failure(wrong)
+        result = _failure(wrong, reached)
     except Exception as wrong:  # noqa: BLE001 - the boundary of this process
-        result = _failure(error_report.bug(wrong))
+        result = _failure(error_report.bug(wrong), reached)
     text = launch_spec.to_line(result)
     while text:
         text = text[os.write(launch_spec.RESULT, text) :]
+    if isinstance(result, launch_spec.Failure):
+        loop.run_last(reached.tell(result, goes_on=part))
+        os._exit(0)
     # To end is work, for the memory that this process has, and mpirun is to start first.
     _end_with_the_parent()
 
 
-def _failure(wrong: MpibootError) -> launch_spec.Failure:
+def _failure(wrong: MpibootError, reached: ReachedWorkers) -> launch_spec.Failure:
     """Log what went wrong; what the parent has to know of it."""
-    return launch_spec.Failure(wrong.code, wrong.finding.check, error_report.say(wrong))
+    message = error_report.say(wrong)
+    earlier = reached.say_attempt()
+    message += f"{earlier}\n" if earlier else ""
+    return launch_spec.Failure(wrong.code, wrong.finding.check, message)
 
 
 def _leave_to_the_parent(_number: int, _frame: FrameType | None) -> None:
@@ -83,6 +97,8 @@ def prepare(
     program: tuple[str, ...],
     before: Mapping[str, str],
     parent: int,
+    loop: ChildLoop,
+    reached: ReachedWorkers,
     *,
     attempt: str,
 ) -> launch_spec.LaunchSpec:
@@ -93,10 +109,13 @@ def prepare(
         program: the user's line.
         before: the parent's environment; this process adds to its own.
         parent: the parent's process number.
+        loop: in which all of it is waited for.
+        reached: gets this pod, and the hosts that are ready.
         attempt: this launcher's name for workers; empty where it is a part of a job.
 
     Raises:
         MpibootError: a gate, a check or a file failed.
+        Signalled: a signal came meanwhile.
     """
     environ = os.environ
     odd = mpirun_line.slip(program)
@@ -107,15 +126,12 @@ def prepare(
     # The launches of a script have its name.
     name = attempt or environ.get(launch_spec.ATTEMPT, "")
     pod = launcher_pod(resolved, environ, pid=parent, attempt=name, may_disconnect=not attempt)
-    loop = observation.new_loop()
-    seen = loop.run_until_complete(observation.wait(pod, program))
-    before_this = attempts.earlier(seen.observed.workers, name)
-    if before_this:
-        said, number = before_this.said, before_this.number + 1
-        log.info("attempt", said, attempt=number, ended=before_this.ended)
+    reached.launcher = pod
+    seen = loop.run(observation.wait(pod, program, reached.workers))
+    earlier = reached.say_attempt()
     paths = launch_folder.paths(pod.folder, parent)
     # In a thread: workers that dial each other are listened to meanwhile.
-    made = loop.run_until_complete(asyncio.to_thread(plans.make, seen.observed, resolved, paths))
+    made = loop.run(asyncio.to_thread(plans.make, seen.observed, resolved, paths))
     summary.say(made, seen.observed)
     for finding in (*seen.warnings, *made.findings):
         if finding.level is not Level.FAIL and finding not in seen.already_said:
@@ -130,16 +146,14 @@ def prepare(
     # A launch inside a launch is part of it.
     env.setdefault(launch_spec.JOB_MARK, stale_processes.new_mark(pod.key.public))
     spec = launch.spec(before, env, launch.write_client(parent), attempt=attempt)
-    spec = replace(spec, earlier=before_this.said if before_this else "")
+    spec = replace(spec, earlier=earlier)
     log.info(
         "start", f"starting {render.command(made.argv)}", argv=list(masking.masked_words(made.argv))
     )
     return spec
 
 
-def _stop_on_pairs(
-    loop: asyncio.AbstractEventLoop, seen: observation.Observation, made: plans.Plan
-) -> None:
+def _stop_on_pairs(loop: ChildLoop, seen: observation.Observation, made: plans.Plan) -> None:
     """Tell what the workers found when they dialled each other.
 
     Raises:
@@ -147,7 +161,7 @@ def _stop_on_pairs(
     """
     if seen.pairs is None:
         return
-    dialled = loop.run_until_complete(seen.pairs.results(seen.observed.workers))
+    dialled = loop.run(seen.pairs.results(seen.observed.workers))
     found = plans.pair_findings(made, seen.observed, dialled)
     plans.stop_on_failure(found)
     for finding in found:

@@ -7,9 +7,8 @@ import dataclasses
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from mpiboot import executables, facts, host_shell, log
 from mpiboot.choices import AUTO
@@ -23,14 +22,12 @@ from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.user_line import UserLine
 from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access
-from mpiboot.model import Finding, Level, Mpi, PodFacts
+from mpiboot.model import Finding, Level, Mpi, PodFacts, Worker
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import Dialled
 from mpiboot.observe import dns, host_sources, programs
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import config as sshconfig
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +47,16 @@ class Observation:
     dialled: tuple[Dialled, ...] = ()
 
 
-def new_loop() -> asyncio.AbstractEventLoop:
-    """Make what waits for hosts; what is left in it ends with this process."""
-    # Not asyncio.run: it waits for every thread, also for one that a dead nameserver holds.
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    return loop
+async def wait(
+    launcher: LauncherPod, program: tuple[str, ...], reached: list[Worker]
+) -> Observation:
+    """Wait for everything; what needs no host is found out meanwhile.
 
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run to its end what waits for hosts."""
-    return new_loop().run_until_complete(work)
-
-
-async def wait(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
-    """Wait for everything; what needs no host is found out meanwhile."""
+    Args:
+        launcher: this pod.
+        program: the user's line.
+        reached: gets the hosts that were ready, also where this fails.
+    """
     own = asyncio.ensure_future(asyncio.to_thread(_own_facts, launcher))
     # Before the rest: the family says how the program's own line is to be read.
     mpi = await asyncio.to_thread(_mpi, launcher, program)
@@ -83,6 +75,7 @@ async def wait(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
         follow=follow,
         mpirun=line.daemons_mpirun,
         pairs=pairs,
+        reached=reached,
     )
     found = follow.found
     await stale_processes.end(
@@ -212,8 +205,8 @@ def _observation(
     return Observation(observed, passed, found.warnings)
 
 
-async def pass_gates(launcher: LauncherPod) -> gate.GateResult:
-    """Wait until every host is ready, and say so."""
+async def pass_gates(launcher: LauncherPod, reached: list[Worker] | None = None) -> gate.GateResult:
+    """Wait until every host is ready, and say so; ``reached`` is as for ``wait``."""
     found = await _hostfile(launcher, _rest(launcher).timeout)
     for item in found.warnings:
         log.finding(item)
@@ -226,6 +219,7 @@ async def pass_gates(launcher: LauncherPod) -> gate.GateResult:
         long_form=_long_form(launcher),
         follow=follow,
         pairs=pairs,
+        reached=reached,
     )
     dialled = await pairs.results(passed.workers)
     names = [worker.host.name for worker in passed.workers]

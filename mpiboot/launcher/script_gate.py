@@ -16,10 +16,12 @@ from typing import Final
 from mpiboot import executables, log, shims
 from mpiboot.after_job import evidence
 from mpiboot.gates.gate import GateResult
-from mpiboot.job import attempts, names
+from mpiboot.job import names
 from mpiboot.launch_agent import files as agent_files
 from mpiboot.launcher import launch_folder, observation
+from mpiboot.launcher.child_loop import ChildLoop
 from mpiboot.launcher.logins import Logins, tidy
+from mpiboot.launcher.reached import ReachedWorkers
 from mpiboot.launcher.setup import LauncherPod, launcher_pod
 from mpiboot.model import SshKind, Worker
 from mpiboot.parent import launch_spec
@@ -57,25 +59,32 @@ def by_every_name(workers: Sequence[Worker], renamed: Mapping[str, str]) -> dict
     return {name: worker for name, worker in others if count[name] == 1} | found
 
 
-def prepare(resolved: Resolved, program: tuple[str, ...], parent: int) -> launch_spec.ScriptSpec:
+def prepare(
+    resolved: Resolved,
+    program: tuple[str, ...],
+    parent: int,
+    loop: ChildLoop,
+    reached: ReachedWorkers,
+) -> launch_spec.ScriptSpec:
     """Wait for every host, and write what the program's ssh reads.
 
     Args:
         resolved: the settings.
         program: the user's line.
         parent: the process that will be the program's parent.
+        loop: in which hosts are waited for.
+        reached: gets this pod, and the hosts that are ready.
 
     Raises:
         MpibootError: a gate or a file failed.
+        Signalled: a signal came meanwhile.
     """
     name = os.environ.get(launch_spec.ATTEMPT, "")
     before = dict(os.environ)
     pod = launcher_pod(resolved, os.environ, pid=parent, attempt=name, may_disconnect=True)
-    passed = observation.run(observation.pass_gates(pod))
-    before_this = attempts.earlier(passed.workers, name)
-    if before_this:
-        said, number = before_this.said, before_this.number + 1
-        log.info("attempt", said, attempt=number, ended=before_this.ended)
+    reached.launcher = pod
+    passed = loop.run(observation.pass_gates(pod, reached.workers))
+    earlier = reached.say_attempt()
     where = launch_folder.paths(pod.folder, parent, _LOGINS)
     logins = Logins(
         Path(where.launch_dir),
@@ -89,7 +98,8 @@ def prepare(resolved: Resolved, program: tuple[str, ...], parent: int) -> launch
     log.info("start", f"starting {program[0]}")
     # As for mpirun: HOME and USER too, where this user has none that can be used.
     changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
-    return launch_spec.ScriptSpec(program, str(logins.folder), {**changed, "PATH": path}, client)
+    folder, changed = str(logins.folder), {**changed, "PATH": path}
+    return launch_spec.ScriptSpec(program, folder, changed, client, earlier)
 
 
 def _write(

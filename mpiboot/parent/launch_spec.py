@@ -153,13 +153,15 @@ class ScriptSpec:
     """A program that starts processes by itself, once its hosts are ready.
 
     ``folder`` is that of its logins, ``set_env`` what its environment has other than the parent's;
-    ``client`` starts mpiboot's own SSH client, where it is needed.
+    ``client`` starts mpiboot's own SSH client, where it is needed; ``earlier`` is what the hosts
+    told of the attempt before.
     """
 
     argv: tuple[str, ...]
     folder: str
     set_env: Mapping[str, str] = field(default_factory=dict)
     client: tuple[str, ...] = ()
+    earlier: str = ""
 
 
 @dataclass(frozen=True, slots=True)

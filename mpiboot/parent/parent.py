@@ -10,7 +10,7 @@ import os
 import signal
 import time
 
-from mpiboot import log
+from mpiboot import log, termination
 from mpiboot.after_job.request import Request
 from mpiboot.parent import guard
 from mpiboot.parent.asking import ask
@@ -62,6 +62,7 @@ class Parent:
         result = preparation.result()
         if isinstance(result, Failure):
             self._not_started(result)
+            self._told = preparation.end_child()
             if result.held:
                 self._hold()
             return result.code
@@ -73,28 +74,41 @@ class Parent:
         os.environ.update(result.set_env)
         return self._run(result, preparation)
 
-    def beside(self, program: tuple[str, ...], logins: str = "") -> int:
+    def beside(self, program: tuple[str, ...], logins: str = "", earlier: str = "") -> int:
         """Stay beside a program that starts processes itself; give its exit code.
 
         Args:
             program: its line.
             logins: the folder of what its ssh reads; empty where it has none.
+            earlier: what workers told of the attempt before; empty where nobody was asked.
         """
         grace, below = self._options.grace, self._options.last_launches
+        log_before = termination.read(self._options.termination_log)
         script = ScriptRun(program, grace, self._loop, self._signals)
         code = script.run(self._mask)
+        said = f"{program[0]} ended with {code}"
+        reference = ("signal" if script.told else "program") if code else ""
+        why = self._why_script_failed(f"{reference}: {said}", log_before, earlier) if code else ""
         folder = (logins or last_launch(below)) if below else ""
         if folder:
             self._loop.on(self._signals.handle, self._note_signals)
-            why = f"{program[0]} ended with {code}" if code else ""
             self._tell_workers(folder, os.environ.get(ATTEMPT, ""), why, hold=0.0)
         for folder in filter(None, (*launches(below), logins)):
             remove_key(folder)
         failed = bool(code) and not script.told
         say, mark = (log.error, "[program] ") if failed else (log.info, "")
-        say("program", f"{mark}{program[0]} ended with {code}", code=code)
-        log.ended(code, ("signal" if script.told else "program") if code else "")
+        say("program", f"{mark}{said}", code=code)
+        log.ended(code, reference)
         return code
+
+    def _why_script_failed(self, said: str, before: str, earlier: str) -> str:
+        """Write the termination message where no mpirun below has; why it failed, in one line."""
+        path = self._options.termination_log
+        below = termination.read(path)
+        if below and below != before:
+            return f"{said}; {below.splitlines()[0]}"
+        termination.write(path, "".join(f"{line}\n" for line in (said, earlier) if line))
+        return said
 
     def _after_gates(self, spec: ScriptSpec, preparation: Preparation) -> int:
         """Run a program whose hosts are ready, and what serves its logins meanwhile."""
@@ -106,7 +120,7 @@ class Parent:
             log.error("script", f"mpiboot's own SSH client: {wrong.strerror}")
         finally:
             preparation.let_child_end()
-        code = self.beside(spec.argv, spec.folder)
+        code = self.beside(spec.argv, spec.folder, spec.earlier)
         self._end_client()
         return code
 

@@ -1,13 +1,15 @@
 """The child that waits for the hosts and makes the plan, seen from the parent that waits for it.
 
 It hands over one line, and ends when mpirun has started. A signal that comes before that line ends
-the launcher at once: nothing is started yet, so nothing has to be ended but that child.
+the launcher: nothing is started yet, so nothing has to be ended but that child. It gets a moment to
+tell the hosts that were ready, so that the next launcher can say why this one ended.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import suppress
 from typing import Final
 
@@ -21,13 +23,22 @@ from mpiboot.parent.state import BY_SIGNAL
 
 _PIECE: Final = 65536
 _BUG: Final = 70
+# Seconds that a child has to tell the hosts that were ready; after a signal somebody waits.
+_TELLS: Final = 2.5
+_TELLS_OF_SIGNAL: Final = 1.0
+
+
+def by_signal(number: int) -> Failure:
+    """Judge a launcher that gets a signal before mpirun is started."""
+    said = f"{name(number)} while waiting for hosts: nothing was started"
+    return Failure(BY_SIGNAL + number, "signal", f"signal: {said}\n", held=False)
 
 
 def ended_by(number: int) -> Failure:
-    """Judge a launcher that gets a signal before mpirun is started."""
-    said = f"{name(number)} while waiting for hosts: nothing was started"
-    log.info("signal", said, signal=name(number))
-    return Failure(BY_SIGNAL + number, "signal", f"signal: {said}\n", held=False)
+    """Say that a signal ends the launcher before mpirun is started; give the judgement."""
+    failure = by_signal(number)
+    log.info("signal", failure.message.partition(": ")[2].rstrip(), signal=name(number))
+    return failure
 
 
 def died(status: int) -> Failure:
@@ -54,6 +65,8 @@ class Preparation:
         self._signals = signals
         self._data = b""
         self._result: Result | None = None
+        self._told: list[int] = []  # the signals that say that the launcher is to end
+        self._ended = False
         os.set_blocking(reader, False)
 
     def result(self) -> Result:
@@ -63,9 +76,26 @@ class Preparation:
         while self._result is None:
             self._loop.wait(None)
         self._loop.off(self._reader)
-        if isinstance(self._result, Failure):
-            self._end_child()
         return self._result
+
+    def end_child(self) -> int:
+        """Let a child that failed tell the hosts that were ready, and end it with what it runs.
+
+        Returns:
+            The first signal that has come; 0 without one.
+        """
+        before = len(self._told)
+        if before and not self._ended:
+            with suppress(OSError):
+                os.kill(self._pid, self._told[0])
+        deadline = time.monotonic() + (_TELLS_OF_SIGNAL if before else _TELLS)
+        # A signal, or another one, ends it at once.
+        while not self._ended and len(self._told) == before and time.monotonic() < deadline:
+            self._loop.wait(deadline)
+        with suppress(OSError):  # it leads a group of its own
+            os.killpg(self._pid, signal.SIGKILL)
+        wait_gone([self._pid])
+        return next(iter(self._told), 0)
 
     def let_child_end(self) -> None:
         """Close the pipe, for whose end the child waits."""
@@ -91,17 +121,14 @@ class Preparation:
             elif number not in ENDING:
                 said = f"{name(number)} is not forwarded: the program has not started"
                 log.info("signal", said)
-            elif not isinstance(self._result, Failure):
-                self._result = ended_by(number)
+            else:
+                self._told.append(number)
+                if not isinstance(self._result, Failure):
+                    self._result = ended_by(number)
 
     def _reap(self) -> None:
         for pid, status in reap():
             if pid == self._pid:
+                self._ended = True
                 self._read()
                 self._result = self._result or died(status)
-
-    def _end_child(self) -> None:
-        """End the child and what it runs: it leads a group of its own."""
-        with suppress(OSError):
-            os.killpg(self._pid, signal.SIGKILL)
-        wait_gone([self._pid])

@@ -16,9 +16,10 @@ from mpiboot.system import files
 # A file in the worker's folder, a line for each launcher: its name, and how it ended.
 FILE: Final = "attempts"
 _MOST: Final = 100  # lines
-# "launcher NAME STAYS" and "ended NAME HOLD REASON"; the reason is quoted as in a URL.
+# "launcher NAME STAYS" and "ended NAME HOLD REASON"; the reason is quoted as in a URL. A script one
+# of whose launches failed may go on: its HOLD is "-".
 _CAME: Final = re.compile(rb"launcher ([\w.@:-]{1,200}) ([01])")
-_ENDED: Final = re.compile(rb"ended ([\w.@:-]{1,200}) (\d{1,9}) ([\w.~%-]{0,3000})")
+_ENDED: Final = re.compile(rb"ended ([\w.@:-]{1,200}) (\d{1,9}|-) ([\w.~%-]{0,3000})")
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class Launchers:
             why = self._seen.pop(name, "")
         elif ended := _ENDED.fullmatch(line):
             name = ended[1].decode("ascii", "replace")
-            self._hold = float(ended[2])
+            self._hold = None if ended[2] == b"-" else float(ended[2])
             why = ended[3].decode("ascii")
             self._seen.pop(name, None)  # the latest is the last line
         else:

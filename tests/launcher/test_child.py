@@ -24,7 +24,7 @@ os.dup2(int(sys.argv[1]), 3)
 from mpiboot.errors import error
 from mpiboot.launcher import child, observation
 
-async def wait(pod, program):
+async def wait(pod, program, reached):
     asyncio.ensure_future(asyncio.to_thread(threading.Event().wait))
     raise error("usage", "the hosts are ready")
 
@@ -34,11 +34,11 @@ child.main('{"flags": {}, "attempt": "", "script": false}', "true")
 """
 # Two hosts that are ready.
 READY = """
-import os, sys
+import asyncio, os, signal, sys
 from dataclasses import replace
 from pathlib import Path
 os.dup2(int(sys.argv[1]), 3)
-from mpiboot.errors import MpibootError
+from mpiboot.errors import error
 from mpiboot.gates.gate import GateResult
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import child, observation
@@ -53,22 +53,36 @@ def pod(resolved, environ, **named):
     (folder / "named").write_text(repr(sorted(named.items())))
     (folder / "id").write_text("PRIVATE")
     key = JobKey(folder / "id", "ssh-ed25519 JOB")
-    return LauncherPod(resolved, environ, plans.ROOT, folder, key, 0.0, named["pid"])
+    return LauncherPod(resolved, environ, plans.ROOT, folder, key, 0.0, **named)
 
-async def wait(launcher, program):
+class Reached(child.ReachedWorkers):
+    async def tell(self, failure, *, goes_on):
+        names = [worker.host.name for worker in self.workers]
+        (folder / "told").write_text(repr((names, failure.message, failure.code, goes_on)))
+
+async def wait(launcher, program, reached):
     if sys.argv[2] == "bug":
         raise RuntimeError("nobody thought of it")
     seen = plans.observed()
     before = (("a@2026-01-01T00:00:00Z@1", "it failed"),)
     workers = tuple(replace(worker, attempts=before) for worker in seen.workers)
+    if sys.argv[2] in ("refused", "signalled"):
+        reached += workers[:1]
+    if sys.argv[2] == "refused":
+        raise error("names-unresolved", "one is missing")
+    if sys.argv[2] == "signalled":
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
     own = Decision("ssh-client", SshKind.EMBEDDED.value, Source.DETECTED, "there is no ssh")
     seen = replace(seen, workers=workers, ssh_client=own, line=read(program, seen.mpi.family))
     passed = GateResult(seen.workers, (), {}, {})
+    reached += seen.workers
     said = [Finding("slots", Level.WARN, text) for text in ("said before", "not yet said")]
     bad = Finding("slots", Level.FAIL, "a failure is no warning")
     return observation.Observation(seen, passed, (*said, bad), (said[0],))
 
 child.launcher_pod = pod
+child.ReachedWorkers = Reached
 observation.wait = wait
 child.main(*sys.argv[3:])
 """
@@ -95,8 +109,11 @@ class Handed:
             os.close(writer)
             try:
                 self.result = handed_over(reader)
+                if isinstance(self.result, Failure):  # it ends by itself, and is read until then
+                    self.said = process.communicate(timeout=GUARD)[1].decode()
                 os.close(reader)
-                self.said = process.communicate(timeout=GUARD)[1].decode()
+                if not isinstance(self.result, Failure):
+                    self.said = process.communicate(timeout=GUARD)[1].decode()
             finally:
                 process.kill()
 
@@ -145,6 +162,37 @@ def test_a_launch_of_a_script_has_the_scripts_name_and_a_launch_within_one_its_m
     named = [("attempt", name), ("may_disconnect", True), ("pid", os.getpid())]
     assert (tmp_path / "named").read_text() == repr(named)
     assert JOB_MARK not in made.launch.set_env
+
+
+EARLIER = "attempt 2; the last one (a of 2026-01-01T00:00:00Z) ended: it failed"
+HOST = "w-0.job.ns.svc"
+
+
+@pytest.mark.parametrize(("attempt", "goes_on"), [("me@2026-01-02T00:00:00Z@2", False), ("", True)])
+def test_who_was_reached_hears_why_the_launch_failed_and_the_message_has_the_attempt_before(
+    tmp_path: Path, attempt: str, *, goes_on: bool
+) -> None:
+    environ = {} if attempt else {"MPIBOOT_ATTEMPT": "script@2026-01-02T00:00:00Z@3"}
+    made = Handed(tmp_path, "refused", given(attempt), "./train", environ=environ)
+    assert isinstance(made.result, Failure)
+    message = made.result.message
+    assert message.startswith("names-unresolved: one is missing\n")
+    assert message.endswith(f"\n{EARLIER}\n")
+    assert made.said.splitlines()[-1] == f"mpiboot: {EARLIER}"
+    assert (tmp_path / "told").read_text() == repr(([HOST], message, 68, goes_on))
+
+
+def test_a_signal_ends_the_wait_and_who_was_reached_hears_of_it(tmp_path: Path) -> None:
+    made = Handed(tmp_path, "signalled", given("me@2026-01-02T00:00:00Z@2"), "./train")
+    message = "signal: SIGTERM while waiting for hosts: nothing was started\n"
+    assert made.result == Failure(143, "signal", message, held=False)
+    assert (tmp_path / "told").read_text() == repr(([HOST], message, 143, False))
+
+
+def test_a_launch_that_is_handed_over_tells_nobody(tmp_path: Path) -> None:
+    """The parent does, at the job's end."""
+    assert isinstance(Handed(tmp_path, "", given(), "./train").result, LaunchSpec)
+    assert not (tmp_path / "told").exists()
 
 
 def test_what_nobody_expected_is_a_bug_with_its_place(tmp_path: Path) -> None:

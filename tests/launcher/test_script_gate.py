@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import time
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -12,14 +15,19 @@ from mpiboot import log
 from mpiboot.after_job import evidence
 from mpiboot.gates.gate import GateResult
 from mpiboot.launcher import observation, script_gate
+from mpiboot.launcher.child_loop import ChildLoop
+from mpiboot.launcher.reached import ReachedWorkers
 from mpiboot.launcher.script_gate import by_every_name
 from mpiboot.launcher.setup import LauncherPod
+from mpiboot.model import Worker
 from mpiboot.parent.launch_spec import ScriptSpec, from_line, to_line
 from mpiboot.setting_sources import resolve
 from mpiboot.ssh_client.start import ClientConfig
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 from tests.fakes.worker import HAVE_SSH
+
+T = TypeVar("T")
 
 
 def names(*listed: str, addresses: tuple[str, ...], renamed: dict[str, str]) -> dict[str, str]:
@@ -53,7 +61,7 @@ def test_a_host_that_is_named_by_its_address_has_this_one_name() -> None:
 
 
 def test_a_parent_reads_what_the_child_wrote() -> None:
-    spec = ScriptSpec(("sh", "a b"), "/run/logins", {"PATH": "/x:/y"}, ("python", "-c"))
+    spec = ScriptSpec(("sh", "a b"), "/run/logins", {"PATH": "/x:/y"}, ("python", "-c"), "2nd")
     assert from_line(to_line(spec)) == spec
 
 
@@ -67,7 +75,7 @@ def ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "launcher"
     folder.mkdir()
 
-    def pod(resolved: object, environ: object, **named: object) -> LauncherPod:
+    def pod(resolved: object, environ: object, **named: Any) -> LauncherPod:  # noqa: ANN401 - its own
         assert named == {"pid": os.getpid(), "attempt": "b", "may_disconnect": True}
         key = JobKey(tmp_path / "id", "ssh-ed25519 JOB")
         os.environ["HOME"] = "/found/by/mpiboot"
@@ -78,15 +86,34 @@ def ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             folder,
             key,
             time.monotonic(),
-            os.getpid(),
+            **named,
         )
 
     monkeypatch.setenv("MPIBOOT_ATTEMPT", "b")
     monkeypatch.setenv("HOME", "/")
     monkeypatch.setattr(script_gate, "launcher_pod", pod)
-    monkeypatch.setattr(observation, "pass_gates", lambda _: None)
-    monkeypatch.setattr(observation, "run", lambda _: GateResult(workers, (), {}, {}))
+
+    async def pass_gates(_: LauncherPod, reached: list[Worker]) -> GateResult:
+        reached += workers
+        return GateResult(workers, (), {}, {})
+
+    monkeypatch.setattr(observation, "pass_gates", pass_gates)
     return folder
+
+
+class Loop(ChildLoop):
+    """Without the handlers of signals, which are this test's own."""
+
+    def __init__(self) -> None:
+        return
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run(work)
+
+
+def prepared(*program: str) -> ScriptSpec:
+    reached = ReachedWorkers()
+    return script_gate.prepare(resolve({}, {}), program, os.getpid(), Loop(), reached)
 
 
 @pytest.mark.skipif(not HAVE_SSH, reason="no ssh")
@@ -97,7 +124,7 @@ def test_a_program_gets_an_ssh_in_front_that_knows_its_hosts(
     path = os.environ["PATH"]
     ssh = shutil.which("ssh")
     assert ssh
-    spec = script_gate.prepare(resolve({}, {}), ("horovodrun", "x"), os.getpid())
+    spec = prepared("horovodrun", "x")
     assert spec.argv == ("horovodrun", "x")
     folder = Path(spec.folder)
     assert folder.parent == ready
@@ -122,7 +149,8 @@ def test_a_program_gets_an_ssh_in_front_that_knows_its_hosts(
         ("w-1.job.ns.svc", ""),
     ]
     said = capfd.readouterr().err
-    assert "attempt 2; the last one (a of 2026-01-01T00:00:00Z) ended: it failed" in said
+    assert spec.earlier == "attempt 2; the last one (a of 2026-01-01T00:00:00Z) ended: it failed"
+    assert f"mpiboot: {spec.earlier}\n" in said
     assert "starting horovodrun" in said
 
 
@@ -131,7 +159,7 @@ def test_without_an_ssh_mpiboots_own_client_is_behind_it(
 ) -> None:
     log.configure()
     monkeypatch.setenv("PATH", str(ready))
-    spec = script_gate.prepare(resolve({}, {}), ("./train",), os.getpid())
+    spec = prepared("./train")
     config = ClientConfig.from_json(Path(spec.client[-1]).read_text())
     assert config.parent == os.getpid()
     assert {host.key for host in config.hosts} == {"ssh-ed25519 JOB"}

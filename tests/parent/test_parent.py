@@ -253,6 +253,29 @@ def test_a_script_removes_the_keys_of_its_launches(rig: Rig, tmp_path: Path) -> 
     assert not key.exists()
 
 
+@pytest.mark.parametrize(
+    ("script", "code", "message"),
+    [
+        ("exit 0", 0, "before\n"),
+        ("exit 7", 7, "program: /bin/sh ended with 7\n"),
+        ("kill -KILL $$", 137, "program: /bin/sh ended with 137\n"),
+        ("kill -TERM $PPID; wait", 143, "signal: /bin/sh ended with 143\n"),
+        # As an mpirun below it writes.
+        ("echo host-lost: w-1 > LOG; exit 69", 69, "host-lost: w-1\n"),
+    ],
+)
+def test_a_script_that_failed_is_the_reason_where_nothing_below_it_wrote_a_better_one(
+    rig: Rig, script: str, code: int, message: str
+) -> None:
+    rig.log.write_text("before\n")  # of another command in this container
+    words = ["script", rig.options.to_json(), "/bin/sh", "-c", script.replace("LOG", str(rig.log))]
+    done = subprocess.run(
+        [*PARENT, *words], env=rig.environ, capture_output=True, timeout=GUARD, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert rig.log.read_text() == message
+
+
 def test_streams_pass_untouched_and_stdout_is_the_programs_alone(rig: Rig) -> None:
     data = bytes(range(256)) * 4000
     code, out, said = rig.run("cat; echo own words >&2", data)
@@ -949,6 +972,37 @@ def test_a_child_that_can_not_be_started_is_told_and_is_an_end(rig: Rig) -> None
     wrong, end = done.stderr.splitlines()
     assert wrong.startswith("mpiboot: error: [bug] the launcher's process failed: ")
     assert end == "mpiboot: error: launcher ended: exit 70 (bug)"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_child_hears_of_the_signal_and_has_time_for_a_word(
+    rig: Rig, number: signal.Signals, tmp_path: Path
+) -> None:
+    told = tmp_path / "told"
+    trap = f"trap 'echo it > {told}; exit 0' {number.name[3:]}"
+    rig.child = f"{trap}; echo ready; while :; do sleep 0.01; done"
+    process = rig.start_parent()
+    ready(process)
+    process.send_signal(number)
+    assert ended(process)[0] == 128 + number
+    assert told.read_text() == "it\n"
+
+
+def test_a_child_that_failed_has_time_for_a_word_and_a_signal_ends_that(
+    rig: Rig, tmp_path: Path
+) -> None:
+    """The reason and the code stay those of the failure; nobody holds the launcher any more."""
+    rig.options = replace(rig.options, hold_on_failure=300.0)
+    rig.hand_over(Failure(68, "names-unresolved", "names-unresolved: w-1: NXDOMAIN\n"))
+    told = tmp_path / "told"
+    rig.child = f"{rig.child}; echo it > {told}; sleep 300 & echo ready; wait"
+    process = rig.start_parent()
+    ready(process)
+    heard(process, "job did not start")
+    process.terminate()
+    assert ended(process)[0] == 68
+    assert told.read_text() == "it\n"
+    assert rig.log.read_text() == "names-unresolved: w-1: NXDOMAIN\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])

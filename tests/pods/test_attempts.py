@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,15 @@ if TYPE_CHECKING:
 NAME = "openmpi-5.0"
 
 
-def again(cluster: Cluster, job: Job, *args: str) -> Pod:
+def again(cluster: Cluster, job: Job, *args: str, name: str = "pi-launcher-2") -> Pod:
     """The Job's next launcher: another pod with another name."""
-    return cluster.pod(replace(job.launcher.spec, name="pi-launcher-2", args=args)).start()
+    return cluster.pod(replace(job.launcher.spec, name=name, args=args)).start()
+
+
+def attempts_said(launcher: Pod, words: str) -> list[str]:
+    """Its lines with these words; they are in its termination message too."""
+    assert words in launcher.termination_log()
+    return [line for line in launcher.stderr().splitlines() if words in line]
 
 
 @pytest.mark.parametrize("name", [NAME, pytest.param("openmpi-4.1", marks=pytest.mark.full)])
@@ -40,16 +47,60 @@ def test_the_next_launcher_tells_why_the_last_one_ended(
     assert job.wait(PATIENCE) == 3
     assert "variables of this pod that stay here: MY_CHOICE (" in job.launcher.stderr()
     assert "attempt" not in job.launcher.termination_log()
-    second = again(cluster, job, RING, "--exit", "4")
-    assert second.wait(PATIENCE) == 4
-    said = "attempt 2; the last one (pi-launcher of 20"
-    (line,) = (line for line in second.stderr().splitlines() if said in line)
+    # Refused before mpirun.
+    second = again(cluster, job, "mpirun", "-np", "99", RING)
+    assert second.wait(PATIENCE) == 78
+    (line,) = attempts_said(second, "attempt 2; the last one (pi-launcher of 20")
     assert " ended: program: " in line
     assert line.endswith("exit 3")
-    assert said in second.termination_log()
+    third = again(cluster, job, RING, "--exit", "4", name="pi-launcher-3")
+    assert third.wait(PATIENCE) == 4
+    (line,) = attempts_said(third, "attempt 3; the last one (pi-launcher-2 of 20")
+    assert " ended: slots: " in line
+    assert line.endswith("exit 78")
     # Nobody comes any more.
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
     assert "no launcher was here for 15 s" in job.workers[0].stderr()
+
+
+SCRIPT = ("sh", "-c", f"mpirun {RING}")
+LOGS_IN = ("launcher", "--script", "on", "--", "sh", "-c", "ssh pi-worker-0 hostname")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("args", "number", "ended"),
+    [
+        ((RING,), 0, "names-unresolved: 1 of 2 hosts do not resolve after "),
+        ((RING,), signal.SIGTERM, "signal: SIGTERM while waiting for hosts: nothing was started"),
+        ((RING,), signal.SIGINT, "signal: SIGINT while waiting for hosts: nothing was started"),
+        (SCRIPT, 0, "names-unresolved: 1 of 2 hosts do not resolve after "),
+        (SCRIPT, signal.SIGTERM, "signal: SIGTERM while waiting for hosts: nothing was started"),
+        (LOGS_IN, 0, "names-unresolved: 1 of 2 hosts do not resolve after "),
+        (LOGS_IN, signal.SIGTERM, "signal: SIGTERM while waiting for hosts: nothing was started"),
+    ],
+)
+def test_a_launcher_that_ends_while_hosts_are_waited_for_tells_the_one_that_is_ready(
+    cluster: Cluster, rig: None, args: tuple[str, ...], number: int, ended: str
+) -> None:
+    # The time for its hosts is over when one of them is ready, and not before.
+    env = {} if number else {"MPIBOOT_TIMEOUT": "30"}
+    job = mpijob(cluster, images.image(NAME), workers=2, launcher_args=args, launcher={"env": env})
+    job.workers[0].start().publish()
+    until(lambda: "listens" in job.workers[0].stderr())
+    job.launcher.start()
+    until(lambda: "1/2 hosts ready" in job.launcher.stderr())
+    if number:
+        job.launcher.signal(number)
+    code = 128 + number if number else 68
+    assert job.launcher.wait(PATIENCE) == code
+    assert "attempt" not in job.launcher.stderr()
+    job.workers[1].start().publish()
+    second = again(cluster, job, RING, "--exit", "3")
+    assert second.wait(PATIENCE) == 3
+    (line,) = attempts_said(second, "attempt 2; the last one (pi-launcher of 20")
+    assert f" ended: {ended}" in line
+    assert line.endswith(f"exit {code}")
 
 
 @pytest.mark.full

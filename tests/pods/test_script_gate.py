@@ -146,7 +146,9 @@ def test_a_script_that_fails_frees_the_workers_and_tells_the_next_attempt(
         worker={"env": {"MPIBOOT_LAUNCHER_AWAY": "60"}},
     ).start()
     assert job.wait(PATIENCE) == 5
+    assert job.launcher.termination_log() == "program: sh ended with 5\n"
     job.launcher.start()
     assert job.launcher.wait(PATIENCE) == 5
     assert "attempt 2; the last one" in job.launcher.stderr()
-    assert "ended: sh ended with 5" in job.launcher.stderr()
+    assert "ended: program: sh ended with 5" in job.launcher.stderr()
+    assert "attempt 2; the last one" in job.launcher.termination_log()

@@ -12,6 +12,8 @@ AWAY, WAITS = 30.0, 600.0
 CAME, STAYS = b"launcher a@1@x 0", b"launcher a@1@x 1"
 FAILED, HELD = b"ended a@1@x 0 host-lost%3A%20w-1", b"ended a@1@x 120 host-lost"
 
+WENT_ON = b"ended a@1@x - names-unresolved"
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -28,6 +30,9 @@ def path(tmp_path: Path) -> Path:
         ((CAME, FAILED, b"launcher b@2@y 0"), WAITS),
         ((STAYS,), None),  # a script between two launches
         ((STAYS, FAILED), AWAY),
+        ((STAYS, WENT_ON), None),  # a script whose launch failed may go on
+        ((STAYS, WENT_ON, FAILED), AWAY),
+        ((CAME, FAILED, WENT_ON), WAITS),
         ((FAILED, STAYS), None),
     ],
 )
@@ -67,6 +72,7 @@ def test_a_longer_wait_than_for_hosts_is_kept(path: Path) -> None:
         b"launcher \xff 0",
         b"launcher %b 0" % (b"a" * 201),
         b"ended a@1@x -1 x",
+        b"ended a@1@x -- x",
         b"ended a@1@x 1e9 x",
         b"ended a@1@x 0 a b",
         b"ended a@1@x 9999999999 a",
