@@ -305,7 +305,7 @@ def _failure(states: Sequence[HostState], late: Sequence[HostState], after: floa
     reference = "workers-unreachable" if resolved else "names-unresolved"
     verb = "are not ready" if resolved else "do not resolve"
     said = f"{len(late)} of {len(states)} hosts {verb} after {round(after, 1):g} s: "
-    said += progress.line(states)
+    said += progress.missing(states)
     shown = [f"{item.host}: {item.said}" for item in found]
     hint = next((state.hint for state in late if state.hint), None)
     return MpibootError(failed(reference, said, evidence=tuple(shown), hint=hint), others=found)

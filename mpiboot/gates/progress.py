@@ -54,14 +54,16 @@ def states(hosts: Sequence[Host]) -> tuple[HostState, ...]:
 
 def line(known: Sequence[HostState]) -> str:
     """Say in one line how many hosts are ready and what the others are waited for."""
-    ready = 0
+    ready = sum(state.stage is Stage.READY for state in known)
+    return ", ".join(part for part in (f"{ready}/{len(known)} hosts ready", missing(known)) if part)
+
+
+def missing(known: Sequence[HostState]) -> str:
+    """Say what the hosts that are not ready are waited for; empty where all are."""
     groups: dict[tuple[Stage, str], list[str]] = {}
     for state in known:
-        if state.stage is Stage.READY:
-            ready += 1
-        else:
+        if state.stage is not Stage.READY:
             groups.setdefault((state.stage, state.reason), []).append(state.label)
-    text = f"{ready}/{len(known)} hosts ready"
     # Who is furthest is told first; the groups of one stage by their size.
     order = sorted(groups.items(), key=lambda item: (item[0][0] is Stage.DNS, -len(item[1])))
     parts = []
@@ -73,7 +75,7 @@ def line(known: Sequence[HostState]) -> str:
     if len(order) > _GROUPS:
         rest = sum(len(labels) for _, labels in order[_GROUPS:])
         parts.append(f"{rest} more for other reasons")
-    return f"{text}, waiting for {', '.join(parts)}" if parts else text
+    return f"waiting for {', '.join(parts)}" if parts else ""
 
 
 def fields(known: Sequence[HostState]) -> dict[str, Json]:

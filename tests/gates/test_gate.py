@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, r
 from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd, without_ipv6
 
 LIMITS = LoginTimeouts(connect=1.0, greeting=0.3, login=10.0, command=10.0)
+LONG = 600.0  # a deadline that no test reaches by waiting
 DOMAIN = "ns.svc.cluster.local"
 
 
@@ -127,6 +129,44 @@ async def failing(
     return caught.value
 
 
+class Deadline:
+    """Comes when hosts are where a test wants them: the clock is put forward then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._states: tuple[progress.HostState, ...] = ()
+        self._passed = 0.0
+        clock, states = time.monotonic, progress.states
+
+        def noted(hosts: Sequence[Host]) -> tuple[progress.HostState, ...]:
+            self._states = states(hosts)
+            return self._states
+
+        monkeypatch.setattr(progress, "states", noted)
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + self._passed)
+
+    async def comes(self, *shown: str, after: float = LONG) -> None:
+        """Let seconds be over when each of these is what some host shows."""
+        missing = set(shown)
+        while missing:
+            await asyncio.sleep(0.02)
+            texts = [f"{one.host.name} {one.stage.value} {one.detail}" for one in self._states]
+            missing = {words for words in shown if not any(words in text for text in texts)}
+        self._passed += after
+
+    async def failure(
+        self, cluster: Cluster, hosts: Sequence[Host], to: Access, *shown: str
+    ) -> MpibootError:
+        """Let a gate fail at its deadline."""
+        waiting = asyncio.ensure_future(failing(cluster, hosts, to, Settings(timeout=LONG)))
+        await self.comes(*shown)
+        return await waiting
+
+
+@pytest.fixture
+def deadline(monkeypatch: pytest.MonkeyPatch) -> Deadline:
+    return Deadline(monkeypatch)
+
+
 async def told(capfd: pytest.CaptureFixture[str], words: str) -> None:
     """Wait until the gate has said so: a server that let it in is not yet a ready host."""
     said = ""
@@ -189,23 +229,26 @@ async def test_a_host_moves_on_while_others_are_waited_for(cluster: Cluster, job
 
 
 async def test_names_missing_at_the_deadline_are_68_and_each_is_named(
-    cluster: Cluster, job: Job
+    cluster: Cluster, job: Job, deadline: Deadline
 ) -> None:
-    wrong = await failing(cluster, named("w-0", "w-1"), access(job, 1), Settings(timeout=0.6))
+    shown = ("w-0 DNS NXDOMAIN", "w-1 DNS NXDOMAIN")
+    wrong = await deadline.failure(cluster, named("w-0", "w-1"), access(job, 1), *shown)
 
     assert (wrong.finding.check, wrong.code) == ("names-unresolved", 68)
-    assert "2 of 2 hosts do not resolve after 0.6 s" in wrong.finding.said
+    expected = "2 of 2 hosts do not resolve after 600 s: waiting for DNS for w-0, w-1 (NXDOMAIN)"
+    assert wrong.finding.said == expected
     assert [item.host for item in wrong.others] == ["w-0", "w-1"]
     assert all("NXDOMAIN" in item.said for item in wrong.others)
 
 
 async def test_one_host_that_resolves_and_does_not_answer_makes_it_69(
-    cluster: Cluster, job: Job
+    cluster: Cluster, job: Job, deadline: Deadline
 ) -> None:
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     port = free_port()
+    shown = ("w-0 SSH connection refused", "w-1 DNS NXDOMAIN")
 
-    wrong = await failing(cluster, named("w-0", "w-1"), access(job, port), Settings(timeout=0.6))
+    wrong = await deadline.failure(cluster, named("w-0", "w-1"), access(job, port), *shown)
 
     assert (wrong.finding.check, wrong.code) == ("workers-unreachable", 69)
     first, second = wrong.finding.evidence
@@ -214,35 +257,44 @@ async def test_one_host_that_resolves_and_does_not_answer_makes_it_69(
 
 
 async def test_one_of_many_that_never_comes_is_the_only_one_named(
-    cluster: Cluster, job: Job
+    cluster: Cluster, job: Job, deadline: Deadline
 ) -> None:
     for number in range(3):
         cluster.publish(f"w-{number}.{DOMAIN}", "127.0.0.2")
     hosts = named("w-0", "w-1", "w-2", "w-9")
+    shown = ("w-0 ready", "w-1 ready", "w-2 ready", "w-9 DNS NXDOMAIN")
     async with sshd(Behaviour(job), "0.0.0.0") as port:
-        wrong = await failing(cluster, hosts, access(job, port), Settings(timeout=3))
+        wrong = await deadline.failure(cluster, hosts, access(job, port), *shown)
 
     assert wrong.code == 68
-    assert "3/4 hosts ready, waiting for DNS for w-9 (NXDOMAIN)" in wrong.finding.said
+    expected = "1 of 4 hosts do not resolve after 600 s: waiting for DNS for w-9 (NXDOMAIN)"
+    assert wrong.finding.said == expected
     assert [item.host for item in wrong.others] == ["w-9"]
 
 
-async def test_the_names_cap_ends_the_dns_stage_alone(cluster: Cluster, job: Job) -> None:
-    settings = Settings(timeout=30, dns_wait=0.5)
+async def test_the_names_cap_ends_the_dns_stage_alone(
+    cluster: Cluster, job: Job, deadline: Deadline
+) -> None:
+    settings = Settings(timeout=LONG, dns_wait=LONG / 2)
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    to = access(job, free_port())
 
-    wrong = await failing(cluster, named("w-0", "w-1"), access(job, free_port()), settings)
+    waiting = asyncio.ensure_future(failing(cluster, named("w-0", "w-1"), to, settings))
+    await deadline.comes("w-0 SSH connection refused", "w-1 DNS NXDOMAIN", after=LONG / 2)
+    wrong = await waiting
 
     assert (wrong.finding.check, wrong.code) == ("names-unresolved", 68)
     assert [item.host for item in wrong.others] == ["w-1"]
 
 
-async def test_the_names_cap_does_not_end_the_ssh_stage(cluster: Cluster, job: Job) -> None:
+async def test_the_names_cap_does_not_end_the_ssh_stage(
+    cluster: Cluster, job: Job, deadline: Deadline
+) -> None:
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    settings = Settings(timeout=30, dns_wait=3.0)  # a busy machine needs a second for the name
+    settings = Settings(timeout=LONG, dns_wait=LONG / 2)
     port = free_port()
     waiting = asyncio.ensure_future(passing(cluster, named("w-0"), access(job, port), settings))
-    await asyncio.sleep(3.5)
+    await deadline.comes("w-0 SSH connection refused", after=LONG / 2)
     async with sshd(Behaviour(job), "0.0.0.0", port):
         result = await waiting
 
@@ -340,23 +392,23 @@ async def test_accept_new_takes_the_key_and_tells_it(cluster: Cluster, job: Job)
 
 @pytest.mark.parametrize(("talk", "said"), [(SILENT, "no SSH greeting"), (HTTP, "HTTP/1.1 400")])
 async def test_a_port_without_ssh_is_not_yet(
-    cluster: Cluster, job: Job, talk: Callable[..., object], said: str
+    cluster: Cluster, job: Job, talk: Callable[..., object], said: str, deadline: Deadline
 ) -> None:
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     async with listener(talk, "0.0.0.0") as port:  # type: ignore[arg-type]
-        wrong = await failing(cluster, named("w-0"), access(job, port), Settings(timeout=1))
+        wrong = await deadline.failure(cluster, named("w-0"), access(job, port), said)
 
     assert wrong.code == 69
     assert said in wrong.finding.evidence[0]
 
 
 async def test_a_proxy_in_front_of_this_pod_is_looked_for_where_it_explains_the_failure(
-    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, deadline: Deadline
 ) -> None:
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     monkeypatch.setattr(service_mesh, "look", lambda: Mesh("istio", ("ports 15001",)))
     async with listener(SILENT, "0.0.0.0") as port:
-        wrong = await failing(cluster, named("w-0"), access(job, port), Settings(timeout=1))
+        wrong = await deadline.failure(cluster, named("w-0"), access(job, port), "istio")
 
     assert "istio's proxy is in front of this pod" in wrong.finding.evidence[0]
     assert str(port) in (wrong.finding.hint or "")
@@ -556,15 +608,16 @@ async def test_a_replaced_worker_is_found_at_its_new_address(
 
 
 async def test_a_name_that_vanishes_again_is_said_beside_the_last_reason(
-    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, deadline: Deadline
 ) -> None:
     monkeypatch.setattr("mpiboot.gates.pipeline._RESOLVE_AGAIN", 0.2)
     monkeypatch.setattr("mpiboot.observe.dns._SECOND_OPINION", 0.0)
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.9")
-    _, wrong = await asyncio.gather(
-        later(lambda: cluster.withdraw(f"w-0.{DOMAIN}")),
-        failing(cluster, named("w-0"), access(job, free_port()), Settings(timeout=2)),
-    )
+    to = access(job, free_port())
+    waiting = asyncio.ensure_future(deadline.failure(cluster, named("w-0"), to, "any more"))
+    await deadline.comes("w-0 SSH connection refused", after=0.0)
+    cluster.withdraw(f"w-0.{DOMAIN}")
+    wrong = await waiting
 
     assert wrong.code == 69
     assert "connection refused" in wrong.finding.evidence[0]
@@ -600,18 +653,16 @@ async def test_long_names_are_used_as_the_setting_says(
     assert result.workers[0].host.name == short
 
 
-async def test_with_rewriting_on_the_short_form_is_never_asked(cluster: Cluster, job: Job) -> None:
+async def test_with_rewriting_on_the_short_form_is_never_asked(
+    cluster: Cluster, job: Job, deadline: Deadline
+) -> None:
     cluster.publish("w-0.job.ns.svc.cluster.local", "127.0.0.2")
-    settings = Settings(timeout=0.5, rewrite_fqdn=Switch.ON)
-    async with cluster.resolver() as resolver:
-        with pytest.raises(MpibootError):
-            await gate.wait(
-                named("w-0.job.ns.svc"),
-                settings,
-                access(job, 1),
-                resolver=resolver,
-                long_form=lengthened,
-            )
+    settings = Settings(timeout=LONG, rewrite_fqdn=Switch.ON)
+    hosts = named("w-0.job.ns.svc")
+    waiting = asyncio.ensure_future(passing(cluster, hosts, access(job, 1), settings, lengthened))
+    await deadline.comes("w-0.job.ns.svc DNS NXDOMAIN")
+    with pytest.raises(MpibootError):
+        await waiting
 
     assert set(cluster.asked) == {"w-0.job.ns.svc.other.domain"}
 
@@ -679,21 +730,29 @@ async def test_looking_tries_once_and_has_a_finding_for_each_that_is_not_ready(
 
 
 async def test_lines_come_on_change_and_as_json_with_fields(
-    cluster: Cluster, job: Job, capfd: pytest.CaptureFixture[str]
+    cluster: Cluster, job: Job, capfd: pytest.CaptureFixture[str], deadline: Deadline
 ) -> None:
-    log.configure(form=LogFormat.JSON, role="launcher")
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    log.configure(form=LogFormat.JSON, role="launcher")
+    text = ""
     async with sshd(Behaviour(job), "0.0.0.0") as port:
-        await failing(cluster, named("w-0", "w-9"), access(job, port), Settings(timeout=3.5))
-    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
-    waiting = [line for line in lines if line["event"] == "gate"]
+        waiting = asyncio.ensure_future(
+            deadline.failure(cluster, named("w-0", "w-9"), access(job, port), "said")
+        )
+        await deadline.comes("w-0 ready", "w-9 DNS NXDOMAIN", after=0.0)
+        while "1/2 hosts ready" not in text:
+            await asyncio.sleep(0.02)
+            text += capfd.readouterr().err
+        waiting.cancel()
+        await asyncio.wait({waiting})
+    lines = [json.loads(line) for line in (text + capfd.readouterr().err).splitlines()]
+    line = [line for line in lines if line["event"] == "gate"][-1]
 
-    assert len(waiting) == 1
-    said, _, ends = waiting[0]["message"].partition("; gives up in ")
+    said, _, ends = line["message"].partition("; gives up in ")
     assert said == "1/2 hosts ready, waiting for DNS for w-9 (NXDOMAIN)"
     assert ends
-    assert (waiting[0]["ready"], waiting[0]["total"]) == (1, 2)
-    assert waiting[0]["waiting"] == [{"host": "w-9", "stage": "dns", "reason": "NXDOMAIN"}]
+    assert (line["ready"], line["total"]) == (1, 2)
+    assert line["waiting"] == [{"host": "w-9", "stage": "dns", "reason": "NXDOMAIN"}]
 
 
 async def test_a_ready_host_that_moves_while_others_are_waited_for_is_waited_for_again(
@@ -792,21 +851,20 @@ async def test_a_host_that_joins_the_hostfile_is_waited_for_too(
 
 
 async def test_a_hostfile_that_has_become_empty_is_what_the_deadline_names(
-    cluster: Cluster, job: Job, hostfile: tuple[Path, HostfileFollower]
+    cluster: Cluster, job: Job, hostfile: tuple[Path, HostfileFollower], deadline: Deadline
 ) -> None:
     path, follow = hostfile
+    hosts, settings = follow.found.hostfile.hosts, Settings(timeout=LONG)
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
     async with sshd(Behaviour(job), "0.0.0.0") as port:
         path.write_text("")
+        waiting = asyncio.ensure_future(
+            passing(cluster, hosts, access(job, port), settings, follow=follow)
+        )
+        await deadline.comes("w-0 ready", "w-1 ready")
         with pytest.raises(MpibootError) as caught:
-            await passing(
-                cluster,
-                follow.found.hostfile.hosts,
-                access(job, port),
-                Settings(timeout=1.0),
-                follow=follow,
-            )
+            await waiting
 
     assert (caught.value.finding.check, caught.value.code) == ("hostfile-invalid", 65)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from tests.pods import images
 from tests.pods.oci import CONTAINERD, CRIO, NO_CAPABILITIES, PodSpec
 from tests.pods.pod import PodError
 from tests.pods.probe import PYTHON, reaches
+from tests.pods.test_job import until
 from tests.pods.volumes import EmptyDir, Files, SubPath, Tmpfs
 
 if TYPE_CHECKING:
@@ -164,8 +164,7 @@ def test_exit_codes_signals_and_streams(cluster: Cluster, image: Image) -> None:
     assert pod.wait() == 128 + signal.SIGKILL
     script = "trap 'exit 5' TERM; echo ready; while :; do sleep 0.05; done"
     pod = cluster.pod(PodSpec(name="c", image=image, command=["sh", "-c", script])).start()
-    while "ready" not in pod.stdout():
-        time.sleep(0.01)
+    until(lambda: "ready" in pod.stdout())
     assert pod.stop() == 5
     with pytest.raises(PodError, match="no-such-program"):
         cluster.pod(PodSpec(name="d", image=image, command=["no-such-program"])).start()
@@ -215,8 +214,7 @@ def test_terminals(cluster: Cluster, image: Image) -> None:
     assert pod.stdout().startswith("/dev/pts/")
     pod = cluster.pod(PodSpec(name="b", image=image, command=SLEEP)).start()
     shell = pod.exec_in_terminal("sh", "-c", "trap 'echo got it; exit 9' INT; echo up; sleep 9")
-    while "up" not in shell.screen():
-        time.sleep(0.01)
+    until(lambda: "up" in shell.screen())
     shell.type("\x03")
     assert shell.wait() == 9
     assert "got it" in shell.screen()
