@@ -22,14 +22,20 @@ class Signalled(Exception):  # noqa: N818 - nothing went wrong
         self.number = number
 
 
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Make what waits for hosts; what is left in it ends with this process."""
+    # Not asyncio.run: it waits for every thread, also for one that a dead nameserver holds.
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    return loop
+
+
 class ChildLoop:
     """Runs one piece of work after the other; what is left in it ends with this process."""
 
     def __init__(self) -> None:
         """Take signals in from now on; in the main thread alone."""
-        # Not asyncio.run: it waits for every thread, also for one that a dead nameserver holds.
-        self._loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(self._loop)
+        self._loop = new_loop()
         self._signal: asyncio.Future[int] = self._loop.create_future()
         for number in ENDING:
             self._loop.add_signal_handler(number, self._note, number)

@@ -15,8 +15,8 @@ from mpiboot.data_network.decision import DataNetwork
 from mpiboot.gates import rendezvous as gate
 from mpiboot.job import names, rendezvous
 from mpiboot.job import plan as plans
+from mpiboot.launcher.child_loop import new_loop
 from mpiboot.launcher.look import end_on_signals
-from mpiboot.launcher.observation import new_loop
 from mpiboot.model import Finding, Host, Level, Worker
 from mpiboot.observe import pod
 from mpiboot.setting_sources import Resolved

@@ -21,7 +21,7 @@ from mpiboot.gates.job_hostfile import JobHostfile
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import observation
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.model import Finding, Host, Level, Mpi, MpiFamily
+from mpiboot.model import Finding, Host, Level, Mpi, MpiFamily, Worker
 from mpiboot.observe import programs
 from mpiboot.setting_sources import resolve
 from mpiboot.system.keys import JobKey
@@ -219,13 +219,15 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
         public = job.key.export_public_key().decode().strip()
         launcher = replace(launcher, key=JobKey(job.path, public), attempt="me@now@1")
         line = ("mpirun", "--frobnicate", "-n", "2", "./train")
-        waiting = asyncio.ensure_future(observation.wait(launcher, line))
+        reached: list[Worker] = []
+        waiting = asyncio.ensure_future(observation.wait(launcher, line, reached))
         login = asyncio.ensure_future(behaviour.welcomed.wait())
         await asyncio.wait({waiting, login}, return_when=asyncio.FIRST_COMPLETED, timeout=60)
         login.cancel()
         hostfile.write_text("localhost slots=2\n127.0.0.2 slots=4\n")
         found = await asyncio.wait_for(waiting, 60)
     seen = found.observed
+    assert [item.host.name for item in reached] == ["127.0.0.2"]
     assert [(host.name, host.slots) for host in seen.hostfile.hosts] == [
         ("localhost", 2),
         ("127.0.0.2", 4),

@@ -23,6 +23,7 @@ from mpiboot.parent.launch_spec import Failure
 from mpiboot.setting_sources import resolve
 from mpiboot.system import keys
 from tests.fakes import plans
+from tests.fakes.sshd import SILENT, listener
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker
 
 FIRST, SECOND = "l-0@2026-11-22T05:00:00Z@1", "l-1@2026-11-22T06:00:00Z@2"
@@ -154,17 +155,14 @@ async def test_a_worker_that_does_not_listen_delays_the_end_no_longer_than_other
     """One has gone, one hangs: the third hears it all the same."""
     reached = await reach(pod(worker, FIRST))
     (there,) = reached.workers
-    hangs = await asyncio.start_server(lambda _r, _w: None, ADDRESS)
-    port = hangs.sockets[0].getsockname()[1]
-    closed = replace(there, port=1)
-    reached.workers[:] = [closed, replace(there, port=port), there]
-    telling = asyncio.ensure_future(reached.tell(MISSING, goes_on=False))
-    await remembered(worker, "names-unresolved")
-    telling.cancel()
-    await asyncio.wait({telling}, timeout=PATIENCE)
-    monkeypatch.setattr(reached_workers, "_PATIENCE", 0.01)
-    await reached.tell(MISSING, goes_on=False)  # it ends, though one hangs
-    hangs.close()
+    async with listener(SILENT, ADDRESS) as port:
+        reached.workers[:] = [replace(there, port=1), replace(there, port=port), there]
+        telling = asyncio.ensure_future(reached.tell(MISSING, goes_on=False))
+        await remembered(worker, "names-unresolved")
+        telling.cancel()
+        await asyncio.wait({telling}, timeout=PATIENCE)
+        monkeypatch.setattr(reached_workers, "_PATIENCE", 0.01)
+        await reached.tell(MISSING, goes_on=False)  # it ends, though one hangs
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
