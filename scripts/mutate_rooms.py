@@ -38,6 +38,7 @@ TOP = "top"
 MORE = {
     "after_job": ("tests/parent/test_asking.py", "tests/test_stop_ranks.py"),
     "job": ("tests/observe/test_host_sources.py",),
+    "parent": ("tests/launcher/test_script.py",),
     "observe": (
         "tests/network/test_service_mesh.py",
         "tests/gates/test_job_hostfile.py",

@@ -88,7 +88,7 @@ _PATIENCE: Final = {
 }
 # ssh_config(5), TIME FORMATS.
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_TIME: Final = re.compile(r"(?:[0-9]{1,6}[sSmMhHdDwW]?)+")
+_TIME: Final = re.compile(r"(?:[0-9]{1,9}[smhdw])*[0-9]{1,9}[smhdw]?", re.IGNORECASE)
 _TIME_PART: Final = re.compile(r"([0-9]+)([smhdw]?)")
 # What mpiboot's own SSH client does by itself, or never does: such a keyword is no loss there.
 _CLIENT_DOES: Final = (

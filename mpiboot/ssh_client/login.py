@@ -231,7 +231,6 @@ class Login:
             preferred_auth="publickey,keyboard-interactive,password",
             compression_algs=None,
             keepalive_interval=5,
-            login_timeout=self._limits.login,
         )
 
     async def _run(

@@ -345,10 +345,18 @@ def test_a_host_that_stands_still_in_a_login_is_given_up_after_the_time_limit(
         (["w", "a", "b"], ("", "w", "a b")),
         (["-x", "-l", "me", "u@w", "a"], ("u", "w", "a")),
         (["-oBatchMode=yes", "-p2222", "w"], ("", "w", "")),
+        (["-v", "w", "-p", "b"], ("", "w", "-p b")),
+        (["-", "a@b@w"], ("a@b", "w", "")),
     ],
 )
 def test_the_words_of_ssh_are_read(words: list[str], expected: tuple[str, str, str]) -> None:
     assert client.read_words(words) == expected
+
+
+@pytest.mark.parametrize("words", [[], ["-x"], ["-p"], ["-p", "22"]])
+def test_words_without_a_host_are_refused(words: list[str]) -> None:
+    with pytest.raises(ValueError, match="no host was named"):
+        client.read_words(words)
 
 
 @pytest.mark.full
