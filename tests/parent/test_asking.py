@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 from mpiboot.after_job import ask_workers
 from mpiboot.after_job.request import Request
 from mpiboot.parent import asking
+from mpiboot.parent.launch_spec import MARK
 from mpiboot.parent.loop import EventLoop
 
 
@@ -69,3 +71,97 @@ def test_without_an_interpreter_nothing_is_told_and_nothing_stays_open(
 
 def test_hosts_have_less_time_than_the_child_that_asks_them() -> None:
     assert ask_workers._SECONDS + ask_workers._END < asking._PATIENCE <= 5
+
+
+TELLS = """
+import json, os, sys
+json.dump([sys.argv[1:], dict(os.environ), os.getpgid(0) == os.getpid()], sys.stdout)
+print(flush=True)
+print(sys.stdin.readline(), end="", flush=True)
+print("an error", file=sys.stderr)
+print("the last, without an end", end="")
+"""
+
+
+def test_what_a_child_gets_and_what_it_says(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "tells.py"
+    program.write_text(TELLS)
+    loop, heard = EventLoop(), list[list[str]]()
+    reader, writer = os.pipe()
+    given = asking.AskingChild(
+        loop,
+        str(program),
+        "/launch",
+        {"A": "b", MARK: "another"},
+        "one",
+        "two",
+        heard=lambda: heard.append(given.take_lines()),
+        stdin=reader,
+    )
+    os.close(reader)
+    while not any(heard):
+        loop.wait(None)
+    os.write(writer, b"asked\n")
+    while not given.over:
+        loop.wait(None)
+    first, *lines = [line for several in heard for line in several]
+    words, environ, leads = json.loads(first)
+    assert words == ["/launch", "one", "two"]
+    assert {name: environ[name] for name in ("A", MARK)} == {"A": "b", MARK: "/launch"}
+    assert leads, "its agents are ended with it"
+    assert lines == ["asked", "the last, without an end"]
+    assert capfd.readouterr().err == ""
+    os.close(writer)
+    given.end()
+    given.reap()
+    # Who reaps all children may have done so before.
+    given.end()
+    given.reap()
+
+
+def test_a_child_that_somebody_has_reaped_is_ended_without_a_word(tmp_path: Path) -> None:
+    program = tmp_path / "ends.py"
+    program.write_text("")
+    child = asking.AskingChild(EventLoop(), str(program), "/launch", os.environ)
+    os.waitpid(child._pid, 0)
+    child.end()
+    child.reap()
+
+
+def test_nobody_reads_more_than_so_much(tmp_path: Path) -> None:
+    program = tmp_path / "writes.py"
+    program.write_text("import os\nwhile True: os.write(1, b'line\\n' * 1000)\n")
+    loop = EventLoop()
+    child = asking.AskingChild(loop, str(program), "/launch", os.environ)
+    while not child.over:
+        loop.wait(None)
+    size = sum(len(line) + 1 for line in child.take_lines())
+    assert 1 << 16 <= size < 1 << 17
+    assert loop._handlers == {}
+    child.end()
+    child.reap()
+
+
+def test_lines_are_given_once_and_whole(tmp_path: Path) -> None:
+    program = tmp_path / "none.py"
+    program.write_text("")
+    child = asking.AskingChild(EventLoop(), str(program), "/launch", os.environ)
+    child._data = b"one\n\ntw"
+    assert child.take_lines() == ["one"]
+    child._data += b"o \xff\nthree"
+    assert child.take_lines() == ["two \ufffd"]
+    child.over = True
+    assert child.take_lines() == ["three"]
+    assert child.take_lines() == []
+    child.end()
+    child.reap()
+
+
+def test_a_launcher_that_is_told_to_end_asks_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child(tmp_path, monkeypatch, "import time\ntime.sleep(1000)\n")
+    monkeypatch.setattr(asking, "_PATIENCE", 500)
+    assert asking.ask(str(tmp_path), os.environ, EventLoop(), lambda: True, "over") == ()

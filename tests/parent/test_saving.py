@@ -65,7 +65,8 @@ class Rig:
     def start(self) -> Child:
         self.saving.start("/launch", {}, signal.SIGUSR1, 20.5)
         self.becomes(held=True)
-        assert isinstance(child := self.saving._child, Child)
+        child = self.saving._child
+        assert isinstance(child, Child)
         return child
 
     def held(self) -> bool:
