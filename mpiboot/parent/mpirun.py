@@ -238,8 +238,6 @@ class Mpirun:
                     log.say(level, event, f"{host}: {said}" if host else said, host=host)
                 case Finish(verdict=verdict):
                     self.verdict = verdict
-        for timer in self._deadlines.keys() - self._state.pending:
-            del self._deadlines[timer]
 
     def _mpiruns(self) -> list[int]:
         return sorted({self.child, *find_mpiruns(self.child, Processes())})

@@ -234,6 +234,12 @@ def test_an_answer_without_an_end_is_given_up_and_nothing_more_is_asked() -> Non
     assert asked == [GET]
 
 
+def test_the_kernel_is_waited_for_no_longer_than_a_few_seconds() -> None:
+    with kernel(usual) as channel:
+        read(channel)
+        assert 0 < (channel.gettimeout() or 0) <= 5
+
+
 def test_a_refused_list_is_an_oddity() -> None:
     def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
         return [refusal(sequence, errno.EPERM)]
