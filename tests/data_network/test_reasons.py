@@ -253,8 +253,8 @@ def test_workers_without_rdma_and_without_facts() -> None:
     nobody = decide([w.without_facts("w-0")])
     assert shown(nobody)[0] == "data-network = none [detected] no worker's facts are known"
     assert nobody.common == {}
-    other = replace(w.without_facts("w-0"), no_facts=NoFacts.UNREADABLE)
-    (told,) = decide([other]).findings
+    newer = replace(w.without_facts("w-0"), no_facts=NoFacts.UNREADABLE)
+    (told,) = decide([newer]).findings
     assert told.hint == "use one version of mpiboot in all images"
 
 

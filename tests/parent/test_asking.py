@@ -164,4 +164,4 @@ def test_a_launcher_that_is_told_to_end_asks_no_longer(
 ) -> None:
     child(tmp_path, monkeypatch, "import time\ntime.sleep(1000)\n")
     monkeypatch.setattr(asking, "_PATIENCE", 500)
-    assert asking.ask(str(tmp_path), os.environ, EventLoop(), lambda: True, "over") == ()
+    assert asking.ask(str(tmp_path), os.environ, EventLoop(), lambda: True, Request.OVER) == ()

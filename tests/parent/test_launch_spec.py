@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from mpiboot.choices import LogFormat, LogLevel
 from mpiboot.parent.launch_spec import (
     NOT_FOR_RANKS,
     Failure,
@@ -54,12 +55,25 @@ def test_what_is_no_result_is_refused(line: bytes) -> None:
         from_line(line)
 
 
-def test_options_are_read_back_and_are_quiet_where_nothing_is_said() -> None:
-    options = ParentOptions("debug", "json", "/dev/termination-log", 5.0, 20.0, "/launches")
-    assert ParentOptions.from_json(options.to_json()) == options
-    assert ParentOptions.from_json("{}") == ParentOptions("info", "human", "", 0.0, 0.0, "")
+@pytest.mark.parametrize(
+    "options",
+    [
+        ParentOptions(),
+        ParentOptions(
+            LogLevel.DEBUG, LogFormat.JSON, "/dev/termination-log", 5.0, 20.0, "/launches"
+        ),
+    ],
+)
+def test_options_are_read_back_as_they_were_written(options: ParentOptions) -> None:
+    read = ParentOptions.from_json(options.to_json())
+    assert read == options
+    assert (type(read.log_level), type(read.log_format)) == (LogLevel, LogFormat)
+
+
+def test_where_nothing_is_asked_for_little_is_said_and_nothing_is_held() -> None:
+    assert ParentOptions() == ParentOptions(LogLevel.INFO, LogFormat.HUMAN, "", 0.0, 0.0, "")
     with pytest.raises(TypeError):
-        ParentOptions.from_json('{"colour": "red"}')
+        ParentOptions.from_json(ParentOptions().to_json().replace("grace", "colour"))
 
 
 @pytest.mark.parametrize(
