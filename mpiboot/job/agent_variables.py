@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from mpiboot.checks import failed
 from mpiboot.job.dialect import parameter
 from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS
 from mpiboot.job.plan_builder import LaunchPaths, PlanBuilder
-from mpiboot.model import Finding, Level, Source
+from mpiboot.model import Source
 from mpiboot.ssh_client import config as sshconfig
 
 # More concurrent launches than this is MPI's own default; fewer than hosts hangs it.
@@ -61,13 +60,10 @@ def place(
             _say_lost(builder, name, sshconfig.lost_with_own_client(args))
         builder.decide("ssh-arguments", text, builder.set_by(name)[0], because)
         if args.without_effect:
-            builder.findings.append(
-                Finding(
-                    "settings-conflict",
-                    Level.WARN,
-                    f"{name} has {', '.join(args.without_effect)}, which has no "
-                    "effect: mpiboot sets these itself",
-                )
+            builder.warn(
+                "settings-conflict",
+                f"{name} has {', '.join(args.without_effect)}, which has no "
+                "effect: mpiboot sets these itself",
             )
     if words:
         builder.set_env[row.agent_args_var] = " ".join(words)
@@ -87,14 +83,14 @@ def _settle_kind(builder: PlanBuilder, agent: str) -> None:
             said = f"{name}={theirs} is taken out: {kind.because}"
             if theirs == "fork":
                 said += ", and fork starts every rank in this pod, whatever the hostfile says"
-            builder.findings.append(Finding("settings-conflict", Level.WARN, said))
+            builder.warn("settings-conflict", said)
     if " " in agent:
         said = (
             f"mpiboot's launch agent can only be called as `{agent}`: its execute bit is lost, or "
             f"its folder is mounted noexec, and {row.title} takes the path of a program alone"
         )
         hint = "install mpiboot where programs may be executed, or use Open MPI"
-        builder.findings.append(failed("runtime-folder", said, hint=hint))
+        builder.fail("runtime-folder", said, hint)
     builder.unset_env.update((*row.agent_kind_aliases, *row.agent_aliases))
     builder.force(kind.name, kind.value, kind.because, Source.DEFAULT)
 
@@ -107,7 +103,7 @@ def refuse_kind(builder: PlanBuilder) -> None:
         if asked == "fork":
             said = "-launcher fork on the mpirun line starts every rank in this pod, whatever the "
             said += "hostfile says"
-        builder.findings.append(failed("settings-conflict", said, hint="take it out"))
+        builder.fail("settings-conflict", said, "take it out")
 
 
 def refuse_on_the_line(builder: PlanBuilder) -> None:
@@ -122,7 +118,7 @@ def refuse_on_the_line(builder: PlanBuilder) -> None:
             "launch agent; without that mpiboot can't see whether every host was started"
         )
         hint = f"give it as {builder.row.agent_var} instead: mpiboot's agent then runs it"
-        builder.findings.append(failed("settings-conflict", said, hint=hint))
+        builder.fail("settings-conflict", said, hint)
 
 
 def _given_by_user(builder: PlanBuilder, name: str) -> tuple[str, str]:
@@ -140,7 +136,7 @@ def _let_all_live(builder: PlanBuilder, hosts: int) -> None:
         by = f"--mca {parameter(name)} {theirs}" if flagged else f"{name}={theirs}"
         said = f"{by} lets mpirun start {theirs} of {hosts} hosts, then wait for ever: {why}"
         hint = f"take it out, or give at least {hosts}"
-        builder.findings.append(failed("settings-conflict", said, hint=hint))
+        builder.fail("settings-conflict", said, hint)
     elif hosts > DEFAULT_CONCURRENCY:
         because = f"{why}; fewer at once would wait for ever"
         builder.variable(name, str(hosts), because, Source.DETECTED)
@@ -161,14 +157,10 @@ def _ssh_words(agent: str) -> str | None:
 def _say_lost(builder: PlanBuilder, name: str, lost: tuple[str, ...]) -> None:
     """Say which of a user's ssh arguments have no effect because no ssh reads them."""
     if lost:
-        builder.findings.append(
-            Finding(
-                "settings-conflict",
-                Level.WARN,
-                f"{name} has {', '.join(lost)}, which has no effect: mpiboot's own SSH client is "
-                "used",
-                hint="see ssh-client in the plan for why it is used",
-            )
+        builder.warn(
+            "settings-conflict",
+            f"{name} has {', '.join(lost)}, which has no effect: mpiboot's own SSH client is used",
+            "see ssh-client in the plan for why it is used",
         )
 
 
@@ -186,11 +178,8 @@ def _say_flagged_arguments(builder: PlanBuilder, *, own_client: bool) -> None:
         if own_client:
             _say_lost(builder, by, (*settled, *sshconfig.lost_with_own_client(args)))
         elif settled:
-            builder.findings.append(
-                Finding(
-                    "settings-conflict",
-                    Level.WARN,
-                    f"{by} has {', '.join(settled)}, which overrides what mpiboot has checked",
-                    hint="take it out of the line",
-                )
+            builder.warn(
+                "settings-conflict",
+                f"{by} has {', '.join(settled)}, which overrides what mpiboot has checked",
+                "take it out of the line",
             )

@@ -8,7 +8,7 @@ from mpiboot.job.dialect import parameter
 from mpiboot.job.dialects import ALSO_DEFAULT_SLOTS, HOSTFILE_VARS
 from mpiboot.job.names import short
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
-from mpiboot.model import Finding, Host, Hostfile, Level, Source
+from mpiboot.model import Host, Hostfile, Source
 from mpiboot.setting_sources import Resolved
 from mpiboot.wording import first_few
 
@@ -33,7 +33,7 @@ def with_default_slots(builder: PlanBuilder, observed: Observed, resolved: Resol
         return observed
     if not text.isdecimal() or not int(text):
         said = f"{by} is {text!r}, expected a number: hosts without slots get one rank"
-        builder.findings.append(Finding("slots", Level.WARN, said))
+        builder.warn("slots", said)
         return observed
     without = first_few(host.name for host in bare)
     builder.decide("default-slots", text, source, f"{named}, for hosts without slots: {without}")

@@ -12,7 +12,7 @@ from typing import Final
 from mpiboot.addresses import IPV4, IPV6
 from mpiboot.checks import failed
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.model import Finding, Level, Link, Source
+from mpiboot.model import Link, Source
 from mpiboot.network.control import launcher_addresses, link_of
 from mpiboot.network.link_addresses import usable
 
@@ -48,7 +48,7 @@ def settle(builder: PlanBuilder, observed: Observed) -> int:
         _keep_to(builder, IPV6, "the control addresses are IPv6")
     elif observed.mpi_ipv6 is False:
         said = f"{observed.mpi.said or builder.row.title} is built without IPv6 (ompi_info says so)"
-        builder.findings.append(failed(_NAME, f"{said}, and {_some(alone)} no IPv4 address"))
+        builder.fail(_NAME, f"{said}, and {_some(alone)} no IPv4 address")
         return IPV6
     elif ipv4_only:
         said = f"the daemons of {builder.row.title} speak IPv4 alone"
@@ -122,7 +122,7 @@ def _give_aliases(builder: PlanBuilder, observed: Observed) -> None:
     if _PMIX_BLIND[0] <= version < _PMIX_BLIND[1]:
         said = f"{row.title} {observed.mpi.version} is known to see no IPv6 addresses"
         hint = "use 5.0.6 or newer (open-mpi/ompi#12771), or give the pods IPv4 addresses too"
-        builder.findings.append(Finding(_NAME, Level.WARN, said, hint=hint))
+        builder.warn(_NAME, said, hint)
     if version >= _ALIASES_SINCE or builder.environ.get(row.cut_prefix_var):
         return
     own = observed.own.hostname if observed.own else ""
@@ -134,7 +134,7 @@ def _give_aliases(builder: PlanBuilder, observed: Observed) -> None:
     if not prefix:
         said = f"{row.title} {observed.mpi.version} crashes in pods without an IPv4 address"
         hint = "use 5.0.9 or newer, or give the pods IPv4 addresses too (dual stack)"
-        builder.findings.append(failed(_NAME, said, hint=hint))
+        builder.fail(_NAME, said, hint)
         return
     because = f"{observed.mpi.version} crashes in a pod without IPv4 that has no second name"
     builder.variable(row.cut_prefix_var, prefix, because, Source.DETECTED)

@@ -9,11 +9,10 @@ import fnmatch
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from mpiboot.checks import failed
 from mpiboot.job import forward, masking, placement
 from mpiboot.job.dialect import Dialect, Export, parameter
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.model import Finding, Level, Source
+from mpiboot.model import Source
 from mpiboot.setting_rows import ROWS
 from mpiboot.setting_sources import Given, Resolved
 from mpiboot.settings import Settings
@@ -139,9 +138,7 @@ def choose_forwarded(
     )
     for item in chosen.withheld:
         if item.asked:
-            builder.findings.append(
-                Finding("usage", Level.WARN, f"{item.name} is not forwarded: {item.because}")
-            )
+            builder.warn("usage", f"{item.name} is not forwarded: {item.because}")
     stays = _stays(chosen.unknown, observed)
     if stays:
         because = "ranks don't get these; MPIBOOT_FORWARD=NAME,... or `-x NAME` hands them on"
@@ -160,9 +157,7 @@ def choose_forwarded(
             return ()
         said = f"--mca {parameter(row.export_var)} on the mpirun line forbids -x in {row.title}"
         hint = "name all variables in that list, or use -x"
-        builder.findings.append(
-            Finding("usage", Level.WARN, f"{said}: nothing else is forwarded", hint=hint)
-        )
+        builder.warn("usage", f"{said}: nothing else is forwarded", hint)
         return ()
     builder.forwarded.update(names)
     # 4.1 refuses -x beside the list, so a user's own list takes the names too.
@@ -239,10 +234,8 @@ def refuse_unsafe(builder: PlanBuilder) -> None:
     for name in sorted(values.keys() - excepted):
         bad = sorted(set(values[name]) & set('"$\\`\n'))
         if bad:
-            builder.findings.append(
-                failed(
-                    "unsafe-value",
-                    f"{name} holds {' '.join(map(repr, bad))}: {row.title} hands it to the "
-                    "workers' shell unescaped",
-                )
+            builder.fail(
+                "unsafe-value",
+                f"{name} holds {' '.join(map(repr, bad))}: {row.title} hands it to the "
+                "workers' shell unescaped",
             )

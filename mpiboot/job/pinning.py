@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mpiboot.addresses import network
-from mpiboot.checks import failed
 from mpiboot.choices import MpiNetwork
 from mpiboot.data_network.records import RDMA, Transport
 from mpiboot.job.dialect import parameter
 from mpiboot.job.dialects import ALSO_DAEMON_LINK
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.model import Decision, Finding, Level, Source
+from mpiboot.model import Decision, Source
 from mpiboot.network import control
 from mpiboot.setting_sources import Resolved
 from mpiboot.settings import Settings
@@ -32,7 +31,7 @@ def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) ->
         why_not = f"{builder.row.title} takes no IPv6 network, and no one link name fits all pods"
         if not link and decision.source is not Source.DETECTED:
             said = f"{decision.because}={decision.value}: {why_not}"
-            builder.findings.append(failed("settings-conflict", said, hint="name a link"))
+            builder.fail("settings-conflict", said, "name a link")
         because = f"the link of {decision.value}, as {builder.row.title} takes no IPv6 network"
         found = Decision("control-link", link, decision.source, f"{decision.because}: {because}")
         decision = found if link else None
@@ -60,7 +59,7 @@ def _refuse_to_choose(builder: PlanBuilder, resolved: Resolved) -> None:
     if row.own_transports and resolved.settings.mpi_network is MpiNetwork.DATA:
         said = f"{given}=data has no meaning for {row.title}: {row.own_transports}"
         hint = f"leave {given} out"
-        builder.findings.append(failed("settings-conflict", said, hint=hint))
+        builder.fail("settings-conflict", said, hint)
 
 
 def pin_ports(builder: PlanBuilder, observed: Observed, resolved: Resolved, version: int) -> None:
@@ -81,7 +80,7 @@ def pin_ports(builder: PlanBuilder, observed: Observed, resolved: Resolved, vers
         said = (
             f"{given} has {count} ports, of which daemons need {share}, and a host has {most} slots"
         )
-        builder.findings.append(failed("settings-conflict", said, hint="name a wider range"))
+        builder.fail("settings-conflict", said, "name a wider range")
         return
     # For both versions, the sockets of IPv4 would take the ports that those of IPv6 wait for.
     for name in (item for item in row.daemon_ports_vars if f"_ipv{version}_" in item):
@@ -117,7 +116,7 @@ def _check_users_link(builder: PlanBuilder, observed: Observed) -> None:
                 f"{builder.row.title} then takes another one without a word"
             )
             hint = f"take {name} out, or name a link that every worker has"
-            builder.findings.append(Finding("settings-conflict", Level.WARN, said, hint=hint))
+            builder.warn("settings-conflict", said, hint)
 
 
 def _own_link(observed: Observed, decision: Decision | None) -> Decision | None:
@@ -178,13 +177,11 @@ def _pin_daemons(builder: PlanBuilder, decision: Decision | None) -> None:
             builder.variable(name, decision.value, decision.because, decision.source)
             value = value or decision.value
     if row.one_link and "," in value:
-        builder.findings.append(
-            failed(
-                "settings-conflict",
-                f"{name}={value} is a list, and {row.title} takes one name or one network "
-                "there (a list crashes it)",
-                hint="name one link or one CIDR that launcher and workers all have",
-            )
+        builder.fail(
+            "settings-conflict",
+            f"{name}={value} is a list, and {row.title} takes one name or one network "
+            "there (a list crashes it)",
+            "name one link or one CIDR that launcher and workers all have",
         )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mpiboot.checks import failed
 from mpiboot.choices import AUTO
 from mpiboot.data_network.cluster_view import WorkerRow
 from mpiboot.data_network.records import Transport
@@ -124,13 +123,6 @@ def _unknown(observed: Observed, resolved: Resolved) -> Plan:
         goes_on=True,
         tcp_optional=because,
     )
-
-
-def _refusal(line: UserLine, mpi: Mpi) -> Finding:
-    """Say that this mpirun itself would end over the line, whoever is waited for."""
-    said = f"the mpirun line: {line.because}, and mpirun would end over it"
-    hint = f"take it out, or write what {mpi.said} has for it (`mpirun --help`)"
-    return failed("usage", said, hint=hint)
 
 
 def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
@@ -258,21 +250,17 @@ def _line(builder: PlanBuilder, mpi: Mpi) -> None:
     if row.left_out:
         said = f"{mpi.said}: mpiboot was not tried with it, and leaves out {row.left_out}"
         hint = "with an MPI that was tried (see the README) it is all set"
-        builder.findings.append(Finding("mpi-versions", Level.WARN, said, hint=hint))
+        builder.warn("mpi-versions", said, hint)
     if line.rewritten:
         pairs = ", ".join(f"{old} as {new or 'nothing'}" for old, new in line.rewritten)
         said = f"on the mpirun line {row.title} gets {pairs}: it reads these otherwise"
-        builder.findings.append(Finding("usage", Level.WARN, said))
+        builder.warn("usage", said)
     if line.refused:
-        builder.findings.append(_refusal(line, mpi))
+        said = f"the mpirun line: {line.because}, and mpirun would end over it"
+        hint = f"take it out, or write what {mpi.said} has for it (`mpirun --help`)"
+        builder.fail("usage", said, hint)
     elif line.unknown:
-        builder.findings.append(
-            Finding(
-                "usage",
-                Level.WARN,
-                f"{line.because}: the rest of the line is passed on unread",
-            )
-        )
+        builder.warn("usage", f"{line.because}: the rest of the line is passed on unread")
 
 
 def _mpi(builder: PlanBuilder, mpi: Mpi, resolved: Resolved) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mpiboot.checks import failed
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.job import masking, platforms
 from mpiboot.job.dialect import Dialect, parameter
@@ -20,6 +21,7 @@ from mpiboot.model import (
     Host,
     Hostfile,
     Identity,
+    Level,
     Link,
     Mpi,
     PodFacts,
@@ -114,6 +116,14 @@ class PlanBuilder:
     def decide(self, name: str, value: str, source: Source, because: str) -> None:
         """Note a decision."""
         self.decisions.append(Decision(name, value, source, because))
+
+    def warn(self, check: str, said: str, hint: str = "") -> None:
+        """Note what is odd, though the job may start."""
+        self.findings.append(Finding(check, Level.WARN, said, hint=hint))
+
+    def fail(self, check: str, said: str, hint: str | None = None) -> None:
+        """Note what keeps the job from starting; without a hint it is that of the check."""
+        self.findings.append(failed(check, said, hint=hint))
 
     def variable(self, name: str, value: str, because: str, source: Source) -> None:
         """Set a variable unless the user's line or environment has it, or another rule does."""

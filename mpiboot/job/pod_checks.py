@@ -106,7 +106,7 @@ def gpu_memory(builder: PlanBuilder, workers: Sequence[Worker]) -> None:
     if without:
         where = "all of them" if not ways else first_few(without)
         said = f"RDMA devices reach no GPU memory on {where}: neither nvidia_peermem nor DMA-BUF"
-        builder.findings.append(Finding("gpus", Level.WARN, said, hint=_PEER_MEMORY))
+        builder.warn("gpus", said, _PEER_MEMORY)
 
 
 def _gpus(said: str, host: str = "") -> Finding:

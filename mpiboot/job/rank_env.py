@@ -41,7 +41,7 @@ def decide(
         said, hint = _unfit(builder, observed)
         if said:
             said = f"{resolved.given['rank_env']}: {said}"
-            builder.findings.append(failed("settings-conflict", said, hint=hint))
+            builder.fail("settings-conflict", said, hint)
             return RankEnv()
         given = resolved.given["rank_env"]
         builder.decide("rank-env", " ".join(_BEFORE), given.source, f"{given}: before each program")

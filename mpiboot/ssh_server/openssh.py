@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -47,6 +48,20 @@ class OpensshConditions:
     locked: bool
     shell: bool
     pidfd: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """What a server serves by; it doesn't change while this worker runs."""
+
+    identity: Identity
+    folder: Path
+    key: JobKey
+    address: str
+    port: int
+    token: str
+    keepalive: float
+    environ: Mapping[str, str]  # the pod's own, with HOME, USER and LOGNAME
 
 
 def reason_against(conditions: OpensshConditions, identity: Identity, folder: str) -> str:
@@ -138,22 +153,14 @@ def force_command(folder: Path, token: str) -> str:
     return "exec " + shlex.join(words)
 
 
-def configuration(
-    *,
-    binary: str,
-    identity: Identity,
-    folder: Path,
-    address: str,
-    port: int,
-    keepalive: float,
-    token: str,
-) -> str:
+def configuration(binary: str, setup: WorkerSetup) -> str:
     """The text of the private sshd_config.
 
     Only options that every build since OpenSSH 8.0 knows, but for those looked up in the binary.
     """
-    where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    interval = math.ceil(keepalive / _KEEPALIVES)
+    folder, address = setup.folder, setup.address
+    where = f"[{address}]:{setup.port}" if ":" in address else f"{address}:{setup.port}"
+    interval = math.ceil(setup.keepalive / _KEEPALIVES)
     options = {
         "ListenAddress": where,
         "HostKey": f'"{folder}/key"',
@@ -166,14 +173,14 @@ def configuration(
         "KbdInteractiveAuthentication": "no",
         "HostbasedAuthentication": "no",
         "UsePAM": "no",
-        "AllowUsers": identity.user,
+        "AllowUsers": setup.identity.user,
         "PermitRootLogin": "prohibit-password",
         "PermitUserRC": "no",
         "PermitUserEnvironment": "no",
         "PermitTTY": "no",
         "PermitTunnel": "no",
         "DisableForwarding": "yes",
-        "ForceCommand": force_command(folder, token),
+        "ForceCommand": force_command(folder, setup.token),
         # bash reads ~/.bashrc for commands over SSH at its first level only: not for ForceCommand,
         # whose result the pod's environment would replace, but for the command itself.
         "SetEnv": "SHLVL=1",
@@ -196,40 +203,23 @@ def configuration(
     return "".join(f"{name} {value}\n" for name, value in options.items())
 
 
-def prepare(
-    binary: str,
-    identity: Identity,
-    folder: Path,
-    key: JobKey,
-    *,
-    address: str,
-    port: int,
-    keepalive: float,
-    token: str,
-) -> list[str]:
+def prepare(binary: str, setup: WorkerSetup) -> list[str]:
     """Write the private files; the argv that starts sshd in the foreground.
 
     Raises:
         MpibootError: ``runtime-folder``; a file can't be written.
     """
-    files.write_private(folder / "authorized_keys", key.public + "\n")
-    text = configuration(
-        binary=binary,
-        identity=identity,
-        folder=folder,
-        address=address,
-        port=port,
-        keepalive=keepalive,
-        token=token,
-    )
-    files.write_private(folder / "sshd_config", text)
-    return [binary, "-D", "-e", "-f", str(folder / "sshd_config")]
+    config = setup.folder / "sshd_config"
+    files.write_private(setup.folder / "authorized_keys", setup.key.public + "\n")
+    files.write_private(config, configuration(binary, setup))
+    return [binary, "-D", "-e", "-f", str(config)]
 
 
-def login(identity: Identity, folder: Path, key: JobKey, address: str, port: int) -> list[str]:
+def login(setup: WorkerSetup) -> list[str]:
     """Write what a login to this worker itself needs; its argv."""
+    folder, address, port = setup.folder, setup.address, setup.port
     host = f"[{address}]:{port}" if port != 22 else address  # noqa: PLR2004 - ssh's default port
-    files.write_private(folder / "known_hosts", f"{host} {key.public}\n")
+    files.write_private(folder / "known_hosts", f"{host} {setup.key.public}\n")
     options = {
         "BatchMode": "yes",
         "IdentitiesOnly": "yes",
@@ -243,7 +233,7 @@ def login(identity: Identity, folder: Path, key: JobKey, address: str, port: int
     }
     given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     key_file = str(folder / "key")
-    who = ["-i", key_file, "-p", str(port), "-l", identity.user, address]
+    who = ["-i", key_file, "-p", str(port), "-l", setup.identity.user, address]
     return ["ssh", "-F", "/dev/null", "-T", *given, *who, "exit 0"]
 
 

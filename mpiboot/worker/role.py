@@ -18,11 +18,12 @@ from mpiboot.job import platforms
 from mpiboot.parent.os_calls import exit_status, reap
 from mpiboot.setting_sources import Resolved
 from mpiboot.ssh_server import sessions
+from mpiboot.ssh_server.openssh import WorkerSetup
 from mpiboot.system import files, process
 from mpiboot.worker import launchers, saving
 from mpiboot.worker.launchers import Launchers
 from mpiboot.worker.server import WorkerServer
-from mpiboot.worker.setup import ENDING, WorkerSetup, settle
+from mpiboot.worker.setup import ENDING, settle
 
 _PASSED_ON: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT)
 _SIGNALS: Final = (signal.SIGCHLD, *ENDING, *_PASSED_ON)

@@ -21,9 +21,10 @@ from mpiboot.parent.os_calls import exit_status
 from mpiboot.ssh_server import openssh
 from mpiboot.ssh_server import port as ports
 from mpiboot.ssh_server.child import ChildOutput, SshServer
+from mpiboot.ssh_server.openssh import WorkerSetup
 from mpiboot.ssh_server.sessions import Sessions
 from mpiboot.system import files, process
-from mpiboot.worker.setup import WorkerSetup, embedded_argv, openssh_argv, write_scripts
+from mpiboot.worker.setup import embedded_argv, write_scripts
 
 # What observes this pod for the launcher; run after sshd listens, so that it delays nobody.
 FACTS: Final = ("from mpiboot.cli import main; main()", "facts", "--write")
@@ -110,7 +111,7 @@ class WorkerServer:
 
     def _start_openssh(self, binary: str) -> None:
         setup = self._setup
-        argv = openssh_argv(setup, binary)
+        argv = openssh.prepare(binary, setup)
         self.running = SshServer(SshKind.OPENSSH, argv, setup.environ, self._loop)
 
     def _start_embedded(self, reason: str) -> None:
@@ -148,7 +149,7 @@ class WorkerServer:
     def _prove(self, environ: Mapping[str, str]) -> None:
         """Log in to ourselves: what facts can't tell (PAM, sandboxes, user namespaces) shows."""
         setup = self._setup
-        argv = openssh.login(setup.identity, setup.folder, setup.key, setup.address, setup.port)
+        argv = openssh.login(setup)
         lines = ChildOutput(self._loop, lambda line: log.debug("sshd", f"login: {line}"))
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         pid = process.start(argv, environ, stdin=null, stdout=lines.writer, stderr=lines.writer)

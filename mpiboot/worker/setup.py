@@ -12,18 +12,18 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from mpiboot import log
 from mpiboot.errors import error
-from mpiboot.model import Decision, Identity, Source
+from mpiboot.model import Decision, Source
 from mpiboot.observe import pod, worker_state
 from mpiboot.setting_sources import Resolved
 from mpiboot.ssh_server import openssh, sessions
 from mpiboot.ssh_server import port as ports
+from mpiboot.ssh_server.openssh import WorkerSetup
 from mpiboot.system import files, keys, process, tmpdir
 from mpiboot.worker import profile_script
 
@@ -32,20 +32,6 @@ LOOK: Final = "look"  # a script that writes the facts anew
 PAIRS: Final = "pairs"  # a script that dials other workers
 # Signals that end a worker.
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSetup:
-    """What doesn't change while this worker runs."""
-
-    identity: Identity
-    folder: Path
-    key: keys.JobKey
-    address: str
-    port: int
-    token: str
-    keepalive: float
-    environ: Mapping[str, str]  # the pod's own, with HOME, USER and LOGNAME
 
 
 def settle(
@@ -116,20 +102,6 @@ class _EndedError(Exception):
 def _wait(loop: process.SignalLoop, seconds: float) -> None:
     if set(loop.wait(seconds)) & set(ENDING):
         raise _EndedError
-
-
-def openssh_argv(setup: WorkerSetup, binary: str) -> list[str]:
-    """Write what OpenSSH's sshd reads; its argv."""
-    return openssh.prepare(
-        binary,
-        setup.identity,
-        setup.folder,
-        setup.key,
-        address=setup.address,
-        port=setup.port,
-        keepalive=setup.keepalive,
-        token=setup.token,
-    )
 
 
 def embedded_argv(setup: WorkerSetup) -> list[str]:

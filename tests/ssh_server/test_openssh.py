@@ -11,6 +11,7 @@ import pytest
 
 from mpiboot.model import Identity
 from mpiboot.ssh_server import openssh
+from mpiboot.system.keys import JobKey
 
 ALL = (1 << 41) - 1
 ROOT = Identity(0, 0, "root", "/root", "/bin/bash", known=True, capabilities=ALL)
@@ -18,6 +19,13 @@ USER = Identity(1000, 1000, "mpi", "/home/mpi", "/bin/bash", known=True, capabil
 GOOD = openssh.OpensshConditions(
     "/usr/sbin/sshd", privsep=True, locked=False, shell=True, pidfd=True
 )
+
+
+def serving(
+    identity: Identity, folder: Path, address: str, port: int, keepalive: float
+) -> openssh.WorkerSetup:
+    key = JobKey(folder / "key", "ssh-ed25519 AAAA")
+    return openssh.WorkerSetup(identity, folder, key, address, port, "abc", keepalive, {})
 
 
 @pytest.mark.parametrize("identity", [ROOT, USER])
@@ -52,13 +60,7 @@ def test_a_user_without_capabilities_needs_no_folder_of_root() -> None:
 
 def test_a_folder_with_blanks_is_quoted_for_sshd_and_for_the_shell() -> None:
     text = openssh.configuration(
-        binary="/nothing",
-        identity=USER,
-        folder=Path("/run/a b/worker"),
-        address="fd00::5",
-        port=2222,
-        keepalive=30.0,
-        token="abc",
+        "/nothing", serving(USER, Path("/run/a b/worker"), "fd00::5", 2222, 30.0)
     )
 
     lines = text.splitlines()
@@ -77,15 +79,7 @@ def test_an_option_is_written_only_for_a_build_that_knows_it(tmp_path: Path) -> 
     binary = tmp_path / "sshd"
     binary.write_bytes(b"\0persourcepenalties\0")
 
-    text = openssh.configuration(
-        binary=str(binary),
-        identity=USER,
-        folder=tmp_path,
-        address="127.0.0.1",
-        port=22,
-        keepalive=0,
-        token="abc",
-    )
+    text = openssh.configuration(str(binary), serving(USER, tmp_path, "127.0.0.1", 22, 0))
 
     assert "PerSourcePenalties no\n" in text
     assert "ClientAliveInterval 0\n" in text
@@ -99,15 +93,7 @@ def test_the_installed_sshd_accepts_the_configuration(tmp_path: Path) -> None:
     (folder / "key").write_bytes(key.export_private_key("openssh"))
     (folder / "key").chmod(0o600)
     binary = openssh.find("/usr/sbin")
-    text = openssh.configuration(
-        binary=binary,
-        identity=ROOT,
-        folder=folder,
-        address="127.0.0.1",
-        port=2222,
-        keepalive=30.0,
-        token="abc",
-    )
+    text = openssh.configuration(binary, serving(ROOT, folder, "127.0.0.1", 2222, 30.0))
     (folder / "sshd_config").write_text(text)
 
     done = subprocess.run(

@@ -15,11 +15,11 @@ from mpiboot.errors import MpibootError, error
 from mpiboot.model import SshKind
 from mpiboot.ssh_server import openssh
 from mpiboot.ssh_server import port as ports
+from mpiboot.ssh_server.openssh import WorkerSetup
 from mpiboot.system import process
 from mpiboot.system.keys import JobKey
 from mpiboot.worker import server
 from mpiboot.worker.server import WorkerServer
-from mpiboot.worker.setup import WorkerSetup
 from tests.fakes import plans
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Started:
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[WorkerServer]]:
     """Servers that start nothing, where OpenSSH's could serve."""
     monkeypatch.setattr(server, "SshServer", Started)
-    monkeypatch.setattr(server, "openssh_argv", lambda *_: ["sshd"])
+    monkeypatch.setattr(openssh, "prepare", lambda *_: ["sshd"])
     monkeypatch.setattr(server, "embedded_argv", lambda *_: ["python"])
     monkeypatch.setattr(openssh, "reason_against", lambda *_: "")
     monkeypatch.setattr(ports, "can_bind", lambda *_: True)
@@ -137,7 +137,7 @@ def test_only_a_program_that_is_missing_makes_room_for_the_embedded_server(
     def refuse(*_: object) -> list[str]:
         raise error(check, "so it is")
 
-    monkeypatch.setattr(server, "openssh_argv", refuse)
+    monkeypatch.setattr(openssh, "prepare", refuse)
     worker = of(tmp_path, AUTO)
     if falls_back:
         worker.start()

@@ -16,6 +16,7 @@ from mpiboot.errors import MpibootError
 from mpiboot.observe import pod, worker_state
 from mpiboot.setting_sources import resolve
 from mpiboot.ssh_server import port, sessions
+from mpiboot.ssh_server.openssh import WorkerSetup
 from mpiboot.system import process
 from mpiboot.worker import setup
 from tests.fakes.worker import HAVE_SSH, free_port, make_key
@@ -37,7 +38,7 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settled(
     folder: Path, key: Path, loop: process.SignalLoop, environ: dict[str, str], **flags: str
-) -> setup.WorkerSetup:
+) -> WorkerSetup:
     given = {
         "runtime_dir": str(folder / "run"),
         "ssh_key": str(key),
