@@ -116,9 +116,9 @@ def _size(number: int) -> str:
 
 
 def _namespace(dns: str) -> str:
-    """Read the namespace of ``pod.service.namespace.svc...``."""
+    """Write kubectl's option for the namespace of ``pod.service.namespace.svc...``."""
     labels = dns.split(".")
-    return labels[2] if len(labels) > 3 and labels[3] == "svc" else ""  # noqa: PLR2004
+    return f" -n {labels[2]}" if len(labels) > 3 and labels[3] == "svc" else ""  # noqa: PLR2004
 
 
 def kubectl(baseline: Baseline) -> str:
@@ -128,19 +128,16 @@ def kubectl(baseline: Baseline) -> str:
         paths = "".join("{.items[*]." + ended % state for state in (".lastState", ".state"))
         by = f"-A --field-selector status.podIP={baseline.address}"
         return f"kubectl get pods {by} -o jsonpath='{paths}'"
-    space = _namespace(baseline.dns)
-    where = f" -n {space}" if space else ""
     path = "".join("{." + ended % state for state in (".lastState", ".state"))
-    return f"kubectl get pod {baseline.pod}{where} -o jsonpath='{path}'"
+    return f"kubectl get pod {baseline.pod}{_namespace(baseline.dns)} -o jsonpath='{path}'"
 
 
 def _events(baseline: Baseline) -> str:
     """Write the line that shows what happened to a pod."""
     if not baseline.pod:
         return "kubectl get events -A"
-    space = _namespace(baseline.dns)
-    where = f" -n {space}" if space else ""
-    return f"kubectl get events{where} --field-selector involvedObject.name={baseline.pod}"
+    which = f"{_namespace(baseline.dns)} --field-selector involvedObject.name={baseline.pod}"
+    return f"kubectl get events{which}"
 
 
 def silent(baseline: Baseline) -> tuple[Explanation, ...]:

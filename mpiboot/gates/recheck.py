@@ -21,7 +21,6 @@ from mpiboot.gates.access import Access
 from mpiboot.gates.remote_commands import RemoteCommands
 from mpiboot.model import Finding, NoFacts, Worker
 from mpiboot.settings import Settings
-from mpiboot.ssh_client.attempt import LoginTimeouts
 from mpiboot.wording import counted, first_few
 
 # A port's state sends no event that crosses to another pod. Looking costs a worker half a second
@@ -34,8 +33,6 @@ async def settled(
     decide: Callable[[Worker], WorkerNetwork],
     settings: Settings,
     access: Access,
-    *,
-    limits: LoginTimeouts | None = None,
 ) -> tuple[tuple[Worker, ...], dict[str, WorkerNetwork]]:
     """Ask the workers that are not settled again, until all are or the deadline passes.
 
@@ -46,7 +43,6 @@ async def settled(
         settings: ``timeout`` is what is left of the one deadline; ``data_network``: where it is
             off, nothing depends on a worker's facts and none are waited for.
         access: how to log in.
-        limits: how long the steps of one attempt may take.
 
     Returns:
         The workers in their order, with their latest facts; and their networks, by host.
@@ -58,7 +54,7 @@ async def settled(
     deadline = time.monotonic() + settings.timeout
     known = {worker.host.name: worker for worker in workers}
     wanted = settings.data_network is not DataNetworkUse.OFF
-    remote = RemoteCommands(access, settings.host_keys, limits)
+    remote = RemoteCommands(access, settings.host_keys)
     pause, said, first = _FIRST, "", True
     networks = {name: decide(worker) for name, worker in known.items()}
     while True:

@@ -49,10 +49,10 @@ def new_mark(public_key: str) -> str:
     return f"{job_id(public_key)}-{os.urandom(8).hex()}@{host}@{since}"
 
 
-def _running(root: Path = Path("/proc")) -> set[str]:
+def _running() -> set[str]:
     """Marks of launches that run in this pod, this one's own among them."""
     found = set()
-    for path in root.glob("[0-9]*/environ"):
+    for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             words = path.read_bytes().split(b"\0")
         except OSError:  # it has ended, or is another user's

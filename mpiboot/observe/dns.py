@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import dns.message
 
 RESOLV_CONF: Final = Path("/etc/resolv.conf")
+_INET6: Final = Path("/proc/net/if_inet6")
 
 _DNS_PORT: Final = 53
 _LOOKUPS: Final = 64
@@ -60,10 +61,10 @@ def system_addresses(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(item[4][0]) for item in found))
 
 
-def _families(inet6: Path = Path("/proc/net/if_inet6")) -> tuple[str, ...]:
+def _families() -> tuple[str, ...]:
     """Give the record types worth asking for; AAAA only where a link has such an address."""
     try:
-        scopes = {line.split()[3] for line in inet6.read_text(encoding="ascii").splitlines()}
+        scopes = {line.split()[3] for line in _INET6.read_text(encoding="ascii").splitlines()}
     except (OSError, IndexError):
         scopes = set()
     # 00 is global scope, which unique local addresses have too; 10 loopback and 20 link local.

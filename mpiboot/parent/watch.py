@@ -174,34 +174,33 @@ def _is_agent(arguments: list[str]) -> bool:
     return any(word.endswith("/libexec/agent") for word in arguments[:3])
 
 
-def peers(mpiruns: Iterable[int], root: str = "/proc") -> list[Peer]:
+def peers(mpiruns: Iterable[int]) -> list[Peer]:
     """List the established TCP connections of mpirun.
 
     Raises:
         OSError: they can't be looked at in this pod.
     """
-    sockets = _sockets(mpiruns, root)
     found: list[Peer] = []
-    for words in _connections(sockets, root):
+    for words in _connections(_sockets(mpiruns)):
         local, remote = (address_of(word.partition(":")[0]) for word in words[1:3])
         found.append(Peer(remote, local))
     return found
 
 
-def unread(mpiruns: Iterable[int], root: str = "/proc") -> bool:
+def unread(mpiruns: Iterable[int]) -> bool:
     """Whether something came for mpirun by TCP that it has not read; False where that is hidden."""
     try:
-        found = list(_connections(_sockets(mpiruns, root), root))
+        found = list(_connections(_sockets(mpiruns)))
     except OSError:
         return False
     return any(words[4].partition(":")[2].strip("0") for words in found)
 
 
-def _sockets(mpiruns: Iterable[int], root: str) -> set[str]:
+def _sockets(mpiruns: Iterable[int]) -> set[str]:
     """Give the numbers of the sockets that mpirun has open."""
     sockets: set[str] = set()
     for pid in mpiruns:
-        folder = f"{root}/{pid}/fd"
+        folder = f"/proc/{pid}/fd"
         try:
             names = os.listdir(folder)
         except FileNotFoundError:  # it ended
@@ -216,11 +215,11 @@ def _sockets(mpiruns: Iterable[int], root: str) -> set[str]:
     return sockets
 
 
-def _connections(sockets: set[str], root: str) -> Iterator[list[str]]:
+def _connections(sockets: set[str]) -> Iterator[list[str]]:
     """Give the lines of the tables of TCP connections that are about these sockets."""
     for table in ("tcp", "tcp6"):
         try:
-            with open(f"{root}/self/net/{table}", encoding="ascii") as file:
+            with open(f"/proc/self/net/{table}", encoding="ascii") as file:
                 lines = file.read().splitlines()[1:]
         except FileNotFoundError:
             if table == "tcp":
