@@ -25,6 +25,12 @@ def slots_to_write(hosts: tuple[Host, ...], builder: PlanBuilder) -> tuple[Host,
     return tuple(replace(host, slots=each) for host in hosts)
 
 
+def asks_exit_codes(builder: PlanBuilder) -> bool:
+    """Tell whether mpirun is asked for every rank's exit code, and not by the user already."""
+    option = builder.row.exit_codes_option
+    return bool(option) and option.lstrip("-") not in builder.line.given
+
+
 def write(
     builder: PlanBuilder,
     mpi: Mpi,
@@ -59,6 +65,10 @@ def write(
         name, _, value = NOT_FOR_RANKS.partition("=")
         builder.decide(name, value, Source.DEFAULT, "mpirun alone writes its own messages apart")
         added += ["-x", NOT_FOR_RANKS]
+    if supervised and asks_exit_codes(builder):
+        because = "mpirun tells why each rank ended; mpiboot takes these lines out of its output"
+        builder.decide("exit-codes", row.exit_codes_option, Source.DEFAULT, because)
+        added.append(row.exit_codes_option)
     program = line.argv[0] if line.mpirun else "mpirun"
     if row.program:
         asked, program = program, row.program

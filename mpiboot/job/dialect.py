@@ -99,6 +99,8 @@ class Dialect:
     wraps_around: bool = False
     # An option, and the beginning of its value, that names a file for which rank is where.
     rank_table: tuple[str, ...] = ()
+    # An option by which mpirun tells at its end every rank's exit code, a line a host.
+    exit_codes_option: str = ""
     # What is not set for a series that was not tried.
     left_out: str = ""
     # Where this MPI chooses what carries its messages: how a user has a say in it.

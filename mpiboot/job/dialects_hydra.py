@@ -25,6 +25,7 @@ MPICH: Final = Dialect(
     wraps_around=True,
     spread_hint="`-ppn N` to spread the ranks",
     own_host_by_its_name=True,
+    exit_codes_option="-print-all-exitcodes",
     hostfile_var="HYDRA_HOST_FILE",
     # Another kind than ssh calls no agent, and fork starts every rank on the launcher.
     agent_kind=Variable("HYDRA_LAUNCHER", "ssh", _ANOTHER_KIND),
@@ -66,6 +67,7 @@ INTEL: Final = Dialect(
     wraps_around=True,
     spread_hint="`-ppn N` to spread the ranks",
     own_host_by_its_name=True,
+    exit_codes_option="-print-all-exitcodes",
     # Its mpirun is a script that starts whichever mpiexec.hydra is on PATH, and as a pod's first
     # process it ignores SIGTERM.
     program="mpiexec.hydra",

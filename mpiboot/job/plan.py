@@ -50,7 +50,8 @@ class Plan:
     those of which mpirun alone decides whether they get ranks; ``obstacles`` are
     variables or flags of the user's that could keep mpirun from doing so. ``per_host`` has by host
     what its agent sets there; ``rows`` show the data network, a worker each, and ``transport``
-    carries the data (None: nobody is to look). ``agent_env`` is what agents need of this pod's
+    carries the data (None: nobody is to look). ``exit_codes`` tells whether mpiboot asks mpirun for
+    them, beside the user's own words. ``agent_env`` is what agents need of this pod's
     environment and mpirun must not have. ``with_ranks`` are the remote hosts that may get a rank,
     and ``tcp_optional`` tells why MPI may do without TCP between them, empty where it can't;
     ``checks_peer_address`` whether MPI drops a connection from an address that is not the peer's.
@@ -77,6 +78,7 @@ class Plan:
     with_ranks: tuple[str, ...] = ()
     tcp_optional: str = ""
     checks_peer_address: bool = False
+    exit_codes: bool = False
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Make mpirun's environment of this pod's."""
@@ -223,6 +225,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         with_ranks=tuple(name for name in daemons or remote if name not in placed.idle),
         tcp_optional=pinning.tcp_optional(builder, resolved.settings, network.transport),
         checks_peer_address=row.checks_peer_address,
+        exit_codes=supervised and command_line.asks_exit_codes(builder),
     )
 
 

@@ -11,7 +11,8 @@ from mpiboot.setting_sources import Resolved
 
 # Options and parameters with which a job goes on without a rank that ended badly, or takes its time
 # to end: recovery, restarts, fault tolerance (ULFM), orte_abort_on_non_zero_status (4.1),
-# state_base_error_non_zero_exit and runtime options (5.0), the time that ranks get to end.
+# state_base_error_non_zero_exit and runtime options (5.0), the time that ranks get to end; Hydra's
+# own word for leaving the other ranks alone.
 _GOING_ON: Final = (
     "recover",
     "restart",
@@ -21,6 +22,7 @@ _GOING_ON: Final = (
     "non_zero",
     "runtime-options",
     "sigkill_timeout",
+    "disable-auto-cleanup",
 )
 
 

@@ -195,6 +195,7 @@ class Launch:
             supervise=settings.supervise is Switch.ON,
             left_to_mpirun=self.plan.left_to_mpirun,
             connect_check=settings.connect_check,
+            exit_codes=self.plan.exit_codes,
         )
 
 

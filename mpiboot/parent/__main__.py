@@ -54,14 +54,14 @@ def run(task: ParentTask, text: str, words: list[str]) -> int:
     from mpiboot import log  # noqa: PLC0415
     from mpiboot.parent import mpirun_messages  # noqa: PLC0415
     from mpiboot.parent.launch_spec import ParentOptions  # noqa: PLC0415
+    from mpiboot.parent.output_writer import OutputWriter  # noqa: PLC0415
     from mpiboot.parent.parent import Parent  # noqa: PLC0415
-    from mpiboot.parent.stderr import Stderr  # noqa: PLC0415
 
     options = ParentOptions.from_json(text)
     role = "" if task is ParentTask.STAY else "launcher"
     log.configure(level=options.log_level, form=options.log_format, role=role)
     mpirun_messages.reserve_handle()  # before the threads of the next lines
-    stderr = Stderr()
+    stderr = OutputWriter()
     log.write_by(stderr.write)
     try:
         parent = Parent(options, mask, stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.parent.events import RankEnd, Verdict
+from mpiboot.parent.events import RankEnd, RankEnded, Verdict
 from mpiboot.parent.state import State
 from mpiboot.wording import first_few
 
@@ -95,10 +95,15 @@ def pod_ending(host: str) -> Verdict:
     return verdict_of("host-lost", said, host)
 
 
+def rank_name(ended: RankEnded) -> str:
+    """Name a rank as far as mpirun does."""
+    return "a rank" if ended.rank is None else f"rank {ended.rank}"
+
+
 def rank_ended_badly(state: State) -> Verdict:
     """Judge an mpirun that goes on with a job whose rank ended badly."""
     first = state.first_rank
-    rank, host = (f"rank {first.rank}", first.host) if first else ("a rank", "")
+    rank, host = (rank_name(first), first.host) if first else ("a rank", "")
     how = {RankEnd.SIGNAL: "was ended by a signal", RankEnd.ABORT: "called MPI_Abort"}
     said = how.get(first.how, "ended badly") if first else "ended badly"
     found = verdict_of("daemon-failed", f"{rank} {said}, but mpirun went on without it", host)

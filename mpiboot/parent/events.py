@@ -90,12 +90,18 @@ class RankEnd(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
-    """Mpirun says that a rank ended badly; ``host`` and ``signal`` where it says these too."""
+    """Mpirun says that a rank ended badly.
 
-    rank: int
+    ``rank`` is None where it doesn't say which one; ``host``, ``signal`` and the rank's own exit
+    ``code`` where it says these too. ``last`` where it has told of all ranks, at its end.
+    """
+
+    rank: int | None
     how: RankEnd
     host: str = ""
     signal: int = 0
+    code: int = 0
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.parent.causes import CODES, LISTED, in_order, not_started, verdict_of
+from mpiboot.parent.causes import CODES, LISTED, in_order, not_started, rank_name, verdict_of
 from mpiboot.parent.events import RankEnd, Verdict
-from mpiboot.parent.state import BY_SIGNAL, SSH_FAILED, Loss, State, signal_name
+from mpiboot.parent.state import BY_SIGNAL, SIGKILL, SSH_FAILED, Loss, State, signal_name
 from mpiboot.wording import counted, first_few
 
 # What ssh says -> row of checks. The first that fits; ssh's own words, as OpenSSH 8 to 10 write.
@@ -33,7 +33,6 @@ _RANK_MEMORY: Final = "rank-memory"
 _NOT_FOUND: Final = 127
 # With what Hydra's proxies end by themselves: its own numbers of errors.
 _HYDRA_STATUSES: Final = range(1, 16)
-_SIGKILL: Final = 9
 
 
 def judge(state: State) -> Verdict:
@@ -67,7 +66,7 @@ def proved(verdict: Verdict, lines: tuple[str, ...]) -> tuple[Verdict, tuple[str
         # So mpirun ends all others after a first failure, and at times hears of one of them first.
         host, said = ranks[0]
         said = f"a rank was ended by SIGKILL: {said}"
-        code = BY_SIGNAL + _SIGKILL
+        code = BY_SIGNAL + SIGKILL
         return Verdict(code, "", said, host, (own, *verdict.evidence), signal="SIGKILL"), plain
     plain = (*(f"{host}: {said}" for host, said in (*ranks, *memory)), *plain)
     found = [item for item in found if item[0] not in (_MEMORY, _RANK_MEMORY)]
@@ -166,7 +165,7 @@ def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
 
 def _killed(loss: Loss) -> bool:
     """Whether an agent, or its ssh, was ended by SIGKILL: on this pod, or the daemon far away."""
-    return loss.status in (-_SIGKILL, BY_SIGNAL + _SIGKILL)
+    return loss.status in (-SIGKILL, BY_SIGNAL + SIGKILL)
 
 
 def _answer(state: State, host: str) -> str:
@@ -202,7 +201,7 @@ def _by_rank(state: State) -> Verdict | None:
     first, status = state.first_rank, _status(state)
     if first is None or status == 0 or (state.ended is not None and state.ended.signal):
         return None
-    rank = f"rank {first.rank}"
+    rank = rank_name(first)
     if first.how is RankEnd.SIGNAL:
         passed_on = BY_SIGNAL < status < SSH_FAILED
         number = first.signal or (status - BY_SIGNAL if passed_on else 0)
@@ -211,13 +210,16 @@ def _by_rank(state: State) -> Verdict | None:
         # A rank that it ended itself is at times the first of which it hears.
         by = ", from elsewhere or by mpirun after another rank's end" if name == "SIGTERM" else ""
         said = f"{rank} was ended by {name or 'a signal'}{by}{also}"
-        return Verdict(status, "", said, first.host, rank=first.rank, signal=name)
+        code = BY_SIGNAL + number if state.job.family.mixes_statuses else status
+        return Verdict(code, "", said, first.host, rank=first.rank, signal=name)
+    code = first.code or status
+    also = "" if code == status else f"; mpirun itself returned {status}"
     way = {
         RankEnd.ABORT: "called MPI_Abort and ended with code",
         RankEnd.SILENT: "ended without MPI_Finalize, with code",
     }.get(first.how, "exited with code")
-    said = f"{rank} {way} {status} (first failure)"
-    return Verdict(status, "", said, first.host, rank=first.rank)
+    said = f"{rank} {way} {code} (first failure{also})"
+    return Verdict(code, "", said, first.host, rank=first.rank)
 
 
 def _own(state: State) -> Verdict:

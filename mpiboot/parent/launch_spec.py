@@ -105,7 +105,8 @@ class LaunchSpec:
     without ``supervise`` the parent becomes mpirun.
     ``connect_check`` is after how many seconds workers are asked for connections that nobody
     answers, 0 for never. ``left_to_mpirun`` are the remote hosts of the hostfile where only mpirun
-    knows which of them get ranks.
+    knows which of them get ranks. ``exit_codes`` where mpiboot asked mpirun for every rank's exit
+    code, so that those lines are not the user's.
     """
 
     argv: tuple[str, ...]
@@ -130,6 +131,13 @@ class LaunchSpec:
     supervise: bool = True
     left_to_mpirun: tuple[str, ...] = ()
     connect_check: float = 0.0
+    exit_codes: bool = False
+
+    @property
+    def one_rank_each(self) -> tuple[str, ...]:
+        """The hosts in order, where each is known to have one rank, and none is the launcher."""
+        alone = self.ranks == self.hosts == len(self.daemons) and not self.left_to_mpirun
+        return tuple(remote.name for remote in self.daemons) if alone else ()
 
     @property
     def local(self) -> bool:

@@ -41,17 +41,18 @@ from mpiboot.parent.events import (
     TimerFired,
     Verdict,
 )
+from mpiboot.parent.hydra_messages import MpirunStdout
 from mpiboot.parent.launch_spec import JOB_MARK, NOTICE, LaunchSpec
 from mpiboot.parent.loop import EventLoop, HostChecks
 from mpiboot.parent.mpirun_messages import MpirunMessages
-from mpiboot.parent.mpirun_pipes import MpirunPipe, MpirunPipes, open_stderr
+from mpiboot.parent.mpirun_pipes import MpirunPipe, MpirunPipes, open_pipe
 from mpiboot.parent.notice import Notices
 from mpiboot.parent.os_calls import has_terminal, reap, spawn
+from mpiboot.parent.output_writer import OutputWriter
 from mpiboot.parent.processes import end_all, send, survivors
 from mpiboot.parent.saving import Saving
 from mpiboot.parent.signals import Signals, name
 from mpiboot.parent.state import FAMILIES, UNKNOWN, Job, Phase
-from mpiboot.parent.stderr import Stderr
 from mpiboot.parent.unanswered_connections import ConnectionWatch
 from mpiboot.parent.unused_hosts import UnusedHosts
 from mpiboot.parent.watch import Processes, find_mpiruns, joined, peers, running
@@ -68,7 +69,7 @@ class Mpirun:
         environ: Mapping[str, str],
         loop: EventLoop,
         signals: Signals,
-        stderr: Stderr,
+        stderr: OutputWriter,
     ) -> None:
         """Get ready to start what ``spec`` says; ``environ`` is mpirun's environment."""
         self.spec = spec
@@ -80,6 +81,7 @@ class Mpirun:
         self._signals = signals
         self._stderr = stderr
         self._pipes = MpirunPipes(loop, stderr, self._ranks_ended)
+        self._stdout: MpirunStdout | None = None
         self._remotes = {remote.name: remote for remote in spec.daemons}
         self._family = FAMILIES.get(spec.family, UNKNOWN)
         self._deadlines: dict[Timer, float] = {}
@@ -125,7 +127,8 @@ class Mpirun:
         self._agents.listen()
         self._loop.on(self._signals.handle, self._read_signals)
         pipe = mpirun_messages.open_pipe(spec.family, self._environ, local=spec.local)
-        stderr = open_stderr() if self._family.writes_nul else None
+        stdout = open_pipe(1) if self._family.mixes_statuses else None
+        stderr = open_pipe(2) if self._family.writes_nul else None
         more = pipe.environ if pipe else {}
         wanted = spec.grace and self._remotes
         port = self._notices.listen(spec.addresses, spec.free_ports) if wanted else 0
@@ -138,7 +141,7 @@ class Mpirun:
                 environ,
                 mask,
                 own_group=not self._shared,
-                stderr=stderr[1] if stderr else None,
+                streams={number: its[1] for number, its in ((1, stdout), (2, stderr)) if its},
             )
         finally:
             if pipe:
@@ -146,6 +149,9 @@ class Mpirun:
             if stderr:
                 os.close(stderr[1])
                 self._pipes.add(MpirunPipe(stderr[0], self._stderr.write))
+            if stdout:
+                os.close(stdout[1])
+                self._stdout = MpirunStdout(self._loop, self._ranks_ended, stdout[0], spec)
 
     def result(self) -> Verdict:
         """Wait for the end, and judge it."""
@@ -166,6 +172,8 @@ class Mpirun:
         """End what it left on this pod, and pass on what that wrote; give how many there were."""
         left = end_all(self.child, self.folder)
         self._pipes.read_last()
+        if self._stdout:
+            self._stdout.end()
         return left
 
     def _placed(self, verdict: Verdict) -> Verdict:
@@ -258,6 +266,8 @@ class Mpirun:
                 continue
             self._agents.read()  # what was told before mpirun ended comes before its end
             self._pipes.read_last()
+            if self._stdout:
+                self._stdout.read_last()
             code = os.waitstatus_to_exitcode(status)
             self._feed(MpirunEnded(max(code, 0), max(-code, 0)))
 

@@ -1,6 +1,6 @@
-"""Pipes by which this process reads what mpirun writes, and passes it on to stderr.
+"""Pipes by which this process reads what mpirun writes, and passes it on to its own stream.
 
-They are read no faster than stderr is: where nobody reads that, mpirun waits as it would itself.
+They are read no faster than that is: where nobody reads it, mpirun waits as it would itself.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from typing import Final
 
 from mpiboot.parent.events import RankEnded
 from mpiboot.parent.loop import EventLoop
-from mpiboot.parent.stderr import Stderr
+from mpiboot.parent.output_writer import OutputWriter
 
 _PIECE: Final = 65536
 # A pipe holds one piece; a user may have made it larger.
 _LAST: Final = 4
 
 
-def open_stderr() -> tuple[int, int] | None:
-    """Open a pipe that can be mpirun's stderr: where to read and where to write.
+def open_pipe(stream: int) -> tuple[int, int] | None:
+    """Open a pipe that can be mpirun's stdout (1) or stderr (2): where to read and where to write.
 
-    None where mpirun keeps this process's own: on a terminal, and where stdout is the same file,
+    None where mpirun keeps this process's own: on a terminal, and where both are the same file,
     in which lines of both would change places.
     """
     try:
-        if os.isatty(2) or os.path.sameopenfile(1, 2):
+        if os.isatty(stream) or os.path.sameopenfile(1, 2):
             return None
         return os.pipe()
     except OSError:  # one of them is closed, or there are too many open files
@@ -33,7 +33,7 @@ def open_stderr() -> tuple[int, int] | None:
 
 
 class MpirunPipe:
-    """One pipe that mpirun writes to; all but NUL bytes goes on to stderr."""
+    """One pipe that mpirun writes to; all but NUL bytes goes on."""
 
     def __init__(self, reader: int, write: Callable[[bytes], None]) -> None:
         """Read from ``reader``; pass on by ``write``."""
@@ -56,8 +56,14 @@ class MpirunPipe:
         """Take in all that mpirun had written when it ended."""
         ends: list[RankEnded] = []
         for _ in range(_LAST):  # somebody else may still write, and for ever
-            ends += self.read()
+            if not self.over:
+                ends += self.read()
         return ends
+
+    def close(self) -> None:
+        """Let mpirun find that nobody reads any more."""
+        self.over = True
+        os.close(self.reader)
 
     def _take(self, data: bytes) -> list[RankEnded]:
         # 5.0.7 writes one by itself after the text with which it gives up (PMIx's plog/stdfd);
@@ -67,25 +73,38 @@ class MpirunPipe:
 
 
 class MpirunPipes:
-    """All pipes of one mpirun."""
+    """All pipes of one mpirun that go on to the same stream."""
 
     def __init__(
-        self, loop: EventLoop, stderr: Stderr, tell: Callable[[list[RankEnded]], None]
+        self,
+        loop: EventLoop,
+        stream: OutputWriter,
+        tell: Callable[[list[RankEnded]], None],
+        *,
+        ends_with_stream: bool = False,
     ) -> None:
-        """Wait for them in ``loop``; what they tell of ranks goes to ``tell``."""
+        """Read no pipe yet.
+
+        Args:
+            loop: where they are waited for.
+            stream: where they go on to.
+            tell: called with what they tell of ranks.
+            ends_with_stream: mpirun is to notice when nobody reads that any more.
+        """
         self._loop = loop
-        self._stderr = stderr
+        self._stream = stream
+        self._ends = ends_with_stream
         self._tell = tell
         self._pipes: list[MpirunPipe] = []
 
     def add(self, pipe: MpirunPipe) -> None:
         """Read a pipe from now on."""
         self._pipes.append(pipe)
-        self._loop.on(self._stderr.room, self._read_on)
+        self._loop.on(self._stream.room, self._read_on)
         self._listen(pipe)
 
     def read_last(self) -> None:
-        """Pass on what is there, whoever reads stderr."""
+        """Pass on what is there, whoever reads the stream."""
         for pipe in self._pipes:
             self._tell(pipe.read_last())
 
@@ -97,14 +116,18 @@ class MpirunPipes:
         self._tell(pipe.read())
         if pipe.over:
             self._loop.off(pipe.reader)  # it would be ready for ever
-        if not self._stderr.has_room():
+        elif self._ends and self._stream.broken:
+            self._loop.off(pipe.reader)
+            pipe.close()
+        if not self._stream.has_room():
             # All of them: one that asked again, and got room, would have ``room`` tell nobody.
             for each in self._pipes:
-                self._loop.off(each.reader)
+                if not each.over:
+                    self._loop.off(each.reader)
 
     def _read_on(self) -> None:
-        """Read again: more had come than stderr was read."""
-        os.read(self._stderr.room, _PIECE)
+        """Read again: more had come than was read of the stream."""
+        os.read(self._stream.room, _PIECE)
         for pipe in self._pipes:
             if not pipe.over:
                 self._listen(pipe)

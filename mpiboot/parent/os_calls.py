@@ -31,9 +31,9 @@ def spawn(
     mask: set[signal.Signals | int],
     *,
     own_group: bool,
-    stderr: int | None = None,
+    streams: Mapping[int, int],
 ) -> int:
-    """Start a program with the streams of this process, or another stderr; give its pid.
+    """Start a program with the streams of this process, or others for some; give its pid.
 
     One call in C: no Python runs in the child, and no copy of this process is made.
 
@@ -46,7 +46,7 @@ def spawn(
         argv[0],
         argv,
         environ,
-        file_actions=[] if stderr is None else [(os.POSIX_SPAWN_DUP2, stderr, 2)],
+        file_actions=[(os.POSIX_SPAWN_DUP2, its, number) for number, its in streams.items()],
         setsigmask=mask,
         setsigdef=IGNORED_BY_PYTHON,
     )

@@ -30,13 +30,13 @@ from mpiboot.parent.launch_spec import (
 from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.mpirun import Mpirun
 from mpiboot.parent.os_calls import reap, remove_key, replace, start_listening
+from mpiboot.parent.output_writer import OutputWriter
 from mpiboot.parent.preparation import Preparation, ended_by
 from mpiboot.parent.processes import send, wait_gone
 from mpiboot.parent.report import tell, tell_not_started
 from mpiboot.parent.script import ScriptRun, last_launch, launches
 from mpiboot.parent.signals import ENDING, Signals
 from mpiboot.parent.state import BY_SIGNAL, FAMILIES, UNKNOWN
-from mpiboot.parent.stderr import Stderr
 from mpiboot.wording import counted
 
 
@@ -44,7 +44,7 @@ class Parent:
     """The process that stays, whatever it was started for."""
 
     def __init__(
-        self, options: ParentOptions, mask: set[signal.Signals | int], stderr: Stderr
+        self, options: ParentOptions, mask: set[signal.Signals | int], stderr: OutputWriter
     ) -> None:
         """Take signals in from now on; ``mask`` is the signal mask that programs get."""
         self._stderr = stderr

@@ -52,7 +52,9 @@ class ScriptRun:
         """
         self._loop.on(self._signals.handle, self._read_signals)
         try:
-            self._child = spawn(self._program, os.environ, mask, own_group=self._send is os.killpg)
+            self._child = spawn(
+                self._program, os.environ, mask, own_group=self._send is os.killpg, streams={}
+            )
         except OSError as wrong:
             log.error("program-missing", f"[program-missing] {self._program[0]}: {wrong.strerror}")
             return _NOT_STARTED

@@ -18,7 +18,9 @@ class Family:
     its ranks there are their children, else mpirun's. ``lacking`` are its statuses
     where some host can't run the program, and perhaps for other reasons. ``writes_nul`` where it
     writes NUL bytes of its own to stderr. ``daemons_follow`` where daemons that had joined fail
-    over a job that failed, so that their own status tells of no loss.
+    over a job that failed, so that their own status tells of no loss. ``mixes_statuses`` where
+    its status is all ranks' in one number, of which nobody can tell one rank's; on stdout it tells
+    of them one by one (``hydra_messages``).
     """
 
     daemon: str
@@ -28,6 +30,7 @@ class Family:
     lacking: frozenset[int] = frozenset()
     writes_nul: bool = False
     daemons_follow: bool = False
+    mixes_statuses: bool = False
 
 
 _HYDRA: Final = ("hydra_pmi_proxy", "hydra_bstrap_pr")
@@ -61,7 +64,13 @@ _OPENMPI_4: Final = Family("orted", frozenset((205, 255)), (), _CODES_4, _LACK_4
 # 4.0 waits for ever after a failed ssh. What an mpirun that was signalled returns (Open MPI 1,
 # MPICH 0, 2, 15 or 255) is not taken for the job's status.
 _OF_HYDRA: Final = Family(
-    "hydra_pmi_proxy", _HYDRA_FAILED, _HYDRA, _CODES_HYDRA, _HYDRA_FAILED, daemons_follow=True
+    "hydra_pmi_proxy",
+    _HYDRA_FAILED,
+    _HYDRA,
+    _CODES_HYDRA,
+    _HYDRA_FAILED,
+    daemons_follow=True,
+    mixes_statuses=True,
 )
 # By the values of ``model.MpiFamily``.
 FAMILIES: Final = {
@@ -93,6 +102,7 @@ SIGNALS: Final = {
     24: "SIGXCPU",
     25: "SIGXFSZ",
 }
+SIGKILL: Final = 9
 SIGTERM: Final = 15
 SIGUSR: Final = (10, 12)
 # A shell, and an exit status, tell of signal n by 128 + n.

@@ -55,6 +55,7 @@ from mpiboot.parent.events import (
 )
 from mpiboot.parent.judgement import how, judge
 from mpiboot.parent.state import (
+    SIGKILL,
     SIGTERM,
     Job,
     Loss,
@@ -201,6 +202,10 @@ def _rank_seen(state: State, event: RankSeen) -> Step:
 
 
 def _rank_ended(state: State, event: RankEnded) -> Step:
+    if event.last:
+        # Of ranks that mpirun may have ended itself it tells the first one as it goes.
+        own = state.first_rank and event.signal in (SIGKILL, SIGTERM)
+        return (state if own else replace(state, first_rank=event)), ()
     # What follows our own signal or verdict is no news.
     if state.signal or state.cause or state.stage:
         return state, ()

@@ -37,6 +37,7 @@ MAY_LACK = {
         "messages_var",
         "daemon_range_vars",
         "range_vars",
+        "exit_codes_option",
     },
     "openmpi4": {
         "rank_table",
@@ -48,6 +49,7 @@ MAY_LACK = {
         "several_programs",
         "daemon_range_vars",
         "range_vars",
+        "exit_codes_option",
     },
 }
 

@@ -30,6 +30,7 @@ from tests.fakes.plans import (
 if TYPE_CHECKING:
     from mpiboot.job.plan_builder import Observed
 
+EXIT_CODES = "-print-all-exitcodes"
 each = pytest.mark.parametrize("family", list(HYDRAS))
 
 
@@ -161,7 +162,7 @@ def test_an_agent_of_two_words_can_not_be_called() -> None:
 def test_slots_are_written_as_they_are_read(family: str) -> None:
     plan = planned("./train", observed(family, listed=hosts(1, 3)))
     assert plan.hostfile == "w-0.job.ns.svc:1\nw-1.job.ns.svc:3\n"
-    assert plan.argv[-3:] == ("-n", "4", "./train")
+    assert plan.argv[-4:] == ("-n", "4", EXIT_CODES, "./train")
 
 
 @each
@@ -172,6 +173,23 @@ def test_fewer_ranks_than_slots_are_told_how_to_spread(family: str) -> None:
     assert "`-ppn N`" in found.hint
     assert failing(planned("mpirun -n 2 -ppn 1 ./train", observed(family))) == []
     assert failing(planned("mpirun -n 5 ./train", observed(family))) == ["slots"]
+
+
+@each
+def test_mpirun_is_asked_for_exit_codes_by_one_of_the_two(family: str) -> None:
+    """Those of mpiboot's own asking are taken out of the program's output."""
+    plan = planned("./train", observed(family))
+    assert (plan.exit_codes, plan.argv.count(EXIT_CODES)) == (True, 1)
+    users = planned(f"mpirun {EXIT_CODES} ./train", observed(family))
+    assert (users.exit_codes, users.argv.count(EXIT_CODES)) == (False, 1)
+    alone = planned("./train", observed(family), {"supervise": "off"})
+    assert (alone.exit_codes, EXIT_CODES in alone.argv) == (False, False)
+
+
+@each
+def test_who_asks_to_leave_the_other_ranks_alone_goes_on(family: str) -> None:
+    assert not planned("./train", observed(family)).goes_on
+    assert planned("mpirun -disable-auto-cleanup ./train", observed(family)).goes_on
 
 
 FILE = PATHS.hostfile
@@ -189,7 +207,7 @@ MPIEXEC = "/opt/mpi/bin/mpiexec.hydra"
 )
 def test_intels_own_program_gets_the_hostfile_by_the_option_that_heeds_slots(line: str) -> None:
     plan = planned(line, observed("intel"))
-    words = ("-machinefile", FILE, "-n", "4", "./train", "-f", "y")
+    words = ("-machinefile", FILE, EXIT_CODES, "-n", "4", "./train", "-f", "y")
     assert plan.argv == (MPIEXEC, *words)
     assert failing(plan) == []
 

@@ -10,10 +10,10 @@ import pytest
 from mpiboot.parent.events import RankEnded
 from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.mpirun_pipes import MpirunPipe, MpirunPipes
-from mpiboot.parent.stderr import Stderr
+from mpiboot.parent.output_writer import OutputWriter
 
 
-class Room(Stderr):
+class Room(OutputWriter):
     """A stderr that has room when the test says so."""
 
     def __init__(self) -> None:

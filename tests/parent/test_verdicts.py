@@ -559,6 +559,55 @@ def test_the_rank_that_ended_first_is_named(
     assert (end.said, end.rank, end.host, end.signal) == (said, rank, host, signal)
 
 
+EXITED = RankEnded(1, RankEnd.STATUS, "w-2", code=3, last=True)
+KILLED = RankEnded(None, RankEnd.SIGNAL, "w-1", 9)
+
+
+@pytest.mark.parametrize(
+    ("events", "code", "said", "rank", "host"),
+    [
+        (
+            [KILLED, MpirunEnded(255)],
+            137,
+            "a rank was ended by SIGKILL (mpirun itself returned 255)",
+            None,
+            "w-1",
+        ),
+        ([SEGV, MpirunEnded(139)], 139, "rank 1 was ended by SIGSEGV", 1, "w-2"),
+        # MPICH's own status is the signal's number.
+        (
+            [SEGV, MpirunEnded(11)],
+            139,
+            "rank 1 was ended by SIGSEGV (mpirun itself returned 11)",
+            1,
+            "w-2",
+        ),
+        # Intel MPI kills the others of a rank that failed; what it tells of all ranks counts.
+        (
+            [KILLED, EXITED, MpirunEnded(255)],
+            3,
+            "rank 1 exited with code 3 (first failure; mpirun itself returned 255)",
+            1,
+            "w-2",
+        ),
+        # It tells of the first; at its end nobody knows which of two was that.
+        (
+            [KILLED, RankEnded(0, RankEnd.SIGNAL, "w-3", 9, last=True), MpirunEnded(255)],
+            137,
+            "a rank was ended by SIGKILL (mpirun itself returned 255)",
+            None,
+            "w-1",
+        ),
+        ([EXITED, MpirunEnded(3)], 3, "rank 1 exited with code 3 (first failure)", 1, "w-2"),
+    ],
+)
+def test_where_mpiruns_status_is_all_ranks_in_one_a_ranks_own_is_given(
+    events: list[Event], code: int, said: str, rank: int | None, host: str
+) -> None:
+    end = judged([*events, *ended_well()], running("intel"))
+    assert (end.code, end.said, end.rank, end.host) == (code, said, rank, host)
+
+
 def test_a_rank_that_our_own_signal_ended_is_no_reason() -> None:
     end = judged([Signalled(TERM), SEGV, MpirunEnded(1)], running())
     assert (end.code, end.rank) == (143, None)

@@ -192,12 +192,35 @@ def test_pods_without_ipv4_are_refused_before_the_start(cluster: Cluster, image:
     assert "speak IPv4 alone" in job.launcher.termination_log()
 
 
-@each
-def test_a_rank_that_a_signal_ended_is_no_lost_host(cluster: Cluster, image: Image) -> None:
-    job = started(cluster, image, RING, "--segv")
-    assert job.wait(PATIENCE) not in (0, 69)
-    assert "lost" not in end_line(job.launcher.stderr())
-    assert "rank 1 of 2 on pi-worker-1" in job.launcher.stdout()
+@pytest.mark.parametrize(
+    ("image", "end"),
+    [
+        pytest.param(name, end, marks=() if (name, end) == (MPICH4, "segv") else pytest.mark.full)
+        for name in NAMES
+        for end in ("segv", "kill", "exit", "abort")
+    ],
+    indirect=["image"],
+)
+def test_a_rank_that_ends_badly_is_told_with_its_host(
+    cluster: Cluster, image: Image, end: str
+) -> None:
+    """By itself it is a number that is also a code, or 255; the lines it is read from are gone."""
+    words = {"exit": ("--no-finalize", "--exit", "3"), "abort": ("--abort", "3")}
+    job = started(cluster, image, RING, "--sleep", "1", *words.get(end, (f"--{end}",)))
+    code, said = {
+        "segv": (139, "rank 1 was ended by SIGSEGV"),
+        "kill": (137, "rank 1 was ended by SIGKILL"),
+        "exit": (3, "rank 1 exited with code 3"),
+        "abort": (3, "exited with code 3"),
+    }[end]
+    assert job.wait(PATIENCE) == code
+    line = end_line(job.launcher.stderr())
+    assert said in line
+    assert end == "abort" or "pi-worker-1.pi.default.svc" in line
+    stdout = job.launcher.stdout()
+    assert "rank 1 of 2 on pi-worker-1" in stdout
+    assert "Exit codes" not in stdout
+    assert (end in ("segv", "kill")) == ("BAD TERMINATION" in stdout)
 
 
 @each

@@ -1,4 +1,4 @@
-"""Writes to stderr without ever waiting for who reads it.
+"""Writes to stderr, or stdout, without ever waiting for who reads it.
 
 The handle is shared with mpirun and its ranks, so it can't be made non-blocking for this process
 alone: a thread writes, and the signals' work goes on while a reader stands still.
@@ -17,11 +17,16 @@ _ENOUGH: Final = 1 << 18
 _PATIENCE: Final = 5.0
 
 
-class Stderr:
-    """What is still to be written; each piece is one write, in order."""
+class OutputWriter:
+    """What is still to be written; each piece is one write, in order.
 
-    def __init__(self) -> None:
-        """Start the thread; ``room`` is a handle that is readable when there is room again."""
+    ``broken`` once nobody can read it any more: what comes then is lost.
+    """
+
+    def __init__(self, handle: int = 2) -> None:
+        """Start the thread that writes to a handle; ``room`` is readable when there is room."""
+        self.broken = False
+        self._handle = handle
         self.room, self._tell = os.pipe()
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()
         # Each is changed by one thread alone.
@@ -57,17 +62,16 @@ class Stderr:
 
     def _run(self) -> None:
         while (data := self._queue.get()) is not None:
-            _write_all(data)
+            self._write_all(data)
             self._written += len(data)
             if self._awaited and self._taken - self._written < _ENOUGH:
                 self._awaited = False
                 os.write(self._tell, b".")
         self._over.release()
 
-
-def _write_all(data: bytes) -> None:
-    try:
-        while data:
-            data = data[os.write(2, data) :]
-    except OSError:  # nobody reads stderr any more: never a reason to fail a job
-        return
+    def _write_all(self, data: bytes) -> None:
+        try:
+            while data and not self.broken:
+                data = data[os.write(self._handle, data) :]
+        except OSError:
+            self.broken = True
