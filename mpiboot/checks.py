@@ -14,7 +14,13 @@ from mpiboot.model import Check, ExitCode, Finding, Level, Role
 __all__ = ["BY_REFERENCE", "CHECKS", "Check", "ExitCode", "failed"]
 
 
-_L, _W = Role.LAUNCHER, Role.WORKER
+_WORKER: Final = (Role.WORKER,)
+
+
+def _launcher(reference: str, title: str, code: ExitCode, hint: str) -> Check:
+    """Make a row that only a launcher can meet."""
+    return Check(reference, title, code, hint, (Role.LAUNCHER,))
+
 
 CHECKS: Final = (
     Check(
@@ -29,64 +35,56 @@ CHECKS: Final = (
         ExitCode.USAGE,
         hint="set MPIBOOT_ROLE=launcher, worker or none",
     ),
-    Check(
+    _launcher(
         "hostfile-invalid",
         "the hostfile can be read and names hosts",
         ExitCode.HOSTFILE_INVALID,
-        roles=(_L,),
-        hint="write one `host slots=N` or `host:N` a line",
+        "write one `host slots=N` or `host:N` a line",
     ),
-    Check(
+    _launcher(
         "hostfile-missing",
         "the hostfile is there",
         ExitCode.HOSTFILE_MISSING,
-        roles=(_L,),
-        hint="mount the hostfile, or name it with --hostfile or MPIBOOT_HOSTFILE",
+        "mount the hostfile, or name it with --hostfile or MPIBOOT_HOSTFILE",
     ),
-    Check(
+    _launcher(
         "names-unresolved",
         "every host name resolves",
         ExitCode.NAMES_UNRESOLVED,
-        roles=(_L,),
-        hint="look at the workers' pods and the job's headless Service; "
+        "look at the workers' pods and the job's headless Service; "
         "raise --timeout when images are still being pulled",
     ),
-    Check(
+    _launcher(
         "workers-unreachable",
         "every worker answers over SSH",
         ExitCode.WORKERS_UNREACHABLE,
-        roles=(_L,),
-        hint="look at the worker's log: is its container running, and sshd in it?",
+        "look at the worker's log: is its container running, and sshd in it?",
     ),
-    Check(
+    _launcher(
         "worker-facts",
         "every worker that runs mpiboot reports its links, devices and MPI",
         ExitCode.NOT_READY,
-        roles=(_L,),
-        hint="run `mpiboot facts` on that worker and see what is slow or fails; with "
+        "run `mpiboot facts` on that worker and see what is slow or fails; with "
         "MPIBOOT_DATA_NETWORK=off the job starts without these reports",
     ),
-    Check(
+    _launcher(
         "workers-held",
         "no other launcher uses the job's workers",
         ExitCode.NOT_READY,
-        roles=(_L,),
-        hint="one launcher at a time: wait until that one has ended, or end it",
+        "one launcher at a time: wait until that one has ended, or end it",
     ),
-    Check(
+    _launcher(
         "shims",
         "calling mpirun starts mpiboot",
         ExitCode.CONFLICT,
-        roles=(_L,),
-        hint="call mpirun by its name alone with `mpiboot shims install` in the image, "
+        "call mpirun by its name alone with `mpiboot shims install` in the image, "
         "by absolute path with `mpiboot shims install --replace`, or use `args:` for `command:`",
     ),
-    Check(
+    _launcher(
         "offline",
         "hosts and keys were looked at",
         ExitCode.USAGE,
-        roles=(_L,),
-        hint="run `mpiboot plan` without --offline in the launcher's pod",
+        "run `mpiboot plan` without --offline in the launcher's pod",
     ),
     Check(
         "bug",
@@ -119,19 +117,17 @@ CHECKS: Final = (
         hint="mount the job's key Secret in launcher and workers, "
         "or name it with --ssh-key or MPIBOOT_SSH_KEY",
     ),
-    Check(
+    _launcher(
         "ssh-denied",
         "workers accept the job's key",
         ExitCode.DENIED,
-        roles=(_L,),
-        hint="launcher and workers must mount the same key Secret, and log in as the same user",
+        "launcher and workers must mount the same key Secret, and log in as the same user",
     ),
-    Check(
+    _launcher(
         "host-key-differs",
         "the host key of every worker is the job's key",
         ExitCode.DENIED,
-        roles=(_L,),
-        hint="run mpiboot on the workers (`args: [worker]`), or set MPIBOOT_HOST_KEYS=accept-new",
+        "run mpiboot on the workers (`args: [worker]`), or set MPIBOOT_HOST_KEYS=accept-new",
     ),
     Check(
         "settings-conflict",
@@ -139,102 +135,89 @@ CHECKS: Final = (
         ExitCode.CONFLICT,
         hint="",
     ),
-    Check(
+    _launcher(
         "slots",
         "the ranks fit the slots, and every host gets one",
         ExitCode.CONFLICT,
-        roles=(_L,),
-        hint="",
+        "",
     ),
-    Check(
+    _launcher(
         "unsafe-value",
         "no variable holds text that a worker's shell would run",
         ExitCode.CONFLICT,
-        roles=(_L,),
-        hint="remove the quote, dollar, backslash or backquote from that variable",
+        "remove the quote, dollar, backslash or backquote from that variable",
     ),
-    Check(
+    _launcher(
         "mpi-versions",
         "launcher and workers have the same MPI",
         ExitCode.CONFLICT,
-        roles=(_L,),
-        hint="use one image, or images with the same MPI, for launcher and workers",
+        "use one image, or images with the same MPI, for launcher and workers",
     ),
-    Check(
+    _launcher(
         "gpus",
         "all workers have the same number and kind of GPUs",
         ExitCode.DEVICE_MISSING,
-        roles=(_L,),
-        hint="look at that node's GPUs (`nvidia-smi`, `dmesg`), or keep the job away from it; put "
+        "look at that node's GPUs (`nvidia-smi`, `dmesg`), or keep the job away from it; put "
         "all workers on nodes of one kind (nodeSelector), with the same resources",
     ),
-    Check(
+    _launcher(
         "several-programs",
         "this MPI can start several programs with one line",
         ExitCode.CONFLICT,
-        roles=(_L,),
-        hint="if the start fails, use one program that does different work by its rank",
+        "if the start fails, use one program that does different work by its rank",
     ),
-    Check(
+    _launcher(
         "ip-version",
         "the MPI speaks the IP version of the pods",
         ExitCode.CONFLICT,
-        roles=(_L,),
-        hint="take an Open MPI that was configured with --enable-ipv6, "
+        "take an Open MPI that was configured with --enable-ipv6, "
         "or give the pods IPv4 addresses too (dual stack)",
     ),
-    Check(
+    _launcher(
         "agent-not-started",
         "mpirun starts a daemon on every host of its line",
         ExitCode.CONFLICT,
-        roles=(_L,),
-        hint="remove the variable or flag that hides the hostfile or the launch agent from mpirun",
+        "remove the variable or flag that hides the hostfile or the launch agent from mpirun",
     ),
-    Check(
+    _launcher(
         "host-lost",
         "every host stays reachable while the job runs",
         ExitCode.WORKERS_UNREACHABLE,
-        roles=(_L,),
-        hint="find out why that pod went away: deleted, evicted, restarted, or out of memory",
+        "find out why that pod went away: deleted, evicted, restarted, or out of memory",
     ),
-    Check(
+    _launcher(
         "launcher-memory",
         "the launcher's own processes fit its memory limit",
         ExitCode.WORKERS_UNREACHABLE,
-        roles=(_L,),
-        hint="raise resources.limits.memory of the launcher's container, which also holds an ssh "
+        "raise resources.limits.memory of the launcher's container, which also holds an ssh "
         "for each host",
     ),
-    Check(
+    _launcher(
         "daemon-failed",
         "mpirun's daemon starts on every host and ends with the job",
         ExitCode.WORKERS_UNREACHABLE,
-        roles=(_L,),
-        hint="the lines of mpirun and of that worker above say why",
+        "the lines of mpirun and of that worker above say why",
     ),
-    Check(
+    _launcher(
         "launch-timeout",
         "every host's daemon joins in time",
         ExitCode.WORKERS_UNREACHABLE,
-        roles=(_L,),
-        hint="let the workers connect to the launcher's ports (NetworkPolicy, sidecar); "
+        "let the workers connect to the launcher's ports (NetworkPolicy, sidecar); "
         "MPIBOOT_LAUNCH_TIMEOUT gives them more time",
     ),
-    Check(
+    _launcher(
         "worker-pairs",
         "workers reach each other over TCP",
         ExitCode.WORKERS_UNREACHABLE,
-        roles=(_L,),
-        hint="a NetworkPolicy or firewall between the workers drops it: it must allow the job's "
+        "a NetworkPolicy or firewall between the workers drops it: it must allow the job's "
         "pods all ports among each other, or the range of MPIBOOT_PORT_RANGE; "
         "MPIBOOT_PAIR_CHECK=0 starts the job without this check",
     ),
-    Check(
+    _launcher(
         "worker-address",
         "workers see each other at their own addresses",
         ExitCode.CONFLICT,
-        roles=(_L,),
-        hint="keep traffic between pods out of source NAT (masquerade rules of the CNI or of the "
+        "keep traffic between pods out of source NAT (masquerade rules of the CNI or of the "
         "node); MPIBOOT_PAIR_CHECK=0 starts the job without this check",
     ),
     Check(
@@ -243,26 +226,25 @@ CHECKS: Final = (
         ExitCode.CONFLICT,
         hint="keep launcher and workers out of the mesh, or the job's ports",
     ),
-    Check(
+    _launcher(
         "control-mtu",
         "the control links of all pods have the same MTU",
         ExitCode.CONFLICT,
-        roles=(_L,),
-        hint="give the pod network one MTU, that of its smallest link, in the CNI's configuration; "
+        "give the pod network one MTU, that of its smallest link, in the CNI's configuration; "
         "where the path carries less than a link says, large messages hang",
     ),
     Check(
         "sshd",
         "the worker's SSH server runs",
         ExitCode.WORKERS_UNREACHABLE,
-        roles=(_W,),
+        roles=_WORKER,
         hint="try MPIBOOT_SSHD=embedded",
     ),
     Check(
         "env-profile",
         "the script of MPIBOOT_ENV_PROFILE runs without an error",
         ExitCode.CONFLICT,
-        roles=(_W,),
+        roles=_WORKER,
         hint="nothing of it reaches the ranks; run it by hand in the worker: sh -c '. SCRIPT; env'",
     ),
     Check(

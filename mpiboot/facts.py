@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from mpiboot import facts_text, log
+from mpiboot import __version__, facts_text, log
 from mpiboot.data_network.nccl import CHECKED
 from mpiboot.errors import MpibootError, error
 from mpiboot.fabric import Fabric, Route
 from mpiboot.model import Mpi, PodFacts
 from mpiboot.network import service_mesh as meshes
-from mpiboot.observe import links, pod, programs, service_mesh, worker_state
+from mpiboot.observe import facts_json, links, pod, programs, service_mesh, worker_state
 from mpiboot.setting_sources import Resolved
 from mpiboot.system import files
 
@@ -30,26 +30,27 @@ def gather(
 ) -> PodFacts:
     """Observe everything; what can't be seen is empty, never an error.
 
-    Args:
-        resolved: the settings.
-        environ: the pod's environment.
-        sshd: which SSH server runs here.
-        pid: the pod's first mpiboot.
-        mpi: the installed MPI.
+    ``pid`` is the pod's first mpiboot, whose start and environment are the pod's own.
     """
     # Loaded late, as what it needs is.
     from mpiboot.observe import gpus, process_memory  # noqa: PLC0415
 
     seen, routes, odd = links.observe()
     control, _ = pod.control_address(resolved.settings.control_ifname, socket.gethostname())
-    return pod.pod_facts(
-        who=pod.identity(environ),
+    return PodFacts(
+        hostname=socket.gethostname(),
+        mpiboot=__version__,
+        identity=pod.identity(environ),
         runtime_dir=environ.get("MPIBOOT_WORKER_DIR", ""),
-        control=control,
-        sshd=sshd,
-        pid=pid,
+        control_address=control,
         links=seen,
         mpi=mpi,
+        sshd=sshd,
+        started=pod.started(pid),
+        cores=len(os.sched_getaffinity(0)),
+        memlock=pod.memlock(),
+        shm=pod.shm_size(),
+        environment=pod.spec_names(pid),
         fabric=_fabric(environ, routes, odd),
         mesh=service_mesh.look(),
         memory_refused=process_memory.refused(),
@@ -91,7 +92,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
         sshd, pid = (state.sshd, state.pid) if state else ("", 1)
         found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
         found = replace(found, sshd_because=state.because if state else "")
-        sys.stdout.write(pod.to_json(found) + "\n" if as_json else facts_text.facts(found))
+        sys.stdout.write(facts_json.to_json(found) + "\n" if as_json else facts_text.facts(found))
         return
     state = worker_state.worker_state(Path(path).parent)
     pid, sshd = (state.pid, state.sshd) if state else (os.getppid(), "")
@@ -105,7 +106,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
     because = state.because if state else ""
     found = replace(found, environment=names, sshd_because=because)
     try:
-        files.write_private(Path(path), pod.to_json(found))
+        files.write_private(Path(path), facts_json.to_json(found))
     except MpibootError as wrong:
         hint = "name a file in a folder that this user may write: `mpiboot facts --write PATH`"
         raise error("runtime-folder", wrong.finding.said, hint=hint) from None

@@ -31,13 +31,7 @@ _REAL: Final = ("mpirun", "mpiexec", "orterun", "prterun", "mpiexec.hydra")
 
 
 def real(name: str, path: str, own: str) -> str:
-    """Find the real program behind a shim; empty where every one leads to mpiboot.
-
-    Args:
-        name: the program's name, or an absolute path.
-        path: PATH.
-        own: mpiboot's own file, links resolved.
-    """
+    """Find the real program behind a shim; empty where every one leads to mpiboot."""
     program = Path(name).name
     folders = [item for item in path.split(os.pathsep) if item.startswith("/")]
     if program == "sshd":

@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 def lines(
     hosts: Sequence[Baseline], answers: Sequence[tuple[str, int, str]], asked: Baseline
 ) -> list[str]:
-    """Say for each far end once, who waits for it.
-
-    Args:
-        hosts: the job's.
-        answers: a host's answer (``HostAnswer.connecting``).
-        asked: that host.
-    """
+    """Say for each far end once, who waits for it; ``answers`` are those of the host ``asked``."""
     names = {host.address: host.name for host in hosts}
     said: dict[str, str] = {}
     for far, again, rank in answers:

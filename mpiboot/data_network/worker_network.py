@@ -36,10 +36,6 @@ _NODE_KINDS: Final = frozenset({"bridge", "vxlan", "geneve", "openvswitch"})
 def choose(worker: Worker, settings: Settings) -> WorkerNetwork:
     """Decide one worker's networks from its facts.
 
-    Args:
-        worker: a host that passed the gate.
-        settings: what the user asked for.
-
     Returns:
         The links, ports, reasons and problems; transport ``unknown`` for a worker without facts.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpiboot import host_shell
 from mpiboot.host_shell import HostAnswer
 from mpiboot.model import Host, Mpi, NoFacts, PodFacts, Worker
-from mpiboot.observe import pod, programs
+from mpiboot.observe import facts_json, programs
 from mpiboot.ssh_client.attempt import Attempt
 
 
@@ -36,7 +36,7 @@ def facts_of(answer: HostAnswer) -> tuple[PodFacts | None, NoFacts]:
         return None, NoFacts.LATE
     if answer.facts is None:
         return None, NoFacts.NO_MPIBOOT
-    return pod.from_json(answer.facts), NoFacts.UNREADABLE
+    return facts_json.from_json(answer.facts), NoFacts.UNREADABLE
 
 
 def _mpi(answer: HostAnswer, facts: PodFacts | None) -> Mpi | None:

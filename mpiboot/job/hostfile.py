@@ -82,11 +82,6 @@ def parse(text: str, path: str, named_by: str) -> Hostfile:
     brackets, comments, blank lines, CRLF, a byte order mark and a missing final newline. Lines
     of one host are added up at the place of the first.
 
-    Args:
-        text: the file's content.
-        path: where it was read from.
-        named_by: the setting that named it, for messages.
-
     Raises:
         MpibootError: ``hostfile-invalid``; the message begins with ``path:line:column:``.
     """

@@ -171,10 +171,6 @@ def worker_exit(settings: Settings, environ: Environ) -> WorkerExit:
     finished one anew (its restartPolicy is Never). An indexed Job is complete when all its pods
     have ended well. Elsewhere, as in a StatefulSet, what ends is started again, or the platform
     ends all pods of a job itself.
-
-    Args:
-        settings: the setting ``worker_exit``.
-        environ: the pod's environment.
     """
     wanted = settings.worker_exit
     return recognise(environ)[0].worker_exit if wanted is AUTO else wanted

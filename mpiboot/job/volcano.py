@@ -85,11 +85,6 @@ def choose(
 ) -> tuple[Task, str] | None:
     """Choose the task whose pods are the job's hosts, and say why; None where no task is known.
 
-    Args:
-        environ: the pod's environment.
-        hostname: this pod's own name.
-        known: the job's tasks by their keys.
-
     Raises:
         MpibootError: ``hostfile-missing``; several tasks may be meant.
     """

@@ -125,9 +125,6 @@ class Launch:
     def write_client(self, parent: int) -> tuple[str, ...]:
         """Write what mpiboot's own SSH client needs, where the agents need it.
 
-        Args:
-            parent: the process with which it ends.
-
         Returns:
             The client's command line; empty where it isn't needed.
 

@@ -63,12 +63,6 @@ def become_parent(
 ) -> NoReturn:
     """Become the small process that stays: no site, no user's PYTHON variables.
 
-    Args:
-        task: what for.
-        options: the settings that it needs.
-        words: the command line of the program that it starts.
-        environ: its environment.
-
     Raises:
         MpibootError: ``program-missing``; this interpreter can't be executed.
     """

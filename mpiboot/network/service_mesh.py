@@ -87,13 +87,7 @@ def recognise(listening: Collection[int], annotations: Collection[str] = ()) -> 
 
 
 def advice(mesh: Mesh, ssh: Collection[int], port_range: str = "") -> str:
-    """Say how the job's ports are kept out of the mesh.
-
-    Args:
-        mesh: the mesh.
-        ssh: the workers' SSH ports.
-        port_range: the setting, ``first-last`` or empty.
-    """
+    """Say how the job's ports are kept out of the mesh."""
     row = _BY_NAME.get(mesh.name)
     if row is None:
         return ""

@@ -47,14 +47,7 @@ def seen(
     proc: Path = Path("/proc"),
     search: str = "",
 ) -> Gpus:
-    """Look; NVIDIA's GPUs are counted where there are any, else AMD's.
-
-    Args:
-        dev: /dev.
-        sys_root: /sys.
-        proc: /proc.
-        search: PATH, on which nvidia-smi may be.
-    """
+    """Look; NVIDIA's GPUs are counted where there are any, else AMD's."""
     nodes = [name for name in _listed(dev) if _NODE.fullmatch(name)]
     if nodes:
         kinds = [

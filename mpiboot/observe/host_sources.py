@@ -18,11 +18,6 @@ def by_setting(
 ) -> HostfilePath | None:
     """Find the hosts that a setting other than ``hostfile`` names.
 
-    Args:
-        resolved: the settings.
-        environ: the pod's environment.
-        folder: where Volcano's svc plugin mounts its files.
-
     Raises:
         MpibootError: ``hostfile-missing``; there is no such task. ``settings-conflict``; a
             StatefulSet is named by halves, or a task too.
@@ -65,11 +60,6 @@ def by_platform(
     environ: Mapping[str, str], hostname: str, folder: str = volcano.FOLDER
 ) -> HostfilePath | None:
     """Find the hosts that the platform itself tells this pod of.
-
-    Args:
-        environ: the pod's environment.
-        hostname: this pod's own name.
-        folder: where Volcano's svc plugin mounts its files.
 
     Raises:
         MpibootError: ``hostfile-missing``; what it tells fits several lists.

@@ -10,20 +10,14 @@ import os
 import pwd
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot import __version__, log
+from mpiboot import log
 from mpiboot.addresses import IPV6, bare, parse
 from mpiboot.addresses import network as network_of
-from mpiboot.fabric import Fabric
-from mpiboot.model import NO_FABRIC, NO_GPUS, Gpus, Identity, Link, Mesh, Mpi, PodFacts
-from mpiboot.observe import facts_json
-
-FACTS_VERSION: Final = facts_json.FACTS_VERSION
-to_json = facts_json.to_json
-from_json = facts_json.from_json
+from mpiboot.model import Identity
 
 HOSTS: Final = Path("/etc/hosts")
 USERS: Final = Path("/proc/self/uid_map")
@@ -237,53 +231,3 @@ def shm_size() -> int:
     except OSError:
         return 0
     return found.f_blocks * found.f_frsize
-
-
-def pod_facts(
-    *,
-    who: Identity,
-    runtime_dir: str,
-    control: str,
-    sshd: str,
-    pid: int,
-    links: Iterable[Link],
-    mpi: Mpi | None,
-    fabric: Fabric = NO_FABRIC,
-    mesh: Mesh | None = None,
-    memory_refused: str = "",
-    gpus: Gpus = NO_GPUS,
-) -> PodFacts:
-    """Put this pod's facts together.
-
-    Args:
-        who: this process's identity.
-        runtime_dir: the private folder.
-        control: the control address.
-        sshd: which SSH server runs.
-        pid: the pod's first mpiboot, whose start and environment are the pod's own.
-        links: what ``observe.links`` found.
-        mpi: what ``observe.programs`` found.
-        fabric: what ``observe.rdma`` found.
-        mesh: what ``observe.mesh`` found.
-        memory_refused: what ``observe.process_memory`` found.
-        gpus: what ``observe.gpus`` found.
-    """
-    return PodFacts(
-        hostname=socket.gethostname(),
-        mpiboot=__version__,
-        identity=who,
-        runtime_dir=runtime_dir,
-        control_address=control,
-        links=tuple(links),
-        mpi=mpi,
-        sshd=sshd,
-        started=started(pid),
-        cores=len(os.sched_getaffinity(0)),
-        memlock=memlock(),
-        shm=shm_size(),
-        environment=spec_names(pid),
-        fabric=fabric,
-        mesh=mesh,
-        memory_refused=memory_refused,
-        gpus=gpus,
-    )

@@ -74,12 +74,6 @@ def start_listening(
 
     Who connects before the program has loaded waits until it accepts.
 
-    Args:
-        argv: the program.
-        environ: its environment.
-        folder: where the socket is made.
-        name: the socket's name there.
-
     Raises:
         OSError: the socket can't be made, or the program not be started.
     """

@@ -94,10 +94,6 @@ def port_in(text: str, own: str = "") -> int | None:
 
     Volcano's ssh plugin writes a ``Host`` for each pod of the job, all with one port
     (v1.15.1, plugins/ssh/ssh.go, generateSSHConfig).
-
-    Args:
-        text: the configuration.
-        own: this pod's name.
     """
     general = True
     for line in text.splitlines():

@@ -138,14 +138,7 @@ def _bases(uid: int, temporary: str) -> tuple[Path, ...]:
 
 
 def find_role(wanted: str, uid: int, role: str, tmpdir: str) -> Path | None:
-    """Find the private folder that a role of this container has made; None where it has none.
-
-    Args:
-        wanted: the folder that the user named, or nothing.
-        uid: the owner that the folder must have.
-        role: the folder's own name under the base.
-        tmpdir: the value of ``TMPDIR``.
-    """
+    """Find the private folder that a role of this container has made; None where it has none."""
     for base in (Path(wanted),) if wanted else _bases(uid, tmpdir):
         folder = base / container_name() / role
         with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ from mpiboot.gates.access import Access
 from mpiboot.gates.remote_commands import RemoteCommands
 from mpiboot.launch_agent import files as agent_files
 from mpiboot.model import Host, NoFacts, Worker
-from mpiboot.observe import pod
+from mpiboot.observe import facts_json
 from mpiboot.setting_sources import resolve
 from tests.fakes import plans
 from tests.fakes.sshd import Behaviour, Job, sshd
@@ -75,7 +75,7 @@ async def test_late_facts_are_asked_for_again_until_they_are_there(folder: Path)
 
     async def write() -> None:
         await server.seen.wait()  # asked once more already
-        (folder / "new").write_text(pod.to_json(facts))
+        (folder / "new").write_text(facts_json.to_json(facts))
         (folder / "new").rename(folder / "facts.json")
 
     server = behaviour(job, folder)
@@ -93,7 +93,7 @@ async def test_facts_whose_child_has_ended_are_gathered_anew(folder: Path) -> No
     job = Job(folder)
     facts = plans.worker(Host("a"), 1, None).facts
     assert facts is not None
-    (folder / "kept").write_text(pod.to_json(facts))
+    (folder / "kept").write_text(facts_json.to_json(facts))
     (folder / "look").write_text(f"cp {folder}/kept {folder}/facts.json")
     async with sshd(behaviour(job, folder)) as port:
         access = Access("runner", job.path, "here")

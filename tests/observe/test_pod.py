@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from mpiboot.fabric import Fabric, Gid, GidType, LinkLayer, PortState, RdmaDevice, RdmaPort, Route
+from mpiboot.facts import gather
 from mpiboot.model import Identity, Link, Mpi, MpiFamily, PodFacts
-from mpiboot.observe import pod, worker_state
+from mpiboot.observe import facts_json, pod, worker_state
+from mpiboot.setting_sources import resolve
 
 KNOWN = Identity(1000, 1000, "mpi", "/home/mpi", "/bin/bash", known=True, capabilities=0)
 HOSTS = """\
@@ -55,29 +57,29 @@ def facts() -> PodFacts:
 
 
 def test_facts_survive_the_way_to_the_launcher() -> None:
-    assert pod.from_json(pod.to_json(facts())) == facts()
+    assert facts_json.from_json(facts_json.to_json(facts())) == facts()
     without = dataclasses.replace(facts(), mpi=None, links=())
-    assert pod.from_json(pod.to_json(without)) == without
+    assert facts_json.from_json(facts_json.to_json(without)) == without
 
 
 def test_fields_of_a_newer_mpiboot_are_overlooked() -> None:
-    value = json.loads(pod.to_json(facts()))
+    value = json.loads(facts_json.to_json(facts()))
     value["new"] = {"a": 1}
     value["identity"]["new"] = 1
     value["links"][0]["new"] = []
     value["started"] = 12
 
-    read = pod.from_json(json.dumps(value))
+    read = facts_json.from_json(json.dumps(value))
 
     assert read == dataclasses.replace(facts(), started=12.0)
 
 
 def test_facts_of_an_older_mpiboot_have_the_defaults_of_what_it_did_not_know() -> None:
-    value = json.loads(pod.to_json(facts()))
+    value = json.loads(facts_json.to_json(facts()))
     del value["fabric"]
     del value["links"][0]["carrier"]
 
-    read = pod.from_json(json.dumps(value))
+    read = facts_json.from_json(json.dumps(value))
 
     assert read is not None
     assert read.fabric == Fabric()
@@ -98,14 +100,14 @@ def test_facts_of_an_older_mpiboot_have_the_defaults_of_what_it_did_not_know() -
     ],
 )
 def test_facts_that_are_not_understood_are_no_facts(change: dict[str, object]) -> None:
-    value = json.loads(pod.to_json(facts())) | change
+    value = json.loads(facts_json.to_json(facts())) | change
 
-    assert pod.from_json(json.dumps(value)) is None
+    assert facts_json.from_json(json.dumps(value)) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "Welcome\n", '{"version": 1}', "[" * 9999])
 def test_a_broken_text_is_no_facts(text: str) -> None:
-    assert pod.from_json(text) is None
+    assert facts_json.from_json(text) is None
 
 
 def test_the_identity_is_that_of_the_passwd_entry() -> None:
@@ -221,15 +223,7 @@ def test_facts_of_this_pod_are_whole() -> None:
         child.stdin.write(b"ready\n")
         child.stdin.flush()
         assert child.stdout.readline() == b"ready\n"
-        found = pod.pod_facts(
-            who=KNOWN,
-            runtime_dir="/x",
-            control="127.0.0.1",
-            sshd="",
-            pid=child.pid,
-            links=(),
-            mpi=None,
-        )
+        found = gather(resolve({}, {}), {}, sshd="", pid=child.pid, mpi=None)
     finally:
         child.kill()
         child.communicate()
