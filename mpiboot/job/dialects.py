@@ -102,30 +102,9 @@ OPENMPI4: Final = Dialect(
 )
 
 # 5.0 routes --mca by framework; prted gets those of PRRTE, as its own parameter PREFIXES has them.
-_PRRTE_FLAGS: Final = (
-    "prte_*",
-    "errmgr_*",
-    "ess_*",
-    "filem_*",
-    "grpcomm_*",
-    "iof_*",
-    "odls_*",
-    "oob_*",
-    "plm_*",
-    "prtebacktrace_*",
-    "prtedl_*",
-    "prteinstalldirs_*",
-    "prtereachable_*",
-    "ras_*",
-    "rmaps_*",
-    "rml_*",
-    "routed_*",
-    "rtc_*",
-    "schizo_*",
-    "state_*",
-    "hwloc_*",
-    "if_*",
-    "reachable_*",
+_PRRTE_FRAMEWORKS: Final = (
+    "prte errmgr ess filem grpcomm iof odls oob plm prtebacktrace prtedl prteinstalldirs "
+    "prtereachable ras rmaps rml routed rtc schizo state hwloc if reachable"
 )
 
 OPENMPI5: Final = Dialect(
@@ -166,7 +145,7 @@ OPENMPI5: Final = Dialect(
     export=Export.VARIABLE,
     export_var="OMPI_MCA_mca_base_env_list",
     evaluated="PRTE_MCA_",
-    evaluated_flags=_PRRTE_FLAGS,
+    evaluated_flags=tuple(f"{name}_*" for name in _PRRTE_FRAMEWORKS.split()),
     by_itself=("OMPI_*", "PMIX_MCA_*"),
     # Measured with Debian's 5.0.7, and without mpiboot too: mpirun returns 0 then.
     several_programs="the daemons of 5.0.7 die at the start of a line with several programs",

@@ -33,6 +33,8 @@ _RANK_MEMORY: Final = "rank-memory"
 _NOT_FOUND: Final = 127
 # With what Hydra's proxies end by themselves: its own numbers of errors.
 _HYDRA_STATUSES: Final = range(1, 16)
+# Signals by which ranks end; mpirun's status is 128 more.
+_OF_RANKS: Final = (4, 6, 7, 8, 9, 10, 11, 12, 13, 15)
 
 
 def judge(state: State) -> Verdict:
@@ -233,18 +235,7 @@ def _own(state: State) -> Verdict:
     known = dict(state.job.family.codes).get(status)
     if known:
         return Verdict(status, "", known)
-    if BY_SIGNAL < status < SSH_FAILED and status - BY_SIGNAL in (
-        4,
-        6,
-        7,
-        8,
-        9,
-        10,
-        11,
-        12,
-        13,
-        15,
-    ):
+    if status - BY_SIGNAL in _OF_RANKS:
         return Verdict(status, "", f"a rank was ended by {signal_name(status - BY_SIGNAL)}")
     if state.no_agent:
         hosts = in_order(state, state.no_agent)

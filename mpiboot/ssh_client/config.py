@@ -50,35 +50,14 @@ _BARE: Final = {
     "-Y": ("ForwardX11Trusted", "yes"),
 }
 # What mpiboot settles itself, from what it verified; a user's value for these has no effect.
-_OURS: Final = frozenset(
-    (
-        "stricthostkeychecking",
-        "userknownhostsfile",
-        "globalknownhostsfile",
-        "hostname",
-        "hostkeyalias",
-        "batchmode",
-        "identityfile",
-        "identitiesonly",
-        "port",
-        "user",
-        "forwardagent",
-        "forwardx11",
-        "forwardx11trusted",
-        "clearallforwardings",
-        "identityagent",
-        "checkhostip",
-        "updatehostkeys",
-        "preferredauthentications",
-        "requesttty",
-        "escapechar",
-        "permitlocalcommand",
-        "localcommand",
-        "controlmaster",
-        "controlpath",
-        "loglevel",
-    )
+_SETTLED: Final = (
+    "stricthostkeychecking userknownhostsfile globalknownhostsfile hostname hostkeyalias "
+    "batchmode identityfile identitiesonly port user forwardagent forwardx11 "
+    "forwardx11trusted clearallforwardings identityagent checkhostip updatehostkeys "
+    "preferredauthentications requesttty escapechar permitlocalcommand localcommand "
+    "controlmaster controlpath loglevel"
 )
+_OURS: Final = frozenset(_SETTLED.split())
 # How long ssh waits and how often it tries: a user's values come before mpiboot's own.
 _PATIENCE: Final = {
     "connectionattempts": 3,  # the gate has just seen the host answer: a dropped SYN, a full queue
