@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from mpiboot.data_checks import DATA_CHECKS
-from mpiboot.model import Check, ExitCode, Finding, Level, Role
+from mpiboot.exit_codes import Check, ExitCode
+from mpiboot.model import Finding, Level, Role
 
 __all__ = ["BY_REFERENCE", "CHECKS", "Check", "ExitCode", "failed"]
 

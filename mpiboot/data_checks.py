@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.model import Check, ExitCode
+from mpiboot.exit_codes import Check, ExitCode
 
 _DEVICE, _CONFLICT = ExitCode.DEVICE_MISSING, ExitCode.CONFLICT
 

@@ -6,12 +6,11 @@ from dataclasses import MISSING, fields, replace
 
 import pytest
 
+from mpiboot.exit_codes import Check, ExitCode
 from mpiboot.fabric import Attachment, AttachmentSource, Fabric, RdmaDevice
 from mpiboot.model import (
     NO_FABRIC,
     NO_GPUS,
-    Check,
-    ExitCode,
     Finding,
     Gpus,
     Host,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from mpiboot.errors import MpibootError
+from mpiboot.exit_codes import ExitCode
 from mpiboot.gates import rendezvous
 from mpiboot.job.rendezvous import Rendezvous
-from mpiboot.model import ExitCode
 from mpiboot.observe.dns import Resolver
 from mpiboot.settings import Settings
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
