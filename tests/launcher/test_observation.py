@@ -90,8 +90,12 @@ def test_the_mpi_is_that_of_the_mpirun_that_the_line_calls(tmp_path: Path) -> No
     assert (plain.family, plain.version, plain.path) == (MpiFamily.OPENMPI4, "4.1.6", on_path)
     other = observation._mpi(launcher, (called, "-n", "2", "./train"))
     assert (other.family, other.version, other.path) == (MpiFamily.OPENMPI5, "5.0.8", called)
-    with pytest.raises(MpibootError, match="/no/mpirun is no program here"):
+    with pytest.raises(MpibootError, match="/no/mpirun is no program here") as caught:
         observation._mpi(launcher, ("/no/mpirun", "./train"))
+    assert caught.value.finding.hint.startswith("call the mpirun that the image has")
+    none = observation.no_mpirun({"PATH": "/a"}).finding
+    assert (none.check, none.evidence) == ("program-missing", ("PATH=/a",))
+    assert none.hint.startswith("install an MPI in the launcher's image")
 
 
 def test_the_family_that_is_set_counts_whatever_mpirun_says(tmp_path: Path) -> None:

@@ -90,3 +90,12 @@ def test_a_script_that_is_not_there_is_said(tmp_path: Path) -> None:
     assert found == POD
     assert wrong is not None
     assert wrong.said == f"MPIBOOT_ENV_PROFILE: {tmp_path}/none.sh is not there"
+
+
+def test_nothing_stays_open_behind_a_script(tmp_path: Path) -> None:
+    path = script(tmp_path, "export NEW=1\n")
+    profile_script.evaluate(path, POD)
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208 - names only
+    for _ in range(3):
+        profile_script.evaluate(path, POD)
+    assert len(os.listdir("/proc/self/fd")) == len(before)  # noqa: PTH208

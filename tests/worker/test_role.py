@@ -473,6 +473,21 @@ def test_a_second_signal_ends_sessions_that_ignore_the_first_at_once(
         assert not any(map(alive, pids))
 
 
+def test_a_session_that_ignores_its_end_is_killed_before_the_worker_ends(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import mpiboot.ssh_server.sessions as sessions\nsessions.GRACE = 0.1\n"
+    )
+    environ = {"PYTHONPATH": str(tmp_path), "MPIBOOT_GRACE": "0"}
+    worker = start("embedded", environ=environ).listens()
+    with worker.client(STUBBORN) as client:
+        pids = client.numbers(2)
+        worker.signal()
+        assert worker.wait() == 0
+        assert not any(map(alive, pids))
+
+
 def test_ranks_that_ignore_the_signal_have_their_grace_and_no_more(start: Start) -> None:
     """The first signal asks them to save, the second ends them with their session."""
     environ = {"MPIBOOT_GRACE": "1"}

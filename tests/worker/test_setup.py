@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import stat
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mpiboot import log
+from mpiboot.choices import LogLevel
 from mpiboot.errors import MpibootError
 from mpiboot.observe import pod, worker_state
 from mpiboot.setting_sources import resolve
@@ -166,3 +170,45 @@ def test_the_embedded_server_is_told_all_by_a_private_file(
     assert (told["token"], told["keepalive"]) == (found.token, found.keepalive)
     assert len(sessions.new_token()) == len(found.token)
     assert found.token not in " ".join(argv)
+
+
+def test_what_is_settled_is_told_with_its_reason(
+    tmp_path: Path, key: Path, loop: process.SignalLoop, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure(level=LogLevel.DEBUG)
+    settled(tmp_path, key, loop, environment(tmp_path), ssh_port="4022")
+    log.configure()
+    told = capfd.readouterr().err
+    assert "mpiboot: control address 127.0.0.1 (" in told
+    assert "mpiboot: port 4022 (--ssh-port)\n" in told
+
+
+def test_launchers_find_a_look_and_a_program_that_dials_others(tmp_path: Path) -> None:
+    argv = setup.write_scripts(tmp_path, ("print(1)", "facts", "--write"))
+    assert argv[-3:] == ["facts", "--write", str(tmp_path / setup.FACTS_FILE)]
+    look, pairs = tmp_path / "look", tmp_path / "pairs"
+    assert look.read_text() == f"MPIBOOT_TERMINATION_LOG=/dev/null exec {shlex.join(argv)}\n"
+    program = Path(setup.__file__).with_name("pairs.py")
+    assert pairs.read_text() == f'exec {sys.executable} -I -S {program} "$@"\n'
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (look, pairs)} == {0o600}
+
+
+def test_a_home_that_nobody_knows_is_the_workers_own_for_the_embedded_server(
+    tmp_path: Path, key: Path, loop: process.SignalLoop
+) -> None:
+    found = settled(tmp_path, key, loop, environment(tmp_path))
+    for known, home in ((True, "/known"), (False, found.environ["HOME"])):
+        identity = replace(found.identity, known=known, home="/known")
+        argv = setup.embedded_argv(replace(found, identity=identity))
+        assert json.loads(Path(argv[-1]).read_text())["home"] == home
+
+
+def test_openssh_is_told_the_same(tmp_path: Path, key: Path, loop: process.SignalLoop) -> None:
+    found = settled(tmp_path, key, loop, environment(tmp_path), ssh_port="4022", ssh_keepalive="33")
+    argv = setup.openssh_argv(found, "/usr/sbin/sshd")
+    assert argv[0] == "/usr/sbin/sshd"
+    config = Path(argv[argv.index("-f") + 1])
+    assert config.is_relative_to(found.folder)
+    text = config.read_text()
+    assert "ListenAddress 127.0.0.1:4022\n" in text
+    assert "ClientAliveInterval 11\n" in text
