@@ -46,6 +46,7 @@ class Dialect:
     grammar: Grammar
     hostfile_var: str
     agent_var: str
+    agent_args_var: str
     daemon_link_var: str
     one_link: bool
     mpi_link_vars: tuple[str, ...]
@@ -53,7 +54,6 @@ class Dialect:
     # Patterns of variables that ranks get without being named.
     by_itself: tuple[str, ...]
     lost_without_parent: tuple[str, ...]
-    agent_args_var: str = ""
     keep_fqdn_var: str = ""
     # The slots of hosts for which the hostfile has no number.
     default_slots_var: str = ""

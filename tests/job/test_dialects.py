@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from types import UnionType
+from typing import get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -72,6 +74,17 @@ def test_every_row_can_be_written_read_and_explained(row: Dialect) -> None:
     assert row.hostfile_var in HOSTFILE_VARS
     assert all(item.because and item.name for item in (*row.constants, *row.root))
     assert row.lost_without_parent
+
+
+@pytest.mark.parametrize("row", DIALECTS.values(), ids=lambda row: row.family)
+def test_every_column_is_of_its_own_type(row: Dialect) -> None:
+    """A name that an MPI lacks is the empty one: only what is a whole record may be None."""
+    hints = get_type_hints(Dialect)
+    for item in fields(row):
+        hint = hints[item.name]
+        parts = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+        kinds = tuple(get_origin(part) or part for part in parts)
+        assert isinstance(getattr(row, item.name), kinds), item.name
 
 
 @pytest.mark.parametrize("row", OPEN_MPI, ids=lambda row: row.family)

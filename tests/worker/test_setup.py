@@ -201,14 +201,3 @@ def test_a_home_that_nobody_knows_is_the_workers_own_for_the_embedded_server(
         identity = replace(found.identity, known=known, home="/known")
         argv = setup.embedded_argv(replace(found, identity=identity))
         assert json.loads(Path(argv[-1]).read_text())["home"] == home
-
-
-def test_openssh_is_told_the_same(tmp_path: Path, key: Path, loop: process.SignalLoop) -> None:
-    found = settled(tmp_path, key, loop, environment(tmp_path), ssh_port="4022", ssh_keepalive="33")
-    argv = setup.openssh_argv(found, "/usr/sbin/sshd")
-    assert argv[0] == "/usr/sbin/sshd"
-    config = Path(argv[argv.index("-f") + 1])
-    assert config.is_relative_to(found.folder)
-    text = config.read_text()
-    assert "ListenAddress 127.0.0.1:4022\n" in text
-    assert "ClientAliveInterval 11\n" in text
