@@ -1,4 +1,4 @@
-"""mpiboot's own exit codes, and what a row of ``checks`` says; the rows themselves are tables. Pure."""
+"""mpiboot's own exit codes, and the form of a row of ``checks``, which has them. Pure."""
 
 from __future__ import annotations
 
