@@ -38,6 +38,8 @@ def choice(worker: Worker, version: str = "2.28.9") -> GidChoice:
         ("", None),
         ("new", None),
         ("2.21.5.1.", None),
+        ("\u0662\u0662\u0661\u0660\u0665", None),  # digits, but not NCCL's
+        ("\u0662.\u0662\u0661", None),
     ],
 )
 def test_a_version_is_read_in_the_spellings_in_use(
