@@ -28,7 +28,7 @@ _MARGIN: Final = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class _Host:
+class _PairHost:
     """A host that listens and dials.
 
     ``busy`` counts the pairs that it still has a part in; ``replaced`` tells that its pod is gone.
@@ -50,7 +50,7 @@ class _Host:
 
 
 @dataclass(frozen=True, slots=True)
-class _Login:
+class _PairLogin:
     """A host's login; ``started`` is its program where that was not worth waiting for the facts."""
 
     connection: Connection
@@ -69,10 +69,10 @@ class PairCheck:
         """
         self._seconds = seconds
         self._ports = port_range
-        self._logins: dict[Target, _Login] = {}
-        self._ready: list[tuple[Worker, _Login]] = []
+        self._logins: dict[Target, _PairLogin] = {}
+        self._ready: list[tuple[Worker, _PairLogin]] = []
         self._began = False
-        self._hosts: list[_Host] = []
+        self._hosts: list[_PairHost] = []
         self._work: set[asyncio.Future[None]] = set()
         self._dialled: list[tuple[Worker, Worker, Dialled]] = []
 
@@ -89,7 +89,7 @@ class PairCheck:
         started = None
         if self._logins or self._ready or self._began:  # alone it has nobody to dial
             started = asyncio.ensure_future(self._start(target.address, connection))
-        self._logins[target] = _Login(connection, started)
+        self._logins[target] = _PairLogin(connection, started)
 
     def join(self, worker: Worker, target: Target) -> None:
         """Let a host that has just passed the gate begin, unless a mesh would answer for it."""
@@ -149,7 +149,7 @@ class PairCheck:
     async def _start(self, address: str, connection: Connection) -> Dialogue | None:
         return await connection.start(host_shell.pairs(address, self._ports))
 
-    async def _begin(self, worker: Worker, login: _Login) -> None:
+    async def _begin(self, worker: Worker, login: _PairLogin) -> None:
         connection = login.connection
         dialogue = await login.started if login.started else None
         # A server that takes one session at a time refused it then.
@@ -160,7 +160,7 @@ class PairCheck:
             _not_checked(worker, "it has an older mpiboot, or no free port at that address")
             await connection.close()
             return
-        new = _Host(worker, int(port), dialogue, connection)
+        new = _PairHost(worker, int(port), dialogue, connection)
         self._hosts.append(new)
         places = worker_pairs.partners(len(self._hosts) - 1)
         others = [self._hosts[place] for place in places if not self._hosts[place].replaced]
@@ -171,19 +171,19 @@ class PairCheck:
         for host in others:
             await self._let_go(host)
 
-    async def _both_ways(self, one: _Host, other: _Host) -> None:
+    async def _both_ways(self, one: _PairHost, other: _PairHost) -> None:
         await asyncio.gather(self._dial(one, other), self._dial(other, one))
         for host in (one, other):
             host.busy -= 1
             await self._let_go(host)
 
-    async def _let_go(self, host: _Host) -> None:
+    async def _let_go(self, host: _PairHost) -> None:
         """Close a host's connection where nobody who comes later will meet it."""
         last = host is self._hosts[-1]
         if not host.busy and not last and host not in self._hosts[:KEPT]:
             await host.end()
 
-    async def _dial(self, source: _Host, target: _Host) -> None:
+    async def _dial(self, source: _PairHost, target: _PairHost) -> None:
         found = await self._ask(source, target)
         if found is None:
             return
@@ -209,7 +209,7 @@ class PairCheck:
         self._dialled.append((source.worker, target.worker, dialled))
 
     async def _ask(
-        self, source: _Host, target: _Host
+        self, source: _PairHost, target: _PairHost
     ) -> tuple[Reached, str, str, Reached | None] | None:
         there = target.worker
         line = f"{there.address} {target.port} {there.port} {self._seconds:g}"

@@ -24,7 +24,7 @@ from mpiboot.gates import stale_processes
 from mpiboot.job import masking, mpirun_line
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder, observation, script_gate, summary
-from mpiboot.launcher.child_loop import ChildLoop, Signalled
+from mpiboot.launcher.child_loop import ChildLoop, EndedBySignal
 from mpiboot.launcher.reached import ReachedWorkers
 from mpiboot.launcher.setup import launcher_pod
 from mpiboot.model import Finding, Level
@@ -56,7 +56,7 @@ def main(given: str, *program: str) -> NoReturn:
         else:
             attempt = values["attempt"]
             result = prepare(resolved, program, before, parent, loop, reached, attempt=attempt)
-    except Signalled as told:
+    except EndedBySignal as told:
         result = preparation.by_signal(told.number)
     except MpibootError as wrong:
         result = _failure(wrong, reached)
@@ -115,7 +115,7 @@ def prepare(
 
     Raises:
         MpibootError: a gate, a check or a file failed.
-        Signalled: a signal came meanwhile.
+        EndedBySignal: a signal came meanwhile.
     """
     environ = os.environ
     odd = mpirun_line.slip(program)

@@ -14,7 +14,7 @@ T = TypeVar("T")
 _TIDY: Final = 0.5
 
 
-class Signalled(Exception):  # noqa: N818 - nothing went wrong
+class EndedBySignal(Exception):  # noqa: N818 - nothing went wrong
     """A signal says that the launcher is to end; its number."""
 
     def __init__(self, number: int) -> None:
@@ -48,7 +48,7 @@ class ChildLoop:
         """Run work to its end.
 
         Raises:
-            Signalled: a signal came before that.
+            EndedBySignal: a signal came before that.
         """
         task = self._loop.create_task(work)
         either: set[asyncio.Future[Any]] = {task, self._signal}
@@ -57,7 +57,7 @@ class ChildLoop:
             return task.result()
         task.cancel()
         self._loop.run_until_complete(asyncio.wait({task}, timeout=_TIDY))
-        raise Signalled(self._signal.result())
+        raise EndedBySignal(self._signal.result())
 
     def run_last(self, work: Coroutine[Any, Any, None]) -> None:
         """Run what ends this process's work, whatever signal has come."""

@@ -77,7 +77,7 @@ def prepare(
 
     Raises:
         MpibootError: a gate or a file failed.
-        Signalled: a signal came meanwhile.
+        EndedBySignal: a signal came meanwhile.
     """
     name = os.environ.get(launch_spec.ATTEMPT, "")
     before = dict(os.environ)

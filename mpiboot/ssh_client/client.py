@@ -50,7 +50,7 @@ def read_words(words: Sequence[str]) -> tuple[str, str, str]:
     return user, host, " ".join(queue[1:])
 
 
-class _Login(asyncssh.SSHClient):
+class _HostKeyCheck(asyncssh.SSHClient):
     """Trusts one host key, or any where none is pinned."""
 
     def __init__(self, pinned: asyncssh.SSHKey | None) -> None:
@@ -172,8 +172,8 @@ class Client:
             remote.address,
             remote.port,
             config=None,
-            client_factory=lambda: _Login(pinned),
-            # No key is known beforehand, so that _Login sees the one that is shown.
+            client_factory=lambda: _HostKeyCheck(pinned),
+            # No key is known beforehand, so that _HostKeyCheck sees the one that is shown.
             known_hosts=([], [], []),
             server_host_key_algs=[*first, *(alg for alg in known if alg not in first)],
             x509_trusted_certs=None,

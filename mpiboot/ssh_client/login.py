@@ -60,7 +60,7 @@ def _key_line(key: asyncssh.SSHKey) -> str:
     return " ".join(key.export_public_key().decode("ascii", "replace").split()[:2])
 
 
-class _Client(asyncssh.SSHClient):
+class _LoginRecord(asyncssh.SSHClient):
     """Offers one key, takes note of what the server shows and asks, answers no prompt."""
 
     def __init__(self, key: asyncssh.SSHKey) -> None:
@@ -152,7 +152,7 @@ class Login:
         found = Attempt(
             target, Outcome.OK, greeting=greeting, local_address=str(sock.getsockname()[0])
         )
-        client = _Client(self._key)
+        client = _LoginRecord(self._key)
         try:
             async with self._logins:
                 opening = self._open(target, sock, client)
@@ -189,16 +189,16 @@ class Login:
             if not kept:
                 await closed(connection)
 
-    def _is_foreign(self, client: _Client) -> bool:
+    def _is_foreign(self, client: _LoginRecord) -> bool:
         return self._strict and client.shown is not None and client.shown != self._pinned
 
-    def _with_key(self, found: Attempt, client: _Client) -> Attempt:
+    def _with_key(self, found: Attempt, client: _LoginRecord) -> Attempt:
         if client.shown is None:
             return found
         line, fingerprint = _key_line(client.shown), client.shown.get_fingerprint()
         return replace(found, host_key=line, fingerprint=fingerprint)
 
-    def _failed(self, found: Attempt, client: _Client, why: Exception) -> Attempt:
+    def _failed(self, found: Attempt, client: _LoginRecord, why: Exception) -> Attempt:
         outcome, said = outcome_of(why), " ".join(str(why).split())
         if outcome is Outcome.KEY_REFUSED and client.password and not client.offered:
             outcome, said = Outcome.PASSWORD_ASKED, "it takes no keys"
@@ -210,7 +210,7 @@ class Login:
         return self._with_key(replace(found, outcome=outcome, said=said), client)
 
     async def _open(
-        self, target: Target, sock: socket.socket, client: _Client
+        self, target: Target, sock: socket.socket, client: _LoginRecord
     ) -> asyncssh.SSHClientConnection:
         return await asyncssh.connect(
             target.host,
@@ -219,7 +219,7 @@ class Login:
             sock=sock.dup(),
             config=None,
             client_factory=lambda: client,
-            # No key is known beforehand, so that _Client sees the one that is shown.
+            # No key is known beforehand, so that _LoginRecord sees the one that is shown.
             known_hosts=([], [], []),
             server_host_key_algs=self._algorithms,
             x509_trusted_certs=None,

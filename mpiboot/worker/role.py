@@ -61,7 +61,7 @@ def _serve(
     resolved: Resolved, program: tuple[str, ...], setup: WorkerSetup, loop: process.SignalLoop
 ) -> int:
     try:
-        worker = _Worker(resolved, program, setup, loop)
+        worker = _WorkerProcess(resolved, program, setup, loop)
         try:
             return worker.serve()
         finally:
@@ -70,7 +70,7 @@ def _serve(
         setup.key.path.unlink(missing_ok=True)
 
 
-class _Worker:
+class _WorkerProcess:
     """The pod's parent: the SSH server, its sessions, the program beside it, and every orphan."""
 
     def __init__(

@@ -27,7 +27,7 @@ _PATIENCE: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Launcher:
+class LauncherPort:
     """Who started daemons here: where it listens, its launch's mark, and its name for this host."""
 
     address: str
@@ -36,7 +36,7 @@ class Launcher:
     host: str
 
 
-def launcher(environ: bytes, token: str) -> Launcher | None:
+def launcher(environ: bytes, token: str) -> LauncherPort | None:
     """Read from a daemon's environment whom to tell; None where nobody listens.
 
     ``token`` begins the marks of this worker's sessions: where pods share their processes (hostPID,
@@ -55,12 +55,12 @@ def launcher(environ: bytes, token: str) -> Launcher | None:
         or not came
     ):
         return None
-    return Launcher(came[0], int(port), values.get(JOB_MARK, ""), host)
+    return LauncherPort(came[0], int(port), values.get(JOB_MARK, ""), host)
 
 
 def tell_launchers(token: str, root: Path = Path("/proc")) -> None:
     """Tell every launcher that has daemons in this worker's sessions that this pod is ending."""
-    found: set[Launcher] = set()
+    found: set[LauncherPort] = set()
     for path in root.glob("[0-9]*/environ"):
         with suppress(OSError):  # it has ended, or is another user's
             here = launcher(path.read_bytes(), token)

@@ -15,7 +15,7 @@ import pytest
 from mpiboot import host_shell, log
 from mpiboot.gates import gate
 from mpiboot.launcher import reached as reached_workers
-from mpiboot.launcher.child_loop import ChildLoop, Signalled
+from mpiboot.launcher.child_loop import ChildLoop, EndedBySignal
 from mpiboot.launcher.reached import ReachedWorkers
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.model import Host, NoFacts
@@ -183,7 +183,7 @@ def test_a_signal_ends_what_is_waited_for_and_then_there_is_time_for_a_word(numb
 
     try:
         assert loop.run(asyncio.sleep(0, "done")) == "done"
-        with pytest.raises(Signalled) as caught:
+        with pytest.raises(EndedBySignal) as caught:
             loop.run(work())
         assert caught.value.number == number
         loop.run_last(tell())

@@ -97,8 +97,10 @@ async def test_the_launchs_own_client(
 def test_only_the_pinned_key_is_trusted(job: Job, answer: str) -> None:
     public = job.key.convert_to_public()
     shown = public if answer == "same" else job.stranger.convert_to_public()
-    assert client._Login(public).validate_host_public_key("", "", 22, shown) == (answer == "same")
-    assert client._Login(None).validate_host_public_key("", "", 22, shown)
+    assert client._HostKeyCheck(public).validate_host_public_key("", "", 22, shown) == (
+        answer == "same"
+    )
+    assert client._HostKeyCheck(None).validate_host_public_key("", "", 22, shown)
 
 
 @pytest.mark.parametrize(("attempts", "tries"), [(0, 1), (1, 1), (3, 3)])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.worker import saving
-from mpiboot.worker.saving import Launcher, launcher, tell_launchers
+from mpiboot.worker.saving import LauncherPort, launcher, tell_launchers
 
 OWN = {
     "MPIBOOT_SESSION": "abc-1-2",
@@ -27,7 +27,7 @@ def written(values: dict[str, str]) -> bytes:
 
 
 def test_the_launcher_is_where_the_connection_came_from() -> None:
-    assert launcher(written(OWN), "abc") == Launcher("127.0.0.1", 4711, "the-mark", "w-1.job")
+    assert launcher(written(OWN), "abc") == LauncherPort("127.0.0.1", 4711, "the-mark", "w-1.job")
 
 
 @pytest.mark.parametrize("name", ["MPIBOOT_SESSION", "MPIBOOT_NOTICE", "SSH_CONNECTION"])
