@@ -16,6 +16,7 @@ from mpiboot.data_network.decision import DataNetwork
 from mpiboot.data_network.records import Transport, WorkerNetwork
 from mpiboot.data_network.variables import Proposal
 from mpiboot.job import mpi_environment
+from mpiboot.job.dialect import Export
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.model import Decision, Source, Worker
 from mpiboot.network import control
@@ -76,7 +77,7 @@ def deliver(
     """Settle how each value reaches its ranks: from mpirun's environment, or by its host's agent.
 
     A value that mpirun does not hand on goes by the agent, whatever it is; the ranks of this pod
-    itself have mpirun's environment.
+    itself have mpirun's environment, or read theirs back (``own_ranks``).
 
     Returns:
         The variables of one host alone, by the name that mpirun has for it.
@@ -89,8 +90,11 @@ def deliver(
         else:
             for mine in per_host.values():
                 mine[name] = value
+    # What mpirun has would overwrite the values of the other hosts, where it hands on everything.
+    apart = builder.row.export is Export.ALL and observed.workers
     for host in observed.local:
-        builder.set_env.update(per_host.pop(host.name, {}))
+        own = builder.agent_env if apart else builder.set_env
+        own.update(per_host.pop(host.name, {}))
     return {observed.called(host): mine for host, mine in per_host.items() if mine}
 
 

@@ -10,7 +10,7 @@ from mpiboot.job.names import short
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
 from mpiboot.model import Host, Hostfile, Source
 from mpiboot.setting_sources import Resolved
-from mpiboot.wording import first_few
+from mpiboot.wording import counted, first_few
 
 
 def with_default_slots(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> Observed:
@@ -88,7 +88,7 @@ def settle(
     for name, what in (("fqdn-rewriting", longer), ("host-names", others)):
         if what:
             said = first_few(f"{old} -> {new}" for old, new in what.items())
-            builder.decide(name, f"{len(what)} names", Source.DETECTED, said)
+            builder.decide(name, counted(len(what), "name"), Source.DETECTED, said)
     because = f"mpiboot's normalised copy of {file.path}"
     for name in HOSTFILE_VARS:
         if name == builder.row.hostfile_var:

@@ -58,7 +58,8 @@ def set_constants(builder: PlanBuilder, observed: Observed, *, oversubscribe: Gi
         ("LOGNAME", observed.identity.user),
     ):
         if not builder.environ.get(name):
-            (builder.agent_env if row.export is Export.ALL else builder.set_env)[name] = value
+            apart = row.export is Export.ALL and observed.workers
+            (builder.agent_env if apart else builder.set_env)[name] = value
 
 
 def _copy_once(builder: PlanBuilder, observed: Observed) -> None:
@@ -126,7 +127,7 @@ def choose_forwarded(
         builder.unset_env.add(name)
         because = f"it is empty, which crashes {row.title}"
         builder.decide(name, "(removed)", Source.DETECTED, because)
-    if row.export is Export.ALL:
+    if row.export is Export.ALL and observed.workers:
         _take_out(builder, observed, kept, settings)
     theirs = builder.environ.get(row.export_var, "") if row.export_var else ""
     chosen = forward.select(

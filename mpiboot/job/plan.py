@@ -19,6 +19,7 @@ from mpiboot.job import (
     data,
     ip_version,
     mpi_environment,
+    own_ranks,
     pinning,
     placement,
     platforms,
@@ -200,7 +201,10 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         paths=paths,
         supervised=supervised,
         local=bool(local),
-        before=ranks.before,
+        before=(
+            *own_ranks.before(builder, paths, local=bool(local), remote=bool(remote)),
+            *ranks.before,
+        ),
     )
     builder.decide("daemons", str(len(daemons)), Source.DETECTED, first_few(daemons))
     return Plan(

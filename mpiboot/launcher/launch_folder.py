@@ -13,10 +13,11 @@ from mpiboot import addresses, executables
 from mpiboot.after_job import evidence
 from mpiboot.choices import Switch
 from mpiboot.errors import error
-from mpiboot.job import names
+from mpiboot.job import names, own_ranks
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import LaunchPaths, Observed
 from mpiboot.launch_agent import command as agent_command
+from mpiboot.launch_agent import files as agent_files
 from mpiboot.launcher.logins import Logins, tidy
 from mpiboot.model import Worker
 from mpiboot.network.control import launcher_addresses
@@ -103,6 +104,9 @@ class Launch:
                 "or let MPIBOOT_SSH_CLIENT choose mpiboot's own",
             )
         files.write_private(Path(self.where.hostfile), self.plan.hostfile)
+        own_file = f"{self.where.launch_dir}/{own_ranks.FILE}"
+        if own_file in self.plan.argv:
+            files.write_private(Path(own_file), agent_files.exports(self.plan.agent_env))
         logins.write(
             ssh=ssh or "",
             user_agent=self.plan.user_agent,

@@ -13,6 +13,7 @@ from typing import Final
 from mpiboot.addresses import Network, bare, interface, network, parse, smallest_network
 from mpiboot.model import Decision, Link, Source, Worker
 from mpiboot.setting_sources import Given
+from mpiboot.wording import counted
 
 _GIVEN: Final = Given(Source.ENVIRONMENT, "MPIBOOT_CONTROL_IFNAME")
 
@@ -95,7 +96,7 @@ def choose(
                 "control-link",
                 name,
                 Source.DETECTED,
-                f"the launcher's routes to all {len(workers)} workers leave by it, "
+                f"the launcher's routes to {counted(len(workers), 'worker')} leave by it, "
                 "and their addresses are on a link of that name",
             ),
             "",

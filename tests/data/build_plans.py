@@ -1,15 +1,19 @@
-"""Writes plans.json from the code as it is; read the diff.
+"""Writes plans/PLATFORM/MPI.txt from the code as it is; read the diff.
 
 ``python -m tests.data.build_plans``
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from tests.fakes.plans import records
+from tests.fakes.platform_plans import files
 
 if __name__ == "__main__":
-    text = json.dumps(records(), indent=1, ensure_ascii=False) + "\n"
-    Path(__file__).with_name("plans.json").write_text(text)
+    folder = Path(__file__).with_name("plans")
+    made = {folder / path: text for path, text in files().items()}
+    for path in {*folder.glob("*/*.txt")} - made.keys():
+        path.unlink()
+    for path, text in made.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)

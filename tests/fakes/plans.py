@@ -1,9 +1,9 @@
-"""Hand-made observations to plan with, and the table of cases whose plans are kept as data."""
+"""Hand-made observations to plan with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 from mpiboot.job.mpirun_line import read
@@ -13,7 +13,6 @@ from mpiboot.model import (
     Host,
     Hostfile,
     Identity,
-    Json,
     Level,
     Link,
     Mpi,
@@ -153,71 +152,3 @@ def warned(plan: Plan) -> list[str]:
 def because(plan: Plan, name: str) -> tuple[str, Source, str]:
     (found,) = [item for item in plan.decisions if item.name == name]
     return found.value, found.source, found.because
-
-
-@dataclass(frozen=True)
-class Case:
-    """One case of the table of plans."""
-
-    program: str
-    environ: Mapping[str, str] = field(default_factory=dict)
-    domain: str = ".job.ns.svc"
-
-
-CASES: Final = {
-    "the operator's environment": Case("./train --epochs 3", OPERATOR),
-    "nothing set": Case("./train --epochs 3", domain=""),
-    "a line of the user's": Case("mpirun ./train", OPERATOR),
-    "a line with flags": Case(
-        "mpirun -n 2 --hostfile /etc/mpi/hostfile --map-by node -x NCCL_DEBUG=INFO "
-        "--mca btl self,tcp --bind-to core ./train -n 9",
-        {**OPERATOR, "NCCL_DEBUG": "WARN", "NCCL_IB_HCA": "mlx5_0", "OMPI_MCA_pml": "ucx"},
-    ),
-}
-
-
-def hydra_cases(family: str) -> dict[str, Case]:
-    """Give the cases of an MPI whose mpirun is Hydra."""
-    operator = HYDRA_OPERATOR[family]
-    return {
-        "the operator's environment": Case("./train --epochs 3", operator),
-        "nothing set": Case("./train --epochs 3", domain=""),
-        "a line with flags": Case(
-            "mpirun -f /etc/mpi/hostfile -n 2 -ppn 1 -genv NCCL_DEBUG INFO -l ./train -n 9",
-            {**operator, "OMP_NUM_THREADS": "4", "HYDRA_LAUNCHER": "fork"},
-        ),
-    }
-
-
-def record(plan: Plan) -> Json:
-    """Turn a plan into what is kept as data."""
-    changed: dict[str, Json] = {**dict(sorted(plan.set_env.items()))}
-    made: dict[str, Json] = {
-        "argv": [*plan.argv],
-        "set": changed,
-        "removed": [*plan.unset_env],
-        "hostfile": [*plan.hostfile.splitlines()],
-        "daemons": [*plan.daemons],
-        "ranks": plan.ranks,
-        "ssh": [*plan.user_args.lines, *plan.user_args.words],
-        "decisions": [f"{d.name} = {d.value} [{d.source.value}]" for d in plan.decisions],
-        "findings": [f"{f.level.value} {f.check}: {f.said}" for f in plan.findings],
-    }
-    return made
-
-
-def records() -> dict[str, Json]:
-    """Make the plan of every MPI and case."""
-    return {
-        f"{family}, {name}": record(
-            planned(
-                case.program,
-                observed(family, {**POD, **case.environ}, listed=hosts(2, 2, domain=case.domain)),
-            )
-        )
-        for family, cases in (
-            *((family, CASES) for family in MPIS),
-            *((family, hydra_cases(family)) for family in HYDRAS),
-        )
-        for name, case in cases.items()
-    }

@@ -137,7 +137,7 @@ def _replicas(fields: Fields, objects: Objects | None) -> Fields:
 
 def play_pod(fields: Fields, objects: Objects | None = None) -> Fields:
     """The fields of a PodSpec."""
-    only(fields, "containers", "volumes", "securityContext", "restartPolicy")
+    only(fields, "containers", "volumes", "securityContext", "restartPolicy", "dnsConfig")
     (container,) = fields["containers"]
     only(container, "name", "image", "args", "env", "volumeMounts")
     made: Fields = {"args": container["args"]}
@@ -146,6 +146,8 @@ def play_pod(fields: Fields, objects: Objects | None = None) -> Fields:
         made["user"] = security["runAsUser"]
     if "env" in container:
         made["env"] = {item["name"]: item["value"] for item in container["env"]}
+    if "dnsConfig" in fields:
+        made["searches"] = only(fields["dnsConfig"], "searches")["searches"]
     volumes = {item["name"]: item for item in fields.get("volumes", ())}
     group = fields.get("securityContext", {}).get("fsGroup")
     made["volumes"] = [

@@ -239,7 +239,7 @@ def trainjob(
     def made(spec: PodSpec, name: str, env: Mapping[str, str], *more: Files) -> Pod:
         volumes = [Files(TRAINER_MOUNT, keys.files(), modes=secret, fs_group=1000), *more]
         own = {"HOME": "/home/mpiuser", "JOB_COMPLETION_INDEX": name[-1]}
-        env = {**own, "MPIBOOT_LOG_LEVEL": "debug", **env}
+        env = {**own, "MPIBOOT_LOG_LEVEL": "debug", **spec.env, **env}
         common = replace(spec, image=image, subdomain="train", user=1000, groups=[1000])
         spec = replace(common, name=name, hostname=name, env=env, volumes=volumes)
         pod = cluster.pod(spec).start()

@@ -1,0 +1,93 @@
+"""Ranks of a Hydra job in the launcher's own pod get back what is kept from the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mpiboot.job import own_ranks
+from mpiboot.job.plan_builder import Observed
+from mpiboot.model import Host, Level
+from tests.fakes.plans import (
+    HYDRAS,
+    POD,
+    because,
+    hosts,
+    link,
+    observed,
+    planned,
+    warned,
+    worker,
+)
+from tests.job.test_data import with_links
+
+FILE = "/run/mpiboot/launcher/launch/own-ranks.env"
+WORDS = ("/bin/sh", "-c", '[ ! -r "$0" ] || . "$0"; exec "$@"', FILE)
+HERE = Host("job-launcher", 2, slots_given=True)
+hydra = pytest.mark.parametrize("family", HYDRAS)
+
+
+def seen(family: str, *others: Host) -> Observed:
+    """A launcher that is a host too."""
+    listed = (HERE, *others)
+    facts = worker(HERE, -1, HYDRAS.get(family)).facts
+    return replace(observed(family, POD, listed=listed, local=(HERE,)), own=facts)
+
+
+@hydra
+def test_its_programs_read_this_pods_own_variables(family: str) -> None:
+    plan = planned("./train --epochs 3", seen(family, *hosts(2)))
+    assert plan.argv[-7:] == (*WORDS, "./train", "--epochs", "3")
+    assert {"HOME", "HOSTNAME", "USER"} <= plan.agent_env.keys()
+    assert not plan.agent_env.keys() & plan.environment(POD).keys()
+    assert because(plan, "own-ranks")[0] == FILE
+
+
+@hydra
+def test_every_program_of_a_line_is_started_so_before_the_ranks_own(family: str) -> None:
+    line = "mpirun -n 1 ./a -n 5 : -n 1 ./b"
+    plan = planned(line, seen(family, *hosts(2)), {"rank_env": "true"})
+    begin = (*WORDS, "mpiboot", "rank", "--")
+    at = [place for place, word in enumerate(plan.argv) if word == WORDS[0]]
+    assert [plan.argv[place : place + 8] for place in at] == [(*begin, "./a"), (*begin, "./b")]
+
+
+@hydra
+def test_where_the_program_is_not_known_it_is_said(family: str) -> None:
+    plan = planned("mpirun -never-heard-of 1 ./a", seen(family, *hosts(2)))
+    assert FILE not in plan.argv
+    assert any("ranks in this pod lack USER, LOGNAME" in said for said in warned(plan))
+    assert not [item for item in plan.findings if item.level is Level.FAIL]
+
+
+@hydra
+def test_alone_nothing_is_kept_from_anybody(family: str) -> None:
+    plan = planned("./train", seen(family))
+    assert plan.argv[-1:] == ("./train",)
+    assert FILE not in plan.argv
+    assert plan.environment(POD).items() >= {**POD, "USER": "root"}.items()
+
+
+@hydra
+def test_without_ranks_here_nothing_is_read_back(family: str) -> None:
+    assert FILE not in planned("./train", observed(family)).argv
+
+
+@hydra
+def test_this_pods_own_links_are_not_the_other_hosts(family: str) -> None:
+    """In mpirun's environment they would overwrite what the others' launch agents set."""
+    job = seen(family, *hosts(2))
+    facts = job.own
+    assert facts is not None
+    mine = replace(facts, links=(*job.links, link("dranet0", "192.168.0.9/24")))
+    plan = planned("./train", replace(with_links(job, "net1"), own=mine))
+    assert plan.per_host["w-0.job.ns.svc"]["NCCL_SOCKET_IFNAME"] == "=net1"
+    assert plan.agent_env["NCCL_SOCKET_IFNAME"] == "=dranet0"
+    assert "NCCL_SOCKET_IFNAME" not in plan.environment(POD)
+
+
+def test_open_mpi_takes_nothing_from_its_own_ranks() -> None:
+    plan = planned("./train", seen("openmpi4", *hosts(2)))
+    assert FILE not in plan.argv
+    assert FILE.rpartition("/")[2] == own_ranks.FILE

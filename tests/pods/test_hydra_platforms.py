@@ -1,0 +1,161 @@
+"""MPICH and Intel MPI on the other platforms: Trainer, Volcano, StatefulSet, indexed Job."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import pages
+from tests.pods import images
+from tests.pods.ends import FOREVER, PATIENCE, alive, end_line, until
+from tests.pods.indexed import play_indexed_job
+from tests.pods.manifest import play_statefulset
+from tests.pods.oci import PodSpec
+from tests.pods.operator import KeyPair
+from tests.pods.test_foreign import trainer_image, trainjob
+from tests.pods.volcano import play_volcano
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tests.pods.cluster import Cluster
+    from tests.pods.pod import Pod
+
+    # The launcher, and the hosts in the order of their ranks.
+    Played = tuple[Pod, list[Pod]]
+    Play = Callable[[Cluster, str, Sequence[str]], Played]
+
+NAMES = ("mpich-4.0", "mpich-5.0", "intel-mpi")
+# What the launcher's pod sets, for all ranks or for itself; and what each host's own pod sets.
+LAUNCHER = {"NCCL_X": "all", "BOTH": "launcher", "MPIBOOT_LOG_LEVEL": "debug"}
+HOST = {"NCCL_X": "host", "BOTH": "host", "OWN": "host"}
+
+
+def _with_env(pod: Pod, env: Mapping[str, str]) -> Pod:
+    pod.spec = replace(pod.spec, env={**pod.spec.env, **env})
+    return pod
+
+
+def _start(launcher: Pod, hosts: list[Pod]) -> Played:
+    for pod in dict.fromkeys([launcher, *hosts]):
+        _with_env(pod, {**(HOST if pod in hosts else {}), **(LAUNCHER if pod is launcher else {})})
+        pod.start()
+        pod.publish()
+    return launcher, hosts
+
+
+def trainer(cluster: Cluster, name: str, program: Sequence[str]) -> Played:
+    """The launcher is a node too; two slots each."""
+    image = trainer_image(name)
+    launcher, workers = trainjob(
+        cluster,
+        image,
+        as_node=True,
+        launcher=PodSpec(name="", image=image, args=program, env={**HOST, **LAUNCHER}),
+        node=PodSpec(name="", image=image, args=["worker"], env=HOST),
+    )
+    return launcher, [launcher, *workers]
+
+
+def volcano(cluster: Cluster, name: str, program: Sequence[str]) -> Played:
+    """Of the page; the ssh plugin's port is another one."""
+    (manifest,) = pages.manifests("volcano")
+    (master,) = manifest["spec"]["tasks"][0]["template"]["spec"]["containers"]
+    master["args"] = program
+    master["env"] = [{"name": "MPIBOOT_SLOTS", "value": "2"}]
+    job = play_volcano(cluster, images.image(name), manifest, workers=2, ssh_port=2206)
+    return _start(job.launcher, job.workers)
+
+
+def stateful_set(cluster: Cluster, name: str, program: Sequence[str]) -> Played:
+    """Of the page, with short names that need the launcher's search list."""
+    manifests = pages.manifests("statefulset")
+    pod: dict[str, Any] = manifests[-1]["spec"]["template"]["spec"]
+    pod["dnsConfig"] = {"searches": ["train.default.svc.cluster.local"]}
+    pod["containers"][0]["args"] = program
+    hosts = {"hostfile": "train-worker-0 slots=2\ntrain-worker-1 slots=2\n"}
+    objects = {"train-ssh": KeyPair.make().files(), "train-hosts": hosts}
+    job = play_statefulset(cluster, images.image(name), manifests, objects)
+    return _start(job.launcher, job.workers)
+
+
+def indexed_job(cluster: Cluster, name: str, program: Sequence[str]) -> Played:
+    """Of the page: pod 0 is the launcher and a host too."""
+    manifests = pages.manifests("indexed-job")
+    (container,) = manifests[1]["spec"]["template"]["spec"]["containers"]
+    container["args"] = program
+    smaller = {"MPIBOOT_REPLICAS": "2", "MPIBOOT_SLOTS": "2"}
+    for item in container["env"]:
+        item["value"] = smaller.get(item["name"], item["value"])
+    objects = {"train-ssh": KeyPair.make().files()}
+    pods = play_indexed_job(cluster, images.image(name), manifests, objects, completions=2)
+    return _start(pods[0], pods)
+
+
+each = [
+    pytest.mark.full,
+    pytest.mark.parametrize("name", NAMES),
+    pytest.mark.parametrize("play", [trainer, volcano, stateful_set, indexed_job]),
+]
+
+
+def everywhere(test: Callable[..., None]) -> Callable[..., None]:
+    """A row for each MPI and platform."""
+    for mark in each:
+        test = mark(test)
+    return test
+
+
+TELL = (
+    'echo "$PMI_RANK $(hostname) $HOSTNAME own=$OWN both=$BOTH nccl=$NCCL_X home=$HOME"; '
+    'if [ "$PMI_RANK" != 0 ]; then echo $$ > "/tmp/rank-$PMI_RANK"; exit; fi; '
+    "until [ -e /tmp/end ]; do sleep 0.1; done; exit 3"
+)
+# Rank 0 fails when the others have ended: Hydra kills those that have not, and mixes the codes.
+# Intel MPI leaves them as zombies until then.
+OTHERS = (
+    'for f in /tmp/rank-*; do [ ! -s "$f" ] || while grep -q "^State:.[^Z]" '
+    '"/proc/$(cat "$f")/status" 2> /dev/null; do sleep 0.1; done; done'
+)
+
+
+@everywhere
+def test_ranks_on_every_host_each_with_its_own_environment(
+    cluster: Cluster, rig: None, name: str, play: Play
+) -> None:
+    """Also those in the launcher's own pod; the user's value for all wins, and the exit status."""
+    launcher, hosts = play(cluster, name, ["sh", "-c", TELL])
+    until(lambda: launcher.stdout().count("own=") == 2 * len(hosts) or not launcher.running)
+    told = sorted(launcher.stdout().splitlines())
+    home = "/home/mpiuser" if play is trainer else "/root"
+    assert told == [
+        f"{rank} {pod.hostname} {pod.hostname} own=host "
+        f"both={'launcher' if pod is launcher else 'host'} nccl=all home={home}"
+        for rank, pod in enumerate(pod for pod in hosts for _ in range(2))
+    ]
+    for pod in hosts:
+        pod.shell(OTHERS)
+    hosts[0].shell("touch /tmp/end")
+    assert launcher.wait(PATIENCE) == 3
+    assert "exited with code 3" in end_line(launcher.stderr())
+
+
+@everywhere
+def test_a_signal_is_the_jobs_end(cluster: Cluster, rig: None, name: str, play: Play) -> None:
+    """MPI itself spans the hosts until then."""
+    launcher, hosts = play(cluster, name, FOREVER)
+    until(lambda: launcher.stdout().count(" of ") == 2 * len(hosts) or not launcher.running)
+    assert launcher.running
+    launcher.signal(signal.SIGTERM)
+    assert launcher.wait(PATIENCE) == 128 + signal.SIGTERM
+    for pod in hosts:
+        if pod is not launcher:
+            until(partial(_none, pod))
+
+
+def _none(pod: Pod) -> bool:
+    return not alive(pod, "ring", "hydra_pmi_proxy")
