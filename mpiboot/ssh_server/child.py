@@ -80,11 +80,14 @@ class SshServer:
         self.kind = kind
         self.listening = False
         self.lines = ChildOutput(loop, self._said)
+        # In a group of its own: on a terminal Ctrl-C is for the worker, which ends it last.
         # Nothing is ever written here: the embedded server sees its end when this process is gone.
         stdin, self._life = os.pipe2(os.O_CLOEXEC)
         writer = self.lines.writer
         try:
-            self.pid = process.start(argv, environ, stdin=stdin, stdout=writer, stderr=writer)
+            self.pid = process.start(
+                argv, environ, stdin=stdin, stdout=writer, stderr=writer, group=True
+            )
         except BaseException:
             self.lines.close()
             os.close(self._life)

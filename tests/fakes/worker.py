@@ -93,6 +93,7 @@ class Worker:
     shell: str = "/bin/sh"
     port: int = field(default_factory=free_port)
     with_key: bool = True
+    own_session: bool = False  # as the job of a terminal that this test doesn't share
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -139,6 +140,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd="/",
+            start_new_session=self.own_session,
         )
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()

@@ -109,6 +109,29 @@ def test_a_suspended_job_saves_and_no_rank_is_told_twice(
     assert saved(kept) == dict.fromkeys(range(4), TERM)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["a script", "a script's exec", "ranks beside mpirun"])
+def test_ranks_of_a_script_and_those_beside_mpirun_save_too(
+    cluster: Cluster, image: Image, kept: Path, how: str
+) -> None:
+    line = f"mpirun {RING} --sleep 1000 {' '.join(SAVE)}"
+    beside = how == "ranks beside mpirun"
+    script = ["sh", "-c", f"exec {line}" if "exec" in how else f"{line}; exit $?"]
+    pods = {"env": LONG, "volumes": [HostPath("/ckpt", kept, writable=True)]}
+    job = running(
+        cluster,
+        image,
+        *(line.split() if beside else script),
+        as_worker=beside,
+        launcher=pods,
+        worker=pods,
+    )
+    count = 2 + beside
+    until(lambda: job.launcher.stdout().count("rank ") == count)
+    told_to_end(job)
+    assert saved(kept) == dict.fromkeys(range(count), TERM)
+
+
 def test_a_program_that_saves_on_another_signal(cluster: Cluster, image: Image, kept: Path) -> None:
     job = saving(cluster, image, kept, *SAVE, "--no-finalize", MPIBOOT_STOP_SIGNAL="USR1")
     told_to_end(job)

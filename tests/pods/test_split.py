@@ -90,10 +90,15 @@ def test_each_worker_gets_the_name_of_its_own_link(cluster: Cluster, image: Imag
 
 
 def test_a_value_of_the_mpirun_line_wins(cluster: Cluster, image: Image) -> None:
-    line = ["mpirun", "-n", "2", "-x", "NCCL_SOCKET_IFNAME=eth0", *PROGRAM]
+    """Also where it fits no link, which NCCL itself says only after the start; and its log."""
+    own = {"NCCL_SOCKET_IFNAME": "ib7", "NCCL_DEBUG": "INFO"}
+    given = [word for pair in own.items() for word in ("-x", "=".join(pair))]
+    line = ["mpirun", "-n", "2", *given, *PROGRAM]
     job = mpijob(cluster, image, launcher_args=line, **MIXED).start()
-    own = {"NCCL_SOCKET_IFNAME": "eth0"}
     assert ended_well(job) == {"pi-worker-0": NET1 | own, "pi-worker-1": DRANET0 | own}
+    said = job.launcher.stderr()
+    assert "NCCL_SOCKET_IFNAME=ib7 fits nothing" in said
+    assert "NCCL_DEBUG_FILE" in said
 
 
 def test_a_value_of_the_launcher_wins(cluster: Cluster, image: Image) -> None:
@@ -104,7 +109,7 @@ def test_a_value_of_the_launcher_wins(cluster: Cluster, image: Image) -> None:
 
 
 def test_a_value_of_a_worker_wins_there_and_only_there(cluster: Cluster, image: Image) -> None:
-    own = {"NCCL_SOCKET_IFNAME": "=eth0", "NCCL_IB_DISABLE": "0"}
+    own = {"NCCL_SOCKET_IFNAME": "^eth,net", "NCCL_IB_DISABLE": "0"}
     job = mpijob(
         cluster,
         image,
@@ -114,6 +119,11 @@ def test_a_value_of_a_worker_wins_there_and_only_there(cluster: Cluster, image: 
         each_worker={1: {"env": own}},
     ).start()
     assert ended_well(job) == {"pi-worker-0": NET1, "pi-worker-1": NET1 | own}
+    # What is left is lo, which NCCL takes for nothing but itself.
+    said = [line for line in job.launcher.stderr().splitlines() if "[nccl-value]" in line]
+    assert len(said) == 1
+    assert "NCCL_SOCKET_IFNAME=^eth,net fits nothing" in said[0]
+    assert "pi-worker-1" in said[0]
 
 
 def test_what_may_not_be_forwarded_reaches_the_ranks_by_the_agent(

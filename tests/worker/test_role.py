@@ -627,6 +627,22 @@ def test_an_idle_worker_ends_with_128_and_the_number_of_another_signal(start: St
 
 
 @pytest.mark.parametrize("kind", BOTH)
+def test_a_terminals_ctrl_c_is_the_workers_alone(kind: str, start: Start, tmp_path: Path) -> None:
+    """The server would end by it too, and be started again for sessions that still save."""
+    rank = f"trap '' TERM; echo $$; until [ -e {tmp_path}/saved ]; do sleep 0.05; done"
+    environ = {"MPIBOOT_GRACE": "1000"}
+    worker = start(kind, environ=environ, own_session=True).listens()
+    with worker.client(f"PMIX_RANK=0 sh -c {shlex.quote(rank)}") as client:
+        client.numbers(1)
+        os.killpg(worker.process.pid, signal.SIGINT)
+        worker.wait_for("SIGINT: worker stops")
+        assert worker.ssh("echo still here").stdout == b"still here\n"
+        (tmp_path / "saved").touch()
+        assert worker.wait() == 130
+    assert "started again" not in worker.log
+
+
+@pytest.mark.parametrize("kind", BOTH)
 def test_the_line_that_it_listens_tells_who_and_where(kind: str, start: Start) -> None:
     worker = start(kind)
     shown = subprocess.run(

@@ -1,0 +1,83 @@
+"""Waits that could have ended: what stands in a pod's way is named, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pods import images
+from tests.pods.network import DNS_ADDRESSES
+from tests.pods.oci import PodSpec
+from tests.pods.operator import mpijob
+from tests.pods.test_job import PATIENCE, RING, until
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+
+pytestmark = pytest.mark.full
+NAME = images.NAMES[-1]
+
+
+def test_a_command_in_place_of_mpiboot(cluster: Cluster, rig: None) -> None:
+    """The pod runs, its name resolves, and its port refuses: said once that lasts a minute."""
+    job = mpijob(
+        cluster,
+        images.image(NAME),
+        workers=1,
+        launcher_args=[RING],
+        env={"MPIBOOT_TIMEOUT": "80"},
+        worker={"command": ["sleep", "1000"]},
+    ).start()
+    assert job.wait(PATIENCE) == 69
+    said = job.launcher.termination_log()
+    assert "nothing has listened for 60 s" in said
+    assert "a `command:` in the worker's pod spec replaces mpiboot" in said
+
+
+def test_a_launcher_on_its_nodes_network_with_its_nodes_nameserver(
+    cluster: Cluster, rig: None
+) -> None:
+    job = mpijob(
+        cluster,
+        images.image(NAME),
+        workers=1,
+        launcher_args=[RING],
+        env={"MPIBOOT_TIMEOUT": "15"},
+        launcher={"host_network": "node-1", "cluster_dns": False},
+    )
+    job.start(publish=False)  # that nameserver has no name of the cluster
+    assert job.wait(PATIENCE) == 68
+    said = job.launcher.termination_log()
+    assert "/etc/resolv.conf is not the cluster's (no search list)" in said
+    assert "`dnsPolicy: ClusterFirstWithHostNet`" in said
+
+
+def test_a_nameserver_that_never_answers_is_named(cluster: Cluster, rig: None) -> None:
+    cluster.dns.behave(drop=1_000_000)
+    job = mpijob(
+        cluster,
+        images.image(NAME),
+        workers=1,
+        launcher_args=[RING],
+        env={"MPIBOOT_TIMEOUT": "15"},
+    ).start()
+    assert job.wait(PATIENCE) == 68
+    said = job.launcher.termination_log()
+    assert said.startswith("names-unresolved: 1 of 1 hosts do not resolve after ")
+    assert DNS_ADDRESSES[0] in said
+
+
+def test_both_ports_of_a_node_are_taken(cluster: Cluster, rig: None) -> None:
+    """The node's sshd has 22 and something else 2222: neither is what to try next."""
+    image = images.image(NAME)
+    script = "mkdir -p /run/sshd; ssh-keygen -A; exec /usr/sbin/sshd -De -p 22 -p 2222 -o UsePAM=no"
+    node = PodSpec(name="sshd", image=image, command=["sh", "-c", script], host_network="node-1")
+    taken = cluster.pod(node).start()
+    until(lambda: taken.stderr().count("Server listening on 0.0.0.0") == 2)
+    job = mpijob(cluster, image, workers=1, worker={"host_network": "node-1"})
+    worker = job.workers[0].start()
+    assert worker.wait(PATIENCE) == 69
+    said = worker.termination_log()
+    assert "name a free one with MPIBOOT_SSH_PORT" in said
+    assert "MPIBOOT_SSH_PORT=2222" not in said
