@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+from mpiboot.parent.stderr import Stderr
 
 from mpiboot.parent import stderr
-from mpiboot.parent.stderr import Stderr
 
 ENOUGH = 1 << 18
 
