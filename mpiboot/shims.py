@@ -15,6 +15,7 @@ from typing import Final
 
 from mpiboot import executables
 from mpiboot.errors import MpibootError, error
+from mpiboot.job import mpirun_call
 from mpiboot.parent import launch_spec
 from mpiboot.system import files
 
@@ -26,8 +27,6 @@ _PLACES: Final = "places"
 SSHD_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin")
 # The ssh of a program that logs in to the job's hosts by itself.
 _SSH: Final = str(Path(__file__).resolve().with_name("libexec") / "ssh")
-# What mpirun is called once it runs.
-_REAL: Final = ("mpirun", "mpiexec", "orterun", "prterun", "mpiexec.hydra")
 
 
 def real(name: str, path: str, own: str) -> str:
@@ -301,6 +300,6 @@ def passed_by(proc: Path = Path("/proc/1")) -> str:
         return ""
     # With MPIBOOT_SUPERVISE=off mpiboot becomes mpirun, which then has its marks.
     ours = launch_spec.MARK.encode() in names
-    if Path(program).name not in _REAL or ours:
+    if Path(program).name not in mpirun_call.PROGRAMS or ours:
         return ""
     return f"this container's first process is {program}, which was started without mpiboot"

@@ -21,7 +21,7 @@ from typing import NoReturn
 from mpiboot import error_report, executables, log, render
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import stale_processes
-from mpiboot.job import masking, mpirun_line
+from mpiboot.job import masking, mpirun_call
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder, observation, script_gate, summary
 from mpiboot.launcher.child_loop import ChildLoop, EndedBySignal
@@ -118,7 +118,7 @@ def prepare(
         EndedBySignal: a signal came meanwhile.
     """
     environ = os.environ
-    odd = mpirun_line.slip(program)
+    odd = mpirun_call.slip(program)
     if odd and executables.find(program[0], environ.get("PATH", "")) is None:
         raise error("usage", odd, hint="write one argument for each word")
     if odd:

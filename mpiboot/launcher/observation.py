@@ -16,7 +16,7 @@ from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, job_hostfile, recheck, stale_processes
 from mpiboot.gates.pair_check import PairCheck
-from mpiboot.job import data, mpirun_line, names
+from mpiboot.job import data, mpirun_call, mpirun_line, names
 from mpiboot.job import plan as plans
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.user_line import UserLine
@@ -271,7 +271,7 @@ def _mpi(launcher: LauncherPod, program: tuple[str, ...]) -> Mpi:
     Raises:
         MpibootError: ``program-missing``; there is none.
     """
-    called = mpirun_line.called(program)
+    called = mpirun_call.called(program)
     found = programs.detect_mpi(launcher.environ, called)
     if found is None:
         raise no_mpirun(launcher.environ, called)

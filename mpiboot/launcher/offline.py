@@ -14,7 +14,7 @@ from typing import Final
 from mpiboot.choices import AUTO, Auto
 from mpiboot.errors import error
 from mpiboot.gates import job_hostfile
-from mpiboot.job import mpirun_line
+from mpiboot.job import mpirun_call, mpirun_line
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder
 from mpiboot.model import Finding, Host, Level, Mpi, MpiFamily, PodFacts, Worker
@@ -44,7 +44,7 @@ def make(
     """
     saved = _saved(folder)
     settings = resolved.settings
-    called = mpirun_line.called(program)
+    called = mpirun_call.called(program)
     mpi = _mpi(settings.mpi, str(resolved.given["mpi"]), environ, saved, called)
     line = mpirun_line.read(program, mpi.family)
     given = str(resolved.given["hostfile"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NoReturn
 
-from mpiboot.job import mpirun_line
+from mpiboot.job import mpirun_call
 from mpiboot.launcher import script, start
 from mpiboot.parent import signals
 from mpiboot.setting_sources import Resolved
@@ -18,7 +18,7 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     Raises:
         MpibootError: it can't be started; or a script isn't there.
     """
-    if mpirun_line.only_asks(program):
+    if mpirun_call.only_asks(program):
         process.replace(program, environ)
     signals.block()  # one that comes from now on is for the process that stays
     once = script.judge(resolved, program, environ)

@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 
 from mpiboot import executables, log, shims
 from mpiboot.choices import Switch
-from mpiboot.job import mpirun_line, scripts
+from mpiboot.job import mpirun_call, scripts
 from mpiboot.launcher import start
 from mpiboot.model import Finding, Level
 from mpiboot.parent.launch_spec import ATTEMPT, KEEP_KEY, ParentOptions
@@ -44,7 +44,7 @@ def judge(
     """Tell whether a program runs once and starts processes by itself; None for what ranks run."""
     settings, given = resolved.settings, resolved.given["script"]
     # Some mpiruns are scripts themselves.
-    if mpirun_line.is_mpirun(program[0]) or settings.script is Switch.OFF:
+    if mpirun_call.is_mpirun(program[0]) or settings.script is Switch.OFF:
         return None
     if settings.script is Switch.ON:
         return RunsOnce(str(given), reaches_hosts=True)

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.job.dialects import DIALECTS, OPENMPI4
-from mpiboot.job.mpirun_line import called, is_mpirun, only_asks, read, slip
+from mpiboot.job.mpirun_call import called, is_mpirun, only_asks, slip
+from mpiboot.job.mpirun_line import read
 from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.user_line import HostSpec, UserLine
 from mpiboot.model import MpiFamily
