@@ -53,7 +53,7 @@ def test_a_program_has_default_signals_and_a_group_where_it_is_wanted(*, own_gro
         {"NAME": "value"},
         {signal.SIGUSR2},
         own_group=own_group,
-        stderr=writer,
+        streams={2: writer},
     )
     os.close(writer)
     found = said(reader)
@@ -72,13 +72,13 @@ def test_a_program_without_a_path_is_looked_for_and_one_with_it_is_not(
     program.write_text("#!/bin/sh\nexit 7\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    pid = os_calls.spawn(("own-program",), {}, set(), own_group=False)
+    pid = os_calls.spawn(("own-program",), {}, set(), own_group=False, streams={})
     assert os_calls.exit_status(os.waitpid(pid, 0)[1]) == 7
     monkeypatch.chdir(tmp_path)
-    pid = os_calls.spawn(("./own-program",), {}, set(), own_group=False)
+    pid = os_calls.spawn(("./own-program",), {}, set(), own_group=False, streams={})
     assert os_calls.exit_status(os.waitpid(pid, 0)[1]) == 7
     with pytest.raises(FileNotFoundError):
-        os_calls.spawn(("./none",), {}, set(), own_group=False)
+        os_calls.spawn(("./none",), {}, set(), own_group=False, streams={})
 
 
 def test_a_program_that_listens_has_a_session_and_a_socket_that_waits(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-from mpiboot.parent.stderr import Stderr
 
-from mpiboot.parent import stderr
+from mpiboot.parent import output_writer
+from mpiboot.parent.output_writer import OutputWriter
 
 ENOUGH = 1 << 18
 
@@ -24,7 +24,7 @@ class Reader:
         def write(to: int, data: bytes) -> int:
             return os.write(self.writer if to == 2 else to, data)
 
-        monkeypatch.setattr(stderr, "os", SimpleNamespace(pipe=os.pipe, write=write))
+        monkeypatch.setattr(output_writer, "os", SimpleNamespace(pipe=os.pipe, write=write))
 
     def take(self, count: int) -> bytes:
         data = b""
@@ -45,13 +45,13 @@ def told(handle: int, seconds: float = 0) -> bool:
     return bool(select.select([handle], [], [], seconds)[0])
 
 
-def close(writing: Stderr) -> None:
+def close(writing: OutputWriter) -> None:
     os.close(writing.room)
     os.close(writing._tell)
 
 
 def test_all_is_written_in_order_and_nothing_after_the_end(reader: Reader) -> None:
-    writing = Stderr()
+    writing = OutputWriter()
     for number in range(100):
         writing.write(b"%d\n" % number)
     writing.flush()
@@ -64,7 +64,7 @@ def test_all_is_written_in_order_and_nothing_after_the_end(reader: Reader) -> No
 
 
 def test_there_is_room_until_so_much_waits_and_again_when_it_was_read(reader: Reader) -> None:
-    writing = Stderr()
+    writing = OutputWriter()
     assert writing.has_room()
     writing.write(bytes(ENOUGH - 1))
     assert writing.has_room()
@@ -86,8 +86,8 @@ def test_there_is_room_until_so_much_waits_and_again_when_it_was_read(reader: Re
 def test_a_reader_that_stands_still_does_not_keep_the_end(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stderr, "_PATIENCE", 0.05)
-    writing = Stderr()
+    monkeypatch.setattr(output_writer, "_PATIENCE", 0.05)
+    writing = OutputWriter()
     writing.write(bytes(1 << 20))
     writing.flush()
     reader.take(1 << 20)
@@ -96,7 +96,7 @@ def test_a_reader_that_stands_still_does_not_keep_the_end(
 
 
 def test_the_end_is_waited_for_as_long_as_somebody_reads(reader: Reader) -> None:
-    writing = Stderr()
+    writing = OutputWriter()
     waited: list[float] = []
 
     class Over:
@@ -120,8 +120,8 @@ def test_where_nobody_reads_any_more_nothing_fails(monkeypatch: pytest.MonkeyPat
     def broken(to: int, data: bytes) -> int:
         raise BrokenPipeError
 
-    writing = Stderr()
-    monkeypatch.setattr(stderr, "os", SimpleNamespace(write=broken))
+    writing = OutputWriter()
+    monkeypatch.setattr(output_writer, "os", SimpleNamespace(write=broken))
     writing.write(b"one")
     writing.write(b"two")
     writing.flush()
