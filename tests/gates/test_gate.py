@@ -432,14 +432,16 @@ async def test_the_port_that_worked_is_asked_first_for_the_others(
     assert len(wrong_port.users) == 1
 
 
-async def test_each_worker_is_found_at_its_own_port(cluster: Cluster, job: Job) -> None:
+async def test_each_worker_is_found_at_its_own_port(
+    cluster: Cluster, job: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    early = Behaviour(job)
-    async with sshd(Behaviour(job), "127.0.0.3") as first, sshd(early, "127.0.0.2") as second:
+    one, other = sshd(Behaviour(job), "127.0.0.3"), sshd(Behaviour(job), "127.0.0.2")
+    async with one as first, other as second:
         waiting = asyncio.ensure_future(
             passing(cluster, named("w-0", "w-1"), access(job, first, second))
         )
-        await early.welcomed.wait()
+        await told(capfd, "1/2 hosts ready")  # the port of the first is tried first from now on
         cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
         result = await waiting
 

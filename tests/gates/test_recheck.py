@@ -125,6 +125,9 @@ async def test_facts_that_never_come_end_the_launch_and_say_why(folder: Path) ->
     assert caught.value.finding.evidence == (
         "a: it has not gathered its facts yet: mpiboot: error: the driver hangs",
     )
+    (other,) = caught.value.others
+    assert (other.check, other.host) == ("worker-facts", "a")
+    assert other.said == "it has not gathered its facts yet: mpiboot: error: the driver hangs"
 
 
 async def test_without_a_data_network_nobody_waits_for_facts(tmp_path: Path) -> None:

@@ -178,6 +178,8 @@ def test_what_an_mpi_hands_on_itself_and_what_the_line_exports_is_not_named_agai
     chosen = forward.select(environ, by_itself=OPENMPI5.by_itself, given=["UCX_TLS"])
     assert [item.name for item in chosen.names] == ["NCCL_DEBUG"]
     assert [item.name for item in chosen.by_itself] == ["OMPI_MCA_btl", "PMIX_MCA_x"]
+    first = forward.select(environ, by_itself=OPENMPI5.by_itself, given=["NCCL_DEBUG"])
+    assert [item.name for item in first.names] == ["UCX_TLS"]
     everything = forward.select(environ, by_itself=MPICH.by_itself)
     assert everything.names == ()
     assert len(everything.by_itself) == 4

@@ -22,6 +22,7 @@ from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import observation
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.model import Finding, Host, Level, Mpi, MpiFamily, Worker
+from mpiboot.network import worker_pairs
 from mpiboot.observe import programs
 from mpiboot.setting_sources import resolve
 from mpiboot.system.keys import JobKey
@@ -121,6 +122,32 @@ async def test_hosts_that_are_ready_are_counted(
     assert (last["event"], last["ready"], last["total"]) == ("gate", 1, 1)
     assert last["message"].startswith("1 host ready in ")
     assert 0 <= last["seconds"] < 60
+
+
+async def test_what_is_odd_at_the_gates_of_a_script_is_said_and_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure()
+    hostfile, other = tmp_path / "hostfile", tmp_path / "other"
+    hostfile.write_text("localhost\n")
+    other.write_text("w-0\n")
+    odd = Finding("worker-pairs", Level.WARN, "w-0 does not reach w-1")
+    asked: list[object] = []
+
+    def found(*given: object) -> tuple[Finding, ...]:
+        asked.append(given)
+        return (odd,)
+
+    monkeypatch.setattr(worker_pairs, "findings", found)
+    job = Job(tmp_path)
+    environ = {**plans.POD, "HYDRA_HOST_FILE": str(other)}
+    launcher = replace(pod(tmp_path, environ, hostfile=str(hostfile)), key=JobKey(job.path, "x"))
+    passed = await observation.pass_gates(launcher)
+    assert passed.findings == (odd,)
+    assert asked == [((), [], "what will be started is not known here")]
+    err = capfd.readouterr().err
+    assert f"HYDRA_HOST_FILE={other} differs (1 host, 1 slot)" in err
+    assert "mpiboot: warning: [worker-pairs] w-0 does not reach w-1\n" in err
 
 
 @pytest.mark.parametrize(("left", "rest"), [(60.0, 60.0), (-1.0, 0.0)])

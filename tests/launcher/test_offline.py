@@ -65,6 +65,30 @@ def test_saved_facts_decide_the_data_network(tmp_path: Path) -> None:
     assert made["data-network"] == "RoCE"
     assert made["NCCL_IB_HCA"] == "=mlx5_3:1"
     assert not [item for item in plan["findings"] if "no facts of 2 hosts" in item["said"]]
+    (launcher,) = [item for item in plan["findings"] if "launcher's pod" in item["said"]]
+    assert launcher["hint"].startswith("save them with `kubectl exec POD -- mpiboot facts --json")
+    assert launcher["level"] == "unknown"
+
+
+@pytest.mark.parametrize(("flag", "port"), [((), 22), (("--ssh-port", "2206"), 2206)])
+def test_a_server_is_where_sshd_usually_listens_or_the_setting_says(
+    tmp_path: Path, flag: tuple[str, ...], port: int
+) -> None:
+    """Two pods with one address, as no others are told by their port."""
+    folder = tmp_path / "facts"
+    folder.mkdir()
+    for number in range(2):
+        facts = w.sriov(number).facts
+        assert facts is not None
+        one = replace(facts, control_address="10.0.0.7")
+        (folder / f"w-{number}.json").write_text(facts_json.to_json(one))
+    words = [*job(tmp_path), "--json", "--mpi", "openmpi5", "--facts", str(folder), *flag]
+    done = mpiboot(tmp_path, *words, "--", "./train", env=NO_MPI)
+    said = [item["said"] for item in json.loads(done.stdout)["findings"]]
+    assert (
+        "w-0.job.ns.svc, w-1.job.ns.svc lead to one and the same SSH server, 10.0.0.7 port "
+        f"{port}" in said
+    )
 
 
 @pytest.mark.parametrize("uid", [0, 1000])

@@ -1,0 +1,61 @@
+"""What a launcher becomes: mpirun that only answers, a script's process, or a launch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import pytest
+
+from mpiboot.launcher import role, script, start
+from mpiboot.launcher.script import RunsOnce
+from mpiboot.parent import signals
+from mpiboot.setting_sources import resolve
+from mpiboot.system import process
+
+
+class Became(Exception):  # noqa: N818 - it is none
+    """This process would be another one now."""
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What was done, in its order; the last is what it became."""
+    done: list[object] = []
+
+    def becomes(name: str) -> Callable[..., NoReturn]:
+        def become(*given: object) -> NoReturn:
+            done.append((name, *given))
+            raise Became
+
+        return become
+
+    monkeypatch.setattr(signals, "block", lambda: done.append("signals wait"))
+    monkeypatch.setattr(process, "replace", becomes("program"))
+    monkeypatch.setattr(script, "run", becomes("script"))
+    monkeypatch.setattr(start, "launch", becomes("launch"))
+    return done
+
+
+RESOLVED = resolve({}, {})
+
+
+def test_an_mpirun_that_only_answers_is_started_as_it_is(told: list[object]) -> None:
+    environ = {"A": "b"}
+    with pytest.raises(Became):
+        role.run(RESOLVED, ("mpirun", "--version"), environ)
+    assert told == [("program", ("mpirun", "--version"), environ)]
+
+
+@pytest.mark.parametrize("once", [None, RunsOnce("it calls mpirun", reaches_hosts=False)])
+def test_signals_wait_for_the_process_that_stays(
+    told: list[object], monkeypatch: pytest.MonkeyPatch, once: RunsOnce | None
+) -> None:
+    program, environ = ("./train", "-x"), {"A": "b"}
+    monkeypatch.setattr(
+        script, "judge", lambda *given: given == (RESOLVED, program, environ) and once
+    )
+    with pytest.raises(Became):
+        role.run(RESOLVED, program, environ)
+    launch = ("launch", RESOLVED, program, environ)
+    assert told == ["signals wait", ("script", *launch[1:], once) if once else launch]
