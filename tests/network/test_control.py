@@ -190,6 +190,12 @@ def test_the_users_own_link_wins_and_says_where_it_was_given(given_by: Given) ->
     )
 
 
+def test_a_link_of_the_users_own_is_by_default_the_variables() -> None:
+    decision, _ = control.choose("net9", LAUNCHER, ())
+    assert decision is not None
+    assert decision.because == "MPIBOOT_CONTROL_IFNAME"
+
+
 V4 = st.ip_addresses(v=4, network="10.0.0.0/8").map(str)
 ADDRESSES = st.lists(V4, min_size=1, max_size=6, unique=True)
 

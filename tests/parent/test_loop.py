@@ -8,11 +8,12 @@ import resource
 import socket
 import subprocess
 import time
+from functools import partial
 
 import pytest
 
 from mpiboot.parent import os_calls, processes
-from mpiboot.parent.loop import EventLoop, HostChecks
+from mpiboot.parent.loop import PATIENCE, EventLoop, HostChecks
 
 Answer = tuple[str, bool | None, str]
 
@@ -36,6 +37,71 @@ def test_what_is_forgotten_wakes_nobody() -> None:
     os.close(reader)
     os.close(writer)
     assert called == [1]
+
+
+def test_one_that_is_forgotten_in_the_same_turn_is_not_called() -> None:
+    loop, called = EventLoop(), list[int]()
+    pipes = [os.pipe() for _ in range(2)]
+    readers = [reader for reader, _ in pipes]
+
+    def do(reader: int) -> None:
+        called.append(reader)
+        for each in readers:
+            loop.off(each)
+
+    for reader, writer in pipes:
+        os.write(writer, b"x")
+        loop.on(reader, partial(do, reader))
+    loop.wait(None)
+    assert len(called) == 1
+    for end in (*pipes[0], *pipes[1]):
+        os.close(end)
+
+
+def test_a_time_that_is_over_is_not_waited_for_and_the_last_word_counts() -> None:
+    loop, called = EventLoop(), list[str]()
+    loop.wait(time.monotonic() - 1)
+    reader, writer = os.pipe()
+    loop.on(reader, lambda: called.append("first"))
+    loop.on(reader, lambda: called.append("second"))
+    os.write(writer, b"x")
+    loop.wait(None)
+    assert called == ["second"]
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_host_is_asked_once_at_a_time_and_nothing_stays_open() -> None:
+    loop, asked, answers = checks()
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names alone
+    begun = time.monotonic()
+    asked.ask("w-0", "192.0.2.1", 22)
+    asked.ask("w-0", "192.0.2.1", 22)
+    asked.ask("w-1", "192.0.2.1", 22)
+    if answers:
+        pytest.skip("this machine knows at once that there is no such network")
+    first, second = asked.deadlines()
+    assert begun + PATIENCE <= first <= second
+    asked.give_up(first - 0.001)
+    assert answers == []
+    asked.give_up(second)
+    assert answers == [(host, False, os.strerror(errno.ETIMEDOUT)) for host in ("w-0", "w-1")]
+    assert asked.deadlines() == []
+    assert loop._handlers == {}
+    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_a_host_with_an_ipv6_address_is_asked_by_that() -> None:
+    loop, asked, answers = checks()
+    try:
+        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with listener:
+        asked.ask("w-0", "::1", listener.getsockname()[1])
+        while not answers:
+            loop.wait(min(asked.deadlines()))
+    assert answers == [("w-0", True, os.strerror(0))]
 
 
 def test_a_host_that_answers_and_one_that_does_not() -> None:
