@@ -17,7 +17,8 @@ class Access:
     ``user`` is the login where the hostfile names none; ``key`` the path of the private key;
     ``host_key`` the pinned public key as a line, empty for the public half of ``key``; ``ports``
     the candidates in order; ``hostname`` is this pod's own, ``fqdns`` its full names; ``ipv6``
-    tells whether its own address is of IPv6, None where that isn't known. ``attempt`` and
+    tells whether its own address is of IPv6, None where that isn't known; ``domain`` is the
+    cluster's, for the long form of names, empty where there is none. ``attempt`` and
     ``may_disconnect`` are what workers are told of this launcher (``host_shell.gate``).
     """
 
@@ -28,5 +29,6 @@ class Access:
     ports: tuple[int, ...] = PORTS
     fqdns: tuple[str, ...] = ()
     ipv6: bool | None = None
+    domain: str = ""
     attempt: str = ""
     may_disconnect: bool = False

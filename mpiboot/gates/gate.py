@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -58,16 +58,11 @@ class GateResult:
     resolved_elsewhere: tuple[str, ...] = ()
 
 
-def _no_long_form(_: str) -> None:
-    """Be the long form of names in a pod without a cluster's domain."""
-
-
 async def wait(
     hosts: Sequence[Host],
     settings: Settings,
     access: Access,
     *,
-    long_form: Callable[[str], str | None] = _no_long_form,
     resolver: Resolver | None = None,
     also: Awaitable[object] | None = None,
     limits: LoginTimeouts | None = None,
@@ -83,7 +78,6 @@ async def wait(
         settings: ``timeout``, ``dns_wait``, ``dns_interval``, ``rewrite_fqdn``, ``ssh_port``,
             ``host_keys``, ``data_network`` and ``log_format`` are read.
         access: how to log in.
-        long_form: gives a name with the cluster's domain, or None where it has no such form.
         resolver: who is asked for names; the system's files where not given.
         also: the caller's own work that needs no host; its failure ends the gate too.
         limits: how long the steps of one attempt may take.
@@ -106,7 +100,6 @@ async def wait(
         settings,
         access,
         resolver,
-        long_form=long_form,
         changed=reporter.changed,
         limits=limits,
         mpirun=mpirun,
@@ -143,7 +136,7 @@ async def wait(
     return GateResult(
         workers,
         local,
-        pipelines.renamed,
+        pipelines.names.renamed,
         pipelines.host_keys,
         resolved_elsewhere=await _resolved_elsewhere(local, access.hostname, resolver),
     )
@@ -154,7 +147,6 @@ async def look(
     settings: Settings,
     access: Access,
     *,
-    long_form: Callable[[str], str | None] = _no_long_form,
     resolver: Resolver | None = None,
     limits: LoginTimeouts | None = None,
     mpirun: str = "",
@@ -173,7 +165,6 @@ async def look(
         settings,
         access,
         resolver,
-        long_form=long_form,
         changed=lambda: None,
         limits=limits,
         once=True,
@@ -197,7 +188,7 @@ async def look(
     return GateResult(
         workers,
         local,
-        pipelines.renamed,
+        pipelines.names.renamed,
         pipelines.host_keys,
         tuple(findings),
         await _resolved_elsewhere(local, access.hostname, resolver),

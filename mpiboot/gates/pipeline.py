@@ -12,19 +12,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mpiboot import host_shell, log
+from mpiboot import host_shell
 from mpiboot.addresses import is_address
-from mpiboot.choices import HostKeys, Switch
+from mpiboot.choices import HostKeys
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import authentication, failure_reasons, retry_delay, worker_answer
 from mpiboot.gates.access import Access
+from mpiboot.gates.host_names import HostNames
 from mpiboot.gates.pair_check import PairCheck
 from mpiboot.gates.progress import HostState, Stage, finding
 from mpiboot.job import names
 from mpiboot.model import Host, Mesh, Worker
 from mpiboot.observe import links, service_mesh
 from mpiboot.observe.dns import Resolver
-from mpiboot.observe.dns_answers import DnsAnswer, NoAddress
+from mpiboot.observe.dns_answers import NoAddress
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import tcp
 from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
@@ -52,7 +53,6 @@ class Pipelines:
         access: Access,
         resolver: Resolver,
         *,
-        long_form: Callable[[str], str | None],
         changed: Callable[[], None],
         limits: LoginTimeouts | None = None,
         once: bool = False,
@@ -62,8 +62,8 @@ class Pipelines:
         self._pairs = pairs if pairs is not None and pairs.wanted else None
         self._settings = settings
         self._access = access
-        self._resolver = resolver
-        self._long_form = long_form
+        self.names = HostNames(resolver, settings.rewrite_fqdn, access.domain)
+        self._conf = resolver.conf
         self._changed = changed
         self._limits = limits or LoginTimeouts()
         self._once_only = once
@@ -75,7 +75,6 @@ class Pipelines:
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
         self._resolving = 0
         self._reaching = 0
-        self.renamed: dict[str, str] = {}
         self.host_keys: dict[str, str] = {}
         self.last_name = 0.0
         self._mesh: Mesh | None = None
@@ -137,7 +136,7 @@ class Pipelines:
 
     async def moved(self, worker: Worker) -> str:
         """Tell where the name of a host that was ready leads now; empty where it still does."""
-        answer = await self._ask(worker.host.name)
+        answer = await self.names.ask(worker.host.name)
         if answer.addresses:
             now = ", ".join(answer.addresses)
             return (
@@ -159,17 +158,17 @@ class Pipelines:
 
     async def _resolve(self, state: HostState) -> tuple[str, ...]:
         started = time.monotonic()
-        servers = ", ".join(self._resolver.conf.nameservers)
+        servers = ", ".join(self._conf.nameservers)
         state.detail = f"no answer yet from the nameserver {servers}" if servers else ""
         while True:
-            answer = await self._ask(state.host.name)
+            answer = await self.names.ask(state.host.name)
             if answer.addresses:
                 return answer.addresses
             if answer.reason is not None and answer.reason.permanent:
                 where = f"line {state.host.line} of the hostfile: " if state.host.line else ""
                 raise error("hostfile-invalid", f"{where}{answer.detail}", host=state.host.name)
             reason = answer.reason.value if answer.reason is not None else ""
-            state.hint = failure_reasons.unresolved(answer.reason, self._resolver.conf)
+            state.hint = failure_reasons.unresolved(answer.reason, self._conf)
             self._set(state, Stage.DNS, reason, answer.detail)
             self._stop_if_once(state)
             await asyncio.sleep(
@@ -180,30 +179,6 @@ class Pipelines:
                     self._settings.dns_interval,
                 )
             )
-
-    async def _ask(self, name: str) -> DnsAnswer:
-        """Ask for a name in the forms that the setting allows, and note which one is used."""
-        mode = self._settings.rewrite_fqdn
-        long = name if mode is Switch.OFF else self._long_form(name) or name
-        if mode is Switch.ON or name in self.renamed:
-            answer = await self._resolver.ask(long)
-            if long != name and answer.addresses:
-                self.renamed[name] = long
-            return answer
-        answer = await self._resolver.ask(name)
-        # Where the search list leads to the long form, the short one covers it.
-        if answer.addresses or long == name or f"{long}." in answer.searched:
-            return answer
-        longer = await self._resolver.ask(long)
-        if not longer.addresses:
-            return answer
-        # The record may have come between the two questions.
-        answer = await self._resolver.ask(name)
-        if answer.addresses:
-            return answer
-        self.renamed[name] = long
-        log.info("names", f"{name} resolves only as {long}: that name is used", host=name)
-        return longer
 
     async def reach(self, state: HostState, addresses: tuple[str, ...]) -> Worker:
         """Log in at one of a host's addresses, however often that must be tried.
@@ -244,7 +219,7 @@ class Pipelines:
             await asyncio.sleep(_CONFIRM if refused else wait)
             if time.monotonic() - resolved >= _RESOLVE_AGAIN:
                 resolved = time.monotonic()
-                answer = await self._ask(state.host.name)
+                answer = await self.names.ask(state.host.name)
                 addresses = answer.addresses or addresses
                 gone = f"; its name does not resolve any more: {answer.detail}"
                 gone = "" if answer.addresses else gone

@@ -7,7 +7,7 @@ import dataclasses
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mpiboot import executables, facts, host_shell, log
@@ -25,7 +25,7 @@ from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.model import Finding, Level, Mpi, PodFacts, Worker
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import Dialled
-from mpiboot.observe import dns, host_sources, programs
+from mpiboot.observe import host_sources, programs
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import config as sshconfig
 
@@ -65,12 +65,11 @@ async def wait(
     found = await _hostfile(launcher, _rest(launcher).timeout, line.hostfile)
     already_said = _tell_at_once(launcher, found, mpi, line)
     follow = job_hostfile.HostfileFollower(found)
-    pairs = _pairs(launcher)
+    pairs, to = _pairs(launcher), access(launcher)
     passed = await gate.wait(
         found.hostfile.hosts,
         _rest(launcher),
-        access(launcher),
-        long_form=_long_form(launcher),
+        to,
         also=own,
         follow=follow,
         mpirun=line.daemons_mpirun,
@@ -78,14 +77,12 @@ async def wait(
         reached=reached,
     )
     found = follow.found
-    await stale_processes.end(
-        passed.workers, launcher.key.public, _rest(launcher), access(launcher)
-    )
+    await stale_processes.end(passed.workers, launcher.key.public, _rest(launcher), to)
     workers, networks = await recheck.settled(
         passed.workers,
         lambda worker: data.network_of(worker, launcher.resolved.settings),
         _rest(launcher),
-        access(launcher),
+        to,
     )
     passed = dataclasses.replace(passed, workers=workers)
     seen = _observation(launcher, found, passed, mpi, line, own.result(), networks)
@@ -136,7 +133,6 @@ async def look(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
         found.hostfile.hosts,
         settings,
         access(launcher),
-        long_form=_long_form(launcher),
         mpirun=line.daemons_mpirun,
         pairs=pairs,
     )
@@ -216,7 +212,6 @@ async def pass_gates(launcher: LauncherPod, reached: list[Worker] | None = None)
         found.hostfile.hosts,
         _rest(launcher),
         access(launcher),
-        long_form=_long_form(launcher),
         follow=follow,
         pairs=pairs,
         reached=reached,
@@ -256,13 +251,6 @@ async def _hostfile(
         listed=host_sources.by_setting(launcher.resolved, launcher.environ),
         platform=lambda: host_sources.by_platform(launcher.environ, socket.gethostname()),
     )
-
-
-def _long_form(launcher: LauncherPod) -> Callable[[str], str | None]:
-    settings = launcher.resolved.settings
-    search = dns.read_resolv_conf().search
-    domain = settings.cluster_domain or names.cluster_domain(search) or "cluster.local"
-    return lambda name: names.long_form(name, domain)
 
 
 def _mpi(launcher: LauncherPod, program: tuple[str, ...]) -> Mpi:

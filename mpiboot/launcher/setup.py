@@ -12,8 +12,9 @@ from pathlib import Path
 from mpiboot import log
 from mpiboot.gates import gate
 from mpiboot.gates.access import PORTS
+from mpiboot.job import names
 from mpiboot.model import Identity
-from mpiboot.observe import pod
+from mpiboot.observe import dns, pod
 from mpiboot.setting_sources import Resolved
 from mpiboot.ssh_server import port
 from mpiboot.system import files, keys, open_files, tmpdir
@@ -93,6 +94,7 @@ def access(launcher: LauncherPod) -> gate.Access:
     hostname = socket.gethostname()
     own, _ = pod.control_address(settings.control_ifname, hostname)
     named = port.client_port(launcher.environ, launcher.identity.home)
+    search = dns.read_resolv_conf().search
     return gate.Access(
         user=settings.ssh_user or launcher.identity.user,
         key=launcher.key.path,
@@ -101,6 +103,7 @@ def access(launcher: LauncherPod) -> gate.Access:
         ports=tuple(dict.fromkeys((named[0], *PORTS))) if named else PORTS,
         fqdns=pod.own_names(hostname),
         ipv6=":" in own if own else None,
+        domain=settings.cluster_domain or names.cluster_domain(search) or "cluster.local",
         attempt=launcher.attempt,
         may_disconnect=launcher.may_disconnect,
     )

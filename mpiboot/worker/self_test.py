@@ -26,7 +26,6 @@ async def look(address: str, port: int, settings: Settings, access: Access) -> W
         dataclasses.replace(settings, ssh_port=port),
         access,
         Resolver(),
-        long_form=lambda _: None,
         changed=lambda: None,
         once=True,
     )

@@ -106,7 +106,6 @@ async def passing(
     hosts: Sequence[Host],
     to: Access,
     settings: Settings | None = None,
-    long_form: Callable[[str], str | None] = lambda _: None,
     follow: HostfileFollower | None = None,
 ) -> GateResult:
     async with cluster.resolver() as resolver:
@@ -116,7 +115,6 @@ async def passing(
             to,
             resolver=resolver,
             limits=LIMITS,
-            long_form=long_form,
             follow=follow,
         )
 
@@ -626,10 +624,6 @@ async def test_a_name_that_vanishes_again_is_said_beside_the_last_reason(
     assert "does not resolve any more: NXDOMAIN" in wrong.finding.evidence[0]
 
 
-def lengthened(name: str) -> str | None:
-    return f"{name}.other.domain" if name.endswith(".svc") else None
-
-
 @pytest.mark.parametrize(
     ("mode", "records", "renamed"),
     [
@@ -649,7 +643,8 @@ async def test_long_names_are_used_as_the_setting_says(
     )
     short = "w-0.job.ns.svc"
     async with sshd(Behaviour(job), "0.0.0.0") as port:
-        result = await passing(cluster, named(short), access(job, port), settings, lengthened)
+        to = replace(access(job, port), domain="other.domain")
+        result = await passing(cluster, named(short), to, settings)
 
     assert result.renamed == ({short: f"{short}.other.domain"} if renamed else {})
     assert result.workers[0].host.name == short
@@ -661,7 +656,8 @@ async def test_with_rewriting_on_the_short_form_is_never_asked(
     cluster.publish("w-0.job.ns.svc.cluster.local", "127.0.0.2")
     settings = Settings(timeout=LONG, rewrite_fqdn=Switch.ON)
     hosts = named("w-0.job.ns.svc")
-    waiting = asyncio.ensure_future(passing(cluster, hosts, access(job, 1), settings, lengthened))
+    to = replace(access(job, 1), domain="other.domain")
+    waiting = asyncio.ensure_future(passing(cluster, hosts, to, settings))
     await deadline.comes("w-0.job.ns.svc DNS NXDOMAIN")
     with pytest.raises(MpibootError):
         await waiting
