@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot import __version__
+from mpiboot import __version__, cli
 from mpiboot.commands import root
 from mpiboot.model import Role
 from mpiboot.setting_rows import ROWS
@@ -564,3 +564,28 @@ def key(home: Path) -> None:
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "id_ed25519")],
         check=True,
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "wanted"),
+    [
+        ("", "", False),
+        ("", " JSON ", True),
+        ("wait --log-format json", "", True),
+        ("wait --log-format=json", "human", True),
+        ("wait --log-format=human", "json", False),
+        ("launcher --log-format json --log-format human -- ./train", "", False),
+        ("launcher -- ./train --log-format json", "", False),
+        ("launcher --log-format=json -- ./train --log-format=human", "", True),
+        ("./train --log-format json", "", False),
+        ("-- --log-format json", "", False),
+    ],
+)
+def test_errors_are_json_before_the_settings_are_read_where_mpiboots_own_words_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    env: str,
+    wanted: bool,  # noqa: FBT001 - a row of the table
+) -> None:
+    monkeypatch.setenv("MPIBOOT_LOG_FORMAT", env)
+    assert cli._wants_json(words.split()) is wanted

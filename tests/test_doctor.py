@@ -100,6 +100,15 @@ def test_of_shims_it_is_told_which_work_and_what_went_past_them(
     assert all(bool(item.hint) == (item.level is Level.WARN) for item in found)
 
 
+def test_where_no_shim_can_lead_to_mpiboot_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def effects(_: object) -> tuple[str, str]:
+        raise error("program-missing", "it was not installed")
+
+    monkeypatch.setattr(shims, "effects", effects)
+    monkeypatch.setattr(shims, "passed_by", lambda: "")
+    assert doctor._shims({}) == []
+
+
 @pytest.mark.parametrize(
     ("flags", "mounted", "role"),
     [

@@ -195,3 +195,40 @@ def test_a_reader_that_is_gone_never_fails_the_job() -> None:
     )
     os.close(writing)
     assert done.stdout == b"alive\n"
+
+
+@pytest.mark.parametrize(("form", "written"), [("json", "\n"), ("human", "")])
+def test_a_line_that_another_process_left_open_is_ended_where_each_is_a_record(
+    form: str, written: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure(form=LogFormat(form))
+    log.fresh_line()
+    assert capfd.readouterr().err == written
+
+
+@pytest.mark.parametrize(
+    ("code", "reference", "level", "message"),
+    [
+        (0, "", "info", "ended: exit 0"),
+        (69, "host-lost", "error", "ended: exit 69 (host-lost)"),
+        (143, "signal", "info", "ended: exit 143 (signal)"),
+    ],
+)
+def test_the_end_is_a_record_and_no_line_for_people(
+    code: int, reference: str, level: str, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.ended(code, reference)
+    assert capfd.readouterr().err == ""
+    log.configure(form=LogFormat.JSON)
+    log.ended(code, reference)
+    record = json.loads(capfd.readouterr().err)
+    assert (record["event"], record["level"], record["message"]) == ("ended", level, message)
+    assert (record["exit"], record["reference"]) == (code, reference)
+
+
+def test_what_a_finding_does_not_have_is_no_field(capfd: pytest.CaptureFixture[str]) -> None:
+    log.configure(form=LogFormat.JSON)
+    log.finding(Finding("shm", Level.WARN, "small"))
+    record = json.loads(capfd.readouterr().err)
+    assert not {"host", "hosts", "evidence", "role"} & record.keys()
+    assert (record["check"], record["hint"], record["message"]) == ("shm", "", "[shm] small")

@@ -7,7 +7,15 @@ from dataclasses import MISSING, fields, replace
 import pytest
 
 from mpiboot.exit_codes import Check, ExitCode
-from mpiboot.fabric import Attachment, AttachmentSource, Fabric, RdmaDevice
+from mpiboot.fabric import (
+    Attachment,
+    AttachmentSource,
+    Fabric,
+    Gid,
+    GidType,
+    RdmaDevice,
+    Route,
+)
 from mpiboot.model import (
     NO_FABRIC,
     NO_GPUS,
@@ -87,6 +95,11 @@ def test_of_a_pod_nothing_of_its_fabric_mesh_or_gpus_may_be_known() -> None:
     assert optional(NO_GPUS) == empty == optional(Gpus())
     assert not Identity(0, 0, "r", "/", "", known=True, capabilities=0).own_users
     assert Mesh("istio", ("it says so",)).evidence == ("it says so",)
+
+
+def test_of_a_route_and_a_gid_no_more_than_they_are_may_be_known() -> None:
+    assert optional(Route("0.0.0.0/0", "eth0")) == {"gateway": "", "source": ""}
+    assert optional(Gid(0, "fe80::1", GidType.ROCE_V2, "net1")) == {"link": 0}
 
 
 def test_of_a_fabric_nothing_may_be_known() -> None:

@@ -87,6 +87,10 @@ def test_where_ranks_meet_is_the_users_where_it_is_set() -> None:
         assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("head", "1234")
 
 
+def test_every_launcher_names_variables_and_the_empty_one_where_it_has_none() -> None:
+    assert all(type(name) is str for row in rank.LAUNCHERS for name in row)
+
+
 def test_the_port_is_that_of_the_setting() -> None:
     (row,) = [row for row in ROWS if row.name == "master_port"]
     assert str(row.default) == rank.MASTER_PORT
@@ -108,6 +112,7 @@ def test_the_port_is_that_of_the_setting() -> None:
         ({**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "5"}, "can't all be true of one rank"),
         ({**SLURM, "SLURM_NODEID": "2"}, "2(x2) has no node 2 (SLURM_NODEID)"),
         ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2x2"}, "is '2x2', expected such as 2(x3),1"),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "\u0662"}, "expected such as 2(x3),1"),
     ],
 )
 def test_what_is_no_rank_says_what_is_missing(environ: dict[str, str], said: str) -> None:

@@ -302,3 +302,26 @@ def test_a_first_process_that_can_not_be_read_is_not_told(tmp_path: Path) -> Non
     assert shims.passed_by(tmp_path) == (
         "this container's first process is /usr/bin/mpirun, which was started without mpiboot"
     )
+
+
+def test_folders_are_made_that_all_may_read_and_their_owner_alone_may_write(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shims, "KEPT", tmp_path / "lib" / "real")
+    real = program(tmp_path / "bin", "mpirun")
+    folder = tmp_path / "front" / "shims"
+    before = os.umask(0)
+    try:
+        shims.install(str(folder), {"PATH": ""})
+        lines = shims.replace({"PATH": str(real.parent)})
+    finally:
+        os.umask(before)
+    assert lines == (
+        f"{real} -> {own} (the real one: {tmp_path}/lib/real/mpirun)",
+        "mpiexec is not installed",
+        "sshd is not installed",
+    )
+    for made in (folder, tmp_path / "lib" / "real"):
+        assert made.stat().st_mode & 0o777 == 0o755
+    back = (f"{folder}/{name} removed" for name in shims.NAMES)
+    assert shims.remove(str(folder)) == (*back, f"{real} is the real one again")
