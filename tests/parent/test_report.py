@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,8 +12,8 @@ from mpiboot import log
 from mpiboot.checks import BY_REFERENCE
 from mpiboot.choices import LogFormat
 from mpiboot.parent.events import Verdict
-from mpiboot.parent.launch_spec import LaunchSpec
-from mpiboot.parent.report import tell
+from mpiboot.parent.launch_spec import Failure, LaunchSpec
+from mpiboot.parent.report import tell, tell_not_started
 
 LOST = Verdict(69, "host-lost", "it was lost", "w-1", evidence=("ssh: broken pipe",))
 WORKERS = ("w-1: its name does not resolve any more", "w-2: /dev/shm is full")
@@ -49,3 +51,96 @@ def test_the_same_for_people_is_below_the_line(
         "mpiboot:   ssh: broken pipe",
         f"mpiboot:   -> {BY_REFERENCE['host-lost'].hint}",
     ]
+
+
+def told(capfd: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(capfd.readouterr().err.splitlines()[-1])
+    del record["time"]
+    return record
+
+
+def test_every_field_of_a_failure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log.configure(form=LogFormat.JSON, role="launcher")
+    path = tmp_path / "termination-log"
+    path.touch()
+    verdict = replace(LOST, rank=3, signal="SIGSEGV")
+    why = tell(verdict, replace(spec(), earlier="attempt 2"), 61.23456, str(path), WORKERS)
+    hint = BY_REFERENCE["host-lost"].hint
+    assert why == f"host-lost: w-1: it was lost; {WORKERS[0]}, exit 69"
+    record = told(capfd)
+    assert record.pop("message").startswith(
+        "[host-lost] job ended: 61.2 s, 2 hosts, 4 ranks, exit 69: w-1: it was lost; w-1: its name"
+    )
+    assert {name: record[name] for name in record if name not in ("role", "format")} == {
+        "cause": WORKERS[0],
+        "event": "ended",
+        "evidence": [WORKERS[1], "ssh: broken pipe"],
+        "exit": 69,
+        "hint": hint,
+        "host": "w-1",
+        "hosts": 2,
+        "level": "error",
+        "rank": 3,
+        "ranks": 4,
+        "reference": "host-lost",
+        "said": "it was lost",
+        "seconds": 61.235,
+        "signal": "SIGSEGV",
+    }
+    lines = [f"-> {hint}", *WORKERS, "ssh: broken pipe", "attempt 2"]
+    assert path.read_text().splitlines() == ["host-lost: w-1: it was lost", *lines]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "level", "line"),
+    [
+        (Verdict(0, "", "the program succeeded"), "info", "exit 0: the program succeeded"),
+        (
+            Verdict(143, "", "ended by SIGTERM", by_signal=True),
+            "info",
+            "exit 143: ended by SIGTERM",
+        ),
+        (Verdict(3, "", "it failed", "w-2"), "error", "exit 3: w-2: it failed"),
+    ],
+)
+def test_ends_that_have_no_row(
+    verdict: Verdict, level: str, line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure(form=LogFormat.JSON)
+    path = tmp_path / "termination-log"
+    path.touch()
+    small = replace(spec(), hosts=1, ranks=1)
+    why = tell(verdict, small, 5.0, str(path))
+    record = told(capfd)
+    mark = "[program] " if level == "error" else ""
+    assert record["message"] == f"{mark}job ended: 5.0 s, 1 host, 1 rank, {line}"
+    assert (record["level"], record["cause"]) == (level, verdict.said)
+    name = {0: "", 143: "signal", 3: "program"}[verdict.code]
+    assert record["reference"] == name
+    where = "w-2: " if verdict.host else ""
+    assert why == (f"{name}: {where}{verdict.said}, exit {verdict.code}" if name else "")
+    assert path.read_text() == (f"{name}: {where}{verdict.said}\n" if name else "")
+
+
+def test_a_number_of_ranks_that_is_not_known_is_not_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tell(Verdict(0, "", "fine"), replace(spec(), ranks=None), 0.04, str(tmp_path / "none"))
+    assert "job ended: 0.0 s, 2 hosts, exit 0: fine" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("held", "level"), [(True, "error"), (False, "info")])
+def test_a_job_that_did_not_start(
+    level: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], *, held: bool
+) -> None:
+    log.configure(form=LogFormat.JSON)
+    path = tmp_path / "termination-log"
+    path.touch()
+    failure = Failure(68, "names-unresolved", "names-unresolved: w-1\n", held=held)
+    tell_not_started(failure, 1.23456, str(path))
+    record = told(capfd)
+    assert record["message"] == "job did not start: 1.2 s, exit 68 (names-unresolved)"
+    assert (record["level"], record["event"]) == (level, "ended")
+    assert (record["seconds"], record["exit"]) == (1.235, 68)
+    assert record["reference"] == "names-unresolved"
+    assert path.read_text() == failure.message
