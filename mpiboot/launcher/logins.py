@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from mpiboot.after_job import evidence
 from mpiboot.choices import HostKeys
 from mpiboot.errors import error
 from mpiboot.launch_agent import files as agent_files
@@ -120,6 +121,15 @@ class Logins:
             environ=environ or {},
         )
         files.make_fifo(self.folder / launch_spec.EVENTS)
+
+    def write_baselines(self, workers: Iterable[Worker]) -> None:
+        """Write whom to tell of the end of what logs in by itself; it is asked for no evidence.
+
+        Raises:
+            MpibootError: ``runtime-folder``.
+        """
+        seen = tuple(evidence.baseline(item, item.host.name, "") for item in workers)
+        files.write_private(self.folder / evidence.FILE, evidence.to_json(seen))
 
     def write_client(self, parent: int, most: int) -> tuple[str, ...]:
         """Write what mpiboot's own SSH client reads; give its command line.

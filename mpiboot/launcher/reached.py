@@ -7,16 +7,22 @@ that reached nobody, as with a bad setting, tells nobody: no worker knows that i
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
-from mpiboot import host_shell, log
+from mpiboot import executables, host_shell, log
+from mpiboot.errors import MpibootError
 from mpiboot.gates.remote_commands import RemoteCommands
 from mpiboot.job import attempts
+from mpiboot.launcher import launch_folder
+from mpiboot.launcher.logins import Logins
 from mpiboot.launcher.setup import LauncherPod, access
-from mpiboot.model import Worker
+from mpiboot.model import SshKind, Worker
 from mpiboot.parent.launch_spec import Failure
+from mpiboot.ssh_client import config as sshconfig
 
 # Seconds; one worker that has heard it is enough for the next launcher to know.
 _PATIENCE: Final = 2.0
@@ -56,7 +62,30 @@ class ReachedWorkers:
         hold = settings.hold_on_failure if failure.held else 0.0
         why = f"{failure.message.partition(chr(10))[0]}, exit {failure.code}"
         order = host_shell.job_failed(self.launcher.attempt, None if goes_on else hold, why)
+        if goes_on:
+            _leave_logins(self.launcher, told)
         commands = RemoteCommands(access(self.launcher), settings.host_keys)
         telling = (commands.run(worker, order) for worker in told)
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.gather(*telling, return_exceptions=True), _PATIENCE)
+
+
+def _leave_logins(launcher: LauncherPod, workers: Sequence[Worker]) -> None:
+    """Leave what the script's own process needs, which tells workers of the script's end.
+
+    A launch that was started has left it already, with more hosts. mpiboot's own client can't be
+    used there: such workers wait for another launcher.
+    """
+    environ, settings = launcher.environ, launcher.resolved.settings
+    ssh = executables.find("ssh", environ.get("PATH", "")) or ""
+    source = launcher.resolved.given["ssh_client"].source
+    kind = sshconfig.client(settings.ssh_client, source, ssh, launcher.identity)
+    if kind.value == SshKind.EMBEDDED or any(launcher.folder.glob("launch-*")):
+        return
+    folder = Path(launch_folder.paths(launcher.folder, launcher.pid).launch_dir)
+    hosts = {worker.host.name: worker for worker in workers}
+    logins = Logins(folder, hosts, {}, launcher.key, settings)
+    with suppress(MpibootError):  # as on a full disk; why the launch failed is said already
+        logins.make_folder()
+        logins.write(ssh=ssh, per_host={})
+        logins.write_baselines(workers)

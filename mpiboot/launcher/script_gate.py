@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot import executables, log, shims
-from mpiboot.after_job import evidence
 from mpiboot.gates.gate import GateResult
 from mpiboot.job import names
 from mpiboot.launch_agent import files as agent_files
@@ -114,8 +113,7 @@ def _write(
     logins.make_folder()
     tidy(logins.folder.parent, _LOGINS)
     logins.write(ssh=ssh, own_client=own, per_host={})
-    seen = tuple(evidence.baseline(item, item.host.name, "") for item in passed.workers)
-    files.write_private(logins.folder / evidence.FILE, evidence.to_json(seen))
+    logins.write_baselines(passed.workers)
     config = {
         "ssh": ssh,
         "strict": logins.strict,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,13 +15,15 @@ from pathlib import Path
 import pytest
 
 from mpiboot import host_shell, log
+from mpiboot.after_job import ask_workers
 from mpiboot.gates import gate
 from mpiboot.launcher import reached as reached_workers
 from mpiboot.launcher.child_loop import ChildLoop, EndedBySignal
 from mpiboot.launcher.reached import ReachedWorkers
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.model import Host, NoFacts
-from mpiboot.parent.launch_spec import Failure
+from mpiboot.parent.launch_spec import KEY, MARK, Failure
+from mpiboot.parent.script import last_launch
 from mpiboot.setting_sources import resolve
 from mpiboot.system import keys
 from tests.fakes import plans
@@ -130,6 +134,41 @@ async def test_how_long_a_worker_waits_for_what_comes_next(
     await reached.tell(replace(MISSING, held=held), goes_on=goes_on)
     await remembered(worker, "names-unresolved")
     assert orders == [(FIRST, hold, WHY)]
+
+
+ASK_WORKERS = [sys.executable, "-I", "-S", str(Path(ask_workers.__file__))]
+
+
+async def test_a_script_whose_launch_failed_tells_its_own_end_by_what_that_has_left(
+    worker: Worker,
+) -> None:
+    environ, below = {"PATH": os.environ["PATH"]}, worker.folder / "launcher"
+    launcher = replace(pod(worker, FIRST), environ=environ, folder=below, pid=os.getpid())
+    below.mkdir()
+    reached = await reach(launcher)
+    await reached.tell(MISSING, goes_on=True)
+    await remembered(worker, "names-unresolved")
+    (folder,) = below.iterdir()
+    assert folder == Path(last_launch(str(below)))
+    assert stat.S_IMODE((folder / KEY).stat().st_mode) == 0o600
+    words = [*ASK_WORKERS, str(folder), "failed", FIRST, "0", "sh ended with 68"]
+    env = {**environ, MARK: str(folder)}
+    telling = await asyncio.create_subprocess_exec(*words, env=env)
+    assert await asyncio.wait_for(telling.wait(), PATIENCE) == 0
+    assert "sh%20ended%20with%2068" in await remembered(worker, "sh%20ended")
+
+
+@pytest.mark.parametrize("worker", ["embedded"], indirect=True)
+@pytest.mark.parametrize("why", ["a launch before it", "mpiboot's own client"])
+async def test_a_part_of_a_script_leaves_nothing_that_is_no_use(worker: Worker, why: str) -> None:
+    environ = {"PATH": os.environ["PATH"] if "before" in why else "/nowhere"}
+    launcher = replace(pod(worker, FIRST), environ=environ, folder=worker.folder / "launcher")
+    (launcher.folder / "launch-7").mkdir(parents=True)
+    if "client" in why:
+        (launcher.folder / "launch-7").rmdir()
+    there = list(launcher.folder.iterdir())
+    await (await reach(launcher)).tell(MISSING, goes_on=True)
+    assert list(launcher.folder.iterdir()) == there
 
 
 @pytest.mark.parametrize("worker", ["embedded"], indirect=True)

@@ -99,8 +99,11 @@ def test_a_launcher_that_ends_while_hosts_are_waited_for_tells_the_one_that_is_r
     second = again(cluster, job, RING, "--exit", "3")
     assert second.wait(PATIENCE) == 3
     (line,) = attempts_said(second, "attempt 2; the last one (pi-launcher of 20")
-    assert f" ended: {ended}" in line
-    assert line.endswith(f"exit {code}")
+    # A script tells its own end, with the reason of the launch below it.
+    script = f" ended: program: sh ended with {code}; " if args is SCRIPT else " ended: "
+    script = script.replace("program", "signal") if number else script
+    assert f"{script}{ended}" in line
+    assert args is SCRIPT or line.endswith(f"exit {code}")
 
 
 @pytest.mark.full
