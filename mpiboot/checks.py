@@ -228,6 +228,12 @@ CHECKS: Final = (
         hint="keep launcher and workers out of the mesh, or the job's ports",
     ),
     _launcher(
+        "master-port",
+        "the port at which ranks for torchrun meet is free on rank 0's host",
+        ExitCode.CONFLICT,
+        "choose another port with MPIBOOT_MASTER_PORT, or end what listens there",
+    ),
+    _launcher(
         "control-mtu",
         "the control links of all pods have the same MTU",
         ExitCode.CONFLICT,

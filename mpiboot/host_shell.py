@@ -124,8 +124,9 @@ class HostAnswer:
     point, size and free space in KiB; ``ports`` an RDMA port's path and its state; ``lacks`` the
     way in which a program can't be run (``file``, ``right``, ``name``) and that program;
     ``connecting`` are the connections that nobody answers: the far end as /proc/net/tcp has it, how
-    often it was tried again, and the rank, empty where that isn't known. ``ended`` and ``left``
-    count the processes that an order has ended, and those that it could not.
+    often it was tried again, and the rank, empty where that isn't known. ``listener`` is who
+    listens at the port asked for, empty where that can't be seen, None where nobody does. ``ended``
+    and ``left`` count the processes that an order has ended, and those that it could not.
     """
 
     oom_kills: int | None = None
@@ -144,6 +145,7 @@ class HostAnswer:
     ports: tuple[tuple[str, str], ...] = ()
     lacks: tuple[tuple[str, str], ...] = ()
     connecting: tuple[tuple[str, int, str], ...] = ()
+    listener: str | None = None
     ended: int = 0
     left: int = 0
 
@@ -177,6 +179,7 @@ def read(output: str) -> HostAnswer:
         ports=tuple((row.split()[0], row.split()[-1]) for row in rows.get("port", ()) if row),
         lacks=tuple(_pairs(rows.get("lacks", ()))),
         connecting=tuple(_connecting(rows.get("connecting", ()))),
+        listener=next(iter(rows.get("listener", ())), None),
         ended=_number(rows, "ended") or 0,
         left=_number(rows, "left") or 0,
     )

@@ -210,6 +210,11 @@ class Settings:
     master_port: int = row(
         29500, "MASTER_PORT of such ranks: a port that is free on rank 0's host.", port
     )
+    master_network: MpiNetwork = row(
+        MpiNetwork.CONTROL,
+        "Which network MASTER_ADDR of such ranks is on.",
+        one_of(*MpiNetwork),
+    )
     script: Switch | Auto = row(
         AUTO,
         "Whether PROGRAM runs once and calls mpirun or ssh itself, as batch scripts do; auto: "

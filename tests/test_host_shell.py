@@ -27,6 +27,7 @@ COMMANDS = (
     host_shell.ask("memory", "memory_sizes", "began", "disks", "ports"),
     host_shell.ask(*host_shell.lacks("a", "b", "c")),
     host_shell.pairs("10.244.0.11", ""),
+    host_shell.ask("listener 29500"),
     host_shell.end_processes(("no-such-mark",)),
     host_shell.order("job_is_over"),
     host_shell.ask("attempts w@2026-11-22T05:00:00Z@1a 1"),
@@ -122,6 +123,26 @@ def test_a_ranks_connection_that_nobody_answers_is_told_with_its_rank(tmp_path: 
         child.wait()
 
     assert host_shell.read(output).connecting == (("0C00F40A:0401", 5, "7"),)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(("family", "address"), [("AF_INET", "127.0.0.1"), ("AF_INET6", "::1")])
+def test_who_listens_at_a_port_is_named(shell: str, family: str, address: str) -> None:
+    """At whatever address: rank 0 listens at all of them."""
+    with socket.socket(getattr(socket, family)) as server, socket.socket() as free:
+        server.bind((address, 0))
+        server.listen()
+        free.bind(("127.0.0.1", 0))  # held, and nobody listens
+        ports = [item.getsockname()[1] for item in (server, free)]
+        said = [run(shell, host_shell.ask(f"listener {port}")) for port in ports]
+    name = Path("/proc/self/comm").read_text().strip()
+    assert host_shell.read(said[0]).listener == f"process {os.getpid()} ({name})"
+    assert host_shell.read(said[1]).listener is None
+
+
+def test_a_listener_that_no_process_here_has_is_one_all_the_same() -> None:
+    """As of another pod on the node's network."""
+    assert host_shell.read("mpiboot-listener \n").listener == ""
 
 
 @pytest.fixture

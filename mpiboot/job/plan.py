@@ -56,6 +56,7 @@ class Plan:
     environment and mpirun must not have. ``with_ranks`` are the remote hosts that may get a rank,
     and ``tcp_optional`` tells why MPI may do without TCP between them, empty where it can't;
     ``checks_peer_address`` whether MPI drops a connection from an address that is not the peer's.
+    ``meeting`` is where ranks with torchrun's variables meet, None where there are none.
     """
 
     decisions: tuple[Decision, ...]
@@ -80,6 +81,7 @@ class Plan:
     tcp_optional: str = ""
     checks_peer_address: bool = False
     exit_codes: bool = False
+    meeting: rank_env.Meeting | None = None
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Make mpirun's environment of this pod's."""
@@ -178,7 +180,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     )
     if client and not user_agent:
         builder.decisions.append(client)
-    ranks = rank_env.decide(builder, observed, resolved, placed)
+    ranks = rank_env.decide(builder, observed, resolved, placed, network)
     added = {**network.common, **ranks.variables}
     exports = mpi_environment.choose_forwarded(builder, observed, resolved, added)
     mpi_environment.offer_debug_files(builder)
@@ -230,6 +232,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         tcp_optional=pinning.tcp_optional(builder, resolved.settings, network.transport),
         checks_peer_address=row.checks_peer_address,
         exit_codes=supervised and command_line.asks_exit_codes(builder),
+        meeting=ranks.meeting,
     )
 
 

@@ -8,10 +8,14 @@ from itertools import pairwise
 from typing import Final
 
 from mpiboot.checks import failed
+from mpiboot.choices import MpiNetwork
+from mpiboot.data_network.decision import DataNetwork
 from mpiboot.job.placement import Placement
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.model import Finding, NoFacts, Source
+from mpiboot.network.link_addresses import usable
 from mpiboot.setting_sources import Resolved
+from mpiboot.settings import PREFIX
 from mpiboot.wording import first_few
 
 # By name: each host finds its own, as it finds the program.
@@ -21,15 +25,32 @@ _PORT: Final = "MASTER_PORT"
 
 
 @dataclass(frozen=True, slots=True)
+class Meeting:
+    """Rank 0's host as mpirun calls it, the port at which rank 0 is to listen, and what says so."""
+
+    host: str
+    port: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class RankEnv:
-    """The words that each program is started by, and what mpirun's environment gets for them."""
+    """The words that each program is started by, and what mpirun's environment gets for them.
+
+    ``meeting`` is None where rank 0's host or the port isn't known here.
+    """
 
     before: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    meeting: Meeting | None = None
 
 
 def decide(
-    builder: PlanBuilder, observed: Observed, resolved: Resolved, placed: Placement
+    builder: PlanBuilder,
+    observed: Observed,
+    resolved: Resolved,
+    placed: Placement,
+    network: DataNetwork,
 ) -> RankEnv:
     """Decide by what ranks are started, and where they meet.
 
@@ -49,13 +70,15 @@ def decide(
         return RankEnv()
     port, by = resolved.settings.master_port, resolved.given["master_port"]
     said = "PyTorch's own default" if by.source is Source.DEFAULT else str(by)
-    return RankEnv(
-        _BEFORE if asked else (),
-        {
-            **_set(builder, observed, _ADDRESS, *_address(builder, observed, placed)),
-            **_set(builder, observed, _PORT, str(port), said, by.source),
-        },
-    )
+    found = _address(builder, observed, placed)
+    on_data = resolved.settings.master_network is MpiNetwork.DATA
+    if on_data and found[0] and not _has(builder, observed, _ADDRESS):
+        found = _on_the_data_network(builder, resolved, placed.first, network, observed)
+    variables = {
+        **_set(builder, observed, _ADDRESS, *found),
+        **_set(builder, observed, _PORT, str(port), said, by.source),
+    }
+    return RankEnv(_BEFORE if asked else (), variables, _meeting(builder, variables, placed.first))
 
 
 def _unfit(builder: PlanBuilder, observed: Observed) -> tuple[str, str]:
@@ -96,6 +119,33 @@ def _address(
     if observed.own and name in {observed.called(host.name) for host in observed.local}:
         return observed.own.control_address or name, because, Source.DETECTED
     return name, f"rank 0 runs on {name}, of which no address is known", Source.DETECTED
+
+
+def _on_the_data_network(
+    builder: PlanBuilder, resolved: Resolved, name: str, network: DataNetwork, observed: Observed
+) -> tuple[str, str, Source]:
+    """Find the address of rank 0's host on its first data link that has one."""
+    given = resolved.given["master_network"]
+    for one in network.networks:
+        if observed.called(one.host) == name and one.plain:
+            link = one.plain[0]
+            because = (
+                f"{given}=data: rank 0 runs on {name}, its address on the data link {link.name}"
+            )
+            return str(usable(link)[0].ip), because, given.source
+    said = f"{given}=data: {name}, where rank 0 runs, has no data link with an address"
+    builder.fail("settings-conflict", said, hint="leave it out: the control link is in all pods")
+    return "", "", given.source
+
+
+def _meeting(builder: PlanBuilder, variables: Mapping[str, str], host: str) -> Meeting | None:
+    """Give the port that rank 0 will listen at, and its host; None where one isn't known here."""
+    line = builder.line.export_values.get(_PORT)
+    port = line or variables.get(_PORT) or builder.environ.get(_PORT, "")
+    if not host or not port.isascii() or not port.isdigit():
+        return None
+    own = _PORT if line or builder.environ.get(_PORT) else f"{PREFIX}{_PORT}"
+    return Meeting(host, int(port), own)
 
 
 def _unknown_host(left: str) -> Finding:

@@ -141,6 +141,8 @@ def prepare(
         made, seen.observed, seen.passed.host_keys, pod.key, resolved, paths
     )
     launch.write()
+    if made.meeting:
+        plans.stop_on_failure(loop.run(observation.master_port_taken(pod, seen, made.meeting)))
     _stop_on_pairs(loop, seen, made)
     env = made.environment(environ) | {launch_spec.MARK: paths.launch_dir}
     # A launch inside a launch is part of it.

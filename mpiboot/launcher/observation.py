@@ -14,11 +14,12 @@ from mpiboot import executables, facts, host_shell, log
 from mpiboot.choices import AUTO
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import gate, job_hostfile, recheck, stale_processes
+from mpiboot.gates import gate, job_hostfile, master_port, recheck, stale_processes
 from mpiboot.gates.pair_check import PairCheck
 from mpiboot.job import data, mpirun_call, mpirun_line, names
 from mpiboot.job import plan as plans
 from mpiboot.job.dialects import DIALECTS
+from mpiboot.job.rank_env import Meeting
 from mpiboot.job.user_line import UserLine
 from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access
@@ -139,6 +140,19 @@ async def look(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
     dialled = await pairs.results(passed.workers)
     seen = _observation(launcher, found, passed, mpi, line, own, {})
     return dataclasses.replace(seen, dialled=dialled)
+
+
+async def master_port_taken(
+    launcher: LauncherPod, seen: Observation, meeting: Meeting
+) -> tuple[Finding, ...]:
+    """Look whether ranks can meet where they are to, before any is started."""
+    observed = seen.observed
+    called = {observed.called(item.host.name): item for item in observed.workers}
+    here = {observed.called(host.name) for host in observed.local}
+    if meeting.host not in called.keys() | here:
+        return ()
+    worker = called.get(meeting.host)
+    return await master_port.look(meeting, worker, launcher.resolved.settings, access(launcher))
 
 
 def _pairs(launcher: LauncherPod) -> PairCheck:

@@ -8,6 +8,7 @@ import pytest
 
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
+from mpiboot.job.rank_env import Meeting
 from mpiboot.model import NoFacts, Source
 from tests.fakes.plans import (
     HYDRAS,
@@ -19,6 +20,7 @@ from tests.fakes.plans import (
     observed,
     planned,
 )
+from tests.job.test_data import with_links
 
 ON = {"rank_env": "true"}
 BEFORE = ("mpiboot", "rank", "--")
@@ -175,3 +177,43 @@ def test_a_line_whose_program_is_not_known_is_refused() -> None:
     assert failing(plan) == ["settings-conflict"]
     (finding,) = [item for item in plan.findings if item.check == "settings-conflict"]
     assert "where on the mpirun line the program begins" in finding.said
+
+
+@each
+def test_what_is_looked_at_is_rank_0s_host_and_the_port_that_counts(family: str) -> None:
+    meeting = planned("./train", observed(family), ON).meeting
+    assert meeting == Meeting("w-0.job.ns.svc", 29500, "MPIBOOT_MASTER_PORT")
+    environ = {**POD, "MASTER_PORT": "7", "MASTER_ADDR": "elsewhere"}
+    meeting = planned("./train", observed(family, environ), ON).meeting
+    assert meeting == Meeting("w-0.job.ns.svc", 7, "MASTER_PORT")
+    assert planned("./train", observed(family)).meeting is None
+
+
+@pytest.mark.parametrize("port", ["many", "²"])
+def test_a_port_that_is_no_number_is_the_programs_own_matter(port: str) -> None:
+    assert planned("./train", observed(environ={**POD, "MASTER_PORT": port}), ON).meeting is None
+
+
+def test_a_port_of_the_line_comes_first() -> None:
+    line = "mpirun -n 4 -x MASTER_PORT=99 mpiboot rank -- ./train"
+    meeting = planned(line, observed(environ={**POD, "MASTER_PORT": "7"})).meeting
+    assert meeting == Meeting("w-0.job.ns.svc", 99, "MASTER_PORT")
+
+
+@each
+def test_ranks_meet_on_the_data_link_where_that_is_asked_for(family: str) -> None:
+    seen = with_links(observed(family), "net1", "net1")
+    plan = planned("./train", seen, {**ON, "master_network": "data"})
+    assert plan.set_env["MASTER_ADDR"] == "192.168.0.1"
+    assert "MPIBOOT" not in because(plan, "MASTER_ADDR")[2]
+    assert "--master-network=data: rank 0 runs on w-0" in because(plan, "MASTER_ADDR")[2]
+    own = replace(seen, environ={**POD, "MASTER_ADDR": "mine"})
+    plan = planned("./train", own, {**ON, "master_network": "data"})
+    assert because(plan, "MASTER_ADDR")[0] == "mine"
+
+
+@each
+def test_a_host_without_a_data_link_is_named(family: str) -> None:
+    plan = planned("./train", observed(family), {**ON, "master_network": "data"})
+    assert failing(plan) == ["settings-conflict"]
+    assert "w-0.job.ns.svc, where rank 0 runs, has no data link" in plan.findings[-1].said

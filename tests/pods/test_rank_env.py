@@ -71,3 +71,34 @@ def test_ranks_know_who_they_are_and_meet(cluster: Cluster, rig: None, name: str
         "2 of 4, 0 of 2 on pi-worker-1",
         "3 of 4, 1 of 2 on pi-worker-1",
     ]
+
+
+LISTENS = """
+import os, socket
+server = socket.create_server(("", 29500))
+if os.fork():
+    os.execvp("mpiboot", ["mpiboot", "worker"])
+server.accept()
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["openmpi-4.1", "mpich-4.0"])
+def test_a_port_that_another_process_has_ends_the_launcher_before_the_start(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    taken = {"command": ["/opt/mpiboot/bin/python3", "-c", LISTENS], "args": ()}
+    job = mpijob(
+        cluster,
+        images.image(name),
+        mpi=MPIS[name],
+        workers=2,
+        launcher_args=["hostname"],
+        launcher={"env": {"MPIBOOT_RANK_ENV": "on"}},
+        each_worker={0: taken},
+    ).start()
+    assert job.wait(PATIENCE) == 78
+    said = job.launcher.termination_log()
+    assert said.startswith("master-port: pi-worker-0.pi.default.svc: port 29500, where ranks are")
+    assert "(python3)" in said
+    assert job.launcher.stdout() == ""
