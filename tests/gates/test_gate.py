@@ -19,8 +19,9 @@ from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, progress, retry_delay
 from mpiboot.gates.gate import Access, GateResult
 from mpiboot.gates.job_hostfile import HostfileFollower, find
+from mpiboot.gates.pipeline import Pipelines
 from mpiboot.gates.progress import Stage
-from mpiboot.model import Host, Mesh
+from mpiboot.model import Host, Mesh, Worker
 from mpiboot.observe import service_mesh
 from mpiboot.observe.dns import Resolver
 from mpiboot.setting_sources import resolve
@@ -456,6 +457,7 @@ async def test_the_pace_depends_on_how_many_are_waited_for_at_the_same_stage(
 
     def counted(waited: float, pending: int, *more: float | None) -> float:
         (names if more else servers).append(pending)
+        assert not more or more[-1] == 0.07  # the user's own longest pause
         paused.set()
         return pause(waited, pending, *more)
 
@@ -465,7 +467,9 @@ async def test_the_pace_depends_on_how_many_are_waited_for_at_the_same_stage(
             await paused.wait()
 
     monkeypatch.setattr(retry_delay, "pause", counted)
-    waiting = asyncio.ensure_future(failing(cluster, named("w-0", "w-1", "w-2"), access(job, 1)))
+    settings = Settings(timeout=30, dns_interval=0.07)
+    hosts = named("w-0", "w-1", "w-2")
+    waiting = asyncio.ensure_future(failing(cluster, hosts, access(job, 1), settings))
     await until(lambda: 3 in names)
     for name in ("w-0", "w-1"):
         cluster.publish(f"{name}.{DOMAIN}", "127.0.0.2")
@@ -957,3 +961,14 @@ async def test_the_drawn_line_is_taken_away_before_the_gate_ends(
     _, taken, rest = capfd.readouterr().err.rpartition("\r\x1b[K")
     assert taken
     assert rest.startswith("mpiboot: 1 host ready in ")
+
+
+async def test_where_the_name_of_a_ready_host_leads_now_is_told(cluster: Cluster, job: Job) -> None:
+    name = f"w-0.{DOMAIN}"
+    worker = Worker(Host("w-0"), "127.0.0.2", 22, "r", "127.0.0.1", None)
+    async with cluster.resolver() as resolver:
+        pipelines = Pipelines(Settings(), access(job, 22), resolver, changed=lambda: None)
+        cluster.publish(name, "127.0.0.2")
+        assert await pipelines.moved(worker) == ""
+        cluster.publish(name, "127.0.0.4")
+        assert await pipelines.moved(worker) == "its name now has the address 127.0.0.4"

@@ -51,6 +51,7 @@ async def test_as_json_the_time_left_is_a_number(
     while not text:
         await asyncio.sleep(0.01)
         text = capfd.readouterr().err
+    assert not made._changed.is_set()  # else it would look every second, whatever happens
     task.cancel()
     log.configure()
     assert json.loads(text.splitlines()[0])["gives_up_in"] == 12.3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -14,8 +15,10 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from mpiboot import host_shell, log
+from mpiboot.choices import LogFormat
 from mpiboot.gates import stale_processes
 from mpiboot.gates.access import Access
+from mpiboot.host_shell import HostAnswer
 from mpiboot.model import Host, Worker
 from mpiboot.settings import Settings
 from tests.fakes.sshd import Behaviour, Job, sshd
@@ -165,3 +168,28 @@ async def test_only_a_worker_that_is_silent_several_times_running_has_nobody() -
         seen = await stale_processes._ask_again(seen, silent, remote)
         held.append(bool(seen.held))
     assert held == [True, True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (HostAnswer(), ""),
+        (HostAnswer(ended=1), "mpiboot: w-1: ended 1 process left by an earlier launcher of this"),
+        (
+            HostAnswer(left=2),
+            "mpiboot: warning: w-1: 2 processes of an earlier launcher of this job can't be ended",
+        ),
+    ],
+)
+def test_what_was_ended_and_what_could_not_be_is_told(
+    answer: HostAnswer, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure()
+    stale_processes._say("w-1", answer)
+    assert capfd.readouterr().err.startswith(said)
+    log.configure(form=LogFormat.JSON)
+    stale_processes._say("w-1", answer)
+    log.configure()
+    records = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    told = [(item["event"], item["host"], item["processes"]) for item in records]
+    assert told == ([("stale-processes", "w-1", answer.ended or answer.left)] if said else [])
