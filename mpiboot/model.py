@@ -166,8 +166,7 @@ class Link:
 class Mpi:
     """An installed MPI, as its own ``--version`` told it.
 
-    ``path`` is the program
-    that is first on PATH; ``said`` is the line of its answer that was recognised.
+    ``path`` is the program that is first on PATH; ``said`` the line by which it was recognised.
     """
 
     family: MpiFamily
@@ -274,9 +273,8 @@ class Worker:
     reason, and ``look_failed`` what its last try to gather them ended with. ``oom_kills`` are the
     pod's out-of-memory kills so far; ``marks`` are those of launches whose processes are there;
     ``held`` those of them whose launcher is still connected, each with that launcher's address;
-    ``attempts`` are the job's launchers that were there, each with how it ended.
-    ``mpi`` is that of its PATH, and
-    ``called_mpi`` that of the path which the line names, None where it names none.
+    ``attempts`` are the job's launchers that were there, each with how it ended. ``mpi`` is that of
+    its PATH, and ``called_mpi`` that of the path which the line names, None where it names none.
     """
 
     host: Host

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from mpiboot.job.masking import is_secret
+from mpiboot.setting_types import of_service
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,6 @@ MANAGERS: Final = tuple((start, who) for who, names in _MANAGERS.items() for sta
 _NO_MANAGER: Final = ("LS_COLORS", "LS_OPTIONS")
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SERVICE: Final = re.compile(r"(?:tcp|udp|sctp)://")
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -168,7 +168,7 @@ def _local_row(name: str, value: str) -> tuple[str, bool] | None:
     for pattern, because, breaks in POD_LOCAL:
         if matches(name, pattern):
             return because, breaks
-    if name.endswith("_PORT") and _SERVICE.match(value):
+    if of_service(name, value):
         return "the cluster sets it in every pod", False
     return None
 

@@ -186,17 +186,12 @@ class Mpirun:
 
     def _turn(self) -> None:
         launching = self._state.phase is Phase.LAUNCHING
-        times = [*self._deadlines.values(), *self._checks.deadlines()]
-        times += self._agents.deadlines()
-        if launching:
-            times.append(self._look_at)
-        if self._started_by is not None:
-            times.append(self._started_by)
-        if self._saving.due is not None:
-            times.append(self._saving.due)
         goes = self._state.phase is not Phase.ENDING
-        if goes and self._connecting.due is not None:
-            times.append(self._connecting.due)
+        look_at = self._look_at if launching else None
+        connecting = self._connecting.due if goes else None
+        maybe = (look_at, self._started_by, self._saving.due, connecting)
+        times = [*self._deadlines.values(), *self._checks.deadlines(), *self._agents.deadlines()]
+        times += [due for due in maybe if due is not None]
         self._loop.wait(min(times, default=None))
         self._agents.settle()
         now = time.monotonic()

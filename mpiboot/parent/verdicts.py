@@ -102,14 +102,9 @@ def _agent_connected(state: State, event: AgentConnected) -> Step:
 
 
 def _joins_unseen(state: State, event: JoinsUnseen) -> Step:
-    said: tuple[Action, ...] = (
-        Say(
-            LogLevel.WARNING,
-            "launch",
-            f"mpiboot can't see here which daemons have joined mpirun ({event.why}): "
-            "a connected ssh counts as joined",
-        ),
-    )
+    what = f"mpiboot can't see here which daemons have joined mpirun ({event.why}): "
+    what += "a connected ssh counts as joined"
+    said: tuple[Action, ...] = (Say(LogLevel.WARNING, "launch", what),)
     state = replace(state, joins_unseen=True)
     for host in sorted(state.connected):
         state, more = _daemon_joined(state, DaemonJoined(host))
@@ -124,11 +119,8 @@ def _daemon_joined(state: State, event: DaemonJoined) -> Step:
     if event.host in state.no_agent:
         what = "its daemon joined without mpiboot's launch agent: only mpirun will notice its loss"
         said += (Say(LogLevel.WARNING, "launch", what, event.host),)
-    state = replace(
-        state,
-        no_agent=state.no_agent - {event.host},
-        no_daemon=state.no_daemon - {event.host},
-    )
+    no_agent, no_daemon = state.no_agent - {event.host}, state.no_daemon - {event.host}
+    state = replace(state, no_agent=no_agent, no_daemon=no_daemon)
     if state.phase is Phase.LAUNCHING and not state.no_daemon:
         state = stop(replace(state, phase=Phase.RUNNING), Timer.LAUNCH)
         count = len(state.job.hosts)
