@@ -55,8 +55,12 @@ def test_some_pair_lies_across_any_two_groups(bits: int) -> None:
         ("connected fd00::1 - -", (Reached.CONNECTED, "fd00::1", "", None)),
         ("silent - - connected", (Reached.SILENT, "", "", Reached.CONNECTED)),
         ("no-route - - silent", (Reached.NO_ROUTE, "", "", Reached.SILENT)),
+        ("refused 10.0.0.1 - refused", (Reached.REFUSED, "10.0.0.1", "", Reached.REFUSED)),
+        ("silent - - odd", (Reached.SILENT, "", "", None)),
+        ("odd - - silent", None),
         ("", None),
         ("answered 10.0.0.1", None),
+        ("answered 10.0.0.1 10.0.0.9 - more", None),
         ("Traceback (most recent call", None),
     ],
 )
@@ -123,6 +127,40 @@ def test_what_mpi_may_do_without_is_a_warning() -> None:
 
 def test_hosts_without_ranks_are_left_out() -> None:
     assert findings(both(Reached.SILENT), ["w-0", "w-2"]) == ()
+    assert findings(both(Reached.SILENT), ["w-1", "w-2"]) == ()
+    assert len(findings(both(Reached.SILENT), ["w-0", "w-1"])) == 1
+
+
+def test_of_a_dial_that_did_not_come_through_nothing_more_is_known() -> None:
+    one = Dialled("w-0", "w-1", "10.244.0.12", 40001, 2.0, Reached.SILENT)
+    assert (one.own, one.seen, one.ssh_port, one.ssh, one.translated) == ("", "", 0, None, False)
+
+
+@pytest.mark.parametrize(
+    ("own", "seen", "translated"),
+    [
+        ("10.0.0.1", "10.0.0.1", False),
+        ("10.0.0.1", "10.0.0.2", True),
+        ("", "10.0.0.2", False),
+        ("10.0.0.1", "", False),
+    ],
+)
+def test_where_both_addresses_are_known_they_tell_of_nat(
+    own: str, seen: str, *, translated: bool
+) -> None:
+    assert replace(dialled("w-0", "w-1"), own=own, seen=seen).translated == translated
+
+
+def test_what_each_result_means() -> None:
+    blocked = {Reached.SILENT, Reached.REFUSED, Reached.NO_ROUTE}
+    assert {item for item in Reached if item.blocked} == blocked
+    assert [item.value for item in Reached] == [
+        "answered",
+        "connected",
+        "silent",
+        "refused",
+        "no-route",
+    ]
 
 
 def test_another_address_than_the_own_is_named_with_both() -> None:
