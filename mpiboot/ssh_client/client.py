@@ -20,6 +20,7 @@ from typing import Final
 
 import asyncssh
 
+from mpiboot.ssh_client.options import NOTHING_ELSE, host_key_algorithms
 from mpiboot.ssh_client.session import FAILED, ClientSession
 from mpiboot.ssh_client.start import ClientConfig, ClientHost
 from mpiboot.system import open_files
@@ -164,26 +165,15 @@ class Client:
 
     async def _open(self, remote: ClientHost, user: str) -> asyncssh.SSHClientConnection:
         pinned = asyncssh.import_public_key(remote.key) if remote.key else None
-        # The pinned key's algorithms first; the others too, so that a server with another key
-        # shows it instead of saying that there is no common algorithm.
-        known = [alg.decode() for alg in asyncssh.public_key.get_default_public_key_algs()]
-        first = [alg.decode() for alg in pinned.sig_algorithms] if pinned else []
         return await asyncssh.connect(
             remote.address,
             remote.port,
-            config=None,
             client_factory=lambda: _HostKeyCheck(pinned),
-            # No key is known beforehand, so that _HostKeyCheck sees the one that is shown.
-            known_hosts=([], [], []),
-            server_host_key_algs=[*first, *(alg for alg in known if alg not in first)],
-            x509_trusted_certs=None,
+            server_host_key_algs=host_key_algorithms(pinned),
             username=user,
             client_keys=[self._key],
-            agent_path=None,
-            client_host_keys=None,
-            gss_host=None,
             preferred_auth="publickey",
-            compression_algs=None,
+            **NOTHING_ELSE,
             encryption_algs=_CIPHERS,
             keepalive_interval=self.config.patience.interval,
             keepalive_count_max=self.config.patience.probes,

@@ -21,6 +21,7 @@ from mpiboot.choices import HostKeys
 from mpiboot.errors import error
 from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh_client.dialogue import Connection, closed
+from mpiboot.ssh_client.options import NOTHING_ELSE, host_key_algorithms
 
 OUTPUT_LIMIT: Final = 1 << 20
 _SHOWN: Final = 60
@@ -128,12 +129,7 @@ class Login:
         self.public_line = _key_line(self._key)
         self.fingerprint = self._key.get_fingerprint()
         self.host_fingerprint = self._pinned.get_fingerprint()
-        # asyncssh would offer only the pinned key's algorithms: a server without that key would
-        # then say "no common algorithm" rather than show the key that it has.
-        defaults = [alg.decode() for alg in asyncssh.public_key.get_default_public_key_algs()]
-        pinned = [alg.decode() for alg in self._pinned.sig_algorithms]
-        first = [alg for alg in pinned if alg in defaults] or pinned
-        self._algorithms = [*first, *(alg for alg in defaults if alg not in first)]
+        self._algorithms = host_key_algorithms(self._pinned)
 
     async def log_in(
         self,
@@ -217,19 +213,12 @@ class Login:
             target.port,
             # create_connection takes the socket over; ours must stay valid to be closed.
             sock=sock.dup(),
-            config=None,
             client_factory=lambda: client,
-            # No key is known beforehand, so that _LoginRecord sees the one that is shown.
-            known_hosts=([], [], []),
             server_host_key_algs=self._algorithms,
-            x509_trusted_certs=None,
             username=target.user,
             client_keys=None,
-            agent_path=None,
-            client_host_keys=None,
-            gss_host=None,
             preferred_auth="publickey,keyboard-interactive,password",
-            compression_algs=None,
+            **NOTHING_ELSE,
             keepalive_interval=5,
         )
 
