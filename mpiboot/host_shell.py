@@ -125,8 +125,9 @@ class HostAnswer:
     way in which a program can't be run (``file``, ``right``, ``name``) and that program;
     ``connecting`` are the connections that nobody answers: the far end as /proc/net/tcp has it, how
     often it was tried again, and the rank, empty where that isn't known. ``listener`` is who
-    listens at the port asked for, empty where that can't be seen, None where nobody does. ``ended``
-    and ``left`` count the processes that an order has ended, and those that it could not.
+    listens at the port asked for, empty where that can't be seen, None where nobody does;
+    ``in_mpi`` counts the ranks that have not left MPI. ``ended`` and ``left`` count the processes
+    that an order has ended, and those that it could not.
     """
 
     oom_kills: int | None = None
@@ -146,6 +147,7 @@ class HostAnswer:
     lacks: tuple[tuple[str, str], ...] = ()
     connecting: tuple[tuple[str, int, str], ...] = ()
     listener: str | None = None
+    in_mpi: int = 0
     ended: int = 0
     left: int = 0
 
@@ -180,6 +182,7 @@ def read(output: str) -> HostAnswer:
         lacks=tuple(_pairs(rows.get("lacks", ()))),
         connecting=tuple(_connecting(rows.get("connecting", ()))),
         listener=next(iter(rows.get("listener", ())), None),
+        in_mpi=len(rows.get("in-mpi", ())),
         ended=_number(rows, "ended") or 0,
         left=_number(rows, "left") or 0,
     )

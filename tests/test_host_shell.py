@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,6 +144,64 @@ def test_who_listens_at_a_port_is_named(shell: str, family: str, address: str) -
 def test_a_listener_that_no_process_here_has_is_one_all_the_same() -> None:
     """As of another pod on the node's network."""
     assert host_shell.read("mpiboot-listener \n").listener == ""
+
+
+# A rank as far as the question sees it: a library's name among its files in memory, and a socket.
+RANK = """
+import mmap, os, socket, sys
+library, close, fork = sys.argv[1:]
+if library:
+    file = open(library, "rb")
+    memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+if close:
+    one = socket.socket()
+    os.dup2(one.fileno(), int(os.environ["PMI_FD"]))  # the number was free
+if fork:
+    os.fork()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "close", "fork", "memory", "count"),
+    [
+        ("libmpi.so.12", "", "", None, 1),
+        ("libmpich.so.12", "", "", None, 1),
+        ("libmpi.so.12", "", "workers of a data loader", None, 1),
+        ("libmpi.so.12", "after MPI_Finalize", "", None, 0),
+        ("libc.so.6", "", "", None, 0),
+        ("", "", "", None, 0),
+        # MPICH 5 keeps the connection.
+        ("libmpi.so.12", "", "", "ucx_shm_posix_1", 1),
+        ("libmpi.so.12", "", "", "after MPI_Finalize", 0),
+    ],
+)
+def test_the_ranks_that_have_not_left_mpi_are_counted(
+    tmp_path: Path, library: str, close: str, fork: str, memory: str | None, count: int
+) -> None:
+    if library:
+        (tmp_path / library).write_bytes(b"x")
+    mark = f"MPIBOOT_JOB_MARK={tmp_path}"  # others may run this too
+    env = {"FIRST": "1", "MPIBOOT_JOB_MARK": str(tmp_path)}
+    if memory:
+        env["PMI_HOSTNAME"] = "w-0"
+    server, rank = socket.socketpair()
+    with server, rank, (tmp_path / (memory or "none")).open("wb") as shared:
+        child = subprocess.Popen(
+            [sys.executable, "-c", RANK, str(tmp_path / library) if library else "", close, fork],
+            env={**env, "PMI_FD": str(rank.fileno())},
+            pass_fds=(rank.fileno(), shared.fileno()),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert child.stdin is not None
+        assert child.stdout is not None
+        for _ in range(2 if fork else 1):
+            assert child.stdout.readline() == b"\n"
+        output = run(command=host_shell.ask("in_mpi").replace("MPIBOOT_JOB_MARK=", mark))
+        child.communicate()
+    assert host_shell.read(output).in_mpi == count
 
 
 @pytest.fixture

@@ -149,19 +149,33 @@ async def gather(
     return [line for _, line in sorted(rows, key=lambda row: row[0])]
 
 
-async def unanswered(hosts: tuple[evidence.Baseline, ...]) -> list[str]:
-    """Ask hosts for connections that nobody answers; what is not known in time is left out."""
-    command = host_shell.ask("connecting")
+async def _beside_the_job(
+    hosts: tuple[evidence.Baseline, ...], question: str
+) -> list[tuple[evidence.Baseline, host_shell.HostAnswer]]:
+    """Ask hosts while the job runs; who has not answered in time is left out."""
+    command = host_shell.ask(question)
     free = asyncio.Semaphore(_AT_ONCE)
     asked = {}
     for host in hosts:
         words = ("-c", command) if host.here else (_AGENT, host.name, command)
         asked[asyncio.ensure_future(_run(words, free))] = host
-    found = []
-    for host, output in await _in_time(asked, _SECONDS_BESIDE_THE_JOB):
-        if output:
-            found += unanswered_connections.lines(hosts, host_shell.read(output).connecting, host)
-    return found
+    answers = await _in_time(asked, _SECONDS_BESIDE_THE_JOB)
+    return [(host, host_shell.read(output)) for host, output in answers if output]
+
+
+async def unanswered(hosts: tuple[evidence.Baseline, ...]) -> list[str]:
+    """Ask hosts for connections that nobody answers."""
+    return [
+        line
+        for host, answer in await _beside_the_job(hosts, "connecting")
+        for line in unanswered_connections.lines(hosts, answer.connecting, host)
+    ]
+
+
+async def in_mpi(hosts: tuple[evidence.Baseline, ...]) -> list[str]:
+    """Ask hosts for ranks that have not left MPI: a line for each host that has some."""
+    found = await _beside_the_job(hosts, "in_mpi")
+    return [f"{host.name} {answer.in_mpi}" for host, answer in found if answer.in_mpi]
 
 
 def _is(host: evidence.Baseline, where: str) -> bool:
@@ -197,6 +211,8 @@ def main(folder: str, wanted: str, *words: str) -> None:
     hosts = tuple(nearest[:_HOSTS])
     if request is Request.CONNECTING:
         asyncio.run(_write(unanswered(hosts)))
+    elif request is Request.IN_MPI:
+        asyncio.run(_write(in_mpi(hosts)))
     else:
         asyncio.run(_write(gather(hosts, program, (first, signal))))
 

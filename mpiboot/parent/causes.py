@@ -95,6 +95,21 @@ def pod_ending(host: str) -> Verdict:
     return verdict_of("host-lost", said, host)
 
 
+def ranks_waiting(state: State) -> Verdict:
+    """Judge a job whose ranks wait in MPI for those of a host that have all ended.
+
+    MPI_Finalize lets no rank go before all are there, so these had not called it. With what code
+    they ended mpirun tells only at its own end.
+    """
+    host = in_order(state, state.ended_well)[0]
+    first = state.first_rank
+    said = "and the others waited for it in MPI: it had not called MPI_Finalize"
+    if first and first.last and first.code:
+        said = f"{rank_name(first)} exited with code {first.code}, {said}"
+        return Verdict(first.code, "", said, first.host, rank=first.rank)
+    return verdict_of("daemon-failed", f"its last rank ended, {said}", host)
+
+
 def rank_name(ended: RankEnded) -> str:
     """Name a rank as far as mpirun does."""
     return "a rank" if ended.rank is None else f"rank {ended.rank}"

@@ -25,6 +25,7 @@ class Timer(str, Enum):
     KILLED = "killed"  # ... after SIGKILL
     AGENTS = "agents"  # the agents follow mpirun
     DAEMONS_ENDED = "daemons-ended"  # mpirun follows its daemons
+    HOST_DONE = "host-done"  # the job goes on though a host's ranks have all ended
     RANK_ENDED = "rank-ended"  # mpirun ends a job whose rank ended badly
 
 
@@ -112,6 +113,13 @@ class RanksLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class RanksInMpi:
+    """So many ranks have not left MPI, as the workers tell."""
+
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
 class HostEnding:
     """A worker tells that its pod was told to end."""
 
@@ -159,6 +167,7 @@ Event: TypeAlias = (
     | RankSeen
     | RankEnded
     | RanksLeft
+    | RanksInMpi
     | HostEnding
     | HostChecked
     | Signalled
@@ -188,6 +197,11 @@ class StopRanks:
 @dataclass(frozen=True, slots=True)
 class ReleaseMpirun:
     """Hold mpirun no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskForRanksInMpi:
+    """Ask the workers which ranks have not left MPI; ``RanksInMpi`` is the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,5 +263,13 @@ class Finish:
 
 
 Action: TypeAlias = (
-    SendSignal | StopRanks | ReleaseMpirun | StartTimer | KillMpirun | CheckHost | Say | Finish
+    SendSignal
+    | StopRanks
+    | ReleaseMpirun
+    | AskForRanksInMpi
+    | StartTimer
+    | KillMpirun
+    | CheckHost
+    | Say
+    | Finish
 )

@@ -5,9 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.parent.causes import CODES, LISTED, in_order, not_started, rank_name, verdict_of
+from mpiboot.parent.causes import (
+    CODES,
+    LISTED,
+    in_order,
+    not_started,
+    rank_name,
+    ranks_waiting,
+    verdict_of,
+)
 from mpiboot.parent.events import RankEnd, Verdict
-from mpiboot.parent.state import BY_SIGNAL, SIGKILL, SSH_FAILED, Loss, State, signal_name
+from mpiboot.parent.state import (
+    BY_SIGNAL,
+    SIGKILL,
+    SSH_FAILED,
+    WAITING_LOOKS,
+    Loss,
+    State,
+    signal_name,
+)
 from mpiboot.wording import counted, first_few
 
 # What ssh says -> row of checks. The first that fits; ssh's own words, as OpenSSH 8 to 10 write.
@@ -41,7 +57,7 @@ def judge(state: State) -> Verdict:
     """Say how a job ended; ``state.ended`` is known."""
     cause = state.cause
     if cause and not (state.signal and CODES[cause.reference][1]):
-        return cause
+        return ranks_waiting(state) if state.waiting_looks == WAITING_LOOKS else cause
     if state.signal:
         return _by_signal(state)
     if state.no_agent and not state.losses and _status(state) == 0:

@@ -19,6 +19,7 @@ from mpiboot.parent.agents import Agents
 from mpiboot.parent.events import (
     Action,
     AgentStarted,
+    AskForRanksInMpi,
     CheckHost,
     DaemonJoined,
     Event,
@@ -30,6 +31,7 @@ from mpiboot.parent.events import (
     MpirunEnded,
     RankEnded,
     RankSeen,
+    RanksInMpi,
     RanksLeft,
     ReleaseMpirun,
     Say,
@@ -50,6 +52,7 @@ from mpiboot.parent.notice import Notices
 from mpiboot.parent.os_calls import has_terminal, reap, spawn
 from mpiboot.parent.output_writer import OutputWriter
 from mpiboot.parent.processes import end_all, send, survivors
+from mpiboot.parent.rank_question import RankQuestion
 from mpiboot.parent.saving import Saving
 from mpiboot.parent.signals import Signals, name
 from mpiboot.parent.state import FAMILIES, UNKNOWN, Job, Phase
@@ -93,6 +96,9 @@ class Mpirun:
         self._started_by: float | None = None
         seconds = spec.connect_check if spec.daemons else 0.0
         self._connecting = ConnectionWatch(loop, self.folder, environ, seconds)
+        self._ranks_in_mpi = RankQuestion(
+            loop, self.folder, environ, lambda ranks: self._feed(RanksInMpi(ranks))
+        )
         self._look_step, self._look_at = _LOOK_FIRST, 0.0
         # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
         # that, and reads the terminal; without a terminal each signal comes to us alone.
@@ -164,6 +170,7 @@ class Mpirun:
             self._name_unused()
         self._notices.close()
         self._connecting.stop()
+        self._ranks_in_mpi.stop()
         self._saving.release()
         self._agents.ignore()
         return self._placed(self.verdict)
@@ -235,6 +242,8 @@ class Mpirun:
                     self._saving.release()
                     found = survivors(self.child, self.folder, reaped=False)
                     send([self.child, *found], signal.SIGKILL)
+                case AskForRanksInMpi():
+                    self._ranks_in_mpi.ask()
                 case CheckHost(host=host):
                     self._ask(host)
                 case Say(level=level, event=event, said=said, host=host):

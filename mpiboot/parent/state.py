@@ -109,6 +109,8 @@ SIGUSR: Final = (10, 12)
 BY_SIGNAL: Final = 128
 # ssh's own failures, and a remote command that a signal ended.
 SSH_FAILED: Final = 255
+# So often ranks are to be found in MPI without those of a host until the job is ended.
+WAITING_LOOKS: Final = 2
 
 
 def signal_name(number: int) -> str:
@@ -174,7 +176,9 @@ class State:
     ``ended_well`` ones after it. ``pending`` timers are running. ``stage`` counts how hard mpirun
     is being ended (1 asked, 2 asked again, 3 killed). ``cause`` is why, where a host's loss isn't
     the reason. ``first_rank`` is the first that ended badly. ``late_agents`` are hosts whose agents
-    did not follow mpirun. ``saving`` ranks were told to end, and mpirun is held; ``ranks_left`` of
+    did not follow mpirun. ``waiting_looks`` are how often ranks were found in MPI after a host's
+    had all ended.
+    ``saving`` ranks were told to end, and mpirun is held; ``ranks_left`` of
     them are still there.
     """
 
@@ -198,5 +202,6 @@ class State:
     first_rank: RankEnded | None = None
     ended: MpirunEnded | None = None
     finished: bool = False
+    waiting_looks: int = 0
     saving: bool = False
     ranks_left: int | None = None

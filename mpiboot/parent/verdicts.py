@@ -18,6 +18,7 @@ from mpiboot.parent.causes import (
     not_started,
     pod_ending,
     rank_ended_badly,
+    ranks_waiting,
 )
 from mpiboot.parent.ending import (
     WAITS,
@@ -26,6 +27,7 @@ from mpiboot.parent.ending import (
     end,
     host_ending,
     ranks_left,
+    save,
     signalled,
     start,
     stop,
@@ -35,6 +37,7 @@ from mpiboot.parent.events import (
     AgentConnected,
     AgentEnded,
     AgentStarted,
+    AskForRanksInMpi,
     CheckHost,
     DaemonJoined,
     Event,
@@ -46,6 +49,7 @@ from mpiboot.parent.events import (
     RankEnd,
     RankEnded,
     RankSeen,
+    RanksInMpi,
     RanksLeft,
     Say,
     Signalled,
@@ -57,6 +61,7 @@ from mpiboot.parent.judgement import how, judge
 from mpiboot.parent.state import (
     SIGKILL,
     SIGTERM,
+    WAITING_LOOKS,
     Job,
     Loss,
     Phase,
@@ -174,7 +179,10 @@ def _ended_well(state: State, event: AgentEnded) -> Step:
         return replace(state, ended_unjoined=state.ended_unjoined | {event.host}), ()
     state = replace(state, ended_well=state.ended_well | {event.host})
     over = state.phase is Phase.RUNNING and state.ended_well.issuperset(state.job.hosts)
-    return start(state, Timer.DAEMONS_ENDED) if over and not state.agents else (state, ())
+    if over and not state.agents:
+        return start(state, Timer.DAEMONS_ENDED)
+    waits = state.job.family.daemons_follow and not state.job.goes_on
+    return start(state, Timer.HOST_DONE) if waits and state.agents else (state, ())
 
 
 def _ask(state: State, hosts: tuple[str, ...], actions: tuple[Action, ...]) -> Step:
@@ -185,6 +193,28 @@ def _ask(state: State, hosts: tuple[str, ...], actions: tuple[Action, ...]) -> S
     state, begun = start(state, Timer.HOST_CHECK)
     state = replace(state, being_checked=state.being_checked | set(wanted))
     return state, (*actions, *begun, *(CheckHost(host) for host in wanted))
+
+
+def _host_done(state: State) -> Step:
+    return state, ((AskForRanksInMpi(),) if state.agents else ())
+
+
+def _ranks_in_mpi(state: State, event: RanksInMpi) -> Step:
+    over = state.signal or state.cause or state.stage or state.ended is not None
+    if over or not state.ended_well:
+        return state, ()
+    state = replace(state, waiting_looks=state.waiting_looks + 1 if event.ranks else 0)
+    if not event.ranks:
+        return state, ()
+    if state.waiting_looks < WAITING_LOOKS:
+        return start(state, Timer.HOST_DONE)
+    cause = ranks_waiting(state)
+    many = "rank" if event.ranks == 1 else "ranks"
+    said = f"its last rank ended, and {event.ranks} {many} elsewhere wait in MPI: the job is ended"
+    warned = Say(LogLevel.WARNING, "launch", said, cause.host)
+    # Its own signal would end mpirun before it tells with what codes ranks ended.
+    state, actions = save(replace(state, cause=cause)) if state.job.grace else end(state, cause)
+    return state, (warned, *actions)
 
 
 def _rank_seen(state: State, event: RankSeen) -> Step:
@@ -266,6 +296,7 @@ _TIMES_UP: Final[Mapping[Timer, Callable[[State], Step]]] = {
     Timer.LAUNCH: _launch_over,
     Timer.LOST_DAEMON: lambda state: end(state, None),
     Timer.DAEMONS_ENDED: lambda state: end(state, not_ended(state)),
+    Timer.HOST_DONE: _host_done,
     Timer.RANK_ENDED: lambda state: end(state, rank_ended_badly(state)),
     Timer.GRACE: _ask_again,
     Timer.KILL: _ask_again,
@@ -292,6 +323,7 @@ _RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {
     RankEnded: _rank_ended,
     HostEnding: host_ending,
     RanksLeft: lambda state, event: ranks_left(state, event.ranks),
+    RanksInMpi: _ranks_in_mpi,
     HostChecked: _host_checked,
     Signalled: signalled,
     MpirunEnded: _mpirun_ended,

@@ -282,6 +282,12 @@ def test_the_launcher_itself_is_asked_by_its_own_shell(ssh: Ssh) -> None:
     assert ssh.asked() == {}
 
 
+def test_hosts_are_asked_for_ranks_in_mpi(ssh: Ssh) -> None:
+    some, none = "echo mpiboot-in-mpi; echo mpiboot-in-mpi", "echo"
+    hosts = (ssh.answers("w-0", some), ssh.answers("w-1", none), ssh.before("x"))
+    assert ssh.run(ask_workers.in_mpi(hosts)) == ["w-0 2"]
+
+
 def test_connections_that_nobody_answers_are_told_with_both_hosts(ssh: Ssh) -> None:
     told = "echo mpiboot-connecting 0200000A:0401 5 7; echo mpiboot-connecting 0900000A:0016 4"
     hosts = (ssh.answers("w-0", told), ssh.answers("w-1", "echo nothing; exit 1"), ssh.before("x"))

@@ -15,6 +15,7 @@ from mpiboot.parent.events import (
     AgentConnected,
     AgentEnded,
     AgentStarted,
+    AskForRanksInMpi,
     CheckHost,
     DaemonJoined,
     Event,
@@ -27,6 +28,7 @@ from mpiboot.parent.events import (
     RankEnd,
     RankEnded,
     RankSeen,
+    RanksInMpi,
     RanksLeft,
     ReleaseMpirun,
     Say,
@@ -625,6 +627,65 @@ def test_a_ranks_signal_is_named(status: int, name: str) -> None:
     assert name in end.said
 
 
+HOST_ENDS = AgentEnded("w-2", 101, 0)
+LOOKED = (TimerFired(Timer.HOST_DONE), RanksInMpi(1))
+
+
+def test_ranks_that_wait_in_mpi_for_those_of_a_host_that_ended_are_ended() -> None:
+    state, actions = go([HOST_ENDS], running("mpich"))
+    assert actions == (StartTimer(Timer.HOST_DONE, 15.0),)
+    state, actions = go([TimerFired(Timer.HOST_DONE)], state)
+    assert actions == (AskForRanksInMpi(),)
+    state, actions = go([RanksInMpi(1)], state)
+    assert actions == (StartTimer(Timer.HOST_DONE, 15.0),)
+    state, actions = go(LOOKED, state)
+    # Mpirun itself would end before it tells with which codes ranks ended.
+    assert StopRanks(15, 20.0) in actions
+    assert not any(isinstance(action, SendSignal) for action in actions)
+    told = judged([RanksLeft(1), RanksLeft(0), EXITED, MpirunEnded(15)], state)
+    assert (told.code, told.host, told.rank) == (3, "w-2", 1)
+    assert told.said.startswith("rank 1 exited with code 3, and the others waited for it in MPI")
+    # With 0, say, or where what mpirun writes is not read.
+    ours = RankEnded(0, RankEnd.SIGNAL, "w-1", 15, last=True)
+    ends: tuple[list[Event], ...] = ([ours, MpirunEnded(15)], [MpirunEnded(255)])
+    for events in ends:
+        silent = judged(events, state)
+        assert (silent.code, silent.reference, silent.host) == (69, "daemon-failed", "w-2")
+        assert silent.said.startswith("its last rank ended, and the others waited")
+
+
+def test_without_a_grace_mpirun_ends_the_ranks_that_wait() -> None:
+    state = running("mpich")
+    state = replace(state, job=replace(state.job, grace=0.0))
+    _, actions = go([HOST_ENDS, *LOOKED, *LOOKED], state)
+    assert SendSignal(15) in actions
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        # All of them are out of MPI, or are no MPI program.
+        [HOST_ENDS, *LOOKED, TimerFired(Timer.HOST_DONE), RanksInMpi(0)],
+        [HOST_ENDS, TimerFired(Timer.HOST_DONE), RanksInMpi(0), RanksInMpi(1)],
+        [HOST_ENDS, Signalled(TERM), *LOOKED, *LOOKED],
+        [HOST_ENDS, MpirunEnded(0), *LOOKED, *LOOKED],
+        [HOST_ENDS, AgentEnded("w-1", 100, 0), TimerFired(Timer.HOST_DONE)],
+    ],
+)
+def test_ranks_that_wait_for_nobody_go_on(events: list[Event]) -> None:
+    state, actions = go(events, running("mpich"))
+    assert state.cause is None
+    assert not any(isinstance(action, StopRanks) and not state.signal for action in actions)
+
+
+@pytest.mark.parametrize(("family", "goes_on"), [("mpich", True), ("openmpi4", False)])
+def test_a_host_may_end_where_its_ranks_are_not_waited_for(family: str, goes_on: bool) -> None:  # noqa: FBT001
+    """Fault tolerance was asked for; Open MPI says itself that a rank is missing."""
+    state = running(family)
+    state = replace(state, job=replace(state.job, goes_on=goes_on))
+    assert go([HOST_ENDS], state)[1] == ()
+
+
 @pytest.mark.parametrize("joined", [True, False])
 def test_hydras_daemons_that_fail_over_a_failed_rank_are_no_lost_hosts(joined: bool) -> None:  # noqa: FBT001
     """Those of a short job may have joined unseen; one that isn't there is another matter."""
@@ -704,6 +765,7 @@ happenings: st.SearchStrategy[Event] = st.one_of(
     st.builds(HostChecked, hosts, st.sampled_from((True, False, None))),
     st.builds(Signalled, st.sampled_from((1, 2, 3, 10, 12, 15)), st.booleans()),
     st.builds(HostEnding, hosts),
+    st.builds(RanksInMpi, st.integers(0, 2)),
     st.builds(RanksLeft, st.sampled_from((None, 0, 1, 4))),
     st.builds(MpirunEnded, st.sampled_from((0, 1, 3, 205, 255)), st.just(0)),
     st.builds(MpirunEnded, st.just(0), st.sampled_from((9, 11, 15))),

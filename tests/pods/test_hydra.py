@@ -223,6 +223,42 @@ def test_a_rank_that_ends_badly_is_told_with_its_host(
     assert (end in ("segv", "kill")) == ("BAD TERMINATION" in stdout)
 
 
+def _one_leaves(code: int) -> tuple[str, ...]:
+    """Rank 1 ends without MPI_Finalize, which the other one then waits in."""
+    leaves = f"[ $PMI_RANK = 0 ] || exec {RING} --rank 1 --no-finalize --exit {code}"
+    return ("sh", "-c", f"{leaves}; exec {RING}")
+
+
+@pytest.mark.parametrize(
+    ("image", "code"),
+    [
+        (MPICH4, 3),
+        pytest.param("mpich-5.0", 3, marks=pytest.mark.full),
+        pytest.param("mpich-5.0", 0, marks=pytest.mark.full),
+        pytest.param(INTEL, 0, marks=pytest.mark.full),
+    ],
+    indirect=["image"],
+)
+def test_ranks_that_wait_for_ever_for_one_that_ended(
+    cluster: Cluster, image: Image, code: int
+) -> None:
+    """By itself the job never ends, and nobody says why."""
+    job = started(cluster, image, *_one_leaves(code))
+    assert job.wait(PATIENCE) == (code or 69)
+    line = end_line(job.launcher.stderr())
+    assert "pi-worker-1.pi.default.svc: " in line
+    assert f"rank 1 exited with code {code}" in line or not code
+    assert "the others waited for it in MPI" in line
+    until(lambda: not any(map(rings, job.workers)))
+
+
+@each
+def test_a_rank_may_stay_long_after_mpi_finalize(cluster: Cluster, image: Image) -> None:
+    """As one that writes its results where the others have ended: it waits for nobody."""
+    job = started(cluster, image, RING, "--rank", "0", "--after", "40")
+    assert job.wait(PATIENCE) == 0
+
+
 @each
 def test_what_the_line_asks_for_is_held_against_the_slots(cluster: Cluster, image: Image) -> None:
     """By itself it begins again at the first host, or leaves hosts without a word."""

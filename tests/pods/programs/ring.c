@@ -1,13 +1,14 @@
 /* The job that the tests run: says which rank runs where, then ends in the way it is told to.
  *
  *   ring [--bytes MB] [--sleep S] [--file PATH] [--ignore-term] [--no-finalize]
- *        [--save S] [--rank R] [--exit CODE | --abort CODE | --segv | --kill]
+ *        [--save S] [--after S] [--rank R] [--exit CODE | --abort CODE | --segv | --kill]
  *
  * Each rank prints one line, "rank R of N on HOST", after an MPI_Allreduce over all of them.
  * --bytes moves that many MB from each rank to the next one; --file appends a line per second;
  * the last four ways to end hold for rank R (the last one unless told); --no-finalize for all.
  * With --save a rank (R alone, where told) that gets SIGTERM or SIGUSR1 needs S seconds to write
- * /ckpt/saved-RANK, notes each further signal in it, and ends its stay.
+ * /ckpt/saved-RANK, notes each further signal in it, and ends its stay. With --after rank R stays
+ * for S seconds after MPI_Finalize.
  */
 #include <getopt.h>
 #include <mpi.h>
@@ -87,7 +88,7 @@ static void save(double seconds, int rank)
 int main(int argc, char **argv)
 {
     long megabytes = 0;
-    double seconds = 0, saving = -1;
+    double seconds = 0, saving = -1, after = 0;
     int who = -1, code = 0, finalize = 1, option;
     char end = 0, host[256] = "";
     const char *path = NULL;
@@ -97,7 +98,7 @@ int main(int argc, char **argv)
         {"no-finalize", no_argument, NULL, 'n'}, {"rank", required_argument, NULL, 'r'},
         {"exit", required_argument, NULL, 'e'},  {"abort", required_argument, NULL, 'a'},
         {"segv", no_argument, NULL, 'v'},        {"kill", no_argument, NULL, 'k'},
-        {"save", required_argument, NULL, 'w'},
+        {"save", required_argument, NULL, 'w'},  {"after", required_argument, NULL, 'l'},
         {NULL, 0, NULL, 0}};
 
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -108,6 +109,7 @@ int main(int argc, char **argv)
         case 'i': signal(SIGTERM, SIG_IGN); break;
         case 'n': finalize = 0; break;
         case 'w': saving = atof(optarg); break;
+        case 'l': after = atof(optarg); break;
         case 'r': who = atoi(optarg); break;
         case 'e': case 'a': code = atoi(optarg); end = option; break;
         case 'v': case 'k': end = option; break;
@@ -148,5 +150,7 @@ int main(int argc, char **argv)
     }
     if (finalize)
         MPI_Finalize();
+    if (rank == who)
+        stay(after, path, rank, host);
     return 0;
 }
