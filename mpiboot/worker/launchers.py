@@ -56,14 +56,14 @@ class Launchers:
         if came := _CAME.fullmatch(line):
             name = came[1].decode("ascii", "replace")
             self._may_disconnect, self._hold = came[2] == b"1", None
-            why = self._seen.pop(name, "")
+            why = ""  # a script has gone on after what its last launch told
         elif ended := _ENDED.fullmatch(line):
             name = ended[1].decode("ascii", "replace")
             self._hold = None if ended[2] == b"-" else float(ended[2])
             why = ended[3].decode("ascii")
-            self._seen.pop(name, None)  # the latest is the last line
         else:
             return
+        self._seen.pop(name, None)  # the latest is the last line
         self._silent_since = now
         self._seen[name] = why
         self._keep()

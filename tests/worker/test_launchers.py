@@ -103,9 +103,18 @@ def test_a_container_that_starts_again_remembers(path: Path) -> None:
 
 def test_one_launcher_is_one_attempt_however_often_it_comes(path: Path) -> None:
     seen = Launchers(path, AWAY, WAITS)
-    for line in (CAME, CAME, FAILED, CAME):
+    for line in (CAME, CAME, FAILED):
         seen.hear(line, 0.0)
     assert path.read_text() == "a@1@x host-lost%3A%20w-1\n"
+
+
+def test_a_script_that_went_on_did_not_end_by_what_one_launch_of_it_told(path: Path) -> None:
+    seen = Launchers(path, AWAY, WAITS)
+    for line in (STAYS, WENT_ON):
+        seen.hear(line, 0.0)
+    assert path.read_text() == "a@1@x names-unresolved\n"
+    seen.hear(STAYS, 0.0)
+    assert path.read_text() == "a@1@x \n"
 
 
 def test_after_a_good_end_the_next_launcher_is_a_first_one(path: Path) -> None:
