@@ -235,3 +235,32 @@ def test_the_users_own_values(values: dict[str, str], said: str) -> None:
     found = worker_checks.user_values(own, values, values)
     assert [one.check for one in found] == (["nccl-value"] if said else [])
     assert all(one.said.startswith(said) for one in found)
+
+
+# On the node's own network
+
+
+def test_of_a_nodes_ports_those_that_can_carry_data_are_taken() -> None:
+    """A node has ports that nobody plugged in, or may not open; InfiniBand needs no link."""
+    worker = w.host_network(0)
+    assert worker.facts is not None
+    devices = list(worker.facts.fabric.devices)
+    down = replace(devices[3].ports[0], state=PortState.DOWN)
+    devices[3] = replace(devices[3], ports=(down,))
+    devices[4] = replace(devices[4], open_error="Operation not permitted")
+    fabric = replace(worker.facts.fabric, devices=tuple(devices))
+    found = network(worker, fabric=fabric)
+    assert [rail.device.name for rail in found.rails] == [f"mlx5_{n}" for n in (1, 2, 5, 6, 7, 8)]
+
+
+def test_the_control_links_own_port_carries_no_data_on_the_nodes_network() -> None:
+    node = w.ipoib(0)
+    assert node.facts is not None
+    ib0 = next(link for link in node.facts.links if link.name == "ib0")
+    bridge = w.link("cni0", "10.244.9.1/24", index=60, kind="bridge")
+    other = w.device("mlx5_7", w.port(layer="InfiniBand"), index=7, protocol="ib")
+    devices = (*node.facts.fabric.devices, other)
+    worker = w.worker("w-0", ib0, bridge, devices=devices, control="10.9.0.5")
+    found = worker_network.choose(worker, DEFAULT)
+    assert found.host_network
+    assert [rail.name for rail in found.rails] == ["mlx5_7:1"]

@@ -11,6 +11,7 @@ from mpiboot.parent.events import (
     AgentConnected,
     AgentEnded,
     AgentStarted,
+    CheckHost,
     DaemonJoined,
     Event,
     HostChecked,
@@ -326,3 +327,16 @@ def test_what_hosts_found_is_put_in_order_and_limited() -> None:
     memory = ("launcher-memory\tlauncher\tout of memory", "rank-memory\tw-3\tout of memory")
     _, rest = judgement.proved(Verdict(1, "", "own"), (*memory, "w-9: /tmp is full"))
     assert rest == ("w-3: out of memory", "launcher: out of memory", "w-9: /tmp is full")
+
+
+def test_a_host_that_never_joined_is_not_asked_and_nothing_waits_for_its_answer() -> None:
+    start = go([AgentStarted("w-1", 100), AgentStarted("w-2", 101)])[0]
+    state, actions = go([AgentEnded("w-2", 101, 255)], start)
+    assert Timer.HOST_CHECK not in state.pending
+    assert not any(isinstance(item, CheckHost) for item in actions)
+    # One that had joined is.
+    state, actions = go([AgentEnded("w-2", 101, 255)], running())
+    assert Timer.HOST_CHECK in state.pending
+    assert actions[-1] == CheckHost("w-2")
+    # Its answer is the end of that wait.
+    assert Timer.HOST_CHECK not in go([HostChecked("w-2", reachable=True)], state)[0].pending
