@@ -25,3 +25,11 @@ def lasting(seconds: float) -> str:
     parts = [(hours, "h"), (minutes, "m"), (left, "s")]
     shown = [f"{count}{unit}" for count, unit in parts if count][:2]
     return "".join(shown) or "0s"
+
+
+def size_of(number: int) -> str:
+    """Write a number of bytes in the largest unit that it fills: ``64 KiB``, ``1.5 GiB``."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if number >= scale:
+            return f"{number / scale:.4g} {unit}"
+    return f"{number} bytes"

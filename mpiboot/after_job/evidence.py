@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
+from mpiboot.wording import size_of
+
 if TYPE_CHECKING:
     from mpiboot.host_shell import HostAnswer
     from mpiboot.model import Worker
@@ -108,13 +110,6 @@ class Explanation:
         )
 
 
-def _size(number: int) -> str:
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if number >= scale:
-            return f"{number / scale:.4g} {unit}"
-    return f"{number} bytes"
-
-
 def _namespace(dns: str) -> str:
     """Write kubectl's option for the namespace of ``pod.service.namespace.svc...``."""
     labels = dns.split(".")
@@ -205,9 +200,9 @@ def _killed(baseline: Baseline, answer: HostAnswer) -> str:
     what = "a process" if count == 1 else f"{count} processes"
     sizes = []
     if answer.limit is not None and answer.limit < _UNLIMITED:
-        sizes.append(f"limit {_size(answer.limit)}")
+        sizes.append(f"limit {size_of(answer.limit)}")
     if answer.peak is not None:
-        sizes.append(f"peak {_size(answer.peak)}")
+        sizes.append(f"peak {size_of(answer.peak)}")
     shown = f" ({', '.join(sizes)})" if sizes else ""
     return f"out of memory: the kernel killed {what} of this pod{shown}"
 
@@ -222,7 +217,7 @@ def _programs(answer: HostAnswer) -> list[Explanation]:
 
 def _disks(answer: HostAnswer) -> list[Explanation]:
     return [
-        Explanation(3, f"{where} is full ({_size(free << 10)} of {_size(size << 10)} free)")
+        Explanation(3, f"{where} is full ({size_of(free << 10)} of {size_of(size << 10)} free)")
         for where, size, free in answer.disks
         if size and free < size * _FULL
     ]

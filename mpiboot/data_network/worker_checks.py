@@ -14,7 +14,7 @@ from mpiboot.data_network.records import Problem, Rail, Transport, WorkerNetwork
 from mpiboot.fabric import LinkLayer, PortState
 from mpiboot.model import NoFacts, PodFacts
 from mpiboot.network.link_addresses import has_carrier, usable
-from mpiboot.wording import first_few
+from mpiboot.wording import first_few, size_of
 
 # Below this, memory registration fails soon; container runtimes give 64 KiB or 8 MiB.
 _MEMLOCK: Final = 256 << 20
@@ -99,17 +99,12 @@ def _limits(network: WorkerNetwork, facts: PodFacts) -> list[Problem]:
     # The kernel asks for it in the node's own user namespace (ib_umem_get).
     may_exceed = bool(who.capabilities & _IPC_LOCK) and not who.own_users
     if network.rails and not may_lock and not may_exceed:
-        size = (
-            f"{facts.memlock / (1 << 20):g} MiB"
-            if facts.memlock >> 20
-            else (f"{facts.memlock / (1 << 10):g} KiB")
-        )
         why = " (a user other than root does not get added capabilities)" if who.uid else ""
         hint = None
         if who.own_users:
             why = " of the node (the pod has users of its own: hostUsers is false)"
             hint = _HOST_USERS
-        said = f"memory lock limit {size}, without IPC_LOCK{why}"
+        said = f"memory lock limit {size_of(facts.memlock)}, without IPC_LOCK{why}"
         found.append(Problem("memlock", said, hint))
     if 0 < facts.shm <= _SHM and network.slots > 1:
         said = f"/dev/shm has {facts.shm >> 20} MiB for {network.slots} ranks"  # noqa: S108 - a size is told, no file is made

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -217,14 +217,11 @@ class Resolver:
             # A lost packet is no reason to sit still for the 5 s that are the system's default.
             patience = min(self.conf.timeout, _FIRST_TRY * 2**attempt)
             for server in self.conf.nameservers:
-                kinds = (self._ask_one(name, kind, server, patience) for kind in self._families)
+                kinds = (query(name, kind, server, self._port, patience) for kind in self._families)
                 last = joined(await asyncio.gather(*kinds))
                 if last.reason in (None, NoAddress.NXDOMAIN, NoAddress.NO_RECORD):
                     return last
         return last
-
-    def _ask_one(self, name: str, kind: str, server: str, patience: float) -> Awaitable[DnsReply]:
-        return query(name, kind, server, self._port, patience)
 
 
 async def query(name: str, kind: str, server: str, port: int, patience: float) -> DnsReply:

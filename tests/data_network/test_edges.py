@@ -50,7 +50,7 @@ def problems(found: WorkerNetwork, *, expected: bool = False) -> list[tuple[str,
         (65536, replace(USER, uid=0), "64 KiB, without IPC_LOCK"),
         (MIB, replace(USER, uid=0), "1 MiB, without IPC_LOCK"),
         (0, replace(USER, capabilities=1 << 14), ""),
-        (0, replace(USER, capabilities=1 << 13 | 1 << 15, uid=0), "0 KiB, without IPC_LOCK"),
+        (0, replace(USER, capabilities=1 << 13 | 1 << 15, uid=0), "0 bytes, without IPC_LOCK"),
         (
             65536,
             replace(w.ROOT, own_users=True),
