@@ -12,6 +12,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from mpiboot import log
+from mpiboot.choices import LogLevel
+from mpiboot.model import Json
 from tests import machine
 
 # The machines are shared: how long an example takes says nothing of the code.
@@ -112,6 +114,20 @@ def musl(tmp_path: Path) -> str:
     (path / "grep").write_text(MUSL_GREP)
     (path / "grep").chmod(0o755)
     return str(path)
+
+
+@pytest.fixture(autouse=True)
+def _lines_have_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test passes over a line of the log without its event's name or its sentence."""
+    say = log.say
+
+    def checked(level: LogLevel, event: object, message: object, **fields: Json) -> None:
+        assert isinstance(event, str), f"an event {event!r}: {message}"
+        assert event, message
+        assert isinstance(message, str), f"{event} says {message!r}"
+        say(level, event, message, **fields)
+
+    monkeypatch.setattr(log, "say", checked)
 
 
 def pytest_runtest_teardown() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from mpiboot.checks import BY_REFERENCE
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.plan import Plan, make
 from mpiboot.job.plan_builder import LaunchPaths, Observed
@@ -135,10 +136,20 @@ def planned(
     seen: Observed | None = None,
     flags: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Plan a program written as one line."""
+    """Plan a program written as one line; whatever is decided and found is said in words."""
     seen = seen or observed()
     seen = replace(seen, line=read(program.split(), seen.mpi.family))
-    return make(seen, resolve(flags or {}, seen.environ), PATHS)
+    plan = make(seen, resolve(flags or {}, seen.environ), PATHS)
+    words: list[object] = [*plan.argv, *plan.set_env.values(), *plan.unset_env]
+    for decision in plan.decisions:
+        assert isinstance(decision.source, Source), decision
+        words += (decision.name, decision.value, decision.because)
+    for finding in plan.findings:
+        assert finding.check in BY_REFERENCE, finding
+        assert finding.said, finding
+        words += (finding.said, finding.host, finding.hint, *finding.evidence, *finding.hosts)
+    assert [word for word in words if not isinstance(word, str)] == []
+    return plan
 
 
 def failing(plan: Plan) -> list[str]:
