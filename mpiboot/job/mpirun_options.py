@@ -8,7 +8,7 @@ means, only where something is decided by it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
@@ -54,9 +54,10 @@ class Grammar:
     ``options`` goes by name without dashes. ``two_dashes`` are long names that not every release
     takes with one dash. ``written`` are options of the other generation, none of which is followed
     by a word, as they are written here; ``refused`` are the rest of those: mpirun ends over them,
-    or starts nothing. ``equals``: ``--name=value`` is understood. ``any_case``: capitals don't
-    matter. ``double_dash``: a bare ``--`` ends the options. ``last_wins``: of an option given
-    twice the last counts, else the first.
+    or starts nothing; ``instead`` has what these have here for some of them. ``equals``:
+    ``--name=value`` is understood. ``any_case``: capitals don't matter. ``double_dash``: a bare
+    ``--`` ends the options. ``last_wins``: of an option given twice the last counts, else the
+    first.
     """
 
     options: Mapping[str, Option]
@@ -67,6 +68,7 @@ class Grammar:
     any_case: bool
     double_dash: bool
     last_wins: bool
+    instead: Mapping[str, str] = field(default_factory=dict)
 
 
 def _table(*rows: tuple[OptionKind, int, str], **older: Option) -> dict[str, Option]:
@@ -171,6 +173,20 @@ _PRRTE: Final = _table(
     **_MAP_BY,
 )
 
+# What either has for options of the other that it ends over.
+_FOR_FOUR: Final = {
+    "prtemca": "--mca",
+    "omca": "--mca",
+    "output": "--tag-output, --timestamp-output or --output-filename",
+    "output-directory": "--output-filename",
+    "display": "--display-map, --display-allocation or --report-bindings",
+}
+_FOR_FIVE: Final = {
+    "display-devel-allocation": "--display allocation",
+    "display-diffable-map": "--display map",
+    "do-not-resolve": "PRTE_MCA_prte_do_not_resolve=1 in the launcher's pod",
+}
+
 ORTE: Final = Grammar(
     options=_ORTE,
     two_dashes=frozenset(),
@@ -181,6 +197,7 @@ ORTE: Final = Grammar(
     any_case=False,
     double_dash=True,
     last_wins=True,
+    instead=_FOR_FOUR,
 )
 
 # IBM Spectrum MPI names its interconnect by a word of its own, without a value. Not run.
@@ -203,6 +220,7 @@ PRRTE: Final = Grammar(
     any_case=False,
     double_dash=True,
     last_wins=False,
+    instead=_FOR_FIVE,
 )
 
 # MPICH 5.0.2, tried like the above, and what Intel MPI has besides.

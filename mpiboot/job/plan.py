@@ -27,6 +27,7 @@ from mpiboot.job import (
     pod_conditions,
     rank_env,
     supervision,
+    unread_parameters,
 )
 from mpiboot.job import hostfile as hostfiles
 from mpiboot.job import hosts as hosts_of
@@ -149,6 +150,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     pod_conditions.launcher(builder, observed, resolved, paths)
     _mpi(builder, observed.mpi, resolved)
     _line(builder, observed.mpi)
+    unread_parameters.name_them(builder)
     hosts = hosts_of.settle(builder, observed, resolved, paths)
     np = hosts_of.ranks(builder, hosts, resolved)
     oversubscribe = _oversubscribe(builder, resolved)
@@ -267,7 +269,9 @@ def _line(builder: PlanBuilder, mpi: Mpi) -> None:
         builder.warn("usage", said)
     if line.refused:
         said = f"the mpirun line: {line.because}, and mpirun would end over it"
-        hint = f"take it out, or write what {mpi.said} has for it (`mpirun --help`)"
+        option = line.unknown.lstrip("-").partition("=")[0]
+        new = row.grammar.instead.get(option, f"what {mpi.said} has for it (`mpirun --help`)")
+        hint = f"take it out, or write {new}"
         builder.fail("usage", said, hint)
     elif line.unknown:
         builder.warn("usage", f"{line.because}: the rest of the line is passed on unread")
