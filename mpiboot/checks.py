@@ -125,6 +125,12 @@ CHECKS: Final = (
         "launcher and workers must mount the same key Secret, and log in as the same user",
     ),
     _launcher(
+        "kubectl-denied",
+        "kubectl may enter every host's pod",
+        ExitCode.DENIED,
+        "the launcher's service account needs a Role for its workers' pods",
+    ),
+    _launcher(
         "host-key-differs",
         "the host key of every worker is the job's key",
         ExitCode.DENIED,

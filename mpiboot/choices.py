@@ -55,6 +55,13 @@ class ByIndex(str, Enum):
 BY_INDEX: Final = ByIndex.BY_INDEX
 
 
+class LaunchAgent(str, Enum):
+    """How a launcher reaches the job's hosts."""
+
+    SSH = "ssh"
+    KUBECTL = "kubectl"
+
+
 class Switch(str, Enum):
     """Whether something is done."""
 

@@ -91,7 +91,7 @@ def lacks(program: str, path: str, folder: str) -> tuple[str, ...]:
 
 def end_processes(marks: Iterable[str]) -> str:
     """Write the command that ends what carries one of these marks, and tells how many."""
-    return order(f"end_processes {' '.join(marks)}")
+    return order(f"end_processes {' '.join(f'MPIBOOT_JOB_MARK={mark}' for mark in marks)}")
 
 
 def job_failed(attempt: str, hold: float | None, why: str) -> str:
@@ -127,7 +127,8 @@ class HostAnswer:
     often it was tried again, and the rank, empty where that isn't known. ``listener`` is who
     listens at the port asked for, empty where that can't be seen, None where nobody does;
     ``in_mpi`` counts the ranks that have not left MPI. ``ended`` and ``left`` count the processes
-    that an order has ended, and those that it could not.
+    that an order has ended, and those that it could not. An address is empty
+    where the launcher came by kubectl.
     """
 
     oom_kills: int | None = None
@@ -231,12 +232,15 @@ def _launches(
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Read the marks of launches that run there, and those whose launcher is connected."""
     marks: set[str] = set()
+    held: set[tuple[str, str]] = set()
     came: set[tuple[str, str, tuple[int, int]]] = set()
     for text in "\n".join(lines).split(f"{_ANSWER}process\n")[1:]:
         values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
         mark = values.get("MPIBOOT_JOB_MARK", "")
         ends = values.get("SSH_CONNECTION", "").split()
         marks.add(mark)
+        if "MPIBOOT_POD_SESSION" in values:  # it lives as long as its launcher's kubectl
+            held.add((mark, ""))
         if len(ends) == _ENDS and ends[1].isdigit() and ends[3].isdigit():
             came.add((mark, ends[0], (int(ends[3]), int(ends[1]))))
     found = (_ESTABLISHED.match(line) for line in lines)
@@ -244,5 +248,5 @@ def _launches(
     this = [pair for pair in _pairs(own) if all(word.isdigit() for word in pair)]
     # A table without this very connection tells nothing: then nobody counts as gone.
     blind = not this or (int(this[0][1]), int(this[0][0])) not in there
-    held = {(mark, address) for mark, address, ports in came if blind or ports in there}
+    held |= {(mark, address) for mark, address, ports in came if blind or ports in there}
     return tuple(sorted(marks - {""})), tuple(sorted(held))

@@ -260,6 +260,7 @@ class NoFacts(str, Enum):
     """Why a worker's facts are not known; the value is how a sentence about it goes on."""
 
     NO_MPIBOOT = "does not run mpiboot"
+    BY_KUBECTL = "was entered by kubectl, which finds no facts of mpiboot's"
     LATE = "has not gathered its facts yet"
     UNREADABLE = "has facts that can't be read, as of another version of mpiboot"
 
@@ -294,8 +295,9 @@ class Worker:
 
     @property
     def runs_mpiboot(self) -> bool:
-        """Whether mpiboot runs there, whatever is known of its facts."""
-        return self.facts is not None or self.no_facts is not NoFacts.NO_MPIBOOT
+        """Whether mpiboot runs there and can be told of, whatever is known of its facts."""
+        unknown = (NoFacts.NO_MPIBOOT, NoFacts.BY_KUBECTL)
+        return self.facts is not None or self.no_facts not in unknown
 
     @property
     def late(self) -> bool:

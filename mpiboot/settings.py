@@ -18,6 +18,7 @@ from mpiboot.choices import (
     ByIndex,
     DataNetworkUse,
     HostKeys,
+    LaunchAgent,
     LogFormat,
     LogLevel,
     MpiNetwork,
@@ -167,6 +168,17 @@ class Settings:
         AUTO,
         "Which SSH client mpirun's launch agents use; auto: ssh, where it is there and can run.",
         one_of(AUTO, *SshKind),
+    )
+    launch_agent: LaunchAgent | Auto = row(
+        AUTO,
+        "How hosts are reached; auto: ssh, unless there is no key, but kubectl and its token.",
+        one_of(AUTO, *LaunchAgent),
+    )
+    kubectl_namespace: str = row(
+        "", "Namespace of the pods that kubectl enters; where not given, the launcher's own."
+    )
+    kubectl_container: str = row(
+        "", "Container that kubectl enters in pods with several; else kubectl's choice."
     )
     ssh_port: int | None = row(None, "Port of the workers' SSH server.", port, roles=_BOTH)
     ssh_key: str = row(

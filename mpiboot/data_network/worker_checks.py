@@ -29,6 +29,13 @@ _IB_MTU: Final = (4096, 2048, 1024, 512, 256)
 _ROCE_HEADERS: Final = (80, 96)  # as soft-RoCE counts them, and as other drivers do
 
 
+_FACTS_HINTS: Final = {
+    NoFacts.UNREADABLE: "use one version of mpiboot in all images",
+    NoFacts.BY_KUBECTL: "for a data network run `mpiboot worker` in the pods and reach them by "
+    "SSH; MPIBOOT_DATA_NETWORK=off says that none is meant",
+}
+
+
 def of_one(network: WorkerNetwork, *, expected: bool) -> list[Problem]:
     """Apply the rules that look at one worker.
 
@@ -38,9 +45,7 @@ def of_one(network: WorkerNetwork, *, expected: bool) -> list[Problem]:
     """
     if network.facts is None:
         said = f"it {network.no_facts.value}, so its data network is not known"
-        other_version = network.no_facts is NoFacts.UNREADABLE
-        hint = "use one version of mpiboot in all images" if other_version else None
-        return [Problem("data-facts", said, hint)]
+        return [Problem("data-facts", said, _FACTS_HINTS.get(network.no_facts))]
     found = [problem for rail in network.rails for problem in _port(rail, network.facts)]
     if expected and not network.rails:
         found.append(Problem("rdma-missing", _why_none(network.facts)))

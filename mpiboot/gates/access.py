@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from mpiboot.kubectl.pods import PodAccess
+
 # Stock images, the MPI Operator's and Trainer's, and those of Google's gIB.
 PORTS: Final = (22, 2222, 222)
 
@@ -19,7 +21,8 @@ class Access:
     the candidates in order; ``hostname`` is this pod's own, ``fqdns`` its full names; ``ipv6``
     tells whether its own address is of IPv6, None where that isn't known; ``domain`` is the
     cluster's, for the long form of names, empty where there is none. ``attempt`` and
-    ``may_disconnect`` are what workers are told of this launcher (``host_shell.gate``).
+    ``may_disconnect`` are what workers are told of this launcher (``host_shell.gate``). With
+    ``pods`` nobody logs in: the hosts' pods are entered by kubectl, and there is no key.
     """
 
     user: str
@@ -32,3 +35,4 @@ class Access:
     domain: str = ""
     attempt: str = ""
     may_disconnect: bool = False
+    pods: PodAccess | None = None

@@ -23,6 +23,7 @@ from mpiboot.gates.followed_hosts import FollowedHosts
 from mpiboot.gates.job_hostfile import HostfileFollower
 from mpiboot.gates.pair_check import PairCheck
 from mpiboot.gates.pipeline import Pipelines
+from mpiboot.gates.pod_pipeline import PodPipelines
 from mpiboot.gates.progress import HostState, Stage
 from mpiboot.gates.reporter import Reporter
 from mpiboot.model import Finding, Host, Worker
@@ -96,7 +97,7 @@ async def wait(
         live=log.draws(), left=lambda: _left(settings, followed.states, time.monotonic() - started)
     )
     resolver = resolver or Resolver()
-    pipelines = Pipelines(
+    pipelines = (PodPipelines if access.pods else Pipelines)(
         settings,
         access,
         resolver,
@@ -107,7 +108,7 @@ async def wait(
     )
     work: set[asyncio.Future[Any]] = set()
     if any(not pipelines.is_own_name(host) for host in hosts):
-        work.add(pipelines.load())
+        work.add(pipelines.prepare())
     followed = FollowedHosts(hosts, pipelines)
     if also is not None:
         work.add(asyncio.ensure_future(also))
@@ -161,7 +162,7 @@ async def look(
     """
     states = progress.states(hosts)
     resolver = resolver or Resolver()
-    pipelines = Pipelines(
+    pipelines = (PodPipelines if access.pods else Pipelines)(
         settings,
         access,
         resolver,
@@ -172,7 +173,7 @@ async def look(
         pairs=pairs,
     )
     if any(not pipelines.is_own_name(host) for host in hosts):
-        await pipelines.load()
+        await pipelines.prepare()
     runs = [pipelines.run(state) for state in states]
     found = await asyncio.gather(*runs, return_exceptions=True)
     findings = []

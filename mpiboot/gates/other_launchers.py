@@ -67,7 +67,8 @@ def connected(
 def line(others: Sequence[OtherLauncher]) -> str:
     """Say who has which workers since when."""
     first = others[0]
-    who = f"launcher {first.name} ({first.address})" if first.name else first.address
+    place = f" ({first.address})" if first.address else ""
+    who = f"launcher {first.name}{place}" if first.name else first.address or "a launcher"
     since = f" since {first.since}" if first.since else ""
     more = f", and {len(others) - 1} more launchers use some of them" if len(others) > 1 else ""
     verb = "is" if len(first.hosts) == 1 else "are"

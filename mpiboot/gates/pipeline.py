@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mpiboot import host_shell
 from mpiboot.addresses import is_address
@@ -31,6 +31,7 @@ from mpiboot.ssh_client import tcp
 from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 
 if TYPE_CHECKING:
+    from mpiboot.kubectl.commands import Kubectl
     from mpiboot.ssh_client.login import Login
 
 _CONNECTIONS: Final = 128
@@ -79,6 +80,11 @@ class Pipelines:
         self.last_name = 0.0
         self._mesh: Mesh | None = None
         self._looked = float("-inf")
+        self._pods: Kubectl | None = None
+
+    def prepare(self) -> asyncio.Future[Any]:
+        """Begin what the pipelines need and can be had while hosts are waited for."""
+        return self.load()
 
     def load(self) -> asyncio.Task[Login]:
         """Load the SSH client and the key, once, while names are being waited for."""

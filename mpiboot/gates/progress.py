@@ -25,6 +25,7 @@ class Stage(str, Enum):
 
     DNS = "DNS"
     SSH = "SSH"
+    KUBECTL = "kubectl exec"
     READY = "ready"
 
 
@@ -68,7 +69,7 @@ def missing(known: Sequence[HostState]) -> str:
     order = sorted(groups.items(), key=lambda item: (item[0][0] is Stage.DNS, -len(item[1])))
     parts = []
     for (stage, reason), labels in order[:_GROUPS]:
-        link = "on" if stage is Stage.SSH else "for"
+        link = "for" if stage is Stage.DNS else "on"
         parts.append(
             f"{stage.value} {link} {first_few(labels, _NAMES)}" + (f" ({reason})" if reason else "")
         )

@@ -1,4 +1,4 @@
-"""Commands on workers that have passed the gate: a login each, some at once."""
+"""Commands on workers that have passed the gate: a login each, or kubectl's, some at once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from mpiboot.choices import HostKeys
 from mpiboot.gates.access import Access
+from mpiboot.gates.other_launchers import OtherLauncher
+from mpiboot.kubectl.commands import Kubectl
+from mpiboot.kubectl.pods import Trouble, pod_of
 from mpiboot.model import Worker
 from mpiboot.ssh_client import tcp
 from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
@@ -28,9 +31,13 @@ class RemoteCommands:
         self._limits = limits or LoginTimeouts()
         self._free = asyncio.Semaphore(_AT_ONCE)
         self._login: Login | None = None
+        self._pods = Kubectl(access.pods, limit=self._limits.command) if access.pods else None
 
     async def run(self, worker: Worker, command: str) -> str | None:
         """Give the command's output; None where the worker does not answer or it failed."""
+        if self._pods is not None:
+            output = await self._pods.run(pod_of(worker.host.name), command)
+            return output if isinstance(output, str) else None
         target = Target(worker.host.name, worker.address, worker.port, worker.user)
         async with self._free:
             opened = await tcp.connect(target, self._limits)
@@ -41,9 +48,13 @@ class RemoteCommands:
                 attempt = await login.log_in(target, opened.sock, opened.greeting, command)
         return attempt.output if attempt.outcome is Outcome.OK else None
 
-    async def answers(self, address: str, port: int) -> bool:
-        """Tell whether somebody may be at an address: a refused connection is an answer too."""
-        opened = await tcp.connect(Target("", address, port, ""), self._limits)
+    async def is_there(self, other: OtherLauncher, port: int) -> bool:
+        """Tell whether a launcher may still be there: a refused connection is an answer too."""
+        if self._pods is not None:
+            found = await self._pods.look(pod_of(other.name))
+            gone = (Trouble.NO_POD, Trouble.NOT_RUNNING)
+            return found.obstacle is None or found.obstacle.trouble not in gone
+        opened = await tcp.connect(Target("", other.address, port, ""), self._limits)
         if isinstance(opened, Attempt):
             return opened.outcome not in (Outcome.TIMEOUT, Outcome.UNREACHABLE)
         opened.sock.close()

@@ -34,19 +34,19 @@ _FIRST, _LAST = 0.2, 1.0
 _SILENT: Final = 3  # looks
 
 
-def job_id(public_key: str) -> str:
-    """Name the job: all of its pods, and nobody else, have its key."""
-    return hashlib.sha256(public_key.encode()).hexdigest()[:16]
+def job_id(job: str) -> str:
+    """Name the job by what its pods have and nobody else has, as its key."""
+    return hashlib.sha256(job.encode()).hexdigest()[:16]
 
 
-def new_mark(public_key: str) -> str:
+def new_mark(job: str) -> str:
     """Make the mark of one launch of a job: which job, which launch, and who holds it since when.
 
     The time of day is told to people and compared with nothing.
     """
     host = re.sub(r"[^A-Za-z0-9.-]", "", socket.gethostname())
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return f"{job_id(public_key)}-{os.urandom(8).hex()}@{host}@{since}"
+    return f"{job_id(job)}-{os.urandom(8).hex()}@{host}@{since}"
 
 
 def _running() -> set[str]:
@@ -62,15 +62,15 @@ def _running() -> set[str]:
     return found
 
 
-def of_job(worker: Worker, public_key: str) -> tuple[str, ...]:
+def of_job(worker: Worker, job: str) -> tuple[str, ...]:
     """Give the marks of this job that a worker has; others could hold anything."""
-    own = job_id(public_key) + "-"
+    own = job_id(job) + "-"
     return tuple(m for m in worker.marks if m.startswith(own) and other_launchers.MARK.fullmatch(m))
 
 
-def of_earlier(workers: Iterable[Worker], public_key: str) -> dict[str, tuple[str, ...]]:
+def of_earlier(workers: Iterable[Worker], job: str) -> dict[str, tuple[str, ...]]:
     """Give, by host, the marks of this job whose launcher is not in this pod."""
-    seen = {worker.host.name: of_job(worker, public_key) for worker in workers}
+    seen = {worker.host.name: of_job(worker, job) for worker in workers}
     if not any(seen.values()):
         return {}
     running = _running()
@@ -78,9 +78,9 @@ def of_earlier(workers: Iterable[Worker], public_key: str) -> dict[str, tuple[st
     return {host: marks for host, marks in kept.items() if marks}
 
 
-def _name_others_of_this_pod(workers: Iterable[Worker], public_key: str) -> None:
+def _name_others_of_this_pod(workers: Iterable[Worker], job: str) -> None:
     """Tell of other launches in this pod, as of a script; one inside another is part of it."""
-    seen = {worker.host.name: set(of_job(worker, public_key)) for worker in workers}
+    seen = {worker.host.name: set(of_job(worker, job)) for worker in workers}
     if not any(seen.values()):
         return
     beside = _running() - {os.environ.get(NAME, "")}
@@ -91,27 +91,25 @@ def _name_others_of_this_pod(workers: Iterable[Worker], public_key: str) -> None
         log.info("stale-processes", said, hosts=len(hosts))
 
 
-async def end(
-    workers: Sequence[Worker], public_key: str, settings: Settings, access: Access
-) -> None:
+async def end(workers: Sequence[Worker], job: str, settings: Settings, access: Access) -> None:
     """End what is left; nothing is asked where the gate saw nothing.
 
     Args:
         workers: who passed the gate.
-        public_key: the job's.
+        job: what names it (``job_id``).
         settings: ``timeout`` is what is left of the one deadline; ``host_keys``, ``ssh_keepalive``.
         access: how to log in.
 
     Raises:
         MpibootError: ``workers-held``; another launcher has the workers.
     """
-    _name_others_of_this_pod(workers, public_key)
-    found = of_earlier(workers, public_key)
+    _name_others_of_this_pod(workers, job)
+    found = of_earlier(workers, job)
     if not found:
         return
     remote = RemoteCommands(access, settings.host_keys)
     workers = [worker for worker in workers if worker.host.name in found]
-    found = await _wait_for_others(workers, found, public_key, settings, remote)
+    found = await _wait_for_others(workers, found, job, settings, remote)
 
     async def one(worker: Worker, marks: tuple[str, ...]) -> None:
         output = await remote.run(worker, host_shell.end_processes(marks))
@@ -126,7 +124,7 @@ async def end(
 async def _wait_for_others(
     workers: Sequence[Worker],
     found: dict[str, tuple[str, ...]],
-    public_key: str,
+    job: str,
     settings: Settings,
     remote: RemoteCommands,
 ) -> dict[str, tuple[str, ...]]:
@@ -148,13 +146,13 @@ async def _wait_for_others(
             log.info("other-launchers", line, launchers=len(others))
         if time.monotonic() - started >= patience:
             for other in others:
-                if other.monitored or await remote.answers(other.address, workers[0].port):
+                if other.monitored or await remote.is_there(other, workers[0].port):
                     raise other_launchers.error_of(others, time.monotonic() - started)
             return found
         await asyncio.sleep(pause)
         pause = min(pause * 1.5, _LAST)
         workers = await asyncio.gather(*(_ask_again(item, silent, remote) for item in workers))
-        found = of_earlier(workers, public_key)
+        found = of_earlier(workers, job)
 
 
 async def _ask_again(worker: Worker, silent: Counter[str], remote: RemoteCommands) -> Worker:

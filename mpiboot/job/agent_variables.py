@@ -16,11 +16,11 @@ DEFAULT_CONCURRENCY: Final = 128
 
 
 def place(
-    builder: PlanBuilder, paths: LaunchPaths, hosts: int, *, own_client: bool
+    builder: PlanBuilder, paths: LaunchPaths, hosts: int, *, instead_of_ssh: str
 ) -> tuple[str, sshconfig.UserArgs]:
     """Put mpiboot's launch agent in front of ssh or of the user's own agent.
 
-    ``own_client`` tells that the agents use mpiboot's own SSH client, which reads no arguments.
+    ``instead_of_ssh`` names what the agents use where that isn't ssh, and reads no arguments of it.
 
     Returns:
         The user's own agent (empty: ssh), and the ssh arguments for the private ssh_config.
@@ -39,11 +39,15 @@ def place(
     if any(_given_by_user(builder, row.leaving_var)):
         for item in row.attached:
             builder.variable(item.name, item.value, item.because, Source.DETECTED)
-    _say_flagged_arguments(builder, own_client=own_client)
+    _say_flagged_arguments(builder, instead_of_ssh)
     more = "" if agent == paths.agent else _ssh_words(agent)
     if more is None:
         source, _ = builder.set_by(agent_by)
-        builder.decide("launch-agent", agent, source, f"{agent_by}, behind mpiboot's")
+        because = (
+            f"{agent_by}, kept behind mpiboot's: mpiboot does not see whether it is connected, and "
+            "can't end what it leaves on a host"
+        )
+        builder.decide("launch-agent", agent, source, because)
         if given:
             builder.set_env[row.agent_args_var] = given
         return agent, sshconfig.UserArgs()
@@ -55,9 +59,9 @@ def place(
         args = sshconfig.read_args(text)
         lines, words = (*lines, *args.lines), (*words, *args.words)
         because = f"{name}, read into the private ssh_config behind mpiboot's own"
-        if own_client:
-            because = f"{name}, which mpiboot's own SSH client does not read"
-            _say_lost(builder, name, sshconfig.lost_with_own_client(args))
+        if instead_of_ssh:
+            because = f"{name}, which {instead_of_ssh} does not read"
+            _say_lost(builder, name, sshconfig.lost_with_own_client(args), instead_of_ssh)
         builder.decide("ssh-arguments", text, builder.set_by(name)[0], because)
         if args.without_effect:
             builder.warn(
@@ -154,17 +158,17 @@ def _ssh_words(agent: str) -> str | None:
     return " ".join(words) if program.rsplit("/", 1)[-1] in ("ssh", "rsh") else None
 
 
-def _say_lost(builder: PlanBuilder, name: str, lost: tuple[str, ...]) -> None:
+def _say_lost(builder: PlanBuilder, name: str, lost: tuple[str, ...], instead_of_ssh: str) -> None:
     """Say which of a user's ssh arguments have no effect because no ssh reads them."""
     if lost:
         builder.warn(
             "settings-conflict",
-            f"{name} has {', '.join(lost)}, which has no effect: mpiboot's own SSH client is used",
-            "see ssh-client in the plan for why it is used",
+            f"{name} has {', '.join(lost)}, which has no effect: {instead_of_ssh} is used",
+            "see ssh-client or launch-agent in the plan for why it is used",
         )
 
 
-def _say_flagged_arguments(builder: PlanBuilder, *, own_client: bool) -> None:
+def _say_flagged_arguments(builder: PlanBuilder, instead_of_ssh: str) -> None:
     """Say what ssh arguments on the mpirun line change: they come before the configuration."""
     for name in dict.fromkeys(map(parameter, (builder.row.agent_args_var, *ALSO_AGENT_ARGS))):
         value = builder.line.mca.get(name)
@@ -173,10 +177,11 @@ def _say_flagged_arguments(builder: PlanBuilder, *, own_client: bool) -> None:
         by = f"--mca {name} on the mpirun line"
         args = sshconfig.read_args(value)
         settled = args.without_effect
-        unread = ", which mpiboot's own SSH client does not read" if own_client else ""
+        unread = f", which {instead_of_ssh} does not read" if instead_of_ssh else ""
         builder.decide("ssh-arguments", value, Source.FLAG, by + unread)
-        if own_client:
-            _say_lost(builder, by, (*settled, *sshconfig.lost_with_own_client(args)))
+        if instead_of_ssh:
+            lost = (*settled, *sshconfig.lost_with_own_client(args))
+            _say_lost(builder, by, lost, instead_of_ssh)
         elif settled:
             builder.warn(
                 "settings-conflict",

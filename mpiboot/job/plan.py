@@ -173,12 +173,12 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     version = ip_version.settle(builder, observed)
     pinning.pin_ports(builder, observed, resolved, version)
     mpi_environment.set_constants(builder, observed, oversubscribe=oversubscribe)
-    client = observed.ssh_client
+    client = observed.client
     user_agent, user_args = agent_variables.place(
         builder,
         paths,
         len(hosts),
-        own_client=observed.own_client,
+        instead_of_ssh=_instead_of_ssh(observed),
     )
     if client and not user_agent:
         builder.decisions.append(client)
@@ -287,6 +287,13 @@ def _mpi(builder: PlanBuilder, mpi: Mpi, resolved: Resolved) -> None:
 
 def _platform(observed: Observed) -> Decision:
     return platforms.recognise(observed.environ, observed.hostfile.path)[1]
+
+
+def _instead_of_ssh(observed: Observed) -> str:
+    """Name what the agents use where it isn't ssh."""
+    if observed.by_kubectl:
+        return "kubectl exec"
+    return "mpiboot's own SSH client" if observed.own_client else ""
 
 
 def _oversubscribe(builder: PlanBuilder, resolved: Resolved) -> Given | None:

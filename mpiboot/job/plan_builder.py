@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mpiboot.checks import failed
+from mpiboot.choices import LaunchAgent
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.job import masking, platforms
 from mpiboot.job.dialect import Dialect, parameter
@@ -38,7 +39,7 @@ class Observed:
     ``line`` is what is to be started. ``renamed`` maps a name of the hostfile to the longer one
     that is to be used; ``own`` are this pod's facts, which count where the hostfile names it too,
     ``own_oom_kills`` its out-of-memory kills so far, None where it isn't known;
-    ``ssh_client`` is what the agents use; ``mpi_ipv6`` tells whether the MPI is
+    ``client`` is what the agents use; ``mpi_ipv6`` tells whether the MPI is
     built with IPv6, None where it was not asked; ``networks`` are those of workers that are
     decided already, by host.
     """
@@ -54,7 +55,7 @@ class Observed:
     links: tuple[Link, ...] = ()
     own: PodFacts | None = None
     own_oom_kills: int | None = None
-    ssh_client: Decision | None = None
+    client: Decision | None = None
     mpi_ipv6: bool | None = None
     networks: Mapping[str, WorkerNetwork] = field(default_factory=dict)
 
@@ -66,7 +67,12 @@ class Observed:
     @property
     def own_client(self) -> bool:
         """Whether the launch agents use mpiboot's own SSH client."""
-        return self.ssh_client is not None and self.ssh_client.value == SshKind.EMBEDDED
+        return self.client is not None and self.client.value == SshKind.EMBEDDED
+
+    @property
+    def by_kubectl(self) -> bool:
+        """Whether the launch agents enter pods by kubectl."""
+        return self.client is not None and self.client.value == LaunchAgent.KUBECTL
 
     def called(self, name: str) -> str:
         """Give the name by which mpirun gets a host of the hostfile."""

@@ -51,7 +51,7 @@ def workers(builder: PlanBuilder, observed: Observed) -> None:
         if worker.facts and worker.facts.sshd == SshKind.EMBEDDED:
             because = worker.facts.sshd_because or "the worker did not say why"
             reasons.setdefault(because, []).append(worker.host.name)
-        if worker.port != _SSH:
+        if worker.port not in (_SSH, 0):  # kubectl uses none
             ports.setdefault(worker.port, []).append(worker.host.name)
     for because, names in reasons.items():
         builder.decide(

@@ -1,4 +1,4 @@
-"""What the launch agent reads in the launch folder: which ssh it runs, and each host's exports."""
+"""What the launch agent reads in the launch folder: what it runs, and each host's exports."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from mpiboot.errors import error
+from mpiboot.kubectl.pods import ENDED, PodAccess
 from mpiboot.system import files
 
 # The agent reads both by these names.
 CONFIG: Final = "agent.conf"
+_KUBECTL_CONFIG: Final = "kubectl.conf"
+_KUBECTL_STDIN: Final = "stdin"
+_POD_EXEC: Final = Path(__file__).resolve().parent.parent / "libexec" / "pod_exec"
 HOSTS: Final = "hosts"
 
 
@@ -31,6 +36,7 @@ def write(
     ssh: str,
     user_agent: str,
     client: str,
+    remote_end: str = "",
     per_host: Mapping[str, Mapping[str, str]],
     environ: Mapping[str, str],
 ) -> None:
@@ -40,7 +46,8 @@ def write(
         folder: the launch folder, which holds the folder HOSTS already.
         ssh: the words of the ssh that the agent runs.
         user_agent: the words of the user's own agent, which comes before ssh; or empty.
-        client: the words that reach mpiboot's own SSH client, which takes ssh's place; or empty.
+        client: the words that reach what takes ssh's place; or empty.
+        remote_end: how that says that a command's end is told; empty where its status is clear.
         per_host: variables of single hosts, by the name that mpirun calls them.
         environ: what the agent has in its environment beside mpirun's.
 
@@ -51,4 +58,30 @@ def write(
     for name, values in per_host.items():
         files.write_private(hosts / f"{name}.env", exports(values))
     read = {"ssh": ssh, "user_agent": user_agent, "client": client}
+    if remote_end:
+        read["remote_end"] = remote_end
     files.write_private(folder / CONFIG, assignments(read) + exports(environ))
+
+
+def write_kubectl(folder: Path, access: PodAccess, environ: Mapping[str, str]) -> dict[str, str]:
+    """Write what ``libexec/pod_exec`` reads; give what ``write`` needs for it.
+
+    Args:
+        folder: the launch folder.
+        access: how pods are entered.
+        environ: what kubectl finds the API server by; mpirun's environment may lack it.
+
+    Raises:
+        MpibootError: ``runtime-folder``.
+    """
+    if any(char.isspace() for char in str(_POD_EXEC)):
+        said = f"mpiboot's own folder {str(_POD_EXEC)!r} has a blank in its path"
+        raise error("runtime-folder", said, hint="install mpiboot in a folder without blanks")
+    read = {
+        "kubectl": access.kubectl,
+        "namespace": access.namespace,
+        "container": access.container,
+    }
+    files.write_private(folder / _KUBECTL_CONFIG, assignments(read) + exports(environ))
+    files.make_fifo(folder / _KUBECTL_STDIN)
+    return {"client": f"/bin/sh {_POD_EXEC}", "remote_end": ENDED}

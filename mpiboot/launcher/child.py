@@ -138,7 +138,7 @@ def prepare(
             log.finding(finding)
     plans.stop_on_failure(made.findings)
     launch = launch_folder.Launch(
-        made, seen.observed, seen.passed.host_keys, pod.key, resolved, paths
+        made, seen.observed, seen.passed.host_keys, pod.key, resolved, paths, pod.pods
     )
     launch.write()
     if made.meeting:
@@ -146,7 +146,7 @@ def prepare(
     _stop_on_pairs(loop, seen, made)
     env = made.environment(environ) | {launch_spec.MARK: paths.launch_dir}
     # A launch inside a launch is part of it.
-    env.setdefault(launch_spec.JOB_MARK, stale_processes.new_mark(pod.key.public))
+    env.setdefault(launch_spec.JOB_MARK, stale_processes.new_mark(pod.job))
     spec = launch.spec(before, env, launch.write_client(parent), attempt=attempt)
     spec = replace(spec, earlier=earlier)
     log.info(

@@ -11,14 +11,16 @@ from typing import Final
 
 from mpiboot import addresses, executables
 from mpiboot.after_job import evidence
-from mpiboot.choices import Switch
+from mpiboot.choices import LaunchAgent, Switch
 from mpiboot.errors import error
 from mpiboot.job import names, own_ranks
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import LaunchPaths, Observed
+from mpiboot.kubectl.choice import ENVIRONMENT
+from mpiboot.kubectl.pods import PodAccess
 from mpiboot.launch_agent import command as agent_command
 from mpiboot.launch_agent import files as agent_files
-from mpiboot.launcher.logins import Logins, tidy
+from mpiboot.launcher.logins import Logins, make_folder, tidy
 from mpiboot.model import Worker
 from mpiboot.network.control import launcher_addresses
 from mpiboot.observe.dns import read_resolv_conf
@@ -73,15 +75,17 @@ def _others(worker: Worker) -> tuple[str, ...]:
 class Launch:
     """One start of mpirun: the plan, and what its files are made of.
 
-    ``host_keys`` are those that single hosts showed, by the hostfile's names.
+    ``host_keys`` are those that single hosts showed, by the hostfile's names. ``pods`` is how
+    kubectl enters the hosts; there is no ``key`` then.
     """
 
     plan: Plan
     observed: Observed
     host_keys: Mapping[str, str]
-    key: keys.JobKey
+    key: keys.JobKey | None
     resolved: Resolved
     where: LaunchPaths
+    pods: PodAccess | None = None
 
     def write(self) -> None:
         """Write what mpirun, its agents and ssh read.
@@ -89,10 +93,34 @@ class Launch:
         Raises:
             MpibootError: ``runtime-folder``, or ``program-missing`` where there is no ssh.
         """
-        logins = self.logins()
-        logins.make_folder()
-        tidy(logins.folder.parent, _LAUNCH)
+        if self.key is not None:
+            self._write_logins(self.logins(self.key))
+        elif self.pods is not None:
+            self._write_for_kubectl(self.pods)
+        files.write_private(Path(self.where.hostfile), self.plan.hostfile)
+        own_file = f"{self.where.launch_dir}/{own_ranks.FILE}"
+        if own_file in self.plan.argv:
+            files.write_private(Path(own_file), agent_files.exports(self.plan.agent_env))
+        tidy(Path(self.where.launch_dir).parent, _LAUNCH)
         tmpdir.remove_stale(self.observed.environ, socket.gethostname(), self.observed.identity.uid)
+
+    def _write_for_kubectl(self, pods: PodAccess) -> None:
+        folder, environ = Path(self.where.launch_dir), self.observed.environ
+        make_folder(folder)
+        needed = {name: environ[name] for name in ENVIRONMENT if name in environ}
+        kubectl = agent_files.write_kubectl(folder, pods, needed)
+        agent_files.write(
+            folder,
+            ssh="ssh",
+            user_agent=self.plan.user_agent,
+            **({"client": ""} if self.plan.user_agent else kubectl),
+            per_host=self.plan.per_host,
+            environ=self.plan.agent_env,
+        )
+        files.make_fifo(folder / launch_spec.EVENTS)
+
+    def _write_logins(self, logins: Logins) -> None:
+        logins.make_folder()
         ssh = executables.find("ssh", self.observed.environ.get("PATH", ""))
         own = not self.plan.user_agent and self.observed.own_client
         if ssh is None and self.plan.daemons and not self.plan.user_agent and not own:
@@ -103,10 +131,6 @@ class Launch:
                 hint="install openssh-client in the launcher's image, "
                 "or let MPIBOOT_SSH_CLIENT choose mpiboot's own",
             )
-        files.write_private(Path(self.where.hostfile), self.plan.hostfile)
-        own_file = f"{self.where.launch_dir}/{own_ranks.FILE}"
-        if own_file in self.plan.argv:
-            files.write_private(Path(own_file), agent_files.exports(self.plan.agent_env))
         logins.write(
             ssh=ssh or "",
             user_agent=self.plan.user_agent,
@@ -115,13 +139,13 @@ class Launch:
             environ=self.plan.agent_env,
         )
 
-    def logins(self) -> Logins:
+    def logins(self, key: keys.JobKey) -> Logins:
         """Give how mpirun's agents log in, by mpirun's names for the hosts."""
         return Logins(
             Path(self.where.launch_dir),
             {self.observed.called(item.host.name): item for item in self.observed.workers},
             self.host_keys,
-            self.key,
+            key,
             self.resolved.settings,
             self.plan.user_args,
         )
@@ -137,7 +161,9 @@ class Launch:
         """
         if self.plan.user_agent or not self.plan.daemons or not self.observed.own_client:
             return ()
-        return self.logins().write_client(parent, len(self.plan.daemons))
+        if self.key is None:
+            return ()
+        return self.logins(self.key).write_client(parent, len(self.plan.daemons))
 
     def spec(
         self,
@@ -197,6 +223,9 @@ class Launch:
             left_to_mpirun=self.plan.left_to_mpirun,
             connect_check=settings.connect_check,
             exit_codes=self.plan.exit_codes,
+            remote=LaunchAgent.KUBECTL
+            if self.pods and not self.plan.user_agent
+            else LaunchAgent.SSH,
         )
 
 
@@ -206,5 +235,6 @@ def baseline(worker: Worker, observed: Observed, search: Sequence[str] = ()) -> 
     # mpirun has a made-up name for some hosts, which no nameserver knows.
     listed = worker.host.name
     dns = called if called.startswith(f"{listed}.") else listed
-    dns = "" if addresses.is_address(listed) else dns
+    # Where kubectl enters pods nobody has asked for their names, and they may have none.
+    dns = "" if addresses.is_address(listed) or observed.by_kubectl else dns
     return evidence.baseline(worker, called, dns, names.in_cluster(dns, search) if dns else ())

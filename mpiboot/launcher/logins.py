@@ -39,6 +39,18 @@ def tidy(folder: Path, name: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def make_folder(folder: Path) -> None:
+    """Make the folder that launch agents read anew.
+
+    Raises:
+        MpibootError: ``runtime-folder``.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    with files.writing():
+        for path in (folder, folder / agent_files.HOSTS, folder / "stderr"):
+            path.mkdir(mode=0o700)
+
+
 @dataclass(frozen=True, slots=True)
 class Logins:
     """The hosts of a folder of logins, by each name that ssh may be called with.
@@ -65,10 +77,7 @@ class Logins:
         Raises:
             MpibootError: ``runtime-folder``.
         """
-        shutil.rmtree(self.folder, ignore_errors=True)
-        with files.writing():
-            for path in (self.folder, self.folder / agent_files.HOSTS, self.folder / "stderr"):
-                path.mkdir(mode=0o700)
+        make_folder(self.folder)
         keys.copy(self.key, self.folder / launch_spec.KEY)
 
     def write(

@@ -78,7 +78,7 @@ async def wait(
         reached=reached,
     )
     found = follow.found
-    await stale_processes.end(passed.workers, launcher.key.public, _rest(launcher), to)
+    await stale_processes.end(passed.workers, launcher.job, _rest(launcher), to)
     workers, networks = await recheck.settled(
         passed.workers,
         lambda worker: data.network_of(worker, launcher.resolved.settings),
@@ -203,7 +203,8 @@ def _observation(
         line=line,
         own=own[0],
         own_oom_kills=own[1],
-        ssh_client=sshconfig.client(
+        client=launcher.chosen
+        or sshconfig.client(
             launcher.resolved.settings.ssh_client,
             launcher.resolved.given["ssh_client"].source,
             executables.find("ssh", launcher.environ.get("PATH", "")) or "",

@@ -82,6 +82,8 @@ def _leave_logins(launcher: LauncherPod, workers: Sequence[Worker]) -> None:
     kind = sshconfig.client(settings.ssh_client, source, ssh, launcher.identity)
     if kind.value == SshKind.EMBEDDED or any(launcher.folder.glob("launch-*")):
         return
+    if launcher.key is None:  # who is reached by kubectl does not run mpiboot's worker
+        return
     folder = Path(launch_folder.paths(launcher.folder, launcher.pid).launch_dir)
     hosts = {worker.host.name: worker for worker in workers}
     logins = Logins(folder, hosts, {}, launcher.key, settings)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot import executables, log, shims
+from mpiboot.errors import error
 from mpiboot.gates.gate import GateResult
 from mpiboot.job import names
 from mpiboot.launch_agent import files as agent_files
@@ -81,6 +82,13 @@ def prepare(
     name = os.environ.get(launch_spec.ATTEMPT, "")
     before = dict(os.environ)
     pod = launcher_pod(resolved, os.environ, pid=parent, attempt=name, may_disconnect=True)
+    if pod.key is None:
+        raise error(
+            "settings-conflict",
+            f"{program[0]} logs in to the hosts by itself, and kubectl exec is for mpirun alone: "
+            f"{pod.chosen.because if pod.chosen else 'there is no key'}",
+            hint="mount the job's key Secret, and let the hosts run sshd (`mpiboot worker`)",
+        )
     reached.launcher = pod
     passed = loop.run(observation.pass_gates(pod, reached.workers))
     earlier = reached.say_attempt()

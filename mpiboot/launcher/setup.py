@@ -8,16 +8,23 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from mpiboot import log
+from mpiboot.errors import MpibootError
 from mpiboot.gates import gate
 from mpiboot.gates.access import PORTS
 from mpiboot.job import names
-from mpiboot.model import Identity
+from mpiboot.kubectl import choice
+from mpiboot.kubectl.pods import PodAccess
+from mpiboot.model import Decision, Identity
 from mpiboot.observe import dns, pod
 from mpiboot.setting_sources import Resolved
 from mpiboot.ssh_server import port
 from mpiboot.system import files, keys, open_files, tmpdir
+
+# Seconds that a Secret may be mounted late where there is another way to the hosts.
+_KEY_IS_LATE: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +32,28 @@ class LauncherPod:
     """This pod as a launcher: itself, its private folder, the job's key.
 
     ``pid`` is the pod's first mpiboot; ``started`` is the monotonic clock's second. ``attempt`` and
-    ``may_disconnect`` are what workers are told of it (``host_shell.gate``).
+    ``may_disconnect`` are what workers are told of it (``host_shell.gate``). ``key`` is None where
+    hosts are entered by kubectl: ``pods`` is how, ``chosen`` why.
     """
 
     resolved: Resolved
     environ: Mapping[str, str]
     identity: Identity
     folder: Path
-    key: keys.JobKey
+    key: keys.JobKey | None
     started: float
     pid: int
     attempt: str = ""
     may_disconnect: bool = False
+    pods: PodAccess | None = None
+    chosen: Decision | None = None
+
+    @property
+    def job(self) -> str:
+        """What names this job: all of its launchers have it, and nobody else may enter its pods."""
+        if self.key is not None:
+            return self.key.public
+        return f"namespace {self.pods.namespace if self.pods else ''}"
 
 
 def launcher_pod(
@@ -72,19 +89,38 @@ def launcher_pod(
     added = pod.user_environment(identity, environ, folder)
     for name, value in (added | tmpdir.complete(environ, folder)).items():
         os.environ[name] = value
-    mounted = keys.wait(
-        settings.ssh_key,
-        (identity.home, environ.get("HOME", "")),
-        identity.uid,
-        settings.timeout if patience is None else patience,
-    )
-    key = keys.load(mounted)
-    odd = keys.trust(key, mounted)
-    if odd:
-        log.finding(odd)
+    most = settings.timeout if patience is None else patience
+    homes = (identity.home, environ.get("HOME", ""))
+
+    def key_is_there() -> bool:
+        if keys.closed(settings.ssh_key, identity.uid):
+            return True
+        try:
+            return bool(keys.wait(settings.ssh_key, homes, identity.uid, min(most, _KEY_IS_LATE)))
+        except MpibootError:
+            return False
+
+    pods, chosen = choice.choose(resolved, environ, key_is_there) or (None, None)
+    key = None
+    if pods is None:
+        mounted = keys.wait(settings.ssh_key, homes, identity.uid, most)
+        key = keys.load(mounted)
+        odd = keys.trust(key, mounted)
+        if odd:
+            log.finding(odd)
     pid = pid or os.getpid()
     return LauncherPod(
-        resolved, environ, identity, folder, key, started, pid, attempt, may_disconnect
+        resolved,
+        environ,
+        identity,
+        folder,
+        key,
+        started,
+        pid,
+        attempt,
+        may_disconnect,
+        pods,
+        chosen,
     )
 
 
@@ -97,13 +133,14 @@ def access(launcher: LauncherPod) -> gate.Access:
     search = dns.read_resolv_conf().search
     return gate.Access(
         user=settings.ssh_user or launcher.identity.user,
-        key=launcher.key.path,
+        key=launcher.key.path if launcher.key else Path(),
         hostname=hostname,
-        host_key=launcher.key.public,
+        host_key=launcher.key.public if launcher.key else "",
         ports=tuple(dict.fromkeys((named[0], *PORTS))) if named else PORTS,
         fqdns=pod.own_names(hostname),
         ipv6=":" in own if own else None,
         domain=settings.cluster_domain or names.cluster_domain(search) or "cluster.local",
         attempt=launcher.attempt,
         may_disconnect=launcher.may_disconnect,
+        pods=launcher.pods,
     )

@@ -22,6 +22,8 @@ from mpiboot.parent.loop import EventLoop
 
 ASK_WORKERS: Final = "ask_workers.py"
 STOP_RANKS: Final = "stop_ranks.py"
+# In the environment of its agents, which then tell the parent of no daemon.
+ASKS: Final = "MPIBOOT_ASKS"
 _FOLDER: Final = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "after_job"
 )
@@ -63,7 +65,7 @@ class AskingChild:
             self._pid = os.posix_spawn(
                 sys.executable,
                 [sys.executable, "-I", "-S", os.path.join(_FOLDER, program), folder, *words],
-                {**environ, MARK: folder},
+                {**environ, MARK: folder, ASKS: "1"},
                 file_actions=[
                     *([(os.POSIX_SPAWN_DUP2, stdin, 0)] if stdin is not None else []),
                     (os.POSIX_SPAWN_DUP2, writer, 1),

@@ -21,6 +21,7 @@ CODES: Final = {
     "launcher-memory": (69, True),
     "program-missing": (127, False),
     "ssh-denied": (77, False),
+    "kubectl-denied": (77, False),
     "workers-unreachable": (69, True),
 }
 # Hosts that one sentence names.

@@ -26,7 +26,8 @@ from mpiboot.parent.state import (
 )
 from mpiboot.wording import counted, first_few
 
-# What ssh says -> row of checks. The first that fits; ssh's own words, as OpenSSH 8 to 10 write.
+# What ssh says -> row of checks. The first that fits; ssh's own words, as OpenSSH 8 to 10 write,
+# and the API server's of a right that kubectl lacks.
 SSH_WORDS: Final = (
     ("permission denied", "ssh-denied"),
     ("too many authentication failures", "ssh-denied"),
@@ -34,6 +35,7 @@ SSH_WORDS: Final = (
     ("host key verification failed", "host-key-differs"),
     ("host identification has changed", "host-key-differs"),
     ("host key is known", "host-key-differs"),
+    ("is forbidden", "kubectl-denied"),
     ("connection refused", "workers-unreachable"),
     ("timed out", "workers-unreachable"),
     ("no route to host", "workers-unreachable"),
@@ -122,7 +124,7 @@ def how(loss: Loss) -> str:
     if loss.status < 0:
         return f"its launch agent was killed by {signal_name(-loss.status)}"
     words = f" ({'; '.join(loss.words)})" if loss.words else ""
-    who = "ssh" if loss.sure else "agent"
+    who = loss.remote if loss.sure else "agent"
     return f"its {who} ended with {loss.status}{words}"
 
 
@@ -175,7 +177,8 @@ def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
     if not first.joined:
         return _never_joined(state, first, lines)
     more = f" (and {counted(len(others), 'more host')})" if others else ""
-    said = f"its SSH session was lost while the job ran{more}: {how(first)}; "
+    session = "SSH" if first.remote == "ssh" else first.remote
+    said = f"its {session} session was lost while the job ran{more}: {how(first)}; "
     said += _answer(state, first.host)
     found = verdict_of("host-lost", f"{said} ({_returned(state)})", first.host, lines)
     return replace(found, killed=_killed(first))
@@ -204,7 +207,7 @@ def _never_joined(state: State, first: Loss, lines: tuple[str, ...]) -> Verdict:
     text = " ".join(first.words).lower()
     for words, reference in SSH_WORDS:
         if first.status == SSH_FAILED and words in text:
-            said = f"mpirun's ssh could not log in: {'; '.join(first.words)}"
+            said = f"mpirun's {first.remote} could not log in: {'; '.join(first.words)}"
             return verdict_of(reference, said, first.host, lines)
     if first.sure and first.host not in state.connected:
         return verdict_of(

@@ -79,8 +79,8 @@ class RemoteHost:
     """A remote host that must get a launch agent.
 
     ``name`` is what the agent is called with, as in the hostfile that mpirun gets; ``address``
-    and ``port`` are those of its SSH server; ``others`` are further addresses of that pod, as
-    the kernel writes them, from which its daemon may connect.
+    and ``port`` are those of its SSH server (0 where kubectl enters its pod); ``others`` are
+    further addresses of that pod, as the kernel writes them, from which its daemon may connect.
     """
 
     name: str
@@ -106,7 +106,7 @@ class LaunchSpec:
     ``connect_check`` is after how many seconds workers are asked for connections that nobody
     answers, 0 for never. ``left_to_mpirun`` are the remote hosts of the hostfile where only mpirun
     knows which of them get ranks. ``exit_codes`` where mpiboot asked mpirun for every rank's exit
-    code, so that those lines are not the user's.
+    code, so that those lines are not the user's. ``remote`` is what the agents run: ssh or kubectl.
     """
 
     argv: tuple[str, ...]
@@ -132,6 +132,7 @@ class LaunchSpec:
     left_to_mpirun: tuple[str, ...] = ()
     connect_check: float = 0.0
     exit_codes: bool = False
+    remote: str = "ssh"
 
     @property
     def one_rank_each(self) -> tuple[str, ...]:

@@ -57,9 +57,13 @@ class HostChecks:
     def ask(self, host: str, address: str, port: int) -> None:
         """Ask; the answer comes by the callback, which may be called before this returns.
 
-        Nobody knows (None) where this pod can't ask: it has no such protocol, or no descriptors.
+        Nobody knows (None) where this pod can't ask: it has no such protocol, or no descriptors,
+        or the host has no SSH port.
         """
         if host in self._asked:
+            return
+        if not port:
+            self._answer(host, None, "")
             return
         try:
             version = socket.AF_INET6 if ":" in address else socket.AF_INET

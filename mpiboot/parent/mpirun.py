@@ -112,6 +112,7 @@ class Mpirun:
                 spec.obstacles,
                 spec.goes_on,
                 spec.stop_signal,
+                spec.remote,
             )
         )
         self._notices = Notices(

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from mpiboot.after_job.request import Request
 from mpiboot.parent.asking import ASK_WORKERS, AskingChild
 from mpiboot.parent.loop import EventLoop
-from mpiboot.parent.unanswered_connections import ASKS
 
 
 class RankQuestion:
@@ -34,7 +33,7 @@ class RankQuestion:
         """
         self._loop = loop
         self._folder = folder
-        self._environ = {**environ, ASKS: "1"}
+        self._environ = environ
         self._tell = tell
         self._child: AskingChild | None = None
 

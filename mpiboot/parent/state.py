@@ -136,7 +136,7 @@ class Job:
     """What doesn't change: the remote hosts in the hostfile's order and the rules' numbers.
 
     ``goes_on`` where the job may be meant to go on without a rank that ended badly;
-    ``stop_signal`` is what tells its ranks to save and end.
+    ``stop_signal`` is what tells its ranks to save and end; ``remote`` is what the agents run.
     """
 
     family: Family
@@ -146,6 +146,7 @@ class Job:
     obstacles: tuple[tuple[str, str], ...] = ()
     goes_on: bool = False
     stop_signal: int = 15
+    remote: str = "ssh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ class Loss:
     lost host, session or daemon explains; another status is the daemon's own, which some MPIs
     also give at the end of a failed program, and 4.1's mpirun then kills agents that are late (a
     negative status). ``joined`` where its daemon had joined; ``after`` where mpirun had ended
-    before.
+    before; ``remote`` as in ``Job``.
     """
 
     host: str
@@ -165,6 +166,7 @@ class Loss:
     sure: bool
     joined: bool
     after: bool
+    remote: str = "ssh"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,6 @@ from mpiboot.after_job.request import Request
 from mpiboot.parent.asking import ASK_WORKERS, AskingChild
 from mpiboot.parent.loop import EventLoop
 
-# In its agents' environment, which then tell the parent of no daemon.
-ASKS: Final = "MPIBOOT_ASKS"
 # Times the setting: by the default, what begins in the first four minutes is not missed.
 _WHEN: Final = (1, 2, 4)
 _HINT: Final = (
@@ -44,7 +42,7 @@ class ConnectionWatch:
         """
         self._loop = loop
         self._folder = folder
-        self._environ = {**environ, ASKS: "1"}
+        self._environ = environ
         now = time.monotonic()
         self._times = [now + seconds * times for times in _WHEN] if seconds else []
         self._child: AskingChild | None = None

@@ -153,6 +153,7 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
         sure=by_ssh(event.status) and not event.signalled,
         joined=event.host not in state.no_daemon,
         after=state.ended is not None,
+        remote=state.job.remote,
     )
     first = not any(item.sure for item in state.losses)
     state = replace(state, losses=(*state.losses, loss))

@@ -9,6 +9,7 @@ import pytest
 
 from mpiboot.choices import HostKeys
 from mpiboot.gates.access import Access
+from mpiboot.gates.other_launchers import OtherLauncher
 from mpiboot.gates.remote_commands import RemoteCommands
 from mpiboot.ssh_client.attempt import LoginTimeouts
 
@@ -31,4 +32,4 @@ async def test_who_refuses_a_connection_is_there_and_who_says_nothing_may_be_gon
         port = server.getsockname()[1]
         if not listens:
             server.close()
-        assert await remote.answers(address, port) is answers
+        assert await remote.is_there(OtherLauncher("", "", address, (), False), port) is answers

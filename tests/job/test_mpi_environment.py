@@ -169,7 +169,7 @@ OWN = Decision("ssh-client", "embedded", Source.DETECTED, "there is no ssh on PA
 @pytest.mark.parametrize("name", ["OMPI_MCA_plm_rsh_args", "OMPI_MCA_plm_ssh_args"])
 def test_ssh_arguments_that_no_ssh_reads_are_said(family: str, name: str) -> None:
     given_ = "-o ConnectionAttempts=10 -J gate -o Ciphers=aes128-ctr"
-    seen = replace(observed(family, {**POD, name: given_}), ssh_client=OWN)
+    seen = replace(observed(family, {**POD, name: given_}), client=OWN)
     plan = planned("./train", seen)
     said = f"{name} has ProxyJump gate, Ciphers aes128-ctr, which has no effect: mpiboot's own SSH"
     assert [said in item for item in warned(plan)] == [True]
@@ -178,7 +178,7 @@ def test_ssh_arguments_that_no_ssh_reads_are_said(family: str, name: str) -> Non
 
 @both
 def test_ssh_arguments_on_the_line_that_no_ssh_reads_are_said(family: str) -> None:
-    seen = replace(observed(family), ssh_client=OWN)
+    seen = replace(observed(family), client=OWN)
     plan = planned("mpirun --mca plm_ssh_args -oStrictHostKeyChecking=no ./train", seen)
     (said,) = warned(plan)
     assert "on the mpirun line has StrictHostKeyChecking=no, which has no effect" in said
@@ -186,7 +186,7 @@ def test_ssh_arguments_on_the_line_that_no_ssh_reads_are_said(family: str) -> No
 
 @both
 def test_the_operators_own_ssh_arguments_are_no_loss_without_ssh(family: str) -> None:
-    seen = replace(observed(family, {**POD, **OPERATOR}), ssh_client=OWN)
+    seen = replace(observed(family, {**POD, **OPERATOR}), client=OWN)
     assert warned(planned("./train", seen)) == []
 
 

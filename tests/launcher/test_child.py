@@ -74,7 +74,7 @@ async def wait(launcher, program, reached):
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
     own = Decision("ssh-client", SshKind.EMBEDDED.value, Source.DETECTED, "there is no ssh")
-    seen = replace(seen, workers=workers, ssh_client=own, line=read(program, seen.mpi.family))
+    seen = replace(seen, workers=workers, client=own, line=read(program, seen.mpi.family))
     passed = GateResult(seen.workers, (), {}, {})
     reached += seen.workers
     said = [Finding("slots", Level.WARN, text) for text in ("said before", "not yet said")]

@@ -17,6 +17,7 @@ import pytest
 from mpiboot.after_job import evidence
 from mpiboot.errors import MpibootError
 from mpiboot.job.plan_builder import Observed
+from mpiboot.kubectl.pods import PodAccess
 from mpiboot.launcher import launch_folder, logins
 from mpiboot.model import Decision, Host, Source, SshKind
 from mpiboot.parent.launch_spec import RemoteHost
@@ -75,7 +76,7 @@ def made(
 
 @needs_ssh
 def test_every_file_of_a_launch_is_private(tmp_path: Path) -> None:
-    launch = made(tmp_path, replace(plans.observed(), ssh_client=OWN_CLIENT))
+    launch = made(tmp_path, replace(plans.observed(), client=OWN_CLIENT))
     before = os.umask(0)  # nothing else guards them
     try:
         launch.write()
@@ -109,6 +110,7 @@ def test_ssh_reaches_each_host_by_mpiruns_name_where_the_gate_found_it(tmp_path:
     assert first["identityfile"] == launch.where.key
     assert first["userknownhostsfile"] == str(folder / "known_hosts")
     assert first["stricthostkeychecking"] == "true"
+    assert launch.key is not None
     public = launch.key.public
     assert (folder / "known_hosts").read_text().splitlines() == [
         f"mpiboot-job {public}",
@@ -167,7 +169,7 @@ def test_without_an_ssh_that_is_needed_nothing_is_launched(
     with pytest.raises(MpibootError, match="no ssh in a folder of PATH") as caught:
         bare.write()
     assert caught.value.finding.evidence == (f"PATH={tmp_path}",)
-    own = replace(bare, observed=replace(bare.observed, ssh_client=OWN_CLIENT))
+    own = replace(bare, observed=replace(bare.observed, client=OWN_CLIENT))
     own.write()
     conf = (Path(own.where.launch_dir) / "agent.conf").read_text()
     assert "/ssh_client/connect.py" in conf
@@ -185,7 +187,7 @@ def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
 
 @needs_ssh
 def test_mpiboots_own_client_is_told_hosts_keys_and_whom_to_end_with(tmp_path: Path) -> None:
-    seen = replace(plans.observed(renamed=RENAMED), ssh_client=OWN_CLIENT)
+    seen = replace(plans.observed(renamed=RENAMED), client=OWN_CLIENT)
     launch = made(tmp_path, seen, {"ssh_keepalive": "30"})
     launch.write()
     words = launch.write_client(4711)
@@ -193,6 +195,7 @@ def test_mpiboots_own_client_is_told_hosts_keys_and_whom_to_end_with(tmp_path: P
     assert words[0] == sys.executable
     assert words[-1] == f"{folder}/client.json"
     config = ClientConfig.from_json(Path(words[-1]).read_text())
+    assert launch.key is not None
     assert config == ClientConfig(
         hosts=(
             ClientHost("w-0.job.ns.svc", "10.244.0.10", 22, "root", launch.key.public),
@@ -208,7 +211,7 @@ def test_mpiboots_own_client_is_told_hosts_keys_and_whom_to_end_with(tmp_path: P
 
 @needs_ssh
 def test_without_checks_the_own_client_has_no_key_to_compare_with(tmp_path: Path) -> None:
-    seen = replace(plans.observed(), ssh_client=OWN_CLIENT)
+    seen = replace(plans.observed(), client=OWN_CLIENT)
     launch = made(tmp_path, seen, {"host_keys": "off"})
     launch.write()
     config = ClientConfig.from_json(Path(launch.write_client(1)[-1]).read_text())
@@ -219,7 +222,7 @@ def test_without_checks_the_own_client_has_no_key_to_compare_with(tmp_path: Path
 def test_mpiboots_own_client_needs_open_files_for_every_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = made(tmp_path, replace(plans.observed(), ssh_client=OWN_CLIENT))
+    launch = made(tmp_path, replace(plans.observed(), client=OWN_CLIENT))
     launch.write()
     monkeypatch.setattr(open_files, "most", lambda: 73)  # 5 for each of two hosts, and 64
     with pytest.raises(MpibootError, match="needs 74 open files for 2 hosts"):
@@ -233,7 +236,7 @@ def test_mpiboots_own_client_needs_open_files_for_every_host(
 def test_mpiboots_own_client_runs_only_where_agents_use_it(
     tmp_path: Path, plan: dict[str, Any]
 ) -> None:
-    launch = made(tmp_path, replace(plans.observed(), ssh_client=OWN_CLIENT if plan else None))
+    launch = made(tmp_path, replace(plans.observed(), client=OWN_CLIENT if plan else None))
     launch.write()
     assert replace(launch, plan=replace(launch.plan, **plan)).write_client(1) == ()
 
@@ -325,3 +328,49 @@ def test_a_host_is_looked_up_by_a_name_that_a_nameserver_knows(called: str, dns:
     seen = plans.observed(listed=(Host(listed),), renamed={listed: called})
     found = launch_folder.baseline(seen.workers[0], seen)
     assert (found.name, found.dns) == (called, dns)
+
+
+def by_kubectl(launch: launch_folder.Launch, user_agent: str = "") -> launch_folder.Launch:
+    """The same launch where kubectl enters the hosts' pods, and there is no key."""
+    client = Decision("launch-agent", "kubectl", Source.DEFAULT, "so")
+    environ = {**launch.observed.environ, "KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+    return replace(
+        launch,
+        plan=replace(launch.plan, user_agent=user_agent),
+        observed=replace(launch.observed, client=client, environ=environ),
+        key=None,
+        pods=PodAccess("/opt/kubectl", "jobs", "main"),
+    )
+
+
+def test_where_kubectl_enters_pods_there_is_no_key_and_no_ssh(tmp_path: Path) -> None:
+    launch = by_kubectl(made(tmp_path))
+    launch.write()
+    assert launch.write_client(1) == ()
+    folder = Path(launch.where.launch_dir)
+    names = {path.name for path in folder.rglob("*")}
+    assert not names & {"key", "ssh_config", "known_hosts", "client.json"}
+    assert stat.S_ISFIFO((folder / "stdin").stat().st_mode)
+    assert stat.S_ISFIFO((folder / "events").stat().st_mode)
+    assert (folder / "hostfile").read_text() == launch.plan.hostfile
+    assert (folder / "kubectl.conf").read_text() == (
+        "kubectl=/opt/kubectl\nnamespace=jobs\ncontainer=main\n"
+        "export KUBERNETES_SERVICE_HOST='10.96.0.1';\n"
+    )
+    read = dict(line.split("=", 1) for line in (folder / "agent.conf").read_text().splitlines())
+    assert read["client"].endswith("/libexec/pod_exec'")
+    assert read["remote_end"] == "'command terminated with exit code'"
+    spec = launch.spec({}, {}, (), attempt="")
+    assert spec.remote == "kubectl"
+    # Nobody has asked for the names, and they may lead nowhere.
+    told = evidence.from_json((folder / evidence.FILE).read_text())
+    assert {item.dns for item in told} == {""}
+
+
+def test_a_users_own_agent_is_kept_where_kubectl_enters_pods(tmp_path: Path) -> None:
+    launch = by_kubectl(made(tmp_path), user_agent="/etc/mpi/kubexec.sh")
+    launch.write()
+    text = (Path(launch.where.launch_dir) / "agent.conf").read_text()
+    assert "user_agent=/etc/mpi/kubexec.sh\nclient=''\n" in text
+    assert "remote_end" not in text
+    assert launch.spec({}, {}, (), attempt="").remote == "ssh"

@@ -4,7 +4,7 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,13 +13,14 @@ import pytest
 
 from mpiboot import log
 from mpiboot.after_job import evidence
+from mpiboot.errors import MpibootError
 from mpiboot.gates.gate import GateResult
 from mpiboot.launcher import observation, script_gate
 from mpiboot.launcher.child_loop import ChildLoop
 from mpiboot.launcher.reached import ReachedWorkers
 from mpiboot.launcher.script_gate import by_every_name
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.model import Worker
+from mpiboot.model import Decision, Source, Worker
 from mpiboot.parent.launch_spec import ScriptSpec, from_line, to_line
 from mpiboot.setting_sources import resolve
 from mpiboot.ssh_client.start import ClientConfig
@@ -166,3 +167,18 @@ def test_without_an_ssh_mpiboots_own_client_is_behind_it(
     assert config.patience.interval == 10
     assert "client=''" not in (Path(spec.folder) / "ssh.conf").read_text()
     assert "its ssh is mpiboot's own client: there is no ssh on PATH" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_program_that_logs_in_by_itself_needs_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: Callable[..., LauncherPod] = vars(script_gate)["launcher_pod"]
+
+    def pod(*given: Any, **named: Any) -> LauncherPod:  # noqa: ANN401 - its own
+        chosen = Decision("launch-agent", "kubectl", Source.DETECTED, "there is no key")
+        return replace(made(*given, **named), key=None, chosen=chosen)
+
+    monkeypatch.setattr(script_gate, "launcher_pod", pod)
+    with pytest.raises(MpibootError, match="horovodrun logs in to the hosts by itself") as told:
+        script_gate.prepare(resolve({}, {}), ("horovodrun",), os.getpid(), Loop(), ReachedWorkers())
+    assert told.value.code == 78
+    assert "there is no key" in str(told.value)

@@ -11,10 +11,14 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from mpiboot.errors import MpibootError
+from mpiboot.errors import MpibootError, error
+from mpiboot.kubectl import choice
+from mpiboot.kubectl.pods import PodAccess
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
+from mpiboot.model import Source
 from mpiboot.observe import pod
 from mpiboot.setting_sources import resolve
+from mpiboot.system import keys
 
 
 @pytest.fixture
@@ -53,6 +57,8 @@ def test_a_launcher_has_a_private_folder_the_jobs_key_and_a_home(
     assert before <= found.started <= time.monotonic()
     assert found.folder.is_relative_to(tmp_path / "run")
     assert found.folder.name == "launcher"
+    assert found.key is not None
+    assert found.job == found.key.public
     assert found.key.path == tmp_path / "id"
     assert found.key.public.split()[:2] == key.export_public_key().decode().split()[:2]
     assert (found.pid, found.attempt, found.may_disconnect) == (4711, "a", True)
@@ -68,6 +74,47 @@ def test_a_key_that_is_not_there_is_waited_for_no_longer_than_asked(tmp_path: Pa
     with pytest.raises(MpibootError) as caught:
         launcher_pod(resolve({**given, "timeout": "600"}, environ), environ, patience=0.0)
     assert caught.value.finding.check == "ssh-key"
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodAccess:
+    """A pod with a service account, and a FAKE kubectl that is never run."""
+    (tmp_path / "token").write_text("t")
+    (tmp_path / "namespace").write_text("jobs")
+    (tmp_path / "kubectl").write_text("#!/bin/false\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setattr(choice.choose, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(choice.own_namespace, "__defaults__", (tmp_path,))
+    return PodAccess(str(tmp_path / "kubectl"), "jobs")
+
+
+def test_without_a_key_pods_are_entered_by_kubectl(tmp_path: Path, kubectl: PodAccess) -> None:
+    given = {"runtime_dir": str(tmp_path / "run"), "ssh_key": str(tmp_path / "none")}
+    environ = environment(tmp_path) | {"PATH": str(tmp_path)}
+    found = launcher_pod(resolve(given, environ), environ, patience=0.0)
+    assert (found.key, found.pods, found.job) == (None, kubectl, "namespace jobs")
+    assert found.chosen is not None
+    assert found.chosen.source is Source.DETECTED
+    to = access(found)
+    assert (to.pods, to.host_key) == (kubectl, "")
+
+
+def test_a_key_that_is_there_is_used_and_one_that_is_closed_is_told(
+    tmp_path: Path,
+    key: asyncssh.SSHKey,
+    kubectl: PodAccess,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    del key, kubectl
+    environ = environment(tmp_path) | {"PATH": str(tmp_path)}
+    given = {"runtime_dir": str(tmp_path / "run"), "ssh_key": str(tmp_path / "id")}
+    found = launcher_pod(resolve(given, environ), environ, patience=0.0)
+    assert (found.pods, found.chosen) == (None, None)
+    why = error("ssh-key", "only root may read it")
+    monkeypatch.setattr(keys, "closed", lambda *_: why)
+    given["ssh_key"] = str(tmp_path / "none")
+    with pytest.raises(MpibootError, match="only root may read it"):
+        launcher_pod(resolve(given, environ), environ, patience=0.0)
 
 
 def test_without_another_process_that_stays_it_is_this_one(
@@ -102,6 +149,7 @@ def test_workers_are_logged_in_to_as_the_settings_and_this_pod_say(
     monkeypatch.setattr(pod, "own_names", lambda name: (f"{name}.job.ns.svc",))
     found = launcher(tmp_path)
     to = access(found)
+    assert found.key is not None
     assert (to.user, to.key) == (found.identity.user, tmp_path / "id")
     assert to.host_key == found.key.public
     assert to.hostname == socket.gethostname()

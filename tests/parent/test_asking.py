@@ -109,7 +109,8 @@ def test_what_a_child_gets_and_what_it_says(
     first, *lines = [line for several in heard for line in several]
     words, environ, leads = json.loads(first)
     assert words == ["/launch", "one", "two"]
-    assert {name: environ[name] for name in ("A", MARK)} == {"A": "b", MARK: "/launch"}
+    own = {"A": "b", MARK: "/launch", "MPIBOOT_ASKS": "1"}
+    assert {name: environ[name] for name in own} == own
     assert leads, "its agents are ended with it"
     assert lines == ["asked", "the last, without an end"]
     assert capfd.readouterr().err == ""

@@ -85,6 +85,10 @@ def test_an_agent_or_ssh_that_was_killed_may_be_the_launchers_memory(
     [
         (Loss("w", 255, (), sure=True, joined=True, after=False), "its ssh ended with 255"),
         (
+            Loss("w", 255, ("a",), sure=True, joined=True, after=False, remote="kubectl"),
+            "its kubectl ended with 255 (a)",
+        ),
+        (
             Loss("w", 7, ("a", "b"), sure=False, joined=True, after=False),
             "its agent ended with 7 (a; b)",
         ),
@@ -144,6 +148,18 @@ def test_sshs_own_words_say_why_a_host_was_not_reached(
     known = f"mpirun's ssh could not log in: {words}; bye"
     new = f"no orted was started: its ssh ended with 255 ({words}; bye)"
     assert end.said == (new if words == "something new" else known)
+
+
+def test_a_pod_that_kubectl_enters_is_told_as_such() -> None:
+    state = running()
+    lost = replace(state, job=replace(state.job, remote="kubectl"))
+    head = "its kubectl session was lost while the job ran: its kubectl ended with 255"
+    assert said([LOST, MpirunEnded(205)], lost)[3].startswith(head)
+    first = replace(go([])[0], job=lost.job)
+    words = 'pods "w-2" is forbidden: User "x" cannot create resource "pods/exec"'
+    events: list[Event] = [AgentStarted("w-2", 101), AgentEnded("w-2", 101, 255, (words,))]
+    told = said([*events, MpirunEnded(1)], first)
+    assert told == (77, "kubectl-denied", "w-2", f"mpirun's kubectl could not log in: {words}")
 
 
 def test_the_same_words_of_another_program_than_ssh_say_nothing() -> None:

@@ -117,6 +117,14 @@ def test_a_host_that_answers_and_one_that_does_not() -> None:
     assert answers[1] == ("w-1", False, os.strerror(errno.ECONNREFUSED))
 
 
+def test_nobody_knows_of_a_host_without_an_ssh_port() -> None:
+    """As where kubectl enters its pod."""
+    _, asked, answers = checks()
+    asked.ask("w-0", "127.0.0.1", 0)
+    assert answers == [("w-0", None, "")]
+    assert asked.deadlines() == []
+
+
 def test_a_host_that_is_silent_is_given_up() -> None:
     _, asked, answers = checks()
     asked.ask("w-0", "192.0.2.1", 22)

@@ -191,6 +191,12 @@ class Pod(Sandbox):
             check=False,
         )
 
+    def popen(self, *argv: str) -> subprocess.Popen[bytes]:
+        """Starts a command in the container, all of whose streams are pipes."""
+        pipe = subprocess.PIPE
+        words = [*self._runc("exec", self._id), *argv]
+        return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+
     def shell(self, script: str) -> str:
         """What a shell script in the container prints, stripped; it has to succeed."""
         done = self.exec("sh", "-ec", script)

@@ -25,6 +25,13 @@ for host in ("pi-worker-0", "pi-worker-1.pi.default.svc"):
     words = ("-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no")
     subprocess.run(["ssh", *words, host, "hostname; cat"], input=b"said\\n", check=True)
 """
+# As in Horovod's elastic mode: the operator's script lists the hosts, and is left as it is.
+DISCOVERS = """
+hosts = subprocess.run(["/etc/mpi/discover_hosts.sh"], capture_output=True, text=True, check=True)
+for host in hosts.stdout.split():
+    subprocess.run(["ssh", host, "echo found $(hostname)"], stdin=subprocess.DEVNULL, check=True)
+"""
+FOUND = ["found pi-worker-0", "found pi-worker-1"]
 BOTH = ["pi-worker-0", "said", "pi-worker-1", "said"]
 EACH = "for host in pi-worker-0 pi-worker-1; do ssh $host hostname </dev/null || exit 9; done"
 
@@ -33,7 +40,7 @@ def test_what_logs_in_by_itself_begins_when_every_host_is_ready(
     cluster: Cluster, rig: None
 ) -> None:
     """Short names, which no nameserver knows, and no configuration of ssh's in the image."""
-    program = ["launcher", "--script", "on", "--", "python3", "-c", LOGS_IN]
+    program = ["launcher", "--script", "on", "--", "python3", "-c", LOGS_IN + DISCOVERS]
     job = mpijob(cluster, images.image(NAME), workers=2, launcher_args=program)
     job.start(publish=False)
     job.workers[0].publish()
@@ -41,7 +48,7 @@ def test_what_logs_in_by_itself_begins_when_every_host_is_ready(
     assert job.launcher.stdout() == ""
     job.workers[1].publish()
     assert job.wait(PATIENCE) == 0
-    assert job.launcher.stdout().splitlines() == BOTH
+    assert job.launcher.stdout().splitlines() == BOTH + FOUND
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
 
 

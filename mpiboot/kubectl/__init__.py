@@ -1,0 +1,1 @@
+"""Pods that are entered by ``kubectl exec`` where others are logged in to by SSH."""

@@ -1,0 +1,266 @@
+"""Jobs whose pods are entered by ``kubectl exec``: no sshd, no key, no DNS record.
+
+kubectl and the API server are FAKES of the tests (``api_server``); pods, processes and MPI are
+real.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from mpiboot.gates import stale_processes
+from mpiboot.kubectl.pods import role_lines
+from tests import pages
+from tests.pods import images
+from tests.pods.api_server import ApiServer
+from tests.pods.ends import FOREVER, PATIENCE, RING, end_line, until
+from tests.pods.ends import ranks as rings
+from tests.pods.oci import PodSpec
+from tests.pods.operator import hostfile_of
+from tests.pods.test_job import ranks
+from tests.pods.volumes import Files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from tests.pods.cluster import Cluster
+    from tests.pods.pod import Pod
+    from tests.pods.processes import Process
+
+# The first process reaps what is left to it, and ends at once when it is told to.
+IDLE = ("sh", "-c", "trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done")
+OTHERS = ("openmpi-4.1", "mpich-4.0", "intel-mpi")
+NAMES = ("openmpi-5.0", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS))
+each = pytest.mark.parametrize("name", NAMES)
+IDLES = ("sleep", "1000")
+API = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+
+
+@pytest.fixture
+def server(cluster: Cluster, tmp_path: Path) -> Iterator[ApiServer]:
+    """The fake API server of the test's cluster."""
+    with ApiServer(cluster, tmp_path) as made:
+        yield made
+
+
+def workers(cluster: Cluster, name: str, count: int = 2, **fields: Any) -> list[Pod]:  # noqa: ANN401
+    """The pods of a StatefulSet without sshd, whose processes are no root's."""
+    image = images.image(name if name == "intel-mpi" else f"{name}-nosshd")
+    return [
+        cluster.pod(
+            PodSpec(
+                name=f"w-{n}", image=image, command=IDLE, user=1000, env={"OWN": f"w-{n}"}, **fields
+            ),
+        )
+        for n in range(count)
+    ]
+
+
+def launcher(
+    cluster: Cluster,
+    server: ApiServer,
+    name: str,
+    *words: str,
+    hosts: Sequence[str] = ("w-0.w.default.svc", "w-1.w.default.svc"),
+    env: dict[str, str] | None = None,
+    volumes: Sequence[Any] | None = None,
+    pod: str = "launcher",
+) -> Pod:
+    """The pod of a Job with kubectl and a service account."""
+    text = hostfile_of("MPICH" if name in OTHERS[1:] else "OpenMPI", hosts, 1)
+    return cluster.pod(
+        PodSpec(
+            name=pod,
+            image=images.image(name),
+            args=words,
+            env={
+                "MPIBOOT_ROLE": "launcher",
+                "MPIBOOT_LOG_LEVEL": "debug",
+                "MPIBOOT_HOSTFILE": "/etc/mpi/hostfile",
+                "MPIBOOT_LAUNCH_AGENT": "kubectl",
+                **API,
+                **(env or {}),
+            },
+            volumes=[
+                *(volumes or [Files("/etc/mpi", {"hostfile": text}), *server.volumes()]),
+            ],
+        )
+    )
+
+
+def started(
+    cluster: Cluster,
+    server: ApiServer,
+    name: str,
+    *words: str,
+    stale: str = "",
+    **details: Any,  # noqa: ANN401 - of the launcher
+) -> tuple[Pod, list[Pod]]:
+    """A job of two workers, on the first of which a process with a mark may be left."""
+    pods = workers(cluster, name)
+    for pod in pods:
+        pod.start()
+    if stale:
+        pods[0].shell(f"MPIBOOT_JOB_MARK={stale} sleep 99999 < /dev/null > /dev/null 2>&1 &")
+    return launcher(cluster, server, name, *words, **details).start(), pods
+
+
+def running(
+    cluster: Cluster,
+    server: ApiServer,
+    name: str,
+    **details: Any,  # noqa: ANN401 - of the launcher
+) -> tuple[Pod, list[Pod]]:
+    """A job whose ranks run on both workers, all of whose daemons were seen."""
+    job, pods = started(cluster, server, name, *FOREVER, **details)
+    until(lambda: "joined" in job.stderr() and all(map(rings, pods)))
+    return job, pods
+
+
+def others(pods: Sequence[Pod]) -> list[Process]:
+    """What is in workers beside their first process: nothing is to be left there."""
+    return [
+        item
+        for pod in pods
+        for item in pod.processes()
+        if item.pid != 1 and item.args[:2] != IDLES and item.state != "Z"
+    ]
+
+
+# Each rank says where it is and as whom; the last one's status is the job's.
+TELL = (
+    "rank=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; "
+    'echo "rank $rank on $(hostname) as $(id -u) own=$OWN"; '
+    "[ $rank = 0 ] || { sleep 2; exit 3; }"
+)
+
+
+@each
+def test_a_job_without_sshd_key_and_names(cluster: Cluster, server: ApiServer, name: str) -> None:
+    """Its program's status, and a signal: nothing is left, of an earlier launcher either."""
+    env = {"MPIBOOT_LAUNCH_AGENT": "auto"}
+    old = f"{stale_processes.job_id('namespace default')}-{'0' * 16}@old@2026-01-02T03:04:05Z"
+    job, pods = started(cluster, server, name, "sh", "-c", TELL, env=env, stale=old)
+    assert job.wait(PATIENCE) == 3, job.stderr()
+    said = sorted(line for line in job.stdout().splitlines() if line.startswith("rank "))
+    assert said == [f"rank {n} on w-{n} as 1000 own=w-{n}" for n in (0, 1)]
+    assert "w-0.w.default.svc: ended 1 process left by an earlier launcher" in job.stderr()
+    assert "there is no SSH key of the job, but kubectl" in job.stderr()
+    again = launcher(cluster, server, name, *FOREVER, env=env, pod="again").start()
+    until(lambda: "joined" in again.stderr() and all(map(rings, pods)))
+    again.signal(signal.SIGTERM)
+    assert again.wait(PATIENCE) == 143
+    until(lambda: not others(pods))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["openmpi-5.0", *OTHERS])
+def test_what_a_killed_launcher_leaves_ends_by_itself(
+    cluster: Cluster, server: ApiServer, name: str
+) -> None:
+    """Kubectl ends nothing in a pod: the session there sees that its standard input is closed."""
+    job, pods = running(cluster, server, name)
+    job.kill()
+    job.wait()
+    until(lambda: not others(pods))
+
+
+@pytest.mark.full
+def test_a_second_launcher_is_told_who_has_the_workers(cluster: Cluster, server: ApiServer) -> None:
+    job, pods = running(cluster, server, "openmpi-5.0")
+    env = {"MPIBOOT_TIMEOUT": "15"}
+    second = launcher(cluster, server, "openmpi-5.0", RING, env=env, pod="second").start()
+    assert second.wait(PATIENCE) == 75
+    held = (
+        "workers-held: w-0.w.default.svc, w-1.w.default.svc are in use by launcher launcher since"
+    )
+    assert second.termination_log().startswith(held)
+    assert job.running
+    assert all(map(rings, pods))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["openmpi-4.1", "openmpi-5.0", "mpich-4.0"])
+def test_a_worker_that_is_lost(cluster: Cluster, server: ApiServer, name: str) -> None:
+    job, pods = running(cluster, server, name)
+    pods[1].kill()
+    assert job.wait(PATIENCE) == 69
+    assert "w-1.w.default.svc: its kubectl session was lost while the job ran" in end_line(
+        job.stderr()
+    )
+    until(lambda: not others(pods[:1]))
+
+
+@pytest.mark.full
+def test_without_the_right_the_role_is_printed(cluster: Cluster, server: ApiServer) -> None:
+    server.rights = frozenset({"get pods"})
+    job, _ = started(cluster, server, "openmpi-5.0", RING)
+    assert job.wait(PATIENCE) == 77
+    assert job.termination_log().startswith("kubectl-denied: w-")
+    text = job.stderr()
+    assert "kubectl has no right to it: Error from server (Forbidden): pods" in text
+    assert "- {kind: ServiceAccount, name: default, namespace: default}\n" in text
+
+
+@pytest.mark.full
+def test_an_older_operators_agent_is_kept(cluster: Cluster, server: ApiServer) -> None:
+    """As the MPI Operator of v1 mounts it: the gate asks by kubectl, mpirun calls the script."""
+    script = 'POD_NAME=$1\nshift\nkubectl exec ${POD_NAME} -- /bin/sh -c "$*"\n'
+    config = Files(
+        "/etc/mpi",
+        {"kubexec.sh": f"#!/bin/sh\n{script}", "hosts": "w-0 slots=1\nw-1 slots=1\n"},
+        0o755,
+    )
+    env = {
+        "MPIBOOT_LAUNCH_AGENT": "auto",
+        "MPIBOOT_HOSTFILE": "/etc/mpi/hosts",
+        "OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh",
+    }
+    volumes = [config, *server.volumes()]
+    job, _ = started(cluster, server, "openmpi-4.1", RING, "--exit", "3", env=env, volumes=volumes)
+    assert job.wait(PATIENCE) == 3, job.stderr()
+    assert ranks(job.stdout()) == [(0, 2, "w-0"), (1, 2, "w-1")]
+    assert "launch-agent=/etc/mpi/kubexec.sh" in job.stderr()
+    calls = [words for words in server.asked if "orted" in words[-1]]
+    assert calls
+    assert all(words[:3] == ["exec", words[1], "--"] for words in calls)
+
+
+def test_the_role_of_the_page_is_the_one_that_errors_print() -> None:
+    manifests = pages.manifests("kubectl")
+    role, binding = (manifests[place] for place in (1, 2))
+    printed = list(yaml.safe_load_all("\n".join(role_lines("", "", "train-launcher"))))
+    assert [role, binding] == printed
+
+
+@pytest.mark.full
+def test_the_manifest_of_the_page(cluster: Cluster, server: ApiServer) -> None:
+    """Its pods, with the rig's images and program in place of the page's."""
+    account, _, _, statefulset, job = pages.manifests("kubectl")
+    pod, owner = statefulset["spec"]["template"]["spec"], job["spec"]["template"]["spec"]
+    assert owner["serviceAccountName"] == account["metadata"]["name"]
+    (worker,), (container,) = pod["containers"], owner["containers"]
+    for n in range(statefulset["spec"]["replicas"]):
+        spec = PodSpec(
+            name=f"{statefulset['metadata']['name']}-{n}",
+            image=images.image("openmpi-5.0-nosshd").without("/opt/mpiboot"),
+            command=worker["command"],
+            user=pod["securityContext"]["runAsUser"],
+        )
+        cluster.pod(spec).start()
+    made = cluster.pod(
+        PodSpec(
+            name="train-launcher-x7k2p",
+            image=images.image("openmpi-5.0"),
+            args=[RING],
+            env={item["name"]: item["value"] for item in container["env"]} | API,
+            volumes=server.volumes(),
+        )
+    ).start()
+    assert made.wait(PATIENCE) == 0, made.stderr()
+    assert ranks(made.stdout()) == [(n, 2, f"train-worker-{n}") for n in (0, 1)]
