@@ -216,9 +216,7 @@ async def _request(agent: socket.socket, descriptors: list[int]) -> dict[str, ob
         while not data.endswith(b"\n"):
             await ready.wait()
             ready.clear()
-            part, given, _, _ = socket.recv_fds(
-                agent, _REQUEST, _STREAMS, flags=socket.MSG_CMSG_CLOEXEC
-            )
+            part, given, _, _ = socket.recv_fds(agent, _REQUEST, _STREAMS)
             descriptors += given
             # One that went away asks for nothing, which is no JSON.
             data += part or b"\n"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mpiboot.choices import DataNetworkUse, NcclSocket
+from mpiboot.data_checks import DATA_ROWS
 from mpiboot.data_network import decision, worker_network
 from mpiboot.data_network.decision import DataNetwork
 from mpiboot.data_network.records import Transport
@@ -250,6 +251,10 @@ def test_workers_without_rdma_and_without_facts() -> None:
         "not known: the worker does not run mpiboot",
         *("",) * 5,
     )
+    # What to do stands in each problem's row.
+    assert [item.hint for item in found.findings] == [
+        DATA_ROWS[item.check].hint for item in found.findings
+    ]
     nobody = decide([w.without_facts("w-0")])
     assert shown(nobody)[0] == "data-network = none [detected] no worker's facts are known"
     assert nobody.common == {}
