@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -128,6 +129,16 @@ def test_a_hostfile_is_reason_enough_to_look_at_its_hosts(
     if mounted:
         hostfile.touch()
     assert doctor._role(resolve({**flags, "hostfile": str(hostfile)}, {}), {}) is role
+
+
+@pytest.mark.parametrize(("name", "role"), [("train-0", Role.LAUNCHER), ("train-1", Role.WORKER)])
+def test_a_pod_whose_role_goes_by_its_number_is_known_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, role: Role
+) -> None:
+    uname = os.uname_result(("Linux", name, "", "", ""))
+    monkeypatch.setattr(os, "uname", lambda: uname)
+    flags = {"role": "by-index", "hostfile": str(tmp_path / "none")}
+    assert doctor._role(resolve(flags, {}), {}) is role
 
 
 @pytest.mark.parametrize(
