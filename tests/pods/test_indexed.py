@@ -72,7 +72,7 @@ def test_workers_of_an_indexed_job_stay_for_the_next_launcher(cluster: Cluster, 
 
 # What torchrun does with its endpoint: pod 0 listens there, the others connect.
 TORCHRUN = """#!/opt/mpiboot/bin/python3
-import os, socket, sys
+import os, socket, sys, time
 at = sys.argv[sys.argv.index("--rdzv-endpoint") + 1].partition(":")
 place, index = (at[0], int(at[2])), int(os.environ["JOB_COMPLETION_INDEX"])
 if index:
@@ -81,7 +81,7 @@ if index:
             meeting = socket.create_connection(place, timeout=60)
             break
         except ConnectionRefusedError:
-            pass
+            time.sleep(0.05)
     meeting.sendall(f"{index} {os.environ['NCCL_SOCKET_IFNAME']}".encode())
 else:
     server = socket.create_server(("", place[1]))
