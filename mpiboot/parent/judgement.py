@@ -146,8 +146,9 @@ def _by_loss(state: State) -> Verdict | None:
     # The daemon's own status: a failed program's doing where mpirun has a status of its own.
     if state.losses:
         first = state.losses[0]
-        # A short job's daemons may have joined unseen.
-        follows = first.joined or first.status in _HYDRA_STATUSES
+        # Those of a short job may have joined unseen; mpirun has told of its rank then.
+        told = state.first_rank is not None or status not in state.job.family.lost
+        follows = first.joined or (first.status in _HYDRA_STATUSES and told)
         if state.job.family.daemons_follow and follows and status and not state.stage:
             return None
         lost = status == 0 or status in state.job.family.lost or _passed_on(first, status)

@@ -144,7 +144,7 @@ class Parent:
                 environ = without_marks(os.environ)
                 self._client = start_listening(spec.client, environ, spec.folder, CLIENT_SOCKET)
             if not spec.supervise:
-                return self._become(spec)
+                return self._become(spec, preparation)
             mpirun.start(self._mask)
         except OSError as wrong:
             verdict = not_startable(spec.argv[0], wrong.strerror or str(wrong))
@@ -178,7 +178,7 @@ class Parent:
             verdict, lines = proved(verdict, lines)
         return self._ended(spec, verdict, lines)
 
-    def _become(self, spec: LaunchSpec) -> int:
+    def _become(self, spec: LaunchSpec, preparation: Preparation) -> int:
         """Become mpirun; a signal that comes before that ends this process.
 
         Raises:
@@ -188,6 +188,8 @@ class Parent:
             failure = ended_by(self._told)
             self._not_started(failure)
             return failure.code
+        # MPICH 4.0 takes the end of any child of its for an agent's.
+        preparation.wait_for_child()
         log.write_by(None)
         self._stderr.flush()
         return replace(spec.argv, os.environ, self._mask)

@@ -99,7 +99,14 @@ class Preparation:
 
     def let_child_end(self) -> None:
         """Close the pipe, for whose end the child waits."""
-        os.close(self._reader)
+        if self._reader >= 0:
+            os.close(self._reader)
+        self._reader = -1
+
+    def wait_for_child(self) -> None:
+        """Let the child end, and wait until it has."""
+        self.let_child_end()
+        wait_gone([self._pid])
 
     def _read(self) -> None:
         while self._result is None:

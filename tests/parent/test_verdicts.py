@@ -691,8 +691,12 @@ def test_hydras_daemons_that_fail_over_a_failed_rank_are_no_lost_hosts(joined: b
     """Those of a short job may have joined unseen; one that isn't there is another matter."""
     launched = go(started(), verdicts.initial(job("mpich"))[0])[0]
     before = running("mpich") if joined else launched
-    end = judged([AgentEnded("w-1", 100, 7), MpirunEnded(255)], before)
-    assert (end.code, end.reference) == (255, "")
+    end = judged([KILLED, AgentEnded("w-1", 100, 7), MpirunEnded(255)], before)
+    assert (end.code, end.reference) == (137, "")
+    coded = judged([AgentEnded("w-1", 100, 7), MpirunEnded(3)], before)
+    assert (coded.code, coded.reference) == (3, "")
+    untold = judged([AgentEnded("w-1", 100, 7), MpirunEnded(255)], before)
+    assert untold.reference == ("" if joined else "daemon-failed")
     lacking = judged([AgentEnded("w-1", 100, 127), MpirunEnded(255)], launched)
     assert lacking.code == 127
 

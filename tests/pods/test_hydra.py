@@ -136,6 +136,29 @@ def test_a_host_whose_daemon_can_not_be_started(cluster: Cluster, image: Image) 
 
 
 @each
+def test_a_daemon_that_fails_before_it_joins(cluster: Cluster, image: Image) -> None:
+    """As where the launcher's port can't be reached from there: by one of Hydra's own numbers."""
+    proxy = "hydra_bstrap_proxy" if image.name == INTEL else "hydra_pmi_proxy"
+    folder = "/usr/bin" if image.name == MPICH4 else "/opt/mpi/bin"
+    script = "#!/bin/sh\necho unable to connect to server >&2\nexit 5\n"
+    failing = {1: {"image": image.with_files({f"{folder}/{proxy}": script}, 0o755)}}
+    job = started(cluster, image, *FOREVER, each_worker=failing)
+    assert job.wait(PATIENCE) == 69
+    said = job.launcher.termination_log()
+    assert said.startswith("daemon-failed: pi-worker-1.pi.default.svc: its hydra_pmi_proxy failed")
+    assert "unable to connect to server" in job.launcher.stderr()
+
+
+@each
+def test_a_job_that_mpiboot_does_not_watch(cluster: Cluster, image: Image) -> None:
+    """MPICH 4.0 takes the end of a child that it did not start for an agent's."""
+    env = {"MPIBOOT_SUPERVISE": "off"}
+    job = started(cluster, image, "hostname", env=env)
+    assert job.wait(PATIENCE) == 0
+    assert sorted(job.launcher.stdout().split()) == ["pi-worker-0", "pi-worker-1"]
+
+
+@each
 @pytest.mark.parametrize("event", ["pod", "daemon", "agent", "link"])
 def test_a_lost_worker(cluster: Cluster, image: Image, event: str) -> None:
     """By itself no Hydra notices a cut link, or an agent that is gone."""
