@@ -166,3 +166,38 @@ def test_as_json_each_line_has_its_parts_as_fields(capfd: pytest.CaptureFixture[
     assert by_event["data-network"]["kind"] == "RoCE"
     decisions = [item for item in records if item["event"] == "plan"]
     assert {"decision", "value", "source", "because"} <= decisions[0].keys()
+
+
+@pytest.mark.parametrize(
+    ("workers", "flags", "said", "fields"),
+    [
+        (
+            (w.tcp(0), w.tcp(1)),
+            {},
+            "data network: TCP: NCCL's and Gloo's sockets on net1 (",
+            {"links": "net1"},
+        ),
+        (
+            (w.macvlan(0), w.macvlan(1)),
+            {},
+            "data network: RoCE: NCCL's data by mlx5_2:1 at 100 Gb/s, its bootstrap by net1 (",
+            {"devices": "mlx5_2:1", "rate": "100", "links": "net1"},
+        ),
+        ((w.plain(0), w.plain(1)), {}, "no data network: no worker has a usable RDMA port", {}),
+        (
+            (w.macvlan(0), w.macvlan(1)),
+            {"data_network": "off"},
+            "data network: not looked at (--data-network=off: nothing is set)",
+            {},
+        ),
+    ],
+)
+def test_each_kind_of_data_network_is_a_sentence_and_its_fields(
+    workers: tuple[Worker, ...], flags: dict[str, str], said: str, fields: dict[str, str]
+) -> None:
+    one = with_network(seen(), *workers)
+    lines = {line.event: line for line in summary.lines(plan(one, **flags), one)}
+    line = lines["data-network"]
+    assert line.said.startswith(said)
+    made = {item.name: item for item in plan(one, **flags).decisions}["data-network"]
+    assert line.fields == {"kind": made.value, "because": made.because, **fields}
