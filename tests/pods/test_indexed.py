@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,8 +24,8 @@ QUICK = "openmpi-4.1"
 NAMES = [QUICK, *(pytest.param(n, marks=pytest.mark.full) for n in images.NAMES if n != QUICK)]
 
 
-def job(cluster: Cluster, image: Image) -> list[Pod]:
-    """The page's Job with two pods of one slot, started."""
+def job(cluster: Cluster, image: Image, **env: str) -> list[Pod]:
+    """The page's Job with two pods of one slot, started; `env` replaces variables of all pods."""
     manifests = pages.manifests("indexed-job")
     (container,) = manifests[1]["spec"]["template"]["spec"]["containers"]
     smaller = {"MPIBOOT_REPLICAS": "2", "MPIBOOT_SLOTS": "1"}
@@ -35,6 +36,7 @@ def job(cluster: Cluster, image: Image) -> list[Pod]:
     objects = {"train-ssh": KeyPair.make().files()}
     made = play_indexed_job(cluster, image, manifests, objects, completions=2)
     for pod in made:
+        pod.spec = replace(pod.spec, env={**pod.spec.env, **env})
         pod.start()
         pod.publish()
     return made
@@ -68,6 +70,19 @@ def test_workers_of_an_indexed_job_stay_for_the_next_launcher(cluster: Cluster, 
     launcher.start()
     assert [pod.wait(PATIENCE) for pod in (launcher, worker)] == [0, 0]
     assert "attempt 2; the last one" in " ".join(launcher.stderr().split())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", images.NAMES)
+def test_pod_0_of_a_stateful_set_goes_by_its_name(cluster: Cluster, rig: None, name: str) -> None:
+    """Its pods have no variable with their number; a worker that ended would be started again."""
+    launcher, worker = job(cluster, my_image(name), JOB_COMPLETION_INDEX="")
+    running([launcher, worker])
+    enough([launcher, worker])
+    assert launcher.wait(PATIENCE) == 0
+    assert ranks(launcher.stdout()) == [(0, 2, "train-0"), (1, 2, "train-1")]
+    assert "role launcher (MPIBOOT_ROLE: pod 0, by the host name train-0)" in launcher.stderr()
+    assert worker.running
 
 
 # What torchrun does with its endpoint: pod 0 listens there, the others connect.
