@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.model import Mesh
+from mpiboot.model import Level, Mesh
 from mpiboot.network import service_mesh
 from mpiboot.observe import service_mesh as looks
 
@@ -93,6 +93,7 @@ def test_each_mesh_is_told_once() -> None:
     found = service_mesh.findings({"the launcher": None, "w-0": ISTIO, "w-1": ISTIO}, {22}, "")
     assert [item.hint for item in found] == [service_mesh.advice(ISTIO, {22}, "")]
     assert [item.evidence for item in found] == [ISTIO.evidence]
+    assert [(item.level, item.host, item.hosts) for item in found] == [(Level.WARN, "", ())]
     assert [(item.check, item.said) for item in found] == [
         (
             "service-mesh",

@@ -80,6 +80,7 @@ def test_a_pair_that_nothing_passes_between_is_a_failure() -> None:
     first, second = both(Reached.SILENT)
     (found,) = findings([replace(first, ssh=Reached.CONNECTED), second], ALL)
     assert (found.check, found.level) == ("worker-pairs", Level.FAIL)
+    assert (found.host, found.hosts) == ("", ())
     assert found.said == (
         "w-0 can't reach w-1 (10.244.0.12 port 40001): no answer in 2 s, twice; its SSH port 22 "
         "answers; 1 more of 2 that were tried"
