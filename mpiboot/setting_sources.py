@@ -9,13 +9,24 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from mpiboot.errors import error
 from mpiboot.model import Finding, Level, Source
 from mpiboot.setting_rows import ROWS
 from mpiboot.setting_types import is_key, of_service
-from mpiboot.settings import INTERNAL, PREFIX, Settings
+from mpiboot.settings import PREFIX, Settings
+
+# What mpiboot hands from one of its own processes to the next; not for users, so not settings.
+INTERNAL: Final = (
+    "MPIBOOT_SESSION",
+    "MPIBOOT_WORKER_DIR",
+    "MPIBOOT_LAUNCH_DIR",
+    "MPIBOOT_JOB_MARK",
+    "MPIBOOT_KEEP_KEY",
+    "MPIBOOT_NOTICE",
+    "MPIBOOT_ATTEMPT",
+)
 
 
 @dataclass(frozen=True, slots=True)

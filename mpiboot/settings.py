@@ -45,17 +45,6 @@ from mpiboot.setting_types import (
 
 PREFIX: Final = "MPIBOOT_"
 
-# What mpiboot hands from one of its own processes to the next; not for users, so not settings.
-INTERNAL: Final = (
-    "MPIBOOT_SESSION",
-    "MPIBOOT_WORKER_DIR",
-    "MPIBOOT_LAUNCH_DIR",
-    "MPIBOOT_JOB_MARK",
-    "MPIBOOT_KEEP_KEY",
-    "MPIBOOT_NOTICE",
-    "MPIBOOT_ATTEMPT",
-)
-
 T = TypeVar("T")
 _LAUNCHER: Final = (Role.LAUNCHER,)
 _WORKER: Final = (Role.WORKER,)

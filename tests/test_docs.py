@@ -22,7 +22,7 @@ from mpiboot.checks import CHECKS
 from mpiboot.commands.root import cli
 from mpiboot.launcher import summary
 from mpiboot.setting_rows import ROWS
-from mpiboot.settings import INTERNAL
+from mpiboot.setting_sources import INTERNAL
 from tests.fakes import workers as w
 from tests.launcher.test_summary import plan, seen, with_network
 from tests.pages import NOT_RUN, PAGES, ROOT, Block, blocks, copied, named, not_printed

@@ -46,7 +46,7 @@ def test_every_row_is_whole_and_its_default_can_be_written_as_text(
 def test_no_flag_or_variable_is_used_twice() -> None:
     variables = [row.variable for row in setting_rows.ROWS]
     older = [name for row in setting_rows.ROWS for name in row.older]
-    everything = [*variables, *older, *settings.INTERNAL]
+    everything = [*variables, *older, *setting_sources.INTERNAL]
     assert len(everything) == len(set(everything))
     assert {row.name for row in setting_rows.ROWS} == {
         field.name for field in dataclasses.fields(settings.Settings)
@@ -140,7 +140,7 @@ def test_a_key_that_is_given_instead_of_its_path_is_never_shown(lines: str) -> N
 
 
 def test_what_mpiboot_hands_to_itself_is_no_unknown_setting() -> None:
-    assert setting_sources.resolve({}, dict.fromkeys(settings.INTERNAL, "x")).warnings == ()
+    assert setting_sources.resolve({}, dict.fromkeys(setting_sources.INTERNAL, "x")).warnings == ()
 
 
 @pytest.mark.parametrize(
