@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -168,8 +169,9 @@ def deadline(monkeypatch: pytest.MonkeyPatch) -> Deadline:
 
 async def told(capfd: pytest.CaptureFixture[str], words: str) -> None:
     """Wait until the gate has said so: a server that let it in is not yet a ready host."""
-    said = ""
+    said, end = "", time.monotonic() + 60
     while words not in said:
+        assert time.monotonic() < end, f"{words!r} never came: {said}"
         await asyncio.sleep(0.02)
         said += capfd.readouterr().err
 
