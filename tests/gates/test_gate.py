@@ -7,7 +7,6 @@ import socket
 import sys
 import threading
 import time
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
