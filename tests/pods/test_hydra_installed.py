@@ -1,0 +1,100 @@
+"""The installed MPICH and Intel MPI: what they read, words of their own on the line, programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mpiboot.job.dialects_hydra import INTEL as INTEL_ROW
+from mpiboot.job.dialects_hydra import MPICH as MPICH_ROW
+from tests.pods.ends import FOREVER, PATIENCE
+from tests.pods.test_hydra import INTEL, MPICH4, each, quick, started
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+
+
+def strings_of(image: Image, path: str) -> set[str]:
+    """The strings of a program; one that is a part of another isn't among them."""
+    found: list[Path] = [layer / path for layer in image.layers if (layer / path).is_file()]
+    parts = found[0].resolve().read_bytes().split(b"\0")
+    return {part.decode("ascii", "replace") for part in parts}
+
+
+@quick
+def test_what_the_table_relies_on_is_read_by_the_installed_mpi(image: Image) -> None:
+    """A release that gives one of them another name breaks this, and no user's job."""
+    row = INTEL_ROW if image.name == INTEL else MPICH_ROW
+    folder = "usr/bin" if image.name == MPICH4 else "opt/mpi/bin"
+    assert row.agent_kind is not None
+    names = {
+        row.hostfile_var,
+        row.agent_kind.name,
+        row.agent_var,
+        row.agent_args_var,
+        row.daemon_link_var,
+        row.default_slots_var,
+        row.bind_var,
+        row.exit_codes_option.lstrip("-"),
+        row.hostfile_option.lstrip("-"),
+        *row.daemon_range_vars,
+        *(constant.name for constant in row.constants),
+    }
+    read = strings_of(image, f"{folder}/mpiexec.hydra")
+    assert names - {""} - read == set()
+    # What only the operator believes in, and what the other family alone reads.
+    assert set(row.agent_args_aliases) & read == set()
+    other = MPICH_ROW if row is INTEL_ROW else INTEL_ROW
+    assert other.daemon_link_var not in read
+
+
+@each
+def test_a_list_of_hosts_on_the_line_is_heeded(cluster: Cluster, image: Image) -> None:
+    line = ["mpirun", "-hosts", "pi-worker-1.pi.default.svc", "-n", "1", "hostname"]
+    job = started(cluster, image, *line)
+    assert job.wait(PATIENCE) == 0
+    assert job.launcher.stdout().split() == ["pi-worker-1"]
+
+
+# Its start waits until the test says so: all hosts are ready then.
+LATE = """#!/bin/sh
+[ "$1" = --version ] || until [ -e /tmp/go ]; do touch /tmp/waits; sleep 0.1; done
+exec /opt/mpi/bin/mpiexec.real "$@"
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("image", [INTEL], indirect=True)
+def test_sshs_own_reason_is_told_though_intel_mpi_asks_it_to_be_quiet(
+    cluster: Cluster, image: Image
+) -> None:
+    program = "/opt/mpi/bin/mpiexec.hydra"
+    late = image.after("mv", program, "/opt/mpi/bin/mpiexec.real").with_files(
+        {program: LATE}, 0o755
+    )
+    job = started(cluster, late, *FOREVER)
+    job.launcher.shell("until [ -e /tmp/waits ]; do sleep 0.1; done")
+    job.workers[1].kill()
+    job.launcher.shell("touch /tmp/go")
+    assert job.wait(PATIENCE) == 69
+    said = job.launcher.termination_log()
+    assert "pi-worker-1.pi.default.svc" in said
+    assert any(words in said for words in ("refused", "No route", "timed out", "reset"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("image", [INTEL], indirect=True)
+def test_intels_own_benchmark(cluster: Cluster, image: Image) -> None:
+    """IMB-MPI1 comes with the library."""
+    words = ("-npmin", "2", "-iter", "10", "-msglog", "0:10", "PingPong", "Allreduce")
+    job = started(cluster, image, "IMB-MPI1", *words)
+    assert job.wait(PATIENCE) == 0
+    stdout = job.launcher.stdout()
+    assert "# Benchmarking PingPong" in stdout
+    assert "# Benchmarking Allreduce" in stdout
+    assert stdout.count("# #processes = 2") == 2
+    assert "# All processes entering MPI_Finalize" in stdout
