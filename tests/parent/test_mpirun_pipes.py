@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -118,3 +119,26 @@ def test_a_pipe_that_nobody_can_write_to_wakes_nobody(rig: Rig) -> None:
     handlers = rig.loop._handlers
     assert rig.ends[0][0] not in handlers
     assert rig.ends[1][0] in handlers
+
+
+def test_mpirun_notices_that_nobody_reads_its_stdout_any_more() -> None:
+    """As it would itself without a pipe in between: `| head`, say."""
+    nobody, stdout = os.pipe()
+    os.close(nobody)
+    stream, loop = OutputWriter(stdout), EventLoop()
+    reader, writer = os.pipe()
+    pipes = MpirunPipes(loop, stream, lambda _: None, ends_with_stream=True)
+    pipes.add(MpirunPipe(reader, stream.write))
+    end = time.monotonic() + 60
+
+    def write_on() -> None:
+        while time.monotonic() < end:  # another thread finds it
+            os.write(writer, b"x")
+            loop.wait(0)
+
+    with pytest.raises(BrokenPipeError):
+        write_on()
+    pipes.read_last()
+    stream.flush()
+    os.close(stdout)
+    os.close(writer)
