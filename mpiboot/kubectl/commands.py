@@ -13,6 +13,7 @@ from mpiboot.kubectl.pods import Obstacle, PodAccess, PodState, Trouble
 # kubectl costs a tenth of a second of a core and 40 MB each.
 _AT_ONCE: Final = 16
 _LOOK: Final = 20.0
+_END: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,8 @@ class Kubectl:
                 if process.returncode is None:
                     with suppress(ProcessLookupError):
                         process.kill()
+                    with suppress(asyncio.TimeoutError):  # its pipes are to be closed, too
+                        await asyncio.wait_for(process.communicate(), _END)
         return Output(
             process.returncode, text.decode("utf-8", "replace"), said.decode("utf-8", "replace")
         )

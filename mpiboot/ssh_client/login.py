@@ -70,6 +70,10 @@ class _LoginRecord(asyncssh.SSHClient):
         self.offered = False
         self.password = False
         self.banner = ""
+        self.began = False
+
+    def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:  # noqa: ARG002
+        self.began = True
 
     def validate_host_public_key(
         self,
@@ -208,19 +212,25 @@ class Login:
     async def _open(
         self, target: Target, sock: socket.socket, client: _LoginRecord
     ) -> asyncssh.SSHClientConnection:
-        return await asyncssh.connect(
-            target.host,
-            target.port,
-            # create_connection takes the socket over; ours must stay valid to be closed.
-            sock=sock.dup(),
-            client_factory=lambda: client,
-            server_host_key_algs=self._algorithms,
-            username=target.user,
-            client_keys=None,
-            preferred_auth="publickey,keyboard-interactive,password",
-            **NOTHING_ELSE,
-            keepalive_interval=5,
-        )
+        # create_connection takes the socket over; ours must stay valid to be closed.
+        duplicate = sock.dup()
+        try:
+            return await asyncssh.connect(
+                target.host,
+                target.port,
+                sock=duplicate,
+                client_factory=lambda: client,
+                server_host_key_algs=self._algorithms,
+                username=target.user,
+                client_keys=None,
+                preferred_auth="publickey,keyboard-interactive,password",
+                **NOTHING_ELSE,
+                keepalive_interval=5,
+            )
+        except asyncio.CancelledError:
+            if not client.began:  # nobody has taken it over yet
+                duplicate.close()
+            raise
 
     async def _run(
         self, found: Attempt, connection: asyncssh.SSHClientConnection, command: str

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import errno
 import inspect
 import os
@@ -183,6 +184,27 @@ async def test_a_server_that_hangs_after_its_greeting_is_given_up(job: Job) -> N
     assert probe.outcome is Outcome.SLOW
     assert probe.stalled  # it greets and says no more: as where large packets get lost
     assert probe.greeting == "SSH-2.0-Stuck_1.0"
+
+
+async def test_a_login_that_is_given_up_before_it_begins_leaves_no_socket(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asyncssh reads its options in a thread first, and owns no socket until then."""
+    given: list[socket.socket] = []
+    begins = asyncio.Event()
+
+    async def connect(*_: object, sock: socket.socket, **__: object) -> None:
+        given.append(sock)
+        begins.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncssh, "connect", connect)
+    async with sshd(Behaviour(job)) as port:
+        trying = asyncio.ensure_future(attempt(Login(job.path, limits=LIMITS), port))
+        await begins.wait()
+        trying.cancel()
+        await asyncio.wait({trying})
+    assert [sock.fileno() for sock in given] == [-1]
 
 
 async def test_a_key_that_is_not_authorized_is_refused(job: Job) -> None:
