@@ -114,6 +114,8 @@ class Handed:
                 os.close(reader)
                 if not isinstance(self.result, Failure):
                     self.said = process.communicate(timeout=GUARD)[1].decode()
+                # With a launch it tidies nothing up, and waits until nobody can read it any more.
+                assert process.returncode == (0 if isinstance(self.result, Failure) else 1)
             finally:
                 process.kill()
 
