@@ -8,6 +8,7 @@ import resource
 import socket
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import asyncssh
 import pytest
@@ -374,3 +375,28 @@ def test_a_public_key_in_place_of_the_private_one_is_said(tmp_path: Path, job: J
 
     with pytest.raises(MpibootError, match="no private SSH key"):
         Login(path)
+
+
+async def test_an_attempt_that_is_given_up_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[socket.socket] = []
+    new = socket.socket
+
+    def noted(*given: int) -> socket.socket:
+        made.append(new(*given))
+        return made[-1]
+
+    with new() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        target = Target("w-0", "127.0.0.1", server.getsockname()[1], "x")
+        with monkeypatch.context() as changed:
+            changed.setattr(tcp, "socket", SimpleNamespace(**{**vars(socket), "socket": noted}))
+            opening = asyncio.ensure_future(tcp.connect(target, LoginTimeouts()))
+            await asyncio.sleep(0)
+        assert made[0].fileno() >= 0
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+    assert made[0].fileno() == -1
