@@ -221,6 +221,14 @@ CHECKS: Final = (
         "MPIBOOT_PAIR_CHECK=0 starts the job without this check",
     ),
     _launcher(
+        "ranks-unanswered",
+        "ranks get an answer from the hosts that they connect to",
+        ExitCode.WORKERS_UNREACHABLE,
+        "a NetworkPolicy or firewall between the workers drops it: it must allow the job's "
+        "pods all ports among each other, or the range of MPIBOOT_PORT_RANGE; "
+        "MPIBOOT_CONNECT_CHECK=0 leaves such a job alone",
+    ),
+    _launcher(
         "worker-address",
         "workers see each other at their own addresses",
         ExitCode.CONFLICT,

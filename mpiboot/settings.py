@@ -286,7 +286,8 @@ class Settings:
     connect_check: float = row(
         60.0,
         "Time after the start at which the workers are asked for TCP connections of ranks that "
-        "nobody answers, and again after two and four times as long; 0: never.",
+        "nobody answers, and again after two and four times as long; the job ends where a rank "
+        "has tried another host of it for more than a minute. 0: never.",
         seconds,
     )
     grace: float = row(

@@ -1,4 +1,4 @@
-"""What workers answer of connections that nobody answers, as sentences. Pure."""
+"""What workers answer of connections that nobody answers, as lines for the parent. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ if TYPE_CHECKING:
 def lines(
     hosts: Sequence[Baseline], answers: Sequence[tuple[str, int, str]], asked: Baseline
 ) -> list[str]:
-    """Say for each far end once, who waits for it; ``answers`` are those of the host ``asked``."""
+    """Say for each far end once, who waits for it; ``answers`` are those of the host ``asked``.
+
+    Returns:
+        How often it was tried again, the far host's name (``-``: none of the job's) and a sentence.
+    """
     names = {host.address: host.name for host in hosts}
     said: dict[str, str] = {}
-    for far, again, rank in answers:
+    for far, again, rank in sorted(answers, key=lambda answer: -answer[1]):
         address, _, port = far.partition(":")
         there = address_of(address)
         where = f"{there} port {int(port, 16)}"
         where = f"{names[there]} ({where})" if there in names else where
         who = f"rank {rank}" if rank else "a process of the job"
         text = f"{who} on {asked.name} gets no answer from {where}: tried {again + 1} times by TCP"
-        said.setdefault(there, text)
+        said.setdefault(there, f"{again} {names.get(there, '-')} {text}")
     return list(said.values())

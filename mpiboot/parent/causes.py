@@ -20,6 +20,7 @@ CODES: Final = {
     "launch-timeout": (69, True),
     "launcher-memory": (69, True),
     "program-missing": (127, False),
+    "ranks-unanswered": (69, True),
     "ssh-denied": (77, False),
     "kubectl-denied": (77, False),
     "workers-unreachable": (69, True),
@@ -94,6 +95,11 @@ def pod_ending(host: str) -> Verdict:
     """Judge a job one of whose pods was told to end."""
     said = "its pod was told to end (deleted, drained or preempted), and so was the job"
     return verdict_of("host-lost", said, host)
+
+
+def unanswered(said: str) -> Verdict:
+    """Judge a job one of whose ranks waits in vain for another host."""
+    return verdict_of("ranks-unanswered", said)
 
 
 def ranks_waiting(state: State) -> Verdict:

@@ -120,6 +120,13 @@ class RanksInMpi:
 
 
 @dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A rank has tried one of the job's hosts by TCP for more than a minute; the sentence."""
+
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
 class HostEnding:
     """A worker tells that its pod was told to end."""
 
@@ -168,6 +175,7 @@ Event: TypeAlias = (
     | RankEnded
     | RanksLeft
     | RanksInMpi
+    | Unanswered
     | HostEnding
     | HostChecked
     | Signalled

@@ -41,6 +41,7 @@ from mpiboot.parent.events import (
     StopRanks,
     Timer,
     TimerFired,
+    Unanswered,
     Verdict,
 )
 from mpiboot.parent.hydra_messages import MpirunStdout
@@ -95,7 +96,9 @@ class Mpirun:
         self._unused = UnusedHosts(spec.left_to_mpirun)
         self._started_by: float | None = None
         seconds = spec.connect_check if spec.daemons else 0.0
-        self._connecting = ConnectionWatch(loop, self.folder, environ, seconds)
+        self._connecting = ConnectionWatch(
+            loop, self.folder, environ, seconds, lambda said: self._feed(Unanswered(said))
+        )
         self._ranks_in_mpi = RankQuestion(
             loop, self.folder, environ, lambda ranks: self._feed(RanksInMpi(ranks))
         )

@@ -3,14 +3,14 @@
 Open MPI waits in silence where a firewall drops what one worker sends to another. The workers'
 kernels know of it while they try, which is two minutes (tcp_syn_retries in the kernel's
 ip-sysctl.rst): they are asked some time after the start, and twice more for programs that take
-longer to come to MPI_Init. It is told and nothing is ended: a program may try a host that it can
-do without.
+longer to come to MPI_Init. What was found is told and looked at again: the job is ended where a
+rank has tried one of its hosts for more than a minute.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from mpiboot import log
@@ -20,6 +20,12 @@ from mpiboot.parent.loop import EventLoop
 
 # Times the setting: by the default, what begins in the first four minutes is not missed.
 _WHEN: Final = (1, 2, 4)
+# Seconds until the next look at what was found, and how many. The kernel waits twice as long before
+# each try (RFC 6298): the sixth is made after 63 s, and the last one given up after 127 s.
+_PAUSE: Final = 30.0
+_LOOKS: Final = 4
+_ENOUGH: Final = 6
+_NO_HOST: Final = "-"
 _HINT: Final = (
     "is TCP between the workers dropped? A NetworkPolicy or firewall must allow the job's pods all "
     "ports among each other, or the range of MPIBOOT_PORT_RANGE"
@@ -27,10 +33,15 @@ _HINT: Final = (
 
 
 class ConnectionWatch:
-    """Asks three times at most, and no more once something was found."""
+    """Asks three times at most, and where something was found until that can be judged."""
 
     def __init__(
-        self, loop: EventLoop, folder: str, environ: Mapping[str, str], seconds: float
+        self,
+        loop: EventLoop,
+        folder: str,
+        environ: Mapping[str, str],
+        seconds: float,
+        given_up: Callable[[str], None],
     ) -> None:
         """Begin to wait.
 
@@ -39,10 +50,13 @@ class ConnectionWatch:
             folder: the launch folder.
             environ: mpirun's environment.
             seconds: after how long the workers are asked; 0 for never.
+            given_up: called with a sentence where a rank waits in vain for a host of the job.
         """
         self._loop = loop
         self._folder = folder
         self._environ = environ
+        self._given_up = given_up
+        self._told = False
         now = time.monotonic()
         self._times = [now + seconds * times for times in _WHEN] if seconds else []
         self._child: AskingChild | None = None
@@ -76,10 +90,18 @@ class ConnectionWatch:
         child = self._child
         if child is None or not child.over:
             return
-        found = child.take_lines()
+        found = [line.split(" ", 2) for line in child.take_lines()]
         self.stop()
-        for line in found:
-            log.warning("unanswered", line)
-        if found:
-            self._times.clear()
+        of_the_job = [(int(again), said) for again, host, said in found if host != _NO_HOST]
+        again, said = max(of_the_job, default=(0, ""))
+        if found and not self._told:
+            self._told = True
+            for *_, line in found:
+                log.warning("unanswered", line)
             log.warning("unanswered", _HINT)
+            now = time.monotonic()
+            self._times = [now + _PAUSE * (look + 1) for look in range(_LOOKS)]
+        if again >= _ENOUGH or (self._told and not of_the_job):
+            self._times.clear()
+        if again >= _ENOUGH:
+            self._given_up(said)

@@ -19,6 +19,7 @@ from mpiboot.parent.causes import (
     pod_ending,
     rank_ended_badly,
     ranks_waiting,
+    unanswered,
 )
 from mpiboot.parent.ending import (
     WAITS,
@@ -56,6 +57,8 @@ from mpiboot.parent.events import (
     StartTimer,
     Timer,
     TimerFired,
+    Unanswered,
+    Verdict,
 )
 from mpiboot.parent.judgement import how, judge
 from mpiboot.parent.state import (
@@ -212,10 +215,23 @@ def _ranks_in_mpi(state: State, event: RanksInMpi) -> Step:
     cause = ranks_waiting(state)
     many = "rank" if event.ranks == 1 else "ranks"
     said = f"its last rank ended, and {event.ranks} {many} elsewhere wait in MPI: the job is ended"
-    warned = Say(LogLevel.WARNING, "launch", said, cause.host)
     # Its own signal would end mpirun before it tells with what codes ranks ended.
+    return _end_ranks(state, cause, Say(LogLevel.WARNING, "launch", said, cause.host))
+
+
+def _end_ranks(state: State, cause: Verdict, warned: Say) -> Step:
+    """End a job whose ranks run: they get the grace to save, where there is one."""
     state, actions = save(replace(state, cause=cause)) if state.job.grace else end(state, cause)
     return state, (warned, *actions)
+
+
+def _unanswered(state: State, event: Unanswered) -> Step:
+    over = state.signal or state.cause or state.stage or state.ended is not None
+    if over or state.losses or state.job.goes_on or state.phase is not Phase.RUNNING:
+        return state, ()
+    said = "for more than a minute: the job is ended"
+    warned = Say(LogLevel.WARNING, "unanswered", f"{event.said}, {said}")
+    return _end_ranks(state, unanswered(event.said), warned)
 
 
 def _rank_seen(state: State, event: RankSeen) -> Step:
@@ -325,6 +341,7 @@ _RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {
     HostEnding: host_ending,
     RanksLeft: lambda state, event: ranks_left(state, event.ranks),
     RanksInMpi: _ranks_in_mpi,
+    Unanswered: _unanswered,
     HostChecked: _host_checked,
     Signalled: signalled,
     MpirunEnded: _mpirun_ended,

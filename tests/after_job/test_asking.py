@@ -289,13 +289,13 @@ def test_hosts_are_asked_for_ranks_in_mpi(ssh: Ssh) -> None:
 
 
 def test_connections_that_nobody_answers_are_told_with_both_hosts(ssh: Ssh) -> None:
-    told = "echo mpiboot-connecting 0200000A:0401 5 7; echo mpiboot-connecting 0900000A:0016 4"
+    told = "echo mpiboot-connecting 0200000A:0401 5 7; echo mpiboot-connecting 0900000A:0007 4"
     hosts = (ssh.answers("w-0", told), ssh.answers("w-1", "echo nothing; exit 1"), ssh.before("x"))
     named = tuple(replace(host, address=f"10.0.0.{at}") for at, host in enumerate(hosts, start=2))
 
     found = ssh.run(ask_workers.unanswered(named))
 
     assert found == [
-        "rank 7 on w-0 gets no answer from w-0 (10.0.0.2 port 1025): tried 6 times by TCP",
-        "a process of the job on w-0 gets no answer from 10.0.0.9 port 22: tried 5 times by TCP",
+        "5 w-0 rank 7 on w-0 gets no answer from w-0 (10.0.0.2 port 1025): tried 6 times by TCP",
+        "4 - a process of the job on w-0 gets no answer from 10.0.0.9 port 7: tried 5 times by TCP",
     ]

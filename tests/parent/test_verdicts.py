@@ -38,6 +38,7 @@ from mpiboot.parent.events import (
     StopRanks,
     Timer,
     TimerFired,
+    Unanswered,
     Verdict,
 )
 from mpiboot.parent.state import FAMILIES, Job, Phase, State
@@ -654,6 +655,33 @@ def test_ranks_that_wait_in_mpi_for_those_of_a_host_that_ended_are_ended() -> No
         assert silent.said.startswith("its last rank ended, and the others waited")
 
 
+def test_a_rank_that_another_host_never_answers_ends_the_job() -> None:
+    event = Unanswered("rank 1 on w-2 gets no answer from w-1")
+    state, actions = go([event], running("openmpi4"))
+    warned, *rest = actions
+    assert isinstance(warned, Say)
+    assert warned.said.endswith("gets no answer from w-1, for more than a minute: the job is ended")
+    assert StopRanks(15, 20.0) in rest
+    told = judged([RanksLeft(2), RanksLeft(0), MpirunEnded(143)], state)
+    assert (told.code, told.reference, told.said) == (69, "ranks-unanswered", event.said)
+    without = replace(state.job, grace=0.0)
+    assert SendSignal(15) in go([event], replace(running("openmpi4"), job=without))[1]
+
+
+@pytest.mark.parametrize(
+    "before", [[Signalled(TERM)], [AgentEnded("w-1", 100, 255)], [MpirunEnded(0)]]
+)
+def test_a_job_that_ends_otherwise_is_not_ended_for_want_of_an_answer(before: list[Event]) -> None:
+    state, _ = go(before, running("openmpi4"))
+    assert go([Unanswered("rank 1 gets no answer")], state)[1] == ()
+
+
+def test_a_job_that_goes_on_without_ranks_does_so_without_an_answer() -> None:
+    state = running("openmpi4")
+    state = replace(state, job=replace(state.job, goes_on=True))
+    assert go([Unanswered("rank 1 gets no answer")], state) == (state, ())
+
+
 def test_without_a_grace_mpirun_ends_the_ranks_that_wait() -> None:
     state = running("mpich")
     state = replace(state, job=replace(state.job, grace=0.0))
@@ -770,6 +798,7 @@ happenings: st.SearchStrategy[Event] = st.one_of(
     st.builds(Signalled, st.sampled_from((1, 2, 3, 10, 12, 15)), st.booleans()),
     st.builds(HostEnding, hosts),
     st.builds(RanksInMpi, st.integers(0, 2)),
+    st.builds(Unanswered, st.just("rank 1 gets no answer")),
     st.builds(RanksLeft, st.sampled_from((None, 0, 1, 4))),
     st.builds(MpirunEnded, st.sampled_from((0, 1, 3, 205, 255)), st.just(0)),
     st.builds(MpirunEnded, st.just(0), st.sampled_from((9, 11, 15))),

@@ -144,11 +144,19 @@ def test_volcanos_policy_for_pods_of_the_same_job(cluster: Cluster, image: Image
 
 
 @pytest.mark.parametrize(
-    "image",
-    ["openmpi-4.1", pytest.param("openmpi-5.0", marks=pytest.mark.full)],
-    indirect=True,
+    ("image", "to_the_end"),
+    [
+        ("openmpi-4.1", False),
+        pytest.param("openmpi-4.1", True, marks=pytest.mark.full),
+        pytest.param("openmpi-5.0", True, marks=pytest.mark.full),
+    ],
+    indirect=["image"],
 )
-def test_ranks_that_never_get_an_answer_are_named(cluster: Cluster, image: Image) -> None:
+def test_ranks_that_never_get_an_answer_are_named(
+    cluster: Cluster,
+    image: Image,
+    to_the_end: bool,  # noqa: FBT001
+) -> None:
     """Every daemon joins, and then Open MPI waits without a word."""
     env = {"MPIBOOT_CONNECT_CHECK": "20", "MPIBOOT_PAIR_CHECK": "0"}
     job = mpijob(cluster, image, workers=2, launcher_args=[RING, "--bytes", "1"], env=env)
@@ -167,8 +175,14 @@ def test_ranks_that_never_get_an_answer_are_named(cluster: Cluster, image: Image
         for rank, far in pairs
     )
     assert job.launcher.running
-    job.launcher.signal(15)
-    assert job.wait(PATIENCE) == 143
+    if to_the_end:
+        assert job.wait(4 * PATIENCE) == 69
+        told = job.launcher.termination_log()
+        assert told.startswith("ranks-unanswered: rank ")
+        assert "MPIBOOT_CONNECT_CHECK=0" in told
+    else:
+        job.launcher.signal(15)
+        assert job.wait(PATIENCE) == 143
 
 
 def test_a_sidecar_in_front_of_every_pod_is_named(cluster: Cluster, rig: None) -> None:
