@@ -121,6 +121,10 @@ def test_a_folder_of_facts_that_is_none_is_said(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     done = mpiboot(tmp_path, *words, env=NO_MPI)
     assert (done.returncode, "not what `mpiboot facts --json`" in done.stderr) == (2, True)
+    gone = [*job(tmp_path), "--mpi", "openmpi5", "--facts", str(tmp_path / "gone"), "--", "./train"]
+    done = mpiboot(tmp_path, *gone, env=NO_MPI)
+    said = f"--facts {tmp_path}/gone: No such file or directory"
+    assert (done.returncode, said in done.stderr) == (2, True)
     lone = mpiboot(tmp_path, "plan", "--facts", str(tmp_path), "--", "./train", env=NO_MPI)
     assert (lone.returncode, "--facts is for --offline" in lone.stderr) == (2, True)
 
