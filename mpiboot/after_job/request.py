@@ -10,6 +10,6 @@ class Request(str, Enum):
 
     EVIDENCE = "evidence"  # why the job failed: HOST PROGRAM SIGNAL, each may be empty
     CONNECTING = "connecting"  # which connections nobody answers, while the job runs
-    IN_MPI = "in-mpi"  # whose ranks have not left MPI, while the job runs
+    IN_MPI = "in-mpi"  # how many ranks have not left MPI, while the job runs
     OVER = "over"  # that it ended well
     FAILED = "failed"  # that it failed: NAME HOLD WHY

@@ -114,6 +114,60 @@ class AskingChild:
             self._heard()
 
 
+class Question:
+    """What the workers are asked while the job runs; one that fails has no lines for an answer."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        folder: str,
+        environ: Mapping[str, str],
+        request: Request,
+        answered: Callable[[list[str]], None],
+    ) -> None:
+        """Ask nobody yet.
+
+        Args:
+            loop: where the child is listened to.
+            folder: the launch folder.
+            environ: mpirun's environment.
+            request: what is asked.
+            answered: called with the lines of the answer, once for each question.
+        """
+        self._loop = loop
+        self._folder = folder
+        self._environ = environ
+        self._request = request
+        self._answered = answered
+        self._child: AskingChild | None = None
+
+    def ask(self) -> None:
+        """Ask, instead of what was asked before."""
+        self.stop()
+        self._child = AskingChild(
+            self._loop,
+            ASK_WORKERS,
+            self._folder,
+            self._environ,
+            self._request.value,
+            heard=self._heard,
+        )
+
+    def stop(self) -> None:
+        """End the child; it is reaped with all others."""
+        if self._child:
+            self._child.end()
+            self._child = None
+
+    def _heard(self) -> None:
+        child = self._child
+        if child is None or not child.over:
+            return
+        lines = child.take_lines()
+        self.stop()
+        self._answered(lines)
+
+
 def ask(
     folder: str,
     environ: Mapping[str, str],

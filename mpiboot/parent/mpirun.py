@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mpiboot import log
+from mpiboot.after_job.request import Request
 from mpiboot.parent import mpirun_messages, verdicts
 from mpiboot.parent.agents import Agents
+from mpiboot.parent.asking import Question
 from mpiboot.parent.events import (
     Action,
     AgentStarted,
@@ -53,7 +55,6 @@ from mpiboot.parent.notice import Notices
 from mpiboot.parent.os_calls import has_terminal, reap, spawn
 from mpiboot.parent.output_writer import OutputWriter
 from mpiboot.parent.processes import end_all, send, survivors
-from mpiboot.parent.rank_question import RankQuestion
 from mpiboot.parent.saving import Saving
 from mpiboot.parent.signals import Signals, name
 from mpiboot.parent.state import FAMILIES, UNKNOWN, Job, Phase
@@ -99,9 +100,7 @@ class Mpirun:
         self._connecting = ConnectionWatch(
             loop, self.folder, environ, seconds, lambda said: self._feed(Unanswered(said))
         )
-        self._ranks_in_mpi = RankQuestion(
-            loop, self.folder, environ, lambda ranks: self._feed(RanksInMpi(ranks))
-        )
+        self._ranks_in_mpi = Question(loop, self.folder, environ, Request.IN_MPI, self._ranks_told)
         self._look_step, self._look_at = _LOOK_FIRST, 0.0
         # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
         # that, and reads the terminal; without a terminal each signal comes to us alone.
@@ -282,6 +281,9 @@ class Mpirun:
     def _ranks_ended(self, ends: list[RankEnded]) -> None:
         for found in ends:
             self._feed(replace(found, host=self._agents.host_of(found.host)))
+
+    def _ranks_told(self, lines: list[str]) -> None:
+        self._feed(RanksInMpi(sum(int(line.rpartition(" ")[2]) for line in lines)))
 
     # What is asked
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from mpiboot import log
 from mpiboot.after_job.request import Request
-from mpiboot.parent.asking import ASK_WORKERS, AskingChild
+from mpiboot.parent.asking import Question
 from mpiboot.parent.loop import EventLoop
 
 # Times the setting: by the default, what begins in the first four minutes is not missed.
@@ -52,14 +52,11 @@ class ConnectionWatch:
             seconds: after how long the workers are asked; 0 for never.
             given_up: called with a sentence where a rank waits in vain for a host of the job.
         """
-        self._loop = loop
-        self._folder = folder
-        self._environ = environ
+        self._question = Question(loop, folder, environ, Request.CONNECTING, self._heard)
         self._given_up = given_up
         self._told = False
         now = time.monotonic()
         self._times = [now + seconds * times for times in _WHEN] if seconds else []
-        self._child: AskingChild | None = None
 
     @property
     def due(self) -> float | None:
@@ -70,28 +67,14 @@ class ConnectionWatch:
         """Ask where it is time; a child that hangs is ended by the next one or by the end."""
         if self._times and self._times[0] <= time.monotonic():
             del self._times[0]
-            self.stop()
-            self._child = AskingChild(
-                self._loop,
-                ASK_WORKERS,
-                self._folder,
-                self._environ,
-                Request.CONNECTING.value,
-                heard=self._heard,
-            )
+            self._question.ask()
 
     def stop(self) -> None:
-        """End the child; it is reaped with all others."""
-        if self._child:
-            self._child.end()
-            self._child = None
+        """End what asks."""
+        self._question.stop()
 
-    def _heard(self) -> None:
-        child = self._child
-        if child is None or not child.over:
-            return
-        found = [line.split(" ", 2) for line in child.take_lines()]
-        self.stop()
+    def _heard(self, lines: list[str]) -> None:
+        found = [line.split(" ", 2) for line in lines]
         of_the_job = [(int(again), said) for again, host, said in found if host != _NO_HOST]
         again, said = max(of_the_job, default=(0, ""))
         if found and not self._told:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 
 from mpiboot import log
-from mpiboot.parent import unanswered_connections
+from mpiboot.parent import asking, unanswered_connections
 from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.unanswered_connections import ConnectionWatch
 
@@ -55,7 +55,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
             return clock[0]
 
     Child.made = []
-    monkeypatch.setattr(unanswered_connections, "AskingChild", Child)
+    monkeypatch.setattr(asking, "AskingChild", Child)
     monkeypatch.setattr(unanswered_connections, "time", Time)
     log.configure()
     yield clock
