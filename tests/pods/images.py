@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass, replace
 from functools import cache
@@ -87,6 +88,19 @@ class Image:
 
         digest = hashlib.sha256(content).hexdigest()
         return self._with_layer(("program", path, digest, capability.hex()), write)
+
+    def with_packages(self, *requirements: str) -> Image:
+        """The same image with Python packages of the index in /opt/packages, as wheels."""
+
+        def install(layer: Path) -> None:
+            target = layer / "opt/packages"
+            _folders(layer, target)
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
+            # The images' Python is the one that the oldest Debian among them has.
+            version = ["--python-version", "3.11", "--no-deps", "--target", str(target)]
+            subprocess.run([*pip, *version, *requirements], check=True)
+
+        return self._with_layer(("packages", *requirements), install)
 
     def after(self, *command: str) -> Image:
         """The same image after a RUN of its Containerfile."""

@@ -98,3 +98,32 @@ def test_intels_own_benchmark(cluster: Cluster, image: Image) -> None:
     assert "# Benchmarking Allreduce" in stdout
     assert stdout.count("# #processes = 2") == 2
     assert "# All processes entering MPI_Finalize" in stdout
+
+
+# Past the work it ends by MPI_Abort: Debian's 4.0 hangs in MPI_Finalize now and then.
+BENCHES = """
+from mpi4py import MPI, bench
+everybody = MPI.COMM_WORLD
+bench.helloworld(everybody, [])
+bench.ringtest(everybody, ["--loop", "1000"])
+bench.pingpong(everybody, ["--max-size", "64"])
+everybody.Barrier()
+everybody.Abort(7)
+"""
+
+
+@each
+def test_mpi4pys_own_benchmarks(cluster: Cluster, image: Image) -> None:
+    """Its wheel takes the MPI that the image has, where that has the name of MPICH's ABI."""
+    whole = image.with_packages("mpi4py==4.1.2")
+    if image.name == MPICH4:  # Debian's is called libmpich.so.12 alone
+        folder = "/usr/lib/x86_64-linux-gnu"
+        whole = whole.after("ln", "-s", "libmpich.so.12", f"{folder}/libmpi.so.12")
+    python = ("env", "PYTHONPATH=/opt/packages", "/opt/mpiboot/bin/python3", "-u", "-c", BENCHES)
+    job = started(cluster, whole, *python)
+    assert job.wait(PATIENCE) == 7
+    stdout = job.launcher.stdout()
+    for rank in (0, 1):
+        assert f"Hello, World! I am process {rank} of 2 on pi-worker-{rank}." in stdout
+    assert "time for 1000 loops" in stdout
+    assert "# MPI PingPong Test" in stdout
