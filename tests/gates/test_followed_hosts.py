@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +11,16 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from mpiboot.errors import MpibootError
+from mpiboot import log
+from mpiboot.choices import LogFormat
+from mpiboot.errors import MpibootError, error
 from mpiboot.gates import job_hostfile
 from mpiboot.gates.followed_hosts import FollowedHosts, HostfileChange, change
+from mpiboot.gates.progress import HostState
 from mpiboot.model import Host, Worker
 
 if TYPE_CHECKING:
     from mpiboot.gates.pipeline import Pipelines
-    from mpiboot.gates.progress import HostState
 
 
 def hosts(*names: str) -> tuple[Host, ...]:
@@ -50,6 +53,7 @@ def test_a_change_is_one_line_however_large() -> None:
         HostfileChange((), (), ("a",)).line(1)
         == "the hostfile has changed: 1 host now; other slots"
     )
+    assert HostfileChange((), (), ()).line(2).endswith(": 2 hosts now; another order")
 
 
 class Pipes:
@@ -81,6 +85,74 @@ async def test_hosts_that_stay_go_on_and_get_the_slots_of_the_last_version() -> 
     workers, local = followed.results()
     assert [(worker.host.name, worker.host.slots) for worker in workers] == [("c.x", 1), ("a.x", 3)]
     assert local == ()
+
+
+class Moving(Pipes):
+    """Pipelines that tell where a ready host is now; a second run of one never ends."""
+
+    def __init__(self, moved: Callable[[str], str]) -> None:
+        super().__init__()
+        self._moved = moved
+        self.asked: list[str] = []
+        self.restarted: list[str] = []
+
+    async def run(self, state: HostState) -> Worker | None:
+        name = state.host.name
+        self.started.append(name)
+        if name == "refused":
+            raise error("ssh-denied", "no", host=name)
+        if name == "waiting" or self.started.count(name) > 1:
+            await asyncio.Event().wait()
+        return None if name == "own" else Worker(state.host, "10.0.0.2", 22, "r", "", None)
+
+    async def moved(self, worker: Worker) -> str:
+        self.asked.append(worker.host.name)
+        return self._moved(worker.host.name)
+
+    def restart(self, state: HostState) -> None:
+        self.restarted.append(state.host.name)
+
+
+async def test_only_a_host_that_is_ready_by_its_name_is_looked_at_again(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    log.configure(form=LogFormat.JSON)
+    pipes = Moving(lambda name: "its name is gone" if name == "moved" else "")
+    names = ("refused", "waiting", "own", "10.0.0.9", "stays", "moved", "left")
+    seen = FollowedHosts(hosts(*names), cast("Pipelines", pipes))
+    runs = dict(seen.runs)
+    runs["left", ""].cancel()
+    await asyncio.wait([runs[name, ""] for name in names if name != "waiting"])
+    assert [worker.host.name for worker in seen.ready()] == ["10.0.0.9", "stays", "moved"]
+    for state in (*seen.states, HostState(Host("unknown"), "unknown")):
+        await seen._look_again(state)
+    log.configure()
+    assert pipes.asked == ["stays", "moved"]
+    assert pipes.restarted == ["moved"]
+    assert [name for name, _ in runs if seen.runs[name, ""] is not runs[name, ""]] == ["moved"]
+    assert [worker.host.name for worker in seen.ready()] == ["10.0.0.9", "stays"]
+    told = json.loads(capfd.readouterr().err)
+    assert (told["event"], told["host"]) == ("gate", "moved")
+    said = "moved was ready at 10.0.0.2, but its name is gone; waiting for it again"
+    assert told["message"] == said
+    for run in seen.runs.values():
+        run.cancel()
+    await asyncio.wait(seen.runs.values())
+
+
+async def test_a_host_that_has_left_meanwhile_is_not_started_again() -> None:
+    """The hostfile changes while the nameserver is asked."""
+
+    def leaves(_: str) -> str:
+        seen.follow(())
+        return "its name is gone"
+
+    pipes = Moving(leaves)
+    seen = FollowedHosts(hosts("a"), cast("Pipelines", pipes))
+    (state,) = seen.states
+    await asyncio.wait(seen.runs.values())
+    await seen._look_again(state)
+    assert (pipes.asked, pipes.restarted, dict(seen.runs)) == (["a"], [], {})
 
 
 async def followed(
@@ -134,8 +206,27 @@ async def test_a_half_written_version_is_waited_for_and_ends_only_where_it_stays
     assert follow.pending is None
     path.write_text("a slots=four\n")
     follow.look()
-    clock[0] += 60
+    clock[0] += 4.5
+    path.write_text("a slots=four # as wrong as before\n")
+    assert not follow.look()
+    clock[0] += 0.25
+    assert not follow.look()
+    clock[0] += 0.25  # five seconds after the first of them
     with pytest.raises(MpibootError, match="slots is 'four'"):
+        follow.look()
+
+
+async def test_what_is_wrong_after_an_empty_version_is_wrong_since_then(tmp_path: Path) -> None:
+    clock, path = [100.0], tmp_path / "hostfile"
+    path.write_text("a\n")
+    follow = await followed(path, lambda: clock[0])
+    for text in ("a slots=x\n", "", "a slots=xy\n"):
+        path.write_text(text)
+        assert not follow.look()
+        clock[0] += 4
+    assert not follow.look()
+    clock[0] += 1
+    with pytest.raises(MpibootError, match="slots is 'xy'"):
         follow.look()
 
 

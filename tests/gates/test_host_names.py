@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SHORT, LONG = "w-0.job.ns.svc", "w-0.job.ns.svc.cluster.local"
 NONE = DnsAnswer(SHORT, reason=NoAddress.NXDOMAIN)
+SEARCHED = DnsAnswer(SHORT, reason=NoAddress.NXDOMAIN, searched=(f"{LONG}.",))
 THERE = DnsAnswer(SHORT, ("10.0.0.5",))
 
 
@@ -44,6 +45,8 @@ class Scripted:
         (AUTO, [(SHORT, NONE), (LONG, THERE), (SHORT, NONE)], True),
         # The record came between the two questions.
         (AUTO, [(SHORT, NONE), (LONG, THERE), (SHORT, THERE)], False),
+        # The search list leads to the long form by itself.
+        (AUTO, [(SHORT, SEARCHED)], False),
         (Switch.ON, [(LONG, THERE)], True),
         (Switch.ON, [(LONG, NONE)], False),
         (Switch.OFF, [(SHORT, NONE)], False),

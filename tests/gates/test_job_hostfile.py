@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mpiboot import log
+from mpiboot.choices import LogFormat
 from mpiboot.errors import MpibootError
+from mpiboot.gates import job_hostfile
 from mpiboot.gates.job_hostfile import JobHostfile, find
 from mpiboot.model import Level, Source
 from mpiboot.observe import hostfiles
@@ -256,3 +260,33 @@ async def test_a_platform_is_asked_for_hosts_where_nothing_else_has_them(
     found = await find("", "", {}, patience=0, default=str(default), platform=lambda: hosts)
     assert [host.name for host in found.hostfile.hosts] == ["w-0" if there else "v-0"]
     assert found.is_file == there
+
+
+async def test_a_hostfile_is_looked_for_ever_less_often_and_told_again_after_28_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Where its folder is missing too: a volume may be mounted late at a path that one named."""
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
+    monkeypatch.setattr(job_hostfile, "asyncio", asyncs)
+    clock = SimpleNamespace(monotonic=lambda: 1000.0 + sum(pauses))
+    monkeypatch.setattr(job_hostfile, "time", clock)
+    log.configure(form=LogFormat.JSON)
+    path = tmp_path / "none" / "hostfile"
+    wrong = await failing(path, 60.0)
+    log.configure()
+    assert wrong.finding.said.endswith(" after 60 s")
+    assert pauses[:6] == [0.02, 0.04, 0.08, 0.16, 0.32, 0.5]
+    assert max(pauses) == 0.5
+    assert sum(pauses) == pytest.approx(60.0)
+    told = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert {(item["event"], item["path"]) for item in told} == {("hostfile", str(path))}
+    left = [item["gives_up_in"] for item in told]
+    assert len(left) == 3
+    assert left[0] == 60.0
+    assert 31.5 <= left[1] <= 32.0
+    assert 3.0 <= left[2] <= 4.0

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from mpiboot import host_shell
-from mpiboot.choices import HostKeys
+from mpiboot import host_shell, log
+from mpiboot.choices import HostKeys, LogFormat
 from mpiboot.data_network.records import Transport, WorkerNetwork
 from mpiboot.errors import MpibootError
 from mpiboot.gates import recheck
@@ -85,7 +87,7 @@ async def test_late_facts_are_asked_for_again_until_they_are_there(folder: Path)
         settings = resolve({"timeout": "60"}, {}).settings
         ((found,), _) = await recheck.settled((late(port),), network, settings, access)
         await writing
-    assert found.facts == facts
+    assert (found.facts, found.mpi) == (facts, facts.mpi)
     assert not found.late
 
 
@@ -201,3 +203,57 @@ async def test_facts_that_a_worker_has_are_kept_where_none_come_again(folder: Pa
         asked = replace(known, address="127.0.0.1", port=port)
         remote = RemoteCommands(Access("runner", job.path, "here"), HostKeys.JOB)
         assert await recheck._ask(asked, remote, first=False) is asked
+
+
+class Quick:
+    """Time that passes by pauses alone."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pauses: list[float] = []
+        asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": self._sleep})
+        monkeypatch.setattr(recheck, "asyncio", asyncs)
+        clock = SimpleNamespace(monotonic=lambda: 1000.0 + sum(self.pauses))
+        monkeypatch.setattr(recheck, "time", clock)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+
+async def test_workers_are_asked_ever_less_often_until_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is waited for is told once, as long as it is the same."""
+    log.configure(form=LogFormat.JSON)
+    quick, asked = Quick(monkeypatch), list[bool]()
+
+    async def ask(worker: Worker, _: RemoteCommands, *, first: bool) -> Worker:
+        asked.append(first)
+        return worker
+
+    monkeypatch.setattr(recheck, "_ask", ask)
+    access, settings = (
+        Access("r", tmp_path / "key", "here"),
+        resolve({"timeout": "20"}, {}).settings,
+    )
+    with pytest.raises(MpibootError):
+        await recheck.settled((late(1), worker("b", 1)), network, settings, access)
+    log.configure()
+    assert quick.pauses[:6] == [0.5, 0.75, 1.125, 1.6875, 2.53125, 3.796875]
+    assert quick.pauses[6] == 5.0
+    assert (len(quick.pauses), sum(quick.pauses)) == (8, 20.0)
+    assert asked == [True, *[False] * 7]
+    (told,) = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert (told["event"], told["hosts"]) == ("data-network", 1)
+    assert told["message"] == "waiting for the facts of a"
+
+
+async def test_a_worker_whose_mpiboot_has_gone_stays_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def run(*_: object) -> str:
+        return "mpiboot-plain\nw-1\n"
+
+    remote = RemoteCommands(Access("r", tmp_path / "key", "here"), HostKeys.JOB)
+    monkeypatch.setattr(remote, "run", run)
+    known = late(1)
+    assert await recheck._ask(known, remote, first=True) is known

@@ -3,11 +3,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import pty
 import struct
 import termios
+from collections.abc import Coroutine
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,3 +96,49 @@ async def test_what_is_no_terminal_is_not_drawn_on(
     assert capfd.readouterr().err == ""
     made.clear()
     assert bool(capfd.readouterr().err) == live
+
+
+async def test_a_line_is_due_after_a_second_and_ever_less_often(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A tenth of the wait, and 15 seconds at most; nothing new is told again after 28 seconds."""
+    clock, pauses, silent = [1000.0], list[float](), list[float]()
+    told, text = list[float](), [""]
+
+    class Enough(Exception):  # noqa: N818 - nothing went wrong
+        pass
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(round(seconds, 6))
+        clock[0] += seconds
+
+    async def wait_for(work: Coroutine[None, None, None], limit: float) -> None:
+        work.close()
+        silent.append(round(limit, 6))
+        if len(silent) == 60:
+            raise Enough
+        if len(silent) < 30:
+            text[0] = f"step {len(silent)}"
+        else:
+            clock[0] += limit
+            raise asyncio.TimeoutError
+
+    asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": sleep, "wait_for": wait_for})
+    monkeypatch.setattr(reporter, "asyncio", asyncs)
+    monkeypatch.setattr(reporter, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(progress, "line", lambda _: text[0])
+
+    def left() -> float:
+        told.append(clock[0])
+        return 1.0
+
+    with pytest.raises(Enough):
+        await Reporter(live=False, left=left).lines(progress.states([Host("w-0")]))
+    capfd.readouterr()
+    assert pauses[:10] == [1.0] * 10
+    assert pauses[10:13] == [1.0, 1.1, 1.21]
+    assert pauses[-1] == 15.0
+    assert silent[:2] == [27.0, 27.0]  # of the 28 seconds since the last line
+    assert silent[-1] == 13.0
+    gaps = [round(after - before, 6) for before, after in itertools.pairwise(told)]
+    assert gaps[-5:] == [28.0] * 5

@@ -1,0 +1,260 @@
+"""What a gate hands on and leaves behind, with hosts that are written to be ready or not."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from mpiboot import log
+from mpiboot.choices import DataNetworkUse, LogFormat
+from mpiboot.errors import MpibootError, error
+from mpiboot.gates import gate
+from mpiboot.gates.access import Access
+from mpiboot.gates.followed_hosts import FollowedHosts
+from mpiboot.gates.pair_check import PairCheck
+from mpiboot.gates.pipeline import Pipelines
+from mpiboot.gates.progress import HostState
+from mpiboot.gates.reporter import Reporter
+from mpiboot.model import Host, NoFacts, Worker
+from mpiboot.observe.dns import Resolver
+from mpiboot.settings import Settings
+from mpiboot.ssh_client.attempt import LoginTimeouts
+from tests.fakes import plans
+
+HOSTS = plans.hosts(1, 1)
+READY = tuple(plans.worker(host, number, None) for number, host in enumerate(HOSTS))
+LATE = replace(READY[0], facts=None, no_facts=NoFacts.LATE)
+OWN = Host("launcher")
+TO = Access("r", Path("key"), "launcher")
+
+
+class Clock:
+    """Stands still unless it is put forward."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Hosts:
+    """Pipelines whose ends are written; whoever is not named is waited for without end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *workers: Worker) -> None:
+        self.ends: dict[str, Worker | BaseException | None] = {OWN.name: None}
+        self.ends |= {worker.host.name: worker for worker in workers}
+        self.given: list[dict[str, Any]] = []
+        self.prepared = self.last_name = 0
+        self.names = SimpleNamespace(renamed={"w-0": "w-0.long"})
+        self.host_keys = {"w-0": "ssh-ed25519 SHOWN"}
+        self.clock = Clock()
+        monkeypatch.setattr(gate, "Pipelines", self._made)
+        monkeypatch.setattr(gate, "time", self.clock)
+
+    def _made(self, *args: object, **named: object) -> Hosts:
+        self.given.append({"args": args, **named})
+        return self
+
+    def is_own_name(self, host: Host) -> bool:
+        return host == OWN
+
+    def prepare(self) -> asyncio.Future[None]:
+        self.prepared += 1
+        return asyncio.ensure_future(asyncio.sleep(0))
+
+    async def run(self, state: HostState) -> Worker | None:
+        if state.host.name not in self.ends:
+            await asyncio.Event().wait()
+        end = self.ends[state.host.name]
+        self.clock.now = max(self.clock.now, 1002.5)
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+
+@pytest.fixture(autouse=True)
+def as_json() -> Iterator[None]:
+    log.configure(form=LogFormat.JSON)
+    yield
+    log.configure()
+
+
+class Nowhere:
+    """A resolver that finds nothing."""
+
+    async def ask_system(self, _: str) -> tuple[str, ...]:
+        return ()
+
+
+RESOLVER = cast("Resolver", Nowhere())
+LIMITS, PAIRS = LoginTimeouts(command=3.0), PairCheck(0.0, "")
+
+
+@pytest.mark.parametrize("use", [DataNetworkUse.PREFER, DataNetworkUse.OFF])
+async def test_a_look_hands_on_all_that_it_found(
+    monkeypatch: pytest.MonkeyPatch, use: DataNetworkUse
+) -> None:
+    hosts = Hosts(monkeypatch, LATE)
+    missing = error("names-unresolved", "no such name", host=HOSTS[1].name)
+    hosts.ends[HOSTS[1].name] = missing
+    hosts.ends["other-name"] = None
+    settings = Settings(data_network=use)
+    listed = (*HOSTS, OWN, Host("other-name"))
+    found = await gate.look(
+        listed, settings, TO, resolver=RESOLVER, limits=LIMITS, mpirun="/m", pairs=PAIRS
+    )
+    assert found.workers == (LATE,)
+    assert found.local == listed[2:]
+    assert (found.renamed, found.host_keys) == (hosts.names.renamed, hosts.host_keys)
+    late = [("worker-facts", LATE.host.name)] if use is DataNetworkUse.PREFER else []
+    assert [(item.check, item.host) for item in found.findings] == [
+        ("names-unresolved", HOSTS[1].name),
+        *late,
+    ]
+    assert found.resolved_elsewhere == ("other-name",)
+    (given,) = hosts.given
+    assert given.pop("changed")() is None
+    assert given == {
+        "args": (settings, TO, RESOLVER),
+        "limits": LIMITS,
+        "once": True,
+        "mpirun": "/m",
+        "pairs": PAIRS,
+    }
+
+
+async def test_what_nobody_expected_ends_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = Hosts(monkeypatch)
+    hosts.ends[HOSTS[0].name] = RuntimeError("nobody thought of it")
+    with pytest.raises(RuntimeError, match="nobody thought of it"):
+        await gate.look(HOSTS[:1], Settings(), TO, resolver=RESOLVER)
+
+
+async def test_a_gate_hands_on_all_that_it_found_and_says_how_long_it_took(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hosts, reached = Hosts(monkeypatch, *READY), [LATE]
+    hosts.last_name = 1001
+    before = asyncio.all_tasks()
+    found = await gate.wait(
+        (*HOSTS, OWN),
+        Settings(),
+        TO,
+        resolver=RESOLVER,
+        limits=LIMITS,
+        mpirun="/m",
+        pairs=PAIRS,
+        reached=reached,
+    )
+    assert asyncio.all_tasks() == before
+    assert (found.workers, found.local, reached) == (READY, (OWN,), [LATE, *READY])
+    assert (found.renamed, found.host_keys) == (hosts.names.renamed, hosts.host_keys)
+    assert (found.findings, found.resolved_elsewhere) == ((), ())
+    (given,) = hosts.given
+    assert given.pop("changed")() is None
+    wanted = {"limits": LIMITS, "mpirun": "/m", "pairs": PAIRS}
+    assert given == {"args": (Settings(), TO, RESOLVER), **wanted}
+    told = json.loads(capfd.readouterr().err.splitlines()[-1])
+    assert told["message"] == "3 hosts ready in 2.5 s"
+    assert (told["ready"], told["total"]) == (3, 3)
+    assert (told["seconds"], told["names"]) == (2.5, 1.0)
+
+
+async def test_who_was_ready_is_known_though_another_fails_and_nothing_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosts, reached = Hosts(monkeypatch, READY[0]), list[Worker]()
+    hosts.ends[HOSTS[1].name] = error("ssh-denied", "no")
+    before = asyncio.all_tasks()
+    with pytest.raises(MpibootError, match="no"):
+        await gate.wait((*HOSTS, Host("never")), Settings(), TO, resolver=RESOLVER, reached=reached)
+    assert reached == [READY[0]]
+    assert asyncio.all_tasks() == before
+
+
+@pytest.mark.parametrize(("listed", "prepared"), [((OWN,), 0), ((OWN, HOSTS[0]), 1)])
+async def test_the_key_is_read_where_anybody_is_to_be_logged_in_to(
+    monkeypatch: pytest.MonkeyPatch, listed: tuple[Host, ...], prepared: int
+) -> None:
+    hosts = Hosts(monkeypatch, READY[0])
+    await gate.look(listed, Settings(), TO, resolver=RESOLVER)
+    assert hosts.prepared == prepared
+    await gate.wait(listed, Settings(), TO, resolver=RESOLVER)
+    assert hosts.prepared == 2 * prepared
+
+
+async def test_the_lines_know_what_is_left_of_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosts, left = Hosts(monkeypatch, *READY), list[float]()
+    made = Reporter
+
+    def reporter(*, live: bool, left: Callable[[], float]) -> object:
+        asked.append(left)
+        return made(live=live, left=left)
+
+    asked: list[Callable[[], float]] = []
+
+    async def also() -> None:
+        left.append(asked[0]())
+        hosts.clock.now = 1100.0
+        left.append(asked[0]())
+
+    monkeypatch.setattr(gate, "Reporter", reporter)
+    settings = Settings(timeout=600.0)
+    await gate.wait(HOSTS, settings, TO, resolver=RESOLVER, also=also())
+    assert left == [597.5, 500.0]
+
+
+async def test_a_host_that_leaves_the_hostfile_is_let_go_and_counted(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pipelines = cast("Pipelines", Hosts(monkeypatch))
+    followed = FollowedHosts((Host("a"), Host("b"), Host("c")), pipelines)
+    runs = dict(followed.runs)
+    await gate._follow(followed, (Host("c"), Host("d")))
+    assert [runs[name, ""].cancelled() for name in ("a", "b", "c")] == [True, True, False]
+    told = json.loads(capfd.readouterr().err)
+    assert (told["event"], told["joined"], told["left"]) == ("hostfile", 1, 2)
+    await gate._end({*followed.runs.values()})
+
+
+async def test_nobody_complains_of_what_a_task_failed_with_at_the_end() -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda *said: complaints.append(said))
+
+    async def fail() -> None:
+        raise RuntimeError("late")
+
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    tasks: set[asyncio.Future[Any]] = {asyncio.ensure_future(fail()), asyncio.ensure_future(wait())}
+    await asyncio.sleep(0)
+    await gate._end(tasks)
+    tasks.clear()
+    gc.collect()
+    assert complaints == []
+
+
+def test_what_to_do_is_the_first_hosts_advice() -> None:
+    states = [HostState(Host(name), name, resolved=name == "b") for name in ("a", "b", "c")]
+    states[1].hint, states[2].hint = "do this", "do that"
+    wrong = gate._failure(states, states, 12.34)
+    assert wrong.finding.hint == "do this"
+    assert wrong.finding.said.startswith("3 of 3 hosts are not ready after 12.3 s: waiting for ")
+    assert [item.host for item in wrong.others] == ["a", "b", "c"]
+    unresolved = gate._failure(states, states[:1], 60.0).finding
+    assert (unresolved.check, unresolved.evidence) == (
+        "names-unresolved",
+        ("a: DNS: no answer yet",),
+    )
