@@ -6,6 +6,7 @@ import dataclasses
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import asyncssh
@@ -16,9 +17,10 @@ from mpiboot.kubectl import choice
 from mpiboot.kubectl.pods import PodAccess
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.model import Source
-from mpiboot.observe import pod
+from mpiboot.observe import dns, pod
+from mpiboot.observe.resolv_conf import ResolvConf
 from mpiboot.setting_sources import resolve
-from mpiboot.system import keys
+from mpiboot.system import keys, open_files, tmpdir
 
 
 @pytest.fixture
@@ -183,3 +185,106 @@ def test_a_port_of_the_mounted_ssh_configuration_is_tried_first(
     assert access(at_home).ports == (2206, 22, 2222, 222)
     (home / ".ssh/config").write_text("Port 2222\n")
     assert access(at_home).ports == (2222, 22, 222)
+
+
+def test_the_domain_of_long_names_is_the_settings_or_the_search_lists(
+    tmp_path: Path, key: asyncssh.SSHKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del key
+    found = launcher(tmp_path)
+    for search, domain in (
+        (("ns.svc.corp.example", "svc.corp.example", "corp.example"), "corp.example"),
+        ((), "cluster.local"),
+    ):
+        conf = ResolvConf(("10.96.0.10",), search)
+        monkeypatch.setattr(dns, "read_resolv_conf", lambda conf=conf: conf)
+        assert access(found).domain == domain
+    assert access(launcher(tmp_path, cluster_domain="k8s.test")).domain == "k8s.test"
+
+
+def test_this_pods_address_is_that_of_the_control_link(
+    tmp_path: Path, key: asyncssh.SSHKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del key
+    asked: list[object] = []
+
+    def control_address(*given: object) -> tuple[str, str]:
+        asked.append(given)
+        return "10.0.0.1", "so"
+
+    monkeypatch.setattr(pod, "control_address", control_address)
+    access(launcher(tmp_path, control_ifname="net7"))
+    assert asked == [("net7", socket.gethostname())]
+
+
+def test_a_launcher_may_open_files_for_every_host(
+    tmp_path: Path, key: asyncssh.SSHKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del key
+    raised: list[int] = []
+    monkeypatch.setattr(open_files, "allow_most", lambda: raised.append(1))
+    launcher(tmp_path)
+    assert raised == [1]
+
+
+@pytest.mark.parametrize(
+    ("timeout", "patience", "late", "waited"),
+    [("600", None, 5.0, 600.0), ("3", None, 3.0, 3.0), ("600", 0.0, 0.0, 0.0)],
+)
+def test_a_secret_may_come_late_but_not_where_there_is_another_way(
+    tmp_path: Path,
+    key: asyncssh.SSHKey,
+    monkeypatch: pytest.MonkeyPatch,
+    timeout: str,
+    patience: float | None,
+    late: float,
+    waited: float,
+) -> None:
+    """Five seconds where kubectl could enter the pods, else as long as all of it may take."""
+    del key
+    given: list[tuple[object, ...]] = []
+    there: list[bool] = []
+    wait = keys.wait
+
+    def noted(setting: str, homes: tuple[str, ...], uid: int, most: float) -> Path:
+        given.append((setting, homes, uid, most))
+        return wait(setting, homes, uid, 0.0)
+
+    def choose(_: object, __: object, key_is_there: Callable[[], bool]) -> None:
+        there.append(key_is_there())
+
+    monkeypatch.setattr(keys, "wait", noted)
+    monkeypatch.setattr(choice, "choose", choose)
+    environ = environment(tmp_path)
+    flags = {"runtime_dir": str(tmp_path / "run"), "timeout": timeout}
+    one = {**flags, "ssh_key": str(tmp_path / "id")}
+    found = launcher_pod(resolve(one, environ), environ, patience=patience)
+    homes = (found.identity.home, "/nothing/such")
+    same = (one["ssh_key"], homes, os.getuid())
+    assert given == [(*same, late), (*same, waited)]
+    none = {**flags, "ssh_key": str(tmp_path / "none")}
+    with pytest.raises(MpibootError):
+        launcher_pod(resolve(none, environ), environ, patience=patience)
+    monkeypatch.setattr(keys, "closed", lambda *_: error("ssh-key", "closed"))
+    with pytest.raises(MpibootError):
+        launcher_pod(resolve(none, environ), environ, patience=patience)
+    assert there == [True, False, True]
+
+
+def test_a_user_without_a_home_gets_one_that_programs_below_see(
+    tmp_path: Path, key: asyncssh.SSHKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del key
+    monkeypatch.setattr(pod, "user_environment", lambda *_: {"HOME": "/made/up", "USER": "me"})
+    monkeypatch.setattr(tmpdir, "complete", lambda *_: {"TMPDIR": "/t"})
+    launcher(tmp_path)
+    assert [os.environ[name] for name in ("HOME", "USER", "TMPDIR")] == ["/made/up", "me", "/t"]
+
+
+def test_a_temporary_folder_that_is_none_is_told_first(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    environ = environment(tmp_path) | {"TMPDIR": str(tmp_path / "file")}
+    given = {"runtime_dir": str(tmp_path / "run"), "ssh_key": str(tmp_path / "none")}
+    with pytest.raises(MpibootError) as caught:
+        launcher_pod(resolve(given, environ), environ, patience=0.0)
+    assert caught.value.finding.check == "tmpdir"

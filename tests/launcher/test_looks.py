@@ -1,0 +1,236 @@
+"""What a look at everything asks and hands on, with hosts that are written."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from mpiboot.data_network.records import Transport, WorkerNetwork
+from mpiboot.gates import gate, job_hostfile, master_port
+from mpiboot.gates.gate import GateResult
+from mpiboot.gates.job_hostfile import JobHostfile
+from mpiboot.gates.pair_check import PairCheck
+from mpiboot.job.rank_env import Meeting
+from mpiboot.launcher import observation
+from mpiboot.launcher.observation import Observation
+from mpiboot.launcher.setup import LauncherPod
+from mpiboot.model import Finding, Host, Level, Source, Worker
+from mpiboot.network import worker_pairs
+from mpiboot.network.worker_pairs import Dialled
+from mpiboot.observe import host_sources
+from mpiboot.observe.hostfiles import HostfilePath
+from mpiboot.setting_sources import resolve
+from mpiboot.system.keys import JobKey
+from tests.fakes import plans
+
+SEEN = plans.observed()
+DIALLED = cast("tuple[Dialled, ...]", ("a dials b",))
+NETWORKS = {"w-0": WorkerNetwork("w-0", None, 1, None, Transport.UNKNOWN)}
+WARN = Finding("hostfile-invalid", Level.WARN, "two differ")
+
+
+class Pairs:
+    """A pair check that was asked for these workers."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    async def results(self, workers: object) -> tuple[Dialled, ...]:
+        self.asked.append(workers)
+        return DIALLED
+
+
+def pod(folder: Path, environ: Mapping[str, str] = plans.POD, **flags: str) -> LauncherPod:
+    key = JobKey(folder / "id", "ssh-ed25519 AAAA")
+    return LauncherPod(resolve(flags, environ), environ, plans.ROOT, folder, key, 1000.0, 1)
+
+
+@pytest.fixture
+def pairs(monkeypatch: pytest.MonkeyPatch) -> Pairs:
+    found = Pairs()
+    monkeypatch.setattr(observation, "_pairs", lambda _: found)
+    monkeypatch.setattr(observation, "access", lambda launcher: ("access", launcher))
+    clock = SimpleNamespace(monotonic=lambda: 1010.0)
+    monkeypatch.setattr(observation, "time", clock)
+    return found
+
+
+async def test_a_look_asks_every_host_once_and_hands_on_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pairs: Pairs
+) -> None:
+    given: list[tuple[Any, ...]] = []
+    passed = GateResult(SEEN.workers, (), {}, {})
+
+    async def hostfile(*said: object) -> JobHostfile:
+        given.append(said)
+        return JobHostfile(SEEN.hostfile, (WARN,))
+
+    async def look(*said: object, **named: object) -> GateResult:
+        given.append((*said, named))
+        return passed
+
+    (facts, _) = [worker.facts for worker in SEEN.workers]
+    assert facts is not None
+    monkeypatch.setattr(observation, "_hostfile", hostfile)
+    monkeypatch.setattr(observation, "_mpi", lambda *_: SEEN.mpi)
+    monkeypatch.setattr(observation, "_own_facts", lambda _: (facts, 3))
+    monkeypatch.setattr(gate, "look", look)
+    launcher = pod(tmp_path)
+    program = ("/usr/bin/mpirun", "--hostfile", "/h", "./train")
+    found = await observation.look(launcher, program)
+    assert given == [
+        (launcher, 0.0, "/h"),
+        (
+            SEEN.hostfile.hosts,
+            launcher.resolved.settings,
+            ("access", launcher),
+            {"mpirun": found.observed.line.daemons_mpirun, "pairs": pairs},
+        ),
+    ]
+    assert pairs.asked == [SEEN.workers]
+    assert (found.passed, found.dialled, found.warnings) == (passed, DIALLED, (WARN,))
+    assert (found.observed.own, found.observed.own_oom_kills) == (facts, 3)
+    assert (found.observed.line.argv, found.observed.networks) == (program, {})
+    assert (found.already_said, found.pairs) == ((), None)
+
+
+async def test_the_gates_of_a_script_have_what_is_left_of_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pairs: Pairs
+) -> None:
+    given: list[tuple[Any, ...]] = []
+    passed, reached = GateResult(SEEN.workers, (), {}, {}), list[Worker]()
+    listed = JobHostfile(SEEN.hostfile, ())
+
+    async def hostfile(*said: object) -> JobHostfile:
+        given.append(said)
+        return listed
+
+    async def wait(*said: object, **named: object) -> GateResult:
+        given.append((*said, named))
+        return passed
+
+    def findings(*said: object) -> tuple[Finding, ...]:
+        given.append(said)
+        return ()
+
+    monkeypatch.setattr(observation, "_hostfile", hostfile)
+    monkeypatch.setattr(gate, "wait", wait)
+    monkeypatch.setattr(worker_pairs, "findings", findings)
+    launcher = pod(tmp_path, timeout="60")
+    assert await observation.pass_gates(launcher, reached) == passed
+    first, (hosts, rest, to, named), last = given
+    assert first == (launcher, 50.0)
+    assert (hosts, to) == (SEEN.hostfile.hosts, ("access", launcher))
+    assert rest == replace(launcher.resolved.settings, timeout=50.0)
+    assert (named["pairs"], named["reached"]) == (pairs, reached)
+    assert named["follow"].found is listed
+    assert pairs.asked == [SEEN.workers]
+    names = [worker.host.name for worker in SEEN.workers]
+    assert last == (DIALLED, names, "what will be started is not known here")
+
+
+async def test_the_hostfile_is_looked_for_where_the_settings_and_the_platform_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, Any]] = []
+    listed, found = HostfilePath("l", "--replicas"), HostfilePath("p", "platform")
+    launcher = pod(tmp_path, {"HYDRA_HOST_FILE": "/h"}, hostfile="/a/b")
+
+    it = JobHostfile(SEEN.hostfile, ())
+
+    async def find(*said: object, **named: object) -> JobHostfile:
+        given.append({"said": said, **named})
+        return it
+
+    def by_platform(*said: object) -> HostfilePath:
+        assert said == (launcher.environ, socket.gethostname())
+        return found
+
+    def by_setting(*said: object) -> HostfilePath:
+        assert said == (launcher.resolved, launcher.environ)
+        return listed
+
+    monkeypatch.setattr(job_hostfile, "find", find)
+    monkeypatch.setattr(host_sources, "by_setting", by_setting)
+    monkeypatch.setattr(host_sources, "by_platform", by_platform)
+    assert await observation._hostfile(launcher, 7.0, "/line") is it
+    (asked,) = given
+    assert asked.pop("platform")() == found
+    assert asked == {
+        "said": ("/a/b", "--hostfile", launcher.environ),
+        "patience": 7.0,
+        "line": "/line",
+        "listed": listed,
+    }
+
+
+@pytest.mark.parametrize(
+    ("host", "asked"), [("w-0.job.ns.svc", 0), ("launcher.x", None), ("elsewhere", "nobody")]
+)
+async def test_the_port_is_looked_at_where_ranks_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pairs: Pairs, host: str, asked: object
+) -> None:
+    """On a worker, or here by mpirun's name for this pod; another host is not the job's."""
+    del pairs
+    taken = (Finding("master-port", Level.FAIL, "taken"),)
+    given: list[tuple[object, ...]] = []
+
+    async def look(*said: object) -> tuple[Finding, ...]:
+        given.append(said)
+        return taken
+
+    monkeypatch.setattr(master_port, "look", look)
+    observed = replace(SEEN, local=(Host("me"),), renamed={"me": "launcher.x"})
+    seen = Observation(observed, GateResult((), (), {}, {}), ())
+    launcher, meeting = pod(tmp_path), Meeting(host, 29500, "MASTER_PORT")
+    found = await observation.master_port_taken(launcher, seen, meeting)
+    if asked == "nobody":
+        assert (found, given) == ((), [])
+        return
+    worker = SEEN.workers[0] if asked == 0 else None
+    assert found == taken
+    assert given == [(meeting, worker, launcher.resolved.settings, ("access", launcher))]
+
+
+def test_the_pair_check_has_the_time_and_the_ports_of_the_settings(tmp_path: Path) -> None:
+    made = observation._pairs(pod(tmp_path, pair_check="0", port_range="4000-4100"))
+    assert isinstance(made, PairCheck)
+    assert (made.wanted, made._ports) == (False, "4000-4100")
+    assert observation._pairs(pod(tmp_path, pair_check="3"))._seconds == 3.0
+
+
+def test_the_ssh_client_is_chosen_by_the_setting_and_what_is_here(tmp_path: Path) -> None:
+    (facts, _) = [worker.facts for worker in SEEN.workers]
+    assert facts is not None
+    (tmp_path / "ssh").write_text("#!/bin/sh\n")
+    (tmp_path / "ssh").chmod(0o755)
+    passed = GateResult((), (Host("me"),), {}, {})
+    rows: tuple[tuple[str, dict[str, str], str, Source], ...] = (
+        (str(tmp_path), {}, "openssh", Source.DETECTED),
+        ("/nowhere", {}, "embedded", Source.DETECTED),
+        (str(tmp_path), {"ssh_client": "embedded"}, "embedded", Source.FLAG),
+    )
+    for path, flags, value, source in rows:
+        launcher = pod(tmp_path, {**plans.POD, "PATH": path}, **flags)
+        found = observation._observation(
+            launcher,
+            JobHostfile(SEEN.hostfile, (WARN,)),
+            passed,
+            SEEN.mpi,
+            SEEN.line,
+            (facts, None),
+            NETWORKS,
+        )
+        assert found.observed.client is not None
+        assert (found.observed.client.value, found.observed.client.source) == (value, source)
+        assert (found.warnings, found.passed) == ((WARN,), passed)
+        assert found.observed.local == passed.local
+        assert found.observed.networks == NETWORKS
+        assert (found.observed.identity, found.observed.line) == (plans.ROOT, SEEN.line)
+        assert (found.observed.environ, found.observed.links) == (launcher.environ, facts.links)
