@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -23,7 +24,9 @@ from mpiboot.launcher.setup import LauncherPod
 from mpiboot.model import Decision, Source, Worker
 from mpiboot.parent.launch_spec import ScriptSpec, from_line, to_line
 from mpiboot.setting_sources import resolve
+from mpiboot.ssh_client import start as client_start
 from mpiboot.ssh_client.start import ClientConfig
+from mpiboot.system import open_files
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 from tests.fakes.worker import HAVE_SSH
@@ -114,7 +117,11 @@ class Loop(ChildLoop):
 
 def prepared(*program: str) -> ScriptSpec:
     reached = ReachedWorkers()
-    return script_gate.prepare(resolve({}, {}), program, os.getpid(), Loop(), reached)
+    spec = script_gate.prepare(resolve({}, {}), program, os.getpid(), Loop(), reached)
+    assert reached.launcher is not None
+    assert reached.launcher.attempt == "b"
+    assert len(reached.workers) == 2
+    return spec
 
 
 @pytest.mark.skipif(not HAVE_SSH, reason="no ssh")
@@ -122,10 +129,15 @@ def test_a_program_gets_an_ssh_in_front_that_knows_its_hosts(
     ready: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log.configure()
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    over = ready / f"logins-{ended.pid}"  # of a process that is no more
+    over.mkdir()
     path = os.environ["PATH"]
     ssh = shutil.which("ssh")
     assert ssh
     spec = prepared("horovodrun", "x")
+    assert not over.exists()
     assert spec.argv == ("horovodrun", "x")
     folder = Path(spec.folder)
     assert folder.parent == ready
@@ -160,7 +172,15 @@ def test_without_an_ssh_mpiboots_own_client_is_behind_it(
 ) -> None:
     log.configure()
     monkeypatch.setenv("PATH", str(ready))
+    files: list[tuple[int, int]] = []
+
+    def short_of_files(most: int, limit: int) -> str:
+        files.append((most, limit))
+        return ""
+
+    monkeypatch.setattr(client_start, "short_of_files", short_of_files)
     spec = prepared("./train")
+    assert files == [(4, open_files.most())]  # two sessions at once for each of two hosts
     config = ClientConfig.from_json(Path(spec.client[-1]).read_text())
     assert config.parent == os.getpid()
     assert {host.key for host in config.hosts} == {"ssh-ed25519 JOB"}
@@ -182,3 +202,4 @@ def test_a_program_that_logs_in_by_itself_needs_ssh(monkeypatch: pytest.MonkeyPa
         script_gate.prepare(resolve({}, {}), ("horovodrun",), os.getpid(), Loop(), ReachedWorkers())
     assert told.value.code == 78
     assert "there is no key" in str(told.value)
+    assert told.value.finding.hint.startswith("mount the job's key Secret")

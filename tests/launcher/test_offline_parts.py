@@ -1,0 +1,155 @@
+"""Which facts an offline plan takes for which pod, and what it says of those that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpiboot.choices import AUTO, Auto
+from mpiboot.errors import MpibootError
+from mpiboot.gates import job_hostfile
+from mpiboot.gates.job_hostfile import JobHostfile
+from mpiboot.job import plan as plan_of
+from mpiboot.launcher import offline
+from mpiboot.model import Finding, Hostfile, Level, Mpi, MpiFamily, PodFacts
+from mpiboot.observe import facts_json, host_sources, pod, programs
+from mpiboot.setting_sources import resolve
+from tests.fakes import plans
+from tests.fakes import workers as w
+
+OPENMPI, MPICH = plans.MPIS["openmpi4"], Mpi(MpiFamily.MPICH, "4.0", "/m", "")
+WARN = Finding("hostfile-invalid", Level.WARN, "two differ")
+
+
+def facts(hostname: str, mpi: Mpi | None = None) -> PodFacts:
+    found = w.sriov(0).facts
+    assert found is not None
+    return replace(found, hostname=hostname, mpi=mpi, control_address=f"10.0.0.{len(hostname)}")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "here", "saved", "found"),
+    [
+        (AUTO, OPENMPI, (), OPENMPI),
+        (AUTO, OPENMPI, (None, MPICH), MPICH),  # the image's, not this machine's
+        (AUTO, None, (MPICH,), MPICH),
+        (MpiFamily.MPICH, OPENMPI, (MPICH,), MPICH),
+        (MpiFamily.OPENMPI4, OPENMPI, (), OPENMPI),
+        (
+            MpiFamily.INTEL,
+            OPENMPI,
+            (),
+            Mpi(MpiFamily.INTEL, "(not known)", "mpirun", "--mpi"),
+        ),
+        (MpiFamily.INTEL, None, (), Mpi(MpiFamily.INTEL, "(not known)", "mpirun", "--mpi")),
+        (AUTO, None, (None,), None),
+    ],
+)
+def test_the_mpi_is_that_of_the_facts_before_this_machines(
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: MpiFamily | Auto,
+    here: Mpi | None,
+    saved: tuple[Mpi | None, ...],
+    found: Mpi | None,
+) -> None:
+    def detect(*given: object) -> Mpi | None:
+        assert given == ({"A": "b"}, "/called")
+        return here
+
+    monkeypatch.setattr(programs, "detect_mpi", detect)
+    kept = tuple(facts(f"w-{number}", mpi) for number, mpi in enumerate(saved))
+    if found is None:
+        with pytest.raises(MpibootError, match="no mpirun or mpiexec in a folder of PATH"):
+            offline._mpi(wanted, "--mpi", {"A": "b"}, kept, "/called")
+        return
+    assert offline._mpi(wanted, "--mpi", {"A": "b"}, kept, "/called") == found
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_facts_are_those_of_the_pod_with_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, own: bool
+) -> None:
+    """Whoever's facts are left over is the launcher."""
+    (tmp_path / "notes.txt").write_text("no facts")
+    saved = [facts("w-0"), facts("w-1.job.ns.svc", OPENMPI), *([facts("launcher")] if own else [])]
+    for number, one in enumerate(saved):
+        (tmp_path / f"{number}.json").write_text(facts_json.to_json(one))
+    hosts = plans.hosts(1, 1, 1)
+    named = replace(hosts[0], user="alice")
+    listed = Hostfile(str(tmp_path / "hostfile"), "--hostfile", (named, *hosts[1:]))
+    given: list[Any] = []
+    resolved, environ = resolve({"ssh_port": "2206", "mpi": "openmpi4"}, {}), {"A": "b"}
+
+    async def find(*said: object, **named: object) -> JobHostfile:
+        given.append((said, named))
+        return JobHostfile(listed, (WARN,))
+
+    made = plan_of.Plan((), (), ())
+
+    def make(*said: object) -> plan_of.Plan:
+        given.append(said)
+        return made
+
+    def by_platform(*said: object) -> None:
+        assert said == (environ, "")
+
+    monkeypatch.setattr(job_hostfile, "find", find)
+    monkeypatch.setattr(host_sources, "by_setting", lambda *said: said)
+    monkeypatch.setattr(host_sources, "by_platform", by_platform)
+    monkeypatch.setattr(plan_of, "make", make)
+    monkeypatch.setattr(pod, "identity", lambda _: plans.NOBODY)
+    line = ("mpirun", "--hostfile", "/h", "./train")
+    found = offline.make(resolved, line, environ, str(tmp_path))
+    assert found[0] is made
+    (asked, named_by), (observed, its, where) = given
+    assert asked == ("", str(resolved.given["hostfile"]), environ)
+    named_by.pop("platform")()
+    assert named_by == {"patience": 0.0, "line": "/h", "listed": (resolved, environ)}
+    one, other = observed.workers
+    assert (one.host, one.user, one.port, one.mpi) == (named, "alice", 2206, None)
+    assert (one.address, one.facts, one.local_address) == (saved[0].control_address, saved[0], "")
+    assert (other.user, other.mpi) == (saved[1].identity.user, OPENMPI)
+    launcher = saved[2] if own else None
+    assert observed.own == launcher
+    assert observed.links == (launcher.links if launcher else ())
+    assert observed.identity == (launcher.identity if launcher else plans.NOBODY)
+    assert (observed.hostfile, observed.mpi, observed.environ) == (listed, OPENMPI, environ)
+    assert (observed.line.argv, its) == (line, resolved)
+    assert where.launch_dir == "/run/mpiboot/launcher/launch"
+    first, *rest = found[1]
+    assert first == WARN
+    said = [(item.check, item.level, item.said.partition(":")[0], bool(item.hint)) for item in rest]
+    unknown = Level.UNKNOWN
+    missing = f"no facts of 1 host ({hosts[2].name})"
+    pods = [("offline", unknown, "no facts of the launcher's pod", True)]
+    assert said == [
+        ("offline", unknown, "offline", False),
+        ("offline", unknown, missing, True),
+        *([] if own else pods),
+    ]
+
+
+def test_where_all_is_known_little_is_said() -> None:
+    (only,) = offline._unknown([], facts("launcher"))
+    assert only.said == "offline: no name was resolved, no host was asked, no key was read"
+
+
+def test_each_file_that_is_no_record_of_facts_is_named(tmp_path: Path) -> None:
+    texts: Mapping[str, str] = {
+        "b.json": "{}",
+        "a.json": "[",
+        "c.json": facts_json.to_json(facts("c")),
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(MpibootError) as caught:
+        offline._saved(str(tmp_path))
+    assert caught.value.finding.said == (
+        f"{tmp_path}/a.json, {tmp_path}/b.json: "
+        "not what `mpiboot facts --json` of this version prints"
+    )
+    assert offline._saved("") == ()

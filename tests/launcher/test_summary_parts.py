@@ -1,0 +1,252 @@
+"""Each line of the summary, with its fields, and the plan as tables on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from mpiboot import log, render
+from mpiboot.choices import LogLevel
+from mpiboot.data_network.cluster_view import HEADINGS
+from mpiboot.data_network.records import Transport
+from mpiboot.job.mpi_environment import NOT_FORWARDED
+from mpiboot.job.plan import Plan
+from mpiboot.job.plan_builder import Observed
+from mpiboot.launcher import summary
+from mpiboot.launcher.summary import SummaryLine
+from mpiboot.model import Decision, Json, Mpi, MpiFamily, Source
+from tests.fakes import workers as w
+from tests.fakes.plans import OPERATOR, POD, observed, planned
+
+
+def decided(**values: str) -> dict[str, Decision]:
+    return {
+        name.replace("_link", "-link"): Decision(name, value, Source.DETECTED, "so")
+        for name, value in values.items()
+    }
+
+
+def with_network() -> Observed:
+    one = observed("openmpi5", {**POD, **OPERATOR})
+    pairs = zip(one.workers, (w.sriov(0), w.sriov(1)), strict=True)
+    return replace(one, workers=tuple(replace(mine, facts=it.facts) for mine, it in pairs))
+
+
+PLAN = Plan((), (), ())
+
+
+def test_a_job_is_told_with_its_mpi_its_hosts_and_its_ranks() -> None:
+    one = observed("openmpi4", POD)
+    path = one.hostfile.path
+    (line,) = summary._job(replace(PLAN, ranks=4), one, decided(ranks="4"))
+    said = f"Open MPI 4.1.4 (/usr/bin/mpirun): 4 ranks on 2 hosts of {path} (so)"
+    fields: dict[str, Json] = {
+        "mpi": "openmpi4",
+        "mpi_version": "4.1.4",
+        "mpirun": "/usr/bin/mpirun",
+        "hosts": 2,
+        "ranks": 4,
+        "hostfile": path,
+    }
+    assert line == SummaryLine("job", said, fields)
+    unknown = replace(one, mpi=Mpi(MpiFamily.UNKNOWN, "", "/opt/mpirun", ""))
+    (line,) = summary._job(replace(PLAN, ranks=None), unknown, {})
+    assert line.said == (
+        f"unknown MPI (/opt/mpirun): as many ranks as mpirun decides on 2 hosts of {path}"
+    )
+    assert line.fields["ranks"] is None
+
+
+@pytest.mark.parametrize(("link", "said"), [("eth0", "eth0"), ("", "not chosen")])
+def test_the_control_link_is_told_where_one_was_looked_for(link: str, said: str) -> None:
+    one = observed("openmpi4", POD)
+    (line,) = summary._control(PLAN, one, decided(control_link=link))
+    text = f"control network (SSH, mpirun's daemons): {said} (so)"
+    assert line == SummaryLine("control-network", text, {"link": link, "because": "so"})
+    assert [*summary._control(PLAN, one, {})] == []
+    assert [*summary._data(PLAN, one, {})] == []
+
+
+WANTS = "; a program without NCCL may want MPIBOOT_MPI_NETWORK=data"
+TCP = "OMPI_MCA_btl_tcp_if_include"
+
+
+@pytest.mark.parametrize(
+    ("transport", "family", "decisions", "set_env", "per_host", "where", "hint"),
+    [
+        (Transport.TCP, "openmpi4", {"OMPI_MCA_pml": "ucx"}, {}, {}, "UCX", ""),
+        (Transport.ROCE, "openmpi5", {"OMPI_MCA_pml": "cm"}, {}, {}, "libfabric", ""),
+        (
+            Transport.ROCE,
+            "openmpi5",
+            {"OMPI_MCA_pml": "ob1", "control_link": "eth0"},
+            {},
+            {},
+            "TCP on eth0",
+            WANTS,
+        ),
+        (
+            Transport.TCP,
+            "openmpi4",
+            {"OMPI_MCA_pml": "ob1", TCP: "eth0", "control_link": "eth0"},
+            {},
+            {},
+            "TCP on eth0",
+            WANTS,
+        ),
+        (
+            Transport.TCP,
+            "openmpi4",
+            {"OMPI_MCA_pml": "ob1", TCP: "net1", "control_link": "eth0"},
+            {},
+            {},
+            "TCP on net1",
+            "",
+        ),
+        (
+            Transport.TCP,
+            "openmpi4",
+            {"OMPI_MCA_pml": "x", TCP: "x", "control_link": "eth0"},
+            {"OMPI_MCA_pml": "ob1"},
+            {"a": {TCP: "net2"}, "b": {TCP: "net1"}, "c": {}},
+            "TCP on net1, net2",
+            "",
+        ),
+        (Transport.TCP, "openmpi4", {}, {}, {}, None, ""),
+        (None, "openmpi4", {"OMPI_MCA_pml": "ucx"}, {}, {}, None, ""),
+        (Transport.TCP, "mpich", {"OMPI_MCA_pml": "ucx"}, {}, {}, None, ""),
+    ],
+)
+def test_where_mpis_own_messages_go_is_told_where_open_mpi_has_a_choice(
+    transport: Transport | None,
+    family: str,
+    decisions: Mapping[str, str],
+    set_env: Mapping[str, str],
+    per_host: Mapping[str, Mapping[str, str]],
+    where: str | None,
+    hint: str,
+) -> None:
+    plan = replace(PLAN, transport=transport, set_env=set_env, per_host=per_host)
+    one = replace(observed("openmpi4", POD), mpi=Mpi(MpiFamily(family), "", "", ""))
+    found = [*summary._mpi(plan, one, decided(**decisions))]
+    if where is None:
+        assert found == []
+        return
+    said = f"MPI's own messages: {where}{hint}"
+    assert found == [SummaryLine("mpi-network", said, {"network": where})]
+
+
+def test_what_is_kept_replaced_and_not_passed_on_is_told_apart() -> None:
+    environ = {"OLD": "1", "SAME": "2", "EMPTY": "", "GONE": "3", "NONE": ""}
+    one = replace(observed("openmpi4", POD), environ=environ)
+    plan = replace(
+        PLAN,
+        set_env={"OLD": "9", "SAME": "2", "EMPTY": "5", "NEW": "6"},
+        unset_env=("GONE", "NONE", "AGENT"),
+        agent_env={"AGENT": "x"},
+    )
+    decisions = {
+        name: Decision(name, "v", source, "so")
+        for name, source in (
+            ("A", Source.FLAG),
+            ("B", Source.ENVIRONMENT),
+            ("C", Source.DETECTED),
+            ("hostfile", Source.FLAG),
+        )
+    }
+    (line,) = summary._users(plan, one, decisions)
+    assert line == SummaryLine(
+        "user-settings",
+        "your settings kept: A=v, B=v; replaced: OLD; not passed on: GONE",
+        {"kept": ["A=v", "B=v"], "replaced": ["OLD"], "removed": ["GONE"]},
+    )
+    unknown = replace(one, mpi=Mpi(MpiFamily.UNKNOWN, "", "", ""))
+    assert [*summary._users(plan, unknown, decisions)] == []
+    assert [*summary._users(PLAN, one, {})] == []
+
+
+def test_variables_that_stay_are_fields_in_full() -> None:
+    names = [f"V{number}" for number in range(9)]
+    one = observed("openmpi4", POD)
+    found = decided(x=" ".join(names))
+    (line,) = summary._stays(PLAN, one, {NOT_FORWARDED: found["x"]})
+    assert line.fields == {"names": names}
+    assert line.said == (
+        "variables of this pod that stay here: V0, V1, V2, V3, V4, V5 and 3 more (so)"
+    )
+
+
+def test_rates_that_differ_are_not_told() -> None:
+    one = with_network()
+    made = planned("./train", one, {})
+    rows = tuple(replace(row, rate=rate) for row, rate in zip(made.rows, "12", strict=True))
+    (line,) = summary._data(
+        replace(made, rows=rows), one, {item.name: item for item in made.decisions}
+    )
+    assert " Gb/s" not in line.said
+    (same,) = summary._data(made, one, {item.name: item for item in made.decisions})
+    assert " Gb/s" in same.said
+
+
+Told = list[tuple[str, str, dict[str, object]]]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """What is logged at debug."""
+    found: Told = []
+    monkeypatch.setattr(log, "shows", lambda level: level is LogLevel.DEBUG)
+    monkeypatch.setattr(
+        log, "debug", lambda event, said, **fields: found.append((event, said, fields))
+    )
+    return found
+
+
+@pytest.mark.parametrize("width", [0, 100])
+def test_on_a_terminal_the_plan_is_a_table_and_workers_are_one_everywhere(
+    monkeypatch: pytest.MonkeyPatch, told: Told, width: int
+) -> None:
+    monkeypatch.setattr(log, "width", lambda: width)
+    one = with_network()
+    made = planned("./train", one, {})
+    summary.say(made, one)
+    workers = render.workers(made.rows).rstrip("\n")
+    assert told[-1] == ("worker", f"the data network:\n{workers}", {})
+    if width:
+        table = render.decisions(made.decisions, width - len(log.BELOW)).rstrip("\n")
+        assert told[:-1] == [("plan", f"the plan:\n{table}", {})]
+        return
+    assert told[:-1] == [
+        (
+            "plan",
+            render.decision(item),
+            {
+                "value": item.value,
+                "source": item.source.value,
+                "decision": item.name,
+                "because": item.because,
+            },
+        )
+        for item in made.decisions
+    ]
+    told.clear()
+    summary.say(replace(made, rows=()), one)
+    assert {event for event, _, _ in told} == {"plan"}
+
+
+def test_as_json_each_worker_is_a_record(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
+    monkeypatch.setattr(log, "width", lambda: 100)
+    monkeypatch.setattr(log, "is_json", lambda: True)
+    one = with_network()
+    made = planned("./train", one, {})
+    summary.say(made, one)
+    workers = [(said, fields) for event, said, fields in told if event == "worker"]
+    assert len(workers) == len(made.rows) == 2
+    for (said, fields), row in zip(workers, made.rows, strict=True):
+        assert [*fields.values()] == [*row.cells]
+        cells = zip(HEADINGS, row.cells, strict=True)
+        assert said == ", ".join(f"{name} {cell}" for name, cell in cells if cell)
+        assert [*fields] == [name.lower() for name in HEADINGS]
+    assert len(told) == len(made.decisions) + 2
