@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from mpiboot import log
 from mpiboot.choices import LogFormat
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import job_hostfile
+from mpiboot.gates import followed_hosts, job_hostfile
 from mpiboot.gates.followed_hosts import FollowedHosts, HostfileChange, change
 from mpiboot.gates.progress import HostState
 from mpiboot.model import Host, Worker
@@ -244,3 +245,24 @@ async def test_a_version_without_hosts_is_waited_for_as_at_the_start(
     assert not follow.look()
     assert follow.pending is not None
     assert follow.pending.code == (66 if text is None else 65)
+
+
+async def test_ready_hosts_are_looked_at_every_ten_seconds_and_not_all_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        noted.append(seconds)
+        if len(noted) == 5:
+            raise asyncio.CancelledError
+
+    pipes = Moving(lambda _: "")
+    seen = FollowedHosts(hosts("a", "b"), cast("Pipelines", pipes))
+    await asyncio.wait(seen.runs.values())
+    asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
+    monkeypatch.setattr(followed_hosts, "asyncio", asyncs)
+    with pytest.raises(asyncio.CancelledError):
+        await seen.watch()
+    assert noted == [10.0, 0.02, 0.02, 10.0, 0.02]
+    assert pipes.asked == ["a", "b", "a"]

@@ -19,6 +19,7 @@ from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate
 from mpiboot.gates.access import Access
 from mpiboot.gates.followed_hosts import FollowedHosts
+from mpiboot.gates.job_hostfile import HostfileFollower
 from mpiboot.gates.pair_check import PairCheck
 from mpiboot.gates.pipeline import Pipelines
 from mpiboot.gates.progress import HostState
@@ -258,3 +259,75 @@ def test_what_to_do_is_the_first_hosts_advice() -> None:
         "names-unresolved",
         ("a: DNS: no answer yet",),
     )
+
+
+class Enough(Exception):  # noqa: N818 - nothing went wrong
+    """A test has seen what it wants to see."""
+
+
+class Follow:
+    """A hostfile that is followed, and stays; ``pending`` is why it can't be used."""
+
+    def __init__(self, pending: MpibootError | None = None) -> None:
+        self.pending = pending
+
+    def look(self) -> bool:
+        return False
+
+
+EMPTY = error("hostfile-invalid", "it is empty")
+
+
+@pytest.mark.parametrize(
+    ("ready", "follow", "cap", "left"),
+    [
+        (False, None, None, 600.0),
+        (False, None, 30.0, 30.0),
+        (False, None, 900.0, 600.0),
+        (False, Follow(), None, 1.0),  # a look is one `stat`
+        (True, Follow(EMPTY), None, 1.0),
+    ],
+)
+async def test_how_long_the_gate_sleeps_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    ready: bool,
+    follow: Follow | None,
+    cap: float | None,
+    left: float,
+) -> None:
+    noted: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        noted.append(seconds)
+        raise Enough
+
+    async def wait(_: object, *, timeout: float, return_when: str) -> None:
+        assert return_when == asyncio.FIRST_EXCEPTION
+        await sleep(timeout)
+
+    asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": sleep, "wait": wait})
+    pipelines = cast("Pipelines", Hosts(monkeypatch, *(READY if ready else ())))
+    followed = FollowedHosts(HOSTS, pipelines)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    cast("Hosts", pipelines).clock.now = 1000.0
+    monkeypatch.setattr(gate, "asyncio", asyncs)
+    settings = Settings(timeout=600.0, dns_wait=cap)
+    with pytest.raises(Enough):
+        await gate._until(set(), followed, settings, 1000.0, cast("HostfileFollower", follow))
+    assert noted == [left]
+    monkeypatch.undo()
+    await gate._end({*followed.runs.values()})
+
+
+async def test_the_callers_own_work_has_no_deadline_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts, release = Hosts(monkeypatch, *READY), asyncio.Event()
+
+    async def also() -> None:
+        hosts.clock.now = 9000.0
+        asyncio.get_running_loop().call_later(0.01, release.set)
+        await release.wait()
+
+    found = await gate.wait(HOSTS, Settings(timeout=600.0), TO, resolver=RESOLVER, also=also())
+    assert found.workers == READY

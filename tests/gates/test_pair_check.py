@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -280,3 +281,20 @@ async def test_one_that_never_says_anything_is_not_waited_for(
 @pytest.mark.parametrize(("seconds", "wanted"), [(0.0, False), (2.0, True)])
 def test_nothing_is_tried_where_the_setting_is_0(seconds: float, *, wanted: bool) -> None:
     assert PairCheck(seconds, "").wanted is wanted
+
+
+async def test_an_answer_is_waited_for_as_long_as_two_dials_and_a_start_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check, noted = PairCheck(30.0, ""), list[float]()
+    never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    check._work.add(never)
+
+    async def wait(_: object, *, timeout: float) -> None:
+        noted.append(timeout)
+        never.set_result(None)
+
+    monkeypatch.setattr(pair_check, "asyncio", SimpleNamespace(**{**vars(asyncio), "wait": wait}))
+    assert await check.results([]) == ()
+    (seconds,) = noted
+    assert 64 < seconds <= 65

@@ -123,7 +123,10 @@ async def test_the_look_at_this_pod_ends_where_the_name_does_not_come(
 ) -> None:
     begun, ended = asyncio.Event(), list[bool]()
 
-    async def looks(*_: object) -> NoReturn:
+    resolved = resolve({}, {})
+
+    async def looks(*given: object) -> NoReturn:
+        assert given == (resolved, ENVIRON)
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -131,14 +134,15 @@ async def test_the_look_at_this_pod_ends_where_the_name_does_not_come(
             ended.append(True)
         raise AssertionError
 
-    async def name(*_: object) -> NoReturn:
+    async def name(*given: object) -> NoReturn:
+        assert given == (resolved, ("x",), ENVIRON)
         await begun.wait()
         raise error("names-unresolved", "no such name")
 
     monkeypatch.setattr(execute, "_network", looks)
     monkeypatch.setattr(execute, "_name", name)
     with pytest.raises(MpibootError, match="no such name"):
-        await execute._prepare(resolve({}, {}), ("x",), ENVIRON)
+        await execute._prepare(resolved, ("x",), ENVIRON)
     await asyncio.sleep(0)
     assert ended == [True]
 
@@ -162,7 +166,9 @@ async def test_a_name_is_waited_for_and_what_is_odd_about_it_told_at_once(
         given.append(said)
         return why
 
-    monkeypatch.setattr(rendezvous, "find", lambda *_: wanted)
+    monkeypatch.setattr(
+        rendezvous, "find", lambda *said: wanted if said == (("x",), ENVIRON) else None
+    )
     monkeypatch.setattr(rendezvous, "why_no_name", why_no_name)
     monkeypatch.setattr(pod, "own_names", lambda name: [f"{name}.job"])
     monkeypatch.setattr(gate, "wait", wait)

@@ -30,6 +30,7 @@ WARN = Finding("slots", Level.WARN, "warned of")
 FAIL = Finding("slots", Level.FAIL, "it failed")
 LAST = Finding("ranks", Level.FAIL, "it failed too")
 POD = cast("LauncherPod", SimpleNamespace(folder=Path("/run/x/launcher")))
+RESOLVED = resolve({}, {})
 
 
 class Ended(Exception):  # noqa: N818 - nothing went wrong
@@ -107,7 +108,11 @@ def gates(monkeypatch: pytest.MonkeyPatch, end: GateResult | MpibootError) -> No
             raise end
         return end
 
-    monkeypatch.setattr(look, "launcher_pod", lambda *_: POD)
+    def pod(*given: object) -> LauncherPod:
+        assert given == (RESOLVED, {"A": "b"})
+        return POD
+
+    monkeypatch.setattr(look, "launcher_pod", pod)
     monkeypatch.setattr(observation, "pass_gates", pass_gates)
 
 
@@ -121,7 +126,7 @@ def test_who_is_ready_is_told_as_json_where_asked_for(
 ) -> None:
     (worker, _) = plans.observed().workers
     gates(monkeypatch, GateResult((worker,), (Host("launcher"),), {}, {}, (WARN,)))
-    look.wait(resolve({}, {}), {}, as_json=as_json)
+    look.wait(RESOLVED, {"A": "b"}, as_json=as_json)
     assert signal.SIGTERM in handlers
     text = capfd.readouterr().out
     if not as_json:
@@ -143,7 +148,7 @@ def test_who_is_not_ready_is_told_as_json_too(
     wrong = MpibootError(error("names-unresolved", "two are missing").finding, others=(WARN,))
     gates(monkeypatch, wrong)
     with pytest.raises(MpibootError, match="two are missing"):
-        look.wait(resolve({}, {}), {}, as_json=as_json)
+        look.wait(RESOLVED, {"A": "b"}, as_json=as_json)
     text = capfd.readouterr().out
     if not as_json:
         assert text == ""
@@ -186,10 +191,19 @@ def test_a_plan_tells_what_was_found_on_the_way_and_ends_with_the_first_failure(
         asked.append(given)
         return made
 
-    monkeypatch.setattr(look, "look", lambda *_: (found, POD))
-    monkeypatch.setattr(plan_of, "make", makes)
-    monkeypatch.setattr(plan_of, "pair_findings", lambda *_: (FAIL,))
     resolved = resolve({}, {})
+
+    def looked(*given: object) -> tuple[Observation, LauncherPod]:
+        assert given == (resolved, ("./train",), {})
+        return found, POD
+
+    def pair_findings(*given: object) -> tuple[Finding, ...]:
+        assert given == (made, seen, found.dialled)
+        return (FAIL,)
+
+    monkeypatch.setattr(look, "look", looked)
+    monkeypatch.setattr(plan_of, "make", makes)
+    monkeypatch.setattr(plan_of, "pair_findings", pair_findings)
     with pytest.raises(ShownError) as shown:
         look.show_plan(resolved, ("./train",), {}, as_json=True)
     assert shown.value.finding == FAIL
@@ -206,8 +220,11 @@ def test_a_script_has_no_plan_of_its_own(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *, as_json: bool
 ) -> None:
     once = RunsOnce("it calls mpirun", reaches_hosts=False)
-    monkeypatch.setattr(script, "judge", lambda *_: once)
-    look.show_plan(resolve({}, {}), ("./run.sh",), {}, as_json=as_json)
+    resolved = resolve({}, {})
+    monkeypatch.setattr(
+        script, "judge", lambda *given: once if given == (resolved, ("./run.sh",), {}) else None
+    )
+    look.show_plan(resolved, ("./run.sh",), {}, as_json=as_json)
     text = capfd.readouterr().out
     said = "it calls mpirun: it runs once, and each mpirun in it has a plan of its own"
     if not as_json:

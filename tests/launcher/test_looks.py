@@ -20,7 +20,7 @@ from mpiboot.job.rank_env import Meeting
 from mpiboot.launcher import observation
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.model import Finding, Host, Level, Source, Worker
+from mpiboot.model import Finding, Host, Level, Mpi, PodFacts, Source, Worker
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import Dialled
 from mpiboot.observe import host_sources
@@ -78,11 +78,20 @@ async def test_a_look_asks_every_host_once_and_hands_on_what_was_found(
     (facts, _) = [worker.facts for worker in SEEN.workers]
     assert facts is not None
     monkeypatch.setattr(observation, "_hostfile", hostfile)
-    monkeypatch.setattr(observation, "_mpi", lambda *_: SEEN.mpi)
-    monkeypatch.setattr(observation, "_own_facts", lambda _: (facts, 3))
-    monkeypatch.setattr(gate, "look", look)
     launcher = pod(tmp_path)
     program = ("/usr/bin/mpirun", "--hostfile", "/h", "./train")
+
+    def mpi(*said: object) -> Mpi:
+        assert said == (launcher, program)
+        return SEEN.mpi
+
+    def own_facts(said: object) -> tuple[PodFacts, int]:
+        assert said is launcher
+        return facts, 3
+
+    monkeypatch.setattr(observation, "_mpi", mpi)
+    monkeypatch.setattr(observation, "_own_facts", own_facts)
+    monkeypatch.setattr(gate, "look", look)
     found = await observation.look(launcher, program)
     assert given == [
         (launcher, 0.0, "/h"),
