@@ -20,7 +20,8 @@ class Family:
     writes NUL bytes of its own to stderr. ``daemons_follow`` where daemons that had joined fail
     over a job that failed, so that their own status tells of no loss. ``mixes_statuses`` where
     its status is all ranks' in one number, of which nobody can tell one rank's; on stdout it tells
-    of them one by one (``hydra_messages``).
+    of them one by one (``hydra_messages``). ``attached`` where no daemon ever detaches: it ends
+    with 0 after its ranks alone.
     """
 
     daemon: str
@@ -31,6 +32,7 @@ class Family:
     writes_nul: bool = False
     daemons_follow: bool = False
     mixes_statuses: bool = False
+    attached: bool = False
 
 
 _HYDRA: Final = ("hydra_pmi_proxy", "hydra_bstrap_pr")
@@ -71,6 +73,7 @@ _OF_HYDRA: Final = Family(
     _HYDRA_FAILED,
     daemons_follow=True,
     mixes_statuses=True,
+    attached=True,
 )
 # By the values of ``model.MpiFamily``.
 FAMILIES: Final = {

@@ -179,14 +179,22 @@ def _may_be_lost(state: State) -> bool:
 
 
 def _ended_well(state: State, event: AgentEnded) -> Step:
+    said: tuple[Action, ...] = ()
+    if not event.status and state.job.family.attached:
+        # The ranks of a short job may have ended before its connection was looked for.
+        state, said = _daemon_joined(state, DaemonJoined(event.host))
     if event.status or event.host in state.no_daemon:
         return replace(state, ended_unjoined=state.ended_unjoined | {event.host}), ()
     state = replace(state, ended_well=state.ended_well | {event.host})
     over = state.phase is Phase.RUNNING and state.ended_well.issuperset(state.job.hosts)
     if over and not state.agents:
-        return start(state, Timer.DAEMONS_ENDED)
+        state, begun = start(state, Timer.DAEMONS_ENDED)
+        return state, (*said, *begun)
     waits = state.job.family.daemons_follow and not state.job.goes_on
-    return start(state, Timer.HOST_DONE) if waits and state.agents else (state, ())
+    begun = ()
+    if waits and state.agents:
+        state, begun = start(state, Timer.HOST_DONE)
+    return state, (*said, *begun)
 
 
 def _ask(state: State, hosts: tuple[str, ...], actions: tuple[Action, ...]) -> Step:

@@ -682,6 +682,28 @@ def test_a_job_that_goes_on_without_ranks_does_so_without_an_answer() -> None:
     assert go([Unanswered("rank 1 gets no answer")], state) == (state, ())
 
 
+def test_a_daemon_of_hydra_that_ended_before_it_was_seen_to_join_had_joined() -> None:
+    """Its only rank left without MPI_Finalize at once; the launch has not failed."""
+    begun: list[Event] = [AgentStarted("w-1", 100), AgentStarted("w-2", 101)]
+    state, _ = go(begun, verdicts.initial(job("mpich"))[0])
+    state, actions = go([HOST_ENDS], state)
+    assert actions == (StartTimer(Timer.HOST_DONE, 15.0),)
+    state, actions = go([DaemonJoined("w-1")], state)
+    assert [action.said for action in actions if isinstance(action, Say)] == [
+        "all 2 remote daemons joined"
+    ]
+    assert state.phase is Phase.RUNNING
+    state, actions = go([*LOOKED, *LOOKED], state)
+    assert StopRanks(15, 20.0) in actions
+
+
+def test_a_daemon_of_open_mpi_that_detached_is_waited_for() -> None:
+    begun: list[Event] = [AgentStarted("w-1", 100), AgentStarted("w-2", 101), HOST_ENDS]
+    state, _ = go(begun, verdicts.initial(job("openmpi4"))[0])
+    assert "w-2" in state.no_daemon
+    assert state.ended_unjoined == {"w-2"}
+
+
 def test_without_a_grace_mpirun_ends_the_ranks_that_wait() -> None:
     state = running("mpich")
     state = replace(state, job=replace(state.job, grace=0.0))

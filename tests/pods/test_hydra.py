@@ -275,9 +275,13 @@ def test_ranks_that_wait_for_ever_for_one_that_ended(
     until(lambda: not any(map(rings, job.workers)))
 
 
-@each
+@pytest.mark.full
+@pytest.mark.parametrize("image", ["mpich-5.0", INTEL], indirect=True)
 def test_a_rank_may_stay_long_after_mpi_finalize(cluster: Cluster, image: Image) -> None:
-    """As one that writes its results where the others have ended: it waits for nobody."""
+    """As one that writes its results where the others have ended: it waits for nobody.
+
+    Not with Debian's 4.0, which hangs in MPI_Finalize now and then.
+    """
     job = started(cluster, image, RING, "--rank", "0", "--after", "40")
     assert job.wait(PATIENCE) == 0
 
