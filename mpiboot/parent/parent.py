@@ -139,22 +139,25 @@ class Parent:
     def _run(self, spec: LaunchSpec, preparation: Preparation) -> int:
         """Start mpirun, wait for its end, and tell how it ended."""
         mpirun = Mpirun(spec, os.environ, self._loop, self._signals, self._stderr)
+        shell: guard.GuardShell | None = None
         try:
             if spec.client:  # without a mark: it lives until the workers were asked or told
                 environ = without_marks(os.environ)
                 self._client = start_listening(spec.client, environ, spec.folder, CLIENT_SOCKET)
             if not spec.supervise:
                 return self._become(spec, preparation)
+            # As PID 1 this process takes everything along when it is killed. Elsewhere the guard is
+            # there before mpirun is: neither is ever without the other.
+            if os.getpid() != 1:
+                shell = guard.start(spec.folder, os.environ, self._options.log_format)
             mpirun.start(self._mask)
         except OSError as wrong:
+            if shell is not None:
+                guard.dismiss(shell)
             verdict = not_startable(spec.argv[0], wrong.strerror or str(wrong))
             return self._ended(spec, verdict)
         finally:
             preparation.let_child_end()
-        # As PID 1 this process takes everything along when it is killed.
-        alone = os.getpid() == 1
-        form = self._options.log_format
-        shell = None if alone else guard.start(spec.folder, os.environ, form)
         try:
             verdict = mpirun.result()
             self._loop.on(self._signals.handle, self._note_signals)

@@ -522,6 +522,9 @@ def test_a_parent_that_is_killed_takes_mpirun_along(rig: Rig) -> None:
     process = rig.start("trap '' TERM; sleep 300 & echo ready $! $$; while :; do read -t 1; done")
     assert process.stdout
     started = [int(word) for word in process.stdout.readline().split()[1:]]
+    # In an exec a process has no environment for a moment, and is nobody's.
+    while not all(b"this" in Path(f"/proc/{pid}/environ").read_bytes() for pid in started):
+        time.sleep(0.01)
     key = rig.folder / KEY
     key.touch()
     marks = {**rig.environ, MARK: str(rig.folder), JOB_MARK: "later"}
@@ -536,6 +539,18 @@ def test_a_parent_that_is_killed_takes_mpirun_along(rig: Rig) -> None:
     assert later.poll() is None
     later.kill()
     later.wait()
+
+
+def test_a_parent_that_is_killed_by_the_first_thing_that_mpirun_does_takes_it_along(
+    rig: Rig,
+) -> None:
+    rig.environ[JOB_MARK] = "this"
+    started = rig.folder / "pid"
+    process = rig.start(f"echo $$ > {started}; kill -KILL $PPID; while :; do sleep 1; done")
+    code, said = ended(process)
+    assert code == -signal.SIGKILL
+    assert "the launcher was killed: ended " in said
+    assert gone(int(started.read_text()))
 
 
 def test_what_ends_the_parents_group_or_terminal_does_not_end_its_guard(tmp_path: Path) -> None:

@@ -39,6 +39,29 @@ def test_a_folder_of_an_earlier_try_is_used_again_and_made_private(tmp_path: Pat
     assert [item.name for item in folder.iterdir()] == ["key"]
 
 
+def test_the_folder_of_a_role_is_found_again_where_it_is_its_users_own(tmp_path: Path) -> None:
+    made = files.runtime_dir(str(tmp_path), UID, "launcher")
+
+    assert files.find_role(str(tmp_path), UID, "launcher", "") == made
+    assert files.find_role(str(tmp_path), UID, "worker", "") is None
+    assert files.find_role(str(tmp_path), UID + 1, "launcher", "") is None
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_a_blank_in_a_folder_of_its_own_choice_counts_where_somebody_splits_there(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    split: bool,  # noqa: FBT001
+) -> None:
+    spaced, plain = tmp_path / "with blank", tmp_path / "plain"
+    monkeypatch.setattr(files, "_bases", lambda _uid, _temporary: (spaced, plain))
+
+    folder = files.runtime_dir("", UID, "launcher", split=split)
+
+    assert folder == (plain if split else spaced) / HERE / "launcher"
+    assert files.find_role("", UID, "launcher", "") == folder
+
+
 def test_a_relative_folder_is_refused() -> None:
     with pytest.raises(MpibootError, match="not an absolute path") as caught:
         files.runtime_dir("run", UID, "worker")
