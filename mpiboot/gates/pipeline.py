@@ -31,7 +31,6 @@ from mpiboot.ssh_client import tcp
 from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 
 if TYPE_CHECKING:
-    from mpiboot.kubectl.commands import Kubectl
     from mpiboot.ssh_client.login import Login
 
 _CONNECTIONS: Final = 128
@@ -80,7 +79,6 @@ class Pipelines:
         self.last_name = 0.0
         self._mesh: Mesh | None = None
         self._looked = float("-inf")
-        self._pods: Kubectl | None = None
 
     def prepare(self) -> asyncio.Future[Any]:
         """Begin what the pipelines need and can be had while hosts are waited for."""

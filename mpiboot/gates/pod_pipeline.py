@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Final
 
 from mpiboot.errors import MpibootError, error
@@ -56,7 +57,7 @@ class PodPipelines(Pipelines):
 
     async def moved(self, worker: Worker) -> str:
         """Tell where the pod of a host that was ready is now; empty where it still is there."""
-        found = await self._kubectl().look(pod_of(worker.host.name))
+        found = await self._kubectl.look(pod_of(worker.host.name))
         if found.obstacle is None:
             now = ", ".join(found.addresses)
             there = worker.address in found.addresses
@@ -69,11 +70,10 @@ class PodPipelines(Pipelines):
         """Put a host that was ready back to the beginning; ``run`` is to be called again."""
         self._set(state, Stage.KUBECTL)
 
+    @cached_property
     def _kubectl(self) -> Kubectl:
-        if self._pods is None:
-            assert self._access.pods is not None  # noqa: S101 - the gate has chosen by it
-            self._pods = Kubectl(self._access.pods, limit=self._limits.command)
-        return self._pods
+        assert self._access.pods is not None  # noqa: S101 - the gate has chosen by it
+        return Kubectl(self._access.pods, limit=self._limits.command)
 
     async def _enter(self, state: HostState, pod: str) -> Worker | None:
         started, refused = time.monotonic(), False
@@ -92,7 +92,7 @@ class PodPipelines(Pipelines):
             await asyncio.sleep(_CONFIRM if refused else wait)
 
     async def _once_in(self, host: Host, pod: str) -> Worker | Obstacle | None:
-        kubectl = self._kubectl()
+        kubectl = self._kubectl
         there = await kubectl.look(pod)
         if there.obstacle is not None:
             return there.obstacle

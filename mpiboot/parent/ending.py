@@ -151,7 +151,7 @@ def signalled(state: State, event: Signalled) -> Step:
 
 def host_ending(state: State, event: HostEnding) -> Step:
     """End a job that loses a pod while all of its ranks can still save."""
-    begun = state.signal or state.cause or state.stage or state.losses
+    begun = state.being_ended or state.losses
     known = event.host in state.job.hosts
     if begun or not known or state.phase is not Phase.RUNNING or not state.job.grace:
         return state, ()

@@ -210,3 +210,8 @@ class State:
     waiting_looks: int = 0
     saving: bool = False
     ranks_left: int | None = None
+
+    @property
+    def being_ended(self) -> bool:
+        """Whether a signal or a verdict of ours ends mpirun: what follows from that is no news."""
+        return bool(self.signal or self.cause or self.stage)

@@ -141,8 +141,7 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
     state = replace(state, agents=state.agents - {(event.host, event.pid)})
     if not state.agents:
         state = stop(state, Timer.AGENTS)
-    # What follows our own signal or verdict is no news.
-    if state.signal or state.cause or state.stage:
+    if state.being_ended:
         return state, ()
     # Some MPIs ask a host's shell first: what counts is the host's last agent.
     if event.status == 0 or any(host == event.host for host, _ in state.agents):
@@ -212,7 +211,7 @@ def _host_done(state: State) -> Step:
 
 
 def _ranks_in_mpi(state: State, event: RanksInMpi) -> Step:
-    over = state.signal or state.cause or state.stage or state.ended is not None
+    over = state.being_ended or state.ended is not None
     if over or not state.ended_well:
         return state, ()
     state = replace(state, waiting_looks=state.waiting_looks + 1 if event.ranks else 0)
@@ -234,7 +233,7 @@ def _end_ranks(state: State, cause: Verdict, warned: Say) -> Step:
 
 
 def _unanswered(state: State, event: Unanswered) -> Step:
-    over = state.signal or state.cause or state.stage or state.ended is not None
+    over = state.being_ended or state.ended is not None
     if over or state.losses or state.job.goes_on or state.phase is not Phase.RUNNING:
         return state, ()
     said = "for more than a minute: the job is ended"
@@ -253,8 +252,7 @@ def _rank_ended(state: State, event: RankEnded) -> Step:
         # Of ranks that mpirun may have ended itself it tells the first one as it goes.
         own = state.first_rank and event.signal in (SIGKILL, SIGTERM)
         return (state if own else replace(state, first_rank=event)), ()
-    # What follows our own signal or verdict is no news.
-    if state.signal or state.cause or state.stage:
+    if state.being_ended:
         return state, ()
     # A peer may find a dead rank's connection closed, and abort, before that rank's end is told.
     first = state.first_rank
