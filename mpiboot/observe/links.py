@@ -7,19 +7,33 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias
+from typing import Final
 
-from mpiboot import addresses
+from mpiboot import addresses, netlink
 from mpiboot.data_network.observe.sysfs import PCI_FUNCTION, number, pci_function
 from mpiboot.data_network.observe.sysfs import text as content
 from mpiboot.fabric import Route
 from mpiboot.model import Link
 
-# What pyroute2's attributes decode to: numbers, text, bytes that are no UTF-8, nested messages.
-_Value: TypeAlias = "int | str | bytes | list[_Message] | None"
+_Attributes = Mapping[int, bytes]
 
+# linux/rtnetlink.h, if_link.h, if_addr.h: questions, what stands before their attributes, and the
+# attributes' numbers.
+_ROUTE_PROTOCOL: Final = 0  # NETLINK_ROUTE
+_GET_LINK, _GET_ADDRESS, _GET_ROUTE = 18, 22, 26
+_LINK: Final = struct.Struct("=BxHiII")  # family, ARPHRD_, index, flags, change
+_ADDRESS: Final = struct.Struct("=BBBBI")  # family, length of the prefix, flags, scope, index
+# Family, lengths of both prefixes, TOS, table, protocol, scope, type, flags.
+_ROUTE: Final = struct.Struct("=BBBBBBBBI")
+_NEXT_HOP: Final = struct.Struct("=HBBi")  # length, flags, weight, index
+_IFLA_ADDRESS, _IFLA_NAME, _IFLA_MTU, _IFLA_LINK, _IFLA_INFO = 1, 3, 4, 5, 18
+_IFLA_LINK_NETNS, _IFLA_PARENT_DEVICE = 37, 56
+_INFO_KIND, _INFO_DATA, _IPOIB_PKEY = 1, 2, 1
+_IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PREFSRC, _RTA_MULTIPATH, _RTA_TABLE = 1, 4, 5, 7, 9, 15
 _IFF_UP: Final = 0x1
 _IFF_RUNNING: Final = 0x40
 # IFA_F_ of linux/if_addr.h: an optimistic address is used while it is still tentative.
@@ -33,16 +47,6 @@ _UNICAST: Final = 1
 _DEFAULTS: Final = {int(socket.AF_INET): "0.0.0.0/0", int(socket.AF_INET6): "::/0"}
 
 
-class _Message(Protocol):
-    """What is used of pyroute2's messages, which have no types."""
-
-    def get_attr(self, attr: str) -> _Value: ...
-
-    def get_nested(self, *attrs: str) -> _Value: ...
-
-    def __getitem__(self, key: str) -> int: ...
-
-
 def observe(
     sys_root: Path = Path("/sys"),
 ) -> tuple[tuple[Link, ...], tuple[Route, ...], tuple[str, ...]]:
@@ -50,11 +54,9 @@ def observe(
 
     A sandbox may have no netlink, and a pod no descriptor left for it.
     """
-    from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415
-
     try:
         return links(sys_root), routes(), ()
-    except (OSError, NetlinkError) as error:
+    except (OSError, ValueError) as error:
         why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         return (), (), (f"netlink: {why}: links and routes are not known",)
 
@@ -64,21 +66,23 @@ def links(sys_root: Path = Path("/sys")) -> tuple[Link, ...]:
 
     ``kind`` is the driver's (veth, macvlan, ipvlan, vlan, ipoib, …); for a link of a device
     ``vf`` or ``physical``; else ether or loopback.
-    """
-    # 120 ms to load, and never on the way of a worker to its sshd.
-    from pyroute2 import IPRoute  # noqa: PLC0415
 
-    with IPRoute() as netlink:
+    Raises:
+        OSError: netlink can't be asked.
+        ValueError: its answer can't be read.
+    """
+    with netlink.connect(_ROUTE_PROTOCOL) as channel:
+        questions = netlink.Questions(channel)
         known: dict[int, list[tuple[str, int]]] = {}
-        for item in netlink.get_addr():
+        for data in questions.ask(_GET_ADDRESS, bytes(_ADDRESS.size)):
+            (family, prefix, _, _, index), found = netlink.split(_ADDRESS, data)
             # On a point-to-point link IFA_ADDRESS is the peer's, IFA_LOCAL is ours.
-            own = item.get_attr("IFA_LOCAL") or item.get_attr("IFA_ADDRESS")
+            own = _address(family, found.get(_IFA_LOCAL) or found.get(_IFA_ADDRESS))
             if own:
-                flags = item.get_attr("IFA_FLAGS")
-                pair = f"{own}/{item['prefixlen']}", flags if isinstance(flags, int) else 0
-                known.setdefault(item["index"], []).append(pair)
+                flags = netlink.number(found.get(_IFA_FLAGS, b""))
+                known.setdefault(index, []).append((f"{own}/{prefix}", flags))
         return tuple(
-            _link(item, known.get(item["index"], ()), sys_root) for item in netlink.get_links()
+            link(data, known, sys_root) for data in questions.ask(_GET_LINK, bytes(_LINK.size))
         )
 
 
@@ -87,42 +91,57 @@ def routes() -> tuple[Route, ...]:
 
     Tables of policy routing are left out, as they hold for some sources only, and link-local
     destinations, which every link has.
-    """
-    from pyroute2 import IPRoute  # noqa: PLC0415
 
-    with IPRoute() as netlink:
-        names = {item["index"]: _name(item.get_attr("IFLA_IFNAME")) for item in netlink.get_links()}
+    Raises:
+        OSError: netlink can't be asked.
+        ValueError: its answer can't be read.
+    """
+    with netlink.connect(_ROUTE_PROTOCOL) as channel:
+        questions = netlink.Questions(channel)
+        answers = questions.ask(_GET_LINK, bytes(_LINK.size))
+        names = {
+            index: _name(found)
+            for (_, _, index, _, _), found in (netlink.split(_LINK, data) for data in answers)
+        }
         return tuple(
             route
             for family in _DEFAULTS
-            for item in netlink.get_routes(family=family)
-            if item["type"] == _UNICAST and item.get_attr("RTA_TABLE") == _MAIN_TABLE
-            for route in _routes(item, names, family)
+            for data in questions.ask(_GET_ROUTE, bytes([family]) + bytes(_ROUTE.size - 1))
+            for route in _routes(data, names)
         )
 
 
-def _link(item: _Message, own: Sequence[tuple[str, int]], sys_root: Path) -> Link:
-    name = _name(item.get_attr("IFLA_IFNAME"))
+def link(data: bytes, known: Mapping[int, Sequence[tuple[str, int]]], sys_root: Path) -> Link:
+    """Read a link from netlink's answer, with the addresses (and their flags) of all links.
+
+    Raises:
+        ValueError: the answer is cut short.
+    """
+    (_, arp, index, flags, _), found = netlink.split(_LINK, data)
+    info = netlink.attributes(found.get(_IFLA_INFO, b""))
+    own = known.get(index, ())
+    name = _name(found)
     folder = sys_root / "class" / "net" / name
-    if content(folder / "ifindex") != str(item["index"]):
+    if content(folder / "ifindex") != str(index):
         folder = sys_root / "none"  # this sysfs is of another network namespace, as the host's is
-    pci = _pci(item, folder)
-    mtu = item.get_attr("IFLA_MTU")
+    # By netlink since kernel 5.14, whatever sysfs is mounted here.
+    parent = netlink.text(found.get(_IFLA_PARENT_DEVICE, b""))
+    pci = parent if PCI_FUNCTION.fullmatch(parent) else pci_function(folder / "device")
+    function = sys_root / "bus" / "pci" / "devices" / pci if pci else None
     # The kernel adds the other namespace's number only where it isn't this one.
-    lower, elsewhere = item.get_attr("IFLA_LINK"), item.get_attr("IFLA_LINK_NETNSID") is not None
+    below = b"" if _IFLA_LINK_NETNS in found else found.get(_IFLA_LINK, b"")
     return Link(
-        index=item["index"],
+        index=index,
         name=name,
-        kind=_kind(item, folder, sys_root / "bus" / "pci" / "devices" / pci if pci else None),
-        up=bool(item["flags"] & _IFF_UP),
-        mtu=mtu if isinstance(mtu, int) else 0,
+        kind=netlink.text(info.get(_INFO_KIND, b"")) or _kind(arp, folder, function),
+        up=bool(flags & _IFF_UP),
+        mtu=netlink.number(found.get(_IFLA_MTU, b"")),
         addresses=tuple(text for text, _ in own),
-        # pyroute2 decodes six bytes only; those of IPoIB are twenty, and name its port.
-        hardware=content(folder / "address") or _name(item.get_attr("IFLA_ADDRESS")),
+        hardware=content(folder / "address") or found.get(_IFLA_ADDRESS, b"").hex(":"),
         pci=pci,
-        pkey=_pkey(item, folder),
-        carrier=bool(item["flags"] & _IFF_RUNNING),
-        lower=0 if elsewhere or not isinstance(lower, int) else lower,
+        pkey=_pkey(info, folder) if arp == _INFINIBAND else None,
+        carrier=bool(flags & _IFF_RUNNING),
+        lower=netlink.number(below),
         dev_port=number(folder / "dev_port") or 0,
         tentative=tuple(
             text
@@ -133,54 +152,53 @@ def _link(item: _Message, own: Sequence[tuple[str, int]], sys_root: Path) -> Lin
     )
 
 
-def _kind(item: _Message, folder: Path, function: Path | None) -> str:
-    kind = item.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND")
-    if isinstance(kind, str) and kind:
-        return kind
-    known = _TYPES.get(item["ifi_type"], f"type {item['ifi_type']}")
+def _name(found: _Attributes) -> str:
+    return netlink.text(found.get(_IFLA_NAME, b""))
+
+
+def _address(family: int, value: bytes | None) -> str:
+    return socket.inet_ntop(family, value) if value and family in _DEFAULTS else ""
+
+
+def _kind(arp: int, folder: Path, function: Path | None) -> str:
+    known = _TYPES.get(arp, f"type {arp}")
     if known == "ether" and (function or (folder / "device").exists()):
         return "vf" if function and (function / "physfn").exists() else "physical"
     return known
 
 
-def _pci(item: _Message, folder: Path) -> str:
-    # By netlink since kernel 5.14, whatever sysfs is mounted here.
-    parent = item.get_attr("IFLA_PARENT_DEV_NAME")
-    if isinstance(parent, str) and PCI_FUNCTION.fullmatch(parent):
-        return parent
-    return pci_function(folder / "device")
-
-
-def _pkey(item: _Message, folder: Path) -> int | None:
-    if item["ifi_type"] != _INFINIBAND:
-        return None
-    pkey = item.get_nested("IFLA_LINKINFO", "IFLA_INFO_DATA", "IFLA_IPOIB_PKEY")
-    if isinstance(pkey, int):
-        return pkey
+def _pkey(info: _Attributes, folder: Path) -> int | None:
+    pkey = netlink.attributes(info.get(_INFO_DATA, b"")).get(_IPOIB_PKEY)
+    if pkey is not None:
+        return netlink.number(pkey)
     try:
         return int(content(folder / "pkey"), 16)
     except ValueError:
         return None
 
 
-def _routes(item: _Message, names: dict[int, str], family: int) -> Iterator[Route]:
-    destination = _name(item.get_attr("RTA_DST"))
-    target = f"{destination}/{item['dst_len']}" if destination else _DEFAULTS[family]
+def _routes(data: bytes, names: Mapping[int, str]) -> Iterator[Route]:
+    (family, prefix, *_, kind, _), found = netlink.split(_ROUTE, data)
+    if kind != _UNICAST or netlink.number(found.get(_RTA_TABLE, b"")) != _MAIN_TABLE:
+        return
+    destination = _address(family, found.get(_RTA_DST))
+    target = f"{destination}/{prefix}" if destination else _DEFAULTS[family]
     if target.startswith("fe80:"):
         return
-    source = _name(item.get_attr("RTA_PREFSRC"))
-    several = item.get_attr("RTA_MULTIPATH")
-    for way in several if isinstance(several, list) else [item]:
-        index = way.get_attr("RTA_OIF") if way is item else way["oif"]
-        link = names.get(index, "") if isinstance(index, int) else ""
-        if link:
-            yield Route(target, link, _name(way.get_attr("RTA_GATEWAY")), source)
+    source = _address(family, found.get(_RTA_PREFSRC))
+    several = found.get(_RTA_MULTIPATH)
+    alone = [(netlink.number(found.get(_RTA_OIF, b"")), found)]
+    for index, way in alone if several is None else _next_hops(several):
+        if index in names:
+            yield Route(target, names[index], _address(family, way.get(_RTA_GATEWAY)), source)
 
 
-def _name(value: _Value) -> str:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    return value if isinstance(value, str) else ""
+def _next_hops(data: bytes) -> Iterator[tuple[int, _Attributes]]:
+    while data:
+        length = netlink.number(data[:2])
+        (_, _, _, index), found = netlink.split(_NEXT_HOP, data[:length])
+        yield index, found
+        data = data[(length + 3) & ~3 :]
 
 
 def source_address(address: str) -> str:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from mpiboot.data_network.observe import rdma_netlink
-from mpiboot.data_network.observe.rdma_netlink import KernelRdma, decode, read
+from mpiboot.data_network.observe.rdma_netlink import KernelRdma, NldevMessage, read
 from mpiboot.fabric import PortState, RdmaPort
 
 GET, PORT_GET, SYS_GET, GET_CHARDEV = (5 << 10) + 1, (5 << 10) + 5, (5 << 10) + 6, (5 << 10) + 15
@@ -268,15 +268,13 @@ def test_the_late_rest_of_another_answer_is_passed_over() -> None:
         u32(1, 3) + struct.pack("=HH", 5, 6) + bytes(4),  # a GUID of one byte
     ],
 )
-def test_lengths_that_do_not_fit_are_errors(body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_lengths_that_do_not_fit_are_errors(body: bytes) -> None:
     with pytest.raises(ValueError, match="attribute"):
-        decode(message(GET, body, 1))
-
-    assert not caplog.records
+        NldevMessage(body)
 
 
 def test_a_name_that_is_no_utf8_is_left_out() -> None:
-    found = decode(message(GET, u32(1, 3) + attribute(2, b"\xff\xfe\0"), 1))
+    found = NldevMessage(u32(1, 3) + attribute(2, b"\xff\xfe\0"))
 
     assert found.number("DEV_INDEX") == 3
     assert found.text("DEV_NAME") == ""

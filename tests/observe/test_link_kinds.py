@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
+from mpiboot import netlink
 from mpiboot.model import Link
 from mpiboot.observe import links
 from tests.data.build_sysfs import build
@@ -13,12 +13,13 @@ from tests.data.rdma_nodes import TREES
 
 ETHER, INFINIBAND = 1, 32
 UP, RUNNING = 0x1, 0x40
+HEADER = 16  # of any netlink message
 
 
 def seen(
     sys_root: Path, name: str, index: int, kind: str = "", arp: int = ETHER, **more: object
 ) -> Link:
-    """A link as the kernel's own bytes tell it, with sysfs beside."""
+    """A link as the kernel's own bytes tell it, by another's hand, with sysfs beside."""
     message = ifinfmsg()
     message["index"], message["ifi_type"], message["flags"] = index, arp, UP | RUNNING
     info: list[object] = [("IFLA_INFO_KIND", kind)]
@@ -28,9 +29,7 @@ def seen(
     if kind:
         message["attrs"].append(("IFLA_LINKINFO", {"attrs": info}))
     message.encode()
-    decoded = ifinfmsg(message.data)
-    decoded.decode()
-    return links._link(cast("links._Message", decoded), (), sys_root)
+    return links.link(bytes(message.data[HEADER:]), {}, sys_root)
 
 
 @pytest.fixture
@@ -83,4 +82,6 @@ def test_the_link_below_is_known_by_its_index_unless_it_is_elsewhere(tmp_path: P
 
 
 def test_a_name_that_is_no_utf8_is_readable(tmp_path: Path) -> None:
-    assert links._name(b"net\xff") == r"net\xff"
+    head = bytes(HEADER)
+    name = netlink.attribute(3, "net_").replace(b"_", b"\xff")
+    assert links.link(head + name, {}, tmp_path).name == r"net\xff"
