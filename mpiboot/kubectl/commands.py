@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.kubectl import pods
-from mpiboot.kubectl.pods import Obstacle, PodAccess, PodState, Trouble
+from mpiboot.kubectl.pods import Obstacle, PodAccess, PodState
 
 # kubectl costs a tenth of a second of a core and 40 MB each.
 _AT_ONCE: Final = 16
@@ -39,17 +39,12 @@ class Kubectl:
         done = await self._run(self._access.get(pod), _LOOK)
         if done.status == 0:
             return pods.state(done.text, self._access)
-        return PodState(obstacle=self._failure(done))
+        return PodState(obstacle=pods.failure(done.said, self._access))
 
     async def run(self, pod: str, command: str) -> str | Obstacle:
         """Give a command's output, or why there is none."""
         done = await self._run(self._access.run(pod, command), self._limit)
-        return done.text if done.status == 0 else self._failure(done)
-
-    def _failure(self, done: Output) -> Obstacle:
-        if done.status is None:
-            return pods.obstacle(Trouble.FAILED, done.said)
-        return pods.failure(done.said, self._access)
+        return done.text if done.status == 0 else pods.failure(done.said, self._access)
 
     async def _run(self, words: tuple[str, ...], limit: float) -> Output:
         async with self._free:

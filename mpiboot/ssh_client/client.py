@@ -157,10 +157,13 @@ class Client:
             left -= 1
             try:
                 return await asyncio.wait_for(self._open(remote, user), limit)
-            except (OSError, asyncssh.ConnectionLost, asyncio.TimeoutError):
+            except (OSError, asyncssh.ConnectionLost, asyncio.TimeoutError) as wrong:
                 # The gate has just seen the host answer: a dropped SYN, or a full queue.
-                if not left:
+                if not left and str(wrong):
                     raise
+                if not left:  # `wait_for` says nothing
+                    where = f"{remote.address} port {remote.port}"
+                    raise TimeoutError(f"no login at {where} within {limit} s") from None
             await asyncio.sleep(1)
 
     async def _open(self, remote: ClientHost, user: str) -> asyncssh.SSHClientConnection:

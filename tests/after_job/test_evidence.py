@@ -174,6 +174,10 @@ def test_what_is_kept_of_a_worker_is_what_the_gate_saw() -> None:
     assert evidence.baseline(seen, name, name) == evidence.Baseline(
         name=name, dns=name, address="10.244.0.11", pod="w-1", began=1.0, mpiboot=True
     )
+    # Its facts were late: when it began is not known, and no later answer means a restart.
+    before = evidence.baseline(replace(seen, facts=None), name, name)
+    assert (before.pod, before.began) == ("w-1", 0.0)
+    assert said("began 250.5", before) == []
 
 
 @pytest.mark.parametrize("named", ["fd00::1", "10.0.0.2"])

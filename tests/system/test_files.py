@@ -62,6 +62,22 @@ def test_a_blank_in_a_folder_of_its_own_choice_counts_where_somebody_splits_ther
     assert files.find_role("", UID, "launcher", "") == folder
 
 
+def test_what_is_written_to_try_a_folder_may_be_gone_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = files.write_private
+
+    def write_and_lose(path: Path, content: str | bytes) -> None:
+        write(path, content)
+        path.unlink()  # another launcher of this pod, which tries the same folder
+
+    monkeypatch.setattr(files, "write_private", write_and_lose)
+
+    folder = files.runtime_dir(str(tmp_path), UID, "launcher")
+
+    assert list(folder.iterdir()) == []
+
+
 def test_a_relative_folder_is_refused() -> None:
     with pytest.raises(MpibootError, match="not an absolute path") as caught:
         files.runtime_dir("run", UID, "worker")
@@ -209,8 +225,13 @@ def test_a_file_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path: 
     assert [item.name for item in tmp_path.iterdir()] == ["folder"]
 
 
-def test_a_fifo_of_an_earlier_try_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "fifo").write_text("stale")
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_fifo_is_made_also_where_an_earlier_try_left_something(
+    tmp_path: Path,
+    earlier: bool,  # noqa: FBT001
+) -> None:
+    if earlier:
+        (tmp_path / "fifo").write_text("stale")
 
     files.make_fifo(tmp_path / "fifo")
 
