@@ -6,6 +6,7 @@ Told from NCCL's sources (misc/utils.cc, net_ib.cc and net_ib/connect.cc) and fr
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
@@ -69,7 +70,12 @@ def exact(names: Iterable[str]) -> str:
 
 def address(gid: Gid) -> Address | None:
     """Give the address that a GID stands for; None where it can't be read or is empty."""
-    found = parse(gid.value)
+    return _address(gid.value)
+
+
+@functools.lru_cache(maxsize=1 << 16)  # every rule reads every entry of every table
+def _address(text: str) -> Address | None:
+    found = parse(text)
     if found is None or not int(found):
         return None
     return (found.version == IPV6 and found.ipv4_mapped) or found

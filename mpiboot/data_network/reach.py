@@ -5,7 +5,9 @@ It proves nothing about switches and firewalls: it finds networks that can't wor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -20,7 +22,10 @@ Span: TypeAlias = "tuple[int, int, int]"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One worker's end of the data network: an address, its link and where that link leads."""
+    """One worker's end of the data network: an address, its link and where that link leads.
+
+    ``routes`` do not overlap or touch, and are in order: workers that reach the same have the same.
+    """
 
     host: str
     link: str
@@ -28,6 +33,7 @@ class Endpoint:
     routes: tuple[Span, ...]
 
 
+@functools.lru_cache(maxsize=1 << 16)  # on a routed fabric workers have the same routes
 def _span(text: str) -> Span | None:
     network = addresses.network(text)
     if network is None:
@@ -42,8 +48,19 @@ def _endpoint(network: WorkerNetwork, link: Link, family: int) -> Endpoint | Non
     leads = [own.network.with_prefixlen] + [
         route.destination for route in network.facts.fabric.routes if route.link == link.name
     ]
-    spans = {span for span in map(_span, leads) if span is not None and span[0] == family}
-    return Endpoint(network.host, link.name, own, tuple(sorted(spans)))
+    spans = (span for span in map(_span, leads) if span is not None and span[0] == family)
+    return Endpoint(network.host, link.name, own, _merged(spans))
+
+
+def _merged(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Join spans that overlap or touch: an own /31 in the fabric's /16 makes no other way."""
+    merged: list[Span] = []
+    for version, low, high in sorted(spans):
+        if merged and merged[-1][0] == version and low <= merged[-1][2] + 1:
+            merged[-1] = (version, merged[-1][1], max(high, merged[-1][2]))
+        else:
+            merged.append((version, low, high))
+    return tuple(merged)
 
 
 def endpoints(networks: Sequence[WorkerNetwork], position: int) -> tuple[Endpoint, ...] | None:
@@ -69,14 +86,22 @@ def endpoints(networks: Sequence[WorkerNetwork], position: int) -> tuple[Endpoin
 def unreachable(found: Sequence[Endpoint]) -> str:
     """Name the first pair of which one has no way to the other over its data link.
 
-    Workers with the same networks are looked at once: most jobs have one or two of them.
+    Workers with the same ways are looked at once. Others are asked how many of all addresses lie in
+    their ways, so that the work grows with the number of routes and not with that of pairs.
     """
     peers = {(end.interface.version, int(end.interface.ip)): end for end in found}
+    numbers = sorted(peers)
     seen: set[tuple[Span, ...]] = set()
     for end in found:
         if end.routes in seen:
             continue
         seen.add(end.routes)
+        within = sum(
+            bisect_right(numbers, (version, high)) - bisect_left(numbers, (version, low))
+            for version, low, high in end.routes
+        )
+        if within == len(numbers):
+            continue
         for (version, value), peer in peers.items():
             if not any(v == version and low <= value <= high for v, low, high in end.routes):
                 return (

@@ -243,7 +243,7 @@ def _pending(
             builder.problem("data-address", waiting[-1])
     for rail in chosen:
         if rail.link and rail.transport is Transport.ROCE and usable(rail.link):
-            entries = [gid for gid in rail.port.gids if gid.index in ports.own_gids(rail)]
-            if not any(gid.kind is GidType.ROCE_V2 for gid in entries):
+            own = ports.own_gids(rail)
+            if not any(gid.kind is GidType.ROCE_V2 and gid.index in own for gid in rail.port.gids):
                 waiting.append(f"port {rail.name} has no RoCE v2 entry for {rail.link.name} yet")
     return tuple(waiting)

@@ -73,6 +73,7 @@ class PairCheck:
         self._ready: list[tuple[Worker, _PairLogin]] = []
         self._began = False
         self._hosts: list[_PairHost] = []
+        self._by_name: dict[str, _PairHost] = {}
         self._work: set[asyncio.Future[None]] = set()
         self._dialled: list[tuple[Worker, Worker, Dialled]] = []
 
@@ -96,10 +97,10 @@ class PairCheck:
         login = self._logins.pop(target, None)
         if login is None:
             return
-        for host in self._hosts:
-            if host.worker.host.name == worker.host.name:
-                host.replaced = True
-                self._do(host.end())
+        before = self._by_name.pop(worker.host.name, None)
+        if before is not None:
+            before.replaced = True
+            self._do(before.end())
         mesh = worker.facts.mesh if worker.facts else None
         if not worker.runs_mpiboot or mesh is not None:
             self._do(login.connection.close())
@@ -162,6 +163,7 @@ class PairCheck:
             return
         new = _PairHost(worker, int(port), dialogue, connection)
         self._hosts.append(new)
+        self._by_name[worker.host.name] = new
         places = worker_pairs.partners(len(self._hosts) - 1)
         others = [self._hosts[place] for place in places if not self._hosts[place].replaced]
         for host in (new, *others):

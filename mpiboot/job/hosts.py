@@ -36,11 +36,12 @@ def with_default_slots(builder: PlanBuilder, observed: Observed, resolved: Resol
         builder.warn("slots", said)
         return observed
     without = first_few(host.name for host in bare)
+    unsized = frozenset(bare)
     builder.decide("default-slots", text, source, f"{named}, for hosts without slots: {without}")
 
     def sized(host: Host) -> Host:
         slots = min(int(text), host.max_slots or int(text))
-        return replace(host, slots=slots) if host in bare else host
+        return replace(host, slots=slots) if host in unsized else host
 
     return replace(
         observed,

@@ -97,7 +97,7 @@ def daemons(
     """
     if line.moves_hosts or line.may_hide_hosts:
         return ()
-    without = () if row.daemon_without_ranks else placed.idle
+    without = frozenset(() if row.daemon_without_ranks else placed.idle)
     names = (host.name for host in chosen(hosts, line))
     return tuple(name for name in names if name not in without and not _is_here(name, local))
 

@@ -193,6 +193,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     pod_checks.gpu_memory(builder, observed.workers)
     daemons = placement.daemons(hosts, line, row, placed, local)
     remote = tuple(host.name for host in hosts if host.name not in local)
+    idle = frozenset(placed.idle)
     supervised = supervision.supervised(builder, resolved)
     agent_variables.refuse_kind(builder)
     if supervised and daemons:
@@ -230,7 +231,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         rows=network.rows,
         transport=network.transport,
         agent_env=builder.agent_env,
-        with_ranks=tuple(name for name in daemons or remote if name not in placed.idle),
+        with_ranks=tuple(name for name in daemons or remote if name not in idle),
         tcp_optional=pinning.tcp_optional(builder, resolved.settings, network.transport),
         checks_peer_address=row.checks_peer_address,
         exit_codes=supervised and command_line.asks_exit_codes(builder),
@@ -243,7 +244,8 @@ def pair_findings(
 ) -> tuple[Finding, ...]:
     """Judge what workers found when they dialled each other, by what the plan needs of them."""
     listed = observed.hostfile.hosts
-    hosts = [host.name for host in listed if observed.called(host.name) in plan.with_ranks]
+    with_ranks = frozenset(plan.with_ranks)
+    hosts = [host.name for host in listed if observed.called(host.name) in with_ranks]
     return worker_pairs.findings(
         dialled, hosts, plan.tcp_optional, checks_address=plan.checks_peer_address
     )

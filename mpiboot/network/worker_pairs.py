@@ -113,7 +113,8 @@ def findings(
         optional: why MPI may do without these connections; empty: it can't.
         checks_address: whether this MPI drops a connection from another address than the peer's.
     """
-    counted = [item for item in dialled if {item.source, item.target} <= set(hosts)]
+    known = frozenset(hosts)
+    counted = [item for item in dialled if item.pair <= known]
     good = {item.pair for item in counted if not item.reached.blocked and not item.translated}
     found = []
     blocked = [item for item in counted if item.reached.blocked]

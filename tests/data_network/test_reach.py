@@ -66,3 +66,39 @@ def test_where_a_worker_has_no_such_end_there_are_none() -> None:
     assert reach.endpoints(both, 0) is None
     assert reach.endpoints(both[:1], 1) is None
     assert reach.endpoints([], 0) is None
+
+
+def with_routes(worker: Worker, *destinations: str) -> Worker:
+    assert worker.facts is not None
+    routes = tuple(Route(destination, "net1") for destination in destinations)
+    fabric = replace(worker.facts.fabric, routes=routes)
+    return replace(worker, facts=replace(worker.facts, fabric=fabric))
+
+
+def on_a_link_of_its_own(place: int, *destinations: str) -> Worker:
+    link = w.link("net1", f"172.16.0.{2 * place + 1}/31", index=21)
+    return with_routes(w.worker(f"w-{place}", w.eth0(), link), *destinations)
+
+
+@pytest.mark.parametrize(
+    ("destinations", "missing"),
+    [
+        (("172.16.0.0/16",), ""),
+        (("172.16.0.0/30", "172.16.0.4/30"), ""),  # they touch
+        (("172.16.0.0/29", "172.16.0.2/31"), ""),  # one in the other
+        (("172.16.0.0/30", "172.16.0.6/31"), "w-2 (net1 172.16.0.5/31)"),
+        (("172.16.0.2/31", "172.16.0.4/31"), "w-3 (net1 172.16.0.7/31)"),
+        (("172.16.0.2/31", "fd00::/8"), "w-2 (net1 172.16.0.5/31)"),
+    ],
+)
+def test_what_a_way_lacks_is_found_among_many(destinations: tuple[str, ...], missing: str) -> None:
+    others = [on_a_link_of_its_own(place, "172.16.0.0/16") for place in (1, 2, 3)]
+    said = reach.unreachable(ends(on_a_link_of_its_own(0, *destinations), *others))
+    head = "w-0 (net1 172.16.0.1/31) has no route over net1 to "
+    assert said == (head + missing if missing else "")
+
+
+def test_the_one_among_many_that_lacks_a_way_is_named() -> None:
+    found = [on_a_link_of_its_own(place, "172.16.0.0/16") for place in range(8)]
+    found[5] = on_a_link_of_its_own(5, "172.16.0.0/29")
+    assert reach.unreachable(ends(*found)).startswith("w-5 (net1 172.16.0.11/31) has no route")

@@ -1,0 +1,229 @@
+"""Nothing that a launcher decides grows faster than the number of its hosts.
+
+Counted are calls, also those by which names are compared; nobody looks at a clock.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import pstats
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+
+from mpiboot import render
+from mpiboot.choices import HostKeys
+from mpiboot.data_network import decision, reach, worker_network
+from mpiboot.fabric import Route
+from mpiboot.gates import progress
+from mpiboot.job import hostfile, mpirun_line, names
+from mpiboot.job import plan as plans
+from mpiboot.job.plan_builder import Observed
+from mpiboot.launcher import launch_folder, summary
+from mpiboot.model import Host, Worker
+from mpiboot.network import worker_pairs
+from mpiboot.network.worker_pairs import Dialled, Reached
+from mpiboot.setting_sources import resolve
+from mpiboot.settings import Settings
+from mpiboot.ssh_client import config
+from tests.fakes import plans as p
+from tests.fakes import workers as w
+
+T = TypeVar("T")
+FEW, MANY = 64, 128
+# Twice as many hosts are twice the work, and sorting them a little more; squares would be four
+# times as much.
+TWICE = 2.3
+
+
+class Name(str):
+    """A host's name of which each comparison is a call."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other)
+
+    def __hash__(self) -> int:
+        return str.__hash__(self)
+
+
+def calls(do: Callable[[T], object], value: T) -> int:
+    """Count the calls of one run."""
+    profile = cProfile.Profile()
+    profile.runcall(do, value)
+    return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
+
+
+def routed(place: int, rails: int = 2, *, aggregate: bool = True) -> Worker:
+    """A worker of a routed fabric: each rail a /31 of its own, and a route to the whole fabric."""
+    links, devices, routes = [], [], []
+    for rail in range(1, rails + 1):
+        own = 2 * place + 1
+        address = f"172.{16 + rail}.{own >> 8}.{own & 255}"
+        pci, netdev = f"0000:{rail:02x}:00.1", f"net{rail}"
+        links.append(w.link(netdev, f"{address}/31", index=40 - rail, pci=pci))
+        port = w.port(w.table(netdev, address), netdev=netdev)
+        devices.append(w.device(f"mlx5_{rail}", port, index=rail, pci=pci))
+        routes += [Route(f"172.{16 + rail}.0.0/16", netdev)] if aggregate else []
+    control = w.eth0(f"10.{place >> 8}.{place & 255}.5/8")
+    return w.worker(f"w-{place}", control, *links, devices=tuple(devices), routes=tuple(routes))
+
+
+def host(place: int, slots: int = 2) -> Host:
+    return Host(Name(f"w-{place}.job.ns.svc"), slots, slots_given=True, line=place + 1)
+
+
+def observed(count: int, family: str, program: str = "./train") -> Observed:
+    listed = tuple(map(host, range(count)))
+    seen = p.observed(family, listed=listed)
+    workers = tuple(replace(routed(at, 1), host=one) for at, one in enumerate(listed))
+    return replace(
+        seen,
+        workers=workers,
+        links=(p.link("lo", "127.0.0.1/8"), p.link("eth0", "10.244.0.9/8")),
+        line=mpirun_line.read(program.split(), seen.mpi.family),
+    )
+
+
+def make(seen: Observed) -> plans.Plan:
+    return plans.make(seen, resolve({}, seen.environ), p.PATHS)
+
+
+def say(seen: Observed) -> None:
+    made = make(seen)
+    render.plan(made, made.findings)
+    render.plan_json(made, made.findings)
+    tuple(summary.lines(made, seen))
+
+
+def of_networks(workers: Sequence[Worker]) -> None:
+    settings = Settings(nccl_version="2.28.9")
+    found = decision.decide([worker_network.choose(one, settings) for one in workers], settings, {})
+    assert found.findings == ()
+
+
+def judge_pairs(count: int) -> None:
+    hosts = [host(at).name for at in range(count)]
+    dialled = [
+        Dialled(hosts[at], hosts[at - 1], "10.0.0.1", 5, 3.0, Reached.ANSWERED)
+        for at in range(count)
+    ]
+    assert worker_pairs.findings(dialled, hosts) == ()
+
+
+def judge_dials(count: int) -> None:
+    seen = observed(count, "openmpi4")
+    made = make(seen)
+    assert len(made.with_ranks) == count
+    dialled = [Dialled(one, one, "10.0.0.1", 5, 3.0, Reached.ANSWERED) for one in made.with_ranks]
+    assert plans.pair_findings(made, seen, dialled) == ()
+
+
+def size(count: int) -> None:
+    """Hosts without slots, which get those that the user named."""
+    listed = tuple(replace(host(at, 1), slots_given=False) for at in range(count))
+    seen = replace(observed(count, "openmpi5"), hostfile=p.observed(listed=listed).hostfile)
+    made = plans.make(seen, resolve({"slots": "4"}, seen.environ), p.PATHS)
+    assert made.ranks == 4 * count
+
+
+def leave_idle(count: int) -> None:
+    """One rank in all: every host but one has none."""
+    made = make(observed(count, "mpich", "-n 1 ./train".replace("-n", "mpirun -n")))
+    assert len(made.daemons) == 1
+
+
+def read_hostfile(count: int) -> None:
+    text = "".join(f"w-{at}.job slots=2\n" for at in range(count))
+    found = hostfile.parse(text, "/etc/mpi/hostfile", "default")
+    assert hostfile.render(found.hosts, hostfile.Syntax.SLOTS) == text
+
+
+def name_hosts(count: int) -> None:
+    listed = [Name(f"a.b-{at}") for at in range(count)]
+    assert len(names.for_mpirun(listed, [], [], "launcher", by_first_label=True)) == count
+
+
+def write_ssh_config(count: int) -> None:
+    hosts = [config.SshHost(host(at).name, "10.0.0.1", 22, "root") for at in range(count)]
+    config.render(
+        hosts,
+        key="/k",
+        known_hosts="/h",
+        host_keys=HostKeys.JOB,
+        keepalive=60.0,
+        user_args=config.UserArgs(),
+    )
+
+
+def compare_afterwards(count: int) -> None:
+    seen = observed(count, "openmpi4")
+    for worker in seen.workers:
+        launch_folder.baseline(worker, seen)
+
+
+def tell_progress(count: int) -> None:
+    states = progress.states(tuple(map(host, range(count))))
+    progress.line(states)
+    progress.fields(states)
+
+
+@pytest.mark.parametrize(
+    ("do", "argument"),
+    [
+        *(
+            pytest.param(say, lambda count, family=family: observed(count, family), id=family)
+            for family in ("openmpi4", "openmpi5", "mpich", "intel")
+        ),
+        pytest.param(
+            of_networks, lambda count: [routed(at) for at in range(count)], id="data-network"
+        ),
+        *(
+            pytest.param(do, lambda count: count, id=do.__name__)
+            for do in (
+                judge_pairs,
+                judge_dials,
+                size,
+                leave_idle,
+                read_hostfile,
+                name_hosts,
+                write_ssh_config,
+                compare_afterwards,
+                tell_progress,
+            )
+        ),
+    ],
+)
+def test_twice_as_many_hosts_are_about_twice_the_work(
+    do: Callable[[object], object], argument: Callable[[int], object]
+) -> None:
+    few, many = argument(FEW), argument(MANY)
+    do(argument(2))  # what is loaded and remembered once
+    counts = calls(do, few), calls(do, many)
+    assert counts[1] < TWICE * counts[0], counts
+
+
+def test_squares_would_be_seen() -> None:
+    def search(count: int) -> None:
+        listed = [host(at).name for at in range(count)]
+        assert all(name in listed for name in map(Name, listed))
+
+    assert calls(search, MANY) > TWICE * calls(search, FEW)
+
+
+def ends_of(count: int, aggregate: bool) -> Sequence[reach.Endpoint]:  # noqa: FBT001
+    networks = [
+        worker_network.choose(routed(at, 1, aggregate=aggregate), Settings()) for at in range(count)
+    ]
+    found = reach.endpoints(networks, 0)
+    assert found is not None
+    return found
+
+
+def test_workers_of_one_fabric_have_the_same_ways_whatever_their_own_links_are() -> None:
+    found = ends_of(64, aggregate=True)
+    assert len({end.routes for end in found}) == 1
+    assert reach.unreachable(found) == ""
