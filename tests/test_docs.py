@@ -25,6 +25,7 @@ from mpiboot.setting_rows import ROWS
 from mpiboot.setting_sources import INTERNAL
 from tests.fakes import workers as w
 from tests.launcher.test_summary import plan, seen, with_network
+from tests.manifests import check, examples
 from tests.pages import NOT_RUN, PAGES, ROOT, Block, blocks, copied, named, not_printed
 from tests.pods import test_manifests
 
@@ -36,6 +37,10 @@ _TESTS = (Path(__file__), *sorted(_PODS.glob("test_docs*.py")), *_OF_PAGES)
 
 
 def documents() -> Iterator[tuple[str, Any]]:
+    """Of the pages, and of the examples that they explain."""
+    for path in examples.FILES:
+        for made in check.read(path):
+            yield examples.name_of(path), made
     for block in blocks("yaml"):
         for made in yaml.safe_load_all(block.text):
             yield block.page.name, made

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.pods.manifest import Without, only, play_pod
+from tests.pods.manifest import Without, left_out, only, play_pod
 from tests.pods.oci import PodSpec
 
 if TYPE_CHECKING:
@@ -27,27 +27,26 @@ def play_indexed_job(
     image: Image,
     manifests: Sequence[dict[str, Any]],
     objects: Objects,
-    *,
-    completions: int,
     **more: Any,  # noqa: ANN401 - fields of a PodSpec
 ) -> list[Pod]:
     """The pods of a headless Service and one Job; `more` is for all of them."""
-    service, job = manifests
+    service, job = (left_out(made)[0] for made in manifests)
     assert (service["kind"], job["kind"]) == ("Service", "Job")
     headless = only(service["spec"], "clusterIP", "publishNotReadyAddresses", "selector")
     name = job["metadata"]["name"]
     assert headless["selector"] == {"job-name": name}
     assert job["spec"]["completionMode"] == "Indexed"
     assert service["metadata"]["name"] == job["spec"]["template"]["spec"]["subdomain"]
-    return _pods(cluster, image, name, job["spec"], objects, completions=completions, **more)
+    return _pods(cluster, image, name, job["spec"], objects, **more)
 
 
 def play_jobset(
-    cluster: Cluster, image: Image, manifest: dict[str, Any], objects: Objects, *, workers: int
+    cluster: Cluster, image: Image, manifest: dict[str, Any], objects: Objects
 ) -> Without:
     """The pods of a JobSet of two replicated Jobs, worker and launcher."""
+    manifest, _ = left_out(manifest)
     name = manifest["metadata"]["name"]
-    spec = only(manifest["spec"], "successPolicy", "replicatedJobs")
+    spec = only(manifest["spec"], "network", "successPolicy", "replicatedJobs")
     assert spec["successPolicy"]["targetReplicatedJobs"] == ["launcher"]
     made = {}
     for replicated in spec["replicatedJobs"]:
@@ -55,8 +54,7 @@ def play_jobset(
         own = only(replicated["template"], "spec")["spec"]
         own["template"]["spec"]["subdomain"] = name
         job = f"{name}-{replicated['name']}-0"
-        count = workers if replicated["name"] == "worker" else own["completions"]
-        made[replicated["name"]] = _pods(cluster, image, job, own, objects, completions=count)
+        made[replicated["name"]] = _pods(cluster, image, job, own, objects)
     (launcher,) = made.pop("launcher")
     return Without(made["worker"], launcher)
 
@@ -67,15 +65,9 @@ def _pods(
     name: str,
     job: dict[str, Any],
     objects: Objects,
-    *,
-    completions: int,
     **more: Any,  # noqa: ANN401 - as above
 ) -> list[Pod]:
-    only(
-        job,
-        *("completionMode", "completions", "parallelism", "backoffLimit", "podFailurePolicy"),
-        "template",
-    )
+    only(job, "completionMode", "completions", "parallelism", "template")
     assert job["completions"] == job["parallelism"]
     pod = dict(only(job["template"], "spec")["spec"])
     subdomain = pod.pop("subdomain")
@@ -92,5 +84,5 @@ def _pods(
                 **{**fields, **more},
             )
         )
-        for index in range(completions)
+        for index in range(job["completions"])
     ]

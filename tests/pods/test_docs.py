@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import pages
+from tests.manifests import examples
 from tests.pods import images
 from tests.pods.manifest import merged, play_init_container, play_mpijob, play_statefulset
 from tests.pods.operator import mpijob
@@ -163,7 +164,7 @@ def memory(pod: Pod) -> float:
 @IMAGE
 def test_the_mpijob_of_the_operators_page(cluster: Cluster, rig: None, name: str) -> None:
     """Its commands are tried while the job runs, the README's as well; so is the init container."""
-    (manifest,) = pages.manifests("mpijob")
+    (manifest,) = examples.read("mpi-operator/openmpi.yaml")
     job = play_mpijob(cluster, my_image(name), manifest)
     (waiting,) = pages.manifests("init-container")
     (container,) = waiting["initContainers"]
@@ -179,7 +180,7 @@ def test_the_mpijob_of_the_operators_page(cluster: Cluster, rig: None, name: str
     job.launcher.shell(pages.named("in-pod"))
     enough(job.workers)
     assert job.wait(PATIENCE) == 0
-    spans(job)
+    spans(job, slots=2)
 
 
 # So that a RUN in an image finds PyPI as this machine does.
@@ -205,57 +206,47 @@ def test_the_readmes_image(cluster: Cluster, rig: None, name: str, tmp_path: Pat
         .after("sh", "-c", lines[1].removeprefix("RUN "))
     )
     image = replace(image, entrypoint=tuple(json.loads(lines[2].removeprefix("ENTRYPOINT "))))
-    (whole,) = pages.manifests("mpijob")
+    (whole,) = examples.read("mpi-operator/openmpi.yaml")
     job = play_mpijob(cluster, image, whole).start()
     running(job.workers)
     enough(job.workers)
     assert job.wait(PATIENCE) == 0
-    spans(job)
+    spans(job, slots=2)
 
 
 @pytest.mark.full
 def test_the_readmes_mpijob(cluster: Cluster, rig: None) -> None:
     (replicas,) = pages.manifests("readme-mpijob")
-    (whole,) = pages.manifests("mpijob")
+    (whole,) = examples.read("mpi-operator/openmpi.yaml")
     job = play_mpijob(cluster, my_image(NEW), merged(whole, {"spec": replicas})).start()
     running(job.workers)
     enough(job.workers)
     assert job.wait(PATIENCE) == 0
-    spans(job)
-
-
-USERS = {
-    "user-1000": (1000, "sshd (openssh) listens"),
-    "user-without-passwd": (1000650000, "sshd (embedded) listens"),
-}
+    spans(job, slots=2)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", USERS)
-def test_an_mpijob_of_another_user(cluster: Cluster, rig: None, name: str) -> None:
-    user, said = USERS[name]
-    (whole,) = pages.manifests("mpijob")
-    (more,) = pages.manifests(name)
+def test_an_mpijob_of_a_user_that_no_passwd_knows(cluster: Cluster, rig: None) -> None:
+    (whole,) = examples.read("mpi-operator/openmpi.yaml")
+    (more,) = pages.manifests("user-without-passwd")
     job = play_mpijob(cluster, my_image(NEW), merged(whole, more)).start()
     running(job.workers)
-    assert {pod.spec.user for pod in job.pods} == {user}
+    assert {pod.spec.user for pod in job.pods} == {1000650000}
     enough(job.workers)
     assert job.wait(PATIENCE) == 0
-    spans(job)
-    assert said in job.workers[0].stderr()
+    spans(job, slots=2)
+    assert "sshd (embedded) listens" in job.workers[0].stderr()
 
 
 def run(job: Without) -> str:
-    """Run the job to its good end, with a rank on each worker; what its launcher said."""
-    for pod in (job.launcher, *job.workers):
-        pod.start()
-    for worker in job.workers:
-        worker.publish()
+    """Run the job to its good end, with two ranks on each worker; what its launcher said."""
+    job.start(PATIENCE)
     running(job.workers)
     enough(job.workers)
     assert job.launcher.wait(PATIENCE) == 0
+    total = 2 * len(job.workers)
     assert ranks(job.launcher.stdout()) == [
-        (rank, len(job.workers), worker.hostname) for rank, worker in enumerate(job.workers)
+        (rank, total, job.workers[rank // 2].hostname) for rank in range(total)
     ]
     return job.launcher.stderr()
 
@@ -279,14 +270,9 @@ def test_the_pods_of_the_page_without_an_operator(
     script = f'PATH="{kubectl.parent}:$PATH"\n' + pages.named("objects")
     subprocess.run(["sh", "-ec", script], cwd=tmp_path, check=True)
     objects = {
-        folder.name: {
-            # The page's job is four workers of eight slots; the test's two of one.
-            file.name: file.read_text().replace("slots=8", "slots=1")
-            for file in folder.iterdir()
-        }
+        folder.name: {file.name: file.read_text() for file in folder.iterdir()}
         for folder in (tmp_path / "objects").iterdir()
     }
-    hosts = objects["train-hosts"]
-    hosts["hostfile"] = "".join(hosts["hostfile"].splitlines(keepends=True)[:2])
-    job = play_statefulset(cluster, my_image(name), pages.manifests("statefulset"), objects)
+    manifests = examples.read("statefulset/configmap.yaml")
+    job = play_statefulset(cluster, my_image(name), manifests, objects)
     run(job)

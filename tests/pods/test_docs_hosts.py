@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests import pages
+from tests.manifests import examples
 from tests.pods import images
 from tests.pods.manifest import play_statefulset
-from tests.pods.oci import PodSpec
 from tests.pods.operator import KeyPair
-from tests.pods.test_docs import TRAIN, enough, my_image, run, running
-from tests.pods.test_foreign import TRAINER_MOUNT, trainer_image, trainjob
+from tests.pods.test_docs import enough, my_image, run, running
 from tests.pods.test_job import PATIENCE, ranks
+from tests.pods.trainer import play_trainjob
 from tests.pods.volcano import play_volcano
 
 if TYPE_CHECKING:
@@ -23,55 +23,41 @@ if TYPE_CHECKING:
 @pytest.mark.full
 @pytest.mark.parametrize("name", images.NAMES)
 def test_the_volcano_job_of_its_page(cluster: Cluster, rig: None, name: str) -> None:
-    (manifest,) = pages.manifests("volcano")
-    master = manifest["spec"]["tasks"][0]["template"]["spec"]["containers"][0]
-    master["env"] = [{"name": "MPIBOOT_SLOTS", "value": "1"}]
-    job = play_volcano(cluster, my_image(name), manifest, workers=2, ssh_port=2206)
+    (manifest,) = examples.read("volcano/job.yaml")
+    job = play_volcano(cluster, my_image(name), manifest)
     said = run(job)
     assert "role launcher (MPI_HOST, which Volcano's mpi plugin sets" in said
-    assert "2 ranks on 2 hosts of /etc/volcano/worker.host" in said
+    assert "4 ranks on 2 hosts of /etc/volcano/worker.host" in said
     assert "stay here: MPI_HOST" not in said
-    assert ":2206 as root" in job.workers[0].stderr()
+    assert ":2222 as mpi" in job.workers[0].stderr()
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", images.NAMES)
 def test_a_stateful_set_without_a_hostfile(cluster: Cluster, rig: None, name: str) -> None:
-    manifests = pages.manifests("statefulset")
+    manifests = examples.read("statefulset/configmap.yaml")
     (launcher,) = pages.manifests("without-configmap")
     (container,) = launcher["containers"]
-    # The page's job is four workers of eight slots; the test's two of one.
-    smaller = {"4": "2", "8": "1"}
-    container["args"] = [smaller.get(word, word) for word in container["args"]]
-    manifests[-1]["spec"]["template"]["spec"].update(launcher)
+    pod: dict[str, Any] = manifests[-1]["spec"]["template"]["spec"]
+    del pod["initContainers"]
+    pod["containers"][0] |= container
+    pod["volumes"] = launcher["volumes"]
     job = play_statefulset(
         cluster, my_image(name), manifests, {"train-ssh": KeyPair.make().files()}
     )
-    assert "2 ranks on 2 hosts of train-worker-[0-1].train" in run(job)
+    assert "4 ranks on 2 hosts of train-worker-[0-1].train" in run(job)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", images.NAMES)
 def test_the_trainjob_of_its_page(cluster: Cluster, rig: None, name: str) -> None:
-    runtime, job = pages.manifests("trainjob")
-    policy = runtime["spec"]["mlPolicy"]["mpi"]
-    assert (policy["sshAuthMountPath"], policy["runLauncherAsNode"]) == (TRAINER_MOUNT, True)
-    pods = {
-        made["name"]: made["template"]["spec"]["template"]["spec"]
-        for made in runtime["spec"]["template"]["spec"]["replicatedJobs"]
-    }
-    assert [pod["securityContext"]["fsGroup"] for pod in pods.values()] == [1000, 1000]
-    (worker,) = pods["node"]["containers"]
-    image = trainer_image(name).with_files({"/train": TRAIN}, 0o755)
-    launcher, workers = trainjob(
-        cluster,
-        image,
-        as_node=True,
-        launcher=PodSpec(name="", image=image, args=job["spec"]["trainer"]["args"]),
-        node=PodSpec(name="", image=image, args=worker["args"]),
-    )
-    running([launcher, *workers])
-    enough([launcher, *workers])
-    assert launcher.wait(PATIENCE) == 0
-    assert len(ranks(launcher.stdout())) == 6
-    assert f":{worker['readinessProbe']['tcpSocket']['port']} as mpiuser" in workers[0].stderr()
+    played = play_trainjob(cluster, my_image(name), examples.read("trainer/trainjob.yaml"))
+    played.start()
+    hosts = [played.launcher, *played.workers]
+    running(hosts)
+    enough(hosts)
+    assert played.launcher.wait(PATIENCE) == 0
+    assert ranks(played.launcher.stdout()) == [
+        (rank, 6, hosts[rank // 2].hostname) for rank in range(6)
+    ]
+    assert ":2222 as mpi" in played.workers[0].stderr()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +10,11 @@ import pytest
 
 from tests.pods import images
 from tests.pods.oci import PodSpec
-from tests.pods.operator import KeyPair, mpijob
+from tests.pods.operator import mpijob
 from tests.pods.test_job import PATIENCE, RING, ranks, spans, until
-from tests.pods.volumes import Files
+from tests.pods.trainer import trainer_image, trainjob
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tests.pods.cluster import Cluster
     from tests.pods.images import Image
     from tests.pods.pod import Pod
@@ -202,58 +199,6 @@ def test_pods_that_share_a_nodes_network_and_its_address(
     assert job.wait(PATIENCE) == 78
     assert job.launcher.termination_log().startswith(f"settings-conflict: {said}")
     assert job.launcher.stdout() == ""
-
-
-# Kubeflow Trainer's deepspeed-runtime: mpiuser, and the configuration of mpioperator/base.
-TRAINER_SSHD = (
-    "PidFile /home/mpiuser/sshd.pid\nHostKey /home/mpiuser/.ssh/id_rsa\nStrictModes no\nPort 2222\n"
-)
-TRAINER_MOUNT = "/home/mpiuser/.ssh"
-
-
-def trainer_image(name: str) -> Image:
-    plain = images.image(name)
-    passwd = plain.read_text("/etc/passwd").replace("mpi:", "mpiuser:", 1)
-    return plain.with_files(
-        {
-            "/etc/passwd": passwd.replace("/home/mpi:", "/home/mpiuser:"),
-            "/home/mpiuser/.sshd_config": TRAINER_SSHD,
-        }
-    )
-
-
-def trainjob(
-    cluster: Cluster, image: Image, *, as_node: bool, launcher: PodSpec, node: PodSpec
-) -> tuple[Pod, list[Pod]]:
-    """Trainer's names, variables, modes and fsGroup (kubeflow/trainer pkg/.../plugins/mpi).
-
-    `as_node` is its runLauncherAsNode: the hostfile's first line is then the launcher's.
-    """
-    keys = KeyPair.make()
-    secret = {"id_rsa": 0o640, "id_rsa.pub": 0o644, "authorized_keys": 0o644}
-    names = [f"train-node-0-{index}" for index in range(2)]
-    first = "train-launcher-0-0"
-    listed = [first, *names] if as_node else names
-    hostfile = "".join(f"{host}.train slots=2\n" for host in listed)
-
-    def made(spec: PodSpec, name: str, env: Mapping[str, str], *more: Files) -> Pod:
-        volumes = [Files(TRAINER_MOUNT, keys.files(), modes=secret, fs_group=1000), *more]
-        own = {"HOME": "/home/mpiuser", "JOB_COMPLETION_INDEX": name[-1]}
-        env = {**own, "MPIBOOT_LOG_LEVEL": "debug", **spec.env, **env}
-        common = replace(spec, image=image, subdomain="train", user=1000, groups=[1000])
-        spec = replace(common, name=name, hostname=name, env=env, volumes=volumes)
-        pod = cluster.pod(spec).start()
-        pod.publish()
-        return pod
-
-    workers = [made(node, name, {}) for name in names]
-    env = {
-        "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
-        "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
-        "OMPI_MCA_orte_set_default_slots": "2",
-        "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
-    }
-    return made(launcher, first, env, Files("/etc/mpi", {"hostfile": hostfile}, 0o444)), workers
 
 
 TRAINER_NODE = ["/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"]

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import pages
+from tests.manifests import examples
 from tests.pods import images
 from tests.pods.ends import FOREVER, PATIENCE, alive, end_line, until
 from tests.pods.indexed import play_indexed_job
 from tests.pods.manifest import play_statefulset
 from tests.pods.oci import PodSpec
 from tests.pods.operator import KeyPair
-from tests.pods.test_foreign import trainer_image, trainjob
+from tests.pods.trainer import trainer_image, trainjob
 from tests.pods.volcano import play_volcano
 
 if TYPE_CHECKING:
@@ -62,19 +62,19 @@ def trainer(cluster: Cluster, name: str, program: Sequence[str]) -> Played:
 
 
 def volcano(cluster: Cluster, name: str, program: Sequence[str]) -> Played:
-    """Of the page; the ssh plugin's port is another one."""
-    (manifest,) = pages.manifests("volcano")
+    """Of the example."""
+    (manifest,) = examples.read("volcano/job.yaml")
     (master,) = manifest["spec"]["tasks"][0]["template"]["spec"]["containers"]
     master["args"] = program
-    master["env"] = [{"name": "MPIBOOT_SLOTS", "value": "2"}]
-    job = play_volcano(cluster, images.image(name), manifest, workers=2, ssh_port=2206)
+    job = play_volcano(cluster, images.image(name), manifest)
     return _start(job.launcher, job.workers)
 
 
 def stateful_set(cluster: Cluster, name: str, program: Sequence[str]) -> Played:
-    """Of the page, with short names that need the launcher's search list."""
-    manifests = pages.manifests("statefulset")
+    """Of the example, with short names that need the launcher's search list."""
+    manifests = examples.read("statefulset/configmap.yaml")
     pod: dict[str, Any] = manifests[-1]["spec"]["template"]["spec"]
+    del pod["initContainers"]
     pod["dnsConfig"] = {"searches": ["train.default.svc.cluster.local"]}
     pod["containers"][0]["args"] = program
     hosts = {"hostfile": "train-worker-0 slots=2\ntrain-worker-1 slots=2\n"}
@@ -84,15 +84,12 @@ def stateful_set(cluster: Cluster, name: str, program: Sequence[str]) -> Played:
 
 
 def indexed_job(cluster: Cluster, name: str, program: Sequence[str]) -> Played:
-    """Of the page: pod 0 is the launcher and a host too."""
-    manifests = pages.manifests("indexed-job")
+    """Of the example: pod 0 is the launcher and a host too."""
+    manifests = examples.read("jobs/indexed-job.yaml")
     (container,) = manifests[1]["spec"]["template"]["spec"]["containers"]
     container["args"] = program
-    smaller = {"MPIBOOT_REPLICAS": "2", "MPIBOOT_SLOTS": "2"}
-    for item in container["env"]:
-        item["value"] = smaller.get(item["name"], item["value"])
     objects = {"train-ssh": KeyPair.make().files()}
-    pods = play_indexed_job(cluster, images.image(name), manifests, objects, completions=2)
+    pods = play_indexed_job(cluster, images.image(name), manifests, objects)
     return _start(pods[0], pods)
 
 
@@ -131,7 +128,7 @@ def test_ranks_on_every_host_each_with_its_own_environment(
     launcher, hosts = play(cluster, name, ["sh", "-c", TELL])
     until(lambda: launcher.stdout().count("own=") == 2 * len(hosts) or not launcher.running)
     told = sorted(launcher.stdout().splitlines())
-    home = "/home/mpiuser" if play is trainer else "/root"
+    home = "/home/mpiuser" if play is trainer else "/home/mpi"
     assert told == [
         f"{rank} {pod.hostname} {pod.hostname} own=host "
         f"both={'launcher' if pod is launcher else 'host'} nccl=all home={home}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import pages
+from tests.manifests import examples
 from tests.pods import images
 from tests.pods.indexed import play_indexed_job, play_jobset
 from tests.pods.network import Link
@@ -25,16 +25,10 @@ NAMES = [QUICK, *(pytest.param(n, marks=pytest.mark.full) for n in images.NAMES 
 
 
 def job(cluster: Cluster, image: Image, **env: str) -> list[Pod]:
-    """The page's Job with two pods of one slot, started; `env` replaces variables of all pods."""
-    manifests = pages.manifests("indexed-job")
-    (container,) = manifests[1]["spec"]["template"]["spec"]["containers"]
-    smaller = {"MPIBOOT_REPLICAS": "2", "MPIBOOT_SLOTS": "1"}
-    container["env"] = [
-        *(item for item in container["env"] if item["name"] not in smaller),
-        *({"name": name, "value": value} for name, value in smaller.items()),
-    ]
+    """The example's Job, started; `env` replaces variables of all pods."""
+    manifests = examples.read("jobs/indexed-job.yaml")
     objects = {"train-ssh": KeyPair.make().files()}
-    made = play_indexed_job(cluster, image, manifests, objects, completions=2)
+    made = play_indexed_job(cluster, image, manifests, objects)
     for pod in made:
         pod.spec = replace(pod.spec, env={**pod.spec.env, **env})
         pod.start()
@@ -51,7 +45,7 @@ def test_pod_0_of_an_indexed_job_is_launcher_and_host(
     running(pods)
     enough(pods)
     assert [pod.wait(PATIENCE) for pod in pods] == [0, 0]
-    assert ranks(pods[0].stdout()) == [(0, 2, "train-0"), (1, 2, "train-1")]
+    assert ranks(pods[0].stdout()) == [(rank, 4, f"train-{rank // 2}") for rank in range(4)]
     assert pods[1].stdout() == ""
     said = [" ".join(pod.stderr().split()) for pod in pods]
     assert "role launcher (MPIBOOT_ROLE: pod 0, by JOB_COMPLETION_INDEX)" in said[0]
@@ -112,30 +106,23 @@ def test_torchrun_waits_for_the_name_of_pod_0(cluster: Cluster, rig: None) -> No
     first, second = play_indexed_job(
         cluster,
         image,
-        pages.manifests("torchrun-job"),
+        examples.read("jobs/torchrun.yaml"),
         {},
-        completions=2,
         links=(Link(), Link("net1", "br-data")),
     )
     second.start()
-    until(lambda: "waiting for DNS for trainer-0.trainer (NXDOMAIN)" in second.stderr())
+    until(lambda: "waiting for DNS for train-0.train (NXDOMAIN)" in second.stderr())
     first.start()
     first.publish()
     assert [pod.wait(PATIENCE) for pod in (first, second)] == [0, 7]
     assert first.stdout() == "1 =net1 net1\n"
-    assert "trainer-0.trainer (--rdzv-endpoint) is 10." in second.stderr()
+    assert "train-0.train (--rdzv-endpoint) is 10." in second.stderr()
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", images.NAMES)
 def test_a_jobset(cluster: Cluster, rig: None, name: str) -> None:
-    (manifest,) = pages.manifests("jobset")
-    smaller = {"4": "2", "8": "1"}
-    pod: dict[str, Any] = manifest["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]
-    (container,) = pod["spec"]["containers"]
-    container["args"] = [smaller.get(word, word) for word in container["args"]]
-    played = play_jobset(
-        cluster, my_image(name), manifest, {"train-ssh": KeyPair.make().files()}, workers=2
-    )
-    assert "2 ranks on 2 hosts of train-worker-0-[0-1].train" in run(played)
+    (manifest,) = examples.read("jobs/jobset.yaml")
+    played = play_jobset(cluster, my_image(name), manifest, {"train-ssh": KeyPair.make().files()})
+    assert "4 ranks on 2 hosts of train-worker-0-[0-1].train" in run(played)
     assert [worker.wait(PATIENCE) for worker in played.workers] == [0, 0]

@@ -14,7 +14,7 @@ import yaml  # type: ignore[import-untyped]
 
 from mpiboot.gates import stale_processes
 from mpiboot.kubectl.pods import role_lines
-from tests import pages
+from tests.manifests import examples
 from tests.pods import images
 from tests.pods.api_server import ApiServer
 from tests.pods.ends import FOREVER, PATIENCE, RING, end_line, until
@@ -232,7 +232,7 @@ def test_an_older_operators_agent_is_kept(cluster: Cluster, server: ApiServer) -
 
 
 def test_the_role_of_the_page_is_the_one_that_errors_print() -> None:
-    manifests = pages.manifests("kubectl")
+    manifests = examples.read("kubectl/statefulset.yaml")
     role, binding = (manifests[place] for place in (1, 2))
     printed = list(yaml.safe_load_all("\n".join(role_lines("", "", "train-launcher"))))
     assert [role, binding] == printed
@@ -241,7 +241,7 @@ def test_the_role_of_the_page_is_the_one_that_errors_print() -> None:
 @pytest.mark.full
 def test_the_manifest_of_the_page(cluster: Cluster, server: ApiServer) -> None:
     """Its pods, with the rig's images and program in place of the page's."""
-    account, _, _, statefulset, job = pages.manifests("kubectl")
+    account, _, _, statefulset, job = examples.read("kubectl/statefulset.yaml")
     pod, owner = statefulset["spec"]["template"]["spec"], job["spec"]["template"]["spec"]
     assert owner["serviceAccountName"] == account["metadata"]["name"]
     (worker,), (container,) = pod["containers"], owner["containers"]

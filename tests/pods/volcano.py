@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.pods.manifest import Without, only, play_pod
+from tests.pods.manifest import Without, left_out, only, play_pod
 from tests.pods.oci import PodSpec
 from tests.pods.operator import KeyPair
 from tests.pods.volumes import Files, SubPath
@@ -21,17 +21,21 @@ if TYPE_CHECKING:
 
 
 def play_volcano(
-    cluster: Cluster, image: Image, manifest: dict[str, Any], *, workers: int, ssh_port: int = 22
+    cluster: Cluster, image: Image, manifest: dict[str, Any], *, ssh_port: int = 22
 ) -> Without:
     """The pods of a master and a worker task; ``ssh_port`` is the ssh plugin's argument."""
+    manifest, _ = left_out(manifest)
     job = manifest["metadata"]["name"]
     spec = only(manifest["spec"], "minAvailable", "schedulerName", "plugins", "tasks")
-    plugins = only(spec["plugins"], "mpi", "svc")
+    plugins = only(spec["plugins"], "mpi", "svc", "ssh")
     assert plugins["mpi"] == ["--master=master", "--worker=worker"]
+    (said,) = plugins.get("ssh", ["--ssh-key-file-path=/root/.ssh"])
+    option, _, folder = said.partition("=")
+    assert option == "--ssh-key-file-path"
     tasks = {task["name"]: task for task in spec["tasks"]}
     pods = {
-        name: [f"{job}-{name}-{index}" for index in range(1 if name == "master" else workers)]
-        for name in tasks
+        name: [f"{job}-{name}-{index}" for index in range(task["replicas"])]
+        for name, task in tasks.items()
     }
     hosts = {name: [f"{pod}.{job}" for pod in listed] for name, listed in pods.items()}
     added = {
@@ -46,15 +50,16 @@ def play_volcano(
     keys = {**KeyPair.make().files(), "config": _config(hosts, ssh_port)}
     made = {}
     for name, task in tasks.items():
-        only(task, "name", "replicas", "policies", "template")
+        only(task, "name", "replicas", "template")
         fields = play_pod(task["template"]["spec"])
+        group = task["template"]["spec"].get("securityContext", {}).get("fsGroup")
         master = {"MPI_HOST": ",".join(hosts["worker"])} if name == "master" else {}
         fields["env"] = {**fields.get("env", {}), **added, **master}
         fields["volumes"] = [
             *fields["volumes"],
             Files("/etc/volcano", {**files, **added}),
             # The folder is mounted by subPath: its files are plain ones.
-            *(SubPath(f"/root/.ssh/{file}", text, 0o600) for file, text in keys.items()),
+            *(SubPath(f"{folder}/{file}", text, 0o600, group) for file, text in keys.items()),
         ]
         made[name] = [
             cluster.pod(PodSpec(name=pod, image=image, subdomain=job, **fields))

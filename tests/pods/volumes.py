@@ -108,13 +108,18 @@ class SubPath:
     path: str
     content: str | bytes
     mode: int = 0o644
+    fs_group: int | None = None
 
     def make(self, folder: Path) -> Mount:
         """Writes the file."""
         content = self.content
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.write_bytes(content.encode() if isinstance(content, str) else content)
-        folder.chmod(self.mode)
+        mode = self.mode
+        if self.fs_group is not None:
+            os.chown(folder, 0, self.fs_group)
+            mode |= 0o440
+        folder.chmod(mode)
         return Mount(self.path, str(folder), options=READ_ONLY)
 
 

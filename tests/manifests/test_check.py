@@ -1,0 +1,179 @@
+"""A field that its kind lacks, or of another type, is found: in each kind that examples use."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.manifests import check, shapes
+from tests.manifests.examples import FILES
+from tests.test_docs import below
+
+DOCUMENTS = {
+    (made["apiVersion"], made["kind"]): made for path in FILES for made in check.read(path)
+}
+KINDS = pytest.mark.parametrize("key", sorted(DOCUMENTS), ids="/".join)
+
+
+def changed(key: tuple[str, str]) -> dict[str, Any]:
+    made: dict[str, Any] = copy.deepcopy(DOCUMENTS[key])
+    return made
+
+
+def test_every_row_of_the_table_is_of_a_kind_that_an_example_uses() -> None:
+    assert set(shapes.CUSTOM) <= set(DOCUMENTS)
+
+
+@KINDS
+def test_a_field_that_its_kind_lacks(key: tuple[str, str]) -> None:
+    made = changed(key)
+    inner = made.get("spec", made)
+    inner["noSuchField"] = 1
+    (line,) = check.wrong(made)
+    assert line.startswith(f"{key[1]}: ")
+    assert "noSuchField" in line
+
+
+@KINDS
+def test_a_field_that_its_metadata_lacks(key: tuple[str, str]) -> None:
+    made = changed(key)
+    made["metadata"]["lables"] = {}
+    (line,) = check.wrong(made)
+    assert "lables" in line
+
+
+@KINDS
+def test_a_misspelt_field_deep_inside(key: tuple[str, str]) -> None:
+    """Each of its mappings in turn; where keys are the user's own, none is misspelt."""
+    own = {"nodeSelector", "labels", "annotations", "matchLabels", "data", "requests", "limits"}
+    if key[1] == "Service":
+        own.add("selector")
+    whole = changed(key)
+    places = [item for item in below(whole) if item is not whole]
+    free = [id(item[name]) for item in below(whole) for name in own & set(item)]
+    tried = 0
+    for item in places:
+        if id(item) in free or not item or any(isinstance(name, int) for name in item):
+            continue
+        if set(item) & {"mpi", "svc", "ssh"}:  # Volcano's plugins, by their names
+            continue
+        item["mispelt"] = "x"
+        assert any("mispelt" in line for line in check.wrong(whole)), item
+        del item["mispelt"]
+        tried += 1
+    assert tried or not places or key[1] in {"ServiceAccount", "ConfigMap"}
+    assert check.wrong(whole) == []
+
+
+def mpijob(**spec: object) -> dict[str, Any]:
+    made = changed(("kubeflow.org/v2beta1", "MPIJob"))
+    made["spec"] |= spec
+    return made
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"slotPerWorker": 2}, "spec.slotPerWorker: there is no such field; slotsPerWorker is one"),
+        ({"slotsPerWorker": "2"}, "spec.slotsPerWorker: '2' is not a whole number"),
+        ({"sshAuthMountPath": 2}, "spec.sshAuthMountPath: 2 is not a text"),
+        ({"runLauncherAsWorker": "yes"}, "spec.runLauncherAsWorker: 'yes' is not true or false"),
+        (
+            {"mpiImplementation": "OMPI"},
+            "spec.mpiImplementation: 'OMPI' is none of Intel, MPICH, O",
+        ),
+        ({"runPolicy": ["Running"]}, "spec.runPolicy: ['Running'] is no mapping of fields"),
+        ({"mpiReplicaSpecs": {"Workers": {}}}, "spec.mpiReplicaSpecs.Workers: there is no such fi"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(spec: dict[str, Any], said: str) -> None:
+    (line,) = check.wrong(mpijob(**spec))
+    assert line.startswith(f"MPIJob: {said}")
+
+
+def test_a_list_and_a_pod_template_of_another_type() -> None:
+    volcano = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": "a"}}
+    (line,) = check.wrong({**volcano, "spec": {"tasks": {"name": "x"}}})
+    assert line == "Job: spec.tasks: {'name': 'x'} is no list"
+    (line,) = check.wrong(mpijob(mpiReplicaSpecs={"Worker": {"template": {"spek": {}}}}))
+    assert "spek" in line
+    assert line.startswith("MPIJob: spec.mpiReplicaSpecs.Worker.template")
+
+
+def test_a_built_in_kind_of_an_older_release() -> None:
+    """ResourceClaimTemplate is in resource.k8s.io/v1 since 1.34."""
+    made = changed(("resource.k8s.io/v1", "ResourceClaimTemplate"))
+    assert check.wrong(made, check.OLDEST) == []
+    (line,) = check.wrong(made, "1.33")
+    assert line == "ResourceClaimTemplate: resource.k8s.io/v1 has no schema here"
+
+
+def test_a_kind_that_nobody_knows() -> None:
+    (line,) = check.wrong({"apiVersion": "example.com/v1", "kind": "Job", "metadata": {}})
+    assert line == "Job: example.com/v1 has no schema here"
+
+
+def test_full_schemas_are_asked_where_they_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here one that lacks a field of the own table, and names another one."""
+    spec = {"type": "object", "properties": {"slotsPerHost": {"type": "integer"}}}
+    schema = {"type": "object", "properties": {"spec": spec, "metadata": {}, "kind": {}}}
+    schema["properties"]["apiVersion"] = {}  # type: ignore[index]
+    made = {"group": "kubeflow.org", "version": "v2beta1", "kind": "MPIJob", "schema": schema}
+    (tmp_path / "mpijob.json").write_text(json.dumps(made))
+    assert check.wrong(mpijob()) == []
+    monkeypatch.setenv("MPIBOOT_SCHEMAS", str(tmp_path))
+    assert (
+        "MPIJob: spec.slotsPerWorker: there is no such field; slotsPerHost is one"
+        in check.wrong(mpijob())
+    )
+    full = check.schemas()["kubeflow.org/v2beta1", "MPIJob"]
+    own = {"spec": {"slotsPerHost": int, "other": str}}
+    assert shapes.beyond(own, full) == ["spec.other"]
+    assert shapes.beyond({"spec": {"slotsPerHost": str}}, full) == ["spec.slotsPerHost"]
+
+
+def test_types_that_the_own_table_allows_too_much_of() -> None:
+    enum = {"type": "string", "enum": ["a", "b"]}
+    schema = {
+        "properties": {
+            "one": enum,
+            "many": {"items": enum},
+            "free": {"additionalProperties": enum},
+            "open": {"x-kubernetes-preserve-unknown-fields": True},
+            "pod": {"x-kubernetes-kind": "PodTemplateSpec"},
+        }
+    }
+    full = shapes.from_schema(schema)
+    good = {"one": frozenset("a"), "many": [frozenset("ab")], "open": {"x": int}, "pod": shapes.POD}
+    assert shapes.beyond({**good, "free": shapes.Each(frozenset("b"))}, full) == []
+    bad = {"one": frozenset("ac"), "many": [str], "free": shapes.Each(int), "pod": str}
+    assert shapes.beyond(bad, full) == ["one", "many[]", "free.*", "pod"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [1", "is not YAML: while parsing"),
+        ("", "holds no manifest"),
+        ("- 1\n", "document 1 has no apiVersion and kind"),
+        ("apiVersion: v1\nkind: Pod\n---\nkind: Pod\n", "document 2 has no apiVersion and kind"),
+    ],
+)
+def test_a_file_that_holds_no_manifests(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(check.ManifestError, match=said) as raised:
+        check.read(path)
+    assert str(raised.value).startswith(str(path))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(check.ManifestError, match=r"none\.yaml can't be read: .*No such file"):
+        check.read(tmp_path / "none.yaml")

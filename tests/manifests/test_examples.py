@@ -1,0 +1,125 @@
+"""Every example: its fields, its settings, its commands; how much it may do; who explains it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mpiboot import setting_sources
+from mpiboot.commands.root import cli
+from mpiboot.setting_rows import ROWS
+from tests.manifests import check, shapes
+from tests.manifests.examples import FILES, FOLDER, name_of
+from tests.pages import PAGES, ROOT
+from tests.test_docs import below, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EACH = pytest.mark.parametrize("path", FILES, ids=name_of)
+# What a container of an example may have beyond nothing: sshd's for root, and RDMA's.
+_ADDED = {"IPC_LOCK", "SETGID", "SETUID", "SYS_CHROOT"}
+_IMAGES = {"my-image", "my-worker-image"}
+
+
+def pods(path: Path) -> Iterator[dict[str, Any]]:
+    for document in check.read(path):
+        yield from (item for item in below(document) if "containers" in item)
+
+
+def containers(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    for pod in pods(path):
+        for container in [*pod.get("initContainers", ()), *pod["containers"]]:
+            yield pod, container
+
+
+@EACH
+@pytest.mark.parametrize("version", [check.OLDEST, check.NEWEST])
+def test_nothing_is_wrong_with_an_example(path: Path, version: str) -> None:
+    assert [line for made in check.read(path) for line in check.wrong(made, version)] == []
+
+
+def test_the_own_table_allows_nothing_that_a_full_schema_does_not() -> None:
+    """Of those that MPIBOOT_SCHEMAS names; `test_check` shows what would be found."""
+    for key, full in check.schemas().items():
+        assert shapes.beyond(shapes.CUSTOM.get(key, {}), full) == [], key
+
+
+@EACH
+@pytest.mark.filterwarnings("ignore:.*protected_args.*:DeprecationWarning")
+def test_an_examples_settings_and_commands_are_mpiboots(path: Path) -> None:
+    """Their values can be read; a command line of mpiboot's is one that it takes."""
+    known = {row.variable for row in ROWS}
+    for _, container in containers(path):
+        assert container["image"] in _IMAGES
+        env = {item["name"]: item["value"] for item in container.get("env", ())}
+        assert {name for name in env if name.startswith("MPIBOOT_")} <= known
+        setting_sources.resolve({}, env)
+        command, args = container.get("command"), container.get("args", [])
+        if command is None and not args:  # a Trainer's launcher: the TrainJob has its args
+            assert path.parent.name == "trainer"
+        elif command is None and args[0] in cli.commands:
+            assert refused(args) == ""
+        elif command is None:
+            assert args[0] in {"./train", "mpirun"}
+        elif command[0] == "mpiboot":
+            assert refused([*command[1:], *args]) == ""
+        else:
+            assert command[:2] == ["sh", "-c"]
+
+
+@EACH
+def test_an_example_may_do_no_more_than_it_needs(path: Path) -> None:
+    for pod, container in containers(path):
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+        everybody = pod["securityContext"]
+        assert everybody["seccompProfile"] == {"type": "RuntimeDefault"}
+        own = container["securityContext"]
+        assert own["allowPrivilegeEscalation"] is False
+        assert own["readOnlyRootFilesystem"] is True
+        assert "privileged" not in own
+        assert own["capabilities"]["drop"] == ["ALL"]
+        added = set(own["capabilities"].get("add", ()))
+        assert added <= _ADDED
+        # A capability is of use to root alone; who isn't root is restricted in every way.
+        assert everybody["runAsUser"] == 0 if added else True
+        assert everybody.get("runAsNonRoot", False) == (everybody["runAsUser"] != 0)
+        assert any(mount["mountPath"] == "/tmp" for mount in container["volumeMounts"])
+        token = pod.get("automountServiceAccountToken")
+        uses_api = any(item["name"] == "MPIBOOT_LAUNCH_AGENT" for item in container.get("env", ()))
+        assert token is (None if uses_api else False)
+
+
+@EACH
+def test_a_probe_asks_the_port_that_the_worker_is_told(path: Path) -> None:
+    for _, container in containers(path):
+        if "readinessProbe" in container:
+            env = {item["name"]: item["value"] for item in container["env"]}
+            port = container["readinessProbe"]["tcpSocket"]["port"]
+            assert env["MPIBOOT_SSH_PORT"] == str(port)
+
+
+@EACH
+def test_an_example_is_explained_and_stands_in_the_table(path: Path) -> None:
+    assert path.read_text().startswith("# ")
+    link = f"examples/{name_of(path)})"
+    assert any(link in page.read_text() for page in PAGES if page.parent.name == "how-to")
+    assert (name_of(path), name_of(path)) in rows()
+
+
+def test_the_table_names_no_file_that_is_not_there() -> None:
+    assert sorted(target for _, target in rows()) == [name_of(path) for path in FILES]
+
+
+def rows() -> list[tuple[str, str]]:
+    """The links of the table's first column."""
+    text = (FOLDER / "README.md").read_text()
+    return re.findall(r"^\| \[([^]]+)\]\(([^)]+)\)", text, re.MULTILINE)
+
+
+def test_the_folder_of_full_schemas_is_named_by_a_variable_alone() -> None:
+    for path in (ROOT / "tests/manifests").glob("*.py"):
+        assert path == Path(__file__) or "/shared" not in path.read_text()
