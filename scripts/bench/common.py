@@ -11,12 +11,27 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 # One run of a case: milliseconds by what was measured (a run may tell more than one thing).
 Case = Callable[[], Mapping[str, float]]
+
+
+class Table(Protocol):
+    """What can be printed."""
+
+    title: str
+    reference: str
+    notes: list[str]
+
+    def rows(self) -> list[dict[str, object]]:
+        """One record for each thing that was measured."""
+
+    def table(self) -> str:
+        """The same for people."""
 
 
 @dataclass
@@ -63,17 +78,22 @@ class Results:
             times = [f"{row[f'{key}_{unit}']} {unit}" for key in ("median", "min", "max")]
             more = f"{row[f'more_{unit}']:+} {unit}"
             lines.append((str(row["case"]), *times, str(row["runs"]), f"{row['ratio']}x", more))
-        widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
-        text = "".join(
-            "  ".join(
-                cell.ljust(width) if at == 0 else cell.rjust(width)
-                for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-            )
-            + "\n"
-            for line in lines
-        )
+        text = aligned(lines)
         notes = "".join(f"  {note}\n" for note in self.notes)
         return f"{self.title} (ratios to: {self.reference})\n{text}{notes}"
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Put cells below each other: the first of a line to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "".join(
+        "  ".join(
+            cell.ljust(width) if at == 0 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        + "\n"
+        for line in lines
+    )
 
 
 def arguments(description: str, *, runs: int) -> argparse.Namespace:
@@ -99,7 +119,7 @@ def interleave(results: Results, cases: Mapping[str, Case], runs: int) -> None:
             print(f"# {number}/{runs} {shown}", file=sys.stderr, flush=True)
 
 
-def show(results: Sequence[Results], *, as_json: bool) -> None:
+def show(results: Sequence[Table], *, as_json: bool) -> None:
     """Print everything."""
     if not as_json:
         print("\n".join(item.table() for item in results))
