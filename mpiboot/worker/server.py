@@ -143,13 +143,14 @@ class WorkerServer:
             "MPIBOOT_TERMINATION_LOG": os.devnull,
         }
         self.helpers.add(process.start(write_scripts(setup.folder, FACTS), environ))
-        if running.kind is SshKind.OPENSSH and executables.find("ssh", environ.get("PATH", "")):
-            self._prove(environ)
+        ssh = executables.find("ssh", environ.get("PATH", ""))
+        if running.kind is SshKind.OPENSSH and ssh:
+            self._prove(ssh, environ)
 
-    def _prove(self, environ: Mapping[str, str]) -> None:
+    def _prove(self, ssh: str, environ: Mapping[str, str]) -> None:
         """Log in to ourselves: what facts can't tell (PAM, sandboxes, user namespaces) shows."""
         setup = self._setup
-        argv = openssh.login(setup)
+        argv = openssh.login(ssh, setup)
         lines = ChildOutput(self._loop, lambda line: log.debug("sshd", f"login: {line}"))
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         pid = process.start(argv, environ, stdin=null, stdout=lines.writer, stderr=lines.writer)

@@ -85,6 +85,19 @@ def test_an_option_is_written_only_for_a_build_that_knows_it(tmp_path: Path) -> 
     assert "ClientAliveInterval 0\n" in text
 
 
+@pytest.mark.skipif(not shutil.which("ssh"), reason="no ssh")
+def test_the_test_login_takes_the_cheap_key_exchange_where_the_build_has_it(tmp_path: Path) -> None:
+    own, older = str(shutil.which("ssh")), tmp_path / "ssh"
+    older.write_bytes(b"curve25519-sha256")
+    setup = serving(USER, tmp_path, "127.0.0.1", 2222, 0)
+
+    line = openssh.login(own, setup)
+
+    shown = subprocess.run([*line[:-2], "-G", line[-2]], capture_output=True, text=True, check=True)
+    assert "\nkexalgorithms ecdh-sha2-nistp256\n" in shown.stdout
+    assert not any("Kex" in word for word in openssh.login(str(older), setup))
+
+
 @pytest.mark.skipif(not shutil.which("sshd", path="/usr/sbin"), reason="no sshd")
 def test_the_installed_sshd_accepts_the_configuration(tmp_path: Path) -> None:
     folder = tmp_path / "with blank"
