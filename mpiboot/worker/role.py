@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from mpiboot import log
@@ -23,7 +24,7 @@ from mpiboot.system import files, process
 from mpiboot.worker import launchers, saving
 from mpiboot.worker.launchers import Launchers
 from mpiboot.worker.server import WorkerServer
-from mpiboot.worker.setup import ENDING, settle
+from mpiboot.worker.setup import ENDING, gather_facts, settle, write_scripts
 
 _PASSED_ON: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT)
 _SIGNALS: Final = (signal.SIGCHLD, *ENDING, *_PASSED_ON)
@@ -80,6 +81,7 @@ class _WorkerProcess:
         setup: WorkerSetup,
         loop: process.SignalLoop,
     ) -> None:
+        self._gather = partial(gather_facts, resolved, setup)
         self._grace = resolved.settings.grace
         self._stop_signal = resolved.settings.stop_signal
         self._program = program
@@ -87,6 +89,7 @@ class _WorkerProcess:
         self._loop = loop
         text, left = sessions.environment(setup.environ)
         files.write_private(setup.folder / sessions.ENVIRONMENT, text)
+        write_scripts(setup.folder)
         if left:
             names = ", ".join(sorted(left))
             log.warning("environment", f"not given to the ranks, as no shell can set it: {names}")
@@ -127,8 +130,10 @@ class _WorkerProcess:
         # Children are reaped at every turn: cheap, and no signal can be missed.
         for pid, status in reap():
             self._child_ended(pid, status)
-        if self._server.listens_now() and self._program and not self._program_pid:
-            self._program_pid = process.start(self._program, self._setup.environ)
+        if self._server.listens_now():
+            self._start_gathering()
+            if self._program and not self._program_pid:
+                self._program_pid = process.start(self._program, self._setup.environ)
         self._sessions.step()
         self._leave()
         if self._save_until is not None and self._save_until <= time.monotonic():
@@ -137,6 +142,13 @@ class _WorkerProcess:
         if self._kill_at is not None and self._kill_at <= time.monotonic():
             self._kill_at = None
             self._send(signal.SIGKILL)
+
+    def _start_gathering(self) -> None:
+        """Let the facts be gathered: only once it listens, so that this delays nobody."""
+        try:
+            self._helpers.add(self._loop.fork(self._gather))
+        except OSError as why:
+            log.warning("facts", f"no launcher can know this pod's facts: {why.strerror}")
 
     def _hear(self, line: bytes) -> None:
         """Take in what a launcher tells of itself."""

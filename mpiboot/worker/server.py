@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Final
 
 from mpiboot import executables, log
 from mpiboot.choices import AUTO, Auto
@@ -24,14 +22,11 @@ from mpiboot.ssh_server.child import ChildOutput, SshServer
 from mpiboot.ssh_server.openssh import WorkerSetup
 from mpiboot.ssh_server.sessions import Sessions
 from mpiboot.system import files, process
-from mpiboot.worker.setup import embedded_argv, write_scripts
-
-# What observes this pod for the launcher; run after sshd listens, so that it delays nobody.
-FACTS: Final = ("from mpiboot.cli import main; main()", "facts", "--write")
+from mpiboot.worker.setup import embedded_argv
 
 
 class WorkerServer:
-    """The SSH server of a worker, and what is started once it listens."""
+    """The SSH server of a worker, and the login that tries it once it listens."""
 
     def __init__(
         self,
@@ -42,7 +37,7 @@ class WorkerServer:
     ) -> None:
         """Start nothing yet; ``wanted`` is the setting ``sshd``."""
         self.running: SshServer | None = None
-        self.helpers: set[int] = set()  # what gathers facts, and a login
+        self.helpers: set[int] = set()  # a login
         self._asked = None if wanted is AUTO else wanted  # None: whichever can serve
         self._setup = setup
         self._loop = loop
@@ -54,7 +49,7 @@ class WorkerServer:
         self._reason = ""  # why the running server is the embedded one
 
     def listens_now(self) -> bool:
-        """Whether it has begun to listen since this was asked last; then helpers are started."""
+        """Whether it has begun to listen since this was asked last; then it is tried."""
         running = self.running
         if running is None or not running.listening or running is self._told:
             return False
@@ -122,7 +117,7 @@ class WorkerServer:
         self.running = SshServer(SshKind.EMBEDDED, argv, setup.environ, self._loop)
 
     def _listens(self, running: SshServer) -> None:
-        """Tell that it listens, and start what waited for it."""
+        """Tell that it listens, and try it."""
         setup = self._setup
         because = self._reason if running.kind is SshKind.EMBEDDED else ""
         state = WorkerState(os.getpid(), running.kind.value, setup.address, setup.port, because)
@@ -136,24 +131,19 @@ class WorkerServer:
             address=setup.address,
             port=setup.port,
         )
-        # What the helpers below meet is never the reason why this container ended.
-        environ = {
-            **setup.environ,
-            "MPIBOOT_WORKER_DIR": str(setup.folder),
-            "MPIBOOT_TERMINATION_LOG": os.devnull,
-        }
-        self.helpers.add(process.start(write_scripts(setup.folder, FACTS), environ))
-        ssh = executables.find("ssh", environ.get("PATH", ""))
+        ssh = executables.find("ssh", setup.environ.get("PATH", ""))
         if running.kind is SshKind.OPENSSH and ssh:
-            self._prove(ssh, environ)
+            self._prove(ssh)
 
-    def _prove(self, ssh: str, environ: Mapping[str, str]) -> None:
+    def _prove(self, ssh: str) -> None:
         """Log in to ourselves: what facts can't tell (PAM, sandboxes, user namespaces) shows."""
         setup = self._setup
         argv = openssh.login(ssh, setup)
         lines = ChildOutput(self._loop, lambda line: log.debug("sshd", f"login: {line}"))
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        pid = process.start(argv, environ, stdin=null, stdout=lines.writer, stderr=lines.writer)
+        pid = process.start(
+            argv, setup.environ, stdin=null, stdout=lines.writer, stderr=lines.writer
+        )
         os.close(null)
         lines.started()
         self._login = (pid, lines)

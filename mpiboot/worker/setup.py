@@ -11,13 +11,13 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from mpiboot import log
-from mpiboot.errors import error
+from mpiboot.errors import MpibootError, error
 from mpiboot.model import Decision, Source
 from mpiboot.observe import pod, worker_state
 from mpiboot.setting_sources import Resolved
@@ -29,6 +29,7 @@ from mpiboot.worker import profile_script
 
 FACTS_FILE: Final = "facts.json"
 LOOK: Final = "look"  # a script that writes the facts anew
+_FACTS: Final = "from mpiboot.cli import main; main()"
 PAIRS: Final = "pairs"  # a script that dials other workers
 # Signals that end a worker.
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
@@ -125,17 +126,26 @@ def embedded_argv(setup: WorkerSetup) -> list[str]:
     )
 
 
-def write_scripts(folder: Path, gather: Sequence[str]) -> list[str]:
-    """Write what a launcher may start here; the argv that gathers the facts.
-
-    ``gather`` is that statement for this interpreter, and its arguments.
-    """
-    statement, *arguments = gather
-    facts = process.python(statement, *arguments, str(folder / FACTS_FILE))
-    # Where something of the data network is still to come.
-    again = f"MPIBOOT_TERMINATION_LOG={os.devnull} exec {shlex.join(facts)}\n"
-    files.write_private(folder / LOOK, again)
+def write_scripts(folder: Path) -> None:
+    """Write what a launcher may start here."""
+    argv = process.python(_FACTS, "facts", "--write", str(folder / FACTS_FILE))
+    # Where something of the data network is still to come. What it meets is never the reason why
+    # this container ended.
+    look = f"MPIBOOT_TERMINATION_LOG={os.devnull} exec {shlex.join(argv)}\n"
+    files.write_private(folder / LOOK, look)
     program = str(Path(__file__).with_name("pairs.py"))
     dials = shlex.join([sys.executable, "-I", "-S", program])
     files.write_private(folder / PAIRS, f'exec {dials} "$@"\n')
-    return facts
+
+
+def gather_facts(resolved: Resolved, setup: WorkerSetup) -> None:
+    """Observe this pod for the launcher; for a child, which says itself what goes wrong."""
+    from mpiboot import error_report, facts  # noqa: PLC0415 - not for the process that stays
+
+    environ = {**setup.environ, "MPIBOOT_WORKER_DIR": str(setup.folder)}
+    try:
+        facts.run(resolved, environ, as_json=False, path=str(setup.folder / FACTS_FILE))
+    except MpibootError as wrong:
+        error_report.say(wrong)
+    except Exception as wrong:  # noqa: BLE001 - a copy of the worker has no other boundary
+        error_report.say(error_report.bug(wrong))

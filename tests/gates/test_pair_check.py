@@ -25,8 +25,6 @@ from tests.fakes.workers import eth0, without_facts, worker
 if TYPE_CHECKING:
     from mpiboot.ssh_client.dialogue import Connection
 
-FACTS = ("pass",)
-
 
 class Talk:
     """One command's lines."""
@@ -76,7 +74,7 @@ class Local:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_scripts(tmp_path, FACTS)
+    write_scripts(tmp_path)
     return tmp_path
 
 

@@ -238,3 +238,21 @@ def test_what_a_loop_has_forgotten_wakes_it_no_more() -> None:
     os.close(reader)
     os.close(writer)
     assert called == [1]
+
+
+def test_a_copy_does_its_work_with_signals_of_its_own() -> None:
+    loop = process.SignalLoop((signal.SIGTERM,))
+    here = os.getpid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        done = loop.fork(lambda: os._exit(0 if os.getpid() != here else 3))
+        ended = loop.fork(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        failed = loop.fork(lambda: sys.exit("never printed"))
+        found = [exit_status(os.waitpid(pid, 0)[1]) for pid in (done, ended, failed)]
+        assert found == [0, 128 + signal.SIGTERM, 1]
+        assert loop.wait(0) == ()  # the signal to the copy was not this process's
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+        os.kill(here, signal.SIGTERM)
+        assert loop.wait(30) == (signal.SIGTERM,)
+    finally:
+        loop.close()

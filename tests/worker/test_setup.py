@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -184,10 +185,13 @@ def test_what_is_settled_is_told_with_its_reason(
 
 
 def test_launchers_find_a_look_and_a_program_that_dials_others(tmp_path: Path) -> None:
-    argv = setup.write_scripts(tmp_path, ("print(1)", "facts", "--write"))
-    assert argv[-3:] == ["facts", "--write", str(tmp_path / setup.FACTS_FILE)]
+    setup.write_scripts(tmp_path)
     look, pairs = tmp_path / "look", tmp_path / "pairs"
-    assert look.read_text() == f"MPIBOOT_TERMINATION_LOG=/dev/null exec {shlex.join(argv)}\n"
+    quiet, word, *argv = shlex.split(look.read_text())
+    assert (quiet, word) == ("MPIBOOT_TERMINATION_LOG=/dev/null", "exec")
+    assert argv[-3:] == ["facts", "--write", str(tmp_path / setup.FACTS_FILE)]
+    subprocess.run(argv, check=True)
+    assert json.loads((tmp_path / setup.FACTS_FILE).read_text())["hostname"]
     program = Path(setup.__file__).with_name("pairs.py")
     assert pairs.read_text() == f'exec {sys.executable} -I -S {program} "$@"\n'
     assert {stat.S_IMODE(path.stat().st_mode) for path in (look, pairs)} == {0o600}
