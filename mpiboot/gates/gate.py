@@ -31,6 +31,7 @@ from mpiboot.observe import links
 from mpiboot.observe.dns import Resolver
 from mpiboot.settings import Settings
 from mpiboot.ssh_client.attempt import LoginTimeouts
+from mpiboot.ssh_client.kept import KeptConnections
 from mpiboot.wording import counted
 
 __all__ = ["Access", "GateResult", "look", "wait"]
@@ -71,6 +72,7 @@ async def wait(
     mpirun: str = "",
     pairs: PairCheck | None = None,
     reached: list[Worker] | None = None,
+    kept: KeptConnections | None = None,
 ) -> GateResult:
     """Wait until every host resolves and answers over SSH, or until one never will.
 
@@ -86,6 +88,7 @@ async def wait(
         mpirun: path of the mpirun that every host is asked for, where the line names one.
         pairs: has hosts that are ready dial each other; its findings are the caller's to ask for.
         reached: gets the hosts that were ready when this ended, in whatever way.
+        kept: takes over the logins, which stay open.
 
     Raises:
         MpibootError: ``ssh-denied``, ``host-key-differs``, ``ssh-key`` or ``hostfile-invalid`` as
@@ -105,6 +108,7 @@ async def wait(
         limits=limits,
         mpirun=mpirun,
         pairs=pairs,
+        kept=kept,
     )
     work: set[asyncio.Future[Any]] = set()
     if any(not pipelines.is_own_name(host) for host in hosts):

@@ -29,6 +29,7 @@ from mpiboot.observe.dns_answers import NoAddress
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import tcp
 from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh_client.kept import KeptConnections
 
 if TYPE_CHECKING:
     from mpiboot.ssh_client.login import Login
@@ -58,7 +59,9 @@ class Pipelines:
         once: bool = False,
         mpirun: str = "",
         pairs: PairCheck | None = None,
+        kept: KeptConnections | None = None,
     ) -> None:
+        self._kept = kept
         self._pairs = pairs if pairs is not None and pairs.wanted else None
         self._settings = settings
         self._access = access
@@ -98,6 +101,7 @@ class Pipelines:
             host_key=self._access.host_key,
             mode=self._settings.host_keys,
             limits=self._limits,
+            kept=self._kept,
         )
 
     def is_own_name(self, host: Host) -> bool:

@@ -1,8 +1,9 @@
 """The parent's child: waits for the hosts, makes the plan and its files, hands over, and ends.
 
-It has all that mpiboot is made of in its memory, and is gone when mpirun runs. Where it fails, or
-the parent passes on a signal that ends the launcher, it tells the workers that it has reached; the
-parent gives it a moment for that, and ends it by SIGKILL.
+It has all that mpiboot is made of in its memory, and is gone when mpirun runs; where it is to carry
+the launch agents' sessions, it stays, as mpiboot's own SSH client. Where it fails, or the parent
+passes on a signal that ends the launcher, it tells the workers that it has reached; the parent
+gives it a moment for that, and ends it by SIGKILL.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import signal
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from mpiboot import error_report, executables, log, render
 from mpiboot.errors import MpibootError, error
@@ -31,6 +33,10 @@ from mpiboot.model import Finding, Level
 from mpiboot.parent import launch_spec, preparation
 from mpiboot.parent.signals import ENDING, SIGNALS
 from mpiboot.setting_sources import Resolved, resolve
+from mpiboot.system import files
+
+if TYPE_CHECKING:
+    from mpiboot.ssh_client.staying import StayingClient
 
 
 def main(given: str, *program: str) -> NoReturn:
@@ -44,6 +50,7 @@ def main(given: str, *program: str) -> NoReturn:
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     before = dict(os.environ)
+    client: StayingClient | None = None
     values = json.loads(given)
     part = not (values["attempt"] or values["script"])  # of a job: what comes next isn't known
     try:
@@ -55,7 +62,9 @@ def main(given: str, *program: str) -> NoReturn:
             result = script_gate.prepare(resolved, program, parent, loop, reached)
         else:
             attempt = values["attempt"]
-            result = prepare(resolved, program, before, parent, loop, reached, attempt=attempt)
+            result, client = prepare(
+                resolved, program, before, parent, loop, reached, attempt=attempt
+            )
     except EndedBySignal as told:
         result = preparation.by_signal(told.number)
     except MpibootError as wrong:
@@ -68,6 +77,8 @@ def main(given: str, *program: str) -> NoReturn:
     if isinstance(result, launch_spec.Failure):
         loop.run_last(reached.tell(result, goes_on=part))
         os._exit(0)
+    if client is not None:  # the thread ends this process
+        loop.run_last(client.serve())
     # To end is work, for the memory that this process has, and mpirun is to start first.
     _end_with_the_parent()
 
@@ -101,8 +112,11 @@ def prepare(
     reached: ReachedWorkers,
     *,
     attempt: str,
-) -> launch_spec.LaunchSpec:
+) -> tuple[launch_spec.LaunchSpec, StayingClient | None]:
     """Wait, decide, and write the files of a launch.
+
+    Returns:
+        The launch, and what this process is to serve while that runs.
 
     Args:
         resolved: the settings.
@@ -147,12 +161,27 @@ def prepare(
     env = made.environment(environ) | {launch_spec.MARK: paths.launch_dir}
     # A launch inside a launch is part of it.
     env.setdefault(launch_spec.JOB_MARK, stale_processes.new_mark(pod.job))
-    spec = launch.spec(before, env, launch.write_client(parent), attempt=attempt)
-    spec = replace(spec, earlier=earlier)
+    client = _stay(launch, seen, parent)
+    words = () if client else launch.write_client(parent)
+    spec = launch.spec(before, env, words, attempt=attempt)
+    spec = replace(spec, earlier=earlier, client_stays=client is not None)
     log.info(
         "start", f"starting {render.command(made.argv)}", argv=list(masking.masked_words(made.argv))
     )
-    return spec
+    return spec, client
+
+
+def _stay(
+    launch: launch_folder.Launch, seen: observation.Observation, parent: int
+) -> StayingClient | None:
+    """Make this process the agents' SSH client, where the gate has kept its logins for that."""
+    config = launch.client_config(parent) if seen.kept is not None else None
+    if config is None or seen.kept is None:
+        return None
+    from mpiboot.ssh_client.staying import StayingClient  # noqa: PLC0415 - few launches need it
+
+    with files.writing():
+        return StayingClient(Path(launch.where.launch_dir), config, seen.kept)
 
 
 def _stop_on_pairs(loop: ChildLoop, seen: observation.Observation, made: plans.Plan) -> None:

@@ -26,6 +26,7 @@ from mpiboot.network.control import launcher_addresses
 from mpiboot.observe.dns import read_resolv_conf
 from mpiboot.parent import launch_spec
 from mpiboot.setting_sources import Resolved
+from mpiboot.ssh_client import start as client_start
 from mpiboot.system import files, keys, tmpdir
 
 _LAUNCH: Final = "launch"
@@ -159,11 +160,20 @@ class Launch:
         Raises:
             MpibootError: ``runtime-folder``.
         """
+        config = self.client_config(parent)
+        return client_start.write(Path(self.where.launch_dir), config) if config else ()
+
+    def client_config(self, parent: int) -> client_start.ClientConfig | None:
+        """Say what mpiboot's own SSH client is told, where the agents need it.
+
+        Raises:
+            MpibootError: ``settings-conflict``; too few files may be open.
+        """
         if self.plan.user_agent or not self.plan.daemons or not self.observed.own_client:
-            return ()
+            return None
         if self.key is None:
-            return ()
-        return self.logins(self.key).write_client(parent, len(self.plan.daemons))
+            return None
+        return self.logins(self.key).client_config(parent, len(self.plan.daemons))
 
     def spec(
         self,

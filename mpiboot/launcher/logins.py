@@ -140,15 +140,15 @@ class Logins:
         seen = tuple(evidence.baseline(item, item.host.name, "") for item in workers)
         files.write_private(self.folder / evidence.FILE, evidence.to_json(seen))
 
-    def write_client(self, parent: int, most: int) -> tuple[str, ...]:
-        """Write what mpiboot's own SSH client reads; give its command line.
+    def client_config(self, parent: int, most: int) -> client_start.ClientConfig:
+        """Say what mpiboot's own SSH client is told.
 
         Args:
             parent: the process with which it ends.
             most: how many hosts it may serve at once.
 
         Raises:
-            MpibootError: ``settings-conflict``; too few files may be open. ``runtime-folder``.
+            MpibootError: ``settings-conflict``; too few files may be open.
         """
         short = client_start.short_of_files(most, open_files.most())
         if short:
@@ -165,7 +165,7 @@ class Logins:
             )
             for name, worker in self.hosts.items()
         )
-        config = client_start.ClientConfig(
+        return client_start.ClientConfig(
             hosts=hosts,
             key=str(self.folder / launch_spec.KEY),
             patience=sshconfig.patience(self.settings.ssh_keepalive, self.user_args),
@@ -173,4 +173,3 @@ class Logins:
             errors=str(self.folder / "stderr"),
             parent=parent,
         )
-        return client_start.write(self.folder, config)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mpiboot import executables, facts, host_shell, log
-from mpiboot.choices import AUTO
+from mpiboot.choices import AUTO, Switch
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, job_hostfile, master_port, recheck, stale_processes
@@ -23,12 +23,13 @@ from mpiboot.job.rank_env import Meeting
 from mpiboot.job.user_line import UserLine
 from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access
-from mpiboot.model import Finding, Level, Mpi, PodFacts, Worker
+from mpiboot.model import Decision, Finding, Level, Mpi, PodFacts, SshKind, Worker
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import Dialled
 from mpiboot.observe import host_sources, programs
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import config as sshconfig
+from mpiboot.ssh_client.kept import KeptConnections
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Observation:
 
     ``already_said`` are the plan's findings that were said before any host was waited for.
     ``pairs`` is to be asked for what workers find when they dial each other, which is ``dialled``
-    where it was.
+    where it was. ``kept`` has the logins that stay open for the launch agents.
     """
 
     observed: plans.Observed
@@ -45,6 +46,7 @@ class Observation:
     warnings: tuple[Finding, ...]
     already_said: tuple[Finding, ...] = ()
     pairs: PairCheck | None = None
+    kept: KeptConnections | None = None
     dialled: tuple[Dialled, ...] = ()
 
 
@@ -67,6 +69,7 @@ async def wait(
     already_said = _tell_at_once(launcher, found, mpi, line)
     follow = job_hostfile.HostfileFollower(found)
     pairs, to = _pairs(launcher), access(launcher)
+    kept = _kept(launcher)
     passed = await gate.wait(
         found.hostfile.hosts,
         _rest(launcher),
@@ -76,6 +79,7 @@ async def wait(
         mpirun=line.daemons_mpirun,
         pairs=pairs,
         reached=reached,
+        kept=kept,
     )
     found = follow.found
     await stale_processes.end(passed.workers, launcher.job, _rest(launcher), to)
@@ -87,7 +91,7 @@ async def wait(
     )
     passed = dataclasses.replace(passed, workers=workers)
     seen = _observation(launcher, found, passed, mpi, line, own.result(), networks)
-    return dataclasses.replace(seen, already_said=already_said, pairs=pairs)
+    return dataclasses.replace(seen, already_said=already_said, pairs=pairs, kept=kept)
 
 
 def _tell_at_once(
@@ -160,6 +164,24 @@ def _pairs(launcher: LauncherPod) -> PairCheck:
     return PairCheck(settings.pair_check, settings.port_range)
 
 
+def _client(launcher: LauncherPod) -> Decision:
+    """Choose what the launch agents use."""
+    return launcher.chosen or sshconfig.client(
+        launcher.resolved.settings.ssh_client,
+        launcher.resolved.given["ssh_client"].source,
+        executables.find("ssh", launcher.environ.get("PATH", "")) or "",
+        launcher.identity,
+    )
+
+
+def _kept(launcher: LauncherPod) -> KeptConnections | None:
+    """Keep the gate's logins where mpiboot's own client stays beside mpirun."""
+    settings = launcher.resolved.settings
+    if _client(launcher).value != SshKind.EMBEDDED or settings.supervise is not Switch.ON:
+        return None
+    return KeptConnections(sshconfig.patience(settings.ssh_keepalive, sshconfig.UserArgs()))
+
+
 def _own_facts(launcher: LauncherPod) -> tuple[PodFacts, int | None]:
     """Gather this pod's facts, and count its out-of-memory kills as a worker's are counted."""
     found = facts.gather(launcher.resolved, launcher.environ, sshd="", pid=launcher.pid, mpi=None)
@@ -203,13 +225,7 @@ def _observation(
         line=line,
         own=own[0],
         own_oom_kills=own[1],
-        client=launcher.chosen
-        or sshconfig.client(
-            launcher.resolved.settings.ssh_client,
-            launcher.resolved.given["ssh_client"].source,
-            executables.find("ssh", launcher.environ.get("PATH", "")) or "",
-            launcher.identity,
-        ),
+        client=_client(launcher),
         mpi_ipv6=programs.has_ipv6(mpi, launcher.environ) if ipv6 else None,
         networks=networks,
     )

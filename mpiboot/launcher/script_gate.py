@@ -132,4 +132,7 @@ def _write(
     shims.link_ssh(logins.folder / _BIN)
     if own:
         log.info("script", f"its ssh is mpiboot's own client: {kind.because}")
-    return logins.write_client(parent, len(passed.workers) * _SESSIONS) if own else ()
+    if not own:
+        return ()
+    served = logins.client_config(parent, len(passed.workers) * _SESSIONS)
+    return client_start.write(logins.folder, served)

@@ -4,19 +4,23 @@ An agent tells that it was started, that its ssh is connected and how it ended. 
 tells nothing: its process is watched too.
 """
 
+# pathlib, and what it imports, costs the parent a megabyte for nothing.
+# ruff: noqa: PTH108
 from __future__ import annotations
 
 import os
 import signal
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Final
 
 from mpiboot import log
 from mpiboot.parent.events import AgentConnected, AgentEnded, AgentStarted, Event
-from mpiboot.parent.launch_spec import EVENTS
+from mpiboot.parent.launch_spec import EVENTS, REQUESTS
 from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.os_calls import last_words, open_fifo, process_handle
+from mpiboot.parent.signals import name
 
 _KILLED: Final = -signal.SIGKILL
 # An mpirun that gives up kills its agents: the one whose ssh has ended by itself comes first.
@@ -51,6 +55,7 @@ class Agents:
         self._feed = feed
         self._handles: dict[int, int] = {}
         self._ssh: dict[int, int] = {}  # the pid of each agent's ssh
+        self._carried: set[int] = set()  # agents whose sessions are the SSH client's own
         self._gone: dict[int, tuple[str, float]] = {}
         self._rest = b""
         self._fifo = -1
@@ -63,6 +68,16 @@ class Agents:
     def ignore(self) -> None:
         """Empty the FIFO from now on: the agents of those that ask the workers are no news."""
         self._loop.on(self._fifo, self._empty)
+
+    def client_ended(self, status: int) -> None:
+        """Say that the process with the agents' sessions is gone; later agents wait for nobody."""
+        code = os.waitstatus_to_exitcode(status)
+        how = f"was killed by {name(-code)}" if code < 0 else f"ended with {code}"
+        memory = "; the launcher's memory limit?" if code == _KILLED else ""
+        said = f"mpiboot's SSH client, which holds the connections to all hosts, {how}{memory}"
+        log.error("killed", said)
+        with suppress(OSError):
+            os.unlink(f"{self._folder}/{REQUESTS}")
 
     def deadlines(self) -> list[float]:
         """Say when ``settle`` has to be called (monotonic clock)."""
@@ -98,23 +113,27 @@ class Agents:
 
     def _told(self, words: list[str]) -> None:
         match words:
-            case ["started", name, pid] if pid.isdigit():
-                self._started(self.host_of(name), int(pid))
+            case ["started", host, pid] if pid.isdigit():
+                self._started(self.host_of(host), int(pid))
             case ["running", _, real, pid] if real.isdigit() and pid.isdigit():
                 self._ssh[int(pid)] = int(real)
-            case ["connected", name, *_]:
-                self._feed(AgentConnected(self.host_of(name)))
-            case ["ended", name, status, pid, *signals] if status.isdigit() and pid.isdigit():
-                self._ended(self.host_of(name), int(pid), int(status), bool(signals))
+            case ["running", _, "-", pid] if pid.isdigit():
+                self._carried.add(int(pid))
+            case ["closed", _, pid] if pid.isdigit():
+                self._session_has_ended(int(pid))
+            case ["connected", host, *_]:
+                self._feed(AgentConnected(self.host_of(host)))
+            case ["ended", host, status, pid, *signals] if status.isdigit() and pid.isdigit():
+                self._ended(self.host_of(host), int(pid), int(status), bool(signals))
             case _:
                 log.debug("agent", f"not understood: {' '.join(words)!r}")
 
-    def host_of(self, name: str) -> str:
+    def host_of(self, called: str) -> str:
         """Find the host that mpirun calls so: some cut names at the first dot."""
-        if name in self._hosts:
-            return name
-        short = [host for host in self._hosts if host.partition(".")[0] == name]
-        return short[0] if len(short) == 1 else name
+        if called in self._hosts:
+            return called
+        short = [host for host in self._hosts if host.partition(".")[0] == called]
+        return short[0] if len(short) == 1 else called
 
     def _started(self, host: str, pid: int) -> None:
         self._feed(AgentStarted(host, pid))
@@ -134,6 +153,9 @@ class Agents:
         if handle is not None:
             self._loop.off(handle)
             os.close(handle)
+        if pid in self._carried:
+            self._gone[pid] = (host, time.monotonic() + _PATIENCE)
+            return
         self._gone[pid] = (host, time.monotonic())
         try:
             ssh = process_handle(self._ssh.pop(pid))
@@ -142,13 +164,18 @@ class Agents:
         if ssh is None:
             return
         self._gone[pid] = (host, time.monotonic() + _PATIENCE)
-        self._loop.on(ssh, lambda: self._ssh_has_gone(host, pid, ssh))
+        self._loop.on(ssh, lambda: self._ssh_has_gone(pid, ssh))
 
-    def _ssh_has_gone(self, host: str, pid: int, handle: int) -> None:
+    def _ssh_has_gone(self, pid: int, handle: int) -> None:
         self._loop.off(handle)
         os.close(handle)
+        self._session_has_ended(pid)
+
+    def _session_has_ended(self, pid: int) -> None:
+        """Take note that a session has ended by itself: its agent is not waited for any more."""
+        self._carried.discard(pid)
         if pid in self._gone:
-            self._gone[pid] = (host, time.monotonic())
+            self._gone[pid] = (self._gone[pid][0], time.monotonic())
 
     def _ended(self, host: str, pid: int, status: int, signalled: bool) -> None:  # noqa: FBT001
         words = last_words(f"{self._folder}/stderr/{host}") if status else ()

@@ -16,6 +16,8 @@ from mpiboot.choices import LogFormat, LogLevel
 # The descriptor on which the child that prepares a launch hands its result over: one line.
 RESULT: Final = 3
 EVENTS: Final = "events"
+# The FIFO on which agents ask the SSH client that stays.
+REQUESTS: Final = "requests"
 # What mpirun writes on request: which rank is where.
 PLACEMENT: Final = "placement"
 # The launch's copy of the job's key, in its folder, and the variable by which a script that tells
@@ -107,6 +109,7 @@ class LaunchSpec:
     answers, 0 for never. ``left_to_mpirun`` are the remote hosts of the hostfile where only mpirun
     knows which of them get ranks. ``exit_codes`` where mpiboot asked mpirun for every rank's exit
     code, so that those lines are not the user's. ``remote`` is what the agents run: ssh or kubectl.
+    ``client_stays`` where the process that prepared the launch stays as its SSH client.
     """
 
     argv: tuple[str, ...]
@@ -133,6 +136,7 @@ class LaunchSpec:
     connect_check: float = 0.0
     exit_codes: bool = False
     remote: str = "ssh"
+    client_stays: bool = False
 
     @property
     def one_rank_each(self) -> tuple[str, ...]:

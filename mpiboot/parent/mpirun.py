@@ -80,6 +80,7 @@ class Mpirun:
         self.spec = spec
         self.folder = spec.folder
         self.child = 0
+        self.client = 0  # the process that has the agents' sessions, where that is ours too
         self.verdict: Verdict | None = None
         self._environ = environ
         self._loop = loop
@@ -269,6 +270,8 @@ class Mpirun:
 
     def _reap(self) -> None:
         for pid, status in reap():
+            if pid == self.client:
+                self._agents.client_ended(status)
             if pid != self.child:
                 continue
             self._agents.read()  # what was told before mpirun ended comes before its end

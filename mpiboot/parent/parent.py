@@ -54,6 +54,7 @@ class Parent:
         self._loop = EventLoop()
         self._signals = Signals()
         self._client = 0  # mpiboot's own SSH client
+        self._preparation: Preparation | None = None  # whose child is that client
         self._told = 0  # the signal that said that this process is to end
 
     def launch(self, pid: int, reader: int) -> int:
@@ -128,6 +129,8 @@ class Parent:
         if self._client:
             send([self._client], signal.SIGTERM)
             wait_gone([self._client])
+        if self._preparation:
+            self._preparation.wait_for_child()
 
     def stay(self) -> int:
         """Keep the pod alive for `kubectl exec` until a signal comes; give the exit code."""
@@ -139,6 +142,9 @@ class Parent:
     def _run(self, spec: LaunchSpec, preparation: Preparation) -> int:
         """Start mpirun, wait for its end, and tell how it ended."""
         mpirun = Mpirun(spec, os.environ, self._loop, self._signals, self._stderr)
+        if spec.client_stays:
+            self._preparation = preparation
+            mpirun.client = preparation.pid
         shell: guard.GuardShell | None = None
         try:
             if spec.client:  # without a mark: it lives until the workers were asked or told
@@ -157,7 +163,8 @@ class Parent:
             verdict = not_startable(spec.argv[0], wrong.strerror or str(wrong))
             return self._ended(spec, verdict)
         finally:
-            preparation.let_child_end()
+            if not spec.client_stays:
+                preparation.let_child_end()
         try:
             verdict = mpirun.result()
             self._loop.on(self._signals.handle, self._note_signals)

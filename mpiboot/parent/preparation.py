@@ -59,7 +59,7 @@ class Preparation:
 
     def __init__(self, pid: int, reader: int, loop: EventLoop, signals: Signals) -> None:
         """Take over a child that was started, and the pipe by which its result comes."""
-        self._pid = pid
+        self.pid = pid
         self._reader = reader
         self._loop = loop
         self._signals = signals
@@ -87,14 +87,14 @@ class Preparation:
         before = len(self._told)
         if before and not self._ended:
             with suppress(OSError):
-                os.kill(self._pid, self._told[0])
+                os.kill(self.pid, self._told[0])
         deadline = time.monotonic() + (_TELLS_OF_SIGNAL if before else _TELLS)
         # A signal, or another one, ends it at once.
         while not self._ended and len(self._told) == before and time.monotonic() < deadline:
             self._loop.wait(deadline)
         with suppress(OSError):  # it leads a group of its own
-            os.killpg(self._pid, signal.SIGKILL)
-        wait_gone([self._pid])
+            os.killpg(self.pid, signal.SIGKILL)
+        wait_gone([self.pid])
         return next(iter(self._told), 0)
 
     def let_child_end(self) -> None:
@@ -106,7 +106,7 @@ class Preparation:
     def wait_for_child(self) -> None:
         """Let the child end, and wait until it has."""
         self.let_child_end()
-        wait_gone([self._pid])
+        wait_gone([self.pid])
 
     def _read(self) -> None:
         while self._result is None:
@@ -135,7 +135,7 @@ class Preparation:
 
     def _reap(self) -> None:
         for pid, status in reap():
-            if pid == self._pid:
+            if pid == self.pid:
                 self._ended = True
                 self._read()
                 self._result = self._result or died(status)

@@ -14,24 +14,21 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import asyncssh
 
-from mpiboot.ssh_client.options import NOTHING_ELSE, host_key_algorithms
+from mpiboot.ssh_client.host_logins import HostLogins
+from mpiboot.ssh_client.kept import KeptConnections
 from mpiboot.ssh_client.session import FAILED, ClientSession
 from mpiboot.ssh_client.start import ClientConfig, ClientHost
 from mpiboot.system import open_files
 
-# A handshake is some milliseconds of work; more at once only makes each of them slow.
-_LOGINS: Final = 32
 _REQUEST: Final = 1 << 16
 # What a host may send ahead: twice this much is kept for one that nobody reads.
 _WINDOW: Final = 1 << 19
-# First of all that asyncssh has: the one that is fastest in it, by about two.
-_CIPHERS: Final = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
 _STREAMS: Final = 3
 # ssh's options whose value is the next word.
 _VALUED: Final = frozenset("BbcDEeFIiJLlmOoPpQRSWw")
@@ -51,22 +48,6 @@ def read_words(words: Sequence[str]) -> tuple[str, str, str]:
     return user, host, " ".join(queue[1:])
 
 
-class _HostKeyCheck(asyncssh.SSHClient):
-    """Trusts one host key, or any where none is pinned."""
-
-    def __init__(self, pinned: asyncssh.SSHKey | None) -> None:
-        self._pinned = pinned
-
-    def validate_host_public_key(
-        self,
-        host: str,  # noqa: ARG002 - asyncssh's signature
-        addr: str,  # noqa: ARG002
-        port: int,  # noqa: ARG002
-        key: asyncssh.SSHKey,
-    ) -> bool:
-        return self._pinned is None or key == self._pinned
-
-
 class Client:
     """Every session of this launch."""
 
@@ -78,10 +59,20 @@ class Client:
             ValueError: it is no key.
         """
         self.config = config
-        self._key = asyncssh.read_private_key(config.key)
+        self._logins = HostLogins(config.key, config.patience)
         self._hosts = {item.name: item for item in config.hosts}
-        self._logins = asyncio.Semaphore(_LOGINS)
+        self._kept: dict[tuple[str, str], asyncssh.SSHClientConnection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def keep(self, connections: KeptConnections) -> None:
+        """Take over the connections of the launch's hosts, and let go of any other."""
+        patience = self.config.patience
+        for host in self.config.hosts:
+            connection = connections.take(host.address, host.port, host.user)
+            if connection is not None:
+                connection.set_keepalive(patience.interval, patience.probes)
+                self._kept[host.name, host.user] = connection
+        connections.close()
 
     def accept(self, listener: socket.socket) -> None:
         """Take one agent in."""
@@ -102,7 +93,10 @@ class Client:
             try:
                 request = await _request(agent, descriptors)
                 if len(descriptors) == _STREAMS:
-                    running = asyncio.ensure_future(self._run(request, descriptors))
+                    words = request["words"]
+                    words = words if isinstance(words, list) else []
+                    serving = self.run(words, request["agent"], descriptors)
+                    running = asyncio.ensure_future(serving)
                     gone = asyncio.ensure_future(_ended(agent))
                     await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
                     gone.cancel()
@@ -113,27 +107,38 @@ class Client:
             except (OSError, ValueError):
                 return
 
-    async def _run(self, request: Mapping[str, object], descriptors: Sequence[int]) -> int:
+    async def run(self, words: Sequence[str], agent: object, descriptors: Sequence[int]) -> int:
+        """Run one session to its end; give its status.
+
+        Args:
+            words: as ssh's, without its name.
+            agent: the process that the parent of mpirun knows.
+            descriptors: the three streams; they are taken over.
+        """
         session = ClientSession(descriptors)
         host = ""
         try:
-            words = request["words"]
-            user, host, command = read_words(words if isinstance(words, list) else [])
+            user, host, command = read_words(words)
             remote = self._find(host)
-            async with self._logins:
-                connection = await self._log_in(remote, user or remote.user)
+            user = user or remote.user
+            connection = await self._start_over_kept(remote, user, command, session)
+            kept = connection is not None
+            if connection is None:
+                connection = await self._logins.log_in(remote, user)
             try:
-                self._tell(f"connected {host} {request['agent']}\n")
-                await connection.create_session(
-                    lambda: session,
-                    # As bytes: a word may hold any but zero.
-                    command.encode("utf-8", "surrogateescape"),  # type: ignore[arg-type]
-                    encoding=None,
-                    window=_WINDOW,
-                )
+                self.tell(f"connected {host} {agent}\n")
+                if not kept:
+                    await _start(connection, command, session)
                 await session.done.wait()
             finally:
-                connection.abort() if session.status == FAILED else connection.close()
+                if session.status == FAILED:
+                    connection.abort()
+                elif kept and not session.status:
+                    # For what is asked or told after the job. What another status leaves on the
+                    # host is ended there with the connection, as behind ssh.
+                    self._kept[remote.name, user] = connection
+                else:
+                    connection.close()
             if session.why is not None:
                 self._complain(host, f"the connection is lost: {session.why}")
         except (OSError, ValueError, asyncio.TimeoutError, asyncssh.Error) as wrong:
@@ -143,6 +148,23 @@ class Client:
             session.close()
         return session.status
 
+    async def _start_over_kept(
+        self, remote: ClientHost, user: str, command: str, session: ClientSession
+    ) -> asyncssh.SSHClientConnection | None:
+        """Start over the gate's connection, which one session has at a time; None without one."""
+        connection = self._kept.pop((remote.name, user), None)
+        if connection is None:
+            return None
+        try:
+            await _start(connection, command, session)
+        except BaseException as why:
+            connection.abort()
+            # A server that takes no second session, or a connection that is gone: a new login.
+            if session.begun or not isinstance(why, (OSError, asyncssh.Error)):
+                raise
+            return None
+        return connection
+
     def _find(self, name: str) -> ClientHost:
         if name in self._hosts:
             return self._hosts[name]
@@ -151,39 +173,7 @@ class Client:
             raise ValueError(f"{name} is no host of this job")
         return short[0]
 
-    async def _log_in(self, remote: ClientHost, user: str) -> asyncssh.SSHClientConnection:
-        left, limit = max(1, self.config.patience.attempts), self.config.patience.timeout or None
-        while True:
-            left -= 1
-            try:
-                return await asyncio.wait_for(self._open(remote, user), limit)
-            except (OSError, asyncssh.ConnectionLost, asyncio.TimeoutError) as wrong:
-                # The gate has just seen the host answer: a dropped SYN, or a full queue.
-                if not left and str(wrong):
-                    raise
-                if not left:  # `wait_for` says nothing
-                    where = f"{remote.address} port {remote.port}"
-                    raise TimeoutError(f"no login at {where} within {limit} s") from None
-            await asyncio.sleep(1)
-
-    async def _open(self, remote: ClientHost, user: str) -> asyncssh.SSHClientConnection:
-        pinned = asyncssh.import_public_key(remote.key) if remote.key else None
-        return await asyncssh.connect(
-            remote.address,
-            remote.port,
-            client_factory=lambda: _HostKeyCheck(pinned),
-            server_host_key_algs=host_key_algorithms(pinned),
-            username=user,
-            client_keys=[self._key],
-            preferred_auth="publickey",
-            **NOTHING_ELSE,
-            encryption_algs=_CIPHERS,
-            keepalive_interval=self.config.patience.interval,
-            keepalive_count_max=self.config.patience.probes,
-            login_timeout=self.config.patience.timeout,
-        )
-
-    def _tell(self, line: str) -> None:
+    def tell(self, line: str) -> None:
         """Tell the parent of mpirun; opened for reading too, a FIFO never makes one wait."""
         flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
         try:
@@ -207,6 +197,18 @@ class Client:
             return
         with os.fdopen(handle, "w") as file:
             file.write(text)
+
+
+async def _start(
+    connection: asyncssh.SSHClientConnection, command: str, session: ClientSession
+) -> None:
+    await connection.create_session(
+        lambda: session,
+        # As bytes: a word may hold any but zero.
+        command.encode("utf-8", "surrogateescape"),  # type: ignore[arg-type]
+        encoding=None,
+        window=_WINDOW,
+    )
 
 
 async def _request(agent: socket.socket, descriptors: list[int]) -> dict[str, object]:

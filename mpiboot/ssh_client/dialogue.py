@@ -18,8 +18,11 @@ _GONE: Final = 1.0
 class Connection:
     """An SSH connection after its login."""
 
-    def __init__(self, connection: asyncssh.SSHClientConnection) -> None:
+    def __init__(self, connection: asyncssh.SSHClientConnection, *, stays: bool = False) -> None:
+        """Take over a connection, or commands over one that somebody else keeps (``stays``)."""
         self._connection = connection
+        self._stays = stays
+        self._processes: list[asyncssh.SSHClientProcess[bytes]] = []
 
     async def start(self, command: str) -> Dialogue | None:
         """Start a command; None where the host refuses it or is gone."""
@@ -29,11 +32,16 @@ class Connection:
             )
         except _WRONG:
             return None
+        self._processes.append(process)
         return Dialogue(process)
 
     async def close(self) -> None:
         """Say good-bye, which ends its commands; a host that doesn't hear is left."""
-        await closed(self._connection)
+        if not self._stays:
+            await closed(self._connection)
+        for process in self._processes:
+            process.close()
+        self._processes.clear()
 
 
 class Dialogue:

@@ -8,7 +8,6 @@ never writes a file and never reads the user's SSH configuration or agent.
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,9 +17,10 @@ from typing import Final
 import asyncssh
 
 from mpiboot.choices import HostKeys
-from mpiboot.errors import error
 from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh_client.dialogue import Connection, closed
+from mpiboot.ssh_client.job_key import read_private, read_public
+from mpiboot.ssh_client.kept import KeptConnections
 from mpiboot.ssh_client.options import NOTHING_ELSE, host_key_algorithms
 
 OUTPUT_LIMIT: Final = 1 << 20
@@ -110,6 +110,7 @@ class Login:
 
     ``public_line`` is what the worker's authorized_keys must hold, ``fingerprint`` that of it,
     ``host_fingerprint`` that of the host key which is pinned: the job's own where none is given.
+    ``kept`` takes over the connection of each attempt that is a success.
     """
 
     def __init__(
@@ -119,9 +120,11 @@ class Login:
         host_key: str = "",
         mode: HostKeys = HostKeys.JOB,
         limits: LoginTimeouts | None = None,
+        kept: KeptConnections | None = None,
     ) -> None:
-        self._key = _read_key(key)
-        self._pinned = _import_key(host_key) if host_key else self._key.convert_to_public()
+        self._kept = kept
+        self._key = read_private(key)
+        self._pinned = read_public(host_key) if host_key else self._key.convert_to_public()
         self._strict = mode is HostKeys.JOB
         self._limits = limits or LoginTimeouts()
         # A node that is starved of CPU or disk needs longer than the limit each time: a host whose
@@ -173,9 +176,12 @@ class Login:
             if self._is_foreign(client):
                 return replace(found, outcome=Outcome.HOST_KEY_DIFFERS, welcome=True)
             if keep is not None:
-                keep(Connection(connection))
+                keep(Connection(connection, stays=self._kept is not None))
             done = await asyncio.wait_for(self._run(found, connection, command), limit)
-            kept = keep is not None and done.outcome is Outcome.OK
+            if done.outcome is Outcome.OK:
+                kept = keep is not None or self._kept is not None
+                if self._kept is not None:
+                    self._kept.keep(target, connection)
         except asyncio.TimeoutError:
             self._command_limits[target] = 2 * limit
             said = f"no end within {limit:g} s"
@@ -273,26 +279,3 @@ async def _read_complaint(stream: asyncssh.SSHReader[bytes]) -> bytes:
     while part := await stream.read(1 << 16):
         kept = (kept + part)[:_COMPLAINT]
     return kept
-
-
-def _read_key(path: Path) -> asyncssh.SSHKey:
-    try:
-        return asyncssh.read_private_key(path)
-    except OSError as why:
-        raise error("ssh-key", f"the job's key {path} can't be read: {why.strerror}") from None
-    except ValueError as why:
-        # asyncssh has no exception of its own for this, and without bcrypt another text.
-        if not re.search("passphrase|encrypt", str(why), re.IGNORECASE):
-            raise error("ssh-key", f"the job's key {path} is no private SSH key: {why}") from None
-        raise error(
-            "ssh-key",
-            f"the job's key {path} has a passphrase, and nobody is there to type it",
-            hint="make a key without one: ssh-keygen -N ''",
-        ) from None
-
-
-def _import_key(line: str) -> asyncssh.SSHKey:
-    try:
-        return asyncssh.import_public_key(line)
-    except ValueError as why:
-        raise error("ssh-key", f"the pinned host key is no public SSH key: {why}") from None

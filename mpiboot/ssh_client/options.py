@@ -16,6 +16,8 @@ NOTHING_ELSE: Final[Mapping[str, Any]] = {
     "client_host_keys": None,
     "gss_host": None,
     "compression_algs": None,
+    # First of all that asyncssh has: the one that is fastest in it, by about two.
+    "encryption_algs": "^aes128-gcm@openssh.com,aes256-gcm@openssh.com",
 }
 
 

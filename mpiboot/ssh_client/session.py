@@ -32,6 +32,11 @@ class ClientSession(asyncssh.SSHClientSession[bytes]):
         """Take the channel over."""
         self._channel = chan
 
+    @property
+    def begun(self) -> bool:
+        """Whether a connection has given it a channel."""
+        return self._channel is not None
+
     def session_started(self) -> None:
         """Begin to read what the command is to read."""
         self._source.resume()

@@ -25,6 +25,8 @@ from mpiboot.observe.resolv_conf import ResolvConf
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import login, tcp
 from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh_client.config import SshTimeouts
+from mpiboot.ssh_client.kept import KeptConnections
 
 if TYPE_CHECKING:
     from mpiboot.observe.dns import Resolver
@@ -351,10 +353,16 @@ async def test_the_ssh_client_is_loaded_once_with_what_the_settings_say(
     to = Access("r", Path("key"), "launcher", host_key="ssh-ed25519 PINNED")
     limits, settings = LoginTimeouts(command=3.0), Settings(host_keys=HostKeys.OFF)
     resolver = cast("Resolver", Names(FOUND))
-    made = Pipelines(settings, to, resolver, changed=lambda: None, limits=limits)
+    kept = KeptConnections(SshTimeouts(3, 30, 10, 3))
+    made = Pipelines(settings, to, resolver, changed=lambda: None, limits=limits, kept=kept)
     await made.prepare()
     await made.load()
-    named = {"host_key": "ssh-ed25519 PINNED", "mode": HostKeys.OFF, "limits": limits}
+    named = {
+        "host_key": "ssh-ed25519 PINNED",
+        "mode": HostKeys.OFF,
+        "limits": limits,
+        "kept": kept,
+    }
     assert given == [((Path("key"),), named)]
 
 

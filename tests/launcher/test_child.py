@@ -38,12 +38,15 @@ import asyncio, os, signal, sys
 from dataclasses import replace
 from pathlib import Path
 os.dup2(int(sys.argv[1]), 3)
+import asyncssh
 from mpiboot.errors import error
 from mpiboot.gates.gate import GateResult
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import child, observation
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.model import Decision, Finding, Level, Source, SshKind
+from mpiboot.ssh_client.config import SshTimeouts
+from mpiboot.ssh_client.kept import KeptConnections
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 
@@ -52,6 +55,8 @@ folder = Path(os.getcwd())
 def pod(resolved, environ, **named):
     (folder / "named").write_text(repr(sorted(named.items())))
     (folder / "id").write_text("PRIVATE")
+    if sys.argv[2] == "kept":
+        asyncssh.generate_private_key("ssh-ed25519").write_private_key(folder / "id")
     key = JobKey(folder / "id", "ssh-ed25519 JOB")
     return LauncherPod(resolved, environ, plans.ROOT, folder, key, 0.0, **named)
 
@@ -79,7 +84,8 @@ async def wait(launcher, program, reached):
     reached += seen.workers
     said = [Finding("slots", Level.WARN, text) for text in ("said before", "not yet said")]
     bad = Finding("slots", Level.FAIL, "a failure is no warning")
-    return observation.Observation(seen, passed, (*said, bad), (said[0],))
+    kept = KeptConnections(SshTimeouts(3, 30, 10, 3)) if sys.argv[2] == "kept" else None
+    return observation.Observation(seen, passed, (*said, bad), (said[0],), kept=kept)
 
 child.launcher_pod = pod
 child.ReachedWorkers = Reached
@@ -127,6 +133,19 @@ class Handed:
 
 def given(attempt: str = "", **flags: str) -> str:
     return json.dumps({"flags": flags, "attempt": attempt, "script": False})
+
+
+def test_where_logins_were_kept_the_child_stays_as_the_ssh_client(tmp_path: Path) -> None:
+    """Agents may ask as soon as the launch is handed over; it ends when nobody reads any more."""
+    spec = Handed(tmp_path, "kept", given(), "mpirun", "-n", "3", "./train").launch
+    assert (spec.client_stays, spec.client) == (True, ())
+    folder = Path(spec.folder)
+    assert (folder / "requests").is_fifo()
+    assert (folder / "client.sock").is_socket()
+    assert {path.name for path in (folder / "sessions").iterdir()} == {
+        remote.name for remote in spec.daemons
+    }
+    assert all(path.is_fifo() for path in (folder / "sessions").iterdir())
 
 
 def test_the_launch_is_handed_over_with_its_folder_mark_and_client(tmp_path: Path) -> None:

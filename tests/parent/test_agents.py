@@ -203,6 +203,32 @@ def test_of_killed_agents_the_one_whose_ssh_ended_by_itself_comes_first(
     assert len(rig.agents._ssh) == 0
 
 
+def test_of_killed_agents_the_one_whose_session_ended_by_itself_comes_first(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, where mpiboot's own SSH client has the sessions, and agents have no child."""
+    monkeypatch.setattr(agents, "_PATIENCE", 1000)
+    first, second, third = rig.start(), rig.start(), rig.start()
+    for host, pid in (("w-2", first), ("w-0", second), ("w-1.other.ns", third)):
+        rig.tell(f"started {host} {pid}", f"running {host} - {pid}")
+    rig.tell(f"closed w-1.other.ns {third}")
+    rig.until(lambda: len(rig.events) == 3)
+    for pid in (first, second, third):
+        rig.kill(pid)
+    rig.until(lambda: len(rig.agents.deadlines()) == 3)
+    rig.agents.settle()
+    # One was told of before its agent was killed, one after that.
+    assert [ended(event) for event in rig.events[3:]] == ["w-1.other.ns"]
+    assert min(rig.agents.deadlines()) > time.monotonic()
+    rig.tell(f"closed w-0 {second}")
+    rig.agents.settle()
+    rig.agents.settle()
+    assert [ended(event) for event in rig.events[3:]] == ["w-1.other.ns", "w-0.job.ns"]
+    rig.tell(f"ended w-2 255 {first} TERM")
+    rig.agents.settle()
+    assert [ended(event) for event in rig.events[3:]] == ["w-1.other.ns", "w-0.job.ns", "w-2"]
+
+
 def ended(event: Event) -> str:
     assert isinstance(event, AgentEnded)
     return event.host

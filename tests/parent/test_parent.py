@@ -237,6 +237,49 @@ def test_the_child_that_prepared_ends_after_mpirun_has_started(rig: Rig, tmp_pat
     assert (code, out) == (0, b"True\n"), said
 
 
+def staying(rig: Rig) -> None:
+    """Let the child stay as the SSH client; it writes to ``log`` when it is let go."""
+    child = rig.folder / "child.py"
+    child.write_text(
+        "import os, pathlib, select, sys\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "(folder / 'pid').write_text(str(os.getpid()))\n"
+        "os.write(3, (folder / 'result').read_bytes())\n"
+        "gone = select.poll()\n"
+        "gone.register(3, 0)\n"
+        "gone.poll()\n"
+        "with open(folder / 'log', 'a') as log: log.write('let go\\n')\n"
+    )
+    os.mkfifo(rig.folder / "requests")
+    rig.child = f"exec {sys.executable} {child} {rig.folder}"
+    rig.spec = replace(rig.spec, client_stays=True)
+
+
+def test_a_child_that_is_the_ssh_client_stays_until_the_end(rig: Rig) -> None:
+    staying(rig)
+    code, _, said = rig.run(f"sleep 0.5; echo mpirun >> {rig.folder}/log; exit 4")
+    assert code == 4, said
+    assert (rig.folder / "log").read_text() == "mpirun\nlet go\n"
+    assert not Path("/proc", (rig.folder / "pid").read_text()).exists()
+
+
+def test_an_ssh_client_that_is_killed_is_told(rig: Rig) -> None:
+    staying(rig)
+    code, _, said = rig.run(
+        f"cd {rig.folder}; kill -9 $(cat pid); while [ -p requests ]; do sleep 0.05; done; exit 3"
+    )
+    assert code == 3
+    what = "mpiboot's SSH client, which holds the connections to all hosts, was killed by SIGKILL"
+    assert f"{what}; the launcher's memory limit?" in said
+
+
+def test_an_mpirun_that_can_not_be_started_leaves_no_ssh_client(rig: Rig) -> None:
+    staying(rig)
+    rig.spec = replace(rig.spec, argv=("/nonexistent/mpirun",))
+    assert rig.run("")[0] == 127
+    assert (rig.folder / "log").read_text() == "let go\n"
+
+
 def test_a_script_removes_the_keys_of_its_launches(rig: Rig, tmp_path: Path) -> None:
     key = tmp_path / "launch-7" / KEY
     key.parent.mkdir()

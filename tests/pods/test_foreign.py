@@ -35,7 +35,7 @@ def test_neither_side_has_any_ssh(cluster: Cluster, rig: None, name: str) -> Non
 
 def _open_files(pod: Pod, word: str) -> set[str]:
     """The soft limits of the processes that have a word on their command line."""
-    found = [item for item in pod.processes() if word in " ".join(item.args)]
+    found = [item for item in pod.processes() if word in " ".join(item.args[:6])]
     limits = (Path(f"/proc/{item.host_pid}/limits").read_text() for item in found)
     return {line.split()[3] for text in limits for line in text.splitlines() if "files" in line}
 
@@ -52,7 +52,7 @@ def test_the_own_client_may_open_as_many_files_as_the_pod_allows(
         launcher={"rlimits": {"RLIMIT_NOFILE": (256, 4096)}},
     ).start()
     until(lambda: len(ranks(job.launcher.stdout())) == 2)
-    assert _open_files(job.launcher, "ssh_client.client") == {"4096"}
+    assert _open_files(job.launcher, "from mpiboot.launcher.child") == {"4096"}
     assert _open_files(job.launcher, "output-proctable") == {"256"}  # mpirun, which is prterun here
 
 

@@ -42,15 +42,15 @@ def descriptors() -> int:
 def test_the_parent_is_told_and_never_waited_for(known: client.Client, tmp_path: Path) -> None:
     before = descriptors()
     reader = os.open(known.config.events, os.O_RDWR | os.O_NONBLOCK)
-    known._tell("connected w-0 7\n")
+    known.tell("connected w-0 7\n")
     assert os.read(reader, 99) == b"connected w-0 7\n"
     full = 0
     while full < 1 << 16:  # as much as a FIFO holds
         full += os.write(reader, bytes(1 << 12))
-    known._tell("connected w-0 8\n")
+    known.tell("connected w-0 8\n")
     os.close(reader)
     Path(known.config.events).unlink()
-    known._tell("connected w-0 9\n")
+    known.tell("connected w-0 9\n")
     assert not (tmp_path / "events").exists()
     assert descriptors() == before
 

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import asyncssh
 import pytest
 
-from mpiboot.ssh_client import client, login
+from mpiboot.ssh_client import host_logins, login
 from mpiboot.ssh_client.attempt import LoginTimeouts, Outcome, Target
 from mpiboot.ssh_client.config import SshTimeouts
-from mpiboot.ssh_client.start import ClientConfig, ClientHost
+from mpiboot.ssh_client.host_logins import HostLogins
+from mpiboot.ssh_client.start import ClientHost
 from tests.fakes.sshd import Job
 
 # None of ssh_config, agents, known hosts, certificates, GSSAPI or this machine's own host keys.
@@ -76,9 +77,8 @@ async def test_the_launchs_own_client(
     line = job.stranger.export_public_key().decode() if pinned else ""
     host = ClientHost("w-0", "10.0.0.1", 2222, "me", line)
     patience = SshTimeouts(attempts=1, timeout=33, interval=11, probes=4)
-    config = ClientConfig((host,), str(job.path), patience, "", str(tmp_path), 1)
     with pytest.raises(ConnectionRefusedError):
-        await client.Client(config)._log_in(host, "other")
+        await HostLogins(str(job.path), patience).log_in(host, "other")
     assert asked.items() >= NOTHING_ELSE.items()
     assert (asked["where"], asked["username"]) == (("10.0.0.1", 2222), "other")
     assert asked["client_keys"] == [job.key]
@@ -97,10 +97,10 @@ async def test_the_launchs_own_client(
 def test_only_the_pinned_key_is_trusted(job: Job, answer: str) -> None:
     public = job.key.convert_to_public()
     shown = public if answer == "same" else job.stranger.convert_to_public()
-    assert client._HostKeyCheck(public).validate_host_public_key("", "", 22, shown) == (
+    assert host_logins.HostKeyCheck(public).validate_host_public_key("", "", 22, shown) == (
         answer == "same"
     )
-    assert client._HostKeyCheck(None).validate_host_public_key("", "", 22, shown)
+    assert host_logins.HostKeyCheck(None).validate_host_public_key("", "", 22, shown)
 
 
 @pytest.mark.parametrize(("attempts", "tries"), [(0, 1), (1, 1), (3, 3)])
@@ -108,7 +108,6 @@ async def test_a_login_is_tried_as_often_as_the_user_says(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int, tries: int
 ) -> None:
     host = ClientHost("w-0", "10.0.0.1", 22, "me", "")
-    config = ClientConfig((host,), str(job.path), SshTimeouts(attempts, 30, 10, 3), "", "", 1)
     made, waited = list[int](), list[float]()
 
     async def refused(*_: object) -> None:
@@ -118,14 +117,14 @@ async def test_a_login_is_tried_as_often_as_the_user_says(
     async def at_once(seconds: float) -> None:
         waited.append(seconds)
 
-    known = client.Client(config)
+    known = HostLogins(str(job.path), SshTimeouts(attempts, 30, 10, 3))
     monkeypatch.setattr(known, "_open", refused)
     own = SimpleNamespace(
         wait_for=asyncio.wait_for, TimeoutError=asyncio.TimeoutError, sleep=at_once
     )
-    monkeypatch.setattr(client, "asyncio", own)
+    monkeypatch.setattr(host_logins, "asyncio", own)
     with pytest.raises(ConnectionRefusedError):
-        await known._log_in(host, "me")
+        await known.log_in(host, "me")
     assert len(made) == tries
     assert len(waited) == tries - 1
     assert all(waited)
@@ -135,15 +134,14 @@ async def test_a_login_that_is_refused_is_not_tried_again(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = ClientHost("w-0", "10.0.0.1", 22, "me", "")
-    config = ClientConfig((host,), str(job.path), SshTimeouts(3, 30, 10, 3), "", "", 1)
     made = list[int]()
 
     async def denied(*_: object) -> None:
         made.append(1)
         raise asyncssh.PermissionDenied("no")
 
-    known = client.Client(config)
+    known = HostLogins(str(job.path), SshTimeouts(3, 30, 10, 3))
     monkeypatch.setattr(known, "_open", denied)
     with pytest.raises(asyncssh.PermissionDenied):
-        await known._log_in(host, "me")
+        await known.log_in(host, "me")
     assert made == [1]

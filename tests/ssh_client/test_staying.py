@@ -1,0 +1,267 @@
+"""Launch agents whose sessions run over the gate's own logins, with both SSH servers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+import mpiboot
+from mpiboot.launch_agent.files import assignments
+from mpiboot.ssh_client import start
+from mpiboot.ssh_client.config import SshTimeouts
+from tests.fakes import staying
+from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker
+
+pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
+
+ROOT = Path(mpiboot.__file__).parent
+OPENSSH = pytest.param("openssh", marks=pytest.mark.skipif(not HAVE_SSHD, reason="no sshd"))
+KINDS = ("embedded", OPENSSH)
+SHELLS = [
+    words
+    for words in (["dash"], ["bash"], ["bash", "--posix"], ["busybox", "sh"])
+    if shutil.which(words[0])
+]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
+    folder = Path(tempfile.mkdtemp(prefix="mpiboot-test-"))
+    running = Worker(folder, request.param).start()
+    try:
+        yield running.listens()
+    finally:
+        assert running.stop() == 0, running.log
+        shutil.rmtree(folder)
+
+
+class Launch:
+    """A launch folder whose hosts are all one worker, and the client that stays.
+
+    Each host is for one agent: the next test takes the next.
+    """
+
+    def __init__(self, folder: Path, worker: Worker, hosts: int) -> None:
+        self.folder = folder
+        self.names = [f"w-{number}" for number in range(hosts)]
+        self.host = ""
+        self.shell = ["sh"]
+        for name in ("hosts", "stderr"):
+            (folder / name).mkdir(parents=True)
+        os.mkfifo(folder / "events", 0o600)
+        self.fifo = os.open(folder / "events", os.O_RDWR | os.O_NONBLOCK)
+        (folder / "agent.conf").write_text(assignments({"client": start.words()}))
+        key = folder / "key"
+        shutil.copyfile(worker.key, key)
+        key.chmod(0o600)
+        user = worker.wait_for("listens on").split(" as ")[1].split(",")[0]
+        public = worker.key.with_suffix(".pub").read_text()
+        config = start.ClientConfig(
+            hosts=tuple(
+                start.ClientHost(name, "127.0.0.1", worker.port, user, public)
+                for name in self.names
+            ),
+            key=str(key),
+            patience=SshTimeouts(3, 30, 10, 3),
+            events=str(folder / "events"),
+            errors=str(folder / "stderr"),
+            parent=os.getpid(),
+        )
+        self.client = subprocess.Popen(
+            [sys.executable, str(staying.__file__), str(folder), config.to_json()],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT.parent)},
+        )
+        assert self.client.stdout is not None
+        assert self.client.stdout.readline() == b"serves\n"
+
+    def next(self, shell: list[str]) -> Launch:
+        """Go to a host that no agent was started for, with a shell for its agents."""
+        self.host, self.shell = self.names.pop(), shell
+        self.told()
+        return self
+
+    def start(
+        self,
+        *command: str,
+        stdin: int | IO[bytes] = subprocess.DEVNULL,
+        stdout: int | IO[bytes] = subprocess.PIPE,
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*self.shell, str(ROOT / "libexec" / "agent"), "-x", self.host, *command],
+            env={"PATH": os.environ["PATH"], "MPIBOOT_LAUNCH_DIR": str(self.folder)},
+            stdin=stdin,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, *command: str) -> tuple[int, bytes, bytes]:
+        process = self.start(*command)
+        out, error = process.communicate(timeout=PATIENCE)
+        return process.returncode, out, error
+
+    def told(self) -> list[list[str]]:
+        """What the parent of mpirun has heard since the last look."""
+        try:
+            return [line.split() for line in os.read(self.fifo, 65536).decode().splitlines()]
+        except BlockingIOError:
+            return []
+
+    def connections(self) -> int:
+        """How many TCP connections the client has."""
+        folder = Path(f"/proc/{self.client.pid}/fd")
+        links = {link for path in folder.iterdir() if (link := _target(path))}
+        lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+        return sum(f"socket:[{words[9]}]" in links for words in map(str.split, lines))
+
+    def stop(self) -> None:
+        os.close(self.fifo)
+        self.client.kill()
+        self.client.wait(PATIENCE)
+        assert self.client.stdout is not None
+        self.client.stdout.close()
+
+
+def _target(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+def until(done: Callable[[], object]) -> None:
+    """Wait for a state; the guard is no measure."""
+    end = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def running(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
+    made = Launch(tmp_path_factory.mktemp("staying") / "launch", worker, 16)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(params=SHELLS, ids=" ".join)
+def shells(running: Launch, request: pytest.FixtureRequest) -> Launch:
+    return running.next(request.param)
+
+
+@pytest.fixture
+def launch(running: Launch) -> Launch:
+    return running.next(["sh"])
+
+
+@pytest.fixture
+def other(worker: Worker, tmp_path: Path) -> Iterator[Launch]:
+    made = Launch(tmp_path / "launch", worker, 2)
+    yield made.next(["sh"])
+    made.stop()
+
+
+def test_a_session_runs_over_the_gates_login_and_the_agent_is_one_shell(shells: Launch) -> None:
+    before = shells.connections()
+    process = shells.start("cat; echo said >&2; exit 7", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    data = os.urandom(1 << 15)
+    process.stdin.write(data)
+    process.stdin.flush()
+    assert process.stdout.read(len(data)) == data
+    # Nothing runs below it, and nobody has logged in again.
+    assert Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text() == ""
+    assert shells.connections() == before
+    out, error = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out, error) == (7, b"", b"said\n")
+    host, pid = shells.host, str(process.pid)
+    assert shells.told() == [
+        ["started", host, pid],
+        ["running", host, "-", pid],
+        ["connected", host, pid],
+        ["closed", host, pid],
+        ["ended", host, "7", pid],
+    ]
+
+
+def test_words_arrive_as_with_ssh_behind_the_hosts_exports(shells: Launch) -> None:
+    exports = "export A='1 $x';\nexport B='two';"
+    (shells.folder / "hosts" / f"{shells.host}.env").write_text(exports)
+    words = ['printf "%s,"', '"$A$B"', "'* ?'", "\\`id\\`", "'two\nlines'", "x" * 20_000]
+    code, out, _ = shells.run(*words)
+    assert code == 0
+    assert out.decode().split(",")[:4] == ["1 $xtwo", "* ?", "`id`", "two\nlines"]
+    assert len(out.decode().split(",")[4]) == 20_000
+
+
+def test_a_signal_ends_the_session_and_is_told(shells: Launch) -> None:
+    process = shells.start("echo $$; exec sleep 1000")
+    assert process.stdout is not None
+    remote = int(process.stdout.readline())
+    number, name = (signal.SIGHUP, "HUP") if shells.shell == ["dash"] else (signal.SIGINT, "TERM")
+    process.send_signal(number)
+    assert process.wait(PATIENCE) == 255
+    assert shells.told()[-1] == ["ended", shells.host, "255", str(process.pid), name]
+    until(lambda: not Path(f"/proc/{remote}").exists())
+    process.communicate()
+
+
+def test_a_killed_agents_session_is_ended_with_its_connection(launch: Launch) -> None:
+    before = launch.connections()
+    process = launch.start("echo $$; exec sleep 1000")
+    assert process.stdout is not None
+    remote = int(process.stdout.readline())
+    process.kill()
+    process.communicate()
+    until(lambda: not Path(f"/proc/{remote}").exists())
+    until(lambda: launch.connections() == before - 1)
+    until(lambda: ["closed", launch.host, str(process.pid)] in launch.told())
+
+
+def test_a_connection_is_kept_after_a_good_end_alone(launch: Launch) -> None:
+    before = launch.connections()
+    assert launch.run("exit 0")[0] == 0
+    # The host's FIFO is used up: another agent hands its streams over by the socket.
+    assert launch.run("echo again; exit 0") == (0, b"again\n", b"")
+    assert launch.connections() == before
+    assert launch.run("exit 3")[0] == 3
+    until(lambda: launch.connections() == before - 1)
+    assert launch.run("echo new") == (0, b"new\n", b"")
+
+
+def test_streams_that_cant_be_opened_anew_are_handed_over(launch: Launch, tmp_path: Path) -> None:
+    before = launch.connections()
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(b"skipped\nread\n")
+    target.write_bytes(b"before\n")
+    with source.open("rb") as reader, target.open("r+b", buffering=0) as writer:
+        os.lseek(reader.fileno(), 8, os.SEEK_SET)
+        os.lseek(writer.fileno(), 0, os.SEEK_END)
+        process = launch.start("cat", stdin=reader, stdout=writer)
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert target.read_bytes() == b"before\nread\n"
+    assert launch.connections() == before
+
+
+def test_a_client_that_is_killed_ends_its_agents(other: Launch) -> None:
+    process = other.start("echo begun; exec sleep 1000")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"begun\n"
+    other.client.kill()
+    assert process.wait(PATIENCE) == 255
+    process.communicate()
+    said = (other.folder / "stderr" / other.host).read_text()
+    assert said == "mpiboot's SSH client has ended\n"
+    assert other.told()[-1] == ["ended", other.host, "255", str(process.pid)]
