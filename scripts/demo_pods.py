@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from scripts.follow_pods import following, say  # noqa: E402
 from tests.pods import images  # noqa: E402
 from tests.pods.cluster import Cluster  # noqa: E402
 from tests.pods.operator import mpijob  # noqa: E402
@@ -18,33 +18,12 @@ from tests.pods.volumes import Tmpfs  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.pods.images import Image
-    from tests.pods.pod import Pod
 
 WORKERS, SLOTS = 4, 2
 # The rig's launchers log more; here is what everybody gets who sets nothing.
 LOG = {"MPIBOOT_LOG_LEVEL": "info"}
 PAUSE = 0.7
 PATIENCE = 120  # seconds: a guard against a hang, many times what it takes
-
-
-def say(text: str) -> None:
-    """Speak for the demo itself, apart from what the pods say."""
-    print(f"\033[1m# {text}\033[0m" if sys.stdout.isatty() else f"# {text}", flush=True)
-
-
-def follow(pod: Pod, ended: threading.Event) -> None:
-    """Print what the launcher's container writes, as `kubectl logs -f` does."""
-    shown = {"stderr": 0, "stdout": 0}
-    while True:
-        last = ended.is_set()
-        for stream, read in (("stderr", pod.stderr), ("stdout", pod.stdout)):
-            text = read()
-            new, shown[stream] = text[shown[stream] :], len(text)
-            if new:
-                print("\n".join(f"launcher | {line}" for line in new.splitlines()), flush=True)
-        if last:
-            return
-        ended.wait(0.05)
 
 
 def main() -> int:
@@ -95,17 +74,13 @@ def works(image: Image) -> int:
         say(f"a launcher and {WORKERS} workers start; no worker's name is in DNS yet")
         began = time.monotonic()
         job.start(publish=False)
-        ended = threading.Event()
-        tail = threading.Thread(target=follow, args=(job.launcher, ended))
-        tail.start()
-        for worker in job.workers:
-            time.sleep(PAUSE)
-            say(f"{worker.spec.name} appears in DNS after {time.monotonic() - began:.1f} s")
-            worker.publish()
-        published = time.monotonic()
-        code = job.wait(PATIENCE)
-        ended.set()
-        tail.join()
+        with following(job.launcher):
+            for worker in job.workers:
+                time.sleep(PAUSE)
+                say(f"{worker.spec.name} appears in DNS after {time.monotonic() - began:.1f} s")
+                worker.publish()
+            published = time.monotonic()
+            code = job.wait(PATIENCE)
         say(
             f"the launcher's container ended with exit code {code}, "
             f"{time.monotonic() - published:.1f} s after the last name appeared"

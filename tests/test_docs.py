@@ -32,7 +32,7 @@ from tests.pods import test_manifests
 # What stands in documentation for a name that the reader has.
 _STANDS_FOR = {"MPIBOOT_X", "MPIBOOT_THE_NAME"}
 _PODS = ROOT / "tests" / "pods"
-_OF_PAGES = (_PODS / "test_rank_env.py", _PODS / "test_indexed.py")
+_OF_PAGES = (_PODS / "test_rank_env.py", _PODS / "test_examples.py")
 _TESTS = (Path(__file__), *sorted(_PODS.glob("test_docs*.py")), *_OF_PAGES)
 
 

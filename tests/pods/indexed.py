@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.pods.manifest import Without, left_out, only, play_pod
+from tests.pods.fields import NotPlayedError, left_out, needed, only
+from tests.pods.manifest import Without, headless, play_pod
 from tests.pods.oci import PodSpec
 
 if TYPE_CHECKING:
@@ -30,13 +31,15 @@ def play_indexed_job(
     **more: Any,  # noqa: ANN401 - fields of a PodSpec
 ) -> list[Pod]:
     """The pods of a headless Service and one Job; `more` is for all of them."""
-    service, job = (left_out(made)[0] for made in manifests)
-    assert (service["kind"], job["kind"]) == ("Service", "Job")
-    headless = only(service["spec"], "clusterIP", "publishNotReadyAddresses", "selector")
+    by_kind = {made["kind"]: left_out(made)[0] for made in manifests}
+    only(by_kind, "Service", "Job")
+    service, job = (needed(by_kind, kind) for kind in ("Service", "Job"))
     name = job["metadata"]["name"]
-    assert headless["selector"] == {"job-name": name}
-    assert job["spec"]["completionMode"] == "Indexed"
-    assert service["metadata"]["name"] == job["spec"]["template"]["spec"]["subdomain"]
+    if job["spec"].get("completionMode") != "Indexed":
+        raise NotPlayedError(
+            "Job: completionMode: Indexed is missing: its pods would have no names"
+        )
+    headless(service, needed(job, "spec", "template", "spec", "subdomain"), {"job-name": name})
     return _pods(cluster, image, name, job["spec"], objects, **more)
 
 
@@ -46,17 +49,17 @@ def play_jobset(
     """The pods of a JobSet of two replicated Jobs, worker and launcher."""
     manifest, _ = left_out(manifest)
     name = manifest["metadata"]["name"]
+    needed(manifest, "spec", "replicatedJobs")
     spec = only(manifest["spec"], "network", "successPolicy", "replicatedJobs")
-    assert spec["successPolicy"]["targetReplicatedJobs"] == ["launcher"]
     made = {}
     for replicated in spec["replicatedJobs"]:
         only(replicated, "name", "template")
-        own = only(replicated["template"], "spec")["spec"]
+        own = only(replicated["template"], "metadata", "spec")["spec"]
         own["template"]["spec"]["subdomain"] = name
         job = f"{name}-{replicated['name']}-0"
         made[replicated["name"]] = _pods(cluster, image, job, own, objects)
-    (launcher,) = made.pop("launcher")
-    return Without(made["worker"], launcher)
+    (launcher,) = needed(made, "launcher")
+    return Without(needed(made, "worker"), launcher)
 
 
 def _pods(
@@ -68,8 +71,9 @@ def _pods(
     **more: Any,  # noqa: ANN401 - as above
 ) -> list[Pod]:
     only(job, "completionMode", "completions", "parallelism", "template")
-    assert job["completions"] == job["parallelism"]
-    pod = dict(only(job["template"], "spec")["spec"])
+    if needed(job, "completions") != job.get("parallelism"):
+        raise NotPlayedError("Job: completions and parallelism differ: not all pods would be there")
+    pod = dict(only(job["template"], "metadata", "spec")["spec"])
     subdomain = pod.pop("subdomain")
     fields = play_pod(pod, objects)
     env = fields.pop("env", {})

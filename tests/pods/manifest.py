@@ -1,15 +1,15 @@
-"""Pods of the rig from manifests: what they say is played, refused, or named as left out.
+"""Pods of the rig from manifests: what they say is played or refused, never dropped.
 
-The image and its program are the rig's. What only a cluster reads (retries, nodes, devices) is
-listed here with the reason, and left to it.
+The image and its program are the rig's. What only a cluster reads is `fields.LEFT_OUT`.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tests.pods.fields import Fields, NotPlayedError, left_out, needed, only
 from tests.pods.oci import CONTAINERD, PodSpec
 from tests.pods.operator import mpijob
 from tests.pods.volumes import EmptyDir, Files, Tmpfs
@@ -26,61 +26,7 @@ if TYPE_CHECKING:
     # The files of Secrets and ConfigMaps, by their names.
     Objects = Mapping[str, Mapping[str, str]]
 
-Fields = dict[str, Any]
-_CONTROLLER = "there is no controller that would start a pod again, or clean up"
-_NODE = "there is one machine, and nothing is scheduled"
-_API = "there is no API server"
-# Fields that say nothing to a pod here, wherever they stand, and why.
-LEFT_OUT = {
-    **dict.fromkeys(("backoffLimit", "cleanPodPolicy", "failurePolicy", "maxRetry"), _CONTROLLER),
-    **dict.fromkeys(("podFailurePolicy", "policies", "restartPolicy"), _CONTROLLER),
-    **dict.fromkeys(("activeDeadlineSeconds", "ttlSecondsAfterFinished"), _CONTROLLER),
-    **dict.fromkeys(("affinity", "nodeSelector", "tolerations", "priorityClassName"), _NODE),
-    **dict.fromkeys(("automountServiceAccountToken", "serviceAccountName"), _API),
-    "resources": "every pod has all of this machine, and no device",
-    "resourceClaims": "no device is claimed",
-    "k8s.v1.cni.cncf.io/networks": "pods have the one network of all pods",
-    "readinessProbe": "nobody asks whether a pod is ready",
-    "imagePullPolicy": "the image is built here",
-    "runAsNonRoot": "the user is taken as it is given",
-}
 _UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
-
-
-def only(fields: Fields, *known: str) -> Fields:
-    """The same fields; one that is not played here is an error."""
-    unknown = set(fields) - set(known)
-    if unknown:
-        raise LookupError(f"the rig does not play {', '.join(sorted(unknown))}")
-    return fields
-
-
-def left_out(made: Any, where: str = "") -> tuple[Any, list[str]]:  # noqa: ANN401 - of a document
-    """A document without the fields that are not played, and a line for each of these."""
-    told: list[str] = []
-    if isinstance(made, list):
-        items = [left_out(item, f"{where}[{number}]") for number, item in enumerate(made)]
-        return [item for item, _ in items], [line for _, lines in items for line in lines]
-    if not isinstance(made, dict):
-        return made, told
-    kept = {}
-    for name, value in made.items():
-        place = f"{where}.{name}".lstrip(".")
-        if name in LEFT_OUT:
-            told.append(f"{place}: {LEFT_OUT[name]}")
-        else:
-            kept[name], more = left_out(value, place)
-            told += more
-    return kept, told
-
-
-def merged(fields: Fields, more: Fields) -> Fields:
-    """A manifest with the fields of another one that a page tells the reader to add."""
-    both = {**fields, **more}
-    for name in fields.keys() & more.keys():
-        if isinstance(fields[name], dict):
-            both[name] = merged(fields[name], more[name])
-    return both
 
 
 def play_mpijob(cluster: Cluster, image: Image, manifest: Fields) -> Job:
@@ -93,13 +39,18 @@ def play_mpijob(cluster: Cluster, image: Image, manifest: Fields) -> Job:
         *("launcherCreationPolicy", "runPolicy", "mpiReplicaSpecs"),
     )
     only(spec.get("runPolicy", {}))
-    replicas = spec["mpiReplicaSpecs"]
-    launcher, worker = (_replicas(replicas[name]) for name in ("Launcher", "Worker"))
+    replicas = {
+        name: needed(manifest, "spec", "mpiReplicaSpecs", name) for name in ("Launcher", "Worker")
+    }
+    launcher, worker = map(_replicas, replicas.values())
+    if not (workers := replicas["Worker"].get("replicas", 1)):
+        raise NotPlayedError("MPIJob: spec.mpiReplicaSpecs.Worker.replicas is 0")
     return mpijob(
         cluster,
         image,
-        name=manifest["metadata"]["name"],
-        workers=replicas["Worker"].get("replicas", 1),
+        name=needed(manifest, "metadata", "name"),
+        namespace=manifest["metadata"].get("namespace", "default"),
+        workers=workers,
         slots=spec.get("slotsPerWorker", 1),
         mpi=spec.get("mpiImplementation", "OpenMPI"),
         as_worker=spec.get("runLauncherAsWorker", False),
@@ -108,6 +59,7 @@ def play_mpijob(cluster: Cluster, image: Image, manifest: Fields) -> Job:
         worker_args=worker.pop("args"),
         worker_command=worker.pop("command"),
         ssh_mount=spec.get("sshAuthMountPath", "/root/.ssh"),
+        env={"MPIBOOT_LOG_LEVEL": "info"},  # as where nobody sets it: the rig's own is debug
         launcher=launcher,
         worker=worker,
     )
@@ -164,19 +116,17 @@ def play_statefulset(
 ) -> Without:
     """The pods of a headless Service, a StatefulSet and a Job, with their volumes' files."""
     by_kind = {made["kind"]: left_out(made)[0] for made in manifests}
-    service, workers, job = (by_kind.pop(kind) for kind in ("Service", "StatefulSet", "Job"))
-    config = by_kind.pop("ConfigMap", None)
-    if config:
+    only(by_kind, "Service", "StatefulSet", "Job", "ConfigMap")
+    service, workers, job = (needed(by_kind, kind) for kind in ("Service", "StatefulSet", "Job"))
+    if config := by_kind.get("ConfigMap"):
         objects = {config["metadata"]["name"]: config["data"], **objects}
-    assert not by_kind
-    headless = only(service["spec"], "clusterIP", "publishNotReadyAddresses", "selector")
-    assert headless["clusterIP"] == "None"
     spec = only(
         workers["spec"], "serviceName", "replicas", "podManagementPolicy", "selector", "template"
     )
-    labels = spec["template"]["metadata"]["labels"]
-    assert headless["selector"] == spec["selector"]["matchLabels"] == labels
-    assert service["metadata"]["name"] == spec["serviceName"]
+    labels = needed(spec, "template", "metadata", "labels")
+    if spec["selector"] != {"matchLabels": labels}:
+        raise NotPlayedError("StatefulSet: its selector's matchLabels are not its pods' labels")
+    headless(service, spec["serviceName"], labels)
     made = [
         PodSpec(
             name=f"{workers['metadata']['name']}-{index}",
@@ -184,7 +134,7 @@ def play_statefulset(
             subdomain=spec["serviceName"],
             **play_pod(spec["template"]["spec"], objects),
         )
-        for index in range(spec["replicas"])
+        for index in range(spec.get("replicas", 1))
     ]
     only(job["spec"], "template")
     pod = dict(only(job["spec"]["template"], "spec")["spec"])
@@ -206,21 +156,36 @@ def play_statefulset(
     )
 
 
+def headless(service: Fields, name: str, labels: Fields) -> None:
+    """Refuse a Service that would not give these pods their names."""
+    spec = only(service["spec"], "clusterIP", "publishNotReadyAddresses", "selector")
+    if service["metadata"]["name"] != name:
+        raise NotPlayedError(f"Service: the pods' one is called {name}")
+    if spec.get("clusterIP") != "None":
+        raise NotPlayedError("Service: clusterIP: None is missing: pods would have no names")
+    if spec.get("selector") != labels:
+        raise NotPlayedError(f"Service: its selector is not {labels}, the pods' labels")
+
+
 def _replicas(fields: Fields) -> Fields:
     only(fields, "replicas", "template")
-    return play_pod(only(fields["template"], "metadata", "spec")["spec"])
+    return play_pod(only(needed(fields, "template"), "metadata", "spec")["spec"])
 
 
 def play_pod(fields: Fields, objects: Objects | None = None) -> Fields:
     """The fields of a PodSpec."""
     fields, _ = left_out(fields)
     only(fields, "containers", "volumes", "securityContext", "dnsConfig")
+    if len(fields["containers"]) > 1:
+        raise NotPlayedError("a pod of several containers can't be played")
     (container,) = fields["containers"]
     only(
         container,
-        *("name", "image", "command", "args", "env", "volumeMounts", "securityContext"),
+        *("name", "image", "command", "args", "workingDir", "env", "volumeMounts"),
+        "securityContext",
     )
     made: Fields = {"command": container.get("command"), "args": container.get("args", ())}
+    made["working_dir"] = container.get("workingDir", "/")
     pod = only(fields.get("securityContext", {}), "runAsUser", "fsGroup", "seccompProfile")
     made |= _rights({**pod, **container.get("securityContext", {})})
     if "env" in container:
@@ -228,10 +193,14 @@ def play_pod(fields: Fields, objects: Objects | None = None) -> Fields:
     if "dnsConfig" in fields:
         made["searches"] = only(fields["dnsConfig"], "searches")["searches"]
     volumes = {item["name"]: item for item in fields.get("volumes", ())}
-    made["volumes"] = [
-        _volume(volumes[mount["name"]], mount["mountPath"], objects or {}, pod.get("fsGroup"))
-        for mount in container.get("volumeMounts", ())
-    ]
+    made["volumes"] = []
+    for mount in container.get("volumeMounts", ()):
+        only(mount, "name", "mountPath", "readOnly")
+        if mount["name"] not in volumes:
+            raise NotPlayedError(f"volumeMounts: there is no volume {mount['name']}")
+        volume = volumes[mount["name"]]
+        group = pod.get("fsGroup")
+        made["volumes"].append(_volume(volume, mount["mountPath"], objects or {}, group))
     return made
 
 
@@ -266,11 +235,14 @@ def _volume(fields: Fields, path: str, objects: Objects, group: int | None) -> V
         memory = only(fields["emptyDir"], "medium", "sizeLimit")
         if memory.get("medium") != "Memory":
             return EmptyDir(path)
-        number, unit = re.fullmatch(r"(\d+)([MG]i)", memory["sizeLimit"]).groups()  # type: ignore[union-attr]
-        return Tmpfs(path, size=int(number) * _UNITS[unit])
+        size = re.fullmatch(r"(\d+)([MG]i)", memory.get("sizeLimit", "64Mi"))
+        if not size:
+            raise NotPlayedError(f"volume {fields['name']}: sizeLimit is no number of Mi or Gi")
+        return Tmpfs(path, size=int(size[1]) * _UNITS[size[2]])
     if "secret" in fields:
         secret = only(fields["secret"], "secretName", "defaultMode")
-        files, mode = objects[secret["secretName"]], secret.get("defaultMode", 0o644)
+        mode = secret.get("defaultMode", 0o644)
+        files = needed({**objects, "kind": "Secret"}, secret["secretName"])
         return Files(path, files, mode, fs_group=group)
     config = only(fields["configMap"], "name")
-    return Files(path, objects[config["name"]])
+    return Files(path, needed({**objects, "kind": "ConfigMap"}, config["name"]))

@@ -15,7 +15,8 @@ import pytest
 from tests import pages
 from tests.manifests import examples
 from tests.pods import images
-from tests.pods.manifest import merged, play_init_container, play_mpijob, play_statefulset
+from tests.pods.fields import merged
+from tests.pods.manifest import play_init_container, play_mpijob, play_statefulset
 from tests.pods.operator import mpijob
 from tests.pods.test_job import PATIENCE, RING, ranks, spans, until
 

@@ -11,7 +11,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from tests.pods import images
-from tests.pods.manifest import Without, left_out, only, play_pod
+from tests.pods.fields import NotPlayedError, left_out, needed, only
+from tests.pods.manifest import Without, play_pod
 from tests.pods.oci import PodSpec
 from tests.pods.operator import KeyPair
 from tests.pods.volumes import Files
@@ -46,7 +47,10 @@ def trainjob(
     cluster: Cluster, image: Image, *, as_node: bool, launcher: PodSpec, node: PodSpec
 ) -> tuple[Pod, list[Pod]]:
     """Two nodes of two slots and a launcher, started."""
-    made = _pods(cluster, image, "train", launcher, node, nodes=2, as_node=as_node)
+    specs = (
+        replace(pod, env={"MPIBOOT_LOG_LEVEL": "debug", **pod.env}) for pod in (launcher, node)
+    )
+    made = _pods(cluster, image, "train", *specs, nodes=2, as_node=as_node)
     for pod in (*made.workers, made.launcher):
         pod.start()
         pod.publish()
@@ -56,15 +60,18 @@ def trainjob(
 def play_trainjob(cluster: Cluster, image: Image, manifests: Sequence[dict[str, Any]]) -> Without:
     """The pods of a TrainJob and the ClusterTrainingRuntime beside it."""
     by_kind = {made["kind"]: left_out(made)[0] for made in manifests}
-    runtime, job = by_kind.pop("ClusterTrainingRuntime"), by_kind.pop("TrainJob")
-    assert not by_kind
-    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
-    trainer = only(job["spec"]["trainer"], "image", "command", "args", "numNodes", "numProcPerNode")
-    spec = only(runtime["spec"], "mlPolicy", "template")
+    only(by_kind, "ClusterTrainingRuntime", "TrainJob")
+    runtime, job = (needed(by_kind, kind) for kind in ("ClusterTrainingRuntime", "TrainJob"))
+    if needed(job, "spec", "runtimeRef", "name") != runtime["metadata"]["name"]:
+        raise NotPlayedError("TrainJob: its runtime is not the one in this file")
+    trainer = only(
+        needed(job, "spec", "trainer"), "image", "command", "args", "numNodes", "numProcPerNode"
+    )
     policy = only(
-        spec["mlPolicy"]["mpi"],
+        needed(runtime, "spec", "mlPolicy", "mpi"),
         *("numProcPerNode", "mpiImplementation", "sshAuthMountPath", "runLauncherAsNode"),
     )
+    spec = only(runtime["spec"], "mlPolicy", "template")
     as_node = policy.get("runLauncherAsNode", False)
     pods = {
         replicated["name"]: play_pod(replicated["template"]["spec"]["template"]["spec"])
@@ -105,7 +112,7 @@ def _pods(
     first = f"{job}-launcher-0-0"
     listed = [first, *names] if as_node else names
     hostfile = "".join(f"{host}.{job} slots={slots}\n" for host in listed)
-    own = {"HOME": str(PurePath(mount).parent), "MPIBOOT_LOG_LEVEL": "debug"}
+    own = {"HOME": str(PurePath(mount).parent)}
 
     def made(spec: PodSpec, name: str, env: Mapping[str, str], *more: Files) -> Pod:
         volumes = [Files(mount, keys.files(), modes=secret, fs_group=1000), *more, *spec.volumes]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.pods.manifest import Without, left_out, only, play_pod
+from tests.pods.fields import NotPlayedError, left_out, needed, only
+from tests.pods.manifest import Without, play_pod
 from tests.pods.oci import PodSpec
 from tests.pods.operator import KeyPair
 from tests.pods.volumes import Files, SubPath
@@ -27,11 +28,16 @@ def play_volcano(
     manifest, _ = left_out(manifest)
     job = manifest["metadata"]["name"]
     spec = only(manifest["spec"], "minAvailable", "schedulerName", "plugins", "tasks")
-    plugins = only(spec["plugins"], "mpi", "svc", "ssh")
-    assert plugins["mpi"] == ["--master=master", "--worker=worker"]
-    (said,) = plugins.get("ssh", ["--ssh-key-file-path=/root/.ssh"])
+    needed(manifest, "spec", "tasks")
+    plugins = only(needed(manifest, "spec", "plugins"), "mpi", "svc", "ssh")
+    if plugins.get("mpi") != ["--master=master", "--worker=worker"]:
+        raise NotPlayedError(
+            "Job: of the mpi plugin only --master=master, --worker=worker is played"
+        )
+    (said,) = plugins.get("ssh") or ["--ssh-key-file-path=/root/.ssh"]
     option, _, folder = said.partition("=")
-    assert option == "--ssh-key-file-path"
+    if option != "--ssh-key-file-path":
+        raise NotPlayedError("Job: of the ssh plugin only --ssh-key-file-path is played")
     tasks = {task["name"]: task for task in spec["tasks"]}
     pods = {
         name: [f"{job}-{name}-{index}" for index in range(task["replicas"])]
@@ -65,8 +71,8 @@ def play_volcano(
             cluster.pod(PodSpec(name=pod, image=image, subdomain=job, **fields))
             for pod in pods[name]
         ]
-    (launcher,) = made["master"]
-    return Without(made["worker"], launcher)
+    (launcher,) = needed(made, "master")
+    return Without(needed(made, "worker"), launcher)
 
 
 def _config(hosts: Mapping[str, list[str]], port: int) -> str:

@@ -1,0 +1,94 @@
+"""The fields of a manifest: which are left out here and why, which are missing or unknown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Fields = dict[str, Any]
+_CONTROLLER = "there is no controller that would start a pod again, or clean up"
+_NODE = "there is one machine, and nothing is scheduled"
+_API = "there is no API server"
+# Fields that say nothing to a pod here, wherever they stand, and why.
+LEFT_OUT = {
+    **dict.fromkeys(("backoffLimit", "cleanPodPolicy", "failurePolicy", "maxRetry"), _CONTROLLER),
+    **dict.fromkeys(("podFailurePolicy", "policies", "restartPolicy"), _CONTROLLER),
+    **dict.fromkeys(("activeDeadlineSeconds", "ttlSecondsAfterFinished"), _CONTROLLER),
+    **dict.fromkeys(("affinity", "nodeSelector", "tolerations", "priorityClassName"), _NODE),
+    **dict.fromkeys(("automountServiceAccountToken", "serviceAccountName"), _API),
+    "resources": "every pod has all of this machine, and no device",
+    "resourceClaims": "no device is claimed",
+    "k8s.v1.cni.cncf.io/networks": "pods have the one network of all pods",
+    "readinessProbe": "nobody asks whether a pod is ready",
+    **dict.fromkeys(("imagePullPolicy", "imagePullSecrets"), "the image is built here"),
+    **dict.fromkeys(("lifecycle", "livenessProbe", "startupProbe"), "nobody asks or tells the pod"),
+    "ports": "pods reach each other at every port",
+    "terminationGracePeriodSeconds": "nobody ends a pod but you",
+    "envFrom": "there is no object to take variables from",
+    "runAsNonRoot": "the user is taken as it is given",
+}
+
+
+class NotPlayedError(Exception):
+    """A manifest that can't be played, or makes no job; the text is one line for its user."""
+
+
+def only(fields: Fields, *known: str) -> Fields:
+    """The same fields; one that is not played here is an error."""
+    unknown = set(fields) - set(known)
+    if unknown:
+        raise NotPlayedError(f"{', '.join(sorted(unknown))} can't be played without a cluster")
+    return fields
+
+
+def needed(fields: Fields, *path: str) -> Any:  # noqa: ANN401 - of a document
+    """What stands at a path; an error names the first field that is missing."""
+    found: Any = fields
+    for depth, name in enumerate(path, 1):
+        if not isinstance(found, dict) or found.get(name) in (None, {}, []):
+            raise NotPlayedError(f"{fields.get('kind', '')}: {'.'.join(path[:depth])} is missing")
+        found = found[name]
+    return found
+
+
+def merged(fields: Fields, more: Fields) -> Fields:
+    """A manifest with the fields of another one that a page tells the reader to add."""
+    both = {**fields, **more}
+    for name in fields.keys() & more.keys():
+        if isinstance(fields[name], dict):
+            both[name] = merged(fields[name], more[name])
+    return both
+
+
+def left_out(made: Any) -> tuple[Any, list[tuple[str, str]]]:  # noqa: ANN401 - of a document
+    """A document without what is not played; and each such field, with the reason."""
+    told: list[tuple[str, str]] = []
+    return _kept(made, told), told
+
+
+def _kept(made: Any, told: list[tuple[str, str]]) -> Any:  # noqa: ANN401 - of a document
+    if isinstance(made, list):
+        return [_kept(item, told) for item in made]
+    if not isinstance(made, dict):
+        return made
+    if "containers" in made:
+        made = {**made, "volumes": [_known(item, told) for item in made.get("volumes", ())]}
+    kept = {}
+    for name, value in made.items():
+        if name in LEFT_OUT:
+            told.append((name, LEFT_OUT[name]))
+        elif name == "env" and isinstance(value, list):
+            kept[name] = [item for item in value if "value" in item]
+            elsewhere = [item["name"] for item in value if "value" not in item]
+            told += [(item, "its value stands in another object") for item in elsewhere]
+        else:
+            kept[name] = _kept(value, told)
+    return kept
+
+
+def _known(volume: Fields, told: list[tuple[str, str]]) -> Fields:
+    """A volume that can be made here, or an empty folder in its place."""
+    kind = next((name for name in volume if name != "name"), "")
+    if kind in {"emptyDir", "secret", "configMap"}:
+        return volume
+    told.append((f"{kind} of the volume {volume['name']}", "an empty folder is in its place"))
+    return {"name": volume["name"], "emptyDir": {}}

@@ -1,0 +1,214 @@
+"""A file of manifests, played: which of its documents make pods here, and how.
+
+What the file lacks without a cluster is put in its place and told: an image of container/, a
+program that says where each rank is, a key. What is left out is told with the reason.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.manifests import check
+from tests.pods.fields import Fields, NotPlayedError, left_out, needed
+from tests.pods.indexed import play_indexed_job, play_jobset
+from tests.pods.manifest import Without, play_mpijob, play_statefulset
+from tests.pods.operator import KeyPair
+from tests.pods.trainer import play_trainjob
+from tests.pods.volcano import play_volcano
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.oci import PodSpec
+
+    Objects = dict[str, dict[str, str]]
+    Play = Callable[[Cluster, Image, list[Fields], Objects], Without]
+
+# The sample takes whatever options the manifest's own program has.
+_SAMPLE: Final = "#!/bin/sh\nexec /opt/programs/ring\n"
+_COMMANDS: Final = ("launcher", "worker", "wait", "exec")
+_IMAGES: Final = {"MPICH": "mpich-5.0", "Intel": "intel-mpi"}
+# Kinds that make no pod, and what a job here has in their place.
+_NO_POD: Final = {
+    **dict.fromkeys(("ServiceAccount", "Role", "RoleBinding"), "there is no API server"),
+    **dict.fromkeys(("NetworkPolicy", "Namespace"), "there is no API server"),
+    "SecurityContextConstraints": "pods have what they ask for",
+    **dict.fromkeys(
+        ("SriovNetworkNodePolicy", "SriovNetwork", "MacvlanNetwork", "IPoIBNetwork"),
+        "pods have the one network of all pods",
+    ),
+    **dict.fromkeys(("DeviceClass", "ResourceClaimTemplate"), "no device is claimed"),
+}
+
+
+class _NoCluster:
+    """Stands for a cluster while a file is read: what can't be played is said before all else."""
+
+    def pod(self, spec: PodSpec) -> PodSpec:
+        """The pod as it would be."""
+        return spec
+
+
+def _mpijob(cluster: Cluster, image: Image, documents: list[Fields], _: Objects) -> Without:
+    (document,) = documents
+    job = play_mpijob(cluster, image, document)
+    return Without(job.workers, job.launcher)
+
+
+def _volcano(cluster: Cluster, image: Image, documents: list[Fields], _: Objects) -> Without:
+    (document,) = documents
+    return play_volcano(cluster, image, document)
+
+
+def _trainjob(cluster: Cluster, image: Image, documents: list[Fields], _: Objects) -> Without:
+    return play_trainjob(cluster, image, documents)
+
+
+def _jobset(cluster: Cluster, image: Image, documents: list[Fields], objects: Objects) -> Without:
+    (document,) = documents
+    return play_jobset(cluster, image, document, objects)
+
+
+def _job(cluster: Cluster, image: Image, documents: list[Fields], objects: Objects) -> Without:
+    """With a StatefulSet beside it it is the launcher, else its pods are all of the job."""
+    if any(document["kind"] == "StatefulSet" for document in documents):
+        return play_statefulset(cluster, image, documents, objects)
+    first, *others = play_indexed_job(cluster, image, documents, objects)
+    return Without(others, first)
+
+
+# By apiVersion and kind, the one document that is the job; and the kinds that stand beside it.
+_JOBS: Final[dict[tuple[str, str], tuple[Play, tuple[str, ...]]]] = {
+    ("kubeflow.org/v2beta1", "MPIJob"): (_mpijob, ()),
+    ("trainer.kubeflow.org/v1alpha1", "TrainJob"): (_trainjob, ("ClusterTrainingRuntime",)),
+    ("batch.volcano.sh/v1alpha1", "Job"): (_volcano, ()),
+    ("jobset.x-k8s.io/v1alpha2", "JobSet"): (_jobset, ()),
+    ("batch/v1", "Job"): (_job, ("StatefulSet", "Service", "ConfigMap")),
+}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that can be played: its name, its documents, its objects' files.
+
+    `told` is what is left out, by the reason. `program` is empty where it has no path.
+    """
+
+    name: str
+    documents: list[Fields]
+    objects: Objects
+    told: dict[str, list[str]]
+    image: str
+    program: str
+    make: Play
+
+    def played(self, cluster: Cluster, image: Image) -> Without:
+        """Its pods, not yet started."""
+        return self.make(cluster, self.with_program(image), self.documents, self.objects)
+
+    def with_program(self, image: Image) -> Image:
+        """The image, with the sample at the path of the program that it lacks."""
+        if not self.program or self.lacks_nothing(image):
+            return image
+        return image.with_files({self.program: _SAMPLE}, 0o755)
+
+    def lacks_nothing(self, image: Image) -> bool:
+        """Whether the manifest's own program is in the image, or is none that has a path."""
+        there = (layer / self.program.lstrip("/") for layer in image.layers)
+        return not self.program or any(path.exists() for path in there)
+
+
+def prepare(path: Path) -> Prepared:
+    """Find the job of a file, and what of it is played.
+
+    Raises:
+        ManifestError: the file can't be read, or isn't YAML.
+        NotPlayedError: fields are unknown, missing, or can't be had without a cluster, or there is
+            not one job; in a line each.
+    """
+    documents = check.read(path)
+    if wrong := [line for document in documents for line in check.wrong(document)]:
+        raise NotPlayedError("\n".join(f"{path}: {line}" for line in wrong))
+    jobs = [item for item in documents if (item["apiVersion"], item["kind"]) in _JOBS]
+    if len(jobs) != 1:
+        known = ", ".join(f"{kind} ({version})" for version, kind in _JOBS)
+        found = ", ".join(item["kind"] for item in jobs or documents)
+        raise NotPlayedError(f"{path} has {found}: one job is played, of {known}")
+    (job,) = jobs
+    make, beside = _JOBS[job["apiVersion"], job["kind"]]
+    objects = {
+        item["metadata"]["name"]: _files(item) for item in documents if item["kind"] == "Secret"
+    }
+    kept: list[Fields] = []
+    told: dict[str, list[str]] = {}
+    for item in documents:
+        name = f"{item['kind']} {needed(item, 'metadata', 'name')}"
+        if item is job or item["kind"] in beside:
+            kept.append(item)
+            for what, reason in left_out(item)[1]:
+                told.setdefault(reason, []).append(what)
+        elif item["kind"] in _NO_POD:
+            told.setdefault(_NO_POD[item["kind"]], []).append(name)
+        elif item["kind"] != "Secret":
+            raise NotPlayedError(f"{path}: {item['kind']} can't be played beside {job['kind']}")
+    if _agent(kept) == "kubectl":
+        raise NotPlayedError(f"{path}: MPIBOOT_LAUNCH_AGENT=kubectl needs an API server")
+    for name in sorted(_secrets(kept) - set(objects)):
+        objects[name] = KeyPair.make().files()
+        told.setdefault("a key is made for this job alone", []).append(f"Secret {name}")
+    try:
+        make(_NoCluster(), None, kept, objects)  # type: ignore[arg-type]
+    except NotPlayedError as error:
+        raise NotPlayedError(f"{path}: {error}") from None
+    return Prepared(
+        name=f"{job['kind']} {job['metadata']['name']}",
+        documents=kept,
+        objects=objects,
+        told={reason: sorted(set(names)) for reason, names in told.items()},
+        image=_IMAGES.get(job["spec"].get("mpiImplementation", ""), "openmpi-5.0"),
+        program=_program(kept),
+        make=make,
+    )
+
+
+def _below(value: object) -> Iterator[dict[str, Any]]:
+    """Every mapping in a document."""
+    if isinstance(value, dict):
+        yield value
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for item in items:
+        yield from _below(item)
+
+
+def _files(secret: Fields) -> dict[str, str]:
+    plain = dict(secret.get("stringData", {}))
+    coded = secret.get("data", {})
+    return {name: base64.b64decode(text).decode() for name, text in coded.items()} | plain
+
+
+def _secrets(documents: Sequence[Fields]) -> set[str]:
+    return {
+        item["secret"]["secretName"]
+        for item in _below(documents)
+        if "secretName" in item.get("secret", ())
+    }
+
+
+def _agent(documents: Sequence[Fields]) -> str:
+    named = (item for item in _below(documents) if item.get("name") == "MPIBOOT_LAUNCH_AGENT")
+    return next((item.get("value", "") for item in named), "")
+
+
+def _program(documents: Sequence[Fields]) -> str:
+    """The program of the ranks, where the manifest has it by a path; pods start in /."""
+    for item in _below(documents):
+        args = item.get("args", ())
+        for word in args if args and args[0] not in _COMMANDS[1:] else ():
+            if word.startswith(("./", "/")):
+                return "/" + str(word).removeprefix("./").lstrip("/")
+    return ""

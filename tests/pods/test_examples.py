@@ -1,0 +1,87 @@
+"""The examples, played as scripts/play does: their own numbers, users, rights and probes' ports."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.manifests.examples import FOLDER
+from tests.pages import ROOT, named
+from tests.pods import images
+from tests.pods.play import prepare
+from tests.pods.test_job import PATIENCE, ranks
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.manifest import Without
+
+# Each with the hosts of its ranks, two on each.
+WORKERS = ["train-worker-0", "train-worker-1"]
+HOSTS = {
+    "mpi-operator/openmpi.yaml": WORKERS,
+    "mpi-operator/root.yaml": WORKERS,
+    "mpi-operator/mpich.yaml": WORKERS,
+    "mpi-operator/intel.yaml": WORKERS,
+    "statefulset/configmap.yaml": WORKERS,
+    "volcano/job.yaml": WORKERS,
+    "jobs/jobset.yaml": ["train-worker-0-0", "train-worker-0-1"],
+    "jobs/indexed-job.yaml": ["train-0", "train-1"],
+    "trainer/trainjob.yaml": ["train-launcher-0-0", "train-node-0-0", "train-node-0-1"],
+}
+IMAGES = {
+    "mpi-operator/mpich.yaml": ["mpich-4.0", "mpich-5.0"],
+    "mpi-operator/intel.yaml": ["intel-mpi"],
+}
+ROWS = [(name, image) for name in HOSTS for image in IMAGES.get(name, images.NAMES)]
+QUICK = {("mpi-operator/root.yaml", "openmpi-4.1")}
+
+
+def played(cluster: Cluster, name: str, image: str) -> Without:
+    job = prepare(FOLDER / name).played(cluster, images.image(image))
+    job.start(PATIENCE)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("name", "image"),
+    [pytest.param(*row, marks=[] if row in QUICK else pytest.mark.full) for row in ROWS],
+)
+def test_an_example_runs_its_ranks_on_all_its_hosts(
+    cluster: Cluster, rig: None, name: str, image: str
+) -> None:
+    job = played(cluster, name, image)
+    assert job.launcher.wait(PATIENCE) == 0, job.launcher.stderr()
+    hosts = HOSTS[name]
+    total = 2 * len(hosts)
+    assert ranks(job.launcher.stdout()) == [(n, total, hosts[n // 2]) for n in range(total)]
+    said = job.workers[0].stderr()
+    assert "sshd (openssh) listens on" in said
+    assert f":2222 as {'root' if 'root' in name else 'mpi'}" in said or "indexed" in name
+    assert "warning" not in job.launcher.stderr().lower()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["rdma/sriov-openshift.yaml", "rdma/dranet.yaml"])
+def test_an_example_for_rdma_ends_before_its_start_where_there_is_none(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    """By MPIBOOT_DATA_NETWORK=require: nothing here has a device."""
+    job = played(cluster, name, "openmpi-5.0")
+    assert job.launcher.wait(PATIENCE) == 72, job.launcher.stderr()
+    assert job.launcher.stdout() == ""
+
+
+@pytest.mark.full
+def test_the_command_of_the_page_plays_an_example(rig: None) -> None:
+    """As a user runs it: what is left out is listed, and the exit code is the job's."""
+    argv = ["sh", "-ec", named("play")]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.stdout.count("launcher | rank ") == 4
+    assert "# MPIJob train: a launcher and 2 workers, each a container\n" in done.stdout
+    assert "# its image: openmpi-5.0 of container/ stands in its place\n" in done.stdout
+    assert "# its program: /train is not in that image; one that tells its rank is\n" in done.stdout
+    assert "# left out: backoffLimit, cleanPodPolicy, restartPolicy (there is no co" in done.stdout
+    assert done.stdout.endswith("# the launcher's container ended with exit code 0\n")

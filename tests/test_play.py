@@ -1,0 +1,264 @@
+"""What scripts/play makes of a file before any pod is made, and what it says of a wrong one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from tests.manifests.examples import FILES, FOLDER, name_of, read
+from tests.pages import ROOT
+from tests.pods.fields import NotPlayedError
+from tests.pods.play import prepare
+
+MPIJOB = "mpi-operator/openmpi.yaml"
+_NOT_PLAYED = {"kubectl/statefulset.yaml"}
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if name_of(p) not in _NOT_PLAYED], ids=name_of)
+def test_every_example_but_kubectls_is_one_that_play_takes(path: Path) -> None:
+    made = prepare(path)
+    assert made.documents
+    assert made.program == ("" if path.name == "torchrun.yaml" else "/train")
+
+
+def test_what_is_left_out_is_told_with_the_reason() -> None:
+    made = prepare(FOLDER / "rdma/sriov-openshift.yaml")
+    told = {name: reason for reason, names in made.told.items() for name in names}
+    assert told["SriovNetwork mpi-rdma"] == "pods have the one network of all pods"
+    assert told["k8s.v1.cni.cncf.io/networks"] == "pods have the one network of all pods"
+    assert told["resources"] == "every pod has all of this machine, and no device"
+    assert told["SecurityContextConstraints mpiboot-rdma"] == "pods have what they ask for"
+    assert (
+        told["RoleBinding mpiboot-rdma"] == told["serviceAccountName"] == "there is no API server"
+    )
+    assert "cleanPodPolicy" in told
+    assert (
+        "there is one machine, and nothing is scheduled" in prepare(FOLDER / "rdma/efa.yaml").told
+    )
+    of_job = prepare(FOLDER / "statefulset/configmap.yaml").told
+    assert of_job["a key is made for this job alone"] == ["Secret train-ssh"]
+
+
+def test_the_image_is_the_mpis() -> None:
+    names = {
+        name: prepare(FOLDER / f"mpi-operator/{name}.yaml").image for name in ("mpich", "intel")
+    }
+    assert names == {"mpich": "mpich-5.0", "intel": "intel-mpi"}
+    assert prepare(FOLDER / MPIJOB).image == "openmpi-5.0"
+
+
+def written(tmp_path: Path, *documents: dict[str, Any]) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump_all(documents))
+    return path
+
+
+def pod_of(job: dict[str, Any], replicas: str = "Worker") -> dict[str, Any]:
+    pod: dict[str, Any] = job["spec"]["mpiReplicaSpecs"][replicas]["template"]["spec"]
+    return pod
+
+
+def test_what_a_pod_has_from_other_objects_is_told(tmp_path: Path) -> None:
+    (job,) = read(MPIJOB)
+    pod = pod_of(job)
+    (container,) = pod["containers"]
+    secret = {"secretKeyRef": {"name": "token", "key": "token"}}
+    container["env"].append({"name": "TOKEN", "valueFrom": secret})
+    container["ports"] = [{"containerPort": 2222}]
+    pod["volumes"].append({"name": "data", "persistentVolumeClaim": {"claimName": "data"}})
+    told = prepare(written(tmp_path, job)).told
+    assert told["its value stands in another object"] == ["TOKEN"]
+    assert told["an empty folder is in its place"] == ["persistentVolumeClaim of the volume data"]
+    assert told["pods reach each other at every port"] == ["ports"]
+
+
+def test_a_secret_of_the_file_is_taken(tmp_path: Path) -> None:
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "train-ssh"},
+        "stringData": {"id_ed25519.pub": "public"},
+        "data": {"id_ed25519": "cHJpdmF0ZQ=="},
+    }
+    made = prepare(written(tmp_path, *read("statefulset/configmap.yaml"), secret))
+    assert made.objects == {"train-ssh": {"id_ed25519": "private", "id_ed25519.pub": "public"}}
+    assert "a key is made for this job alone" not in made.told
+
+
+def test_a_file_that_play_does_not_know(tmp_path: Path) -> None:
+    deployment = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "a"},
+        "spec": {"clusterIP": "None"},
+    }
+    with pytest.raises(
+        NotPlayedError, match=r"job\.yaml has Service: one job is played, of MPIJob"
+    ):
+        prepare(written(tmp_path, deployment))
+    (job,) = read(MPIJOB)
+    with pytest.raises(NotPlayedError, match="has MPIJob, MPIJob: one job is played"):
+        prepare(written(tmp_path, job, job))
+    with pytest.raises(NotPlayedError, match="Service can't be played beside MPIJob"):
+        prepare(written(tmp_path, job, deployment))
+
+
+def changed(job: dict[str, Any], change: str) -> None:
+    """Make one thing of an MPIJob wrong."""
+    replicas = job["spec"]["mpiReplicaSpecs"]
+    worker = pod_of(job)
+    if change == "no workers":
+        del replicas["Worker"]
+    elif change == "none of them":
+        replicas["Worker"]["replicas"] = 0
+    elif change == "no launcher":
+        del replicas["Launcher"]
+    elif change == "a sidecar":
+        worker["containers"].append({"name": "other", "image": "other"})
+    elif change == "the node's network":
+        worker["hostNetwork"] = True
+    elif change == "no such volume":
+        del worker["volumes"][0]
+    else:
+        del job["metadata"]["name"]
+
+
+REFUSED = {
+    "no workers": "MPIJob: spec.mpiReplicaSpecs.Worker is missing",
+    "none of them": "MPIJob: spec.mpiReplicaSpecs.Worker.replicas is 0",
+    "no launcher": "MPIJob: spec.mpiReplicaSpecs.Launcher is missing",
+    "a sidecar": "a pod of several containers can't be played",
+    "the node's network": "hostNetwork can't be played without a cluster",
+    "no such volume": "volumeMounts: there is no volume tmp",
+    "no name": "MPIJob: metadata is missing",
+}
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_a_job_that_can_not_be_played_is_refused_in_a_line(tmp_path: Path, change: str) -> None:
+    (job,) = read(MPIJOB)
+    changed(job, change)
+    path = written(tmp_path, job)
+    with pytest.raises(NotPlayedError) as raised:
+        prepare(path)
+    assert str(raised.value).removeprefix(f"{path}: ") == REFUSED[change]
+
+
+OTHERS = {
+    "statefulset/configmap.yaml": [
+        (
+            "Service",
+            "spec",
+            "clusterIP",
+            "Service: clusterIP: None is missing: pods would have no n",
+        ),
+        (
+            "Service",
+            "spec",
+            "selector",
+            "Service: its selector is not {'app': 'train-worker'}, the",
+        ),
+        ("StatefulSet", "spec", "selector", "StatefulSet: spec: 'selector' is a required property"),
+        ("StatefulSet", "", "", "Service: the pods' one is called other"),
+        ("ConfigMap", "metadata", "name", "ConfigMap: train-hosts is missing"),
+    ],
+    "jobs/indexed-job.yaml": [
+        (
+            "Job",
+            "spec",
+            "completionMode",
+            "Job: completionMode: Indexed is missing: its pods would",
+        ),
+        ("Job", "spec", "parallelism", "Job: completions and parallelism differ: not all pods"),
+    ],
+    "volcano/job.yaml": [
+        ("Job", "spec", "plugins", "Job: spec.plugins is missing"),
+        ("Job", "spec", "tasks", "Job: spec.tasks is missing"),
+    ],
+    "trainer/trainjob.yaml": [
+        ("TrainJob", "spec", "trainer", "TrainJob: spec.trainer is missing"),
+        ("ClusterTrainingRuntime", "spec", "mlPolicy", "ClusterTrainingRuntime: spec.mlPolicy is"),
+        ("ClusterTrainingRuntime", "metadata", "name", "TrainJob: its runtime is not the one in"),
+    ],
+    "jobs/jobset.yaml": [("JobSet", "spec", "replicatedJobs", "JobSet: spec.replicatedJobs is")],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "where", "field", "said"),
+    [(name, *row) for name, rows in OTHERS.items() for row in rows],
+)
+def test_other_jobs_without_a_field_that_makes_their_pods(
+    tmp_path: Path, name: str, kind: str, where: str, field: str, said: str
+) -> None:
+    documents = read(name)
+    (item,) = (made for made in documents if made["kind"] == kind)
+    if not where:
+        item["spec"]["serviceName"] = "other"
+    elif field == "name":
+        item["metadata"]["name"] = "other"
+    else:
+        del item[where][field]
+    path = written(tmp_path, *documents)
+    with pytest.raises(NotPlayedError) as raised:
+        prepare(path)
+    assert str(raised.value).startswith(f"{path}: {said}")
+    assert "\n" not in str(raised.value)
+
+
+def test_kubectl_needs_what_play_does_not_have() -> None:
+    with pytest.raises(NotPlayedError, match="MPIBOOT_LAUNCH_AGENT=kubectl needs an API"):
+        prepare(FOLDER / "kubectl/statefulset.yaml")
+
+
+def play(*words: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401
+    argv = [sys.executable, ROOT / "scripts/play_pods.py", *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, **more)
+
+
+WRONG = {
+    "a: [1": "play: {path} is not YAML: while parsing a flow sequence",
+    "": "play: {path} holds no manifest",
+    "apiVersion: v1\nkind: Job\nmetadata: {name: a}\n": "play: {path}: Job: v1 has no schema here",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_file_without_a_job_is_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    done = play(path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(WRONG[text].format(path=path))
+
+
+def test_an_unknown_field_is_one_line_and_names_its_place(tmp_path: Path) -> None:
+    (job,) = read(MPIJOB)
+    job["spec"]["slotPerWorker"] = 1
+    path = written(tmp_path, job)
+    done = play(path)
+    said = (
+        f"play: {path}: MPIJob: spec.slotPerWorker: there is no such field; slotsPerWorker is one\n"
+    )
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_play_without_a_file_tells_how_it_is_called() -> None:
+    done = play()
+    assert done.returncode == 2
+    assert "scripts/play" in done.stderr
+
+
+def test_play_names_the_program_that_pods_need(tmp_path: Path) -> None:
+    """As root; as another user it says that pods are made as root."""
+    done = play(FOLDER / MPIJOB, env={"PATH": str(tmp_path)})
+    assert done.returncode == 2
+    assert done.stderr in {
+        "play: pods need runc, ip, nsenter, unshare, which is not on PATH\n",
+        "play: pods are made as root: run it as root, or by sudo\n",
+    }
