@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from mpiboot.data_checks import DATA_CHECKS
+from mpiboot.doctor_checks import DOCTOR_CHECKS
 from mpiboot.exit_codes import Check, ExitCode
 from mpiboot.model import Finding, Level, Role
 
@@ -275,6 +276,7 @@ CHECKS: Final = (
         hint="install it in the image, or put its folder on PATH",
     ),
     *DATA_CHECKS,
+    *DOCTOR_CHECKS,
 )
 
 BY_REFERENCE: Final = {check.reference: check for check in CHECKS}

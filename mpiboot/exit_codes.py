@@ -15,6 +15,7 @@ class ExitCode(IntEnum):
     Most are the names of sysexits.h, so that ``podFailurePolicy`` can tell "again" from "never".
     """
 
+    FOUND = 1  # `mpiboot doctor` alone: something fails
     USAGE = 2
     HOSTFILE_INVALID = 65
     HOSTFILE_MISSING = 66

@@ -450,16 +450,16 @@ def test_no_key_is_77_and_says_where_it_was_looked_for(tmp_path: Path) -> None:
     assert f"no private SSH key in {tmp_path / 'id_rsa'}" in done.stderr
 
 
-def test_doctor_prints_findings_and_ends_with_the_first_failures_code(tmp_path: Path) -> None:
+def test_doctor_prints_findings_and_ends_with_1_where_one_fails(tmp_path: Path) -> None:
     env = {"MPIBOOT_ROLE": "worker", "MPIBOOT_SSH_KEY": str(tmp_path / "none")}
     done = mpiboot(tmp_path, "doctor", "--json", env=env)
-    told = {item["check"]: item for item in json.loads(done.stdout)}
+    told = {item["check"]: item for item in json.loads(done.stdout)["findings"]}
     assert told["runtime-folder"]["level"] == "ok"
     assert told["ssh-key"]["level"] == "fail"
-    assert done.returncode == 77
+    assert done.returncode == 1
     table = mpiboot(tmp_path, "doctor", env=env)
     assert table.stdout.count("FAIL  this pod  ssh-key ") == 1
-    assert table.returncode == 77
+    assert table.returncode == 1
     assert list((tmp_path / "run").iterdir()) == []  # it leaves nothing behind
 
 

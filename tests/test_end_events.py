@@ -62,7 +62,7 @@ def test_doctor_ends_with_what_it_found(tmp_path: Path) -> None:
     found = mpiboot(tmp_path, "doctor", env=env)
     assert end(found.stderr)[1] == found.returncode
     found = mpiboot(tmp_path, "doctor", env={**env, "MPIBOOT_SSH_KEY": "/none"})
-    assert (found.returncode, end(found.stderr)) == (77, ("error", 77, "ssh-key"))
+    assert (found.returncode, end(found.stderr)) == (1, ("error", 1, "ssh-key"))
 
 
 def test_a_plan_that_would_stop_the_launcher_ends_with_its_reason(tmp_path: Path) -> None:

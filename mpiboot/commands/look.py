@@ -21,20 +21,40 @@ _END: Final = tuple(row.name for row in ROWS if row.section is Section.END)
 @settings_of(Role.LAUNCHER, Role.WORKER, without=_END)
 @click.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def doctor(*, as_json: bool, **flags: str | None) -> None:
+@click.option("--check", "checks", multiple=True, metavar="NAME", help="This check; repeatable.")
+@click.option("--host", "hosts", multiple=True, metavar="NAME", help="This host; repeatable.")
+@click.option("--image", is_flag=True, help="The image alone, as when it is built.")
+@click.option("--list", "list_", is_flag=True, help="List the checks.")
+def doctor(
+    *,
+    as_json: bool,
+    checks: tuple[str, ...],
+    hosts: tuple[str, ...],
+    image: bool,
+    list_: bool,
+    **flags: str | None,
+) -> None:
     """Check this pod and, on a launcher, every host of the hostfile; say what to mend.
 
-    Exit 0 when nothing fails, else the code of the first failure.
+    Exit 0 when nothing fails, 1 when something does, 2 when it is called in a wrong way.
 
     \b
     Examples:
       mpiboot doctor
       kubectl exec my-job-launcher -- mpiboot doctor --json
+      RUN mpiboot doctor --image
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot import doctor as role
+    if list_:
+        from mpiboot import log
+        from mpiboot.doctor import text
+
+        sys.stdout.write(text.listed(log.width(1)))
+        return
+    from mpiboot.doctor import role
 
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
-    role.run(found, os.environ, as_json=as_json)
+    asked = role.Asked(checks, hosts, image=image, as_json=as_json)
+    role.run(found, os.environ, asked)
 
 
 @click.command(cls=Command)

@@ -27,6 +27,7 @@ from mpiboot.model import Decision, Finding, Level, Mpi, PodFacts, SshKind, Work
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import Dialled
 from mpiboot.observe import host_sources, programs
+from mpiboot.setting_sources import Resolved
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import config as sshconfig
 from mpiboot.ssh_client.kept import KeptConnections
@@ -271,16 +272,21 @@ def no_mpirun(environ: Mapping[str, str], called: str = "") -> MpibootError:
 async def _hostfile(
     launcher: LauncherPod, patience: float, line: str = ""
 ) -> job_hostfile.JobHostfile:
+    return await find_hostfile(launcher.resolved, launcher.environ, patience, line)
+
+
+async def find_hostfile(
+    resolved: Resolved, environ: Mapping[str, str], patience: float, line: str = ""
+) -> job_hostfile.JobHostfile:
     """Read the hostfile that the program's own mpirun line names, else the settings'."""
-    settings, given = launcher.resolved.settings, str(launcher.resolved.given["hostfile"])
     return await job_hostfile.find(
-        settings.hostfile,
-        given,
-        launcher.environ,
+        resolved.settings.hostfile,
+        str(resolved.given["hostfile"]),
+        environ,
         patience=patience,
         line=line,
-        listed=host_sources.by_setting(launcher.resolved, launcher.environ),
-        platform=lambda: host_sources.by_platform(launcher.environ, socket.gethostname()),
+        listed=host_sources.by_setting(resolved, environ),
+        platform=lambda: host_sources.by_platform(environ, socket.gethostname()),
     )
 
 

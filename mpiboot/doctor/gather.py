@@ -1,0 +1,145 @@
+"""All looks at this pod at once, a thread each: one that hangs or fails makes its part unknown."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from mpiboot import facts
+from mpiboot.doctor.look import image, pci, pod, private
+from mpiboot.doctor.report import MemoryPart, PodReport
+from mpiboot.errors import MpibootError
+from mpiboot.model import PodFacts
+from mpiboot.observe import pod as identity
+from mpiboot.observe import worker_state
+from mpiboot.observe.worker_state import WorkerState
+from mpiboot.setting_sources import Resolved
+from mpiboot.system import files
+from mpiboot.wording import lasting
+
+# What a part is made from: those that are gathered from others come in a second round.
+_AFTER: Final = {"pci": "facts"}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """This pod, as a look finds it: settings, environment, and its worker if one runs."""
+
+    resolved: Resolved
+    environ: Mapping[str, str]
+    worker: WorkerState | None = None
+
+
+def subject(resolved: Resolved, environ: Mapping[str, str]) -> Subject:
+    """Find out whether a worker of mpiboot's runs here."""
+    named = environ.get("TMPDIR", "")
+    given = environ.get("MPIBOOT_WORKER_DIR")
+    wanted = resolved.settings.runtime_dir
+    folder = Path(given) if given else files.find_role(wanted, os.getuid(), "worker", named)
+    state = worker_state.worker_state(folder) if folder else None
+    there = state is not None and os.path.exists(f"/proc/{state.pid}")  # noqa: PTH110
+    return Subject(resolved, environ, state if there else None)
+
+
+def _facts(one: Subject) -> PodFacts:
+    sshd, pid = (one.worker.sshd, one.worker.pid) if one.worker else ("", 1)
+    return facts.gather(one.resolved, one.environ, sshd=sshd, pid=pid, mpi=None)
+
+
+def _memory(_: Subject) -> MemoryPart:
+    found = pod.memory()
+    if found is None:
+        raise OSError(0, "no control group of this container can be read")
+    return found
+
+
+def _limits(one: Subject) -> object:
+    server = pod.server_of(one.worker.port) or one.worker.pid if one.worker else 0
+    # A session of an SSH server that is not mpiboot's knows that it is one.
+    return pod.limits(str(server) if server else "self" if "SSH_CONNECTION" in one.environ else "")
+
+
+LOOKS: Final[Mapping[str, Callable[[Subject], object]]] = {
+    "identity": lambda one: identity.identity(one.environ),
+    "facts": _facts,
+    "image": lambda one: image.image(one.environ),
+    "sshd": lambda one: image.sshd(one.environ),
+    "folder": lambda one: private.folder(one.resolved.settings, one.environ),
+    "key": lambda one: private.key(one.resolved.settings, one.environ),
+    "shims": lambda one: private.shims(one.environ),
+    "mesh": lambda _: pod.mesh(),
+    "limits": _limits,
+    "shm": lambda _: pod.shm(),
+    "memory": _memory,
+    "routing": lambda _: pod.routing(),
+}
+
+
+def gather(one: Subject, wanted: Collection[str], seconds: float) -> PodReport:
+    """Look at the parts that are wanted; Ctrl-C ends the looks, and what was seen is kept.
+
+    Args:
+        one: this pod.
+        wanted: names of the report's parts.
+        seconds: how long all of them may take.
+
+    Returns:
+        The report; ``unseen`` has the parts that failed or took too long, each with its reason.
+    """
+    report = PodReport(one.resolved.settings, one.environ)
+    names = {*wanted, *(_AFTER[name] for name in wanted if name in _AFTER)} & set(LOOKS)
+    report = _looked(report, {name: partial(LOOKS[name], one) for name in names}, seconds)
+    if "pci" in wanted and report.facts:
+        own = report.facts
+        report = _looked(report, {"pci": lambda: pci.pci(own)}, seconds)
+    elif "pci" in wanted:
+        unseen = {**report.unseen, "pci": report.unseen.get("facts", "")}
+        report = replace(report, unseen=unseen)
+    return report
+
+
+def _looked(
+    report: PodReport, looks: Mapping[str, Callable[[], object]], seconds: float
+) -> PodReport:
+    done: queue.SimpleQueue[tuple[str, object, str]] = queue.SimpleQueue()
+
+    def run(name: str, look: Callable[[], object]) -> None:
+        try:
+            done.put((name, look(), ""))
+        except MpibootError as wrong:
+            done.put((name, None, wrong.finding.said))
+        except OSError as wrong:
+            done.put((name, None, wrong.strerror or str(wrong)))
+        except Exception as wrong:  # noqa: BLE001 - one look that fails must not end the others
+            done.put((name, None, f"this look failed: {type(wrong).__name__}: {wrong}"))
+
+    for name, look in looks.items():
+        # Of its own and not an executor's: a look that hangs in the kernel is left behind.
+        threading.Thread(target=run, args=(name, look), daemon=True).start()
+    missing, unseen = set(looks), dict(report.unseen)
+    found: dict[str, object] = {}
+    end, why = time.monotonic() + seconds, f"no answer within {lasting(seconds)}"
+    try:
+        while missing:
+            name, value, wrong = done.get(timeout=max(0.0, end - time.monotonic()))
+            missing.discard(name)
+            if wrong:
+                unseen[name] = wrong
+            else:
+                found[name] = value
+    except queue.Empty:
+        pass
+    except KeyboardInterrupt:
+        why = INTERRUPTED
+    unseen |= dict.fromkeys(missing, why)
+    return replace(report, unseen=unseen, **found)  # type: ignore[arg-type] # by their names
+
+
+INTERRUPTED: Final = "interrupted"

@@ -1,0 +1,129 @@
+"""A launcher's hosts and a worker's own SSH server, as the gates find them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from mpiboot.checks import failed
+from mpiboot.errors import MpibootError, error
+from mpiboot.gates import gate
+from mpiboot.job import plan as plans
+from mpiboot.launcher import launch_folder, look, observation
+from mpiboot.launcher import setup as launcher_setup
+from mpiboot.model import Finding, Host, Hostfile, Level, Worker
+from mpiboot.observe import worker_state
+from mpiboot.observe.dns import Resolver
+from mpiboot.setting_sources import Resolved
+from mpiboot.wording import counted
+from mpiboot.worker import self_test
+
+SERVER: Final = "workers-unreachable"
+# What the plan is asked with: its checks don't depend on the program.
+_ANY_PROGRAM = ("true",)
+
+
+def _ok(check: str, said: str, host: str = "") -> Finding:
+    return Finding(check, Level.OK, said, host)
+
+
+def own_server(resolved: Resolved, environ: Mapping[str, str]) -> Finding:
+    """Log in to this worker's own server; what it says, or what that fails with."""
+    try:
+        return _ok(SERVER, _server(resolved, environ))
+    except MpibootError as wrong:
+        return wrong.finding
+
+
+def _server(resolved: Resolved, environ: Mapping[str, str]) -> str:
+    """Log in to this worker's own server, as a launcher would."""
+    launcher = launcher_setup.launcher_pod(resolved, environ, "doctor", patience=0.0)
+    folder = Path(environ.get("MPIBOOT_WORKER_DIR") or launcher.folder.parent / "worker")
+    state = worker_state.worker_state(folder)
+    if state is None:
+        raise error(
+            SERVER,
+            f"no SSH server of mpiboot's runs in this pod: nothing is in {folder}",
+            hint="start the container with `args: [worker]`, and look at its log",
+        )
+    access = launcher_setup.access(launcher)
+    asyncio.run(self_test.look(state.address, state.port, resolved.settings, access))
+    return f"{state.sshd} lets {access.user} in at {state.address} port {state.port}"
+
+
+def of_job(resolved: Resolved, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Check the hostfile and every host of it, as far as that goes with what is there."""
+    try:
+        seen, launcher = look.look(resolved, _ANY_PROGRAM, environ)
+    except MpibootError as wrong:
+        yield from (wrong.finding, *wrong.others)
+        if wrong.finding.check in _GOES_ON:
+            yield from _without_plan(resolved, environ)
+        return
+    file = seen.observed.hostfile
+    yield from _hostfile(file)
+    yield from seen.warnings
+    yield from (_ok("names-unresolved", "this pod itself", one.name) for one in seen.observed.local)
+    yield from map(_reached, seen.observed.workers)
+    yield from seen.passed.findings
+    try:
+        where = launch_folder.paths(launcher.folder)
+        made = plans.make(seen.observed, resolved, where)
+    except MpibootError as wrong:
+        yield from (wrong.finding, *wrong.others)
+        return
+    odd = plans.pair_findings(made, seen.observed, seen.dialled)
+    if seen.dialled and not odd:
+        tried = counted(len(seen.dialled), "connection")
+        yield _ok("worker-pairs", f"workers reach each other: {tried} tried")
+    yield from (*odd, *made.findings)
+
+
+def _hostfile(file: Hostfile) -> Iterator[Finding]:
+    yield _ok("hostfile-missing", f"the hostfile is {file.path}, named by {file.named_by}")
+    hosts = counted(len(file.hosts), "host")
+    yield _ok("hostfile-invalid", f"{hosts}, {counted(file.slots, 'slot')}")
+
+
+def _reached(worker: Worker) -> Finding:
+    server = worker.facts.sshd if worker.facts and worker.facts.sshd else "sshd"
+    mpi = worker.facts.mpi if worker.facts else worker.mpi
+    said = f"{worker.address} port {worker.port}, {server}, {mpi.said if mpi else 'no mpirun'}"
+    return _ok(SERVER, said, worker.host.name)
+
+
+# Without these there is no plan, but hosts can still be looked for.
+_GOES_ON: Final = frozenset({"program-missing", "ssh-key", "runtime-folder", "tmpdir"})
+
+
+def _without_plan(resolved: Resolved, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Look at the hostfile; log in where there is a key, else ask for the hosts' names alone."""
+    try:
+        file = asyncio.run(observation.find_hostfile(resolved, environ, 0.0)).hostfile
+    except MpibootError as wrong:
+        yield from (wrong.finding, *wrong.others)
+        return
+    yield from _hostfile(file)
+    try:
+        launcher = launcher_setup.launcher_pod(resolved, environ, "doctor", patience=0.0)
+        to = launcher_setup.access(launcher)
+        passed = asyncio.run(gate.look(file.hosts, resolved.settings, to))
+    except MpibootError:
+        yield from asyncio.run(_names(file.hosts))
+        return
+    yield from (_ok("names-unresolved", "this pod itself", one.name) for one in passed.local)
+    yield from map(_reached, passed.workers)
+    yield from passed.findings
+
+
+async def _names(hosts: Sequence[Host]) -> list[Finding]:
+    resolver = Resolver()
+    answers = await asyncio.gather(*(resolver.ask(host.name) for host in hosts))
+    return [
+        _ok("names-unresolved", f"resolves to {', '.join(answer.addresses)}", host.name)
+        if answer.addresses
+        else failed("names-unresolved", answer.detail, host=host.name)
+        for host, answer in zip(hosts, answers, strict=True)
+    ]

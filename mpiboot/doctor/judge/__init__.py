@@ -1,0 +1,1 @@
+"""What was seen in a pod, judged: an area each. Pure."""

@@ -1,0 +1,92 @@
+"""Variables of the pod that get in each other's way, or in the job's. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from mpiboot.data_network import nccl
+from mpiboot.doctor.judge.image import warned
+from mpiboot.model import Finding, PodFacts
+from mpiboot.wording import first_few
+
+
+@dataclass(frozen=True, slots=True)
+class _Loud:
+    """A variable that makes a library talk, and the values that are quiet."""
+
+    variable: str
+    quiet: frozenset[str]
+
+
+# NCCL: user guide, NCCL_DEBUG. UCX: `ucx_info -f`, UCX_LOG_LEVEL. libfabric: fi_getinfo(3),
+# FI_LOG_LEVEL. Intel MPI: developer reference, I_MPI_DEBUG. Open MPI: *_base_verbose.
+_LOUD: Final = (
+    _Loud("NCCL_DEBUG", frozenset({"", "version", "warn"})),
+    _Loud("RCCL_DEBUG", frozenset({"", "version", "warn"})),
+    _Loud("UCX_LOG_LEVEL", frozenset({"", "fatal", "error", "warn"})),
+    _Loud("FI_LOG_LEVEL", frozenset({"", "warn"})),
+    _Loud("I_MPI_DEBUG", frozenset({"", "0"})),
+    _Loud("I_MPI_HYDRA_DEBUG", frozenset({"", "0", "off", "no", "disable"})),
+    _Loud("TORCH_DISTRIBUTED_DEBUG", frozenset({"", "off"})),
+)
+_MCA: Final = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
+_VERBOSE: Final = "_verbose"
+_FILE: Final = {"NCCL_DEBUG": "NCCL_DEBUG_FILE", "UCX_LOG_LEVEL": "UCX_LOG_FILE"}
+
+# Two that exclude each other: mca_base_var_check_exclusive() of Open MPI's components, and PRRTE's
+# own test of its if_include.
+_PAIRS: Final = (
+    ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude", "ranks then have no TCP"),
+    ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_oob_tcp_if_exclude", "daemons then have no TCP"),
+    ("PRTE_MCA_prte_if_include", "PRTE_MCA_prte_if_exclude", "daemons then do not start"),
+)
+
+
+def debug(environ: Mapping[str, str]) -> Iterable[Finding]:
+    """Name what makes libraries talk; where they write to a file it floods nothing."""
+    loud = [
+        f"{row.variable}={environ[row.variable]}"
+        for row in _LOUD
+        if row.variable in environ
+        and environ[row.variable].strip().lower() not in row.quiet
+        and not environ.get(_FILE.get(row.variable, ""))
+    ]
+    loud += [
+        f"{name}={value}"
+        for name, value in sorted(environ.items())
+        if name.startswith(_MCA) and name.endswith(_VERBOSE) and value.strip("0 -")
+    ]
+    if loud:
+        yield warned("debug-output", f"{', '.join(loud)}")
+
+
+def two_settings(environ: Mapping[str, str]) -> Iterable[Finding]:
+    """Name pairs of which only one can hold."""
+    for one, other, then in _PAIRS:
+        if environ.get(one) and environ.get(other):
+            said = f"{one} and {other} exclude each other: {then}"
+            yield warned("two-settings", said)
+
+
+def prefixes(facts: PodFacts) -> Iterable[Finding]:
+    """Find a name in NCCL's lists that takes others which begin as it does: mlx5_1 and mlx5_10."""
+    there = {
+        "NCCL_SOCKET_IFNAME": [link.name for link in facts.links if link.addresses],
+        "NCCL_IB_HCA": [device.name for device in facts.fabric.devices],
+    }
+    for name, value in facts.fabric.settings:
+        names = there.get(name, [])
+        rest = value.removeprefix("^")
+        if len(value) <= 1 or rest.startswith("="):
+            continue
+        whole = [word.partition(":")[0] for word in rest.split(",") if word]
+        for word in whole:
+            more = [item for item in nccl.matching(word, names) if item not in whole]
+            if word in names and more:
+                said = (
+                    f"{name}={value}: {word} is a prefix for NCCL, and means {first_few(more)} too"
+                )
+                hint = f"write {name}={value[: len(value) - len(rest)]}={rest}"
+                yield warned("nccl-prefix", said, hint=hint)

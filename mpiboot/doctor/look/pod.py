@@ -1,0 +1,159 @@
+"""What this pod may use: limits, control group, /dev/shm, routing; read from /proc and /sys."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from mpiboot.data_network.observe.sysfs import text
+from mpiboot.doctor.report import LimitsPart, MemoryPart, MeshPart, RoutingPart, ShmPart
+from mpiboot.observe import service_mesh
+
+PROC: Final = Path("/proc")
+CGROUP: Final = Path("/sys/fs/cgroup")
+SHM: Final = Path("/dev/shm")  # noqa: S108 - looked at only
+# Names of /proc/PID/limits that a job meets.
+LIMITS: Final = {
+    "locked memory": "Max locked memory",
+    "open files": "Max open files",
+    "processes": "Max processes",
+}
+_LIMIT: Final = re.compile(r"^(Max [a-z ]+?) {2,}(\S+)", re.MULTILINE)
+_NCCL: Final = "nccl-"
+# Files of NCCL that are looked at; a job of 8 ranks a pod has some hundreds.
+_MOST: Final = 4096
+# As version 1 of the control groups writes "no limit": the largest number of pages.
+_NO_LIMIT: Final = 1 << 60
+
+
+def limits(server: str, proc: Path = PROC, cgroup: Path = CGROUP) -> LimitsPart:
+    """Read the limits of sessions and of the pod's first process.
+
+    Args:
+        server: the process whose limits SSH sessions have, as /proc names it; empty where none is.
+        proc: where /proc is.
+        cgroup: where the control group is.
+    """
+    sessions = _limits(proc / server / "limits") if server else {}
+    used, most = text(cgroup / "pids.current"), text(cgroup / "pids.max")
+    used = used or text(cgroup / "pids/pids.current")
+    most = most or text(cgroup / "pids/pids.max")
+    return LimitsPart(
+        sessions,
+        _limits(proc / "1/limits"),
+        int(used) if used.isdigit() else 0,
+        int(most) if most.isdigit() else 0,
+    )
+
+
+def _limits(path: Path) -> dict[str, int]:
+    rows = {match[1]: match[2] for match in _LIMIT.finditer(text(path))}
+    known = {name: rows.get(row, "") for name, row in LIMITS.items()}
+    return {
+        name: -1 if value == "unlimited" else int(value)
+        for name, value in known.items()
+        if value == "unlimited" or value.isdigit()
+    }
+
+
+def server_of(address_port: int, proc: Path = PROC) -> int:
+    """Give the process that listens on a port; 0 where none of this user's does."""
+    listening = _listening(address_port, proc)
+    holders = (item for item in _processes(proc) if listening & _open_files(item))
+    return next((int(item.name) for item in holders), 0)
+
+
+def _open_files(process: Path) -> set[str]:
+    folder, found = str(process / "fd"), set()
+    with contextlib.suppress(OSError):  # of another user's, and of one that has ended
+        for name in os.listdir(folder):  # noqa: PTH208 - names only
+            found.add(os.readlink(f"{folder}/{name}"))  # noqa: PTH115 - a socket is no path
+    return found
+
+
+def _listening(port: int, proc: Path) -> set[str]:
+    found = set()
+    for table in ("net/tcp", "net/tcp6"):
+        for words in map(str.split, text(proc / table).splitlines()[1:]):
+            if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
+                found.add(f"socket:[{words[9]}]")
+    return found
+
+
+def _processes(proc: Path) -> Iterator[Path]:
+    return (item for item in proc.iterdir() if item.name.isdigit())
+
+
+def shm(folder: Path = SHM, proc: Path = PROC) -> ShmPart:
+    """Measure /dev/shm, and find NCCL's files that no process of this pod holds."""
+    room = os.statvfs(folder)
+    size = room.f_blocks * room.f_frsize
+    used = size - room.f_bfree * room.f_frsize
+    files: dict[str, int] = {}
+    names = [name for name in os.listdir(folder) if name.startswith(_NCCL)]  # noqa: PTH208
+    for path in (folder / name for name in names[:_MOST]):
+        with contextlib.suppress(FileNotFoundError):
+            files[str(path)] = path.lstat().st_blocks * 512
+    if not files:
+        return ShmPart(size, used)
+    held, all_seen = _held(str(folder), proc)
+    stale = tuple((Path(path).name, size) for path, size in files.items() if path not in held)
+    return ShmPart(size, used, stale, all_seen)
+
+
+def _held(folder: str, proc: Path) -> tuple[set[str], bool]:
+    """Give the files of a folder that processes have in memory, and whether all could be asked."""
+    held, all_seen = set(), True
+    for process in _processes(proc):
+        try:
+            lines = (process / "maps").read_text("utf-8", "replace").splitlines()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        except OSError:
+            all_seen = False
+            continue
+        held |= {line.split(None, 5)[5] for line in lines if f" {folder}/{_NCCL}" in line}
+    return held, all_seen
+
+
+def memory(cgroup: Path = CGROUP) -> MemoryPart | None:
+    """Read the container's control group; None where it can't be read."""
+    if (cgroup / "memory.events").exists():
+        limit, used = text(cgroup / "memory.max"), text(cgroup / "memory.current")
+        events = text(cgroup / "memory.events")
+        cache = _row(text(cgroup / "memory.stat"), "inactive_file")
+    else:
+        group = cgroup / "memory"
+        limit, used = text(group / "memory.limit_in_bytes"), text(group / "memory.usage_in_bytes")
+        events = text(group / "memory.oom_control")
+        cache = _row(text(group / "memory.stat"), "total_inactive_file")
+    if not used.isdigit():
+        return None
+    most = int(limit) if limit.isdigit() else 0
+    kills = _row(events, "oom_kill")
+    return MemoryPart(most if most < _NO_LIMIT else 0, max(0, int(used) - cache), kills)
+
+
+def _row(table: str, name: str) -> int:
+    rows = dict(line.split(None, 1) for line in table.splitlines() if " " in line)
+    value = rows.get(name, "")
+    return int(value) if value.isdigit() else 0
+
+
+def routing(proc: Path = PROC) -> RoutingPart:
+    """Read rp_filter of each link; of a link's own value and that of all the larger one counts."""
+    base = proc / "sys/net/ipv4/conf"
+    named = {item.name: text(item / "rp_filter") for item in base.iterdir()}
+    numbers = {name: int(value) for name, value in named.items() if value.isdigit()}
+    everywhere = numbers.get("all", 0)
+    links = {name: value for name, value in numbers.items() if name not in ("all", "default")}
+    return RoutingPart({name: max(value, everywhere) for name, value in links.items()})
+
+
+def mesh() -> MeshPart:
+    """Look for a service mesh's proxy."""
+    return MeshPart(service_mesh.look())

@@ -1,0 +1,129 @@
+"""``mpiboot doctor``: this pod and, on a launcher, every host; what is wrong and how to mend it.
+
+It waits for nothing, starts nothing and writes nothing but its private folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from mpiboot.checks import BY_REFERENCE
+from mpiboot.doctor import gather, hosts, table, text
+from mpiboot.doctor.look import private
+from mpiboot.errors import MpibootError, ShownError, error
+from mpiboot.exit_codes import ExitCode
+from mpiboot.job import platforms
+from mpiboot.model import Finding, Level, Role
+from mpiboot.observe import hostfiles
+from mpiboot.setting_sources import Resolved
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked for: which checks and hosts (none: all), an image alone, JSON."""
+
+    checks: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    image: bool = False
+    as_json: bool = False
+
+
+def run(resolved: Resolved, environ: Mapping[str, str], asked: Asked = Asked()) -> None:
+    """Print every finding; after Ctrl-C those that are known.
+
+    Raises:
+        ShownError: something fails; with the code 1.
+        MpibootError: ``usage``; a check or host that does not exist is asked for.
+        KeyboardInterrupt: it was interrupted, and has said what it knows.
+    """
+    unknown = [name for name in asked.checks if name not in BY_REFERENCE]
+    if unknown:
+        raise error("usage", f"no check {unknown[0]!r}", hint="`mpiboot doctor --list` lists them")
+    role = _role(resolved, environ)
+    found: list[Finding] = []
+    whole = False
+    try:
+        for item in _look(resolved, environ, role, asked):
+            if item not in found:
+                found.append(item)
+        whole = True
+    except KeyboardInterrupt:
+        pass
+    finally:
+        private.remove_folder(resolved.settings, environ)
+    shown = _selected(found, asked)
+    if asked.as_json:
+        sys.stdout.write(text.as_json(shown, role, whole=whole))
+    else:
+        text.write(shown, whole=whole)
+    if not whole:
+        raise KeyboardInterrupt
+    for item in shown:
+        if item.level is Level.FAIL:
+            raise ShownError(item, code=int(ExitCode.FOUND))
+
+
+def _selected(found: list[Finding], asked: Asked) -> list[Finding]:
+    """Leave what is asked for."""
+    here = os.uname().nodename
+    names = {name for item in found for name in (item.host, *item.hosts) if name} | {here}
+    for wanted in asked.hosts:
+        if not any(_named(name, wanted) for name in names):
+            listed = ", ".join(sorted(names))
+            raise error("usage", f"no host {wanted!r}", hint=f"there are {listed}")
+    return [
+        item
+        for item in found
+        if (not asked.checks or item.check in asked.checks)
+        and (
+            not asked.hosts
+            or any(
+                _named(name, wanted)
+                for wanted in asked.hosts
+                for name in item.hosts or (item.host or here,)
+            )
+        )
+    ]
+
+
+def _named(name: str, wanted: str) -> bool:
+    return wanted in (name, name.partition(".")[0])
+
+
+def _look(
+    resolved: Resolved, environ: Mapping[str, str], role: Role, asked: Asked
+) -> Iterator[Finding]:
+    """Look at this pod and, on a launcher, at its hosts."""
+    yield from resolved.warnings
+    rows = table.chosen(role, asked.checks, at_build=asked.image)
+    one = gather.subject(resolved, environ)
+    needs = {name for row in rows for name in row.needs}
+    report = gather.gather(one, needs, resolved.settings.timeout)
+    yield from table.judge(report, rows)
+    if gather.INTERRUPTED in report.unseen.values():
+        raise KeyboardInterrupt
+    if asked.image:
+        return
+    if role is Role.WORKER and hosts.SERVER in (asked.checks or (hosts.SERVER,)):
+        yield hosts.own_server(resolved, environ)
+    if role is Role.LAUNCHER:
+        yield from hosts.of_job(resolved, environ)
+
+
+def _role(resolved: Resolved, environ: Mapping[str, str]) -> Role:
+    """Where nothing says the role, a mounted hostfile is reason enough to look at its hosts."""
+    mounted = _mounted(resolved, environ)
+    try:
+        role, _ = platforms.role(resolved, environ, (), mounted, os.uname().nodename)
+    except MpibootError:
+        return Role.LAUNCHER
+    return role
+
+
+def _mounted(resolved: Resolved, environ: Mapping[str, str]) -> str:
+    given = str(resolved.given["hostfile"])
+    named = hostfiles.candidates(resolved.settings.hostfile, given, environ)
+    return next((item.path for item in named if os.path.exists(item.path)), "")  # noqa: PTH110

@@ -1,0 +1,105 @@
+"""The rows of what only ``mpiboot doctor`` looks at; to be read with ``checks.CHECKS``. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mpiboot.exit_codes import Check, ExitCode
+from mpiboot.model import Role
+
+
+def _row(reference: str, title: str, hint: str, *roles: Role) -> Check:
+    return Check(reference, title, ExitCode.FOUND, hint, roles or (Role.LAUNCHER, Role.WORKER))
+
+
+DOCTOR_CHECKS: Final = (
+    _row(
+        "mpi-daemon",
+        "the program that mpirun starts on every host is installed",
+        "install the whole MPI in the image of launcher and workers (Debian: openmpi-bin, mpich)",
+    ),
+    _row(
+        "shared-libraries",
+        "the programs of MPI and SSH find their shared libraries",
+        "install the library in the image, or put its folder into LD_LIBRARY_PATH of the pod "
+        "(`env:` of the container), from where every session gets it",
+    ),
+    _row(
+        "python-modules",
+        "mpiboot's own Python modules are installed",
+        "install mpiboot with what it needs: `pip install mpiboot`, without --no-deps",
+    ),
+    _row(
+        "passwd-entry",
+        "the pod's user has a passwd entry",
+        "runAsUser: a uid that the image has, or add a line for this one to /etc/passwd in the "
+        "image; ssh, sshd and the user's own programs may ask for it, mpiboot goes without",
+    ),
+    _row(
+        "openssh-server",
+        "OpenSSH's server can serve this pod",
+        "securityContext: {capabilities: {add: [SETUID, SETGID, SYS_CHROOT]}} for a pod that "
+        "runs as root; or leave it: mpiboot's own server takes its place",
+        Role.WORKER,
+    ),
+    _row(
+        "session-limits",
+        "SSH sessions have the limits of the pod's first process",
+        "start the SSH server by mpiboot (`args: [worker]`), not by an entrypoint that lowers "
+        "limits (ulimit, PAM's limits.conf)",
+        Role.WORKER,
+    ),
+    _row(
+        "processes",
+        "the pod may start more processes",
+        "raise the node's limit of processes for a pod (kubelet: podPidsLimit), or start fewer "
+        "threads (OMP_NUM_THREADS)",
+    ),
+    _row(
+        "shm-full",
+        "the shared memory has room, and holds nothing of ended jobs",
+        "remove the files, or delete the pod; raise sizeLimit of the volume that is mounted there",
+        Role.WORKER,
+    ),
+    _row(
+        "memory-limit",
+        "the container is within its memory limit",
+        "raise resources.limits.memory of this container",
+    ),
+    _row(
+        "rp-filter",
+        "answers may come by another link than the question",
+        "securityContext: {sysctls: [{name: net.ipv4.conf.all.rp_filter, value: '2'}]} of the pod "
+        "(the kubelet must allow it), or the tuning plugin in the network's definition",
+        Role.WORKER,
+    ),
+    _row(
+        "default-routes",
+        "one link has the default route",
+        "give one network alone a gateway (its IPAM's routes, or "
+        "`default-route` in the networks annotation)",
+    ),
+    _row(
+        "debug-output",
+        "no variable makes libraries write debug output",
+        "unset it once it is no longer needed: it slows ranks down and floods the log",
+    ),
+    _row(
+        "two-settings",
+        "no two variables set the same thing",
+        "unset one of them",
+    ),
+    _row(
+        "nccl-prefix",
+        "names in NCCL's lists mean no more than themselves",
+        "write `=` in front of the list: then a name is that name alone",
+        Role.WORKER,
+    ),
+    _row(
+        "gpu-distance",
+        "each GPU has an RDMA device that is near",
+        "ask for GPU and device of one PCI switch (Topology Manager of the kubelet, or DRA); "
+        "in a virtual machine NCCL_TOPO_FILE tells NCCL what the hypervisor hides",
+        Role.WORKER,
+    ),
+)

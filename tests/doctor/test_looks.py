@@ -1,0 +1,288 @@
+"""What doctor looks at: made trees of /proc and /sys, and real files, programs and sockets."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mpiboot import shims
+from mpiboot.doctor.look import image, pci, pod, private
+from mpiboot.doctor.report import MemoryPart, ShimsPart
+from mpiboot.errors import error
+from mpiboot.fabric import Fabric
+from mpiboot.model import Gpus, Level
+from mpiboot.settings import Settings
+from mpiboot.ssh_server import openssh
+from tests.doctor.test_judges import FACTS, device
+
+CC = shutil.which("cc")
+
+
+def write(root: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def program(folder: Path, name: str, text: str = "#!/bin/sh\n") -> str:
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+    return str(folder / name)
+
+
+# -- image -----------------------------------------------------------------------------------------
+
+
+def test_mpirun_daemon_and_ssh_are_found_where_they_are(tmp_path: Path) -> None:
+    ssh = program(tmp_path, "ssh")
+    mpirun = program(tmp_path, "mpirun", "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.6'\n")
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    seen = image.image(environ)
+    assert seen.mpi is not None
+    assert (seen.mpi.path, seen.mpi.version) == (mpirun, "4.1.6")
+    assert next(item.path for item in seen.programs if item.name == "ssh") == ssh
+    assert seen.modules == ()
+    own = program(tmp_path, "orted")
+    again = image.image(environ)
+    assert again.daemon is not None
+    assert (again.daemon.name, again.daemon.path) == ("orted", own)
+
+
+def test_what_is_not_there_is_empty(tmp_path: Path) -> None:
+    seen = image.image({"PATH": str(tmp_path)})
+    assert (seen.mpi, seen.daemon, seen.search) == (None, None, str(tmp_path))
+    assert [item.path for item in seen.programs if item.name == "ssh"] == [""]
+
+
+def test_an_mpi_without_its_daemon_has_none(tmp_path: Path) -> None:
+    program(tmp_path, "mpirun", "#!/bin/sh\necho 'prterun (Open MPI) 5.0.7'\n")
+    seen = image.image({"PATH": str(tmp_path)})
+    assert seen.daemon is not None
+    assert (seen.daemon.name, seen.daemon.path) == ("prted", "")
+
+
+def test_a_program_tells_its_loader_and_a_script_has_none(tmp_path: Path) -> None:
+    assert Path(image.loader_of(sys.executable)).exists()
+    assert image.loader_of(program(tmp_path, "script")) == ""
+    assert image.loader_of(program(tmp_path, "broken", "\x7fELF\x02")) == ""
+    assert image.loader_of(str(tmp_path / "none")) == ""
+
+
+def test_the_loader_names_the_library_that_is_gone(tmp_path: Path) -> None:
+    if CC is None:
+        pytest.skip("no C compiler")
+    (tmp_path / "lib.c").write_text("int own(void) { return 0; }\n")
+    (tmp_path / "main.c").write_text("int own(void); int main(void) { return own(); }\n")
+    library, binary = tmp_path / "libown-mpi.so", tmp_path / "ssh"
+    subprocess.run([CC, "-shared", "-o", library, tmp_path / "lib.c"], check=True)
+    command = [CC, "-o", str(binary), str(tmp_path / "main.c"), f"-L{tmp_path}", "-lown-mpi"]
+    subprocess.run(command, check=True)
+    environ = {"PATH": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
+    assert [item.lacks for item in image.image(environ).programs if item.name == "ssh"] == [()]
+    library.unlink()
+    (lacks,) = (item.lacks for item in image.image(environ).programs if item.name == "ssh")
+    assert [line.startswith("libown-mpi.so: ") for line in lacks] == [True]
+
+
+def test_a_loader_that_is_not_there_is_told(tmp_path: Path) -> None:
+    real = Path(os.path.realpath(sys.executable)).read_bytes()
+    loader = image.loader_of(os.path.realpath(sys.executable)).encode()
+    gone = loader.replace(b"/lib", b"/lob", 1)
+    (tmp_path / "ssh").write_bytes(real.replace(loader + b"\0", gone + b"\0"))
+    (tmp_path / "ssh").chmod(0o755)
+    (lacks,) = (
+        item.lacks for item in image.image({"PATH": str(tmp_path)}).programs if item.name == "ssh"
+    )
+    assert lacks == (f"its loader {gone.decode()} is not there",)
+
+
+def test_asking_for_sshd_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = tmp_path / "sshd-folder"
+    monkeypatch.setattr(openssh, "_PRIVSEP", str(wanted))
+    monkeypatch.setattr(openssh, "find", lambda _: "/usr/sbin/sshd")
+    monkeypatch.setattr(openssh, "knows", lambda *_: True)
+    seen = image.sshd({"PATH": "/usr/sbin"})
+    assert seen.path == "/usr/sbin/sshd"
+    assert not wanted.exists()
+    assert "can't be made" not in seen.against
+
+
+# -- private files ---------------------------------------------------------------------------------
+
+
+def test_the_folder_is_made_and_taken_away(tmp_path: Path) -> None:
+    settings = Settings(runtime_dir=str(tmp_path / "run"))
+    seen = private.folder(settings, {})
+    assert Path(seen.path).is_dir()
+    assert (Path(seen.path).name, seen.wrong) == ("doctor", ())
+    private.remove_folder(settings, {})
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_folder_and_a_tmpdir_that_cannot_be_used_are_both_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    seen = private.folder(
+        Settings(runtime_dir=str(tmp_path / "file")), {"TMPDIR": str(tmp_path / "file/x")}
+    )
+    assert seen.path == ""
+    assert [item.check for item in seen.wrong] == ["runtime-folder", "tmpdir"]
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen")
+def test_a_key_is_seen_with_type_mode_and_owner(tmp_path: Path) -> None:
+    path = tmp_path / "id_rsa"
+    command = ["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", str(path)]
+    subprocess.run(command, check=True)
+    path.chmod(0o644)
+    settings = Settings(ssh_key=str(path))
+    seen = private.key(settings, {})
+    assert (seen.path, seen.kind) == (str(path), "ecdsa-sha2-nistp256")
+    assert (seen.mode, seen.owner, seen.wrong, seen.odd) == (0o644, os.getuid(), None, None)
+    assert seen.fingerprint.startswith("SHA256:")
+    (tmp_path / "authorized_keys").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA other\n")
+    odd = private.key(settings, {}).odd
+    assert odd is not None
+    assert odd.level is Level.WARN
+    path.write_text("no key")
+    wrong = private.key(settings, {}).wrong
+    assert wrong is not None
+    assert (wrong.check, wrong.level) == ("ssh-key", Level.FAIL)
+
+
+def test_no_key_is_told_with_where_it_was_looked_for(tmp_path: Path) -> None:
+    seen = private.key(Settings(ssh_key=str(tmp_path / "none")), {})
+    assert seen.wrong is not None
+    assert seen.wrong.said == f"no private SSH key in {tmp_path / 'none'}"
+
+
+def test_where_no_shim_can_lead_to_mpiboot_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def effects(_: object) -> tuple[str, str]:
+        raise error("program-missing", "it was not installed")
+
+    monkeypatch.setattr(shims, "effects", effects)
+    monkeypatch.setattr(shims, "passed_by", lambda: "")
+    assert private.shims({}) == ShimsPart("", ())
+    monkeypatch.setattr(shims, "effects", lambda _: ("works", "has no effect"))
+    monkeypatch.setattr(shims, "passed_by", lambda: "passed by")
+    assert private.shims({}) == ShimsPart("works", ("has no effect", "passed by"))
+
+
+# -- limits, memory, routing -----------------------------------------------------------------------
+
+LIMITS = """Limit                     Soft Limit           Hard Limit           Units
+Max cpu time              unlimited            unlimited            seconds
+Max processes             63432                63432                processes
+Max open files            1024                 524288               files
+Max locked memory         8388608              8388608              bytes
+"""
+
+
+def test_limits_are_those_of_the_server_and_of_the_first_process(tmp_path: Path) -> None:
+    more = LIMITS.replace("8388608 ", "unlimited ", 1)
+    proc = write(tmp_path / "proc", {"7/limits": LIMITS, "1/limits": more})
+    group = write(tmp_path / "cgroup", {"pids.current": "12\n", "pids.max": "max\n"})
+    seen = pod.limits("7", proc, group)
+    assert seen.sessions == {"locked memory": 8388608, "open files": 1024, "processes": 63432}
+    assert seen.first["locked memory"] == -1
+    assert (seen.processes, seen.most_processes) == (12, 0)
+    (group / "pids.max").write_text("1000\n")
+    assert pod.limits("", proc, group).sessions == {}
+    assert pod.limits("", proc, group).most_processes == 1000
+    assert pod.limits("9", tmp_path / "none", tmp_path / "none").first == {}
+
+
+def test_a_session_of_this_process_has_its_limits() -> None:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert pod.limits("self").sessions["open files"] == soft
+
+
+def test_who_listens_on_a_port_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert pod.server_of(port) == os.getpid()
+    assert pod.server_of(port) != os.getpid()
+
+
+def test_files_of_nccl_that_nobody_holds_are_stale(tmp_path: Path) -> None:
+    for name in ("nccl-held", "nccl-left", "other"):
+        (tmp_path / name).write_bytes(b"\1" * 8192)
+    with (
+        (tmp_path / "nccl-held").open("r+b") as file,
+        mmap.mmap(file.fileno(), 8192),
+    ):
+        seen = pod.shm(tmp_path)
+    assert [name for name, _ in seen.stale] == ["nccl-left"] * seen.all_seen or not seen.all_seen
+    assert "nccl-held" not in dict(seen.stale)
+    assert seen.size >= seen.used > 0
+
+
+def test_a_process_that_may_not_be_asked_makes_stale_files_uncertain(tmp_path: Path) -> None:
+    shm = write(tmp_path / "shm", {"nccl-left": "x"})
+    (tmp_path / "proc/5/maps").mkdir(parents=True)  # not to be read as a file
+    assert not pod.shm(shm, tmp_path / "proc").all_seen
+    (tmp_path / "proc/5/maps").rmdir()  # as of a process that has just ended
+    seen = pod.shm(shm, tmp_path / "proc")
+    assert (seen.all_seen, [name for name, _ in seen.stale]) == (True, ["nccl-left"])
+
+
+def test_memory_is_read_of_both_kinds_of_control_groups(tmp_path: Path) -> None:
+    two = {
+        "memory.events": "low 0\noom 3\noom_kill 2\noom_group_kill 0\n",
+        "memory.max": "1073741824\n",
+        "memory.current": "5000\n",
+        "memory.stat": "anon 1\ninactive_file 1000\n",
+    }
+    assert pod.memory(write(tmp_path / "two", two)) == MemoryPart(1 << 30, 4000, 2)
+    one = {
+        "memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
+        "memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "memory/memory.usage_in_bytes": "5000\n",
+        "memory/memory.stat": "total_inactive_file 1000\n",
+    }
+    assert pod.memory(write(tmp_path / "one", one)) == MemoryPart(0, 4000, 1)
+    assert pod.memory(tmp_path / "none") is None
+
+
+def test_of_a_links_rp_filter_and_that_of_all_the_larger_one_counts(tmp_path: Path) -> None:
+    conf = "sys/net/ipv4/conf"
+    values = {"all": "1", "default": "2", "eth0": "0", "net1": "2"}
+    write(tmp_path, {f"{conf}/{name}/rp_filter": f"{value}\n" for name, value in values.items()})
+    assert pod.routing(tmp_path).rp_filter == {"eth0": 1, "net1": 2}
+    assert "lo" in pod.routing().rp_filter
+
+
+# -- the PCI tree ----------------------------------------------------------------------------------
+
+
+def test_gpus_and_devices_are_placed_on_the_tree(tmp_path: Path) -> None:
+    gpu, nic = "0000:18:00.0", "0000:1a:00.0"
+    tree = "devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0"
+    for name in (gpu, nic):
+        write(tmp_path / tree / name, {"vendor": "0x10de\n", "numa_node": "1\n"})
+    (tmp_path / tree / gpu / "class").write_text("0x030200\n")
+    (tmp_path / tree / nic / "class").write_text("0x020000\n")
+    buses = tmp_path / "bus/pci/devices"
+    buses.mkdir(parents=True)
+    for name in (gpu, nic):
+        (buses / name).symlink_to(tmp_path / tree / name)
+    fabric = Fabric(devices=(replace(device("mlx5_0"), pci=nic),))
+    facts = replace(FACTS, gpus=Gpus(1, "NVIDIA 2330"), fabric=fabric)
+    seen = pci.pci(facts, tmp_path)
+    bare = tree.removeprefix("devices/")
+    assert dict(seen.gpus) == {gpu: f"{bare}/{gpu}"}
+    assert dict(seen.devices) == {"mlx5_0": f"{bare}/{nic}"}
+    assert seen.numa == {gpu: 1, "mlx5_0": 1}
+    # Of a node's GPUs nothing in sysfs tells which are this pod's.
+    assert pci.pci(replace(facts, gpus=Gpus(2)), tmp_path).gpus == {}
+    assert pci.pci(FACTS, tmp_path / "none").devices == {}

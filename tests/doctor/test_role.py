@@ -1,0 +1,315 @@
+"""`mpiboot doctor` as it is called: which role, what is selected, how it is told and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mpiboot import log
+from mpiboot.doctor import gather, hosts, role, table, text
+from mpiboot.doctor.role import Asked
+from mpiboot.errors import MpibootError, ShownError
+from mpiboot.model import Finding, Level, Role
+from mpiboot.setting_sources import Resolved, resolve
+from tests.fakes.cli import mpiboot
+
+FOUND = (
+    Finding("ssh-key", Level.FAIL, "no key", hint="mount it"),
+    Finding("slots", Level.FAIL, "too few", "w-1.job.ns.svc"),
+    Finding("shm", Level.WARN, "small", hosts=("w-1.job.ns.svc", "w-2.job.ns.svc"), hint="more"),
+    Finding("gpus", Level.OK, "8", "w-2.job.ns.svc"),
+    Finding("memory-limit", Level.UNKNOWN, "not known"),
+)
+
+
+@pytest.fixture
+def settled(tmp_path: Path) -> Resolved:
+    return resolve({"runtime_dir": str(tmp_path / "run"), "ssh_key": str(tmp_path / "none")}, {})
+
+
+@pytest.mark.parametrize(
+    ("flags", "mounted", "which"),
+    [
+        ({"role": "worker"}, False, Role.WORKER),
+        ({"role": "launcher"}, False, Role.LAUNCHER),
+        ({}, True, Role.LAUNCHER),
+        ({}, False, Role.NONE),
+    ],
+)
+def test_a_hostfile_is_reason_enough_to_look_at_its_hosts(
+    tmp_path: Path,
+    flags: dict[str, str],
+    mounted: bool,  # noqa: FBT001 - a row of the table
+    which: Role,
+) -> None:
+    hostfile = tmp_path / "hostfile"
+    if mounted:
+        hostfile.touch()
+    assert role._role(resolve({**flags, "hostfile": str(hostfile)}, {}), {}) is which
+
+
+@pytest.mark.parametrize(("name", "which"), [("train-0", Role.LAUNCHER), ("train-1", Role.WORKER)])
+def test_a_pod_whose_role_goes_by_its_number_is_known_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, which: Role
+) -> None:
+    uname = os.uname_result(("Linux", name, "", "", ""))
+    monkeypatch.setattr(os, "uname", lambda: uname)
+    flags = {"role": "by-index", "hostfile": str(tmp_path / "none")}
+    assert role._role(resolve(flags, {}), {}) is which
+
+
+@pytest.mark.parametrize(
+    ("which", "says"),
+    [
+        (Role.WORKER, {"workers-unreachable"}),
+        (Role.LAUNCHER, {"slots"}),
+        (Role.NONE, set()),
+    ],
+)
+def test_a_worker_asks_its_server_and_a_launcher_its_hosts(
+    monkeypatch: pytest.MonkeyPatch, settled: Resolved, which: Role, says: set[str]
+) -> None:
+    monkeypatch.setattr(table, "chosen", lambda *_, **__: ())
+    server = Finding("workers-unreachable", Level.OK, "lets me in")
+    monkeypatch.setattr(hosts, "own_server", lambda *_: server)
+    monkeypatch.setattr(hosts, "of_job", lambda *_: iter([Finding("slots", Level.OK, "")]))
+    assert {item.check for item in role._look(settled, {}, which, Asked())} == says
+    assert list(role._look(settled, {}, which, Asked(image=True))) == []
+
+
+# -- what is asked for -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "left"),
+    [
+        (Asked(), [0, 1, 2, 3, 4]),
+        (Asked(checks=("slots", "gpus")), [1, 3]),
+        (Asked(hosts=("w-1",)), [1, 2]),
+        (Asked(hosts=("w-2.job.ns.svc",), checks=("shm",)), [2]),
+        (Asked(hosts=(os.uname().nodename,)), [0, 4]),
+    ],
+)
+def test_checks_and_hosts_that_are_asked_for_are_left(asked: Asked, left: list[int]) -> None:
+    assert role._selected(list(FOUND), asked) == [FOUND[place] for place in left]
+
+
+def test_a_host_or_check_that_is_not_there_is_a_wrong_call(settled: Resolved) -> None:
+    with pytest.raises(MpibootError) as caught:
+        role._selected(list(FOUND), Asked(hosts=("w-9",)))
+    assert caught.value.code == 2
+    assert "w-1.job.ns.svc" in caught.value.finding.hint
+    with pytest.raises(MpibootError) as caught:
+        role.run(settled, {}, Asked(checks=("no-such",)))
+    assert (caught.value.code, caught.value.finding.said) == (2, "no check 'no-such'")
+
+
+# -- how it ends -----------------------------------------------------------------------------------
+
+
+def looks(monkeypatch: pytest.MonkeyPatch, *found: Finding, ends: bool = True) -> None:
+    def look(*_: object) -> Iterator[Finding]:
+        yield from found
+        if not ends:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(role, "_look", look)
+
+
+def test_something_that_fails_is_its_end_and_all_are_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settled: Resolved
+) -> None:
+    looks(monkeypatch, *FOUND)
+    with pytest.raises(ShownError) as caught:
+        role.run(settled, {})
+    assert (caught.value.finding, caught.value.code) == (FOUND[0], 1)
+    said = capsys.readouterr().out
+    assert said.endswith("\n\n5 checks: 2 failed, 1 warning, 1 not known\n")
+
+
+def test_json_has_a_version_and_names_the_host_of_each_finding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settled: Resolved
+) -> None:
+    looks(monkeypatch, *FOUND[2:], FOUND[3])
+    role.run(settled, {}, Asked(as_json=True))
+    told = json.loads(capsys.readouterr().out)
+    here = os.uname().nodename
+    assert (told["version"], told["host"], told["complete"]) == (1, here, True)
+    assert [item["check"] for item in told["findings"]] == ["shm", "gpus", "memory-limit"]
+    assert [item["host"] for item in told["findings"]] == ["", "w-2.job.ns.svc", here]
+    assert told["findings"][0] == {
+        "group": "limits",
+        "check": "shm",
+        "level": "warn",
+        "said": "small",
+        "host": "",
+        "hosts": ["w-1.job.ns.svc", "w-2.job.ns.svc"],
+        "evidence": [],
+        "hint": "more",
+    }
+
+
+def test_after_ctrl_c_what_was_found_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settled: Resolved
+) -> None:
+    looks(monkeypatch, FOUND[0], ends=False)
+    with pytest.raises(KeyboardInterrupt):
+        role.run(settled, {})
+    said = capsys.readouterr().out
+    assert "FAIL  this pod  ssh-key  no key\n" in said
+    assert said.endswith("1 failed, 0 warnings; interrupted: the rest was not looked at\n")
+    with pytest.raises(KeyboardInterrupt):
+        role.run(settled, {}, Asked(as_json=True))
+    assert json.loads(capsys.readouterr().out)["complete"] is False
+
+
+# -- looks that hang or fail -----------------------------------------------------------------------
+
+
+def test_a_look_that_hangs_or_fails_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch, settled: Resolved
+) -> None:
+    never = threading.Event()
+    nothing: dict[str, str] = {}
+    broken = {
+        "shm": lambda _: never.wait(),
+        "routing": lambda _: nothing["bug"],
+        "memory": lambda _: (_ for _ in ()).throw(PermissionError(13, "Permission denied")),
+    }
+    monkeypatch.setattr(gather, "LOOKS", {**gather.LOOKS, **broken})
+    one = gather.subject(settled, {})
+    seen = gather.gather(one, {"shm", "routing", "memory", "identity"}, 2.0)
+    never.set()
+    assert seen.identity is not None
+    assert seen.unseen == {
+        "shm": "no answer within 2s",
+        "routing": "this look failed: KeyError: 'bug'",
+        "memory": "Permission denied",
+    }
+
+
+def test_ctrl_c_while_looking_keeps_what_was_seen(
+    monkeypatch: pytest.MonkeyPatch, settled: Resolved
+) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(gather, "LOOKS", {"shm": lambda _: never.wait()})
+
+    class Interrupted:
+        def put(self, _: object) -> None: ...
+
+        def get(self, timeout: float) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(queue, "SimpleQueue", Interrupted)
+    looked = role._look(settled, {}, Role.WORKER, Asked(checks=("shm-full",)))
+    first = next(looked)
+    with pytest.raises(KeyboardInterrupt):
+        next(looked)
+    never.set()
+    assert (first.check, first.said) == ("shm-full", "not known: interrupted")
+
+
+def test_the_gpu_tree_is_asked_with_the_facts(settled: Resolved) -> None:
+    one = gather.subject(settled, {})
+    assert gather.gather(one, {"pci"}, 60.0).pci is not None
+
+
+# -- in a plain container --------------------------------------------------------------------------
+
+
+def test_without_anything_each_thing_that_is_missing_is_told(tmp_path: Path) -> None:
+    """No key, no hostfile, no MPI, no ssh, as in a plain container outside Kubernetes."""
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    env = {
+        "PATH": str(empty),
+        "MPIBOOT_ROLE": "launcher",
+        "MPIBOOT_SSH_KEY": str(tmp_path / "none"),
+        "MPIBOOT_HOSTFILE": str(tmp_path / "no-hostfile"),
+        "OMPI_MCA_btl_base_verbose": "100",
+    }
+    done = mpiboot(tmp_path, "doctor", "--json", env=env)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 1
+    told = json.loads(done.stdout)["findings"]
+    failed = [item["check"] for item in told if item["level"] == "fail"]
+    assert sorted(failed) == ["hostfile-missing", "program-missing", "ssh-key"]
+    assert "debug-output" in [item["check"] for item in told if item["level"] == "warn"]
+
+
+def test_without_a_key_the_hosts_are_still_asked_for_by_name(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("localhost slots=2\nno-such-host.invalid slots=2\n")
+    env = {
+        "MPIBOOT_ROLE": "launcher",
+        "MPIBOOT_SSH_KEY": str(tmp_path / "none"),
+        "MPIBOOT_HOSTFILE": str(tmp_path / "hosts"),
+    }
+    done = mpiboot(tmp_path, "doctor", "--json", env=env)
+    assert done.returncode == 1
+    told = {
+        (item["check"], item["host"]): item["level"] for item in json.loads(done.stdout)["findings"]
+    }
+    here = os.uname().nodename
+    assert told["ssh-key", here] == "fail"
+    assert told["hostfile-invalid", here] == "ok"
+    assert told["names-unresolved", "no-such-host.invalid"] == "fail"
+
+
+def test_an_image_without_an_mpi_ends_its_build(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "doctor", "--image", env={"PATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert "FAIL  this pod  program-missing " in done.stdout
+    assert "ssh-key" not in done.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_list_has_every_check_and_looks_at_nothing(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "doctor", "--list")
+    assert done.returncode == 0
+    lines = {line.split()[1] for line in done.stdout.splitlines()}
+    assert lines == {*table.GROUP_OF, "check"}
+
+
+# -- the table of a terminal -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("levels", "written"),
+    [
+        ((), ("", Level.OK)),
+        ((Level.OK, Level.OK), ("ok", Level.OK)),
+        ((Level.OK, Level.WARN), ("warn", Level.WARN)),
+        ((Level.WARN, Level.FAIL, Level.FAIL), ("FAIL 2", Level.FAIL)),
+        ((Level.UNKNOWN, Level.OK), ("?", Level.UNKNOWN)),
+    ],
+)
+def test_a_cell_has_the_worst_level_of_its_checks(
+    levels: tuple[Level, ...], written: tuple[str, Level]
+) -> None:
+    assert text.cell(levels) == written
+
+
+def test_on_a_terminal_hosts_are_rows_and_groups_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(log, "width", lambda _: 72)
+    alike = [Finding("slots", Level.OK, "", f"w-{number}.job.ns.svc") for number in range(3, 9)]
+    text.write([*FOUND, *alike], whole=True)
+    drawn, _, below = capsys.readouterr().out.partition("\n\n")
+    rows = [line.split() for line in drawn.splitlines()]
+    assert rows == [
+        ["job", "ssh", "limits", "gpus"],
+        ["this", "pod", "FAIL", "?"],
+        ["w-1", "FAIL", "warn"],
+        ["w-2", "warn", "ok"],
+        ["w-3,", "w-4,", "w-5", "and", "3", "more", "ok"],
+    ]
+    assert all(len(line) <= 72 for line in drawn.splitlines())
+    assert "FAIL  this pod  ssh-key" in below
+    assert "ok  " not in below
