@@ -164,6 +164,22 @@ def test_a_failure_policy_of_the_docs_can_work_and_lists_what_never_helps() -> N
         listed = set(rule["onExitCodes"]["values"])
         # A device may come up later: a try is worth it.
         assert listed == never - again - {72}
+    volcano = [
+        [
+            policy
+            for policy in item["policies"]
+            if policy.get("exitCode") or "PodFailed" in str(policy)
+        ]
+        for _, made in documents()
+        for item in below(made)
+        if "exitCode" in str(item.get("policies"))
+    ]
+    assert volcano
+    for *codes, last in volcano:
+        assert {policy["exitCode"] for policy in codes} == never - again - {72}
+        assert {policy["action"] for policy in codes} == {"TerminateJob"}
+        # The first that fits counts: what is left for any failure comes behind the codes.
+        assert last == {"event": "PodFailed", "action": "RestartJob"}
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:

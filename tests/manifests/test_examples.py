@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from mpiboot import setting_sources
 from mpiboot.commands.root import cli
 from mpiboot.setting_rows import ROWS
 from tests.manifests import check, shapes
 from tests.manifests.examples import FILES, FOLDER, name_of
-from tests.pages import PAGES, ROOT
+from tests.pages import PAGES, ROOT, blocks
 from tests.test_docs import below, refused
 
 if TYPE_CHECKING:
@@ -46,6 +47,25 @@ def test_the_own_table_allows_nothing_that_a_full_schema_does_not() -> None:
     """Of those that MPIBOOT_SCHEMAS names; `test_check` shows what would be found."""
     for key, full in check.schemas().items():
         assert shapes.beyond(shapes.CUSTOM.get(key, {}), full) == [], key
+
+
+def test_pods_that_pages_show_in_parts_have_only_fields_that_there_are() -> None:
+    """An MPIJob's part, a pod's, a container's: each pod is held against the schema of its own."""
+    found = 0
+    for block in blocks("yaml"):
+        for made in yaml.safe_load_all(block.text):
+            for pod in below(made):
+                parts = {"containers", "initContainers"} & set(pod)
+                if parts:
+                    # What a part leaves out stands in the whole.
+                    whole = {
+                        part: [{"name": "other"} | item for item in pod[part]] for part in parts
+                    }
+                    template = {"spec": {"containers": [{"name": "other"}], **pod, **whole}}
+                    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}}
+                    assert check.wrong({**job, "spec": {"template": template}}) == [], block.said
+                    found += 1
+    assert found >= 4
 
 
 @EACH

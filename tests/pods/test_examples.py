@@ -30,10 +30,8 @@ HOSTS = {
     "jobs/indexed-job.yaml": ["train-0", "train-1"],
     "trainer/trainjob.yaml": ["train-launcher-0-0", "train-node-0-0", "train-node-0-1"],
 }
-IMAGES = {
-    "mpi-operator/mpich.yaml": ["mpich-4.0", "mpich-5.0"],
-    "mpi-operator/intel.yaml": ["intel-mpi"],
-}
+# Debian's MPICH 4.0 hangs in the ranks' MPI_Finalize now and then.
+IMAGES = {"mpi-operator/mpich.yaml": ["mpich-5.0"], "mpi-operator/intel.yaml": ["intel-mpi"]}
 ROWS = [(name, image) for name in HOSTS for image in IMAGES.get(name, images.NAMES)]
 QUICK = {("mpi-operator/root.yaml", "openmpi-4.1")}
 
