@@ -25,6 +25,13 @@ from mpiboot.launcher import launch_folder, summary
 from mpiboot.model import Host, Worker
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import Dialled, Reached
+from mpiboot.parent import verdicts
+from mpiboot.parent.agents import Agents
+from mpiboot.parent.events import AgentConnected, AgentEnded, AgentStarted, DaemonJoined, Event
+from mpiboot.parent.launch_spec import RemoteHost
+from mpiboot.parent.loop import EventLoop
+from mpiboot.parent.state import FAMILIES, Job
+from mpiboot.parent.watch import Peer, joined
 from mpiboot.setting_sources import resolve
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import config
@@ -171,6 +178,36 @@ def tell_progress(count: int) -> None:
     progress.fields(states)
 
 
+def join(count: int) -> None:
+    """Daemons join mpirun, all of them from the nodes' one address."""
+    remotes = [RemoteHost(host(at).name, "10.0.0.1", 22, (f"10.1.0.{at}",)) for at in range(count)]
+    seen = [Peer("10.0.0.1", "10.0.0.9")] * count
+    assert len(joined(remotes, remotes, seen)) == count
+
+
+def supervise(count: int) -> None:
+    """A job begins, and loses every host."""
+    hosts = tuple(host(at).name for at in range(count))
+    state, _ = verdicts.initial(Job(FAMILIES["openmpi4"], hosts))
+    kinds: tuple[Callable[[int, str], Event], ...] = (
+        lambda pid, name: AgentStarted(name, pid),
+        lambda _, name: AgentConnected(name),
+        lambda _, name: DaemonJoined(name),
+        lambda pid, name: AgentEnded(name, pid, 255 if pid % 2 else 1),
+    )
+    for make_event in kinds:
+        for pid, name in enumerate(hosts):
+            state, _ = verdicts.step(state, make_event(pid, name))
+    assert len(state.losses) == count
+
+
+def hear_short_names(count: int) -> None:
+    hosts = dict.fromkeys(host(at).name for at in range(count))
+    agents = Agents(EventLoop(), "/nowhere", hosts, tuple, lambda _: None)
+    short = [name.partition(".")[0] for name in hosts]
+    assert [agents.host_of(name) for name in short] == list(hosts)
+
+
 @pytest.mark.parametrize(
     ("do", "argument"),
     [
@@ -193,6 +230,9 @@ def tell_progress(count: int) -> None:
                 write_ssh_config,
                 compare_afterwards,
                 tell_progress,
+                join,
+                supervise,
+                hear_short_names,
             )
         ),
     ],

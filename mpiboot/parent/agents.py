@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from _heapq import heappop, heappush
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
@@ -56,7 +57,11 @@ class Agents:
         self._handles: dict[int, int] = {}
         self._ssh: dict[int, int] = {}  # the pid of each agent's ssh
         self._carried: set[int] = set()  # agents whose sessions are the SSH client's own
+        # When it is known what became of an agent that isn't there any more; the soonest first, a
+        # later word of the same agent beside the earlier.
         self._gone: dict[int, tuple[str, float]] = {}
+        self._due: list[tuple[float, int]] = []
+        self._short: dict[str, str] | None = None
         self._rest = b""
         self._fifo = -1
 
@@ -81,7 +86,7 @@ class Agents:
 
     def deadlines(self) -> list[float]:
         """Say when ``settle`` has to be called (monotonic clock)."""
-        return [until for _, until in self._gone.values()]
+        return [self._due[0][0]] if self._due else []
 
     def read(self) -> None:
         """Take in what was told."""
@@ -96,15 +101,20 @@ class Agents:
 
     def settle(self) -> None:
         """Take in that agents were killed: they are gone, and did not tell their end."""
-        if not self._gone:
+        if not self._due:
             return
         self.read()
         now = time.monotonic()
-        for pid, (host, until) in sorted(self._gone.items(), key=lambda item: item[1][1]):
-            if (host, pid) not in self._running():
-                del self._gone[pid]
-            elif until <= now:
-                del self._gone[pid]
+        while self._due:
+            until, pid = self._due[0]
+            host, latest = self._gone.get(pid, ("", -1.0))
+            if latest == until > now:
+                return
+            heappop(self._due)
+            if latest != until:
+                continue
+            del self._gone[pid]
+            if (host, pid) in self._running():
                 said = ("its launch agent was killed",)
                 self._feed(AgentEnded(host, pid, _KILLED, said, killed=True))
 
@@ -132,8 +142,13 @@ class Agents:
         """Find the host that mpirun calls so: some cut names at the first dot."""
         if called in self._hosts:
             return called
-        short = [host for host in self._hosts if host.partition(".")[0] == called]
-        return short[0] if len(short) == 1 else called
+        if self._short is None:
+            self._short = {}
+            for host in self._hosts:
+                label = host.partition(".")[0]
+                # Of several hosts that are called so it could be any.
+                self._short[label] = label if label in self._short else host
+        return self._short.get(called, called)
 
     def _started(self, host: str, pid: int) -> None:
         self._feed(AgentStarted(host, pid))
@@ -153,17 +168,20 @@ class Agents:
         if handle is not None:
             self._loop.off(handle)
             os.close(handle)
-        if pid in self._carried:
-            self._gone[pid] = (host, time.monotonic() + _PATIENCE)
+        if (host, pid) not in self._running():  # it has told its end
+            self._ssh.pop(pid, None)
             return
-        self._gone[pid] = (host, time.monotonic())
+        if pid in self._carried:
+            self._settle_at(time.monotonic() + _PATIENCE, host, pid)
+            return
         try:
             ssh = process_handle(self._ssh.pop(pid))
         except (KeyError, ProcessLookupError):  # it has ended too
-            return
+            ssh = None
         if ssh is None:
+            self._settle_at(time.monotonic(), host, pid)
             return
-        self._gone[pid] = (host, time.monotonic() + _PATIENCE)
+        self._settle_at(time.monotonic() + _PATIENCE, host, pid)
         self._loop.on(ssh, lambda: self._ssh_has_gone(pid, ssh))
 
     def _ssh_has_gone(self, pid: int, handle: int) -> None:
@@ -175,8 +193,13 @@ class Agents:
         """Take note that a session has ended by itself: its agent is not waited for any more."""
         self._carried.discard(pid)
         if pid in self._gone:
-            self._gone[pid] = (self._gone[pid][0], time.monotonic())
+            self._settle_at(time.monotonic(), self._gone[pid][0], pid)
+
+    def _settle_at(self, when: float, host: str, pid: int) -> None:
+        self._gone[pid] = (host, when)
+        heappush(self._due, (when, pid))
 
     def _ended(self, host: str, pid: int, status: int, signalled: bool) -> None:  # noqa: FBT001
         words = last_words(f"{self._folder}/stderr/{host}") if status else ()
+        self._gone.pop(pid, None)
         self._feed(AgentEnded(host, pid, status, words, signalled=signalled))

@@ -12,6 +12,7 @@ import os
 import select
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 PATIENCE: Final = 2.0
@@ -20,25 +21,33 @@ Answer = Callable[[str, "bool | None", str], None]
 
 
 class EventLoop:
-    """Handles, each with what is to be done when it is ready."""
+    """Handles, each with what is to be done when it is ready.
+
+    A turn costs as much as what is ready, not as all that is listened to: each host's agent has a
+    handle here.
+    """
 
     def __init__(self) -> None:
-        self._poll = select.poll()
+        self._poll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {}
 
-    def on(self, handle: int, do: Callable[[], None], events: int = select.POLLIN) -> None:
+    def on(self, handle: int, do: Callable[[], None], events: int = select.EPOLLIN) -> None:
         """Call ``do`` whenever a handle is ready; in place of what was called before."""
         self._handlers[handle] = do
-        self._poll.register(handle, events)
+        try:
+            self._poll.register(handle, events)
+        except FileExistsError:
+            self._poll.modify(handle, events)
 
     def off(self, handle: int) -> None:
         """Forget a handle."""
         if self._handlers.pop(handle, None):
-            self._poll.unregister(handle)
+            with suppress(OSError):  # what was closed is listened to no more
+                self._poll.unregister(handle)
 
     def wait(self, until: float | None) -> None:
         """Sleep until a handle is ready or a time of the monotonic clock has come."""
-        wait = None if until is None else max(0.0, until - time.monotonic()) * 1000
+        wait = None if until is None else max(0.0, until - time.monotonic())
         for handle, _ in self._poll.poll(wait):
             do = self._handlers.get(handle)
             if do:
@@ -78,7 +87,7 @@ class HostChecks:
             self._over(host, None)
             return
         if code == errno.EINPROGRESS:
-            self._loop.on(asking.fileno(), lambda: self._ready(host, asking), select.POLLOUT)
+            self._loop.on(asking.fileno(), lambda: self._ready(host, asking), select.EPOLLOUT)
         else:
             self._over(host, code)
 

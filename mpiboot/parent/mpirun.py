@@ -60,9 +60,9 @@ from mpiboot.parent.signals import Signals, name
 from mpiboot.parent.state import FAMILIES, UNKNOWN, Job, Phase
 from mpiboot.parent.unanswered_connections import ConnectionWatch
 from mpiboot.parent.unused_hosts import UnusedHosts
-from mpiboot.parent.watch import Processes, find_mpiruns, joined, peers, running
+from mpiboot.parent.watch import Processes, find_mpiruns, joined, pause, peers, running
 
-_LOOK_FIRST, _LOOK_LAST, _LOOK_GROWTH = 0.05, 0.25, 1.5
+_LOOK_FIRST = 0.05
 
 
 class Mpirun:
@@ -292,7 +292,7 @@ class Mpirun:
 
     def _look(self) -> None:
         """Look at mpirun once: what it runs here, and whose daemons are connected to it."""
-        state = self._state
+        begun, state = time.monotonic(), self._state
         agents = [pid for _, pid in state.agents]
         seen = running(self.child, agents, self._family.proxies, Processes())
         self._agents.read()  # an agent is started before any rank is
@@ -307,8 +307,9 @@ class Mpirun:
                 waiting = [item for item in self.spec.daemons if item.name in self._state.no_daemon]
                 for host in joined(waiting, self.spec.daemons, connections):
                     self._feed(DaemonJoined(host))
-        self._look_at = time.monotonic() + self._look_step
-        self._look_step = min(self._look_step * _LOOK_GROWTH, _LOOK_LAST)
+        now = time.monotonic()
+        self._look_step = pause(self._look_step, now - begun)
+        self._look_at = now + self._look_step
 
     def _ask(self, host: str) -> None:
         remote = self._remotes.get(host)

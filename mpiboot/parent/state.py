@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -177,7 +177,7 @@ class State:
     """All that was seen so far.
 
     ``no_agent`` hosts have no agent yet, ``no_daemon`` ones no daemon; ``agents`` are agents by
-    host and pid; ``ended_unjoined`` hosts' agents ended with 0 before a daemon joined,
+    host and pid, ``started_again`` hosts may have had several; ``ended_unjoined`` hosts' agents ended with 0 before a daemon joined,
     ``ended_well`` ones after it. ``pending`` timers are running. ``stage`` counts how hard mpirun
     is being ended (1 asked, 2 asked again, 3 killed). ``cause`` is why, where a host's loss isn't
     the reason. ``first_rank`` is the first that ended badly. ``late_agents`` are hosts whose agents
@@ -193,6 +193,7 @@ class State:
     no_daemon: frozenset[str]
     connected: frozenset[str] = frozenset()
     agents: frozenset[tuple[str, int]] = frozenset()
+    started_again: frozenset[str] = frozenset()
     ended_unjoined: frozenset[str] = frozenset()
     ended_well: frozenset[str] = frozenset()
     losses: tuple[Loss, ...] = ()
@@ -210,6 +211,21 @@ class State:
     waiting_looks: int = 0
     saving: bool = False
     ranks_left: int | None = None
+
+    def with_agent(self, host: str, pid: int) -> State:
+        """Add an agent that was started."""
+        again = () if host in self.no_agent else (host,)
+        return replace(
+            self,
+            no_agent=self.no_agent - {host},
+            agents=self.agents | {(host, pid)},
+            started_again=self.started_again.union(again),
+            ended_unjoined=self.ended_unjoined - {host},
+        )
+
+    def has_agent(self, host: str) -> bool:
+        """Whether a host whose agent ended has another one; few have had several."""
+        return host in self.started_again and any(its == host for its, _ in self.agents)
 
     @property
     def being_ended(self) -> bool:

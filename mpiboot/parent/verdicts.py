@@ -95,15 +95,6 @@ def step(state: State, event: Event) -> Step:
     return new, actions
 
 
-def _agent_started(state: State, event: AgentStarted) -> Step:
-    return replace(
-        state,
-        no_agent=state.no_agent - {event.host},
-        agents=state.agents | {(event.host, event.pid)},
-        ended_unjoined=state.ended_unjoined - {event.host},
-    ), ()
-
-
 def _agent_connected(state: State, event: AgentConnected) -> Step:
     state = replace(state, connected=state.connected | {event.host})
     return _daemon_joined(state, DaemonJoined(event.host)) if state.joins_unseen else (state, ())
@@ -144,7 +135,7 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
     if state.being_ended:
         return state, ()
     # Some MPIs ask a host's shell first: what counts is the host's last agent.
-    if event.status == 0 or any(host == event.host for host, _ in state.agents):
+    if event.status == 0 or state.has_agent(event.host):
         return _ended_well(state, event)
     if event.killed and state.losses:
         return state, ()  # an mpirun that gives up over a lost host kills the other agents
@@ -157,14 +148,14 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
         after=state.ended is not None,
         remote=state.job.remote,
     )
-    first = not any(item.sure for item in state.losses)
-    state = replace(state, losses=(*state.losses, loss))
+    before = state.losses
+    state = replace(state, losses=(*before, loss))
     actions: tuple[Action, ...] = ()
     if state.ended is None and Timer.LOST_DAEMON not in state.pending and not state.stage:
         state, actions = start(state, Timer.LOST_DAEMON)
     if not loss.sure and not (event.killed and _may_be_lost(state)):
         return state, (*actions, Say(LogLevel.DEBUG, "agent", how(loss), loss.host))
-    if first:
+    if not any(item.sure for item in before):
         state, more = start(state, Timer.SUSPENSION)
         actions += more
     actions += (Say(LogLevel.WARNING, "agent", how(loss), loss.host),)
@@ -337,7 +328,7 @@ def _timer_fired(state: State, event: TimerFired) -> Step:
 
 
 _RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {
-    AgentStarted: _agent_started,
+    AgentStarted: lambda state, event: (state.with_agent(event.host, event.pid), ()),
     AgentConnected: _agent_connected,
     AgentEnded: _agent_ended,
     DaemonJoined: _daemon_joined,

@@ -19,6 +19,10 @@ from mpiboot.tcp_table import address_of
 # Programs that are mpirun under one of its names; a wrapper script above it is not.
 MPIRUNS: Final = ("mpirun", "mpiexec", "orterun", "prterun", "prte")
 _ESTABLISHED: Final = "01"
+_LAST: Final = 0.25
+_GROWTH: Final = 1.5
+# A look reads a line for each connection of mpirun (41 ms at 4,096): of one core it takes this much.
+_SHARE: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,16 @@ class Processes:
             return ""
 
 
+def pause(before: float, took: float) -> float:
+    """Give the seconds until the next look: more each time, and as a look costs.
+
+    Args:
+        before: the pause before this look.
+        took: how long this look took.
+    """
+    return max(min(before * _GROWTH, _LAST), took / _SHARE)
+
+
 def running(
     child: int, agents: Iterable[int], proxies: tuple[str, ...], table: Processes
 ) -> RunningPrograms:
@@ -136,8 +150,8 @@ def running(
     for mpirun in mpiruns:
         image = table.program(mpirun)
         for pid in table.children(mpirun):
-            path = table.program(pid)
-            if pid in known or pid in mpiruns or not path:
+            path = "" if pid in known or pid in mpiruns else table.program(pid)
+            if not path:
                 continue
             words = table.arguments(pid)
             # A process that just executes a program shows no words for a moment.
@@ -243,6 +257,8 @@ def joined(
     for remote in everyone:
         for text in (remote.address, *remote.others):
             names.setdefault(text, []).append(remote.name)
+    for sharing in names.values():
+        sharing.reverse()  # the hostfile's first is taken first
     here = [peer for peer in seen if peer.address != peer.local]
     found: set[str] = set()
     strangers = 0
@@ -251,8 +267,11 @@ def joined(
         if holders is None:
             strangers += 1
             continue
-        free = [name for name in holders if name not in found]
-        found.update(free[:1])
+        while holders:
+            name = holders.pop()
+            if name not in found:
+                found.add(name)
+                break
     wanted = [remote.name for remote in waiting]
     left = [name for name in wanted if name not in found]
     return wanted if left and strangers >= len(left) else [n for n in wanted if n in found]

@@ -190,7 +190,7 @@ def test_of_killed_agents_the_one_whose_ssh_ended_by_itself_comes_first(
     rig.until(lambda: len(rig.events) == 2)
     rig.kill(first)
     rig.kill(second)
-    rig.until(lambda: len(rig.agents.deadlines()) == 2)
+    rig.until(lambda: len(rig.agents._gone) == 2)
     assert min(rig.agents.deadlines()) > time.monotonic(), "ssh is waited for"
     rig.kill(lost)
     rig.until(lambda: min(rig.agents.deadlines()) <= time.monotonic())
@@ -201,6 +201,7 @@ def test_of_killed_agents_the_one_whose_ssh_ended_by_itself_comes_first(
     rig.agents.settle()
     assert [ended(event) for event in rig.events[2:]] == ["w-0.job.ns", "w-2"]
     assert len(rig.agents._ssh) == 0
+    assert rig.agents.deadlines() == [], "nothing wakes anybody for what is settled"
 
 
 def test_of_killed_agents_the_one_whose_session_ended_by_itself_comes_first(

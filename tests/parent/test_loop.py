@@ -58,6 +58,42 @@ def test_one_that_is_forgotten_in_the_same_turn_is_not_called() -> None:
         os.close(end)
 
 
+def test_each_of_very_many_that_are_ready_at_once_has_its_turn() -> None:
+    loop, called = EventLoop(), set[int]()
+    reader, writer = os.pipe()
+    os.write(writer, b"x")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
+    handles = [os.dup(reader) for _ in range(2000)]
+    try:
+        for handle in handles:
+            loop.on(handle, partial(called.add, handle))
+        while len(called) < len(handles):
+            loop.wait(None)
+    finally:
+        for handle in (*handles, reader, writer):
+            loop.off(handle)
+            os.close(handle)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_what_was_closed_can_be_forgotten_and_its_number_used_again() -> None:
+    loop, called = EventLoop(), list[str]()
+    reader, writer = os.pipe()
+    loop.on(reader, lambda: called.append("before"))
+    os.close(reader)
+    os.close(writer)
+    loop.off(reader)
+    again, writer = os.pipe()
+    assert again == reader
+    loop.on(again, lambda: called.append("now"))
+    os.write(writer, b"x")
+    loop.wait(None)
+    assert called == ["now"]
+    os.close(again)
+    os.close(writer)
+
+
 def test_a_time_that_is_over_is_not_waited_for_and_the_last_word_counts() -> None:
     loop, called = EventLoop(), list[str]()
     loop.wait(time.monotonic() - 1)

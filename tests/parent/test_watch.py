@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot.parent import watch
 from mpiboot.parent.launch_spec import LaunchSpec, RemoteHost, from_line, to_line
 from mpiboot.parent.watch import Peer, Processes, joined, peers, running, unread
 
@@ -32,6 +33,22 @@ def test_pods_that_share_an_address_are_told_apart_by_count() -> None:
     hosts = [RemoteHost("a", "10.0.0.1", 2222), RemoteHost("b", "10.0.0.1", 2223)]
     assert joined(hosts, hosts, seen("10.0.0.1")) == ["a"]
     assert joined(hosts, hosts, seen("10.0.0.1", "10.0.0.1")) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("before", "took", "pause"),
+    [
+        (0.05, 0.0, 0.075),
+        (0.2, 0.001, 0.25),
+        (0.25, 0.0125, 0.25),
+        (0.25, 0.041, 0.82),  # 4,096 hosts
+        (0.82, 0.001, 0.25),
+    ],
+)
+def test_a_look_that_costs_more_is_made_less_often(
+    before: float, took: float, pause: float
+) -> None:
+    assert watch.pause(before, took) == pytest.approx(pause)
 
 
 def test_a_proxy_in_front_of_the_pod_counts_when_all_are_there() -> None:
