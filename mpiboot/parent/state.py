@@ -177,7 +177,8 @@ class State:
     """All that was seen so far.
 
     ``no_agent`` hosts have no agent yet, ``no_daemon`` ones no daemon; ``agents`` are agents by
-    host and pid, ``started_again`` hosts may have had several; ``ended_unjoined`` hosts' agents ended with 0 before a daemon joined,
+    host and pid, ``started_again`` hosts may have had several;
+    ``ended_unjoined`` hosts' agents ended with 0 before a daemon joined,
     ``ended_well`` ones after it. ``pending`` timers are running. ``stage`` counts how hard mpirun
     is being ended (1 asked, 2 asked again, 3 killed). ``cause`` is why, where a host's loss isn't
     the reason. ``first_rank`` is the first that ended badly. ``late_agents`` are hosts whose agents

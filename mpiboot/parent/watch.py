@@ -21,7 +21,7 @@ MPIRUNS: Final = ("mpirun", "mpiexec", "orterun", "prterun", "prte")
 _ESTABLISHED: Final = "01"
 _LAST: Final = 0.25
 _GROWTH: Final = 1.5
-# A look reads a line for each connection of mpirun (41 ms at 4,096): of one core it takes this much.
+# A look reads a line for each connection of mpirun (41 ms at 4,096): it takes so much of a core.
 _SHARE: Final = 0.05
 
 
