@@ -43,14 +43,19 @@ BEFORE = loaded("")
 @pytest.mark.parametrize(
     "statement",
     [
-        "import mpiboot.worker",
-        "from mpiboot.cli import run; run(['worker', '--help']); import mpiboot.worker",
-        "import mpiboot.cli, mpiboot.entry, mpiboot.worker",
+        "import mpiboot.worker.role",
+        "from mpiboot.cli import run; run(['worker', '--help']); import mpiboot.worker.role",
+        "import mpiboot.cli, mpiboot.entry, mpiboot.worker.role",
     ],
     ids=["the module", "the command", "the entrypoint form"],
 )
 def test_a_worker_loads_nothing_heavy(statement: str) -> None:
     assert (loaded(statement) - BEFORE) & HEAVY == set()
+
+
+def test_what_workers_dial_each_other_with_starts_at_once() -> None:
+    found = loaded("import mpiboot.worker.pairs", bare=True)
+    assert found & {"selectors", "socket", "threading"} == set()
 
 
 def test_the_parent_that_stays_is_stdlib_only() -> None:

@@ -9,12 +9,13 @@ port, which is only tried where the first one can't be reached (``-``: not known
 ends with its stdin.
 """
 
+# Its start on the last host is waited for; socket and threading would double that.
 from __future__ import annotations
 
-import socket
+import _socket as socket
+import _thread
 import struct
 import sys
-import threading
 import time
 
 _PAUSE = 0.2  # seconds, where a connection can't be accepted now
@@ -41,9 +42,12 @@ def answer(listener: socket.socket) -> None:
     """Tell everybody who connects the address that is seen here."""
     while True:
         try:
-            connection, peer = listener.accept()
-            with connection:
+            handle, peer = listener._accept()  # type: ignore[attr-defined] # noqa: SLF001 - as socket
+            connection = socket.socket(fileno=handle)
+            try:
                 connection.sendall(f"{peer[0]}\n".encode())
+            finally:
+                connection.close()
         except ConnectionError:  # noqa: PERF203 - each connection fails alone
             continue  # whoever has gone before the answer needs none
         except OSError:
@@ -58,7 +62,8 @@ def dial(address: str, port: int, seconds: float) -> tuple[str, str, str]:
         does; ``silent``, ``refused`` or ``no-route``.
     """
     own = "-"
-    with socket.socket(_family(address), socket.SOCK_STREAM) as sock:
+    sock = socket.socket(_family(address), socket.SOCK_STREAM)
+    try:
         sock.settimeout(seconds)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         try:
@@ -74,6 +79,8 @@ def dial(address: str, port: int, seconds: float) -> tuple[str, str, str]:
             seen = sock.recv(_WORD)
         except OSError:
             seen = b""
+    finally:
+        sock.close()
     said = seen.decode("ascii", "replace").strip()
     known = said and all(c in "0123456789abcdef.:%" for c in said)
     return ("answered", own, said) if known else ("connected", own, "-")
@@ -84,15 +91,23 @@ def reach(address: str, port: int, ssh: int, seconds: float) -> tuple[str, str, 
     found, beside = dial(address, port, seconds), "-"
     if found[0] not in ("answered", "connected"):
         answers: list[str] = []
-        other = threading.Thread(target=lambda: answers.append(dial(address, ssh, seconds)[0]))
-        other.start()
+        done = _thread.allocate_lock()
+        done.acquire()
+
+        def other() -> None:
+            try:
+                answers.append(dial(address, ssh, seconds)[0])
+            finally:
+                done.release()
+
+        _thread.start_new_thread(other, ())
         found = dial(address, port, seconds)
-        other.join()
+        done.acquire()
         beside = answers[0]
     return (*found, beside)
 
 
-def _family(address: str) -> socket.AddressFamily:
+def _family(address: str) -> int:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
@@ -102,7 +117,7 @@ def main(address: str, ports: str) -> None:
     listener = listen(address, first, last)
     if listener is None:
         sys.exit(f"mpiboot: no port of {ports} is free at {address}")
-    threading.Thread(target=answer, args=(listener,), daemon=True).start()
+    _thread.start_new_thread(answer, (listener,))
     sys.stdout.write(f"mpiboot-pairs {listener.getsockname()[1]}\n")
     sys.stdout.flush()
     for line in sys.stdin:

@@ -154,7 +154,7 @@ class _NoDescriptors:
             KeyboardInterrupt(),
         ]
 
-    def accept(self) -> None:
+    def _accept(self) -> None:
         raise self.errors.pop(0)
 
 
