@@ -75,6 +75,7 @@ class PairCheck:
         self._hosts: list[_PairHost] = []
         self._by_name: dict[str, _PairHost] = {}
         self._work: set[asyncio.Future[None]] = set()
+        self._ends: set[asyncio.Future[None]] = set()  # connections that are being closed
         self._dialled: list[tuple[Worker, Worker, Dialled]] = []
 
     @property
@@ -100,10 +101,10 @@ class PairCheck:
         before = self._by_name.pop(worker.host.name, None)
         if before is not None:
             before.replaced = True
-            self._do(before.end())
+            self._end(before)
         mesh = worker.facts.mesh if worker.facts else None
         if not worker.runs_mpiboot or mesh is not None:
-            self._do(login.connection.close())
+            self._ends.add(asyncio.ensure_future(login.connection.close()))
             _not_checked(worker, f"a proxy of {mesh.name}" if mesh else "it does not run mpiboot")
         else:
             self._ready.append((worker, login))
@@ -114,7 +115,7 @@ class PairCheck:
             self._ready.clear()
 
     async def results(self, workers: Sequence[Worker]) -> tuple[Dialled, ...]:
-        """Wait for what is still to be answered, and let go of all hosts.
+        """Wait for what is still to be answered; ``close`` is to be called some time after it.
 
         Args:
             workers: who has passed the gate; what was found of others counts for nothing.
@@ -136,13 +137,17 @@ class PairCheck:
         )
         if found:
             log.debug("worker-pairs", f"{counted(len(found), 'connection')} between workers tried")
-        await self._close()
         return found
 
-    async def _close(self) -> None:
+    async def close(self) -> None:
+        """Let go of all hosts."""
         left = [*self._logins.values(), *(login for _, login in self._ready)]
         ends = [*(one.connection.close() for one in left), *(host.end() for host in self._hosts)]
-        await asyncio.gather(*ends)
+        await asyncio.gather(*ends, *self._ends)
+
+    def _end(self, host: _PairHost) -> None:
+        """Close a host's connection, for which nobody waits."""
+        self._ends.add(asyncio.ensure_future(host.end()))
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         self._work.add(asyncio.ensure_future(work))
@@ -171,19 +176,19 @@ class PairCheck:
         for other in others:
             self._do(self._both_ways(new, other))
         for host in others:
-            await self._let_go(host)
+            self._let_go(host)
 
     async def _both_ways(self, one: _PairHost, other: _PairHost) -> None:
         await asyncio.gather(self._dial(one, other), self._dial(other, one))
         for host in (one, other):
             host.busy -= 1
-            await self._let_go(host)
+            self._let_go(host)
 
-    async def _let_go(self, host: _PairHost) -> None:
+    def _let_go(self, host: _PairHost) -> None:
         """Close a host's connection where nobody who comes later will meet it."""
         last = host is self._hosts[-1]
         if not host.busy and not last and host not in self._hosts[:KEPT]:
-            await host.end()
+            self._end(host)
 
     async def _dial(self, source: _PairHost, target: _PairHost) -> None:
         found = await self._ask(source, target)

@@ -76,6 +76,9 @@ def main(given: str, *program: str) -> NoReturn:
         text = text[os.write(launch_spec.RESULT, text) :]
     if isinstance(result, launch_spec.Failure):
         loop.run_last(reached.tell(result, goes_on=part))
+    for work in loop.afterwards:
+        loop.run_last(work())
+    if isinstance(result, launch_spec.Failure):
         os._exit(0)
     if client is not None:  # the thread ends this process
         loop.run_last(client.serve())
@@ -193,6 +196,7 @@ def _stop_on_pairs(loop: ChildLoop, seen: observation.Observation, made: plans.P
     if seen.pairs is None:
         return
     dialled = loop.run(seen.pairs.results(seen.observed.workers))
+    loop.afterwards.append(seen.pairs.close)
     found = plans.pair_findings(made, seen.observed, dialled)
     plans.stop_on_failure(found)
     for finding in found:

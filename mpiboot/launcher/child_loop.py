@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from mpiboot.parent.signals import ENDING
@@ -37,6 +37,8 @@ class ChildLoop:
         """Take signals in from now on; in the main thread alone."""
         self._loop = new_loop()
         self._signal: asyncio.Future[int] = self._loop.create_future()
+        # What can wait until mpirun has started.
+        self.afterwards: list[Callable[[], Coroutine[Any, Any, None]]] = []
         for number in ENDING:
             self._loop.add_signal_handler(number, self._note, number)
 

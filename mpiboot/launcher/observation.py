@@ -143,6 +143,7 @@ async def look(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
         pairs=pairs,
     )
     dialled = await pairs.results(passed.workers)
+    await pairs.close()
     seen = _observation(launcher, found, passed, mpi, line, own, {})
     return dataclasses.replace(seen, dialled=dialled)
 
@@ -249,6 +250,7 @@ async def pass_gates(launcher: LauncherPod, reached: list[Worker] | None = None)
         reached=reached,
     )
     dialled = await pairs.results(passed.workers)
+    await pairs.close()
     names = [worker.host.name for worker in passed.workers]
     odd = worker_pairs.findings(dialled, names, "what will be started is not known here")
     for item in odd:

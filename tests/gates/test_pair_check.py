@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from mpiboot.choices import LogLevel
 from mpiboot.gates import pair_check
 from mpiboot.gates.pair_check import PairCheck
 from mpiboot.model import Mesh, Worker
-from mpiboot.network.worker_pairs import Reached
+from mpiboot.network.worker_pairs import Dialled, Reached
 from mpiboot.ssh_client.attempt import Target
 from mpiboot.worker.setup import write_scripts
 from tests.fakes.workers import eth0, without_facts, worker
@@ -97,11 +97,35 @@ async def until(holds: Callable[[], bool]) -> None:
     pytest.fail("it never came true")
 
 
+async def results(check: PairCheck, hosts: Sequence[Worker]) -> tuple[Dialled, ...]:
+    """What was found, and the end of all connections."""
+    found = await check.results(hosts)
+    await check.close()
+    return found
+
+
+async def test_what_was_found_is_not_held_up_by_good_byes(folder: Path) -> None:
+    class Slow(Local):
+        said = asyncio.Event()
+
+        async def close(self) -> None:
+            await self.said.wait()
+            await super().close()
+
+    check, hosts = PairCheck(60.0, ""), [host(number) for number in range(5)]
+    connections = [join(check, one, Slow(folder)) for one in hosts]
+    assert len(await asyncio.wait_for(check.results(hosts), 60)) == 14
+    assert not any(connection.closed for connection in connections)
+    Slow.said.set()
+    await check.close()
+    assert all(connection.closed for connection in connections)
+
+
 async def test_every_host_dials_and_is_dialled(folder: Path) -> None:
     check = PairCheck(60.0, "")
     hosts = [host(number) for number in range(5)]
     connections = [join(check, one, Local(folder)) for one in hosts]
-    found = await check.results(hosts)
+    found = await results(check, hosts)
     # 0-1, 0-2, 1-2, 1-3, 2-3, 0-4, 3-4, by the order in which they listen: each both ways.
     assert len(found) == 14
     assert {item.reached for item in found} == {Reached.ANSWERED}
@@ -119,7 +143,7 @@ async def test_a_port_of_the_range_is_dialled(folder: Path) -> None:
     hosts = [host(0), host(1)]
     for one in hosts:
         join(check, one, Local(folder))
-    found = await check.results(hosts)
+    found = await results(check, hosts)
     assert [item.port for item in found] == [40035, 40035]
 
 
@@ -133,13 +157,13 @@ async def test_who_comes_later_meets_those_that_were_kept(folder: Path) -> None:
         await until(lambda: len(check._dialled) >= (0, 2, 6, 10, 14)[len(hosts) - 1])
     await until(lambda: all(connection.closed for connection in connections[2:4]))
     assert [connection.closed for connection in connections] == [False, False, True, True, False]
-    assert len(await check.results(hosts)) == 14
+    assert len(await results(check, hosts)) == 14
 
 
 async def test_a_host_alone_runs_nothing(folder: Path) -> None:
     check = PairCheck(60.0, "")
     connection = join(check, host(0), Local(folder))
-    assert await check.results([host(0)]) == ()
+    assert await results(check, [host(0)]) == ()
     assert connection.commands == []
     assert connection.closed
 
@@ -152,7 +176,7 @@ async def test_a_hosts_program_starts_while_its_facts_are_awaited(folder: Path) 
     check.keep(target, cast("Connection", connection))
     await until(lambda: len(connection.commands) == 1)
     check.join(one, target)
-    assert len(await check.results([host(0), one])) == 2
+    assert len(await results(check, [host(0), one])) == 2
     assert len(connection.commands) == 1
 
 
@@ -169,7 +193,7 @@ async def test_a_server_that_takes_one_session_at_a_time_is_asked_again(folder: 
     check = PairCheck(60.0, "")
     join(check, host(0), Local(folder))
     connection = join(check, host(1), OneSession(folder))
-    assert len(await check.results([host(0), host(1)])) == 2
+    assert len(await results(check, [host(0), host(1)])) == 2
     assert isinstance(connection, OneSession)
     assert connection.refused == 1
 
@@ -185,7 +209,7 @@ async def test_what_can_not_be_reached_is_told(folder: Path) -> None:
     hosts = [host(0), host(1)]
     join(check, hosts[0], Local(folder, other_port))
     join(check, hosts[1], Local(folder))
-    found = await check.results(hosts)
+    found = await results(check, hosts)
     assert {item.source: item.reached for item in found} == {
         "w-0": Reached.REFUSED,
         "w-1": Reached.ANSWERED,
@@ -204,7 +228,7 @@ async def test_a_host_that_answers_itself_no_more_is_not_blamed_on_the_network(
     hosts = [host(0), host(1)]
     for one in hosts:
         join(check, one, Local(folder, closed_port))
-    assert await check.results(hosts) == ()
+    assert await results(check, hosts) == ()
 
 
 async def test_hosts_that_left_the_hostfile_count_for_nothing(folder: Path) -> None:
@@ -212,7 +236,7 @@ async def test_hosts_that_left_the_hostfile_count_for_nothing(folder: Path) -> N
     hosts = [host(0), host(1), host(2)]
     for one in hosts:
         join(check, one, Local(folder))
-    found = await check.results([hosts[0], replace(hosts[1], address="127.0.6.77"), hosts[2]])
+    found = await results(check, [hosts[0], replace(hosts[1], address="127.0.6.77"), hosts[2]])
     assert {frozenset((item.source, item.target)) for item in found} == {frozenset(("w-0", "w-2"))}
 
 
@@ -230,7 +254,7 @@ async def test_a_pod_that_was_replaced_is_dialled_no_more(folder: Path) -> None:
 
     join(check, again, Local(folder, heard))
     await until(lambda: connections[1].closed)
-    found = await check.results([first[0], again])
+    found = await results(check, [first[0], again])
     assert {item.address for item in found} == {"127.0.6.1", "127.0.6.99"}
     assert len(found) == 2
     assert len(check._dialled) == 4
@@ -250,7 +274,7 @@ async def test_others_servers_older_workers_and_meshes_are_not_checked(
     (tmp_path / "older").mkdir()
     homes = [None, folder, tmp_path / "older", folder, folder]
     connections = [join(check, one, Local(home)) for one, home in zip(hosts, homes, strict=True)]
-    found = await check.results(hosts)
+    found = await results(check, hosts)
     assert {item.source for item in found} == {"w-3", "w-4"}
     assert [len(connection.commands) for connection in connections] == [0, 0, 1, 1, 1]
     assert all(connection.closed for connection in connections)
@@ -273,7 +297,7 @@ async def test_one_that_never_says_anything_is_not_waited_for(
     hosts = [host(0), host(1)]
     join(check, hosts[0], Local(tmp_path / "slow"))
     join(check, hosts[1], Local(folder))
-    assert await asyncio.wait_for(check.results(hosts), 60) == ()
+    assert await asyncio.wait_for(results(check, hosts), 60) == ()
 
 
 @pytest.mark.parametrize(("seconds", "wanted"), [(0.0, False), (2.0, True)])

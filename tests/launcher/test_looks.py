@@ -45,6 +45,9 @@ class Pairs:
         self.asked.append(workers)
         return DIALLED
 
+    async def close(self) -> None:
+        self.asked.append("closed")
+
 
 def pod(folder: Path, environ: Mapping[str, str] = plans.POD, **flags: str) -> LauncherPod:
     key = JobKey(folder / "id", "ssh-ed25519 AAAA")
@@ -102,7 +105,7 @@ async def test_a_look_asks_every_host_once_and_hands_on_what_was_found(
             {"mpirun": found.observed.line.daemons_mpirun, "pairs": pairs},
         ),
     ]
-    assert pairs.asked == [SEEN.workers]
+    assert pairs.asked == [SEEN.workers, "closed"]
     assert (found.passed, found.dialled, found.warnings) == (passed, DIALLED, (WARN,))
     assert (found.observed.own, found.observed.own_oom_kills) == (facts, 3)
     assert (found.observed.line.argv, found.observed.networks) == (program, {})
@@ -139,7 +142,7 @@ async def test_the_gates_of_a_script_have_what_is_left_of_the_deadline(
     assert rest == replace(launcher.resolved.settings, timeout=50.0)
     assert (named["pairs"], named["reached"]) == (pairs, reached)
     assert named["follow"].found is listed
-    assert pairs.asked == [SEEN.workers]
+    assert pairs.asked == [SEEN.workers, "closed"]
     names = [worker.host.name for worker in SEEN.workers]
     assert last == (DIALLED, names, "what will be started is not known here")
 
