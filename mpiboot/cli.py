@@ -8,13 +8,10 @@ import signal
 import sys
 from typing import Final, NoReturn
 
-import click
-
 from mpiboot import log
 from mpiboot.choices import LogFormat
-from mpiboot.commands.options import ENTRY, ErrorSettings
-from mpiboot.commands.root import cli
-from mpiboot.errors import MpibootError, ShownError, error
+from mpiboot.commands.run import COMMANDS, ENTRY, ErrorSettings, without_options
+from mpiboot.errors import MpibootError, ShownError
 
 # Commands that look at PATH, or leave it, as the pod has it, shims and all.
 _AS_IT_IS: Final = ("doctor", "exec", "rank", "shims")
@@ -43,41 +40,24 @@ def _bug(wrong: Exception) -> MpibootError:
     return error_report.bug(wrong)
 
 
-def _misused(wrong: click.ClickException) -> MpibootError:
-    """Turn what click found wrong into one line like any other."""
-    context = getattr(wrong, "ctx", None)
-    command = context.command_path if context else "mpiboot"
-    hint = f"see `{command} --help` and `mpiboot settings`"
-    if isinstance(wrong, click.MissingParameter) and isinstance(wrong.param, click.Argument):
-        hint = f"write `{command} -- PROGRAM`; {hint}"
-    below = context.command if context else None
-    if isinstance(below, click.Group) and below is not cli:
-        lines = " or ".join(f"`{command} {name}`" for name in below.commands)
-        hint = f"write {lines}; see `{command} --help`"
-    return error("usage", wrong.format_message(), hint=hint)
-
-
 def _run(argv: list[str]) -> int:
-    """Run one command line; the code that it ends with.
+    """Run one command line; the code that it ends with."""
+    if completing := os.environ.get(_COMPLETE):
+        from mpiboot.commands import parser
 
-    Not by click's ``main``, which ends with 1 when nobody reads stdout.
-    """
-    asked = os.environ.get(_COMPLETE)
-    if asked:
-        from click.shell_completion import shell_complete
+        return parser.complete(completing)
+    whole = without_options(argv)
+    if whole is not None:  # a role, which tells its end
+        return whole()
+    from mpiboot.commands import parser
 
-        return shell_complete(cli, {}, "mpiboot", _COMPLETE, asked)
     try:
-        with cli.make_context("mpiboot", list(argv)) as context:
-            cli.invoke(context)
-    except click.exceptions.Exit as done:  # --help, --version
-        log.ended(done.exit_code)
-        return done.exit_code
-    except SystemExit as done:  # a role, which has told its end
+        code = parser.run(argv)
+    except SystemExit as done:  # a role as above
         return done.code if isinstance(done.code, int) else 0
-    if argv[:2] != _BESIDE_A_WORKER:
-        log.ended(0)
-    return 0
+    if code or argv[:2] != _BESIDE_A_WORKER:
+        log.ended(code)
+    return code
 
 
 def _behind_shim(argv: list[str]) -> list[str]:
@@ -97,7 +77,7 @@ def _behind_shim(argv: list[str]) -> list[str]:
 def _wants_json(argv: list[str]) -> bool:
     """Whether errors before the settings are read are to be JSON lines."""
     own = argv[: argv.index("--")] if "--" in argv else argv
-    if not own or own[0] not in cli.commands:  # the options of a program are its own
+    if not own or own[0] not in (*COMMANDS, ENTRY):  # the options of a program are its own
         own = []
     flags = [after for word, after in itertools.pairwise(own) if word == "--log-format"]
     flags += [word.partition("=")[2] for word in own if word.startswith("--log-format=")]
@@ -115,9 +95,7 @@ def run(argv: list[str]) -> int:
         code = _failed(wrong)
     except MpibootError as wrong:
         code = _report(wrong)
-    except click.ClickException as wrong:
-        code = _report(_misused(wrong))
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except KeyboardInterrupt:
         code = 128 + signal.SIGINT
         log.ended(code, "signal")
     except BrokenPipeError:

@@ -6,7 +6,6 @@ value came from. Nothing here reads the world.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -65,6 +64,8 @@ def _unknown(environ: Mapping[str, str]) -> tuple[Finding, ...]:
             continue
         if of_service(name, environ[name]):
             continue
+        import difflib  # noqa: PLC0415 - for a mistake alone
+
         # Without the prefix, which would make everything look alike.
         near = difflib.get_close_matches(name[len(PREFIX) :], known, n=1, cutoff=0.6)
         found.append(

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from mpiboot.commands import root, run
+
 # Each of these costs a worker's start 10 to 170 ms, and its start is everybody's wait.
 HEAVY = {
     "asyncio",
@@ -51,6 +53,54 @@ BEFORE = loaded("")
 )
 def test_a_worker_loads_nothing_heavy(statement: str) -> None:
     assert (loaded(statement) - BEFORE) & HEAVY == set()
+
+
+def test_a_line_without_options_needs_no_parser() -> None:
+    keyless = "import os; os.environ |= {'MPIBOOT_SSH_KEY': '/none', 'MPIBOOT_TIMEOUT': '0'}; "
+    keyless += "os.environ['MPIBOOT_TERMINATION_LOG'] = ''; from mpiboot.cli import run; "
+    for line in (["worker"], ["worker", "--", "true"], ["(program)", "/usr/sbin/sshd", "-De"]):
+        found = loaded(f"{keyless}assert run({line!r}) == 77") - BEFORE
+        assert "mpiboot.worker.setup" in found
+        assert found & {*THIRD_PARTY, "difflib"} == set()
+    assert "click" in loaded(f"{keyless}assert run(['worker', '-v']) == 77")
+
+
+def test_each_command_is_known_without_the_parser() -> None:
+    assert {*run.COMMANDS, run.ENTRY} == set(root.cli.commands)
+
+
+@pytest.mark.parametrize(
+    ("line", "asked"),
+    [
+        (["worker"], ("worker", ())),
+        (["worker", "--"], ("worker", ())),
+        (["worker", "--", "-x"], ("worker", ("-x",))),
+        (["worker", "./serve", "--", "-v"], ("worker", ("./serve", "--", "-v"))),
+        (["launcher", "--", "mpirun", "-n", "2", "a"], ("launcher", ("mpirun", "-n", "2", "a"))),
+        (["launcher", "./a", "-q"], ("launcher", ("./a", "-q"))),
+        (["./a", "--help"], ("entrypoint", ("./a", "--help"))),
+        (["(program)", "/usr/sbin/sshd", "-De"], ("entrypoint", ("/usr/sbin/sshd", "-De"))),
+        ([], None),
+        (["-h"], None),
+        (["--", "a"], None),
+        (["worker", "-v"], None),
+        (["launcher"], None),
+        (["launcher", "--"], None),
+        (["launcher", "--timeout", "3", "--", "a"], None),
+        (["plan", "--", "a"], None),
+    ],
+)
+def test_which_lines_need_no_parser(
+    line: list[str], asked: tuple[str, tuple[str, ...]] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: list[tuple[str, tuple[str, ...]]] = []
+    for name in ("worker", "launcher", "entrypoint"):
+        note = lambda program, *_, name=name: came.append((name, program))  # noqa: E731
+        monkeypatch.setattr(run, name, note)
+    whole = run.without_options(line)
+    if whole is not None:
+        whole()
+    assert came == ([asked] if asked else [])
 
 
 def test_what_workers_dial_each_other_with_starts_at_once() -> None:

@@ -11,21 +11,14 @@ from typing import Final
 
 import click
 
-from mpiboot.commands.options import (
-    PASS_ON,
-    Command,
-    ErrorSettings,
-    as_role,
-    looking,
-    resolved,
-    settings_of,
-)
+from mpiboot.commands import run
+from mpiboot.commands.options import PASS_ON, Command, settings_of
+from mpiboot.commands.run import ErrorSettings, Words, looking, resolved
 from mpiboot.errors import error
 from mpiboot.model import Role
 from mpiboot.setting_rows import ROWS
 from mpiboot.settings import Section
 
-Words = tuple[str, ...]
 # Seconds that a look at every host takes at most, unless a flag says otherwise: the variable is
 # the deadline of a launcher that waits.
 _PLAN_LOOK: Final = 5.0
@@ -62,10 +55,7 @@ def launcher(program: Words, **flags: str | None) -> None:
       mpiboot launcher -- ./train --epochs 3
       mpiboot launcher --timeout 20m -- mpirun -n 16 ./train
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot.launcher import role
-
-    found = as_role(resolved(flags, "launcher"), Role.LAUNCHER)
-    role.run(found, program, os.environ)
+    sys.exit(run.launcher(program, flags))
 
 
 @settings_of(Role.WORKER, without=_NAMED)
@@ -82,12 +72,7 @@ def worker(program: Words, **flags: str | None) -> None:
       mpiboot worker
       mpiboot worker --sshd embedded --ssh-port 2222
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot.job import platforms
-    from mpiboot.worker import role
-
-    beside = () if platforms.is_sshd(program) else program
-    found = as_role(resolved(flags, "worker"), Role.WORKER)
-    sys.exit(role.run(found, beside, os.environ))
+    sys.exit(run.worker(program, flags))
 
 
 @click.command(cls=Command, context_settings=PASS_ON)

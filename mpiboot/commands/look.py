@@ -8,7 +8,8 @@ from typing import Final
 
 import click
 
-from mpiboot.commands.options import Command, looking, resolved, settings_of
+from mpiboot.commands.options import Command, settings_of
+from mpiboot.commands.run import looking, resolved
 from mpiboot.model import Role
 from mpiboot.setting_rows import ROWS
 from mpiboot.settings import Section

@@ -1,32 +1,20 @@
-"""Settings as options of a command: their help in sections, their values resolved."""
+"""Settings as options of a command, their help in sections."""
 
 from __future__ import annotations
 
-import dataclasses
-import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import click
 
-from mpiboot import __version__, log
-from mpiboot.choices import AUTO
-from mpiboot.model import Finding, Level, Role, Source
+from mpiboot.model import Role
 from mpiboot.setting_rows import ROWS, Setting
-from mpiboot.setting_sources import Resolved, resolve
 from mpiboot.setting_types import shown
 from mpiboot.settings import Section
 from mpiboot.wording import lasting
 
-ENTRY: Final = "(program)"
 # Options behind the program are the program's own.
 PASS_ON: Final = {"ignore_unknown_options": False, "allow_interspersed_args": False}
-
-
-class ErrorSettings:
-    """What the place where errors end needs to know of the settings, once they are read."""
-
-    termination_log = os.environ.get("MPIBOOT_TERMINATION_LOG") or "/dev/termination-log"
 
 
 class SettingOption(click.Option):
@@ -125,55 +113,3 @@ def settings_of(
         return command
 
     return add
-
-
-def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -> Resolved:
-    """Resolve this run's settings, set the log up by them and say what is odd.
-
-    Args:
-        flags: the command's options by their names; None where not given.
-        role: what JSON lines name as the role.
-        quiet: say nothing of what is odd.
-
-    Raises:
-        MpibootError: ``usage``; a value can't be read.
-    """
-    given = {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in flags.items()
-        if value is not None and name not in ("verbose", "quiet")
-    }
-    if flags.get("quiet"):
-        given.setdefault("log_level", "warning")
-    if flags.get("verbose"):
-        given.setdefault("log_level", "debug")
-    found = resolve(given, os.environ)
-    settings = found.settings
-    ErrorSettings.termination_log = settings.termination_log
-    log.configure(level=settings.log_level, form=settings.log_format, role=role)
-    if not quiet:
-        for item in found.warnings:
-            log.finding(item)
-    return found
-
-
-def as_role(found: Resolved, role: Role) -> Resolved:
-    """Say which role runs, and where the variable for it contradicts the command."""
-    because = f"the command `mpiboot {role.value}`"
-    said = f"mpiboot {__version__}, role {role.value} ({because})"
-    log.info("role", said, version=__version__, because=because)
-    wanted = found.settings.role
-    if wanted not in (AUTO, role):
-        said = (
-            f"{found.given['role']}={wanted.value} is not used: `mpiboot {role.value}` comes first"
-        )
-        log.finding(Finding("usage", Level.WARN, said))
-    return found
-
-
-def looking(found: Resolved, seconds: float) -> Resolved:
-    """Give a look its own deadline, unless a flag has given one."""
-    if found.given["timeout"].source is Source.FLAG:
-        return found
-    settings = dataclasses.replace(found.settings, timeout=seconds)
-    return dataclasses.replace(found, settings=settings)

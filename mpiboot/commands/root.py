@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -12,12 +9,11 @@ from typing import Final
 
 import click
 
-from mpiboot import __version__, executables
-from mpiboot.commands import job, look, shims
-from mpiboot.commands.options import ENTRY, Command, Group, resolved
-from mpiboot.errors import MpibootError
+from mpiboot import __version__
+from mpiboot.commands import job, look, run, shims
+from mpiboot.commands.options import Command, Group
+from mpiboot.commands.run import ENTRY, Words
 
-Words = tuple[str, ...]
 # mpirun's own ways to write a number of ranks.
 _RANKS: Final = {"-np": "-n", "--n": "-n", "-c": "-n"}
 
@@ -115,14 +111,7 @@ def cli(ctx: click.Context) -> None:
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def entrypoint(program: Words) -> None:
     """Do what this pod's role asks for."""
-    from mpiboot import entry
-
-    found = resolved({})
-    try:
-        code = entry.run(found, program, os.environ)
-    except MpibootError as wrong:
-        raise _mistyped(wrong, program) from None
-    sys.exit(code)
+    sys.exit(run.entrypoint(program))
 
 
 for _command in (job.launcher, job.worker, job.rank, job.execute, job.wait, job.plan):
@@ -153,15 +142,3 @@ def help_(ctx: click.Context, command: Words) -> None:
 def version() -> None:
     """Print the version."""
     click.echo(f"mpiboot, version {__version__}")
-
-
-def _mistyped(wrong: MpibootError, program: Words) -> MpibootError:
-    """Hint at the command where a program that isn't there is called nearly so."""
-    if wrong.finding.check != "program-missing" or not program:
-        return wrong
-    names = [name for name in cli.commands if name != ENTRY]
-    near = difflib.get_close_matches(program[0], names, n=1, cutoff=0.75)
-    if near and not executables.find(program[0], os.environ.get("PATH", "")):
-        hint = f"did you mean `mpiboot {near[0]}`? {wrong.finding.hint}"
-        wrong.finding = dataclasses.replace(wrong.finding, hint=hint)
-    return wrong

@@ -10,6 +10,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from mmap import PROT_READ, mmap
 from pathlib import Path
 from typing import Final
 
@@ -135,8 +136,10 @@ def knows(binary: str, word: str) -> bool:
     An option that it doesn't know ends it at its start.
     """
     try:
-        return word.encode() in Path(binary).read_bytes()
-    except OSError:
+        # Mapped: a megabyte that is read once stays in a process that stays.
+        with open(binary, "rb") as file, mmap(file.fileno(), 0, prot=PROT_READ) as data:  # noqa: PTH123
+            return data.find(word.encode()) >= 0
+    except (OSError, ValueError):  # an empty file can't be mapped
         return False
 
 
