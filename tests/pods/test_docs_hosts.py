@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 @pytest.mark.full
 @pytest.mark.parametrize("name", images.NAMES)
 def test_the_volcano_job_of_its_page(cluster: Cluster, rig: None, name: str) -> None:
+    """With another port of the ssh plugin's (--ssh-port): workers that are told none take it."""
     (manifest,) = examples.read("volcano/job.yaml")
-    job = play_volcano(cluster, my_image(name), manifest)
+    (worker,) = manifest["spec"]["tasks"][1]["template"]["spec"]["containers"]
+    del worker["env"]
+    job = play_volcano(cluster, my_image(name), manifest, ssh_port=2206)
     said = run(job)
     assert "role launcher (MPI_HOST, which Volcano's mpi plugin sets" in said
     assert "4 ranks on 2 hosts of /etc/volcano/worker.host" in said
     assert "stay here: MPI_HOST" not in said
-    assert ":2222 as mpi" in job.workers[0].stderr()
+    assert ":2206 as mpi" in job.workers[0].stderr()
 
 
 @pytest.mark.full

@@ -6,14 +6,17 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
-from tests.manifests.examples import FOLDER
+from tests.manifests.examples import FOLDER, read
 from tests.pages import ROOT, named
 from tests.pods import images
 from tests.pods.play import prepare
 from tests.pods.test_job import PATIENCE, ranks
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.pods.cluster import Cluster
     from tests.pods.manifest import Without
 
@@ -83,3 +86,18 @@ def test_the_command_of_the_page_plays_an_example(rig: None) -> None:
     assert "# its program: /train is not in that image; one that tells its rank is\n" in done.stdout
     assert "# left out: backoffLimit, cleanPodPolicy, restartPolicy (there is no co" in done.stdout
     assert done.stdout.endswith("# the launcher's container ended with exit code 0\n")
+
+
+@pytest.mark.full
+def test_play_ends_with_the_jobs_exit_code(rig: None, tmp_path: Path) -> None:
+    """A user's own manifest: its program is the image's, and fails."""
+    (job,) = read("mpi-operator/openmpi.yaml")
+    pod = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
+    pod["containers"][0]["args"] = ["sh", "-c", "exit 3"]
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    argv = [str(ROOT / "scripts/play"), "--image", "openmpi-4.1", str(path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "# its program:" not in done.stdout
+    assert done.stdout.endswith("# the launcher's container ended with exit code 3\n")
