@@ -85,6 +85,20 @@ DOCTOR_CHECKS: Final = (
         "unset it once it is no longer needed: it slows ranks down and floods the log",
     ),
     _row(
+        "unread-parameters",
+        "the MPI of this pod knows the parameters that are set",
+        "write what stands in brackets, or unset it: an unknown parameter is ignored without a "
+        "word",
+        Role.WORKER,
+    ),
+    _row(
+        "other-ssh-server",
+        "the SSH server where the job looks for one is mpiboot's",
+        "start the worker by mpiboot (`args: [worker]`) and no sshd beside it; with hostNetwork "
+        "the node's own sshd has port 22: set MPIBOOT_SSH_PORT to a free one",
+        Role.WORKER,
+    ),
+    _row(
         "two-settings",
         "no two variables set the same thing",
         "unset one of them",

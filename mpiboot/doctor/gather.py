@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot import facts
-from mpiboot.doctor.look import image, pci, pod, private
-from mpiboot.doctor.report import MemoryPart, PodReport
+from mpiboot.doctor.look import image, pci, pod, private, servers
+from mpiboot.doctor.report import LimitsPart, MemoryPart, PodReport, ServersPart
 from mpiboot.errors import MpibootError
+from mpiboot.gates.access import PORTS
 from mpiboot.model import PodFacts
 from mpiboot.observe import pod as identity
 from mpiboot.observe import worker_state
@@ -60,10 +61,18 @@ def _memory(_: Subject) -> MemoryPart:
     return found
 
 
-def _limits(one: Subject) -> object:
-    server = pod.server_of(one.worker.port) or one.worker.pid if one.worker else 0
+def _limits(one: Subject) -> LimitsPart:
+    server = servers.process_of(one.worker.port) or one.worker.pid if one.worker else 0
     # A session of an SSH server that is not mpiboot's knows that it is one.
     return pod.limits(str(server) if server else "self" if "SSH_CONNECTION" in one.environ else "")
+
+
+def _servers(one: Subject) -> ServersPart:
+    """Look at the worker's port, else at those where a launcher tries its luck."""
+    if one.worker:
+        return servers.servers(one.worker.port, (), one.worker.pid)
+    named = one.resolved.settings.ssh_port
+    return servers.servers(0, (named,) if named else PORTS)
 
 
 LOOKS: Final[Mapping[str, Callable[[Subject], object]]] = {
@@ -75,6 +84,7 @@ LOOKS: Final[Mapping[str, Callable[[Subject], object]]] = {
     "key": lambda one: private.key(one.resolved.settings, one.environ),
     "shims": lambda one: private.shims(one.environ),
     "mesh": lambda _: pod.mesh(),
+    "servers": _servers,
     "limits": _limits,
     "shm": lambda _: pod.shm(),
     "memory": _memory,

@@ -79,6 +79,29 @@ class SshdPart:
 
 
 @dataclass(frozen=True, slots=True)
+class SshServer:
+    """What listens on a port: the line with which it greets, and its process where that is known.
+
+    ``program`` is that process's name; ``pid`` is 0 where it is another user's or container's.
+    ``ours`` tells whether mpiboot started it, by its greeting or by its process.
+    """
+
+    port: int
+    greeting: str
+    pid: int = 0
+    program: str = ""
+    ours: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServersPart:
+    """SSH servers on the ports where a launcher looks; ``own`` is the worker's (0: none runs)."""
+
+    own: int
+    servers: tuple[SshServer, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MeshPart:
     """The service mesh in front of this pod, if there is one."""
 
@@ -158,6 +181,7 @@ class PodReport:
     key: KeyPart | None = None
     shims: ShimsPart | None = None
     mesh: MeshPart | None = None
+    servers: ServersPart | None = None
     limits: LimitsPart | None = None
     shm: ShmPart | None = None
     memory: MemoryPart | None = None

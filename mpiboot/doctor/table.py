@@ -134,6 +134,17 @@ _POD: Final = (
         {_WARN: "a proxy takes this pod's connections"},
     ),
     PodCheck(
+        "other-ssh-server",
+        "who listens on the worker's port, or on 22, 2222 and 222, and how it greets",
+        ("servers",),
+        pod.ssh_servers,
+        {
+            _OK: "the job's port is mpiboot's",
+            _WARN: "no worker of mpiboot's runs here, and another SSH server does",
+            _FAIL: "another SSH server has the worker's port",
+        },
+    ),
+    PodCheck(
         "session-limits",
         "/proc/PID/limits of the SSH server and of the pod's first process",
         ("limits",),
@@ -184,6 +195,13 @@ _POD: Final = (
         ("environ",),
         environment.debug,
         {_WARN: "one is on, and nothing sends its output to a file"},
+    ),
+    PodCheck(
+        "unread-parameters",
+        "OMPI_MCA_* and PRTE_MCA_* against what this version of Open MPI knows",
+        ("environ", "image"),
+        environment.unread,
+        {_WARN: "one was written for another version, and has no effect"},
     ),
     PodCheck(
         "two-settings",
@@ -244,7 +262,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "files": ("runtime-folder", "tmpdir"),
     "ssh": (
         *("ssh-key", "ssh-denied", "host-key-differs", "kubectl-denied", "sshd", "workers-held"),
-        *("openssh-server", "workers-unreachable", "worker-facts"),
+        *("openssh-server", "other-ssh-server", "workers-unreachable", "worker-facts"),
     ),
     "limits": ("memlock", "shm", "session-limits", "processes", "shm-full", "memory-limit"),
     "network": (
@@ -260,7 +278,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "gpus": ("gpus", "gpu-distance"),
     "variables": (
         *("unsafe-value", "env-profile", "debug-output", "two-settings", "nccl-prefix"),
-        "nccl-value",
+        *("nccl-value", "unread-parameters"),
     ),
 }
 GROUP_OF: Final = {item: name for name, listed in GROUPS.items() for item in listed}

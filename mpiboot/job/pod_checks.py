@@ -9,7 +9,7 @@ from typing import Final
 from mpiboot.checks import BY_REFERENCE, failed
 from mpiboot.job.names import short
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.model import Finding, Level, Link, Source, Worker
+from mpiboot.model import Finding, Level, Link, PodFacts, Source, Worker
 from mpiboot.network import service_mesh
 from mpiboot.network.control import launcher_addresses, link_of
 from mpiboot.setting_sources import Resolved
@@ -25,7 +25,7 @@ _FABRIC_MANAGER: Final = (
     "look at nvidia-fabricmanager on that node (`systemctl status`, `nvidia-smi -q`); until then "
     "CUDA fails with error 802, system not yet initialized"
 )
-_PEER_MEMORY: Final = (
+PEER_MEMORY: Final = (
     "load nvidia_peermem on the nodes (`modprobe nvidia_peermem`), or use the open kernel driver; "
     "until then NCCL copies through the host's memory, which is slower"
 )
@@ -97,7 +97,7 @@ def gpu_memory(builder: PlanBuilder, workers: Sequence[Worker]) -> None:
     ways: dict[str, list[str]] = {}
     for worker in workers:
         facts = worker.facts
-        if facts and facts.fabric.devices and facts.gpus.kind.startswith("NVIDIA"):
+        if facts and wants_gpu_memory(facts):
             ways.setdefault(" or ".join(facts.gpus.peer_memory), []).append(worker.host.name)
     without = ways.pop("", [])
     for way, names in ways.items():
@@ -106,7 +106,12 @@ def gpu_memory(builder: PlanBuilder, workers: Sequence[Worker]) -> None:
     if without:
         where = "all of them" if not ways else first_few(without)
         said = f"RDMA devices reach no GPU memory on {where}: neither nvidia_peermem nor DMA-BUF"
-        builder.warn("gpus", said, _PEER_MEMORY)
+        builder.warn("gpus", said, PEER_MEMORY)
+
+
+def wants_gpu_memory(facts: PodFacts) -> bool:
+    """Tell whether a pod has NVIDIA's GPUs and RDMA devices, which could reach their memory."""
+    return bool(facts.fabric.devices) and facts.gpus.kind.startswith("NVIDIA")
 
 
 def _gpus(said: str, host: str = "") -> Finding:

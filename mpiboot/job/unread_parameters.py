@@ -6,7 +6,7 @@ An unknown parameter is ignored without a word, by 4.1 and 5.0 alike. By the par
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
@@ -111,26 +111,33 @@ def name_them(builder: PlanBuilder) -> None:
         _no_openib(builder)
 
 
-def _of_the_user(builder: PlanBuilder) -> Iterator[tuple[str, str]]:
-    for prefix, table in _TABLES.get(builder.row.family, ()):
-        for name in sorted(builder.environ):
+def of_environment(environ: Mapping[str, str], family: MpiFamily) -> Iterator[tuple[str, str]]:
+    """Give each variable that this MPI ignores, with what to write instead."""
+    for prefix, table in _TABLES.get(family, ()):
+        for name in sorted(environ):
             parameter = name.removeprefix(prefix)
-            if parameter == name or name in _TAKEN_OVER or not builder.environ[name]:
+            if parameter == name or name in _TAKEN_OVER or not environ[name]:
                 continue
-            if builder.set_by(name)[0] is not Source.PLATFORM:
-                instead = _instead(builder, parameter, table)
-                if instead and instead[0] != name:
-                    yield name, instead[1]
+            instead = _instead(environ, parameter, table)
+            if instead and instead[0] != name:
+                yield name, instead[1]
+
+
+def _of_the_user(builder: PlanBuilder) -> Iterator[tuple[str, str]]:
+    for name, instead in of_environment(builder.environ, builder.row.family):
+        if builder.set_by(name)[0] is not Source.PLATFORM:
+            yield name, instead
+    for prefix, table in _TABLES.get(builder.row.family, ()):
         # Of its line 5.0 understands the names for its daemons; the rest goes to the ranks.
         for parameter in builder.line.mca if prefix == _OMPI else ():
             if parameter.startswith("btl_"):
-                instead = _instead(builder, parameter, table)
-                if instead:
-                    yield f"--mca {parameter}", instead[1]
+                said = _instead(builder.environ, parameter, table)
+                if said:
+                    yield f"--mca {parameter}", said[1]
 
 
 def _instead(
-    builder: PlanBuilder, parameter: str, table: tuple[Unread, ...]
+    environ: Mapping[str, str], parameter: str, table: tuple[Unread, ...]
 ) -> tuple[str, str] | None:
     """Give the variable that means the same, if any, and what to tell; None where it is set."""
     row = next((row for row in table if fnmatchcase(parameter, row.parameter)), None)
@@ -138,7 +145,7 @@ def _instead(
         return None
     same = parameter.removeprefix(row.parameter.removesuffix("*"))
     variable = row.variable.replace("*", same)
-    if variable and builder.environ.get(variable):
+    if variable and environ.get(variable):
         return None
     return variable, f"write {variable}" if variable else row.instead
 

@@ -54,6 +54,8 @@ def test_a_workers_own_server_is_logged_in_to(tmp_path: Path) -> None:
     assert server["level"] == "ok", done.stdout
     assert server["said"].startswith("embedded lets ")
     assert server["said"].endswith(f" in at 127.0.0.1 port {worker.port}")
+    assert told["other-ssh-server"]["said"].startswith(f"port {worker.port} is mpiboot's, process ")
+    assert told["session-limits"]["level"] in ("ok", "warn")
     told = {item["check"]: item for item in json.loads(none.stdout)["findings"]}
     assert told["workers-unreachable"]["level"] == "fail"
     said = f"no SSH server of mpiboot's runs in this pod: nothing is in {tmp_path}"

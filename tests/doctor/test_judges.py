@@ -19,9 +19,11 @@ from mpiboot.doctor.report import (
     PciPart,
     Program,
     RoutingPart,
+    ServersPart,
     ShimsPart,
     ShmPart,
     SshdPart,
+    SshServer,
 )
 from mpiboot.fabric import Fabric, RdmaDevice, Route
 from mpiboot.model import Finding, Gpus, Level, Mesh, PodFacts
@@ -276,6 +278,40 @@ def test_memory_that_is_short_or_was_is_a_warning(
     assert told(pod.memory(seen)) == [found]
 
 
+MINE, THEIRS = "SSH-2.0-OpenSSH_9.2p1 mpiboot", "SSH-2.0-OpenSSH_9.2p1 Debian"
+GREETS = f"greets with {THEIRS!r}, process 7 (sshd): "
+
+
+@pytest.mark.parametrize(
+    ("own", "server", "found"),
+    [
+        (
+            22,
+            SshServer(22, MINE, 7, "sshd", ours=True),
+            [(OK, "port 22 is mpiboot's, process 7 (sshd)")],
+        ),
+        (22, SshServer(22, MINE, ours=True), [(OK, "port 22 is mpiboot's")]),
+        (
+            22,
+            SshServer(22, THEIRS, 7, "sshd"),
+            [(FAIL, f"port 22 {GREETS}not mpiboot's, whose port it is")],
+        ),
+        (
+            0,
+            SshServer(2222, THEIRS, 7, "sshd"),
+            [(WARN, f"port 2222 {GREETS}an SSH server that mpiboot did not start")],
+        ),
+        (2222, SshServer(22, THEIRS), []),  # as a node's own beside a pod with hostNetwork
+        (0, SshServer(22, MINE, ours=True), []),
+        (22, SshServer(22, "SSH-2.0-AsyncSSH"), []),  # whose process can't be seen
+    ],
+)
+def test_whose_ssh_server_has_the_port_is_told(
+    own: int, server: SshServer, found: list[tuple[Level, str]]
+) -> None:
+    assert told(pod.ssh_servers(ServersPart(own, (server,)))) == found
+
+
 # -- network ---------------------------------------------------------------------------------------
 
 TWO = replace(
@@ -388,6 +424,25 @@ def test_a_name_that_nccl_takes_for_a_prefix_is_told(value: str, means: str) -> 
     assert all(item.hint == f"write NCCL_IB_HCA={sign}{value.lstrip('^')}" for item in found)
 
 
+@pytest.mark.parametrize(
+    ("name", "family", "instead"),
+    [
+        ("OMPI_MCA_orte_keep_fqdn_hostnames", "openmpi4", ""),
+        ("OMPI_MCA_rmaps_base_oversubscribe", "openmpi5", "MPIBOOT_OVERSUBSCRIBE=true"),
+        ("OMPI_MCA_btl_openib_if_include", "openmpi5", "it has no openib"),
+        ("PRTE_MCA_rml_base_radix", "openmpi4", "write OMPI_MCA_routed_radix"),
+    ],
+)
+def test_a_parameter_of_another_version_is_named_with_what_to_write(
+    name: str, family: str, instead: str
+) -> None:
+    seen = replace(an_image(), mpi=plans.MPIS[family])
+    found = told(environment.unread({name: "1"}, seen))
+    said = f"{plans.MPIS[family].said} ignores {name} ({instead}"
+    assert [item[1].startswith(said) for item in found] == [True] * bool(instead)
+    assert list(environment.unread({name: "1"}, replace(seen, mpi=None))) == []
+
+
 # -- data network and GPUs -------------------------------------------------------------------------
 
 
@@ -427,6 +482,15 @@ def test_gpus_are_judged_as_a_launcher_judges_them(
     gpus: Gpus, found: list[tuple[Level, str]]
 ) -> None:
     assert told(hardware.gpus(replace(FACTS, gpus=gpus))) == found
+
+
+@pytest.mark.parametrize("ways", [(), ("DMA-BUF",)])
+def test_gpus_whose_memory_no_rdma_device_reaches_are_a_warning(ways: tuple[str, ...]) -> None:
+    own = Gpus(1, "NVIDIA 2330", peer_memory=ways)
+    facts = replace(FACTS, gpus=own, fabric=Fabric(devices=(device("mlx5_0"),)))
+    said = "RDMA devices reach no GPU memory: neither nvidia_peermem nor DMA-BUF"
+    good = (OK, "1 GPU: NVIDIA 2330")
+    assert told(hardware.gpus(facts)) == [good if ways else (WARN, said)]
 
 
 # A switch is two functions of the path: its upstream port and a downstream one.

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from mpiboot import shims
-from mpiboot.doctor.look import image, pci, pod, private
-from mpiboot.doctor.report import MemoryPart, ShimsPart
+from mpiboot.doctor.look import image, pci, pod, private, servers
+from mpiboot.doctor.report import MemoryPart, ServersPart, ShimsPart, SshServer
 from mpiboot.errors import error
 from mpiboot.fabric import Fabric
 from mpiboot.model import Gpus, Level
@@ -178,6 +179,23 @@ def test_where_no_shim_can_lead_to_mpiboot_none_is_told(monkeypatch: pytest.Monk
     assert private.shims({}) == ShimsPart("works", ("has no effect", "passed by"))
 
 
+def test_a_server_below_the_worker_is_mpiboots_whatever_it_greets_with() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def greet() -> None:
+            for _ in range(2):
+                with server.accept()[0] as connection:
+                    connection.sendall(b"SSH-2.0-AsyncSSH\r\n")
+
+        host = threading.Thread(target=greet)
+        host.start()
+        (below,) = servers.servers(port, (), os.getppid()).servers
+        (beside,) = servers.servers(port, (), 1 << 30).servers
+        host.join()
+    assert (below.ours, beside.ours) == (True, False)
+
+
 # -- limits, memory, routing -----------------------------------------------------------------------
 
 LIMITS = """Limit                     Soft Limit           Hard Limit           Units
@@ -207,11 +225,26 @@ def test_a_session_of_this_process_has_its_limits() -> None:
     assert pod.limits("self").sessions["open files"] == soft
 
 
-def test_who_listens_on_a_port_is_found() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "127.0.0.5"])
+@pytest.mark.parametrize("greeting", [b"SSH-2.0-x mpiboot\r\n", b"220 mail\r\n", b""])
+def test_who_listens_on_a_port_is_asked_for_its_greeting(address: str, greeting: bytes) -> None:
+    with socket.create_server((address, 0)) as server:
         port = server.getsockname()[1]
-        assert pod.server_of(port) == os.getpid()
-    assert pod.server_of(port) != os.getpid()
+
+        def greet() -> None:
+            with server.accept()[0] as connection:
+                connection.sendall(greeting)
+
+        host = threading.Thread(target=greet)
+        host.start()
+        seen = servers.servers(0, (port,))
+        host.join()
+        assert servers.process_of(port) == os.getpid()
+    comm = Path("/proc/self/comm").read_text().strip()
+    mine = (SshServer(port, "SSH-2.0-x mpiboot", os.getpid(), comm, ours=True),)
+    assert seen.servers == (mine if greeting.startswith(b"SSH") else ())
+    assert servers.process_of(port) == 0
+    assert servers.servers(port, (port,)) == ServersPart(port, ())
 
 
 def test_files_of_nccl_that_nobody_holds_are_stale(tmp_path: Path) -> None:

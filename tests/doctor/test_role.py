@@ -5,6 +5,11 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +22,7 @@ from mpiboot.doctor.role import Asked
 from mpiboot.errors import MpibootError, ShownError
 from mpiboot.model import Finding, Level, Role
 from mpiboot.setting_sources import Resolved, resolve
-from tests.fakes.cli import mpiboot
+from tests.fakes.cli import GUARD, environment, mpiboot
 
 FOUND = (
     Finding("ssh-key", Level.FAIL, "no key", hint="mount it"),
@@ -259,6 +264,40 @@ def test_without_a_key_the_hosts_are_still_asked_for_by_name(tmp_path: Path) -> 
     assert told["ssh-key", here] == "fail"
     assert told["hostfile-invalid", here] == "ok"
     assert told["names-unresolved", "no-such-host.invalid"] == "fail"
+
+
+def test_ctrl_c_while_hosts_are_asked_tells_what_was_found(tmp_path: Path) -> None:
+    """A host that takes connections and never greets: the look waits for it."""
+    key = tmp_path / "id_ed25519"
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("no ssh-keygen")
+    subprocess.run(command, check=True)
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.6'\n")
+    mpirun.chmod(0o755)
+    with socket.create_server(("127.0.0.7", 0)) as silent:
+        (tmp_path / "hosts").write_text("127.0.0.7 slots=1\n")
+        env = {
+            "PATH": f"{tmp_path}:/usr/bin:/bin",
+            "MPIBOOT_ROLE": "launcher",
+            "MPIBOOT_SSH_KEY": str(key),
+            "MPIBOOT_SSH_PORT": str(silent.getsockname()[1]),
+            "MPIBOOT_HOSTFILE": str(tmp_path / "hosts"),
+        }
+        silent.settimeout(GUARD)
+        words = [sys.executable, "-m", "mpiboot", "doctor", "--timeout", str(GUARD)]
+        with subprocess.Popen(
+            words, env=environment(tmp_path, env), cwd=tmp_path, stdout=-1, stderr=-1, text=True
+        ) as doctor:
+            connection, _ = silent.accept()
+            with connection:
+                doctor.send_signal(signal.SIGINT)
+                out, err = doctor.communicate(timeout=GUARD)
+    assert doctor.returncode == 130, err
+    assert "Traceback" not in err
+    assert f"the key is {key}, ssh-ed25519 SHA256:" in out
+    assert out.endswith("; interrupted: the rest was not looked at\n")
 
 
 def test_an_image_without_an_mpi_ends_its_build(tmp_path: Path) -> None:

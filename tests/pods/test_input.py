@@ -248,3 +248,26 @@ def test_doctor_names_the_worker_without_an_ssh_server(cluster: Cluster, one: Im
     assert own.returncode == 1
     assert "no SSH server of mpiboot's runs in this pod" in own.stdout
     assert asks(job, "plan", "--", RING)[0] == 69
+    # With more faults it names each of them, and nothing else.
+    broken = (
+        "rm $(command -v orted); echo left > /dev/shm/nccl-left; mkdir -p /run/sshd; "
+        "ssh-keygen -A; /usr/sbin/sshd"
+    )
+    job.workers[1].shell(broken)
+    faults = {
+        "NCCL_DEBUG": "INFO",
+        "OMPI_MCA_btl_tcp_if_include": "eth0",
+        "OMPI_MCA_btl_tcp_if_exclude": "lo",
+        "PRTE_MCA_rml_base_radix": "4",
+    }
+    told = job.workers[1].exec("mpiboot", "doctor", "--json", env=faults)
+    found = [(item["level"], item["check"]) for item in json.loads(told.stdout)["findings"]]
+    assert sorted(item for item in found if item[0] != "ok") == [
+        ("fail", "mpi-daemon"),
+        ("fail", "workers-unreachable"),
+        ("warn", "debug-output"),
+        ("warn", "other-ssh-server"),
+        ("warn", "shm-full"),
+        ("warn", "two-settings"),
+        ("warn", "unread-parameters"),
+    ]

@@ -8,6 +8,8 @@ from typing import Final
 
 from mpiboot.data_network import nccl
 from mpiboot.doctor.judge.image import warned
+from mpiboot.doctor.report import ImagePart
+from mpiboot.job import unread_parameters
 from mpiboot.model import Finding, PodFacts
 from mpiboot.wording import first_few
 
@@ -68,6 +70,16 @@ def two_settings(environ: Mapping[str, str]) -> Iterable[Finding]:
         if environ.get(one) and environ.get(other):
             said = f"{one} and {other} exclude each other: {then}"
             yield warned("two-settings", said)
+
+
+def unread(environ: Mapping[str, str], image: ImagePart) -> Iterable[Finding]:
+    """Name the parameters that the installed MPI ignores, with what to write instead."""
+    if image.mpi is None:
+        return
+    listed = unread_parameters.of_environment(environ, image.mpi.family)
+    found = [f"{name} ({instead})" for name, instead in listed]
+    if found:
+        yield warned("unread-parameters", f"{image.mpi.said} ignores {', '.join(found)}")
 
 
 def prefixes(facts: PodFacts) -> Iterable[Finding]:

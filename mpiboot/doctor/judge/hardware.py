@@ -49,7 +49,10 @@ def gpus(facts: PodFacts) -> Iterable[Finding]:
     """Judge this pod's GPUs."""
     found = tuple(pod_checks.gpus((_alone(facts),)))
     yield from (replace(item, host="") for item in found)
-    if not found and facts.gpus.count:
+    if pod_checks.wants_gpu_memory(facts) and not facts.gpus.peer_memory:
+        said = "RDMA devices reach no GPU memory: neither nvidia_peermem nor DMA-BUF"
+        yield warned("gpus", said, hint=pod_checks.PEER_MEMORY)
+    elif not found and facts.gpus.count:
         yield ok("gpus", f"{counted(facts.gpus.count, 'GPU')}: {facts.gpus.kind}")
 
 

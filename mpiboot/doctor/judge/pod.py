@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from mpiboot.checks import failed
 from mpiboot.doctor.judge.image import ok, warned
-from mpiboot.doctor.report import LimitsPart, MemoryPart, MeshPart, RoutingPart, ShmPart
+from mpiboot.doctor.report import (
+    LimitsPart,
+    MemoryPart,
+    MeshPart,
+    RoutingPart,
+    ServersPart,
+    ShmPart,
+)
 from mpiboot.model import Finding, PodFacts
 from mpiboot.network import service_mesh
 from mpiboot.network.link_addresses import usable
@@ -17,6 +25,20 @@ from mpiboot.wording import counted, first_few, size_of
 _FULL: Final = 0.9
 _STRICT: Final = 1  # net.ipv4.conf.*.rp_filter, Documentation/networking/ip-sysctl
 _SSH: Final = 22
+
+
+def ssh_servers(seen: ServersPart) -> Iterable[Finding]:
+    """Judge whose SSH server has the port of this pod's worker, or those that are looked at."""
+    for server in seen.servers:
+        who = f", process {server.pid} ({server.program})" if server.pid else ""
+        said = f"port {server.port} greets with {server.greeting!r}{who}"
+        if server.port == seen.own:
+            if server.ours:
+                yield ok("other-ssh-server", f"port {server.port} is mpiboot's{who}")
+            elif server.pid:  # of one that can't be seen, a login shows whose it is
+                yield failed("other-ssh-server", f"{said}: not mpiboot's, whose port it is")
+        elif not seen.own and not server.ours:
+            yield warned("other-ssh-server", f"{said}: an SSH server that mpiboot did not start")
 
 
 def limits(seen: LimitsPart) -> Iterable[Finding]:

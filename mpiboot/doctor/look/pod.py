@@ -60,30 +60,6 @@ def _limits(path: Path) -> dict[str, int]:
     }
 
 
-def server_of(address_port: int, proc: Path = PROC) -> int:
-    """Give the process that listens on a port; 0 where none of this user's does."""
-    listening = _listening(address_port, proc)
-    holders = (item for item in _processes(proc) if listening & _open_files(item))
-    return next((int(item.name) for item in holders), 0)
-
-
-def _open_files(process: Path) -> set[str]:
-    folder, found = str(process / "fd"), set()
-    with contextlib.suppress(OSError):  # of another user's, and of one that has ended
-        for name in os.listdir(folder):  # noqa: PTH208 - names only
-            found.add(os.readlink(f"{folder}/{name}"))  # noqa: PTH115 - a socket is no path
-    return found
-
-
-def _listening(port: int, proc: Path) -> set[str]:
-    found = set()
-    for table in ("net/tcp", "net/tcp6"):
-        for words in map(str.split, text(proc / table).splitlines()[1:]):
-            if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
-                found.add(f"socket:[{words[9]}]")
-    return found
-
-
 def _processes(proc: Path) -> Iterator[Path]:
     return (item for item in proc.iterdir() if item.name.isdigit())
 
