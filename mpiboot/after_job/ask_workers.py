@@ -29,7 +29,10 @@ _SECONDS_BESIDE_THE_JOB: Final = 20.0  # its hosts are busy, and nobody waits
 _END: Final = 0.5  # what an agent has that is told to end; then the parent kills it
 T = TypeVar("T")
 
-_AT_ONCE: Final = 24
+# A login is 10 ms of the launcher's own CPU and many times as long of a worker's.
+_AT_ONCE: Final = 64
+# Of a job's hosts so many are asked while it runs for connections that nobody answers: one that is
+# missing is missed by many.
 _HOSTS: Final = 96
 _MEMORY: Final = ("memory", "memory_sizes")
 _QUESTIONS: Final = (*_MEMORY, "began", "disks", "ports")
@@ -38,9 +41,18 @@ _AGENT: Final = os.path.join(
 )
 
 
-async def _run(words: Sequence[str], free: asyncio.Semaphore) -> str | None:
+class Turns(asyncio.Semaphore):
+    """Lets so many hosts be asked at once, in their order; ``waiting`` have not had their turn."""
+
+    def __init__(self, hosts: int) -> None:
+        super().__init__(_AT_ONCE)
+        self.waiting = hosts
+
+
+async def _run(words: Sequence[str], turns: Turns) -> str | None:
     """Run words by this pod's shell; None where they fail, as where a host can't be reached."""
-    async with free:
+    async with turns:
+        turns.waiting -= 1
         agent = await asyncio.create_subprocess_exec(
             "/bin/sh",
             *words,
@@ -83,15 +95,15 @@ async def _resolved(name: str) -> tuple[str, ...] | None:
 
 
 async def _evidence(
-    baseline: evidence.Baseline, command: str, free: asyncio.Semaphore, signal: str | None
+    baseline: evidence.Baseline, command: str, turns: Turns, signal: str | None
 ) -> tuple[evidence.Explanation, ...]:
     if baseline.here:
-        answer = await _run(("-c", host_shell.ask(*_MEMORY)), free)
+        answer = await _run(("-c", host_shell.ask(*_MEMORY)), turns)
         return (
             evidence.judge_here(baseline, host_shell.read(answer), signal or "") if answer else ()
         )
     resolving = asyncio.ensure_future(_addresses(baseline))
-    asking = asyncio.ensure_future(_run((_AGENT, baseline.name, command), free))
+    asking = asyncio.ensure_future(_run((_AGENT, baseline.name, command), turns))
     # A host whose name has gone, or leads elsewhere, needs no further patience.
     found = evidence.unreachable(baseline, await resolving)
     if found:
@@ -124,10 +136,10 @@ async def _in_time(
 async def gather(
     hosts: tuple[evidence.Baseline, ...], program: str = "", killed: tuple[str, str] = ("", "")
 ) -> list[str]:
-    """Ask hosts at once; what has not answered in time is left out.
+    """Ask hosts, the first ones first; what has not answered in time is left out.
 
     Args:
-        hosts: whom to ask.
+        hosts: whom to ask, in this order.
         program: what they are asked for, whether they can run it.
         killed: the host whose rank was ended first, and by which signal.
     """
@@ -135,10 +147,10 @@ async def gather(
     path, here = os.environ.get("PATH", ""), os.getcwd()  # noqa: PTH109
     wanted = host_shell.lacks(program, path, here) if program else ()
     command = host_shell.ask(*_QUESTIONS, *wanted)
-    free = asyncio.Semaphore(_AT_ONCE)
+    turns = Turns(len(hosts))
     asked = {
         asyncio.ensure_future(
-            _evidence(host, command, free, signal if _is(host, where) else None)
+            _evidence(host, command, turns, signal if _is(host, where) else None)
         ): host
         for host in hosts
     }
@@ -146,7 +158,10 @@ async def gather(
     for host, said in await _in_time(asked, _SECONDS):
         found = evidence.silent(host) if said is None and host.name == where else said or ()
         rows += [(item.order, item.line(host.name)) for item in found]
-    return [line for _, line in sorted(rows, key=lambda row: row[0])]
+    lines = [line for _, line in sorted(rows, key=lambda row: row[0])]
+    if turns.waiting:
+        lines.append(f"{turns.waiting} of {len(hosts)} hosts could not be asked in time")
+    return lines
 
 
 async def _beside_the_job(
@@ -154,21 +169,22 @@ async def _beside_the_job(
 ) -> list[tuple[evidence.Baseline, host_shell.HostAnswer]]:
     """Ask hosts while the job runs; who has not answered in time is left out."""
     command = host_shell.ask(question)
-    free = asyncio.Semaphore(_AT_ONCE)
+    turns = Turns(len(hosts))
     asked = {}
     for host in hosts:
         words = ("-c", command) if host.here else (_AGENT, host.name, command)
-        asked[asyncio.ensure_future(_run(words, free))] = host
+        asked[asyncio.ensure_future(_run(words, turns))] = host
     answers = await _in_time(asked, _SECONDS_BESIDE_THE_JOB)
     return [(host, host_shell.read(output)) for host, output in answers if output]
 
 
 async def unanswered(hosts: tuple[evidence.Baseline, ...]) -> list[str]:
     """Ask hosts for connections that nobody answers."""
+    names = {host.address: host.name for host in hosts}
     return [
         line
-        for host, answer in await _beside_the_job(hosts, "connecting")
-        for line in unanswered_connections.lines(hosts, answer.connecting, host)
+        for host, answer in await _beside_the_job(hosts[:_HOSTS], "connecting")
+        for line in unanswered_connections.lines(names, answer.connecting, host)
     ]
 
 
@@ -185,9 +201,9 @@ def _is(host: evidence.Baseline, where: str) -> bool:
 
 async def tell(hosts: tuple[evidence.Baseline, ...], order: str) -> None:
     """Tell the workers that run mpiboot how the job has ended."""
-    free = asyncio.Semaphore(_AT_ONCE)
+    turns = Turns(len(hosts))
     asked = {
-        asyncio.ensure_future(_run((_AGENT, host.name, order), free)): host
+        asyncio.ensure_future(_run((_AGENT, host.name, order), turns)): host
         for host in hosts
         if host.mpiboot
     }
@@ -206,9 +222,14 @@ def main(folder: str, wanted: str, *words: str) -> None:
         name, hold, why = words
         asyncio.run(tell(hosts, host_shell.job_failed(name, float(hold), why)))
         return
-    first, program, signal = (*words, "", "", "")[:3]
-    nearest = sorted(hosts, key=lambda host: (not host.here, host.name != first))
-    hosts = tuple(nearest[:_HOSTS])
+    first, program, signal, *named = (*words, *("", "", "")[len(words) :])
+    pointed_at = frozenset(named)
+    hosts = tuple(
+        sorted(
+            hosts,
+            key=lambda host: (not host.here, host.name != first, host.name not in pointed_at),
+        )
+    )
     if request is Request.CONNECTING:
         asyncio.run(_write(unanswered(hosts)))
     elif request is Request.IN_MPI:

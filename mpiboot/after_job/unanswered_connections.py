@@ -7,20 +7,24 @@ from typing import TYPE_CHECKING
 from mpiboot.tcp_table import address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from mpiboot.after_job.evidence import Baseline
 
 
 def lines(
-    hosts: Sequence[Baseline], answers: Sequence[tuple[str, int, str]], asked: Baseline
+    names: Mapping[str, str], answers: Sequence[tuple[str, int, str]], asked: Baseline
 ) -> list[str]:
-    """Say for each far end once, who waits for it; ``answers`` are those of the host ``asked``.
+    """Say for each far end once, who waits for it.
+
+    Args:
+        names: the job's hosts by address.
+        answers: those of the host ``asked``.
+        asked: who answered.
 
     Returns:
         How often it was tried again, the far host's name (``-``: none of the job's) and a sentence.
     """
-    names = {host.address: host.name for host in hosts}
     said: dict[str, str] = {}
     for far, again, rank in sorted(answers, key=lambda answer: -answer[1]):
         address, _, port = far.partition(":")

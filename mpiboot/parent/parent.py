@@ -183,7 +183,9 @@ class Parent:
             # The program whose lack on some host may be what the verdict is about.
             lacks = not verdict.reference and verdict.code in family.lacking
             program = spec.program if lacks else ""
-            asked = (verdict.host, program, verdict.signal)
+            # Evidence begins with the host that it is of, where it is of one.
+            others = (line.partition(": ")[0] for line in verdict.evidence)
+            asked = (verdict.host, program, verdict.signal, *others)
             lines = self._ask(spec.folder, Request.EVIDENCE, *asked)
             verdict, lines = proved(verdict, lines)
         return self._ended(spec, verdict, lines)

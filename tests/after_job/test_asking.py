@@ -170,14 +170,47 @@ def test_a_name_that_leads_to_the_same_address_leaves_the_answer(
     assert found == [f"rank-memory\tw-0\t{OOM}"]
 
 
-def test_the_parents_child_asks_the_lost_host_and_so_many_others(
+def test_those_that_the_evidence_points_at_are_asked_first_and_all_in_the_end(
     ssh: Ssh, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ask_workers, "_HOSTS", 2)
-    folder = ssh.write(*(ssh.answers(f"w-{number}", "echo mpiboot-oom 2") for number in range(4)))
-    ask_workers.main(folder, "evidence", "w-3", "", "SIGKILL")
-    assert capsys.readouterr().out == f"rank-memory\tw-3\t{OOM}\nrank-memory\tw-0\t{OOM}\n"
-    assert set(ssh.asked()) == {"w-0", "w-3"}
+    monkeypatch.setattr(ask_workers, "_AT_ONCE", 1)
+    note = 'echo "$host" >> order; echo mpiboot-oom 1'
+    folder = ssh.write(*(ssh.answers(f"w-{number}", note) for number in range(6)))
+    ask_workers.main(folder, "evidence", "w-3", "", "", "w-5", "state_base", "w-2")
+    assert (ssh.folder / "order").read_text().split() == ["w-3", "w-2", "w-5", "w-0", "w-1", "w-4"]
+    assert capsys.readouterr().out == ""
+
+
+def test_it_is_said_how_many_were_not_asked_in_time(
+    ssh: Ssh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ask_workers, "_AT_ONCE", 2)
+    monkeypatch.setattr(ask_workers, "_SECONDS", 1.0)
+    hosts = tuple(ssh.answers(f"w-{number}", "exec sleep 300") for number in range(5))
+    found = ssh.run(ask_workers.gather(hosts))
+    assert found == ["3 of 5 hosts could not be asked in time"]
+
+
+def test_a_thousand_workers_are_told_of_the_end(ssh: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one once, and never more at a time than the launcher has room for."""
+    here, most = 0, 0
+
+    async def run(words: tuple[str, ...], turns: ask_workers.Turns) -> str:
+        nonlocal here, most
+        async with turns:
+            here += 1
+            most = max(most, here)
+            await asyncio.sleep(0)
+            told.append(words[1])
+            here -= 1
+        return ""
+
+    told: list[str] = []
+    monkeypatch.setattr(ask_workers, "_run", run)
+    hosts = tuple(ssh.before(f"w-{number}", mpiboot=True) for number in range(1000))
+    ssh.run(ask_workers.tell(hosts, "over"))
+    assert sorted(told) == sorted(host.name for host in hosts)
+    assert most == ask_workers._AT_ONCE
 
 
 def test_what_is_found_is_written_while_a_name_still_does_not_resolve(
@@ -280,6 +313,17 @@ def test_the_launcher_itself_is_asked_by_its_own_shell(ssh: Ssh) -> None:
     asked = [agent.args for agent in ssh.agents if isinstance(agent.args, tuple | list)]
     assert [tuple(words[:2]) for words in asked] == [("/bin/sh", "-c")] * 2
     assert ssh.asked() == {}
+
+
+def test_while_the_job_runs_some_are_asked_and_a_far_end_may_be_any_host(
+    ssh: Ssh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ask_workers, "_HOSTS", 1)
+    told = "echo mpiboot-connecting 0300000A:0401 5 7"
+    first, second = ssh.answers("w-0", told), ssh.answers("w-1", told)
+    hosts = (first, replace(second, address="10.0.0.3"))
+    (line,) = ssh.run(ask_workers.unanswered(hosts))
+    assert line.startswith("5 w-1 rank 7 on w-0 gets no answer from w-1 (10.0.0.3 port 1025)")
 
 
 def test_hosts_are_asked_for_ranks_in_mpi(ssh: Ssh) -> None:
