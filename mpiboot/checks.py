@@ -194,6 +194,12 @@ CHECKS: Final = (
         "find out why that pod went away: deleted, evicted, restarted, or out of memory",
     ),
     _launcher(
+        "launcher-limits",
+        "the launcher's limits have room for every host",
+        ExitCode.WORKERS_UNREACHABLE,
+        "raise the limit that is named; docs/how-to/launcher-size.md has a table",
+    ),
+    _launcher(
         "launcher-memory",
         "the launcher's own processes fit its memory limit",
         ExitCode.WORKERS_UNREACHABLE,

@@ -58,6 +58,7 @@ class Plan:
     and ``tcp_optional`` tells why MPI may do without TCP between them, empty where it can't;
     ``checks_peer_address`` whether MPI drops a connection from an address that is not the peer's.
     ``meeting`` is where ranks with torchrun's variables meet, None where there are none.
+    ``open_files`` is the soft limit with which mpirun starts, 0 for this pod's own.
     """
 
     decisions: tuple[Decision, ...]
@@ -83,6 +84,7 @@ class Plan:
     checks_peer_address: bool = False
     exit_codes: bool = False
     meeting: rank_env.Meeting | None = None
+    open_files: int = 0
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Make mpirun's environment of this pod's."""
@@ -212,6 +214,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         ),
     )
     builder.decide("daemons", str(len(daemons)), Source.DETECTED, first_few(daemons))
+    opened = pod_conditions.room(builder, observed, user_agent, len(daemons))
     return Plan(
         decisions=tuple(builder.decisions),
         findings=tuple(builder.findings),
@@ -236,6 +239,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         checks_peer_address=row.checks_peer_address,
         exit_codes=supervised and command_line.asks_exit_codes(builder),
         meeting=ranks.meeting,
+        open_files=opened,
     )
 
 

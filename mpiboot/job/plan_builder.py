@@ -14,6 +14,7 @@ from mpiboot.choices import LaunchAgent
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.job import masking, platforms
 from mpiboot.job.dialect import Dialect, parameter
+from mpiboot.job.launcher_size import LauncherLimits
 from mpiboot.job.platforms import PLATFORMS, Platform
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import (
@@ -41,7 +42,7 @@ class Observed:
     ``own_oom_kills`` its out-of-memory kills so far, None where it isn't known;
     ``client`` is what the agents use; ``mpi_ipv6`` tells whether the MPI is
     built with IPv6, None where it was not asked; ``networks`` are those of workers that are
-    decided already, by host.
+    decided already, by host; ``limits`` are this pod's, None where it is another's plan.
     """
 
     hostfile: Hostfile
@@ -58,6 +59,7 @@ class Observed:
     client: Decision | None = None
     mpi_ipv6: bool | None = None
     networks: Mapping[str, WorkerNetwork] = field(default_factory=dict)
+    limits: LauncherLimits | None = None
 
     @property
     def platform(self) -> Platform:

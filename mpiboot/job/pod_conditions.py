@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from mpiboot.job import launcher_size
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
 from mpiboot.model import Source, SshKind
 from mpiboot.setting_sources import Resolved
@@ -41,6 +42,30 @@ def launcher(
     else:
         source, because = Source.DETECTED, _REFUSED
     builder.decide("private-folder", folder, source, because)
+
+
+def room(builder: PlanBuilder, observed: Observed, user_agent: str, hosts: int) -> int:
+    """Tell which of the launcher's limits are too small for its hosts; decide on open files.
+
+    Args:
+        builder: gets both.
+        observed: has this pod's limits; nothing is told where they are not known.
+        user_agent: the user's own launch agent, which counts as ssh; empty where there is none.
+        hosts: how many have a launch agent.
+
+    Returns:
+        The soft limit of open files with which mpirun is to start; 0: it stays as it is.
+    """
+    limits, client = observed.limits, observed.client
+    if limits is None:
+        return 0
+    way = SshKind.OPENSSH.value if user_agent or client is None else client.value
+    builder.findings += launcher_size.findings(limits, way, hosts)
+    decision = launcher_size.open_files(limits, way, hosts)
+    if decision is None:
+        return 0
+    builder.decisions.append(decision)
+    return int(decision.value)
 
 
 def workers(builder: PlanBuilder, observed: Observed) -> None:

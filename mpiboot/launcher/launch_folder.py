@@ -233,6 +233,7 @@ class Launch:
             left_to_mpirun=self.plan.left_to_mpirun,
             connect_check=settings.connect_check,
             exit_codes=self.plan.exit_codes,
+            open_files=self.plan.open_files,
             remote=LaunchAgent.KUBECTL
             if self.pods and not self.plan.user_agent
             else LaunchAgent.SSH,

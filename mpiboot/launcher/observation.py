@@ -16,7 +16,7 @@ from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, job_hostfile, master_port, recheck, stale_processes
 from mpiboot.gates.pair_check import PairCheck
-from mpiboot.job import data, mpirun_call, mpirun_line, names
+from mpiboot.job import data, launcher_size, mpirun_call, mpirun_line, names
 from mpiboot.job import plan as plans
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.rank_env import Meeting
@@ -112,9 +112,12 @@ def _tell_at_once(
         identity=launcher.identity,
         environ=launcher.environ,
         line=line,
+        client=_client(launcher),
+        limits=launcher.limits,
     )
     made = plans.make(observed, launcher.resolved, launch_folder.paths(launcher.folder))
-    already_said = tuple(item for item in made.findings if item.check == "usage")
+    at_once = ("usage", launcher_size.CHECK)
+    already_said = tuple(item for item in made.findings if item.check in at_once)
     for finding in already_said:
         if finding.level is Level.FAIL:
             raise MpibootError(finding)
@@ -228,6 +231,7 @@ def _observation(
         own=own[0],
         own_oom_kills=own[1],
         client=_client(launcher),
+        limits=launcher.limits,
         mpi_ipv6=programs.has_ipv6(mpi, launcher.environ) if ipv6 else None,
         networks=networks,
     )

@@ -15,10 +15,11 @@ from mpiboot.errors import MpibootError
 from mpiboot.gates import gate
 from mpiboot.gates.access import PORTS
 from mpiboot.job import names
+from mpiboot.job.launcher_size import LauncherLimits
 from mpiboot.kubectl import choice
 from mpiboot.kubectl.pods import PodAccess
 from mpiboot.model import Decision, Identity
-from mpiboot.observe import dns, pod
+from mpiboot.observe import dns, own_limits, pod
 from mpiboot.setting_sources import Resolved
 from mpiboot.ssh_server import port
 from mpiboot.system import files, keys, open_files, tmpdir
@@ -33,7 +34,8 @@ class LauncherPod:
 
     ``pid`` is the pod's first mpiboot; ``started`` is the monotonic clock's second. ``attempt`` and
     ``may_disconnect`` are what workers are told of it (``host_shell.gate``). ``key`` is None where
-    hosts are entered by kubectl: ``pods`` is how, ``chosen`` why.
+    hosts are entered by kubectl: ``pods`` is how, ``chosen`` why. ``limits`` are those with which
+    the pod began.
     """
 
     resolved: Resolved
@@ -47,6 +49,7 @@ class LauncherPod:
     may_disconnect: bool = False
     pods: PodAccess | None = None
     chosen: Decision | None = None
+    limits: LauncherLimits | None = None
 
     @property
     def job(self) -> str:
@@ -76,10 +79,11 @@ def launcher_pod(
         MpibootError: ``runtime-folder``, ``tmpdir`` or ``ssh-key``.
     """
     started = time.monotonic()
-    # A connection for each host; mpirun is started by the parent, whose limit stays.
-    open_files.allow_most()
     settings = resolved.settings
     identity = pod.identity(environ)
+    limits = own_limits.observe(identity)
+    # A connection for each host; mpirun is started by the parent, which has limits of its own.
+    open_files.allow_most()
     named = environ.get("TMPDIR", "")
     tmpdir.check(named)
     folder = files.runtime_dir(
@@ -121,6 +125,7 @@ def launcher_pod(
         may_disconnect,
         pods,
         chosen,
+        limits,
     )
 
 

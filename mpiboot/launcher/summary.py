@@ -62,11 +62,11 @@ def say(plan: Plan, observed: Observed) -> None:
 
 
 def lines(plan: Plan, observed: Observed) -> tuple[SummaryLine, ...]:
-    """Say what a reader of the log needs to know of a plan, in at most six lines."""
+    """Say what a reader of the log needs to know of a plan, in at most seven lines."""
     decisions = {item.name: item for item in plan.decisions}
     return tuple(
         line
-        for part in (_job, _control, _data, _mpi, _users, _stays)
+        for part in (_job, _control, _data, _mpi, _room, _users, _stays)
         for line in part(plan, observed, decisions)
     )
 
@@ -105,6 +105,12 @@ def _control(_plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
     link = item.value or "not chosen"
     said = f"control network (SSH, mpirun's daemons): {link} ({item.because})"
     yield SummaryLine("control-network", said, {"link": item.value, "because": item.because})
+
+
+def _room(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
+    if plan.open_files:
+        said = f"mpirun may open {plan.open_files} files: {decisions['open-files'].because}"
+        yield SummaryLine("open-files", said, {"open_files": plan.open_files})
 
 
 def _data(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:

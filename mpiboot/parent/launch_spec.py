@@ -110,6 +110,7 @@ class LaunchSpec:
     knows which of them get ranks. ``exit_codes`` where mpiboot asked mpirun for every rank's exit
     code, so that those lines are not the user's. ``remote`` is what the agents run: ssh or kubectl.
     ``client_stays`` where the process that prepared the launch stays as its SSH client.
+    ``open_files`` is the soft limit with which mpirun starts, 0 for the pod's own.
     """
 
     argv: tuple[str, ...]
@@ -137,6 +138,7 @@ class LaunchSpec:
     exit_codes: bool = False
     remote: str = "ssh"
     client_stays: bool = False
+    open_files: int = 0
 
     @property
     def one_rank_each(self) -> tuple[str, ...]:

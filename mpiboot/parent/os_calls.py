@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _socket as socket
 import os
+import resource
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
@@ -51,6 +52,20 @@ def spawn(
         setsigdef=IGNORED_BY_PYTHON,
     )
     return do(setpgroup=0) if own_group else do()
+
+
+def raise_soft_limits(open_files: int) -> None:
+    """Let this process and what it starts have enough files and processes for the hosts.
+
+    Args:
+        open_files: as many as these; 0: the limit stays. Processes are as many as may be.
+    """
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    for which, wanted in ((resource.RLIMIT_NOFILE, open_files), (resource.RLIMIT_NPROC, most)):
+        soft, hard = resource.getrlimit(which)
+        if soft != resource.RLIM_INFINITY and (wanted > soft or wanted == resource.RLIM_INFINITY):
+            with suppress(OSError, ValueError):  # a sandbox may refuse
+                resource.setrlimit(which, (wanted, hard))
 
 
 def replace(

@@ -29,7 +29,13 @@ from mpiboot.parent.launch_spec import (
 )
 from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.mpirun import Mpirun
-from mpiboot.parent.os_calls import reap, remove_key, replace, start_listening
+from mpiboot.parent.os_calls import (
+    raise_soft_limits,
+    reap,
+    remove_key,
+    replace,
+    start_listening,
+)
 from mpiboot.parent.output_writer import OutputWriter
 from mpiboot.parent.preparation import Preparation, ended_by
 from mpiboot.parent.processes import send, wait_gone
@@ -141,6 +147,7 @@ class Parent:
 
     def _run(self, spec: LaunchSpec, preparation: Preparation) -> int:
         """Start mpirun, wait for its end, and tell how it ended."""
+        raise_soft_limits(spec.open_files)
         mpirun = Mpirun(spec, os.environ, self._loop, self._signals, self._stderr)
         if spec.client_stays:
             self._preparation = preparation

@@ -30,7 +30,7 @@ import asyncssh
 if TYPE_CHECKING:
     from mpiboot.model import Mpi
 
-PATIENCE: Final = 120.0  # a guard, never a measure
+PATIENCE: Final = 240.0  # a guard, never a measure
 _BACKLOG: Final = 1024
 # Behind this come the questions or orders of mpiboot's own command (host_shell).
 _ASKED: Final = "' mpiboot "

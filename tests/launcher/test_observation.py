@@ -18,6 +18,7 @@ from mpiboot.errors import MpibootError
 from mpiboot.gates import gate
 from mpiboot.gates.gate import GateResult
 from mpiboot.gates.job_hostfile import JobHostfile
+from mpiboot.job.launcher_size import LauncherLimits
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import observation
 from mpiboot.launcher.setup import LauncherPod
@@ -161,11 +162,11 @@ def test_what_is_left_of_the_deadline_is_never_less_than_nothing(
     assert found or not rest
 
 
-def at_once(folder: Path, line: str) -> tuple[Finding, ...]:
+def at_once(folder: Path, line: str, limits: LauncherLimits | None = None) -> tuple[Finding, ...]:
     """What a line with two hosts of two slots is told before any host is waited for."""
     seen = plans.observed()
     (folder / "launcher").mkdir()
-    launcher = replace(pod(folder), folder=folder / "launcher")
+    launcher = replace(pod(folder), folder=folder / "launcher", limits=limits)
     listed = JobHostfile(seen.hostfile, ())
     return observation._tell_at_once(
         launcher, listed, seen.mpi, read(line.split(), seen.mpi.family)
@@ -187,6 +188,17 @@ def test_what_is_odd_about_a_line_is_told_at_once_and_is_the_plans_finding(
     err = capfd.readouterr().err
     assert told.said in err
     assert "slots" not in err
+
+
+def test_limits_that_are_too_small_are_told_before_any_host_is_waited_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure()
+    (told,) = at_once(tmp_path, "mpirun ./train", LauncherLimits(memory=64 << 20))
+    assert (told.check, told.level) == ("launcher-limits", Level.WARN)
+    err = capfd.readouterr().err
+    assert err.startswith("mpiboot: warning: [launcher-limits] 2 hosts need about ")
+    assert "-> set resources.limits.memory: " in err
 
 
 def test_too_few_slots_are_a_warning_while_the_hostfile_may_change(

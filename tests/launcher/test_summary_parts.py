@@ -37,6 +37,13 @@ def with_network() -> Observed:
 PLAN = Plan((), (), ())
 
 
+def test_a_limit_of_open_files_that_mpiboot_has_raised_is_told() -> None:
+    one, why = observed("openmpi4", POD), decided(**{"open-files": "4096"})
+    assert list(summary._room(PLAN, one, why)) == []
+    (line,) = summary._room(replace(PLAN, open_files=4096), one, why)
+    assert line == SummaryLine("open-files", "mpirun may open 4096 files: so", {"open_files": 4096})
+
+
 def test_a_job_is_told_with_its_mpi_its_hosts_and_its_ranks() -> None:
     one = observed("openmpi4", POD)
     path = one.hostfile.path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import stat
@@ -169,3 +170,44 @@ def test_a_process_that_has_ended_has_no_handle() -> None:
     os.waitpid(pid, 0)
     with pytest.raises(ProcessLookupError):
         os_calls.process_handle(pid)
+
+
+@pytest.mark.parametrize(
+    ("files", "processes", "wanted", "set_to"),
+    [
+        ((1024, 4096), (5, 9), 2048, [("files", (2048, 4096)), ("processes", (9, 9))]),
+        ((1024, 4096), (9, 9), 0, []),
+        ((4096, 4096), (-1, -1), 2048, []),
+        ((-1, -1), (5, -1), 2048, [("processes", (-1, -1))]),
+    ],
+)
+def test_soft_limits_are_raised_for_mpirun_and_never_lowered(
+    files: tuple[int, int],
+    processes: tuple[int, int],
+    wanted: int,
+    set_to: list[tuple[str, tuple[int, int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert resource.RLIM_INFINITY == -1
+    names = {resource.RLIMIT_NOFILE: "files", resource.RLIMIT_NPROC: "processes"}
+    limits = {"files": files, "processes": processes}
+    done = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits[names[which]])
+    monkeypatch.setattr(
+        resource, "setrlimit", lambda which, value: done.append((names[which], value))
+    )
+    os_calls.raise_soft_limits(wanted)
+    assert done == set_to
+
+
+def test_a_sandbox_that_refuses_leaves_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refuse(which: int, _: tuple[int, int]) -> None:
+        asked.append(which)
+        raise OSError
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1, 2))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    os_calls.raise_soft_limits(2)
+    assert asked == [resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC]
