@@ -13,7 +13,9 @@ import yaml  # type: ignore[import-untyped]
 from tests.manifests.examples import FILES, FOLDER, name_of, read
 from tests.pages import ROOT
 from tests.pods.fields import NotPlayedError
-from tests.pods.play import prepare
+from tests.pods.oci import CONTAINERD, PodSpec
+from tests.pods.play import NoCluster, prepare
+from tests.pods.volumes import Files
 
 MPIJOB = "mpi-operator/openmpi.yaml"
 _NOT_PLAYED = {"kubectl/statefulset.yaml"}
@@ -50,6 +52,55 @@ def test_the_image_is_the_mpis() -> None:
     }
     assert names == {"mpich": "mpich-5.0", "intel": "intel-mpi"}
     assert prepare(FOLDER / MPIJOB).image == "openmpi-5.0"
+
+
+def specs(path: Path) -> tuple[PodSpec, list[PodSpec]]:
+    """The launcher's pod and the workers', as they would be made."""
+    made = prepare(path)
+    pods: Any = made.make(NoCluster(), None, made.documents, made.objects)  # type: ignore[arg-type]
+    return pods.launcher, pods.workers
+
+
+RESTRICTED = {
+    *("mpi-operator/openmpi.yaml", "statefulset/configmap.yaml", "jobs/indexed-job.yaml"),
+    *("jobs/jobset.yaml", "trainer/trainjob.yaml", "volcano/job.yaml"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(RESTRICTED))
+def test_pods_have_the_rights_that_their_manifest_says(name: str) -> None:
+    launcher, workers = specs(FOLDER / name)
+    assert len(workers) == (1 if "indexed" in name else 2)
+    for pod in (launcher, *workers):
+        assert (pod.user, tuple(pod.capabilities)) == (1000, ())
+        assert (pod.read_only_root, pod.no_new_privileges, pod.seccomp) == (True, True, True)
+        assert list(pod.groups) == ([] if "mpi-operator" in name else [1000])
+
+
+def test_added_capabilities_and_those_that_are_dropped_by_name(tmp_path: Path) -> None:
+    launcher, workers = specs(FOLDER / "mpi-operator/root.yaml")
+    needed = ("CAP_SETGID", "CAP_SETUID", "CAP_SYS_CHROOT")
+    assert [tuple(pod.capabilities) for pod in (launcher, *workers)] == [(), needed, needed]
+    assert launcher.user == 0
+    (job,) = read("mpi-operator/root.yaml")
+    (container,) = pod_of(job)["containers"]
+    container["securityContext"] = {"capabilities": {"drop": ["NET_RAW"]}}
+    _, (worker, _) = specs(written(tmp_path, job))
+    assert set(CONTAINERD) - set(worker.capabilities) == {"CAP_NET_RAW"}
+    assert (worker.read_only_root, worker.no_new_privileges) == (False, False)
+
+
+def test_an_mpijobs_numbers_and_mpi_are_its_pods() -> None:
+    launcher, workers = specs(FOLDER / "mpi-operator/mpich.yaml")
+    (hosts,) = (
+        item for item in launcher.volumes if isinstance(item, Files) and "hostfile" in item.files
+    )
+    assert hosts.files["hostfile"] == "".join(
+        f"train-worker-{n}.train.default.svc:2\n" for n in range(2)
+    )
+    assert launcher.env["HYDRA_HOST_FILE"] == "/etc/mpi/hostfile"
+    assert {worker.env["MPIBOOT_SSH_PORT"] for worker in workers} == {"2222"}
+    assert {volume.path for volume in workers[0].volumes} == {"/home/mpi/.ssh", "/tmp", "/dev/shm"}
 
 
 def written(tmp_path: Path, *documents: dict[str, Any]) -> Path:

@@ -43,8 +43,10 @@ def read(path: Path) -> list[dict[str, Any]]:
     """
     try:
         documents = list(yaml.safe_load_all(path.read_text()))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{path} can't be read: {error}") from None
+    except OSError as error:
+        raise ManifestError(f"{path} can't be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ManifestError(f"{path} is no text in UTF-8") from None
     except yaml.YAMLError as error:
         raise ManifestError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     made = [document for document in documents if document is not None]

@@ -175,5 +175,10 @@ def test_a_file_that_holds_no_manifests(tmp_path: Path, text: str, said: str) ->
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(check.ManifestError, match=r"none\.yaml can't be read: .*No such file"):
+    with pytest.raises(check.ManifestError, match=r"none\.yaml can't be read: No such file"):
         check.read(tmp_path / "none.yaml")
+    with pytest.raises(check.ManifestError, match="can't be read: Is a directory"):
+        check.read(tmp_path)
+    (tmp_path / "picture.yaml").write_bytes(b"\xff\xd8\xff")
+    with pytest.raises(check.ManifestError, match=r"picture\.yaml is no text in UTF-8"):
+        check.read(tmp_path / "picture.yaml")

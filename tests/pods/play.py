@@ -46,7 +46,7 @@ _NO_POD: Final = {
 }
 
 
-class _NoCluster:
+class NoCluster:
     """Stands for a cluster while a file is read: what can't be played is said before all else."""
 
     def pod(self, spec: PodSpec) -> PodSpec:
@@ -162,7 +162,7 @@ def prepare(path: Path) -> Prepared:
         objects[name] = KeyPair.make().files()
         told.setdefault("a key is made for this job alone", []).append(f"Secret {name}")
     try:
-        make(_NoCluster(), None, kept, objects)  # type: ignore[arg-type]
+        make(NoCluster(), None, kept, objects)  # type: ignore[arg-type]
     except NotPlayedError as error:
         raise NotPlayedError(f"{path}: {error}") from None
     return Prepared(
