@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,20 @@ def test_a_port_that_is_taken_is_left_for_a_usual_one(tmp_path: Path) -> None:
 def test_an_address_of_nobody_cannot_be_bound() -> None:
     assert not ports.can_bind("192.0.2.1", 2222)
     assert not ports.can_bind("2001:db8::1", 2222)
+
+
+SSH_FREE = Decision("ssh-port", "22", Source.DEFAULT, "the default of SSH")
+SSH_TAKEN = Decision("ssh-port", "2222", Source.DETECTED, "22 can't be bound here")
+
+
+@pytest.mark.parametrize(("free", "chosen"), [({22}, SSH_FREE), ({2222}, SSH_TAKEN)])
+def test_without_a_word_of_anybody_the_default_is_taken_where_it_can_be_bound(
+    free: set[int], chosen: Decision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ports, "named_port", lambda _environ, _home: None)
+    monkeypatch.setattr(ports, "can_bind", lambda _address, port: port in free)
+    assert ports.choose(None, {}, str(tmp_path), "127.0.0.1") == chosen
+    # What the image names, and can't be bound, is told.
+    monkeypatch.setattr(ports, "named_port", lambda _environ, _home: (7, "/x"))
+    because = f"7 of /x can't be bound; {chosen.because}"
+    assert ports.choose(None, {}, str(tmp_path), "127.0.0.1") == replace(chosen, because=because)
