@@ -82,3 +82,8 @@ def test_kubectl_that_is_asked_for_and_missing_is_told(account: Path) -> None:
 
 def test_a_pod_without_a_service_account_has_no_namespace_of_its_own(tmp_path: Path) -> None:
     assert choice.own_namespace(tmp_path) == ""
+
+
+def test_the_account_is_looked_for_where_a_kubelet_mounts_it() -> None:
+    """As Kubernetes' own documentation has it: tasks/run-application/access-api-from-pod."""
+    assert str(choice.ACCOUNT) == "/var/run/secrets/kubernetes.io/serviceaccount"
