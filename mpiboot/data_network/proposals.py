@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from mpiboot.addresses import IPV4, IPV6
+from mpiboot.addresses import IPV6
 from mpiboot.choices import MpiNetwork, NcclSocket
-from mpiboot.data_network import nccl, reach
+from mpiboot.data_network import nccl, one_value, reach
 from mpiboot.data_network import transport as transports
 from mpiboot.data_network.records import RDMA, Transport, WorkerNetwork
 from mpiboot.data_network.transport import Proposals
@@ -220,19 +220,9 @@ def _mpi(proposals: Proposals, transport: Transport) -> None:
         proposals.proposals = [
             one for one in proposals.proposals if one.name != "OMPI_MCA_btl_tcp_if_include"
         ]
-        own = [
-            [
-                str(item.network)
-                for link in network.plain
-                for item in usable(link)
-                if item.version == IPV4
-            ]
-            for network in proposals.known
-        ]
-        if not all(own):
-            problem = "the data links' names differ, and Open MPI takes no IPv6 network instead"
+        value, problem = one_value.networks(proposals.known)
+        if problem:
             proposals.find("data-networks", f"MPI's data stays on the control link: {problem}")
             proposals.decisions.append(Decision("mpi-network", "control", Source.DETECTED, problem))
             return
-        spans = {span for mine in own for span in mine}
-        proposals.propose("OMPI_MCA_btl_tcp_if_include", ",".join(sorted(spans)), rule, because)
+        proposals.propose("OMPI_MCA_btl_tcp_if_include", value, rule, because)

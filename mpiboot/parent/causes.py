@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from mpiboot.parent.events import RankEnd, RankEnded, Verdict
 from mpiboot.parent.state import State
-from mpiboot.wording import first_few
+from mpiboot.wording import first_few, size_of
 
 # The exit codes of the rows of checks that a started job can end with, and whether a new try
 # can help. The whole table, and the records that it is made of, would cost the parent a megabyte
@@ -42,9 +44,17 @@ def in_order(state: State, hosts: frozenset[str]) -> tuple[str, ...]:
     return tuple(host for host in state.job.hosts if host in hosts)
 
 
-def not_startable(program: str, why: str) -> Verdict:
+def not_startable(argv: Sequence[str], environ: Mapping[str, str], wrong: OSError) -> Verdict:
     """Judge an mpirun that can't be executed."""
-    return verdict_of("program-missing", f"{program}: {why}: mpirun was not started")
+    why = wrong.strerror or str(wrong)
+    if wrong.errno == errno.E2BIG:
+        # execve(2): a limit for each word or variable, and one for all together.
+        sizes = {name: len(name) + len(value) for name, value in environ.items()}
+        most = max(sizes, key=lambda name: sizes[name], default="")
+        words = sum(map(len, argv))
+        why += f" (the longest variable, {most}, has {size_of(sizes.get(most, 0))}, all of them "
+        why += f"{size_of(sum(sizes.values()))}, the command {size_of(words)})"
+    return verdict_of("program-missing", f"{argv[0]}: {why}: mpirun was not started")
 
 
 def not_started(state: State, program: str = "") -> Verdict:

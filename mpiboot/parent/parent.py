@@ -167,7 +167,7 @@ class Parent:
         except OSError as wrong:
             if shell is not None:
                 guard.dismiss(shell)
-            verdict = not_startable(spec.argv[0], wrong.strerror or str(wrong))
+            verdict = not_startable(spec.argv, os.environ, wrong)
             return self._ended(spec, verdict)
         finally:
             if not spec.client_stays:

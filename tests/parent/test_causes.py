@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 
 from mpiboot.parent import causes
@@ -66,9 +68,9 @@ def test_a_launch_that_took_too_long_tells_how_far_each_of_some_hosts_came() -> 
 
 
 def test_the_other_causes_in_words() -> None:
-    assert causes.not_startable("/x/mpirun", "Permission denied") == Verdict(
-        127, "program-missing", "/x/mpirun: Permission denied: mpirun was not started"
-    )
+    assert causes.not_startable(
+        ("/x/mpirun",), {}, OSError(errno.EACCES, "Permission denied")
+    ) == Verdict(127, "program-missing", "/x/mpirun: Permission denied: mpirun was not started")
     assert causes.not_ended(running()).said == (
         "every host's orted has ended, but mpirun goes on without them"
     )
@@ -86,3 +88,14 @@ def test_the_other_causes_in_words() -> None:
         found = causes.rank_ended_badly(go([RankEnded(1, how, "w-2")], running())[0])
         assert found.said == f"rank 1 {words}, but mpirun went on without it"
         assert (found.code, found.host, found.rank) == (69, "w-2", 1)
+
+
+def test_what_is_too_long_for_the_kernel_is_named_with_its_size() -> None:
+    wrong = OSError(errno.E2BIG, os.strerror(errno.E2BIG))
+    environ = {"PATH": "/bin", "OMPI_MCA_x": "y" * (200 << 10)}
+    found = causes.not_startable(("mpirun", "-n", "2"), environ, wrong)
+    assert found.code == 127
+    assert found.said == (
+        "mpirun: Argument list too long (the longest variable, OMPI_MCA_x, has 200 KiB, all of "
+        "them 200 KiB, the command 9 bytes): mpirun was not started"
+    )
