@@ -11,6 +11,7 @@ import pytest
 from mpiboot.choices import MpiNetwork
 from mpiboot.data_network import decision, one_value, worker_network
 from mpiboot.data_network.records import WorkerNetwork
+from mpiboot.fabric import Route
 from mpiboot.model import Worker
 from mpiboot.settings import Settings
 from tests.fakes import workers as w
@@ -77,5 +78,5 @@ def test_where_no_value_fits_mpi_stays_on_the_control_link_and_that_is_said(
 def replace_routes(one: Worker) -> Worker:
     assert one.facts is not None
     link = one.facts.links[-1].name
-    fabric = replace(one.facts.fabric, routes=(w.Route("172.16.0.0/16", link),))
+    fabric = replace(one.facts.fabric, routes=(Route("172.16.0.0/16", link),))
     return replace(one, facts=replace(one.facts, fabric=fabric))
