@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import traceback
 
-from mpiboot import __version__, log, render
+from mpiboot import __version__, log, many_hosts, render
 from mpiboot.errors import MpibootError, error
 
 
@@ -20,8 +20,8 @@ def say(wrong: MpibootError) -> str:
     """Log an error with all that belongs to it; give the text of the termination message."""
     already_said = frozenset(wrong.finding.evidence)
     log.finding(wrong.finding)
-    for item in wrong.others:
-        # Thousands of hosts may be missing: each is told once, as evidence.
-        if f"{item.host}: {item.said}" not in already_said:
-            log.finding(item)
+    # Thousands of hosts may be missing: each is told once, as evidence.
+    left = (item for item in wrong.others if f"{item.host}: {item.said}" not in already_said)
+    for item in many_hosts.findings(left):
+        log.finding(item)
     return render.termination(wrong.finding, wrong.others)

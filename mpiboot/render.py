@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from mpiboot import many_hosts
 from mpiboot.addresses import short_names
 from mpiboot.data_network import cluster_view
 from mpiboot.job import masking
@@ -206,14 +207,10 @@ def workers(rows: Iterable[cluster_view.WorkerRow]) -> str:
 def plan(made: Plan, found: Sequence[Finding], width: int | None = None) -> str:
     """Lay a plan out for a person: findings, the data network, decisions, then the command."""
     text = findings(found, width) + ("\n" if found else "")
-    text += workers(made.rows) + "\n" if made.rows else ""
+    text += workers(many_hosts.rows(made.rows)) + "\n" if made.rows else ""
     text += decisions(made.decisions, width)
     if made.per_host:
-        given = (
-            (host, name, value)
-            for host, mine in made.per_host.items()
-            for name, value in _masked(mine).items()
-        )
+        given = many_hosts.variables({host: _masked(own) for host, own in made.per_host.items()})
         text += "\n" + table(("host", "variable", "value"), given, indent="  ")
     text += f"\n  {len(made.set_env)} variables set, {len(made.unset_env)} removed\n"
     return text + f"\n{command(made.argv)}\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpiboot import log
+from mpiboot import log, many_hosts
 from mpiboot.choices import Auto, Switch
 from mpiboot.job import names
 from mpiboot.observe.dns import Resolver
@@ -40,5 +40,7 @@ class HostNames:
         if answer.addresses:
             return answer
         self.renamed[name] = long
-        log.info("names", f"{name} resolves only as {long}: that name is used", host=name)
+        # Of very many names the plan has the number and the first few.
+        say = log.info if len(self.renamed) <= many_hosts.MOST else log.debug
+        say("names", f"{name} resolves only as {long}: that name is used", host=name)
         return longer

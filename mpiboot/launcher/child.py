@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from mpiboot import error_report, executables, log, render
+from mpiboot import error_report, executables, log, many_hosts, render
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import stale_processes
 from mpiboot.job import masking, mpirun_call
@@ -150,9 +150,14 @@ def prepare(
     # In a thread: workers that dial each other are listened to meanwhile.
     made = loop.run(asyncio.to_thread(plans.make, seen.observed, resolved, paths))
     summary.say(made, seen.observed)
-    for finding in (*seen.warnings, *made.findings):
-        if finding.level is not Level.FAIL and finding not in seen.already_said:
-            log.finding(finding)
+    found = [
+        finding
+        for finding in (*seen.warnings, *made.findings)
+        if finding.level is not Level.FAIL and finding not in seen.already_said
+    ]
+    for finding in many_hosts.findings(found):
+        log.finding(finding)
+    summary.say_each(found)
     plans.stop_on_failure(made.findings)
     launch = launch_folder.Launch(
         made, seen.observed, seen.passed.host_keys, pod.key, resolved, paths, pod.pods
