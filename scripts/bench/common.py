@@ -96,11 +96,13 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
     )
 
 
-def arguments(description: str, *, runs: int) -> argparse.Namespace:
-    """Read what every benchmark takes."""
+def arguments(description: str, *, runs: int, folders: bool = False) -> argparse.Namespace:
+    """Read what every benchmark takes; ``folders`` are those of other mpiboots to compare with."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--runs", type=int, default=runs, help=f"runs of each case ({runs})")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    if folders:
+        parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER")
     return parser.parse_args()
 
 

@@ -22,6 +22,12 @@ def pss(pids: Iterable[int]) -> float:
     return float(total)
 
 
+def private(pid: int) -> float:
+    """Kilobytes of a process that no other one has a part in."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return float(sum(int(line.split()[1]) for line in lines if line.startswith("Private_")))
+
+
 def below(pid: int) -> list[int]:
     """A process and all that descend from it."""
     found = [pid]
