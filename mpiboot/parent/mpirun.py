@@ -292,7 +292,7 @@ class Mpirun:
 
     def _look(self) -> None:
         """Look at mpirun once: what it runs here, and whose daemons are connected to it."""
-        begun, state = time.monotonic(), self._state
+        begun, state = time.process_time(), self._state
         agents = [pid for _, pid in state.agents]
         seen = running(self.child, agents, self._family.proxies, Processes())
         self._agents.read()  # an agent is started before any rank is
@@ -307,9 +307,8 @@ class Mpirun:
                 waiting = [item for item in self.spec.daemons if item.name in self._state.no_daemon]
                 for host in joined(waiting, self.spec.daemons, connections):
                     self._feed(DaemonJoined(host))
-        now = time.monotonic()
-        self._look_step = pause(self._look_step, now - begun)
-        self._look_at = now + self._look_step
+        self._look_step = pause(self._look_step, time.process_time() - begun)
+        self._look_at = time.monotonic() + self._look_step
 
     def _ask(self, host: str) -> None:
         remote = self._remotes.get(host)

@@ -128,7 +128,8 @@ def pause(before: float, took: float) -> float:
 
     Args:
         before: the pause before this look.
-        took: how long this look took.
+        took: the CPU seconds of this look: those by the clock grow with what else runs there, and a
+            short job would be over before the next one.
     """
     return max(min(before * _GROWTH, _LAST), took / _SHARE)
 
