@@ -67,7 +67,7 @@ def say_each(findings: Sequence[Finding]) -> None:
         shown = frozenset(many_hosts.findings(findings))
         for item in findings:
             if item not in shown:
-                log.debug("finding", f"[{item.check}] {item.where}: {item.said}", host=item.host)
+                log.debug(item.check, f"[{item.check}] {item.where}: {item.said}", host=item.host)
 
 
 def lines(plan: Plan, observed: Observed) -> tuple[SummaryLine, ...]:
