@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import platform
 import traceback
+from typing import Final
 
 from mpiboot import __version__, log, many_hosts, render
 from mpiboot.errors import MpibootError, error
 
+# What a call fails with where this pod may have no more of something.
+_LIMITS: Final = {
+    errno.EMFILE: "this process may open no more files (ulimit -n)",
+    errno.ENFILE: "the node may open no more files",
+    errno.EAGAIN: "this pod may start no more processes (pids.max, ulimit -u)",
+    errno.ENOMEM: "there is no more memory",
+}
+
 
 def bug(wrong: Exception) -> MpibootError:
-    """Make an error of what nobody expected, with what a developer needs to find it."""
+    """Make an error of what nobody expected, with what a developer needs to find it.
+
+    A limit of the pod that was reached is told as that.
+    """
+    if isinstance(wrong, OSError) and wrong.errno in _LIMITS:
+        return error("launcher-limits", f"{_LIMITS[wrong.errno]}: {wrong.strerror}")
     versions = f"mpiboot {__version__}, Python {platform.python_version()}, {platform.platform()}"
     lines = "".join(traceback.format_exception(wrong)).rstrip().splitlines()
     return error("bug", f"{type(wrong).__name__}: {wrong}", evidence=(versions, *lines[-20:]))

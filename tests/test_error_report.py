@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import platform
 
 import pytest
@@ -33,3 +34,28 @@ def test_a_bug_has_what_a_developer_needs() -> None:
     )
     assert found.evidence[-1] == "KeyError: 'x'"
     assert any("test_error_report.py" in line for line in found.evidence)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "check", "said"),
+    [
+        (
+            OSError(errno.EMFILE, "Too many open files", "/x"),
+            "launcher-limits",
+            "this process may open no more files (ulimit -n): Too many open files",
+        ),
+        (
+            OSError(errno.EAGAIN, "Resource temporarily unavailable"),
+            "launcher-limits",
+            (
+                "this pod may start no more processes (pids.max, ulimit -u): "
+                "Resource temporarily unavailable"
+            ),
+        ),
+        (OSError(errno.ENOENT, "gone"), "bug", "FileNotFoundError: [Errno 2] gone"),
+        (OSError("gone"), "bug", "OSError: gone"),
+    ],
+)
+def test_a_limit_that_was_reached_is_no_bug(wrong: Exception, check: str, said: str) -> None:
+    found = error_report.bug(wrong).finding
+    assert (found.check, found.said) == (check, said)

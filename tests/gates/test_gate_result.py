@@ -13,10 +13,10 @@ from typing import Any, cast
 
 import pytest
 
-from mpiboot import log
+from mpiboot import error_report, log
 from mpiboot.choices import DataNetworkUse, LogFormat
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import gate
+from mpiboot.gates import gate, progress
 from mpiboot.gates.access import Access
 from mpiboot.gates.followed_hosts import FollowedHosts
 from mpiboot.gates.job_hostfile import HostfileFollower
@@ -259,6 +259,26 @@ def test_what_to_do_is_the_first_hosts_advice() -> None:
         "names-unresolved",
         ("a: DNS: no answer yet",),
     )
+
+
+@pytest.mark.parametrize(("late", "lines"), [(3, 5), (200, 30)])
+def test_of_a_thousand_hosts_those_that_never_came_are_named_on_one_screen(
+    late: int, lines: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure()
+    names = [f"job-worker-{number}.job" for number in range(1000)]
+    states = progress.states([Host(name) for name in names])
+    for state in states[:-late]:
+        state.stage = progress.Stage.READY
+    for state in states[-late:]:
+        state.stage, state.detail, state.resolved = progress.Stage.SSH, "connection refused", True
+    said = error_report.say(gate._failure(states, states[-late:], 600.0))
+    told = capfd.readouterr().err.splitlines()
+    assert len(told) <= lines
+    assert f"{late} of 1000 hosts are not ready after 600 s" in told[0]
+    for name in names[-late:][:3]:
+        assert any(f"{name}: SSH: connection refused" in line for line in told)
+        assert name in said
 
 
 class Enough(Exception):  # noqa: N818 - nothing went wrong
