@@ -21,7 +21,7 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from mpiboot import host_shell
-from mpiboot.after_job import evidence, unanswered_connections
+from mpiboot.after_job import by_client, evidence, unanswered_connections
 from mpiboot.after_job.request import Request
 
 _SECONDS: Final = 4.0
@@ -36,6 +36,8 @@ _AT_ONCE: Final = 64
 _HOSTS: Final = 96
 _MEMORY: Final = ("memory", "memory_sizes")
 _QUESTIONS: Final = (*_MEMORY, "began", "disks", "ports")
+# The launch folder, as the agents know it.
+_MARK: Final = "MPIBOOT_LAUNCH_DIR"
 _AGENT: Final = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libexec", "agent"
 )
@@ -71,6 +73,18 @@ async def _run(words: Sequence[str], turns: Turns) -> str | None:
     return output.decode("utf-8", "replace") if agent.returncode == 0 else None
 
 
+async def _ask(host: evidence.Baseline, command: str, turns: Turns) -> str | None:
+    """Run a command on a host, as the launch's agents do."""
+    folder = os.environ.get(_MARK, "")
+    if host.here:
+        return await _run(("-c", command), turns)
+    if not by_client.is_there(folder):
+        return await _run((_AGENT, host.name, command), turns)
+    async with turns:
+        turns.waiting -= 1
+        return await by_client.run(folder, host.name, command)
+
+
 async def _addresses(baseline: evidence.Baseline) -> tuple[str, ...] | None:
     """Resolve a host's name: no address where there is none, None where nobody can tell.
 
@@ -98,12 +112,12 @@ async def _evidence(
     baseline: evidence.Baseline, command: str, turns: Turns, signal: str | None
 ) -> tuple[evidence.Explanation, ...]:
     if baseline.here:
-        answer = await _run(("-c", host_shell.ask(*_MEMORY)), turns)
+        answer = await _ask(baseline, host_shell.ask(*_MEMORY), turns)
         return (
             evidence.judge_here(baseline, host_shell.read(answer), signal or "") if answer else ()
         )
     resolving = asyncio.ensure_future(_addresses(baseline))
-    asking = asyncio.ensure_future(_run((_AGENT, baseline.name, command), turns))
+    asking = asyncio.ensure_future(_ask(baseline, command, turns))
     # A host whose name has gone, or leads elsewhere, needs no further patience.
     found = evidence.unreachable(baseline, await resolving)
     if found:
@@ -170,10 +184,7 @@ async def _beside_the_job(
     """Ask hosts while the job runs; who has not answered in time is left out."""
     command = host_shell.ask(question)
     turns = Turns(len(hosts))
-    asked = {}
-    for host in hosts:
-        words = ("-c", command) if host.here else (_AGENT, host.name, command)
-        asked[asyncio.ensure_future(_run(words, turns))] = host
+    asked = {asyncio.ensure_future(_ask(host, command, turns)): host for host in hosts}
     answers = await _in_time(asked, _SECONDS_BESIDE_THE_JOB)
     return [(host, host_shell.read(output)) for host, output in answers if output]
 
@@ -203,9 +214,7 @@ async def tell(hosts: tuple[evidence.Baseline, ...], order: str) -> None:
     """Tell the workers that run mpiboot how the job has ended."""
     turns = Turns(len(hosts))
     asked = {
-        asyncio.ensure_future(_run((_AGENT, host.name, order), turns)): host
-        for host in hosts
-        if host.mpiboot
+        asyncio.ensure_future(_ask(host, order, turns)): host for host in hosts if host.mpiboot
     }
     await _in_time(asked, _SECONDS)
 

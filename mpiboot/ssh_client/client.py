@@ -221,7 +221,10 @@ async def _request(agent: socket.socket, descriptors: list[int]) -> dict[str, ob
         while not data.endswith(b"\n"):
             await ready.wait()
             ready.clear()
-            part, given, _, _ = socket.recv_fds(agent, _REQUEST, _STREAMS)
+            try:
+                part, given, _, _ = socket.recv_fds(agent, _REQUEST, _STREAMS)
+            except BlockingIOError:  # it was told twice that something had come
+                continue
             descriptors += given
             # One that went away asks for nothing, which is no JSON.
             data += part or b"\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from typing import IO
 import pytest
 
 import mpiboot
+from mpiboot.after_job import by_client
 from mpiboot.launch_agent.files import assignments
 from mpiboot.ssh_client import start
 from mpiboot.ssh_client.config import SshTimeouts
@@ -265,3 +267,28 @@ def test_a_client_that_is_killed_ends_its_agents(other: Launch) -> None:
     said = (other.folder / "stderr" / other.host).read_text()
     assert said == "mpiboot's SSH client has ended\n"
     assert other.told()[-1] == ["ended", other.host, "255", str(process.pid)]
+
+
+async def test_what_is_asked_beside_a_job_needs_no_process(launch: Launch) -> None:
+    before, folder, host = launch.connections(), str(launch.folder), launch.host
+    assert by_client.is_there(folder)
+    assert not by_client.is_there(str(launch.folder / "hosts"))
+    assert await by_client.run(folder, host, "echo said; echo no >&2; cat") == "said\n"
+    # More than the buffers of pipe and channel hold, over the same connection.
+    said = await by_client.run(folder, host, "head -c 3000000 /dev/zero")
+    assert said == "\0" * 3_000_000
+    assert launch.connections() == before
+    assert await by_client.run(folder, host, "echo said; exit 3") is None
+    assert await by_client.run(folder, "w-unknown", "echo said") is None
+
+
+async def test_a_question_that_is_given_up_ends_on_its_host(launch: Launch, tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    command = f"echo $$ > {told}.new; mv {told}.new {told}; exec sleep 1000"
+    asking = asyncio.ensure_future(by_client.run(str(launch.folder), launch.host, command))
+    await asyncio.to_thread(until, told.exists)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    remote = Path("/proc", told.read_text().strip())
+    await asyncio.to_thread(until, lambda: not remote.exists())
