@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 from mpiboot.checks import CHECKS
+from mpiboot.doctor import text
+from mpiboot.model import Finding, Level, Role
 from mpiboot.setting_rows import ROWS
 
 ROOT = Path(__file__).parent.parent
@@ -33,6 +36,15 @@ def test_every_failure_is_on_its_page_with_its_exit_code() -> None:
     assert references == sorted(row.reference for row in CHECKS)
     for row in CHECKS:
         assert any(f"`{row.reference}` | {int(row.code)} |" in line for line in lines)
+
+
+def test_the_page_of_checks_has_every_check_and_every_field_of_its_json() -> None:
+    page = (PAGES / "checks.md").read_text()
+    assert [row.reference for row in CHECKS if f"| `{row.reference}` |" not in page] == []
+    told = json.loads(text.as_json((Finding("shm", Level.OK, ""),), Role.WORKER, whole=True))
+    (finding,) = told["findings"]
+    fields = {*told, *finding}
+    assert [name for name in fields if not re.search(rf"`(findings\[\])?\.?{name}`", page)] == []
 
 
 def test_references_are_unique() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -19,11 +20,12 @@ HEAVY = {
     "multiprocessing",
     "psutil",
     "pyroute2",
+    "rich",
     "ssl",
     "subprocess",
     "urllib.request",
 }
-THIRD_PARTY = {"asyncssh", "click", "cryptography", "dns", "psutil", "pyroute2"}
+THIRD_PARTY = {"asyncssh", "click", "cryptography", "dns", "psutil", "pyroute2", "rich"}
 
 
 def loaded(statement: str, *, bare: bool = False) -> set[str]:
@@ -33,8 +35,10 @@ def loaded(statement: str, *, bare: bool = False) -> set[str]:
     code = f"{statement}\n{show}"
     if bare:
         code = f"import sys; sys.path[:0] = {sys.path!r}\n{code}"
+    # A variable of the gate's own is no setting, and a word about it would load what finds them.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MPIBOOT_")}
     done = subprocess.run(
-        [sys.executable, *options, "-c", code], capture_output=True, text=True, check=True
+        [sys.executable, *options, "-c", code], env=env, capture_output=True, text=True, check=True
     )
     return set(json.loads(done.stdout.splitlines()[-1]))
 

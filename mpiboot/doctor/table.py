@@ -257,7 +257,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "job": (
         *("hostfile-missing", "hostfile-invalid", "slots", "role", "usage", "settings-conflict"),
         *("several-programs", "agent-not-started", "offline", "daemon-failed", "launch-timeout"),
-        *("host-lost", "launcher-memory"),
+        *("host-lost", "launcher-limits", "launcher-memory"),
     ),
     "files": ("runtime-folder", "tmpdir"),
     "ssh": (

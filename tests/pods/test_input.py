@@ -200,6 +200,10 @@ def test_plan_and_doctor_tell_a_healthy_job(cluster: Cluster, image: Image) -> N
     own = job.workers[0].exec("mpiboot", "doctor")
     assert own.returncode == 0
     assert f"openssh lets root in at {job.workers[0].address} port 22" in own.stdout
+    assert own.stdout.splitlines()[-1].endswith(" checks: 0 failed, 0 warnings"), own.stdout
+    built = job.workers[0].exec("mpiboot", "doctor", "--image")
+    assert built.returncode == 0
+    assert built.stdout.splitlines()[-1].endswith(" checks: 0 failed, 0 warnings"), built.stdout
     seen = job.workers[0].exec("mpiboot", "facts").stdout.splitlines()
     assert [line.split() for line in seen if line.startswith("sshd ")] == [["sshd", "openssh"]]
     code, text = asks(job, "wait", "--json")
