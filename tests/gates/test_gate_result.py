@@ -162,7 +162,7 @@ async def test_a_gate_hands_on_all_that_it_found_and_says_how_long_it_took(
     assert (found.findings, found.resolved_elsewhere) == ((), ())
     (given,) = hosts.given
     assert given.pop("changed")() is None
-    wanted = {"limits": LIMITS, "mpirun": "/m", "pairs": PAIRS}
+    wanted = {"limits": LIMITS, "mpirun": "/m", "pairs": PAIRS, "kept": None}
     assert given == {"args": (Settings(), TO, RESOLVER), **wanted}
     told = json.loads(capfd.readouterr().err.splitlines()[-1])
     assert told["message"] == "3 hosts ready in 2.5 s"
