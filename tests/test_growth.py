@@ -151,7 +151,7 @@ def read_hostfile(count: int) -> None:
 
 def name_hosts(count: int) -> None:
     listed = [Name(f"a.b-{at}") for at in range(count)]
-    assert len(names.for_mpirun(listed, [], [], "launcher", by_first_label=True)) == count
+    assert len(names.for_mpirun(listed, [], "launcher", by_first_label=True)) == count
 
 
 def write_ssh_config(count: int) -> None:

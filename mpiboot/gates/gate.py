@@ -27,7 +27,6 @@ from mpiboot.gates.pod_pipeline import PodPipelines
 from mpiboot.gates.progress import HostState, Stage
 from mpiboot.gates.reporter import Reporter
 from mpiboot.model import Finding, Host, Worker
-from mpiboot.observe import links
 from mpiboot.observe.dns import Resolver
 from mpiboot.settings import Settings
 from mpiboot.ssh_client.attempt import LoginTimeouts
@@ -48,8 +47,7 @@ class GateResult:
     ``renamed`` has the hosts whose long name is to be used instead of the hostfile's, by the
     hostfile's name. ``host_keys`` has, by host, the host key that was shown, as a line of
     known_hosts without its host; only where the setting ``host_keys`` isn't ``job``.
-    ``resolved_elsewhere`` are the local hosts that the system resolves to no address of this pod,
-    as where /etc/hosts has its name on 127.0.1.1. ``findings`` are those of ``look``.
+    ``findings`` are those of ``look``.
     """
 
     workers: tuple[Worker, ...]
@@ -57,7 +55,6 @@ class GateResult:
     renamed: Mapping[str, str]
     host_keys: Mapping[str, str]
     findings: tuple[Finding, ...] = ()
-    resolved_elsewhere: tuple[str, ...] = ()
 
 
 async def wait(
@@ -138,13 +135,7 @@ async def wait(
         seconds=round(seconds, 3),
         names=round(max(0.0, pipelines.last_name - started), 3),
     )
-    return GateResult(
-        workers,
-        local,
-        pipelines.names.renamed,
-        pipelines.host_keys,
-        resolved_elsewhere=await _resolved_elsewhere(local, access.hostname, resolver),
-    )
+    return GateResult(workers, local, pipelines.names.renamed, pipelines.host_keys)
 
 
 async def look(
@@ -196,20 +187,6 @@ async def look(
         pipelines.names.renamed,
         pipelines.host_keys,
         tuple(findings),
-        await _resolved_elsewhere(local, access.hostname, resolver),
-    )
-
-
-async def _resolved_elsewhere(
-    local: Sequence[Host], hostname: str, resolver: Resolver
-) -> tuple[str, ...]:
-    """Find the local hosts that mpirun would look for elsewhere; a slow resolver counts as such."""
-    names = [host.name for host in local if host.name != hostname]
-    found = await asyncio.gather(*map(resolver.ask_system, names))
-    return tuple(
-        name
-        for name, addresses in zip(names, found, strict=True)
-        if not any(map(links.is_local, addresses))
     )
 
 

@@ -20,6 +20,7 @@ from mpiboot.gates import authentication, failure_reasons, retry_delay, worker_a
 from mpiboot.gates.access import Access
 from mpiboot.gates.host_names import HostNames
 from mpiboot.gates.pair_check import PairCheck
+from mpiboot.gates.pauses import Pauses
 from mpiboot.gates.progress import HostState, Stage, finding
 from mpiboot.job import names
 from mpiboot.model import Host, Mesh, Worker
@@ -42,6 +43,8 @@ _FILES: Final = 64
 _ADDRESSES: Final = 4
 # Records change when a pod is made anew; asking more often than this while SSH fails is no use.
 _RESOLVE_AGAIN: Final = 5.0
+# Nameservers of which one is behind tell the old address and the new one by turns.
+_FURTHER_LOOKS: Final = 2
 # A server that isn't the job's may punish repeated logins (PerSourcePenalties of OpenSSH 9.8).
 _FOREIGN_PAUSE: Final = 5.0
 # A worker changes servers while it starts (OpenSSH that can't let anybody in, then the embedded
@@ -86,6 +89,7 @@ class Pipelines:
         self._login: asyncio.Task[Login] | None = None
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
         self._resolving = 0
+        self._pauses = Pauses()
         self._reaching = 0
         self.host_keys: dict[str, str] = {}
         self.last_name = 0.0
@@ -138,6 +142,7 @@ class Pipelines:
             addresses = await self._resolve(state)
         finally:
             self._resolving -= 1
+        self._pauses.end_some()
         state.resolved = True
         self.last_name = time.monotonic()
         if any(links.is_local(address) for address in addresses):
@@ -154,11 +159,14 @@ class Pipelines:
     async def moved(self, worker: Worker) -> str:
         """Tell where the name of a host that was ready leads now; empty where it still does."""
         answer = await self.names.ask(worker.host.name)
+        for _ in range(_FURTHER_LOOKS):
+            if worker.address in answer.addresses:
+                return ""
+            answer = await self.names.ask(worker.host.name)
+        if worker.address in answer.addresses:
+            return ""
         if answer.addresses:
-            now = ", ".join(answer.addresses)
-            return (
-                "" if worker.address in answer.addresses else f"its name now has the address {now}"
-            )
+            return f"its name now has the address {', '.join(answer.addresses)}"
         # A nameserver that doesn't answer says nothing about the host.
         known = answer.reason in (NoAddress.NXDOMAIN, NoAddress.NO_RECORD)
         return f"its name does not resolve any more: {answer.detail}" if known else ""
@@ -188,7 +196,7 @@ class Pipelines:
             state.hint = failure_reasons.unresolved(answer.reason, self._conf)
             self._set(state, Stage.DNS, reason, answer.detail)
             self._stop_if_once(state)
-            await asyncio.sleep(
+            await self._pauses.pause(
                 retry_delay.pause(
                     time.monotonic() - started,
                     self._resolving,

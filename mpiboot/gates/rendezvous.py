@@ -30,7 +30,7 @@ async def wait(
     Raises:
         MpibootError: ``names-unresolved`` at the deadline; ``usage`` for what is no host name.
     """
-    resolver = resolver or Resolver()
+    resolver = resolver or Resolver(system_decides=True)  # the program will ask it
     started = time.monotonic()
     end = min(settings.timeout, settings.dns_wait or settings.timeout)
     state = HostState(Host(wanted.host), wanted.host)

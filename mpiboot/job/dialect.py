@@ -90,8 +90,6 @@ class Dialect:
     agent_args_aliases: tuple[str, ...] = ()
     # The daemons' link is the launcher's own, and links are known by name alone.
     own_link: bool = False
-    # This pod is its own host only by the host name that it has.
-    own_host_by_its_name: bool = False
     # A daemon is started on hosts without a rank too, and mpirun's own host counts as the first.
     daemon_without_ranks: bool = True
     own_host_first: bool = False
@@ -132,7 +130,10 @@ class Dialect:
     no_single_copy: Variable | None = None
     # The handle of mpirun's own messages, where ranks on its own host would inherit it.
     messages_var: str = ""
+    # Keeps mpirun from looking hosts up to see whether they are its own; and the first version that
+    # does so where nothing keeps it from that.
     not_resolve_var: str = ""
+    resolves_since: tuple[int, ...] = ()
     # What of a user's makes daemons leave their agents, and what keeps them there beside it.
     leaving_var: str = ""
     attached: tuple[Variable, ...] = ()
@@ -143,6 +144,11 @@ class Dialect:
     def oversubscribes_by_mapping(self) -> bool:
         """Whether more ranks than slots are a part of the mapping's value."""
         return bool(self.map_var) and self.oversubscribe_var == self.map_var
+
+
+def version_number(version: str) -> tuple[int, ...]:
+    """Read a version so that it can be compared."""
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 def parameter(variable: str) -> str:

@@ -90,6 +90,8 @@ OPENMPI4: Final = Dialect(
         "OMPI_MCA_oob_tcp_disable_ipv4_family",
         "OMPI_MCA_oob_tcp_disable_ipv6_family",
     ),
+    # Else each host of the hostfile is asked for in turn, to see whether it is mpirun's own.
+    not_resolve_var="OMPI_MCA_if_base_do_not_resolve",
     # Many guides set it for a flat launch, which routed=direct is already.
     leaving_var="OMPI_MCA_plm_rsh_no_tree_spawn",
     attached=(
@@ -175,6 +177,7 @@ OPENMPI5: Final = Dialect(
     # Measured with 5.0.7, as soon as a daemon is started by ssh.
     never_empty="PRTE_MCA_",
     cut_prefix_var="PRTE_MCA_prte_strip_prefix",
+    # Its default is 1 in each PRRTE of 5.0 (src/runtime/prte_mca_params.c of 3.0.0 to 3.0.14).
     not_resolve_var="PRTE_MCA_prte_do_not_resolve",
 )
 

@@ -24,7 +24,6 @@ MPICH: Final = Dialect(
     daemon_without_ranks=False,
     wraps_around=True,
     spread_hint="`-ppn N` to spread the ranks",
-    own_host_by_its_name=True,
     exit_codes_option="-print-all-exitcodes",
     hostfile_var="HYDRA_HOST_FILE",
     # Another kind than ssh calls no agent, and fork starts every rank on the launcher.
@@ -39,6 +38,8 @@ MPICH: Final = Dialect(
     one_link=True,
     own_link=True,
     ipv4_only=True,
+    # Its own host is found by its address too (MPL_host_is_local); 4.3.0 compares names alone.
+    resolves_since=(4, 3, 2),
     # UCX's, and libfabric's where MPIR_CVAR_CH4_NETMOD=ofi asks for it.
     # FI_TCP_IFACE alone does nothing there; both together do, whichever provider is chosen.
     mpi_link_vars=("UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE"),
@@ -66,7 +67,6 @@ INTEL: Final = Dialect(
     daemon_without_ranks=False,
     wraps_around=True,
     spread_hint="`-ppn N` to spread the ranks",
-    own_host_by_its_name=True,
     exit_codes_option="-print-all-exitcodes",
     # Its mpirun is a script that starts whichever mpiexec.hydra is on PATH, and as a pod's first
     # process it ignores SIGTERM.

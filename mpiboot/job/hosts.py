@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mpiboot.job.dialect import parameter
+from mpiboot.job.dialect import parameter, version_number
 from mpiboot.job.dialects import ALSO_DEFAULT_SLOTS, HOSTFILE_VARS
 from mpiboot.job.names import short
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
@@ -111,6 +111,23 @@ def settle(
             Source.DETECTED,
         )
     return hosts
+
+
+def keep_from_resolving(builder: PlanBuilder, observed: Observed) -> None:
+    """Have mpirun take the hosts as the gate found them, without asking a nameserver again."""
+    row, line = builder.row, builder.line
+    may_name_this_pod = line.moves_ranks or line.moves_hosts or line.unknown
+    if row.not_resolve_var in builder.set_env:
+        return
+    if row.resolves_since and version_number(observed.mpi.version) >= row.resolves_since:
+        because = "it looks for its own host among their addresses, and nothing keeps it from that"
+        builder.decide("names", "asked again by mpirun", Source.DETECTED, because)
+    elif row.not_resolve_var and observed.local and may_name_this_pod:
+        because = "what chooses hosts there may name this pod otherwise than the hostfile"
+        builder.decide("names", "asked again by mpirun", Source.FLAG, because)
+    elif row.not_resolve_var:
+        because = "the gate knows each host's address, and mpirun would ask for them in turn"
+        builder.variable(row.not_resolve_var, "1", because, Source.DETECTED)
 
 
 def _own_names_are_alike(observed: Observed) -> bool:

@@ -11,6 +11,7 @@ from typing import Final
 
 from mpiboot.addresses import IPV4, IPV6
 from mpiboot.checks import failed
+from mpiboot.job.dialect import version_number
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.model import Link, Source
 from mpiboot.network.control import launcher_addresses, link_of
@@ -111,14 +112,9 @@ def _some(names: Sequence[str]) -> str:
     return f"{names[0]}{more}"
 
 
-def _number(version: str) -> tuple[int, ...]:
-    parts = version.split(".")
-    return tuple(int(part) for part in parts if part.isdigit())
-
-
 def _give_aliases(builder: PlanBuilder, observed: Observed) -> None:
     """Keep PRRTE's daemons from their crash, where this release has it."""
-    row, version = builder.row, _number(observed.mpi.version)
+    row, version = builder.row, version_number(observed.mpi.version)
     if _PMIX_BLIND[0] <= version < _PMIX_BLIND[1]:
         said = f"{row.title} {observed.mpi.version} is known to see no IPv6 addresses"
         hint = "use 5.0.6 or newer (open-mpi/ompi#12771), or give the pods IPv4 addresses too"
@@ -139,7 +135,7 @@ def _give_aliases(builder: PlanBuilder, observed: Observed) -> None:
     because = f"{observed.mpi.version} crashes in a pod without IPv4 that has no second name"
     builder.variable(row.cut_prefix_var, prefix, because, Source.DETECTED)
     if observed.local:
-        because = "the launcher knows itself by its address, as its name is cut"
+        because = "its name is cut, so mpirun asks for each host to find its own"
         builder.variable(row.not_resolve_var, "0", because, Source.DETECTED)
 
 

@@ -119,7 +119,6 @@ def is_local(
 def for_mpirun(
     listed: Sequence[str],
     local: Collection[str],
-    resolved_elsewhere: Collection[str],
     hostname: str,
     *,
     by_first_label: bool = False,
@@ -127,14 +126,12 @@ def for_mpirun(
     """Give the hosts that mpirun must get by another name than the hostfile's.
 
     Open MPI 4.1 ends over the colons of an IPv6 address, and the private ssh_config leads back
-    from any name. This pod itself is known to mpirun by its host name, however it is listed.
+    from any name. This pod itself has its own host name, however it is listed: each mpirun takes
+    that for its own host without looking it up.
 
     Args:
-        listed: the hostfile's names.
-        local: those of them that are this pod.
-        resolved_elsewhere: those of ``local`` that the system resolves to no address of this
-            pod's links, as where /etc/hosts has the pod's name on 127.0.1.1: mpirun would look
-            for another host.
+        listed: the names of the hostfile.
+        local: names of this pod, there and on the mpirun line.
         hostname: this pod's host name.
         by_first_label: this mpirun takes hosts for one whose names are alike up to the first dot,
             as those of a job whose own name has a dot.
@@ -145,4 +142,4 @@ def for_mpirun(
         labels = Counter(_plain(short(name)) for name in (*others, hostname))
         alike = (name for name in others if labels[_plain(short(name))] > 1)
         found |= {name: name.replace(".", "-") for name in alike if parse(name) is None}
-    return found | {name: hostname for name in local if name in resolved_elsewhere or ":" in name}
+    return found | {name: hostname for name in local if name != hostname}

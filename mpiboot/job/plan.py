@@ -173,6 +173,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     network = data.decide(builder, observed, resolved)
     pinning.pin_control(builder, observed, resolved)
     version = ip_version.settle(builder, observed)
+    hosts_of.keep_from_resolving(builder, observed)
     pinning.pin_ports(builder, observed, resolved, version)
     mpi_environment.set_constants(builder, observed, oversubscribe=oversubscribe)
     client = observed.client

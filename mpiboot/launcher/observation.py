@@ -26,7 +26,7 @@ from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.model import Decision, Finding, Level, Mpi, PodFacts, SshKind, Worker
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import Dialled
-from mpiboot.observe import host_sources, programs
+from mpiboot.observe import host_sources, pod, programs
 from mpiboot.setting_sources import Resolved
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import config as sshconfig
@@ -196,16 +196,22 @@ def _own_facts(launcher: LauncherPod) -> tuple[PodFacts, int | None]:
 
 
 def _for_mpirun(
-    found: job_hostfile.JobHostfile, passed: gate.GateResult, own: PodFacts, mpi: Mpi
+    found: job_hostfile.JobHostfile,
+    passed: gate.GateResult,
+    own: PodFacts,
+    mpi: Mpi,
+    line: UserLine,
 ) -> dict[str, str]:
-    """Give the names that mpirun must not get as the hostfile has them."""
+    """Give the names that mpirun must not get as the hostfile or its line has them."""
     local = [host.name for host in passed.local]
+    if local:
+        own_names = pod.own_names(own.hostname)
+        asked = (host.name for app in line.apps for host in app.hosts)
+        local += [name for name in asked if names.is_local(name, own.hostname, own_names)]
     listed = [host.name for host in found.hostfile.hosts]
     row = DIALECTS.get(mpi.family)
     by_first_label = row is not None and row.by_first_label
-    by_its_name = row is not None and row.own_host_by_its_name
-    elsewhere = tuple(local) if by_its_name else passed.resolved_elsewhere
-    return names.for_mpirun(listed, local, elsewhere, own.hostname, by_first_label=by_first_label)
+    return names.for_mpirun(listed, local, own.hostname, by_first_label=by_first_label)
 
 
 def _observation(
@@ -222,7 +228,7 @@ def _observation(
         hostfile=found.hostfile,
         local=passed.local,
         workers=passed.workers,
-        renamed={**passed.renamed, **_for_mpirun(found, passed, own[0], mpi)},
+        renamed={**passed.renamed, **_for_mpirun(found, passed, own[0], mpi, line)},
         mpi=mpi,
         links=own[0].links,
         identity=launcher.identity,

@@ -1,14 +1,16 @@
 """Host names: whether the system resolver knows an address, and if not, why.
 
-What counts as resolved is what ``getaddrinfo`` says, because ``ssh`` asks it too; the questions
-that this module sends itself tell why a name fails. It decides nothing, and it never waits for a
-name to appear: that is the gate's.
+``getaddrinfo`` is asked first, since in a cluster that is ready its yes is all that is needed. It
+waits 5 s and more for each lost packet; so what it has not answered within a tenth of a second is
+asked of the nameservers beside it (``dns_query``), and the first address counts: neither ssh nor
+mpirun asks for the name again. These questions also tell why a name has none. Nothing is decided
+here, and nothing waits for a name to appear: that is the gate's.
 
-dnspython writes, sends and reads each question (also by TCP). Its resolver is not used, for it
-would explain another search than glibc's: it ends the search list at a name without an address
-record, reads neither ``attempts`` nor the limits of resolv.conf(5), waits for a silent nameserver
-as long as for any other, and tells what each nameserver said only where all have failed. Nor is
-``resolve_chaining()``, which makes up how long a negative answer lives where no record says it.
+dnspython's resolver is not used, for it would explain another search than glibc's: it ends the
+search list at a name without an address record, reads neither ``attempts`` nor the limits of
+resolv.conf(5), waits for a silent nameserver as long as for any other, and tells what each
+nameserver said only where all have failed. Nor is ``resolve_chaining()``, which makes up how long a
+negative answer lives where no record says it.
 """
 
 from __future__ import annotations
@@ -19,37 +21,49 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mpiboot.addresses import is_address
 from mpiboot.job import names
+from mpiboot.observe import dns_query
 from mpiboot.observe.dns_answers import DnsAnswer, DnsReply, NoAddress, joined, summary
 from mpiboot.observe.pod import HOSTS, hosts_lines
-from mpiboot.observe.resolv_conf import ResolvConf, is_malformed, parse, search_names
-
-if TYPE_CHECKING:
-    import dns.message
+from mpiboot.observe.resolv_conf import (
+    ResolvConf,
+    host_sources,
+    is_malformed,
+    parse,
+    search_names,
+)
 
 RESOLV_CONF: Final = Path("/etc/resolv.conf")
+NSSWITCH: Final = Path("/etc/nsswitch.conf")
 _INET6: Final = Path("/proc/net/if_inet6")
 
 _DNS_PORT: Final = 53
 _LOOKUPS: Final = 64
 _THREADS: Final = 16
-# The system resolver says nothing for 5 s and more per lost packet; names don't wait for that.
+# How long the system resolver is asked alone, and how long a no of the nameservers waits for it.
+_ALONE: Final = 0.1
 _SYSTEM_PATIENCE: Final = 1.0
 # The system may know what no nameserver does (nsswitch.conf), so it is asked again so often.
 _SECOND_OPINION: Final = 5.0
-_FIRST_TRY: Final = 1.0
+# How long an address of one family waits for those of the other.
+_OTHER_FAMILY: Final = 0.5
+# Nobody waits longer for one name's answer, whatever resolv.conf has; the gate asks again.
+_PATIENCE: Final = 3.0
 
 
 def read_resolv_conf(path: Path = RESOLV_CONF) -> ResolvConf:
     """Read resolv.conf as glibc does; a missing file names no nameserver."""
+    return parse(_text(path))
+
+
+def _text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return ResolvConf()
-    return parse(text)
+        return ""
 
 
 def system_addresses(name: str) -> tuple[str, ...]:
@@ -68,7 +82,8 @@ def _families() -> tuple[str, ...]:
     except (OSError, IndexError):
         scopes = set()
     # 00 is global scope, which unique local addresses have too; 10 loopback and 20 link local.
-    return ("A", "AAAA") if "00" in scopes else ("A",)
+    # getaddrinfo has IPv6 first, too.
+    return ("AAAA", "A") if "00" in scopes else ("A",)
 
 
 class Resolver:
@@ -79,12 +94,18 @@ class Resolver:
         resolv_conf: Path = RESOLV_CONF,
         hosts: Path = HOSTS,
         *,
+        nsswitch: Path = NSSWITCH,
         system: Callable[[str], tuple[str, ...]] = system_addresses,
+        system_decides: bool = False,
         port: int = _DNS_PORT,
         families: Sequence[str] | None = None,
     ) -> None:
+        """Ask for none yet; ``system_decides``: no name resolves that the system doesn't know."""
         self.conf = read_resolv_conf(resolv_conf)
+        self._sources = host_sources(_text(nsswitch))
+        self._own = bool(self.conf.nameservers) and "dns" in self._sources
         self._hosts = hosts
+        self._system_decides = system_decides
         self._system = system
         self._port = port
         self._families = tuple(families) if families is not None else _families()
@@ -94,13 +115,14 @@ class Resolver:
         self._asking: dict[str, asyncio.Future[tuple[str, ...]]] = {}
         self._opinions: dict[str, float] = {}
         self._known: dict[str, tuple[str, ...]] = {}
+        self._allowance = dns_query.Allowance()
+        self._ending = ""
 
     async def ask(self, name: str) -> DnsAnswer:
         """Ask once for one name.
 
-        The system resolver is asked first: in a cluster that is ready its yes is all that is
-        needed. Where it says no, the nameservers are asked why; where they say yes, the system
-        resolver must agree before the name counts as resolved.
+        The system resolver is asked first; where it says no, or nothing soon, the nameservers are
+        asked too, and the first address counts.
         """
         if is_address(name):
             return DnsAnswer(name, (name,))
@@ -117,28 +139,57 @@ class Resolver:
 
     async def _ask(self, name: str) -> DnsAnswer:
         async with self._lookups:
-            now = asyncio.get_running_loop().time()
-            if now - self._opinions.get(name, float("-inf")) >= _SECOND_OPINION:
-                self._opinions[name] = now
-                addresses = await self.ask_system(name)
-                if addresses:
-                    return self._resolved(name, addresses)
-            answer = await self._explain(name)
-            if answer.addresses:
-                addresses = await self.ask_system(name)
-                if addresses:
-                    return self._resolved(name, addresses, answer.searched)
-                return replace(
-                    answer,
-                    addresses=(),
-                    reason=NoAddress.SYSTEM,
-                    detail=f"{NoAddress.SYSTEM.value}, though {answer.searched[-1]} has "
-                    f"{', '.join(answer.addresses)}: the nameservers disagree",
-                )
-            if name in self._known:
-                answers = ", ".join(self._known[name])
-                return replace(answer, detail=f"{answer.detail}; it was {answers} a moment ago")
-            return answer
+            system = self._second_opinion(name)
+            if system is not None:
+                await asyncio.wait((system,), timeout=_ALONE)
+                if _told(system):
+                    return self._resolved(name, system.result())
+            own = asyncio.ensure_future(self._explain(name))
+            try:
+                return await self._first_of(name, own, system)
+            finally:
+                own.cancel()
+
+    async def _first_of(
+        self,
+        name: str,
+        own: asyncio.Future[DnsAnswer],
+        system: asyncio.Future[tuple[str, ...]] | None,
+    ) -> DnsAnswer:
+        """Take the first address; a no of the nameservers waits a little for the system."""
+        if system is not None:
+            await asyncio.wait((own, system), return_when=asyncio.FIRST_COMPLETED)
+            if _told(system):
+                return self._resolved(name, system.result())
+        answer = await own
+        if answer.addresses and not self._system_decides:
+            return self._resolved(name, answer.addresses, answer.searched)
+        if answer.addresses:
+            system = self._ask_system(name)
+        if system is not None:
+            await asyncio.wait((system,), timeout=_SYSTEM_PATIENCE)
+            if _told(system):
+                return self._resolved(name, system.result(), answer.searched)
+        if answer.addresses:
+            return replace(
+                answer,
+                addresses=(),
+                reason=NoAddress.SYSTEM,
+                detail=f"{NoAddress.SYSTEM.value}, though {answer.searched[-1]} has "
+                f"{', '.join(answer.addresses)}: the nameservers disagree",
+            )
+        if name in self._known:
+            answers = ", ".join(self._known[name])
+            return replace(answer, detail=f"{answer.detail}; it was {answers} a moment ago")
+        return answer
+
+    def _second_opinion(self, name: str) -> asyncio.Future[tuple[str, ...]] | None:
+        """Ask the system where it is due; always where nobody else can be asked."""
+        now = asyncio.get_running_loop().time()
+        if self._own and now - self._opinions.get(name, float("-inf")) < _SECOND_OPINION:
+            return None
+        self._opinions[name] = now
+        return self._ask_system(name)
 
     def _resolved(
         self, name: str, addresses: tuple[str, ...], searched: tuple[str, ...] = ()
@@ -146,15 +197,14 @@ class Resolver:
         self._known[name] = addresses
         return DnsAnswer(name, addresses, searched=searched)
 
-    async def ask_system(self, name: str) -> tuple[str, ...]:
-        """Ask the system resolver in a thread; nothing where it takes too long."""
+    def _ask_system(self, name: str) -> asyncio.Future[tuple[str, ...]]:
+        """Ask the system resolver in a thread, or go on waiting for what it was asked before."""
         asking = self._asking.get(name)
         if asking is None:
             asking = asyncio.ensure_future(self._in_thread(name))
             self._asking[name] = asking
             asking.add_done_callback(lambda _: self._asking.pop(name, None))
-        done, _ = await asyncio.wait((asking,), timeout=_SYSTEM_PATIENCE)
-        return asking.result() if done else ()
+        return asking
 
     async def _in_thread(self, name: str) -> tuple[str, ...]:
         # Threads of our own that end with the process: an executor's are joined at exit, and one
@@ -165,6 +215,8 @@ class Resolver:
         except asyncio.TimeoutError:
             return ()
         try:
+            # Two questions for each name of the search list, if it goes all through it.
+            await self._allowance.take(2 * len(search_names(name, self.conf)))
             found: asyncio.Future[tuple[str, ...]] = loop.create_future()
 
             def tell(addresses: tuple[str, ...]) -> None:
@@ -188,17 +240,23 @@ class Resolver:
 
     async def _explain(self, name: str) -> DnsAnswer:
         """Ask /etc/hosts and the nameservers as the system does, and keep what each said."""
-        listed = self._in_hosts(name)
+        listed = self._in_hosts(name) if "files" in self._sources else ()
         if listed:
             return DnsAnswer(name, listed, searched=(name,))
-        if not self.conf.nameservers:
-            said = "resolv.conf names no nameserver, and the system resolver finds no address"
+        if not self._own:
+            where = "resolv.conf names" if "dns" in self._sources else "nsswitch.conf asks"
+            said = f"{where} no nameserver, and {NoAddress.SYSTEM.value}"
             return DnsAnswer(name, reason=NoAddress.SYSTEM, detail=said)
         replies: list[DnsReply] = []
-        for candidate in search_names(name, self.conf):
+        # The names of one job are in one domain: where the last one was found comes first.
+        likely = f"{name}{self._ending}"
+        for candidate in sorted(search_names(name, self.conf), key=lambda item: item != likely):
+            if is_malformed(candidate):  # too long with that domain
+                continue
             reply = await self._ask_nameservers(candidate)
             replies.append(reply)
             if reply.addresses:
+                self._ending = candidate[len(name) :]
                 break
             # A nameserver that is silent for one name is silent for the next: glibc stops too.
             if reply.reason in (NoAddress.TIMEOUT, NoAddress.NO_NAMESERVER):
@@ -211,66 +269,32 @@ class Resolver:
         return tuple(dict.fromkeys(found))
 
     async def _ask_nameservers(self, name: str) -> DnsReply:
-        """Ask the nameservers in turn for one absolute name, until one says yes or no."""
-        last = DnsReply(name, reason=NoAddress.NO_NAMESERVER)
-        for attempt in range(self.conf.attempts):
-            # A lost packet is no reason to sit still for the 5 s that are the system's default.
-            patience = min(self.conf.timeout, _FIRST_TRY * 2**attempt)
-            for server in self.conf.nameservers:
-                kinds = (query(name, kind, server, self._port, patience) for kind in self._families)
-                last = joined(await asyncio.gather(*kinds))
-                if last.reason in (None, NoAddress.NXDOMAIN, NoAddress.NO_RECORD):
-                    return last
-        return last
+        """Ask the nameservers for one absolute name until one of them says yes or no."""
+        asking = [
+            asyncio.ensure_future(
+                dns_query.ask(
+                    name,
+                    kind,
+                    self.conf.nameservers,
+                    port=self._port,
+                    patience=min(self.conf.timeout * self.conf.attempts, _PATIENCE),
+                    allowance=self._allowance,
+                    tcp=self.conf.use_vc,
+                )
+            )
+            for kind in self._families
+        ]
+        try:
+            done, others = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+            if others:
+                found = any(item.result().addresses for item in done)
+                await asyncio.wait(others, timeout=_OTHER_FAMILY if found else None)
+            return joined([item.result() for item in asking if item.done()])
+        finally:
+            for item in asking:
+                item.cancel()
 
 
-async def query(name: str, kind: str, server: str, port: int, patience: float) -> DnsReply:
-    """Send one question to one nameserver and read the answer; every failure is a reply."""
-    # Loaded while names are being waited for: a cluster that is ready never needs it.
-    import dns.asyncquery  # noqa: PLC0415
-    import dns.exception  # noqa: PLC0415
-    import dns.message  # noqa: PLC0415
-
-    # dnspython itself would load these for the first good answer, for which everybody waits.
-    import dns.rdtypes.IN.A  # noqa: PLC0415
-    import dns.rdtypes.IN.AAAA  # noqa: PLC0415
-
-    try:
-        question = dns.message.make_query(name, kind)
-        reply, _ = await asyncio.wait_for(
-            dns.asyncquery.udp_with_fallback(
-                question, server, timeout=patience, port=port, ignore_unexpected=True
-            ),
-            patience + 1,  # TCP after a truncated answer has no time limit of its own in the whole
-        )
-    except (dns.exception.Timeout, asyncio.TimeoutError):
-        return DnsReply(name, reason=NoAddress.TIMEOUT, server=server)
-    except (OSError, ValueError):  # a ValueError where resolv.conf names no valid address
-        return DnsReply(name, reason=NoAddress.NO_NAMESERVER, server=server)
-    except (dns.exception.DNSException, EOFError):
-        return DnsReply(name, reason=NoAddress.BAD_ANSWER, server=server)
-    return _read(name, kind, server, reply)
-
-
-def _read(name: str, kind: str, server: str, reply: dns.message.Message) -> DnsReply:
-    import dns.rcode  # noqa: PLC0415 - loaded by then
-    import dns.rdatatype  # noqa: PLC0415
-
-    wanted, soa = dns.rdatatype.from_text(kind), dns.rdatatype.SOA
-    code = reply.rcode()
-    if code == dns.rcode.NOERROR:
-        found = (item for rrset in reply.answer if rrset.rdtype == wanted for item in rrset)
-        addresses = tuple(item.to_text() for item in found)
-        if addresses:
-            return DnsReply(name, addresses, server=server)
-    reasons = {
-        dns.rcode.NOERROR: NoAddress.NO_RECORD,
-        dns.rcode.NXDOMAIN: NoAddress.NXDOMAIN,
-        dns.rcode.SERVFAIL: NoAddress.SERVFAIL,
-        dns.rcode.REFUSED: NoAddress.REFUSED,
-    }
-    # RFC 2308 5: a negative answer lives as long as the smaller of these two; a cache counts the
-    # record's own life down, so that it tells what is left.
-    lives = [min(rrset.ttl, rrset[0].minimum) for rrset in reply.authority if rrset.rdtype == soa]
-    ttl = float(min(lives)) if lives else None
-    return DnsReply(name, (), reasons.get(code, NoAddress.BAD_ANSWER), server, ttl)
+def _told(system: asyncio.Future[tuple[str, ...]]) -> bool:
+    """Whether the system resolver has found addresses by now."""
+    return system.done() and not system.cancelled() and bool(system.result())

@@ -29,6 +29,7 @@ class ResolvConf:
     ndots: int = 1
     timeout: float = 5.0
     attempts: int = 2
+    use_vc: bool = False
 
 
 def parse(text: str) -> ResolvConf:
@@ -53,6 +54,8 @@ def parse(text: str) -> ResolvConf:
 
 def _with_option(conf: ResolvConf, option: str) -> ResolvConf:
     name, _, value = option.partition(":")
+    if name == "use-vc":
+        return replace(conf, use_vc=True)
     if not value.isascii() or not value.isdigit():
         return conf
     match name:
@@ -64,6 +67,18 @@ def _with_option(conf: ResolvConf, option: str) -> ResolvConf:
             return replace(conf, attempts=min(max(int(value), 1), _MOST_ATTEMPTS))
         case _:
             return conf
+
+
+def host_sources(nsswitch: str) -> tuple[str, ...]:
+    """Give where the system looks for hosts, by nsswitch.conf's text; glibc's own where it is mute.
+
+    Without the file glibc asks /etc/hosts and the nameservers, as does musl, which never reads it.
+    """
+    for line in nsswitch.splitlines():
+        database, colon, text = line.partition("#")[0].partition(":")
+        if colon and database.strip() == "hosts":
+            return tuple(re.sub(r"\[[^]]*\]", " ", text).split())
+    return ("files", "dns")
 
 
 def search_names(name: str, conf: ResolvConf) -> tuple[str, ...]:

@@ -185,7 +185,7 @@ def test_an_address_in_the_hostfile_is_no_name_that_can_go(
     named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Open MPI 4.1 gets a made-up name for fd00::1, which proves nothing when it is looked up."""
-    made_up = names.for_mpirun((named,), (), (), "launcher")
+    made_up = names.for_mpirun((named,), (), "launcher")
     job = plans.observed(listed=(Host(named),), renamed=made_up)
     seen = replace(job.workers[0], address=named, facts=None)
     before = launch_folder.baseline(seen, job)

@@ -37,6 +37,7 @@ class Nameserver(asyncio.DatagramProtocol):
     def __init__(self, scripts: Mapping[str, Sequence[str]], *, otherwise: str = NXDOMAIN) -> None:
         self.scripts = {name.lower(): list(script) for name, script in scripts.items()}
         self.otherwise = otherwise
+        self.udp = ""  # what every question by UDP gets: DROP or TRUNCATED
         self.negative_ttl: int | None = 5
         self.asked: Counter[tuple[str, str]] = Counter()
         self.order: list[str] = []
@@ -56,7 +57,10 @@ class Nameserver(asyncio.DatagramProtocol):
 
     async def serve_tcp(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            size = int.from_bytes(await reader.readexactly(2), "big")
+            try:
+                size = int.from_bytes(await reader.readexactly(2), "big")
+            except asyncio.IncompleteReadError:  # answered otherwise meanwhile
+                return
             reply = self._answer(await reader.readexactly(size), tcp=True)
             self.over_tcp += 1
             if reply is not None:
@@ -74,6 +78,7 @@ class Nameserver(asyncio.DatagramProtocol):
         self.order.append(name)
         script = self.scripts.get(name, [self.otherwise])
         said = script[min(self._given[key], len(script) - 1)]
+        said = said if tcp else self.udp or said
         if said != TRUNCATED or tcp:
             self._given[key] += 1
         if said == DROP:

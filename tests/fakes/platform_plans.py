@@ -195,8 +195,6 @@ def seen(platform: str, mpi: str) -> Observed:
     own = worker(Host(sample.hostname), -1, installed).facts
     row = row_of(installed)
     assert row
-    # Where mpirun knows its own host by that one's own name alone, it gets that name.
-    elsewhere = [host.name for host in local] if row.own_host_by_its_name else []
     return replace(
         observed(),
         hostfile=Hostfile(sample.path, sample.by, listed, sample.source),
@@ -205,7 +203,6 @@ def seen(platform: str, mpi: str) -> Observed:
         renamed=names.for_mpirun(
             [host.name for host in listed],
             [host.name for host in local],
-            elsewhere,
             sample.hostname,
             by_first_label=row.by_first_label,
         ),

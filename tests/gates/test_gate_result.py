@@ -121,7 +121,6 @@ async def test_a_look_hands_on_all_that_it_found(
         ("names-unresolved", HOSTS[1].name),
         *late,
     ]
-    assert found.resolved_elsewhere == ("other-name",)
     (given,) = hosts.given
     assert given.pop("changed")() is None
     assert given == {
@@ -159,7 +158,7 @@ async def test_a_gate_hands_on_all_that_it_found_and_says_how_long_it_took(
     assert asyncio.all_tasks() == before
     assert (found.workers, found.local, reached) == (READY, (OWN,), [LATE, *READY])
     assert (found.renamed, found.host_keys) == (hosts.names.renamed, hosts.host_keys)
-    assert (found.findings, found.resolved_elsewhere) == ((), ())
+    assert found.findings == ()
     (given,) = hosts.given
     assert given.pop("changed")() is None
     wanted = {"limits": LIMITS, "mpirun": "/m", "pairs": PAIRS, "kept": None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -13,7 +14,7 @@ import pytest
 from mpiboot import host_shell
 from mpiboot.choices import HostKeys, Switch
 from mpiboot.errors import MpibootError
-from mpiboot.gates import failure_reasons, pipeline, retry_delay
+from mpiboot.gates import failure_reasons, pauses, pipeline, retry_delay
 from mpiboot.gates.access import Access
 from mpiboot.gates.pair_check import PairCheck
 from mpiboot.gates.pipeline import Pipelines
@@ -27,6 +28,7 @@ from mpiboot.ssh_client import login, tcp
 from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh_client.config import SshTimeouts
 from mpiboot.ssh_client.kept import KeptConnections
+from tests.fakes import plans
 
 if TYPE_CHECKING:
     from mpiboot.observe.dns import Resolver
@@ -56,6 +58,9 @@ class Clock:
         self.pauses.append(seconds)
         self.now += seconds
 
+    async def wait(self, _: object, timeout: float) -> None:
+        await self.sleep(timeout)
+
 
 class Names:
     """A resolver whose answers are written; the last one stays."""
@@ -77,6 +82,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(pipeline, "time", made)
     asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": made.sleep})
     monkeypatch.setattr(pipeline, "asyncio", asyncs)
+    monkeypatch.setattr(pauses, "asyncio", SimpleNamespace(**{**vars(asyncs), "wait": made.wait}))
     return made
 
 
@@ -447,3 +453,18 @@ async def test_a_hundred_and_twenty_eight_connections_are_open_at_once(
 )
 def test_no_more_connections_are_open_at_once_than_files_may_be(files: int, at_once: int) -> None:
     assert pipeline.connections(files) == at_once
+
+
+@pytest.mark.parametrize(
+    ("told", "moved"),
+    [
+        (["10.0.0.2", "10.0.0.1"], ""),
+        (["10.0.0.2", "10.0.0.2", "10.0.0.1"], ""),
+        (["10.0.0.2"], "its name now has the address 10.0.0.2"),
+    ],
+)
+async def test_a_host_has_moved_only_if_every_look_says_so(told: list[str], moved: str) -> None:
+    """Of two nameservers one may be behind, and they are asked by turns."""
+    names = Names(*(DnsAnswer("w-0", (address,)) for address in told))
+    worker = replace(plans.worker(Host("w-0"), 1, None), address="10.0.0.1")
+    assert await pipelines(names).moved(worker) == moved

@@ -28,6 +28,7 @@ NOT_OPEN_MPIS = {
     "unchecked_link_vars",
     "left_out",
     "own_transports",
+    "resolves_since",
 }
 # Intents that a version may do without; each with the reason in its row's absence.
 MAY_LACK = {
@@ -46,7 +47,6 @@ MAY_LACK = {
         "keep_own_names_var",
         "ipv6",
         "cut_prefix_var",
-        "not_resolve_var",
         "never_empty",
         "several_programs",
         "daemon_range_vars",

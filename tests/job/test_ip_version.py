@@ -79,7 +79,7 @@ def test_ipv6_alone(family: str) -> None:
     five = family == "openmpi5"
     assert plan.set_env.get("OMPI_MCA_reachable") == ("weighted" if five else None)
     assert plan.set_env.get("PRTE_MCA_prte_strip_prefix") == ("w" if five else None)
-    assert "PRTE_MCA_prte_do_not_resolve" not in plan.set_env
+    assert plan.set_env.get("PRTE_MCA_prte_do_not_resolve") == ("1" if five else None)
     assert "NCCL_SOCKET_FAMILY=AF_INET6" in because(plan, "data-network")[2]
 
 

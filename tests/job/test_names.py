@@ -162,16 +162,17 @@ def test_every_address_is_one_and_stays_whole(address: object) -> None:
 
 def test_addresses_of_ipv6_get_names_that_every_mpi_takes() -> None:
     listed = ["fd00::b", "fd00::9", "fe80::1%eth0", "10.0.0.1", "w-0"]
-    assert names.for_mpirun(listed, ["fd00::9"], [], "w-launcher") == {
+    assert names.for_mpirun(listed, ["fd00::9"], "w-launcher") == {
         "fd00::b": "ip-fd00--b",
         "fd00::9": "w-launcher",
         "fe80::1%eth0": "ip-fe80--1-eth0",
     }
 
 
-def test_a_name_of_this_pod_that_leads_elsewhere_becomes_its_host_name() -> None:
-    local = ["l.job.ns.svc", "localhost"]
-    assert names.for_mpirun(["w-0", *local], local, ["l.job.ns.svc"], "l") == {"l.job.ns.svc": "l"}
+def test_this_pod_is_its_host_name_however_it_is_called() -> None:
+    local = ["l", "l.job.ns.svc", "localhost"]
+    found = names.for_mpirun(["w-0", *local[:2]], local, "l")
+    assert found == {"l.job.ns.svc": "l", "localhost": "l"}
 
 
 def test_names_that_are_alike_up_to_the_first_dot_are_written_without_dots() -> None:
@@ -184,14 +185,15 @@ def test_names_that_are_alike_up_to_the_first_dot_are_written_without_dots() -> 
     ]
 
     def given(hostname: str, local: tuple[str, ...] = ()) -> dict[str, str]:
-        return names.for_mpirun(listed, local, [], hostname, by_first_label=True)
+        return names.for_mpirun(listed, local, hostname, by_first_label=True)
 
     assert given("l") == {name: name.replace(".", "-") for name in listed[:2]}
     assert given("other") == {name: name.replace(".", "-") for name in listed[:3]}
-    # This pod itself keeps its name, and a name that is listed twice is one host.
-    assert given("pi.v2-w-0", (listed[0],)) == {listed[1]: "pi-v2-w-1-pi-ns-svc"}
-    assert names.for_mpirun(["w-0.a", "w-0.a"], [], [], "l", by_first_label=True) == {}
-    assert names.for_mpirun(listed, [], [], "l") == {}
+    # This pod itself has its own name, and a name that is listed twice is one host.
+    own = {listed[0]: "pi.v2-w-0", listed[1]: "pi-v2-w-1-pi-ns-svc"}
+    assert given("pi.v2-w-0", (listed[0],)) == own
+    assert names.for_mpirun(["w-0.a", "w-0.a"], [], "l", by_first_label=True) == {}
+    assert names.for_mpirun(listed, [], "l") == {}
 
 
 SEARCH = ("ns.svc.corp.local", "svc.corp.local", "corp.local", "ec2.internal")

@@ -1,0 +1,78 @@
+"""Names are looked up once, by the gate: what `mpirun` asks the nameserver after it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.pods import images
+from tests.pods.operator import mpijob
+from tests.pods.test_job import NEW, OLD, PATIENCE, RING, ranks, until
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.operator import Job
+
+# An mpirun that starts when it is told to.
+HELD = """#!/bin/sh
+PATH=${PATH#/opt/held:}
+case " $* " in *" --version "* | *" -version "*) exec "${0##*/}" "$@" ;; esac
+touch /tmp/held
+until [ -e /tmp/go ]; do sleep 0.1; done
+exec "${0##*/}" "$@"
+"""
+# As short as the search list allows, and this pod itself by an address.
+SHORT = "127.0.0.1 slots=1\npi-worker-0.pi slots=1\npi-worker-1.pi slots=1\n"
+
+
+def asked_after_the_gate(job: Job, cluster: Cluster) -> list[str]:
+    """Run a job whose nameserver is silent once mpirun starts; what its launcher asks then."""
+    job.start()
+    until(lambda: job.launcher.shell("[ ! -e /tmp/held ] || echo held").strip() == "held")
+    before = len(cluster.dns.questions())
+    cluster.dns.behave(drop=1_000_000)
+    job.launcher.shell("touch /tmp/go")
+    assert job.wait(PATIENCE) == 0
+    asked = cluster.dns.questions()[before:]
+    return [item.name for item in asked if item.client == job.launcher.address]
+
+
+def held(cluster: Cluster, name: str, **details: Any) -> Job:  # noqa: ANN401
+    files = dict.fromkeys(("/opt/held/mpirun", "/opt/held/mpiexec.hydra"), HELD)
+    image = images.image(name).with_files(files, 0o755)
+    path = image.env.get("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+    mpi = {"mpich": "MPICH", "intel": "Intel"}.get(name.partition("-")[0], "OpenMPI")
+    launcher = {"env": {"PATH": f"/opt/held:{path}"}}
+    given = {"workers": 2, "launcher_args": [RING], "as_worker": True, "launcher": launcher}
+    return mpijob(cluster, image, mpi=mpi, **{**given, **details})
+
+
+@pytest.mark.parametrize(
+    ("name", "hostfile"),
+    [
+        pytest.param(OLD, None, id="4.1"),
+        pytest.param(NEW, None, id="5.0", marks=pytest.mark.full),
+        pytest.param(OLD, SHORT, id="4.1-short", marks=pytest.mark.full),
+        pytest.param(NEW, SHORT, id="5.0-short", marks=pytest.mark.full),
+        pytest.param("mpich-4.0", None, id="mpich-4.0", marks=pytest.mark.full),
+        pytest.param("intel-mpi", None, id="intel", marks=pytest.mark.full),
+    ],
+)
+def test_a_nameserver_that_is_silent_once_the_gate_is_passed(
+    cluster: Cluster, rig: None, name: str, hostfile: str | None
+) -> None:
+    """This pod is one of the hosts, and is known for mpirun's own host without being asked for."""
+    job = held(cluster, name, hostfile=hostfile)
+    assert asked_after_the_gate(job, cluster) == []
+    hosts = [pod.hostname for pod in job.pods]
+    assert ranks(job.launcher.stdout()) == [(n, 3, host) for n, host in enumerate(hosts)]
+
+
+@pytest.mark.full
+def test_an_mpirun_that_nothing_keeps_from_asking_again(cluster: Cluster, rig: None) -> None:
+    job = held(cluster, "mpich-5.0", as_worker=False)
+    asked = asked_after_the_gate(job, cluster)
+    assert {item.partition(".")[0] for item in asked} == {"pi-worker-0", "pi-worker-1"}
+    said = " ".join(job.launcher.stderr().split())
+    assert "plan names=asked again by mpirun (detected: it looks for its own host" in said
