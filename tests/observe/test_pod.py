@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pwd
 import resource
 import socket
 import subprocess
@@ -116,6 +117,22 @@ def test_the_identity_is_that_of_the_passwd_entry() -> None:
     assert (who.uid, who.gid) == (os.getuid(), os.getgid())
     assert who.home != "/elsewhere"
     assert who.user != "somebody"
+
+
+@pytest.mark.parametrize(
+    ("home", "shell", "used"),
+    [("/home/mpi", "/bin/bash", ("/home/mpi", "/bin/bash")), ("", "", ("/", "/bin/sh"))],
+)
+def test_what_a_passwd_entry_leaves_empty_is_what_login_takes(
+    home: str, shell: str, used: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program of an empty last field is /bin/sh: passwd(5)."""
+    entry = pwd.struct_passwd(("mpi", "x", os.getuid(), os.getgid(), "", home, shell))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _uid: entry)
+
+    who = pod.identity({"HOME": "/elsewhere"})
+
+    assert (who.user, who.home, who.shell, who.known) == ("mpi", *used, True)
 
 
 @pytest.mark.parametrize(
