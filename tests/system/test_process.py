@@ -197,6 +197,30 @@ def test_the_end_of_a_child_is_seen_and_its_status_left(
     assert child.returncode == 7
 
 
+def test_a_child_that_was_reaped_already_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "process_handle", lambda _: None)
+    pid = process.start(["true"], ENVIRON)
+    os.waitpid(pid, 0)
+    watch = process.end_of_child(pid)
+    assert select.select([watch], [], [], 60)[0] == [watch]
+    os.close(watch)
+
+
+@pytest.mark.parametrize("group", [None, False, True])
+def test_a_child_is_in_this_process_group_unless_it_is_to_lead_its_own(
+    *, group: bool | None
+) -> None:
+    reader, writer = os.pipe()
+    named = {} if group is None else {"group": group}
+    pid = process.start(["cat"], ENVIRON, stdin=reader, **named)
+    try:
+        assert os.getpgid(pid) == (pid if group else os.getpgrp())
+    finally:
+        os.close(reader)
+        os.close(writer)  # which ends it
+        assert os.waitpid(pid, 0)[1] == 0
+
+
 @pytest.mark.parametrize(
     ("pid", "parent", "first", "own"),
     [
