@@ -45,6 +45,10 @@ class EventLoop:
             with suppress(OSError):  # what was closed is listened to no more
                 self._poll.unregister(handle)
 
+    def close(self) -> None:
+        """Listen to nothing any more."""
+        self._poll.close()
+
     def wait(self, until: float | None) -> None:
         """Sleep until a handle is ready or a time of the monotonic clock has come."""
         wait = None if until is None else max(0.0, until - time.monotonic())

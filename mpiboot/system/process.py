@@ -250,6 +250,7 @@ class SignalLoop:
         signal.set_wakeup_fd(self._wakeup)
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        self._loop.close()
         os.close(self._signals)
         os.close(self._wake)
 
