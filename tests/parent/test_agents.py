@@ -216,7 +216,7 @@ def test_of_killed_agents_the_one_whose_session_ended_by_itself_comes_first(
     rig.until(lambda: len(rig.events) == 3)
     for pid in (first, second, third):
         rig.kill(pid)
-    rig.until(lambda: len(rig.agents.deadlines()) == 3)
+    rig.until(lambda: len(rig.agents._gone) == 3)
     rig.agents.settle()
     # One was told of before its agent was killed, one after that.
     assert [ended(event) for event in rig.events[3:]] == ["w-1.other.ns"]

@@ -72,7 +72,7 @@ def test_pod_0_of_a_stateful_set_goes_by_its_name(cluster: Cluster, rig: None, n
     running([launcher, worker])
     enough([launcher, worker])
     assert launcher.wait(PATIENCE) == 0
-    assert ranks(launcher.stdout()) == [(0, 2, "train-0"), (1, 2, "train-1")]
+    assert ranks(launcher.stdout()) == [(n, 4, f"train-{n // 2}") for n in range(4)]
     assert "role launcher (MPIBOOT_ROLE: pod 0, by the host name train-0)" in launcher.stderr()
     assert worker.running
 
