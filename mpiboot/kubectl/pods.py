@@ -35,8 +35,12 @@ class PodAccess:
     container: str = ""
 
     def get(self, pod: str) -> tuple[str, ...]:
-        """Give the line that tells of a pod."""
-        return (*self._words(), "get", "pod", pod, "--output=json", "--request-timeout=10s")
+        """Give the line that tells of a pod.
+
+        Who runs it bounds it: with --request-timeout kubectl leaves its service account aside and
+        asks localhost:8080 (kubernetes/kubernetes 93474).
+        """
+        return (*self._words(), "get", "pod", pod, "--output=json")
 
     def run(self, pod: str, command: str) -> tuple[str, ...]:
         """Give the line that runs a command in a pod."""

@@ -37,7 +37,7 @@ async def test_a_pods_state_is_what_kubectl_writes(tmp_path: Path) -> None:
     (tmp_path / "pod").write_text(json.dumps(POD))
     kubectl = standing_in(tmp_path, 'echo "$*" > "${0%/*}/asked"; cat "${0%/*}/pod"')
     assert await kubectl.look("w-0") == PodState(("10.0.0.3",))
-    words = "--namespace=jobs get pod w-0 --output=json --request-timeout=10s\n"
+    words = "--namespace=jobs get pod w-0 --output=json\n"
     assert (tmp_path / "asked").read_text() == words
 
 

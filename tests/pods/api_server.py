@@ -132,7 +132,9 @@ class ApiServer:
         words = words[: words.index("--")] if "--" in words else words
         flags = dict(word.partition("=")[::2] for word in words if word.startswith("-"))
         plain = [word for word in words if not word.startswith("-")]
-        known = {"--namespace", "--container", "--output", "--request-timeout", "-i"}
+        if "--request-timeout" in flags:  # kubernetes/kubernetes 93474
+            return 1, "The connection to the server localhost:8080 was refused\n"
+        known = {"--namespace", "--container", "--output", "-i"}
         if odd := sorted(set(flags) - known):
             return 1, f"error: unknown flag: {odd[0]}\n"
         namespace = flags.get("--namespace") or asked["own"]
