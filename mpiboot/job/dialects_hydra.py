@@ -50,6 +50,10 @@ MPICH: Final = Dialect(
         "exit 0 after SIGTERM (4.0)",
         "no termination message",
     ),
+    # 5.0's shared memory reads other ranks' memory without having tried it; 4.0 never does.
+    no_single_copy=Variable(
+        "MPIR_CVAR_CH4_CMA_ENABLE", "0", "ranks of one host copy by shared memory"
+    ),
     # mpiexec and its proxies; then the ranks' own connections, each with an older name.
     daemon_range_vars=("MPIEXEC_PORT_RANGE",),
     range_vars=("MPIR_CVAR_CH3_PORT_RANGE", "MPICH_PORT_RANGE"),

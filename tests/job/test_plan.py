@@ -432,6 +432,7 @@ def test_the_mpi_that_the_line_names_counts_on_workers_too() -> None:
     [
         ("openmpi4", "OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
         ("openmpi5", "OMPI_MCA_smsc", "^cma"),
+        ("mpich", "MPIR_CVAR_CH4_CMA_ENABLE", "0"),
     ],
 )
 def test_memory_that_may_not_be_read_is_copied_by_dev_shm(

@@ -8,7 +8,7 @@ import pytest
 
 from mpiboot.job.dialects_hydra import INTEL as INTEL_ROW
 from mpiboot.job.dialects_hydra import MPICH as MPICH_ROW
-from tests.pods.ends import FOREVER, PATIENCE
+from tests.pods.ends import FOREVER, PATIENCE, RING
 from tests.pods.test_hydra import INTEL, MPICH4, each, quick, started
 
 if TYPE_CHECKING:
@@ -50,6 +50,17 @@ def test_what_the_table_relies_on_is_read_by_the_installed_mpi(image: Image) -> 
     assert set(row.agent_args_aliases) & read == set()
     other = MPICH_ROW if row is INTEL_ROW else INTEL_ROW
     assert other.daemon_link_var not in read
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("image", ["mpich-5.0"], indirect=True)
+def test_memory_of_other_processes_that_may_not_be_read(cluster: Cluster, image: Image) -> None:
+    """With containerd 1.6's profile on a new kernel MPI_Init itself ends so."""
+    refused = {"refused_calls": ("process_vm_readv", "process_vm_writev")}
+    job = started(cluster, image, RING, "--bytes", "4", slots=2, worker=refused)
+    assert job.wait(PATIENCE) == 0
+    assert job.launcher.stdout().count(" of 4 on ") == 4
+    assert "process_vm_readv is refused (Operation not permitted)" in job.launcher.stderr()
 
 
 @each
