@@ -1,0 +1,1 @@
+"""Whole jobs in a real Kubernetes, which KUBECONFIG names: see ``scripts/e2e``."""

@@ -1,0 +1,205 @@
+"""The example MPIJobs in a real cluster, and what a user would look at when one goes wrong."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.e2e.cluster import KubectlError
+from tests.e2e.jobs import RING, container, example, ranks, set_env, templates
+
+if TYPE_CHECKING:
+    from tests.e2e.cluster import Namespace
+
+Fields = dict[str, Any]
+OPENMPI = "mpi-operator/openmpi.yaml"
+BOTH = {"train-worker-0": 2, "train-worker-1": 2}
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+OVER = ("Succeeded", "Failed")
+
+
+def counted(log: str) -> dict[str, int]:
+    """How many ranks ran on which host."""
+    return {host: len(numbers) for host, numbers in ranks(log).items()}
+
+
+def launcher_of(namespace: Namespace, job: str = "train", number: int = 1) -> Fields:
+    """The job's launcher pod; of several tries the one with that number, from 1."""
+
+    def look() -> Fields | None:
+        found = namespace.pods(job, "launcher")
+        return found[number - 1] if len(found) >= number else None
+
+    return namespace.wait_for(f"{job}: launcher {number}", look)
+
+
+def succeeds(namespace: Namespace, job: str = "train") -> str:
+    """Wait for the job's good end, and give its launcher's log."""
+    assert namespace.condition(job, OVER) == "Succeeded", namespace.shown()
+    return namespace.log(launcher_of(namespace, job))
+
+
+@pytest.mark.parametrize("namespace", [RESTRICTED], indirect=True, ids=["restricted"])
+@pytest.mark.parametrize(
+    ("file", "mpi"),
+    [
+        (OPENMPI, "openmpi-4.1"),
+        (OPENMPI, "openmpi-5.0"),
+        ("mpi-operator/mpich.yaml", "mpich-5.0"),
+        ("mpi-operator/intel.yaml", "intel-mpi"),
+    ],
+)
+def test_an_example_runs_under_pod_security_restricted(
+    namespace: Namespace, file: str, mpi: str
+) -> None:
+    namespace.apply(example(file, mpi))
+    assert counted(succeeds(namespace)) == BOTH
+    ended = namespace.ended(launcher_of(namespace))
+    assert (ended["exitCode"], ended["reason"], ended.get("message", "")) == (0, "Completed", "")
+
+
+def test_the_example_as_root_runs_sshd(namespace: Namespace) -> None:
+    job = example("mpi-operator/root.yaml", "openmpi-5.0")
+    job["spec"]["runPolicy"]["cleanPodPolicy"] = "None"
+    namespace.apply(job)
+    assert counted(succeeds(namespace)) == BOTH
+    workers = namespace.pods("train", "worker")
+    assert [namespace.ended(pod)["exitCode"] for pod in workers] == [0, 0]
+    assert "openssh" in namespace.log(workers[0]).lower()
+
+
+def test_the_launcher_is_made_when_workers_are_ready(namespace: Namespace) -> None:
+    job = example(OPENMPI, "openmpi-5.0")
+    job["spec"]["launcherCreationPolicy"] = "WaitForWorkersReady"
+    namespace.apply(job)
+    assert counted(succeeds(namespace)) == BOTH
+
+
+@pytest.mark.parametrize("mpi", ["openmpi-4.1", "openmpi-5.0"])
+def test_the_launcher_is_a_worker_too(namespace: Namespace, mpi: str) -> None:
+    job = example(OPENMPI, mpi)
+    job["spec"]["runLauncherAsWorker"] = True
+    namespace.apply(job)
+    found = counted(succeeds(namespace))
+    assert len(found) == 3, found
+    assert set(found.values()) == {2}
+
+
+def until_ranks_run(namespace: Namespace, job: str = "train") -> Fields:
+    """Wait until all ranks have said where they run, and give the launcher's pod."""
+    launcher = launcher_of(namespace, job)
+    hosts = {f"{job}-worker-{number}": 2 for number in range(2)}
+
+    def look() -> bool:
+        try:
+            return counted(namespace.log(launcher)) == hosts
+        except KubectlError:  # its container is still being made
+            return False
+
+    namespace.wait_for(f"{job}: all ranks", look)
+    return launcher
+
+
+def test_a_worker_that_is_deleted_ends_the_job_with_its_name(namespace: Namespace) -> None:
+    namespace.apply(example(OPENMPI, "openmpi-5.0", "--sleep", "600"))
+    launcher = until_ranks_run(namespace)
+    namespace.run("delete", "pod", "train-worker-1", "--grace-period=0", "--force")
+    ended = namespace.ended(launcher)
+    assert ended["exitCode"] == 69
+    assert "train-worker-1" in ended["message"]
+    assert namespace.condition("train", OVER) == "Failed"
+
+
+def test_a_worker_whose_image_cannot_be_pulled_is_named(namespace: Namespace) -> None:
+    job = example(OPENMPI, "openmpi-5.0")
+    container(job, "Worker")["image"] = "localhost/mpiboot/no-such-image:1"
+    set_env(job, "Launcher", MPIBOOT_TIMEOUT="20s")
+    namespace.apply(job)
+    ended = namespace.ended(launcher_of(namespace))
+    assert ended["exitCode"] == 68
+    assert ended["message"].startswith("names-unresolved: ")
+    assert "train-worker-0" in ended["message"]
+    assert "train-worker-1" in ended["message"]
+
+
+def test_a_suspended_job_starts_when_it_is_resumed(namespace: Namespace) -> None:
+    job = example(OPENMPI, "openmpi-5.0")
+    job["spec"]["runPolicy"]["suspend"] = True
+    namespace.apply(job)
+    assert namespace.condition("train", ["Suspended"]) == "Suspended"
+    assert namespace.pods("train", "worker") == []
+    patch = '{"spec": {"runPolicy": {"suspend": false}}}'
+    namespace.run("patch", "mpijob", "train", "--type", "merge", "--patch", patch)
+    assert counted(succeeds(namespace)) == BOTH
+
+
+def test_a_running_job_is_suspended_and_resumed(namespace: Namespace) -> None:
+    namespace.apply(example(OPENMPI, "openmpi-5.0", "--sleep", "20"))
+    until_ranks_run(namespace)
+    patch = '{{"spec": {{"runPolicy": {{"suspend": {}}}}}}}'
+    namespace.run("patch", "mpijob", "train", "--type", "merge", "--patch", patch.format("true"))
+    namespace.wait_for("no pod is left", lambda: not namespace.pods("train", "worker"))
+    namespace.run("patch", "mpijob", "train", "--type", "merge", "--patch", patch.format("false"))
+    assert counted(succeeds(namespace)) == BOTH
+
+
+def test_a_new_launcher_says_how_the_last_one_ended(namespace: Namespace) -> None:
+    job = example(OPENMPI, "openmpi-5.0", "--exit", "3")
+    job["spec"]["runPolicy"]["backoffLimit"] = 1
+    namespace.apply(job)
+    second = launcher_of(namespace, number=2)
+    assert namespace.ended(second)["exitCode"] == 3
+    assert "attempt 2" in namespace.log(second)
+    assert namespace.ended(launcher_of(namespace))["exitCode"] == 3
+    assert namespace.condition("train", OVER) == "Failed"
+
+
+def test_two_jobs_run_side_by_side(namespace: Namespace) -> None:
+    names = ("left", "right")
+    namespace.apply(*(example(OPENMPI, "openmpi-4.1", name=name) for name in names))
+    for name in names:
+        hosts = {f"{name}-worker-{number}": 2 for number in range(2)}
+        assert counted(succeeds(namespace, name)) == hosts
+
+
+def test_all_pods_of_an_ended_job_go_where_that_is_asked_for(namespace: Namespace) -> None:
+    job = example(OPENMPI, "openmpi-5.0")
+    job["spec"]["runPolicy"]["cleanPodPolicy"] = "All"
+    namespace.apply(job)
+    assert namespace.condition("train", OVER) == "Succeeded"
+    namespace.wait_for("no worker is left", lambda: not namespace.pods("train", "worker"))
+
+
+def test_a_uid_without_a_name_runs(namespace: Namespace) -> None:
+    job = example(OPENMPI, "openmpi-5.0")
+    job["spec"]["sshAuthMountPath"] = "/etc/mpiboot/ssh"
+    for pod in templates(job).values():
+        pod["securityContext"]["runAsUser"] = 1000650000
+    namespace.apply(job)
+    assert counted(succeeds(namespace)) == BOTH
+
+
+def test_doctor_looks_at_a_running_job(namespace: Namespace) -> None:
+    namespace.apply(example(OPENMPI, "openmpi-5.0", "--sleep", "600"))
+    launcher = until_ranks_run(namespace)["metadata"]["name"]
+    said = namespace.run("exec", launcher, "--", "mpiboot", "doctor")
+    assert "train-worker-1" in said
+    assert "FAIL" not in said
+
+
+def test_the_second_network_carries_data(namespace: Namespace) -> None:
+    network = os.environ.get("MPIBOOT_E2E_NETWORK")
+    if not network:
+        pytest.skip("MPIBOOT_E2E_NETWORK names no NetworkAttachmentDefinition for a second link")
+    job = example(OPENMPI, "openmpi-5.0")
+    job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["metadata"] = {
+        "annotations": {"k8s.v1.cni.cncf.io/networks": network}
+    }
+    container(job, "Launcher")["args"] = ["sh", "-c", f"{RING} && env | grep ^NCCL_SOCKET_IFNAME="]
+    set_env(job, "Launcher", MPIBOOT_DATA_IFNAME="net1")
+    namespace.apply(job)
+    log = succeeds(namespace)
+    assert counted(log) == BOTH
+    assert log.count("NCCL_SOCKET_IFNAME==net1") == 4
