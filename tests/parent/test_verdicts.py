@@ -274,6 +274,23 @@ def test_an_agent_that_was_killed_while_the_job_ran_is_a_loss(status: int) -> No
     assert judged([AgentEnded("w-1", 100, -9)], running()).code == 69
 
 
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (MpirunEnded(0), True),
+        (MpirunEnded(205), True),
+        (MpirunEnded(3), False),  # the program's own
+        (MpirunEnded(0, 9), False),
+    ],
+)
+def test_an_agent_that_was_killed_after_mpirun_is_told_where_mpirun_may_have_lost_its_host(
+    end: MpirunEnded, *, told: bool
+) -> None:
+    _, done = go([end, AgentEnded("w-1", 100, -9, killed=True)], running())
+    said = Say(LogLevel.WARNING, "agent", "its launch agent was killed by SIGKILL", "w-1")
+    assert (said in done, CheckHost("w-1") in done) == (told, told)
+
+
 def test_an_agent_that_does_not_follow_mpirun_is_asked_about() -> None:
     state, done = go([MpirunEnded(0), AgentEnded("w-1", 100, 0)], running("openmpi5"))
     assert not any(isinstance(action, Finish) for action in done)
