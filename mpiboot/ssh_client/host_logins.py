@@ -63,9 +63,11 @@ class HostLogins:
                 return await asyncio.wait_for(self._open(remote, user), limit)
             except (OSError, asyncssh.ConnectionLost, asyncio.TimeoutError) as wrong:
                 # The gate has just seen the host answer: a dropped SYN, or a full queue.
-                if not left and str(wrong):
+                # `wait_for` says nothing; the system's own time-out has words.
+                silent = isinstance(wrong, asyncio.TimeoutError) and not str(wrong)
+                if not left and not silent:
                     raise
-                if not left:  # `wait_for` says nothing
+                if not left:
                     where = f"{remote.address} port {remote.port}"
                     raise TimeoutError(f"no login at {where} within {limit} s") from None
             await asyncio.sleep(1)
