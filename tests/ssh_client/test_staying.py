@@ -151,7 +151,7 @@ def until(done: Callable[[], object]) -> None:
 
 @pytest.fixture(scope="module")
 def running(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
-    made = Launch(tmp_path_factory.mktemp("staying") / "launch", worker, 16)
+    made = Launch(tmp_path_factory.mktemp("staying") / "launch", worker, 64)
     yield made
     made.stop()
 
