@@ -57,7 +57,7 @@ class Need:
 # Measured by `scripts/bench/scale` with 16, 64, 256 and 1,000 hosts, rounded up.
 NEEDS: Final = {
     SshKind.OPENSSH.value: Need((96 << 10, 1600), (16, 2), (64, 3)),
-    SshKind.EMBEDDED.value: Need((128 << 10, 480), (16, 2), (64, 5)),
+    SshKind.EMBEDDED.value: Need((96 << 10, 256), (16, 1), (64, 5)),
     # kubectl's own memory was not measured.
     LaunchAgent.KUBECTL.value: Need((96 << 10, 0), (16, 10), (64, 3)),
 }
