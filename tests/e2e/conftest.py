@@ -43,7 +43,7 @@ def _missing() -> str:
     try:
         kubectl("get", "crd", "mpijobs.kubeflow.org", "--request-timeout=10s")
     except KubectlError as wrong:
-        return f"no cluster with the MPI Operator (KUBECONFIG): {str(wrong).splitlines()[0]}"
+        return f"no cluster with the MPI Operator (KUBECONFIG): {str(wrong).splitlines()[-1]}"
     return ""
 
 
