@@ -10,7 +10,7 @@ from typing import Final
 from mpiboot import __version__, log, render
 from mpiboot.addresses import short_names
 from mpiboot.checks import CHECKS
-from mpiboot.doctor.table import GROUP_OF, GROUPS
+from mpiboot.doctor.columns import GROUP_OF, GROUPS
 from mpiboot.model import Finding, Level, Role
 from mpiboot.wording import counted, first_few
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot import log
-from mpiboot.doctor import gather, hosts, role, table, text
+from mpiboot.doctor import columns, gather, hosts, role, table, text
 from mpiboot.doctor.role import Asked
 from mpiboot.errors import MpibootError, ShownError
 from mpiboot.model import Finding, Level, Role
@@ -312,7 +312,7 @@ def test_the_list_has_every_check_and_looks_at_nothing(tmp_path: Path) -> None:
     done = mpiboot(tmp_path, "doctor", "--list")
     assert done.returncode == 0
     lines = {line.split()[1] for line in done.stdout.splitlines()}
-    assert lines == {*table.GROUP_OF, "check"}
+    assert lines == {*columns.GROUP_OF, "check"}
 
 
 # -- the table of a terminal -----------------------------------------------------------------------

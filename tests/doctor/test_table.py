@@ -9,7 +9,7 @@ import pytest
 
 from mpiboot.checks import BY_REFERENCE
 from mpiboot.data_checks import DATA_CHECKS
-from mpiboot.doctor import gather, table
+from mpiboot.doctor import columns, gather, table
 from mpiboot.doctor.judge import hardware, image, pod
 from mpiboot.doctor.report import FolderPart, ImagePart, MemoryPart, PodReport
 from mpiboot.doctor_checks import DOCTOR_CHECKS
@@ -20,7 +20,7 @@ BLANK = PodReport(Settings(), {})
 
 
 def test_every_reference_stands_in_one_column() -> None:
-    placed = Counter(item for listed in table.GROUPS.values() for item in listed)
+    placed = Counter(item for listed in columns.GROUPS.values() for item in listed)
     assert set(placed) == set(BY_REFERENCE)
     assert set(placed.values()) == {1}
 

@@ -1,0 +1,1 @@
+"""The rows of the table of checks, a file for each area. Pure."""

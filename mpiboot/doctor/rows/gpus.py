@@ -1,0 +1,32 @@
+"""The rows of GPUs. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mpiboot.doctor.judge import hardware
+from mpiboot.doctor.rows.pod_check import PodCheck
+from mpiboot.model import Level
+
+ROWS: Final = (
+    PodCheck(
+        "gpus",
+        "/dev, sysfs and, where there is an NVLink fabric, `nvidia-smi -q`",
+        ("facts",),
+        hardware.gpus,
+        {
+            Level.OK: "as many as the pod was given",
+            Level.WARN: "one is lost, or the fabric is not ready",
+        },
+    ),
+    PodCheck(
+        "gpu-distance",
+        "the PCI tree in sysfs, with NCCL's names: PIX, PXB, PHB, SYS",
+        ("pci", "environ"),
+        hardware.gpu_distance,
+        {
+            Level.OK: "a device is below the same switches, or a variable says what NCCL may use",
+            Level.WARN: "NCCL does not use GPUDirect RDMA from there",
+        },
+    ),
+)

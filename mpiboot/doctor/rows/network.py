@@ -1,0 +1,50 @@
+"""The rows of links, routes and the data network. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mpiboot.data_checks import DATA_CHECKS
+from mpiboot.doctor.judge import hardware, pod
+from mpiboot.doctor.rows.pod_check import PodCheck
+from mpiboot.model import Level
+
+ROWS: Final = (
+    PodCheck(
+        "service-mesh",
+        "listening ports and annotations of Istio and Linkerd",
+        ("mesh", "settings"),
+        pod.mesh,
+        {Level.WARN: "a proxy takes this pod's connections"},
+    ),
+    PodCheck(
+        "rp-filter",
+        "net.ipv4.conf.*.rp_filter of a pod with several links",
+        ("routing", "facts"),
+        pod.rp_filter,
+        {
+            Level.OK: "no link is strict",
+            Level.WARN: "a link drops what its own route would not answer",
+        },
+    ),
+    PodCheck(
+        "default-routes",
+        "the routes of the main table",
+        ("facts",),
+        pod.default_routes,
+        {Level.OK: "one link has it", Level.WARN: "several links have one"},
+    ),
+    *(
+        PodCheck(
+            row.reference,
+            "links, RDMA devices, ports and GIDs as `mpiboot facts` shows them",
+            ("facts", "settings"),
+            hardware.data_network,
+            {
+                Level.WARN: "it does not hold",
+                Level.FAIL: "the same, where MPIBOOT_DATA_NETWORK=require",
+            },
+        )
+        for row in DATA_CHECKS
+    ),
+)
