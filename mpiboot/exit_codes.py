@@ -15,7 +15,7 @@ class ExitCode(IntEnum):
     Most are the names of sysexits.h, so that ``podFailurePolicy`` can tell "again" from "never".
     """
 
-    FOUND = 1  # `mpiboot doctor` alone: something fails
+    FOUND = 1
     USAGE = 2
     HOSTFILE_INVALID = 65
     HOSTFILE_MISSING = 66
@@ -29,6 +29,27 @@ class ExitCode(IntEnum):
     CONFLICT = 78
     PROGRAM_MISSING = 127
 
+    @property
+    def meaning(self) -> str:
+        """What it says of the job, in a few words."""
+        return _MEANINGS[self]
+
+
+_MEANINGS: Final = {
+    ExitCode.FOUND: "`mpiboot doctor` alone: something fails",
+    ExitCode.USAGE: "wrongly called: a word, an option or a setting",
+    ExitCode.HOSTFILE_INVALID: "the hostfile can't be read as one",
+    ExitCode.HOSTFILE_MISSING: "nothing says which hosts there are",
+    ExitCode.NAMES_UNRESOLVED: "a host's name did not resolve in time",
+    ExitCode.WORKERS_UNREACHABLE: "a host could not be reached, or was lost",
+    ExitCode.BUG: "an error in mpiboot itself",
+    ExitCode.DEVICE_MISSING: "a link, device or library that the job asks for is not there",
+    ExitCode.CANNOT_WRITE: "no folder that can be written",
+    ExitCode.NOT_READY: "something was there and not ready in time, or is in use",
+    ExitCode.DENIED: "a key or a right that is wrong or missing",
+    ExitCode.CONFLICT: "settings, programs or networks that don't fit each other",
+    ExitCode.PROGRAM_MISSING: "a program that is not in the image, or can't be executed",
+}
 
 # The codes of what a new try can help.
 _AGAIN: Final = (

@@ -9,7 +9,9 @@ from pathlib import Path
 from mpiboot.checks import CHECKS
 from mpiboot.doctor import text
 from mpiboot.model import Finding, Level, Role
+from mpiboot.observe import facts_json
 from mpiboot.setting_rows import ROWS
+from tests.fakes import workers
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "reference"
@@ -45,6 +47,23 @@ def test_the_page_of_checks_has_every_check_and_every_field_of_its_json() -> Non
     (finding,) = told["findings"]
     fields = {*told, *finding}
     assert [name for name in fields if not re.search(rf"`(findings\[\])?\.?{name}`", page)] == []
+
+
+def keys(value: object) -> set[str]:
+    """The names of a JSON text's fields, at any depth."""
+    if isinstance(value, dict):
+        return set(value).union(*map(keys, value.values()))
+    return set().union(*map(keys, value)) if isinstance(value, list) else set()
+
+
+def test_the_page_of_facts_has_every_field_of_their_json() -> None:
+    """Those of pods with RDMA: there every record is in use."""
+    page = (PAGES / "facts.md").read_text()
+    for worker in (workers.sriov(), workers.efa()):
+        assert worker.facts
+        told = json.loads(facts_json.to_json(worker.facts))
+        assert {"gids", "devices", "identity"} <= keys(told)
+        assert [name for name in keys(told) if f"`{name}`" not in page] == []
 
 
 def test_references_are_unique() -> None:

@@ -1,0 +1,103 @@
+"""What a release hands out: an archive and a wheel, as docs/releasing.md makes them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import yaml  # type: ignore[import-untyped]
+
+from mpiboot import __version__
+from tests.pages import ROOT, copied, named
+
+PROJECT = ROOT / "pyproject.toml"
+# These go to a host's shell as text; all else there is run by its name.
+TEXTS = {"mpiboot/libexec/host_orders", "mpiboot/libexec/host_questions"}
+# Of the project's own environment, and as somebody who may commit.
+_NOBODY = {"NAME": "nobody", "EMAIL": "nobody@example.org"}
+ENVIRON = {
+    **os.environ,
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    **{f"GIT_{who}_{what}": _NOBODY[what] for who in ("AUTHOR", "COMMITTER") for what in _NOBODY},
+}
+
+
+def git(folder: Path, *words: str) -> str:
+    """Run git in a folder; what it says."""
+    done = subprocess.run(
+        ["git", *words], cwd=folder, env=ENVIRON, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def other_tags(folder: Path) -> list[str]:
+    """Tags of releases that the commit has and its version isn't; a plain archive has none."""
+    if not (folder / ".git").exists():
+        return []
+    version = re.search(
+        r'^__version__ = "(.*)"', (folder / "mpiboot/__init__.py").read_text(), re.MULTILINE
+    )
+    assert version
+    tags = git(folder, "tag", "--points-at", "HEAD", "--list", "v*").split()
+    return [tag for tag in tags if tag != f"v{version[1]}"]
+
+
+def test_a_release_is_built_and_tagged_as_its_page_says(tmp_path: Path) -> None:
+    """Up to the upload; what is built from the archive is the wheel that is tried."""
+    folder = copied(tmp_path)
+    package = [path for path in (folder / "mpiboot").rglob("*") if path.is_file()]
+    ours = {str(path.relative_to(folder)) for path in package}
+    version = __version__.removesuffix(".dev0")
+    code = folder / "mpiboot/__init__.py"
+    code.write_text(code.read_text().replace(f'"{__version__}"', f'"{version}"'))
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "all")
+    done = subprocess.run(
+        ["bash", "-ec", named("release")],
+        cwd=folder,
+        env=ENVIRON,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert git(folder, "tag").split() == [f"v{version}"]
+    assert other_tags(folder) == []
+    git(folder, "tag", "v9.9.9")
+    assert other_tags(folder) == ["v9.9.9"]
+
+    (wheel,) = (folder / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as made:
+        modes = {item.filename: item.external_attr >> 16 & 0o777 for item in made.infolist()}
+        about = made.read(f"mpiboot-{version}.dist-info/METADATA").decode()
+    assert {name for name in modes if ".dist-info/" not in name} == ours
+    assert "mpiboot/py.typed" in ours
+    assert f"mpiboot-{version}.dist-info/licenses/LICENSE" in modes
+    assert "\nLicense-Expression: Apache-2.0\n" in about
+    programs = {name: mode for name, mode in modes.items() if "/libexec/" in name}
+    assert {name for name, mode in programs.items() if mode != 0o755} == TEXTS
+
+    (archive,) = (folder / "dist").glob("*.tar.gz")
+    with tarfile.open(archive) as made_archive:
+        names = {name.partition("/")[2] for name in made_archive.getnames()}
+    pages = {"README.md", "LICENSE", "CHANGELOG.md", "SECURITY.md", "docs/architecture.md"}
+    assert pages | {"examples/mpi-operator/openmpi.yaml"} <= names
+    assert not [name for name in names if name.startswith(("tests", ".venv"))]
+
+
+def test_the_tag_of_this_commit_is_its_version() -> None:
+    assert other_tags(ROOT) == []
+
+
+def test_the_forges_workflow_runs_the_gate_with_each_python_that_the_package_names() -> None:
+    made = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())
+    for job in made["jobs"].values():
+        assert "scripts/test" in [step.get("run") for step in job["steps"]]
+    said = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT.read_text())
+    assert made["jobs"]["user"]["strategy"]["matrix"]["python"] == said
