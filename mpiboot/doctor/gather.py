@@ -131,8 +131,7 @@ def _looked(
             done.put((name, None, f"this look failed: {type(wrong).__name__}: {wrong}"))
 
     for name, look in looks.items():
-        # Of its own and not an executor's: a look that hangs in the kernel is left behind.
-        threading.Thread(target=run, args=(name, look), daemon=True).start()
+        _begin(partial(run, name, look))
     missing, unseen = set(looks), dict(report.unseen)
     found: dict[str, object] = {}
     end, why = time.monotonic() + seconds, f"no answer within {lasting(seconds)}"
@@ -150,6 +149,14 @@ def _looked(
         why = INTERRUPTED
     unseen |= dict.fromkeys(missing, why)
     return replace(report, unseen=unseen, **found)  # type: ignore[arg-type] # by their names
+
+
+def _begin(look: Callable[[], None]) -> None:
+    try:
+        # Of its own and not an executor's: a look that hangs in the kernel is left behind.
+        threading.Thread(target=look, daemon=True).start()
+    except RuntimeError:  # the pod may start no more: one of the things that are to be found
+        look()
 
 
 INTERRUPTED: Final = "interrupted"

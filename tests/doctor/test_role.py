@@ -220,6 +220,20 @@ def test_ctrl_c_while_looking_keeps_what_was_seen(
     assert (first.check, first.said) == ("shm-full", "not known: interrupted")
 
 
+def test_a_pod_that_may_start_no_thread_is_looked_at_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, settled: Resolved
+) -> None:
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    one = gather.Subject(settled, {})
+    seen = gather.gather(one, {"shm", "routing"}, 2.0)
+    assert seen.shm is not None
+    assert seen.routing is not None
+    assert seen.unseen == {}
+
+
 def test_the_gpu_tree_is_asked_with_the_facts(settled: Resolved) -> None:
     one = gather.subject(settled, {})
     assert gather.gather(one, {"pci"}, 60.0).pci is not None

@@ -108,6 +108,7 @@ class PodSpec:
     share_processes: bool = False
     tty: bool = False
     memory: int | None = None
+    processes: int | None = None
     shm_size: int = 64 << 20
     # Soft and hard limit.
     rlimits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -164,6 +165,7 @@ def configuration(
         "resources": {
             "devices": [{"allow": False, "access": "rwm"}],
             **({"memory": {"limit": spec.memory}} if spec.memory else {}),
+            **({"pids": {"limit": spec.processes}} if spec.processes else {}),
         },
         "maskedPaths": list(_MASKED),
         "readonlyPaths": list(_READ_ONLY),

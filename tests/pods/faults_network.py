@@ -1,0 +1,164 @@
+"""Pods whose network or variables are broken."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from tests.pods.fault import Fault
+from tests.pods.network import Link
+from tests.pods.volumes import Files
+
+_NET1: Final = (Link(), Link("net1", "br-data"))
+_STATUS: Final = '[{"name": "data", "interface": "net1", "ips": []}]'
+_MULTUS: Final = f"k8s.v1.cni.cncf.io/network-status={json.dumps(_STATUS)}\n"
+
+FAULTS: Final = (
+    # -- network -----------------------------------------------------------------------------------
+    Fault(
+        what="two default routes",
+        check="default-routes",
+        level="warn",
+        said="0.0.0.0/0 leaves by eth0 and by net1: the kernel decides by metric",
+        pod={"links": _NET1},
+        network=("ip route add default via 192.168.100.1 dev net1 metric 200",),
+    ),
+    Fault(
+        what="strict rp_filter with two links",
+        check="rp-filter",
+        level="warn",
+        said="rp_filter is 1 (strict) on eth0, net1: "
+        "packets whose answer would leave by another link are dropped without a word",
+        pod={"links": _NET1, "sysctls": {"net.ipv4.conf.all.rp_filter": "1"}},
+        quick=True,
+    ),
+    Fault(
+        what="a data link in the pod network's subnet",
+        check="control-subnet",
+        level="warn",
+        said="eth0 (.../24) and net1 (.../24) are in one subnet",
+        pod={"links": (Link(), Link("net1", "br-data", ipv4=False))},
+        network=("ip address add 10.244.0.222/24 dev net1",),
+    ),
+    Fault(
+        what="two data links in one subnet",
+        check="data-subnet",
+        level="warn",
+        said="net1 (.../24) and net2 (.../24) are in one subnet",
+        pod={
+            "links": (*_NET1, Link("net2", "br-data")),
+            "env": {"MPIBOOT_DATA_IFNAME": "net1,net2"},
+        },
+    ),
+    Fault(
+        what="a data link without an address",
+        check="data-address",
+        level="warn",
+        said="link net1 has no address yet",
+        pod={
+            "links": (Link(), Link("net1", "br-data", ipv4=False)),
+            "volumes": (Files("/etc/podnetinfo", {"annotations": _MULTUS}),),
+        },
+    ),
+    Fault(
+        what="a data link that is down",
+        check="data-carrier",
+        level="warn",
+        said="link net1 has an address, but has no carrier",
+        pod={"links": _NET1},
+        network=("down net1",),
+    ),
+    Fault(
+        what="MPIBOOT_DATA_IFNAME names no link",
+        check="data-link",
+        level="fail",
+        said="MPIBOOT_DATA_IFNAME: no link net7",
+        pod={"links": _NET1, "env": {"MPIBOOT_DATA_IFNAME": "net7"}},
+    ),
+    Fault(
+        what="MPIBOOT_RDMA_DEVICE names no device",
+        check="rdma-device",
+        level="fail",
+        said="MPIBOOT_RDMA_DEVICE: no device mlx5_9",
+        pod={"env": {"MPIBOOT_RDMA_DEVICE": "mlx5_9"}},
+    ),
+    Fault(
+        what="RDMA is required and the pod has none",
+        check="rdma-missing",
+        level="fail",
+        said="no RDMA device: ...",
+        pod={"env": {"MPIBOOT_DATA_NETWORK": "require"}},
+    ),
+    # -- variables ---------------------------------------------------------------------------------
+    Fault(
+        what="NCCL_SOCKET_IFNAME fits no link",
+        check="nccl-value",
+        level="warn",
+        said="NCCL_SOCKET_IFNAME=ens5 fits nothing here (there are lo, eth0)",
+        pod={"env": {"NCCL_SOCKET_IFNAME": "ens5"}},
+        quick=True,
+    ),
+    Fault(
+        what="NCCL_SOCKET_IFNAME means more links than it names",
+        check="nccl-prefix",
+        level="warn",
+        said="NCCL_SOCKET_IFNAME=net1: net1 is a prefix for NCCL, and means net10 too",
+        pod={
+            "links": (*_NET1, Link("net10", "br-data", ipv4=False, ipv6=True)),
+            "env": {"NCCL_SOCKET_IFNAME": "net1", "MPIBOOT_DATA_IFNAME": "net1,net10"},
+        },
+        hint="write NCCL_SOCKET_IFNAME==net1",
+    ),
+    Fault(
+        what="NCCL_IB_DISABLE=true",
+        check="nccl-value",
+        level="warn",
+        said="NCCL_IB_DISABLE=true has no effect: write 1",
+        pod={"env": {"NCCL_IB_DISABLE": "true"}},
+    ),
+    Fault(
+        what="NCCL_DEBUG left on",
+        check="debug-output",
+        level="warn",
+        said="NCCL_DEBUG=INFO",
+        pod={"env": {"NCCL_DEBUG": "INFO"}},
+    ),
+    Fault(
+        what="a parameter that this Open MPI does not know",
+        check="unread-parameters",
+        level="warn",
+        said="mpirun (Open MPI) 4.1... ignores "
+        "PRTE_MCA_rmaps_default_mapping_policy (write OMPI_MCA_rmaps_base_mapping_policy)",
+        pod={"env": {"PRTE_MCA_rmaps_default_mapping_policy": "node"}},
+    ),
+    Fault(
+        what="two variables for one thing",
+        check="two-settings",
+        level="warn",
+        said="OMPI_MCA_btl_tcp_if_include and OMPI_MCA_btl_tcp_if_exclude exclude each other: "
+        "ranks then have no TCP",
+        pod={
+            "env": {
+                "OMPI_MCA_btl_tcp_if_include": "eth0",
+                "OMPI_MCA_btl_tcp_if_exclude": "lo",
+            }
+        },
+    ),
+    Fault(
+        what="a sidecar of a service mesh",
+        check="service-mesh",
+        level="warn",
+        said="a proxy of istio takes every connection of this pod, MPI's own too",
+        network=("istio",),
+        hint="label and annotate launcher and worker templates with "
+        'sidecar.istio.io/inject: "false"; or ...',
+    ),
+    Fault(
+        what="an mpirun that was started without mpiboot",
+        check="shims",
+        level="warn",
+        said="this container's first process is mpirun, which was started without mpiboot",
+        runs=("mpirun", "--allow-run-as-root", "-n", "1", "sh", "-c", "echo up >&2; sleep 600"),
+        until="up",
+    ),
+)

@@ -1,0 +1,179 @@
+"""Pods whose image, key or limits are broken."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.pods.fault import Fault
+from tests.pods.oci import CONTAINERD
+
+PYTHON: Final = "/opt/mpiboot/bin/python"
+# Threads count as processes do, and doctor needs some itself.
+_THREADS: Final = (
+    "import threading,time\n"
+    "for _ in range(365): threading.Thread(target=time.sleep,args=(600,),daemon=True).start()\n"
+    "print(flush=True)\n"
+    "time.sleep(600)"
+)
+
+_OTHER_KEY: Final = (
+    "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEQUxy4WYEi1LakxiuPSI/56VnA7mxiD+/TxPqEdZaur\n"
+)
+_HOST_KEY: Final = (
+    "mkdir -p /run/sshd; ssh-keygen -qt ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key"
+)
+
+
+def _without(*names: str) -> tuple[str, ...]:
+    return tuple(name for name in CONTAINERD if name.removeprefix("CAP_") not in names)
+
+
+FAULTS: Final = (
+    # -- image -------------------------------------------------------------------------------------
+    Fault(
+        what="an image without mpirun",
+        check="program-missing",
+        level="fail",
+        said="no mpirun or mpiexec in a folder of PATH",
+        hint="install an MPI in the image, or put its bin folder on PATH",
+        without=("/usr/bin/mpirun", "/usr/bin/mpiexec"),
+    ),
+    Fault(
+        what="an MPI without its daemon",
+        check="mpi-daemon",
+        level="fail",
+        said="/usr/bin/mpirun has no orted beside it or on PATH",
+        without=("/usr/bin/orted",),
+        quick=True,
+    ),
+    Fault(
+        what="a missing library of mpirun",
+        check="shared-libraries",
+        level="fail",
+        said="/usr/bin/mpirun does not find all of its shared libraries",
+        without=("/usr/lib/x86_64-linux-gnu/libhwloc.so.15",),
+    ),
+    Fault(
+        what="a missing Python module",
+        check="python-modules",
+        level="fail",
+        said="Python ... does not find rich",
+        without=("/opt/mpiboot/lib/python3.11/site-packages/rich",),
+    ),
+    Fault(
+        what="a uid without a passwd entry",
+        check="passwd-entry",
+        level="warn",
+        said="uid 4711 has no passwd entry",
+        pod={"user": 4711, "env": {"MPIBOOT_SSH_KEY": "/etc/mpiboot/ssh"}},
+        key_path="/etc/mpiboot/ssh",
+    ),
+    Fault(
+        what="a dropped capability that sshd needs",
+        check="openssh-server",
+        level="warn",
+        said="/usr/sbin/sshd can't serve, so mpiboot's own server does: "
+        "sshd as root needs the capabilities SYS_CHROOT",
+        pod={"capabilities": _without("SYS_CHROOT")},
+    ),
+    # -- files and keys ----------------------------------------------------------------------------
+    Fault(
+        what="no key in the pod",
+        check="ssh-key",
+        level="fail",
+        said="no private SSH key in /etc/mpiboot/ssh, /root/.ssh",
+        key=None,
+        quick=True,
+    ),
+    Fault(
+        what="a key of another owner that this user can't read",
+        check="ssh-key",
+        level="fail",
+        said="uid 1000 can't reach the key /home/mpi/.ssh/id_rsa: "
+        "/home/mpi/.ssh/id_rsa has mode 0600 of uid 0",
+        hint="set securityContext.fsGroup in the pod, and defaultMode: 0440 for the key's Secret",
+        pod={"user": 1000},
+        key_path="/home/mpi/.ssh",
+        key_mode=0o600,
+    ),
+    Fault(
+        what="a Secret whose key is no key",
+        check="ssh-key",
+        level="fail",
+        said="the key /root/.ssh/id_rsa is not a private key; expected a private SSH key",
+        key={"id_rsa": "not a key\n"},
+    ),
+    Fault(
+        what="authorized_keys of another key",
+        check="ssh-key",
+        level="warn",
+        said="/root/.ssh/authorized_keys holds SHA256:..., which is not the job's key SHA256:... "
+        "of /root/.ssh/id_rsa; only the job's key is accepted",
+        hint="launcher and workers must mount the same key Secret",
+        key={"authorized_keys": _OTHER_KEY},
+    ),
+    Fault(
+        what="a TMPDIR that is read-only",
+        check="tmpdir",
+        level="fail",
+        said="TMPDIR=/sys can't be used: /sys can't be written",
+        pod={"env": {"TMPDIR": "/sys"}},
+    ),
+    Fault(
+        what="a runtime folder that can't be written",
+        check="runtime-folder",
+        level="fail",
+        said="the runtime folder /sys/mpiboot can't be used: Read-only file system",
+        pod={"env": {"MPIBOOT_RUNTIME_DIR": "/sys/mpiboot"}},
+    ),
+    # -- limits ------------------------------------------------------------------------------------
+    Fault(
+        what="a low limit of processes",
+        check="processes",
+        level="warn",
+        said="... of 400 processes and threads: the next may not start",
+        pod={"processes": 400},
+        before=f"{PYTHON} -c '{_THREADS}' >/tmp/up & until [ -s /tmp/up ]; do sleep 0.05; done",
+    ),
+    Fault(
+        what="a full /dev/shm",
+        check="shm-full",
+        level="warn",
+        said="... of 64 MiB in /dev/shm in use",
+        before="head -c 62M /dev/zero >/dev/shm/filled",
+        quick=True,
+    ),
+    Fault(
+        what="files of NCCL that an ended job left",
+        check="shm-full",
+        level="warn",
+        said="1 file of NCCL in /dev/shm (4 MiB) that no process here holds: nccl-Ab12Cd",
+        before="head -c 4M /dev/zero >/dev/shm/nccl-Ab12Cd",
+    ),
+    Fault(
+        what="a rank that was killed as the memory was used up",
+        check="memory-limit",
+        level="warn",
+        said="out of memory: the kernel killed 1 time here; memory: ... of 256 MiB in use",
+        pod={"memory": 256 << 20},
+        before=f"""{PYTHON} -c 'b"x" * (1 << 30)' || true""",
+    ),
+    Fault(
+        what="SSH sessions with fewer open files than the pod",
+        check="session-limits",
+        level="warn",
+        said="SSH sessions get less: open files 1000 (the first process: ...)",
+        runs=("sh", "-c", "(ulimit -Sn 1000; exec mpiboot worker) & wait"),
+        until="listens on",
+    ),
+    # -- SSH servers -------------------------------------------------------------------------------
+    Fault(
+        what="an SSH server that is not mpiboot's",
+        check="other-ssh-server",
+        level="warn",
+        said="port 22 greets with 'SSH-2.0-OpenSSH...', process 1 (sshd): "
+        "an SSH server that mpiboot did not start",
+        runs=("sh", "-c", f"{_HOST_KEY}; exec /usr/sbin/sshd -De"),
+        until="Server listening",
+    ),
+)

@@ -1,0 +1,132 @@
+"""Broken pods, one fault each: doctor names that fault and no other."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mpiboot.checks import BY_REFERENCE
+from tests.pods import images, mesh
+from tests.pods.cluster import Cluster
+from tests.pods.fault import Fault
+from tests.pods.faults import FAULTS
+from tests.pods.oci import PodSpec
+from tests.pods.operator import KeyPair
+from tests.pods.volumes import Files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.pods.pod import Pod
+
+Found = list[dict[str, Any]]
+
+DOCTOR = ("mpiboot", "doctor", "--json")
+HEALTHY = Fault(what="nothing", check="", level="ok", said="")
+# A guard against a hang only, many times what it takes.
+PATIENCE = 60
+
+
+@pytest.fixture(scope="module")
+def hospital(rig: None) -> Iterator[Cluster]:
+    """One cluster for all rows: a pod each, none of which needs another."""
+    with Cluster() as made:
+        yield made
+
+
+def until(check: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not check():
+        assert time.monotonic() < end, f"{what} never came"
+        time.sleep(0.02)
+
+
+def broken(cluster: Cluster, fault: Fault) -> Pod:
+    """The pod of a row, as the row says, not yet started."""
+    image = images.image("openmpi-4.1")
+    script = "; ".join(filter(None, (fault.before, "exec " + shlex.join(DOCTOR))))
+    details = dict(fault.pod)
+    volumes = list(details.pop("volumes", ()))
+    if fault.key is not None:
+        files = {**KeyPair.make().files(), **fault.key}
+        volumes.append(Files(fault.key_path, files, fault.key_mode))
+    spec = PodSpec(
+        name=f"p{len(cluster.pods)}",
+        image=image.without(*fault.without) if fault.without else image,
+        command=fault.runs or ("sh", "-ec", script),
+        volumes=volumes,
+    )
+    pod = cluster.pod(replace(spec, **details))
+    for line in fault.network:
+        if line == "istio":
+            mesh.istio(cluster, pod)
+            until(lambda: ":15090" in pod.network.run("ss", "-ltn"), "the sidecar")
+        elif line.startswith("down "):
+            pod.link_down(line.removeprefix("down "))
+        else:
+            pod.network.run(*line.split())
+    return pod
+
+
+def asked(pod: Pod, fault: Fault) -> tuple[int, Found]:
+    """Doctor's exit code, and what it found."""
+    pod.start()
+    if fault.runs:
+        until(lambda: fault.until in pod.stderr() or not pod.running, fault.until)
+        assert pod.running, pod.stderr()
+        done = pod.exec(*DOCTOR)
+        code, text, said = done.returncode, done.stdout, done.stderr
+    else:
+        code = pod.wait(PATIENCE)
+        text, said = pod.stdout(), pod.stderr()
+    assert "Traceback" not in said
+    found: Found = json.loads(text)["findings"]
+    return code, found
+
+
+def fits(text: str, told: str) -> bool:
+    """Whether a sentence is as the table has it; `...` stands for anything."""
+    return bool(re.fullmatch(".*".join(map(re.escape, told.split("..."))), text, re.DOTALL))
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        pytest.param(HEALTHY, id="alone"),
+        pytest.param(
+            replace(HEALTHY, runs=("mpiboot", "worker"), until="listens on"),
+            id="worker",
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_of_a_healthy_pod_nothing_is_said(hospital: Cluster, healthy: Fault) -> None:
+    code, found = asked(broken(hospital, healthy), healthy)
+    assert [item for item in found if item["level"] != "ok"] == []
+    assert code == 0
+    assert len(found) > 10
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(row, id=row.name, marks=() if row.quick else pytest.mark.full) for row in FAULTS],
+)
+def test_doctor_names_this_fault_and_no_other(hospital: Cluster, fault: Fault) -> None:
+    pod = broken(hospital, fault)
+    try:
+        code, found = asked(pod, fault)
+    finally:
+        if pod.running:
+            pod.kill()
+    bad = [item for item in found if item["level"] != "ok"]
+    assert [(item["check"], item["level"]) for item in bad] == [(fault.check, fault.level)], bad
+    (item,) = bad
+    assert fits(item["said"], fault.said), item["said"]
+    assert fits(item["hint"], fault.hint or BY_REFERENCE[fault.check].hint), item["hint"]
+    assert code == (1 if fault.level == "fail" else 0)
