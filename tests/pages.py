@@ -81,8 +81,9 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-# What differs from run to run: times, versions, and the name of a container's private folder.
+# What differs from run to run: times, versions, keys, and the name of a container's private folder.
 _DIFFERS = (
+    (re.compile(r"key SHA256:\S+"), "key SHA256:KEY"),
     (re.compile(r"\d+(\.\d+)? s\b"), "SECONDS s"),
     (re.compile(r"gives up in [\dhms]+"), "gives up in TIME"),
     (re.compile(r"(mpiboot|Open MPI) \d+\.\d+\.\d+(\.dev\d+)?"), r"\1 VERSION"),

@@ -70,11 +70,35 @@ def pods() -> Iterator[tuple[str, dict[str, Any]]]:
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: block.said)
 def test_a_block_of_the_docs_is_tried_or_says_that_it_is_not(block: Block) -> None:
     """By its name in one of the files of tests; a diagram has nothing to try."""
-    assert block.kind in {"sh", "text", "yaml", "dockerfile", "diagram"}
-    if block.kind != "diagram" and not block.text.startswith(NOT_RUN):
+    assert block.kind in {"sh", "text", "yaml", "dockerfile", "diagram", "mermaid"}
+    if block.kind not in {"diagram", "mermaid"} and not block.text.startswith(NOT_RUN):
         tests = "".join(path.read_text() for path in _TESTS)
         assert block.name
         assert f'"{block.name}"' in tests
+
+
+# The forms of Mermaid that the pages keep to: what a forge draws was looked at for these.
+_ARROW = r'(-- ".+" -->|== ".+" ==>|-->|==>)'
+MERMAID = {
+    "flowchart LR": rf'(\w+\[".+"\]|subgraph \w+\["[^"]+"\]|end|\w+ {_ARROW} \w+)',
+    "sequenceDiagram": r"(participant \w+ as [^;]+|Note over \w+: [^;]+|\w+->>\w+: [^;]+)",
+}
+
+
+def odd_lines(mermaid: str) -> list[str]:
+    """The lines of a picture that have none of these forms."""
+    first, *lines = mermaid.splitlines()
+    form = MERMAID.get(first, "never")
+    return [line for line in lines if not re.fullmatch(form, line.strip())]
+
+
+def test_pictures_are_in_forms_that_are_drawn() -> None:
+    found = blocks("mermaid")
+    assert len(found) >= 2
+    for block in found:
+        assert odd_lines(block.text) == [], block.said
+    assert odd_lines('flowchart LR\na["one"]\na - b\nb["two]') == ["a - b", 'b["two]']
+    assert odd_lines("pie\na: 1") == ["a: 1"]
 
 
 def test_a_line_that_was_not_printed_is_found() -> None:
@@ -95,7 +119,7 @@ def test_the_data_networks_page_shows_what_is_printed() -> None:
 
 
 @pytest.mark.full
-def test_the_readmes_wheel_is_built_installed_and_makes_a_plan(tmp_path: Path) -> None:
+def test_the_wheel_of_the_page_is_built_installed_and_makes_a_plan(tmp_path: Path) -> None:
     """It takes setuptools and mpiboot's dependencies from PyPI."""
     done = subprocess.run(
         ["bash", "-ec", named("wheel")],
@@ -106,6 +130,16 @@ def test_the_readmes_wheel_is_built_installed_and_makes_a_plan(tmp_path: Path) -
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "16 (default: all slots of 2 hosts)" in " ".join(done.stdout.split())
+
+
+def test_the_first_jobs_manifest_is_the_example_with_an_image_and_a_program(tmp_path: Path) -> None:
+    folder = copied(tmp_path)
+    subprocess.run(["bash", "-ec", named("first-job")], cwd=folder, check=True)
+    (job,) = check.read(folder / "first.yaml")
+    assert check.wrong(job) == []
+    containers = [item for pod in below(job) for item in pod.get("containers", ())]
+    assert [item["image"] for item in containers] == ["REGISTRY/mpi:1"] * 2
+    assert [item["args"] for item in containers] == [["hostname"], ["worker"]]
 
 
 def test_the_readmes_completion_completes() -> None:
@@ -245,6 +279,15 @@ def test_a_pages_links_lead_somewhere(page: Path) -> None:
             there = page.parent / target if target else page
             assert there.exists(), target
             assert not anchor or anchor in anchors(there), f"{target}#{anchor}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = ROOT / "docs/README.md"
+    listed = {
+        (index.parent / target).resolve()
+        for target in re.findall(r"\]\(([^)#]+)", index.read_text())
+    }
+    assert [page.name for page in LINKED if page not in {index, *listed}] == []
 
 
 def test_every_event_of_the_log_is_in_its_page() -> None:

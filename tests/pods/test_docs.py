@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import pages
-from tests.manifests import examples
+from tests.manifests import check, examples
 from tests.pods import images
 from tests.pods.fields import merged
 from tests.pods.manifest import play_init_container, play_mpijob, play_statefulset
@@ -57,20 +57,21 @@ def without_mpiboot(cluster: Cluster, name: str) -> Job:
     return job
 
 
-def plain_openmpi4(cluster: Cluster) -> str:
+def plain_openmpi4(cluster: Cluster) -> dict[str, str]:
     job = without_mpiboot(cluster, "openmpi-4.1")
     assert job.wait(PATIENCE) == 255
-    return job.launcher.stderr()
+    return {"plain-openmpi4": job.launcher.stderr()}
 
 
-def plain_openmpi5(cluster: Cluster) -> str:
+def plain_openmpi5(cluster: Cluster) -> dict[str, str]:
     """It doesn't know the variable that names the hostfile: see docs/reference/end-of-job.md."""
     job = without_mpiboot(cluster, "openmpi-5.0")
     assert job.wait(PATIENCE) == 0
-    return "\n".join(sorted(job.launcher.stdout().splitlines()))
+    return {"plain-openmpi5": "\n".join(sorted(job.launcher.stdout().splitlines()))}
 
 
-def late_names(cluster: Cluster) -> str:
+def late_names(cluster: Cluster) -> dict[str, str]:
+    """Workers that the MPI Operator would end are waited for: their last lines are shown, too."""
     job = mpijob(
         cluster, images.image("openmpi-5.0"), workers=2, launcher_args=[RING], launcher=QUIET
     )
@@ -79,7 +80,8 @@ def late_names(cluster: Cluster) -> str:
     until(lambda: "DNS for pi-worker-0, pi-worker-1 (NXDOMAIN)" in job.launcher.stderr())
     job.publish()
     assert job.wait(PATIENCE) == 0
-    return job.launcher.stderr()
+    assert job.workers[0].wait(PATIENCE) == 0
+    return {"late-names": job.launcher.stderr(), "a-worker": job.workers[0].stderr()}
 
 
 def no_worker(cluster: Cluster) -> Job:
@@ -99,27 +101,22 @@ def no_worker(cluster: Cluster) -> Job:
     return job
 
 
-def termination_message(cluster: Cluster) -> str:
-    return no_worker(cluster).launcher.termination_log()
+def termination_message(cluster: Cluster) -> dict[str, str]:
+    return {"termination-message": no_worker(cluster).launcher.termination_log()}
 
 
-# What the pages show, by its name there, and the run that prints it.
-RUNS: dict[str, Callable[[Cluster], str]] = {
-    "plain-openmpi4": plain_openmpi4,
-    "plain-openmpi5": plain_openmpi5,
-    "late-names": late_names,
-    "termination-message": termination_message,
-}
-_QUICK = {"late-names"}
+# The runs whose output the pages show, each text by its name there.
+_FULL = (plain_openmpi4, plain_openmpi5, termination_message)
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in _QUICK else pytest.mark.full) for name in sorted(RUNS)],
+    "run", [late_names, *(pytest.param(run, marks=pytest.mark.full) for run in _FULL)]
 )
-def test_a_log_that_a_page_shows_is_what_is_printed(cluster: Cluster, name: str) -> None:
-    printed = RUNS[name](cluster)
-    assert pages.not_printed(pages.named(name), printed) == [], printed
+def test_a_log_that_a_page_shows_is_what_is_printed(
+    cluster: Cluster, run: Callable[[Cluster], dict[str, str]]
+) -> None:
+    for name, printed in run(cluster).items():
+        assert pages.not_printed(pages.named(name), printed) == [], printed
 
 
 # The pages' program: it stays until the test lets it end.
@@ -151,8 +148,8 @@ def enough(workers: Sequence[Pod]) -> None:
 
 
 def sizing(where: str) -> int:
-    """A figure of the README's table, in MiB."""
-    text = (pages.ROOT / "README.md").read_text()
+    """A figure of the table of a small job, in MiB."""
+    text = (pages.ROOT / "docs/how-to/launcher-size.md").read_text()
     return int(re.search(rf"^\| {where} \| (\d+)", text, re.MULTILINE)[1])  # type: ignore[index]
 
 
@@ -190,8 +187,10 @@ MACHINE = ("/etc/resolv.conf", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", images.NAMES)
-def test_the_readmes_image(cluster: Cluster, rig: None, name: str, tmp_path: Path) -> None:
-    """Its wheel in a Debian image with an MPI of its own, by the README's own lines."""
+def test_an_image_with_the_wheel_as_the_page_says(
+    cluster: Cluster, rig: None, name: str, tmp_path: Path
+) -> None:
+    """Its wheel in a Debian image with an MPI of its own, by the page's own lines."""
     argv = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
     subprocess.run([*argv, tmp_path, pages.copied(tmp_path / "clone")], check=True)
     (wheel,) = tmp_path.glob("*.whl")
@@ -224,6 +223,17 @@ def test_the_readmes_mpijob(cluster: Cluster, rig: None) -> None:
     enough(job.workers)
     assert job.wait(PATIENCE) == 0
     spans(job, slots=2)
+
+
+@pytest.mark.full
+def test_the_first_job(cluster: Cluster, rig: None, tmp_path: Path) -> None:
+    folder = pages.copied(tmp_path)
+    subprocess.run(["bash", "-ec", pages.named("first-job")], cwd=folder, check=True)
+    (manifest,) = check.read(folder / "first.yaml")
+    job = play_mpijob(cluster, images.image("openmpi-5.0", programs=False), manifest).start()
+    assert job.wait(PATIENCE) == 0
+    named = sorted(2 * [worker.hostname for worker in job.workers])
+    assert sorted(job.launcher.stdout().split()) == named
 
 
 @pytest.mark.full
