@@ -99,6 +99,43 @@ DOCTOR_CHECKS: Final = (
         Role.WORKER,
     ),
     _row(
+        "sshd-settings",
+        "the settings of the OpenSSH server that runs let this user in with a key",
+        "start the worker by mpiboot (`args: [worker]`), whose settings are its own; or mend the "
+        "image's sshd_config",
+        Role.WORKER,
+    ),
+    _row(
+        "rdma-counters",
+        "RDMA ports count no errors while doctor looks",
+        "out_of_sequence, retries and discards: packets are lost on the way (flow control or ECN "
+        "of switches and node, MTU); symbol_error, link_downed: the cable; "
+        "out_of_buffer: a slow rank",
+        Role.WORKER,
+    ),
+    _row(
+        "named-links",
+        "variables that name links name links of this pod",
+        "name a link that the workers have (`mpiboot facts` lists them), or unset it: mpiboot sets "
+        "what it can",
+        Role.WORKER,
+    ),
+    _row(
+        "cuda-library",
+        "the CUDA library fits the node's driver",
+        "leave libcuda out of the image: the node's container toolkit brings it "
+        "(NVIDIA_DRIVER_CAPABILITIES with `compute`); after an update of the driver restart "
+        "the pod",
+        Role.WORKER,
+    ),
+    _row(
+        "imex-channels",
+        "GPUs whose NVLink reaches other nodes have an IMEX channel",
+        "claim one: a ComputeDomain of NVIDIA's DRA driver, named in resourceClaims of launcher "
+        "and workers (`kubectl get computedomains`)",
+        Role.WORKER,
+    ),
+    _row(
         "two-settings",
         "no two variables set the same thing",
         "unset one of them",

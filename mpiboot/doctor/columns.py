@@ -20,7 +20,13 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "files": ("runtime-folder", "tmpdir"),
     "ssh": (
         *("ssh-key", "ssh-denied", "host-key-differs", "kubectl-denied", "sshd", "workers-held"),
-        *("openssh-server", "other-ssh-server", "workers-unreachable", "worker-facts"),
+        *(
+            "openssh-server",
+            "sshd-settings",
+            "other-ssh-server",
+            "workers-unreachable",
+            "worker-facts",
+        ),
     ),
     "limits": ("memlock", "shm", "session-limits", "processes", "shm-full", "memory-limit"),
     "network": (
@@ -28,15 +34,19 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         *("worker-address", "master-port", "control-mtu", "ranks-unanswered", "rp-filter"),
         *("default-routes", "control-link", "control-subnet"),
     ),
-    "data": tuple(
-        row.reference
-        for row in DATA_CHECKS
-        if row.reference not in ("memlock", "shm", "nccl-value", "control-link", "control-subnet")
+    "data": (
+        *(
+            row.reference
+            for row in DATA_CHECKS
+            if row.reference
+            not in ("memlock", "shm", "nccl-value", "control-link", "control-subnet")
+        ),
+        "rdma-counters",
     ),
-    "gpus": ("gpus", "gpu-distance"),
+    "gpus": ("gpus", "gpu-distance", "cuda-library", "imex-channels"),
     "variables": (
         *("unsafe-value", "env-profile", "debug-output", "two-settings", "nccl-prefix"),
-        *("nccl-value", "unread-parameters"),
+        *("nccl-value", "named-links", "unread-parameters"),
     ),
 }
 GROUP_OF: Final = {item: name for name, listed in GROUPS.items() for item in listed}

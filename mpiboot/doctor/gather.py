@@ -13,8 +13,23 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot import facts
-from mpiboot.doctor.look import image, pci, pod, private, servers
-from mpiboot.doctor.report import LimitsPart, MemoryPart, PodReport, ServersPart
+from mpiboot.doctor.look import (
+    counters,
+    image,
+    nvidia,
+    pci,
+    pod,
+    private,
+    servers,
+    sshd_settings,
+)
+from mpiboot.doctor.report import (
+    LimitsPart,
+    MemoryPart,
+    PodReport,
+    ServersPart,
+    SshdSettingsPart,
+)
 from mpiboot.errors import MpibootError
 from mpiboot.gates.access import PORTS
 from mpiboot.model import PodFacts
@@ -25,8 +40,11 @@ from mpiboot.setting_sources import Resolved
 from mpiboot.system import files
 from mpiboot.wording import lasting
 
-# What a part is made from: those that are gathered from others come in a second round.
-_AFTER: Final = {"pci": "facts"}
+# Parts that are made from the facts: they come in a second round.
+FROM_FACTS: Final[Mapping[str, Callable[[PodFacts], object]]] = {
+    "pci": pci.pci,
+    "counters": counters.counters,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +89,16 @@ def _servers(one: Subject) -> ServersPart:
     """Look at the worker's port, else at those where a launcher tries its luck."""
     if one.worker:
         return servers.servers(one.worker.port, (), one.worker.pid)
-    named = one.resolved.settings.ssh_port
-    return servers.servers(0, (named,) if named else PORTS)
+    return servers.servers(0, _ports(one))
+
+
+def _ports(one: Subject) -> tuple[int, ...]:
+    named = one.worker.port if one.worker else one.resolved.settings.ssh_port
+    return (named,) if named else PORTS
+
+
+def _sshd_settings(one: Subject) -> SshdSettingsPart:
+    return sshd_settings.settings(_ports(one), identity.identity(one.environ))
 
 
 LOOKS: Final[Mapping[str, Callable[[Subject], object]]] = {
@@ -85,6 +111,8 @@ LOOKS: Final[Mapping[str, Callable[[Subject], object]]] = {
     "shims": lambda one: private.shims(one.environ),
     "mesh": lambda _: pod.mesh(),
     "servers": _servers,
+    "sshd_settings": _sshd_settings,
+    "nvidia": lambda one: nvidia.nvidia(one.environ),
     "limits": _limits,
     "shm": lambda _: pod.shm(),
     "memory": _memory,
@@ -104,15 +132,14 @@ def gather(one: Subject, wanted: Collection[str], seconds: float) -> PodReport:
         The report; ``unseen`` has the parts that failed or took too long, each with its reason.
     """
     report = PodReport(one.resolved.settings, one.environ)
-    names = {*wanted, *(_AFTER[name] for name in wanted if name in _AFTER)} & set(LOOKS)
+    later = set(wanted) & set(FROM_FACTS)
+    names = {*wanted, *(["facts"] if later else [])} & set(LOOKS)
     report = _looked(report, {name: partial(LOOKS[name], one) for name in names}, seconds)
-    if "pci" in wanted and report.facts:
-        own = report.facts
-        report = _looked(report, {"pci": lambda: pci.pci(own)}, seconds)
-    elif "pci" in wanted:
-        unseen = {**report.unseen, "pci": report.unseen.get("facts", "")}
-        report = replace(report, unseen=unseen)
-    return report
+    if report.facts:
+        looks = {name: partial(FROM_FACTS[name], report.facts) for name in later}
+        return _looked(report, looks, seconds)
+    why = dict.fromkeys(later, report.unseen.get("facts", ""))
+    return replace(report, unseen={**report.unseen, **why})
 
 
 def _looked(

@@ -102,6 +102,29 @@ class ServersPart:
 
 
 @dataclass(frozen=True, slots=True)
+class SshdSettings:
+    """What an OpenSSH server that runs goes by: ``sshd -T`` of its own options, for this user.
+
+    ``values`` are by their names in small letters, an item a line of it; ``wrong`` is why it could
+    not be asked. ``keys`` are the file of this user's authorized keys and the folders above it, up
+    to the home: path, mode, owner.
+    """
+
+    port: int
+    program: str
+    values: Mapping[str, tuple[str, ...]]
+    keys: tuple[tuple[str, int, int], ...] = ()
+    wrong: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SshdSettingsPart:
+    """The settings of each OpenSSH server that this user may ask."""
+
+    servers: tuple[SshdSettings, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MeshPart:
     """The service mesh in front of this pod, if there is one."""
 
@@ -168,6 +191,34 @@ class PciPart:
 
 
 @dataclass(frozen=True, slots=True)
+class CountersPart:
+    """Counters of this pod's RDMA ports, by port and name: their sums since the driver's start.
+
+    ``grown`` is by how much they grew within ``seconds``.
+    """
+
+    sums: Mapping[str, Mapping[str, int]]
+    grown: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NvidiaPart:
+    """NVIDIA's driver in the kernel, and what this pod has of it.
+
+    ``driver`` is its version, empty without one; ``library`` the file behind libcuda.so.1 and
+    ``found`` the folder in which the loader finds that, empty where it isn't found; ``cluster`` the
+    UUID of an NVLink fabric that spans nodes, empty without one; ``channels`` counts IMEX channels.
+    """
+
+    driver: str
+    library: str = ""
+    found: str = ""
+    cluster: str = ""
+    channels: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PodReport:
     """One pod, as doctor saw it; a part is None where nothing is known, and ``unseen`` says why."""
 
@@ -187,4 +238,7 @@ class PodReport:
     memory: MemoryPart | None = None
     routing: RoutingPart | None = None
     pci: PciPart | None = None
+    sshd_settings: SshdSettingsPart | None = None
+    counters: CountersPart | None = None
+    nvidia: NvidiaPart | None = None
     unseen: Mapping[str, str] = field(default_factory=dict)

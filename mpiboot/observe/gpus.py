@@ -93,6 +93,11 @@ def _fabric(dev: Path, sys_root: Path, search: str) -> str:
     # Of a rack's fabric (NVL72) a node has the GPUs and no switch.
     if not switches and "nvidia-caps-imex-channels" not in _listed(dev):
         return ""
+    return fabric(nvidia_smi(search))
+
+
+def nvidia_smi(search: str = "") -> str:
+    """Give what ``nvidia-smi -q`` says; empty where it isn't there, or takes too long."""
     program = executables.find("nvidia-smi", search or executables.DEFAULT_PATH)
     if program is None:
         return ""
@@ -106,7 +111,7 @@ def _fabric(dev: Path, sys_root: Path, search: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return fabric(done.stdout.decode("utf-8", "replace"))
+    return done.stdout.decode("utf-8", "replace")
 
 
 def fabric(said: str) -> str:

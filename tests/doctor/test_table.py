@@ -32,7 +32,7 @@ def test_every_check_of_doctor_has_a_row_that_looks_at_something() -> None:
     parts = {item.name for item in dataclasses.fields(PodReport)}
     for row in table.TABLE:
         assert set(row.needs) <= parts
-        assert set(row.needs) <= {*gather.LOOKS, "pci", "settings", "environ"}
+        assert set(row.needs) <= {*gather.LOOKS, *gather.FROM_FACTS, "settings", "environ"}
         assert row.looks_at
         assert row.outcomes
 

@@ -110,6 +110,13 @@ FAULTS: Final = (
         hint="write NCCL_SOCKET_IFNAME==net1",
     ),
     Fault(
+        what="GLOO_SOCKET_IFNAME names no link",
+        check="named-links",
+        level="warn",
+        said="GLOO_SOCKET_IFNAME=ens5: no link ens5 here (there are lo, eth0)",
+        pod={"env": {"GLOO_SOCKET_IFNAME": "ens5"}},
+    ),
+    Fault(
         what="NCCL_IB_DISABLE=true",
         check="nccl-value",
         level="warn",

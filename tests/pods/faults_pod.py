@@ -22,6 +22,7 @@ _OTHER_KEY: Final = (
 _HOST_KEY: Final = (
     "mkdir -p /run/sshd; ssh-keygen -qt ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key"
 )
+_SSHD: Final = ("sh", "-c", f"{_HOST_KEY}; exec /usr/sbin/sshd -De")
 
 
 def _without(*names: str) -> tuple[str, ...]:
@@ -173,7 +174,27 @@ FAULTS: Final = (
         level="warn",
         said="port 22 greets with 'SSH-2.0-OpenSSH...', process 1 (sshd): "
         "an SSH server that mpiboot did not start",
-        runs=("sh", "-c", f"{_HOST_KEY}; exec /usr/sbin/sshd -De"),
+        runs=_SSHD,
         until="Server listening",
+    ),
+    Fault(
+        what="authorized_keys that others may write, under StrictModes",
+        check="sshd-settings",
+        level="fail",
+        said="sshd on port 22 lets root not in: StrictModes yes, "
+        "and others may write /root/.ssh/... (mode 0666)",
+        key_mode=0o666,
+        runs=_SSHD,
+        until="Server listening",
+        also=("other-ssh-server",),
+    ),
+    Fault(
+        what="an sshd that lets root not in",
+        check="sshd-settings",
+        level="fail",
+        said="sshd on port 22 lets root not in: PermitRootLogin no",
+        runs=(*_SSHD[:-1], f"{_SSHD[-1]} -o PermitRootLogin=no"),
+        until="Server listening",
+        also=("other-ssh-server",),
     ),
 )

@@ -37,12 +37,24 @@ _MCA: Final = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
 _VERBOSE: Final = "_verbose"
 _FILE: Final = {"NCCL_DEBUG": "NCCL_DEBUG_FILE", "UCX_LOG_LEVEL": "UCX_LOG_FILE"}
 
+# Each names links whole, in a list; Open MPI takes networks too. Gloo and TensorPipe of PyTorch,
+# mpirun's Hydra, libfabric's tcp provider.
+_NAME_LINKS: Final = (
+    *("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "FI_TCP_IFACE", "HYDRA_IFACE"),
+    *("I_MPI_HYDRA_IFACE", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include"),
+    "PRTE_MCA_prte_if_include",
+)
+
 # Two that exclude each other: mca_base_var_check_exclusive() of Open MPI's components, and PRRTE's
 # own test of its if_include.
+# NCCL: a GID index that is set comes first (ncclIbGetGidIndex), and without InfiniBand no device is
+# looked for.
 _PAIRS: Final = (
     ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude", "ranks then have no TCP"),
     ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_oob_tcp_if_exclude", "daemons then have no TCP"),
     ("PRTE_MCA_prte_if_include", "PRTE_MCA_prte_if_exclude", "daemons then do not start"),
+    ("NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_RANGE", "the range then has no effect"),
+    ("NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_FAMILY", "the family then has no effect"),
 )
 
 
@@ -102,3 +114,14 @@ def prefixes(facts: PodFacts) -> Iterable[Finding]:
                 )
                 hint = f"write {name}={value[: len(value) - len(rest)]}={rest}"
                 yield warned("nccl-prefix", said, hint=hint)
+
+
+def named_links(environ: Mapping[str, str], facts: PodFacts) -> Iterable[Finding]:
+    """Name variables that name a link which this pod does not have."""
+    there = [link.name for link in facts.links]
+    for name in _NAME_LINKS:
+        words = [word.strip() for word in environ.get(name, "").split(",")]
+        gone = [word for word in words if word and "/" not in word and word not in there]
+        if gone:
+            said = f"{name}={environ[name]}: no link {first_few(gone)} here"
+            yield warned("named-links", f"{said} (there are {first_few(there) or 'none'})")

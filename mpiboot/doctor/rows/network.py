@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from mpiboot.data_checks import DATA_CHECKS
-from mpiboot.doctor.judge import hardware, pod
+from mpiboot.doctor.judge import counters, hardware, pod
 from mpiboot.doctor.rows.pod_check import PodCheck
 from mpiboot.model import Level
 
@@ -33,6 +33,14 @@ ROWS: Final = (
         ("facts",),
         pod.default_routes,
         {Level.OK: "one link has it", Level.WARN: "several links have one"},
+    ),
+    PodCheck(
+        "rdma-counters",
+        "errors and retries that this pod's RDMA ports count, twice within a second (`counters` "
+        "and `hw_counters` in sysfs); a device that pods share counts for all of them",
+        ("counters",),
+        counters.counters,
+        {Level.OK: "none grows", Level.WARN: "one grows while doctor looks"},
     ),
     *(
         PodCheck(

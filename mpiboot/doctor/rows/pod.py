@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.doctor.judge import pod, private
+from mpiboot.doctor.judge import pod, private, sshd
 from mpiboot.doctor.rows.pod_check import PodCheck
 from mpiboot.model import Level
 
@@ -43,6 +43,18 @@ ROWS: Final = (
             Level.OK: "the job's port is mpiboot's",
             Level.WARN: "no worker of mpiboot's runs here, and another SSH server does",
             Level.FAIL: "another SSH server has the worker's port",
+        },
+    ),
+    PodCheck(
+        "sshd-settings",
+        "`sshd -T` with the options of the OpenSSH server that runs, and modes and owners of "
+        "authorized_keys and the folders above it",
+        ("sshd_settings", "identity"),
+        sshd.settings,
+        {
+            Level.OK: "this user may log in with a key",
+            Level.UNKNOWN: "this user may not ask for them",
+            Level.FAIL: "a setting keeps this user out",
         },
     ),
     PodCheck(

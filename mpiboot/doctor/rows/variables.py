@@ -31,6 +31,14 @@ ROWS: Final = (
         {Level.WARN: "both are set"},
     ),
     PodCheck(
+        "named-links",
+        "GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME, FI_TCP_IFACE, HYDRA_IFACE, I_MPI_HYDRA_IFACE and "
+        "Open MPI's *_if_include against the links of this pod",
+        ("environ", "facts"),
+        environment.named_links,
+        {Level.WARN: "one names a link that is not there"},
+    ),
+    PodCheck(
         "nccl-prefix",
         "NCCL_SOCKET_IFNAME and NCCL_IB_HCA against the links and devices of this pod",
         ("facts",),
