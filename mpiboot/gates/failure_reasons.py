@@ -21,9 +21,9 @@ PROXIED: Final = frozenset({Outcome.SILENT, Outcome.CLOSED})
 # and nothing ends by it.
 LONG: Final = 60.0
 _COMMAND_HINT: Final = (
-    "a `command:` in the worker's pod spec replaces mpiboot, the image's entry point: write "
-    "`args: [worker]` for it, or `args: [worker, --, PROGRAM]`; else the worker's log says what it "
-    "waits for"
+    "does the worker's container run mpiboot? A `command:` in its spec replaces it, and without "
+    "command and args the MPI Operator starts the image's own sshd: write `args: [worker]`, or "
+    "`args: [worker, --, PROGRAM]`; else the worker's log says what it waits for"
 )
 _LOST: Final = "are large packets lost (MTU)?"
 _LOST_HINT: Final = (
@@ -56,8 +56,9 @@ def why(
     if attempt.outcome in PROXIED and mesh is not None:
         hint = meshes.advice(mesh, ports, port_range)
         return f"{said}, and {mesh.name}'s proxy is in front of this pod", hint
-    if attempt.outcome is Outcome.REFUSED and refused >= LONG:
-        return f"{said}, nothing has listened for {LONG:g} s", _COMMAND_HINT
+    if attempt.outcome is Outcome.REFUSED:
+        long = f", nothing has listened for {LONG:g} s" if refused >= LONG else ""
+        return f"{said}{long}", _COMMAND_HINT
     if attempt.stalled:
         return f"{said}: {_LOST}", _LOST_HINT
     if attempt.outcome is Outcome.SILENT:

@@ -306,7 +306,7 @@ def test_what_stands_in_front_of_this_pod_is_looked_at_now_and_then_until_it_is_
     made, begin = pipelines(Names(FOUND), settings=settings), clock.now
     closed = Attempt(Target("w-0", THERE, 2206, ""), Outcome.CLOSED)
     refused = Attempt(closed.target, Outcome.REFUSED)
-    assert made._why(refused, 0.0) == ("connection refused", None)
+    assert made._why(refused, 0.0)[0] == "connection refused"
     assert looked == []
     for passed in (0, 4, 5, 20):
         clock.now = begin + passed

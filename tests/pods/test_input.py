@@ -134,6 +134,47 @@ def test_a_runtime_folder_that_can_not_be_written_is_named(cluster: Cluster, one
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("role", ["launcher", "worker"])
+def test_a_user_who_can_write_nowhere_is_told_what_to_mount(
+    cluster: Cluster, one: Image, role: str
+) -> None:
+    """No emptyDir, and in the place of /dev/shm a volume that is nobody's to write."""
+    pod = {"read_only_root": True, "volumes": [Files("/dev/shm", {"a": ""})]}
+    job = mpijob(
+        cluster,
+        one,
+        workers=1,
+        launcher_args=PROGRAM,
+        user=1000,
+        ssh_mount="/home/mpi/.ssh",
+        launcher=pod if role == "launcher" else None,
+        worker=pod if role == "worker" else None,
+    ).start()
+    wrong = job.launcher if role == "launcher" else job.workers[0]
+    assert wrong.wait(PATIENCE) == 73
+    (line,) = [line for line in wrong.stderr().splitlines() if "error: [" in line]
+    assert line.startswith("mpiboot: error: [runtime-folder] ")
+    assert "emptyDir" in wrong.stderr()
+
+
+def test_workers_without_args_run_the_operators_sshd_and_the_launcher_says_what_to_write(
+    cluster: Cluster, one: Image
+) -> None:
+    """Without shims the image's own sshd ends: it has no host key."""
+    job = mpijob(
+        cluster,
+        one,
+        workers=1,
+        launcher_args=PROGRAM,
+        launcher={"env": {"MPIBOOT_TIMEOUT": "6"}},
+        worker_args=(),
+    ).start()
+    fails(job, 69, "workers-unreachable", "pi-worker-0")
+    assert "no hostkeys available" in job.workers[0].stderr()
+    assert "args: [worker]" in job.launcher.stderr()
+
+
+@pytest.mark.full
 def test_an_image_without_mpirun_is_said(cluster: Cluster, one: Image) -> None:
     bare = one.without("/usr/bin/mpirun", "/usr/bin/mpiexec")
     job = mpijob(cluster, one, workers=1, launcher_args=PROGRAM, launcher={"image": bare}).start()
