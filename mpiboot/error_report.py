@@ -8,6 +8,7 @@ import traceback
 from typing import Final
 
 from mpiboot import __version__, log, many_hosts, render
+from mpiboot.checks import ExitCode, failed
 from mpiboot.errors import MpibootError, error
 
 # What a call fails with where this pod may have no more of something.
@@ -22,8 +23,14 @@ _LIMITS: Final = {
 def bug(wrong: Exception) -> MpibootError:
     """Make an error of what nobody expected, with what a developer needs to find it.
 
-    A limit of the pod that was reached is told as that.
+    A limit of the pod that was reached is told as that, and so is a Python module of others that
+    is not installed.
     """
+    if isinstance(wrong, ModuleNotFoundError) and not (wrong.name or "mpiboot").startswith(
+        "mpiboot"
+    ):
+        said = f"Python {platform.python_version()} does not find {wrong.name}"
+        return MpibootError(failed("python-modules", said), code=ExitCode.PROGRAM_MISSING)
     if isinstance(wrong, OSError) and wrong.errno in _LIMITS:
         return error("launcher-limits", f"{_LIMITS[wrong.errno]}: {wrong.strerror}")
     versions = f"mpiboot {__version__}, Python {platform.python_version()}, {platform.platform()}"

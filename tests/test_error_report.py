@@ -59,3 +59,12 @@ def test_a_bug_has_what_a_developer_needs() -> None:
 def test_a_limit_that_was_reached_is_no_bug(wrong: Exception, check: str, said: str) -> None:
     found = error_report.bug(wrong).finding
     assert (found.check, found.said) == (check, said)
+
+
+def test_a_module_that_is_not_installed_is_no_bug() -> None:
+    wrong = error_report.bug(ModuleNotFoundError("No module named 'click'", name="click"))
+    assert (wrong.finding.check, wrong.code) == ("python-modules", 127)
+    assert wrong.finding.said == f"Python {platform.python_version()} does not find click"
+    assert "pip install mpiboot" in wrong.finding.hint
+    own = error_report.bug(ModuleNotFoundError("no", name="mpiboot.gone"))
+    assert own.finding.check == "bug"
