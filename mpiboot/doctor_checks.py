@@ -153,4 +153,38 @@ DOCTOR_CHECKS: Final = (
         "in a virtual machine NCCL_TOPO_FILE tells NCCL what the hypervisor hides",
         Role.WORKER,
     ),
+    _row(
+        "hosts-missing",
+        "every host of the job was scheduled",
+        "`kubectl get pods -o wide` shows which pods are Pending, `kubectl describe pod` why; with "
+        "a gang scheduler (Volcano, Kueue, coscheduling) all pods of a job start, or none",
+        Role.LAUNCHER,
+    ),
+    _row(
+        "name-answers",
+        "every question for a host's name has one answer, and soon",
+        "several pods have that name, or a nameserver is behind: look at the job's headless "
+        "Service and its EndpointSlices",
+        Role.LAUNCHER,
+    ),
+    _row(
+        "launcher-unreached",
+        "hosts reach the launcher's ports",
+        "let the workers in: the policy of the launcher's pod needs an ingress rule for them "
+        "(`ingress: [{from: [{podSelector: ...}]}]`) without `ports:`, or with the range of "
+        "MPIBOOT_PORT_RANGE",
+        Role.LAUNCHER,
+    ),
+    _row(
+        "hosts-differ",
+        "hosts have the same MPI, limits, devices and links",
+        "use one image and one pod template for all workers, on nodes of one kind (nodeSelector)",
+        Role.LAUNCHER,
+    ),
+    _row(
+        "worker-checks",
+        "each worker's own checks are known",
+        "run mpiboot on the workers (`args: [worker]`), of the launcher's version",
+        Role.LAUNCHER,
+    ),
 )

@@ -1,15 +1,16 @@
 """What is run on a host by SSH beside mpirun's own daemon, and what its output means.
 
-The programs are ``libexec/host_questions``, which only reads, and ``libexec/host_orders``. They are
-sent as a session's command, as a host may have no mpiboot. Light, and stdlib only: the child that
-asks after a failure uses it too. Nothing is run here.
+The programs are ``libexec/host_questions``, which only reads (doctor's own questions, in
+``libexec/doctor_questions``, are sent in front), and ``libexec/host_orders``. They are sent as
+a session's command, as a host may have no mpiboot. Light, and stdlib only: the child that asks
+after a failure uses it too. Nothing is run here.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,22 +39,28 @@ def _one_line(program: str) -> str:
     )
 
 
-def _command(program: str, calls: Iterable[str]) -> str:
+def _command(programs: Iterable[str], calls: Iterable[str]) -> str:
     words = " ".join(f"'{call}'" for call in calls)
-    return f"exec /bin/sh -c '{_one_line(program)}' mpiboot {words}"
+    return f"exec /bin/sh -c '{' '.join(map(_one_line, programs))}' mpiboot {words}"
 
 
 def ask(*questions: str) -> str:
     """Write the command that asks some of ``host_questions``; ``facts`` must be the last."""
-    return _command("host_questions", questions)
+    return _command(("host_questions",), questions)
 
 
 def order(*orders: str) -> str:
     """Write the command that gives some of ``host_orders``."""
-    return _command("host_orders", orders)
+    return _command(("host_orders",), orders)
 
 
-def gate(mpirun: str = "", *, attempt: str = "", may_disconnect: bool = False) -> str:
+def gate(
+    mpirun: str = "",
+    *,
+    attempt: str = "",
+    may_disconnect: bool = False,
+    doctor: Sequence[str] = (),
+) -> str:
     """Write the gate's one command: the present state, and the facts or what stands for them.
 
     Args:
@@ -61,10 +68,18 @@ def gate(mpirun: str = "", *, attempt: str = "", may_disconnect: bool = False) -
             otherwise.
         attempt: this launcher's name for workers; empty where it only looks, or is a part of a job.
         may_disconnect: whether it may have no connection, as a script between two launches.
+        doctor: some of ``doctor_questions``, which are asked too.
     """
     wanted = (f"version {mpirun}",) if _PLAIN.fullmatch(mpirun) else ()
     attempts = (f"attempts {attempt} {int(may_disconnect)}",) if attempt else ()
-    return ask("memory", "launches", *attempts, *wanted, "facts")
+    asked = ("memory", "launches", *attempts, *wanted, *doctor, "facts")
+    return _command((*(("doctor_questions",) if doctor else ()), "host_questions"), asked)
+
+
+def dials(seconds: int, places: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    """Ask, for doctor, which of these addresses or names and ports a host can connect to."""
+    words = [f"{address} {port}" for address, port in places if _PLAIN.fullmatch(address)]
+    return (f"dials {seconds} {' '.join(words)}",) if words else ()
 
 
 def pairs(address: str, ports: str) -> str:
@@ -128,7 +143,9 @@ class HostAnswer:
     listens at the port asked for, empty where that can't be seen, None where nobody does;
     ``in_mpi`` counts the ranks that have not left MPI. ``ended`` and ``left`` count the processes
     that an order has ended, and those that it could not. An address is empty
-    where the launcher came by kubectl.
+    where the launcher came by kubectl. For doctor ``values`` are what hosts are compared by,
+    ``own_checks`` is the JSON of the worker's own doctor (None: it has none), and ``dials`` are an
+    address, a port and how it went to connect there.
     """
 
     oom_kills: int | None = None
@@ -151,6 +168,9 @@ class HostAnswer:
     in_mpi: int = 0
     ended: int = 0
     left: int = 0
+    values: tuple[tuple[str, str], ...] = ()
+    own_checks: str | None = None
+    dials: tuple[tuple[str, str, str], ...] = ()
 
 
 def read(output: str) -> HostAnswer:
@@ -164,6 +184,7 @@ def read(output: str) -> HostAnswer:
             word, _, rest = line.removeprefix(_ANSWER).partition(" ")
             rows.setdefault(word, []).append(rest)
     marks, held = _launches(lines, rows.get("own", ()))
+    dialled = map(str.split, rows.get("dial", ()))
     began = [float(item) for item in rows.get("began", ()) if re.fullmatch(r"[\d.]*\d", item)]
     return HostAnswer(
         oom_kills=_number(rows, "oom"),
@@ -186,6 +207,11 @@ def read(output: str) -> HostAnswer:
         in_mpi=len(rows.get("in-mpi", ())),
         ended=_number(rows, "ended") or 0,
         left=_number(rows, "left") or 0,
+        values=tuple(
+            (row.partition(" ")[0], row.partition(" ")[2]) for row in rows.get("value", ())
+        ),
+        own_checks=next(iter(rows.get("doctor", ())), None),
+        dials=tuple((words[0], words[1], words[2]) for words in dialled if len(words) == 3),  # noqa: PLR2004 - address, port, result
     )
 
 

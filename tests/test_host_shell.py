@@ -33,6 +33,9 @@ COMMANDS = (
     host_shell.order("job_is_over"),
     host_shell.ask("attempts w@2026-11-22T05:00:00Z@1a 1"),
     host_shell.job_failed("w@2026-11-22T05:00:00Z@1a", 0.0, "it's 100 % !\n*$(reboot) ~"),
+    host_shell.gate(
+        doctor=("own_values", *host_shell.dials(2, [("10.244.0.11", 1)]), "own_checks")
+    ),
 )
 
 
@@ -211,7 +214,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize("command", [host_shell.ask("memory", "facts"), *COMMANDS[1:]])
+@pytest.mark.parametrize("command", [host_shell.ask("memory", "facts"), *COMMANDS[1:-1]])
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_login_shell_runs_the_same_program(shell: str, command: str) -> None:
     def steady(output: str) -> str:  # figures change from one moment to the next
@@ -399,3 +402,57 @@ def test_numbers_names_and_reasons_are_read_where_they_are_some() -> None:
     )
     assert (odd.oom_kills, odd.began, odd.ended) == (None, None, 0)
     assert odd.mpirun_by_path == ("/a", "b c")
+
+
+# -- what doctor asks ------------------------------------------------------------------------------
+
+
+def asked(*questions: str, **environ: str) -> HostAnswer:
+    return host_shell.read(run(command=host_shell.gate(doctor=questions), **environ))
+
+
+def test_a_host_tells_the_values_that_it_is_compared_by() -> None:
+    found = dict(asked("own_values").values)
+    soft = {"memlock": "Max locked memory", "nofile": "Max open files", "nproc": "Max processes"}
+    limits = Path("/proc/self/limits").read_text()
+    for name, title in soft.items():
+        row = next(line for line in limits.splitlines() if line.startswith(title))
+        assert found[name] == row.removeprefix(title).split()[0]
+    assert found["uid"] == str(os.getuid())
+    assert found["mpirun"] == (shutil.which("mpirun", path="/usr/bin:/bin") or "")
+    assert found["gpus"].isdecimal()
+    assert found["hcas"].isdecimal()
+    mtus = {name: value for name, value in found.items() if name.startswith("mtu:")}
+    links = [
+        path.parent for path in Path("/sys/class/net").glob("*/mtu") if path.parent.name != "lo"
+    ]
+    assert mtus == {f"mtu:{link.name}": (link / "mtu").read_text().strip() for link in links}
+
+
+@pytest.mark.parametrize("program", ["bash", "python3", ""])
+def test_a_host_tells_where_it_can_connect(tmp_path: Path, program: str) -> None:
+    tools = ("sh", "cat", "tr", "grep", "sed", "id", "uname", "timeout", "head")
+    for name in (*tools, *([program] if program else [])):
+        found = sys.executable if name == "python3" else shutil.which(name)
+        assert found, name
+        (tmp_path / name).write_text(f'#!/bin/sh\nexec {found} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        there, gone = server.getsockname()[1], closed.getsockname()[1]
+        places = [("127.0.0.1", there), ("127.0.0.1", gone), ("no-such.invalid", there)]
+        places += [("$(reboot)", 1)]
+        answer = asked(*host_shell.dials(8, places), PATH=str(tmp_path))
+    told = {(address, int(port)): how for address, port, how in answer.dials}
+    hows = ("connected", "refused", "unresolved") if program else ("unknown",) * 3
+    assert told == dict(zip(places[:3], hows, strict=True))
+    assert host_shell.dials(2, [("$(reboot)", 1)]) == ()
+
+
+def test_a_workers_own_checks_are_one_line(tmp_path: Path) -> None:
+    assert asked("own_checks").own_checks is None
+    assert asked("own_checks", MPIBOOT_WORKER_DIR=str(tmp_path)).own_checks is None
+    (tmp_path / "facts.json").write_text("{}")
+    (tmp_path / "doctor").write_text("printf '{\\n \"a\": 1\\n}\\n'; echo odd >&2; exit 1\n")
+    answer = asked("own_checks", MPIBOOT_WORKER_DIR=str(tmp_path))
+    assert (answer.own_checks, answer.facts) == ('{ "a": 1}', "{}")

@@ -26,6 +26,7 @@ _END: Final = tuple(row.name for row in ROWS if row.section is Section.END)
 @click.option("--host", "hosts", multiple=True, metavar="NAME", help="This host; repeatable.")
 @click.option("--image", is_flag=True, help="The image alone, as when it is built.")
 @click.option("--list", "list_", is_flag=True, help="List the checks.")
+@click.option("--login/--no-login", default=True, hidden=True)
 def doctor(
     *,
     as_json: bool,
@@ -33,6 +34,7 @@ def doctor(
     hosts: tuple[str, ...],
     image: bool,
     list_: bool,
+    login: bool,
     **flags: str | None,
 ) -> None:
     """Check this pod and, on a launcher, every host of the hostfile; say what to mend.
@@ -54,7 +56,7 @@ def doctor(
     from mpiboot.doctor import role
 
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
-    asked = role.Asked(checks, hosts, image=image, as_json=as_json)
+    asked = role.Asked(checks, hosts, image=image, as_json=as_json, login=login)
     role.run(found, os.environ, asked)
 
 

@@ -5,7 +5,6 @@ Every finding says what to change, with the lines of the pod's specification whe
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Final
@@ -14,6 +13,7 @@ from mpiboot.choices import DataNetworkUse
 from mpiboot.data_checks import DATA_ROWS, NEVER_STOP
 from mpiboot.data_network import nccl, reach, worker_checks
 from mpiboot.data_network.records import RDMA, Problem, Transport, WorkerNetwork
+from mpiboot.majority import majority
 from mpiboot.model import Finding, Level, Link
 from mpiboot.network.link_addresses import usable
 from mpiboot.settings import Settings
@@ -145,15 +145,11 @@ def _odd(
 ) -> Iterable[Problem]:
     """Report workers that differ from most others."""
     seen = {one.host: describe(one) for one in networks if one.facts is not None}
-    counts = Counter(seen.values()).most_common()
-    if len(counts) > 1:
-        usual = counts[0][0]
-        odd: dict[str, list[str]] = {}
-        for host, value in seen.items():
-            if value != usual:
-                odd.setdefault(value, []).append(host)
-        parts = [f"{first_few(hosts)}: {value}" for value, hosts in odd.items()]
-        yield Problem(check, f"{what} differ: {'; '.join(parts)}; {counts[0][1]} others: {usual}")
+    found = majority(seen)
+    if found:
+        yield Problem(
+            check, f"{what} differ: {found.odd_ones}; {found.count} others: {found.usual}"
+        )
 
 
 def _agree(networks: Sequence[WorkerNetwork], _: Settings) -> Iterable[Problem]:

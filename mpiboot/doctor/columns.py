@@ -15,7 +15,8 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "job": (
         *("hostfile-missing", "hostfile-invalid", "slots", "role", "usage", "settings-conflict"),
         *("several-programs", "agent-not-started", "offline", "daemon-failed", "launch-timeout"),
-        *("host-lost", "launcher-limits", "launcher-memory"),
+        *("host-lost", "launcher-limits", "launcher-memory", "hosts-missing", "hosts-differ"),
+        "worker-checks",
     ),
     "files": ("runtime-folder", "tmpdir"),
     "ssh": (
@@ -32,7 +33,8 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "network": (
         *("names-unresolved", "interface-missing", "ip-version", "worker-pairs", "service-mesh"),
         *("worker-address", "master-port", "control-mtu", "ranks-unanswered", "rp-filter"),
-        *("default-routes", "control-link", "control-subnet"),
+        *("default-routes", "control-link", "control-subnet", "name-answers"),
+        "launcher-unreached",
     ),
     "data": (
         *(

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from mpiboot.checks import failed
+from mpiboot.doctor.host_report import LauncherPlace
+from mpiboot.doctor.judge import hosts as judges
+from mpiboot.doctor.look import hosts as looks
+from mpiboot.doctor.rows import hosts as rows
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate
+from mpiboot.gates.doctor_look import DoctorLook
 from mpiboot.job import plan as plans
+from mpiboot.job.plan_builder import LaunchPaths
 from mpiboot.launcher import launch_folder, look, observation
 from mpiboot.launcher import setup as launcher_setup
+from mpiboot.launcher.observation import Observation
 from mpiboot.model import Finding, Host, Hostfile, Level, Worker
 from mpiboot.observe import worker_state
 from mpiboot.observe.dns import Resolver
 from mpiboot.setting_sources import Resolved
-from mpiboot.wording import counted
+from mpiboot.wording import counted, first_few
 from mpiboot.worker import self_test
 
 SERVER: Final = "workers-unreachable"
@@ -53,23 +62,48 @@ def _server(resolved: Resolved, environ: Mapping[str, str]) -> str:
     return f"{state.sshd} lets {access.user} in at {state.address} port {state.port}"
 
 
-def of_job(resolved: Resolved, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the hostfile and every host of it, as far as that goes with what is there."""
-    try:
-        seen, launcher = look.look(resolved, _ANY_PROGRAM, environ)
-    except MpibootError as wrong:
-        yield from (wrong.finding, *wrong.others)
-        if wrong.finding.check in _GOES_ON:
-            yield from _without_plan(resolved, environ)
-        return
+def of_job(
+    resolved: Resolved, environ: Mapping[str, str], only: Sequence[str] = ()
+) -> Iterator[Finding]:
+    """Check the hostfile and every host of it, as far as that goes with what is there.
+
+    Args:
+        resolved: the settings.
+        environ: this pod's environment.
+        only: the hosts that are asked, by their whole or first names; empty: all.
+
+    Raises:
+        MpibootError: ``usage``; the hostfile has no such host.
+    """
+    with looks.listening(resolved.settings) as place:
+        doctor = DoctorLook(looks.questions(place), tuple(only))
+        try:
+            seen, launcher = look.look(resolved, _ANY_PROGRAM, environ, doctor)
+        except MpibootError as wrong:
+            yield from (wrong.finding, *wrong.others)
+            if wrong.finding.check in _GOES_ON:
+                yield from _without_plan(resolved, environ, place, doctor)
+            return
     file = seen.observed.hostfile
     yield from _hostfile(file)
     yield from seen.warnings
-    yield from (_ok("names-unresolved", "this pod itself", one.name) for one in seen.observed.local)
-    yield from map(_reached, seen.observed.workers)
-    yield from seen.passed.findings
+    _refuse_unknown(only, file.hosts)
+    planned = list(_planned(seen, resolved, launch_folder.paths(launcher.folder)))
+    place = replace(place, key=launcher.key.fingerprint if launcher.key else "")
+    yield from _passed(file.hosts, seen.passed, place, doctor, planned)
+    yield from planned
+
+
+def _refuse_unknown(only: Sequence[str], hosts: Sequence[Host]) -> None:
+    for name in only:
+        if not DoctorLook(hosts=(name,)).asked(hosts):
+            listed = first_few((*(host.name for host in hosts), os.uname().nodename), 8)
+            raise error("usage", f"no host {name!r}", hint=f"there are {listed}")
+
+
+def _planned(seen: Observation, resolved: Resolved, where: LaunchPaths) -> Iterator[Finding]:
+    """Find what the plan of all that were reached finds."""
     try:
-        where = launch_folder.paths(launcher.folder)
         made = plans.make(seen.observed, resolved, where)
     except MpibootError as wrong:
         yield from (wrong.finding, *wrong.others)
@@ -79,6 +113,26 @@ def of_job(resolved: Resolved, environ: Mapping[str, str]) -> Iterator[Finding]:
         tried = counted(len(seen.dialled), "connection")
         yield _ok("worker-pairs", f"workers reach each other: {tried} tried")
     yield from (*odd, *made.findings)
+
+
+def _passed(
+    listed: Sequence[Host],
+    passed: gate.GateResult,
+    place: LauncherPlace,
+    doctor: DoctorLook,
+    planned: Sequence[Finding] = (),
+) -> Iterator[Finding]:
+    """Tell of each host how it was reached, what it finds itself, and how they differ."""
+    yield from (_ok("names-unresolved", "this pod itself", one.name) for one in passed.local)
+    yield from map(_reached, passed.workers)
+    yield from passed.findings
+    hosts = [one for one in doctor.asked(listed) if one not in passed.local]
+    names = asyncio.run(looks.look_up(hosts))
+    reports = looks.reports(hosts, passed.workers, passed.answers, names)
+    told = {(item.check, name) for item in planned for name in (item.host, *item.hosts)}
+    own = (item for one in reports if one.checks for item in one.checks.findings)
+    yield from judges.merged(item for item in own if (item.check, item.host) not in told)
+    yield from rows.judge(reports, place)
 
 
 def _hostfile(file: Hostfile) -> Iterator[Finding]:
@@ -98,7 +152,9 @@ def _reached(worker: Worker) -> Finding:
 _GOES_ON: Final = frozenset({"program-missing", "ssh-key", "runtime-folder", "tmpdir"})
 
 
-def _without_plan(resolved: Resolved, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _without_plan(
+    resolved: Resolved, environ: Mapping[str, str], place: LauncherPlace, doctor: DoctorLook
+) -> Iterator[Finding]:
     """Look at the hostfile; log in where there is a key, else ask for the hosts' names alone."""
     try:
         file = asyncio.run(observation.find_hostfile(resolved, environ, 0.0)).hostfile
@@ -106,16 +162,15 @@ def _without_plan(resolved: Resolved, environ: Mapping[str, str]) -> Iterator[Fi
         yield from (wrong.finding, *wrong.others)
         return
     yield from _hostfile(file)
+    _refuse_unknown(doctor.hosts, file.hosts)
     try:
         launcher = launcher_setup.launcher_pod(resolved, environ, "doctor", patience=0.0)
         to = launcher_setup.access(launcher)
-        passed = asyncio.run(gate.look(file.hosts, resolved.settings, to))
+        passed = asyncio.run(gate.look(file.hosts, resolved.settings, to, doctor=doctor))
     except MpibootError:
-        yield from asyncio.run(_names(file.hosts))
+        yield from asyncio.run(_names(doctor.asked(file.hosts)))
         return
-    yield from (_ok("names-unresolved", "this pod itself", one.name) for one in passed.local)
-    yield from map(_reached, passed.workers)
-    yield from passed.findings
+    yield from _passed(file.hosts, passed, place, doctor)
 
 
 async def _names(hosts: Sequence[Host]) -> list[Finding]:

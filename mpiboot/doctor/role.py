@@ -23,12 +23,16 @@ from mpiboot.setting_sources import Resolved
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked for: which checks and hosts (none: all), an image alone, JSON."""
+    """What is asked for: which checks and hosts (none: all), an image alone, JSON.
+
+    ``login`` is false where a launcher asks, which has just logged in to this worker itself.
+    """
 
     checks: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     image: bool = False
     as_json: bool = False
+    login: bool = True
 
 
 def run(resolved: Resolved, environ: Mapping[str, str], asked: Asked = Asked()) -> None:
@@ -107,10 +111,12 @@ def _look(
         raise KeyboardInterrupt
     if asked.image:
         return
-    if role is Role.WORKER and hosts.SERVER in (asked.checks or (hosts.SERVER,)):
+    if role is Role.WORKER and asked.login and hosts.SERVER in (asked.checks or (hosts.SERVER,)):
         yield hosts.own_server(resolved, environ)
-    if role is Role.LAUNCHER:
-        yield from hosts.of_job(resolved, environ)
+    here = os.uname().nodename
+    others = [name for name in asked.hosts if not _named(here, name)]
+    if role is Role.LAUNCHER and (others or not asked.hosts):
+        yield from hosts.of_job(resolved, environ, others)
 
 
 def _role(resolved: Resolved, environ: Mapping[str, str]) -> Role:

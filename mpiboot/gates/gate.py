@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mpiboot import log
 from mpiboot.checks import failed
 from mpiboot.choices import DataNetworkUse
 from mpiboot.errors import MpibootError
-from mpiboot.gates import progress, recheck
+from mpiboot.gates import doctor_look, progress, recheck
 from mpiboot.gates.access import Access
+from mpiboot.gates.doctor_look import DoctorLook
 from mpiboot.gates.followed_hosts import FollowedHosts
 from mpiboot.gates.job_hostfile import HostfileFollower
 from mpiboot.gates.pair_check import PairCheck
@@ -29,7 +30,7 @@ from mpiboot.gates.reporter import Reporter
 from mpiboot.model import Finding, Host, Worker
 from mpiboot.observe.dns import Resolver
 from mpiboot.settings import Settings
-from mpiboot.ssh_client.attempt import LoginTimeouts
+from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts
 from mpiboot.ssh_client.kept import KeptConnections
 from mpiboot.wording import counted
 
@@ -47,7 +48,8 @@ class GateResult:
     ``renamed`` has the hosts whose long name is to be used instead of the hostfile's, by the
     hostfile's name. ``host_keys`` has, by host, the host key that was shown, as a line of
     known_hosts without its host; only where the setting ``host_keys`` isn't ``job``.
-    ``findings`` are those of ``look``.
+    ``findings`` are those of ``look``, and so is, where doctor asked for more, ``answers``: each
+    host's whole answer.
     """
 
     workers: tuple[Worker, ...]
@@ -55,6 +57,7 @@ class GateResult:
     renamed: Mapping[str, str]
     host_keys: Mapping[str, str]
     findings: tuple[Finding, ...] = ()
+    answers: Mapping[str, Attempt] = field(default_factory=dict)
 
 
 async def wait(
@@ -147,14 +150,16 @@ async def look(
     limits: LoginTimeouts | None = None,
     mpirun: str = "",
     pairs: PairCheck | None = None,
+    doctor: DoctorLook = doctor_look.ALL,
 ) -> GateResult:
     """Try every host once, and wait for none; what failed is in ``findings``, a host each.
 
-    The arguments are those of ``wait``.
+    The arguments are those of ``wait``; ``doctor`` is what is asked more, in the same session.
 
     Raises:
         MpibootError: ``ssh-key``; without the job's key nobody can be asked.
     """
+    hosts = doctor.asked(hosts)
     states = progress.states(hosts)
     resolver = resolver or Resolver()
     pipelines = (PodPipelines if access.pods else Pipelines)(
@@ -166,6 +171,7 @@ async def look(
         once=True,
         mpirun=mpirun,
         pairs=pairs,
+        doctor=doctor.questions,
     )
     if any(not pipelines.is_own_name(host) for host in hosts):
         await pipelines.prepare()
@@ -187,6 +193,7 @@ async def look(
         pipelines.names.renamed,
         pipelines.host_keys,
         tuple(findings),
+        pipelines.answers,
     )
 
 

@@ -72,8 +72,10 @@ class Pipelines:
         mpirun: str = "",
         pairs: PairCheck | None = None,
         kept: KeptConnections | None = None,
+        doctor: Sequence[str] = (),
     ) -> None:
         self._kept = kept
+        self._asks_more = bool(doctor)
         self._pairs = pairs if pairs is not None and pairs.wanted else None
         self._settings = settings
         self._access = access
@@ -83,7 +85,7 @@ class Pipelines:
         self._limits = limits or LoginTimeouts()
         self._once_only = once
         self._command = host_shell.gate(
-            mpirun, attempt=access.attempt, may_disconnect=access.may_disconnect
+            mpirun, attempt=access.attempt, may_disconnect=access.may_disconnect, doctor=doctor
         )
         self._connections = asyncio.Semaphore(connections(open_files.most()))
         self._login: asyncio.Task[Login] | None = None
@@ -92,6 +94,7 @@ class Pipelines:
         self._pauses = Pauses()
         self._reaching = 0
         self.host_keys: dict[str, str] = {}
+        self.answers: dict[str, Attempt] = {}
         self.last_name = 0.0
         self._mesh: Mesh | None = None
         self._looked = float("-inf")
@@ -297,12 +300,18 @@ class Pipelines:
                     target, opened.sock, opened.greeting, self._command, keep=keep
                 )
 
+    def answered(self, host: Host, attempt: Attempt) -> Worker:
+        """Read what a host has answered; where more was asked than the gate's own, keep it."""
+        if self._asks_more:
+            self.answers[host.name] = attempt
+        return worker_answer.worker(host, attempt)
+
     def _worker(self, state: HostState, attempt: Attempt) -> Worker:
         self._set(state, Stage.READY)
         name = state.host.name
         if self._settings.host_keys is not HostKeys.JOB:
             self.host_keys[name] = attempt.host_key
-        worker = worker_answer.worker(state.host, attempt)
+        worker = self.answered(state.host, attempt)
         if self._pairs:
             self._pairs.join(worker, attempt.target)
         return worker

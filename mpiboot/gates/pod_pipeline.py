@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import retry_delay, worker_answer
+from mpiboot.gates import retry_delay
 from mpiboot.gates.pipeline import Pipelines
 from mpiboot.gates.progress import HostState, Stage
 from mpiboot.kubectl.commands import Kubectl
@@ -106,7 +106,7 @@ class PodPipelines(Pipelines):
         target = Target(host.name, first[0], 0, "")
         local = links.source_address(target.address)
         attempt = Attempt(target, Outcome.OK, output=output, local_address=local)
-        return replace(worker_answer.worker(host, attempt), no_facts=NoFacts.BY_KUBECTL)
+        return replace(self.answered(host, attempt), no_facts=NoFacts.BY_KUBECTL)
 
 
 def _detail(found: Obstacle) -> str:

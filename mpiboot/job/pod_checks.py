@@ -9,6 +9,7 @@ from typing import Final
 from mpiboot.checks import BY_REFERENCE, failed
 from mpiboot.job.names import short
 from mpiboot.job.plan_builder import Observed, PlanBuilder
+from mpiboot.majority import majority
 from mpiboot.model import Finding, Level, Link, PodFacts, Source, Worker
 from mpiboot.network import service_mesh
 from mpiboot.network.control import launcher_addresses, link_of
@@ -70,22 +71,21 @@ def _series(version: str) -> str:
 
 def gpus(workers: Sequence[Worker]) -> Iterator[Finding]:
     """Compare the workers' GPUs; what mpiboot starts is the user's to judge, so it only warns."""
-    kinds: dict[str, list[str]] = {}
+    kinds = {}
     for worker in workers:
         if worker.facts is None:
             continue
         own = worker.facts.gpus
-        kinds.setdefault(f"{own.count} {own.kind}".strip(), []).append(worker.host.name)
+        kinds[worker.host.name] = f"{own.count} {own.kind}".strip()
         if own.lost:
             said = f"{own.lost} of {own.lost + own.count} GPUs in /dev, the kernel has no more"
             yield _gpus(said, worker.host.name)
         if own.fabric not in ("", own.FABRIC_READY):
             said = f"NVLink fabric: {own.fabric}; CUDA starts when Fabric Manager has set it up"
             yield Finding("gpus", Level.WARN, said, host=worker.host.name, hint=_FABRIC_MANAGER)
-    if len(kinds) > 1:
-        usual = max(kinds, key=lambda kind: len(kinds[kind]))
-        odd = [f"{first_few(names)}: {kind}" for kind, names in kinds.items() if kind != usual]
-        yield _gpus(f"GPUs differ: {'; '.join(odd)}; the others ({len(kinds[usual])}): {usual}")
+    found = majority(kinds)
+    if found:
+        yield _gpus(f"GPUs differ: {found.odd_ones}; the others ({found.count}): {found.usual}")
 
 
 def gpu_memory(builder: PlanBuilder, workers: Sequence[Worker]) -> None:

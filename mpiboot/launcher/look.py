@@ -11,6 +11,8 @@ from types import FrameType
 
 from mpiboot import log, render, termination
 from mpiboot.errors import MpibootError, ShownError
+from mpiboot.gates import doctor_look
+from mpiboot.gates.doctor_look import DoctorLook
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder, observation, offline, script
 from mpiboot.launcher.observation import Observation
@@ -39,11 +41,14 @@ def wait(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> No
 
 
 def look(
-    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
+    resolved: Resolved,
+    program: tuple[str, ...],
+    environ: Mapping[str, str],
+    doctor: DoctorLook = doctor_look.ALL,
 ) -> tuple[Observation, LauncherPod]:
     """Look at every host once, for a program that is not started."""
     launcher = launcher_pod(resolved, environ, patience=0.0)
-    return asyncio.run(observation.look(launcher, program)), launcher
+    return asyncio.run(observation.look(launcher, program, doctor)), launcher
 
 
 def show_plan(

@@ -14,7 +14,8 @@ from mpiboot import executables, facts, host_shell, log
 from mpiboot.choices import AUTO, Switch
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import gate, job_hostfile, master_port, recheck, stale_processes
+from mpiboot.gates import doctor_look, gate, job_hostfile, master_port, recheck, stale_processes
+from mpiboot.gates.doctor_look import DoctorLook
 from mpiboot.gates.pair_check import PairCheck
 from mpiboot.job import data, launcher_size, mpirun_call, mpirun_line, names
 from mpiboot.job import plan as plans
@@ -130,7 +131,9 @@ def _tell_at_once(
     return already_said
 
 
-async def look(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
+async def look(
+    launcher: LauncherPod, program: tuple[str, ...], doctor: DoctorLook = doctor_look.ALL
+) -> Observation:
     """Look once at everything."""
     settings = launcher.resolved.settings
     mpi = _mpi(launcher, program)
@@ -144,6 +147,7 @@ async def look(launcher: LauncherPod, program: tuple[str, ...]) -> Observation:
         access(launcher),
         mpirun=line.daemons_mpirun,
         pairs=pairs,
+        doctor=doctor,
     )
     dialled = await pairs.results(passed.workers)
     await pairs.close()

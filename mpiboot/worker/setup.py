@@ -29,8 +29,9 @@ from mpiboot.worker import profile_script
 
 FACTS_FILE: Final = "facts.json"
 LOOK: Final = "look"  # a script that writes the facts anew
-_FACTS: Final = "from mpiboot.cli import main; main()"
+_CLI: Final = "from mpiboot.cli import main; main()"
 PAIRS: Final = "pairs"  # a script that dials other workers
+DOCTOR: Final = "doctor"  # a script that makes this pod's own checks
 # Signals that end a worker.
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
@@ -128,7 +129,7 @@ def embedded_argv(setup: WorkerSetup) -> list[str]:
 
 def write_scripts(folder: Path) -> None:
     """Write what a launcher may start here."""
-    argv = process.python(_FACTS, "facts", "--write", str(folder / FACTS_FILE))
+    argv = process.python(_CLI, "facts", "--write", str(folder / FACTS_FILE))
     # Where something of the data network is still to come. What it meets is never the reason why
     # this container ended.
     look = f"MPIBOOT_TERMINATION_LOG={os.devnull} exec {shlex.join(argv)}\n"
@@ -136,6 +137,9 @@ def write_scripts(folder: Path) -> None:
     program = str(Path(__file__).with_name("pairs.py"))
     dials = shlex.join([sys.executable, "-I", "-S", program])
     files.write_private(folder / PAIRS, f'exec {dials} "$@"\n')
+    checks = shlex.join(process.python(_CLI, "doctor", "--json", "--no-login"))
+    quiet = f"MPIBOOT_TERMINATION_LOG={os.devnull} MPIBOOT_ROLE=worker"
+    files.write_private(folder / DOCTOR, f"{quiet} exec {checks}\n")
 
 
 def gather_facts(resolved: Resolved, setup: WorkerSetup) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from mpiboot.doctor import hosts
-from mpiboot.errors import error
+from mpiboot.doctor.host_report import NameLook
+from mpiboot.doctor.look import hosts as looks
+from mpiboot.errors import MpibootError, error
 from mpiboot.gates.gate import GateResult
 from mpiboot.launcher import look
 from mpiboot.launcher.observation import Observation
@@ -18,6 +20,7 @@ from mpiboot.launcher.setup import LauncherPod
 from mpiboot.model import Finding, Level
 from mpiboot.network.worker_pairs import Dialled, Reached
 from mpiboot.setting_sources import resolve
+from mpiboot.ssh_client.attempt import Attempt, Outcome, Target
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 from tests.fakes.cli import mpiboot
@@ -69,19 +72,31 @@ def test_a_workers_own_server_is_logged_in_to(tmp_path: Path) -> None:
 def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What a look at the hosts returns; a test changes it."""
     observed = plans.observed(listed=plans.hosts(2, 2, 1), local=plans.hosts(2, 2, 1)[:1])
-    found: dict[str, Any] = {"observed": observed, "findings": (), "dialled": (), "raises": None}
+    found: dict[str, Any] = {
+        "observed": observed,
+        "findings": (),
+        "dialled": (),
+        "raises": None,
+        "answers": {},
+    }
 
     def looked(*_: object) -> tuple[Observation, LauncherPod]:
         if found["raises"]:
             raise found["raises"]
         observed = found["observed"]
-        passed = GateResult(observed.workers, observed.local, {}, {}, found["findings"])
+        passed = GateResult(
+            observed.workers, observed.local, {}, {}, found["findings"], found["answers"]
+        )
         pod = LauncherPod(
-            resolve({}, {}), {}, plans.ROOT, tmp_path, JobKey(tmp_path, "ssh-ed25519 A"), 0.0, 1
+            resolve({}, {}), {}, plans.ROOT, tmp_path, JobKey(tmp_path, "ssh-ed25519 AAAA"), 0.0, 1
         )
         return Observation(observed, passed, (), dialled=found["dialled"]), pod
 
+    async def looked_up(_: object) -> dict[str, NameLook]:
+        return {}
+
     monkeypatch.setattr(look, "look", looked)
+    monkeypatch.setattr(looks, "look_up", looked_up)
     return found
 
 
@@ -95,7 +110,12 @@ def test_every_host_that_is_well_is_told_with_its_server_and_mpi(seen: dict[str,
     facts = replace(first.facts, sshd="embedded", mpi=None)
     workers = (replace(first, facts=facts), bare)
     seen["observed"] = replace(seen["observed"], workers=workers)
-    found = {(item.check, item.host): item.said for item in job() if item.level is Level.OK}
+    of_one = ("hosts-differ", "launcher-unreached", "ssh-denied")
+    found = {
+        (item.check, item.host): item.said
+        for item in job()
+        if item.level is Level.OK and item.check not in of_one
+    }
     assert found == {
         ("hostfile-missing", ""): "the hostfile is /etc/mpi/hostfile, named by default",
         ("hostfile-invalid", ""): "3 hosts, 5 slots",
@@ -144,3 +164,49 @@ def test_workers_that_reach_each_other_are_told_where_it_was_tried(
 def test_a_look_that_fails_is_what_is_found(seen: dict[str, Any]) -> None:
     seen["raises"] = error("hostfile-missing", "there is none")
     assert short(job()) == [("hostfile-missing", Level.FAIL, "there is none")]
+
+
+def answered(host: str, *lines: str) -> Attempt:
+    target = Target(host, "10.244.0.11", 22, "root")
+    return Attempt(target, Outcome.OK, output="\n".join(lines), fingerprint="SHA256:shown")
+
+
+def test_a_workers_own_checks_are_told_but_for_what_the_plan_says_of_it(
+    seen: dict[str, Any],
+) -> None:
+    first, second = (worker.host.name for worker in seen["observed"].workers)
+    assert seen["observed"].workers[1].facts is not None
+    other = replace(seen["observed"].workers[1].facts, mpi=plans.MPIS["openmpi5"])
+    workers = (seen["observed"].workers[0], replace(seen["observed"].workers[1], facts=other))
+    seen["observed"] = replace(seen["observed"], workers=workers)
+    item = {"level": "warn", "said": "x", "evidence": [], "hint": "mend"}
+    found = [{**item, "check": "shm-full"}, {**item, "check": "mpi-versions"}]
+    told = f"mpiboot-doctor {json.dumps({'mpiboot': '1', 'findings': found})}"
+    seen["answers"] = {
+        name: answered(name, told, "mpiboot-value uid 0") for name in (first, second)
+    }
+    all_found = short_with_hosts(job())
+    assert ("shm-full", f"{first} {second}", "x") in all_found
+    assert [item for item in all_found if item[0] == "mpi-versions"] == [
+        ("mpi-versions", first, "x"),
+        (
+            "mpi-versions",
+            second,
+            "has mpirun (Open MPI) 5.0.7, the launcher mpirun (Open MPI) 4.1.4",
+        ),
+    ]
+    keys = next(item for item in all_found if item[0] == "ssh-denied")
+    assert keys[2].endswith(" in, and shows the host key SHA256:shown")
+
+
+def short_with_hosts(found: list[Finding]) -> list[tuple[str, str, str]]:
+    return [(item.check, " ".join(item.hosts) or item.host, item.said) for item in found]
+
+
+def test_a_host_that_the_hostfile_has_not_is_a_wrong_call(seen: dict[str, Any]) -> None:
+    with pytest.raises(MpibootError) as caught:
+        list(hosts.of_job(resolve({}, plans.POD), plans.POD, ("w-9",)))
+    assert (caught.value.code, caught.value.finding.said) == (2, "no host 'w-9'")
+    assert caught.value.finding.hint.startswith("there are w-0.job.ns.svc, w-1.job.ns.svc, ")
+    assert list(hosts.of_job(resolve({}, plans.POD), plans.POD, ("w-1",)))
+    assert seen["observed"]

@@ -12,6 +12,7 @@ from mpiboot.data_checks import DATA_CHECKS
 from mpiboot.doctor import columns, gather, table
 from mpiboot.doctor.judge import hardware, image, pod
 from mpiboot.doctor.report import FolderPart, ImagePart, MemoryPart, PodReport
+from mpiboot.doctor.rows import hosts
 from mpiboot.doctor_checks import DOCTOR_CHECKS
 from mpiboot.model import Finding, Level, Role
 from mpiboot.settings import Settings
@@ -28,7 +29,10 @@ def test_every_reference_stands_in_one_column() -> None:
 def test_every_check_of_doctor_has_a_row_that_looks_at_something() -> None:
     rows = [row.reference for row in table.TABLE]
     assert len(rows) == len(set(rows))
-    assert {row.reference for row in (*DOCTOR_CHECKS, *DATA_CHECKS)} <= set(rows)
+    of_hosts = [row.reference for row in hosts.ROWS]
+    assert len(of_hosts) == len(set(of_hosts))
+    assert {row.reference for row in (*DOCTOR_CHECKS, *DATA_CHECKS)} <= {*rows, *of_hosts}
+    assert all(row.looks_at and row.outcomes for row in hosts.ROWS)
     parts = {item.name for item in dataclasses.fields(PodReport)}
     for row in table.TABLE:
         assert set(row.needs) <= parts

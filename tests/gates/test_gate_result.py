@@ -18,6 +18,7 @@ from mpiboot.choices import DataNetworkUse, LogFormat
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, progress
 from mpiboot.gates.access import Access
+from mpiboot.gates.doctor_look import DoctorLook
 from mpiboot.gates.followed_hosts import FollowedHosts
 from mpiboot.gates.job_hostfile import HostfileFollower
 from mpiboot.gates.pair_check import PairCheck
@@ -27,7 +28,7 @@ from mpiboot.gates.reporter import Reporter
 from mpiboot.model import Host, NoFacts, Worker
 from mpiboot.observe.dns import Resolver
 from mpiboot.settings import Settings
-from mpiboot.ssh_client.attempt import LoginTimeouts
+from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 from tests.fakes import plans
 
 HOSTS = plans.hosts(1, 1)
@@ -57,6 +58,7 @@ class Hosts:
         self.prepared = self.last_name = 0
         self.names = SimpleNamespace(renamed={"w-0": "w-0.long"})
         self.host_keys = {"w-0": "ssh-ed25519 SHOWN"}
+        self.answers = {"w-0": Attempt(Target("w-0", "10.0.0.1", 22, ""), Outcome.OK)}
         self.clock = Clock()
         monkeypatch.setattr(gate, "Pipelines", self._made)
         monkeypatch.setattr(gate, "time", self.clock)
@@ -110,11 +112,20 @@ async def test_a_look_hands_on_all_that_it_found(
     hosts.ends["other-name"] = None
     settings = Settings(data_network=use)
     listed = (*HOSTS, OWN, Host("other-name"))
+    names = tuple(host.name for host in listed)
     found = await gate.look(
-        listed, settings, TO, resolver=RESOLVER, limits=LIMITS, mpirun="/m", pairs=PAIRS
+        (*listed, Host("not-asked")),
+        settings,
+        TO,
+        resolver=RESOLVER,
+        limits=LIMITS,
+        mpirun="/m",
+        pairs=PAIRS,
+        doctor=DoctorLook(("own_values",), names),
     )
     assert found.workers == (LATE,)
     assert found.local == listed[2:]
+    assert found.answers == hosts.answers
     assert (found.renamed, found.host_keys) == (hosts.names.renamed, hosts.host_keys)
     late = [("worker-facts", LATE.host.name)] if use is DataNetworkUse.PREFER else []
     assert [(item.check, item.host) for item in found.findings] == [
@@ -129,6 +140,7 @@ async def test_a_look_hands_on_all_that_it_found(
         "once": True,
         "mpirun": "/m",
         "pairs": PAIRS,
+        "doctor": ("own_values",),
     }
 
 

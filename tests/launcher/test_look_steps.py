@@ -16,6 +16,7 @@ import pytest
 from mpiboot import log
 from mpiboot.choices import LogFormat
 from mpiboot.errors import MpibootError, ShownError, error
+from mpiboot.gates.doctor_look import DoctorLook
 from mpiboot.gates.gate import GateResult
 from mpiboot.job import plan as plan_of
 from mpiboot.launcher import look, observation, offline, script
@@ -175,7 +176,7 @@ def test_a_look_waits_for_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observation, "look", looked)
     resolved, environ = resolve({}, {}), {"A": "b"}
     assert look.look(resolved, ("x",), environ) == (found, POD)
-    assert given == [(resolved, environ, {"patience": 0.0}), (POD, ("x",))]
+    assert given == [(resolved, environ, {"patience": 0.0}), (POD, ("x",), DoctorLook())]
 
 
 def test_a_plan_tells_what_was_found_on_the_way_and_ends_with_the_first_failure(

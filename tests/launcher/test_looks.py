@@ -13,6 +13,7 @@ import pytest
 
 from mpiboot.data_network.records import Transport, WorkerNetwork
 from mpiboot.gates import gate, job_hostfile, master_port
+from mpiboot.gates.doctor_look import DoctorLook
 from mpiboot.gates.gate import GateResult
 from mpiboot.gates.job_hostfile import JobHostfile
 from mpiboot.gates.pair_check import PairCheck
@@ -95,14 +96,15 @@ async def test_a_look_asks_every_host_once_and_hands_on_what_was_found(
     monkeypatch.setattr(observation, "_mpi", mpi)
     monkeypatch.setattr(observation, "_own_facts", own_facts)
     monkeypatch.setattr(gate, "look", look)
-    found = await observation.look(launcher, program)
+    doctor = DoctorLook(("own_values",))
+    found = await observation.look(launcher, program, doctor)
     assert given == [
         (launcher, 0.0, "/h"),
         (
             SEEN.hostfile.hosts,
             launcher.resolved.settings,
             ("access", launcher),
-            {"mpirun": found.observed.line.daemons_mpirun, "pairs": pairs},
+            {"mpirun": found.observed.line.daemons_mpirun, "pairs": pairs, "doctor": doctor},
         ),
     ]
     assert pairs.asked == [SEEN.workers, "closed"]

@@ -195,6 +195,9 @@ def test_launchers_find_a_look_and_a_program_that_dials_others(tmp_path: Path) -
     program = Path(setup.__file__).with_name("pairs.py")
     assert pairs.read_text() == f'exec {sys.executable} -I -S {program} "$@"\n'
     assert {stat.S_IMODE(path.stat().st_mode) for path in (look, pairs)} == {0o600}
+    quiet, role, word, *argv = shlex.split((tmp_path / "doctor").read_text())
+    assert (quiet, role) == ("MPIBOOT_TERMINATION_LOG=/dev/null", "MPIBOOT_ROLE=worker")
+    assert (word, argv[-3:]) == ("exec", ["doctor", "--json", "--no-login"])
 
 
 def test_a_home_that_nobody_knows_is_the_workers_own_for_the_embedded_server(
