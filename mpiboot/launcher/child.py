@@ -9,7 +9,6 @@ gives it a moment for that, and ends it by SIGKILL.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import select
 import signal
@@ -30,17 +29,22 @@ from mpiboot.launcher.child_loop import ChildLoop, EndedBySignal
 from mpiboot.launcher.reached import ReachedWorkers
 from mpiboot.launcher.setup import launcher_pod
 from mpiboot.model import Finding, Level
-from mpiboot.parent import launch_spec, preparation
-from mpiboot.parent.signals import ENDING, SIGNALS
-from mpiboot.setting_sources import Resolved, resolve
+from mpiboot.parent import launch_spec
+from mpiboot.parent.signals import ENDING, SIGNALS, by_signal
+from mpiboot.setting_sources import Resolved
 from mpiboot.system import files
 
 if TYPE_CHECKING:
     from mpiboot.ssh_client.staying import StayingClient
 
 
-def main(given: str, *program: str) -> NoReturn:
-    """Run as a program: prepare a launch, and hand it or what went wrong to the parent."""
+def main(
+    resolved: Resolved, program: tuple[str, ...], attempt: str, *, script: bool = False
+) -> NoReturn:
+    """Prepare a launch, and hand it or what went wrong to the parent; it ends this process.
+
+    The arguments are those of ``start.start_child``.
+    """
     parent = os.getppid()
     os.set_inheritable(launch_spec.RESULT, False)
     for number in SIGNALS - ENDING - {signal.SIGCHLD}:
@@ -51,22 +55,17 @@ def main(given: str, *program: str) -> NoReturn:
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     before = dict(os.environ)
     client: StayingClient | None = None
-    values = json.loads(given)
-    part = not (values["attempt"] or values["script"])  # of a job: what comes next isn't known
+    part = not (attempt or script)  # of a job: what comes next isn't known
+    result: launch_spec.Result
     try:
-        resolved = resolve(values["flags"], os.environ)
-        settings = resolved.settings
-        log.configure(level=settings.log_level, form=settings.log_format, role="launcher")
-        result: launch_spec.Result
-        if values["script"]:
+        if script:
             result = script_gate.prepare(resolved, program, parent, loop, reached)
         else:
-            attempt = values["attempt"]
             result, client = prepare(
                 resolved, program, before, parent, loop, reached, attempt=attempt
             )
     except EndedBySignal as told:
-        result = preparation.by_signal(told.number)
+        result = by_signal(told.number)
     except MpibootError as wrong:
         result = _failure(wrong, reached)
     except Exception as wrong:  # noqa: BLE001 - the boundary of this process

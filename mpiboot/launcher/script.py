@@ -146,9 +146,8 @@ def run(
         start.become_parent(ParentTask.SCRIPT, options, list(program), env)
     said = "it runs once, here, when all hosts are ready; its ssh and mpirun know them"
     log.info("script", f"{found.because}: {said}")
-    start.become_parent(
-        ParentTask.LAUNCH, options, start.child(resolved, program, script=True), env
-    )
+    words = start.start_child(resolved, program, env, script=True)
+    start.become_parent(ParentTask.LAUNCH, options, words, env)
 
 
 def _no_gate(resolved: Resolved, environ: Mapping[str, str], found: RunsOnce) -> str:

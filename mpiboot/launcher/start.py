@@ -1,29 +1,30 @@
 """The first act of a launcher: it becomes the small process that stays, before it waits for anyone.
 
-Light: a pod's first process has loaded little more than the command line until here.
+What waits is a copy of it, a child that has all that was loaded until here, and goes on while the
+small process starts. Light: a pod's first process has loaded little more than the command line.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import signal
 import socket
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
 from mpiboot.choices import AUTO, Auto, WorkerExit
-from mpiboot.parent.launch_spec import ATTEMPT, JOB_MARK, ParentOptions
+from mpiboot.parent.launch_spec import ATTEMPT, JOB_MARK, RESULT, ParentOptions
 from mpiboot.parent.signals import SIGNALS
 from mpiboot.parent.task import ParentTask
 from mpiboot.setting_sources import Resolved
 from mpiboot.system import process
 
 _PROGRAM: Final = Path(__file__).resolve().parent.parent / "parent" / "__main__.py"
-_CHILD: Final = "from mpiboot.launcher.child import main; main(*sys.argv[1:])"
 
 
 def launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
@@ -31,6 +32,7 @@ def launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, s
 
     Raises:
         MpibootError: ``program-missing``; this interpreter can't be executed.
+        OSError: no child can be started.
     """
     settings = resolved.settings
     options = ParentOptions(
@@ -40,22 +42,73 @@ def launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, s
         hold_on_failure=settings.hold_on_failure,
     )
     attempt = new_attempt(settings.worker_exit, environ)
-    become_parent(ParentTask.LAUNCH, options, child(resolved, program, attempt), environ)
+    words = start_child(resolved, program, environ, attempt)
+    become_parent(ParentTask.LAUNCH, options, words, environ)
 
 
-def child(
-    resolved: Resolved, program: tuple[str, ...], attempt: str = "", *, script: bool = False
+def start_child(
+    resolved: Resolved,
+    program: tuple[str, ...],
+    environ: Mapping[str, str],
+    attempt: str = "",
+    *,
+    script: bool = False,
 ) -> list[str]:
-    """Give the command line of the child that waits for the hosts.
+    """Start the child that waits for the hosts; it stays this process's own over exec.
+
+    It leads a group of its own: a terminal's Ctrl-C is for the parent to judge.
 
     Args:
         resolved: the settings.
         program: the user's line.
+        environ: the parent's environment.
         attempt: this launcher's name for workers; empty where it is a part of a job.
         script: whether the program starts processes by itself.
+
+    Returns:
+        What the parent is told: the child's process number, and where its result comes.
+
+    Raises:
+        OSError: it can't be started.
     """
-    given = {"flags": dict(resolved.flags), "attempt": attempt, "script": script}
-    return process.python(_CHILD, json.dumps(given), *program)
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if not pid:
+        os.dup2(writer, RESULT)
+        for handle in {reader, writer} - {RESULT}:
+            os.close(handle)
+        _be_child(resolved, program, environ, attempt, script=script)
+    _lead_a_group(pid)  # here too: the parent may end it before it has done anything
+    os.close(writer)
+    os.set_inheritable(reader, True)
+    return [str(pid), str(reader)]
+
+
+def _be_child(
+    resolved: Resolved,
+    program: tuple[str, ...],
+    environ: Mapping[str, str],
+    attempt: str,
+    *,
+    script: bool,
+) -> NoReturn:
+    _lead_a_group(0)
+    given = dict(environ)
+    os.environ.clear()
+    os.environ.update(given)
+    # The parent takes signals in; what it passes on ends this one until there are handlers.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    from mpiboot.launcher import child  # noqa: PLC0415 - the parent has none of it
+
+    child.main(resolved, program, attempt, script=script)
+
+
+def _lead_a_group(pid: int) -> None:
+    with suppress(OSError):
+        os.setpgid(pid, pid)
 
 
 def become_parent(

@@ -15,8 +15,8 @@ from mpiboot.parent.causes import (
     verdict_of,
 )
 from mpiboot.parent.events import RankEnd, Verdict
+from mpiboot.parent.launch_spec import BY_SIGNAL
 from mpiboot.parent.state import (
-    BY_SIGNAL,
     SIGKILL,
     SSH_FAILED,
     WAITING_LOOKS,

@@ -34,6 +34,8 @@ JOB_MARK: Final = "MPIBOOT_JOB_MARK"
 # In the environment of its daemons: the port on which the launcher hears of a worker's end, and
 # what it calls that worker.
 NOTICE: Final = "MPIBOOT_NOTICE"
+# A shell, and an exit status, tell of signal n by 128 + n.
+BY_SIGNAL: Final = 128
 # What workers call the launcher; in the environment of a script, whose launches are one attempt.
 ATTEMPT: Final = "MPIBOOT_ATTEMPT"
 
@@ -215,8 +217,8 @@ def from_line(line: bytes) -> Result:
         values = record["script"]
         return ScriptSpec(**values | {name: tuple(values[name]) for name in ("argv", "client")})
     values = record["launch"]
-    for name in ("argv", "unset_env", "client", "addresses", "left_to_mpirun"):
-        values[name] = tuple(values[name])
+    for key in ("argv", "unset_env", "client", "addresses", "left_to_mpirun"):
+        values[key] = tuple(values[key])
     values["obstacles"] = tuple((name, why) for name, why in values["obstacles"])
     values["daemons"] = tuple(
         RemoteHost(item["name"], item["address"], item["port"], tuple(item["others"]))

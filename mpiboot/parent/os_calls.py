@@ -17,9 +17,8 @@ from functools import partial
 from typing import Final, NoReturn
 
 from mpiboot.executables import IGNORED_BY_PYTHON
-from mpiboot.parent.launch_spec import KEY
+from mpiboot.parent.launch_spec import BY_SIGNAL, KEY
 
-_BY_SIGNAL: Final = 128
 _WORDS: Final = 3
 _TAIL: Final = 4096
 _NOISE: Final = ("Warning: Permanently added", "debug", "Authenticated to", "Transferred:", "Bytes")
@@ -174,7 +173,7 @@ def reap() -> list[tuple[int, int]]:
 def exit_status(status: int) -> int:
     """Give the exit status of a wait status, as shells count it: 128+n for signal n."""
     code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else _BY_SIGNAL - code
+    return code if code >= 0 else BY_SIGNAL - code
 
 
 def last_words(path: str) -> tuple[str, ...]:

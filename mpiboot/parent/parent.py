@@ -19,6 +19,7 @@ from mpiboot.parent.events import Verdict
 from mpiboot.parent.judgement import proved
 from mpiboot.parent.launch_spec import (
     ATTEMPT,
+    BY_SIGNAL,
     CLIENT_SOCKET,
     KEEP_KEY,
     Failure,
@@ -42,7 +43,7 @@ from mpiboot.parent.processes import send, wait_gone
 from mpiboot.parent.report import tell, tell_not_started
 from mpiboot.parent.script import ScriptRun, last_launch, launches
 from mpiboot.parent.signals import ENDING, Signals
-from mpiboot.parent.state import BY_SIGNAL, FAMILIES, UNKNOWN
+from mpiboot.parent.state import FAMILIES, UNKNOWN
 from mpiboot.wording import counted
 
 

@@ -14,24 +14,17 @@ from contextlib import suppress
 from typing import Final
 
 from mpiboot import log
-from mpiboot.parent.launch_spec import Failure, Result, from_line
+from mpiboot.parent.launch_spec import BY_SIGNAL, Failure, Result, from_line
 from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.os_calls import reap
 from mpiboot.parent.processes import wait_gone
-from mpiboot.parent.signals import ENDING, Signals, name
-from mpiboot.parent.state import BY_SIGNAL
+from mpiboot.parent.signals import ENDING, Signals, by_signal, name
 
 _PIECE: Final = 65536
 _BUG: Final = 70
 # Seconds that a child has to tell the hosts that were ready; after a signal somebody waits.
 _TELLS: Final = 2.5
 _TELLS_OF_SIGNAL: Final = 1.0
-
-
-def by_signal(number: int) -> Failure:
-    """Judge a launcher that gets a signal before mpirun is started."""
-    said = f"{name(number)} while waiting for hosts: nothing was started"
-    return Failure(BY_SIGNAL + number, "signal", f"signal: {said}\n", held=False)
 
 
 def ended_by(number: int) -> Failure:
@@ -73,6 +66,7 @@ class Preparation:
         """Wait for what the child hands over, or for what comes before that."""
         self._loop.on(self._reader, self._read)
         self._loop.on(self._signals.handle, self._read_signals)
+        self._reap()  # an end from before SIGCHLD had its default action again sends no more signal
         while self._result is None:
             self._loop.wait(None)
         self._loop.off(self._reader)

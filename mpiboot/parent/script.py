@@ -14,10 +14,10 @@ from contextlib import suppress
 from typing import Final
 
 from mpiboot import log
+from mpiboot.parent.launch_spec import BY_SIGNAL
 from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.os_calls import exit_status, has_terminal, reap, spawn
 from mpiboot.parent.signals import ENDING, Signals, name
-from mpiboot.parent.state import BY_SIGNAL
 
 # Between two looks at what a signalled script has left.
 _LOOK: Final = 0.1

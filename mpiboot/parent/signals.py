@@ -11,6 +11,8 @@ import os
 import signal
 from typing import Final, NamedTuple
 
+from mpiboot.parent.launch_spec import BY_SIGNAL, Failure
+
 # Signals that end a launcher, in whatever phase it is.
 ENDING: Final = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
 # What the parent takes in. Who execs it blocks these before.
@@ -61,3 +63,9 @@ def block() -> set[signal.Signals | int]:
 def name(number: int) -> str:
     """Name a signal."""
     return signal.Signals(number).name
+
+
+def by_signal(number: int) -> Failure:
+    """Judge a launcher that gets a signal before mpirun is started."""
+    said = f"{name(number)} while waiting for hosts: nothing was started"
+    return Failure(BY_SIGNAL + number, "signal", f"signal: {said}\n", held=False)

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Final
 
 from mpiboot.parent.events import MpirunEnded, RankEnded, Timer, Verdict
+from mpiboot.parent.launch_spec import BY_SIGNAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +109,6 @@ SIGNALS: Final = {
 SIGKILL: Final = 9
 SIGTERM: Final = 15
 SIGUSR: Final = (10, 12)
-# A shell, and an exit status, tell of signal n by 128 + n.
-BY_SIGNAL: Final = 128
 # ssh's own failures, and a remote command that a signal ended.
 SSH_FAILED: Final = 255
 # So often ranks are to be found in MPI without those of a host until the job is ended.

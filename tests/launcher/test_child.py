@@ -23,6 +23,7 @@ import asyncio, os, sys, threading
 os.dup2(int(sys.argv[1]), 3)
 from mpiboot.errors import error
 from mpiboot.launcher import child, observation
+from mpiboot.setting_sources import resolve
 
 async def wait(pod, program, reached):
     asyncio.ensure_future(asyncio.to_thread(threading.Event().wait))
@@ -30,11 +31,11 @@ async def wait(pod, program, reached):
 
 child.launcher_pod = lambda *args, **named: None
 observation.wait = wait
-child.main('{"flags": {}, "attempt": "", "script": false}', "true")
+child.main(resolve({}, {}), ("true",), "")
 """
 # Two hosts that are ready.
 READY = """
-import asyncio, os, signal, sys
+import asyncio, json, os, signal, sys
 from dataclasses import replace
 from pathlib import Path
 os.dup2(int(sys.argv[1]), 3)
@@ -45,6 +46,7 @@ from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import child, observation
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.model import Decision, Finding, Level, Source, SshKind
+from mpiboot.setting_sources import resolve
 from mpiboot.ssh_client.config import SshTimeouts
 from mpiboot.ssh_client.kept import KeptConnections
 from mpiboot.system.keys import JobKey
@@ -90,7 +92,8 @@ async def wait(launcher, program, reached):
 child.launcher_pod = pod
 child.ReachedWorkers = Reached
 observation.wait = wait
-child.main(*sys.argv[3:])
+given = json.loads(sys.argv[3])
+child.main(resolve(given["flags"], os.environ), tuple(sys.argv[4:]), given["attempt"])
 """
 
 
@@ -132,7 +135,7 @@ class Handed:
 
 
 def given(attempt: str = "", **flags: str) -> str:
-    return json.dumps({"flags": flags, "attempt": attempt, "script": False})
+    return json.dumps({"flags": flags, "attempt": attempt})
 
 
 def test_where_logins_were_kept_the_child_stays_as_the_ssh_client(tmp_path: Path) -> None:
@@ -222,13 +225,6 @@ def test_what_nobody_expected_is_a_bug_with_its_place(tmp_path: Path) -> None:
     assert (made.result.code, made.result.reference, made.result.held) == (70, "bug", True)
     assert "nobody thought of it" in made.result.message
     assert "RuntimeError: nobody thought of it" in made.said
-
-
-@pytest.mark.parametrize("flags", [{"timeout": "soon"}, {"grace": "-1"}])
-def test_a_wrong_setting_is_a_failure_like_others(tmp_path: Path, flags: dict[str, str]) -> None:
-    made = Handed(tmp_path, "", given(**flags), "./train")
-    assert isinstance(made.result, Failure)
-    assert (made.result.code, made.result.reference) == (2, "usage")
 
 
 def test_a_whole_line_in_one_word_is_told_where_it_is_no_program(tmp_path: Path) -> None:

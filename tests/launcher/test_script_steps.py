@@ -40,7 +40,7 @@ def became(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Became]]:
         raise Stays
 
     monkeypatch.setattr(start, "become_parent", parent)
-    monkeypatch.setattr(start, "child", lambda *given, **named: [repr((given[1:], named))])
+    monkeypatch.setattr(start, "start_child", lambda *given, **named: [repr((given[1:], named))])
     log.configure(form=LogFormat.JSON)
     yield found
     log.configure()
@@ -96,8 +96,8 @@ def test_what_reaches_for_hosts_waits_for_them_in_a_child(
     became: list[Became], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run(tmp_path, REACHES, hostfile="/h")
-    ((task, _, words, _),) = became
-    assert (task, words) == (ParentTask.LAUNCH, [repr(((("sh", "x"),), {"script": True}))])
+    ((task, _, words, env),) = became
+    assert (task, words) == (ParentTask.LAUNCH, [repr(((("sh", "x"), env), {"script": True}))])
     told = json.loads(capfd.readouterr().err)
     assert told["message"] == (
         "it logs in to hosts: it runs once, here, when all hosts are ready; its ssh and mpirun "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -18,50 +19,77 @@ from mpiboot.parent.launch_spec import ParentOptions
 from mpiboot.setting_sources import resolve
 from mpiboot.system import process
 
+# A launcher whose child only tells what it was given, and how it was started.
+PROGRAM = """
+import json, os, signal, sys
+from mpiboot.launcher import child, start
+from mpiboot.parent import signals
+from mpiboot.parent.launch_spec import RESULT
+from mpiboot.setting_sources import resolve
 
-class Replaced(Exception):  # noqa: N818 - it is none
-    """This process would be another program now."""
+def main(resolved, program, attempt, *, script=False):
+    masks = [line for line in open("/proc/self/status") if line.startswith("SigBlk")]
+    told = {"flags": resolved.flags, "program": program, "attempt": attempt, "script": script}
+    told |= {"environ": dict(os.environ), "mask": int(masks[0].split()[1], 16)}
+    told |= {"ids": [os.getpid(), os.getppid(), os.getpgrp()], "open": os.listdir("/proc/self/fd")}
+    os.write(RESULT, json.dumps(told).encode())
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
+    os.write(RESULT, b"\\n")
+    signal.pause()
+
+child.main = main
+given = json.loads(sys.argv[1])
+signals.block()
+start.launch(resolve(given["flags"], os.environ), ("./train", "-x"), given["environ"])
+"""
+# What stands in the parent's place: it tells what it was given, and what its child says.
+PARENT = """#!/bin/sh
+exec {python} -IS - "$@" << 'END'
+import json, os, signal, sys
+options, child, result = sys.argv[sys.argv.index("launch") + 1:]
+told = {{"options": options, "child": int(child), "own": os.getpid(), "environ": [*os.environ]}}
+told["mask"] = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])]
+print(json.dumps(told))
+print(open(int(result)).readline())
+END
+"""
 
 
-def test_the_parent_has_its_options_its_child_and_the_signals_that_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    said: list[tuple[Sequence[str], Mapping[str, str], Sequence[int]]] = []
-
-    def replace(
-        argv: Sequence[str], environ: Mapping[str, str], *, blocked: Sequence[int]
-    ) -> NoReturn:
-        said.append((argv, environ, blocked))
-        raise Replaced
-
-    monkeypatch.setattr(process, "replace", replace)
-    monkeypatch.setattr(process, "is_containers_own", lambda: True)
+def test_the_parent_has_its_options_its_child_and_the_signals_that_wait(tmp_path: Path) -> None:
     flags = {
         "hold_on_failure": "60",
         "log_level": "debug",
         "log_format": "json",
         "termination_log": "/t",
     }
-    environ = {"A": "1", "MPIBOOT_WORKER_EXIT": "after-job"}
-    with pytest.raises(Replaced):
-        start.launch(resolve(flags, environ), ("./train", "-x"), environ)
+    given = {"A": "1", "PATH": os.environ["PATH"], "MPIBOOT_WORKER_EXIT": "after-job"}
+    parent = tmp_path / "python"
+    parent.write_text(PARENT.format(python=sys.executable))
+    parent.chmod(0o755)
+    program = f"import sys; sys.executable = {str(parent)!r}\n{PROGRAM}"
+    words = [sys.executable, "-c", program, json.dumps({"flags": flags, "environ": given})]
+    env = given | {"B": "not given", "PYTHONPATH": str(Path(mpiboot.__file__).parents[1])}
+    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        became = json.loads(process.stdout.readline())
+        try:
+            told = json.loads(process.stdout.readline())
+        finally:
+            os.kill(became["child"], signal.SIGTERM)
+    own, child = became["own"], became["child"]
+    assert own == process.pid
+    wanted = ParentOptions(LogLevel.DEBUG, LogFormat.JSON, "/t", 60.0)
+    assert ParentOptions.from_json(became["options"]) == wanted
+    assert {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD} <= {*became["mask"]}
+    assert "B" not in became["environ"]
 
-    ((argv, given, blocked),) = said
-    folder = Path(mpiboot.__file__).parent
-    head = [sys.executable, "-I", "-S", str(folder / "parent/__main__.py"), "launch"]
-    assert list(argv[:5]) == head
-    assert ParentOptions.from_json(argv[5]) == ParentOptions(
-        LogLevel.DEBUG, LogFormat.JSON, "/t", 60.0
-    )
-    child = argv[6:]
-    assert child[0] == sys.executable
-    assert "launcher.child" in child[2]
-    assert list(child[-2:]) == ["./train", "-x"]
-    told = json.loads(child[-3])
-    assert told["flags"] == flags
+    assert told["ids"] == [child, own, child]
+    assert told["mask"] == 0
+    assert (told["flags"], told["program"], told["script"]) == (flags, ["./train", "-x"], False)
     assert told["attempt"].count("@") == 2
-    assert given == environ
-    assert {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD} <= set(blocked)
+    assert told["environ"] == given
+    assert sorted(map(int, told["open"]))[:4] == [0, 1, 2, 3]
+    assert len(told["open"]) == 5  # and the folder that lists them: no end of the pipe but its own
 
 
 @pytest.mark.parametrize(

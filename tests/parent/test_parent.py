@@ -14,7 +14,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +41,21 @@ from mpiboot.parent.launch_spec import (
 PACKAGE = Path(mpiboot.__file__).parent
 AGENT = PACKAGE / "libexec" / "agent"
 PARENT = [sys.executable, "-I", "-S", str(PACKAGE / "parent" / "__main__.py")]
+# What the parent was before: it starts the child that waits for hosts, as ``start.start_child``.
+STARTS = """
+import json, os, signal, sys
+from signal import SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2
+waits = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD]
+signal.pthread_sigmask(signal.SIG_BLOCK, waits)
+reader, writer = os.pipe()
+os.set_inheritable(reader, True)
+parent, child = json.loads(sys.argv[1]), sys.argv[2:]
+moved = [(os.POSIX_SPAWN_DUP2, writer, 3)]
+pid = os.posix_spawn(
+    child[0], child, os.environ, file_actions=moved, setsigmask=(), setpgroup=0
+)
+os.execv(parent[0], [*parent, str(pid), str(reader)])
+"""
 GUARD = 40.0
 # What a worker's address answers from: another loopback address, where somebody may listen.
 WORKER = "127.0.0.2"
@@ -105,8 +120,9 @@ class Rig:
     def hand_over(self, result: Result) -> None:
         (self.folder / "result").write_bytes(to_line(result))
 
-    def argv(self) -> list[str]:
-        return [*PARENT, "launch", self.options.to_json(), "/bin/sh", "-c", self.child]
+    def argv(self, parent: Sequence[str] = PARENT) -> list[str]:
+        words = json.dumps([*parent, "launch", self.options.to_json()])
+        return [*PARENT[:3], "-c", STARTS, words, "/bin/sh", "-c", self.child]
 
     def start(self, script: str, stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
         self.write(script)
@@ -206,9 +222,13 @@ def test_what_takes_the_kernel_long_is_done_while_hosts_are_waited_for(rig: Rig)
         "mpirun_messages._HANDLE = 600\n"
         "__main__.main()\n"
     )
-    argv = [sys.executable, "-c", higher, *rig.argv()[len(PARENT) :]]
     done = subprocess.run(
-        argv, env=rig.environ, capture_output=True, timeout=GUARD, check=False, cwd=PACKAGE.parent
+        rig.argv([sys.executable, "-c", higher]),
+        env=rig.environ,
+        capture_output=True,
+        timeout=GUARD,
+        check=False,
+        cwd=PACKAGE.parent,
     )
     assert done.returncode == 3, done.stderr
 
@@ -1017,9 +1037,9 @@ def test_a_child_that_ends_without_a_word_is_one_line(
     assert words in rig.log.read_text()
 
 
-def test_a_child_that_can_not_be_started_is_told_and_is_an_end(rig: Rig) -> None:
+def test_what_the_parent_can_not_read_is_told_and_is_an_end(rig: Rig) -> None:
     done = subprocess.run(
-        [*PARENT, "launch", rig.options.to_json(), "/nonexistent"],
+        [*PARENT, "launch", rig.options.to_json(), "no-pid", "3"],
         env=rig.environ,
         capture_output=True,
         text=True,
@@ -1098,7 +1118,7 @@ def test_a_programs_signals_do_not_end_the_wait(rig: Rig) -> None:
 
 def test_a_signal_that_comes_while_the_parent_loads_is_not_lost(rig: Rig) -> None:
     """Who execs it has blocked it; so it waits, also for PID 1."""
-    rig.write("sleep 300")
+    rig.child = "exec sleep 300"
     first = (
         "import os, signal, sys\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
@@ -1183,7 +1203,7 @@ def test_the_agents_events_are_read_while_the_workers_are_asked(rig: Rig) -> Non
     program = package / "mpiboot" / "parent" / "__main__.py"
     rig.write("exit 9")
     done = subprocess.run(
-        [*PARENT[:3], str(program), *rig.argv()[4:]],
+        rig.argv([*PARENT[:3], str(program)]),
         env=rig.environ,
         capture_output=True,
         text=True,

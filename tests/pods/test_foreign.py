@@ -52,7 +52,7 @@ def test_the_own_client_may_open_as_many_files_as_the_pod_allows(
         launcher={"rlimits": {"RLIMIT_NOFILE": (256, 4096)}},
     ).start()
     until(lambda: len(ranks(job.launcher.stdout())) == 2)
-    assert _open_files(job.launcher, "from mpiboot.launcher.child") == {"4096"}
+    assert _open_files(job.launcher, "bin/mpiboot") == {"4096"}  # what waited for the hosts
     assert _open_files(job.launcher, "output-proctable") == {"256"}  # mpirun, which is prterun here
 
 
