@@ -14,7 +14,7 @@ from mpiboot.commands.run import COMMANDS, ENTRY, ErrorSettings, without_options
 from mpiboot.errors import MpibootError, ShownError
 
 # Commands that look at PATH, or leave it, as the pod has it, shims and all.
-_AS_IT_IS: Final = ("doctor", "exec", "rank", "shims")
+_AS_IT_IS: Final = ("copy-to", "doctor", "exec", "rank", "shims")
 # What a worker runs beside itself: the end of that is not the end of anything.
 _BESIDE_A_WORKER: Final = ["facts", "--write"]
 # By which the shells' completion calls a program, with what is to be done.

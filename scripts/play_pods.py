@@ -19,7 +19,9 @@ from tests.pods.fields import NotPlayedError  # noqa: E402
 from tests.pods.manifest import InitError  # noqa: E402
 from tests.pods.play import Prepared, prepare  # noqa: E402
 
-IMAGES = sorted(path.name.partition(".Contain")[0] for path in ROOT.glob("container/*.Container*"))
+IMAGES = sorted(
+    path.name.partition(".Contain")[0] for path in ROOT.glob("container/*-*.Container*")
+)
 _TOOLS = ("runc", "ip", "nsenter", "unshare")
 _DAY = 86400  # seconds: a job may take long, and Ctrl-C ends it
 _REFUSED = 2

@@ -31,7 +31,7 @@ from tests.pods import test_manifests
 # What stands in documentation for a name that the reader has.
 _STANDS_FOR = {"MPIBOOT_X", "MPIBOOT_THE_NAME"}
 _PODS = ROOT / "tests" / "pods"
-_OF_PAGES = (_PODS / "test_rank_env.py", _PODS / "test_examples.py")
+_OF_PAGES = tuple(_PODS / f"test_{name}.py" for name in ("examples", "own_python", "rank_env"))
 _TESTS = (
     Path(__file__),
     ROOT / "tests/test_packaging.py",

@@ -100,7 +100,11 @@ def test_an_mpijobs_numbers_and_mpi_are_its_pods() -> None:
     )
     assert launcher.env["HYDRA_HOST_FILE"] == "/etc/mpi/hostfile"
     assert {worker.env["MPIBOOT_SSH_PORT"] for worker in workers} == {"2222"}
-    assert {volume.path for volume in workers[0].volumes} == {"/home/mpi/.ssh", "/tmp", "/dev/shm"}
+    assert {volume.path for volume in workers[0].volumes} == {
+        "/home/mpiuser/.ssh",
+        "/tmp",
+        "/dev/shm",
+    }
 
 
 def written(tmp_path: Path, *documents: dict[str, Any]) -> Path:

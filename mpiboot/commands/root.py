@@ -10,7 +10,7 @@ from typing import Final
 import click
 
 from mpiboot import __version__
-from mpiboot.commands import job, look, run, shims
+from mpiboot.commands import copy_to, job, look, run, shims
 from mpiboot.commands.options import Command, Group
 from mpiboot.commands.run import ENTRY, Words
 
@@ -120,6 +120,7 @@ cli.add_command(look.doctor)
 cli.add_command(look.facts)
 cli.add_command(look.settings)
 cli.add_command(shims.shims)
+cli.add_command(copy_to.copy_to)
 
 
 @cli.command("help", cls=Command)

@@ -20,7 +20,7 @@ from mpiboot.setting_sources import Resolved, resolve
 
 ENTRY: Final = "(program)"
 COMMANDS: Final = (
-    *("doctor", "exec", "facts", "help", "launcher", "plan"),
+    *("copy-to", "doctor", "exec", "facts", "help", "launcher", "plan"),
     *("rank", "settings", "shims", "version", "wait", "worker"),
 )
 Words = tuple[str, ...]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EACH = pytest.mark.parametrize("path", FILES, ids=name_of)
 # What a container of an example may have beyond nothing: sshd's for root, and RDMA's.
 _ADDED = {"IPC_LOCK", "SETGID", "SETUID", "SYS_CHROOT"}
-_IMAGES = {"my-image", "my-worker-image"}
+_IMAGES = {"my-image", "my-registry/mpiboot", "my-worker-image"}
 
 
 def pods(path: Path) -> Iterator[dict[str, Any]]:
@@ -79,6 +79,8 @@ def test_an_examples_settings_and_commands_are_mpiboots(path: Path) -> None:
         assert {name for name in env if name.startswith("MPIBOOT_")} <= known
         setting_sources.resolve({}, env)
         command, args = container.get("command"), container.get("args", [])
+        if command == ["/mpiboot/bin/mpiboot"]:  # as an ENTRYPOINT would
+            command = None
         if command is None and not args:  # a Trainer's launcher: the TrainJob has its args
             assert path.parent.name == "trainer"
         elif command is None and args[0] in cli.commands:
@@ -107,7 +109,8 @@ def test_an_example_may_do_no_more_than_it_needs(path: Path) -> None:
         # A capability is of use to root alone; who isn't root is restricted in every way.
         assert everybody["runAsUser"] == 0 if added else True
         assert everybody.get("runAsNonRoot", False) == (everybody["runAsUser"] != 0)
-        assert any(mount["mountPath"] == "/tmp" for mount in container["volumeMounts"])
+        paths = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert "/tmp" in paths or container["args"] == ["copy-to", "/mpiboot"]
         token = pod.get("automountServiceAccountToken")
         uses_api = any(item["name"] == "MPIBOOT_LAUNCH_AGENT" for item in container.get("env", ()))
         assert token is (None if uses_api else False)

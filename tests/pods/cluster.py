@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.pods.nameserver import Nameserver
 from tests.pods.network import Link, Netns, Node
@@ -81,6 +82,16 @@ class Cluster:
                 self._nodes[spec.host_network] = shared
         pod = Pod(Place(self.node, self.dns, self.folder, self.name), spec, shared)
         self.pods.append(pod)
+        for number, own in enumerate(spec.before):
+            common: dict[str, Any] = {
+                "args": (),
+                "command": None,
+                "env": {},
+                "subdomain": None,
+                "before": (),
+            }
+            init = replace(spec, **{**common, "name": f"{spec.name}-init-{number}", **own})
+            pod.before.append(self.pod(init, beside=pod))
         return pod
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -15,16 +14,16 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.pods.cache import CACHE, REPOSITORY, folders, hash_of, once
+from tests.pods.code_layer import code_layer
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-CACHE = Path(os.environ.get("MPIBOOT_CACHE", "/var/cache/mpiboot"))
 PROGRAMS = Path(__file__).parent / "programs"
 NAMES = ("openmpi-4.1", "openmpi-5.0")
 # Test programs for these are compiled elsewhere: all MPIs of MPICH's ABI have a libmpi.so.12.
 _ABI = ("mpich-5.0", "intel-mpi")
-_VENV = "opt/mpiboot"
 _MPICH_HEADERS = "/usr/include/x86_64-linux-gnu/mpich"
 
 # The packages whose files a variant lacks.
@@ -58,7 +57,7 @@ class Image:
         def whiteouts(layer: Path) -> None:
             for path in paths:
                 target = layer / path.lstrip("/")
-                _folders(layer, target.parent)
+                folders(layer, target.parent)
                 os.mknod(target, 0o020000, os.makedev(0, 0))
 
         return self._with_layer(("without", *paths), whiteouts)
@@ -69,7 +68,7 @@ class Image:
         def write(layer: Path) -> None:
             for path, content in files.items():
                 target = layer / path.lstrip("/")
-                _folders(layer, target.parent)
+                folders(layer, target.parent)
                 target.write_text(content)
                 target.chmod(mode)
 
@@ -80,7 +79,7 @@ class Image:
 
         def write(layer: Path) -> None:
             target = layer / path.lstrip("/")
-            _folders(layer, target.parent)
+            folders(layer, target.parent)
             target.write_bytes(content)
             target.chmod(0o755)
             if capability:
@@ -94,7 +93,7 @@ class Image:
 
         def install(layer: Path) -> None:
             target = layer / "opt/packages"
-            _folders(layer, target)
+            folders(layer, target)
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
             # The images' Python is the one that the oldest Debian among them has.
             version = ["--python-version", "3.11", "--no-deps", "--target", str(target)]
@@ -121,7 +120,7 @@ class Image:
 
     def _with_layer(self, what: tuple[str, ...], make: Callable[[Path], None]) -> Image:
         key = hashlib.sha256("\0".join(what).encode()).hexdigest()[:12]
-        layer = _once(CACHE / "layers" / key, make)
+        layer = once(CACHE / "layers" / key, make)
         return replace(self, name=f"{self.name}+{key}", layers=(layer, *self.layers))
 
 
@@ -141,7 +140,7 @@ def image(name: str, *, programs: bool = True) -> Image:
     root = folder / "root"
     return Image(
         name=name,
-        layers=(_code_layer(root), root),
+        layers=(code_layer(root), root),
         entrypoint=tuple(about.get("Entrypoint", ())),
         env=dict(entry.split("=", 1) for entry in about.get("Env", ())),
         programs=_compiled(name) if programs else None,
@@ -165,113 +164,6 @@ def _package_files(whole: Image, package: str) -> Iterator[str]:
             yield "/" + str((path.parent.resolve() / path.name).relative_to(root.resolve()))
 
 
-def _folders(layer: Path, folder: Path) -> None:
-    """Makes parent folders with the mode that a merged root needs, whatever the umask is."""
-    for part in reversed([folder, *folder.parents]):
-        if layer in part.parents and not part.exists():
-            part.mkdir()
-            part.chmod(0o755)
-
-
-def _once(target: Path, make: Callable[[Path], None]) -> Path:
-    """Makes a folder of the cache unless it is there; two at once do no harm to each other."""
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
-        part.chmod(0o755)
-        try:
-            make(part)
-            part.rename(target)
-        except FileExistsError:
-            shutil.rmtree(part)
-        except OSError:
-            shutil.rmtree(part, ignore_errors=True)
-            if not target.exists():
-                raise
-    os.utime(target)  # scripts/images deletes what nobody used for days
-    return target
-
-
-def _hash_of(*paths: Path) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        for file in files:
-            if file.is_file() and "__pycache__" not in file.parts:
-                digest.update(f"{file} {os.access(file, os.X_OK)}\0".encode())
-                digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def _code_layer(root: Path) -> Path:
-    """What `pip install --no-deps .` adds to an image, without its seconds.
-
-    A test compares it with an image that pip really made.
-    """
-    package, project = REPOSITORY / "mpiboot", REPOSITORY / "pyproject.toml"
-    site = next((root / _VENV / "lib").glob("python3.*/site-packages")).relative_to(root)
-
-    def make(layer: Path) -> None:
-        _folders(layer, layer / site)
-        shutil.copytree(
-            package, layer / site / "mpiboot", ignore=shutil.ignore_patterns("__pycache__")
-        )
-        for path in (layer / site / "mpiboot").rglob("*"):
-            path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
-        scripts = _scripts(project.read_text())
-        version = _version(package)
-        about = layer / site / f"mpiboot-{version}.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text(
-            f"Metadata-Version: 2.4\nName: mpiboot\nVersion: {version}\n"
-        )
-        (about / "entry_points.txt").write_text(
-            "".join(["[console_scripts]\n", *(f"{n} = {m}:{f}\n" for n, m, f in scripts)])
-        )
-        _folders(layer, layer / _VENV / "bin")
-        for name, module, function in scripts:
-            script = layer / _VENV / "bin" / name
-            script.write_text(_SCRIPT.format(module=module, function=function))
-            script.chmod(0o755)
-        _byte_compile(root, layer, site / "mpiboot")
-
-    key = _hash_of(package, project, Path(__file__))
-    return _once(CACHE / "code" / f"{root.parent.name}-{key}", make)
-
-
-# pip's own text.
-_SCRIPT = r"""#!/opt/mpiboot/bin/python3
-# -*- coding: utf-8 -*-
-import re
-import sys
-from {module} import {function}
-if __name__ == '__main__':
-    sys.argv[0] = re.sub(r'(-script\.pyw|\.exe)?$', '', sys.argv[0])
-    sys.exit({function}())
-"""
-
-
-def _scripts(project: str) -> list[tuple[str, str, str]]:
-    section = project.partition("\n[project.scripts]\n")[2].partition("\n[")[0]
-    return re.findall(r'^(\S+)\s*=\s*"([\w.]+):(\w+)"', section, re.MULTILINE)
-
-
-def _version(package: Path) -> str:
-    found = re.search(r'__version__.*=\s*"(.+?)"', (package / "__init__.py").read_text())
-    return found[1] if found else "0"
-
-
-def _byte_compile(root: Path, layer: Path, package: Path) -> None:
-    """Compiles with the image's own Python, which alone knows its format."""
-    script = (
-        'mount --bind "$2" "$1/mnt"\n'
-        'chroot "$1" /opt/mpiboot/bin/python3 -m compileall -q -s /mnt -p / "/mnt/$3"'
-    )
-    alone = ("unshare", "--mount", "--propagation", "private")
-    argv = [*alone, "sh", "-ec", script, "sh", str(root), str(layer), str(package)]
-    subprocess.run(argv, check=True)
-
-
 def _compiled(name: str) -> Path:
     """The test programs, compiled against an image's own MPI; makes the compiler on first use."""
     abi = name in _ABI
@@ -293,5 +185,5 @@ def _compiled(name: str) -> Path:
                 subprocess.run(["chroot", str(root), *argv], check=True)
                 shutil.copy(Path(build) / source.stem, folder)
 
-    key = _hash_of(PROGRAMS, REPOSITORY / "container")
-    return _once(CACHE / "programs" / f"{name}-{key}", make)
+    key = hash_of(PROGRAMS, REPOSITORY / "container")
+    return once(CACHE / "programs" / f"{name}-{key}", make)

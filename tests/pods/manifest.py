@@ -9,10 +9,11 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tests.pods import images
 from tests.pods.fields import Fields, NotPlayedError, left_out, needed, only
 from tests.pods.oci import CONTAINERD, PodSpec
 from tests.pods.operator import mpijob
-from tests.pods.volumes import EmptyDir, Files, Tmpfs
+from tests.pods.volumes import EmptyDir, Files, Shared, Tmpfs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +43,7 @@ def play_mpijob(cluster: Cluster, image: Image, manifest: Fields) -> Job:
     replicas = {
         name: needed(manifest, "spec", "mpiReplicaSpecs", name) for name in ("Launcher", "Worker")
     }
-    launcher, worker = map(_replicas, replicas.values())
+    launcher, worker = (_replicas(made, image) for made in replicas.values())
     if not (workers := replicas["Worker"].get("replicas", 1)):
         raise NotPlayedError("MPIJob: spec.mpiReplicaSpecs.Worker.replicas is 0")
     return mpijob(
@@ -167,9 +168,26 @@ def headless(service: Fields, name: str, labels: Fields) -> None:
         raise NotPlayedError(f"Service: its selector is not {labels}, the pods' labels")
 
 
-def _replicas(fields: Fields) -> Fields:
+def _replicas(fields: Fields, image: Image | None) -> Fields:
     only(fields, "replicas", "template")
-    return play_pod(only(needed(fields, "template"), "metadata", "spec")["spec"])
+    pod = dict(only(needed(fields, "template"), "metadata", "spec")["spec"])
+    inits = pod.pop("initContainers", [])
+    made = play_pod(pod)
+    folders = {item.path: item for item in made["volumes"] if isinstance(item, EmptyDir)}
+    made["before"] = [_before({**pod, "containers": [init]}, folders, image) for init in inits]
+    return made
+
+
+def _before(pod: Fields, folders: Mapping[str, EmptyDir], image: Image | None) -> Fields:
+    """What of an init container isn't as the pod's own; an empty folder of both is one."""
+    made = play_pod(pod)
+    made["volumes"] = [
+        Shared(item.path, folders[item.path]) if item.path in folders else item
+        for item in made["volumes"]
+    ]
+    # There is no image while a manifest is only read.
+    carries = image is not None and made["args"][:1] == ["copy-to"]
+    return {**made, "image": images.image("mpiboot", programs=False) if carries else image}
 
 
 def play_pod(fields: Fields, objects: Objects | None = None) -> Fields:

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tests.pods.images import REPOSITORY
+from tests.pods.cache import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

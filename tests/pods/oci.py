@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.pods.network import Link
 from tests.pods.users import MAP
@@ -75,6 +75,8 @@ _REFUSED_CALLS = (
 class PodSpec:
     """Everything that a manifest can say about a pod of one container, and a cluster's defaults.
 
+    `before` are its init containers: what of them is not as the container's own.
+
     `args` follow the image's ENTRYPOINT; `command` replaces both. `host_network` names the node
     whose network the pod shares. Without `host_users` no user of the pod is one of the node. With
     `share_processes` (shareProcessNamespace) its first process is not the container's.
@@ -113,6 +115,7 @@ class PodSpec:
     # Soft and hard limit.
     rlimits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     sysctls: Mapping[str, str] = field(default_factory=dict)
+    before: Sequence[Mapping[str, Any]] = ()
 
     @property
     def argv(self) -> list[str]:
@@ -206,7 +209,11 @@ def configuration(
 
 def _group_of(spec: PodSpec) -> int:
     """A user of the image's passwd has its own group there; any other number gets group 0."""
-    for line in spec.image.read_text("/etc/passwd").splitlines():
+    try:
+        passwd = spec.image.read_text("/etc/passwd")
+    except FileNotFoundError:  # an image with nothing but a program
+        return 0
+    for line in passwd.splitlines():
         fields = line.split(":")
         if fields[2] == str(spec.user):
             return int(fields[3])

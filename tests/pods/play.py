@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # The sample takes whatever options the manifest's own program has.
 _SAMPLE: Final = "#!/bin/sh\nexec /opt/programs/ring\n"
-_COMMANDS: Final = ("launcher", "worker", "wait", "exec")
+_COMMANDS: Final = ("launcher", "worker", "wait", "exec", "copy-to")
 _IMAGES: Final = {"MPICH": "mpich-5.0", "Intel": "intel-mpi"}
 # Kinds that make no pod, and what a job here has in their place.
 _NO_POD: Final = {

@@ -36,6 +36,7 @@ class Pod(Sandbox):
     def __init__(self, place: Place, spec: PodSpec, network: Netns | None) -> None:
         super().__init__(place, spec, network)
         self.restarts = -1
+        self.before: list[Pod] = []
         self.terminal: Terminal | None = None
         self._runc_root = place.folder / "runc"
         self._cluster = place.cluster
@@ -46,7 +47,13 @@ class Pod(Sandbox):
     # --- the container's life ---
 
     def start(self) -> Pod:
-        """Starts the container and returns as soon as its first process runs."""
+        """Starts the container and returns as soon as its first process runs.
+
+        Its init containers run first, with the pod's first start.
+        """
+        for init in self.before if self.restarts < 0 else ():
+            if code := init.start().wait():
+                raise PodError(f"{init.spec.name} ended with {code}:\n{init.stderr()}")
         self.restarts += 1
         self._id = f"{self._key}-{self.restarts}"
         bundle = self._folder / f"container-{self.restarts}"

@@ -32,7 +32,7 @@ def test_the_volcano_job_of_its_page(cluster: Cluster, rig: None, name: str) -> 
     assert "role launcher (MPI_HOST, which Volcano's mpi plugin sets" in said
     assert "4 ranks on 2 hosts of /etc/volcano/worker.host" in said
     assert "stay here: MPI_HOST" not in said
-    assert ":2206 as mpi" in job.workers[0].stderr()
+    assert ":2206 as mpiuser" in job.workers[0].stderr()
 
 
 @pytest.mark.full
@@ -63,4 +63,4 @@ def test_the_trainjob_of_its_page(cluster: Cluster, rig: None, name: str) -> Non
     assert ranks(played.launcher.stdout()) == [
         (rank, 6, hosts[rank // 2].hostname) for rank in range(6)
     ]
-    assert ":2222 as mpi" in played.workers[0].stderr()
+    assert ":2222 as mpiuser" in played.workers[0].stderr()

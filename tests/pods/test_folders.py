@@ -95,7 +95,7 @@ def test_pods_that_share_a_volume_for_their_files(
         images.image(NAME),
         workers=2,
         user=1000,
-        ssh_mount="/home/mpi/.ssh",
+        ssh_mount="/home/mpiuser/.ssh",
         launcher_args=["mpirun", "sh", "-c", 'echo "at $(hostname) $HOSTNAME"'],
         launcher=every,
         worker=every,
@@ -167,7 +167,7 @@ def test_a_tmpdir_with_a_blank_is_passed_over_for_a_launchers_files(
         workers=2,
         launcher_args=[RING],
         user=1000,
-        ssh_mount="/home/mpi/.ssh",
+        ssh_mount="/home/mpiuser/.ssh",
         launcher={"env": {"TMPDIR": odd.path}, "volumes": [odd]},
     ).start()
     assert job.wait(PATIENCE) == 0

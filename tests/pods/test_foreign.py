@@ -111,19 +111,19 @@ def test_an_mpi_that_nobody_knows_gets_the_users_own_line(cluster: Cluster, rig:
 def test_the_operators_base_image_as_user_1000(cluster: Cluster, rig: None, name: str) -> None:
     """Its sshd_config: the mounted key is the host key, and the port is 2222."""
     config = (
-        "PidFile /tmp/sshd.pid\nHostKey /home/mpi/.ssh/id_rsa\nStrictModes no\nPort 2222\n"
-        "AuthorizedKeysFile /home/mpi/.ssh/authorized_keys\n"
+        "PidFile /tmp/sshd.pid\nHostKey /home/mpiuser/.ssh/id_rsa\nStrictModes no\nPort 2222\n"
+        "AuthorizedKeysFile /home/mpiuser/.ssh/authorized_keys\n"
     )
     job = mpijob(
         cluster,
-        images.image(name).with_files({"/home/mpi/.sshd_config": config}),
+        images.image(name).with_files({"/home/mpiuser/.sshd_config": config}),
         workers=2,
         slots=2,
         launcher_args=[RING],
-        worker_command=["/usr/sbin/sshd", "-De", "-f", "/home/mpi/.sshd_config"],
+        worker_command=["/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"],
         worker_args=(),
         user=1000,
-        ssh_mount="/home/mpi/.ssh",
+        ssh_mount="/home/mpiuser/.ssh",
     ).start()
     assert job.wait(PATIENCE) == 0
     spans(job, slots=2)

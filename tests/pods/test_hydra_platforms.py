@@ -128,10 +128,9 @@ def test_ranks_on_every_host_each_with_its_own_environment(
     launcher, hosts = play(cluster, name, ["sh", "-c", TELL])
     until(lambda: launcher.stdout().count("own=") == 2 * len(hosts) or not launcher.running)
     told = sorted(launcher.stdout().splitlines())
-    home = "/home/mpiuser" if play is trainer else "/home/mpi"
     assert told == [
         f"{rank} {pod.hostname} {pod.hostname} own=host "
-        f"both={'launcher' if pod is launcher else 'host'} nccl=all home={home}"
+        f"both={'launcher' if pod is launcher else 'host'} nccl=all home=/home/mpiuser"
         for rank, pod in enumerate(pod for pod in hosts for _ in range(2))
     ]
     for pod in hosts:

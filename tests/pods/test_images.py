@@ -41,7 +41,7 @@ def test_images_hold_no_keys_and_no_secrets_of_the_build(image: Image) -> None:
     root = image.layers[-1]
     assert not list((root / "etc/ssh").glob("ssh_host_*"))
     assert not (root / "etc/pip.conf").exists()
-    assert "mpi:*:" in (root / "etc/shadow").read_text()
+    assert "mpiuser:*:" in (root / "etc/shadow").read_text()
 
 
 @pytest.mark.full

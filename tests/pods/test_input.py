@@ -96,7 +96,7 @@ def test_two_hostfiles_that_differ_are_said_and_the_users_is_used(
 
 
 def test_a_key_that_this_user_may_not_read_is_named(cluster: Cluster, one: Image) -> None:
-    private = Files("/home/mpi/.ssh", KeyPair.make().files(), 0o600)
+    private = Files("/home/mpiuser/.ssh", KeyPair.make().files(), 0o600)
     details = {"volumes": [private]}
     job = mpijob(
         cluster,
@@ -104,10 +104,10 @@ def test_a_key_that_this_user_may_not_read_is_named(cluster: Cluster, one: Image
         workers=1,
         launcher_args=PROGRAM,
         user=1000,
-        ssh_mount="/home/mpi/.ssh",
+        ssh_mount="/home/mpiuser/.ssh",
         launcher=details,
     ).start()
-    fails(job, 77, "ssh-key", "/home/mpi/.ssh/id_rsa has mode 0600 of uid 0")
+    fails(job, 77, "ssh-key", "/home/mpiuser/.ssh/id_rsa has mode 0600 of uid 0")
 
 
 @pytest.mark.full

@@ -247,7 +247,7 @@ def test_user_1000_with_the_key_in_its_home(cluster: Cluster, image: Image) -> N
         image,
         workers=2,
         launcher_args=[RING],
-        ssh_mount="/home/mpi/.ssh",
+        ssh_mount="/home/mpiuser/.ssh",
         user=1000,
         env={"MPIBOOT_WORKER_EXIT": "never"},
     ).start()
@@ -501,15 +501,15 @@ def test_without_a_parent_mpirun_is_the_container(cluster: Cluster, image: Image
 
 @pytest.mark.full
 def test_a_hostfile_that_names_the_user(cluster: Cluster, image: Image) -> None:
-    text = "".join(f"mpi@pi-worker-{index}.pi.default.svc slots=1\n" for index in range(2))
+    text = "".join(f"mpiuser@pi-worker-{index}.pi.default.svc slots=1\n" for index in range(2))
     job = mpijob(
         cluster,
         image,
         workers=2,
         launcher_args=[RING],
-        ssh_mount="/home/mpi/.ssh",
+        ssh_mount="/home/mpiuser/.ssh",
         worker={"user": 1000, "env": {"MPIBOOT_WORKER_EXIT": "never"}},
-        launcher={"env": {"MPIBOOT_SSH_KEY": "/home/mpi/.ssh"}},
+        launcher={"env": {"MPIBOOT_SSH_KEY": "/home/mpiuser/.ssh"}},
         hostfile=text,
     ).start()
     assert job.wait(PATIENCE) == 0

@@ -36,16 +36,13 @@ PYTHON = f'#!/bin/sh\n[ -f "$1" ] && [ "$NCCL_DEBUG" = INFO ] && exec {RING}\n'
 
 
 def base(name: str) -> Image:
-    """mpioperator/mpi-pi: user 1000 is mpiuser, and the program lies in its home."""
+    """mpioperator/mpi-pi: a configuration of sshd and the program in the home of user 1000."""
     plain = images.image(name)
     assert plain.programs is not None
-    passwd = plain.read_text("/etc/passwd").replace("mpi:", "mpiuser:", 1)
-    files = {
-        "/etc/passwd": passwd.replace("/home/mpi:", "/home/mpiuser:"),
-        "/home/mpiuser/.sshd_config": SSHD_CONFIG,
-    }
     program = (plain.programs / "ring").read_bytes()
-    return plain.with_files(files).with_program("/home/mpiuser/pi", program)
+    return plain.with_files({"/home/mpiuser/.sshd_config": SSHD_CONFIG}).with_program(
+        "/home/mpiuser/pi", program
+    )
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_key_is_0644_elsewhere_and_fields_can_be_replaced(cluster: Cluster, plai
         cluster,
         plain,
         workers=2,
-        ssh_mount="/home/mpi/.ssh",
+        ssh_mount="/home/mpiuser/.ssh",
         user=1000,
         launcher_command=SLEEP,
         worker_args=(),
@@ -103,7 +103,7 @@ def test_key_is_0644_elsewhere_and_fields_can_be_replaced(cluster: Cluster, plai
     )
     assert job.workers[0].spec.argv == ["/usr/sbin/sshd", "-De"]
     job.workers[1].start()
-    done = job.workers[1].exec("stat", "-Lc%a", "/home/mpi/.ssh/id_rsa")
+    done = job.workers[1].exec("stat", "-Lc%a", "/home/mpiuser/.ssh/id_rsa")
     assert done.stdout == "644\n"
     assert job.workers[1].spec.env == {"K_MPI_JOB_ROLE": "worker", "EXTRA": "1"}
 

@@ -127,7 +127,7 @@ def test_user_group_and_no_new_privileges(cluster: Cluster, image: Image) -> Non
     assert "NoNewPrivs:\t1" in status
     assert "CapEff:\t0000000000000000" in status
     known = cluster.pod(PodSpec(name="b", image=image, command=SLEEP, user=1000)).start()
-    assert known.shell("id -un; id -g; echo $HOME").split() == ["mpi", "1000", "/home/mpi"]
+    assert known.shell("id -un; id -g; echo $HOME").split() == ["mpiuser", "1000", "/home/mpiuser"]
 
 
 def test_read_only_root(cluster: Cluster, image: Image) -> None:

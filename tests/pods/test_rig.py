@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pods import images
+from tests.pods.cache import REPOSITORY
 from tests.pods.network import Link
 from tests.pods.oci import PodSpec
 from tests.pods.probe import reaches
@@ -86,7 +87,7 @@ def test_nothing_is_left_when_the_test_is_killed(rig: None) -> None:
         "time.sleep(1000)\n"
     )
     test = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=images.REPOSITORY
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
     )
     assert test.stdout is not None
     pid, folder = test.stdout.readline().split()

@@ -89,7 +89,7 @@ def test_mpirun_by_its_path_logs_in_by_the_scripts_ssh(cluster: Cluster, rig: No
 @pytest.mark.parametrize(
     ("user", "mount", "details"),
     [
-        (1000, "/home/mpi/.ssh", {}),
+        (1000, "/home/mpiuser/.ssh", {}),
         (RANDOM, "/etc/job/.ssh", {**RESTRICTED, "group": 0}),
     ],
 )

@@ -34,7 +34,7 @@ RESTRICTED: Mapping[str, Any] = {
     "no_new_privileges": True,
     "seccomp": True,
 }
-MOUNTED = "/home/mpi/.ssh"
+MOUNTED = "/home/mpiuser/.ssh"
 # The folder of one container below a folder that pods may share.
 CONTAINER = r"[^/ ]+-[0-9a-f]{8}"
 
@@ -117,7 +117,7 @@ HOMES = {"missing": "/nowhere", "the root folder": "/", "closed to this user": "
 def test_a_home_that_is_no_home(cluster: Cluster, image: Image, home: str) -> None:
     job = run(cluster, image, {}, user=1000, ssh_mount="/etc/job/.ssh", env={"HOME": home})
     for pod in (job.launcher, job.workers[0]):
-        assert f"HOME={home} can't be used: /home/mpi is used instead" in pod.stderr()
+        assert f"HOME={home} can't be used: /home/mpiuser is used instead" in pod.stderr()
 
 
 @pytest.mark.full
@@ -184,7 +184,7 @@ def test_root_with_the_capabilities_of_cri_o(cluster: Cluster, image: Image) -> 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", images.NAMES)
-@pytest.mark.parametrize("user", ["root", "mpi"])
+@pytest.mark.parametrize("user", ["root", "mpiuser"])
 def test_an_account_that_is_locked_in_shadow(
     cluster: Cluster, rig: None, name: str, user: str
 ) -> None:
@@ -195,7 +195,7 @@ def test_an_account_that_is_locked_in_shadow(
         for line in lines
     ]
     image = plain.with_files({"/etc/shadow": "\n".join(locked) + "\n"}, mode=0o640)
-    uid = {"root": 0, "mpi": 1000}[user]
+    uid = {"root": 0, "mpiuser": 1000}[user]
     job = run(cluster, image, {}, user=uid, ssh_mount="/root/.ssh" if uid == 0 else MOUNTED)
     # Who isn't root can't read shadow, and neither can the sshd that it runs.
     said(job, "is locked in /etc/shadow" if uid == 0 else "sshd (openssh)")

@@ -32,15 +32,8 @@ TRAINER_MOUNT = "/home/mpiuser/.ssh"
 
 
 def trainer_image(name: str) -> Image:
-    """An image with Trainer's user and its configuration of sshd."""
-    plain = images.image(name)
-    passwd = plain.read_text("/etc/passwd").replace("mpi:", "mpiuser:", 1)
-    return plain.with_files(
-        {
-            "/etc/passwd": passwd.replace("/home/mpi:", "/home/mpiuser:"),
-            "/home/mpiuser/.sshd_config": _SSHD,
-        }
-    )
+    """An image with Trainer's configuration of sshd."""
+    return images.image(name).with_files({"/home/mpiuser/.sshd_config": _SSHD})
 
 
 def trainjob(

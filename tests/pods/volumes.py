@@ -141,6 +141,21 @@ class EmptyDir:
 
 
 @dataclass
+class Shared:
+    """The same empty folder, in another container of the pod."""
+
+    path: str
+    folder: EmptyDir
+
+    def make(self, folder: Path) -> Mount:
+        """Says where the folder is that the pod has."""
+        del folder
+        if self.folder.host is None:
+            raise RuntimeError("the pod's folder is not made yet")
+        return Mount(self.path, str(self.folder.host), options=("rbind", "rprivate", "rw"))
+
+
+@dataclass
 class Tmpfs:
     """A file system in memory, with a size, made anew with each container."""
 

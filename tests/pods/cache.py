@@ -1,0 +1,54 @@
+"""Where what the rig built is kept, and how two at once make one thing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CACHE = Path(os.environ.get("MPIBOOT_CACHE", "/var/cache/mpiboot"))
+
+
+def folders(layer: Path, folder: Path) -> None:
+    """Makes parent folders with the mode that a merged root needs, whatever the umask is."""
+    for part in reversed([folder, *folder.parents]):
+        if layer in part.parents and not part.exists():
+            part.mkdir()
+            part.chmod(0o755)
+
+
+def once(target: Path, make: Callable[[Path], None]) -> Path:
+    """Makes a folder of the cache unless it is there; two at once do no harm to each other."""
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
+        part.chmod(0o755)
+        try:
+            make(part)
+            part.rename(target)
+        except FileExistsError:
+            shutil.rmtree(part)
+        except OSError:
+            shutil.rmtree(part, ignore_errors=True)
+            if not target.exists():
+                raise
+    os.utime(target)  # scripts/images deletes what nobody used for days
+    return target
+
+
+def hash_of(*paths: Path) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in files:
+            if file.is_file() and "__pycache__" not in file.parts:
+                digest.update(f"{file} {os.access(file, os.X_OK)}\0".encode())
+                digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]

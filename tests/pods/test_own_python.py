@@ -1,0 +1,132 @@
+"""mpiboot in a folder with a Python of its own, in images that have none that it could use."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from tests.manifests import check
+from tests.manifests.examples import FOLDER
+from tests.pages import named
+from tests.pods import images
+from tests.pods.cache import CACHE, once
+from tests.pods.operator import mpijob
+from tests.pods.play import prepare
+from tests.pods.test_job import PATIENCE, ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+
+# A Python that fails, and variables that would break any other one that hears them.
+BROKEN = {
+    f"/usr/bin/{name}": "#!/bin/sh\nexit 7\n" for name in ("python3", "python3.11", "python3.13")
+}
+FOR_ITS_PYTHON = {
+    "PYTHONHOME": "/nowhere",
+    "PYTHONPATH": "/opt/job/python",
+    "PYTHONUNBUFFERED": "1",
+    "LD_LIBRARY_PATH": "/opt/job/lib",
+    # Names that a launcher's own script might use.
+    "here": "the pod's",
+    "root": "the pod's",
+}
+# Each rank says what its program is given.
+TELLS = "echo host=$(hostname); env | sed 's/^/env /'"
+
+
+def unchanged(name: str) -> Image:
+    """An image with an MPI and OpenSSH, without mpiboot and with a Python that doesn't work."""
+    plain = images.image(name).without("/opt/mpiboot", "/usr/local/bin/mpiboot")
+    return plain.with_files(BROKEN, 0o755)
+
+
+def with_folder(image: Image) -> Image:
+    """An image after the page's lines; what they RUN is run, and ends with doctor."""
+    copy, run, entrypoint = named("folder").strip().splitlines()
+    assert copy == "COPY --from=my-registry/mpiboot /opt/mpiboot /opt/mpiboot"
+    folder = images.image("mpiboot", programs=False)
+    copied = replace(
+        image,
+        layers=(*folder.layers, *image.layers),
+        entrypoint=tuple(json.loads(entrypoint.removeprefix("ENTRYPOINT "))),
+    )
+    return copied.after("sh", "-ec", run.removeprefix("RUN "))
+
+
+def old_debian() -> Image:
+    """Debian 11: glibc 2.31, Python 3.9 where it is installed at all, Open MPI 4.1.0."""
+
+    def make(folder: Path) -> None:
+        packages = "--include=openmpi-bin,openssh-server"
+        argv = [
+            "mmdebstrap",
+            "--quiet",
+            "--variant=minbase",
+            packages,
+            "bullseye",
+            str(folder / "root"),
+        ]
+        subprocess.run(argv, check=True)
+
+    layer = once(CACHE / "images" / "old-debian-1", make) / "root"
+    return images.Image("old-debian", (layer,), (), {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+
+
+def test_the_example_with_an_unchanged_image(cluster: Cluster, rig: None) -> None:
+    """By an init container in each pod, as user 1000 on a read-only root filesystem."""
+    shown = yaml.safe_load(named("unchanged-image"))
+    example = check.read(FOLDER / "mpi-operator/unchanged-image.yaml")[0]["spec"]["mpiReplicaSpecs"]
+    whole = example["Worker"]["template"]["spec"]
+    assert shown["initContainers"][0].items() <= whole["initContainers"][0].items()
+    assert shown["containers"][0]["command"] == whole["containers"][0]["command"]
+    assert shown["volumes"][0] in whole["volumes"]
+    prepared = prepare(FOLDER / "mpi-operator/unchanged-image.yaml")
+    assert prepared.told.keys() >= {"nobody asks whether a pod is ready"}
+    job = prepared.played(cluster, unchanged("openmpi-4.1"))
+    job.start(PATIENCE)
+    assert job.launcher.wait(PATIENCE) == 0, job.launcher.stderr()
+    hosts = ["train-worker-0", "train-worker-1"]
+    assert ranks(job.launcher.stdout()) == [(n, 4, hosts[n // 2]) for n in range(4)]
+    assert "warning" not in job.launcher.stderr().lower()
+    assert "sshd (openssh) listens on" in job.workers[0].stderr()
+    for init in job.launcher.before:
+        assert init.stdout() == "/mpiboot/bin/mpiboot can be started\n"
+
+
+def test_the_jobs_programs_know_nothing_of_mpiboots_python(cluster: Cluster, rig: None) -> None:
+    """Neither by variables that mpiboot adds, nor by those that it would not hear itself."""
+    image = with_folder(unchanged("openmpi-5.0"))
+    line = ["mpirun", "-n", "2", "sh", "-c", TELLS]
+    job = mpijob(cluster, image, workers=2, launcher_args=line, env=FOR_ITS_PYTHON).start()
+    assert job.wait(PATIENCE) == 0, job.launcher.stderr()
+    said = job.launcher.stdout().splitlines()
+    assert sorted(item for item in said if item.startswith("host=")) == [
+        f"host={worker.hostname}" for worker in job.workers
+    ]
+    given = [item.removeprefix("env ") for item in said if item.startswith("env ")]
+    for name, value in FOR_ITS_PYTHON.items():
+        assert given.count(f"{name}={value}") == 2, name
+    # Its private files and its agents have names of their own.
+    leaks = [item for item in given if "/opt/mpiboot" in item and not item.startswith("MPIBOOT_")]
+    assert leaks == []
+
+
+@pytest.mark.full
+def test_an_image_with_an_old_c_library_and_no_python(cluster: Cluster, rig: None) -> None:
+    image = with_folder(old_debian())
+    assert "GLIBC_2.31" in (
+        old_debian().layers[0] / "lib/x86_64-linux-gnu/libc.so.6"
+    ).read_bytes().decode(errors="replace")
+    line = ["mpirun", "-n", "2", "sh", "-c", "echo rank $OMPI_COMM_WORLD_RANK of 2 on $(hostname)"]
+    job = mpijob(cluster, image, workers=2, launcher_args=line).start()
+    assert job.wait(PATIENCE) == 0, job.launcher.stderr()
+    hosts = [worker.hostname for worker in job.workers]
+    assert ranks(job.launcher.stdout()) == [(n, 2, hosts[n]) for n in range(2)]
