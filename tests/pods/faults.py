@@ -1,4 +1,4 @@
-"""Broken pods, one fault each, and what doctor says of it.
+"""Broken pods and jobs, one fault each, and what doctor says of it.
 
 From this table come the tests of `test_doctor_faults.py` and the page `docs/reference/faults.md`.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.pods import faults_network, faults_pod
+from tests.pods import faults_job, faults_network, faults_pod
 
-FAULTS: Final = (*faults_pod.FAULTS, *faults_network.FAULTS)
+PODS: Final = (*faults_pod.FAULTS, *faults_network.FAULTS)
+JOBS: Final = faults_job.FAULTS
+FAULTS: Final = (*PODS, *JOBS)

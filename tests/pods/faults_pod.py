@@ -22,7 +22,7 @@ _OTHER_KEY: Final = (
 _HOST_KEY: Final = (
     "mkdir -p /run/sshd; ssh-keygen -qt ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key"
 )
-_SSHD: Final = ("sh", "-c", f"{_HOST_KEY}; exec /usr/sbin/sshd -De")
+SSHD: Final = ("sh", "-c", f"{_HOST_KEY}; exec /usr/sbin/sshd -De")
 
 
 def _without(*names: str) -> tuple[str, ...]:
@@ -174,7 +174,7 @@ FAULTS: Final = (
         level="warn",
         said="port 22 greets with 'SSH-2.0-OpenSSH...', process 1 (sshd): "
         "an SSH server that mpiboot did not start",
-        runs=_SSHD,
+        runs=SSHD,
         until="Server listening",
     ),
     Fault(
@@ -184,7 +184,7 @@ FAULTS: Final = (
         said="sshd on port 22 lets root not in: StrictModes yes, "
         "and others may write /root/.ssh/... (mode 0666)",
         key_mode=0o666,
-        runs=_SSHD,
+        runs=SSHD,
         until="Server listening",
         also=("other-ssh-server",),
     ),
@@ -193,7 +193,7 @@ FAULTS: Final = (
         check="sshd-settings",
         level="fail",
         said="sshd on port 22 lets root not in: PermitRootLogin no",
-        runs=(*_SSHD[:-1], f"{_SSHD[-1]} -o PermitRootLogin=no"),
+        runs=(*SSHD[:-1], f"{SSHD[-1]} -o PermitRootLogin=no"),
         until="Server listening",
         also=("other-ssh-server",),
     ),

@@ -15,14 +15,15 @@ from mpiboot.checks import BY_REFERENCE
 from tests.pods import images, mesh
 from tests.pods.cluster import Cluster
 from tests.pods.fault import Fault
-from tests.pods.faults import FAULTS
+from tests.pods.faults import JOBS, PODS
 from tests.pods.oci import PodSpec
-from tests.pods.operator import KeyPair
+from tests.pods.operator import KeyPair, mpijob
 from tests.pods.volumes import Files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tests.pods.faults_job import JobFault
     from tests.pods.pod import Pod
 
 Found = list[dict[str, Any]]
@@ -115,7 +116,7 @@ def test_of_a_healthy_pod_nothing_is_said(hospital: Cluster, healthy: Fault) -> 
 
 @pytest.mark.parametrize(
     "fault",
-    [pytest.param(row, id=row.name, marks=() if row.quick else pytest.mark.full) for row in FAULTS],
+    [pytest.param(row, id=row.name, marks=() if row.quick else pytest.mark.full) for row in PODS],
 )
 def test_doctor_names_this_fault_and_no_other(hospital: Cluster, fault: Fault) -> None:
     pod = broken(hospital, fault)
@@ -124,6 +125,11 @@ def test_doctor_names_this_fault_and_no_other(hospital: Cluster, fault: Fault) -
     finally:
         if pod.running:
             pod.kill()
+    named_alone(fault, code, found)
+
+
+def named_alone(fault: Fault | JobFault, code: int, found: Found) -> dict[str, Any]:
+    """The one finding that is not well, which is the row's."""
     bad = [item for item in found if item["level"] != "ok"]
     others = [item["check"] for item in bad if item["check"] != fault.check]
     assert others == list(fault.also), bad
@@ -132,3 +138,27 @@ def test_doctor_names_this_fault_and_no_other(hospital: Cluster, fault: Fault) -
     assert fits(item["said"], fault.said), item["said"]
     assert fits(item["hint"], fault.hint or BY_REFERENCE[fault.check].hint), item["hint"]
     assert code == (1 if fault.level == "fail" else 0)
+    return item
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fault", [pytest.param(row, id=row.name) for row in JOBS])
+def test_in_a_launcher_doctor_names_this_fault_and_no_other(
+    cluster: Cluster, fault: JobFault
+) -> None:
+    details = {"workers": 2, "launcher_command": ["sleep", "1000"], **fault.job()}
+    job = mpijob(cluster, images.image("openmpi-4.1"), **details).start(publish=False)
+    for index, worker in enumerate(job.workers):
+        if index not in fault.unpublished:
+            worker.publish()
+    if fault.ready:
+        until(lambda: fault.ready in job.workers[1].stderr(), fault.ready)
+    for worker in job.workers[:1] if fault.ready else job.workers:
+        worker.shell("until [ -e /run/mpiboot/*/worker/facts.json ]; do sleep 0.1; done")
+    if fault.network:
+        fault.network(job)
+    done = job.launcher.exec(*DOCTOR)
+    assert "Traceback" not in done.stderr
+    item = named_alone(fault, done.returncode, json.loads(done.stdout)["findings"])
+    host = item["host"].partition(".")[0]
+    assert host == fault.host or (not fault.host and host in ("", job.launcher.hostname)), item

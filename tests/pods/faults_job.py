@@ -1,0 +1,169 @@
+"""Jobs of a launcher and two workers, with one fault each, and what doctor says in the launcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.pods import images
+from tests.pods.faults_pod import SSHD
+from tests.pods.network import Link
+from tests.pods.operator import KeyPair
+from tests.pods.volumes import Files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tests.pods.operator import Job
+
+# What the other worker sends is dropped: as by a NetworkPolicy.
+_BETWEEN: Final = """
+table inet between {
+    chain input {
+        type filter hook input priority 0;
+        ct state established,related accept
+        ip saddr %s drop
+    }
+}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFault:
+    """A job with one fault: as `Fault`, but that doctor is asked in the launcher.
+
+    `host` is the worker that it is about, empty for all or the launcher. `job` gives what differs
+    in the job (the words of `mpijob`), `network` breaks its running pods; `unpublished` workers
+    have no name. `ready` is what the second worker has written when it is as it is to be, empty
+    where it is one of mpiboot's. `also` are checks that warn of the same besides.
+    """
+
+    what: str
+    check: str
+    level: str
+    said: str
+    hint: str = ""
+    host: str = "pi-worker-1"
+    job: Callable[[], Mapping[str, Any]] = dict
+    network: Callable[[Job], object] | None = None
+    unpublished: tuple[int, ...] = ()
+    ready: str = ""
+    also: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of its test."""
+        return "-".join(self.what.replace(",", "").replace("'", "").split())
+
+
+def _second(**details: object) -> dict[str, Any]:
+    return {"each_worker": {1: details}}
+
+
+def _policy(job: Job) -> None:
+    first, second = job.workers
+    for one, other in ((first, second), (second, first)):
+        one.network.run("nft", "-f", "-", stdin=_BETWEEN % other.address)
+
+
+FAULTS: Final = (
+    JobFault(
+        what="a worker whose name does not resolve",
+        check="names-unresolved",
+        level="fail",
+        said="DNS: NXDOMAIN (asked 10.96.0.10), may be cached for 5 s",
+        unpublished=(1,),
+        also=("hosts-missing",),
+    ),
+    JobFault(
+        what="a worker without an SSH server",
+        check="workers-unreachable",
+        level="fail",
+        said="SSH: connection refused on ... ports 22, 2222, 222",
+        hint="does the worker's container run mpiboot? ...",
+        job=lambda: _second(command=["sh", "-c", "echo up >&2; sleep 1000"], args=()),
+        ready="up",
+    ),
+    JobFault(
+        what="a worker with another key",
+        check="host-key-differs",
+        level="fail",
+        said="mpiboot on pi-worker-1.pi.default.svc (...) holds another key, SHA256:..., "
+        "than the job's, SHA256:...",
+        hint="launcher and workers must mount the same key Secret",
+        job=lambda: _second(volumes=(Files("/root/.ssh", KeyPair.make().files(), 0o600),)),
+    ),
+    JobFault(
+        what="another MPI on one worker",
+        check="mpi-versions",
+        level="fail",
+        said="has mpirun (Open MPI) 5..., the launcher mpirun (Open MPI) 4...",
+        job=lambda: _second(image=images.image("openmpi-5.0")),
+        also=("hosts-differ",),
+    ),
+    JobFault(
+        what="a worker without mpiboot, with an sshd of its own",
+        check="host-key-differs",
+        level="fail",
+        said="sshd on pi-worker-1.pi.default.svc (...) has a host key of its own, SHA256:..., "
+        "not the job's, SHA256:...",
+        hint="add `args: [worker]` to the worker so that mpiboot runs there, "
+        "or set MPIBOOT_HOST_KEYS=accept-new",
+        job=lambda: _second(command=SSHD, args=()),
+        ready="Server listening",
+    ),
+    JobFault(
+        what="a NetworkPolicy between workers",
+        check="worker-pairs",
+        level="fail",
+        said="pi-worker-... can't reach pi-worker-... (... port ...): no answer in 2 s, twice; "
+        "its SSH port 22 does not answer either; 1 more of 2 that were tried",
+        host="",
+        network=_policy,
+    ),
+    JobFault(
+        what="links with different MTUs",
+        check="control-mtu",
+        level="warn",
+        said="MTUs of the control links differ: 1400 on pi-worker-1.pi.default.svc; "
+        "1500 on the launcher, pi-worker-0.pi.default.svc",
+        host="",
+        job=lambda: _second(links=(Link(mtu=1400),)),
+    ),
+    JobFault(
+        what="several ranks on a host with 64 MiB of shared memory",
+        check="shm",
+        level="warn",
+        said="/dev/shm has 64 MiB for 4 ranks",
+        host="",
+        job=lambda: {"slots": 4},
+    ),
+    JobFault(
+        what="a hostfile that is not there",
+        check="hostfile-missing",
+        level="fail",
+        said="/etc/mpi/none (named by MPIBOOT_HOSTFILE) is not there",
+        host="",
+        job=lambda: {"launcher": {"env": {"MPIBOOT_HOSTFILE": "/etc/mpi/none"}}},
+    ),
+    JobFault(
+        what="a hostfile that can't be read as one",
+        check="hostfile-invalid",
+        level="fail",
+        said="/etc/mpi/hostfile:1:...: slots is 'many', expected a whole number from 1",
+        host="",
+        job=lambda: {
+            "hostfile": "pi-worker-0.pi.default.svc slots=many\npi-worker-1.pi.default.svc\n"
+        },
+    ),
+    JobFault(
+        what="a launcher that may open few files",
+        check="launcher-limits",
+        level="warn",
+        said="2 hosts need about ... open files in one process, and this pod's hard limit is 40 "
+        "(ulimit -Hn): mpirun may not start some daemons",
+        hint="give the container runtime a LimitNOFILE of ... or more",
+        host="",
+        job=lambda: {"launcher": {"rlimits": {"RLIMIT_NOFILE": (40, 40)}}},
+    ),
+)
