@@ -1,9 +1,9 @@
 """What is run on a host by SSH beside mpirun's own daemon, and what its output means.
 
-The programs are ``libexec/host_questions``, which only reads (doctor's own questions, in
-``libexec/doctor_questions``, are sent in front), and ``libexec/host_orders``. They are sent as
-a session's command, as a host may have no mpiboot. Light, and stdlib only: the child that asks
-after a failure uses it too. Nothing is run here.
+The programs are ``libexec/host_questions`` (doctor's own, in ``libexec/doctor_questions``, are
+sent in front) and ``libexec/rank_questions``, which only read, and ``libexec/host_orders``. They
+are sent as a session's command, as a host may have no mpiboot. Light, and stdlib only: the child
+that asks after a failure uses it too. Nothing is run here.
 """
 
 from __future__ import annotations
@@ -102,6 +102,15 @@ def lacks(program: str, path: str, folder: str) -> tuple[str, ...]:
     """
     words = (program, path or ":", folder or "/")
     return (f"lacks {' '.join(words)}",) if all(map(_PLAIN.fullmatch, words)) else ()
+
+
+def ranks(seconds: int) -> str:
+    """Write the command that asks what a host's ranks do; ``doctor.ranks.answer`` reads it.
+
+    Args:
+        seconds: how long it looks, beyond what the reading takes.
+    """
+    return _command(("rank_questions",), (str(seconds),))
 
 
 def end_processes(marks: Iterable[str]) -> str:

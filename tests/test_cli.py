@@ -315,7 +315,7 @@ def test_the_version_is_told(tmp_path: Path, form: str) -> None:
         (["launcher"], {}, "PROGRAM"),
         (["shims"], {}, "Missing command"),
         (["help", "nothing"], {}, "no command nothing"),
-        (["doctor", "x"], {}, "unexpected extra argument (x)"),
+        (["doctor", "x"], {}, "No such command 'x'"),
         ([], {}, "no program was given"),
         (["launcher", "--timeout"], {}, "--timeout"),
         (["launcher", "--timeout", "soon", "--", "./a"], {}, "--timeout is 'soon': expected a num"),

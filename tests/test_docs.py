@@ -31,7 +31,9 @@ from tests.pods import test_manifests
 # What stands in documentation for a name that the reader has.
 _STANDS_FOR = {"MPIBOOT_X", "MPIBOOT_THE_NAME"}
 _PODS = ROOT / "tests" / "pods"
-_OF_PAGES = tuple(_PODS / f"test_{name}.py" for name in ("examples", "own_python", "rank_env"))
+_OF_PAGES = tuple(
+    _PODS / f"test_{name}.py" for name in ("doctor_ranks", "examples", "own_python", "rank_env")
+)
 _TESTS = (
     Path(__file__),
     ROOT / "tests/test_packaging.py",
@@ -233,6 +235,8 @@ def parsed(words: list[str]) -> click.Context:
         rest = (
             [*context.protected_args, *context.args] if hasattr(context, "protected_args") else []
         )
+        if not rest:  # a command of its own, as doctor
+            break
         name, command, left = context.command.resolve_command(context, rest)
         assert command is not None
         context = command.make_context(name, left, parent=context)

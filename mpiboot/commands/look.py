@@ -7,8 +7,9 @@ import sys
 from typing import Final
 
 import click
+from click.core import ParameterSource
 
-from mpiboot.commands.options import Command, settings_of
+from mpiboot.commands.options import Command, CommandGroup, settings_of
 from mpiboot.commands.run import looking, resolved
 from mpiboot.model import Role
 from mpiboot.setting_rows import ROWS
@@ -20,14 +21,17 @@ _END: Final = tuple(row.name for row in ROWS if row.section is Section.END)
 
 
 @settings_of(Role.LAUNCHER, Role.WORKER, without=_END)
-@click.command(cls=Command)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--check", "checks", multiple=True, metavar="NAME", help="This check; repeatable.")
 @click.option("--host", "hosts", multiple=True, metavar="NAME", help="This host; repeatable.")
 @click.option("--image", is_flag=True, help="The image alone, as when it is built.")
 @click.option("--list", "list_", is_flag=True, help="List the checks.")
 @click.option("--login/--no-login", default=True, hidden=True)
+@click.pass_context
 def doctor(
+    ctx: click.Context,
+    /,
     *,
     as_json: bool,
     checks: tuple[str, ...],
@@ -44,9 +48,16 @@ def doctor(
     \b
     Examples:
       mpiboot doctor
+      mpiboot doctor ranks        (why does my job hang?)
       kubectl exec my-job-launcher -- mpiboot doctor --json
       RUN mpiboot doctor --image
     """  # noqa: D301 - click's mark for lines that are kept as they are
+    if ctx.invoked_subcommand:
+        given = [name for name in ctx.params if _is_given(ctx, name)]
+        if given:
+            said = f"options stand behind `{ctx.invoked_subcommand}`"
+            raise click.UsageError(f"{said}: mpiboot doctor {ctx.invoked_subcommand} OPTIONS", ctx)
+        return
     if list_:
         from mpiboot import log
         from mpiboot.doctor import text
@@ -58,6 +69,38 @@ def doctor(
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
     asked = role.Asked(checks, hosts, image=image, as_json=as_json, login=login)
     role.run(found, os.environ, asked)
+
+
+def _is_given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+@settings_of(Role.LAUNCHER, Role.WORKER, without=_END)
+@doctor.command(cls=Command)
+@click.option("--json", "as_json", is_flag=True, help="Print the ranks as JSON.")
+@click.option(
+    "--seconds",
+    metavar="N",
+    type=click.IntRange(1, 60),
+    default=1,
+    help="Between the two looks at each rank.  [default: 1]",
+)
+def ranks(*, as_json: bool, seconds: int, **flags: str | None) -> None:
+    """Say what every rank of the running job does, the odd one first: why does it hang?
+
+    On a launcher of every host of the hostfile, in any other pod of its own. Run it as the
+    ranks' user. Exit 0 when no rank stands out, 1 when one does, 2 when the call is wrong.
+
+    \b
+    Examples:
+      mpiboot doctor ranks
+      kubectl exec my-job-launcher -- mpiboot doctor ranks --seconds 10
+      kubectl exec my-job-worker-0 -- mpiboot doctor ranks --json
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot.doctor.ranks import role
+
+    found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
+    role.run(found, os.environ, seconds=seconds, as_json=as_json)
 
 
 @click.command(cls=Command)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -58,6 +58,15 @@ class Group(click.Group):
         super().add_command(cmd, name)
 
 
+class CommandGroup(Command, Group):
+    """A command with settings of its own that has others below it: ``doctor``, ``doctor ranks``."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options in sections, then the commands."""
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
 def _choices(kind: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
     def complete(_ctx: click.Context, _param: click.Parameter, part: str) -> list[str]:
         return [word for word in kind.split("|") if word.startswith(part)]
@@ -86,9 +95,10 @@ def option(row: Setting) -> click.Option:
     return SettingOption(names, row.section, metavar=metavar, **given)
 
 
-def settings_of(
-    *roles: Role, without: Collection[str] = ()
-) -> Callable[[click.Command], click.Command]:
+_Made = TypeVar("_Made", bound=click.Command)
+
+
+def settings_of(*roles: Role, without: Collection[str] = ()) -> Callable[[_Made], _Made]:
     """Give a command the flags of its roles.
 
     Args:
@@ -96,7 +106,7 @@ def settings_of(
         without: names of settings that this command does not use.
     """
 
-    def add(command: click.Command) -> click.Command:
+    def add(command: _Made) -> _Made:
         command.params += [
             option(row) for row in ROWS if set(row.roles) & set(roles) and row.name not in without
         ]

@@ -46,7 +46,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: Asked = Asked()) 
     unknown = [name for name in asked.checks if name not in BY_REFERENCE]
     if unknown:
         raise error("usage", f"no check {unknown[0]!r}", hint="`mpiboot doctor --list` lists them")
-    role = _role(resolved, environ)
+    role = role_of(resolved, environ)
     found: list[Finding] = []
     whole = False
     try:
@@ -119,8 +119,8 @@ def _look(
         yield from hosts.of_job(resolved, environ, others)
 
 
-def _role(resolved: Resolved, environ: Mapping[str, str]) -> Role:
-    """Where nothing says the role, a mounted hostfile is reason enough to look at its hosts."""
+def role_of(resolved: Resolved, environ: Mapping[str, str]) -> Role:
+    """Tell the pod's role; where nothing says it, a launcher's: to look at a hostfile's hosts."""
     mounted = _mounted(resolved, environ)
     try:
         role, _ = platforms.role(resolved, environ, (), mounted, os.uname().nodename)

@@ -56,7 +56,7 @@ def test_a_hostfile_is_reason_enough_to_look_at_its_hosts(
     hostfile = tmp_path / "hostfile"
     if mounted:
         hostfile.touch()
-    assert role._role(resolve({**flags, "hostfile": str(hostfile)}, {}), {}) is which
+    assert role.role_of(resolve({**flags, "hostfile": str(hostfile)}, {}), {}) is which
 
 
 @pytest.mark.parametrize(("name", "which"), [("train-0", Role.LAUNCHER), ("train-1", Role.WORKER)])
@@ -66,7 +66,7 @@ def test_a_pod_whose_role_goes_by_its_number_is_known_by_its_name(
     uname = os.uname_result(("Linux", name, "", "", ""))
     monkeypatch.setattr(os, "uname", lambda: uname)
     flags = {"role": "by-index", "hostfile": str(tmp_path / "none")}
-    assert role._role(resolve(flags, {}), {}) is which
+    assert role.role_of(resolve(flags, {}), {}) is which
 
 
 @pytest.mark.parametrize(

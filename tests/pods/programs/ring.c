@@ -1,14 +1,16 @@
 /* The job that the tests run: says which rank runs where, then ends in the way it is told to.
  *
  *   ring [--bytes MB] [--sleep S] [--file PATH] [--ignore-term] [--no-finalize]
- *        [--save S] [--after S] [--rank R] [--exit CODE | --abort CODE | --segv | --kill]
+ *        [--save S] [--after S] [--before S] [--apart S] [--read PATH]
+ *        [--rank R] [--exit CODE | --abort CODE | --segv | --kill]
  *
  * Each rank prints one line, "rank R of N on HOST", after an MPI_Allreduce over all of them.
  * --bytes moves that many MB from each rank to the next one; --file appends a line per second;
  * the last four ways to end hold for rank R (the last one unless told); --no-finalize for all.
  * With --save a rank (R alone, where told) that gets SIGTERM or SIGUSR1 needs S seconds to write
  * /ckpt/saved-RANK, notes each further signal in it, and ends its stay. With --after rank R stays
- * for S seconds after MPI_Finalize.
+ * for S seconds after MPI_Finalize, with --before before MPI_Init. With --apart and --read it stays
+ * away for S seconds, or reads PATH to its end, while the others are in MPI_Barrier already.
  */
 #include <getopt.h>
 #include <mpi.h>
@@ -68,6 +70,17 @@ static void stay(double seconds, const char *path, int rank, const char *host)
     }
 }
 
+static void read_all(const char *path)
+{
+    char buffer[64];
+    FILE *file = fopen(path, "r");
+    if (!file)
+        die("can't read the file");
+    while (fread(buffer, 1, sizeof buffer, file) > 0)
+        ;
+    fclose(file);
+}
+
 static void save(double seconds, int rank)
 {
     char path[64];
@@ -88,10 +101,10 @@ static void save(double seconds, int rank)
 int main(int argc, char **argv)
 {
     long megabytes = 0;
-    double seconds = 0, saving = -1, after = 0;
+    double seconds = 0, saving = -1, after = 0, before = 0, apart = 0;
     int who = -1, code = 0, finalize = 1, option;
     char end = 0, host[256] = "";
-    const char *path = NULL;
+    const char *path = NULL, *input = NULL, *number;
     static const struct option options[] = {
         {"bytes", required_argument, NULL, 'b'}, {"sleep", required_argument, NULL, 's'},
         {"file", required_argument, NULL, 'f'},  {"ignore-term", no_argument, NULL, 'i'},
@@ -99,6 +112,8 @@ int main(int argc, char **argv)
         {"exit", required_argument, NULL, 'e'},  {"abort", required_argument, NULL, 'a'},
         {"segv", no_argument, NULL, 'v'},        {"kill", no_argument, NULL, 'k'},
         {"save", required_argument, NULL, 'w'},  {"after", required_argument, NULL, 'l'},
+        {"before", required_argument, NULL, 'B'}, {"apart", required_argument, NULL, 'A'},
+        {"read", required_argument, NULL, 'R'},
         {NULL, 0, NULL, 0}};
 
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -110,6 +125,9 @@ int main(int argc, char **argv)
         case 'n': finalize = 0; break;
         case 'w': saving = atof(optarg); break;
         case 'l': after = atof(optarg); break;
+        case 'B': before = atof(optarg); break;
+        case 'A': apart = atof(optarg); break;
+        case 'R': input = optarg; break;
         case 'r': who = atoi(optarg); break;
         case 'e': case 'a': code = atoi(optarg); end = option; break;
         case 'v': case 'k': end = option; break;
@@ -118,6 +136,10 @@ int main(int argc, char **argv)
     }
 
     int rank, size, one = 1, sum = 0;
+    number = getenv("OMPI_COMM_WORLD_RANK");
+    number = number ? number : getenv("PMI_RANK");
+    if (number && atoi(number) == who)
+        stay(before, NULL, who, host);
     MPI_Init(NULL, NULL);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -132,6 +154,13 @@ int main(int argc, char **argv)
     printf("rank %d of %d on %s\n", rank, size, host);
     fflush(stdout);
 
+    if (rank == who) {
+        stay(apart, NULL, rank, host);
+        if (input)
+            read_all(input);
+    }
+    if (apart > 0 || input)
+        MPI_Barrier(MPI_COMM_WORLD);
     pass_on(rank, size, megabytes);
     stay(seconds, path, rank, host);
     if (told)
