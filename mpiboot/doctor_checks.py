@@ -27,7 +27,7 @@ DOCTOR_CHECKS: Final = (
     _row(
         "python-modules",
         "mpiboot's own Python modules are installed",
-        "install mpiboot with what it needs: `pip install mpiboot`, without --no-deps",
+        "install the wheel with what it needs: `pip install mpiboot-*.whl`, without --no-deps",
     ),
     _row(
         "passwd-entry",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.e2e.cluster import KubectlError
-from tests.e2e.jobs import RING, container, example, ranks, set_env, templates
+from tests.e2e.jobs import RING, container, example, image, ranks, set_env, templates
 
 if TYPE_CHECKING:
     from tests.e2e.cluster import Namespace
@@ -58,6 +58,17 @@ def test_an_example_runs_under_pod_security_restricted(
     assert counted(succeeds(namespace)) == BOTH
     ended = namespace.ended(launcher_of(namespace))
     assert (ended["exitCode"], ended["reason"], ended.get("message", "")) == (0, "Completed", "")
+
+
+def test_an_image_that_stays_as_it_is_gets_mpiboot_from_an_init_container(
+    namespace: Namespace,
+) -> None:
+    job = example("mpi-operator/unchanged-image.yaml", "openmpi-5.0")
+    for pod in templates(job).values():
+        (init,) = pod["initContainers"]
+        init["image"] = image("mpiboot")
+    namespace.apply(job)
+    assert counted(succeeds(namespace)) == BOTH
 
 
 def test_the_example_as_root_runs_sshd(namespace: Namespace) -> None:
