@@ -207,6 +207,13 @@ CHECKS: Final = (
         "for each host",
     ),
     _launcher(
+        "ssh-client-lost",
+        "mpiboot's own SSH client, where it is used, lives as long as the job",
+        ExitCode.WORKERS_UNREACHABLE,
+        "if SIGKILL ended it, raise resources.limits.memory of the launcher's container; "
+        "MPIBOOT_SSH_CLIENT=openssh starts an ssh for each host instead",
+    ),
+    _launcher(
         "daemon-failed",
         "mpirun's daemon starts on every host and ends with the job",
         ExitCode.WORKERS_UNREACHABLE,

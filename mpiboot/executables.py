@@ -30,3 +30,12 @@ def find(program: str, path: str) -> str | None:
     # An empty entry is the current folder, as the shell has it.
     places = (os.path.join(folder or ".", program) for folder in path.split(os.pathsep))  # noqa: PTH118 - names only
     return next(filter(is_executable, places), None)
+
+
+def is_script(path: str) -> bool:
+    """Whether a file begins as a script does; False also where it can't be read."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - pathlib costs the parent a megabyte
+            return file.read(2) == b"#!"
+    except OSError:
+        return False

@@ -155,7 +155,8 @@ class Settings:
     )
     ssh_client: SshKind | Auto = row(
         AUTO,
-        "Which SSH client mpirun's launch agents use; auto: ssh, where it is there and can run.",
+        "Which SSH client mpirun's launch agents use; auto: ssh where it can run, but embedded, "
+        "over the gate's logins, for 16 hosts and more without ssh arguments of the user's own.",
         one_of(AUTO, *SshKind),
     )
     launch_agent: LaunchAgent | Auto = row(

@@ -15,7 +15,14 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "job": (
         *("hostfile-missing", "hostfile-invalid", "slots", "role", "usage", "settings-conflict"),
         *("several-programs", "agent-not-started", "offline", "daemon-failed", "launch-timeout"),
-        *("host-lost", "launcher-limits", "launcher-memory", "hosts-missing", "hosts-differ"),
+        *(
+            "host-lost",
+            "launcher-limits",
+            "launcher-memory",
+            "ssh-client-lost",
+            "hosts-missing",
+            "hosts-differ",
+        ),
         "worker-checks",
     ),
     "files": ("runtime-folder", "tmpdir"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from mpiboot.job.dialect import parameter
+from mpiboot.job.dialect import Dialect, parameter
 from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS
 from mpiboot.job.plan_builder import LaunchPaths, PlanBuilder
+from mpiboot.job.user_line import UserLine
 from mpiboot.model import Source
 from mpiboot.ssh_client import config as sshconfig
 
@@ -74,6 +75,29 @@ def place(
     else:
         builder.unset_env.add(row.agent_args_var)
     return "", sshconfig.UserArgs(lines, words)
+
+
+def only_by_ssh(row: Dialect, line: UserLine, environ: Mapping[str, str], agent: str) -> str:
+    """Name what the user asks for that ssh or the user's own agent alone does; empty for nothing.
+
+    Args:
+        row: the MPI's.
+        line: the user's.
+        environ: mpirun's environment.
+        agent: how mpiboot's own agent is called.
+    """
+    agents = (row.agent_var, *row.agent_aliases, *ALSO_AGENT)
+    arguments = (row.agent_args_var, *row.agent_args_aliases, *ALSO_AGENT_ARGS)
+    found = [(name, environ.get(name, "").strip()) for name in (*agents, *arguments) if name]
+    flagged = dict.fromkeys(parameter(name) for name in arguments if name)
+    found += [(f"--mca {name}", line.mca.get(name, "")) for name in flagged]
+    for name, text in found:
+        if not text or text == agent:
+            continue
+        more = _ssh_words(text) if name in agents else text
+        if more is None or sshconfig.lost_with_own_client(sshconfig.read_args(more)):
+            return f"{name}={text}"
+    return ""
 
 
 def _settle_kind(builder: PlanBuilder, agent: str) -> None:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mpiboot import executables, facts, host_shell, log
-from mpiboot.choices import AUTO, Switch
+from mpiboot import facts, host_shell, log
+from mpiboot.choices import AUTO
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import doctor_look, gate, job_hostfile, master_port, recheck, stale_processes
@@ -22,15 +22,14 @@ from mpiboot.job import plan as plans
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.rank_env import Meeting
 from mpiboot.job.user_line import UserLine
-from mpiboot.launcher import launch_folder
+from mpiboot.launcher import agent_client, launch_folder
 from mpiboot.launcher.setup import LauncherPod, access
-from mpiboot.model import Decision, Finding, Level, Mpi, PodFacts, SshKind, Worker
+from mpiboot.model import Decision, Finding, Level, Mpi, PodFacts, Worker
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import Dialled
 from mpiboot.observe import host_sources, pod, programs
 from mpiboot.setting_sources import Resolved
 from mpiboot.settings import Settings
-from mpiboot.ssh_client import config as sshconfig
 from mpiboot.ssh_client.kept import KeptConnections
 
 
@@ -68,10 +67,11 @@ async def wait(
     line = mpirun_line.read(program, mpi.family)
     plans.refuse_unknown(mpi, line)
     found = await _hostfile(launcher, _rest(launcher).timeout, line.hostfile)
-    already_said = _tell_at_once(launcher, found, mpi, line)
+    client = agent_client.choose(launcher, len(found.hostfile.hosts), mpi, line)
+    already_said = _tell_at_once(launcher, found, mpi, line, client)
     follow = job_hostfile.HostfileFollower(found)
     pairs, to = _pairs(launcher), access(launcher)
-    kept = _kept(launcher)
+    kept = agent_client.keep(launcher, client)
     passed = await gate.wait(
         found.hostfile.hosts,
         _rest(launcher),
@@ -92,12 +92,16 @@ async def wait(
         to,
     )
     passed = dataclasses.replace(passed, workers=workers)
-    seen = _observation(launcher, found, passed, mpi, line, own.result(), networks)
+    seen = _observation(launcher, found, passed, mpi, line, own.result(), networks, client)
     return dataclasses.replace(seen, already_said=already_said, pairs=pairs, kept=kept)
 
 
 def _tell_at_once(
-    launcher: LauncherPod, found: job_hostfile.JobHostfile, mpi: Mpi, line: UserLine
+    launcher: LauncherPod,
+    found: job_hostfile.JobHostfile,
+    mpi: Mpi,
+    line: UserLine,
+    client: Decision,
 ) -> tuple[Finding, ...]:
     """Tell what the line and the hostfile alone show: a person need not wait for hosts to read it.
 
@@ -113,7 +117,7 @@ def _tell_at_once(
         identity=launcher.identity,
         environ=launcher.environ,
         line=line,
-        client=_client(launcher),
+        client=client,
         limits=launcher.limits,
     )
     made = plans.make(observed, launcher.resolved, launch_folder.paths(launcher.folder))
@@ -151,7 +155,8 @@ async def look(
     )
     dialled = await pairs.results(passed.workers)
     await pairs.close()
-    seen = _observation(launcher, found, passed, mpi, line, own, {})
+    client = agent_client.choose(launcher, len(found.hostfile.hosts), mpi, line)
+    seen = _observation(launcher, found, passed, mpi, line, own, {}, client)
     return dataclasses.replace(seen, dialled=dialled)
 
 
@@ -171,24 +176,6 @@ async def master_port_taken(
 def _pairs(launcher: LauncherPod) -> PairCheck:
     settings = launcher.resolved.settings
     return PairCheck(settings.pair_check, settings.port_range)
-
-
-def _client(launcher: LauncherPod) -> Decision:
-    """Choose what the launch agents use."""
-    return launcher.chosen or sshconfig.client(
-        launcher.resolved.settings.ssh_client,
-        launcher.resolved.given["ssh_client"].source,
-        executables.find("ssh", launcher.environ.get("PATH", "")) or "",
-        launcher.identity,
-    )
-
-
-def _kept(launcher: LauncherPod) -> KeptConnections | None:
-    """Keep the gate's logins where mpiboot's own client stays beside mpirun."""
-    settings = launcher.resolved.settings
-    if _client(launcher).value != SshKind.EMBEDDED or settings.supervise is not Switch.ON:
-        return None
-    return KeptConnections(sshconfig.patience(settings.ssh_keepalive, sshconfig.UserArgs()))
 
 
 def _own_facts(launcher: LauncherPod) -> tuple[PodFacts, int | None]:
@@ -226,6 +213,7 @@ def _observation(
     line: UserLine,
     own: tuple[PodFacts, int | None],
     networks: Mapping[str, WorkerNetwork],
+    client: Decision,
 ) -> Observation:
     ipv6 = any(":" in worker.address for worker in passed.workers)
     observed = plans.Observed(
@@ -240,7 +228,7 @@ def _observation(
         line=line,
         own=own[0],
         own_oom_kills=own[1],
-        client=_client(launcher),
+        client=client,
         limits=launcher.limits,
         mpi_ipv6=programs.has_ipv6(mpi, launcher.environ) if ipv6 else None,
         networks=networks,

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Final
 
 from mpiboot import log
-from mpiboot.parent.events import AgentConnected, AgentEnded, AgentStarted, Event
+from mpiboot.parent.events import AgentConnected, AgentEnded, AgentStarted, ClientEnded, Event
 from mpiboot.parent.launch_spec import EVENTS, REQUESTS
 from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.os_calls import last_words, open_fifo, process_handle
@@ -75,14 +75,12 @@ class Agents:
         self._loop.on(self._fifo, self._empty)
 
     def client_ended(self, status: int) -> None:
-        """Say that the process with the agents' sessions is gone; later agents wait for nobody."""
+        """Tell that the process with the agents' sessions is gone; later agents wait for nobody."""
         code = os.waitstatus_to_exitcode(status)
         how = f"was killed by {name(-code)}" if code < 0 else f"ended with {code}"
-        memory = "; the launcher's memory limit?" if code == _KILLED else ""
-        said = f"mpiboot's SSH client, which holds the connections to all hosts, {how}{memory}"
-        log.error("killed", said)
         with suppress(OSError):
             os.unlink(f"{self._folder}/{REQUESTS}")
+        self._feed(ClientEnded(how, killed=code == _KILLED))
 
     def deadlines(self) -> list[float]:
         """Say when ``settle`` has to be called (monotonic clock)."""

@@ -23,6 +23,7 @@ CODES: Final = {
     "launcher-memory": (69, True),
     "program-missing": (127, False),
     "ranks-unanswered": (69, True),
+    "ssh-client-lost": (69, True),
     "ssh-denied": (77, False),
     "kubectl-denied": (77, False),
     "workers-unreachable": (69, True),
@@ -105,6 +106,12 @@ def pod_ending(host: str) -> Verdict:
     """Judge a job one of whose pods was told to end."""
     said = "its pod was told to end (deleted, drained or preempted), and so was the job"
     return verdict_of("host-lost", said, host)
+
+
+def client_lost(how: str, *, killed: bool) -> Verdict:
+    """Judge a job whose agents' sessions have all ended with the one process that had them."""
+    said = f"mpiboot's SSH client, which holds the connections to all hosts, {how}"
+    return replace(verdict_of("ssh-client-lost", said), killed=killed)
 
 
 def unanswered(said: str) -> Verdict:

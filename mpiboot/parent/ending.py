@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from mpiboot.choices import LogLevel
-from mpiboot.parent.causes import pod_ending
+from mpiboot.parent.causes import client_lost, pod_ending
 from mpiboot.parent.events import (
     Action,
+    ClientEnded,
     HostEnding,
     KillMpirun,
     ReleaseMpirun,
@@ -167,3 +168,12 @@ def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
         said = f"{signal_name(event.number)} is not forwarded: no rank runs yet"
         return (Say(LogLevel.INFO, "signal", said),)
     return () if state.ended is not None or event.direct else (SendSignal(event.number),)
+
+
+def client_ended(state: State, event: ClientEnded) -> Step:
+    """End a job whose sessions are all gone: its daemons end, and no host is to blame."""
+    if state.being_ended or (state.ended is not None and not state.agents):
+        return state, ()
+    cause = client_lost(event.how, killed=event.killed)
+    state, actions = end(state, cause)
+    return state, (Say(LogLevel.ERROR, "launch", cause.said), *actions)

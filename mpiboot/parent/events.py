@@ -134,6 +134,14 @@ class HostEnding:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientEnded:
+    """The process that has all agents' sessions is gone; ``killed`` by SIGKILL."""
+
+    how: str
+    killed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class HostChecked:
     """A host was asked once more; ``reachable`` is None where nobody knows how to ask."""
 
@@ -177,6 +185,7 @@ Event: TypeAlias = (
     | RanksInMpi
     | Unanswered
     | HostEnding
+    | ClientEnded
     | HostChecked
     | Signalled
     | MpirunEnded

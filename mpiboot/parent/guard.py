@@ -86,10 +86,11 @@ def main(folder: str, mark: str, form: str) -> None:
     if not os.environ.get(KEEP_KEY):
         remove_key(folder)
     count = end_all(0, folder, mark=mark)
-    if count:
-        log.configure(form=LogFormat(form), role="launcher")
-        many = counted(count, "process", "processes")
-        log.warning("killed", f"the launcher was killed: ended {many} of its job in this pod")
+    log.configure(form=LogFormat(form), role="launcher")
+    # Where all sessions were mpiboot's own, mpirun may have ended over their loss before this.
+    many = counted(count, "process", "processes")
+    what = f"ended {many} of its job in this pod" if count else "its job has ended with it"
+    log.warning("killed", f"the launcher was killed: {what}")
 
 
 if __name__ == "__main__":

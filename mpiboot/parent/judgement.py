@@ -77,7 +77,7 @@ def proved(verdict: Verdict, lines: tuple[str, ...]) -> tuple[Verdict, tuple[str
     found = [line.split("\t", 2) for line in lines if "\t" in line]
     memory = [(host, said) for reference, host, said in found if reference == _MEMORY]
     ranks = [(host, said) for reference, host, said in found if reference == _RANK_MEMORY]
-    own = f"{verdict.host}: {verdict.said}"
+    own = f"{verdict.host}: {verdict.said}" if verdict.host else verdict.said
     if memory and verdict.killed:
         # What was taken for the loss of a host was the end of its ssh, here.
         host, said = memory[0]

@@ -269,7 +269,8 @@ class Mpirun:
                 self._feed(Signalled(number, direct=by_terminal and self._shared))
 
     def _reap(self) -> None:
-        for pid, status in reap():
+        # Its end comes before mpirun's, which follows from it.
+        for pid, status in sorted(reap(), key=lambda ended: ended[0] != self.client):
             if pid == self.client:
                 self._agents.client_ended(status)
             if pid != self.child:

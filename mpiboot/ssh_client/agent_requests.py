@@ -4,30 +4,28 @@ An agent writes ssh's words to ``sessions/HOST.request``, each with a zero behin
 that file has the host's FIFO, ``sessions/HOST``. Then it writes ``start HOST PID`` to the FIFO
 ``requests`` and reads from its own: ``taken``, and at the end the exit status. ``refused`` means
 that it must come by the socket (see ``connect``), which can hand over any kind of stream. With
-``end HOST PID`` it gives a session up. An agent that reads no more is gone, and a client that is
-gone is the end of what an agent reads: neither ever waits for the other in vain.
+``end HOST PID`` it gives a session up. A client that is gone is the end of what an agent reads.
+The session of an agent that was killed goes on, as an ssh does behind it: an mpirun that gives up
+over a lost host kills all agents, and that host's session alone has ended by then. What goes on
+ends with this process, which the parent of mpirun lets go at its own end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import stat
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from mpiboot.parent.launch_spec import REQUESTS
+from mpiboot.ssh_client.agent_streams import take
 from mpiboot.ssh_client.session import FAILED
 
 SESSIONS: Final = "sessions"
 _PIECE: Final = 1 << 16
-# What an agent that was killed leaves running, so that a host that is lost is seen to be: an mpirun
-# that gives up kills all agents as soon as it has lost one host.
-_PATIENCE: Final = 1.0
-_OPEN: Final = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_OPEN: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 Run: TypeAlias = Callable[[Sequence[str], object, Sequence[int]], Coroutine[Any, Any, int]]
 
@@ -80,39 +78,30 @@ class AgentRequests:
             return
         try:
             words = _words(self._folder / f"{host}.request")
-            streams = _streams(pid)
+            streams = take(pid)
         except (OSError, ValueError):
             os.write(unused, b"refused\n")
             os.close(unused)
             return
         # The agent reads already, or is gone: then nobody reads once the other one is closed.
-        answers = os.open(self._folder / host, os.O_WRONLY | _OPEN)
+        answers = os.open(self._folder / host, _OPEN)
         os.close(unused)
-        gone = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        # What may only be written is readable when nobody reads any more, as epoll(7) has errors.
-        loop.add_reader(answers, partial(_stop, loop, answers, gone))
         try:
             _answer(answers, "taken")
-            status = await self._until(host, run(words, pid, streams), gone)
+            status = await self._until(host, run(words, pid, streams))
             # The parent must know of it before it sees that the agent ends.
             self._tell(f"closed {host} {pid}\n")
             _answer(answers, str(status))
         finally:
-            loop.remove_reader(answers)
             os.close(answers)
 
-    async def _until(
-        self, host: str, session: Coroutine[Any, Any, int], gone: asyncio.Event
-    ) -> int:
+    async def _until(self, host: str, session: Coroutine[Any, Any, int]) -> int:
         """Run a session until it ends, or is given up."""
         given_up = self._given_up.setdefault(host, asyncio.Event())
         running = asyncio.ensure_future(session)
-        leaves = [asyncio.ensure_future(event.wait()) for event in (given_up, gone)]
-        await asyncio.wait((running, *leaves), return_when=asyncio.FIRST_COMPLETED)
-        if gone.is_set() and not given_up.is_set():
-            await asyncio.wait((running,), timeout=_PATIENCE)
-        for left in (*leaves, running):
+        leaves = asyncio.ensure_future(given_up.wait())
+        await asyncio.wait((running, leaves), return_when=asyncio.FIRST_COMPLETED)
+        for left in (leaves, running):
             left.cancel()
         ended = (await asyncio.gather(running, return_exceptions=True))[0]
         return ended if isinstance(ended, int) else FAILED
@@ -127,34 +116,6 @@ def _words(path: Path) -> list[str]:
     return [os.fsdecode(word) for word in path.read_bytes().split(b"\0")[:-1]]
 
 
-def _stop(loop: asyncio.AbstractEventLoop, descriptor: int, gone: asyncio.Event) -> None:
-    loop.remove_reader(descriptor)
-    gone.set()
-
-
 def _answer(descriptor: int, word: str) -> None:
     with suppress(OSError):  # it is gone
         os.write(descriptor, f"{word}\n".encode())
-
-
-def _streams(pid: int) -> list[int]:
-    """Open an agent's three streams, which it has as 3, 4 and 5, each with flags of its own.
-
-    Raises:
-        OSError: one can't be opened here.
-        ValueError: one is of a kind that would be another one then: a file has a place in it, and
-            a socket can't be opened.
-    """
-    found: list[int] = []
-    try:
-        for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY), 3):
-            path = f"/proc/{pid}/fd/{number}"
-            kind = Path(path).stat().st_mode
-            if not stat.S_ISFIFO(kind) and not stat.S_ISCHR(kind):
-                raise ValueError(f"stream {number} is no pipe and no device")  # noqa: TRY301
-            found.append(os.open(path, mode | _OPEN))
-    except (OSError, ValueError):
-        for descriptor in found:
-            os.close(descriptor)
-        raise
-    return found

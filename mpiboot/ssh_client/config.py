@@ -74,6 +74,10 @@ _CLIENT_DOES: Final = (
     _OURS | _PATIENCE.keys() | {"tcpkeepalive", "passwordauthentication", "compression"}
 )
 
+# From so many hosts on one process with the gate's logins costs less than an ssh for each host, in
+# memory and in time: the least number that was measured (scripts/bench/scale).
+KEPT_FROM: Final = 16
+
 
 @dataclass(frozen=True, slots=True)
 class UserArgs:
@@ -242,7 +246,14 @@ def render(
     return "\n".join(lines) + "\n"
 
 
-def client(wanted: SshKind | Auto, source: Source, ssh: str, identity: Identity) -> Decision:
+def client(
+    wanted: SshKind | Auto,
+    source: Source,
+    ssh: str,
+    identity: Identity,
+    hosts: int = 0,
+    only_ssh: str = "",
+) -> Decision:
     """Choose the SSH client of mpirun's launch agents: the value is a ``SshKind``.
 
     Args:
@@ -250,6 +261,8 @@ def client(wanted: SshKind | Auto, source: Source, ssh: str, identity: Identity)
         source: where that comes from.
         ssh: the path of the installed ssh; empty where there is none.
         identity: this pod's user.
+        hosts: how many the job has; 0 where the gate's logins can't carry the agents' sessions.
+        only_ssh: what is asked for that ssh alone does; empty for nothing.
     """
     name = "ssh-client"
     if wanted is SshKind.EMBEDDED:
@@ -264,4 +277,8 @@ def client(wanted: SshKind | Auto, source: Source, ssh: str, identity: Identity)
     if not identity.known:
         because = f"{ssh} refuses uid {identity.uid}, which has no passwd entry"
         return Decision(name, SshKind.EMBEDDED.value, Source.DETECTED, because)
-    return Decision(name, SshKind.OPENSSH.value, Source.DETECTED, ssh)
+    if hosts < KEPT_FROM or only_ssh:
+        because = f"{ssh}: {only_ssh}" if hosts >= KEPT_FROM else ssh
+        return Decision(name, SshKind.OPENSSH.value, Source.DETECTED, because)
+    because = f"{hosts:,} hosts: the gate's logins carry the sessions, instead of an ssh for each"
+    return Decision(name, SshKind.EMBEDDED.value, Source.DETECTED, because)

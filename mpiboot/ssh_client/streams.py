@@ -27,6 +27,13 @@ def _waits(descriptor: int) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or terminal
 
 
+def _is_ready(descriptor: int) -> bool:
+    """Whether a pipe takes ``select.PIPE_BUF`` bytes at once, or tells that nobody reads it."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(0))
+
+
 class InputStream:
     """A stream that is read while it is wanted: ``feed`` gets its parts, and b"" at its end."""
 
@@ -137,8 +144,9 @@ class OutputStream:
 
     def _flush(self) -> None:
         careful = self._piece < _CHUNK
-        if careful and not self._watched:
-            self._watch(wanted=True)  # only what is known to be ready
+        # Only what is known to be ready: others may have written since the loop has looked.
+        if careful and not (self._watched and _is_ready(self._descriptor)):
+            self._watch(wanted=True)
             self._tell()
             return
         while self._queue:

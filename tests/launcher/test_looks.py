@@ -21,7 +21,7 @@ from mpiboot.job.rank_env import Meeting
 from mpiboot.launcher import observation
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.model import Finding, Host, Level, Mpi, PodFacts, Source, Worker
+from mpiboot.model import Decision, Finding, Host, Level, Mpi, PodFacts, Source, Worker
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import Dialled
 from mpiboot.observe import host_sources
@@ -219,32 +219,25 @@ def test_the_pair_check_has_the_time_and_the_ports_of_the_settings(tmp_path: Pat
     assert observation._pairs(pod(tmp_path, pair_check="3"))._seconds == 3.0
 
 
-def test_the_ssh_client_is_chosen_by_the_setting_and_what_is_here(tmp_path: Path) -> None:
+def test_what_was_found_is_what_the_plan_is_made_from(tmp_path: Path) -> None:
     (facts, _) = [worker.facts for worker in SEEN.workers]
     assert facts is not None
-    (tmp_path / "ssh").write_text("#!/bin/sh\n")
-    (tmp_path / "ssh").chmod(0o755)
+    client = Decision("ssh-client", "openssh", Source.DETECTED, "/usr/bin/ssh")
     passed = GateResult((), (Host("me"),), {}, {})
-    rows: tuple[tuple[str, dict[str, str], str, Source], ...] = (
-        (str(tmp_path), {}, "openssh", Source.DETECTED),
-        ("/nowhere", {}, "embedded", Source.DETECTED),
-        (str(tmp_path), {"ssh_client": "embedded"}, "embedded", Source.FLAG),
+    launcher = pod(tmp_path)
+    found = observation._observation(
+        launcher,
+        JobHostfile(SEEN.hostfile, (WARN,)),
+        passed,
+        SEEN.mpi,
+        SEEN.line,
+        (facts, None),
+        NETWORKS,
+        client,
     )
-    for path, flags, value, source in rows:
-        launcher = pod(tmp_path, {**plans.POD, "PATH": path}, **flags)
-        found = observation._observation(
-            launcher,
-            JobHostfile(SEEN.hostfile, (WARN,)),
-            passed,
-            SEEN.mpi,
-            SEEN.line,
-            (facts, None),
-            NETWORKS,
-        )
-        assert found.observed.client is not None
-        assert (found.observed.client.value, found.observed.client.source) == (value, source)
-        assert (found.warnings, found.passed) == ((WARN,), passed)
-        assert found.observed.local == passed.local
-        assert found.observed.networks == NETWORKS
-        assert (found.observed.identity, found.observed.line) == (plans.ROOT, SEEN.line)
-        assert (found.observed.environ, found.observed.links) == (launcher.environ, facts.links)
+    assert found.observed.client == client
+    assert (found.warnings, found.passed) == ((WARN,), passed)
+    assert found.observed.local == passed.local
+    assert found.observed.networks == NETWORKS
+    assert (found.observed.identity, found.observed.line) == (plans.ROOT, SEEN.line)
+    assert (found.observed.environ, found.observed.links) == (launcher.environ, facts.links)

@@ -22,13 +22,15 @@ from mpiboot.job.launcher_size import LauncherLimits
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import observation
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.model import Finding, Host, Level, Mpi, MpiFamily, Worker
+from mpiboot.model import Decision, Finding, Host, Level, Mpi, MpiFamily, Source, Worker
 from mpiboot.network import worker_pairs
 from mpiboot.observe import programs
 from mpiboot.setting_sources import resolve
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 from tests.fakes.sshd import Behaviour, Job, sshd
+
+SSH = Decision("ssh-client", "openssh", Source.DETECTED, "/usr/bin/ssh")
 
 
 def pod(folder: Path, environ: Mapping[str, str] = plans.POD, **flags: str) -> LauncherPod:
@@ -67,8 +69,9 @@ def test_an_mpi_is_asked_for_ipv6_where_a_worker_needs_it(
     assert facts
     line = read(["./train"], seen.mpi.family)
     found = observation._observation(
-        launcher, JobHostfile(seen.hostfile, ()), passed, seen.mpi, line, (facts, 3), {}
+        launcher, JobHostfile(seen.hostfile, ()), passed, seen.mpi, line, (facts, 3), {}, SSH
     )
+    assert found.observed.client == SSH
     assert len(calls) == asked
     assert found.observed.mpi_ipv6 is (False if asked else None)
     assert found.observed.workers == workers
@@ -169,7 +172,7 @@ def at_once(folder: Path, line: str, limits: LauncherLimits | None = None) -> tu
     launcher = replace(pod(folder), folder=folder / "launcher", limits=limits)
     listed = JobHostfile(seen.hostfile, ())
     return observation._tell_at_once(
-        launcher, listed, seen.mpi, read(line.split(), seen.mpi.family)
+        launcher, listed, seen.mpi, read(line.split(), seen.mpi.family), SSH
     )
 
 

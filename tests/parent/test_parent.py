@@ -283,14 +283,17 @@ def test_a_child_that_is_the_ssh_client_stays_until_the_end(rig: Rig) -> None:
     assert not Path("/proc", (rig.folder / "pid").read_text()).exists()
 
 
-def test_an_ssh_client_that_is_killed_is_told(rig: Rig) -> None:
+def test_an_ssh_client_that_is_killed_ends_the_job(rig: Rig) -> None:
+    """Agents that are started meanwhile don't wait for it."""
     staying(rig)
     code, _, said = rig.run(
-        f"cd {rig.folder}; kill -9 $(cat pid); while [ -p requests ]; do sleep 0.05; done; exit 3"
+        f"trap 'test -p requests || exit 3; exit 4' TERM; cd {rig.folder}; kill -9 $(cat pid); "
+        "while :; do sleep 0.05; done"
     )
-    assert code == 3
+    assert code == 69
     what = "mpiboot's SSH client, which holds the connections to all hosts, was killed by SIGKILL"
-    assert f"{what}; the launcher's memory limit?" in said
+    assert f"exit 69: {what}" in said
+    assert not (rig.folder / "requests").exists()
 
 
 def test_an_mpirun_that_can_not_be_started_leaves_no_ssh_client(rig: Rig) -> None:

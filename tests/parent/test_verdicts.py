@@ -17,6 +17,7 @@ from mpiboot.parent.events import (
     AgentStarted,
     AskForRanksInMpi,
     CheckHost,
+    ClientEnded,
     DaemonJoined,
     Event,
     Finish,
@@ -362,6 +363,33 @@ def test_a_pod_that_is_told_to_end_ends_the_job_and_every_rank_may_save() -> Non
     state, _ = go([RanksLeft(2), AgentEnded("w-2", 101, 255), RanksLeft(0)], state)
     end = judged([MpirunEnded(205)], state)
     assert (end.code, end.reference, end.host) == (69, "host-lost", "w-2")
+
+
+LOST = ClientEnded("was killed by SIGKILL", killed=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("first", [[], [AgentEnded("w-2", 101, 255)]], ids=["first", "later"])
+def test_a_client_that_ended_ends_the_job_and_no_host_is_to_blame(
+    family: str, first: list[Event]
+) -> None:
+    """All sessions are its own: each host's follows, and one may be heard of before it."""
+    state, done = go([*first, LOST], running(family))
+    said = "mpiboot's SSH client, which holds the connections to all hosts, was killed by SIGKILL"
+    assert Say(LogLevel.ERROR, "launch", said) in done
+    assert SendSignal(TERM) in done
+    for status in (0, 205, 255):
+        end = judged([AgentEnded("w-1", 100, 255), MpirunEnded(status)], state)
+        assert (end.code, end.reference, end.said, end.host) == (69, "ssh-client-lost", said, "")
+        assert end.killed
+
+
+def test_a_client_that_ends_beside_an_end_that_is_known_changes_nothing() -> None:
+    state, _ = go([Signalled(TERM)], running())
+    assert go([LOST], state) == (state, ())
+    end = judged([MpirunEnded(0), *ended_well()[:1], LOST, *ended_well()[1:]], running())
+    assert end.reference == "ssh-client-lost"
+    assert judged([*ended_well(), MpirunEnded(3), LOST], running()).code == 3
 
 
 def test_a_job_whose_worker_told_first_is_told_to_end_itself() -> None:
@@ -836,6 +864,7 @@ happenings: st.SearchStrategy[Event] = st.one_of(
     st.builds(HostChecked, hosts, st.sampled_from((True, False, None))),
     st.builds(Signalled, st.sampled_from((1, 2, 3, 10, 12, 15)), st.booleans()),
     st.builds(HostEnding, hosts),
+    st.builds(ClientEnded, st.just("ended with 1"), st.booleans()),
     st.builds(RanksInMpi, st.integers(0, 2)),
     st.builds(Unanswered, st.just("rank 1 gets no answer")),
     st.builds(RanksLeft, st.sampled_from((None, 0, 1, 4))),

@@ -26,6 +26,7 @@ from tests.pods.ends import (
     running,
     until,
 )
+from tests.pods.marks import EACH_CLIENT
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
 
@@ -54,6 +55,7 @@ MORE = [
 ]
 
 
+@EACH_CLIENT
 @pytest.mark.parametrize(
     "rows", [ENDS, pytest.param(MORE, marks=pytest.mark.full)], ids=["some", "more"]
 )
@@ -107,6 +109,7 @@ LACKING = {
 }
 
 
+@EACH_CLIENT
 @pytest.mark.parametrize(
     "row", [row if row == "path" else pytest.param(row, marks=pytest.mark.full) for row in LACKING]
 )
@@ -146,18 +149,21 @@ def lost(job: Job, host: int = 1) -> None:
     until(lambda: not left(job.workers), PROMISED)
 
 
+@EACH_CLIENT
 def test_a_worker_pod_that_is_deleted(cluster: Cluster, image: Image) -> None:
     job = running(cluster, image)
     job.workers[1].delete()
     lost(job)
 
 
+@EACH_CLIENT
 def test_a_worker_whose_container_is_killed(cluster: Cluster, image: Image) -> None:
     job = running(cluster, image)
     job.workers[1].kill()
     lost(job)
 
 
+@EACH_CLIENT
 @WAYS
 def test_a_daemon_that_is_killed_takes_its_rank_along(
     cluster: Cluster, image: Image, way: str
@@ -169,6 +175,7 @@ def test_a_daemon_that_is_killed_takes_its_rank_along(
     lost(job)
 
 
+@EACH_CLIENT
 def test_an_agent_that_is_killed(cluster: Cluster, image: Image) -> None:
     job = running(cluster, image)
     kill(agents(job.launcher, "pi-worker-1"))
@@ -180,6 +187,7 @@ def test_an_agent_that_is_killed(cluster: Cluster, image: Image) -> None:
     assert "its launch agent was killed by SIGKILL" in job.launcher.termination_log()
 
 
+@EACH_CLIENT
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("server", SERVERS)
@@ -199,6 +207,7 @@ def test_a_lost_worker_is_never_a_success(
             pod.delete()
 
 
+@EACH_CLIENT
 @WAYS
 def test_a_link_that_is_cut_for_good(cluster: Cluster, image: Image, way: str) -> None:
     """Nobody gets a FIN; the keep-alives of both sides find out."""
@@ -279,6 +288,7 @@ def test_an_agent_that_lies(cluster: Cluster, image: Image) -> None:
     assert "ended with 0" in said
 
 
+@EACH_CLIENT
 def test_a_rank_is_left_nowhere_when_another_one_fails(cluster: Cluster, image: Image) -> None:
     job = running(cluster, image, workers=2)
     kill(ranks(job.workers[0]))

@@ -20,6 +20,7 @@ from tests.pods.ends import (
     slow_to_launch,
     until,
 )
+from tests.pods.marks import EACH_CLIENT
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
 
@@ -56,6 +57,7 @@ def test_a_launcher_that_is_killed_while_daemons_are_launched(
     assert all(worker.running for worker in job.workers)
 
 
+@EACH_CLIENT
 @pytest.mark.parametrize("server", ["openssh", "embedded"])
 def test_a_killed_launcher_leaves_nothing_on_a_worker(
     cluster: Cluster, image: Image, server: str
@@ -71,6 +73,7 @@ def kill_parent(job: Job) -> None:
     kill(item for item in job.launcher.processes() if "parent/__main__.py" in " ".join(item.args))
 
 
+@EACH_CLIENT
 @pytest.mark.full
 def test_a_script_goes_on_after_a_parent_that_was_killed(cluster: Cluster, image: Image) -> None:
     """Its next launch begins while the first one's processes are still being ended."""
@@ -87,6 +90,7 @@ def test_a_script_goes_on_after_a_parent_that_was_killed(cluster: Cluster, image
     until(lambda: "the launcher was killed" in job.launcher.stderr())
 
 
+@EACH_CLIENT
 @pytest.mark.parametrize("phase", ["running", pytest.param("launching", marks=pytest.mark.full)])
 def test_a_parent_that_is_killed_in_a_script_takes_mpirun_along(
     cluster: Cluster, image: Image, phase: str
@@ -116,6 +120,7 @@ def test_a_parent_that_is_killed_in_a_script_takes_mpirun_along(
     assert not [name for name in names if "mpirun" in name or "libexec/agent" in name]
 
 
+@EACH_CLIENT
 @pytest.mark.full
 @pytest.mark.parametrize("server", ["openssh", "embedded"])
 def test_a_launcher_whose_node_vanishes_leaves_nothing(

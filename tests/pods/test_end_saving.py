@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pods.ends import PATIENCE, PROMISED, RING, alive, end_line, left, running, until
+from tests.pods.marks import EACH_CLIENT
 from tests.pods.volumes import HostPath
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def told_to_end(job: Job) -> None:
     until(lambda: not left(job.workers), PROMISED)
 
 
+@EACH_CLIENT
 def test_every_rank_saves_and_finishes(cluster: Cluster, image: Image, kept: Path) -> None:
     """MPI_Finalize needs mpirun, which is held: it is let run for that."""
     job = saving(cluster, image, kept, *SAVE)
@@ -70,6 +72,7 @@ def test_every_rank_saves_and_finishes(cluster: Cluster, image: Image, kept: Pat
     assert "did not end in time" not in said
 
 
+@EACH_CLIENT
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 3])
 def test_one_rank_saves_while_the_others_die_at_once(
     cluster: Cluster, image: Image, kept: Path, rank: int
@@ -80,6 +83,7 @@ def test_one_rank_saves_while_the_others_die_at_once(
     assert saved(kept) == {rank: TERM}
 
 
+@EACH_CLIENT
 @pytest.mark.parametrize("server", ["auto", pytest.param("embedded", marks=pytest.mark.full)])
 @pytest.mark.parametrize("rank", [1, 3])
 def test_a_drained_worker_lets_each_rank_of_the_job_save(
@@ -98,6 +102,7 @@ def test_a_drained_worker_lets_each_rank_of_the_job_save(
     until(lambda: not left(job.workers), PROMISED)
 
 
+@EACH_CLIENT
 def test_a_suspended_job_saves_and_no_rank_is_told_twice(
     cluster: Cluster, image: Image, kept: Path
 ) -> None:
@@ -109,6 +114,7 @@ def test_a_suspended_job_saves_and_no_rank_is_told_twice(
     assert saved(kept) == dict.fromkeys(range(4), TERM)
 
 
+@EACH_CLIENT
 @pytest.mark.full
 @pytest.mark.parametrize("how", ["a script", "a script's exec", "ranks beside mpirun"])
 def test_ranks_of_a_script_and_those_beside_mpirun_save_too(
@@ -138,6 +144,7 @@ def test_a_program_that_saves_on_another_signal(cluster: Cluster, image: Image, 
     assert saved(kept) == dict.fromkeys(range(4), TERM.replace("15", str(signal.SIGUSR1.value)))
 
 
+@EACH_CLIENT
 def test_a_rank_that_ignores_the_signal_gets_its_grace_and_no_more(
     cluster: Cluster, image: Image, kept: Path
 ) -> None:

@@ -21,7 +21,7 @@ from tests.pods.ends import (
     slow_to_launch,
     until,
 )
-from tests.pods.marks import ONE_IMAGE
+from tests.pods.marks import EACH_CLIENT, ONE_IMAGE
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
 
@@ -106,6 +106,7 @@ def test_a_programs_signal_while_daemons_are_launched(
     assert job.wait(PATIENCE) == 0
 
 
+@EACH_CLIENT
 @SOME
 def test_a_signal_while_the_job_runs(cluster: Cluster, image: Image, number: int) -> None:
     job = running(cluster, image)
@@ -114,6 +115,7 @@ def test_a_signal_while_the_job_runs(cluster: Cluster, image: Image, number: int
     assert all(worker.running for worker in job.workers)
 
 
+@EACH_CLIENT
 def test_the_same_signal_twice_in_a_row(cluster: Cluster, image: Image) -> None:
     job = running(cluster, image, RING, "--sleep", "1000", "--ignore-term")
     job.launcher.signal(signal.SIGTERM)
@@ -134,6 +136,7 @@ def test_ctrl_c_in_the_terminal_of_kubectl_exec(cluster: Cluster, image: Image) 
     until(lambda: not left(job.pods), PROMISED)
 
 
+@EACH_CLIENT
 def test_a_user_signal_reaches_the_ranks(cluster: Cluster, image: Image) -> None:
     """It is the program's: its default action ends the ranks."""
     job = running(cluster, image)
@@ -142,6 +145,7 @@ def test_a_user_signal_reaches_the_ranks(cluster: Cluster, image: Image) -> None
     assert "SIGUSR1" in end_line(job.launcher.stderr())
 
 
+@EACH_CLIENT
 @pytest.mark.parametrize("first", ["workers", pytest.param("launcher", marks=pytest.mark.full)])
 def test_a_job_that_is_suspended_blames_no_host(cluster: Cluster, image: Image, first: str) -> None:
     """All pods are told to end at once, and a second may lie between."""
@@ -163,6 +167,7 @@ def test_a_worker_that_is_told_to_end_takes_its_ranks_along(cluster: Cluster, im
     assert "pi-worker-1" in job.launcher.termination_log()
 
 
+@EACH_CLIENT
 @WAYS
 @ONE_IMAGE
 def test_a_second_try_on_the_same_workers_succeeds(
@@ -192,6 +197,7 @@ def test_a_second_try_on_the_same_workers_succeeds(
     assert job.wait(PATIENCE) == 0
 
 
+@EACH_CLIENT
 @WAYS
 @ONE_IMAGE
 def test_a_launcher_beside_what_an_earlier_one_left(

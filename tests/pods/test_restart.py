@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pods import images
+from tests.pods.marks import EACH_CLIENT
 from tests.pods.operator import mpijob
 from tests.pods.test_job import PATIENCE, RING, program_runs, ranks, spans, until
 from tests.pods.volumes import EmptyDir
@@ -44,6 +45,7 @@ def replaced(cluster: Cluster, job: Job, index: int) -> None:
     job.workers[index].publish()
 
 
+@EACH_CLIENT
 def test_a_launcher_that_starts_again_in_its_pod(cluster: Cluster, image: Image) -> None:
     """Its first try is killed while ranks run; half-written files lie in its folder.
 
@@ -171,6 +173,7 @@ def test_a_hostfile_that_changes_after_the_gate_is_not_read_again(
     spans(job)
 
 
+@EACH_CLIENT
 def test_a_worker_that_starts_again_in_its_pod(cluster: Cluster, rig: None) -> None:
     kept, tmp = folder(), EmptyDir("/tmp", mode=0o1777)
     kept["volumes"] = [tmp, *kept["volumes"]]
@@ -195,6 +198,7 @@ def test_a_worker_that_starts_again_in_its_pod(cluster: Cluster, rig: None) -> N
     spans(job)
 
 
+@EACH_CLIENT
 def test_a_worker_that_is_replaced_while_its_gate_is_open(cluster: Cluster, rig: None) -> None:
     """Its name has the address of the pod that is gone, and then that of the new one."""
     job = mpijob(
@@ -212,6 +216,7 @@ def test_a_worker_that_is_replaced_while_its_gate_is_open(cluster: Cluster, rig:
     spans(job)
 
 
+@EACH_CLIENT
 @pytest.mark.full
 @pytest.mark.parametrize("name", images.NAMES)
 def test_a_worker_that_is_replaced_after_it_was_ready(

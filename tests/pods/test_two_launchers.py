@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pods import images
+from tests.pods.marks import EACH_CLIENT
 from tests.pods.operator import mpijob
 from tests.pods.test_job import PATIENCE, RING, program_runs, spans, until
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 NAME = "openmpi-5.0"
 
 
+@EACH_CLIENT
 @pytest.mark.parametrize("name", images.NAMES)
 def test_a_second_launch_in_the_same_pod(cluster: Cluster, rig: None, name: str) -> None:
     """A script may have several: each has daemons and sessions of its own, and ends these alone."""
@@ -62,6 +64,7 @@ def let_go(job: Job) -> None:
 HOLDS = "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc are in use by launcher pi-launcher "
 
 
+@EACH_CLIENT
 @pytest.mark.parametrize("name", [NAME, pytest.param("openmpi-4.1", marks=pytest.mark.full)])
 def test_another_launcher_for_held_workers_is_told_who_holds_them(
     cluster: Cluster, rig: None, name: str
@@ -77,6 +80,7 @@ def test_another_launcher_for_held_workers_is_told_who_holds_them(
     spans(job)
 
 
+@EACH_CLIENT
 @pytest.mark.full
 @pytest.mark.parametrize("server", ["openssh", "embedded"])
 def test_another_launcher_waits_for_one_that_is_ending(

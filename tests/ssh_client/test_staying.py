@@ -219,15 +219,32 @@ def test_a_signal_ends_the_session_and_is_told(shells: Launch) -> None:
     process.communicate()
 
 
-def test_a_killed_agents_session_is_ended_with_its_connection(launch: Launch) -> None:
-    before = launch.connections()
-    process = launch.start("echo $$; exec sleep 1000")
+def test_a_killed_agents_session_goes_on_until_the_client_ends(other: Launch) -> None:
+    process = other.start(
+        "echo $$; read -r go; echo on >&2; exec sleep 1000", stdin=subprocess.PIPE
+    )
+    assert process.stdin is not None
     assert process.stdout is not None
+    assert process.stderr is not None
     remote = int(process.stdout.readline())
     process.kill()
-    process.communicate()
+    process.wait(PATIENCE)
+    process.stdin.write(b"go\n")
+    process.stdin.flush()
+    assert process.stderr.readline() == b"on\n"
+    other.client.kill()
     until(lambda: not Path(f"/proc/{remote}").exists())
-    until(lambda: launch.connections() == before - 1)
+    process.communicate()
+
+
+def test_a_killed_agents_session_that_ends_is_told(launch: Launch) -> None:
+    process = launch.start("echo; read -r go", stdin=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    process.stdout.readline()
+    process.kill()
+    process.wait(PATIENCE)
+    process.communicate(b"go\n", timeout=PATIENCE)
     until(lambda: ["closed", launch.host, str(process.pid)] in launch.told())
 
 

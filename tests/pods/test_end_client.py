@@ -1,0 +1,128 @@
+"""Jobs whose agents have no ssh: one process carries all sessions, over the gate's logins."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pods.ends import PATIENCE, PROMISED, RING, alive, end_line, kill, left, running, until
+from tests.pods.marks import ONE_IMAGE
+from tests.pods.operator import mpijob
+from tests.pods.volumes import Files
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.operator import Job
+    from tests.pods.pod import Pod
+    from tests.pods.processes import Process
+
+OURS = {"env": {"MPIBOOT_SSH_CLIENT": "embedded"}}
+
+
+def client(launcher: Pod) -> list[Process]:
+    """The process that has the sessions: the one that has passed the gate."""
+    named = [item for item in launcher.processes() if "launcher.child" in " ".join(item.args)]
+    return [item for item in named if "parent/__main__.py" not in " ".join(item.args)]
+
+
+def carried_by_one_process(job: Job) -> None:
+    """No agent has any process below it."""
+    own = ("ssh", "connect.py", "wait_status")
+    words = [word for item in job.launcher.processes() for word in item.args]
+    assert sum(word.endswith("libexec/agent") for word in words) == len(job.workers)
+    assert not [word for word in words if word.rpartition("/")[2] in own]
+
+
+@ONE_IMAGE
+def test_a_client_that_is_killed_ends_the_job_and_blames_no_host(
+    cluster: Cluster, image: Image
+) -> None:
+    job = running(cluster, image, launcher=OURS)
+    kill(client(job.launcher))
+    assert job.wait(PATIENCE) == 69
+    said = job.launcher.termination_log().splitlines()[0]
+    assert said.startswith("ssh-client-lost: mpiboot's SSH client, which holds the connections to ")
+    assert said.endswith("was killed by SIGKILL")
+    assert "pi-worker" not in end_line(job.launcher.stderr())
+    until(lambda: not left(job.workers), PROMISED)
+
+
+@pytest.mark.full
+@ONE_IMAGE
+def test_a_client_that_the_launchers_memory_limit_kills(cluster: Cluster, image: Image) -> None:
+    job = running(cluster, image, launcher={**OURS, "memory": 300 << 20})
+    for item in client(job.launcher):
+        Path(f"/proc/{item.host_pid}/oom_score_adj").write_text("1000")  # the kernel's first choice
+    job.launcher.exec("python3", "-c", "x = bytearray(1 << 30)")
+    assert job.wait(PATIENCE) == 69
+    said = job.launcher.termination_log().splitlines()
+    assert said[0].startswith("launcher-memory: pi-launcher: out of memory: the kernel killed ")
+    assert said[2].startswith(
+        "mpiboot's SSH client, which holds the connections to all hosts, was "
+    )
+
+
+@pytest.mark.full
+def test_a_signal_while_daemons_are_launched(cluster: Cluster, image: Image) -> None:
+    """Each session runs something that never becomes a daemon."""
+    slow = Files("/opt/slow", {"daemon": "#!/bin/sh\nexec sleep 1000\n"}, 0o755)
+    new = "5.0" in image.name
+    name = "PRTE_MCA_prte_launch_agent" if new else "OMPI_MCA_orte_launch_agent"
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_args=[RING],
+        launcher={"env": {**OURS["env"], name: "/opt/slow/daemon"}},
+        worker={"volumes": [slow]},
+    ).start()
+    until(lambda: all(alive(worker, "sleep") for worker in job.workers))
+    job.launcher.signal(signal.SIGTERM)
+    assert job.wait(PATIENCE) == 143
+    assert job.launcher.termination_log().startswith("signal: ")
+    until(lambda: not [item for worker in job.workers for item in alive(worker, "sleep")], PROMISED)
+
+
+@ONE_IMAGE
+def test_output_in_a_file_needs_no_process_of_an_agents_own(cluster: Cluster, image: Image) -> None:
+    """As in a script; the file has one place for all who write."""
+    script = f"(echo first; mpiboot {RING} --sleep 1000) > /tmp/log 2> /tmp/errors"
+    job = mpijob(
+        cluster, image, workers=2, launcher_command=["sh", "-c", script], launcher=OURS
+    ).start()
+    until(lambda: job.launcher.shell("cat /tmp/log").count("rank ") == 2)
+    carried_by_one_process(job)
+    assert job.launcher.shell("cat /tmp/log").startswith("first\n")
+
+
+@pytest.mark.full
+@ONE_IMAGE
+def test_many_hosts_are_served_by_one_process_by_default(cluster: Cluster, image: Image) -> None:
+    job = mpijob(cluster, image, workers=16, launcher_args=[RING, "--sleep", "1000"]).start()
+    until(lambda: job.launcher.stdout().count("rank ") == 16)
+    carried_by_one_process(job)
+    assert "ssh-client=embedded (detected: 16 hosts: the gate's logins" in job.launcher.stderr()
+    job.launcher.signal(signal.SIGTERM)
+    assert job.wait(PATIENCE) == 143
+    until(lambda: not left(job.workers), PROMISED)
+
+
+@pytest.mark.full
+@ONE_IMAGE
+def test_a_launcher_that_may_not_open_its_own_pipes(cluster: Cluster, image: Image) -> None:
+    """A container runtime makes them, as root."""
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        user=1000,
+        ssh_mount="/home/mpiuser/.ssh",
+        launcher_args=[RING, "--sleep", "1000"],
+        launcher=OURS,
+    ).start()
+    until(lambda: job.launcher.stdout().count("rank ") == 2)
+    carried_by_one_process(job)
