@@ -208,7 +208,7 @@ Max locked memory         8388608              8388608              bytes
 
 def test_limits_are_those_of_the_server_and_of_the_first_process(tmp_path: Path) -> None:
     more = LIMITS.replace("8388608 ", "unlimited ", 1)
-    proc = write(tmp_path / "proc", {"7/limits": LIMITS, "1/limits": more})
+    proc = write(tmp_path / "proc", {"7/limits": LIMITS, "1/limits": more, "self/cgroup": "0::/"})
     group = write(tmp_path / "cgroup", {"pids.current": "12\n", "pids.max": "max\n"})
     seen = pod.limits("7", proc, group)
     assert seen.sessions == {"locked memory": 8388608, "open files": 1024, "processes": 63432}
@@ -276,15 +276,17 @@ def test_memory_is_read_of_both_kinds_of_control_groups(tmp_path: Path) -> None:
         "memory.current": "5000\n",
         "memory.stat": "anon 1\ninactive_file 1000\n",
     }
-    assert pod.memory(write(tmp_path / "two", two)) == MemoryPart(1 << 30, 4000, 2)
+    own = write(tmp_path / "proc2", {"self/cgroup": "0::/\n"})
+    assert pod.memory(write(tmp_path / "two", two), own) == MemoryPart(1 << 30, 4000, 2)
     one = {
         "memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
         "memory/memory.limit_in_bytes": "9223372036854771712\n",
         "memory/memory.usage_in_bytes": "5000\n",
         "memory/memory.stat": "total_inactive_file 1000\n",
     }
-    assert pod.memory(write(tmp_path / "one", one)) == MemoryPart(0, 4000, 1)
-    assert pod.memory(tmp_path / "none") is None
+    own = write(tmp_path / "proc1", {"self/cgroup": "4:memory:/a\n"})
+    assert pod.memory(write(tmp_path / "one", one), own) == MemoryPart(0, 4000, 1)
+    assert pod.memory(tmp_path / "none", own) is None
 
 
 def test_of_a_links_rp_filter_and_that_of_all_the_larger_one_counts(tmp_path: Path) -> None:

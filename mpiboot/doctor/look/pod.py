@@ -11,10 +11,9 @@ from typing import Final
 
 from mpiboot.data_network.observe.sysfs import text
 from mpiboot.doctor.report import LimitsPart, MemoryPart, MeshPart, RoutingPart, ShmPart
-from mpiboot.observe import service_mesh
+from mpiboot.observe import control_groups, service_mesh
 
 PROC: Final = Path("/proc")
-CGROUP: Final = Path("/sys/fs/cgroup")
 SHM: Final = Path("/dev/shm")  # noqa: S108 - looked at only
 # Names of /proc/PID/limits that a job meets.
 LIMITS: Final = {
@@ -26,28 +25,19 @@ _LIMIT: Final = re.compile(r"^(Max [a-z ]+?) {2,}(\S+)", re.MULTILINE)
 _NCCL: Final = "nccl-"
 # Files of NCCL that are looked at; a job of 8 ranks a pod has some hundreds.
 _MOST: Final = 4096
-# As version 1 of the control groups writes "no limit": the largest number of pages.
-_NO_LIMIT: Final = 1 << 60
 
 
-def limits(server: str, proc: Path = PROC, cgroup: Path = CGROUP) -> LimitsPart:
+def limits(server: str, proc: Path = PROC, groups: Path = control_groups.GROUPS) -> LimitsPart:
     """Read the limits of sessions and of the pod's first process.
 
     Args:
         server: the process whose limits SSH sessions have, as /proc names it; empty where none is.
         proc: where /proc is.
-        cgroup: where the control group is.
+        groups: where control groups are mounted.
     """
     sessions = _limits(proc / server / "limits") if server else {}
-    used, most = text(cgroup / "pids.current"), text(cgroup / "pids.max")
-    used = used or text(cgroup / "pids/pids.current")
-    most = most or text(cgroup / "pids/pids.max")
-    return LimitsPart(
-        sessions,
-        _limits(proc / "1/limits"),
-        int(used) if used.isdigit() else 0,
-        int(most) if most.isdigit() else 0,
-    )
+    tasks = control_groups.processes(groups, proc)
+    return LimitsPart(sessions, _limits(proc / "1/limits"), tasks.used, tasks.limit or 0)
 
 
 def _limits(path: Path) -> dict[str, int]:
@@ -96,28 +86,12 @@ def _held(folder: str, proc: Path) -> tuple[set[str], bool]:
     return held, all_seen
 
 
-def memory(cgroup: Path = CGROUP) -> MemoryPart | None:
+def memory(groups: Path = control_groups.GROUPS, proc: Path = PROC) -> MemoryPart | None:
     """Read the container's control group; None where it can't be read."""
-    if (cgroup / "memory.events").exists():
-        limit, used = text(cgroup / "memory.max"), text(cgroup / "memory.current")
-        events = text(cgroup / "memory.events")
-        cache = _row(text(cgroup / "memory.stat"), "inactive_file")
-    else:
-        group = cgroup / "memory"
-        limit, used = text(group / "memory.limit_in_bytes"), text(group / "memory.usage_in_bytes")
-        events = text(group / "memory.oom_control")
-        cache = _row(text(group / "memory.stat"), "total_inactive_file")
-    if not used.isdigit():
+    seen = control_groups.memory(groups, proc)
+    if not seen.seen:
         return None
-    most = int(limit) if limit.isdigit() else 0
-    kills = _row(events, "oom_kill")
-    return MemoryPart(most if most < _NO_LIMIT else 0, max(0, int(used) - cache), kills)
-
-
-def _row(table: str, name: str) -> int:
-    rows = dict(line.split(None, 1) for line in table.splitlines() if " " in line)
-    value = rows.get(name, "")
-    return int(value) if value.isdigit() else 0
+    return MemoryPart(seen.limit or 0, seen.used, control_groups.kills(groups, proc))
 
 
 def routing(proc: Path = PROC) -> RoutingPart:
