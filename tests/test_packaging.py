@@ -83,6 +83,17 @@ def test_a_release_is_built_and_tagged_as_its_page_says(tmp_path: Path) -> None:
     assert {"mpiboot/libexec/agent", "mpiboot/libexec/ssh"} <= programs
     assert {modes[name] for name in programs} == {0o755}
 
+    asked = ["-m", "pip", "download", "--no-index", "--no-deps", "--only-binary=:all:"]
+    done = subprocess.run(
+        [sys.executable, *asked, "--python-version", "3.9", "--dest", tmp_path / "old", wheel],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = "Package 'mpiboot' requires a different Python"
+    assert said in done.stderr
+    assert said in (ROOT / "docs/how-to/images.md").read_text()
+
     (archive,) = (folder / "dist").glob("*.tar.gz")
     with tarfile.open(archive) as made_archive:
         names = {name.partition("/")[2] for name in made_archive.getnames()}
