@@ -1,8 +1,8 @@
 """A worker's part of the check that workers reach each other: it listens, and dials the others.
 
-Run by path, ``python3 -I -S pairs.py ADDRESS FIRST-LAST``, for the moment in which the launcher
-asks; stdlib only, and little of it. It listens at ADDRESS on a port of that range (0-0: any), tells
-whoever connects from which address that came, and prints ``mpiboot-pairs PORT``. Each line on
+Run as ``python3 -I -S``, alone, for the moment in which the launcher asks, with the words ADDRESS
+FIRST-LAST; stdlib only, and little of it. It listens at ADDRESS on a port of that range (0-0: any),
+tells whoever connects from which address that came, and prints ``mpiboot-pairs PORT``. Each line on
 stdin, ``ADDRESS PORT SSH-PORT SECONDS``, is dialled and answered by one line, ``RESULT OWN SEEN
 SSH``: the address from which it dialled, the one that the far end saw, and the result of the SSH
 port, which is only tried where the first one can't be reached (``-``: not known, not tried). It
@@ -126,5 +126,6 @@ def main(address: str, ports: str) -> None:
         sys.stdout.flush()
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Run as a program."""
     main(*sys.argv[1:])

@@ -6,20 +6,30 @@ import errno
 import resource
 import socket
 import subprocess
-import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from mpiboot.worker import pairs
+from mpiboot.worker.setup import PAIRS, write_scripts
+
+
+@cache
+def scripts() -> tempfile.TemporaryDirectory[str]:
+    """What a worker writes for launchers; it goes with this process."""
+    made = tempfile.TemporaryDirectory()
+    write_scripts(Path(made.name))
+    return made
 
 
 @contextmanager
 def started(ports: str = "0-0", address: str = "127.0.0.1") -> Iterator[subprocess.Popen[str]]:
     """Run it as a worker does."""
-    argv = [sys.executable, "-I", "-S", str(Path(pairs.__file__)), address, ports]
+    argv = ["/bin/sh", f"{scripts().name}/{PAIRS}", address, ports]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
