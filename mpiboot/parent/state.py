@@ -27,7 +27,7 @@ class Family:
 
     daemon: str
     lost: frozenset[int]
-    proxies: tuple[str, ...] = ()
+    proxies: tuple[str, ...]
     codes: tuple[tuple[int, str], ...] = ()
     lacking: frozenset[int] = frozenset()
     writes_nul: bool = False

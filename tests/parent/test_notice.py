@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -61,6 +62,12 @@ def test_a_worker_is_heard(launcher: Launcher) -> None:
 )
 def test_strangers_and_noise_are_not(launcher: Launcher, said: bytes) -> None:
     assert launcher.hear(said, f"ending {MARK} w-1\n".encode()) == ["w-1"]
+
+
+def test_a_connection_that_is_reset_ends_nothing(launcher: Launcher) -> None:
+    with socket.create_connection(("127.0.0.1", launcher.port)) as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert launcher.hear(f"ending {MARK} w-1\n".encode()) == ["w-1"]
 
 
 def test_the_connection_is_closed_when_what_was_heard_is_done() -> None:

@@ -22,7 +22,7 @@ import pytest
 
 import mpiboot
 from mpiboot.after_job import evidence
-from mpiboot.choices import LogFormat
+from mpiboot.choices import LogFormat, LogLevel
 from mpiboot.parent import guard
 from mpiboot.parent.launch_spec import (
     EVENTS,
@@ -1205,6 +1205,7 @@ def test_the_agents_events_are_read_while_the_workers_are_asked(rig: Rig) -> Non
     )
     program = package / "mpiboot" / "parent" / "__main__.py"
     rig.write("exit 9")
+    rig.options = replace(rig.options, log_level=LogLevel.DEBUG)
     done = subprocess.run(
         rig.argv([*PARENT[:3], str(program)]),
         env=rig.environ,
@@ -1215,3 +1216,4 @@ def test_the_agents_events_are_read_while_the_workers_are_asked(rig: Rig) -> Non
     )
     assert done.returncode == 9
     assert last(done.stderr).endswith("; w-1: all was written")
+    assert "ended w-" not in done.stderr, "they are no news"

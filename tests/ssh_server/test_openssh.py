@@ -151,3 +151,12 @@ def test_what_decides_is_looked_at_of_the_sshd_in_the_path(tmp_path: Path) -> No
     assert found == openssh.OpensshConditions(
         path=str(sshd), privsep=True, locked=False, shell=True, pidfd=hasattr(os, "pidfd_open")
     )
+
+
+def test_an_account_that_is_locked_is_found_beside_what_is_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shadow = tmp_path / "shadow"
+    shadow.write_bytes(b"root:*:\xff::\nmpi:!:19000::\n")
+    monkeypatch.setattr(openssh, "Path", {"/etc/shadow": shadow}.get)
+    assert (openssh._locked("mpi"), openssh._locked("root")) == (True, False)

@@ -4,6 +4,8 @@ import os
 import re
 import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,27 @@ def test_a_relative_folder_is_refused() -> None:
 
     assert caught.value.finding.check == "runtime-folder"
     assert caught.value.code == 73
+
+
+def test_a_folder_in_which_nothing_can_be_written_is_refused(tmp_path: Path) -> None:
+    """A file may be made there, as on a full disk, but has no room for a byte."""
+    uses = "import os, sys; from mpiboot.system import files; "
+    uses += "files.runtime_dir(sys.argv[1], os.getuid(), 'worker')"
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", sys.executable, "-c", uses, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "can't be written: File too large" in done.stderr
+
+
+def test_without_tmpdir_a_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_RUN", tmp_path)
+    monkeypatch.delenv("TMPDIR", raising=False)
+    assert files.runtime_dir("", UID, "worker") == tmp_path / HERE / "worker"
 
 
 def test_a_role_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
@@ -268,5 +291,7 @@ def test_what_is_wrong_with_a_private_folder_is_said(tmp_path: Path, made: str, 
     assert found.startswith(str(path)) == bool(said)
     assert said in found
     if not said:
-        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+        assert mode(path) == 0o700
+        path.chmod(0o701)
+        assert (files._own_folder(path, os.getuid()), mode(path)) == ("", 0o700)
         assert f"belongs to uid {os.getuid()}, not to uid 4711" in files._own_folder(path, 4711)

@@ -233,6 +233,7 @@ def test_the_home_folder_is_searched(tmp_path: Path) -> None:
 def test_mount_points_of_keys_are_found_wherever_they_are() -> None:
     table = (
         "1 2 8:1 / / rw - ext4 /dev/a rw\n"
+        "no mount at all\n"
         "3 1 0:5 / /home/mpiuser/.ssh ro - tmpfs tmpfs ro\n"
         "4 1 0:5 /x /srv/with\\040blank/.ssh/id_rsa ro - tmpfs tmpfs ro\n"
         "5 1 0:5 / /proc rw - proc proc rw\n"
