@@ -146,7 +146,7 @@ def test_a_user_who_can_write_nowhere_is_told_what_to_mount(
         workers=1,
         launcher_args=PROGRAM,
         user=1000,
-        ssh_mount="/home/mpi/.ssh",
+        ssh_mount="/home/mpiuser/.ssh",
         launcher=pod if role == "launcher" else None,
         worker=pod if role == "worker" else None,
     ).start()
