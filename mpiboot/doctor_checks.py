@@ -187,4 +187,24 @@ DOCTOR_CHECKS: Final = (
         "run mpiboot on the workers (`args: [worker]`), of the launcher's version",
         Role.LAUNCHER,
     ),
+    _row(
+        "network-reach",
+        "workers reach each other on every link, measured by --network",
+        "a NetworkPolicy, firewall or missing route between these pods drops it; on a data link "
+        "look at the network's definition (VLAN, subnet) and the switch",
+        Role.LAUNCHER,
+    ),
+    _row(
+        "path-mtu",
+        "packets as large as the links' MTU come through, measured by --network",
+        "give the links the MTU of the path (`mtu` in the network's definition, or in the CNI's "
+        "configuration), or the switches and tunnels between them that of the links",
+        Role.LAUNCHER,
+    ),
+    _row(
+        "path-speed",
+        "no way between workers is much slower than the others, measured by --network",
+        "look at that node's link (speed, errors, cable), and at what else runs on the node",
+        Role.LAUNCHER,
+    ),
 )

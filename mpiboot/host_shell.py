@@ -25,6 +25,7 @@ _ESTABLISHED: Final = re.compile(
     r"\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:([0-9A-F]{4}) 01 ", re.ASCII
 )
 _REASON: Final = 500  # characters
+_DOCTOR: Final = ("doctor_questions", "host_questions")
 _ENDS: Final = 4  # words of SSH_CONNECTION: the client's address and port, the server's
 
 
@@ -73,7 +74,7 @@ def gate(
     wanted = (f"version {mpirun}",) if _PLAIN.fullmatch(mpirun) else ()
     attempts = (f"attempts {attempt} {int(may_disconnect)}",) if attempt else ()
     asked = ("memory", "launches", *attempts, *wanted, *doctor, "facts")
-    return _command((*(("doctor_questions",) if doctor else ()), "host_questions"), asked)
+    return _command(_DOCTOR if doctor else _DOCTOR[1:], asked)
 
 
 def dials(seconds: int, places: Iterable[tuple[str, int]]) -> tuple[str, ...]:
@@ -90,6 +91,16 @@ def pairs(address: str, ports: str) -> str:
         ports: the range of ports, ``first-last``; empty: any.
     """
     return ask(f"pairs {address} {ports or '0-0'}")
+
+
+def paths(addresses: Iterable[str], ports: str) -> str:
+    """Write the command that has a worker measure ways to others; as for ``pairs``.
+
+    Args:
+        addresses: its own, at which it listens meanwhile.
+        ports: the range of ports, ``first-last``; empty: any.
+    """
+    return _command(_DOCTOR, (f"paths {ports or '0-0'} {' '.join(addresses)}",))
 
 
 def lacks(program: str, path: str, folder: str) -> tuple[str, ...]:

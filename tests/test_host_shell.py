@@ -28,6 +28,7 @@ COMMANDS = (
     host_shell.ask("memory", "memory_sizes", "began", "disks", "ports"),
     host_shell.ask(*host_shell.lacks("a", "b", "c")),
     host_shell.pairs("10.244.0.11", ""),
+    host_shell.paths(["10.244.0.11", "10.1.0.11"], ""),
     host_shell.ask("listener 29500"),
     host_shell.end_processes(("no-such-mark",)),
     host_shell.order("job_is_over"),

@@ -25,6 +25,7 @@ _END: Final = tuple(row.name for row in ROWS if row.section is Section.END)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--check", "checks", multiple=True, metavar="NAME", help="This check; repeatable.")
 @click.option("--host", "hosts", multiple=True, metavar="NAME", help="This host; repeatable.")
+@click.option("--network", is_flag=True, help="The ways between workers are measured too.")
 @click.option("--image", is_flag=True, help="The image alone, as when it is built.")
 @click.option("--list", "list_", is_flag=True, help="List the checks.")
 @click.option("--login/--no-login", default=True, hidden=True)
@@ -36,6 +37,7 @@ def doctor(
     as_json: bool,
     checks: tuple[str, ...],
     hosts: tuple[str, ...],
+    network: bool,
     image: bool,
     list_: bool,
     login: bool,
@@ -67,7 +69,7 @@ def doctor(
     from mpiboot.doctor import role
 
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
-    asked = role.Asked(checks, hosts, image=image, as_json=as_json, login=login)
+    asked = role.Asked(checks, hosts, image=image, as_json=as_json, login=login, network=network)
     role.run(found, os.environ, asked)
 
 

@@ -41,7 +41,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         *("names-unresolved", "interface-missing", "ip-version", "worker-pairs", "service-mesh"),
         *("worker-address", "master-port", "control-mtu", "ranks-unanswered", "rp-filter"),
         *("default-routes", "control-link", "control-subnet", "name-answers"),
-        "launcher-unreached",
+        *("launcher-unreached", "network-reach", "path-mtu", "path-speed"),
     ),
     "data": (
         *(

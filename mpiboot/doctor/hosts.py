@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.checks import failed
+from mpiboot.doctor import network
 from mpiboot.doctor.host_report import LauncherPlace
 from mpiboot.doctor.judge import hosts as judges
 from mpiboot.doctor.look import hosts as looks
@@ -63,7 +64,11 @@ def _server(resolved: Resolved, environ: Mapping[str, str]) -> str:
 
 
 def of_job(
-    resolved: Resolved, environ: Mapping[str, str], only: Sequence[str] = ()
+    resolved: Resolved,
+    environ: Mapping[str, str],
+    only: Sequence[str] = (),
+    *,
+    measures: bool = False,
 ) -> Iterator[Finding]:
     """Check the hostfile and every host of it, as far as that goes with what is there.
 
@@ -71,6 +76,7 @@ def of_job(
         resolved: the settings.
         environ: this pod's environment.
         only: the hosts that are asked, by their whole or first names; empty: all.
+        measures: whether they measure the ways between them too.
 
     Raises:
         MpibootError: ``usage``; the hostfile has no such host.
@@ -92,6 +98,9 @@ def of_job(
     place = replace(place, key=launcher.key.fingerprint if launcher.key else "")
     yield from _passed(file.hosts, seen.passed, place, doctor, planned)
     yield from planned
+    if measures:
+        to = launcher_setup.access(launcher)
+        yield from network.measure(seen.passed.workers, resolved.settings, to)
 
 
 def _refuse_unknown(only: Sequence[str], hosts: Sequence[Host]) -> None:

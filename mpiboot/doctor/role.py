@@ -25,7 +25,8 @@ from mpiboot.setting_sources import Resolved
 class Asked:
     """What is asked for: which checks and hosts (none: all), an image alone, JSON.
 
-    ``login`` is false where a launcher asks, which has just logged in to this worker itself.
+    ``network`` has the hosts measure the ways between them; ``login`` is false where a launcher
+    asks, which has just logged in to this worker itself.
     """
 
     checks: tuple[str, ...] = ()
@@ -33,6 +34,7 @@ class Asked:
     image: bool = False
     as_json: bool = False
     login: bool = True
+    network: bool = False
 
 
 def run(resolved: Resolved, environ: Mapping[str, str], asked: Asked = Asked()) -> None:
@@ -47,6 +49,8 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: Asked = Asked()) 
     if unknown:
         raise error("usage", f"no check {unknown[0]!r}", hint="`mpiboot doctor --list` lists them")
     role = role_of(resolved, environ)
+    if asked.network and role is not Role.LAUNCHER:
+        raise error("usage", "--network is for a launcher: its hosts measure the ways between them")
     found: list[Finding] = []
     whole = False
     try:
@@ -116,7 +120,7 @@ def _look(
     here = os.uname().nodename
     others = [name for name in asked.hosts if not _named(here, name)]
     if role is Role.LAUNCHER and (others or not asked.hosts):
-        yield from hosts.of_job(resolved, environ, others)
+        yield from hosts.of_job(resolved, environ, others, measures=asked.network)
 
 
 def role_of(resolved: Resolved, environ: Mapping[str, str]) -> Role:

@@ -31,7 +31,8 @@ FACTS_FILE: Final = "facts.json"
 LOOK: Final = "look"  # a script that writes the facts anew
 _CLI: Final = "from mpiboot.cli import main; main()"
 PAIRS: Final = "pairs"  # a script that dials other workers
-_PAIRS: Final = "import sys; sys.path.append(sys.argv.pop(1)); import pairs; pairs.run()"
+PATHS: Final = "paths"  # a script that measures the ways to other workers
+_PROGRAM: Final = "import sys; sys.path.append(sys.argv.pop(1)); import {0}; {0}.run()"
 DOCTOR: Final = "doctor"  # a script that makes this pod's own checks
 # Signals that end a worker.
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
@@ -136,8 +137,10 @@ def write_scripts(folder: Path) -> None:
     look = f"MPIBOOT_TERMINATION_LOG={os.devnull} exec {shlex.join(argv)}\n"
     files.write_private(folder / LOOK, look)
     # Imported: what is run by its path is compiled anew each time, a quarter of its start.
-    dials = shlex.join([sys.executable, "-I", "-S", "-c", _PAIRS, str(Path(__file__).parent)])
-    files.write_private(folder / PAIRS, f'exec {dials} "$@"\n')
+    for script, module in ((PAIRS, "pairs"), (PATHS, "path_probe")):
+        argv = [sys.executable, "-I", "-S", "-c", _PROGRAM.format(module)]
+        words = shlex.join([*argv, str(Path(__file__).parent)])
+        files.write_private(folder / script, f'exec {words} "$@"\n')
     checks = shlex.join(process.python(_CLI, "doctor", "--json", "--no-login"))
     quiet = f"MPIBOOT_TERMINATION_LOG={os.devnull} MPIBOOT_ROLE=worker"
     files.write_private(folder / DOCTOR, f"{quiet} exec {checks}\n")

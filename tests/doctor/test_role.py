@@ -83,7 +83,7 @@ def test_a_worker_asks_its_server_and_a_launcher_its_hosts(
     monkeypatch.setattr(table, "chosen", lambda *_, **__: ())
     server = Finding("workers-unreachable", Level.OK, "lets me in")
     monkeypatch.setattr(hosts, "own_server", lambda *_: server)
-    monkeypatch.setattr(hosts, "of_job", lambda *_: iter([Finding("slots", Level.OK, "")]))
+    monkeypatch.setattr(hosts, "of_job", lambda *_, **__: iter([Finding("slots", Level.OK, "")]))
     assert {item.check for item in role._look(settled, {}, which, Asked())} == says
     assert list(role._look(settled, {}, which, Asked(image=True))) == []
 
@@ -113,6 +113,16 @@ def test_a_host_or_check_that_is_not_there_is_a_wrong_call(settled: Resolved) ->
     with pytest.raises(MpibootError) as caught:
         role.run(settled, {}, Asked(checks=("no-such",)))
     assert (caught.value.code, caught.value.finding.said) == (2, "no check 'no-such'")
+
+
+def test_only_a_launchers_hosts_measure_the_ways_between_them(tmp_path: Path) -> None:
+    worker = resolve({"role": "worker", "runtime_dir": str(tmp_path)}, {})
+    with pytest.raises(MpibootError) as caught:
+        role.run(worker, {}, Asked(network=True))
+    assert (caught.value.code, caught.value.finding.said) == (
+        2,
+        "--network is for a launcher: its hosts measure the ways between them",
+    )
 
 
 # -- how it ends -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,10 +14,14 @@ from tests.pods.test_input import asks
 from tests.pods.volumes import Files
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.pods.cluster import Cluster
     from tests.pods.images import Image
     from tests.pods.operator import Job
 
+# A guard against a hang only.
+PATIENCE = 120
 STAY = ["sleep", "1000"]
 # What a NetworkPolicy does that lets SSH out of the launcher's pod, and nothing into it.
 NOTHING_IN = """
@@ -29,6 +34,15 @@ table inet nothing_in {
 }
 """
 PATH = "/other:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# A path that carries less than its links say, and tells nobody.
+HOLE = """
+table inet hole {
+    chain input {
+        type filter hook input priority -300;
+        iifname "net1" meta length > 1400 drop
+    }
+}
+"""
 OTHER_MPI = '#!/bin/sh\necho "mpirun (Open MPI) 4.0.3"\n'
 
 
@@ -56,7 +70,8 @@ def trouble(text: str) -> list[tuple[str, str, str]]:
             ",".join(name.partition(".")[0][-1] for name in item["hosts"] or [item["host"] or "?"]),
         )
         for item in found
-        if item["level"] != "ok"
+        # How quick a way is, is the machine's to say on which these tests run.
+        if item["level"] != "ok" and item["check"] != "path-speed"
     )
 
 
@@ -68,6 +83,7 @@ def test_several_faults_in_one_job_are_told_of_the_right_hosts(
         one,
         workers=3,
         launcher_command=STAY,
+        data_link="net1",
         each_worker={
             1: {"rlimits": {"RLIMIT_NOFILE": (4096, 4096)}},
             2: {
@@ -78,12 +94,103 @@ def test_several_faults_in_one_job_are_told_of_the_right_hosts(
     ).start()
     with_facts(job)
     job.launcher.network.run("nft", "-f", "-", stdin=NOTHING_IN % job.workers[0].address)
-    code, text = asks(job, "doctor", "--json")
+    job.workers[1].network.run("nft", "-f", "-", stdin=HOLE)
+    code, text = asks(job, "doctor", "--network", "--json")
     assert code == 1
     assert trouble(text) == [
         ("fail", "launcher-unreached", "0"),
         ("fail", "mpi-versions", "2"),
+        ("fail", "path-mtu", "1"),
         ("warn", "debug-output", "2"),
         ("warn", "hosts-differ", "1"),
         ("warn", "hosts-differ", "2"),
     ], text
+
+
+def until(check: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not check():
+        assert time.monotonic() < end, f"{what} never came"
+        time.sleep(0.05)
+
+
+# The brackets keep each search from finding itself.
+RUNS = "cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\\0' '\\n' | grep -c 'import path_prob[e]'"
+KILL = """
+for p in /proc/[0-9]*; do
+    if tr '\\0' ' ' < "$p/cmdline" | grep -q 'doctor --networ[k]'; then
+        kill -KILL "${p#/proc/}"
+    fi
+done
+"""
+
+
+def measuring(job: Job) -> int:
+    """On how many workers the program that measures runs."""
+    counts = [worker.exec("sh", "-c", RUNS).stdout.strip() for worker in job.workers]
+    return sum(count != "0" for count in counts)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["INT", "KILL"])
+def test_a_measurement_that_is_cut_off_leaves_nothing_running(
+    cluster: Cluster, one: Image, how: str
+) -> None:
+    job = mpijob(cluster, one, workers=3, launcher_command=STAY, data_link="net1").start()
+    with_facts(job)
+    for worker in job.workers:  # so that it takes its time
+        worker.network.run("nft", "-f", "-", stdin=HOLE)
+    terminal = job.launcher.exec_in_terminal("env", "TERM=xterm", "mpiboot", "doctor", "--network")
+    until(lambda: measuring(job) == 3, "the measurement")
+    if how == "INT":
+        terminal.type("\x03")
+        assert terminal.wait(PATIENCE) == 130
+        assert "interrupted: the rest was not looked at" in " ".join(terminal.screen().split())
+        assert "Traceback" not in terminal.screen()
+    else:
+        job.launcher.exec("sh", "-c", KILL)
+        assert terminal.wait(PATIENCE) == 137
+    until(lambda: not measuring(job), "the end of what measures")
+
+
+@pytest.mark.full
+def test_pods_that_were_never_scheduled_are_told_apart(cluster: Cluster, one: Image) -> None:
+    job = mpijob(cluster, one, workers=4, launcher_command=STAY)
+    for pod in (job.launcher, *job.workers[:2]):
+        pod.start()
+    for worker in job.workers[:2]:
+        worker.publish()
+        worker.shell("until [ -e /run/mpiboot/*/worker/facts.json ]; do sleep 0.1; done")
+    code, text = asks(job, "doctor", "--json")
+    assert code == 1
+    assert trouble(text) == [
+        ("fail", "hosts-missing", "2,3"),
+        ("fail", "names-unresolved", "2"),
+        ("fail", "names-unresolved", "3"),
+    ], text
+
+
+@pytest.mark.full
+def test_a_worker_without_mpiboot_is_asked_by_plain_programs(cluster: Cluster, one: Image) -> None:
+    serve = "mkdir -p /run/sshd; exec /usr/sbin/sshd -D -e -h /root/.ssh/id_rsa"
+    job = mpijob(
+        cluster,
+        one,
+        workers=3,
+        launcher_command=STAY,
+        each_worker={2: {"command": ["sh", "-ec", serve], "args": []}},
+    ).start()
+    with_facts(job, 2)
+    until(lambda: "listening" in job.workers[2].stderr(), "sshd")
+    code, text = asks(job, "doctor", "--json", "--network")
+    found = trouble(text)
+    assert code == 0, text
+    assert ("unknown", "worker-checks", "2") in found
+    assert ("unknown", "network-reach", "2") in found
+    assert ("warn", "hosts-differ", "2") in found
+    assert {hosts for _, _, hosts in found} == {"2"}
+    told = json.loads(text)["findings"]
+    reached = [item for item in told if item["check"] == "launcher-unreached"]
+    assert {name.partition(".")[0] for item in reached for name in item["hosts"]} == {
+        f"pi-worker-{number}" for number in range(3)
+    }

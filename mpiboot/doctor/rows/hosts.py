@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.doctor.host_report import HostReport, LauncherPlace
-from mpiboot.doctor.judge import hosts
+from mpiboot.doctor.judge import hosts, paths
 from mpiboot.model import Finding, Level
+from mpiboot.network.paths import PathSeen
 
 _OK, _WARN, _FAIL, _UNKNOWN = Level.OK, Level.WARN, Level.FAIL, Level.UNKNOWN
 
@@ -23,6 +24,16 @@ class HostsCheck:
     reference: str
     looks_at: str
     judge: hosts.Judge
+    outcomes: Mapping[Level, str]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCheck:
+    """A check of the ways between hosts that were measured; as ``HostsCheck``."""
+
+    reference: str
+    looks_at: str
+    judge: Callable[[Sequence[PathSeen]], Iterable[Finding]]
     outcomes: Mapping[Level, str]
 
 
@@ -80,8 +91,42 @@ ROWS: Final = (
     ),
 )
 
+# Of --network: from a worker to each other one, of more than six a ring with chords.
+MEASURED: Final = (
+    MeasuredCheck(
+        "network-reach",
+        "TCP connections between workers on the control link and on every data link",
+        paths.reach,
+        {_OK: "all come through", _FAIL: "some do not", _UNKNOWN: "there was no time for some"},
+    ),
+    MeasuredCheck(
+        "path-mtu",
+        "the largest UDP packet that comes through unbroken (DF), up to the links' MTU; without "
+        "UDP, whether large TCP packets come through",
+        paths.path_mtu,
+        {
+            _OK: "packets of the links' MTU come through",
+            _FAIL: "the path carries less, and tells nobody: large messages hang",
+            _UNKNOWN: "UDP gets no answer",
+        },
+    ),
+    MeasuredCheck(
+        "path-speed",
+        "the quickest of five round trips, and one TCP stream of half a second and 64 MiB at most "
+        "between neighbours; no other measurement runs on these two hosts meanwhile",
+        paths.speed,
+        {_OK: "the figures", _WARN: "a way is four times slower than the middle one"},
+    ),
+)
+
 
 def judge(reports: Sequence[HostReport], place: LauncherPlace) -> Iterator[Finding]:
     """Judge all hosts by every row."""
     for row in ROWS:
         yield from row.judge(reports, place)
+
+
+def judge_measured(seen: Sequence[PathSeen]) -> Iterator[Finding]:
+    """Judge all ways by every row."""
+    for row in MEASURED:
+        yield from row.judge(seen)
