@@ -191,7 +191,8 @@ CHECKS: Final = (
         "host-lost",
         "every host stays reachable while the job runs",
         ExitCode.WORKERS_UNREACHABLE,
-        "find out why that pod went away: deleted, evicted, restarted, or out of memory",
+        "find out why that pod went away: deleted, evicted, restarted, or out of memory "
+        "(`kubectl describe pod POD`, `kubectl get events`)",
     ),
     _launcher(
         "launcher-limits",
@@ -230,16 +231,16 @@ CHECKS: Final = (
         "worker-pairs",
         "workers reach each other over TCP",
         ExitCode.WORKERS_UNREACHABLE,
-        "a NetworkPolicy or firewall between the workers drops it: it must allow the job's "
-        "pods all ports among each other, or the range of MPIBOOT_PORT_RANGE; "
+        "a NetworkPolicy or firewall between the workers drops it (`kubectl get networkpolicy`): "
+        "it must allow the job's pods all ports among each other, or those of MPIBOOT_PORT_RANGE; "
         "MPIBOOT_PAIR_CHECK=0 starts the job without this check",
     ),
     _launcher(
         "ranks-unanswered",
         "ranks get an answer from the hosts that they connect to",
         ExitCode.WORKERS_UNREACHABLE,
-        "a NetworkPolicy or firewall between the workers drops it: it must allow the job's "
-        "pods all ports among each other, or the range of MPIBOOT_PORT_RANGE; "
+        "a NetworkPolicy or firewall between the workers drops it (`kubectl get networkpolicy`): "
+        "it must allow the job's pods all ports among each other, or those of MPIBOOT_PORT_RANGE; "
         "MPIBOOT_CONNECT_CHECK=0 leaves such a job alone",
     ),
     _launcher(

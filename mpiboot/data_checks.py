@@ -34,7 +34,8 @@ DATA_CHECKS: Final = (
         "every worker has an RDMA device of its own",
         "ask for the device in the worker's container, and attach its network: "
         'resources: {limits: {<the RDMA resource of your nodes>: "1"}}, '
-        "annotations: {k8s.v1.cni.cncf.io/networks: <network>}",
+        "annotations: {k8s.v1.cni.cncf.io/networks: <network>}; `kubectl describe node NODE` lists "
+        "what it has to give (Allocatable)",
     ),
     _row(
         "rdma-differs",
@@ -112,7 +113,8 @@ DATA_CHECKS: Final = (
     _row(
         "data-address",
         "every data link gets its address",
-        "look at the network's IPAM: its range, its pods and their log",
+        "look at the network's IPAM: its range (`kubectl get network-attachment-definitions -o "
+        "yaml`), its pods and their log",
         ExitCode.NOT_READY,
     ),
     _row(

@@ -64,7 +64,8 @@ DOCTOR_CHECKS: Final = (
     _row(
         "memory-limit",
         "the container is within its memory limit",
-        "raise resources.limits.memory of this container",
+        "raise resources.limits.memory of this container; `kubectl describe pod POD` tells whether "
+        "it was ended so before (Last State: OOMKilled)",
     ),
     _row(
         "rp-filter",
@@ -76,7 +77,8 @@ DOCTOR_CHECKS: Final = (
     _row(
         "default-routes",
         "one link has the default route",
-        "give one network alone a gateway (its IPAM's routes, or "
+        "give one network alone a gateway (its IPAM's routes: `kubectl get "
+        "network-attachment-definitions -o yaml`, or "
         "`default-route` in the networks annotation)",
     ),
     _row(

@@ -16,6 +16,7 @@ from mpiboot.doctor.rows import hosts
 from mpiboot.doctor_checks import DOCTOR_CHECKS
 from mpiboot.model import Finding, Level, Role
 from mpiboot.settings import Settings
+from tests.pods.faults import FAULTS
 
 BLANK = PodReport(Settings(), {})
 
@@ -39,6 +40,14 @@ def test_every_check_of_doctor_has_a_row_that_looks_at_something() -> None:
         assert set(row.needs) <= {*gather.LOOKS, *gather.FROM_FACTS, "settings", "environ"}
         assert row.looks_at
         assert row.outcomes
+
+
+def test_every_check_of_doctor_that_a_machine_can_show_has_a_broken_pod() -> None:
+    # Without such hardware these have samples of others.
+    samples = {"gpu-distance", "cuda-library", "imex-channels", "rdma-counters"}
+    own = {row.reference for row in DOCTOR_CHECKS}
+    wanted = {row.reference for row in table.TABLE if set(row.outcomes) - {Level.OK}} & own
+    assert wanted - samples - {fault.check for fault in FAULTS} == set()
 
 
 @pytest.mark.parametrize(
