@@ -28,6 +28,11 @@ _END: Final = tuple(row.name for row in ROWS if row.section is Section.END)
 @click.option("--network", is_flag=True, help="The ways between workers are measured too.")
 @click.option("--image", is_flag=True, help="The image alone, as when it is built.")
 @click.option("--list", "list_", is_flag=True, help="List the checks.")
+@click.option(
+    "--bundle",
+    metavar="FILE",
+    help="Write what a support ticket needs, of all pods, as a tar.gz; -: standard output.",
+)
 @click.option("--login/--no-login", default=True, hidden=True)
 @click.pass_context
 def doctor(
@@ -40,6 +45,7 @@ def doctor(
     network: bool,
     image: bool,
     list_: bool,
+    bundle: str | None,
     login: bool,
     **flags: str | None,
 ) -> None:
@@ -52,6 +58,7 @@ def doctor(
       mpiboot doctor
       mpiboot doctor ranks        (why does my job hang?)
       kubectl exec my-job-launcher -- mpiboot doctor --json
+      kubectl exec my-job-launcher -- mpiboot doctor --bundle - > bundle.tar.gz
       RUN mpiboot doctor --image
     """  # noqa: D301 - click's mark for lines that are kept as they are
     if ctx.invoked_subcommand:
@@ -69,6 +76,11 @@ def doctor(
     from mpiboot.doctor import role
 
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
+    if bundle is not None:
+        from mpiboot.doctor import bundle as archive
+
+        archive.write(found, os.environ, flags, bundle)
+        return
     asked = role.Asked(checks, hosts, image=image, as_json=as_json, login=login, network=network)
     role.run(found, os.environ, asked)
 
