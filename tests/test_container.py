@@ -134,3 +134,13 @@ def test_images_without_buildah_and_without_a_way_to_install_it(tmp_path: Path) 
     said = done.stderr.splitlines()[-1]
     assert said.startswith("images: needs buildah and mmdebstrap, and there is no apt-get")
     assert "podman build --file container/mpiboot.Containerfile" in said
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_images_of_a_processor_for_which_there_is_no_emulator(tmp_path: Path) -> None:
+    argv = [str(ROOT / "scripts/images"), "--arch", "pdp11", "mpiboot"]
+    env = {**os.environ, "MPIBOOT_CACHE": str(tmp_path)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("images: no emulator for pdp11 is registered ")
+    assert done.stderr.count("\n") == 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from mpiboot import __version__
 from tests.pods import images
 from tests.pods.oci import PodSpec
 
@@ -44,6 +47,25 @@ def test_images_hold_no_keys_and_no_secrets_of_the_build(image: Image) -> None:
     assert "mpiuser:*:" in (root / "etc/shadow").read_text()
 
 
+def test_images_hold_nothing_of_what_made_them(image: Image) -> None:
+    """No compiler, no pip, no lists of packages; and no module that each start would compile."""
+    root = image.layers[-1]
+    made_with = ("gcc", "cc", "c++", "ld", "make", "pip", "pip3")
+    folders = [root / folder for folder in ("usr/bin", "usr/local/bin", "opt/mpiboot/bin")]
+    assert [name for folder in folders for name in made_with if (folder / name).exists()] == []
+    assert list((root / "var/lib/apt/lists").glob("*Packages*")) == []
+    assert list((root / "var/cache/apt/archives").glob("*.deb")) == []
+    sources = [
+        *(root / "usr/lib").glob("python3.*/*.py"),
+        *(root / "opt/mpiboot/lib").glob("python3.*/site-packages/asyncssh/*.py"),
+    ]
+    assert len(sources) > 200
+    plain = [
+        path for path in sources if not list(path.parent.glob(f"__pycache__/{path.stem}.*.pyc"))
+    ]
+    assert plain == []
+
+
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", images.NAMES)
@@ -64,6 +86,13 @@ def test_code_layer_is_what_pip_installs(rig: None, name: str) -> None:
         }
 
     assert state(layer) == state(whole)
+    about = json.loads((whole.parents[2] / "image.json").read_text())["OCIv1"]["config"]
+    labels = {name.rpartition(".")[2]: text for name, text in about["Labels"].items()}
+    assert (labels["title"], labels["licenses"]) == (name, "Apache-2.0")
+    assert labels["version"] == __version__
+    assert re.fullmatch("[0-9a-f]{40}", labels["revision"])
+    assert "mpiboot" in labels["description"]
+    assert about["Entrypoint"] == ["mpiboot"]
     (ours,) = (layer / site).glob("mpiboot-*.dist-info")
     assert (whole / site / ours.name).is_dir()
     entries = "entry_points.txt"
