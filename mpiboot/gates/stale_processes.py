@@ -13,12 +13,12 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from mpiboot import host_shell, log
+from mpiboot import host_shell, log, many_hosts
 from mpiboot.gates import other_launchers
 from mpiboot.gates.access import Access
 from mpiboot.gates.remote_commands import RemoteCommands
@@ -111,14 +111,17 @@ async def end(workers: Sequence[Worker], job: str, settings: Settings, access: A
     workers = [worker for worker in workers if worker.host.name in found]
     found = await _wait_for_others(workers, found, job, settings, remote)
 
+    answers: dict[str, HostAnswer] = {}
+
     async def one(worker: Worker, marks: tuple[str, ...]) -> None:
         output = await remote.run(worker, host_shell.end_processes(marks))
         if output is not None:
-            _say(worker.host.name, host_shell.read(output))
+            answers[worker.host.name] = host_shell.read(output)
 
     await asyncio.gather(
         *(one(item, found[item.host.name]) for item in workers if item.host.name in found)
     )
+    _say(answers)
 
 
 async def _wait_for_others(
@@ -167,12 +170,24 @@ async def _ask_again(worker: Worker, silent: Counter[str], remote: RemoteCommand
     return replace(worker, marks=(), held=()) if silent[worker.host.name] >= _SILENT else worker
 
 
-def _say(host: str, answer: HostAnswer) -> None:
-    if answer.ended:
-        count = counted(answer.ended, "process", "processes")
-        said = f"{host}: ended {count} left by an earlier launcher of this job"
-        log.info("stale-processes", said, host=host, processes=answer.ended)
-    if answer.left:
-        count = counted(answer.left, "process", "processes")
-        said = f"{host}: {count} of an earlier launcher of this job can't be ended"
-        log.warning("stale-processes", said, host=host, processes=answer.left)
+def _say(answers: Mapping[str, HostAnswer]) -> None:
+    """Tell what was ended and what can't be: a line for each host, or one where they are many."""
+    ended = {host: answer.ended for host, answer in answers.items() if answer.ended}
+    left = {host: answer.left for host, answer in answers.items() if answer.left}
+    for where, host, count in _lines(ended):
+        said = (
+            f"{where}: ended {counted(count, 'process', 'processes')} left by an earlier launcher"
+        )
+        log.info("stale-processes", f"{said} of this job", host=host, processes=count)
+    for where, host, count in _lines(left):
+        said = (
+            f"{where}: {counted(count, 'process', 'processes')} of an earlier launcher of this job"
+        )
+        log.warning("stale-processes", f"{said} can't be ended", host=host, processes=count)
+
+
+def _lines(counts: Mapping[str, int]) -> Iterable[tuple[str, str, int]]:
+    """Give for each line where it is about, the host where it is one, and how many processes."""
+    if len(counts) <= many_hosts.MOST:
+        return [(host, host, count) for host, count in counts.items()]
+    return [(f"{len(counts):,} hosts ({first_few(tuple(counts))})", "", sum(counts.values()))]

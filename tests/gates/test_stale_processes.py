@@ -185,11 +185,23 @@ def test_what_was_ended_and_what_could_not_be_is_told(
     answer: HostAnswer, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log.configure()
-    stale_processes._say("w-1", answer)
+    stale_processes._say({"w-1": answer})
     assert capfd.readouterr().err.startswith(said)
     log.configure(form=LogFormat.JSON)
-    stale_processes._say("w-1", answer)
+    stale_processes._say({"w-1": answer})
     log.configure()
     records = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     told = [(item["event"], item["host"], item["processes"]) for item in records]
     assert told == ([("stale-processes", "w-1", answer.ended or answer.left)] if said else [])
+
+
+def test_many_hosts_are_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    log.configure()
+    answers = {f"w-{number}": HostAnswer(ended=2, left=number % 2) for number in range(17)}
+    stale_processes._say(answers)
+    ended, left, *_ = capfd.readouterr().err.splitlines()
+    assert ended.startswith("mpiboot: 17 hosts (w-0, w-1, ")
+    assert ended.endswith("): ended 34 processes left by an earlier launcher of this job")
+    assert left.startswith("mpiboot: warning: w-1: 1 process of an earlier launcher of this job ")
+    stale_processes._say(dict(list(answers.items())[:16]))
+    assert capfd.readouterr().err.count("ended 2 processes") == 16
