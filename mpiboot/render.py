@@ -108,8 +108,13 @@ def findings(items: Iterable[Finding], width: int | None = None) -> str:
     """
     listed = list(items)
     if width is not None:
-        short = short_names([*{item.host: None for item in listed}])
-        listed = [dataclasses.replace(item, host=short[item.host]) for item in listed]
+        short = short_names([*{name: None for item in listed for name in (item.host, *item.hosts)}])
+        listed = [
+            dataclasses.replace(
+                item, host=short[item.host], hosts=tuple(short[name] for name in item.hosts)
+            )
+            for item in listed
+        ]
     hosts = max((len(_whose(item)) for item in listed), default=0)
     checks = max((len(item.check) for item in listed), default=0)
     alike: dict[tuple[object, ...], list[Finding]] = {}

@@ -244,3 +244,9 @@ def test_each_rdma_port_is_a_line_with_its_link_where_the_kernel_told_one() -> N
     rows = [line.split() for line in lines]
     assert ["mlx5_3:1", "Ethernet", "ACTIVE", "net1", "100", "1024", "opens"] in rows
     assert ["mlx5_9:2", "-", "-", "-", "-", "-", "no", "device", "node"] in rows
+
+
+def test_on_a_terminal_several_hosts_have_their_short_names_too() -> None:
+    several = Finding("shm", Level.WARN, "small", hosts=("w-0.job.ns.svc", "w-1.job.ns.svc"))
+    assert "small (w-0, w-1)" in render.findings([several], 80)
+    assert "small (w-0.job.ns.svc, w-1.job.ns.svc)" in render.findings([several])

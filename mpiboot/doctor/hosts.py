@@ -133,7 +133,7 @@ def _passed(
 ) -> Iterator[Finding]:
     """Tell of each host how it was reached, what it finds itself, and how they differ."""
     yield from (_ok("names-unresolved", "this pod itself", one.name) for one in passed.local)
-    yield from map(_reached, passed.workers)
+    yield from judges.merged(map(_reached, passed.workers))
     yield from passed.findings
     hosts = [one for one in doctor.asked(listed) if one not in passed.local]
     names = asyncio.run(looks.look_up(hosts))

@@ -13,7 +13,7 @@ from mpiboot.wording import counted, size_of
 ALL_PAIRS: Final = 6
 SECONDS: Final = 2.0  # for a connection
 STREAM: Final = 64 << 20  # bytes at most
-_EACH: Final = 8.0  # seconds that one way may take at the worst
+_EACH: Final = 10.0  # seconds that one way may take at the worst
 _START: Final = 10.0
 _MOST: Final = 90.0
 _ANSWER: Final = 4  # words

@@ -210,3 +210,11 @@ def test_a_host_that_the_hostfile_has_not_is_a_wrong_call(seen: dict[str, Any]) 
     assert caught.value.finding.hint.startswith("there are w-0.job.ns.svc, w-1.job.ns.svc, ")
     assert list(hosts.of_job(resolve({}, plans.POD), plans.POD, ("w-1",)))
     assert seen["observed"]
+
+
+def test_of_very_many_hosts_that_were_reached_their_names_are_enough(seen: dict[str, Any]) -> None:
+    seen["observed"] = plans.observed(listed=plans.hosts(*[1] * 17))
+    reached = [item for item in job() if item.check == "workers-unreachable"]
+    assert [(item.level, item.said, len(item.hosts)) for item in reached] == [
+        (Level.OK, "every worker answers over SSH", 17)
+    ]
