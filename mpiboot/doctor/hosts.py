@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.checks import failed
-from mpiboot.doctor import network
 from mpiboot.doctor.host_report import LauncherPlace
 from mpiboot.doctor.judge import hosts as judges
 from mpiboot.doctor.look import hosts as looks
@@ -100,6 +99,9 @@ def of_job(
     yield from planned
     if measures:
         to = launcher_setup.access(launcher)
+        # Loaded where it is asked for: an image that lacks asyncssh is to be told so by doctor.
+        from mpiboot.doctor import network  # noqa: PLC0415
+
         yield from network.measure(seen.passed.workers, resolved.settings, to)
 
 

@@ -376,3 +376,18 @@ def test_on_a_terminal_hosts_are_rows_and_groups_columns(
     assert all(len(line) <= 72 for line in drawn.splitlines())
     assert "FAIL  this pod  ssh-key" in below
     assert "ok  " not in below
+
+
+@pytest.mark.parametrize("module", ["asyncssh", "dns", "rich"])
+def test_an_image_that_lacks_a_module_is_judged_all_the_same(tmp_path: Path, module: str) -> None:
+    """What is imported before the table is asked ends doctor before it can name what is missing."""
+    code = (
+        "import sys\n"
+        f"sys.modules[{module!r}] = None\n"
+        "from mpiboot.doctor import role\n"
+        "from mpiboot.commands import parser\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (0, "")
