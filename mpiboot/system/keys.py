@@ -233,13 +233,10 @@ def wait(
     Raises:
         MpibootError: ``ssh-key``; there is none, or it can't be reached.
     """
-    deadline, look, said_at = time.monotonic() + patience, _LOOK_FIRST, -_SILENCE
+    deadline, look, said_at = time.monotonic() + patience, _LOOK_FIRST, float("-inf")
     while (found := find(wanted, homes, uid)) is None:
         left = deadline - time.monotonic()
-        refused = closed(wanted, uid)
-        if refused:
-            raise refused
-        if left <= 0:
+        if left <= 0 or closed(wanted, uid):
             raise missing(wanted, homes, uid)
         if time.monotonic() - said_at >= _SILENCE:
             said_at = time.monotonic()

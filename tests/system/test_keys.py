@@ -186,7 +186,9 @@ def test_a_key_that_can_be_read_counts_also_where_another_place_is_closed() -> N
     assert done.stdout.strip() == str(open_), done.stderr
 
 
-def test_a_key_that_may_still_be_mounted_is_waited_for(tmp_path: Path) -> None:
+def test_a_key_that_may_still_be_mounted_is_waited_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     key = asyncssh.generate_private_key("ssh-ed25519")
     (tmp_path / "mount").mkdir()
     pauses: list[float] = []
@@ -198,6 +200,8 @@ def test_a_key_that_may_still_be_mounted_is_waited_for(tmp_path: Path) -> None:
 
     assert keys.wait(str(tmp_path / "mount"), (), UID, 1000, pause) == tmp_path / "mount/id_rsa"
     assert pauses[:2] == [pauses[0], 2 * pauses[0]]
+    said = f"mpiboot: waiting for the job's SSH key in {tmp_path / 'mount'}; gives up in 16m40s"
+    assert capfd.readouterr().err.splitlines() == [said]
     assert pauses == sorted(pauses)
     assert pauses[-1] <= 1
 

@@ -12,6 +12,13 @@ from mpiboot.system import tmpdir
 UID = os.getuid()
 
 
+def test_a_folder_for_mpi_that_can_not_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "tmp").touch()
+    with pytest.raises(MpibootError, match="tmp can't be made: File exists") as caught:
+        tmpdir.complete({}, tmp_path, tmp_path / "missing")
+    assert caught.value.finding.check == "runtime-folder"
+
+
 @pytest.mark.parametrize("value", ["", "relative", "{}", "{}/not/yet", "{}/link"])
 def test_a_tmpdir_that_is_there_or_can_be_made(tmp_path: Path, value: str) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
