@@ -160,7 +160,7 @@ def test_a_key_that_is_there_and_closed_is_told_at_once_and_not_waited_for(
         Path(name, shut).chmod(mode)
         folder = f"{name}/home/.ssh"
         done = as_nobody(
-            f"keys._mount_table = lambda: '1 2 0:3 / {folder} ro - tmpfs tmpfs ro'",
+            f"keys._mount_table = lambda: '1 2 0:3 / {'/' if named else folder} ro - tmpfs t ro'",
             "def pause(seconds): raise AssertionError('it is waited for')",
             f"wanted = {folder if named else ''!r}",
             "try: keys.wait(wanted, (), 65534, 1000, pause)",
