@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from mpiboot.model import Finding
 
 
+# Failures before mpirun that lie in the launcher's process or its line, which doctor does not see.
+_NO_DOCTOR = ("usage", "bug", "killed")
+
+
 def _finding(verdict: Verdict) -> Finding:
     """Write a verdict as a finding; a code of the program's own has no row, and no hint."""
     # Loaded now, and not kept in memory for as long as the job runs.
@@ -25,6 +29,19 @@ def _finding(verdict: Verdict) -> Finding:
     name = verdict.reference or ("signal" if verdict.by_signal else "program")
     hint = row.hint if row else ""
     return Finding(name, Level.FAIL, verdict.said, verdict.host, verdict.evidence, hint)
+
+
+def _look_closer(host: str) -> str:
+    """Say where the doctor is to be asked: the pod that is named, as far as it is one.
+
+    Args:
+        host: that of the hostfile; empty where the failure is no host's own.
+    """
+    labels = host.split(".")
+    pod = labels[0] if host and not host[0].isdigit() and ":" not in host else "POD"
+    # As in pi-worker-1.pi.default.svc.cluster.local (the kubelet's names of pods with a subdomain).
+    namespace = f" -n {labels[2]}" if labels[3:4] == ["svc"] else ""
+    return f"look closer: kubectl exec{namespace} {pod} -- mpiboot doctor"
 
 
 def tell(
@@ -52,11 +69,14 @@ def tell(
     # A launcher that was told to end did not fail.
     failed = bool(verdict.code) and not verdict.by_signal
     mark = f"[{item.check}] " if failed else ""
+    # A program that failed by itself is nothing that the doctor could explain.
+    look = _look_closer(item.host) if failed and verdict.reference else ""
+    hint = "\n".join(filter(None, (item.hint, look)))
     if verdict.code:
         log.fresh_line()  # mpirun or a rank may have left a line without its end
         lines = (*evidence, *item.evidence)
         text = f"{item.check}: {where}{item.said}\n"
-        text += f"-> {item.hint}\n" if item.hint else ""
+        text += "".join(f"-> {line}\n" for line in hint.splitlines())
         lines = (*lines, spec.earlier) if spec.earlier else lines
         termination.write(termination_log, text + "".join(f"{line}\n" for line in lines))
     hosts = "1 host" if spec.hosts == 1 else f"{spec.hosts} hosts"
@@ -76,7 +96,7 @@ def tell(
         signal=verdict.signal,
         cause=evidence[0] if evidence else item.said,
         said=item.said,
-        hint=item.hint,
+        hint=hint,
         evidence=[*evidence[1:], *item.evidence],
     )
     return f"{item.check}: {where}{item.said}{first}, exit {verdict.code}" if verdict.code else ""
@@ -90,7 +110,8 @@ def tell_not_started(failure: Failure, seconds: float, termination_log: str) -> 
         seconds: how long it all took, from the launcher's start.
         termination_log: where the kubelet looks for the reason of a failure.
     """
-    termination.write(termination_log, failure.message)
+    look = _look_closer("") if failure.held and failure.reference not in _NO_DOCTOR else ""
+    termination.write(termination_log, _with_hint(failure.message, look))
     say = log.error if failure.held else log.info  # not held: it was told to end
     say(
         "ended",
@@ -98,4 +119,14 @@ def tell_not_started(failure: Failure, seconds: float, termination_log: str) -> 
         seconds=round(seconds, 3),
         exit=failure.code,
         reference=failure.reference,
+        **({"hint": look} if look else {}),
     )
+
+
+def _with_hint(message: str, look: str) -> str:
+    """Put a hint below those that are there, above evidence that may be cut off."""
+    lines = message.splitlines(keepends=True)
+    at = 1
+    while look and lines[at : at + 1] and lines[at].startswith("-> "):
+        at += 1
+    return "".join([*lines[:at], *([f"-> {look}\n"] if look else []), *lines[at:]])

@@ -172,6 +172,9 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
     return process.returncode, err.decode()
 
 
+LOOK = "look closer: kubectl exec POD -- mpiboot doctor"
+
+
 def last(said: str) -> str:
     """The first line of the last record; evidence and hint stand below it."""
     lines = said.strip().splitlines()
@@ -1001,9 +1004,11 @@ def test_a_failure_of_the_child_is_the_launchers_end(rig: Rig) -> None:
     code, said = ended(process)
     assert code == 68
     assert re.fullmatch(  # the child itself has said why
-        r"mpiboot: error: job did not start: [0-9.]+ s, exit 68 \(names-unresolved\)\n", said
+        r"mpiboot: error: job did not start: [0-9.]+ s, exit 68 \(names-unresolved\)\n"
+        rf"mpiboot:   -> {LOOK}\n",
+        said,
     )
-    assert rig.log.read_text() == "names-unresolved: w-1: NXDOMAIN\n"
+    assert rig.log.read_text() == f"names-unresolved: w-1: NXDOMAIN\n-> {LOOK}\n"
 
 
 def test_a_launcher_whose_child_failed_is_held_until_it_is_told_to_go(rig: Rig) -> None:
@@ -1083,7 +1088,7 @@ def test_a_child_that_failed_has_time_for_a_word_and_a_signal_ends_that(
     process.terminate()
     assert ended(process)[0] == 68
     assert told.read_text() == "it\n"
-    assert rig.log.read_text() == "names-unresolved: w-1: NXDOMAIN\n"
+    assert rig.log.read_text() == f"names-unresolved: w-1: NXDOMAIN\n-> {LOOK}\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])

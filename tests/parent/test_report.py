@@ -16,6 +16,7 @@ from mpiboot.parent.launch_spec import Failure, LaunchSpec
 from mpiboot.parent.report import tell, tell_not_started
 
 LOST = Verdict(69, "host-lost", "it was lost", "w-1", evidence=("ssh: broken pipe",))
+LOOK = "look closer: kubectl exec w-1 -- mpiboot doctor"
 WORKERS = ("w-1: its name does not resolve any more", "w-2: /dev/shm is full")
 
 
@@ -37,7 +38,7 @@ def test_the_end_as_fields_has_cause_evidence_and_hint(
     told = json.loads(capfd.readouterr().err.splitlines()[-1])
     assert (told["event"], told["cause"]) == ("ended", WORKERS[0])
     assert told["evidence"] == [WORKERS[1], "ssh: broken pipe"]
-    assert told["hint"] == BY_REFERENCE["host-lost"].hint != ""
+    assert told["hint"] == f"{BY_REFERENCE['host-lost'].hint}\n{LOOK}"
 
 
 def test_the_same_for_people_is_below_the_line(
@@ -50,6 +51,7 @@ def test_the_same_for_people_is_below_the_line(
         f"mpiboot:   {WORKERS[1]}",
         "mpiboot:   ssh: broken pipe",
         f"mpiboot:   -> {BY_REFERENCE['host-lost'].hint}",
+        f"mpiboot:      {LOOK}",
     ]
 
 
@@ -76,7 +78,7 @@ def test_every_field_of_a_failure(tmp_path: Path, capfd: pytest.CaptureFixture[s
         "event": "ended",
         "evidence": [WORKERS[1], "ssh: broken pipe"],
         "exit": 69,
-        "hint": hint,
+        "hint": f"{hint}\n{LOOK}",
         "host": "w-1",
         "hosts": 2,
         "level": "error",
@@ -87,7 +89,7 @@ def test_every_field_of_a_failure(tmp_path: Path, capfd: pytest.CaptureFixture[s
         "seconds": 61.235,
         "signal": "SIGSEGV",
     }
-    lines = [f"-> {hint}", *WORKERS, "ssh: broken pipe", "attempt 2"]
+    lines = [f"-> {hint}", f"-> {LOOK}", *WORKERS, "ssh: broken pipe", "attempt 2"]
     assert path.read_text().splitlines() == ["host-lost: w-1: it was lost", *lines]
 
 
@@ -136,11 +138,52 @@ def test_a_job_that_did_not_start(
     log.configure(form=LogFormat.JSON)
     path = tmp_path / "termination-log"
     path.touch()
-    failure = Failure(68, "names-unresolved", "names-unresolved: w-1\n", held=held)
+    failure = Failure(
+        68, "names-unresolved", "names-unresolved: w-1\n-> its hint\nevidence\n", held=held
+    )
     tell_not_started(failure, 1.23456, str(path))
     record = told(capfd)
     assert record["message"] == "job did not start: 1.2 s, exit 68 (names-unresolved)"
     assert (record["level"], record["event"]) == (level, "ended")
     assert (record["seconds"], record["exit"]) == (1.235, 68)
     assert record["reference"] == "names-unresolved"
+    look = "look closer: kubectl exec POD -- mpiboot doctor"
+    assert record.get("hint", "") == (look if held else "")
+    added = f"-> {look}\n" if held else ""
+    assert path.read_text() == f"names-unresolved: w-1\n-> its hint\n{added}evidence\n"
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("w-1", "kubectl exec w-1 -- mpiboot doctor"),
+        ("w-1.pi.train.svc", "kubectl exec -n train w-1 -- mpiboot doctor"),
+        ("w-1.pi.train.svc.cluster.local", "kubectl exec -n train w-1 -- mpiboot doctor"),
+        ("10.0.0.1", "kubectl exec POD -- mpiboot doctor"),
+        ("fd00::1", "kubectl exec POD -- mpiboot doctor"),
+        ("", "kubectl exec POD -- mpiboot doctor"),
+    ],
+)
+def test_the_doctor_is_asked_in_the_pod_that_is_named(
+    host: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tell(replace(LOST, host=host), spec(), 5.0, str(tmp_path / "none"))
+    assert capfd.readouterr().err.splitlines()[-1] == f"mpiboot:      look closer: {said}"
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Failure(2, "usage", "usage: no such option\n"),
+        Failure(70, "bug", "bug: ended without a result\n"),
+        Failure(143, "signal", "x\n", held=False),
+    ],
+)
+def test_a_wrong_call_and_a_signal_need_no_doctor(
+    failure: Failure, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "termination-log"
+    path.touch()
+    tell_not_started(failure, 1.0, str(path))
     assert path.read_text() == failure.message
+    assert "doctor" not in capfd.readouterr().err
