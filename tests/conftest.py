@@ -41,6 +41,12 @@ def pytest_configure() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+@pytest.fixture(autouse=True)
+def _no_variable_of_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that a test runs would tell of it as of an unknown setting."""
+    monkeypatch.delenv("MPIBOOT_RIG", raising=False)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """With `-n`: the largest group goes first, then one test at a time to whoever has time."""

@@ -38,10 +38,11 @@ def _look_closer(host: str) -> str:
         host: that of the hostfile; empty where the failure is no host's own.
     """
     labels = host.split(".")
-    pod = labels[0] if host and not host[0].isdigit() and ":" not in host else "POD"
+    pod = labels[0] if host and not host[0].isdigit() and ":" not in host else ""
     # As in pi-worker-1.pi.default.svc.cluster.local (the kubelet's names of pods with a subdomain).
     namespace = f" -n {labels[2]}" if labels[3:4] == ["svc"] else ""
-    return f"look closer: kubectl exec{namespace} {pod} -- mpiboot doctor"
+    where = "" if pod else " in a worker"  # the launcher's own container has ended
+    return f"look closer{where}: kubectl exec{namespace} {pod or 'POD'} -- mpiboot doctor"
 
 
 def tell(

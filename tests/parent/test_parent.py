@@ -172,7 +172,7 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
     return process.returncode, err.decode()
 
 
-LOOK = "look closer: kubectl exec POD -- mpiboot doctor"
+LOOK = "look closer in a worker: kubectl exec POD -- mpiboot doctor"
 
 
 def last(said: str) -> str:

@@ -147,7 +147,7 @@ def test_a_job_that_did_not_start(
     assert (record["level"], record["event"]) == (level, "ended")
     assert (record["seconds"], record["exit"]) == (1.235, 68)
     assert record["reference"] == "names-unresolved"
-    look = "look closer: kubectl exec POD -- mpiboot doctor"
+    look = "look closer in a worker: kubectl exec POD -- mpiboot doctor"
     assert record.get("hint", "") == (look if held else "")
     added = f"-> {look}\n" if held else ""
     assert path.read_text() == f"names-unresolved: w-1\n-> its hint\n{added}evidence\n"
@@ -156,19 +156,19 @@ def test_a_job_that_did_not_start(
 @pytest.mark.parametrize(
     ("host", "said"),
     [
-        ("w-1", "kubectl exec w-1 -- mpiboot doctor"),
-        ("w-1.pi.train.svc", "kubectl exec -n train w-1 -- mpiboot doctor"),
-        ("w-1.pi.train.svc.cluster.local", "kubectl exec -n train w-1 -- mpiboot doctor"),
-        ("10.0.0.1", "kubectl exec POD -- mpiboot doctor"),
-        ("fd00::1", "kubectl exec POD -- mpiboot doctor"),
-        ("", "kubectl exec POD -- mpiboot doctor"),
+        ("w-1", ": kubectl exec w-1 -- mpiboot doctor"),
+        ("w-1.pi.train.svc", ": kubectl exec -n train w-1 -- mpiboot doctor"),
+        ("w-1.pi.train.svc.cluster.local", ": kubectl exec -n train w-1 -- mpiboot doctor"),
+        ("10.0.0.1", " in a worker: kubectl exec POD -- mpiboot doctor"),
+        ("fd00::1", " in a worker: kubectl exec POD -- mpiboot doctor"),
+        ("", " in a worker: kubectl exec POD -- mpiboot doctor"),
     ],
 )
 def test_the_doctor_is_asked_in_the_pod_that_is_named(
     host: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tell(replace(LOST, host=host), spec(), 5.0, str(tmp_path / "none"))
-    assert capfd.readouterr().err.splitlines()[-1] == f"mpiboot:      look closer: {said}"
+    assert capfd.readouterr().err.splitlines()[-1] == f"mpiboot:      look closer{said}"
 
 
 @pytest.mark.parametrize(

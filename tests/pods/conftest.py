@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.conftest import REQUIRED
 from tests.pods import images
 from tests.pods.cluster import Cluster
 
@@ -37,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def rig() -> None:
     """Stands for a machine that can make pods; MPIBOOT_RIG=required turns a skip into a failure."""
     reason = _missing()
-    if reason and os.environ.get("MPIBOOT_RIG") == "required":
+    if reason and REQUIRED:
         pytest.fail(reason)
     if reason:
         pytest.skip(reason)

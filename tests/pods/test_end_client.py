@@ -61,7 +61,7 @@ def test_a_client_that_the_launchers_memory_limit_kills(cluster: Cluster, image:
     assert job.wait(PATIENCE) == 69
     said = job.launcher.termination_log().splitlines()
     assert said[0].startswith("launcher-memory: pi-launcher: out of memory: the kernel killed ")
-    assert said[2].startswith(
+    assert said[3].startswith(
         "mpiboot's SSH client, which holds the connections to all hosts, was "
     )
 

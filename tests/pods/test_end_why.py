@@ -91,7 +91,7 @@ def test_an_ssh_that_the_launchers_memory_limit_kills(cluster: Cluster, image: I
     assert said[0].startswith("launcher-memory: pi-launcher: out of memory: the kernel killed ")
     assert "(limit 300 MiB" in said[0]
     assert said[1].startswith("-> raise resources.limits.memory of the launcher's container")
-    assert "was lost while the job ran" in said[2]
+    assert "was lost while the job ran" in said[3]
 
 
 @pytest.mark.full
@@ -225,11 +225,12 @@ def test_shared_memory_that_is_full(cluster: Cluster, image: Image, way: str) ->
 
 
 def evidence(job: Job) -> list[str]:
-    """What the workers said of a lost host, below the first line and its hint."""
+    """What the workers said of a lost host, below the first line and what to do."""
     assert job.wait(PATIENCE) == 69
-    first, hint, *lines = job.launcher.termination_log().splitlines()
+    first, hint, look, *lines = job.launcher.termination_log().splitlines()
     assert first.startswith(f"host-lost: {SECOND}: ")
     assert hint.startswith("-> ")
+    assert look == "-> look closer: kubectl exec -n default pi-worker-1 -- mpiboot doctor"
     assert lines[0] in end_line(job.launcher.stderr())
     return lines
 
