@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import configparser
 import pkgutil
+import re
 import shutil
 import subprocess
 import sys
@@ -66,3 +67,11 @@ def test_the_small_parent_is_held_to_its_own_contract() -> None:
 def test_the_package_itself_imports_nothing() -> None:
     lines = (ROOT / "mpiboot" / "__init__.py").read_text().splitlines()
     assert not [line for line in lines if line.startswith(("import ", "from "))]
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    names: dict[str, list[str]] = {}
+    for path in (ROOT / "mpiboot").rglob("*.py"):
+        for name in re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE):
+            names.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in names.items() if len(paths) > 1} == {}

@@ -40,7 +40,7 @@ def _script() -> bytes:
         return file.read()
 
 
-class HostRanks:
+class StopScript:
     """The script on one host, and how many ranks it has told of."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -48,7 +48,7 @@ class HostRanks:
         self.left = 0
 
     @classmethod
-    async def ask(cls, name: str, words: list[str], free: asyncio.Semaphore) -> HostRanks:
+    async def ask(cls, name: str, words: list[str], free: asyncio.Semaphore) -> StopScript:
         """Start the script there, and wait for its first number, of all ranks that there are."""
         argv = [SCRIPT, *words]
         if name != _LAUNCHER:
@@ -121,7 +121,7 @@ async def stop(hosts: Iterable[str], signal: str, seconds: int, mark: str, file:
     wanted, free = LookRequests(file), asyncio.Semaphore(_AT_ONCE)
     words = [signal, str(seconds), mark]
     names = (_LAUNCHER, *hosts)
-    asked = await asyncio.gather(*(HostRanks.ask(name, words, free) for name in names))
+    asked = await asyncio.gather(*(StopScript.ask(name, words, free) for name in names))
     # They were counted at different times, and told to end at once: the first number is no look.
     ranks, number = sum(host.left for host in asked), 0
     left = ranks

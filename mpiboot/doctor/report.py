@@ -79,7 +79,7 @@ class SshdPart:
 
 
 @dataclass(frozen=True, slots=True)
-class SshServer:
+class SshListener:
     """What listens on a port: the line with which it greets, and its process where that is known.
 
     ``program`` is that process's name; ``pid`` is 0 where it is another user's or container's.
@@ -98,7 +98,7 @@ class ServersPart:
     """SSH servers on the ports where a launcher looks; ``own`` is the worker's (0: none runs)."""
 
     own: int
-    servers: tuple[SshServer, ...]
+    servers: tuple[SshListener, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from mpiboot.doctor.report import (
     ShimsPart,
     ShmPart,
     SshdPart,
-    SshServer,
+    SshListener,
 )
 from mpiboot.fabric import Fabric, RdmaDevice, Route
 from mpiboot.model import Finding, Gpus, Level, Mesh, PodFacts
@@ -287,27 +287,27 @@ GREETS = f"greets with {THEIRS!r}, process 7 (sshd): "
     [
         (
             22,
-            SshServer(22, MINE, 7, "sshd", ours=True),
+            SshListener(22, MINE, 7, "sshd", ours=True),
             [(OK, "port 22 is mpiboot's, process 7 (sshd)")],
         ),
-        (22, SshServer(22, MINE, ours=True), [(OK, "port 22 is mpiboot's")]),
+        (22, SshListener(22, MINE, ours=True), [(OK, "port 22 is mpiboot's")]),
         (
             22,
-            SshServer(22, THEIRS, 7, "sshd"),
+            SshListener(22, THEIRS, 7, "sshd"),
             [(FAIL, f"port 22 {GREETS}not mpiboot's, whose port it is")],
         ),
         (
             0,
-            SshServer(2222, THEIRS, 7, "sshd"),
+            SshListener(2222, THEIRS, 7, "sshd"),
             [(WARN, f"port 2222 {GREETS}an SSH server that mpiboot did not start")],
         ),
-        (2222, SshServer(22, THEIRS), []),  # as a node's own beside a pod with hostNetwork
-        (0, SshServer(22, MINE, ours=True), []),
-        (22, SshServer(22, "SSH-2.0-AsyncSSH"), []),  # whose process can't be seen
+        (2222, SshListener(22, THEIRS), []),  # as a node's own beside a pod with hostNetwork
+        (0, SshListener(22, MINE, ours=True), []),
+        (22, SshListener(22, "SSH-2.0-AsyncSSH"), []),  # whose process can't be seen
     ],
 )
 def test_whose_ssh_server_has_the_port_is_told(
-    own: int, server: SshServer, found: list[tuple[Level, str]]
+    own: int, server: SshListener, found: list[tuple[Level, str]]
 ) -> None:
     assert told(pod.ssh_servers(ServersPart(own, (server,)))) == found
 

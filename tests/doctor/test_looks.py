@@ -18,7 +18,7 @@ import pytest
 
 from mpiboot import shims
 from mpiboot.doctor.look import image, pci, pod, private, servers
-from mpiboot.doctor.report import MemoryPart, ServersPart, ShimsPart, SshServer
+from mpiboot.doctor.report import MemoryPart, ServersPart, ShimsPart, SshListener
 from mpiboot.errors import error
 from mpiboot.fabric import Fabric
 from mpiboot.model import Gpus, Level
@@ -241,7 +241,7 @@ def test_who_listens_on_a_port_is_asked_for_its_greeting(address: str, greeting:
         host.join()
         assert servers.process_of(port) == os.getpid()
     comm = Path("/proc/self/comm").read_text().strip()
-    mine = (SshServer(port, "SSH-2.0-x mpiboot", os.getpid(), comm, ours=True),)
+    mine = (SshListener(port, "SSH-2.0-x mpiboot", os.getpid(), comm, ours=True),)
     assert seen.servers == (mine if greeting.startswith(b"SSH") else ())
     assert servers.process_of(port) == 0
     assert servers.servers(port, (port,)) == ServersPart(port, ())

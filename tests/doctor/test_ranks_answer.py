@@ -14,7 +14,7 @@ import pytest
 
 from mpiboot import host_shell
 from mpiboot.doctor.ranks import answer, calls
-from mpiboot.doctor.ranks.records import Activity, Rank, Stage, Unanswered
+from mpiboot.doctor.ranks.records import Activity, MpiStage, Rank, SilentConnection
 from tests.pods.ends import until
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def test_real_processes(start: Callable[..., subprocess.Popen[bytes]], tmp_path:
     assert found[2].file == str(tmp_path / "data")
     # The wrapper's child is what the rank does; none of them is in MPI.
     assert (found[3].program, found[3].call) == ("sleep", "clock_nanosleep")
-    assert {item.stage for item in found.values()} == {Stage.BEFORE}
+    assert {item.stage for item in found.values()} == {MpiStage.BEFORE}
     assert {item.size for item in found.values()} == {4}
 
 
@@ -100,8 +100,8 @@ def test_what_a_rank_holds_open(start: Callable[..., subprocess.Popen[bytes]]) -
         assert process.stdout is not None
         process.stdout.readline()
     found = ask()
-    assert found[0].stage is Stage.INSIDE
-    assert found[1].stage is Stage.LEFT
+    assert found[0].stage is MpiStage.INSIDE
+    assert found[1].stage is MpiStage.LEFT
 
 
 HEAD = """mpiboot-ranks
@@ -190,7 +190,7 @@ def test_every_field() -> None:
             program="python3.11 train.py",
             command="python3 -u /app/train.py",
             activity=Activity.WAITS,
-            stage=Stage.INSIDE,
+            stage=MpiStage.INSIDE,
             memory=512 * 4096,
             threads=3,
             running=1,
@@ -198,8 +198,8 @@ def test_every_field() -> None:
             place="futex_wait_queue",
             devices=("mlx5_0", "nvidia3"),
             unanswered=(
-                Unanswered("10.0.0.10", "10.0.0.11", 1024, 6),
-                Unanswered("10.0.0.10", "10.0.0.11", 1025, 3, new=True),
+                SilentConnection("10.0.0.10", "10.0.0.11", 1024, 6),
+                SilentConnection("10.0.0.10", "10.0.0.11", 1025, 3, new=True),
             ),
             stack=("MainThread: train (train.py:7)",),
         ),
@@ -240,13 +240,13 @@ def without(*lines: str) -> str:
 @pytest.mark.parametrize(
     ("text", "stage"),
     [
-        (without("fd 7 -> socket:[80]\n"), Stage.BEFORE),
-        (output(found=FOUND.replace("socket:[80]", "anon_inode:[eventpoll]")), Stage.LEFT),
-        (output(found=FOUND.replace("socket:[80]", "/dev/shm/open_mpi (deleted)")), Stage.LEFT),
-        (output(found=FOUND.replace("fd 7 -> socket:[80]", "closed fd")), Stage.UNKNOWN),
+        (without("fd 7 -> socket:[80]\n"), MpiStage.BEFORE),
+        (output(found=FOUND.replace("socket:[80]", "anon_inode:[eventpoll]")), MpiStage.LEFT),
+        (output(found=FOUND.replace("socket:[80]", "/dev/shm/open_mpi (deleted)")), MpiStage.LEFT),
+        (output(found=FOUND.replace("fd 7 -> socket:[80]", "closed fd")), MpiStage.UNKNOWN),
     ],
 )
-def test_how_far_it_is_in_mpi(text: str, stage: Stage) -> None:
+def test_how_far_it_is_in_mpi(text: str, stage: MpiStage) -> None:
     assert one(text).stage is stage
 
 

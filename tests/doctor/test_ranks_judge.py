@@ -10,14 +10,14 @@ from mpiboot.doctor.ranks import judge
 from mpiboot.doctor.ranks.records import (
     Activity,
     HostRanks,
-    Link,
+    LinkRates,
+    MpiStage,
     Rank,
-    Stage,
-    Unanswered,
+    SilentConnection,
 )
 from mpiboot.model import Finding, Level
 
-BUSY = Rank(0, "w-0", 100, "job", 4, 2, "train", stage=Stage.INSIDE)
+BUSY = Rank(0, "w-0", 100, "job", 4, 2, "train", stage=MpiStage.INSIDE)
 
 
 def job(**odd: object) -> list[Rank]:
@@ -26,7 +26,7 @@ def job(**odd: object) -> list[Rank]:
     return [*ranks[:3], replace(ranks[3], **odd)]  # type: ignore[arg-type]
 
 
-def judged(ranks: list[Rank], *links: Link, **given: object) -> tuple[Finding, ...]:
+def judged(ranks: list[Rank], *links: LinkRates, **given: object) -> tuple[Finding, ...]:
     names = list(dict.fromkeys(item.host for item in ranks))
     hosts = [
         HostRanks(name, tuple(item for item in ranks if item.host == name), links, 1.0)
@@ -75,17 +75,17 @@ WAITS = Activity.WAITS
         ({"activity": WAITS, "call": "nanosleep"}, "rank-apart", "sleeps (nanosleep)"),
         ({"activity": WAITS}, "rank-apart", "waits"),
         (
-            {"activity": WAITS, "call": "nanosleep", "stage": Stage.BEFORE},
+            {"activity": WAITS, "call": "nanosleep", "stage": MpiStage.BEFORE},
             "rank-before-mpi",
             "has not reached MPI_Init: it sleeps (nanosleep)",
         ),
         (
-            {"stage": Stage.BEFORE, "program": "sh"},
+            {"stage": MpiStage.BEFORE, "program": "sh"},
             "rank-before-mpi",
             "runs sh, not train; it has not reached MPI_Init: it is busy",
         ),
         (
-            {"activity": WAITS, "call": "wait4", "stage": Stage.LEFT},
+            {"activity": WAITS, "call": "wait4", "stage": MpiStage.LEFT},
             "rank-left-mpi",
             "has left MPI (MPI_Finalize): it waits in wait4",
         ),
@@ -114,7 +114,7 @@ def test_reading_is_nothing_odd_where_most_read() -> None:
 
 
 def test_before_mpi_is_nothing_odd_where_nobody_is_in_it() -> None:
-    assert judged([replace(item, stage=Stage.BEFORE) for item in job()]) == ()
+    assert judged([replace(item, stage=MpiStage.BEFORE) for item in job()]) == ()
 
 
 def test_several_that_are_alike_are_one_line() -> None:
@@ -164,9 +164,9 @@ def test_two_launches_are_judged_apart() -> None:
 def test_connections_that_nobody_answers() -> None:
     """The end that most have in common comes first; its name is known by its own connections."""
     ranks = job()
-    lost = Unanswered("10.0.0.1", "10.0.0.9", 1024, 6)
+    lost = SilentConnection("10.0.0.1", "10.0.0.9", 1024, 6)
     ranks[0] = replace(ranks[0], unanswered=(lost, replace(lost, port=1025, new=True)))
-    back = Unanswered("10.0.0.9", "10.0.0.1", 1024, 4)
+    back = SilentConnection("10.0.0.9", "10.0.0.1", 1024, 4)
     ranks[3] = replace(ranks[3], unanswered=(back,))
     first, second = judged(ranks)
     assert first.check == second.check == "data-unanswered"
@@ -180,13 +180,13 @@ def test_connections_that_nobody_answers() -> None:
 
 
 def test_an_unknown_end_is_its_address() -> None:
-    lost = Unanswered("10.0.0.1", "10.0.0.9", 1024, 6)
+    lost = SilentConnection("10.0.0.1", "10.0.0.9", 1024, 6)
     (found,) = judged(job(unanswered=(lost,)))
     assert (found.said, found.host) == ("10.0.0.9 does not answer 1 connection of ranks", "")
 
 
 def test_an_end_is_known_by_its_host() -> None:
-    ranks = job(unanswered=(Unanswered("10.0.0.1", "10.0.0.9", 1024, 6),))
+    ranks = job(unanswered=(SilentConnection("10.0.0.1", "10.0.0.9", 1024, 6),))
     there = HostRanks("w-0", tuple(ranks[:2]), addresses=("10.0.0.9",))
     (found,) = judge.judge([there, HostRanks("w-1", tuple(ranks[2:]))], all_hosts=True)
     assert (found.said, found.host) == ("w-0 does not answer 1 connection of ranks", "w-0")
@@ -197,7 +197,7 @@ def hosts(*rates: float, state: str = "up") -> list[HostRanks]:
         HostRanks(
             f"w-{n}",
             (replace(BUSY, number=n, host=f"w-{n}", size=len(rates)),),
-            (Link("net1", rate, 0.0, "up" if n else state),),
+            (LinkRates("net1", rate, 0.0, "up" if n else state),),
         )
         for n, rate in enumerate(rates)
     ]

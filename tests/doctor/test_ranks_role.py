@@ -11,7 +11,7 @@ import pytest
 from mpiboot import cli
 from mpiboot.doctor.ranks import ask, role, text
 from mpiboot.doctor.ranks.ask import Answers
-from mpiboot.doctor.ranks.records import Activity, HostRanks, Link, Rank, Stage
+from mpiboot.doctor.ranks.records import Activity, HostRanks, LinkRates, MpiStage, Rank
 from mpiboot.errors import error
 from mpiboot.model import Finding, Level
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 BUSY = Rank(
     *(0, "w-0.pi.default.svc", 100, "job", 2, 1, "train", "./train --token (hidden)"),
-    stage=Stage.INSIDE,
+    stage=MpiStage.INSIDE,
     cpu=0.98,
     memory=1 << 30,
     threads=3,
@@ -31,7 +31,9 @@ IDLE = replace(BUSY, number=1, activity=Activity.STOPPED, cpu=0.0, devices=())
 
 
 def answers(*ranks: Rank, **given: Any) -> Answers:  # noqa: ANN401
-    host = HostRanks("w-0.pi.default.svc", ranks, (Link("eth0", 2e6, 1e3, "up"),), 1.0, **given)
+    host = HostRanks(
+        "w-0.pi.default.svc", ranks, (LinkRates("eth0", 2e6, 1e3, "up"),), 1.0, **given
+    )
     return Answers((host,))
 
 

@@ -7,11 +7,13 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import asyncssh
+import psutil
 import pytest
 
 from mpiboot.ssh_server import embedded
@@ -106,6 +108,47 @@ async def test_output_that_is_closed_early_is_told(worker: Worker) -> None:
         assert await command.stdout.read() == ""
         command.stdin.write("go\n")
         assert (await command.wait()).exit_status == 7
+
+
+def descriptors(worker: Worker) -> int:
+    """How many descriptors the worker, its server and what its sessions run have open."""
+    count = 0
+    own = psutil.Process(worker.process.pid)
+    for item in (own, *own.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            count += item.num_fds()
+    return count
+
+
+async def until(check: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not check():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+
+
+async def test_input_that_nobody_reads_any_more_is_closed_at_once(worker: Worker) -> None:
+    async with connect(worker) as connection:
+        command = await connection.create_process("exec <&-; echo ready; exec sleep 1000")
+        assert await command.stdout.readline() == "ready\n"
+        before = descriptors(worker)
+        command.stdin.write("for nobody\n")
+        await until(lambda: descriptors(worker) == before - 1)
+
+
+async def test_nothing_stays_open_of_sessions_whose_processes_were_ended(worker: Worker) -> None:
+    def over() -> bool:
+        return worker.log.count(" begins") == worker.log.count(" has ended")
+
+    async with connect(worker) as connection:
+        await connection.run("true")  # what is made once is there
+    await until(over)
+    before = descriptors(worker)
+    async with connect(worker) as connection:
+        for _ in range(8):  # more than what of the first connection may still be open
+            command = await connection.create_process("setsid sleep 1000 & echo ready; wait")
+            assert await command.stdout.readline() == "ready\n"
+    await until(lambda: over() and descriptors(worker) <= before)
 
 
 async def test_passwords_and_dialogues_are_not_offered(worker: Worker) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.data_network.observe.sysfs import text
-from mpiboot.doctor.report import ServersPart, SshServer
+from mpiboot.doctor.report import ServersPart, SshListener
 from mpiboot.tcp_table import address_of
 
 PROC: Final = Path("/proc")
@@ -39,7 +39,7 @@ def servers(own: int, ports: Iterable[int], worker: int = 0, proc: Path = PROC) 
             pid = _holder(set(listening), proc)
             name = text(proc / str(pid) / "comm") if pid else ""
             ours = _MPIBOOT in greeting or (worker > 0 and worker in _line(pid, proc))
-            found.append(SshServer(port, greeting, pid, name, ours))
+            found.append(SshListener(port, greeting, pid, name, ours))
     return ServersPart(own, tuple(found))
 
 

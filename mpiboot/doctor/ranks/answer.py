@@ -9,14 +9,14 @@ from typing import Final
 
 from mpiboot.doctor.ranks.process import (
     Machine,
-    Process,
+    ProcessLines,
     first_number,
     is_number,
     one_a_rank,
     rank_of,
     sockets,
 )
-from mpiboot.doctor.ranks.records import HostRanks, Link, Look
+from mpiboot.doctor.ranks.records import HostRanks, LinkRates, Look
 
 BEGIN: Final = "mpiboot-ranks"
 _LOOKS: Final = 2
@@ -39,13 +39,13 @@ def read(output: str, host: str, address: str = "") -> HostRanks | None:
         return None
     values: dict[str, list[str]] = {}
     looks: list[list[str]] = []
-    processes: list[Process] = []
+    processes: list[ProcessLines] = []
     for line in lines[lines.index(BEGIN) + 1 :]:
         word, _, rest = line.partition(" ")
         if word == "look":
             looks.append([])
         elif word == "process" and is_number(rest):
-            processes.append(Process(int(rest)))
+            processes.append(ProcessLines(int(rest)))
         elif processes:
             _take(processes[-1], word, rest)
         elif looks and word in ("uptime", "stat", "link", "port"):
@@ -58,7 +58,7 @@ def read(output: str, host: str, address: str = "") -> HostRanks | None:
     return _host(host, address, values, (first, second), processes)
 
 
-def _take(process: Process, word: str, rest: str) -> None:
+def _take(process: ProcessLines, word: str, rest: str) -> None:
     if word == "env":
         name, _, value = rest.partition("=")
         process.environ[name] = value
@@ -106,7 +106,7 @@ def _host(
     address: str,
     values: Mapping[str, list[str]],
     looks: tuple[Look, Look],
-    processes: list[Process],
+    processes: list[ProcessLines],
 ) -> HostRanks:
     seconds = looks[1].uptime - looks[0].uptime
     machine = Machine(
@@ -140,17 +140,19 @@ def _addresses(values: Mapping[str, list[str]]) -> Iterable[str]:
             yield IPv6Address(int(word, 16)).compressed
 
 
-def _links(looks: tuple[Look, Look], seconds: float, states: Mapping[str, str]) -> Iterable[Link]:
+def _links(
+    looks: tuple[Look, Look], seconds: float, states: Mapping[str, str]
+) -> Iterable[LinkRates]:
     for name, now in looks[1].moved.items():
         before = looks[0].moved.get(name)
         if name == "lo":
             continue
         state = states.get(name, "")
         if before is None or seconds <= 0 or now[0] < before[0] or now[1] < before[1]:
-            yield Link(name, state=state)
+            yield LinkRates(name, state=state)
         else:
             sent, received = ((now[at] - before[at]) / seconds for at in (0, 1))
-            yield Link(name, sent, received, state)
+            yield LinkRates(name, sent, received, state)
 
 
 def _by_folder(rows: Iterable[str]) -> dict[str, str]:

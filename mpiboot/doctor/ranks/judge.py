@@ -13,7 +13,7 @@ from typing import Final
 
 from mpiboot.doctor.ranks import calls, kinds, network
 from mpiboot.doctor.ranks.kinds import Kind
-from mpiboot.doctor.ranks.records import Activity, HostRanks, Rank, Stage
+from mpiboot.doctor.ranks.records import Activity, HostRanks, MpiStage, Rank
 from mpiboot.model import Finding, Level
 from mpiboot.wording import counted, first_few
 
@@ -153,12 +153,12 @@ def _by_activity(activity: Activity) -> Callable[[Crowd], Iterable[Rank]]:
 
 
 def _before(crowd: Crowd) -> Iterable[Rank]:
-    inside = any(item.stage is Stage.INSIDE for item in crowd.ranks)
-    return (item for item in crowd.ranks if inside and item.stage is Stage.BEFORE)
+    inside = any(item.stage is MpiStage.INSIDE for item in crowd.ranks)
+    return (item for item in crowd.ranks if inside and item.stage is MpiStage.BEFORE)
 
 
 def _said_before(rank: Rank, crowd: Crowd) -> str:
-    usual = Counter(item.program for item in crowd.ranks if item.stage is Stage.INSIDE)
+    usual = Counter(item.program for item in crowd.ranks if item.stage is MpiStage.INSIDE)
     most = usual.most_common(1)[0][0] if usual else rank.program
     runs = f"runs {rank.program}, not {most}; it " if most != rank.program and rank.program else ""
     return f"{runs}has not reached MPI_Init: it {doing(rank)}"
@@ -186,8 +186,8 @@ def _apart(crowd: Crowd) -> Iterable[Rank]:
 
 
 def _left(crowd: Crowd) -> Iterable[Rank]:
-    inside = any(item.stage is Stage.INSIDE for item in crowd.ranks)
-    return (item for item in crowd.ranks if inside and item.stage is Stage.LEFT)
+    inside = any(item.stage is MpiStage.INSIDE for item in crowd.ranks)
+    return (item for item in crowd.ranks if inside and item.stage is MpiStage.LEFT)
 
 
 def _alone(crowd: Crowd) -> Iterable[Rank]:

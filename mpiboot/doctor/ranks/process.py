@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mpiboot.doctor.ranks import calls
-from mpiboot.doctor.ranks.records import Activity, Look, Rank, Stage, Unanswered
+from mpiboot.doctor.ranks.records import Activity, Look, MpiStage, Rank, SilentConnection
 from mpiboot.job import masking
 from mpiboot.tcp_table import address_of
 
@@ -34,7 +34,7 @@ _SYN_SENT: Final = "02"
 
 
 @dataclass(slots=True)
-class Process:
+class ProcessLines:
     """The lines of one process, while they are read."""
 
     pid: int
@@ -81,12 +81,12 @@ class Machine:
     unanswered: Iterable[str]
 
 
-def one_a_rank(processes: Iterable[Process], look: Look) -> list[Process]:
+def one_a_rank(processes: Iterable[ProcessLines], look: Look) -> list[ProcessLines]:
     """Choose one of each rank's processes: the first that has MPI, else the first that is no shell.
 
     A wrapper's child, a data loader and a shell all have the rank's number.
     """
-    groups: dict[tuple[str, int], list[Process]] = {}
+    groups: dict[tuple[str, int], list[ProcessLines]] = {}
     for process in processes:
         if process.number is not None and process.pid in look.stats:
             groups.setdefault((process.job, process.number), []).append(process)
@@ -101,12 +101,12 @@ def one_a_rank(processes: Iterable[Process], look: Look) -> list[Process]:
     return chosen
 
 
-def _parent(process: Process, look: Look) -> int:
+def _parent(process: ProcessLines, look: Look) -> int:
     cells = look.stats[process.pid].split()
     return int(cells[_PARENT]) if len(cells) > _PARENT and is_number(cells[_PARENT]) else 0
 
 
-def rank_of(process: Process, machine: Machine) -> Rank:
+def rank_of(process: ProcessLines, machine: Machine) -> Rank:
     """Make the record of a rank."""
     before, now = (look.stats.get(process.pid, "").split() for look in machine.looks)
     first, last = (look.uptime for look in machine.looks)
@@ -149,7 +149,7 @@ def _activity(before: list[str], now: list[str], cpu: float | None) -> Activity:
     return Activity.BUSY if "R" in states or (cpu or 0.0) >= _WORKS else Activity.WAITS
 
 
-def _stage(process: Process, served: frozenset[str]) -> Stage:
+def _stage(process: ProcessLines, served: frozenset[str]) -> MpiStage:
     """Tell how far a rank is in MPI, by what it holds open.
 
     Open MPI's ranks are connected with their daemon (PMIx) from MPI_Init to MPI_Finalize. Its event
@@ -158,19 +158,19 @@ def _stage(process: Process, served: frozenset[str]) -> Stage:
     MPICH 5.0.
     """
     if "fd" in process.closed:
-        return Stage.UNKNOWN
+        return MpiStage.UNKNOWN
     waits = any("eventpoll" in path for path in process.files)
     by_pmix = any(name.startswith("PMIX_SERVER_URI") for name in process.environ)
     if by_pmix and served.intersection(process.files):
-        return Stage.INSIDE
+        return MpiStage.INSIDE
     if not by_pmix and waits:
-        return Stage.INSIDE
+        return MpiStage.INSIDE
     if waits or any(path.startswith("/dev/shm/") for path in process.files):  # noqa: S108
-        return Stage.LEFT
-    return Stage.BEFORE
+        return MpiStage.LEFT
+    return MpiStage.BEFORE
 
 
-def _call(process: Process, machine: str) -> tuple[str, str]:
+def _call(process: ProcessLines, machine: str) -> tuple[str, str]:
     """Name the system call and its file; both empty where it runs, or where nothing is known."""
     number = process.values.get("syscall", "").partition(" ")[0]
     if not is_number(number):
@@ -194,7 +194,7 @@ def sockets(rows: Iterable[str]) -> frozenset[str]:
     return frozenset(f"socket:[{row[_INODE]}]" for row in cells if len(row) > _INODE)
 
 
-def _unanswered(rows: Iterable[str], files: Iterable[str]) -> Iterable[Unanswered]:
+def _unanswered(rows: Iterable[str], files: Iterable[str]) -> Iterable[SilentConnection]:
     own = set(files)
     for cells in (row.split() for row in rows):
         if len(cells) <= _INODE or f"socket:[{cells[_INODE]}]" not in own:
@@ -205,7 +205,7 @@ def _unanswered(rows: Iterable[str], files: Iterable[str]) -> Iterable[Unanswere
             ends = address_of(near), address_of(far[0])
         except (ValueError, OSError):
             continue
-        yield Unanswered(*ends, port, times, cells[_HOW] == _SYN_SENT)
+        yield SilentConnection(*ends, port, times, cells[_HOW] == _SYN_SENT)
 
 
 def _ticks(cells: list[str]) -> int:

@@ -18,7 +18,7 @@ class Activity(Enum):
     ENDED = "ended"
 
 
-class Stage(Enum):
+class MpiStage(Enum):
     """How far a rank has come in MPI."""
 
     BEFORE = "before MPI_Init"
@@ -28,7 +28,7 @@ class Stage(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Unanswered:
+class SilentConnection:
     """A TCP connection on which nobody acknowledges: its ends, and how often it was repeated.
 
     ``new`` tells that it was never made.
@@ -62,7 +62,7 @@ class Rank:
     program: str = ""
     command: str = ""
     activity: Activity = Activity.BUSY
-    stage: Stage = Stage.UNKNOWN
+    stage: MpiStage = MpiStage.UNKNOWN
     cpu: float | None = None
     cpu_since: float | None = None
     memory: int = 0
@@ -72,12 +72,12 @@ class Rank:
     file: str = ""
     place: str = ""
     devices: tuple[str, ...] = ()
-    unanswered: tuple[Unanswered, ...] = ()
+    unanswered: tuple[SilentConnection, ...] = ()
     stack: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkRates:
     """A link or an RDMA port: bytes a second sent and received, None where that can't be told."""
 
     name: str
@@ -96,7 +96,7 @@ class HostRanks:
 
     host: str
     ranks: tuple[Rank, ...] = ()
-    links: tuple[Link, ...] = ()
+    links: tuple[LinkRates, ...] = ()
     seconds: float = 0.0
     closed: frozenset[str] = frozenset()
     others: int = 0

@@ -10,7 +10,7 @@ from typing import Final
 from mpiboot import __version__, render
 from mpiboot.addresses import short_names
 from mpiboot.doctor.ranks.ask import Answers
-from mpiboot.doctor.ranks.records import Activity, HostRanks, Link, Rank, Stage
+from mpiboot.doctor.ranks.records import Activity, HostRanks, LinkRates, MpiStage, Rank
 from mpiboot.model import Finding, Level
 from mpiboot.wording import counted, first_few, size_of
 
@@ -19,10 +19,10 @@ JSON_VERSION: Final = 1
 _RANKS: Final = 64  # that a terminal shows; a pipe gets all
 _HEAD: Final = ("rank", "host", "pid", "does", "MPI", "CPU", "ever", "memory", "threads", "in")
 _STAGES: Final = {
-    Stage.BEFORE: "before",
-    Stage.INSIDE: "in",
-    Stage.LEFT: "left",
-    Stage.UNKNOWN: "?",
+    MpiStage.BEFORE: "before",
+    MpiStage.INSIDE: "in",
+    MpiStage.LEFT: "left",
+    MpiStage.UNKNOWN: "?",
 }
 
 
@@ -140,7 +140,7 @@ def _links(hosts: Iterable[HostRanks]) -> str:
     return render.table(("host", "link or port", "sent", "received", "state"), rows)
 
 
-def _by_name(link: Link) -> str:
+def _by_name(link: LinkRates) -> str:
     return link.name
 
 
