@@ -26,6 +26,8 @@ _ESTABLISHED: Final = re.compile(
 )
 _REASON: Final = 500  # characters
 _DOCTOR: Final = ("doctor_questions", "host_questions")
+# One of doctor_questions, which can be asked alone too.
+ENVIRONMENTS: Final = "environments"
 _ENDS: Final = 4  # words of SSH_CONNECTION: the client's address and port, the server's
 
 
@@ -75,6 +77,11 @@ def gate(
     attempts = (f"attempts {attempt} {int(may_disconnect)}",) if attempt else ()
     asked = ("memory", "launches", *attempts, *wanted, *doctor, "facts")
     return _command(_DOCTOR if doctor else _DOCTOR[1:], asked)
+
+
+def environments() -> str:
+    """Write the command that asks what processes have in their environments."""
+    return _command(_DOCTOR, (ENVIRONMENTS,))
 
 
 def dials(seconds: int, places: Iterable[tuple[str, int]]) -> tuple[str, ...]:
@@ -164,8 +171,9 @@ class HostAnswer:
     ``in_mpi`` counts the ranks that have not left MPI. ``ended`` and ``left`` count the processes
     that an order has ended, and those that it could not. An address is empty
     where the launcher came by kubectl. For doctor ``values`` are what hosts are compared by,
-    ``own_checks`` is the JSON of the worker's own doctor (None: it has none), and ``dials`` are an
-    address, a port and how it went to connect there.
+    ``own_checks`` is the JSON of the worker's own doctor (None: it has none), ``dials`` are an
+    address, a port and how it went to connect there, and ``environments`` lines of variables, each
+    behind whose it is.
     """
 
     oom_kills: int | None = None
@@ -191,6 +199,7 @@ class HostAnswer:
     values: tuple[tuple[str, str], ...] = ()
     own_checks: str | None = None
     dials: tuple[tuple[str, str, str], ...] = ()
+    environments: tuple[str, ...] = ()
 
 
 def read(output: str) -> HostAnswer:
@@ -232,6 +241,7 @@ def read(output: str) -> HostAnswer:
         ),
         own_checks=next(iter(rows.get("doctor", ())), None),
         dials=tuple((words[0], words[1], words[2]) for words in dialled if len(words) == 3),  # noqa: PLR2004 - address, port, result
+        environments=tuple(rows.get("environment", ())),
     )
 
 

@@ -34,6 +34,8 @@ COMMANDS = (
     host_shell.order("job_is_over"),
     host_shell.ask("attempts w@2026-11-22T05:00:00Z@1a 1"),
     host_shell.job_failed("w@2026-11-22T05:00:00Z@1a", 0.0, "it's 100 % !\n*$(reboot) ~"),
+    # What these two say is another's at each moment.
+    host_shell.environments(),
     host_shell.gate(
         doctor=("own_values", *host_shell.dials(2, [("10.244.0.11", 1)]), "own_checks")
     ),
@@ -215,7 +217,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize("command", [host_shell.ask("memory", "facts"), *COMMANDS[1:-1]])
+@pytest.mark.parametrize("command", [host_shell.ask("memory", "facts"), *COMMANDS[1:-2]])
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_login_shell_runs_the_same_program(shell: str, command: str) -> None:
     def steady(output: str) -> str:  # figures change from one moment to the next
@@ -457,3 +459,9 @@ def test_a_workers_own_checks_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "doctor").write_text("printf '{\\n \"a\": 1\\n}\\n'; echo odd >&2; exit 1\n")
     answer = asked("own_checks", MPIBOOT_WORKER_DIR=str(tmp_path))
     assert (answer.own_checks, answer.facts) == ('{ "a": 1}', "{}")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_session_tells_its_environment(shell: str) -> None:
+    said = run(shell, host_shell.environments(), MODE="a \nb=c")
+    assert "session MODE=a \1b=c" in host_shell.read(said).environments

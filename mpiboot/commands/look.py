@@ -26,6 +26,7 @@ _END: Final = tuple(row.name for row in ROWS if row.section is Section.END)
 @click.option("--check", "checks", multiple=True, metavar="NAME", help="This check; repeatable.")
 @click.option("--host", "hosts", multiple=True, metavar="NAME", help="This host; repeatable.")
 @click.option("--network", is_flag=True, help="The ways between workers are measured too.")
+@click.option("--env", "env", is_flag=True, help="A pod's, a session's, a rank's environment.")
 @click.option("--image", is_flag=True, help="The image alone, as when it is built.")
 @click.option("--list", "list_", is_flag=True, help="List the checks.")
 @click.option(
@@ -43,6 +44,7 @@ def doctor(
     checks: tuple[str, ...],
     hosts: tuple[str, ...],
     network: bool,
+    env: bool,
     image: bool,
     list_: bool,
     bundle: str | None,
@@ -57,6 +59,7 @@ def doctor(
     Examples:
       mpiboot doctor
       mpiboot doctor ranks        (why does my job hang?)
+      mpiboot doctor --env        (why has a rank another environment?)
       kubectl exec my-job-launcher -- mpiboot doctor --json
       kubectl exec my-job-launcher -- mpiboot doctor --bundle - > bundle.tar.gz
       RUN mpiboot doctor --image
@@ -75,7 +78,14 @@ def doctor(
         return
     from mpiboot.doctor import role
 
+    if env and (checks or network or image or bundle is not None):
+        raise click.UsageError("--env goes with --host and --json alone", ctx)
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
+    if env:
+        from mpiboot.doctor.environment import role as environment
+
+        environment.run(found, os.environ, hosts, as_json=as_json)
+        return
     if bundle is not None:
         from mpiboot.doctor import bundle as archive
 

@@ -16,6 +16,7 @@ from mpiboot.doctor.look import hosts as looks
 from mpiboot.doctor.rows import hosts as rows
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate
+from mpiboot.gates.access import Access
 from mpiboot.gates.doctor_look import DoctorLook
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_builder import LaunchPaths
@@ -25,6 +26,7 @@ from mpiboot.launcher.observation import Observation
 from mpiboot.model import Finding, Host, Hostfile, Level, Worker
 from mpiboot.observe import worker_state
 from mpiboot.observe.dns import Resolver
+from mpiboot.observe.worker_state import WorkerState
 from mpiboot.setting_sources import Resolved
 from mpiboot.wording import counted, first_few
 from mpiboot.worker import self_test
@@ -47,7 +49,18 @@ def own_server(resolved: Resolved, environ: Mapping[str, str]) -> Finding:
 
 
 def _server(resolved: Resolved, environ: Mapping[str, str]) -> str:
-    """Log in to this worker's own server, as a launcher would."""
+    state, access, _ = log_in_here(resolved, environ)
+    return f"{state.sshd} lets {access.user} in at {state.address} port {state.port}"
+
+
+def log_in_here(
+    resolved: Resolved, environ: Mapping[str, str]
+) -> tuple[WorkerState, Access, Worker]:
+    """Log in to this worker's own server, as a launcher would.
+
+    Raises:
+        MpibootError: no worker of mpiboot's runs here, or it does not let us in.
+    """
     launcher = launcher_setup.launcher_pod(resolved, environ, "doctor", patience=0.0)
     folder = Path(environ.get("MPIBOOT_WORKER_DIR") or launcher.folder.parent / "worker")
     state = worker_state.worker_state(folder)
@@ -58,8 +71,8 @@ def _server(resolved: Resolved, environ: Mapping[str, str]) -> str:
             hint="start the container with `args: [worker]`, and look at its log",
         )
     access = launcher_setup.access(launcher)
-    asyncio.run(self_test.look(state.address, state.port, resolved.settings, access))
-    return f"{state.sshd} lets {access.user} in at {state.address} port {state.port}"
+    look_at = self_test.look(state.address, state.port, resolved.settings, access)
+    return state, access, asyncio.run(look_at)
 
 
 def of_job(
@@ -92,7 +105,7 @@ def of_job(
     file = seen.observed.hostfile
     yield from _hostfile(file)
     yield from seen.warnings
-    _refuse_unknown(only, file.hosts)
+    refuse_unknown(only, file.hosts)
     planned = list(_planned(seen, resolved, launch_folder.paths(launcher.folder)))
     place = replace(place, key=launcher.key.fingerprint if launcher.key else "")
     yield from _passed(file.hosts, seen.passed, place, doctor, planned)
@@ -105,7 +118,8 @@ def of_job(
         yield from network.measure(seen.passed.workers, resolved.settings, to)
 
 
-def _refuse_unknown(only: Sequence[str], hosts: Sequence[Host]) -> None:
+def refuse_unknown(only: Sequence[str], hosts: Sequence[Host]) -> None:
+    """Raise ``usage`` where the hostfile lacks a host that is asked for."""
     for name in only:
         if not DoctorLook(hosts=(name,)).asked(hosts):
             listed = first_few((*(host.name for host in hosts), os.uname().nodename), 8)
@@ -173,7 +187,7 @@ def _without_plan(
         yield from (wrong.finding, *wrong.others)
         return
     yield from _hostfile(file)
-    _refuse_unknown(doctor.hosts, file.hosts)
+    refuse_unknown(doctor.hosts, file.hosts)
     try:
         launcher = launcher_setup.launcher_pod(resolved, environ, "doctor", patience=0.0)
         to = launcher_setup.access(launcher)

@@ -1,0 +1,197 @@
+"""What differs between a pod's environment, an SSH session's and a rank's, and why. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from mpiboot.doctor.environment.forwarding import Forwarding
+from mpiboot.job.forward import POD_LOCAL, matches
+from mpiboot.job.masking import mask, masked_words
+from mpiboot.majority import majority
+from mpiboot.model import Finding, Level
+from mpiboot.setting_types import of_service
+
+# Whose environment, as doctor_questions calls it, and as a person is told.
+TITLES: Final = {"first": "pod", "session": "SSH session", "rank": "rank"}
+NOT_SET: Final = "(not set)"
+
+_FIRST: Final = (
+    "PATH LD_LIBRARY_PATH LD_PRELOAD PYTHONPATH NCCL_* UCX_* OMPI_* PMIX_* PRTE_* I_MPI_* FI_* "
+    "MPICH_* MPIR_* MPIBOOT_* CUDA_* NVIDIA_* *_PROXY *_proxy"
+)
+# What belongs to one shell or one connection; LC_CTYPE is Python's, without a locale (PEP 538).
+_SESSIONS: Final = "LC_CTYPE PWD OLDPWD SHLVL _ TERM MAIL SSH_* MPIBOOT_SESSION MPIBOOT_WORKER_DIR"
+_USERS: Final = "HOME USER LOGNAME SHELL"
+# What mpirun, its daemons and mpiboot's launch agents set in ranks.
+_MPIRUNS: Final = (
+    "OMPI_* PMIX_* PMI_* PRTE_* HYDRA_* HYDI_* MPIR_* MPI_LOCAL* MPICH_* I_MPI_* "
+    "MPIBOOT_* IPATH_NO_BACKTRACE HFI_NO_BACKTRACE"
+)
+_NO_PLAN: Final = Forwarding()
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class HostEnvironments:
+    """The environments of a host by the keys of ``TITLES``; ``missing`` says why one is not there.
+
+    ``rank`` tells which rank it is, or what stands for one.
+    """
+
+    host: str
+    values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    rank: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A variable and its value in each environment, secrets hidden, None where it is not set.
+
+    ``group`` is ``first`` for what matters to most jobs, ``own`` for what a session or a rank has
+    by its nature, else ``other``; ``because`` is empty where mpiboot does not know it.
+    """
+
+    name: str
+    group: str
+    values: Mapping[str, str | None]
+    because: str = ""
+
+
+def read(rows: Iterable[str], host: str, *, session: str = "") -> HostEnvironments:
+    """Read what ``environments`` of ``libexec/doctor_questions`` printed.
+
+    Args:
+        rows: its lines, each begins with whose variable it is.
+        host: the name by which it is told.
+        session: why what asked is no SSH session; empty where it is one.
+    """
+    values: dict[str, dict[str, str]] = {}
+    rank, first = "", "/proc/1/environ can't be read by this user"
+    for row in rows:
+        whose, _, text = row.partition(" ")
+        if whose in TITLES:
+            name, _, value = text.partition("=")
+            values.setdefault(whose, {})[name] = value.replace("\1", "\n")
+        elif whose == "which":
+            number, _, pid = text.partition(" ")
+            rank = f"rank {number} (pid {pid})"
+        elif whose == "shared":
+            first = "the first process is not the container's (shareProcessNamespace)"
+    if session:
+        values.pop("session", None)
+    reasons = {
+        "first": first,
+        "session": session or "this host did not answer",
+        "rank": f"the environment of {rank} can't be read" if rank else "no rank runs here",
+    }
+    missing = {whose: why for whose, why in reasons.items() if whose not in values}
+    return HostEnvironments(host, values, missing, rank)
+
+
+def differences(one: HostEnvironments, forwarding: Forwarding) -> Iterator[Difference]:
+    """Give the variables that are not the same in all environments that are known of a host."""
+    names = sorted({name for values in one.values.values() for name in values})
+    found = []
+    for name in names:
+        raw = {whose: values.get(name) for whose, values in one.values.items()}
+        if len(set(raw.values())) > 1:
+            shown = _shown(name, raw.values())
+            values = {whose: shown[value] for whose, value in raw.items()}
+            because = _because(name, raw, one, forwarding)
+            found.append(Difference(name, _group(name, raw, forwarding), values, because))
+    for group in ("first", "other", "own"):
+        yield from (item for item in found if item.group == group)
+
+
+def odd_hosts(
+    hosts: Sequence[HostEnvironments], forwarding: Forwarding = _NO_PLAN
+) -> Iterator[Finding]:
+    """Name the hosts of which a variable has another value than on most.
+
+    What is true of one pod only is left out, what the plan sets on single hosts, and what has
+    another value on each of them, unless it matters to most jobs.
+    """
+    planned = {name for mine in forwarding.per_host.values() for name in mine}
+    told = set()
+    for whose, title in TITLES.items():
+        there = {one.host: one.values[whose] for one in hosts if whose in one.values}
+        for name in sorted({name for values in there.values() for name in values} - planned):
+            raw = {host: values.get(name) for host, values in there.items()}
+            if any(_of_one_pod(name, value or "", whose) for value in raw.values()):
+                continue
+            shown = _shown(name, raw.values())
+            texts = {host: shown[value] or NOT_SET for host, value in raw.items()}
+            found = majority(texts)
+            if not found or (name, found.odd_ones) in told:
+                continue
+            if found.count > 1 or _matches(name, _FIRST):
+                told.add((name, found.odd_ones))
+                odd = tuple(host for names in found.odd.values() for host in names)
+                said = f"{name} of the {title} is another than on most hosts: {found.odd_ones}"
+                usual = f"on {found.count} of {len(texts)}: {found.usual}"
+                yield Finding("hosts-differ", Level.WARN, said, hosts=odd, evidence=(usual,))
+
+
+def _shown(name: str, raw: Iterable[str | None]) -> dict[str | None, str | None]:
+    """Mask values; those that are not the same stay so, by a number."""
+    shown: dict[str | None, str | None] = {None: None}
+    for value in raw:
+        if value is not None and value not in shown:
+            (text,) = masked_words((mask(name, value) or "(empty)",))  # a list may hold one too
+            alike = sum(str(other).partition(" [")[0] == text for other in shown.values())
+            shown[value] = f"{text} [{alike + 1}]" if alike else text
+    return shown
+
+
+def _matches(name: str, patterns: str) -> bool:
+    return any(matches(name, pattern) for pattern in patterns.split())
+
+
+def _of_one_pod(name: str, value: str, whose: str) -> bool:
+    if _matches(name, _SESSIONS) or (whose == "rank" and _matches(name, _MPIRUNS)):
+        return True
+    local = (pattern for pattern, _, _ in POD_LOCAL if pattern != "MPIBOOT_*")
+    return any(matches(name, pattern) for pattern in local) or of_service(name, value)
+
+
+def _group(name: str, raw: Mapping[str, str | None], forwarding: Forwarding) -> str:
+    elsewhere = any(value is not None for whose, value in raw.items() if whose != "rank")
+    by_mpirun = not elsewhere and name not in forwarding.values
+    if _matches(name, _SESSIONS) or (by_mpirun and _matches(name, _MPIRUNS)):
+        return "own"
+    return "first" if _matches(name, _FIRST) else "other"
+
+
+def _because(
+    name: str, raw: Mapping[str, str | None], one: HostEnvironments, forwarding: Forwarding
+) -> str:
+    found = []
+    if "session" in raw and "first" in raw and raw["session"] != raw["first"]:
+        found.append(_of_the_session(name, one.values["session"]))
+    if "rank" in raw and ("session" not in raw or raw["session"] != raw["rank"]):
+        found.append(_of_the_rank(name, raw["rank"], forwarding))
+    return "; ".join(filter(None, found))
+
+
+def _of_the_session(name: str, session: Mapping[str, str]) -> str:
+    if _matches(name, f"{_USERS} {_SESSIONS}"):
+        return "an SSH session has its own"
+    if "MPIBOOT_SESSION" not in session:
+        return "this SSH server is not mpiboot's: the pod's environment is not handed to sessions"
+    if not _NAME.fullmatch(name):
+        return "no shell can set such a name in a session"
+    return "set since the pod began: by its entry point, MPIBOOT_ENV_PROFILE or the user's shell"
+
+
+def _of_the_rank(name: str, value: str | None, forwarding: Forwarding) -> str:
+    if name in forwarding.values and value == forwarding.values[name]:
+        return f"the launcher's: {forwarding.because[name]}"
+    if name in forwarding.stays:
+        return f"not forwarded: {forwarding.stays[name]}"
+    if value is not None and _matches(name, _MPIRUNS):
+        return "mpirun or mpiboot sets it in ranks"
+    return ""

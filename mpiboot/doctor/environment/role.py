@@ -1,0 +1,155 @@
+"""``mpiboot doctor --env``: on a launcher every host in one session each, elsewhere this pod.
+
+It starts nothing, changes nothing and writes nothing but doctor's private folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from mpiboot import host_shell, log
+from mpiboot.doctor import hosts
+from mpiboot.doctor.environment import compare, forwarding, text
+from mpiboot.doctor.environment.compare import HostEnvironments
+from mpiboot.doctor.environment.forwarding import Forwarding
+from mpiboot.doctor.look import private
+from mpiboot.doctor.role import role_of
+from mpiboot.errors import MpibootError, ShownError, error
+from mpiboot.exit_codes import ExitCode
+from mpiboot.gates.doctor_look import DoctorLook
+from mpiboot.gates.remote_commands import RemoteCommands
+from mpiboot.job import dialects
+from mpiboot.job import plan as plans
+from mpiboot.launcher import launch_folder, look
+from mpiboot.launcher.observation import Observation
+from mpiboot.launcher.setup import LauncherPod
+from mpiboot.model import Finding, Level, Role
+from mpiboot.setting_sources import Resolved
+
+_NO_LOGIN: Final = "nobody logs in to a launcher"
+_PLANNED: Final = "no rank runs: what the plan would give to one"
+_ANY_PROGRAM: Final = ("true",)
+_PATIENCE: Final = 60.0  # seconds; a guard against a /proc that hangs
+
+
+def run(
+    resolved: Resolved, environ: Mapping[str, str], only: Sequence[str], *, as_json: bool
+) -> None:
+    """Print what differs between the pod's environment, an SSH session's and a rank's.
+
+    Args:
+        resolved: the settings.
+        environ: this process's environment.
+        only: the hosts that are asked, by their whole or first names; empty: all.
+        as_json: whether a program reads it.
+
+    Raises:
+        ShownError: a host could not be asked; with the code 1.
+        MpibootError: ``usage``; there is no such host.
+    """
+    wrong: Sequence[Finding] = ()
+    plan = Forwarding()
+    try:
+        if role_of(resolved, environ) is Role.LAUNCHER:
+            try:
+                found, plan, wrong = _job(resolved, environ, only)
+            except MpibootError as problem:
+                if problem.finding.check == "usage":
+                    raise
+                found, wrong = [_here(_NO_LOGIN)], (problem.finding, *problem.others)
+        elif only:
+            raise error("usage", "--host is for a launcher: this pod asks no other")
+        else:
+            found = [_pod(resolved, environ)]
+    finally:
+        private.remove_folder(resolved.settings, environ)
+    told = [(one, tuple(compare.differences(one, plan))) for one in found]
+    # The first is this pod; a launcher is another kind of pod than its workers.
+    said = (*wrong, *compare.odd_hosts(found[1:], plan))
+    write = text.as_json(told, said) if as_json else text.as_text(told, said, log.width(1))
+    sys.stdout.write(write)
+    for item in said:
+        if item.level is Level.FAIL:
+            raise ShownError(item, code=int(ExitCode.FOUND))
+
+
+def _job(
+    resolved: Resolved, environ: Mapping[str, str], only: Sequence[str]
+) -> tuple[list[HostEnvironments], Forwarding, Sequence[Finding]]:
+    """Ask every host, and this pod, which comes first."""
+    doctor = DoctorLook((host_shell.ENVIRONMENTS,), tuple(only))
+    seen, launcher = look.look(resolved, _ANY_PROGRAM, environ, doctor)
+    file = seen.observed.hostfile
+    hosts.refuse_unknown(only, file.hosts)
+    plan, wrong = _plan(seen, launcher, resolved, environ)
+    answers = seen.passed.answers
+    asked = [
+        _or_planned(
+            compare.read(host_shell.read(answers[worker.host.name].output).environments, name),
+            plan,
+        )
+        for worker in seen.passed.workers
+        if (name := worker.host.name) in answers
+    ]
+    here = _here(_NO_LOGIN)
+    like = next((one for one in asked if "rank" in one.values), None)
+    if like and "rank" not in here.values:
+        values = {**here.values, "rank": like.values["rank"]}
+        missing = {whose: why for whose, why in here.missing.items() if whose != "rank"}
+        here = replace(here, values=values, missing=missing, rank=f"{like.host}: {like.rank}")
+    return [here, *asked], plan, (*seen.passed.findings, *wrong)
+
+
+def _plan(
+    seen: Observation, launcher: LauncherPod, resolved: Resolved, environ: Mapping[str, str]
+) -> tuple[Forwarding, Sequence[Finding]]:
+    row = dialects.row_of(seen.observed.mpi)
+    try:
+        made = plans.make(seen.observed, resolved, launch_folder.paths(launcher.folder))
+    except MpibootError as wrong:
+        return Forwarding(), (wrong.finding, *wrong.others)
+    plan = forwarding.of_plan(made, row, resolved.settings, environ) if row else Forwarding()
+    return plan, ()
+
+
+def _or_planned(one: HostEnvironments, plan: Forwarding) -> HostEnvironments:
+    """Put what the plan would give to a rank where none runs."""
+    if "rank" in one.values or "session" not in one.values or not plan.values:
+        return one
+    rank = {**one.values["session"], **plan.per_host.get(one.host, {}), **plan.values}
+    missing = {whose: why for whose, why in one.missing.items() if whose != "rank"}
+    return replace(one, values={**one.values, "rank": rank}, missing=missing, rank=_PLANNED)
+
+
+def _here(no_session: str) -> HostEnvironments:
+    """Look at this pod's own processes."""
+    try:
+        done = subprocess.run(
+            ["/bin/sh", "-c", host_shell.environments()],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=_PATIENCE,
+        )
+        said = done.stdout.decode("utf-8", "replace")
+    except subprocess.TimeoutExpired:
+        said = ""
+    rows = host_shell.read(said).environments
+    return compare.read(rows, os.uname().nodename, session=no_session)
+
+
+def _pod(resolved: Resolved, environ: Mapping[str, str]) -> HostEnvironments:
+    """Look at this pod, and log in to its own SSH server for what a session has."""
+    try:
+        _, access, worker = hosts.log_in_here(resolved, environ)
+    except MpibootError as wrong:
+        return _here(wrong.finding.said)
+    commands = RemoteCommands(access, resolved.settings.host_keys)
+    output = asyncio.run(commands.run(worker, host_shell.environments())) or ""
+    return compare.read(host_shell.read(output).environments, os.uname().nodename)

@@ -1,0 +1,76 @@
+"""What differs between environments as text: hosts that are alike once; JSON with a version."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from mpiboot import __version__, render
+from mpiboot.doctor.environment.compare import NOT_SET, TITLES, Difference, HostEnvironments
+from mpiboot.model import Finding
+from mpiboot.wording import counted, first_few
+
+# Raised when a field changes its meaning; new fields need no new version.
+JSON_VERSION: Final = 1
+
+Told = Sequence[tuple[HostEnvironments, Sequence[Difference]]]
+
+
+def as_json(told: Told, found: Sequence[Finding]) -> str:
+    """Write them as docs/reference/checks.md has it."""
+    names = ("check", "level", "said", "host", "hosts", "evidence", "hint")
+    listed = [
+        {"host": one.host, "rank": one.rank, "missing": one.missing, "differences": items}
+        for one, items in told
+    ]
+    return render.as_json(
+        {
+            "version": JSON_VERSION,
+            "mpiboot": __version__,
+            "host": os.uname().nodename,
+            "findings": [{name: getattr(item, name) for name in names} for item in found],
+            "hosts": listed,
+        }
+    )
+
+
+def as_text(told: Told, found: Sequence[Finding], width: int | None) -> str:
+    """Write what was found of hosts, then a table of each host or of those that are alike.
+
+    Args:
+        told: each host with its differences.
+        found: hosts that differ or were not reached.
+        width: a terminal's; without one nothing is broken.
+    """
+    alike: dict[str, list[tuple[HostEnvironments, Sequence[Difference]]]] = {}
+    for one, items in told:
+        shown = [item for item in items if item.group != "own"]
+        alike.setdefault(repr((sorted(one.missing.items()), shown)), []).append((one, items))
+    text = render.findings(found, width)
+    for group in alike.values():
+        one, items = group[0]
+        text += ("\n" if text else "") + first_few(host.host for host, _ in group)
+        text += f": {one.rank}\n" if one.rank else "\n"
+        text += "".join(f"  no {TITLES[whose]}: {why}\n" for whose, why in one.missing.items())
+        rows = [row for item in items if item.group != "own" for row in _rows(item)]
+        head = ("variable", "in", "value")
+        text += render.table(head, rows, indent="  ") if rows else "  nothing differs\n"
+        own = sum(item.group == "own" for item in items)
+        if own:
+            said = f"{counted(own, 'variable')} that a session or a rank has by its nature: --json"
+            text += f"  and {said}\n"
+    return text
+
+
+def _rows(item: Difference) -> Iterator[tuple[str, str, str]]:
+    """Give a line for each value, and one for the reason."""
+    by_value: dict[str, list[str]] = {}
+    for whose, value in item.values.items():
+        by_value.setdefault(NOT_SET if value is None else value, []).append(TITLES[whose])
+    name = item.name
+    for value, titles in by_value.items():
+        yield name, ", ".join(titles), value
+        name = ""
+    if item.because:
+        yield "", "why", item.because
