@@ -45,11 +45,11 @@ def by(way: str, image: Image) -> tuple[Image, dict[str, Any]]:
     return image, {"worker": {"env": {"MPIBOOT_SSHD": "embedded"}}} if way == "server" else {}
 
 
-def until(check: Callable[[], object], seconds: float = PATIENCE) -> None:
+def until(check: Callable[[], object], seconds: float = PATIENCE, what: str = "it") -> None:
     """Wait until something holds; the time is a guard, or the promise itself."""
     end = time.monotonic() + seconds
     while not check():
-        assert time.monotonic() < end, "it never came true"
+        assert time.monotonic() < end, f"{what} never came true"
         time.sleep(0.05)
 
 

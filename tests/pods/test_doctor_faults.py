@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import pytest
 from mpiboot.checks import BY_REFERENCE
 from tests.pods import images, mesh
 from tests.pods.cluster import Cluster
+from tests.pods.ends import until
 from tests.pods.fault import Fault
 from tests.pods.faults import JOBS, PODS
 from tests.pods.oci import PodSpec
@@ -21,7 +21,7 @@ from tests.pods.operator import KeyPair, mpijob
 from tests.pods.volumes import Files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tests.pods.faults_job import JobFault
     from tests.pods.pod import Pod
@@ -39,13 +39,6 @@ def hospital(rig: None) -> Iterator[Cluster]:
     """One cluster for all rows: a pod each, none of which needs another."""
     with Cluster() as made:
         yield made
-
-
-def until(check: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while not check():
-        assert time.monotonic() < end, f"{what} never came"
-        time.sleep(0.02)
 
 
 def broken(cluster: Cluster, fault: Fault) -> Pod:
@@ -67,7 +60,7 @@ def broken(cluster: Cluster, fault: Fault) -> Pod:
     for line in fault.network:
         if line == "istio":
             mesh.istio(cluster, pod)
-            until(lambda: ":15090" in pod.network.run("ss", "-ltn"), "the sidecar")
+            until(lambda: ":15090" in pod.network.run("ss", "-ltn"), PATIENCE, "the sidecar")
         elif line.startswith("down "):
             pod.link_down(line.removeprefix("down "))
         else:
@@ -79,7 +72,7 @@ def asked(pod: Pod, fault: Fault) -> tuple[int, Found]:
     """Doctor's exit code, and what it found."""
     pod.start()
     if fault.runs:
-        until(lambda: fault.until in pod.stderr() or not pod.running, fault.until)
+        until(lambda: fault.until in pod.stderr() or not pod.running, PATIENCE, fault.until)
         assert pod.running, pod.stderr()
         done = pod.exec(*DOCTOR)
         code, text, said = done.returncode, done.stdout, done.stderr
@@ -152,7 +145,7 @@ def test_in_a_launcher_doctor_names_this_fault_and_no_other(
         if index not in fault.unpublished:
             worker.publish()
     if fault.ready:
-        until(lambda: fault.ready in job.workers[1].stderr(), fault.ready)
+        until(lambda: fault.ready in job.workers[1].stderr(), PATIENCE, fault.ready)
     for worker in job.workers[:1] if fault.ready else job.workers:
         worker.shell("until [ -e /run/mpiboot/*/worker/facts.json ]; do sleep 0.1; done")
     if fault.network:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.pods import images
+from tests.pods.ends import until
 from tests.pods.operator import mpijob
 from tests.pods.test_input import asks
 from tests.pods.volumes import Files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.pods.cluster import Cluster
     from tests.pods.images import Image
     from tests.pods.operator import Job
@@ -108,13 +106,6 @@ def test_several_faults_in_one_job_are_told_of_the_right_hosts(
     ], text
 
 
-def until(check: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while not check():
-        assert time.monotonic() < end, f"{what} never came"
-        time.sleep(0.05)
-
-
 # The brackets keep each search from finding itself.
 RUNS = "cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\\0' '\\n' | grep -c 'import path_prob[e]'"
 KILL = """
@@ -142,7 +133,7 @@ def test_a_measurement_that_is_cut_off_leaves_nothing_running(
     for worker in job.workers:  # so that it takes its time
         worker.network.run("nft", "-f", "-", stdin=HOLE)
     terminal = job.launcher.exec_in_terminal("env", "TERM=xterm", "mpiboot", "doctor", "--network")
-    until(lambda: measuring(job) == 3, "the measurement")
+    until(lambda: measuring(job) == 3, PATIENCE, "the measurement")
     if how == "INT":
         terminal.type("\x03")
         assert terminal.wait(PATIENCE) == 130
@@ -151,7 +142,7 @@ def test_a_measurement_that_is_cut_off_leaves_nothing_running(
     else:
         job.launcher.exec("sh", "-c", KILL)
         assert terminal.wait(PATIENCE) == 137
-    until(lambda: not measuring(job), "the end of what measures")
+    until(lambda: not measuring(job), PATIENCE, "the end of what measures")
 
 
 @pytest.mark.full
@@ -182,7 +173,7 @@ def test_a_worker_without_mpiboot_is_asked_by_plain_programs(cluster: Cluster, o
         each_worker={2: {"command": ["sh", "-ec", serve], "args": []}},
     ).start()
     with_facts(job, 2)
-    until(lambda: "listening" in job.workers[2].stderr(), "sshd")
+    until(lambda: "listening" in job.workers[2].stderr(), PATIENCE, "sshd")
     code, text = asks(job, "doctor", "--json", "--network")
     found = trouble(text)
     assert code == 0, text
