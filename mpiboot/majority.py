@@ -21,6 +21,16 @@ class Majority:
         """List the odd hosts with their values: ``w-5: 7; w-6, w-7: 4``."""
         return "; ".join(f"{first_few(hosts)}: {value}" for value, hosts in self.odd.items())
 
+    @property
+    def said(self) -> str:
+        """List the odd hosts, then what the others have: ``w-5: 7; the others (6): 8``."""
+        return f"{self.odd_ones}; the others ({self.count}): {self.usual}"
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The odd hosts."""
+        return tuple(host for hosts in self.odd.values() for host in hosts)
+
 
 def majority(values: Mapping[str, str]) -> Majority | None:
     """Compare hosts by one value each; of two that are as frequent the first host's counts.

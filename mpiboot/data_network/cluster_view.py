@@ -114,7 +114,7 @@ def findings(
     whole = [problem for rule in _RULES for problem in rule(networks, settings)]
     return (
         *(_finding(problem, names, settings) for problem, names in hosts.items()),
-        *(_finding(problem, everywhere, settings) for problem in whole),
+        *(_finding(problem, problem.hosts or everywhere, settings) for problem in whole),
     )
 
 
@@ -147,9 +147,7 @@ def _odd(
     seen = {one.host: describe(one) for one in networks if one.facts is not None}
     found = majority(seen)
     if found:
-        yield Problem(
-            check, f"{what} differ: {found.odd_ones}; {found.count} others: {found.usual}"
-        )
+        yield Problem(check, f"{what} differ: {found.said}", hosts=found.hosts)
 
 
 def _agree(networks: Sequence[WorkerNetwork], _: Settings) -> Iterable[Problem]:

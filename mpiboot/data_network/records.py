@@ -32,13 +32,15 @@ RDMA: Final = (Transport.ROCE, Transport.INFINIBAND, Transport.EFA)
 class Problem:
     """Something wrong on one worker; ``check`` is a row's reference, the level is decided later.
 
-    ``always`` makes it a failure whatever is preferred: the user named what isn't there.
+    ``always`` makes it a failure whatever is preferred: the user named what isn't there. ``hosts``
+    are those of a problem that is of several workers; none stands for all.
     """
 
     check: str
     said: str
     hint: str | None = None
     always: bool = False
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

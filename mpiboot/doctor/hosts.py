@@ -33,7 +33,7 @@ from mpiboot.worker import self_test
 
 SERVER: Final = "workers-unreachable"
 # What the plan is asked with: its checks don't depend on the program.
-_ANY_PROGRAM = ("true",)
+ANY_PROGRAM: Final = ("true",)
 
 
 def _ok(check: str, said: str, host: str = "") -> Finding:
@@ -96,7 +96,7 @@ def of_job(
     with looks.listening(resolved.settings) as place:
         doctor = DoctorLook(looks.questions(place), tuple(only))
         try:
-            seen, launcher = look.look(resolved, _ANY_PROGRAM, environ, doctor)
+            seen, launcher = look.look(resolved, ANY_PROGRAM, environ, doctor)
         except MpibootError as wrong:
             yield from (wrong.finding, *wrong.others)
             if wrong.finding.check in _GOES_ON:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Final
 
 from mpiboot import __version__, log, render
@@ -33,7 +34,7 @@ def as_json(found: Sequence[Finding], role: Role, *, whole: bool) -> str:
             "role": role,
             "complete": whole,
             "findings": [
-                {"group": GROUP_OF[item.check], **_record(item), "host": _whose(item, host)}
+                {"group": GROUP_OF[item.check], **asdict(item), "host": _whose(item, host)}
                 for item in found
             ],
         }
@@ -42,11 +43,6 @@ def as_json(found: Sequence[Finding], role: Role, *, whole: bool) -> str:
 
 def _whose(item: Finding, here: str) -> str:
     return item.host or ("" if item.hosts else here)
-
-
-def _record(item: Finding) -> dict[str, object]:
-    names = ("check", "level", "said", "host", "hosts", "evidence", "hint")
-    return {name: getattr(item, name) for name in names}
 
 
 def write(found: Sequence[Finding], *, whole: bool) -> None:

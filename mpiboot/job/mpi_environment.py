@@ -119,40 +119,45 @@ def choose_forwarded(
     row, settings = builder.row, resolved.settings
     kept, removed = forward.scrub(observed.environ, observed.platform.managers)
     for name, why in removed:
-        builder.unset_env.add(name)
-        builder.decide(name, "(removed)", Source.DETECTED, why)
+        builder.remove(name, why)
     empty = [name for name, value in kept.items() if row.never_empty and not value]
     for name in fnmatch.filter(empty, f"{row.never_empty}*"):
         del kept[name]
-        builder.unset_env.add(name)
-        because = f"it is empty, which crashes {row.title}"
-        builder.decide(name, "(removed)", Source.DETECTED, because)
+        builder.remove(name, f"it is empty, which crashes {row.title}")
     if row.export is Export.ALL and observed.workers:
         _take_out(builder, observed, kept, settings)
     theirs = builder.environ.get(row.export_var, "") if row.export_var else ""
+    given = (*builder.line.exports, *listed(builder))
     chosen = forward.select(
         {**kept, **added},
         settings.forward,
         settings.no_forward,
         by_itself=row.by_itself,
-        given=(*builder.line.exports, *listed(builder)),
+        given=given,
     )
     for item in chosen.withheld:
+        builder.stays.setdefault(item.name, item.because)
         if item.asked:
             builder.warn("usage", f"{item.name} is not forwarded: {item.because}")
     stays = _stays(chosen.unknown, observed)
     if stays:
         because = "ranks don't get these; MPIBOOT_FORWARD=NAME,... or `-x NAME` hands them on"
         builder.decide(NOT_FORWARDED, " ".join(stays), Source.DETECTED, because)
-    names = [item.name for item in chosen.names]
-    builder.forwarded = {item.name for item in chosen.by_itself}
+    reasons = {item.name: item.because for item in chosen.names}
+    names = list(reasons)
+    # What mpiboot sets for this MPI goes the same way.
+    own = forward.select(builder.set_env, by_itself=row.by_itself)
+    builder.forwarded = {item.name: item.because for item in (*chosen.by_itself, *own.by_itself)}
+    builder.forwarded |= {name: "your mpirun line or list has it" for name in given if name in kept}
     count, said = str(len(names)), ", ".join(names) or "none of the known variables is set"
     if row.export is Export.ALL:
         count, said = "all", f"{row.title} hands on what mpirun has in its environment"
+        others = {**kept, **builder.set_env}.keys() - builder.unset_env - builder.forwarded.keys()
+        builder.forwarded |= dict.fromkeys(others, f"{row.title} hands on all")
     builder.decide("forwarded", count, Source.DEFAULT, said)
     if names and row.export_var and parameter(row.export_var) in builder.line.mca:
         if row.export is Export.VARIABLE:
-            builder.forwarded.update(names)
+            builder.forwarded |= reasons
             return tuple(names)  # the line's own list hides the environment's, but takes -x
         if added.keys() >= set(names):
             return ()
@@ -160,7 +165,7 @@ def choose_forwarded(
         hint = "name all variables in that list, or use -x"
         builder.warn("usage", f"{said}: nothing else is forwarded", hint)
         return ()
-    builder.forwarded.update(names)
+    builder.forwarded |= reasons
     # 4.1 refuses -x beside the list, so a user's own list takes the names too.
     if names and (row.export is Export.VARIABLE or theirs):
         entries, flags = _entries(names, {**kept, **added}, row)
@@ -186,6 +191,7 @@ def _take_out(
     )
     for item in found:
         builder.unset_env.add(item.name)
+        builder.stays[item.name] = item.because
         builder.agent_env[item.name] = kept[item.name]
     if found:
         because = (

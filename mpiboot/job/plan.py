@@ -58,7 +58,9 @@ class Plan:
     and ``tcp_optional`` tells why MPI may do without TCP between them, empty where it can't;
     ``checks_peer_address`` whether MPI drops a connection from an address that is not the peer's.
     ``meeting`` is where ranks with torchrun's variables meet, None where there are none.
-    ``open_files`` is the soft limit with which mpirun starts, 0 for this pod's own.
+    ``open_files`` is the soft limit with which mpirun starts, 0 for this pod's own. ``forwarded``
+    are the variables that ranks get from mpirun's environment, and ``stays`` those that a rule
+    keeps from them, each with its reason.
     """
 
     decisions: tuple[Decision, ...]
@@ -85,6 +87,8 @@ class Plan:
     exit_codes: bool = False
     meeting: rank_env.Meeting | None = None
     open_files: int = 0
+    forwarded: Mapping[str, str] = field(default_factory=dict)
+    stays: Mapping[str, str] = field(default_factory=dict)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Make mpirun's environment of this pod's."""
@@ -241,6 +245,8 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         exit_codes=supervised and command_line.asks_exit_codes(builder),
         meeting=ranks.meeting,
         open_files=opened,
+        forwarded=builder.forwarded,
+        stays=builder.stays,
     )
 
 

@@ -100,7 +100,8 @@ class PlanBuilder:
     """A plan while it is being made.
 
     ``settled`` are variables that another rule has settled and shown already; ``forwarded`` are
-    those that ranks get from mpirun's environment; ``agent_env`` is what only its agents get.
+    those that ranks get from mpirun's environment and ``stays`` those that a rule keeps from them,
+    each with its reason; ``agent_env`` is what only mpirun's agents get.
     """
 
     row: Dialect
@@ -112,7 +113,8 @@ class PlanBuilder:
     unset_env: set[str] = field(default_factory=set)
     agent_env: dict[str, str] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)
-    forwarded: set[str] = field(default_factory=set)
+    forwarded: dict[str, str] = field(default_factory=dict)
+    stays: dict[str, str] = field(default_factory=dict)
     platform: Platform = PLATFORMS[-1]
 
     def set_by(self, name: str) -> tuple[Source, str]:
@@ -124,6 +126,12 @@ class PlanBuilder:
     def decide(self, name: str, value: str, source: Source, because: str) -> None:
         """Note a decision."""
         self.decisions.append(Decision(name, value, source, because))
+
+    def remove(self, name: str, because: str) -> None:
+        """Take a variable of this pod out of mpirun's environment."""
+        self.unset_env.add(name)
+        self.stays[name] = because
+        self.decide(name, "(removed)", Source.DETECTED, because)
 
     def warn(self, check: str, said: str, hint: str = "") -> None:
         """Note what is odd, though the job may start."""

@@ -85,7 +85,7 @@ def gpus(workers: Sequence[Worker]) -> Iterator[Finding]:
             yield Finding("gpus", Level.WARN, said, host=worker.host.name, hint=_FABRIC_MANAGER)
     found = majority(kinds)
     if found:
-        yield _gpus(f"GPUs differ: {found.odd_ones}; the others ({found.count}): {found.usual}")
+        yield _gpus(f"GPUs differ: {found.said}")
 
 
 def gpu_memory(builder: PlanBuilder, workers: Sequence[Worker]) -> None:

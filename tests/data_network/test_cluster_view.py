@@ -97,8 +97,8 @@ def test_workers_with_other_numbers_of_devices_are_named() -> None:
     links = [link for link in short.facts.links if link.name != "net8"]
     short = changed(short, links=links, devices=short.facts.fabric.devices[:7])
     finding = only(decide(w.rails8(0), w.rails8(1), short), "rdma-differs")
-    assert "w-2: 7 RoCE ports at 400 Gb/s; 2 others: 8 RoCE ports" in finding.said
-    assert finding.level is Level.WARN
+    assert "w-2: 7 RoCE ports at 400 Gb/s; the others (2): 8 RoCE ports" in finding.said
+    assert (finding.level, finding.host) == (Level.WARN, "w-2")
 
 
 def test_workers_with_entries_of_different_ip_versions_are_said() -> None:
@@ -111,7 +111,7 @@ def test_workers_with_entries_of_different_ip_versions_are_said() -> None:
     port = replace(device_of(other).ports[0], gids=w.table("net1", "fd00:5::8"))
     other = changed(other, links=links, devices=(replace(device_of(other), ports=(port,)),))
     said = of(decide(w.sriov(0), other), "rdma-differs")[0].said
-    assert "w-1: 1 RoCE port at 100 Gb/s by IPv6; 1 others: 1 RoCE port at 100 Gb/s" in said
+    assert "w-1: 1 RoCE port at 100 Gb/s by IPv6; the others (1): 1 RoCE port at 100 Gb/s" in said
 
 
 def test_workers_of_different_kinds_stop_a_job_that_requires_rdma() -> None:
@@ -140,7 +140,7 @@ def test_mtus_that_differ_between_workers_are_said() -> None:
     assert large.facts is not None
     links = [replace(link, mtu=9000) for link in large.facts.links]
     finding = only(decide(w.tcp(0), changed(large, links=links), w.tcp(2)), "data-mtu")
-    assert "w-1: 9000; 2 others: 1500" in finding.said
+    assert "w-1: 9000; the others (2): 1500" in finding.said
 
 
 def test_a_ports_mtu_that_does_not_fit_its_links_is_said() -> None:

@@ -211,10 +211,10 @@ def test_efa_on_some_workers_alone() -> None:
         f"NCCL_NET = Socket [detected] {why}{ALL}",
         f"NCCL_IB_DISABLE = 1 [detected] {why}{ALL}",
     ]
-    other = "w-1: no RDMA; 1 others: 4 EFA ports at 100 Gb/s"
+    other = "w-1: no RDMA; the others (1): 4 EFA ports at 100 Gb/s"
     assert said(found) == [
         "warn rdma-missing w-1: 4 RDMA devices of the node are visible, none is this pod's",
-        f"warn rdma-differs w-0,w-1: RDMA devices differ: {other}",
+        f"warn rdma-differs w-1: RDMA devices differ: {other}",
         f"warn rdma-differs : the data goes over TCP: {why}",
     ]
 
@@ -238,11 +238,11 @@ def test_workers_without_rdma_and_without_facts() -> None:
         f"NCCL_IB_DISABLE = 1 [detected] {why}{ALL}",
         f"NCCL_SOCKET_IFNAME = =eth0 (w-0, w-1) [detected] {control}",
     ]
-    other = "w-1: no RDMA; 1 others: 1 RoCE port at 100 Gb/s"
+    other = "w-1: no RDMA; the others (1): 1 RoCE port at 100 Gb/s"
     assert said(found) == [
         "warn rdma-missing w-1: no RDMA device: the kernel has no RDMA",
         "warn data-facts w-2: it does not run mpiboot, so its data network is not known",
-        f"warn rdma-differs w-0,w-1,w-2: RDMA devices differ: {other}",
+        f"warn rdma-differs w-1: RDMA devices differ: {other}",
         f"warn rdma-differs : the data goes over TCP: {why}",
     ]
     assert found.rows[2].cells == (

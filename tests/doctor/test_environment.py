@@ -14,7 +14,7 @@ import pytest
 from mpiboot import cli, host_shell
 from mpiboot.doctor import hosts
 from mpiboot.doctor.environment import compare, forwarding, role, text
-from mpiboot.doctor.environment.compare import Difference, HostEnvironments
+from mpiboot.doctor.environment.compare import Difference, Group, HostEnvironments
 from mpiboot.doctor.environment.forwarding import Forwarding
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates.gate import GateResult
@@ -55,7 +55,7 @@ def host(
 
 
 def told(one: HostEnvironments) -> list[Difference]:
-    return [item for item in compare.differences(one, Forwarding()) if item.group != "own"]
+    return [item for item in compare.differences(one, Forwarding()) if item.group is not Group.OWN]
 
 
 # -- what a host answers ---------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_what_can_not_be_seen_has_its_reason() -> None:
 # -- one host --------------------------------------------------------------------------------------
 
 BOTH = {**SESSION, "UCX_TLS": "tcp"}
-PLAN = Forwarding({"UCX_TLS": "rc"}, {"UCX_TLS": "UCX reads it"}, {"MODE": "no rule names it"}, {})
+PLAN = Forwarding({"UCX_TLS": "rc"}, {"UCX_TLS": "UCX reads it", "MODE": "no rule names it"})
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ PLAN = Forwarding({"UCX_TLS": "rc"}, {"UCX_TLS": "UCX reads it"}, {"MODE": "no r
 )
 def test_the_reason_is_told(one: HostEnvironments, because: str) -> None:
     found = [item for item in compare.differences(one, PLAN) if item.name != "MPIBOOT_SESSION"]
-    (item,) = [item for item in found if item.group != "own"] or found
-    if item.group == "own":
+    (item,) = [item for item in found if item.group is not Group.OWN] or found
+    if item.group is Group.OWN:
         because = "mpirun or mpiboot sets it in ranks"
     assert item.because.startswith(because)
     assert bool(item.because) == bool(because)
@@ -128,7 +128,7 @@ def test_the_reason_is_told(one: HostEnvironments, because: str) -> None:
 def test_what_is_the_same_is_left_out_and_what_matters_comes_first() -> None:
     rank = {**POD, "A": "1", "LD_LIBRARY_PATH": "/x", "PMIX_RANK": "0", "OMPI_MCA_btl": "tcp"}
     found = list(compare.differences(host(POD, SESSION, rank), Forwarding()))
-    assert [(item.name, item.group) for item in found] == [
+    assert [(item.name, item.group.value) for item in found] == [
         ("LD_LIBRARY_PATH", "first"),
         ("A", "other"),
         ("MPIBOOT_SESSION", "own"),
@@ -138,7 +138,7 @@ def test_what_is_the_same_is_left_out_and_what_matters_comes_first() -> None:
     assert found[0].values == {"first": None, "session": None, "rank": "/x"}
     # What the pod itself has of MPI's, and a rank lacks, is no matter of mpirun's.
     (lost,) = told(host({**POD, "OMPI_MCA_btl": "tcp"}, None, POD))
-    assert (lost.name, lost.group) == ("OMPI_MCA_btl", "first")
+    assert (lost.name, lost.group) == ("OMPI_MCA_btl", Group.FIRST)
 
 
 def test_secrets_are_hidden_and_still_told_apart() -> None:
@@ -217,21 +217,20 @@ def of(
     seen = plans.observed(family, environ)
     row = dialects.row_of(seen.mpi)
     assert row is not None
-    settings = resolve(flags, environ).settings
-    return forwarding.of_plan(plans.planned(seen=seen, flags=flags), row, settings, environ), row
+    return forwarding.of_plan(plans.planned(seen=seen, flags=flags), environ), row
 
 
 def test_what_open_mpi_hands_on_and_why_not_the_rest() -> None:
     found, _ = of("openmpi4")
     assert found.values["NCCL_DEBUG"] == "WARN"
     assert found.because["NCCL_DEBUG"] == "NCCL reads it in every rank"
-    assert found.stays["MODE"] == "no rule names it; MPIBOOT_FORWARD=MODE hands it on"
-    assert found.stays["HOSTNAME"] == "it is this pod's name"
-    assert found.stays["CUDA_VISIBLE_DEVICES"] == "it numbers this pod's GPUs"
-    assert not found.values.keys() & found.stays.keys()
+    assert found.because["MODE"] == "no rule names it; MPIBOOT_FORWARD=MODE hands it on"
+    assert found.because["HOSTNAME"] == "it is this pod's name"
+    assert found.because["CUDA_VISIBLE_DEVICES"] == "it numbers this pod's GPUs"
+    assert "MODE" not in found.values
     asked, _ = of("openmpi4", forward="MODE", no_forward="NCCL_*")
     assert asked.because["MODE"] == "MPIBOOT_FORWARD has MODE"
-    assert asked.stays["NCCL_DEBUG"] == "MPIBOOT_NO_FORWARD has NCCL_*"
+    assert asked.because["NCCL_DEBUG"] == "MPIBOOT_NO_FORWARD has NCCL_*"
 
 
 def test_what_the_plan_sets_or_takes_itself_has_the_plans_reason() -> None:
@@ -241,17 +240,17 @@ def test_what_the_plan_sets_or_takes_itself_has_the_plans_reason() -> None:
     said = "fill a host before the next"
     assert found.because["OMPI_MCA_rmaps_base_mapping_policy"] == said
     said = "mpiboot takes it out for mpirun; `mpiboot plan` says what for"
-    assert found.stays["OMPI_MCA_plm_rsh_args"] == said
+    assert found.because["OMPI_MCA_plm_rsh_args"] == said
     later, _ = of("openmpi5")
     assert later.values["NCCL_DEBUG"] == "WARN"
-    assert later.stays["PRTE_MCA_plm_ssh_agent"] == "mpiboot sets it for mpirun itself"
+    assert later.because["PRTE_MCA_plm_ssh_agent"] == "mpiboot sets it for mpirun itself"
 
 
 def test_hydra_hands_on_all_but_what_is_taken_out() -> None:
     found, row = of("mpich")
     assert found.because["MODE"] == f"{row.title} hands on all"
     assert found.because["NCCL_DEBUG"] == "NCCL reads it in every rank"
-    assert found.stays["HOSTNAME"] == "it is this pod's name"
+    assert found.because["HOSTNAME"] == "it is this pod's name"
 
 
 # -- how it is told --------------------------------------------------------------------------------

@@ -286,7 +286,7 @@ def test_several_data_links_are_all_taken_and_what_is_odd_about_them_is_said(
     assert ended_well(job) == {worker.hostname: both for worker in job.workers}
     said = job.launcher.stderr()
     assert "net1, net2: nothing tells which of these links is the data network" in said
-    assert "pi-worker-1.pi.default.svc: 1400, 1500; 1 others: 1500" in said
+    assert "pi-worker-1.pi.default.svc: 1400, 1500; the others (1): 1500" in said
     assert ("are in one subnet" in said) == (subnet == "192.168.100")
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Final
 
 from mpiboot.doctor.environment.forwarding import Forwarding
-from mpiboot.job.forward import POD_LOCAL, matches
+from mpiboot.job.forward import local_reason, matches
 from mpiboot.job.masking import mask, masked_words
 from mpiboot.majority import majority
 from mpiboot.model import Finding, Level
-from mpiboot.setting_types import of_service
 
 # Whose environment, as doctor_questions calls it, and as a person is told.
 TITLES: Final = {"first": "pod", "session": "SSH session", "rank": "rank"}
@@ -46,17 +46,29 @@ class HostEnvironments:
     missing: Mapping[str, str] = field(default_factory=dict)
     rank: str = ""
 
+    def with_rank(self, values: Mapping[str, str], rank: str) -> HostEnvironments:
+        """Put what stands for a rank where this host has none."""
+        missing = {whose: why for whose, why in self.missing.items() if whose != "rank"}
+        return replace(self, values={**self.values, "rank": values}, missing=missing, rank=rank)
+
+
+class Group(Enum):
+    """What matters to most jobs, the rest, and what a session or a rank has by its nature."""
+
+    FIRST = "first"
+    OTHER = "other"
+    OWN = "own"
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A variable and its value in each environment, secrets hidden, None where it is not set.
 
-    ``group`` is ``first`` for what matters to most jobs, ``own`` for what a session or a rank has
-    by its nature, else ``other``; ``because`` is empty where mpiboot does not know it.
+    ``because`` is empty where mpiboot does not know it.
     """
 
     name: str
-    group: str
+    group: Group
     values: Mapping[str, str | None]
     because: str = ""
 
@@ -92,19 +104,17 @@ def read(rows: Iterable[str], host: str, *, session: str = "") -> HostEnvironmen
     return HostEnvironments(host, values, missing, rank)
 
 
-def differences(one: HostEnvironments, forwarding: Forwarding) -> Iterator[Difference]:
+def differences(one: HostEnvironments, forwarding: Forwarding) -> tuple[Difference, ...]:
     """Give the variables that are not the same in all environments that are known of a host."""
-    names = sorted({name for values in one.values.values() for name in values})
     found = []
-    for name in names:
+    for name in sorted({name for values in one.values.values() for name in values}):
         raw = {whose: values.get(name) for whose, values in one.values.items()}
         if len(set(raw.values())) > 1:
             shown = _shown(name, raw.values())
             values = {whose: shown[value] for whose, value in raw.items()}
-            because = _because(name, raw, one, forwarding)
+            because = "; ".join(filter(None, _reasons(name, raw, one, forwarding)))
             found.append(Difference(name, _group(name, raw, forwarding), values, because))
-    for group in ("first", "other", "own"):
-        yield from (item for item in found if item.group == group)
+    return tuple(item for group in Group for item in found if item.group is group)
 
 
 def odd_hosts(
@@ -124,16 +134,16 @@ def odd_hosts(
             if any(_of_one_pod(name, value or "", whose) for value in raw.values()):
                 continue
             shown = _shown(name, raw.values())
-            texts = {host: shown[value] or NOT_SET for host, value in raw.items()}
-            found = majority(texts)
+            found = majority({host: shown[value] or NOT_SET for host, value in raw.items()})
             if not found or (name, found.odd_ones) in told:
                 continue
             if found.count > 1 or _matches(name, _FIRST):
                 told.add((name, found.odd_ones))
-                odd = tuple(host for names in found.odd.values() for host in names)
                 said = f"{name} of the {title} is another than on most hosts: {found.odd_ones}"
-                usual = f"on {found.count} of {len(texts)}: {found.usual}"
-                yield Finding("hosts-differ", Level.WARN, said, hosts=odd, evidence=(usual,))
+                usual = f"on {found.count} of {len(raw)}: {found.usual}"
+                yield Finding(
+                    "hosts-differ", Level.WARN, said, hosts=found.hosts, evidence=(usual,)
+                )
 
 
 def _shown(name: str, raw: Iterable[str | None]) -> dict[str | None, str | None]:
@@ -154,27 +164,24 @@ def _matches(name: str, patterns: str) -> bool:
 def _of_one_pod(name: str, value: str, whose: str) -> bool:
     if _matches(name, _SESSIONS) or (whose == "rank" and _matches(name, _MPIRUNS)):
         return True
-    local = (pattern for pattern, _, _ in POD_LOCAL if pattern != "MPIBOOT_*")
-    return any(matches(name, pattern) for pattern in local) or of_service(name, value)
+    return not name.startswith("MPIBOOT_") and bool(local_reason(name, value))
 
 
-def _group(name: str, raw: Mapping[str, str | None], forwarding: Forwarding) -> str:
+def _group(name: str, raw: Mapping[str, str | None], forwarding: Forwarding) -> Group:
     elsewhere = any(value is not None for whose, value in raw.items() if whose != "rank")
     by_mpirun = not elsewhere and name not in forwarding.values
     if _matches(name, _SESSIONS) or (by_mpirun and _matches(name, _MPIRUNS)):
-        return "own"
-    return "first" if _matches(name, _FIRST) else "other"
+        return Group.OWN
+    return Group.FIRST if _matches(name, _FIRST) else Group.OTHER
 
 
-def _because(
+def _reasons(
     name: str, raw: Mapping[str, str | None], one: HostEnvironments, forwarding: Forwarding
-) -> str:
-    found = []
+) -> Iterator[str]:
     if "session" in raw and "first" in raw and raw["session"] != raw["first"]:
-        found.append(_of_the_session(name, one.values["session"]))
+        yield _of_the_session(name, one.values["session"])
     if "rank" in raw and ("session" not in raw or raw["session"] != raw["rank"]):
-        found.append(_of_the_rank(name, raw["rank"], forwarding))
-    return "; ".join(filter(None, found))
+        yield _of_the_rank(name, raw["rank"], forwarding)
 
 
 def _of_the_session(name: str, session: Mapping[str, str]) -> str:
@@ -188,10 +195,10 @@ def _of_the_session(name: str, session: Mapping[str, str]) -> str:
 
 
 def _of_the_rank(name: str, value: str | None, forwarding: Forwarding) -> str:
-    if name in forwarding.values and value == forwarding.values[name]:
-        return f"the launcher's: {forwarding.because[name]}"
-    if name in forwarding.stays:
-        return f"not forwarded: {forwarding.stays[name]}"
-    if value is not None and _matches(name, _MPIRUNS):
-        return "mpirun or mpiboot sets it in ranks"
-    return ""
+    why = forwarding.because.get(name, "")
+    if why and name not in forwarding.values:
+        return f"not forwarded: {why}"
+    if why and value == forwarding.values[name]:
+        return f"the launcher's: {why}"
+    by_mpirun = value is not None and _matches(name, _MPIRUNS)
+    return "mpirun or mpiboot sets it in ranks" if by_mpirun else ""

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from mpiboot import host_shell, log
-from mpiboot.doctor import hosts
+from mpiboot.doctor import hosts, own_shell
 from mpiboot.doctor.environment import compare, forwarding, text
 from mpiboot.doctor.environment.compare import HostEnvironments
 from mpiboot.doctor.environment.forwarding import Forwarding
@@ -34,7 +32,6 @@ from mpiboot.setting_sources import Resolved
 
 _NO_LOGIN: Final = "nobody logs in to a launcher"
 _PLANNED: Final = "no rank runs: what the plan would give to one"
-_ANY_PROGRAM: Final = ("true",)
 _PATIENCE: Final = 60.0  # seconds; a guard against a /proc that hangs
 
 
@@ -69,7 +66,7 @@ def run(
             found = [_pod(resolved, environ)]
     finally:
         private.remove_folder(resolved.settings, environ)
-    told = [(one, tuple(compare.differences(one, plan))) for one in found]
+    told = [(one, compare.differences(one, plan)) for one in found]
     # The first is this pod; a launcher is another kind of pod than its workers.
     said = (*wrong, *compare.odd_hosts(found[1:], plan))
     write = text.as_json(told, said) if as_json else text.as_text(told, said, log.width(1))
@@ -84,64 +81,49 @@ def _job(
 ) -> tuple[list[HostEnvironments], Forwarding, Sequence[Finding]]:
     """Ask every host, and this pod, which comes first."""
     doctor = DoctorLook((host_shell.ENVIRONMENTS,), tuple(only))
-    seen, launcher = look.look(resolved, _ANY_PROGRAM, environ, doctor)
+    seen, launcher = look.look(resolved, hosts.ANY_PROGRAM, environ, doctor)
     file = seen.observed.hostfile
     hosts.refuse_unknown(only, file.hosts)
     plan, wrong = _plan(seen, launcher, resolved, environ)
     answers = seen.passed.answers
+    names = (worker.host.name for worker in seen.passed.workers)
     asked = [
-        _or_planned(
-            compare.read(host_shell.read(answers[worker.host.name].output).environments, name),
-            plan,
-        )
-        for worker in seen.passed.workers
-        if (name := worker.host.name) in answers
+        _or_planned(_read(answers[name].output, name), plan) for name in names if name in answers
     ]
     here = _here(_NO_LOGIN)
     like = next((one for one in asked if "rank" in one.values), None)
     if like and "rank" not in here.values:
-        values = {**here.values, "rank": like.values["rank"]}
-        missing = {whose: why for whose, why in here.missing.items() if whose != "rank"}
-        here = replace(here, values=values, missing=missing, rank=f"{like.host}: {like.rank}")
+        here = here.with_rank(like.values["rank"], f"{like.host}: {like.rank}")
     return [here, *asked], plan, (*seen.passed.findings, *wrong)
 
 
 def _plan(
     seen: Observation, launcher: LauncherPod, resolved: Resolved, environ: Mapping[str, str]
 ) -> tuple[Forwarding, Sequence[Finding]]:
-    row = dialects.row_of(seen.observed.mpi)
     try:
         made = plans.make(seen.observed, resolved, launch_folder.paths(launcher.folder))
     except MpibootError as wrong:
         return Forwarding(), (wrong.finding, *wrong.others)
-    plan = forwarding.of_plan(made, row, resolved.settings, environ) if row else Forwarding()
-    return plan, ()
+    known = dialects.row_of(seen.observed.mpi) is not None
+    return forwarding.of_plan(made, environ) if known else Forwarding(), ()
 
 
 def _or_planned(one: HostEnvironments, plan: Forwarding) -> HostEnvironments:
     """Put what the plan would give to a rank where none runs."""
     if "rank" in one.values or "session" not in one.values or not plan.values:
         return one
-    rank = {**one.values["session"], **plan.per_host.get(one.host, {}), **plan.values}
-    missing = {whose: why for whose, why in one.missing.items() if whose != "rank"}
-    return replace(one, values={**one.values, "rank": rank}, missing=missing, rank=_PLANNED)
+    own = plan.per_host.get(one.host, {})
+    return one.with_rank({**one.values["session"], **own, **plan.values}, _PLANNED)
+
+
+def _read(output: str, host: str, no_session: str = "") -> HostEnvironments:
+    return compare.read(host_shell.read(output).environments, host, session=no_session)
 
 
 def _here(no_session: str) -> HostEnvironments:
     """Look at this pod's own processes."""
-    try:
-        done = subprocess.run(
-            ["/bin/sh", "-c", host_shell.environments()],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=_PATIENCE,
-        )
-        said = done.stdout.decode("utf-8", "replace")
-    except subprocess.TimeoutExpired:
-        said = ""
-    rows = host_shell.read(said).environments
-    return compare.read(rows, os.uname().nodename, session=no_session)
+    output = asyncio.run(own_shell.ask(host_shell.environments(), _PATIENCE))
+    return _read(output, os.uname().nodename, no_session)
 
 
 def _pod(resolved: Resolved, environ: Mapping[str, str]) -> HostEnvironments:
@@ -152,4 +134,4 @@ def _pod(resolved: Resolved, environ: Mapping[str, str]) -> HostEnvironments:
         return _here(wrong.finding.said)
     commands = RemoteCommands(access, resolved.settings.host_keys)
     output = asyncio.run(commands.run(worker, host_shell.environments())) or ""
-    return compare.read(host_shell.read(output).environments, os.uname().nodename)
+    return _read(output, os.uname().nodename)

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from mpiboot import __version__, render
-from mpiboot.doctor.environment.compare import NOT_SET, TITLES, Difference, HostEnvironments
+from mpiboot.doctor.environment.compare import (
+    NOT_SET,
+    TITLES,
+    Difference,
+    Group,
+    HostEnvironments,
+)
 from mpiboot.model import Finding
 from mpiboot.wording import counted, first_few
 
@@ -19,7 +25,6 @@ Told = Sequence[tuple[HostEnvironments, Sequence[Difference]]]
 
 def as_json(told: Told, found: Sequence[Finding]) -> str:
     """Write them as docs/reference/checks.md has it."""
-    names = ("check", "level", "said", "host", "hosts", "evidence", "hint")
     listed = [
         {"host": one.host, "rank": one.rank, "missing": one.missing, "differences": items}
         for one, items in told
@@ -29,7 +34,7 @@ def as_json(told: Told, found: Sequence[Finding]) -> str:
             "version": JSON_VERSION,
             "mpiboot": __version__,
             "host": os.uname().nodename,
-            "findings": [{name: getattr(item, name) for name in names} for item in found],
+            "findings": found,
             "hosts": listed,
         }
     )
@@ -43,20 +48,20 @@ def as_text(told: Told, found: Sequence[Finding], width: int | None) -> str:
         found: hosts that differ or were not reached.
         width: a terminal's; without one nothing is broken.
     """
-    alike: dict[str, list[tuple[HostEnvironments, Sequence[Difference]]]] = {}
+    alike: dict[str, list[tuple[HostEnvironments, Sequence[Difference], int]]] = {}
     for one, items in told:
-        shown = [item for item in items if item.group != "own"]
-        alike.setdefault(repr((sorted(one.missing.items()), shown)), []).append((one, items))
+        shown = [item for item in items if item.group is not Group.OWN]
+        kind = repr((sorted(one.missing.items()), shown))
+        alike.setdefault(kind, []).append((one, shown, len(items) - len(shown)))
     text = render.findings(found, width)
-    for group in alike.values():
-        one, items = group[0]
-        text += ("\n" if text else "") + first_few(host.host for host, _ in group)
+    for hosts in alike.values():
+        one, differing, own = hosts[0]
+        text += ("\n" if text else "") + first_few(host.host for host, _, _ in hosts)
         text += f": {one.rank}\n" if one.rank else "\n"
         text += "".join(f"  no {TITLES[whose]}: {why}\n" for whose, why in one.missing.items())
-        rows = [row for item in items if item.group != "own" for row in _rows(item)]
+        rows = [row for item in differing for row in _rows(item)]
         head = ("variable", "in", "value")
         text += render.table(head, rows, indent="  ") if rows else "  nothing differs\n"
-        own = sum(item.group == "own" for item in items)
         if own:
             said = f"{counted(own, 'variable')} that a session or a rank has by its nature: --json"
             text += f"  and {said}\n"

@@ -94,11 +94,10 @@ def names(hosts: Sequence[HostReport], _: LauncherPlace) -> Iterable[Finding]:
     versions = {host: _version(name.answers[0]) for host, name in looked}
     differing = majority(versions)
     if differing:
-        said = f"their IP versions differ: {differing.odd_ones}; the others ({differing.count}): "
         hint = "give all pods the same IP versions (ipFamilies of the Service, dual stack)"
-        which = [host for names in differing.odd.values() for host in names]
-        odd |= set(which)
-        yield _bad(which, "name-answers", said + differing.usual, hint, Level.WARN)
+        odd |= set(differing.hosts)
+        said = f"their IP versions differ: {differing.said}"
+        yield _bad(differing.hosts, "name-answers", said, hint, Level.WARN)
     if looked and not slow and not odd:
         longest = max(name.seconds for _, name in looked)
         via = first_few(

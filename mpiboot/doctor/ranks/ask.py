@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from mpiboot import host_shell
+from mpiboot.doctor import own_shell
 from mpiboot.doctor.look import private
 from mpiboot.doctor.ranks import answer
 from mpiboot.doctor.ranks.records import HostRanks
@@ -93,18 +93,5 @@ def _silent(name: str) -> Finding:
 
 
 async def _here(name: str, seconds: int) -> HostRanks:
-    process = await asyncio.create_subprocess_exec(
-        *("/bin/sh", "-c", host_shell.ranks(seconds)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        text, _ = await asyncio.wait_for(process.communicate(), seconds + _READING)
-    except asyncio.TimeoutError:
-        text = b""
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-    return answer.read(text.decode("utf-8", "replace"), name) or HostRanks(name)
+    text = await own_shell.ask(host_shell.ranks(seconds), seconds + _READING)
+    return answer.read(text, name) or HostRanks(name)

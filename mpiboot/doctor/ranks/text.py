@@ -28,7 +28,6 @@ _STAGES: Final = {
 
 def as_json(answers: Answers, found: Sequence[Finding]) -> str:
     """Write the ranks as docs/how-to/job-hangs.md has it."""
-    names = ("check", "level", "said", "host", "hosts", "evidence", "hint")
     return render.as_json(
         {
             "version": JSON_VERSION,
@@ -36,7 +35,7 @@ def as_json(answers: Answers, found: Sequence[Finding]) -> str:
             "host": os.uname().nodename,
             "all_hosts": answers.all_hosts,
             "not_asked": answers.unasked,
-            "findings": [{name: getattr(item, name) for name in names} for item in found],
+            "findings": found,
             "hosts": [
                 {
                     "host": host.host,
