@@ -14,7 +14,7 @@ import pytest
 from mpiboot import cli, host_shell
 from mpiboot.doctor import hosts
 from mpiboot.doctor.environment import compare, forwarding, role, text
-from mpiboot.doctor.environment.compare import Difference, Group, HostEnvironments
+from mpiboot.doctor.environment.compare import Difference, DifferenceKind, HostEnvironments
 from mpiboot.doctor.environment.forwarding import Forwarding
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates.gate import GateResult
@@ -55,7 +55,11 @@ def host(
 
 
 def told(one: HostEnvironments) -> list[Difference]:
-    return [item for item in compare.differences(one, Forwarding()) if item.group is not Group.OWN]
+    return [
+        item
+        for item in compare.differences(one, Forwarding())
+        if item.group is not DifferenceKind.OWN
+    ]
 
 
 # -- what a host answers ---------------------------------------------------------------------------
@@ -118,8 +122,8 @@ PLAN = Forwarding({"UCX_TLS": "rc"}, {"UCX_TLS": "UCX reads it", "MODE": "no rul
 )
 def test_the_reason_is_told(one: HostEnvironments, because: str) -> None:
     found = [item for item in compare.differences(one, PLAN) if item.name != "MPIBOOT_SESSION"]
-    (item,) = [item for item in found if item.group is not Group.OWN] or found
-    if item.group is Group.OWN:
+    (item,) = [item for item in found if item.group is not DifferenceKind.OWN] or found
+    if item.group is DifferenceKind.OWN:
         because = "mpirun or mpiboot sets it in ranks"
     assert item.because.startswith(because)
     assert bool(item.because) == bool(because)
@@ -138,7 +142,7 @@ def test_what_is_the_same_is_left_out_and_what_matters_comes_first() -> None:
     assert found[0].values == {"first": None, "session": None, "rank": "/x"}
     # What the pod itself has of MPI's, and a rank lacks, is no matter of mpirun's.
     (lost,) = told(host({**POD, "OMPI_MCA_btl": "tcp"}, None, POD))
-    assert (lost.name, lost.group) == ("OMPI_MCA_btl", Group.FIRST)
+    assert (lost.name, lost.group) == ("OMPI_MCA_btl", DifferenceKind.FIRST)
 
 
 def test_secrets_are_hidden_and_still_told_apart() -> None:

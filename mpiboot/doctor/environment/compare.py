@@ -52,7 +52,7 @@ class HostEnvironments:
         return replace(self, values={**self.values, "rank": values}, missing=missing, rank=rank)
 
 
-class Group(Enum):
+class DifferenceKind(Enum):
     """What matters to most jobs, the rest, and what a session or a rank has by its nature."""
 
     FIRST = "first"
@@ -68,7 +68,7 @@ class Difference:
     """
 
     name: str
-    group: Group
+    group: DifferenceKind
     values: Mapping[str, str | None]
     because: str = ""
 
@@ -114,7 +114,7 @@ def differences(one: HostEnvironments, forwarding: Forwarding) -> tuple[Differen
             values = {whose: shown[value] for whose, value in raw.items()}
             because = "; ".join(filter(None, _reasons(name, raw, one, forwarding)))
             found.append(Difference(name, _group(name, raw, forwarding), values, because))
-    return tuple(item for group in Group for item in found if item.group is group)
+    return tuple(item for group in DifferenceKind for item in found if item.group is group)
 
 
 def odd_hosts(
@@ -167,12 +167,12 @@ def _of_one_pod(name: str, value: str, whose: str) -> bool:
     return not name.startswith("MPIBOOT_") and bool(local_reason(name, value))
 
 
-def _group(name: str, raw: Mapping[str, str | None], forwarding: Forwarding) -> Group:
+def _group(name: str, raw: Mapping[str, str | None], forwarding: Forwarding) -> DifferenceKind:
     elsewhere = any(value is not None for whose, value in raw.items() if whose != "rank")
     by_mpirun = not elsewhere and name not in forwarding.values
     if _matches(name, _SESSIONS) or (by_mpirun and _matches(name, _MPIRUNS)):
-        return Group.OWN
-    return Group.FIRST if _matches(name, _FIRST) else Group.OTHER
+        return DifferenceKind.OWN
+    return DifferenceKind.FIRST if _matches(name, _FIRST) else DifferenceKind.OTHER
 
 
 def _reasons(

@@ -11,7 +11,7 @@ from mpiboot.doctor.environment.compare import (
     NOT_SET,
     TITLES,
     Difference,
-    Group,
+    DifferenceKind,
     HostEnvironments,
 )
 from mpiboot.model import Finding
@@ -50,7 +50,7 @@ def as_text(told: Told, found: Sequence[Finding], width: int | None) -> str:
     """
     alike: dict[str, list[tuple[HostEnvironments, Sequence[Difference], int]]] = {}
     for one, items in told:
-        shown = [item for item in items if item.group is not Group.OWN]
+        shown = [item for item in items if item.group is not DifferenceKind.OWN]
         kind = repr((sorted(one.missing.items()), shown))
         alike.setdefault(kind, []).append((one, shown, len(items) - len(shown)))
     text = render.findings(found, width)
