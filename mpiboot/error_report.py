@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import platform
 import traceback
+from dataclasses import replace
 from typing import Final
 
 from mpiboot import __version__, log, many_hosts, render
@@ -42,8 +43,12 @@ def say(wrong: MpibootError) -> str:
     """Log an error with all that belongs to it; give the text of the termination message."""
     already_said = frozenset(wrong.finding.evidence)
     log.finding(wrong.finding)
-    # Thousands of hosts may be missing: each is told once, as evidence.
-    left = (item for item in wrong.others if f"{item.host}: {item.said}" not in already_said)
-    for item in many_hosts.findings(left):
-        log.finding(item)
-    return render.termination(wrong.finding, wrong.others)
+    # Thousands of hosts may be missing: each is told once, as evidence, or all of a kind in a line.
+    left = [item for item in wrong.others if f"{item.host}: {item.said}" not in already_said]
+    told = many_hosts.findings(left)
+    for item in told:
+        log.finding(replace(item, hint="") if item.hint == wrong.finding.hint else item)
+    for item in left:
+        if item not in told:
+            log.debug(item.check, f"{item.host}: {item.said}", host=item.host)
+    return render.termination(wrong.finding, told)

@@ -5,6 +5,7 @@ The whole is in ``plan --json``, and in the log at debug.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -15,13 +16,16 @@ from mpiboot.wording import first_few
 
 # So many hosts still have a line each.
 MOST: Final = 16
+# What differs from host to host: an address, a port, a time.
+_NUMBERS: Final = re.compile(r"[\da-f]*[\d:][\da-f:.]*")
 
 
 def findings(items: Iterable[Finding]) -> tuple[Finding, ...]:
     """Make one finding of those of one kind, where these are of more hosts than have a line each.
 
     A kind is a check, its level and what is to be done. What most of these hosts say is said; what
-    others say stands behind it, with their names.
+    others say stands behind it, with their names. Texts that differ by numbers and addresses alone
+    are one.
     """
     kinds: dict[tuple[object, ...], list[Finding]] = {}
     for item in items:
@@ -35,18 +39,17 @@ def findings(items: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _one_of(alike: Sequence[Finding]) -> Finding:
-    said: dict[str, list[str]] = {}
+    said: dict[str, list[Finding]] = {}
     for item in alike:
-        said.setdefault(item.said, []).append(item.host)
-    usual, *others = sorted(said, key=lambda text: -len(said[text]))
+        said.setdefault(_NUMBERS.sub("#", item.said), []).append(item)
+    usual, *others = sorted(said.values(), key=lambda group: -len(group))
     hosts = tuple(item.host for item in alike)
-    if not others:
-        text = usual
-    elif len(said[usual]) == 1:
-        text = f"each in words of its own, {said[usual][0]}: {usual}"
-    else:
-        odd = [f"{first_few(said[other])}: {other}" for other in others]
-        text = f"{usual}; but {first_few(odd)}"
+    odd = [f"{first_few(item.host for item in group)}: {group[0].said}" for group in others]
+    text = usual[0].said
+    if len({item.said for item in usual}) > 1 or (odd and len(usual) == 1):
+        text = f"each in words of its own, {usual[0].host}: {text}"
+    if odd and len(usual) > 1:
+        text += f"; but {first_few(odd)}"
     return replace(alike[0], said=text, host="", hosts=hosts, evidence=())
 
 

@@ -39,6 +39,16 @@ def test_of_more_one_line_says_it_for_all() -> None:
     assert one.hint == "install it"
 
 
+def test_an_odd_host_is_named_where_the_others_differ_by_their_addresses_alone() -> None:
+    found = [finding(place, f"refused on 10.0.0.{place} port 22") for place in range(18)]
+    found[17] = finding(17, "no answer from fd00::11 port 22")
+    (one,) = many_hosts.findings(found)
+    said = "each in words of its own, w-0: refused on 10.0.0.0 port 22; "
+    assert one.said == said + "but w-17: no answer from fd00::11 port 22"
+    (each,) = many_hosts.findings(finding(place, "no" + "o" * place) for place in range(17))
+    assert each.said == "each in words of its own, w-0: no"
+
+
 def test_what_is_of_another_kind_or_of_no_host_keeps_its_line() -> None:
     found = [*map(finding, range(17)), finding(3, "full", "shm"), finding(0)]
     plain = Finding("slots", Level.WARN, "odd")

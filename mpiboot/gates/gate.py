@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from mpiboot import log
+from mpiboot import log, many_hosts
 from mpiboot.checks import failed
 from mpiboot.choices import DataNetworkUse
 from mpiboot.errors import MpibootError
@@ -286,6 +286,8 @@ def _failure(states: Sequence[HostState], late: Sequence[HostState], after: floa
     verb = "are not ready" if resolved else "do not resolve"
     said = f"{len(late)} of {len(states)} hosts {verb} after {round(after, 1):g} s: "
     said += progress.missing(states)
-    shown = [f"{item.host}: {item.said}" for item in found]
+    # Of many hosts there is a line a kind (error_report).
+    each = found if len(found) <= many_hosts.MOST else ()
+    shown = tuple(f"{item.host}: {item.said}" for item in each)
     hint = next((state.hint for state in late if state.hint), None)
-    return MpibootError(failed(reference, said, evidence=tuple(shown), hint=hint), others=found)
+    return MpibootError(failed(reference, said, evidence=shown, hint=hint), others=found)

@@ -14,10 +14,11 @@ from mpiboot.gates import progress
 from mpiboot.gates.progress import HostState
 from mpiboot.wording import lasting
 
-# A line a second while things move quickly, and fewer the longer it takes: a pod's log is kept.
-_OFTEN, _SELDOM, _SHARE = 1.0, 15.0, 0.1
+# A line a second while things move quickly, and fewer the longer it takes: a pod's log is kept, and
+# all of a wait of ten minutes is to be read on one screen.
+_OFTEN, _SELDOM, _SHARE = 1.0, 28.0, 0.2
 # Where nothing moves, a line so often all the same: a silent log looks like a program that hangs.
-_SILENCE: Final = 28.0
+_SILENCE, _LONGEST_SILENCE, _SILENT_SHARE = 28.0, 120.0, 0.5
 _LIVE: Final = 0.1
 
 
@@ -46,12 +47,13 @@ class Reporter:
             # A cluster that is ready needs no line: the first waits as all do.
             waited = time.monotonic() - started
             await asyncio.sleep(min(_SELDOM, max(_OFTEN, waited * _SHARE)))
-            silent = said_at + _SILENCE - time.monotonic()
+            silence = min(_LONGEST_SILENCE, max(_SILENCE, (said_at - started) * _SILENT_SHARE))
+            silent = said_at + silence - time.monotonic()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), max(0.0, silent))
             self._changed.clear()
             text = progress.line(states)
-            if text != self._said or time.monotonic() - said_at >= _SILENCE:
+            if text != self._said or time.monotonic() - said_at >= silence:
                 self._said, said_at = text, time.monotonic()
                 left = self._left()
                 self.clear()

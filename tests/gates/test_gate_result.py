@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from mpiboot import error_report, log
-from mpiboot.choices import DataNetworkUse, LogFormat
+from mpiboot.choices import DataNetworkUse, LogFormat, LogLevel
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate, progress
 from mpiboot.gates.access import Access
@@ -272,24 +272,35 @@ def test_what_to_do_is_the_first_hosts_advice() -> None:
     )
 
 
-@pytest.mark.parametrize(("late", "lines"), [(3, 5), (200, 30)])
+@pytest.mark.parametrize(("late", "lines"), [(3, 5), (16, 18), (17, 4), (200, 4)])
 def test_of_a_thousand_hosts_those_that_never_came_are_named_on_one_screen(
     late: int, lines: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Of more than sixteen in one line for all of a kind; the log at debug has each."""
     log.configure()
     names = [f"job-worker-{number}.job" for number in range(1000)]
     states = progress.states([Host(name) for name in names])
     for state in states[:-late]:
         state.stage = progress.Stage.READY
-    for state in states[-late:]:
-        state.stage, state.detail, state.resolved = progress.Stage.SSH, "connection refused", True
-    said = error_report.say(gate._failure(states, states[-late:], 600.0))
+    for number, state in enumerate(states[-late:]):
+        state.stage, state.resolved, state.hint = progress.Stage.SSH, True, "look there"
+        state.detail = f"connection refused on 10.0.0.{number} port 22"
+    states[-1].detail = "no route to 10.0.0.9"
+    wrong = gate._failure(states, states[-late:], 600.0)
+    said = error_report.say(wrong)
     told = capfd.readouterr().err.splitlines()
     assert len(told) <= lines
     assert f"{late} of 1000 hosts are not ready after 600 s" in told[0]
-    for name in names[-late:][:3]:
-        assert any(f"{name}: SSH: connection refused" in line for line in told)
+    for text in ("connection refused on 10.0.0.0 port 22", "no route to 10.0.0.9"):
+        assert any(text in line for line in told)
+        assert text in said
+    for name in (*names[-late:][:3], names[-1]):
+        assert any(name in line for line in told)
         assert name in said
+    log.configure(level=LogLevel.DEBUG)
+    error_report.say(wrong)
+    whole = capfd.readouterr().err
+    assert all(f"{name}: SSH: " in whole for name in names[-late:])
 
 
 class Enough(Exception):  # noqa: N818 - nothing went wrong

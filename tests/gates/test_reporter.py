@@ -101,7 +101,7 @@ async def test_what_is_no_terminal_is_not_drawn_on(
 async def test_a_line_is_due_after_a_second_and_ever_less_often(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A tenth of the wait, and 15 seconds at most; nothing new is told again after 28 seconds."""
+    """A fifth of the wait, and 28 seconds at most; nothing new is told again ever less often."""
     clock, pauses, silent = [1000.0], list[float](), list[float]()
     told, text = list[float](), [""]
 
@@ -135,10 +135,36 @@ async def test_a_line_is_due_after_a_second_and_ever_less_often(
     with pytest.raises(Enough):
         await Reporter(live=False, left=left).lines(progress.states([Host("w-0")]))
     capfd.readouterr()
-    assert pauses[:10] == [1.0] * 10
-    assert pauses[10:13] == [1.0, 1.1, 1.21]
-    assert pauses[-1] == 15.0
+    assert pauses[:5] == [1.0] * 5
+    assert pauses[5:8] == [1.0, 1.2, 1.44]
+    assert pauses[-1] == 28.0
     assert silent[:2] == [27.0, 27.0]  # of the 28 seconds since the last line
-    assert silent[-1] == 13.0
     gaps = [round(after - before, 6) for before, after in itertools.pairwise(told)]
-    assert gaps[-5:] == [28.0] * 5
+    assert gaps[-5:] == [120.0] * 5
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(600.0, 8), (3600.0, 33)])
+async def test_a_wait_in_which_nothing_moves_fits_one_screen(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], seconds: float, most: int
+) -> None:
+    clock = [0.0]
+
+    class Enough(Exception):  # noqa: N818 - nothing went wrong
+        pass
+
+    async def sleep(pause: float) -> None:
+        clock[0] += pause
+        if clock[0] > seconds:
+            raise Enough
+
+    async def wait_for(work: Coroutine[None, None, None], limit: float) -> None:
+        work.close()
+        await sleep(limit)
+        raise asyncio.TimeoutError
+
+    asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": sleep, "wait_for": wait_for})
+    monkeypatch.setattr(reporter, "asyncio", asyncs)
+    monkeypatch.setattr(reporter, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    with pytest.raises(Enough):
+        await Reporter(live=False, left=lambda: 1.0).lines(progress.states([Host("w-0")]))
+    assert 4 <= len(capfd.readouterr().err.splitlines()) <= most
