@@ -7,12 +7,16 @@ import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.pages import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 LOCKS = sorted((ROOT / "container/locks").glob("*.lock"))
 # Those that mpiboot supports, and the images' own.
@@ -105,15 +109,16 @@ def test_a_base_whose_python_is_too_old(tmp_path: Path) -> None:
     assert said.startswith("install: this base has Python 3.9, and mpiboot needs 3.10: ")
 
 
-def images(*options: str, **env: str) -> subprocess.CompletedProcess[str]:
-    argv = [*options, str(ROOT / "scripts/images"), "mpiboot"]
+def images(*words: str, before: Sequence[str] = (), **env: str) -> subprocess.CompletedProcess[str]:
+    argv = [*before, str(ROOT / "scripts/images"), *words, "mpiboot"]
     environ = {**os.environ, **env}
     return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
 
 
 def test_images_without_root(tmp_path: Path) -> None:
     # In a user namespace without a map nobody is root.
-    done = images(*["unshare", "--user"] * (os.getuid() == 0), MPIBOOT_CACHE=str(tmp_path))
+    before = ["unshare", "--user"] * (os.getuid() == 0)
+    done = images(before=before, MPIBOOT_CACHE=str(tmp_path))
     if "unshare failed" in done.stderr:
         pytest.skip("no user namespace can be made here")
     assert (done.returncode, done.stdout) == (1, "")
@@ -122,25 +127,122 @@ def test_images_without_root(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
-def test_images_without_buildah_and_without_a_way_to_install_it(tmp_path: Path) -> None:
-    folder = tmp_path / "bin"
-    folder.mkdir()
+NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+BUILDERS = ("buildah", "podman", "docker")
+# A program that builds images, but for the building: it notes what it is called with, has no
+# image yet, reaches no registry, and leaves the files that it is told to write.
+BUILDER = """
+echo "$0 $*" >>"$CALLS"
+case " $* " in
+*" pull "*) exit 1 ;;
+*" inspect "*) echo "{}" ;;
+*" save "*) : >"$3" ;;
+*" docker-archive:"*) file=${*##*docker-archive:}; : >"${file%%:*}" ;;
+*" --output "*) file=${*#*dest=}; tar --create --file "${file%% *}" --files-from /dev/null ;;
+esac
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of a machine that has nothing to build images with, and no apt."""
+    folder = tmp_path_factory.mktemp("bare")
     for program in Path("/usr/bin").iterdir():
-        if program.name not in {"buildah", "mmdebstrap", "apt-get"}:
+        if program.name not in {*BUILDERS, "mmdebstrap", "apt-get"}:
             (folder / program.name).symlink_to(program)
-    done = images(PATH=str(folder), MPIBOOT_CACHE=str(tmp_path / "cache"))
-    assert done.returncode == 1
-    said = done.stderr.splitlines()[-1]
-    assert said.startswith("images: needs buildah and mmdebstrap, and there is no apt-get")
-    assert "podman build --file container/mpiboot.Containerfile" in said
+    return folder
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+@pytest.fixture
+def machine(tmp_path: Path, bare: Path) -> Callable[..., dict[str, str]]:
+    """The environment of a machine that has these of the programs that build."""
+
+    def make(*builders: str, script: str = BUILDER) -> dict[str, str]:
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        written = {"mmdebstrap": 'for last; do :; done; : >"$last"'}
+        for name, text in {**written, **dict.fromkeys(builders, script)}.items():
+            (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+            (folder / name).chmod(0o755)
+        cache, calls = str(tmp_path / "cache"), str(tmp_path / "calls")
+        return {"PATH": f"{folder}:{bare}", "CALLS": calls, "MPIBOOT_CACHE": cache}
+
+    return make
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize(
+    ("here", "taken"),
+    [(BUILDERS, "buildah"), (("docker", "podman"), "podman"), (("docker",), "docker")],
+)
+def test_the_builder_that_is_there_is_taken(
+    machine: Callable[..., dict[str, str]], here: Sequence[str], taken: str
+) -> None:
+    env = machine(*here)
+    done = images(**env)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(f"images: building mpiboot with {taken} ")
+    calls = Path(env["CALLS"]).read_text().splitlines()
+    assert {Path(call.split()[0]).name for call in calls} == {taken}
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize("stage", ["--whole", "--archive"])
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_each_builder_is_called_in_its_own_way(
+    machine: Callable[..., dict[str, str]], builder: str, stage: str
+) -> None:
+    """They have less in common than it seems: each of these words fails with another of them."""
+    env = machine(*BUILDERS)
+    done = images("--with", builder, stage, **env)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (Path(line.split()[1]) for line in done.stdout.splitlines())
+    made = {"--whole": {"root", "image.json"}, "--archive": {"image.tar"}}[stage]
+    assert {file.name for file in folder.iterdir()} == made | {"bytes", "seconds"}
+    calls = [line.split()[1:] for line in Path(env["CALLS"]).read_text().splitlines()]
+    own_store = builder != "docker"
+    assert {call[0] == "--root" for call in calls} == {own_store}
+    builds = [call for call in calls if "build" in call]
+    assert len(builds) == {"--whole": 4, "--archive": 3}[stage]  # a base, two stages, the files
+    assert {"--isolation" in call for call in builds} == {own_store}
+    assert {"--network" in call for call in builds} == {not own_store}
+    assert {"--format" in call for call in calls if "inspect" in call} <= {builder != "buildah"}
+    assert any("save" in call for call in calls) == (stage == "--archive" and not own_store)
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize(
+    ("here", "words", "code", "said"),
+    [
+        ((), (), 1, "needs buildah, podman or docker: there is no buildah, and no apt-get to"),
+        ((), ("--with", "rkt"), 2, "--with names a program that builds images: buildah, podman"),
+        (("podman",), ("--with", "docker"), 1, "there is no docker on PATH, which --with names"),
+    ],
+)
+def test_images_without_the_builder(
+    machine: Callable[..., dict[str, str]],
+    here: Sequence[str],
+    words: Sequence[str],
+    code: int,
+    said: str,
+) -> None:
+    done = images(*words, **machine(*here))
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith(f"images: {said}")
+    assert done.stderr.count("\n") == 1
+
+
+@NEEDS_ROOT
+def test_images_with_a_builder_that_does_not_work(machine: Callable[..., dict[str, str]]) -> None:
+    told = "echo connecting; echo Cannot connect to the Docker daemon >&2; exit 1"
+    done = images(**machine("docker", script=told))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "images: docker does not work here: Cannot connect to the Docker daemon\n"
+
+
+@NEEDS_ROOT
 def test_images_of_a_processor_for_which_there_is_no_emulator(tmp_path: Path) -> None:
-    argv = [str(ROOT / "scripts/images"), "--arch", "pdp11", "mpiboot"]
-    env = {**os.environ, "MPIBOOT_CACHE": str(tmp_path)}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    done = images("--arch", "pdp11", MPIBOOT_CACHE=str(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("images: no emulator for pdp11 is registered ")
     assert done.stderr.count("\n") == 1

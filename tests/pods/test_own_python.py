@@ -48,17 +48,38 @@ def unchanged(name: str) -> Image:
     return plain.with_files(BROKEN, 0o755)
 
 
-def with_folder(image: Image) -> Image:
+def with_folder(image: Image, doctor: str = "mpiboot doctor --image") -> Image:
     """An image after the page's lines; what they RUN is run, and ends with doctor."""
     copy, run, entrypoint = named("folder").strip().splitlines()
     assert copy == "COPY --from=my-registry/mpiboot /opt/mpiboot /opt/mpiboot"
+    assert run.startswith("RUN ")
+    assert run.endswith(" && mpiboot doctor --image")
     folder = images.image("mpiboot", programs=False)
     copied = replace(
         image,
         layers=(*folder.layers, *image.layers),
         entrypoint=tuple(json.loads(entrypoint.removeprefix("ENTRYPOINT "))),
     )
-    return copied.after("sh", "-ec", run.removeprefix("RUN "))
+    line = run.removeprefix("RUN ").replace("mpiboot doctor --image", doctor)
+    return copied.after("sh", "-ec", line)
+
+
+def without_glibc() -> Image:
+    """As Alpine: musl, and BusyBox for all programs; no glibc, no Python, no MPI, no SSH."""
+
+    def make(folder: Path) -> None:
+        packages = "--include=busybox-static,musl"
+        root = str(folder / "root")
+        argv = ["mmdebstrap", "--quiet", "--variant=extract", packages, "bookworm", root]
+        subprocess.run(argv, check=True)
+        subprocess.run(["chroot", root, "/bin/busybox", "--install", "-s", "/bin"], check=True)
+
+    layer = once(CACHE / "images" / "without-glibc-1", make) / "root"
+    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    base = images.Image("without-glibc", (layer,), (), {"PATH": path})
+    return base.with_files(
+        {"/usr/local/bin/.keep": "", "/etc/passwd": "root:x:0:0::/root:/bin/sh\n"}
+    )
 
 
 def old_debian() -> Image:
@@ -133,3 +154,19 @@ def test_an_image_with_an_old_c_library_and_no_python(cluster: Cluster, rig: Non
     assert job.wait(PATIENCE) == 0, job.launcher.stderr()
     hosts = [worker.hostname for worker in job.workers]
     assert ranks(job.launcher.stdout()) == [(n, 2, hosts[n]) for n in range(2)]
+
+
+@pytest.mark.full
+def test_an_image_with_another_c_library(cluster: Cluster, rig: None) -> None:
+    """There is no MPI for musl to start: workers serve, and a launcher gets their facts."""
+    base = without_glibc()
+    assert list((base.layers[-1] / "lib").glob("ld-musl-*"))
+    assert not list(base.layers[-1].rglob("libc.so.6"))
+    image = with_folder(base, doctor="mpiboot --version")
+    waiting = ["mpiboot", "wait"]
+    job = mpijob(cluster, image, workers=2, launcher_command=waiting).start()
+    assert job.wait(PATIENCE) == 0, job.launcher.stderr()
+    assert "2 hosts ready" in job.launcher.stderr()
+    assert "sshd (embedded) listens on" in job.workers[0].stderr()
+    done = job.workers[0].exec("mpiboot", "doctor")
+    assert "no mpirun or mpiexec" in done.stdout
