@@ -8,13 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import mpiboot
+from tests.waiting import until
 
 SCRIPT = Path(mpiboot.__file__).parent / "libexec" / "stop-ranks"
 SHELLS = [
@@ -39,13 +39,6 @@ if len(sys.argv) > 2 and os.fork() == 0:
 while not (folder / "end").exists():
     time.sleep(0.01)
 """
-
-
-def until(check: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not check():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.01)
 
 
 class Host:

@@ -88,7 +88,7 @@ def _limits(one: Subject) -> LimitsPart:
 def _servers(one: Subject) -> ServersPart:
     """Look at the worker's port, else at those where a launcher tries its luck."""
     if one.worker:
-        return servers.servers(one.worker.port, (), one.worker.pid)
+        return servers.servers(one.worker.port, ())
     return servers.servers(0, _ports(one))
 
 

@@ -83,7 +83,7 @@ class SshListener:
     """What listens on a port: the line with which it greets, and its process where that is known.
 
     ``program`` is that process's name; ``pid`` is 0 where it is another user's or container's.
-    ``ours`` tells whether mpiboot started it, by its greeting or by its process.
+    ``ours`` tells whether mpiboot started it, by its greeting.
     """
 
     port: int

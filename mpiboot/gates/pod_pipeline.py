@@ -83,7 +83,10 @@ class PodPipelines(Pipelines):
                 self._set(state, Stage.READY)
                 return found
             state.hint = found.hint
-            self._set(state, Stage.KUBECTL, found.trouble.value, _detail(found))
+            # What kubectl says is all that is known of a failure without a name.
+            known = found.trouble is not Trouble.FAILED
+            reason = found.trouble.value if known else _detail(found)
+            self._set(state, Stage.KUBECTL, reason, _detail(found))
             if found.trouble.final and (refused or self._once_only):
                 raise _error(found, state.host)
             self._stop_if_once(state)

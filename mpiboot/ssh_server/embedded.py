@@ -147,6 +147,8 @@ async def serve(config: EmbeddedConfig) -> None:
         config.address,
         config.port,
         server_host_keys=[str(Path(config.folder) / "key")],
+        # As OpenSSH's VersionAddendum: a launcher tells a worker from a node's own sshd by it.
+        server_version=f"AsyncSSH_{asyncssh.__version__} mpiboot",
         encoding=None,
         allow_pty=False,
         allow_scp=False,

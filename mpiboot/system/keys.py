@@ -193,12 +193,12 @@ def trust(key: JobKey, mounted: Path) -> Finding | None:
         return None
     if keyformat.blob_of(key.public) in blobs:
         return None
-    there = ", ".join(keyformat.fingerprint(blob) for blob in blobs) or "no key"
+    there = ", ".join(keyformat.fingerprint(blob) for blob in blobs) or "no key at all"
     return Finding(
         "ssh-key",
         Level.WARN,
-        f"{path} holds {there}, which is not the job's key {key.fingerprint} of {mounted}; "
-        "only the job's key is accepted",
+        f"{path} lacks the job's key {key.fingerprint} of {mounted}, the only one that is "
+        f"accepted; it holds {there}",
         hint="launcher and workers must mount the same key Secret",
     )
 

@@ -10,8 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +19,7 @@ import pytest
 
 from mpiboot import host_shell
 from mpiboot.after_job import ask_workers, evidence, stop_ranks
+from tests.waiting import until
 
 Answer = TypeVar("Answer")
 OOM = "out of memory: the kernel killed a process of this pod"
@@ -81,13 +81,6 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ssh:
 
     monkeypatch.setattr(subprocess.Popen, "__init__", noted)
     return made
-
-
-def until(check: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not check():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.01)
 
 
 def test_what_explains_the_most_comes_first_and_the_first_rank_has_its_signal(ssh: Ssh) -> None:

@@ -179,23 +179,6 @@ def test_where_no_shim_can_lead_to_mpiboot_none_is_told(monkeypatch: pytest.Monk
     assert private.shims({}) == ShimsPart("works", ("has no effect", "passed by"))
 
 
-def test_a_server_below_the_worker_is_mpiboots_whatever_it_greets_with() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-
-        def greet() -> None:
-            for _ in range(2):
-                with server.accept()[0] as connection:
-                    connection.sendall(b"SSH-2.0-AsyncSSH\r\n")
-
-        host = threading.Thread(target=greet)
-        host.start()
-        (below,) = servers.servers(port, (), os.getppid()).servers
-        (beside,) = servers.servers(port, (), 1 << 30).servers
-        host.join()
-    assert (below.ours, beside.ours) == (True, False)
-
-
 # -- limits, memory, routing -----------------------------------------------------------------------
 
 LIMITS = """Limit                     Soft Limit           Hard Limit           Units

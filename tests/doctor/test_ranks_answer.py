@@ -15,7 +15,7 @@ import pytest
 from mpiboot import host_shell
 from mpiboot.doctor.ranks import answer, calls
 from mpiboot.doctor.ranks.records import Activity, MpiStage, Rank, SilentConnection
-from tests.pods.ends import until
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

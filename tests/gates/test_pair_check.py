@@ -21,6 +21,7 @@ from mpiboot.network.worker_pairs import Dialled, Reached
 from mpiboot.ssh_client.attempt import Target
 from mpiboot.worker.setup import write_scripts
 from tests.fakes.workers import eth0, without_facts, worker
+from tests.waiting import until_in_loop
 
 if TYPE_CHECKING:
     from mpiboot.ssh_client.dialogue import Connection
@@ -89,14 +90,6 @@ def join(check: PairCheck, one: Worker, connection: Local) -> Local:
     return connection
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(6000):
-        if holds():
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("it never came true")
-
-
 async def results(check: PairCheck, hosts: Sequence[Worker]) -> tuple[Dialled, ...]:
     """What was found, and the end of all connections."""
     found = await check.results(hosts)
@@ -154,8 +147,8 @@ async def test_who_comes_later_meets_those_that_were_kept(folder: Path) -> None:
     for number in range(5):
         hosts.append(host(number))
         connections.append(join(check, hosts[-1], Local(folder)))
-        await until(lambda: len(check._dialled) >= (0, 2, 6, 10, 14)[len(hosts) - 1])
-    await until(lambda: all(connection.closed for connection in connections[2:4]))
+        await until_in_loop(lambda: len(check._dialled) >= (0, 2, 6, 10, 14)[len(hosts) - 1])
+    await until_in_loop(lambda: all(connection.closed for connection in connections[2:4]))
     assert [connection.closed for connection in connections] == [False, False, True, True, False]
     assert len(await results(check, hosts)) == 14
 
@@ -174,7 +167,7 @@ async def test_a_hosts_program_starts_while_its_facts_are_awaited(folder: Path) 
     one, connection = host(1), Local(folder)
     target = Target(one.host.name, one.address, one.port, one.user)
     check.keep(target, cast("Connection", connection))
-    await until(lambda: len(connection.commands) == 1)
+    await until_in_loop(lambda: len(connection.commands) == 1)
     check.join(one, target)
     assert len(await results(check, [host(0), one])) == 2
     assert len(connection.commands) == 1
@@ -244,7 +237,7 @@ async def test_a_pod_that_was_replaced_is_dialled_no_more(folder: Path) -> None:
     check = PairCheck(60.0, "")
     first = [host(0), host(1)]
     connections = [join(check, one, Local(folder)) for one in first]
-    await until(lambda: len(check._dialled) == 2)
+    await until_in_loop(lambda: len(check._dialled) == 2)
     again = replace(first[1], address="127.0.6.99")
     dials: list[str] = []
 
@@ -253,7 +246,7 @@ async def test_a_pod_that_was_replaced_is_dialled_no_more(folder: Path) -> None:
         return line
 
     join(check, again, Local(folder, heard))
-    await until(lambda: connections[1].closed)
+    await until_in_loop(lambda: connections[1].closed)
     found = await results(check, [first[0], again])
     assert {item.address for item in found} == {"127.0.6.1", "127.0.6.99"}
     assert len(found) == 2

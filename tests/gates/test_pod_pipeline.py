@@ -167,6 +167,14 @@ async def test_what_is_missing_at_the_end_is_told(
     assert finding.hint
 
 
+async def test_what_has_no_name_of_its_own_is_told_in_kubectls_words(cluster: Cluster) -> None:
+    cluster.says("something to begin with\nerror: Internal error occurred: no runtime")
+    with pytest.raises(MpibootError) as told:
+        await passing(cluster, timeout=0.5)
+    said = "w-0 (kubectl failed: error: Internal error occurred: no runtime)"
+    assert said in str(told.value)
+
+
 async def test_the_deadline_is_the_gates(cluster: Cluster) -> None:
     with pytest.raises(MpibootError) as told:
         await passing(cluster, timeout=0.5)

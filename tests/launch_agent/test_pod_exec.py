@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ import pytest
 import mpiboot
 from mpiboot.kubectl.pods import PodAccess
 from mpiboot.launch_agent import files
+from tests.waiting import until
 
 AGENT = Path(mpiboot.__file__).parent / "libexec" / "agent"
 SHELLS = [shell for shell in ("dash", "bash", "busybox") if shutil.which(shell)]
@@ -148,13 +148,6 @@ def environment(process: Path) -> str:
         return (process / "environ").read_text(errors="replace")
     except OSError:  # it has ended
         return ""
-
-
-def until(check: object) -> None:
-    end = time.monotonic() + 300  # a guard against a hang
-    while not check():  # type: ignore[operator]
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 SESSION = f"MPIBOOT_SESSION={MARK}-"

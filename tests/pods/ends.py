@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,9 +14,10 @@ import pytest
 from tests.pods import images
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
+from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tests.pods.cluster import Cluster
     from tests.pods.images import Image
@@ -43,14 +43,6 @@ def by(way: str, image: Image) -> tuple[Image, dict[str, Any]]:
     if way == "both":
         return images.image(f"{image.name}-nossh"), {}
     return image, {"worker": {"env": {"MPIBOOT_SSHD": "embedded"}}} if way == "server" else {}
-
-
-def until(check: Callable[[], object], seconds: float = PATIENCE, what: str = "it") -> None:
-    """Wait until something holds; the time is a guard, or the promise itself."""
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, f"{what} never came true"
-        time.sleep(0.05)
 
 
 def alive(pod: Pod, *names: str) -> list[Process]:

@@ -108,8 +108,8 @@ FAULTS: Final = (
         what="authorized_keys of another key",
         check="ssh-key",
         level="warn",
-        said="/root/.ssh/authorized_keys holds SHA256:..., which is not the job's key SHA256:... "
-        "of /root/.ssh/id_rsa; only the job's key is accepted",
+        said="/root/.ssh/authorized_keys lacks the job's key SHA256:... of /root/.ssh/id_rsa, the "
+        "only one that is accepted; it holds SHA256:...",
         hint="launcher and workers must mount the same key Secret",
         key={"authorized_keys": _OTHER_KEY},
     ),

@@ -10,7 +10,8 @@ import pytest
 
 from tests.pods import images
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, program_runs, until
+from tests.pods.test_job import PATIENCE, RING, program_runs
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster

@@ -18,7 +18,8 @@ from tests.pods import images
 from tests.pods.fields import merged
 from tests.pods.manifest import play_init_container, play_mpijob, play_statefulset
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, ranks, spans, until
+from tests.pods.test_job import PATIENCE, RING, ranks, spans
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,12 +13,12 @@ import pytest
 from mpiboot.checks import BY_REFERENCE
 from tests.pods import images, mesh
 from tests.pods.cluster import Cluster
-from tests.pods.ends import until
 from tests.pods.fault import Fault
 from tests.pods.faults import JOBS, PODS
 from tests.pods.oci import PodSpec
 from tests.pods.operator import KeyPair, mpijob
 from tests.pods.volumes import Files
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

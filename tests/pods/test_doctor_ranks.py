@@ -12,9 +12,10 @@ import pytest
 
 from tests import pages
 from tests.pods import images
-from tests.pods.ends import RING, kill, ranks, until
+from tests.pods.ends import RING, kill, ranks
 from tests.pods.operator import mpijob
 from tests.pods.volumes import HostPath
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,11 +24,11 @@ from tests.pods.ends import (
     left,
     ranks,
     running,
-    until,
 )
 from tests.pods.marks import EACH_CLIENT
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pods.ends import PATIENCE, PROMISED, RING, alive, end_line, kill, left, running, until
+from tests.pods.ends import PATIENCE, PROMISED, RING, alive, end_line, kill, left, running
 from tests.pods.marks import ONE_IMAGE
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pods.ends import PATIENCE, PROMISED, RING, alive, end_line, left, running, until
+from tests.pods.ends import PATIENCE, PROMISED, RING, alive, end_line, left, running
 from tests.pods.marks import EACH_CLIENT
 from tests.pods.volumes import HostPath
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,11 +19,11 @@ from tests.pods.ends import (
     left,
     running,
     slow_to_launch,
-    until,
 )
 from tests.pods.marks import EACH_CLIENT, ONE_IMAGE
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster

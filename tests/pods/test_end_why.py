@@ -9,21 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pods.ends import (
-    PATIENCE,
-    RING,
-    WAYS,
-    alive,
-    by,
-    end_line,
-    launches,
-    ranks,
-    running,
-    until,
-)
+from tests.pods.ends import PATIENCE, RING, WAYS, alive, by, end_line, launches, ranks, running
 from tests.pods.marks import ONE_IMAGE
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster

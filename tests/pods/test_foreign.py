@@ -11,8 +11,9 @@ import pytest
 from tests.pods import images
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, ranks, spans, until
+from tests.pods.test_job import PATIENCE, RING, ranks, spans
 from tests.pods.trainer import trainer_image, trainjob
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pods import images
-from tests.pods.ends import FOREVER, PATIENCE, RING, agents, alive, end_line, kill, until
+from tests.pods.ends import FOREVER, PATIENCE, RING, agents, alive, end_line, kill
 from tests.pods.ends import ranks as rings
 from tests.pods.marks import EACH_CLIENT
 from tests.pods.network import Link
 from tests.pods.operator import mpijob
 from tests.pods.test_job import ranks
 from tests.pods.volumes import HostPath
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,13 +11,14 @@ import pytest
 
 from tests.manifests import examples
 from tests.pods import images
-from tests.pods.ends import FOREVER, PATIENCE, alive, end_line, until
+from tests.pods.ends import FOREVER, PATIENCE, alive, end_line
 from tests.pods.indexed import play_indexed_job
 from tests.pods.manifest import play_statefulset
 from tests.pods.oci import PodSpec
 from tests.pods.operator import KeyPair
 from tests.pods.trainer import trainer_image, trainjob
 from tests.pods.volcano import play_volcano
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,10 +10,9 @@ import pytest
 from tests.pods import images
 from tests.pods.operator import KeyPair, mpijob
 from tests.pods.volumes import Files
+from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.pods.cluster import Cluster
     from tests.pods.images import Image
     from tests.pods.operator import Job
@@ -29,13 +27,6 @@ PATIENCE = 40
 def one(rig: None) -> Image:
     """One image, where it doesn't matter which MPI it has."""
     return images.image("openmpi-4.1")
-
-
-def until(check: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not check():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.05)
 
 
 def fails(job: Job, code: int, reference: str, *said: str) -> None:
@@ -123,7 +114,7 @@ def test_authorized_keys_of_another_key_are_said_with_both_fingerprints(
     assert job.wait(PATIENCE) == 0
     (line,) = [x for x in job.workers[0].stderr().splitlines() if "authorized_keys" in x]
     assert line.count("SHA256:") == 2
-    assert "which is not the job's key" in line
+    assert "lacks the job's key" in line
 
 
 @pytest.mark.full

@@ -9,8 +9,9 @@ import pytest
 from tests.pods import images
 from tests.pods.network import Link
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, program_runs, spans, until
+from tests.pods.test_job import PATIENCE, RING, program_runs, spans
 from tests.pods.test_network import only
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster

@@ -16,10 +16,9 @@ from tests.pods import images
 from tests.pods.marks import ONE_IMAGE
 from tests.pods.operator import KeyPair, mpijob
 from tests.pods.volumes import Files, Tmpfs
+from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.pods.cluster import Cluster
     from tests.pods.images import Image
     from tests.pods.operator import Job
@@ -46,14 +45,6 @@ def spans(job: Job, slots: int = 1) -> None:
         for slot in range(slots)
     ]
     assert ranks(job.launcher.stdout()) == expected
-
-
-def until(check: Callable[[], object], seconds: float = PATIENCE) -> None:
-    """Wait until something holds; the time is a guard against a hang."""
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.05)
 
 
 def test_all_ready_and_every_worker_runs_its_ranks(cluster: Cluster, image: Image) -> None:

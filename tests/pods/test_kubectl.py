@@ -17,12 +17,13 @@ from mpiboot.kubectl.pods import role_lines
 from tests.manifests import examples
 from tests.pods import images
 from tests.pods.api_server import ApiServer
-from tests.pods.ends import FOREVER, PATIENCE, RING, end_line, until
+from tests.pods.ends import FOREVER, PATIENCE, RING, end_line
 from tests.pods.ends import ranks as rings
 from tests.pods.oci import PodSpec
 from tests.pods.operator import hostfile_of
 from tests.pods.test_job import ranks
 from tests.pods.volumes import Files
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

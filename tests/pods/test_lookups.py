@@ -8,7 +8,8 @@ import pytest
 
 from tests.pods import images
 from tests.pods.operator import mpijob
-from tests.pods.test_job import NEW, OLD, PATIENCE, RING, ranks, until
+from tests.pods.test_job import NEW, OLD, PATIENCE, RING, ranks
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster

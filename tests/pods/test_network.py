@@ -12,8 +12,9 @@ from tests.pods.network import Link
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
 from tests.pods.probe import reaches
-from tests.pods.test_job import PATIENCE, RING, ranks, spans, until
+from tests.pods.test_job import PATIENCE, RING, ranks, spans
 from tests.pods.volumes import SubPath
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,8 @@ from tests.pods import images
 from tests.pods.oci import CONTAINERD, CRIO, NO_CAPABILITIES, PodSpec
 from tests.pods.pod import PodError
 from tests.pods.probe import PYTHON, reaches
-from tests.pods.test_job import until
 from tests.pods.volumes import EmptyDir, Files, SubPath, Tmpfs
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster

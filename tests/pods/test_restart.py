@@ -11,8 +11,9 @@ import pytest
 from tests.pods import images
 from tests.pods.marks import EACH_CLIENT
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, program_runs, ranks, spans, until
+from tests.pods.test_job import PATIENCE, RING, program_runs, ranks, spans
 from tests.pods.volumes import EmptyDir
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster

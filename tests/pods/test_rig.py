@@ -15,7 +15,7 @@ from tests.pods.cache import REPOSITORY
 from tests.pods.network import Link
 from tests.pods.oci import PodSpec
 from tests.pods.probe import reaches
-from tests.pods.test_job import until
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster

@@ -9,8 +9,9 @@ import pytest
 
 from tests.pods import images
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, ranks, until
+from tests.pods.test_job import PATIENCE, RING, ranks
 from tests.pods.test_users import RANDOM, RESTRICTED
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from typing import Any

@@ -11,8 +11,9 @@ from tests.pods import images
 from tests.pods.marks import ONE_IMAGE
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, ranks, until
+from tests.pods.test_job import PATIENCE, RING, ranks
 from tests.pods.volumes import Files
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster

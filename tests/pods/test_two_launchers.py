@@ -11,7 +11,8 @@ import pytest
 from tests.pods import images
 from tests.pods.marks import EACH_CLIENT
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, program_runs, spans, until
+from tests.pods.test_job import PATIENCE, RING, program_runs, spans
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster

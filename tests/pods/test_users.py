@@ -15,9 +15,10 @@ from tests.pods.marks import ONE_IMAGE
 from tests.pods.oci import CRIO, NO_CAPABILITIES
 from tests.pods.operator import mpijob
 from tests.pods.processes import TINI
-from tests.pods.test_job import PATIENCE, RING, program_runs, spans, until
+from tests.pods.test_job import PATIENCE, RING, program_runs, spans
 from tests.pods.users import FIRST
 from tests.pods.volumes import EmptyDir, Tmpfs
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

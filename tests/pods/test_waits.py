@@ -10,7 +10,8 @@ from tests.pods import images
 from tests.pods.network import DNS_ADDRESSES
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, until
+from tests.pods.test_job import PATIENCE, RING
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster

@@ -9,8 +9,9 @@ import pytest
 from tests.pods import images
 from tests.pods.operator import mpijob
 from tests.pods.test_foreign import root_image
-from tests.pods.test_job import PATIENCE, RING, spans, until
+from tests.pods.test_job import PATIENCE, RING, spans
 from tests.pods.test_network import BETWEEN
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster

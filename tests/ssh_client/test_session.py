@@ -11,7 +11,8 @@ import asyncssh
 import pytest
 
 from mpiboot.ssh_client.session import FAILED, ClientSession
-from tests.ssh_client.test_streams import is_open, turns, until
+from tests.ssh_client.test_streams import is_open, turns
+from tests.waiting import until_in_loop
 
 MUCH = bytes((1 << 18) + (1 << 16) + 1)  # more than the pipe holds and may be kept
 
@@ -80,14 +81,14 @@ async def test_input_is_read_from_the_start_on_and_its_end_is_told(rig: Rig) -> 
     await turns()
     assert rig.channel.done == [], "the channel may not be open yet"
     rig.session.session_started()
-    await until(lambda: rig.channel.done)
+    await until_in_loop(lambda: rig.channel.done)
     rig.session.pause_writing()
     os.write(rig.input, b"two")
     await turns()
     rig.session.resume_writing()
-    await until(lambda: len(rig.channel.done) > 1)
+    await until_in_loop(lambda: len(rig.channel.done) > 1)
     os.close(rig.input)
-    await until(lambda: len(rig.channel.done) > 2)
+    await until_in_loop(lambda: len(rig.channel.done) > 2)
     assert rig.channel.done == [b"one", b"two", "end"]
 
 

@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +22,7 @@ from mpiboot.ssh_client import start
 from mpiboot.ssh_client.config import SshTimeouts
 from tests.fakes import staying
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
 
@@ -139,14 +139,6 @@ def _target(path: Path) -> str:
         return str(path.readlink())
     except OSError:
         return ""
-
-
-def until(done: Callable[[], object]) -> None:
-    """Wait for a state; the guard is no measure."""
-    end = time.monotonic() + PATIENCE
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")

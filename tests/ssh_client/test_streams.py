@@ -6,21 +6,16 @@ import asyncio
 import os
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mpiboot.ssh_client.streams import InputStream, OutputStream
+from tests.waiting import until_in_loop
 
 CHUNK = 1 << 16
 FULL, LOW = 1 << 18, 1 << 16
-
-
-async def until(done: Callable[[], object]) -> None:
-    """Let the loop turn until something is so; the run's own limit is the guard."""
-    while not done():  # noqa: ASYNC110 - what is waited for tells nobody
-        await asyncio.sleep(0.001)
 
 
 async def turns() -> None:
@@ -81,13 +76,13 @@ async def test_nothing_is_read_before_it_is_wanted_nor_while_it_is_not(pipe: Pip
     await turns()
     assert parts == []
     stream.resume()
-    await until(lambda: parts)
+    await until_in_loop(lambda: parts)
     stream.pause()
     os.write(pipe.writer, b"two")
     await turns()
     assert parts == [b"one"]
     stream.resume()
-    await until(lambda: len(parts) > 1)
+    await until_in_loop(lambda: len(parts) > 1)
     assert parts == [b"one", b"two"]
     stream.close()
 
@@ -99,7 +94,7 @@ async def test_a_stream_that_is_over_is_closed_and_told_once(pipe: Pipe, end: st
     stream.resume()
     if end == "writer":
         os.close(pipe.writer)
-        await until(lambda: parts)
+        await until_in_loop(lambda: parts)
     else:
         stream.close()
     assert not is_open(pipe.reader)
@@ -162,7 +157,7 @@ async def test_another_reader_may_be_faster(pipe: Pipe) -> None:
     stream._read()
     assert parts == []
     os.write(pipe.writer, b"more")
-    await until(lambda: parts)
+    await until_in_loop(lambda: parts)
     assert parts == [b"more"]
     stream.close()
 
@@ -204,7 +199,7 @@ async def test_a_reader_that_waits_is_told_of_and_gets_all_in_order(pipe: Pipe) 
         # Full above one mark, and until it is below the other.
         assert output.stream.full == (left > LOW)
     assert data == b"".join(parts)
-    await until(lambda: output.stream.idle)
+    await until_in_loop(lambda: output.stream.idle)
     assert output.told[2] == (False, False)
     assert output.told[-1] == (False, True)
     output.stream.close()
@@ -280,7 +275,7 @@ async def test_a_socket_is_written_to_as_far_as_it_takes_it_and_stays_as_it_is()
     while len(got) < len(data):
         got += await asyncio.get_running_loop().sock_recv(far, 1 << 20)
     assert got == data
-    await until(lambda: output.stream.idle)
+    await until_in_loop(lambda: output.stream.idle)
     output.stream.close()
     assert not is_open(near.detach())
     far.close()
@@ -299,16 +294,16 @@ async def test_another_users_pipe_gets_no_more_than_can_not_block(
     output.stream.write(data)
     assert pipe.read() == b"", "only what is known to be ready is written"
     got = b""
-    await until(lambda: select.select([pipe.reader], [], [], 0)[0])
+    await until_in_loop(lambda: select.select([pipe.reader], [], [], 0)[0])
     while len(got) < len(data):
         part = pipe.read()
         assert len(part) % select.PIPE_BUF == 0
         got += part
         await asyncio.sleep(0)
     assert got == data
-    await until(lambda: output.stream.idle)
+    await until_in_loop(lambda: output.stream.idle)
     output.stream.write(b"end")
-    await until(lambda: output.stream.idle)
+    await until_in_loop(lambda: output.stream.idle)
     assert pipe.read() == b"end"
     assert os.get_blocking(pipe.writer)
     output.stream.close()

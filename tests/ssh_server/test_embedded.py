@@ -7,18 +7,21 @@ import os
 import shutil
 import signal
 import tempfile
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import asyncssh
 import psutil
 import pytest
 
+from mpiboot.gates.authentication import final
+from mpiboot.ssh_client.attempt import Attempt, Outcome, Target
 from mpiboot.ssh_server import embedded
 from mpiboot.ssh_server.sessions import FIFO
 from tests.fakes.worker import HAVE_SSH, PATIENCE, Worker
+from tests.waiting import until_in_loop
 
 pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
 
@@ -47,6 +50,14 @@ async def connect(worker: Worker) -> AsyncIterator[asyncssh.SSHClientConnection]
         agent_path=None,
     ) as connection:
         yield connection
+
+
+async def test_its_greeting_tells_a_launcher_whose_it_is(worker: Worker) -> None:
+    async with connect(worker) as connection:
+        greeting = connection.get_extra_info("server_version")
+    attempt = Attempt(Target("w-0", "10.0.0.1", 22, "root"), Outcome.HOST_KEY_DIFFERS)
+    found = final([replace(attempt, greeting=greeting)], 2, "SHA256:ours")
+    assert found is not None, "mpiboot with another key: no node's sshd that goes away"
 
 
 @pytest.mark.parametrize("name", ["SEGV", "KILL", "TERM", "ABRT", "USR1"])
@@ -120,20 +131,13 @@ def descriptors(worker: Worker) -> int:
     return count
 
 
-async def until(check: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not check():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.01)
-
-
 async def test_input_that_nobody_reads_any_more_is_closed_at_once(worker: Worker) -> None:
     async with connect(worker) as connection:
         command = await connection.create_process("exec <&-; echo ready; exec sleep 1000")
         assert await command.stdout.readline() == "ready\n"
         before = descriptors(worker)
         command.stdin.write("for nobody\n")
-        await until(lambda: descriptors(worker) == before - 1)
+        await until_in_loop(lambda: descriptors(worker) == before - 1)
 
 
 async def test_nothing_stays_open_of_sessions_whose_processes_were_ended(worker: Worker) -> None:
@@ -142,13 +146,13 @@ async def test_nothing_stays_open_of_sessions_whose_processes_were_ended(worker:
 
     async with connect(worker) as connection:
         await connection.run("true")  # what is made once is there
-    await until(over)
+    await until_in_loop(over)
     before = descriptors(worker)
     async with connect(worker) as connection:
         for _ in range(8):  # more than what of the first connection may still be open
             command = await connection.create_process("setsid sleep 1000 & echo ready; wait")
             assert await command.stdout.readline() == "ready\n"
-    await until(lambda: over() and descriptors(worker) <= before)
+    await until_in_loop(lambda: over() and descriptors(worker) <= before)
 
 
 async def test_passwords_and_dialogues_are_not_offered(worker: Worker) -> None:

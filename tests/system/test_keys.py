@@ -274,6 +274,10 @@ def test_an_authorized_keys_with_another_key_is_told_with_both_fingerprints(
     assert found.level is Level.WARN
     assert loaded.fingerprint in found.said
     assert other.get_fingerprint("sha256") in found.said
+    (tmp_path / "mount" / "authorized_keys").write_text("")
+    nothing = keys.trust(loaded, mounted)
+    assert nothing is not None
+    assert nothing.said.endswith("; it holds no key at all")
 
 
 def test_a_key_that_can_not_be_read_is_named_with_the_reason(tmp_path: Path) -> None:

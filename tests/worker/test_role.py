@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from tests.fakes.worker import (
     can_mount,
     make_key,
 )
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh client")
 
@@ -781,13 +781,6 @@ def test_sessions_end_when_the_embedded_server_dies(start: Start) -> None:
         pids = client.numbers(2)
         os.kill(child(worker.process.pid, "python"), signal.SIGKILL)
         gone(*pids)
-
-
-def until(check: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not check():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.02)
 
 
 def listens(port: int) -> bool:

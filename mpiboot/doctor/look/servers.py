@@ -15,20 +15,19 @@ from mpiboot.tcp_table import address_of
 
 PROC: Final = Path("/proc")
 _LISTEN: Final = "0A"  # the kernel's tcp_states.h
-_MPIBOOT: Final = "mpiboot"  # what its sshd says of itself; the embedded server says nothing
+_MPIBOOT: Final = "mpiboot"  # what its SSH servers say of themselves
 _PATIENCE: Final = 2.0  # seconds; a server greets at once, a proxy never
 _LONGEST: Final = 255  # RFC 4253, 4.2
 # A socket that listens on every address is reached by loopback.
 _ANY: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - read, not bound
 
 
-def servers(own: int, ports: Iterable[int], worker: int = 0, proc: Path = PROC) -> ServersPart:
+def servers(own: int, ports: Iterable[int], proc: Path = PROC) -> ServersPart:
     """Ask what listens on these ports for its greeting; what does not speak SSH is left out.
 
     Args:
         own: the port of this pod's worker, 0 where none runs.
         ports: where else to look.
-        worker: the worker's process, 0 where none runs.
         proc: where /proc is.
     """
     found = []
@@ -38,8 +37,7 @@ def servers(own: int, ports: Iterable[int], worker: int = 0, proc: Path = PROC) 
         if greeting:
             pid = _holder(set(listening), proc)
             name = text(proc / str(pid) / "comm") if pid else ""
-            ours = _MPIBOOT in greeting or (worker > 0 and worker in _line(pid, proc))
-            found.append(SshListener(port, greeting, pid, name, ours))
+            found.append(SshListener(port, greeting, pid, name, _MPIBOOT in greeting))
     return ServersPart(own, tuple(found))
 
 
@@ -63,16 +61,6 @@ def _holder(sockets: set[str], proc: Path) -> int:
     numbers = sorted(int(item.name) for item in proc.iterdir() if item.name.isdigit())
     # The first one: children of a server may have its socket too.
     return next((pid for pid in numbers if sockets & _open_files(proc / str(pid) / "fd")), 0)
-
-
-def _line(pid: int, proc: Path) -> list[int]:
-    """Give a process and those above it."""
-    found: list[int] = []
-    while pid > 0 and pid not in found:
-        found.append(pid)
-        after = text(proc / str(pid) / "stat").rpartition(")")[2].split()
-        pid = int(after[1]) if len(after) > 1 else 0
-    return found
 
 
 def _open_files(folder: Path) -> set[str]:
