@@ -81,13 +81,15 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-# What differs from run to run: times, versions, keys, and the name of a container's private folder.
+# What differs from run to run: times, versions, keys, the name of a container's private folder, and
+# how many checks there are, which depends on what the pod has.
 _DIFFERS = (
     (re.compile(r"key SHA256:\S+"), "key SHA256:KEY"),
     (re.compile(r"\d+(\.\d+)? s\b"), "SECONDS s"),
     (re.compile(r"gives up in [\dhms]+"), "gives up in TIME"),
     (re.compile(r"(mpiboot|Open MPI) \d+\.\d+\.\d+(\.dev\d+)?"), r"\1 VERSION"),
     (re.compile(r"(pi-(?:launcher|worker-\d))-[0-9a-f]{8}/"), r"\1-ID/"),
+    (re.compile(r"^\d+ checks: "), "COUNT checks: "),
 )
 
 

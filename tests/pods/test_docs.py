@@ -106,8 +106,23 @@ def termination_message(cluster: Cluster) -> dict[str, str]:
     return {"termination-message": no_worker(cluster).launcher.termination_log()}
 
 
+def doctor_told(cluster: Cluster) -> dict[str, str]:
+    """In a launcher, whose second worker's `command:` replaces mpiboot."""
+    job = mpijob(
+        cluster,
+        images.image("openmpi-5.0"),
+        workers=2,
+        launcher_command=["sleep", "1000"],
+        each_worker={1: {"command": ["sh", "-c", "exec sleep 1000"]}},
+    ).start()
+    job.workers[0].shell("until [ -e /run/mpiboot/*/worker/facts.json ]; do sleep 0.1; done")
+    done = job.launcher.exec("mpiboot", "doctor")
+    assert done.returncode == 1, done.stderr
+    return {"doctor-told": done.stdout}
+
+
 # The runs whose output the pages show, each text by its name there.
-_FULL = (plain_openmpi4, plain_openmpi5, termination_message)
+_FULL = (plain_openmpi4, plain_openmpi5, termination_message, doctor_told)
 
 
 @pytest.mark.parametrize(
