@@ -17,7 +17,7 @@ from mpiboot import log, many_hosts
 from mpiboot.checks import failed
 from mpiboot.choices import DataNetworkUse
 from mpiboot.errors import MpibootError
-from mpiboot.gates import doctor_look, progress, recheck
+from mpiboot.gates import doctor_look, progress, recheck, sockets
 from mpiboot.gates.access import Access
 from mpiboot.gates.doctor_look import DoctorLook
 from mpiboot.gates.followed_hosts import FollowedHosts
@@ -32,6 +32,7 @@ from mpiboot.observe.dns import Resolver
 from mpiboot.settings import Settings
 from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts
 from mpiboot.ssh_client.kept import KeptConnections
+from mpiboot.system import open_files
 from mpiboot.wording import counted
 
 __all__ = ["Access", "GateResult", "look", "wait"]
@@ -99,7 +100,7 @@ async def wait(
     reporter = Reporter(
         live=log.draws(), left=lambda: _left(settings, followed.states, time.monotonic() - started)
     )
-    resolver = resolver or Resolver()
+    resolver = resolver or Resolver(sockets=sockets.of_look_ups(open_files.most()))
     pipelines = (PodPipelines if access.pods else Pipelines)(
         settings,
         access,
@@ -161,7 +162,7 @@ async def look(
     """
     hosts = doctor.asked(hosts)
     states = progress.states(hosts)
-    resolver = resolver or Resolver()
+    resolver = resolver or Resolver(sockets=sockets.of_look_ups(open_files.most()))
     pipelines = (PodPipelines if access.pods else Pipelines)(
         settings,
         access,

@@ -16,7 +16,7 @@ from mpiboot import host_shell
 from mpiboot.addresses import is_address
 from mpiboot.choices import HostKeys
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import authentication, failure_reasons, retry_delay, worker_answer
+from mpiboot.gates import authentication, failure_reasons, retry_delay, sockets, worker_answer
 from mpiboot.gates.access import Access
 from mpiboot.gates.host_names import HostNames
 from mpiboot.gates.pair_check import PairCheck
@@ -36,10 +36,6 @@ from mpiboot.system import open_files
 if TYPE_CHECKING:
     from mpiboot.ssh_client.login import Login
 
-_CONNECTIONS: Final = 128
-# A login has its socket and a duplicate of it; so many files are open beside logins.
-_FILES_EACH: Final = 2
-_FILES: Final = 64
 _ADDRESSES: Final = 4
 # Records change when a pod is made anew; asking more often than this while SSH fails is no use.
 _RESOLVE_AGAIN: Final = 5.0
@@ -50,11 +46,6 @@ _FOREIGN_PAUSE: Final = 5.0
 # A worker changes servers while it starts (OpenSSH that can't let anybody in, then the embedded
 # one), and its key may be mounted a moment late; a no that is still a no after this is for good.
 _CONFIRM: Final = 1.0
-
-
-def connections(files: int) -> int:
-    """Say how many connections may be open at once; ``files`` is how many files. Pure."""
-    return max(1, min(_CONNECTIONS, (files - _FILES) // _FILES_EACH))
 
 
 class Pipelines:
@@ -87,7 +78,7 @@ class Pipelines:
         self._command = host_shell.gate(
             mpirun, attempt=access.attempt, may_disconnect=access.may_disconnect, doctor=doctor
         )
-        self._connections = asyncio.Semaphore(connections(open_files.most()))
+        self._connections = asyncio.Semaphore(sockets.connections(open_files.most()))
         self._login: asyncio.Task[Login] | None = None
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
         self._resolving = 0

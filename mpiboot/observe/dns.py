@@ -43,6 +43,11 @@ _INET6: Final = Path("/proc/net/if_inet6")
 _DNS_PORT: Final = 53
 _LOOKUPS: Final = 64
 _THREADS: Final = 16
+# How many sockets all look-ups may hold at once, where nobody bounds it more; and how large a part
+# of them the system's have. Each question may have one by UDP and one by TCP to every nameserver;
+# glibc has one by UDP to each for both families, and one by TCP.
+_SOCKETS: Final = 256
+_SYSTEMS_PART: Final = 4
 # How long the system resolver is asked alone, and how long a no of the nameservers waits for it.
 _ALONE: Final = 0.1
 _SYSTEM_PATIENCE: Final = 1.0
@@ -86,6 +91,15 @@ def _families() -> tuple[str, ...]:
     return ("AAAA", "A") if "00" in scopes else ("A",)
 
 
+def at_once(sockets: int, nameservers: int, families: int) -> tuple[int, int]:
+    """Say how many names may be asked for at once, and how many of the system. Pure."""
+    bound = min(sockets, _SOCKETS)
+    systems = bound // _SYSTEMS_PART
+    lookups = (bound - systems) // (2 * max(1, nameservers) * families)
+    threads = systems // (max(1, nameservers) + 1)
+    return max(1, min(_LOOKUPS, lookups)), max(1, min(_THREADS, threads))
+
+
 class Resolver:
     """Asks for names; bounded, and never the same question twice at once."""
 
@@ -99,8 +113,12 @@ class Resolver:
         system_decides: bool = False,
         port: int = _DNS_PORT,
         families: Sequence[str] | None = None,
+        sockets: int = _SOCKETS,
     ) -> None:
-        """Ask for none yet; ``system_decides``: no name resolves that the system doesn't know."""
+        """Ask for none yet; ``system_decides``: no name resolves that the system doesn't know.
+
+        ``sockets`` is how many may be open at once.
+        """
         self.conf = read_resolv_conf(resolv_conf)
         self._sources = host_sources(_text(nsswitch))
         self._own = bool(self.conf.nameservers) and "dns" in self._sources
@@ -109,8 +127,9 @@ class Resolver:
         self._system = system
         self._port = port
         self._families = tuple(families) if families is not None else _families()
-        self._lookups = asyncio.Semaphore(_LOOKUPS)
-        self._threads = asyncio.Semaphore(_THREADS)
+        lookups, threads = at_once(sockets, len(self.conf.nameservers), len(self._families))
+        self._lookups = asyncio.Semaphore(lookups)
+        self._threads = asyncio.Semaphore(threads)
         self._running: dict[str, asyncio.Future[DnsAnswer]] = {}
         self._asking: dict[str, asyncio.Future[tuple[str, ...]]] = {}
         self._opinions: dict[str, float] = {}

@@ -44,6 +44,7 @@ class Allowance:
     """How much may be asked, so much at once and so much each second; and how soon again."""
 
     def __init__(self, per_second: float = PER_SECOND, at_once: float = AT_ONCE) -> None:
+        self.by_tcp = False  # the last answer came so, where UDP was silent
         self._usual = 0.0
         self._per_second = per_second
         self._most = self._left = at_once
@@ -107,6 +108,7 @@ class _Question:
         self._heard: asyncio.Queue[_Heard] = asyncio.Queue()
         self._sockets: dict[str, asyncio.DatagramTransport] = {}
         self._by_tcp: dict[str, asyncio.Task[None]] = {}
+        self._by_tcp_alone = False
         self._closed: set[tuple[str, bool]] = set()
         self._failed: dict[str, DnsReply] = {}
 
@@ -128,7 +130,7 @@ class _Question:
                 break
             server = servers[turn % len(servers)]
             await allowance.take()
-            if self._tcp or turn >= _LOST:
+            if self._tcp or turn >= _LOST or allowance.by_tcp:
                 self._start_tcp(server)
             if not self._tcp:
                 await self._send(server)
@@ -136,6 +138,7 @@ class _Question:
             reply = await self._listen(min(pause, left))
             if reply is not None:
                 allowance.answered(now() - begun)
+                allowance.by_tcp = self._by_tcp_alone and not self._tcp
                 return reply
             pause *= _LONGER
         silent = DnsReply(self._name, reason=NoAddress.TIMEOUT, server=self._servers[0])
@@ -180,6 +183,7 @@ class _Question:
                 heard = await asyncio.wait_for(self._heard.get(), end - loop.time())
             except asyncio.TimeoutError:
                 return None
+            self._by_tcp_alone = heard.tcp
             if heard.said is None:
                 reply = self._unreachable(heard)
             else:

@@ -449,13 +449,6 @@ async def test_a_hundred_and_twenty_eight_connections_are_open_at_once(
 
 
 @pytest.mark.parametrize(
-    ("files", "at_once"), [(1 << 17, 128), (320, 128), (318, 127), (128, 32), (10, 1)]
-)
-def test_no_more_connections_are_open_at_once_than_files_may_be(files: int, at_once: int) -> None:
-    assert pipeline.connections(files) == at_once
-
-
-@pytest.mark.parametrize(
     ("told", "moved"),
     [
         (["10.0.0.2", "10.0.0.1"], ""),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.observe.dns import Resolver, read_resolv_conf, system_addresses
+from mpiboot.observe.dns import Resolver, at_once, read_resolv_conf, system_addresses
 from mpiboot.observe.dns_answers import DnsAnswer, DnsReply, NoAddress, summary
 from tests.fakes.nameserver import (
     DROP,
@@ -327,6 +328,61 @@ async def test_thousands_of_names_are_asked_with_bounded_threads(tmp_path: Path)
 
     assert set(found.values()) == {("10.0.0.1",)}
     assert max(most) <= 16 + 1
+
+
+@pytest.mark.parametrize(
+    ("sockets", "nameservers", "families", "lookups", "threads"),
+    [
+        (256, 1, 1, 64, 16),
+        (1 << 17, 1, 2, 48, 16),
+        (736, 3, 2, 16, 16),
+        (32, 1, 1, 12, 4),
+        (32, 3, 2, 2, 2),
+        (1, 0, 1, 1, 1),
+    ],
+)
+def test_how_many_names_are_asked_for_at_once(
+    sockets: int, nameservers: int, families: int, lookups: int, threads: int
+) -> None:
+    assert at_once(sockets, nameservers, families) == (lookups, threads)
+    # Each way of each question of each name, and what glibc opens for one.
+    held = lookups * 2 * nameservers * families + threads * (nameservers + 1)
+    assert held <= sockets or lookups == threads == 1
+
+
+def open_sockets() -> int:
+    links = (os.path.realpath(item) for item in Path("/proc/self/fd").iterdir())
+    return sum("socket:" in link for link in links)
+
+
+@pytest.mark.parametrize("udp", [DROP, TRUNCATED])
+async def test_look_ups_hold_no_more_sockets_than_they_may(tmp_path: Path, udp: str) -> None:
+    """Two families of hundreds of names at three nameservers, of which two refuse: TCP alone."""
+    most: list[int] = []
+
+    class Counting(Nameserver):
+        def _answer(self, data: bytes, *, tcp: bool) -> bytes | None:
+            most.append(open_sockets())
+            return super()._answer(data, tcp=tcp)
+
+    names = [f"w-{n}.job.ns.svc" for n in range(200)]
+    server = Counting({f"{name}.cluster.local": ["10.0.0.1"] for name in names})
+    server.udp = udp
+    async with serve(server) as port:
+        conf = resolv_conf(tmp_path, nameservers=("127.0.0.3", "127.0.0.2", "127.0.0.1"))
+        resolver = Resolver(
+            conf,
+            hosts_file(tmp_path),
+            system=System(),
+            port=port,
+            families=("AAAA", "A"),
+            sockets=32,
+        )
+        before = open_sockets()
+        found = await until_found(resolver, names)
+    assert set(found.values()) == {("10.0.0.1",)}
+    # The nameserver in this process has the other end of each of its TCP connections.
+    assert max(most) - before <= 32 + 8
 
 
 async def test_a_system_resolver_that_hangs_does_not_hide_the_reason(tmp_path: Path) -> None:

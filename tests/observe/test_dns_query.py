@@ -82,6 +82,22 @@ async def test_a_nameserver_that_answers_over_tcp_alone(udp: str) -> None:
     assert told.over_tcp == 1
 
 
+async def test_where_tcp_alone_answers_the_next_question_is_asked_so_at_once() -> None:
+    """And no more, once an answer has come by UDP again."""
+    told, allowance = server("10.0.0.1"), Allowance()
+    told.udp = DROP
+    async with serve(told) as port:
+        assert (await ask(port, allowance=allowance)).addresses == ("10.0.0.1",)
+        assert len(told.order) > 4
+        told.order.clear()
+        assert (await ask(port, allowance=allowance)).addresses == ("10.0.0.1",)
+        assert len(told.order) <= 4  # one by TCP; the others are sent while that is made
+        assert allowance.by_tcp
+        told.udp = ""
+        while allowance.by_tcp:  # whichever of both is heard first
+            assert (await ask(port, allowance=allowance)).addresses == ("10.0.0.1",)
+
+
 async def test_tcp_alone_where_resolv_conf_wants_it() -> None:
     told = server("10.0.0.1")
     async with serve(told) as port:
