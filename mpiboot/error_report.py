@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import platform
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from mpiboot import __version__, log, many_hosts, render
 from mpiboot.checks import ExitCode, failed
 from mpiboot.errors import MpibootError, error
+from mpiboot.model import Finding
 
 # What a call fails with where this pod may have no more of something.
 _LIMITS: Final = {
@@ -45,10 +47,24 @@ def say(wrong: MpibootError) -> str:
     log.finding(wrong.finding)
     # Thousands of hosts may be missing: each is told once, as evidence, or all of a kind in a line.
     left = [item for item in wrong.others if f"{item.host}: {item.said}" not in already_said]
-    told = many_hosts.findings(left)
+    return render.termination(wrong.finding, say_findings(left, wrong.finding.hint))
+
+
+def say_findings(found: Sequence[Finding], said_hint: str = "") -> tuple[Finding, ...]:
+    """Log findings, of very many hosts in one line a kind; each of those is told at debug.
+
+    Args:
+        found: the findings.
+        said_hint: what to do, where that was said already.
+
+    Returns:
+        Those that were told.
+    """
+    told = many_hosts.findings(found)
     for item in told:
-        log.finding(replace(item, hint="") if item.hint == wrong.finding.hint else item)
-    for item in left:
-        if item not in told:
-            log.debug(item.check, f"{item.host}: {item.said}", host=item.host)
-    return render.termination(wrong.finding, told)
+        log.finding(replace(item, hint="") if item.hint == said_hint else item)
+    kinds = frozenset(told)
+    for item in found:
+        if item not in kinds:
+            log.debug(item.check, f"[{item.check}] {item.where}: {item.said}", host=item.host)
+    return told

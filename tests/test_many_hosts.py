@@ -6,11 +6,9 @@ import json
 
 import pytest
 
-from mpiboot import log, many_hosts, render
-from mpiboot.choices import LogLevel
+from mpiboot import error_report, log, many_hosts, render
 from mpiboot.data_network.cluster_view import WorkerRow
 from mpiboot.job.plan import Plan
-from mpiboot.launcher import summary
 from mpiboot.model import Finding, Level
 
 
@@ -117,7 +115,9 @@ def test_each_value_of_a_variable_is_counted_where_there_are_too_many() -> None:
 
 def test_at_debug_each_host_has_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(log, "shows", lambda level: level is LogLevel.DEBUG)
     monkeypatch.setattr(log, "debug", lambda _event, said, **_fields: told.append(said))
-    summary.say_each([*map(finding, range(20)), finding(1, "full", "shm")])
+    lines: list[Finding] = []
+    monkeypatch.setattr(log, "finding", lines.append)
+    error_report.say_findings([*map(finding, range(20)), finding(1, "full", "shm")])
+    assert [len(item.hosts) for item in lines] == [20, 0]
     assert told == [f"[mpi-versions] w-{at}: no mpirun on its PATH" for at in range(20)]

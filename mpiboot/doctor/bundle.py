@@ -189,7 +189,7 @@ async def _workers(
     """Give every worker's facts, or why there are none."""
     try:
         file = (await observation.find_hostfile(resolved, environ, 0.0)).hostfile
-        launcher = launcher_setup.launcher_pod(resolved, environ, private.ROLE, patience=0.0)
+        launcher = launcher_setup.launcher_pod(resolved, environ, private.role(), patience=0.0)
         to = launcher_setup.access(launcher)
         passed = await gate.look(file.hosts, resolved.settings, to)
     except MpibootError as wrong:

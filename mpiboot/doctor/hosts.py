@@ -13,6 +13,7 @@ from mpiboot.checks import failed
 from mpiboot.doctor.host_report import LauncherPlace
 from mpiboot.doctor.judge import hosts as judges
 from mpiboot.doctor.look import hosts as looks
+from mpiboot.doctor.look import private
 from mpiboot.doctor.rows import hosts as rows
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate
@@ -61,7 +62,7 @@ def log_in_here(
     Raises:
         MpibootError: no worker of mpiboot's runs here, or it does not let us in.
     """
-    launcher = launcher_setup.launcher_pod(resolved, environ, "doctor", patience=0.0)
+    launcher = launcher_setup.launcher_pod(resolved, environ, private.role(), patience=0.0)
     folder = Path(environ.get("MPIBOOT_WORKER_DIR") or launcher.folder.parent / "worker")
     state = worker_state.worker_state(folder)
     if state is None:
@@ -189,7 +190,7 @@ def _without_plan(
     yield from _hostfile(file)
     refuse_unknown(doctor.hosts, file.hosts)
     try:
-        launcher = launcher_setup.launcher_pod(resolved, environ, "doctor", patience=0.0)
+        launcher = launcher_setup.launcher_pod(resolved, environ, private.role(), patience=0.0)
         to = launcher_setup.access(launcher)
         passed = asyncio.run(gate.look(file.hosts, resolved.settings, to, doctor=doctor))
     except MpibootError:

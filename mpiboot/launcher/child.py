@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from mpiboot import error_report, executables, log, many_hosts, render
+from mpiboot import error_report, executables, log, render
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import stale_processes
 from mpiboot.job import masking, mpirun_call
@@ -154,9 +154,7 @@ def prepare(
         for finding in (*seen.warnings, *made.findings)
         if finding.level is not Level.FAIL and finding not in seen.already_said
     ]
-    for finding in many_hosts.findings(found):
-        log.finding(finding)
-    summary.say_each(found)
+    error_report.say_findings(found)
     plans.stop_on_failure(made.findings)
     launch = launch_folder.Launch(
         made, seen.observed, seen.passed.host_keys, pod.key, resolved, paths, pod.pods

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot import log, many_hosts, render
+from mpiboot import log, render
 from mpiboot.choices import LogLevel
 from mpiboot.data_network.cluster_view import HEADINGS
 from mpiboot.data_network.records import RDMA, Transport
@@ -17,7 +17,7 @@ from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS
 from mpiboot.job.mpi_environment import NOT_FORWARDED
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
-from mpiboot.model import Decision, Finding, Json, MpiFamily, Source
+from mpiboot.model import Decision, Json, MpiFamily, Source
 from mpiboot.wording import counted, first_few
 
 _OPEN_MPI: Final = (MpiFamily.OPENMPI4, MpiFamily.OPENMPI5)
@@ -59,15 +59,6 @@ def say(plan: Plan, observed: Observed) -> None:
         cells = dict(zip(HEADINGS, row.cells, strict=True))
         text = ", ".join(f"{name} {cell}" for name, cell in cells.items() if cell)
         log.debug("worker", text, **{name.lower(): cell for name, cell in cells.items()})
-
-
-def say_each(findings: Sequence[Finding]) -> None:
-    """Log at debug what stands in one line for many hosts."""
-    if log.shows(LogLevel.DEBUG):
-        shown = frozenset(many_hosts.findings(findings))
-        for item in findings:
-            if item not in shown:
-                log.debug(item.check, f"[{item.check}] {item.where}: {item.said}", host=item.host)
 
 
 def lines(plan: Plan, observed: Observed) -> tuple[SummaryLine, ...]:

@@ -18,6 +18,7 @@ import pytest
 
 from mpiboot import log
 from mpiboot.doctor import columns, gather, hosts, role, table, text
+from mpiboot.doctor.look import private
 from mpiboot.doctor.role import Asked
 from mpiboot.errors import MpibootError, ShownError
 from mpiboot.model import Finding, Level, Role
@@ -391,3 +392,14 @@ def test_an_image_that_lacks_a_module_is_judged_all_the_same(tmp_path: Path, mod
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_two_that_ask_at_once_leave_each_other_their_folder(tmp_path: Path) -> None:
+    given = {"MPIBOOT_ROLE": "worker", "MPIBOOT_RUNTIME_DIR": str(tmp_path / "run")}
+    settings = resolve({"runtime_dir": given["MPIBOOT_RUNTIME_DIR"]}, {}).settings
+    made = private.folder(settings, {}).path
+    done = mpiboot(tmp_path, "doctor", "--json", env=given)
+    assert "Traceback" not in done.stderr
+    assert os.path.isdir(made), "another run has taken it away"  # noqa: PTH112
+    private.remove_folder(settings, {})
+    assert not list((tmp_path / "run").iterdir())

@@ -17,7 +17,10 @@ from mpiboot.observe import pod
 from mpiboot.settings import Settings
 from mpiboot.system import files, keys, tmpdir
 
-ROLE = "doctor"
+
+def role() -> str:
+    """Name the folder of this run: two people may ask at once in one pod."""
+    return f"doctor-{os.getpid()}"
 
 
 def folder(settings: Settings, environ: Mapping[str, str]) -> FolderPart:
@@ -26,7 +29,7 @@ def folder(settings: Settings, environ: Mapping[str, str]) -> FolderPart:
     wrong: list[Finding] = []
     made = ""
     try:
-        made = str(files.runtime_dir(settings.runtime_dir, os.getuid(), ROLE, tmpdir=named))
+        made = str(files.runtime_dir(settings.runtime_dir, os.getuid(), role(), tmpdir=named))
     except MpibootError as problem:
         wrong.append(problem.finding)
     try:
@@ -38,7 +41,7 @@ def folder(settings: Settings, environ: Mapping[str, str]) -> FolderPart:
 
 def remove_folder(settings: Settings, environ: Mapping[str, str]) -> None:
     """Leave nothing behind."""
-    made = files.find_role(settings.runtime_dir, os.getuid(), ROLE, environ.get("TMPDIR", ""))
+    made = files.find_role(settings.runtime_dir, os.getuid(), role(), environ.get("TMPDIR", ""))
     if made:
         files.remove_role(made)
 

@@ -58,7 +58,7 @@ def job(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> Answers
 
 async def _job(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> Answers:
     file = (await observation.find_hostfile(resolved, environ, 0.0)).hostfile
-    launcher = launcher_setup.launcher_pod(resolved, environ, private.ROLE, patience=0.0)
+    launcher = launcher_setup.launcher_pod(resolved, environ, private.role(), patience=0.0)
     to = launcher_setup.access(launcher)
     passed = await gate.look(file.hosts, resolved.settings, to)
     limits = LoginTimeouts(command=seconds + _READING)
