@@ -217,9 +217,12 @@ _TRIED: Final = "5.0"
 
 
 def row_of(mpi: Mpi) -> Dialect | None:
-    """Find the row of an installed MPI; of a series that was not tried, what of it is safe."""
+    """Find the row of an installed MPI; of a series that was not tried, what of it is safe.
+
+    Off a cluster its version may not be known: then it is the series that was tried.
+    """
     row = DIALECTS.get(mpi.family)
-    if row is OPENMPI5 and mpi.version and not mpi.version.startswith(_TRIED):
+    if row is OPENMPI5 and mpi.version[:1].isdigit() and not mpi.version.startswith(_TRIED):
         return OPENMPI_NEWER
     return row
 
