@@ -21,7 +21,6 @@ _ONE_ADDRESS: Final = (
     "topologyKey kubernetes.io/hostname); the launcher needs no hostNetwork"
 )
 
-
 _FABRIC_MANAGER: Final = (
     "look at nvidia-fabricmanager on that node (`systemctl status`, `nvidia-smi -q`); until then "
     "CUDA fails with error 802, system not yet initialized"
@@ -118,6 +117,19 @@ def _gpus(said: str, host: str = "") -> Finding:
     return Finding("gpus", Level.WARN, said, host=host, hint=BY_REFERENCE["gpus"].hint)
 
 
+def _why_shared(workers: Sequence[Worker]) -> str:
+    """A pod on its node's network has the node's name; else the nameserver is wrong for some."""
+    names = {short(worker.host.name) for worker in workers}
+    there = {short(worker.facts.hostname) for worker in workers if worker.facts}
+    if len(there) != 1 or not there <= names:
+        return _ONE_ADDRESS
+    return (
+        f"that pod is {there.pop()}, so that the nameserver has a wrong or an "
+        "old address for the other name: look at the EndpointSlices of the job's headless Service "
+        "and at the cluster's DNS pods, and start the launcher again"
+    )
+
+
 def shared_addresses(observed: Observed) -> Iterator[Finding]:
     """Find hosts of the hostfile that are not each a pod of its own.
 
@@ -125,14 +137,14 @@ def shared_addresses(observed: Observed) -> Iterator[Finding]:
     can't be told there, and mpirun would put two hosts' ranks into one of them, or a worker's into
     the launcher.
     """
-    servers: dict[tuple[str, int], list[str]] = {}
+    servers: dict[tuple[str, int], list[Worker]] = {}
     for worker in observed.workers:
-        servers.setdefault((worker.address, worker.port), []).append(worker.host.name)
-    for (address, port), names in servers.items():
-        if len(names) > 1:
-            all_names = ", ".join(names)
-            said = f"{all_names} lead to one and the same SSH server, {address} port {port}"
-            yield failed("settings-conflict", said, hint=_ONE_ADDRESS)
+        servers.setdefault((worker.address, worker.port), []).append(worker)
+    for (address, port), workers in servers.items():
+        if len(workers) > 1:
+            names = first_few(worker.host.name for worker in workers)
+            said = f"{names} lead to one and the same SSH server, {address} port {port}"
+            yield failed("settings-conflict", said, hint=_why_shared(workers))
     pattern = observed.platform.worker_names
     for host in observed.local:
         if pattern and re.search(pattern, short(host.name)):

@@ -34,13 +34,16 @@ class Behaviour:
     """How questions about a name (or about any, by the name `*`) are answered.
 
     Each count is of answers still to be spoilt. `flip` answers every other question with
-    NXDOMAIN, as two replicas do of which one is behind.
+    NXDOMAIN, as two replicas do of which one is behind; or, from the first one on, with the address
+    `other`. With `tcp_only` what comes by UDP is lost.
     """
 
     servfail: int = 0
     refuse: int = 0
     drop: int = 0
     flip: bool = False
+    other: str = ""
+    tcp_only: bool = False
     delay: float = 0.0
 
 
@@ -80,8 +83,8 @@ class Server:
         name = question.name.canonicalize()
         behaviour = self._behaviour(name)
         spoilt: dns.rcode.Rcode | None = None
-        lost = False
-        for kind, rcode in (
+        lost = behaviour.tcp_only and transport == "udp"
+        for kind, rcode in () if lost else (
             ("drop", None),
             ("servfail", dns.rcode.SERVFAIL),
             ("refuse", dns.rcode.REFUSED),
@@ -95,7 +98,7 @@ class Server:
         if spoilt is not None:
             response.set_rcode(spoilt)
         elif not lost:
-            self._fill(response, name, question, flip=behaviour.flip)
+            self._fill(response, name, question, behaviour)
         said = "drop" if lost else dns.rcode.to_text(response.rcode())
         if said == "NOERROR" and not response.answer:
             said = "NODATA"
@@ -117,8 +120,7 @@ class Server:
         response: dns.message.Message,
         name: dns.name.Name,
         question: dns.rrset.RRset,
-        *,
-        flip: bool,
+        behaviour: Behaviour,
     ) -> None:
         if not name.is_subdomain(_name(self.config.domain)):
             refused = self.config.refuse_other_zones
@@ -131,9 +133,11 @@ class Server:
         if now < until:
             self._deny(response, rcode, until - now)
             return
-        if flip:
+        behind = False
+        if behaviour.flip:
             self._flips[name] = self._flips.get(name, 0) + 1
-            if self._flips[name] % 2 == 0:
+            behind = self._flips[name] % 2 == bool(behaviour.other)
+            if behind and not behaviour.other:
                 self._deny(response, dns.rcode.NXDOMAIN, self.config.soa_minimum)
                 return
         # A Service's name has the addresses of all its pods.
@@ -146,6 +150,7 @@ class Server:
                 if key.parent() == name
                 for address in value
             ]
+        here = [behaviour.other] if behind else here
         found = [text for text in here if _TYPES[ip_address(text).version] == kind]
         if found:
             answer = dns.rrset.from_text_list(name, self.config.ttl, "IN", question.rdtype, found)

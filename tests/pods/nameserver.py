@@ -72,6 +72,8 @@ class Nameserver:
         refuse: int = 0,
         drop: int = 0,
         flip: bool = False,
+        other: str = "",
+        tcp_only: bool = False,
         delay: float = 0.0,
     ) -> None:
         """Sets how questions about a name (`*` for any other) are treated; see dns.Behaviour."""
@@ -82,6 +84,8 @@ class Nameserver:
             refuse=refuse,
             drop=drop,
             flip=flip,
+            other=other,
+            tcp_only=tcp_only,
             delay=delay,
         )
 

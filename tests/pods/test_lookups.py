@@ -8,7 +8,7 @@ import pytest
 
 from tests.pods import images
 from tests.pods.operator import mpijob
-from tests.pods.test_job import NEW, OLD, PATIENCE, RING, ranks
+from tests.pods.test_job import NEW, OLD, PATIENCE, RING, ranks, spans
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -77,3 +77,69 @@ def test_an_mpirun_that_nothing_keeps_from_asking_again(cluster: Cluster, rig: N
     assert {item.partition(".")[0] for item in asked} == {"pi-worker-0", "pi-worker-1"}
     said = " ".join(job.launcher.stderr().split())
     assert "plan names=asked again by mpirun (detected: it looks for its own host" in said
+
+
+# An address that no pod has.
+NOBODY = "10.244.0.250"
+
+
+def misbehaving(cluster: Cluster, job: Job, each: dict[int, dict[str, Any]]) -> Job:
+    """Let every question by UDP be lost, and what is asked of some workers be spoilt besides."""
+    cluster.dns.behave(tcp_only=True)
+    for index, how in each.items():
+        cluster.dns.behave(job.workers[index].fqdn, tcp_only=True, **how)
+    return job
+
+
+@pytest.mark.parametrize(
+    "name", [NEW, *(pytest.param(item, marks=pytest.mark.full) for item in (OLD, "mpich-4.0"))]
+)
+def test_a_nameserver_by_tcp_alone_that_fails_for_one_name_and_flips_for_another(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    """The wrong address comes first: nobody is there, and the name is asked for again."""
+    mpi = "MPICH" if name.startswith("mpich") else "OpenMPI"
+    job = mpijob(cluster, images.image(name), workers=3, launcher_args=[RING], mpi=mpi)
+    misbehaving(cluster, job, {0: {"servfail": 3}, 1: {"flip": True, "other": NOBODY}}).start()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+    found = {item for item in cluster.dns.questions() if item.said == "NOERROR"}
+    assert {item.transport for item in found} == {"tcp"}
+    assert {item.name.partition(".")[0] for item in found} == {pod.hostname for pod in job.workers}
+    refused = [item for item in cluster.dns.questions() if item.said == "SERVFAIL"]
+    assert len(refused) == 3
+
+
+@pytest.mark.full
+def test_a_name_that_never_gets_more_than_servfail_is_named_at_the_deadline(
+    cluster: Cluster, rig: None
+) -> None:
+    job = mpijob(
+        cluster,
+        images.image(NEW),
+        workers=3,
+        launcher_args=[RING],
+        env={"MPIBOOT_DNS_WAIT": "15"},
+    )
+    misbehaving(cluster, job, {1: {"servfail": 1_000_000}}).start()
+    assert job.wait(PATIENCE) == 68
+    said = job.launcher.termination_log()
+    assert said.startswith("names-unresolved: 1 of 3 hosts do not resolve after 15 s: waiting for ")
+    assert "\npi-worker-1.pi.default.svc: DNS: SERVFAIL for " in said
+    assert "pi-worker-0" not in said
+    assert "starting mpirun" not in job.launcher.stderr()
+
+
+@pytest.mark.full
+def test_a_name_that_leads_to_another_worker_is_no_second_host(cluster: Cluster, rig: None) -> None:
+    """It has the job's key, and lets the launcher in."""
+    job = mpijob(cluster, images.image(NEW), workers=3, launcher_args=[RING]).start(publish=False)
+    first = job.workers[0]
+    cluster.dns.behave(job.workers[1].fqdn, flip=True, other=first.address)
+    job.publish()
+    assert job.wait(PATIENCE) == 78
+    said = job.launcher.termination_log()
+    both = "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc"
+    assert f"{both} lead to one and the same SSH server, {first.address} port 22" in said
+    assert "that pod is pi-worker-0, so that the nameserver has a wrong or an old address" in said
+    assert "starting mpirun" not in job.launcher.stderr()
