@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _TYPES = {4: dns.rdatatype.A, 6: dns.rdatatype.AAAA}
+# The counts of a Behaviour in their order, and what is answered: nothing where it is None.
+_SPOILT = (("drop", None), ("servfail", dns.rcode.SERVFAIL), ("refuse", dns.rcode.REFUSED))
 
 
 @dataclass
@@ -84,13 +86,9 @@ class Server:
         behaviour = self._behaviour(name)
         spoilt: dns.rcode.Rcode | None = None
         lost = behaviour.tcp_only and transport == "udp"
-        for kind, rcode in () if lost else (
-            ("drop", None),
-            ("servfail", dns.rcode.SERVFAIL),
-            ("refuse", dns.rcode.REFUSED),
-        ):
+        for kind, rcode in _SPOILT:
             count = getattr(behaviour, kind)
-            if count > 0:
+            if count > 0 and not lost:
                 setattr(behaviour, kind, count - 1)
                 lost, spoilt = rcode is None, rcode
                 break
