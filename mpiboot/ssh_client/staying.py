@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.parent.launch_spec import CLIENT_SOCKET
+from mpiboot.ssh_client import waiting_agent
 from mpiboot.ssh_client.agent_requests import AgentRequests
 from mpiboot.ssh_client.client import Client
 from mpiboot.ssh_client.kept import KeptConnections
@@ -31,6 +32,7 @@ class StayingClient:
             OSError: that can't be made, or too few files may be open.
         """
         open_files.allow_most()
+        waiting_agent.write(folder)
         self._kept = kept
         self._client = Client(config)
         names = [host.name for host in config.hosts]

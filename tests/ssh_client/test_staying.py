@@ -18,7 +18,7 @@ import pytest
 import mpiboot
 from mpiboot.after_job import by_client
 from mpiboot.launch_agent.files import assignments
-from mpiboot.ssh_client import start
+from mpiboot.ssh_client import start, waiting_agent
 from mpiboot.ssh_client.config import SshTimeouts
 from tests.fakes import staying
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker
@@ -141,6 +141,22 @@ def _target(path: Path) -> str:
         return ""
 
 
+def _words(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
+def _blocks(pid: int, number: int) -> bool:
+    """Whether a process takes a signal in by a file, and no handler."""
+    mask = Path(f"/proc/{pid}/status").read_text().partition("SigBlk:")[2].split()[0]
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def private(pid: int) -> int:
+    """Kilobytes that a process has of its own."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(text.partition("Private_Dirty:")[2].split()[0])
+
+
 @pytest.fixture(scope="module")
 def running(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
     made = Launch(tmp_path_factory.mktemp("staying") / "launch", worker, 64)
@@ -148,9 +164,19 @@ def running(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     made.stop()
 
 
+@pytest.fixture(params=[True, False], ids=["its own program waits", "the shell waits"])
+def has_program(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.fixture(params=SHELLS, ids=" ".join)
-def shells(running: Launch, request: pytest.FixtureRequest) -> Launch:
-    return running.next(request.param)
+def shells(
+    running: Launch, request: pytest.FixtureRequest, *, has_program: bool
+) -> Iterator[Launch]:
+    program = running.folder / waiting_agent.NAME
+    program.chmod(0o700 if has_program else 0o600)
+    yield running.next(request.param)
+    program.chmod(0o700)
 
 
 @pytest.fixture
@@ -165,7 +191,9 @@ def other(worker: Worker, tmp_path: Path) -> Iterator[Launch]:
     made.stop()
 
 
-def test_a_session_runs_over_the_gates_login_and_the_agent_is_one_shell(shells: Launch) -> None:
+def test_a_session_runs_over_the_gates_login_and_the_agent_is_one_process(
+    shells: Launch, *, has_program: bool
+) -> None:
     before = shells.connections()
     process = shells.start("cat; echo said >&2; exit 7", stdin=subprocess.PIPE)
     assert process.stdin is not None
@@ -177,6 +205,11 @@ def test_a_session_runs_over_the_gates_login_and_the_agent_is_one_shell(shells: 
     # Nothing runs below it, and nobody has logged in again.
     assert Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text() == ""
     assert shells.connections() == before
+    # What it was called as stays to be read.
+    assert str(ROOT / "libexec" / "agent") in _words(process.pid)[:3]
+    if has_program:
+        until(lambda: _words(process.pid)[0] == str(shells.folder / waiting_agent.NAME))
+        until(lambda: private(process.pid) <= 24)
     out, error = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out, error) == (7, b"", b"said\n")
     host, pid = shells.host, str(process.pid)
@@ -199,11 +232,14 @@ def test_words_arrive_as_with_ssh_behind_the_hosts_exports(shells: Launch) -> No
     assert len(out.decode().split(",")[4]) == 20_000
 
 
-def test_a_signal_ends_the_session_and_is_told(shells: Launch) -> None:
+def test_a_signal_ends_the_session_and_is_told(shells: Launch, *, has_program: bool) -> None:
     process = shells.start("echo $$; exec sleep 1000")
     assert process.stdout is not None
     remote = int(process.stdout.readline())
-    number, name = (signal.SIGHUP, "HUP") if shells.shell == ["dash"] else (signal.SIGINT, "TERM")
+    number = signal.SIGHUP if shells.shell == ["dash"] else signal.SIGINT
+    name = "HUP" if number == signal.SIGHUP and not has_program else "TERM"
+    if has_program:
+        until(lambda: _blocks(process.pid, number))
     process.send_signal(number)
     assert process.wait(PATIENCE) == 255
     assert shells.told()[-1] == ["ended", shells.host, "255", str(process.pid), name]
@@ -266,7 +302,8 @@ def test_streams_that_cant_be_opened_anew_are_handed_over(launch: Launch, tmp_pa
     assert launch.connections() == before
 
 
-def test_a_client_that_is_killed_ends_its_agents(other: Launch) -> None:
+def test_a_client_that_is_killed_ends_its_agents(other: Launch, *, has_program: bool) -> None:
+    (other.folder / waiting_agent.NAME).chmod(0o700 if has_program else 0o600)
     process = other.start("echo begun; exec sleep 1000")
     assert process.stdout is not None
     assert process.stdout.readline() == b"begun\n"
