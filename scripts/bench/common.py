@@ -96,9 +96,12 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
     )
 
 
-def arguments(description: str, *, runs: int, folders: bool = False) -> argparse.Namespace:
+def arguments(
+    description: str, *, runs: int, folders: bool = False, examples: str = ""
+) -> argparse.Namespace:
     """Read what every benchmark takes; ``folders`` are those of other mpiboots to compare with."""
-    parser = argparse.ArgumentParser(description=description)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, epilog=examples, formatter_class=form)
     parser.add_argument("--runs", type=int, default=runs, help=f"runs of each case ({runs})")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     if folders:
