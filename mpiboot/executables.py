@@ -39,3 +39,18 @@ def is_script(path: str) -> bool:
             return file.read(2) == b"#!"
     except OSError:
         return False
+
+
+def knows(binary: str, word: str) -> bool:
+    """Whether a program's file has a word, an option's say: asking it costs a process, this not.
+
+    An option that it doesn't know ends it at its start.
+    """
+    from mmap import PROT_READ, mmap  # noqa: PLC0415 - this module is also the parent's
+
+    try:
+        # Mapped: a megabyte that is read once stays in a process that stays.
+        with open(binary, "rb") as file, mmap(file.fileno(), 0, prot=PROT_READ) as data:  # noqa: PTH123
+            return data.find(word.encode()) >= 0
+    except (OSError, ValueError):  # an empty file can't be mapped
+        return False

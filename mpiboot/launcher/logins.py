@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from mpiboot import executables
 from mpiboot.after_job import evidence
 from mpiboot.choices import HostKeys
 from mpiboot.errors import error
@@ -118,6 +119,7 @@ class Logins:
                 keepalive=self.settings.ssh_keepalive,
                 user_args=self.user_args,
                 own_keys=frozenset(own_keys),
+                costly_kex=executables.knows(ssh, sshconfig.COSTLY_KEX),
             ),
         )
         agent_files.write(

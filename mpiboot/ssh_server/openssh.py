@@ -10,7 +10,6 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from mmap import PROT_READ, mmap
 from pathlib import Path
 from typing import Final
 
@@ -109,7 +108,7 @@ def _locked(user: str) -> bool:
 
 
 def _privsep(identity: Identity, binary: str, *, make: bool) -> bool:
-    if identity.uid != 0 or not knows(binary, _PRIVSEP):
+    if identity.uid != 0 or not executables.knows(binary, _PRIVSEP):
         return True  # only root's sshd asks for it; other builds have a folder of their package
     if not make:
         folder = Path(_PRIVSEP)
@@ -128,19 +127,6 @@ def _pidfd() -> bool:
     except (OSError, AttributeError):
         return False
     return True
-
-
-def knows(binary: str, word: str) -> bool:
-    """Whether a build of sshd or ssh knows a word: asking it costs a process, this not.
-
-    An option that it doesn't know ends it at its start.
-    """
-    try:
-        # Mapped: a megabyte that is read once stays in a process that stays.
-        with open(binary, "rb") as file, mmap(file.fileno(), 0, prot=PROT_READ) as data:  # noqa: PTH123
-            return data.find(word.encode()) >= 0
-    except (OSError, ValueError):  # an empty file can't be mapped
-        return False
 
 
 def conditions(identity: Identity, path: str, *, make: bool = True) -> OpensshConditions:
@@ -209,7 +195,7 @@ def configuration(binary: str, setup: WorkerSetup) -> str:
         "ClientAliveCountMax": str(_KEEPALIVES),
         "LogLevel": "INFO",
     }
-    if knows(binary, "persourcepenalties"):
+    if executables.knows(binary, "persourcepenalties"):
         # OpenSSH 9.8: a launcher that only looks at the greeting would be shut out for a while.
         options["PerSourcePenalties"] = "no"
     return "".join(f"{name} {value}\n" for name, value in options.items())
@@ -243,7 +229,7 @@ def login(program: str, setup: WorkerSetup) -> list[str]:
         "ConnectTimeout": "30",
         "LogLevel": "ERROR",
     }
-    if knows(program, _CHEAP_KEX):
+    if executables.knows(program, _CHEAP_KEX):
         options["KexAlgorithms"] = _CHEAP_KEX
     given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     key_file = str(folder / "key")

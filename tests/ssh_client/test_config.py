@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpiboot import executables
 from mpiboot.choices import HostKeys
 from mpiboot.model import Decision, Source
 from mpiboot.setting_sources import resolve
 from mpiboot.ssh_client.config import (
     ALIAS,
+    COSTLY_KEX,
     SshHost,
     SshTimeouts,
     UserArgs,
@@ -48,6 +50,7 @@ def written(
     known_hosts: str = "/run/mpiboot/known_hosts",
     own_keys: frozenset[str] = frozenset(),
     keepalive: float = 30.0,
+    costly_kex: bool = False,
 ) -> Path:
     path = folder / "ssh_config"
     path.write_text(
@@ -59,6 +62,7 @@ def written(
             keepalive=keepalive,
             user_args=read_args(user),
             own_keys=own_keys,
+            costly_kex=costly_kex,
         )
     )
     return path
@@ -89,6 +93,20 @@ def test_ssh_takes_what_was_verified_of_each_host(tmp_path: Path, entry: SshHost
     assert found["identitiesonly"] == "yes"
     assert found["serveraliveinterval"] == "10"
     assert found["serveralivecountmax"] == "3"
+
+
+@needs_ssh
+@pytest.mark.skipif(not executables.knows(SSH, COSTLY_KEX), reason="an ssh without sntrup761")
+def test_a_key_exchange_that_costs_much_is_left_out_unless_the_user_names_it(
+    tmp_path: Path,
+) -> None:
+    left = asked(written(tmp_path), "W-1")["kexalgorithms"].split(",")
+    assert any(COSTLY_KEX in name for name in left)
+    found = asked(written(tmp_path, costly_kex=True), "W-1")["kexalgorithms"].split(",")
+    assert found == [name for name in left if COSTLY_KEX not in name]
+    theirs = "sntrup761x25519-sha512@openssh.com"
+    config = written(tmp_path, costly_kex=True, user=f"-o KexAlgorithms={theirs}")
+    assert asked(config, "W-1")["kexalgorithms"] == theirs
 
 
 @needs_ssh
