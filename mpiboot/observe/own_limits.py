@@ -7,10 +7,10 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
+from mpiboot import control_groups
+from mpiboot.control_groups import GROUPS, PROC
 from mpiboot.job.launcher_size import LauncherLimits
 from mpiboot.model import Identity
-from mpiboot.observe import control_groups
-from mpiboot.observe.control_groups import GROUPS, PROC
 
 # Who has one of these is not bound by RLIMIT_NPROC (setrlimit(2)).
 _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 21, 24

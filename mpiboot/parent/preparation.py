@@ -14,17 +14,23 @@ from contextlib import suppress
 from typing import Final
 
 from mpiboot import log
+from mpiboot.parent.causes import CODES
 from mpiboot.parent.launch_spec import BY_SIGNAL, Failure, Result, from_line
 from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.os_calls import reap
 from mpiboot.parent.processes import wait_gone
 from mpiboot.parent.signals import ENDING, Signals, by_signal, name
+from mpiboot.wording import size_of
 
 _PIECE: Final = 65536
 _BUG: Final = 70
 # Seconds that a child has to tell the hosts that were ready; after a signal somebody waits.
 _TELLS: Final = 2.5
 _TELLS_OF_SIGNAL: Final = 1.0
+_MEMORY_HINT: Final = (
+    "raise resources.limits.memory of the launcher's container; where the hosts are many, a "
+    "[launcher-limits] line above has the number"
+)
 
 
 def ended_by(number: int) -> Failure:
@@ -41,10 +47,30 @@ def died(status: int) -> Failure:
         said = f"the process that waits for hosts ended with {code} and without a result"
         log.error("bug", f"[bug] {said}: nothing was started")
         return Failure(_BUG, "bug", f"bug: {said}: nothing was started\n")
-    memory = "; the launcher's memory limit?" if -code == signal.SIGKILL else ""
-    said = f"the process that waits for hosts was killed by {name(-code)}{memory}"
+    said = f"the process that waits for hosts was killed by {name(-code)}"
+    if -code == signal.SIGKILL:
+        limit = _memory_used_up()
+        if limit:
+            return _out_of_memory(f"{said} as {limit}: nothing was started")
+        said += "; the launcher's memory limit?"
     log.error("killed", f"{said}: nothing was started")
     return Failure(BY_SIGNAL - code, "killed", f"killed: {said}: nothing was started\n")
+
+
+def _memory_used_up() -> str:
+    """Say which limit the kernel kills for here; empty where it has killed nothing."""
+    from mpiboot import control_groups  # noqa: PLC0415 - what a good start needs none of
+
+    limit, kills = control_groups.memory().limit, control_groups.kills()
+    if limit is None or not kills:
+        return ""
+    return f"this container's memory limit, {size_of(limit)}, was reached (oom_kill {kills})"
+
+
+def _out_of_memory(said: str) -> Failure:
+    reference = "launcher-memory"
+    log.error(reference, f"[{reference}] {said}", hint=_MEMORY_HINT)
+    return Failure(CODES[reference][0], reference, f"{reference}: {said}\n-> {_MEMORY_HINT}\n")
 
 
 class Preparation:
