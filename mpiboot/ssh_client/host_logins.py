@@ -8,7 +8,7 @@ from typing import Final
 import asyncssh
 
 from mpiboot.ssh_client.config import SshTimeouts
-from mpiboot.ssh_client.options import NOTHING_ELSE, host_key_algorithms
+from mpiboot.ssh_client.options import NOTHING_ELSE, host_key_algorithms, send_no_ignores
 from mpiboot.ssh_client.start import ClientHost
 
 # A handshake is some milliseconds of work; more at once only makes each of them slow.
@@ -20,6 +20,10 @@ class HostKeyCheck(asyncssh.SSHClient):
 
     def __init__(self, pinned: asyncssh.SSHKey | None) -> None:
         self._pinned = pinned
+
+    def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
+        """Begin."""
+        send_no_ignores(conn)
 
     def validate_host_public_key(
         self,

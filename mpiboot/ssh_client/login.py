@@ -21,7 +21,7 @@ from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh_client.dialogue import Connection, closed
 from mpiboot.ssh_client.job_key import read_private, read_public
 from mpiboot.ssh_client.kept import KeptConnections
-from mpiboot.ssh_client.options import NOTHING_ELSE, host_key_algorithms
+from mpiboot.ssh_client.options import NOTHING_ELSE, host_key_algorithms, send_no_ignores
 
 OUTPUT_LIMIT: Final = 1 << 20
 _SHOWN: Final = 60
@@ -72,8 +72,9 @@ class _LoginRecord(asyncssh.SSHClient):
         self.banner = ""
         self.began = False
 
-    def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:  # noqa: ARG002
+    def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
         self.began = True
+        send_no_ignores(conn)
 
     def validate_host_public_key(
         self,

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import asyncssh
 import pytest
+from asyncssh.constants import MSG_IGNORE
 
 from mpiboot.choices import HostKeys
 from mpiboot.errors import MpibootError
@@ -66,6 +67,24 @@ async def test_a_worker_with_the_jobs_key_lets_us_in_and_runs_the_command(job: J
     assert probe.local_address == "127.0.0.1"
     assert probe.fingerprint == job.key.get_fingerprint()
     assert set(behaviour.users) == {"runner"}
+
+
+async def test_no_packet_comes_with_one_that_says_nothing(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: list[int] = []
+
+    def process_ignore(_connection: object, kind: int, *_: object) -> None:
+        came.append(kind)
+
+    # Only what a server takes in: this one is asyncssh's too, and sends its own.
+    handlers = asyncssh.connection.SSHServerConnection._packet_handlers
+    taken = {**handlers, MSG_IGNORE: process_ignore}
+    monkeypatch.setattr(asyncssh.connection.SSHServerConnection, "_packet_handlers", taken)
+
+    assert (await against(job, Behaviour(job))).outcome is Outcome.OK
+
+    assert came == []
 
 
 @pytest.mark.parametrize("kind", ["ssh-rsa", "ecdsa-sha2-nistp521", "ssh-ed25519"])
