@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -53,8 +54,11 @@ def inside(image: str | None) -> None:
         return
     words = ["unshare", "--net", "--pid", "--uts", "--mount", "--fork", "--kill-child"]
     os.environ[_INSIDE] = "1"
+    # What is told to end ends the namespaces: unshare itself ignores this signal.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if not image:
-        os.execvp(words[0], [*words, "--mount-proc", sys.executable, *sys.argv])
+        argv = [*words, "--mount-proc", sys.executable, *sys.argv]
+        sys.exit(subprocess.run(argv, check=False).returncode)
     # Not in an image, which lacks what the rig takes.
     from tests.pods import images  # noqa: PLC0415
     from tests.pods.cache import CACHE  # noqa: PLC0415
