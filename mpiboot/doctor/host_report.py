@@ -10,6 +10,7 @@ from typing import Any
 from mpiboot.checks import BY_REFERENCE
 from mpiboot.host_shell import HostAnswer
 from mpiboot.model import Finding, Level, Worker
+from mpiboot.network.worker_pairs import WORDS, Reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class HostReport:
     worker: Worker | None = None
     name: NameLook | None = None
     values: Mapping[str, str] = field(default_factory=dict)
-    dials: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    dials: Mapping[tuple[str, int], Reached] = field(default_factory=dict)
     shown: str = ""
     checks: OwnChecks | None = None
 
@@ -72,9 +73,13 @@ def _finding(host: str, item: Mapping[str, Any]) -> Finding:
     return Finding(check, Level(item["level"]), said, host, evidence, str(item["hint"]))
 
 
-def dials(answer: HostAnswer) -> dict[tuple[str, int], str]:
+def dials(answer: HostAnswer) -> dict[tuple[str, int], Reached]:
     """Read a host's tries to connect to the launcher, by address or name and port."""
-    return {(address, int(port)): how for address, port, how in answer.dials if port.isdecimal()}
+    return {
+        (address, int(port)): WORDS[how]
+        for address, port, how in answer.dials
+        if port.isdecimal() and how in WORDS
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from mpiboot.gates.access import Access
 from mpiboot.model import Worker
 from mpiboot.network import paths
 from mpiboot.network.paths import PathHost, PathSeen, Way
+from mpiboot.network.worker_pairs import Reached
 from mpiboot.settings import Settings
 from mpiboot.ssh_client import tcp
 from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
@@ -72,7 +73,7 @@ async def run(
         await asyncio.gather(*(one.close() for one in connections))
     without = tuple(one.name for one, probe in zip(hosts, probes, strict=True) if probe is None)
     seen = tuple(
-        found.get(way) or _seen(way, hosts, "") for way in chosen if _takes_part(way, probes)
+        found.get(way) or _seen(way, hosts, None) for way in chosen if _takes_part(way, probes)
     )
     return seen, without
 
@@ -132,7 +133,7 @@ async def _measure(
 def _seen(
     way: Way,
     hosts: Sequence[PathHost],
-    how: str,
+    how: Reached | None,
     microseconds: int | None = None,
     mtu: int | None = None,
     rate: int | None = None,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.network import worker_pairs
+from mpiboot.network.worker_pairs import WORDS, Reached
 from mpiboot.wording import counted, size_of
 
 # So many hosts are measured each with each; of more, a ring with chords, as the gate's pairs.
@@ -53,9 +54,9 @@ class Way:
 class PathSeen:
     """What one way is like; what is not known is None.
 
-    ``how`` is the word of ``worker/path_probe.py``, empty where it was not measured in time;
-    ``wanted`` the MTU that both links have, ``mtu`` the largest packet that came through;
-    ``microseconds`` the round trip; ``rate`` bytes a second.
+    ``how`` is None where it was not measured in time; ``wanted`` is the MTU that both links have,
+    ``mtu`` the largest packet that came through; ``microseconds`` the round trip; ``rate`` bytes a
+    second.
     """
 
     source: str
@@ -63,7 +64,7 @@ class PathSeen:
     link: str
     control: bool
     address: str
-    how: str
+    how: Reached | None
     wanted: int
     microseconds: int | None = None
     mtu: int | None = None
@@ -102,10 +103,10 @@ def announcement(chosen: Sequence[Way], hosts: Sequence[PathHost]) -> str:
     )
 
 
-def read(line: str) -> tuple[str, int | None, int | None, int | None] | None:
+def read(line: str) -> tuple[Reached, int | None, int | None, int | None] | None:
     """Read what ``worker/path_probe.py`` answers; None where it is none."""
     words = line.split()
-    if len(words) != _ANSWER:
+    if len(words) != _ANSWER or words[0] not in WORDS:
         return None
     trip, mtu, rate = (int(word) if word.isdecimal() else None for word in words[1:])
-    return words[0], trip, mtu, rate
+    return WORDS[words[0]], trip, mtu, rate

@@ -37,13 +37,20 @@ def partners(number: int) -> tuple[int, ...]:
 
 
 class Reached(str, Enum):
-    """How one dial went; the value is what the worker's program says."""
+    """How one dial went; the value is what is said of it where it was made.
+
+    ``UNRESOLVED`` and ``UNKNOWN`` (nothing there can dial) are said by ``doctor_questions`` alone,
+    ``STALLED`` (small packets alone come through) by ``worker/path_probe.py``.
+    """
 
     ANSWERED = "answered"
     CONNECTED = "connected"
     SILENT = "silent"
     REFUSED = "refused"
     NO_ROUTE = "no-route"
+    UNRESOLVED = "unresolved"
+    STALLED = "stalled"
+    UNKNOWN = "unknown"
 
     @property
     def blocked(self) -> bool:
@@ -51,10 +58,13 @@ class Reached(str, Enum):
         return self in (Reached.SILENT, Reached.REFUSED, Reached.NO_ROUTE)
 
 
-_SAID: Final = {
+# Others gave no answer, in a time that is told.
+WHY: Final = {
     Reached.REFUSED: "the connection is refused, although that port is listened at",
     Reached.NO_ROUTE: "no route",
+    Reached.UNRESOLVED: "that name does not resolve there",
 }
+WORDS: Final = {item.value: item for item in Reached}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +101,10 @@ class Dialled:
 def read(line: str) -> tuple[Reached, str, str, Reached | None] | None:
     """Read what ``worker/pairs.py`` answers: result, own address, the one seen, the SSH port's."""
     words = line.split()
-    known = {item.value: item for item in Reached}
-    if len(words) != 4 or words[0] not in known:  # noqa: PLR2004 - as above
+    if len(words) != 4 or words[0] not in WORDS:  # noqa: PLR2004 - as above
         return None
     own, seen = ("" if word == "-" else word for word in words[1:3])
-    return known[words[0]], own, seen, known.get(words[3])
+    return WORDS[words[0]], own, seen, WORDS.get(words[3])
 
 
 def findings(
@@ -141,7 +150,7 @@ def findings(
 
 
 def _blocked(item: Dialled) -> str:
-    how = _SAID.get(item.reached, f"no answer in {item.seconds:g} s, twice")
+    how = WHY.get(item.reached, f"no answer in {item.seconds:g} s, twice")
     said = f"{item.source} can't reach {item.target} ({item.address} port {item.port}): {how}"
     if item.ssh is not None:
         does = "does not answer either" if item.ssh.blocked else "answers"

@@ -15,6 +15,7 @@ from mpiboot.doctor.judge import hosts
 from mpiboot.doctor.rows import hosts as rows
 from mpiboot.host_shell import HostAnswer
 from mpiboot.model import Finding, Level, NoFacts
+from mpiboot.network.worker_pairs import Reached
 from tests.fakes import plans
 
 OK, WARN, FAIL, UNKNOWN = Level.OK, Level.WARN, Level.FAIL, Level.UNKNOWN
@@ -148,12 +149,12 @@ INSIDE = ("10.0.0.9", 5009)
     [
         ({}, PLACE, []),
         (
-            {AT: "connected"},
+            {AT: Reached.CONNECTED},
             PLACE,
             ["ok w-0: reaches the launcher at 10.0.0.9 port 40000"],
         ),
         (
-            {AT: "connected", ("launcher", 40000): "unresolved"},
+            {AT: Reached.CONNECTED, ("launcher", 40000): Reached.UNRESOLVED},
             PLACE,
             [
                 (
@@ -175,13 +176,13 @@ INSIDE = ("10.0.0.9", 5009)
                 ],
             )
             for how, why in (
-                ("silent", "no answer in 4 s"),
-                ("refused", "the connection is refused, although that port is listened at"),
-                ("no-route", "no route"),
+                (Reached.SILENT, "no answer in 4 s"),
+                (Reached.REFUSED, "the connection is refused, although that port is listened at"),
+                (Reached.NO_ROUTE, "no route"),
             )
         ),
         (
-            {AT: "unknown"},
+            {AT: Reached.UNKNOWN},
             PLACE,
             [
                 (
@@ -192,7 +193,7 @@ INSIDE = ("10.0.0.9", 5009)
             ],
         ),
         (
-            {AT: "silent", INSIDE: "connected"},
+            {AT: Reached.SILENT, INSIDE: Reached.CONNECTED},
             RANGE,
             [
                 (
@@ -204,7 +205,7 @@ INSIDE = ("10.0.0.9", 5009)
             ],
         ),
         (
-            {AT: "connected", INSIDE: "silent"},
+            {AT: Reached.CONNECTED, INSIDE: Reached.SILENT},
             RANGE,
             [
                 (
@@ -216,15 +217,15 @@ INSIDE = ("10.0.0.9", 5009)
     ],
 )
 def test_whether_a_host_reaches_the_launcher(
-    dials: dict[tuple[str, int], str], place: LauncherPlace, said: list[str]
+    dials: dict[tuple[str, int], Reached], place: LauncherPlace, said: list[str]
 ) -> None:
     one = HostReport("w-0", dials=dials)
     assert told(hosts.launcher, one, place=place) == said
 
 
 def test_hosts_with_one_answer_are_told_together_and_the_mending_once() -> None:
-    cut = {AT: "silent"}
-    given = [HostReport(f"w-{n}", dials=cut if n else {AT: "connected"}) for n in range(3)]
+    cut = {AT: Reached.SILENT}
+    given = [HostReport(f"w-{n}", dials=cut if n else {AT: Reached.CONNECTED}) for n in range(3)]
     good, bad = hosts.launcher(given, PLACE)
     assert (good.host, good.level, good.hint) == ("w-0", OK, "")
     assert (bad.hosts, bad.level) == (("w-1", "w-2"), FAIL)
@@ -426,7 +427,7 @@ def test_of_very_many_hosts_what_is_well_is_told_by_the_checks_title() -> None:
 
 
 def test_every_row_is_judged() -> None:
-    given = reports(2, w_1=replace(ALIKE, shown="SHA256:x", dials={AT: "connected"}))
+    given = reports(2, w_1=replace(ALIKE, shown="SHA256:x", dials={AT: Reached.CONNECTED}))
     checks = {item.check for item in rows.judge(given, PLACE)}
     assert checks == {
         *("name-answers", "ssh-denied", "launcher-unreached", "hosts-differ", "worker-checks"),

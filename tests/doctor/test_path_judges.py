@@ -11,8 +11,11 @@ from mpiboot.doctor.judge import paths
 from mpiboot.doctor.rows import hosts as rows
 from mpiboot.model import Finding
 from mpiboot.network.paths import PathSeen
+from mpiboot.network.worker_pairs import Reached
 
-GOOD = PathSeen("w-0", "w-1", "eth0", True, "10.0.0.2", "connected", 1450, 100, 1450, 125_000_000)
+GOOD = PathSeen(
+    "w-0", "w-1", "eth0", True, "10.0.0.2", Reached.CONNECTED, 1450, 100, 1450, 125_000_000
+)
 DATA = replace(GOOD, link="net1", control=False, address="10.1.0.2", wanted=9000, mtu=9000)
 TO_1 = "w-0 to w-1 (10.0.0.2 by the control link eth0)"
 DATA_TO_1 = "w-0 to w-1 (10.1.0.2 by the data link net1)"
@@ -36,9 +39,14 @@ def test_ways_that_are_well_are_told_in_three_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "why"), [("silent", "no answer"), ("refused", "refused"), ("no-route", "no route")]
+    ("how", "why"),
+    [
+        (Reached.SILENT, "no answer"),
+        (Reached.REFUSED, "refused"),
+        (Reached.NO_ROUTE, "no route"),
+    ],
 )
-def test_a_way_that_is_cut_fails(how: str, why: str) -> None:
+def test_a_way_that_is_cut_fails(how: Reached, why: str) -> None:
     cut = replace(DATA, how=how, microseconds=None, mtu=None, rate=None)
     (one,) = paths.reach([GOOD, cut])
     assert said([one]) == [f"fail network-reach: {DATA_TO_1}: {why}"]
@@ -57,7 +65,7 @@ def test_a_way_that_is_cut_fails(how: str, why: str) -> None:
 
 
 def test_ways_for_which_there_was_no_time_are_not_known() -> None:
-    late = replace(GOOD, how="", microseconds=None, mtu=None, rate=None)
+    late = replace(GOOD, how=None, microseconds=None, mtu=None, rate=None)
     assert said(list(paths.reach([GOOD, late, late]))) == [
         f"unknown network-reach: not measured in time: 2 ways of 3, such as {TO_1}"
     ]
@@ -74,9 +82,9 @@ def test_a_path_that_carries_less_than_its_links_fails() -> None:
 
 @pytest.mark.parametrize("mtu", [None, 1450])
 def test_a_stream_that_stalls_fails(mtu: int | None) -> None:
-    assert said(list(paths.path_mtu([replace(GOOD, how="stalled", mtu=mtu, rate=None)])))[0] == (
-        f"fail path-mtu: {TO_1}: small packets come through, large ones are lost"
-    )
+    assert said(list(paths.path_mtu([replace(GOOD, how=Reached.STALLED, mtu=mtu, rate=None)])))[
+        0
+    ] == (f"fail path-mtu: {TO_1}: small packets come through, large ones are lost")
 
 
 def test_without_answers_by_udp_the_path_mtu_is_not_known() -> None:

@@ -164,6 +164,9 @@ def test_what_each_result_means() -> None:
         "silent",
         "refused",
         "no-route",
+        "unresolved",
+        "stalled",
+        "unknown",
     ]
 
 

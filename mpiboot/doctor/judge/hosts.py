@@ -12,15 +12,11 @@ from mpiboot.doctor.judge.image import ok
 from mpiboot.majority import majority
 from mpiboot.model import Finding, Level
 from mpiboot.network.control import link_of
+from mpiboot.network.worker_pairs import WHY, Reached
 from mpiboot.wording import counted, first_few
 
 SLOW: Final = 2.5  # seconds for a name: a packet was lost, or a nameserver is silent
 _MANY: Final = 16  # hosts that are told one by one where each says something else
-_UNCONNECTED: Final = {
-    "refused": "the connection is refused, although that port is listened at",
-    "no-route": "no route",
-    "unresolved": "that name does not resolve there",
-}
 # What hosts are compared by, the words for it, and whether the plan tells it of hosts with facts.
 _VALUES: Final = (
     ("mpiboot", "its version of mpiboot is {}", False),
@@ -126,22 +122,22 @@ def launcher(hosts: Sequence[HostReport], place: LauncherPlace) -> Iterable[Find
         yield about(which, "launcher-unreached", level, said, hint)
 
 
-def _way_back(dials: Mapping[tuple[str, int], str], place: LauncherPlace) -> tuple[Level, str]:
+def _way_back(dials: Mapping[tuple[str, int], Reached], place: LauncherPlace) -> tuple[Level, str]:
     port = place.range_port or place.port
-    how = dials.get((place.address, port), "unknown")
-    free = dials.get((place.address, place.port), "unknown")
+    how = dials.get((place.address, port), Reached.UNKNOWN)
+    free = dials.get((place.address, place.port), Reached.UNKNOWN)
     whose = f", of MPIBOOT_PORT_RANGE={place.port_range}" if place.range_port else ""
     at = f"the launcher at {place.address} port {port}{whose}"
-    if how == "unknown":
+    if how is Reached.UNKNOWN:
         said = f"not known whether it reaches {at}: it has neither bash with timeout nor python3"
         return Level.UNKNOWN, said
-    if how != "connected":
-        why = _UNCONNECTED.get(how, f"no answer in {place.seconds} s")
+    if how is not Reached.CONNECTED:
+        why = WHY.get(how, f"no answer in {place.seconds} s")
         return Level.FAIL, f"can't connect to {at}: {why}; MPI's daemons must"
     said = f"reaches {at}"
-    if place.range_port and free != "connected":
+    if place.range_port and free is not Reached.CONNECTED:
         said += "; ports outside that range it does not reach, which MPI does not need"
-    if dials.get((place.name, port)) == "unresolved":
+    if dials.get((place.name, port)) is Reached.UNRESOLVED:
         said += f"; the name {place.name} does not resolve there, and MPI goes by the address"
     return Level.OK, said
 

@@ -10,10 +10,15 @@ from mpiboot.checks import BY_REFERENCE
 from mpiboot.doctor.judge.image import ok
 from mpiboot.model import Finding, Level
 from mpiboot.network.paths import PathSeen
+from mpiboot.network.worker_pairs import Reached
 from mpiboot.wording import counted
 
 _SHOWN: Final = 4
-_WHY: Final = {"silent": "no answer", "refused": "refused", "no-route": "no route"}
+_WHY: Final = {
+    Reached.SILENT: "no answer",
+    Reached.REFUSED: "refused",
+    Reached.NO_ROUTE: "no route",
+}
 # So much slower than the middle one is worth a look.
 _TIMES: Final = 4
 _LEAST: Final = 2000  # microseconds; what is quicker is never called slow
@@ -39,7 +44,7 @@ def _finding(check: str, level: Level, bad: Sequence[tuple[PathSeen, str]]) -> F
 def reach(seen: Sequence[PathSeen]) -> Iterable[Finding]:
     """Judge who reaches whom."""
     cut = [(one, _WHY[one.how]) for one in seen if one.how in _WHY]
-    late = [_where(one) for one in seen if not one.how]
+    late = [_where(one) for one in seen if one.how is None]
     if cut:
         yield _finding("network-reach", Level.FAIL, cut)
     if late:
@@ -68,10 +73,10 @@ def path_mtu(seen: Sequence[PathSeen]) -> Iterable[Finding]:
     small += [
         (one, "small packets come through, large ones are lost")
         for one in seen
-        if one.how == "stalled" and (one.mtu is None or one.mtu >= one.wanted)
+        if one.how is Reached.STALLED and (one.mtu is None or one.mtu >= one.wanted)
     ]
     measured = [one for one in seen if one.mtu is not None]
-    unknown = [one for one in seen if one.how == "connected" and one.mtu is None]
+    unknown = [one for one in seen if one.how is Reached.CONNECTED and one.mtu is None]
     if small:
         yield _finding("path-mtu", Level.FAIL, small)
     elif measured:
