@@ -93,6 +93,7 @@ def of_job(
 
     Raises:
         MpibootError: ``usage``; the hostfile has no such host.
+        KeyboardInterrupt: after what the hosts that had answered told.
     """
     with looks.listening(resolved.settings) as place:
         doctor = DoctorLook(looks.questions(place), tuple(only))
@@ -111,12 +112,19 @@ def of_job(
     place = replace(place, key=launcher.key.fingerprint if launcher.key else "")
     yield from _passed(file.hosts, seen.passed, place, doctor, planned)
     yield from planned
+    _stop_where_interrupted(seen.passed)
     if measures:
         to = launcher_setup.access(launcher)
         # Loaded where it is asked for: an image that lacks asyncssh is to be told so by doctor.
         from mpiboot.doctor import network  # noqa: PLC0415
 
         yield from network.measure(seen.passed.workers, resolved.settings, to)
+
+
+def _stop_where_interrupted(passed: gate.GateResult) -> None:
+    """Go on with Ctrl-C, which the gate has put off until what hosts had answered is told."""
+    if passed.unasked:
+        raise KeyboardInterrupt
 
 
 def refuse_unknown(only: Sequence[str], hosts: Sequence[Host]) -> None:
@@ -152,7 +160,8 @@ def _passed(
     yield from (_ok("names-unresolved", "this pod itself", one.name) for one in passed.local)
     yield from judges.merged(map(_reached, passed.workers))
     yield from passed.findings
-    hosts = [one for one in doctor.asked(listed) if one not in passed.local]
+    left_out = (*passed.local, *passed.unasked)
+    hosts = [one for one in doctor.asked(listed) if one not in left_out]
     names = asyncio.run(looks.look_up(hosts))
     reports = looks.reports(hosts, passed.workers, passed.answers, names)
     told = {(item.check, name) for item in planned for name in (item.host, *item.hosts)}
@@ -197,6 +206,7 @@ def _without_plan(
         yield from asyncio.run(_names(doctor.asked(file.hosts)))
         return
     yield from _passed(file.hosts, passed, place, doctor)
+    _stop_where_interrupted(passed)
 
 
 async def _names(hosts: Sequence[Host]) -> list[Finding]:

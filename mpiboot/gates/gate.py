@@ -8,8 +8,10 @@ gate's one command.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -50,7 +52,7 @@ class GateResult:
     hostfile's name. ``host_keys`` has, by host, the host key that was shown, as a line of
     known_hosts without its host; only where the setting ``host_keys`` isn't ``job``.
     ``findings`` are those of ``look``, and so is, where doctor asked for more, ``answers``: each
-    host's whole answer.
+    host's whole answer; ``unasked`` are the hosts that had none yet at doctor's Ctrl-C.
     """
 
     workers: tuple[Worker, ...]
@@ -59,6 +61,7 @@ class GateResult:
     host_keys: Mapping[str, str]
     findings: tuple[Finding, ...] = ()
     answers: Mapping[str, Attempt] = field(default_factory=dict)
+    unasked: tuple[Host, ...] = ()
 
 
 async def wait(
@@ -176,12 +179,15 @@ async def look(
     )
     if any(not pipelines.is_own_name(host) for host in hosts):
         await pipelines.prepare()
-    runs = [pipelines.run(state) for state in states]
-    found = await asyncio.gather(*runs, return_exceptions=True)
-    findings = []
-    for item in found:
+    runs = [asyncio.ensure_future(pipelines.run(state)) for state in states]
+    with _ended_by_ctrl_c(runs if doctor.questions else ()):
+        found = await asyncio.gather(*runs, return_exceptions=True)
+    findings, unasked = [], []
+    for host, item in zip(hosts, found, strict=True):
         if isinstance(item, MpibootError):
             findings.append(item.finding)
+        elif isinstance(item, asyncio.CancelledError):
+            unasked.append(host)
         elif isinstance(item, BaseException):
             raise item
     local = tuple(host for host, item in zip(hosts, found, strict=True) if item is None)
@@ -195,7 +201,27 @@ async def look(
         pipelines.host_keys,
         tuple(findings),
         pipelines.answers,
+        tuple(unasked),
     )
+
+
+@contextlib.contextmanager
+def _ended_by_ctrl_c(runs: Sequence[asyncio.Future[Any]]) -> Iterator[None]:
+    """Let Ctrl-C end these alone: what the others have learnt is told."""
+    if not runs:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    ending: list[asyncio.Future[None]] = []  # or asyncio would forget it
+
+    def end() -> None:
+        ending.append(asyncio.ensure_future(_end(set(runs))))
+
+    loop.add_signal_handler(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 async def _end(tasks: set[asyncio.Future[Any]]) -> None:

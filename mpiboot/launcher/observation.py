@@ -153,7 +153,7 @@ async def look(
         pairs=pairs,
         doctor=doctor,
     )
-    dialled = await pairs.results(passed.workers)
+    dialled = () if passed.unasked else await pairs.results(passed.workers)
     await pairs.close()
     client = agent_client.choose(launcher, len(found.hostfile.hosts), mpi, line)
     seen = _observation(launcher, found, passed, mpi, line, own, {}, client)

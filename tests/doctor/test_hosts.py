@@ -78,6 +78,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "dialled": (),
         "raises": None,
         "answers": {},
+        "unasked": (),
     }
 
     def looked(*_: object) -> tuple[Observation, LauncherPod]:
@@ -85,7 +86,13 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             raise found["raises"]
         observed = found["observed"]
         passed = GateResult(
-            observed.workers, observed.local, {}, {}, found["findings"], found["answers"]
+            observed.workers,
+            observed.local,
+            {},
+            {},
+            found["findings"],
+            found["answers"],
+            found["unasked"],
         )
         pod = LauncherPod(
             resolve({}, {}), {}, plans.ROOT, tmp_path, JobKey(tmp_path, "ssh-ed25519 AAAA"), 0.0, 1
@@ -159,6 +166,18 @@ def test_workers_that_reach_each_other_are_told_where_it_was_tried(
     good = [item for item in said if "reach each other:" in item]
     assert good == ([told] if told else [])
     assert bool(said) == bool(reached)
+
+
+def test_after_ctrl_c_what_hosts_had_told_comes_first(seen: dict[str, Any]) -> None:
+    first, second = seen["observed"].workers
+    seen["observed"] = replace(seen["observed"], workers=(first,))
+    seen["unasked"] = (second.host,)
+    told: list[Finding] = []
+    with pytest.raises(KeyboardInterrupt):
+        told.extend(hosts.of_job(resolve({}, plans.POD), plans.POD))
+    reached = [item.host for item in told if item.check == "workers-unreachable"]
+    assert reached == [first.host.name]
+    assert second.host.name not in {name for item in told for name in (item.host, *item.hosts)}
 
 
 def test_a_look_that_fails_is_what_is_found(seen: dict[str, Any]) -> None:

@@ -319,7 +319,7 @@ def test_ctrl_c_while_hosts_are_asked_tells_what_was_found(tmp_path: Path) -> No
             with connection:
                 doctor.send_signal(signal.SIGINT)
                 out, err = doctor.communicate(timeout=GUARD)
-    assert doctor.returncode == 130, err
+    assert doctor.returncode == 130, out + err
     assert "Traceback" not in err
     assert f"the key is {key}, ssh-ed25519 SHA256:" in out
     assert out.endswith("; interrupted: the rest was not looked at\n")

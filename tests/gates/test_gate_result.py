@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +32,7 @@ from mpiboot.observe.dns import Resolver
 from mpiboot.settings import Settings
 from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
 from tests.fakes import plans
+from tests.waiting import until_in_loop
 
 HOSTS = plans.hosts(1, 1)
 READY = tuple(plans.worker(host, number, None) for number, host in enumerate(HOSTS))
@@ -373,3 +376,15 @@ async def test_the_callers_own_work_has_no_deadline_here(monkeypatch: pytest.Mon
 
     found = await gate.wait(HOSTS, Settings(timeout=600.0), TO, resolver=RESOLVER, also=also())
     assert found.workers == READY
+
+
+async def test_ctrl_c_leaves_doctor_what_hosts_had_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    Hosts(monkeypatch, READY[0])
+    before = signal.getsignal(signal.SIGINT)
+    look = gate.look(HOSTS, Settings(), TO, resolver=RESOLVER, doctor=DoctorLook(("own_values",)))
+    looking = asyncio.ensure_future(look)
+    await until_in_loop(lambda: signal.getsignal(signal.SIGINT) != before)
+    os.kill(os.getpid(), signal.SIGINT)
+    found = await looking
+    assert (found.workers, found.findings, found.unasked) == ((READY[0],), (), (HOSTS[1],))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

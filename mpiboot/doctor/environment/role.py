@@ -82,6 +82,8 @@ def _job(
     """Ask every host, and this pod, which comes first."""
     doctor = DoctorLook((host_shell.ENVIRONMENTS,), tuple(only))
     seen, launcher = look.look(resolved, hosts.ANY_PROGRAM, environ, doctor)
+    if seen.passed.unasked:
+        raise KeyboardInterrupt
     file = seen.observed.hostfile
     hosts.refuse_unknown(only, file.hosts)
     plan, wrong = _plan(seen, launcher, resolved, environ)
