@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from mpiboot.doctor.rows import hosts as rows
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import gate
 from mpiboot.gates.access import Access
-from mpiboot.gates.doctor_look import DoctorLook
+from mpiboot.gates.doctor_look import DoctorLook, is_one_of
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_builder import LaunchPaths
 from mpiboot.launcher import launch_folder, look, observation
@@ -107,7 +107,7 @@ def of_job(
     file = seen.observed.hostfile
     yield from _hostfile(file)
     yield from seen.warnings
-    refuse_unknown(only, file.hosts)
+    refuse_unknown(only, (host.name for host in file.hosts))
     planned = list(_planned(seen, resolved, launch_folder.paths(launcher.folder)))
     place = replace(place, key=launcher.key.fingerprint if launcher.key else "")
     yield from _passed(file.hosts, seen.passed, place, doctor, planned)
@@ -127,12 +127,13 @@ def _stop_where_interrupted(passed: gate.GateResult) -> None:
         raise KeyboardInterrupt
 
 
-def refuse_unknown(only: Sequence[str], hosts: Sequence[Host]) -> None:
-    """Raise ``usage`` where the hostfile lacks a host that is asked for."""
-    for name in only:
-        if not DoctorLook(hosts=(name,)).asked(hosts):
-            listed = first_few((*(host.name for host in hosts), os.uname().nodename), 8)
-            raise error("usage", f"no host {name!r}", hint=f"there are {listed}")
+def refuse_unknown(only: Sequence[str], known: Iterable[str]) -> None:
+    """Raise ``usage`` where a host is asked for that is neither known nor this pod."""
+    names = tuple(dict.fromkeys((*known, os.uname().nodename)))
+    for wanted in only:
+        if not any(is_one_of(name, (wanted,)) for name in names):
+            hint = f"there are {first_few(names, 8)}"
+            raise error("usage", f"no host {wanted!r}", hint=hint)
 
 
 def _planned(seen: Observation, resolved: Resolved, where: LaunchPaths) -> Iterator[Finding]:
@@ -197,7 +198,7 @@ def _without_plan(
         yield from (wrong.finding, *wrong.others)
         return
     yield from _hostfile(file)
-    refuse_unknown(doctor.hosts, file.hosts)
+    refuse_unknown(doctor.hosts, (host.name for host in file.hosts))
     try:
         launcher = launcher_setup.launcher_pod(resolved, environ, private.role(), patience=0.0)
         to = launcher_setup.access(launcher)

@@ -15,6 +15,7 @@ from mpiboot.doctor import gather, hosts, table, text
 from mpiboot.doctor.look import private
 from mpiboot.errors import MpibootError, ShownError, error
 from mpiboot.exit_codes import ExitCode
+from mpiboot.gates.doctor_look import is_one_of
 from mpiboot.job import platforms
 from mpiboot.model import Finding, Level, Role
 from mpiboot.observe import hostfiles
@@ -76,29 +77,18 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: Asked = Asked()) 
 
 def _selected(found: list[Finding], asked: Asked) -> list[Finding]:
     """Leave what is asked for."""
-    here = os.uname().nodename
-    names = {name for item in found for name in (item.host, *item.hosts) if name} | {here}
-    for wanted in asked.hosts:
-        if not any(_named(name, wanted) for name in names):
-            listed = ", ".join(sorted(names))
-            raise error("usage", f"no host {wanted!r}", hint=f"there are {listed}")
+    names = {name for item in found for name in (item.host, *item.hosts) if name}
+    hosts.refuse_unknown(asked.hosts, sorted(names))
     return [
         item
         for item in found
         if (not asked.checks or item.check in asked.checks)
-        and (
-            not asked.hosts
-            or any(
-                _named(name, wanted)
-                for wanted in asked.hosts
-                for name in item.hosts or (item.host or here,)
-            )
-        )
+        and (not asked.hosts or any(is_one_of(name, asked.hosts) for name in _whose(item)))
     ]
 
 
-def _named(name: str, wanted: str) -> bool:
-    return wanted in (name, name.partition(".")[0])
+def _whose(item: Finding) -> tuple[str, ...]:
+    return item.hosts or (item.host or os.uname().nodename,)
 
 
 def _look(
@@ -118,7 +108,7 @@ def _look(
     if role is Role.WORKER and asked.login and hosts.SERVER in (asked.checks or (hosts.SERVER,)):
         yield hosts.own_server(resolved, environ)
     here = os.uname().nodename
-    others = [name for name in asked.hosts if not _named(here, name)]
+    others = [name for name in asked.hosts if not is_one_of(here, (name,))]
     if role is Role.LAUNCHER and (others or not asked.hosts):
         yield from hosts.of_job(resolved, environ, others, measures=asked.network)
 

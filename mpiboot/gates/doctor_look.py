@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mpiboot.model import Host
@@ -18,11 +18,12 @@ class DoctorLook:
     def asked(self, listed: Sequence[Host]) -> tuple[Host, ...]:
         """Give those of a job's hosts that are asked, by their whole or first names."""
         wanted = frozenset(self.hosts)
-        return tuple(
-            host
-            for host in listed
-            if not wanted or {host.name, host.name.partition(".")[0]} & wanted
-        )
+        return tuple(host for host in listed if not wanted or is_one_of(host.name, wanted))
+
+
+def is_one_of(name: str, wanted: Iterable[str]) -> bool:
+    """Whether a host is among those that are asked for, by its whole or first name."""
+    return not {name, name.partition(".")[0]}.isdisjoint(wanted)
 
 
 ALL = DoctorLook()

@@ -85,7 +85,7 @@ def _job(
     if seen.passed.unasked:
         raise KeyboardInterrupt
     file = seen.observed.hostfile
-    hosts.refuse_unknown(only, file.hosts)
+    hosts.refuse_unknown(only, (host.name for host in file.hosts))
     plan, wrong = _plan(seen, launcher, resolved, environ)
     answers = seen.passed.answers
     names = (worker.host.name for worker in seen.passed.workers)
