@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot import shims
+from mpiboot import executables, shims
 from mpiboot.doctor.look import image, pci, pod, private, servers
 from mpiboot.doctor.report import MemoryPart, ServersPart, ShimsPart, SshListener
 from mpiboot.errors import error
@@ -112,7 +112,7 @@ def test_asking_for_sshd_makes_no_folder(tmp_path: Path, monkeypatch: pytest.Mon
     wanted = tmp_path / "sshd-folder"
     monkeypatch.setattr(openssh, "_PRIVSEP", str(wanted))
     monkeypatch.setattr(openssh, "find", lambda _: "/usr/sbin/sshd")
-    monkeypatch.setattr(openssh, "knows", lambda *_: True)
+    monkeypatch.setattr(executables, "knows", lambda *_: True)
     seen = image.sshd({"PATH": "/usr/sbin"})
     assert seen.path == "/usr/sbin/sshd"
     assert not wanted.exists()
