@@ -32,7 +32,7 @@ class StayingClient:
             OSError: that can't be made, or too few files may be open.
         """
         open_files.allow_most()
-        waiting_agent.write(folder)
+        waiting_agent.offer(folder)
         self._kept = kept
         self._client = Client(config)
         names = [host.name for host in config.hosts]

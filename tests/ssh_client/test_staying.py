@@ -164,19 +164,22 @@ def running(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     made.stop()
 
 
+def offered(launch: Launch, *, has_program: bool) -> None:
+    """Let agents find the program that waits, or not."""
+    (launch.folder / waiting_agent.NAME).unlink(missing_ok=True)
+    if has_program:
+        waiting_agent.offer(launch.folder)
+
+
 @pytest.fixture(params=[True, False], ids=["its own program waits", "the shell waits"])
 def has_program(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
 @pytest.fixture(params=SHELLS, ids=" ".join)
-def shells(
-    running: Launch, request: pytest.FixtureRequest, *, has_program: bool
-) -> Iterator[Launch]:
-    program = running.folder / waiting_agent.NAME
-    program.chmod(0o700 if has_program else 0o600)
-    yield running.next(request.param)
-    program.chmod(0o700)
+def shells(running: Launch, request: pytest.FixtureRequest, *, has_program: bool) -> Launch:
+    offered(running, has_program=has_program)
+    return running.next(request.param)
 
 
 @pytest.fixture
@@ -303,7 +306,7 @@ def test_streams_that_cant_be_opened_anew_are_handed_over(launch: Launch, tmp_pa
 
 
 def test_a_client_that_is_killed_ends_its_agents(other: Launch, *, has_program: bool) -> None:
-    (other.folder / waiting_agent.NAME).chmod(0o700 if has_program else 0o600)
+    offered(other, has_program=has_program)
     process = other.start("echo begun; exec sleep 1000")
     assert process.stdout is not None
     assert process.stdout.readline() == b"begun\n"
