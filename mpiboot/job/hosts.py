@@ -152,5 +152,6 @@ def ranks(builder: PlanBuilder, hosts: tuple[Host, ...], resolved: Resolved) -> 
     if builder.line.settles_ranks:
         builder.decide("ranks", "-", Source.FLAG, "left to the mpirun line")
         return None
-    builder.decide("ranks", str(slots), Source.DEFAULT, f"all slots of {len(hosts)} hosts")
+    because = f"all slots of {counted(len(hosts), 'host')}"
+    builder.decide("ranks", str(slots), Source.DEFAULT, because)
     return slots

@@ -276,6 +276,8 @@ def test_without_a_number_every_slot_gets_a_rank(family: str) -> None:
     plan = planned("./train", observed(family, listed=hosts(1, 3, 2)))
     assert (plan.ranks, plan.argv[1:3]) == (6, ("-n", "6"))
     assert because(plan, "ranks") == ("6", Source.DEFAULT, "all slots of 3 hosts")
+    alone = planned("./train", observed(family, listed=hosts(2)))
+    assert because(alone, "ranks") == ("2", Source.DEFAULT, "all slots of 1 host")
 
 
 @both
