@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from mpiboot.wording import size_of
+
 GROUPS: Final = Path("/sys/fs/cgroup")
 PROC: Final = Path("/proc")
 # Version 1 writes "no limit" as a number near 2^63, and no machine has as many bytes as this.
@@ -51,6 +53,14 @@ def kills(groups: Path = GROUPS, proc: Path = PROC) -> int:
             if value.isdigit():
                 return int(value)
     return 0
+
+
+def used_up(groups: Path = GROUPS, proc: Path = PROC) -> str:
+    """Say which limit the kernel kills for here; empty where it has killed nothing."""
+    limit, count = memory(groups, proc).limit, kills(groups, proc)
+    if limit is None or not count:
+        return ""
+    return f"this container's memory limit, {size_of(limit)}, was reached (oom_kill {count})"
 
 
 def _folders(groups: Path, proc: Path, controller: str) -> Iterator[Path]:

@@ -80,7 +80,13 @@ class Agents:
         how = f"was killed by {name(-code)}" if code < 0 else f"ended with {code}"
         with suppress(OSError):
             os.unlink(f"{self._folder}/{REQUESTS}")
-        self._feed(ClientEnded(how, killed=code == _KILLED))
+        limit = ""
+        if code == _KILLED:
+            from mpiboot import control_groups  # noqa: PLC0415 - what a good job needs none of
+
+            limit = control_groups.used_up()
+            how += f" as {limit}" if limit else ""
+        self._feed(ClientEnded(how, killed=code == _KILLED, out_of_memory=bool(limit)))
 
     def deadlines(self) -> list[float]:
         """Say when ``settle`` has to be called (monotonic clock)."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.parent.events import RankEnd, RankEnded, Verdict
+from mpiboot.parent.events import ClientEnded, RankEnd, RankEnded, Verdict
 from mpiboot.parent.state import State
 from mpiboot.wording import first_few, size_of
 
@@ -108,10 +108,11 @@ def pod_ending(host: str) -> Verdict:
     return verdict_of("host-lost", said, host)
 
 
-def client_lost(how: str, *, killed: bool) -> Verdict:
+def client_lost(event: ClientEnded) -> Verdict:
     """Judge a job whose agents' sessions have all ended with the one process that had them."""
-    said = f"mpiboot's SSH client, which holds the connections to all hosts, {how}"
-    return replace(verdict_of("ssh-client-lost", said), killed=killed)
+    said = f"mpiboot's SSH client, which holds the connections to all hosts, {event.how}"
+    reference = "launcher-memory" if event.out_of_memory else "ssh-client-lost"
+    return replace(verdict_of(reference, said), killed=event.killed)
 
 
 def unanswered(said: str) -> Verdict:

@@ -174,6 +174,6 @@ def client_ended(state: State, event: ClientEnded) -> Step:
     """End a job whose sessions are all gone: its daemons end, and no host is to blame."""
     if state.being_ended or (state.ended is not None and not state.agents):
         return state, ()
-    cause = client_lost(event.how, killed=event.killed)
+    cause = client_lost(event)
     state, actions = end(state, cause)
     return state, (Say(LogLevel.ERROR, "launch", cause.said), *actions)

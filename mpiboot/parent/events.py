@@ -135,10 +135,14 @@ class HostEnding:
 
 @dataclass(frozen=True, slots=True)
 class ClientEnded:
-    """The process that has all agents' sessions is gone; ``killed`` by SIGKILL."""
+    """The process that has all agents' sessions is gone; ``killed`` by SIGKILL.
+
+    ``out_of_memory``: the container's limit was reached, for which the kernel kills.
+    """
 
     how: str
     killed: bool = False
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.os_calls import reap
 from mpiboot.parent.processes import wait_gone
 from mpiboot.parent.signals import ENDING, Signals, by_signal, name
-from mpiboot.wording import size_of
 
 _PIECE: Final = 65536
 _BUG: Final = 70
@@ -49,22 +48,14 @@ def died(status: int) -> Failure:
         return Failure(_BUG, "bug", f"bug: {said}: nothing was started\n")
     said = f"the process that waits for hosts was killed by {name(-code)}"
     if -code == signal.SIGKILL:
-        limit = _memory_used_up()
+        from mpiboot import control_groups  # noqa: PLC0415 - what a good start needs none of
+
+        limit = control_groups.used_up()
         if limit:
             return _out_of_memory(f"{said} as {limit}: nothing was started")
         said += "; the launcher's memory limit?"
     log.error("killed", f"{said}: nothing was started")
     return Failure(BY_SIGNAL - code, "killed", f"killed: {said}: nothing was started\n")
-
-
-def _memory_used_up() -> str:
-    """Say which limit the kernel kills for here; empty where it has killed nothing."""
-    from mpiboot import control_groups  # noqa: PLC0415 - what a good start needs none of
-
-    limit, kills = control_groups.memory().limit, control_groups.kills()
-    if limit is None or not kills:
-        return ""
-    return f"this container's memory limit, {size_of(limit)}, was reached (oom_kill {kills})"
 
 
 def _out_of_memory(said: str) -> Failure:

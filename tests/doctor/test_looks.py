@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot import executables, shims
+from mpiboot import control_groups, executables, shims
 from mpiboot.doctor.look import image, pci, pod, private, servers
 from mpiboot.doctor.report import MemoryPart, ServersPart, ShimsPart, SshListener
 from mpiboot.errors import error
@@ -260,7 +260,10 @@ def test_memory_is_read_of_both_kinds_of_control_groups(tmp_path: Path) -> None:
         "memory.stat": "anon 1\ninactive_file 1000\n",
     }
     own = write(tmp_path / "proc2", {"self/cgroup": "0::/\n"})
-    assert pod.memory(write(tmp_path / "two", two), own) == MemoryPart(1 << 30, 4000, 2)
+    groups = write(tmp_path / "two", two)
+    assert pod.memory(groups, own) == MemoryPart(1 << 30, 4000, 2)
+    used_up = "this container's memory limit, 1 GiB, was reached (oom_kill 2)"
+    assert control_groups.used_up(groups, own) == used_up
     one = {
         "memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
         "memory/memory.limit_in_bytes": "9223372036854771712\n",
@@ -268,7 +271,9 @@ def test_memory_is_read_of_both_kinds_of_control_groups(tmp_path: Path) -> None:
         "memory/memory.stat": "total_inactive_file 1000\n",
     }
     own = write(tmp_path / "proc1", {"self/cgroup": "4:memory:/a\n"})
-    assert pod.memory(write(tmp_path / "one", one), own) == MemoryPart(0, 4000, 1)
+    groups = write(tmp_path / "one", one)
+    assert pod.memory(groups, own) == MemoryPart(0, 4000, 1)
+    assert control_groups.used_up(groups, own) == ""  # the node's own, as nothing bounds it here
     assert pod.memory(tmp_path / "none", own) is None
 
 

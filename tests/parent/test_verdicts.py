@@ -384,6 +384,14 @@ def test_a_client_that_ended_ends_the_job_and_no_host_is_to_blame(
         assert end.killed
 
 
+def test_a_client_that_was_killed_at_the_memory_limit_is_told_as_that() -> None:
+    limit = "was killed by SIGKILL as this container's memory limit, 64 MiB, was reached"
+    state, _ = go([ClientEnded(limit, killed=True, out_of_memory=True)], running())
+    end = judged([AgentEnded("w-1", 100, 255), MpirunEnded(205)], state)
+    assert (end.code, end.reference) == (69, "launcher-memory")
+    assert end.said.endswith(limit)
+
+
 def test_a_client_that_ends_beside_an_end_that_is_known_changes_nothing() -> None:
     state, _ = go([Signalled(TERM)], running())
     assert go([LOST], state) == (state, ())
