@@ -120,13 +120,6 @@ def out_of_memory(environ: dict[str, str], limit: int) -> list[str]:
     return told
 
 
-def test_an_end_by_the_memory_limit_while_hosts_are_waited_for_is_told(tmp_path: Path) -> None:
-    """Less than what waits for hosts needs by itself."""
-    (tmp_path / "termination-log").touch()
-    out_of_memory(nobody_there(tmp_path), 36 * MIB)
-    assert (tmp_path / "termination-log").read_text().startswith("launcher-memory: the process ")
-
-
 @pytest.mark.full
 def test_a_launcher_of_64_mib_with_a_thousand_hosts(tmp_path: Path) -> None:
     """The line before the end has how many were ready by then."""
@@ -140,7 +133,9 @@ def test_a_launcher_of_64_mib_with_a_thousand_hosts(tmp_path: Path) -> None:
     environ = {**environ_of(tmp_path, key, workers.addresses), "MPIBOOT_SSH_PORT": "2022"}
     with running(workers):
         workers.listen(workers.addresses)
+        (tmp_path / "termination-log").touch()
         told = out_of_memory(environ, 64 * MIB)
+    assert (tmp_path / "termination-log").read_text().startswith("launcher-memory: the process ")
     assert [line for line in told if re.match(r"mpiboot: \d+/1000 hosts ready, waiting for ", line)]
 
 
