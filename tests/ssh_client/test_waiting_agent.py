@@ -33,8 +33,15 @@ class Waiting:
         words = [str(waiting_agent.PROGRAM), "agent", "w", str(self.errors)]
         self.process = subprocess.Popen(["sh", "-c", text, "sh", *words], env=ENVIRON)
         self.pid = self.process.pid
-        files = Path(f"/proc/{self.pid}/fd")
-        until(lambda: any("signalfd" in str(path.readlink()) for path in list(files.iterdir())))
+        until(self._listens_to_signals)
+
+    def _listens_to_signals(self) -> bool:
+        folder = Path(f"/proc/{self.pid}/fd")
+        try:
+            links = [str(path.readlink()) for path in folder.iterdir()]
+        except FileNotFoundError:  # what loads it has closed one meanwhile
+            return False
+        return any("signalfd" in link for link in links)
 
     def answer(self, text: str) -> int:
         if text:
