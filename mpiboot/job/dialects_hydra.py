@@ -99,6 +99,7 @@ INTEL: Final = Dialect(
     constants=(
         Variable("I_MPI_HYDRA_BRANCH_COUNT", "0", "flat: no worker needs to reach another"),
     ),
+    agent_sockets=True,
     export=Export.ALL,
     by_itself=("*",),
     lost_without_parent=(

@@ -97,6 +97,18 @@ def test_an_ssh_that_is_a_script_and_an_mpi_that_nobody_knows_keep_ssh(tmp_path:
     assert agent_client.choose(launcher, MANY, unknown, line).value == "openssh"
 
 
+def test_intel_mpi_whose_agents_have_sockets_keeps_ssh_unless_the_own_client_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    mpi = Mpi(MpiFamily.INTEL, "2021.18", "/opt/mpi/bin/mpirun", "")
+    environ = {**plans.POD, "PATH": path(tmp_path)}
+    line = read(["mpirun", "./train"], mpi.family)
+    found = agent_client.choose(pod(tmp_path, environ), 256, mpi, line)
+    assert (found.value, "gives its agents sockets" in found.because) == ("openssh", True)
+    launcher = pod(tmp_path, environ, ssh_client="embedded")
+    assert agent_client.choose(launcher, 256, mpi, line).value == "embedded"
+
+
 def test_where_too_few_files_may_be_open_each_host_has_an_ssh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
