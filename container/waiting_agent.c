@@ -5,8 +5,8 @@
  * A shell that waits has 140 KiB of its own, which with a thousand hosts is most of a launcher; this
  * has 20, linked with musl and without shared libraries. It does what the shell would: it waits for
  * the client's word, passes a signal on as the wish to end the session, tells the parent how the
- * session ended, and ends with its status. AGENT is only for who reads the process table. ERRORS is
- * the file that gets a line where the client is gone.
+ * session ended, and ends with its status. AGENT is the agent's path, by which it is known in the
+ * process table (parent/watch.py). ERRORS is the file that gets a line where the client is gone.
  */
 #include <fcntl.h>
 #include <limits.h>

@@ -24,8 +24,8 @@ def findings(items: Iterable[Finding]) -> tuple[Finding, ...]:
     """Make one finding of those of one kind, where these are of more hosts than have a line each.
 
     A kind is a check, its level and what is to be done. What most of these hosts say is said; what
-    others say stands behind it, with their names. Texts that differ by numbers and addresses alone
-    are one.
+    others say stands behind it, with their names. Where none of them says the same, texts that
+    differ by numbers and addresses alone are one.
     """
     kinds: dict[tuple[object, ...], list[Finding]] = {}
     for item in items:
@@ -39,18 +39,30 @@ def findings(items: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _one_of(alike: Sequence[Finding]) -> Finding:
-    said: dict[str, list[Finding]] = {}
-    for item in alike:
-        said.setdefault(_NUMBERS.sub("#", item.said), []).append(item)
-    usual, *others = sorted(said.values(), key=lambda group: -len(group))
+    usual, *others = sorted(_groups(alike), key=lambda group: -len(group))
     hosts = tuple(item.host for item in alike)
     odd = [f"{first_few(item.host for item in group)}: {group[0].said}" for group in others]
     text = usual[0].said
-    if len({item.said for item in usual}) > 1 or (odd and len(usual) == 1):
+    if len(usual) == 1:
         text = f"each in words of its own, {usual[0].host}: {text}"
+    elif usual[1].said != text:
+        text = f"each with numbers of its own, {usual[0].host}: {text}"
     if odd and len(usual) > 1:
         text += f"; but {first_few(odd)}"
     return replace(alike[0], said=text, host="", hosts=hosts, evidence=())
+
+
+def _groups(alike: Sequence[Finding]) -> Iterable[list[Finding]]:
+    """Put those together that say the same, or differ by numbers alone where none comes twice."""
+    masked: dict[str, dict[str, list[Finding]]] = {}
+    for item in alike:
+        texts = masked.setdefault(_NUMBERS.sub("#", item.said), {})
+        texts.setdefault(item.said, []).append(item)
+    for texts in masked.values():
+        if all(len(group) == 1 for group in texts.values()):
+            yield [group[0] for group in texts.values()]
+        else:
+            yield from texts.values()
 
 
 def rows(table: Sequence[WorkerRow]) -> tuple[WorkerRow, ...]:

@@ -155,8 +155,9 @@ class Settings:
     )
     ssh_client: SshKind | Auto = row(
         AUTO,
-        "Which SSH client mpirun's launch agents use; auto: ssh where it can run, but embedded, "
-        "over the gate's logins, for 16 hosts and more without ssh arguments of the user's own.",
+        "Which SSH client mpirun's launch agents use; auto: embedded, over the gate's logins, for "
+        "16 hosts and more, unless Intel MPI or something else needs ssh (the plan says what); "
+        "below that ssh, where it can run.",
         one_of(AUTO, *SshKind),
     )
     launch_agent: LaunchAgent | Auto = row(

@@ -41,7 +41,7 @@ def test_an_odd_host_is_named_where_the_others_differ_by_their_addresses_alone()
     found = [finding(place, f"refused on 10.0.0.{place} port 22") for place in range(18)]
     found[17] = finding(17, "no answer from fd00::11 port 22")
     (one,) = many_hosts.findings(found)
-    said = "each in words of its own, w-0: refused on 10.0.0.0 port 22; "
+    said = "each with numbers of its own, w-0: refused on 10.0.0.0 port 22; "
     assert one.said == said + "but w-17: no answer from fd00::11 port 22"
     (each,) = many_hosts.findings(finding(place, "no" + "o" * place) for place in range(17))
     assert each.said == "each in words of its own, w-0: no"
@@ -62,11 +62,17 @@ def test_those_that_say_something_else_are_named_with_it() -> None:
     assert len(one.hosts) == 30
 
 
+def test_an_odd_number_is_named_where_the_others_have_the_same() -> None:
+    found = [finding(place, "its MTU is 9000") for place in range(17)]
+    (one,) = many_hosts.findings([*found, finding(99, "its MTU is 1500")])
+    assert one.said == "its MTU is 9000; but w-99: its MTU is 1500"
+
+
 def test_where_each_says_it_in_words_of_its_own_the_first_is_shown() -> None:
     (one,) = many_hosts.findings(
         finding(place, f"no entry for 10.0.0.{place}") for place in range(20)
     )
-    assert one.said == "each in words of its own, w-0: no entry for 10.0.0.0"
+    assert one.said == "each with numbers of its own, w-0: no entry for 10.0.0.0"
 
 
 def test_rows_that_differ_by_address_alone_are_one_with_the_odd_ones_first() -> None:

@@ -16,7 +16,7 @@ from mpiboot.doctor.look import hosts as looks
 from mpiboot.doctor.look import private
 from mpiboot.doctor.rows import hosts as rows
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import gate
+from mpiboot.gates import gate, sockets
 from mpiboot.gates.access import Access
 from mpiboot.gates.doctor_look import DoctorLook, is_one_of
 from mpiboot.job import plan as plans
@@ -29,6 +29,7 @@ from mpiboot.observe import worker_state
 from mpiboot.observe.dns import Resolver
 from mpiboot.observe.worker_state import WorkerState
 from mpiboot.setting_sources import Resolved
+from mpiboot.system import open_files
 from mpiboot.wording import counted, first_few
 from mpiboot.worker import self_test
 
@@ -211,7 +212,7 @@ def _without_plan(
 
 
 async def _names(hosts: Sequence[Host]) -> list[Finding]:
-    resolver = Resolver()
+    resolver = Resolver(sockets=sockets.of_look_ups(open_files.most()))
     answers = await asyncio.gather(*(resolver.ask(host.name) for host in hosts))
     return [
         _ok("names-unresolved", f"resolves to {', '.join(answer.addresses)}", host.name)

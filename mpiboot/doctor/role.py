@@ -63,7 +63,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: Asked = Asked()) 
         pass
     finally:
         private.remove_folder(resolved.settings, environ)
-    shown = _selected(found, asked)
+    shown = _selected(found, asked, whole=whole)
     if asked.as_json:
         sys.stdout.write(text.as_json(shown, role, whole=whole))
     else:
@@ -75,10 +75,11 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: Asked = Asked()) 
             raise ShownError(item, code=int(ExitCode.FOUND))
 
 
-def _selected(found: list[Finding], asked: Asked) -> list[Finding]:
-    """Leave what is asked for."""
+def _selected(found: list[Finding], asked: Asked, *, whole: bool) -> list[Finding]:
+    """Leave what is asked for; where it was cut off, a host may not have been looked at yet."""
     names = {name for item in found for name in (item.host, *item.hosts) if name}
-    hosts.refuse_unknown(asked.hosts, sorted(names))
+    if whole:
+        hosts.refuse_unknown(asked.hosts, sorted(names))
     return [
         item
         for item in found

@@ -83,9 +83,10 @@ class PodPipelines(Pipelines):
                 self._set(state, Stage.READY)
                 return found
             state.hint = found.hint
-            # What kubectl says is all that is known of a failure without a name.
+            # What kubectl says is all that is known of a failure without a name; hosts with the
+            # same words are told together.
             known = found.trouble is not Trouble.FAILED
-            reason = found.trouble.value if known else _detail(found)
+            reason = found.trouble.value if known else _detail(found).replace(pod, "this pod")
             self._set(state, Stage.KUBECTL, reason, _detail(found))
             if found.trouble.final and (refused or self._once_only):
                 raise _error(found, state.host)

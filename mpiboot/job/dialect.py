@@ -120,7 +120,7 @@ class Dialect:
     # Connections from an address that is not the peer's own are dropped, and the job hangs.
     checks_peer_address: bool = False
     # Agents get sockets for their streams, which no other process can open: mpiboot's own client
-    # has a second process for each host then, and takes three times the CPU time of ssh
+    # has a second process for each host then, and takes about three times the CPU time of ssh
     # (scripts/bench/scale).
     agent_sockets: bool = False
     # Hosts that are alike up to the first dot are one host; what keeps their own names whole.

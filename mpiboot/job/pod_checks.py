@@ -120,8 +120,9 @@ def _gpus(said: str, host: str = "") -> Finding:
 def _why_shared(workers: Sequence[Worker]) -> str:
     """A pod on its node's network has the node's name; else the nameserver is wrong for some."""
     names = {short(worker.host.name) for worker in workers}
+    one_name_each = len(names) == len(workers)
     there = {short(worker.facts.hostname) for worker in workers if worker.facts}
-    if len(there) != 1 or not there <= names:
+    if len(there) != 1 or not there <= names or not one_name_each:
         return _ONE_ADDRESS
     return (
         f"that pod is {there.pop()}, so that the nameserver has a wrong or an "

@@ -35,7 +35,7 @@ def choose(launcher: LauncherPod, hosts: int, mpi: Mpi, line: UserLine) -> Decis
     if row is not None:
         if row.agent_sockets:
             only_ssh = (
-                f"{row.title} gives its agents sockets, which the own client serves at a cost"
+                f"{row.title} gives its agents sockets, which the embedded client serves at a cost"
             )
         asked = agent_variables.only_by_ssh(row, line, environ, agent_command.words())
         only_ssh = f"it does what {asked} asks for" if asked else only_ssh

@@ -185,7 +185,7 @@ def _below(proxy: int, image: str, table: Processes) -> str:
 
 
 def _is_agent(arguments: list[str]) -> bool:
-    """Whether it is the launch agent that has not reported yet: `sh PATH/libexec/agent ...`."""
+    """Whether it is a launch agent: `sh PATH/libexec/agent ...`, or what it becomes as it waits."""
     return any(word.endswith("/libexec/agent") for word in arguments[:3])
 
 

@@ -31,7 +31,7 @@ TREE = "mpirun's tree"
 # What a launcher is told for each way of connecting: one row makes one more way.
 WAYS: dict[str, dict[str, str]] = {
     "ssh": {"MPIBOOT_SSH_CLIENT": "openssh"},
-    "own client": {"MPIBOOT_SSH_CLIENT": "embedded"},
+    "embedded client": {"MPIBOOT_SSH_CLIENT": "embedded"},
     # Masters that are there already, as if the gate had made them; only their CPU is counted in.
     "ssh over ControlMaster": {"MPIBOOT_SSH_CLIENT": "openssh"},
 }

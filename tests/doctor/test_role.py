@@ -103,14 +103,16 @@ def test_a_worker_asks_its_server_and_a_launcher_its_hosts(
     ],
 )
 def test_checks_and_hosts_that_are_asked_for_are_left(asked: Asked, left: list[int]) -> None:
-    assert role._selected(list(FOUND), asked) == [FOUND[place] for place in left]
+    assert role._selected(list(FOUND), asked, whole=True) == [FOUND[place] for place in left]
 
 
 def test_a_host_or_check_that_is_not_there_is_a_wrong_call(settled: Resolved) -> None:
     with pytest.raises(MpibootError) as caught:
-        role._selected(list(FOUND), Asked(hosts=("w-9",)))
+        role._selected(list(FOUND), Asked(hosts=("w-9",)), whole=True)
     assert caught.value.code == 2
     assert "w-1.job.ns.svc" in caught.value.finding.hint
+    # Cut off before that host was looked at.
+    assert role._selected(list(FOUND), Asked(hosts=("w-9",)), whole=False) == []
     with pytest.raises(MpibootError) as caught:
         role.run(settled, {}, Asked(checks=("no-such",)))
     assert (caught.value.code, caught.value.finding.said) == (2, "no check 'no-such'")
@@ -291,7 +293,10 @@ def test_without_a_key_the_hosts_are_still_asked_for_by_name(tmp_path: Path) -> 
     assert told["names-unresolved", "no-such-host.invalid"] == "fail"
 
 
-def test_ctrl_c_while_hosts_are_asked_tells_what_was_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("only", [(), ("--host", "127.0.0.7")])
+def test_ctrl_c_while_hosts_are_asked_tells_what_was_found(
+    tmp_path: Path, only: tuple[str, ...]
+) -> None:
     """A host that takes connections and never greets: the look waits for it."""
     key = tmp_path / "id_ed25519"
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]
@@ -311,7 +316,7 @@ def test_ctrl_c_while_hosts_are_asked_tells_what_was_found(tmp_path: Path) -> No
             "MPIBOOT_HOSTFILE": str(tmp_path / "hosts"),
         }
         silent.settimeout(GUARD)
-        words = [sys.executable, "-m", "mpiboot", "doctor", "--timeout", str(GUARD)]
+        words = [sys.executable, "-m", "mpiboot", "doctor", "--timeout", str(GUARD), *only]
         with subprocess.Popen(
             words, env=environment(tmp_path, env), cwd=tmp_path, stdout=-1, stderr=-1, text=True
         ) as doctor:
@@ -321,7 +326,8 @@ def test_ctrl_c_while_hosts_are_asked_tells_what_was_found(tmp_path: Path) -> No
                 out, err = doctor.communicate(timeout=GUARD)
     assert doctor.returncode == 130, out + err
     assert "Traceback" not in err
-    assert f"the key is {key}, ssh-ed25519 SHA256:" in out
+    # The key is this pod's, and not a finding of that host.
+    assert (f"the key is {key}, ssh-ed25519 SHA256:" in out) == (not only)
     assert out.endswith("; interrupted: the rest was not looked at\n")
 
 

@@ -115,7 +115,8 @@ def doctor_told(cluster: Cluster) -> dict[str, str]:
         launcher_command=["sleep", "1000"],
         each_worker={1: {"command": ["sh", "-c", "exec sleep 1000"]}},
     ).start()
-    job.workers[0].shell("until [ -e /run/mpiboot/*/worker/facts.json ]; do sleep 0.1; done")
+    there = ("sh", "-c", "ls /run/mpiboot/*/worker/facts.json")
+    until(lambda: job.workers[0].exec(*there).returncode == 0)
     done = job.launcher.exec("mpiboot", "doctor")
     assert done.returncode == 1, done.stderr
     return {"doctor-told": done.stdout}

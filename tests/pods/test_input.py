@@ -246,7 +246,10 @@ def test_plan_and_doctor_tell_a_healthy_job(cluster: Cluster, image: Image) -> N
 def test_of_64_missing_hosts_each_command_tells_a_screen_with_one_hint(
     cluster: Cluster, one: Image
 ) -> None:
-    job = mpijob(cluster, one, workers=1, launcher_command=["sleep", "1000"]).start()
+    # At debug, which the rig's pods have, each host has its line.
+    launcher = {"env": {"MPIBOOT_LOG_LEVEL": "info"}}
+    waits = ["sleep", "1000"]
+    job = mpijob(cluster, one, workers=1, launcher=launcher, launcher_command=waits).start()
     job.launcher.shell('for n in $(seq 64); do echo "w-$n.gone.pi.svc"; done > /tmp/hosts')
     own = ["--hostfile", "/tmp/hosts"]
     for words in (["plan", *own, "--", RING], ["doctor", *own], ["wait", *own, "--timeout", "3"]):

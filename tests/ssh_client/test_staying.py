@@ -22,6 +22,7 @@ from mpiboot.ssh_client import start, waiting_agent
 from mpiboot.ssh_client.config import SshTimeouts
 from tests.fakes import staying
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker
+from tests.ssh_client.test_waiting_agent import NEEDS
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
@@ -169,9 +170,16 @@ def offered(launch: Launch, *, has_program: bool) -> None:
     (launch.folder / waiting_agent.NAME).unlink(missing_ok=True)
     if has_program:
         waiting_agent.offer(launch.folder)
+        assert (launch.folder / waiting_agent.NAME).exists()
 
 
-@pytest.fixture(params=[True, False], ids=["its own program waits", "the shell waits"])
+HAS_PROGRAM = pytest.mark.skipif(not waiting_agent.PROGRAM.exists(), reason=NEEDS)
+
+
+@pytest.fixture(
+    params=[pytest.param(True, marks=HAS_PROGRAM), False],
+    ids=["its own program waits", "the shell waits"],
+)
 def has_program(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 

@@ -13,12 +13,14 @@ from mpiboot import host_shell
 from mpiboot.addresses import is_address
 from mpiboot.doctor import host_report
 from mpiboot.doctor.host_report import HostReport, LauncherPlace, NameLook
+from mpiboot.gates import sockets
 from mpiboot.model import Host, Worker
 from mpiboot.observe import pod
 from mpiboot.observe.dns import Resolver
 from mpiboot.observe.dns_answers import NoAddress
 from mpiboot.settings import Settings
 from mpiboot.ssh_client.attempt import Attempt
+from mpiboot.system import open_files
 
 _AGAIN: Final = 2  # questions beside the first one
 # Connections wait here until the launcher has asked all hosts; the kernel takes its own bound.
@@ -93,7 +95,9 @@ def reports(
 async def look_up(hosts: Sequence[Host]) -> dict[str, NameLook]:
     """Ask for each host's name: as every program does, then the nameservers themselves, twice."""
     # The system's answers are of both IP versions, whatever this pod's links have.
-    system, servers = Resolver(), Resolver(system=lambda _: (), families=("AAAA", "A"))
+    each = max(1, sockets.of_look_ups(open_files.most()) // 2)
+    system = Resolver(sockets=each)
+    servers = Resolver(system=lambda _: (), families=("AAAA", "A"), sockets=each)
     listed = [host.name for host in hosts if not is_address(host.name)]
     looks = await asyncio.gather(*(_look_up(name, system, servers) for name in listed))
     return dict(zip(listed, looks, strict=True))
