@@ -12,12 +12,11 @@ import platform
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from mpiboot import __version__, termination
-from mpiboot.doctor import archive
+from mpiboot.doctor import archive, own_shell
 from mpiboot.doctor.archive import Part
 from mpiboot.doctor.look import private
 from mpiboot.doctor.role import role_of
@@ -133,26 +132,13 @@ async def _parts(
 async def _command(environ: Mapping[str, str], *words: str) -> Part:
     """Ask mpiboot itself; a file's name is that of the command."""
     name = "-".join(word for word in words if word.isalpha() and word != "true") + ".json"
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "mpiboot", *words),
-        env=dict(environ),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        out, said = await asyncio.wait_for(process.communicate(), _PATIENCE)
-    except asyncio.TimeoutError:
+    line = (sys.executable, "-m", "mpiboot", *words)
+    done = await own_shell.run(line, _PATIENCE, environ)
+    if done is None:
         return Part(name, f"`mpiboot {' '.join(words)}` had no end within {_PATIENCE:g} s\n")
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-    text = out.decode("utf-8", "replace")
-    if text:
-        return Part(name, text)
-    why = said.decode("utf-8", "replace")
-    return Part(name, f"`mpiboot {' '.join(words)}` ended with {process.returncode}:\n{why}")
+    if done.text:
+        return Part(name, done.text)
+    return Part(name, f"`mpiboot {' '.join(words)}` ended with {done.status}:\n{done.said}")
 
 
 def _own(resolved: Resolved, environ: Mapping[str, str]) -> list[Part]:
