@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from mpiboot.model import Worker
 
 FILE: Final = "after.json"
-# Facts of a container that was started again; a clock's own rounding is less.
-_RESTARTED: Final = 1.0
 _FULL: Final = 0.01
 _UNLIMITED: Final = 1 << 60  # cgroup v1 writes "no limit" as a number near 2^63
 
@@ -175,7 +173,8 @@ def judge(baseline: Baseline, answer: HostAnswer, signal: str = "") -> tuple[Exp
 
 def _memory(baseline: Baseline, answer: HostAnswer, signal: str) -> list[Explanation]:
     began = answer.began
-    if baseline.began and began is not None and abs(began - baseline.began) > _RESTARTED:
+    # The kernel's own number for a process, which never changes: any other is another process.
+    if baseline.began and began is not None and began != baseline.began:
         said = "its container was restarted, probably out of memory; to see why: "
         return [Explanation(1, said + kubectl(baseline))]
     killed = _killed(baseline, answer)

@@ -9,7 +9,6 @@ import contextlib
 import os
 import pwd
 import socket
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -198,12 +197,12 @@ def control_address(wanted: str, hostname: str, hosts: Path = HOSTS) -> tuple[st
 
 
 def started(pid: int) -> float:
-    """Boot-clock second at which a process began; now where that can't be read."""
+    """Boot-clock second at which a process began; 0 where that can't be read."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
         return int(text[text.rindex(b")") + 2 :].split()[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
+        return 0.0
 
 
 def spec_names(pid: int) -> tuple[str, ...]:

@@ -76,6 +76,11 @@ def test_a_restarted_container_has_lost_its_counters() -> None:
     assert text.endswith(f": kubectl get pod w-1 -n space -o jsonpath='{path}'")
 
 
+def test_a_container_that_was_restarted_within_its_first_second_is_told_too() -> None:
+    (text,) = said("oom 0\nbegan 100.01")  # one tick of the kernel's clock
+    assert text.startswith("its container was restarted")
+
+
 def test_a_port_that_never_was_active_is_no_news() -> None:
     assert said("port /sys/class/infiniband/mlx5_1/ports/1/state 1: DOWN") == []
 
