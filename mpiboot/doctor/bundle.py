@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot import __version__, termination
-from mpiboot.doctor import archive, own_shell
+from mpiboot import __version__, bounded, termination
+from mpiboot.doctor import archive
 from mpiboot.doctor.archive import Part
 from mpiboot.doctor.look import private
 from mpiboot.doctor.role import role_of
@@ -133,7 +133,7 @@ async def _command(environ: Mapping[str, str], *words: str) -> Part:
     """Ask mpiboot itself; a file's name is that of the command."""
     name = "-".join(word for word in words if word.isalpha() and word != "true") + ".json"
     line = (sys.executable, "-m", "mpiboot", *words)
-    done = await own_shell.run(line, _PATIENCE, environ)
+    done = await bounded.run_async(line, _PATIENCE, environ)
     if done is None:
         return Part(name, f"`mpiboot {' '.join(words)}` had no end within {_PATIENCE:g} s\n")
     if done.text:

@@ -5,16 +5,14 @@ After what an earlier launcher left has been ended: it may have listened there.
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
-
-from mpiboot import host_shell, log
+from mpiboot import bounded, host_shell, log
 from mpiboot.checks import failed
 from mpiboot.gates.access import Access
 from mpiboot.gates.remote_commands import RemoteCommands
 from mpiboot.job.rank_env import Meeting
 from mpiboot.model import Finding, Worker
 from mpiboot.settings import Settings
+from mpiboot.ssh_client.attempt import LoginTimeouts
 
 
 async def look(
@@ -30,9 +28,7 @@ async def look(
     """
     command = host_shell.ask(f"listener {meeting.port}")
     if worker is None:
-        words = ["/bin/sh", "-c", command]
-        done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True)
-        output: str | None = done.stdout
+        output: str | None = await bounded.shell(command, LoginTimeouts().command)
     else:
         output = await RemoteCommands(access, settings.host_keys).run(worker, command)
     listener = host_shell.read(output or "").listener

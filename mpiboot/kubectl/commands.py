@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
+from mpiboot import bounded
+from mpiboot.bounded import ProgramEnd
 from mpiboot.kubectl import pods
 from mpiboot.kubectl.pods import Obstacle, PodAccess, PodState
 
 # kubectl costs a tenth of a second of a core and 40 MB each.
 _AT_ONCE: Final = 16
 _LOOK: Final = 20.0
-_END: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """How a run ended: ``status`` is None where its time was over, or it could not be started."""
-
-    status: int | None
-    text: str
-    said: str
+_FAILED: Final = 1
 
 
 class Kubectl:
@@ -46,27 +37,11 @@ class Kubectl:
         done = await self._run(self._access.run(pod, command), self._limit)
         return done.text if done.status == 0 else pods.failure(done.said, self._access)
 
-    async def _run(self, words: tuple[str, ...], limit: float) -> Output:
+    async def _run(self, words: tuple[str, ...], limit: float) -> ProgramEnd:
         async with self._free:
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *words,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.PIPE,
-                )
+                done = await bounded.run_async(words, limit)
             except OSError as why:
-                return Output(None, "", f"{words[0]}: {why.strerror}")
-            try:
-                text, said = await asyncio.wait_for(process.communicate(), limit)
-            except asyncio.TimeoutError:
-                return Output(None, "", f"no end of `kubectl {words[-1][:20]}` within {limit:g} s")
-            finally:
-                if process.returncode is None:
-                    with suppress(ProcessLookupError):
-                        process.kill()
-                    with suppress(asyncio.TimeoutError):  # its pipes are to be closed, too
-                        await asyncio.wait_for(process.communicate(), _END)
-        return Output(
-            process.returncode, text.decode("utf-8", "replace"), said.decode("utf-8", "replace")
-        )
+                return ProgramEnd(_FAILED, "", f"{words[0]}: {why.strerror}")
+        late = f"no end of `kubectl {words[-1][:20]}` within {limit:g} s"
+        return done or ProgramEnd(_FAILED, "", late)

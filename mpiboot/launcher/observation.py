@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import socket
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from mpiboot import facts, host_shell, log
+from mpiboot import bounded, facts, host_shell, log
 from mpiboot.choices import AUTO
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.errors import MpibootError, error
@@ -31,6 +31,9 @@ from mpiboot.observe import host_sources, pod, programs
 from mpiboot.setting_sources import Resolved
 from mpiboot.settings import Settings
 from mpiboot.ssh_client.kept import KeptConnections
+
+# A shell of this pod is done in milliseconds.
+_PATIENCE: Final = 30.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +184,8 @@ def _pairs(launcher: LauncherPod) -> PairCheck:
 def _own_facts(launcher: LauncherPod) -> tuple[PodFacts, int | None]:
     """Gather this pod's facts, and count its out-of-memory kills as a worker's are counted."""
     found = facts.gather(launcher.resolved, launcher.environ, sshd="", pid=launcher.pid, mpi=None)
-    words = ["/bin/sh", "-c", host_shell.ask("memory")]
-    answer = subprocess.run(words, capture_output=True, text=True, check=False)
-    return found, host_shell.read(answer.stdout).oom_kills
+    answer = bounded.run(("/bin/sh", "-c", host_shell.ask("memory")), _PATIENCE)
+    return found, host_shell.read(answer.text if answer else "").oom_kills
 
 
 def _for_mpirun(

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from mpiboot import executables
+from mpiboot import bounded, executables
 from mpiboot.data_network.observe.sysfs import text
 from mpiboot.model import Gpus
 
@@ -102,16 +101,10 @@ def nvidia_smi(search: str = "") -> str:
     if program is None:
         return ""
     try:
-        done = subprocess.run(
-            [program, "-q"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_PATIENCE,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        done = bounded.run((program, "-q"), _PATIENCE)
+    except OSError:
         return ""
-    return done.stdout.decode("utf-8", "replace")
+    return done.text if done else ""
 
 
 def fabric(said: str) -> str:

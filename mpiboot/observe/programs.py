@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot import executables
+from mpiboot import bounded, executables
 from mpiboot.model import Mpi, MpiFamily
 
 LAUNCHERS: Final = ("mpirun", "mpiexec")
@@ -86,26 +84,12 @@ def _ask(path: str, environ: Mapping[str, str], patience: float) -> Mpi:
     env = {**environ, "PATH": os.pathsep.join((*folders, search_path(environ)))}
     env.setdefault("HOME", "/")  # Open MPI 5 says nothing without one
     try:
-        child = subprocess.Popen(
-            [path, "--version"],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        done = bounded.run((path, "--version"), patience, env)
     except OSError as why:
         return Mpi(MpiFamily.UNKNOWN, "", path, f"it can't be run: {why.strerror}")
-    with child:
-        try:
-            output, complaint = child.communicate(timeout=patience)
-        except subprocess.TimeoutExpired:
-            # Its whole group: a script's child would keep the pipe open, and us reading it.
-            os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()
-            return Mpi(MpiFamily.UNKNOWN, "", path, f"it gave no answer within {patience:g} s")
-    text = output.decode("utf-8", "replace")
-    return recognise(path, text if text.strip() else complaint.decode("utf-8", "replace"))
+    if done is None:
+        return Mpi(MpiFamily.UNKNOWN, "", path, f"it gave no answer within {patience:g} s")
+    return recognise(path, done.text if done.text.strip() else done.said)
 
 
 def has_ipv6(mpi: Mpi, environ: Mapping[str, str]) -> bool | None:
@@ -117,17 +101,9 @@ def has_ipv6(mpi: Mpi, environ: Mapping[str, str]) -> bool | None:
     path = str(folder / "ompi_info")
     if not os.access(path, os.X_OK):
         return None
-    env = {"HOME": "/", **environ}
     try:
-        done = subprocess.run(
-            [path, "--parsable", "--config"],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_PATIENCE,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        done = bounded.run((path, "--parsable", "--config"), _PATIENCE, {"HOME": "/", **environ})
+    except OSError:
         return None
-    found = _IPV6.search(done.stdout.decode("utf-8", "replace"))
+    found = _IPV6.search(done.text) if done else None
     return found[1] == "yes" if found else None

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from mpiboot import bounded
 from mpiboot.data_network.observe import libraries
 from mpiboot.data_network.observe.libraries import LibraryAnswer
 
@@ -145,4 +146,4 @@ def test_a_library_that_does_not_load_says_why_of_each_device(
 
 
 def test_a_library_is_waited_for_no_longer_than_a_few_seconds() -> None:
-    assert 0 < libraries._LEFT < libraries._SECONDS <= 10
+    assert 0 < bounded._LEFT < libraries._SECONDS <= 10

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mpiboot.kubectl import commands
+from mpiboot import bounded
 from mpiboot.kubectl.commands import Kubectl
 from mpiboot.kubectl.pods import Obstacle, PodAccess, PodState, Trouble
 
@@ -83,7 +83,7 @@ async def test_a_kubectl_that_takes_too_long_is_killed(
         return made[-1]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", make)
-    monkeypatch.setattr(commands, "_END", 0.01)
+    monkeypatch.setattr(bounded, "_LEFT", 0.01)
     begun, stop = tmp_path / "begun", tmp_path / "stop"
     os.mkfifo(stop)
     ending = os.open(stop, os.O_RDWR)

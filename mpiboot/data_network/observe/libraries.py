@@ -9,12 +9,10 @@ hang or crash.
 # Run by its path, it must get along without its package.
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
 import struct
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -24,7 +22,6 @@ _T = TypeVar("_T")
 
 LIBRARY: Final = "libibverbs.so.1"
 _SECONDS: Final = 5.0
-_LEFT: Final = 1.0
 # struct _compat_ibv_port_attr of rdma-core's verbs.h, whose beginning is a part of the ABI:
 # state, max_mtu, active_mtu, gid_tbl_len.
 _PORT: Final = struct.Struct("=iiii")
@@ -91,28 +88,18 @@ def devices(
 
 def _ask(program: str, words: Iterable[str], seconds: float, read: Callable[[Any], _T]) -> _T:
     """Run the program and read its answer."""
+    from mpiboot import bounded  # noqa: PLC0415 - the program itself has no package
+
     try:
-        child = subprocess.Popen(
-            (sys.executable, "-I", "-S", program, *words),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        done = bounded.run((sys.executable, "-I", "-S", program, *words), seconds)
     except OSError as error:
         raise _FailedError(f"could not be asked: {error.strerror}") from None
+    if done is None:
+        raise _FailedError(f"took longer than {seconds:g} s")
     try:
-        answer, _ = child.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        # A device that is broken can hold it in the kernel, where no signal reaches it.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.communicate(timeout=_LEFT)
-        raise _FailedError(f"took longer than {seconds:g} s") from None
-    try:
-        return read(json.loads(answer))
+        return read(json.loads(done.text))
     except (ValueError, TypeError, KeyError, AttributeError):
-        ended = child.returncode
-        how = f"signal {-ended}" if ended < 0 else f"{ended}"
+        how = f"signal {-done.status}" if done.status < 0 else f"{done.status}"
         said = f"or one of its drivers fails: the program that asks it ended with {how}"
         raise _FailedError(said) from None
 

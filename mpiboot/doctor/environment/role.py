@@ -11,8 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from mpiboot import host_shell, log
-from mpiboot.doctor import hosts, own_shell
+from mpiboot import bounded, host_shell, log
+from mpiboot.doctor import hosts
 from mpiboot.doctor.environment import compare, forwarding, text
 from mpiboot.doctor.environment.compare import HostEnvironments
 from mpiboot.doctor.environment.forwarding import Forwarding
@@ -124,7 +124,7 @@ def _read(output: str, host: str, no_session: str = "") -> HostEnvironments:
 
 def _here(no_session: str) -> HostEnvironments:
     """Look at this pod's own processes."""
-    output = asyncio.run(own_shell.ask(host_shell.environments(), _PATIENCE))
+    output = asyncio.run(bounded.shell(host_shell.environments(), _PATIENCE))
     return _read(output, os.uname().nodename, no_session)
 
 

@@ -10,12 +10,11 @@ import importlib.util
 import os
 import platform
 import struct
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot import executables
+from mpiboot import bounded, executables
 from mpiboot.doctor.report import ImagePart, Program, SshdPart
 from mpiboot.model import Mpi, MpiFamily
 from mpiboot.observe import pod, programs
@@ -95,19 +94,12 @@ def _lacks(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     if not loader:
         return ()
     try:
-        done = subprocess.run(
-            [loader, "--list", path],
-            env={**environ},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_PATIENCE,
-            check=False,
-        )
+        done = bounded.run((loader, "--list", path), _PATIENCE, environ)
     except FileNotFoundError:
         return (f"its loader {loader} is not there",)
-    except (OSError, subprocess.TimeoutExpired):
+    except OSError:
         return ()
-    lines = (done.stdout + done.stderr).decode("utf-8", "replace").splitlines()
+    lines = (done.text + done.said).splitlines() if done else []
     bad = (line for line in lines if any(word in line for word in _NOT_FOUND))
     odd = (line.rpartition(_WHO)[2].strip() for line in bad)
     return tuple(dict.fromkeys(odd))

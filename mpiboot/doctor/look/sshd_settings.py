@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from mpiboot import bounded
 from mpiboot.data_network.observe.sysfs import text
 from mpiboot.doctor.look import servers
 from mpiboot.doctor.report import SshdSettings, SshdSettingsPart
@@ -46,19 +46,15 @@ def _asked(port: int, argv: Sequence[str], who: Identity) -> SshdSettings:
     program = argv[0]
     whose = f"user={who.user},host=localhost,addr=127.0.0.1"
     try:
-        done = subprocess.run(
-            [program, "-T", "-C", whose, *_kept(argv[1:])],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_PATIENCE,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as wrong:
+        done = bounded.run((program, "-T", "-C", whose, *_kept(argv[1:])), _PATIENCE)
+    except OSError as wrong:
         return SshdSettings(port, program, {}, wrong=f"{type(wrong).__name__}: {wrong}")
-    values = parsed(done.stdout.decode("utf-8", "replace"))
-    if done.returncode or not values:
-        said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        return SshdSettings(port, program, {}, wrong=said or f"it ended with {done.returncode}")
+    if done is None:
+        return SshdSettings(port, program, {}, wrong=f"it took longer than {_PATIENCE:g} s")
+    values = parsed(done.text)
+    if done.status or not values:
+        said = done.said.strip().rpartition("\n")[2]
+        return SshdSettings(port, program, {}, wrong=said or f"it ended with {done.status}")
     return SshdSettings(port, program, values, tuple(_keys(values, who)))
 
 

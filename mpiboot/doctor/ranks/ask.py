@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot import host_shell
-from mpiboot.doctor import own_shell
+from mpiboot import bounded, host_shell
 from mpiboot.doctor.look import private
 from mpiboot.doctor.ranks import answer
 from mpiboot.doctor.ranks.records import HostRanks
@@ -93,5 +92,5 @@ def _silent(name: str) -> Finding:
 
 
 async def _here(name: str, seconds: int) -> HostRanks:
-    text = await own_shell.ask(host_shell.ranks(seconds), seconds + _READING)
+    text = await bounded.shell(host_shell.ranks(seconds), seconds + _READING)
     return answer.read(text, name) or HostRanks(name)
