@@ -146,7 +146,8 @@ def test_what_the_line_and_the_hostfile_show_is_told_before_any_wait(
     assert done.returncode == 68, done.stderr
     lines = done.stderr.splitlines()
     (at,) = [n for n, text in enumerate(lines) if f"[{reference}]" in text]
-    waits = next(n for n, text in enumerate(lines) if "hosts ready, waiting for" in text)
+    # What the wait says itself; on a busy machine that may be its end alone.
+    waits = next(n for n, text in enumerate(lines) if "waiting for" in text)
     assert told in lines[at]
     assert at < waits
 
