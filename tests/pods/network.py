@@ -59,7 +59,7 @@ class Link:
     """An interface of a pod: its name there, the bridge it leads to, and its families.
 
     With `ipv6_first` a pod of both has its IPv6 address as the first of podIPs. `kind` is `veth`,
-    a port of the bridge, or `macvlan`, a link over it, as its CNI plugin makes one.
+    a port of the bridge, or `macvlan`, a link over it or over `nic`, as its CNI plugin makes one.
     """
 
     name: str = "eth0"
@@ -69,6 +69,7 @@ class Link:
     ipv6: bool = False
     ipv6_first: bool = False
     kind: str = "veth"
+    nic: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class Netns:
             if link.kind == "macvlan":
                 what = f"name {peer} mtu {link.mtu} type macvlan mode bridge"
                 outer += [
-                    f"link add link {bridge.name} {what}",
+                    f"link add link {link.nic or bridge.name} {what}",
                     f"link set {peer} netns {self.name} name {link.name}",
                 ]
             else:

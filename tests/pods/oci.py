@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.pods.network import Link
@@ -77,6 +79,8 @@ class PodSpec:
 
     `before` are its init containers: what of them is not as the container's own.
 
+    `devices` are nodes of /dev that a device plugin gives it.
+
     `args` follow the image's ENTRYPOINT; `command` replaces both. `host_network` names the node
     whose network the pod shares. Without `host_users` no user of the pod is one of the node. With
     `share_processes` (shareProcessNamespace) its first process is not the container's.
@@ -95,6 +99,7 @@ class PodSpec:
     no_new_privileges: bool = False
     seccomp: bool = False
     refused_calls: Sequence[str] = ()
+    devices: Sequence[str] = ()
     volumes: Sequence[Volume] = ()
     working_dir: str = "/"
     hostname: str | None = None
@@ -156,6 +161,7 @@ def configuration(
 ) -> dict[str, object]:
     """The `config.json` of a bundle, as containerd writes it for this pod."""
     capabilities = list(spec.capabilities)
+    devices = [_device(path) for path in spec.devices]
     linux: dict[str, object] = {
         "cgroupsPath": cgroup,
         "namespaces": [
@@ -165,8 +171,12 @@ def configuration(
             *([{"type": "user", "path": users}] if users else []),
         ],
         **({"uidMappings": MAP, "gidMappings": MAP} if users else {}),
+        "devices": devices,
         "resources": {
-            "devices": [{"allow": False, "access": "rwm"}],
+            "devices": [
+                {"allow": False, "access": "rwm"},
+                *({"allow": True, "access": "rw", **_number(device)} for device in devices),
+            ],
             **({"memory": {"limit": spec.memory}} if spec.memory else {}),
             **({"pids": {"limit": spec.processes}} if spec.processes else {}),
         },
@@ -205,6 +215,17 @@ def configuration(
         },
         "linux": linux,
     }
+
+
+def _device(path: str) -> dict[str, object]:
+    """A character device of the node, with its number and mode."""
+    found = Path(path).stat()
+    number = {"major": os.major(found.st_rdev), "minor": os.minor(found.st_rdev)}
+    return {"path": path, "type": "c", "fileMode": found.st_mode & 0o777, **number}
+
+
+def _number(device: dict[str, object]) -> dict[str, object]:
+    return {name: device[name] for name in ("type", "major", "minor")}
 
 
 def _group_of(spec: PodSpec) -> int:

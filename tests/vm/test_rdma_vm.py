@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pods import images
 from tests.vm.inside import test_decision, test_evidence, test_kernel, test_use
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +24,7 @@ NAMES = tuple(
 )
 GUARD = "1800"  # seconds, against a hang: the machine is emulated, and others work beside it
 REQUIRED = os.environ.get("MPIBOOT_RIG") == "required"
+MAKES_PODS = pytest.mark.skipif(os.geteuid() != 0, reason="pods are made as root")
 
 pytestmark = [
     pytest.mark.vm,
@@ -68,12 +70,20 @@ def test_in_the_machine(reports: dict[str, str], name: str) -> None:
 
 
 @pytest.mark.full
-def test_a_launched_jobs_ranks_use_rdma_as_they_are_told() -> None:
-    inside = str(Path(test_kernel.__file__).with_name("job.py").relative_to(ROOT))
+@pytest.mark.parametrize("module", ["job.py", pytest.param("example.py", marks=MAKES_PODS)])
+def test_a_launched_jobs_ranks_use_rdma_as_they_are_told(module: str) -> None:
+    if module == "example.py":
+        images.image("openmpi-5.0")  # nothing can be built in the machine
+    inside = str(Path(test_kernel.__file__).with_name(module).relative_to(ROOT))
     done = subprocess.run(
         ["scripts/rdma-vm", sys.executable, "-m", "pytest", "-p", "no:cacheprovider", inside],
         cwd=ROOT,
-        env={**os.environ, "MPIBOOT_VM_SECONDS": GUARD, "PYTEST_ADDOPTS": "--timeout=900"},
+        env={
+            **os.environ,
+            "MPIBOOT_VM_SECONDS": GUARD,
+            "MPIBOOT_VM_MIB": "2048",
+            "PYTEST_ADDOPTS": "--timeout=1700",
+        },
         capture_output=True,
         text=True,
         check=False,
