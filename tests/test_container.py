@@ -202,7 +202,7 @@ def test_each_builder_is_called_in_its_own_way(
     calls = [line.split()[1:] for line in Path(env["CALLS"]).read_text().splitlines()]
     own_store = builder != "docker"
     assert {call[0] == "--root" for call in calls} == {own_store}
-    builds = [call for call in calls if "build" in call]
+    builds = [call for call in calls if "build" in call and "--help" not in call]
     assert len(builds) == {"--whole": 4, "--archive": 3}[stage]  # a base, two stages, the files
     assert {"--isolation" in call for call in builds} == {own_store}
     assert {"--network" in call for call in builds} == {not own_store}
@@ -217,6 +217,14 @@ def test_each_builder_is_called_in_its_own_way(
         ((), (), 1, "needs buildah, podman or docker: there is no buildah, and no apt-get to"),
         ((), ("--with", "rkt"), 2, "--with names a program that builds images: buildah, podman"),
         (("podman",), ("--with", "docker"), 1, "there is no docker on PATH, which --with names"),
+        (
+            (),
+            ("no-such-mpi",),
+            2,
+            "no container/no-such-mpi.Containerfile; there are intel-mpi mpiboot",
+        ),
+        ((), ("--whole", "--plain"), 2, "no option --plain; --help has them all"),
+        ((), ("--arch", ""), 2, "--arch needs a value; --help has what it may be"),
     ],
 )
 def test_images_without_the_builder(
@@ -233,11 +241,26 @@ def test_images_without_the_builder(
 
 
 @NEEDS_ROOT
-def test_images_with_a_builder_that_does_not_work(machine: Callable[..., dict[str, str]]) -> None:
-    told = "echo connecting; echo Cannot connect to the Docker daemon >&2; exit 1"
-    done = images(**machine("docker", script=told))
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (
+            "echo connecting; echo Cannot connect to the Docker daemon >&2; exit 1",
+            "Cannot connect to the Docker daemon",
+        ),
+        (
+            '[ "$1" != build ] || { printf "ERROR: no buildx.\n   Install it\n" >&2; exit 1; }',
+            "ERROR: no buildx. Install it",
+        ),
+    ],
+)
+def test_images_with_a_builder_that_does_not_work(
+    machine: Callable[..., dict[str, str]], script: str, said: str
+) -> None:
+    """It is told before minutes go into a base."""
+    done = images(**machine("docker", script=script))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "images: docker does not work here: Cannot connect to the Docker daemon\n"
+    assert done.stderr == f"images: docker does not work here: {said}\n"
 
 
 @NEEDS_ROOT
