@@ -173,7 +173,7 @@ def _replicas(fields: Fields, image: Image | None) -> Fields:
     pod = dict(only(needed(fields, "template"), "metadata", "spec")["spec"])
     inits = pod.pop("initContainers", [])
     made = play_pod(pod)
-    folders = {item.path: item for item in made["volumes"] if isinstance(item, EmptyDir)}
+    folders = {item.name: item for item in made["volumes"] if isinstance(item, EmptyDir)}
     made["before"] = [_before({**pod, "containers": [init]}, folders, image) for init in inits]
     return made
 
@@ -181,13 +181,24 @@ def _replicas(fields: Fields, image: Image | None) -> Fields:
 def _before(pod: Fields, folders: Mapping[str, EmptyDir], image: Image | None) -> Fields:
     """What of an init container isn't as the pod's own; an empty folder of both is one."""
     made = play_pod(pod)
-    made["volumes"] = [
-        Shared(item.path, folders[item.path]) if item.path in folders else item
-        for item in made["volumes"]
-    ]
+    made["volumes"] = _shared(made["volumes"], folders)
     # There is no image while a manifest is only read.
     carries = image is not None and made["args"][:1] == ["copy-to"]
     return {**made, "image": images.image("mpiboot", programs=False) if carries else image}
+
+
+def _shared(volumes: Sequence[Volume], folders: Mapping[str, EmptyDir]) -> list[Volume]:
+    """The volumes: all mounts of an empty folder are one, that of `folders` if it is there."""
+    first = dict(folders)
+    found: list[Volume] = []
+    for item in volumes:
+        own = item.folder if isinstance(item, Shared) else item
+        if isinstance(item, (EmptyDir, Shared)) and isinstance(own, EmptyDir):
+            folder = first.setdefault(own.name, own)
+            found.append(item if folder is item else Shared(item.path, folder, item.options))
+        else:
+            found.append(item)
+    return found
 
 
 def play_pod(fields: Fields, objects: Objects | None = None) -> Fields:
@@ -211,14 +222,13 @@ def play_pod(fields: Fields, objects: Objects | None = None) -> Fields:
     if "dnsConfig" in fields:
         made["searches"] = only(fields["dnsConfig"], "searches")["searches"]
     volumes = {item["name"]: item for item in fields.get("volumes", ())}
-    made["volumes"] = []
+    mounted: list[Volume] = []
     for mount in container.get("volumeMounts", ()):
         only(mount, "name", "mountPath", "readOnly")
         if mount["name"] not in volumes:
             raise NotPlayedError(f"volumeMounts: there is no volume {mount['name']}")
-        volume = volumes[mount["name"]]
-        group = pod.get("fsGroup")
-        made["volumes"].append(_volume(volume, mount["mountPath"], objects or {}, group))
+        mounted.append(_volume(volumes[mount["name"]], mount, objects or {}, pod.get("fsGroup")))
+    made["volumes"] = _shared(mounted, {})
     return made
 
 
@@ -247,16 +257,19 @@ def _rights(security: Fields) -> Fields:
     return made
 
 
-def _volume(fields: Fields, path: str, objects: Objects, group: int | None) -> Volume:
+def _volume(fields: Fields, mount: Fields, objects: Objects, group: int | None) -> Volume:
     only(fields, "name", "emptyDir", "secret", "configMap")
+    path = mount["mountPath"]
+    access = ("ro",) if mount.get("readOnly") else ()
     if "emptyDir" in fields:
         memory = only(fields["emptyDir"], "medium", "sizeLimit")
         if memory.get("medium") != "Memory":
-            return EmptyDir(path)
+            return EmptyDir(path, options=access, name=fields["name"])
         size = re.fullmatch(r"(\d+)([MG]i)", memory.get("sizeLimit", "64Mi"))
         if not size:
             raise NotPlayedError(f"volume {fields['name']}: sizeLimit is no number of Mi or Gi")
-        return Tmpfs(path, size=int(size[1]) * _UNITS[size[2]])
+        options = ("nosuid", "nodev", *access)
+        return Tmpfs(path, size=int(size[1]) * _UNITS[size[2]], options=options)
     if "secret" in fields:
         secret = only(fields["secret"], "secretName", "defaultMode")
         mode = secret.get("defaultMode", 0o644)

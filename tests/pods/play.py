@@ -134,13 +134,21 @@ def prepare(path: Path) -> Prepared:
             not one job; in a line each.
     """
     documents = check.read(path)
-    if wrong := [line for document in documents for line in check.wrong(document)]:
-        raise NotPlayedError("\n".join(f"{path}: {line}" for line in wrong))
+    try:
+        return _prepared(documents)
+    except NotPlayedError as error:
+        lines = "\n".join(f"{path}: {line}" for line in str(error).splitlines())
+        raise NotPlayedError(lines) from None
+
+
+def _prepared(documents: list[Fields]) -> Prepared:
     jobs = [item for item in documents if (item["apiVersion"], item["kind"]) in _JOBS]
     if len(jobs) != 1:
+        found = ", ".join(f"{item['kind']} ({item['apiVersion']})" for item in jobs or documents)
         known = ", ".join(f"{kind} ({version})" for version, kind in _JOBS)
-        found = ", ".join(item["kind"] for item in jobs or documents)
-        raise NotPlayedError(f"{path} has {found}: one job is played, of {known}")
+        raise NotPlayedError(f"it has {found}: one job is played, of {known}")
+    if wrong := [line for document in documents for line in check.wrong(document)]:
+        raise NotPlayedError("\n".join(wrong))
     (job,) = jobs
     make, beside = _JOBS[job["apiVersion"], job["kind"]]
     objects = {
@@ -157,16 +165,13 @@ def prepare(path: Path) -> Prepared:
         elif item["kind"] in _NO_POD:
             told.setdefault(_NO_POD[item["kind"]], []).append(name)
         elif item["kind"] != "Secret":
-            raise NotPlayedError(f"{path}: {item['kind']} can't be played beside {job['kind']}")
+            raise NotPlayedError(f"{item['kind']} can't be played beside {job['kind']}")
     if _agent(kept) == "kubectl":
-        raise NotPlayedError(f"{path}: MPIBOOT_LAUNCH_AGENT=kubectl needs an API server")
+        raise NotPlayedError("MPIBOOT_LAUNCH_AGENT=kubectl needs an API server")
     for name in sorted(_secrets(kept) - set(objects)):
         objects[name] = KeyPair.make().files()
         told.setdefault("a key is made for this job alone", []).append(f"Secret {name}")
-    try:
-        make(NoCluster(), None, kept, objects)  # type: ignore[arg-type]
-    except NotPlayedError as error:
-        raise NotPlayedError(f"{path}: {error}") from None
+    make(NoCluster(), None, kept, objects)  # type: ignore[arg-type]
     return Prepared(
         name=f"{job['kind']} {job['metadata']['name']}",
         documents=kept,

@@ -125,11 +125,15 @@ class SubPath:
 
 @dataclass
 class EmptyDir:
-    """An empty folder that lives as long as the pod; `host` is where the test can look at it."""
+    """An empty folder that lives as long as the pod; `host` is where the test can look at it.
+
+    `name` is the volume's in the pod's spec: mounts of one volume have one folder.
+    """
 
     path: str
     mode: int = 0o777
     options: tuple[str, ...] = ()
+    name: str = ""
     host: Path | None = field(default=None, init=False)
 
     def make(self, folder: Path) -> Mount:
@@ -142,17 +146,19 @@ class EmptyDir:
 
 @dataclass
 class Shared:
-    """The same empty folder, in another container of the pod."""
+    """The same empty folder at another place, or in another container of the pod."""
 
     path: str
     folder: EmptyDir
+    options: tuple[str, ...] = ()
 
     def make(self, folder: Path) -> Mount:
         """Says where the folder is that the pod has."""
         del folder
         if self.folder.host is None:
             raise RuntimeError("the pod's folder is not made yet")
-        return Mount(self.path, str(self.folder.host), options=("rbind", "rprivate", "rw"))
+        options = ("rbind", "rprivate", "rw", *self.options)
+        return Mount(self.path, str(self.folder.host), options=options)
 
 
 @dataclass
