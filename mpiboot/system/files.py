@@ -205,7 +205,8 @@ def write_private(path: Path, content: str | bytes) -> None:
     # The process's number is in the name, and a container's processes get the same numbers at
     # every start: a half-written file of an earlier try may lie there.
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    # With O_EXCL a link there is no file to write to, either: open(2).
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     mode = 0o600
     try:
         try:

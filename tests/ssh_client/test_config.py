@@ -244,6 +244,9 @@ def test_no_agent_and_no_forwarding_whatever_the_user_asks(tmp_path: Path) -> No
     assert found["forwardx11"] == "no"
     assert found["clearallforwardings"] == "yes"
     assert found["identityagent"] == "none"
+    # Nobody's connection is shared, and no server's other keys are taken over.
+    assert (found["controlmaster"], found.get("controlpath")) == ("false", None)
+    assert found["updatehostkeys"] == "false"
     assert asked(written(tmp_path), "W-1", "-a")["forwardagent"] == "no"
 
 

@@ -127,6 +127,10 @@ class Launch:
         lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
         return sum(f"socket:[{words[9]}]" in links for words in map(str.split, lines))
 
+    def has_closed_one_of(self, before: int) -> None:
+        """Wait for what a bad end does to its connection: the next test counts them, too."""
+        until(lambda: self.connections() == before - 1)
+
     def stop(self) -> None:
         os.close(self.fifo)
         self.client.kill()
@@ -231,6 +235,7 @@ def test_a_session_runs_over_the_gates_login_and_the_agent_is_one_process(
         ["closed", host, pid],
         ["ended", host, "7", pid],
     ]
+    shells.has_closed_one_of(before)
 
 
 def test_words_arrive_as_with_ssh_behind_the_hosts_exports(shells: Launch) -> None:
@@ -244,6 +249,7 @@ def test_words_arrive_as_with_ssh_behind_the_hosts_exports(shells: Launch) -> No
 
 
 def test_a_signal_ends_the_session_and_is_told(shells: Launch, *, has_program: bool) -> None:
+    before = shells.connections()
     process = shells.start("echo $$; exec sleep 1000")
     assert process.stdout is not None
     remote = int(process.stdout.readline())
@@ -256,6 +262,7 @@ def test_a_signal_ends_the_session_and_is_told(shells: Launch, *, has_program: b
     assert shells.told()[-1] == ["ended", shells.host, "255", str(process.pid), name]
     until(lambda: not Path(f"/proc/{remote}").exists())
     process.communicate()
+    shells.has_closed_one_of(before)
 
 
 def test_a_killed_agents_session_goes_on_until_the_client_ends(other: Launch) -> None:
@@ -294,7 +301,7 @@ def test_a_connection_is_kept_after_a_good_end_alone(launch: Launch) -> None:
     assert launch.run("echo again; exit 0") == (0, b"again\n", b"")
     assert launch.connections() == before
     assert launch.run("exit 3")[0] == 3
-    until(lambda: launch.connections() == before - 1)
+    launch.has_closed_one_of(before)
     assert launch.run("echo new") == (0, b"new\n", b"")
 
 
@@ -336,11 +343,12 @@ async def test_what_is_asked_beside_a_job_needs_no_process(launch: Launch) -> No
     assert said == "\0" * 3_000_000
     assert launch.connections() == before
     assert await by_client.run(folder, host, "echo said; exit 3") is None
+    await asyncio.to_thread(launch.has_closed_one_of, before)
     assert await by_client.run(folder, "w-unknown", "echo said") is None
 
 
 async def test_a_question_that_is_given_up_ends_on_its_host(launch: Launch, tmp_path: Path) -> None:
-    told = tmp_path / "pid"
+    told, before = tmp_path / "pid", launch.connections()
     command = f"echo $$ > {told}.new; mv {told}.new {told}; exec sleep 1000"
     asking = asyncio.ensure_future(by_client.run(str(launch.folder), launch.host, command))
     await asyncio.to_thread(until, told.exists)
@@ -349,3 +357,4 @@ async def test_a_question_that_is_given_up_ends_on_its_host(launch: Launch, tmp_
         await asking
     remote = Path("/proc", told.read_text().strip())
     await asyncio.to_thread(until, lambda: not remote.exists())
+    await asyncio.to_thread(launch.has_closed_one_of, before)

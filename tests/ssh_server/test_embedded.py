@@ -225,7 +225,7 @@ async def test_a_session_knows_both_ends_of_its_connection(worker: Worker) -> No
     assert done.stdout == said
 
 
-async def test_a_client_that_answers_no_more_is_asked_three_times_in_the_keepalive(
+async def test_a_login_needs_the_key_soon_and_gives_commands_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, object] = {}
@@ -243,6 +243,10 @@ async def test_a_client_that_answers_no_more_is_asked_three_times_in_the_keepali
     )
     with pytest.raises(asyncio.CancelledError):
         await embedded.serve(config)
+    # One that answers no more is asked three times in the keep-alive.
     assert (given["keepalive_interval"], given["keepalive_count_max"]) == (15.0, 3)
-    assert given["agent_forwarding"] is False
-    assert given["x11_forwarding"] is False
+    off = {"agent_forwarding", "x11_forwarding", "allow_pty", "allow_scp", "line_editor"}
+    off |= {"password_auth", "kbdint_auth", "host_based_auth"}
+    assert {name: given[name] for name in off} == dict.fromkeys(off, False)
+    assert (given["gss_host"], given["compression_algs"]) == (None, None)
+    assert given["login_timeout"] == 60

@@ -24,10 +24,14 @@ def mode(path: Path) -> int:
 def test_the_folder_that_the_user_names_gets_a_private_folder_for_the_role(tmp_path: Path) -> None:
     base = tmp_path / "with blank" / "deep"
 
-    folder = files.runtime_dir(str(base), UID, "worker")
+    before = os.umask(0)
+    try:
+        folder = files.runtime_dir(str(base), UID, "worker")
+    finally:
+        os.umask(before)
 
     assert folder == base / HERE / "worker"
-    assert mode(folder) == 0o700
+    assert mode(folder) == mode(base) == 0o700
 
 
 def test_a_folder_of_an_earlier_try_is_used_again_and_made_private(tmp_path: Path) -> None:
@@ -224,9 +228,12 @@ def test_two_pods_share_a_folder_and_take_nothing_from_each_other(
     assert first != second
 
 
-def test_a_file_is_replaced_whole_and_private_whatever_the_umask_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("umask", [0, 0o777])
+def test_a_file_is_replaced_whole_and_private_whatever_the_umask_is(
+    tmp_path: Path, umask: int
+) -> None:
     path = tmp_path / "file"
-    old = os.umask(0)
+    old = os.umask(umask)
     try:
         files.write_private(path, "one")
         with path.open(encoding="utf-8") as held:
