@@ -107,6 +107,12 @@ CHECKS: Final = (
         hint="mount an emptyDir and name it with MPIBOOT_RUNTIME_DIR",
     ),
     Check(
+        "output",
+        "what a command prints can be written",
+        ExitCode.CANNOT_WRITE,
+        hint="make room where standard output goes, or send it to another place",
+    ),
+    Check(
         "tmpdir",
         "MPI can write its session files to TMPDIR",
         ExitCode.CANNOT_WRITE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import signal
@@ -11,7 +12,7 @@ from typing import Final, NoReturn
 from mpiboot import log
 from mpiboot.choices import LogFormat
 from mpiboot.commands.run import COMMANDS, ENTRY, ErrorSettings, without_options
-from mpiboot.errors import MpibootError, ShownError
+from mpiboot.errors import MpibootError, ShownError, error
 
 # Commands that look at PATH, or leave it, as the pod has it, shims and all.
 _AS_IT_IS: Final = ("copy-to", "doctor", "exec", "rank", "shims")
@@ -19,6 +20,8 @@ _AS_IT_IS: Final = ("copy-to", "doctor", "exec", "rank", "shims")
 _BESIDE_A_WORKER: Final = ["facts", "--write"]
 # By which the shells' completion calls a program, with what is to be done.
 _COMPLETE: Final = "_MPIBOOT_COMPLETE"
+# What a write to a file fails with where its disk is full or fails.
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _report(wrong: MpibootError) -> int:
@@ -89,8 +92,10 @@ def run(argv: list[str]) -> int:
     if _wants_json(argv):  # before the settings are read: what can't be read is told so too
         log.configure(form=LogFormat.JSON)
     try:
-        code = _run(_behind_shim(argv))
-        sys.stdout.flush()
+        try:
+            code = _run(_behind_shim(argv))
+        finally:
+            sys.stdout.flush()
     except ShownError as wrong:
         code = _failed(wrong)
     except MpibootError as wrong:
@@ -98,15 +103,38 @@ def run(argv: list[str]) -> int:
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
         log.ended(code, "signal")
-    except BrokenPipeError:
-        # `mpiboot plan | head`: nobody reads any more; say nothing at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except BrokenPipeError:  # `mpiboot plan | head`: nobody reads any more
+        _drop_output()
         code = 128 + signal.SIGPIPE
+    except OSError as wrong:
+        # What mpiboot writes to files is judged where it is written; this is what it printed.
+        if wrong.filename is None and wrong.errno in _NO_ROOM:
+            _drop_output()
+            code = _report(error("output", f"standard output can't be written: {wrong.strerror}"))
+        else:
+            code = _report(_bug(wrong))
     except Exception as wrong:  # noqa: BLE001 - the one boundary
         code = _report(_bug(wrong))
     return code
 
 
+def _drop_output() -> None:
+    """Write what is still to be printed to nobody: the interpreter's end would fail over it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _open_streams() -> None:
+    """Open the standard streams that a caller closed (``>&-``), which Python leaves out.
+
+    The next file that is opened would be one of them, and get what is written there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
 def main() -> NoReturn:
     """Run the console script."""
+    _open_streams()
     sys.exit(run(sys.argv[1:]))

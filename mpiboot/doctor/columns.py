@@ -25,7 +25,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         ),
         "worker-checks",
     ),
-    "files": ("runtime-folder", "tmpdir"),
+    "files": ("runtime-folder", "tmpdir", "output"),
     "ssh": (
         *("ssh-key", "ssh-denied", "host-key-differs", "kubectl-denied", "sshd", "workers-held"),
         *(

@@ -18,7 +18,7 @@ if __name__ == "__main__":
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path.append(os.path.dirname(package))
 
-from mpiboot import log
+from mpiboot import log, own_locale
 from mpiboot.parent import mpirun_messages, signals
 from mpiboot.parent.launch_spec import ParentOptions
 from mpiboot.parent.output_writer import OutputWriter
@@ -49,6 +49,7 @@ def run(task: ParentTask, text: str, words: list[str]) -> int:
 
 def main() -> NoReturn:
     """Run as a program; whatever goes wrong here is said in one line."""
+    own_locale.take_out()
     try:
         code = run(ParentTask(sys.argv[1]), sys.argv[2], sys.argv[3:])
     except Exception as wrong:  # noqa: BLE001 - the last line of defence: never a traceback
