@@ -139,7 +139,7 @@ def refuse_on_the_line(builder: PlanBuilder) -> None:
     key = parameter(builder.row.agent_var)
     given = f"--mca {key} {builder.line.mca[key]}" if key in builder.line.mca else ""
     if builder.line.launch_agent:
-        given = f"-launcher-exec {builder.line.launch_agent}"
+        given = builder.line.launch_agent
     if given:
         said = (
             f"{given} on the mpirun line replaces mpiboot's "

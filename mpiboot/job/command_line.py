@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 from mpiboot.job import placement, supervision
 from mpiboot.job.plan_builder import LaunchPaths, PlanBuilder
 from mpiboot.model import Host, Mpi, Source
 from mpiboot.parent.launch_spec import NOT_FOR_RANKS, PLACEMENT
-
-# What names a hostfile in the same word: ``--hostfile=PATH``.
-_HOSTFILE_FLAGS: Final = ("f", "hostfile", "machinefile", "default-hostfile")
 
 
 def slots_to_write(hosts: tuple[Host, ...], builder: PlanBuilder) -> tuple[Host, ...]:
@@ -85,13 +81,13 @@ def _words(builder: PlanBuilder, hostfile: str, before: tuple[str, ...]) -> tupl
         return (*before, *line.argv)
     words: list[str | None] = [*line.argv]
     for index in line.hostfile_words:
-        words[index] = hostfile
+        word = line.argv[index]
+        option = word.partition("=")[0] if word.startswith("-") else ""  # --hostfile=PATH
+        words[index] = f"{option}={hostfile}" if option else hostfile
         if row.hostfile_option:  # it stands among what was added
-            words[index - 1] = words[index] = None
-    for index, word in enumerate(line.argv[: line.program_index]):
-        name, equals, value = word.partition("=")
-        if equals and value == line.hostfile and name.lstrip("-") in _HOSTFILE_FLAGS:
-            words[index] = None if row.hostfile_option else f"{name}={hostfile}"
+            words[index] = None
+            if not option:
+                words[index - 1] = None
     programs = {app.program for app in line.apps}
     found: list[str] = []
     for index, kept in enumerate(words):

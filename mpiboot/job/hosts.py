@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from mpiboot.job.dialect import parameter, version_number
 from mpiboot.job.dialects import ALSO_DEFAULT_SLOTS, HOSTFILE_VARS
 from mpiboot.job.names import short
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
 from mpiboot.model import Host, Hostfile, Source
-from mpiboot.setting_sources import Resolved
+from mpiboot.setting_sources import Given, Resolved
 from mpiboot.wording import counted, first_few
+
+# How Open MPI reads a parameter that is true or false: mca_base_var_enum.c of 4.1.
+_FALSE: Final = frozenset({"", "0", "false", "f", "disabled", "no", "n"})
 
 
 def with_default_slots(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> Observed:
@@ -155,3 +159,16 @@ def ranks(builder: PlanBuilder, hosts: tuple[Host, ...], resolved: Resolved) -> 
     because = f"all slots of {counted(len(hosts), 'host')}"
     builder.decide("ranks", str(slots), Source.DEFAULT, because)
     return slots
+
+
+def oversubscribe(builder: PlanBuilder, resolved: Resolved) -> Given | None:
+    """Find what asks for more ranks than slots: the line, a setting, this MPI's own variable."""
+    row = builder.row
+    if builder.line.oversubscribe:
+        return Given(Source.FLAG, "the mpirun line")
+    if resolved.settings.oversubscribe:
+        return resolved.given["oversubscribe"]
+    value = "" if row.oversubscribes_by_mapping else builder.environ.get(row.oversubscribe_var, "")
+    if value.strip().lower() in _FALSE:
+        return None
+    return Given(builder.set_by(row.oversubscribe_var)[0], row.oversubscribe_var)

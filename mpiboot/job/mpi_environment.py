@@ -6,7 +6,7 @@ Each function settles one intent for the MPI at hand by the columns of its row i
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from mpiboot.job import forward, masking, placement
@@ -149,12 +149,11 @@ def choose_forwarded(
     own = forward.select(builder.set_env, by_itself=row.by_itself)
     builder.forwarded = {item.name: item.because for item in (*chosen.by_itself, *own.by_itself)}
     builder.forwarded |= {name: "your mpirun line or list has it" for name in given if name in kept}
-    count, said = str(len(names)), ", ".join(names) or "none of the known variables is set"
     if row.export is Export.ALL:
-        count, said = "all", f"{row.title} hands on what mpirun has in its environment"
-        others = {**kept, **builder.set_env}.keys() - builder.unset_env - builder.forwarded.keys()
-        builder.forwarded |= dict.fromkeys(others, f"{row.title} hands on all")
-    builder.decide("forwarded", count, Source.DEFAULT, said)
+        _hand_on_all(builder, kept, given)
+    else:
+        said = ", ".join(names) or "none of the known variables is set"
+        builder.decide("forwarded", str(len(names)), Source.DEFAULT, said)
     if names and row.export_var and parameter(row.export_var) in builder.line.mca:
         if row.export is Export.VARIABLE:
             builder.forwarded |= reasons
@@ -172,6 +171,30 @@ def choose_forwarded(
         builder.set_env[row.export_var] = ";".join([*([theirs] if theirs else []), *entries])
         return flags
     return tuple(names) if row.export is Export.OPTION else ()
+
+
+def _hand_on_all(builder: PlanBuilder, kept: Mapping[str, str], given: Collection[str]) -> None:
+    """Settle what ranks get of an MPI that hands everything on, or what the line names alone.
+
+    With such a line the agents set what the data network needs: ``data.deliver``.
+    """
+    row, only = builder.row, builder.line.exports_only
+    every = {**kept, **builder.set_env}.keys() - builder.unset_env
+    if not only:
+        others = every - builder.forwarded.keys()
+        builder.forwarded |= dict.fromkeys(others, f"{row.title} hands on all")
+        said = f"{row.title} hands on what mpirun has in its environment"
+        builder.decide("forwarded", "all", Source.DEFAULT, said)
+        return
+    lost = sorted(builder.forwarded.keys() & builder.set_env.keys() - set(given))
+    if lost:
+        said = f"with {only} on the mpirun line ranks don't get what mpiboot sets: {' '.join(lost)}"
+        builder.warn("usage", said, "leave it out, or name these there as well")
+    builder.forwarded = {name: why for name, why in builder.forwarded.items() if name in given}
+    others = every - builder.forwarded.keys()
+    builder.stays |= dict.fromkeys(others, f"{only} on the mpirun line does not name it")
+    said = f"{only} on the mpirun line: ranks get nothing else of mpirun's environment"
+    builder.decide("forwarded", " ".join(builder.forwarded) or "none", Source.FLAG, said)
 
 
 def _take_out(

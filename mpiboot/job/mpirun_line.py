@@ -18,17 +18,22 @@ from mpiboot.job.mpirun_options import Grammar, Option, OptionKind
 from mpiboot.job.user_line import App, HostSpec, UserLine
 from mpiboot.model import MpiFamily
 
-_CHOOSE_HOSTS: Final = (OptionKind.HOSTS, OptionKind.HOSTFILE, OptionKind.MOVES_HOSTS)
+_CHOOSE_HOSTS: Final = (
+    OptionKind.HOSTS,
+    OptionKind.HOSTFILE,
+    OptionKind.MOVES_HOSTS,
+    OptionKind.FILE,
+)
 
 
 class _StopError(Exception):
-    """Reading ends here: the word, why, and whether mpirun itself would end over it."""
+    """Reading ends here: why, whether mpirun itself would end over it, and at which word."""
 
-    def __init__(self, word: str, because: str, *, refused: bool = False) -> None:
+    def __init__(self, because: str, *, refused: bool = False) -> None:
         super().__init__(because)
-        self.word = word
         self.because = because
         self.refused = refused
+        self.at = 0
 
 
 @dataclass
@@ -47,7 +52,7 @@ class _Reader:
     mca: dict[str, str] = field(default_factory=dict)
     moves_ranks: dict[str, None] = field(default_factory=dict)
     moves_hosts: dict[str, None] = field(default_factory=dict)
-    given: dict[str, None] = field(default_factory=dict)
+    given: dict[str, OptionKind] = field(default_factory=dict)
     hostfile_words: list[int] = field(default_factory=list)
     host_words: list[int] = field(default_factory=list)
     instead: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -56,18 +61,21 @@ class _Reader:
     hosts: list[HostSpec] = field(default_factory=list)
     hostfile: str = ""
 
+    def known(self, name: str) -> Option | None:
+        return self.grammar.options.get(name.lower() if self.grammar.any_case else name)
+
     def find(self, word: str) -> tuple[Option, str | None]:
         """Look an option up; the value where it is in the same word."""
         dashes = 2 if word.startswith("--") else 1
         name, equals, value = word[dashes:].partition("=")
         if equals and not self.grammar.equals:
-            raise _StopError(word, f"{word} is not known: this mpirun takes the value as a word")
-        option = self.grammar.options.get(name.lower() if self.grammar.any_case else name)
+            raise _StopError(f"{word} is not known: this mpirun takes the value as a word")
+        option = self.known(name)
         if option is not None:
             return option, value if equals else None
         if name in self.grammar.refused:
-            raise _StopError(word, f"{self.title} has no option {word}", refused=True)
-        raise _StopError(word, f"{word} is not an option that mpiboot knows")
+            raise _StopError(f"{self.title} has no option {word}", refused=True)
+        raise _StopError(f"{word} is not an option that mpiboot knows")
 
     def option(self, at: int, end: int) -> int:
         """Read the option at a place, with its words; returns the place behind them."""
@@ -85,27 +93,27 @@ class _Reader:
         if pair and "=" in (value or self.argv[min(at + 1, end - 1)]):
             needed -= 1  # Hydra reads `-genv NAME=VALUE` as one word
         if needed < 0 or at + needed >= end:
-            raise _StopError(word, f"{word} lacks its value")
+            raise _StopError(f"{word} lacks its value")
         words += self.argv[at + 1 : at + 1 + needed]
         default = option.kind is OptionKind.MCA and words[0] == self.hostfile_parameter
-        if needed and (default or option.kind is OptionKind.HOSTFILE):
+        if default or option.kind is OptionKind.HOSTFILE:
             self.hostfile_words.append(at + needed)
         if option.kind is OptionKind.HOSTS:
             self.host_words.append(at + needed)
-        self.given[option.name] = None
-        self.apply(word, option, words)
+        self.given[option.name] = option.kind
+        self.apply(" ".join(self.argv[at : at + 1 + needed]), option, words)
         return at + 1 + needed
 
-    def apply(self, word: str, option: Option, words: list[str]) -> None:
-        """Note what an option says."""
+    def apply(self, written: str, option: Option, words: list[str]) -> None:
+        """Note what an option says, and, where that is told or compared, how it is written."""
         text = words[0] if words else ""
         match option.kind:
             case OptionKind.NP:
                 # `-n 0` is the same as no -n in Open MPI.
                 if self.grammar.last_wins or self.np is None:
-                    self.np = self.number(word, text) or None
+                    self.np = self.number(written, text) or None
             case OptionKind.HOSTS:
-                self.host_list(text)
+                self.host_list(written, text)
             case OptionKind.HOSTFILE:
                 # A default hostfile gives way to a hostfile, whichever comes first.
                 if option.name != "default-hostfile" or not self.hostfile:
@@ -115,36 +123,38 @@ class _Reader:
                 # Hydra's value may be the next word.
                 behind = words[1] if len(words) > 1 else None
                 self.exports[name] = value if equals else behind
-            case OptionKind.EXPORT_LIST:
+            case OptionKind.EXPORT_ONLY:
                 self.exports |= dict.fromkeys(name for name in text.split(",") if name)
+                self.keep("exports_only", written)
             case OptionKind.MCA:
                 self.parameter(text, words[1])
             case _:
-                self.mapping(word, option, text)
+                self.mapping(written, option, text)
 
-    def mapping(self, word: str, option: Option, text: str) -> None:
+    def mapping(self, written: str, option: Option, text: str) -> None:
         """Note what an option says of where ranks go."""
         match option.kind:
             case OptionKind.MAP_BY:
                 self.keep("map_by", option.written.format(text))
-                self.keep("mapped_by", f"{word} {text}".rstrip())
-            case OptionKind.PER_NODE if self.number(word, text) > 0:
+                self.keep("mapped_by", written)
+            case OptionKind.PER_NODE if self.number(written, text) > 0:
                 self.keep("per_node", text)
-                self.keep("mapped_by", f"{word} {text}")
+                self.keep("mapped_by", written)
             case OptionKind.PER_NODE:
-                self.moves_ranks[f"{word} {text}"] = None
+                self.moves_ranks[written] = None
             case (
                 OptionKind.BIND_TO
                 | OptionKind.OVERSUBSCRIBE
                 | OptionKind.PREFIX
                 | OptionKind.LAUNCHER
-                | OptionKind.LAUNCH_AGENT
             ):
                 self.keep(option.kind.name.lower(), text)
+            case OptionKind.LAUNCH_AGENT:
+                self.keep("launch_agent", written)
             case OptionKind.MOVES_RANKS:
-                self.moves_ranks[word] = None
-            case OptionKind.MOVES_HOSTS:
-                self.moves_hosts[word] = None
+                self.moves_ranks[written] = None
+            case OptionKind.MOVES_HOSTS | OptionKind.FILE:
+                self.moves_hosts[written] = None
             case _:
                 pass
 
@@ -153,18 +163,18 @@ class _Reader:
         if self.grammar.last_wins or name not in self.values:
             self.values[name] = value
 
-    def number(self, word: str, text: str) -> int:
+    def number(self, written: str, text: str) -> int:
         if not text.isascii() or not text.isdigit():
-            raise _StopError(word, f"{word} is {text!r}, expected a number")
+            raise _StopError(f"{written}: expected a number")
         return int(text)
 
-    def host_list(self, text: str) -> None:
+    def host_list(self, written: str, text: str) -> None:
         for word in text.split(","):
             name, colon, count = word.partition(":")
             count = count if colon else "1"
             if not name or name.startswith("+") or not count.isdecimal() or not int(count):
                 # +n2 and +e are Open MPI's relative hosts, :* is all slots; IPv6 has no form here.
-                self.moves_hosts[f"-H {text}"] = None
+                self.moves_hosts[written] = None
                 return
             self.hosts.append(HostSpec(name, int(count)))
 
@@ -186,8 +196,8 @@ class _Reader:
                 if not word.startswith("-"):
                     break
                 at = self.option(at, end)
-        except _StopError:
-            at = end
+        except _StopError as stop:
+            stop.at, at = at, end
             raise
         finally:
             place = at if at < end else None
@@ -205,6 +215,7 @@ class _Reader:
             export_values={
                 name: value for name, value in self.exports.items() if value is not None
             },
+            exports_only=self.values.get("exports_only", ""),
             mca=self.mca,
             map_by=map_by,
             mapped_by=self.values.get("mapped_by", ""),
@@ -219,13 +230,14 @@ class _Reader:
             moves_ranks=tuple(self.moves_ranks),
             moves_hosts=tuple(self.moves_hosts),
             given=tuple(self.given),
+            kinds=frozenset(self.given.values()),
         )
 
     def chooses_hosts(self, words: Sequence[str]) -> bool:
         """Whether one of some words, which are not read, is an option that chooses hosts."""
         names = (word.lstrip("-").partition("=")[0] for word in words if word.startswith("-"))
-        known = (self.grammar.options.get(name) for name in names)
-        return any(option is not None and option.kind in _CHOOSE_HOSTS for option in known)
+        known = filter(None, map(self.known, names))
+        return any(option.kind in _CHOOSE_HOSTS for option in known)
 
 
 def read(program: Sequence[str], family: MpiFamily) -> UserLine:
@@ -266,11 +278,10 @@ def _read(words: tuple[str, ...], row: Dialect) -> UserLine:
         return replace(_read(tuple(chain.from_iterable(new)), row), rewritten=pairs)
     if stop is None:
         return reader.record()
-    rest = words[words.index(stop.word) + 1 :]
     return replace(
         reader.record(),
-        unknown=stop.word,
+        unknown=words[stop.at],
         because=stop.because,
         refused=stop.refused,
-        may_hide_hosts=reader.chooses_hosts(rest),
+        may_hide_hosts=reader.chooses_hosts(words[stop.at + 1 :]),
     )

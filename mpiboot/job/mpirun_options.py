@@ -20,7 +20,7 @@ class OptionKind(str, Enum):
     HOSTS = "hosts"
     HOSTFILE = "hostfile"
     EXPORT = "variable to export, or to set"
-    EXPORT_LIST = "variables to export"
+    EXPORT_ONLY = "the only variables to export"
     MCA = "MCA parameter"
     MAP_BY = "mapping"
     PER_NODE = "ranks per host"
@@ -29,9 +29,11 @@ class OptionKind(str, Enum):
     PREFIX = "folder of the MPI whose daemons are started"
     LAUNCHER = "kind of launch agent"
     LAUNCH_AGENT = "launch agent"
+    ELSEWHERE = "where the program is looked for"
     PLAIN = "nothing about hosts and ranks"
     MOVES_RANKS = "a placement of ranks that is left to mpirun"
     MOVES_HOSTS = "a choice of hosts that is left to mpirun"
+    FILE = "a file with options or parameters, which is left to mpirun"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ _OPEN_MPI: Final = (
             "report-bindings display-map display-allocation display-devel-map "
             "v|verbose enable-recovery disable-recovery continuous nooversubscribe "
             "leave-session-attached debug-daemons debug-daemons-file report-state-on-timeout "
-            "get-stack-traces show-progress xml s|preload-binary output-proctable "
+            "get-stack-traces show-progress xml output-proctable "
             "bind-to-core use-hwthread-cpus"
         ),
     ),
@@ -118,7 +120,7 @@ _OPEN_MPI: Final = (
         OptionKind.PLAIN,
         1,
         (
-            "rank-by wdir|wd path output-filename timeout personality max-restarts stdin "
+            "rank-by output-filename timeout personality max-restarts stdin "
             "xterm launch-agent report-pid report-uri preload-files"
         ),
     ),
@@ -128,7 +130,9 @@ _OPEN_MPI: Final = (
         "rankfile|rf cpu-set cpu-list cpus-per-proc|cpus-per-rank npersocket",
     ),
     (OptionKind.MOVES_RANKS, 0, "bycore do-not-launch nolocal"),
-    (OptionKind.MOVES_HOSTS, 1, "app tune|am"),
+    (OptionKind.ELSEWHERE, 0, "s|preload-binary"),
+    (OptionKind.ELSEWHERE, 1, "wdir|wd path"),
+    (OptionKind.FILE, 1, "app tune|am"),
 )
 
 _ORTE: Final = _table(
@@ -230,7 +234,8 @@ HYDRA: Final = Grammar(
         (OptionKind.HOSTS, 1, "hosts|host"),
         (OptionKind.HOSTFILE, 1, "f|hostfile|machinefile"),
         (OptionKind.EXPORT, 2, "genv env"),
-        (OptionKind.EXPORT_LIST, 1, "genvlist envlist"),
+        (OptionKind.EXPORT_ONLY, 1, "genvlist envlist"),
+        (OptionKind.EXPORT_ONLY, 0, "genvnone envnone"),
         (OptionKind.PER_NODE, 1, "ppn|perhost"),
         (OptionKind.BIND_TO, 1, "bind-to|binding"),
         (OptionKind.MOVES_RANKS, 0, "skip-launch-node"),
@@ -238,7 +243,7 @@ HYDRA: Final = Grammar(
             OptionKind.PLAIN,
             0,
             (
-                "genvall genvnone envall envnone l|prepend-rank v|verbose|debug info version "
+                "genvall envall l|prepend-rank v|verbose|debug info version "
                 "enable-x disable-x disable-auto-cleanup disable-hostname-propagation profile "
                 "print-all-exitcodes pmi-port hybrid-hosts"
             ),
@@ -247,14 +252,15 @@ HYDRA: Final = Grammar(
             OptionKind.PLAIN,
             1,
             (
-                "map-by wdir iface rmk prepend-pattern "
+                "map-by iface rmk prepend-pattern "
                 "outfile-pattern errfile-pattern membind topolib demux nameserver localhost usize "
                 "gpus-per-proc memory-alloc-kinds genvexcl envexcl"
             ),
         ),
         (OptionKind.LAUNCHER, 1, "launcher|bootstrap"),
         (OptionKind.LAUNCH_AGENT, 1, "launcher-exec|bootstrap-exec"),
-        (OptionKind.MOVES_HOSTS, 1, "configfile"),
+        (OptionKind.ELSEWHERE, 1, "wdir"),
+        (OptionKind.FILE, 1, "configfile"),
         (OptionKind.MOVES_RANKS, 1, "rankmap order-nodes machine"),
     ),
     two_dashes=frozenset(),

@@ -117,9 +117,9 @@ def _spread(line: UserLine, row: Dialect, policy: str, *, over: bool) -> _Spread
     text, asked = line.map_by, line.mapped_by if line.policy or line.per_node else policy
     if not line.policy and (row.oversubscribes_by_mapping or not text):
         text = policy
-        if row.oversubscribes_by_mapping and policy:
-            over = "oversubscribe" in policy.lower()
+        over = over and not (row.oversubscribes_by_mapping and policy)
     word, *rest = text.lower().replace(",", ":").split(":")
+    over = over or "oversubscribe" in rest
     per_node = line.per_node
     known = word in _FILLING or word in ("slot", "node")
     if word == "ppr":
@@ -138,7 +138,7 @@ def _left_to_mpirun(line: UserLine) -> str:
         return f"the line from {line.unknown} on"
     if len(line.apps) > 1 and (line.hosts or line.np is None):
         return "several programs with hosts or numbers of their own"
-    return next(iter((*line.moves_hosts, *line.moves_ranks)), "")
+    return ", ".join((*line.moves_hosts, *line.moves_ranks))
 
 
 def place(

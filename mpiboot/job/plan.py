@@ -37,7 +37,7 @@ from mpiboot.job.user_line import UserLine
 from mpiboot.model import Decision, Finding, Level, Mpi, Source
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import Dialled
-from mpiboot.setting_sources import Given, Resolved
+from mpiboot.setting_sources import Resolved
 from mpiboot.ssh_client import config as sshconfig
 from mpiboot.wording import first_few
 
@@ -159,7 +159,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     unread_parameters.name_them(builder)
     hosts = hosts_of.settle(builder, observed, resolved, paths)
     np = hosts_of.ranks(builder, hosts, resolved)
-    oversubscribe = _oversubscribe(builder, resolved)
+    oversubscribe = hosts_of.oversubscribe(builder, resolved)
     local = {observed.called(host.name) for host in observed.local}
     placed = placement.place(
         hosts,
@@ -307,10 +307,3 @@ def _instead_of_ssh(observed: Observed) -> str:
     if observed.by_kubectl:
         return "kubectl exec"
     return "mpiboot's own SSH client" if observed.own_client else ""
-
-
-def _oversubscribe(builder: PlanBuilder, resolved: Resolved) -> Given | None:
-    """Find what asks for more ranks than slots."""
-    if builder.line.oversubscribe:
-        return Given(Source.FLAG, "the mpirun line")
-    return resolved.given["oversubscribe"] if resolved.settings.oversubscribe else None

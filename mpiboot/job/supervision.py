@@ -6,6 +6,7 @@ from typing import Final
 
 from mpiboot.choices import Switch
 from mpiboot.job.dialect import parameter
+from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.plan_builder import PlanBuilder
 from mpiboot.setting_sources import Resolved
 
@@ -83,7 +84,7 @@ def may_tell_ranks(builder: PlanBuilder) -> bool:
 def goes_on(builder: PlanBuilder) -> bool:
     """Tell whether the user may have asked mpirun to go on without a rank that ended badly."""
     # Parameters may also stand in a file that the line names.
-    if builder.line.unknown or {"tune", "am", "app"}.intersection(builder.line.given):
+    if builder.line.unknown or OptionKind.FILE in builder.line.kinds:
         return True
     variables = (name for name in builder.environ if "_MCA_" in name)
     named = (*builder.line.given, *builder.line.mca, *variables)

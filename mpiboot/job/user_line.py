@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
 
-# Options that say where the program is looked for, or bring it there.
-_ELSEWHERE: Final = frozenset({"wd", "wdir", "path", "preload-binary", "s"})
+from mpiboot.job.mpirun_options import OptionKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +37,13 @@ class UserLine:
     is not in this record; ``because`` says it in words, and ``may_hide_hosts`` whether what follows
     could choose other hosts than the hostfile's. ``moves_ranks`` and ``moves_hosts`` are options
     whose placement of ranks, or choice of hosts, is left to mpirun. ``launcher`` is Hydra's kind of
-    launch agent (``ssh``, ``fork``), ``launch_agent`` its program. ``map_by`` is the mapping as
-    written, with its modifiers; ``mapped_by`` are the words that said so, also of ``per_node``.
+    launch agent (``ssh``, ``fork``), ``launch_agent`` the words that name its program. ``map_by``
+    is the mapping as written, with its modifiers; ``mapped_by`` are the words that said so, also
+    of ``per_node``.
     ``exports`` are the variables that the line itself passes on, ``export_values`` the values that
-    it gives some of them. ``given`` are all options that were read. ``hostfile_words`` are the
-    indexes in ``argv`` of words that are a hostfile's path, ``host_words`` of those with hosts.
+    it gives some of them, and ``exports_only`` the option that lets no others through. ``given``
+    are all options that were read, ``kinds`` what they are about. ``hostfile_words`` are the
+    indexes in ``argv`` of words that have a hostfile's path, ``host_words`` of those with hosts.
 
     ``rewritten`` are words that were written for another version of this MPI, each with those that
     stand in ``argv`` for them. ``refused`` tells that mpirun itself ends over ``unknown``.
@@ -54,6 +54,7 @@ class UserLine:
     apps: tuple[App, ...] = ()
     exports: tuple[str, ...] = ()
     export_values: Mapping[str, str] = field(default_factory=dict)
+    exports_only: str = ""
     mca: Mapping[str, str] = field(default_factory=dict)
     map_by: str = ""
     mapped_by: str = ""
@@ -68,6 +69,7 @@ class UserLine:
     moves_ranks: tuple[str, ...] = ()
     moves_hosts: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
+    kinds: frozenset[OptionKind] = frozenset()
     unknown: str = ""
     because: str = ""
     refused: bool = False
@@ -84,7 +86,7 @@ class UserLine:
         """What ranks run; empty where there are several programs, or where that isn't known."""
         if not self.mpirun:
             return self.argv[0] if self.argv else ""
-        if len(self.apps) != 1 or self.program_index is None or _ELSEWHERE.intersection(self.given):
+        if len(self.apps) != 1 or self.program_index is None or OptionKind.ELSEWHERE in self.kinds:
             return ""
         return self.argv[self.program_index]
 

@@ -70,6 +70,30 @@ def test_mpirun_has_nothing_that_would_overwrite_what_a_worker_has_of_its_own(fa
 
 
 @each
+@pytest.mark.parametrize(
+    ("option", "names"), [("-genvnone", ""), ("-envlist A,B", "A"), ("-GENVLIST A", "A")]
+)
+def test_a_line_that_names_what_ranks_get_lets_nothing_else_through(
+    family: str, option: str, names: str
+) -> None:
+    """As seen with MPICH 4.0.2; what the data network needs is set by the agents then."""
+    seen = observed(family, {**POD, "DATA": "x", "A": "1"})
+    rank_env = {"rank_env": "true", "master_port": "4000"}
+    whole, plan = (planned(f"mpirun {words} ./train", seen, rank_env) for words in ("", option))
+    assert because(plan, "forwarded") == (
+        names or "none",
+        Source.FLAG,
+        f"{option} on the mpirun line: ranks get nothing else of mpirun's environment",
+    )
+    assert sorted(plan.forwarded) == names.split()
+    assert plan.stays["DATA"] == f"{option} on the mpirun line does not name it"
+    (said,) = [text for text in warned(plan) if option in text]
+    assert "MASTER_ADDR" in said
+    assert {"DATA", "A"} <= whole.forwarded.keys()
+    assert not [text for text in warned(whole) if "don't get" in text]
+
+
+@each
 def test_a_name_that_the_user_holds_back_is_taken_out(family: str) -> None:
     seen = observed(family, {**POD, "DATA": "x", "NCCL_DEBUG": "INFO", "A": "1"})
     plan = planned("mpirun -genvlist A ./train", seen, {"no_forward": "NCCL_*,A"})
@@ -190,6 +214,8 @@ def test_mpirun_is_asked_for_exit_codes_by_one_of_the_two(family: str) -> None:
 def test_who_asks_to_leave_the_other_ranks_alone_goes_on(family: str) -> None:
     assert not planned("./train", observed(family)).goes_on
     assert planned("mpirun -disable-auto-cleanup ./train", observed(family)).goes_on
+    # It may stand in the file as well.
+    assert planned("mpirun -configfile x", observed(family)).goes_on
 
 
 FILE = PATHS.hostfile
@@ -202,6 +228,7 @@ MPIEXEC = "/opt/mpi/bin/mpiexec.hydra"
         "mpirun -f /x/hosts -n 4 ./train -f y",
         "mpirun -n 4 -machinefile /x/hosts ./train -f y",
         "mpiexec -hostfile=/x/hosts -n 4 ./train -f y",
+        "mpiexec -HostFile=/x/hosts -n 4 ./train -f y",
         "/opt/mpi/bin/mpirun -n 4 ./train -f y",
     ],
 )

@@ -141,6 +141,21 @@ def test_what_was_not_read_may_choose_other_hosts(rest: str) -> None:
     assert not line(f"--tag-output {rest} ./prog").may_hide_hosts
 
 
+def test_the_rest_of_a_line_begins_behind_the_word_that_is_not_known() -> None:
+    """That word may stand before as an option's value."""
+    found = line("-x --zap --hostfile h --zap ./prog")
+    assert (found.unknown, found.may_hide_hosts) == ("--zap", False)
+    assert line("-zap -HOSTS a ./prog", "mpich").may_hide_hosts
+
+
+def test_an_option_is_told_as_it_is_written() -> None:
+    assert line("--map-by=node ./prog", "openmpi5").mapped_by == "--map-by=node"
+    assert line("-PPN=2 ./prog", "mpich").mapped_by == "-PPN=2"
+    assert line("--host=+n1 ./prog", "openmpi5").moves_hosts == ("--host=+n1",)
+    assert line("-n=x ./prog", "mpich").because == "-n=x: expected a number"
+    assert line("-n x ./prog").because == "-n x: expected a number"
+
+
 @pytest.mark.parametrize(
     "text", ["-n", "-n x ./prog", "-n -1 ./prog", "--mca btl", "-x", "-N two ./prog", "-H"]
 )
@@ -217,13 +232,13 @@ def test_every_way_to_say_the_mapping_is_one_value(
 
 
 def test_options_that_move_ranks_or_hosts_in_other_ways_are_named() -> None:
-    assert line("--rankfile x ./prog").moves_ranks == ("--rankfile",)
+    assert line("--rankfile x ./prog").moves_ranks == ("--rankfile x",)
     assert line("--mca rmaps_base_mapping_policy node ./prog").moves_ranks == (
         "rmaps_base_mapping_policy node",
     )
     assert line("--novm ./prog").moves_hosts == ("--novm",)
     assert line("-N 0 ./prog").moves_ranks == ("-N 0",)
-    assert line("-configfile x", "mpich").moves_hosts == ("-configfile",)
+    assert line("-configfile x", "mpich").moves_hosts == ("-configfile x",)
     assert line("--nolocal ./prog").moves_ranks == ("--nolocal",)
     assert line("-skip-launch-node ./prog", "mpich").moves_ranks == ("-skip-launch-node",)
 
@@ -260,7 +275,7 @@ def test_two_dashes_alone_end_the_options_of_open_mpi() -> None:
 
 def test_hydras_launch_agent_and_its_kind_are_read() -> None:
     found = line("-bootstrap fork -launcher-exec /opt/ssh ./prog", "mpich")
-    assert (found.launcher, found.launch_agent) == ("fork", "/opt/ssh")
+    assert (found.launcher, found.launch_agent) == ("fork", "-launcher-exec /opt/ssh")
 
 
 def test_hydras_words_are_read_in_any_case_with_its_environment_options() -> None:
@@ -271,6 +286,8 @@ def test_hydras_words_are_read_in_any_case_with_its_environment_options() -> Non
     assert (found.np, found.per_node) == (4, 2)
     assert found.hosts == (HostSpec("a", 2), HostSpec("b", 1))
     assert found.exports == ("A", "B", "C", "D")
+    assert found.exports_only == "-genvlist C,D"
+    assert line("-genvnone -genv A 1 ./prog", "mpich").exports_only == "-genvnone"
     assert found.argv[found.program_index or 0] == "./prog"
 
 

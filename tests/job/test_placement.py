@@ -152,6 +152,14 @@ def test_5_takes_modifiers_from_the_environment_when_the_policy_stands_there() -
     assert (allowed.idle, allowed.findings) == ((), ())
     only = read(["mpirun", "-n", "9", "--map-by", ":oversubscribe", "./prog"], MpiFamily.OPENMPI4)
     assert place(hosts(2, 2), only, OPENMPI4, np=9, policy="node").findings == ()
+    # `nooversubscribe` is no `oversubscribe`, and 4.1 heeds its environment's modifier too.
+    for row, policy, found in (
+        (OPENMPI5, "slot:nooversubscribe", [Level.FAIL]),
+        (OPENMPI4, "slot:nooversubscribe", [Level.FAIL]),
+        (OPENMPI4, "slot:OVERSUBSCRIBE", []),
+    ):
+        line = read(["mpirun", "-n", "9", "./prog"], row.family)
+        assert levels(place(hosts(2, 2), line, row, np=9, policy=policy).findings) == found
     assert default_policy(OPENMPI5, oversubscribe=True) == "slot:oversubscribe"
     assert default_policy(OPENMPI5, oversubscribe=False) == "slot"
     assert default_policy(OPENMPI4, oversubscribe=True) == "slot"
@@ -160,7 +168,8 @@ def test_5_takes_modifiers_from_the_environment_when_the_policy_stands_there() -
 @pytest.mark.parametrize(
     ("text", "left"),
     [
-        ("--rankfile x", "--rankfile"),
+        ("--rankfile x", "--rankfile x"),
+        ("--nolocal --tune x --rankfile y", "--tune x, --nolocal, --rankfile y"),
         ("--nolocal -n 9", "--nolocal"),
         ("--map-by slot:nolocal", "the mapping slot:nolocal"),
         ("--map-by dist", "the mapping dist"),
@@ -170,7 +179,7 @@ def test_5_takes_modifiers_from_the_environment_when_the_policy_stands_there() -
         ("--map-by ppr:0:node", "the mapping ppr:0:node"),
         ("--map-by ppr", "the mapping ppr"),
         ("--map-by socket --oversubscribe -n 20", "the mapping socket"),
-        ("--tune x", "--tune"),
+        ("--tune x", "--tune x"),
         ("-n 2 --frobnicate 3 -n 9", "the line from --frobnicate on"),
         ("-n 1 -H w-0 ./a : -n 1", "several programs with hosts or numbers of their own"),
         ("./a : -n 1", "several programs with hosts or numbers of their own"),

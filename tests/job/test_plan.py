@@ -322,6 +322,19 @@ def test_more_ranks_than_slots_go_where_that_is_asked_for(family: str) -> None:
     assert plan.set_env[name] == ("1" if family == "openmpi4" else "slot:oversubscribe")
 
 
+@pytest.mark.parametrize(
+    ("value", "refused"), [("1", []), ("true", []), ("0", ["slots"]), ("no", ["slots"])]
+)
+def test_4_is_told_by_its_own_variable_too_that_ranks_may_be_more(
+    value: str, refused: list[str]
+) -> None:
+    """As mpirun 4.1.4 itself reads them."""
+    name = "OMPI_MCA_rmaps_base_oversubscribe"
+    plan = planned("./train", observed(environ={**POD, name: value}), {"np": "9"})
+    assert failing(plan) == refused
+    assert name not in plan.set_env
+
+
 def test_oversubscribing_says_who_asked_for_it() -> None:
     name = "OMPI_MCA_rmaps_base_oversubscribe"
     by_flag = planned("./train", observed(), {"oversubscribe": "true"})
