@@ -44,9 +44,20 @@ def can_mount() -> bool:
     return subprocess.run(argv, capture_output=True, check=False).returncode == 0
 
 
+def reserve() -> tuple[int, int]:
+    """A port of loopback that nobody else is given, and the descriptor by which it is held.
+
+    It is bound and nobody listens: a server may, as all of them set SO_REUSEADDR.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return int(held.getsockname()[1]), held.detach()
+
+
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A port of loopback that nobody else is given as long as this process runs."""
+    return reserve()[0]
 
 
 def make_key(path: Path, *options: str) -> Path:
@@ -91,12 +102,15 @@ class Worker:
     python: str = sys.executable
     user: str = ""
     shell: str = "/bin/sh"
-    port: int = field(default_factory=free_port)
+    port: int = 0  # where none is told, one that is held until the worker is stopped
     with_key: bool = True
     own_session: bool = False  # as the job of a terminal that this test doesn't share
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._held = -1
+        if not self.port:
+            self.port, self._held = reserve()
         self.mount = self.folder / "mount"
         self.key = self.mount / "id_rsa"
         if self.with_key:
@@ -242,3 +256,6 @@ class Worker:
         finally:
             assert self.process.stdout is not None
             self.process.stdout.close()
+            if self._held >= 0:
+                os.close(self._held)
+                self._held = -1

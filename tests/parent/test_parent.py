@@ -56,7 +56,7 @@ pid = os.posix_spawn(
 )
 os.execv(parent[0], [*parent, str(pid), str(reader)])
 """
-GUARD = 40.0
+GUARD = 200.0
 # What a worker's address answers from: another loopback address, where somebody may listen.
 WORKER = "127.0.0.2"
 
@@ -878,10 +878,11 @@ def test_lines_that_no_agent_wrote_do_no_harm(rig: Rig) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a PID namespace needs root")
 def test_as_pid_1_it_reaps_takes_signals_and_leaves_nothing(rig: Rig) -> None:
-    # Orphans of mpirun's are this process's children then; one ends at once.
+    # Orphans of mpirun's are this process's children then; one ends at once. What nobody reaps has
+    # a folder in /proc for ever.
     script = (
-        "(sleep 0 & sleep 0.05 &) ; (setsid sleep 300 &); sleep 0.3; "
-        "grep -ls '^State:.Z' /proc/[0-9]*/status | wc -l; echo ready; "
+        "orphans=$(sleep 0 >&- & echo $!; sleep 0.05 >&- & echo $!); (setsid sleep 300 &); "
+        "for pid in $orphans; do while [ -e /proc/$pid ]; do sleep 0.02; done; done; echo ready; "
         "trap 'exit 0' TERM; while :; do read -t 1; done"
     )
     rig.write(script)
@@ -893,8 +894,6 @@ def test_as_pid_1_it_reaps_takes_signals_and_leaves_nothing(rig: Rig) -> None:
         stderr=subprocess.PIPE,
         env=rig.environ,
     )
-    assert process.stdout
-    assert process.stdout.readline() == b"0\n"
     ready(process)
     table = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     parents = (

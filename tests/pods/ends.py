@@ -108,6 +108,20 @@ def joined(job: Job) -> None:
     until(runs)
 
 
+def held(cluster: Cluster, image: Image, **details: Any) -> Job:  # noqa: ANN401 - as above
+    """A job that runs until it is let go, and then ends well."""
+    wait = ["sh", "-c", f"until [ -e /tmp/go ]; do sleep 0.2; done; exec {RING}"]
+    job = mpijob(cluster, image, launcher_args=wait, **{"workers": 2, **details}).start()
+    until(lambda: "joined" in job.launcher.stderr())
+    return job
+
+
+def let_go(job: Job) -> None:
+    """Let the ranks of a job that is held go on."""
+    for worker in job.workers:
+        worker.shell("touch /tmp/go")
+
+
 def launches(
     cluster: Cluster,
     image: Image,

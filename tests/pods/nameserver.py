@@ -132,7 +132,7 @@ class Nameserver:
 
     def _connect(self) -> socket.socket:
         """The server needs some tenths of a second to come up; the pods do so meanwhile."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120  # a guard
         while True:
             connection = socket.socket(socket.AF_UNIX)
             try:
@@ -143,5 +143,5 @@ class Nameserver:
                     raise
                 time.sleep(0.005)
             else:
-                connection.settimeout(20)
+                connection.settimeout(120)
                 return connection

@@ -239,8 +239,12 @@ class Pod(Sandbox):
 
     def _await_start(self, bundle: Path) -> None:
         pid_file = bundle / "pid"
-        while not (pid_file.exists() and pid_file.read_text()):
-            if self._runner is not None and self._runner.poll() is not None:
+        while True:
+            # Asked before the file is looked for: one that ends at once was started all the same.
+            ended = self._runner is not None and self._runner.poll() is not None
+            if pid_file.exists() and pid_file.read_text():
+                break
+            if ended:
                 log = bundle / "log"
                 said = log.read_text() if log.exists() else self.stderr()
                 raise PodError(f"{self.spec.name} didn't start: {said}")

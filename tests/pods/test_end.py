@@ -19,9 +19,11 @@ from tests.pods.ends import (
     alive,
     by,
     end_line,
+    held,
     kill,
     launches,
     left,
+    let_go,
     ranks,
     running,
 )
@@ -222,11 +224,11 @@ def test_a_link_that_is_cut_for_good(cluster: Cluster, image: Image, way: str) -
 @WAYS
 def test_a_link_that_comes_back_in_time(cluster: Cluster, image: Image, way: str) -> None:
     chosen, details = by(way, image)
-    env = {"MPIBOOT_SSH_KEEPALIVE": "30"}
-    job = running(cluster, chosen, RING, "--sleep", "8", env=env, **details)
+    job = held(cluster, chosen, env={"MPIBOOT_SSH_KEEPALIVE": "30"}, **details)
     job.workers[1].link_down(silent=True)
     time.sleep(5)
     job.workers[1].link_up()
+    let_go(job)
     assert job.wait(PATIENCE) == 0
     assert "the program succeeded" in end_line(job.launcher.stderr())
 
@@ -234,9 +236,10 @@ def test_a_link_that_comes_back_in_time(cluster: Cluster, image: Image, way: str
 @WAYS
 def test_names_that_vanish_while_the_job_runs(cluster: Cluster, image: Image, way: str) -> None:
     chosen, details = by(way, image)
-    job = running(cluster, chosen, RING, "--sleep", "2", **details)
+    job = held(cluster, chosen, **details)
     for pod in job.pods:
         pod.unpublish()
+    let_go(job)
     assert job.wait(PATIENCE) == 0
 
 

@@ -207,16 +207,15 @@ def test_a_launcher_beside_what_an_earlier_one_left(
 ) -> None:
     """Its node is gone without a word: the new one waits until the workers have found out."""
     chosen, details = by(way, image)
-    job = running(cluster, chosen, env={"MPIBOOT_SSH_KEEPALIVE": "6"}, **details)
-    again = cluster.pod(replace(job.launcher.spec, name="pi-launcher-again"))
+    job = running(cluster, chosen, env={"MPIBOOT_SSH_KEEPALIVE": "3"}, **details)
+    again = cluster.pod(replace(job.launcher.spec, name="pi-launcher-again")).start()
     before = {item.host_pid for item in left(job.workers)}
     assert before
+    until(lambda: "are in use by launcher pi-launcher (" in again.stderr())
     job.launcher.link_down(silent=True)
-    again.start()  # before the workers' patience, which begins with the cut, is over
     job.launcher.delete()
     until(lambda: "joined" in again.stderr())
     assert not before & {item.host_pid for item in left(job.workers)}
-    assert "are in use by launcher pi-launcher (" in again.stderr()
     again.signal(signal.SIGTERM)
     assert again.wait(PATIENCE) == 143
     until(lambda: not left(job.workers), PROMISED)

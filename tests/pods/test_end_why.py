@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pods.ends import PATIENCE, RING, WAYS, alive, by, end_line, launches, ranks, running
+from tests.pods.ends import (
+    PATIENCE,
+    RING,
+    WAYS,
+    alive,
+    by,
+    end_line,
+    kill,
+    launches,
+    ranks,
+    running,
+)
 from tests.pods.marks import ONE_IMAGE
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
@@ -235,7 +246,11 @@ def test_a_container_that_was_restarted(cluster: Cluster, image: Image, way: str
     """As after the kill of the whole container, whose counters are gone with it."""
     chosen, details = by(way, image)
     job = running(cluster, chosen, **details)
+    launcher = job.launcher.processes()
+    kill(launcher, signal.SIGSTOP)  # or it might look before the container is there again
     job.workers[1].restart()
+    until(lambda: job.workers[1].stderr().count("listens on") == 2)
+    kill(launcher, signal.SIGCONT)
     lines = evidence(job)
     assert lines[0] == (
         f"{SECOND}: its container was restarted, probably out of memory; "

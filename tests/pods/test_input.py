@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 RING = "/opt/programs/ring"
 PROGRAM = ["sh", "-c", 'echo "$HOSTNAME"']
 # A guard against a hang only, many times what a job takes.
-PATIENCE = 40
+PATIENCE = 120
 
 
 @pytest.fixture
@@ -159,7 +159,10 @@ def test_workers_without_args_run_the_operators_sshd_and_the_launcher_says_what_
         launcher_args=PROGRAM,
         launcher={"env": {"MPIBOOT_TIMEOUT": "6"}},
         worker_args=(),
-    ).start()
+    )
+    # The time is over when its name is known, and not before.
+    job.workers[0].start().publish()
+    job.launcher.start()
     fails(job, 69, "workers-unreachable", "pi-worker-0")
     assert "no hostkeys available" in job.workers[0].stderr()
     assert "args: [worker]" in job.launcher.stderr()
@@ -290,7 +293,7 @@ def test_doctor_names_the_worker_without_an_ssh_server(cluster: Cluster, one: Im
     # With more faults it names each of them, and nothing else.
     broken = (
         "rm $(command -v orted); echo left > /dev/shm/nccl-left; mkdir -p /run/sshd; "
-        "ssh-keygen -A; /usr/sbin/sshd"
+        "ssh-keygen -A; /usr/sbin/sshd; until grep -q ':0016 ' /proc/net/tcp; do sleep 0.1; done"
     )
     job.workers[1].shell(broken)
     faults = {

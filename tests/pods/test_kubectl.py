@@ -137,7 +137,7 @@ def others(pods: Sequence[Pod]) -> list[Process]:
 TELL = (
     "rank=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; "
     'echo "rank $rank on $(hostname) as $(id -u) own=$OWN"; '
-    "[ $rank = 0 ] || { sleep 2; exit 3; }"
+    "[ $rank = 0 ] || { until [ -e /tmp/end ]; do sleep 0.1; done; exit 3; }"
 )
 
 
@@ -147,6 +147,8 @@ def test_a_job_without_sshd_key_and_names(cluster: Cluster, server: ApiServer, n
     env = {"MPIBOOT_LAUNCH_AGENT": "auto"}
     old = f"{stale_processes.job_id('namespace default')}-{'0' * 16}@old@2026-01-02T03:04:05Z"
     job, pods = started(cluster, server, name, "sh", "-c", TELL, env=env, stale=old)
+    until(lambda: job.stdout().count("rank ") == 2 or not job.running)
+    pods[1].shell("touch /tmp/end")
     assert job.wait(PATIENCE) == 3, job.stderr()
     said = sorted(line for line in job.stdout().splitlines() if line.startswith("rank "))
     assert said == [f"rank {n} on w-{n} as 1000 own=w-{n}" for n in (0, 1)]

@@ -213,7 +213,7 @@ def test_terminals(cluster: Cluster, image: Image) -> None:
     assert pod.terminal.wait() == 0
     assert pod.stdout().startswith("/dev/pts/")
     pod = cluster.pod(PodSpec(name="b", image=image, command=SLEEP)).start()
-    shell = pod.exec_in_terminal("sh", "-c", "trap 'echo got it; exit 9' INT; echo up; sleep 9")
+    shell = pod.exec_in_terminal("sh", "-c", "trap 'echo got it; exit 9' INT; echo up; sleep 1000")
     until(lambda: "up" in shell.screen())
     shell.type("\x03")
     assert shell.wait() == 9

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pods import images
+from tests.pods.ends import ranks as running
 from tests.pods.marks import ONE_IMAGE
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
@@ -74,9 +75,7 @@ def test_a_batch_script_that_is_ended(cluster: Cluster, image: Image) -> None:
     assert job.wait(PATIENCE) == 143
     assert "ended by SIGTERM" in job.launcher.stderr()
     assert all(worker.running for worker in job.workers)
-    until(
-        lambda: not any("ring" in worker.shell("cat /proc/[0-9]*/comm") for worker in job.workers)
-    )
+    until(lambda: not any(map(running, job.workers)))
 
 
 def test_a_batch_script_whose_job_fails(cluster: Cluster, image: Image) -> None:

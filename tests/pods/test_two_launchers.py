@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.pods import images
+from tests.pods.ends import held, let_go
 from tests.pods.marks import EACH_CLIENT
 from tests.pods.operator import mpijob
 from tests.pods.test_job import PATIENCE, RING, program_runs, spans
@@ -40,26 +41,11 @@ def test_a_second_launch_in_the_same_pod(cluster: Cluster, rig: None, name: str)
     assert all(program_runs(worker) for worker in job.workers)
 
 
-WAITS = ["sh", "-c", f"until [ -e /tmp/go ]; do sleep 0.2; done; exec {RING}"]
-
-
-def held(cluster: Cluster, name: str, **worker: Any) -> Job:  # noqa: ANN401 - a PodSpec's fields
-    """A job whose ranks wait for a file, so that its launcher ends when a test says so."""
-    job = mpijob(cluster, images.image(name), workers=2, launcher_args=WAITS, worker=worker).start()
-    until(lambda: "joined" in job.launcher.stderr())
-    return job
-
-
 def second(cluster: Cluster, job: Job, timeout: int) -> Pod:
     """Another launcher of the same job."""
     env = {**job.launcher.spec.env, "MPIBOOT_TIMEOUT": str(timeout)}
     spec = replace(job.launcher.spec, name="pi-second", args=[RING], env=env)
     return cluster.pod(spec).start()
-
-
-def let_go(job: Job) -> None:
-    for worker in job.workers:
-        worker.shell("touch /tmp/go")
 
 
 HOLDS = "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc are in use by launcher pi-launcher "
@@ -70,7 +56,7 @@ HOLDS = "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc are in use by la
 def test_another_launcher_for_held_workers_is_told_who_holds_them(
     cluster: Cluster, rig: None, name: str
 ) -> None:
-    job = held(cluster, name)
+    job = held(cluster, images.image(name))
     other = second(cluster, job, timeout=20)
     assert other.wait(PATIENCE) == 75
     said = other.termination_log()
@@ -88,7 +74,7 @@ def test_another_launcher_waits_for_one_that_is_ending(
     cluster: Cluster, rig: None, server: str
 ) -> None:
     """As with a Job that replaces a pod while the old one still has its grace."""
-    job = held(cluster, NAME, env={"MPIBOOT_SSHD": server})
+    job = held(cluster, images.image(NAME), worker={"env": {"MPIBOOT_SSHD": server}})
     other = second(cluster, job, timeout=60)
     until(lambda: "waiting until it ends" in other.stderr())
     job.launcher.signal(signal.SIGTERM)
@@ -102,7 +88,7 @@ def test_another_launcher_whose_workers_end_with_the_first_ones_job(
     cluster: Cluster, rig: None
 ) -> None:
     """Nobody holds a worker that is gone: what is said is what is true by then."""
-    job = held(cluster, NAME)
+    job = held(cluster, images.image(NAME))
     other = second(cluster, job, timeout=60)
     until(lambda: "waiting until it ends" in other.stderr())
     let_go(job)
@@ -115,7 +101,7 @@ def test_another_launcher_whose_workers_end_with_the_first_ones_job(
 def test_another_launcher_and_workers_without_mpiboot(cluster: Cluster, rig: None) -> None:
     """A foreign sshd: it tells the same by plain programs, and nothing of a node that vanishes."""
     sshd = ["sh", "-c", "mkdir -p /run/sshd; exec /usr/sbin/sshd -De -h /root/.ssh/id_rsa"]
-    job = held(cluster, NAME, command=sshd, args=())
+    job = held(cluster, images.image(NAME), worker={"command": sshd, "args": ()})
     other = second(cluster, job, timeout=20)
     assert other.wait(PATIENCE) == 75
     assert HOLDS in other.termination_log()

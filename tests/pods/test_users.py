@@ -15,7 +15,7 @@ from tests.pods.marks import ONE_IMAGE
 from tests.pods.oci import CRIO, NO_CAPABILITIES
 from tests.pods.operator import mpijob
 from tests.pods.processes import TINI
-from tests.pods.test_job import PATIENCE, RING, program_runs, spans
+from tests.pods.test_job import PATIENCE, RING, owners, program_runs, spans
 from tests.pods.users import FIRST
 from tests.pods.volumes import EmptyDir, Tmpfs
 from tests.waiting import until
@@ -257,8 +257,7 @@ def test_a_user_namespace_of_the_pods_own(cluster: Cluster, image: Image, user: 
     said(job, "sshd (openssh)", ":22 " if user == 0 else ":2222 ")
     assert "plan users=the pod's own (detected" in job.launcher.stderr()
     worker = job.workers[0]
-    owners = {Path(f"/proc/{item.host_pid}").stat().st_uid for item in worker.processes()}
-    assert owners == {FIRST + user}
+    assert owners(worker) == {FIRST + user}
     facts = worker.shell("mpiboot facts")
     assert re.search(r"user namespace +the pod's own", facts)
 
@@ -287,13 +286,13 @@ def with_tini(name: str) -> Image:
 FIRST_PROCESS = pytest.mark.parametrize("first", ["tini", "pause"])
 
 
-def below(cluster: Cluster, name: str, first: str, *program: str) -> Job:
+def below(cluster: Cluster, name: str, first: str, *program: str, publish: bool = True) -> Job:
     """A job where another program is the first process of each pod."""
     details = {"share_processes": first == "pause"}
     image = with_tini(name) if first == "tini" else images.image(name)
     return mpijob(
         cluster, image, workers=2, launcher_args=program, launcher=details, worker=details
-    ).start()
+    ).start(publish=publish)
 
 
 @FIRST_PROCESS
@@ -304,9 +303,10 @@ def test_mpiboot_is_not_the_first_process(
     cluster: Cluster, rig: None, name: str, first: str
 ) -> None:
     """An init in front, or the one `pause` of a pod with shareProcessNamespace."""
-    job = below(cluster, name, first, RING)
+    job = below(cluster, name, first, RING, publish=False)
     worker = job.workers[0]
     until(lambda: first_words(worker) == ("/usr/bin/tini" if first == "tini" else TINI))
+    job.publish()  # not before: the pods end with the job
     assert job.wait(PATIENCE) == 0
     spans(job)
     if first == "pause":  # there nobody can tell the container's own launcher from another

@@ -8,11 +8,7 @@ import pytest
 
 from mpiboot.model import Decision, Source
 from mpiboot.ssh_server import port as ports
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+from tests.fakes.worker import free_port
 
 
 @pytest.mark.parametrize(
