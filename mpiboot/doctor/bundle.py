@@ -21,7 +21,7 @@ from mpiboot.doctor.archive import Part
 from mpiboot.doctor.look import private
 from mpiboot.doctor.role import role_of
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import gate
+from mpiboot.gates import one_try
 from mpiboot.job import masking
 from mpiboot.kubectl.choice import own_namespace
 from mpiboot.launcher import observation
@@ -177,7 +177,7 @@ async def _workers(
         file = (await observation.find_hostfile(resolved, environ, 0.0)).hostfile
         launcher = launcher_setup.launcher_pod(resolved, environ, private.role(), patience=0.0)
         to = launcher_setup.access(launcher)
-        passed = await gate.look(file.hosts, resolved.settings, to)
+        passed = await one_try.look(file.hosts, resolved.settings, to)
     except MpibootError as wrong:
         return (Part("workers.txt", f"no worker was asked: {wrong.finding.said}\n"),), ()
     found = {f"workers/{_plain(item.host.name)}": _facts(item) for item in passed.workers}

@@ -16,7 +16,7 @@ from mpiboot.doctor.look import hosts as looks
 from mpiboot.doctor.look import private
 from mpiboot.doctor.rows import hosts as rows
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import gate, sockets
+from mpiboot.gates import gate, one_try, sockets
 from mpiboot.gates.access import Access
 from mpiboot.gates.doctor_look import DoctorLook, is_one_of
 from mpiboot.job import plan as plans
@@ -203,7 +203,7 @@ def _without_plan(
     try:
         launcher = launcher_setup.launcher_pod(resolved, environ, private.role(), patience=0.0)
         to = launcher_setup.access(launcher)
-        passed = asyncio.run(gate.look(file.hosts, resolved.settings, to, doctor=doctor))
+        passed = asyncio.run(one_try.look(file.hosts, resolved.settings, to, doctor=doctor))
     except MpibootError:
         yield from asyncio.run(_names(doctor.asked(file.hosts)))
         return

@@ -8,20 +8,16 @@ gate's one command.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
 import time
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mpiboot import log, many_hosts
 from mpiboot.checks import failed
-from mpiboot.choices import DataNetworkUse
 from mpiboot.errors import MpibootError
-from mpiboot.gates import doctor_look, progress, recheck, sockets
+from mpiboot.gates import progress, sockets
 from mpiboot.gates.access import Access
-from mpiboot.gates.doctor_look import DoctorLook
 from mpiboot.gates.followed_hosts import FollowedHosts
 from mpiboot.gates.job_hostfile import HostfileFollower
 from mpiboot.gates.pair_check import PairCheck
@@ -37,7 +33,7 @@ from mpiboot.ssh_client.kept import KeptConnections
 from mpiboot.system import open_files
 from mpiboot.wording import counted
 
-__all__ = ["Access", "GateResult", "look", "wait"]
+__all__ = ["Access", "GateResult", "end_tasks", "wait"]
 
 _CANCEL_AGAIN: Final = 1.0
 # A kubelet writes a changed ConfigMap up to a minute late; a look is one `stat`.
@@ -51,8 +47,8 @@ class GateResult:
     ``renamed`` has the hosts whose long name is to be used instead of the hostfile's, by the
     hostfile's name. ``host_keys`` has, by host, the host key that was shown, as a line of
     known_hosts without its host; only where the setting ``host_keys`` isn't ``job``.
-    ``findings`` are those of ``look``, and so is, where doctor asked for more, ``answers``: each
-    host's whole answer; ``unasked`` are the hosts that had none yet at doctor's Ctrl-C.
+    ``findings`` are those of ``one_try``, and so is, where doctor asked for more, ``answers``:
+    each host's whole answer; ``unasked`` are the hosts that had none yet at doctor's Ctrl-C.
     """
 
     workers: tuple[Worker, ...]
@@ -130,7 +126,7 @@ async def wait(
     finally:
         if reached is not None:
             reached += followed.ready()
-        await _end({*work, *followed.runs.values(), *side})
+        await end_tasks({*work, *followed.runs.values(), *side})
         reporter.clear()
     workers, local = followed.results()
     count, seconds = len(followed.states), time.monotonic() - started
@@ -145,86 +141,7 @@ async def wait(
     return GateResult(workers, local, pipelines.names.renamed, pipelines.host_keys)
 
 
-async def look(
-    hosts: Sequence[Host],
-    settings: Settings,
-    access: Access,
-    *,
-    resolver: Resolver | None = None,
-    limits: LoginTimeouts | None = None,
-    mpirun: str = "",
-    pairs: PairCheck | None = None,
-    doctor: DoctorLook = doctor_look.ALL,
-) -> GateResult:
-    """Try every host once, and wait for none; what failed is in ``findings``, a host each.
-
-    The arguments are those of ``wait``; ``doctor`` is what is asked more, in the same session.
-
-    Raises:
-        MpibootError: ``ssh-key``; without the job's key nobody can be asked.
-    """
-    hosts = doctor.asked(hosts)
-    states = progress.states(hosts)
-    resolver = resolver or Resolver(sockets=sockets.of_look_ups(open_files.most()))
-    pipelines = (PodPipelines if access.pods else Pipelines)(
-        settings,
-        access,
-        resolver,
-        changed=lambda: None,
-        limits=limits,
-        once=True,
-        mpirun=mpirun,
-        pairs=pairs,
-        doctor=doctor.questions,
-    )
-    if any(not pipelines.is_own_name(host) for host in hosts):
-        await pipelines.prepare()
-    runs = [asyncio.ensure_future(pipelines.run(state)) for state in states]
-    with _ended_by_ctrl_c(runs if doctor.questions else ()):
-        found = await asyncio.gather(*runs, return_exceptions=True)
-    findings, unasked = [], []
-    for host, item in zip(hosts, found, strict=True):
-        if isinstance(item, MpibootError):
-            findings.append(item.finding)
-        elif isinstance(item, asyncio.CancelledError):
-            unasked.append(host)
-        elif isinstance(item, BaseException):
-            raise item
-    local = tuple(host for host, item in zip(hosts, found, strict=True) if item is None)
-    workers = tuple(item for item in found if isinstance(item, Worker))
-    if settings.data_network is not DataNetworkUse.OFF:
-        findings += [recheck.finding(worker) for worker in workers if worker.late]
-    return GateResult(
-        workers,
-        local,
-        pipelines.names.renamed,
-        pipelines.host_keys,
-        tuple(findings),
-        pipelines.answers,
-        tuple(unasked),
-    )
-
-
-@contextlib.contextmanager
-def _ended_by_ctrl_c(runs: Sequence[asyncio.Future[Any]]) -> Iterator[None]:
-    """Let Ctrl-C end these alone: what the others have learnt is told."""
-    if not runs:
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    ending: list[asyncio.Future[None]] = []  # or asyncio would forget it
-
-    def end() -> None:
-        ending.append(asyncio.ensure_future(_end(set(runs))))
-
-    loop.add_signal_handler(signal.SIGINT, end)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-
-
-async def _end(tasks: set[asyncio.Future[Any]]) -> None:
+async def end_tasks(tasks: set[asyncio.Future[Any]]) -> None:
     """Cancel tasks and wait for their end; what they end with is nobody's business any more.
 
     Asked again and again: before Python 3.12 `wait_for` loses a cancellation that comes together
@@ -302,7 +219,7 @@ async def _follow(followed: FollowedHosts, hosts: Sequence[Host]) -> None:
     log.info(
         "hostfile", changed.line(len(hosts)), joined=len(changed.joined), left=len(changed.left)
     )
-    await _end(gone)
+    await end_tasks(gone)
 
 
 def _failure(states: Sequence[HostState], late: Sequence[HostState], after: float) -> MpibootError:

@@ -14,7 +14,15 @@ from mpiboot import bounded, facts, host_shell, log
 from mpiboot.choices import AUTO
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import doctor_look, gate, job_hostfile, master_port, recheck, stale_processes
+from mpiboot.gates import (
+    doctor_look,
+    gate,
+    job_hostfile,
+    master_port,
+    one_try,
+    recheck,
+    stale_processes,
+)
 from mpiboot.gates.doctor_look import DoctorLook
 from mpiboot.gates.pair_check import PairCheck
 from mpiboot.job import data, launcher_size, mpirun_call, mpirun_line, names
@@ -148,7 +156,7 @@ async def look(
     line = mpirun_line.read(program, mpi.family)
     found = await _hostfile(launcher, 0.0, line.hostfile)
     pairs = _pairs(launcher)
-    passed = await gate.look(
+    passed = await one_try.look(
         found.hostfile.hosts,
         settings,
         access(launcher),

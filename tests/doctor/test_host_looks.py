@@ -10,7 +10,7 @@ import pytest
 
 from mpiboot.doctor.host_report import LauncherPlace, NameLook
 from mpiboot.doctor.look import hosts
-from mpiboot.gates import gate
+from mpiboot.gates import one_try
 from mpiboot.gates.access import Access
 from mpiboot.gates.doctor_look import DoctorLook
 from mpiboot.model import Host
@@ -115,7 +115,7 @@ async def test_64_hosts_are_asked_in_one_session_each(
     async with sshd(behaviour) as port:
         to = Access("runner", behaviour.job.path, "launcher", ports=(port,))
         look = DoctorLook(hosts.questions(place))
-        passed = await gate.look(listed, Settings(), to, resolver=_Names(), doctor=look)
+        passed = await one_try.look(listed, Settings(), to, resolver=_Names(), doctor=look)
     assert (len(passed.workers), passed.findings) == (64, ())
     assert (behaviour.logins, len(behaviour.commands)) == (64, 64)
     reports = hosts.reports(listed, passed.workers, passed.answers, {"w-0": NameLook()})

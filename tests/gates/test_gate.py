@@ -14,7 +14,7 @@ import pytest
 from mpiboot import log
 from mpiboot.choices import HostKeys, LogFormat, Switch
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import gate, progress, retry_delay
+from mpiboot.gates import gate, one_try, progress, retry_delay
 from mpiboot.gates.gate import Access, GateResult
 from mpiboot.gates.job_hostfile import HostfileFollower, find
 from mpiboot.gates.pipeline import Pipelines
@@ -690,7 +690,7 @@ async def test_looking_tries_once_and_has_a_finding_for_each_that_is_not_ready(
     cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
     hosts = named("w-0", "w-1", "w-2", "localhost")
     async with sshd(Behaviour(job), "127.0.0.2") as port, cluster.resolver() as resolver:
-        result = await gate.look(
+        result = await one_try.look(
             hosts, Settings(), access(job, port), resolver=resolver, limits=LIMITS
         )
 
@@ -901,7 +901,7 @@ async def test_the_end_is_not_lost_with_a_cancellation_that_a_task_swallows() ->
 
     task = asyncio.ensure_future(stubborn())
     await asyncio.sleep(0)
-    await gate._end({task})
+    await gate.end_tasks({task})
     assert swallowed.is_set()
     assert task.cancelled()
 

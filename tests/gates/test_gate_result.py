@@ -18,7 +18,7 @@ import pytest
 from mpiboot import error_report, log
 from mpiboot.choices import DataNetworkUse, LogFormat, LogLevel
 from mpiboot.errors import MpibootError, error
-from mpiboot.gates import gate, progress
+from mpiboot.gates import gate, one_try, progress
 from mpiboot.gates.access import Access
 from mpiboot.gates.doctor_look import DoctorLook
 from mpiboot.gates.followed_hosts import FollowedHosts
@@ -64,6 +64,7 @@ class Hosts:
         self.answers = {"w-0": Attempt(Target("w-0", "10.0.0.1", 22, ""), Outcome.OK)}
         self.clock = Clock()
         monkeypatch.setattr(gate, "Pipelines", self._made)
+        monkeypatch.setattr(one_try, "Pipelines", self._made)
         monkeypatch.setattr(gate, "time", self.clock)
 
     def _made(self, *args: object, **named: object) -> Hosts:
@@ -116,7 +117,7 @@ async def test_a_look_hands_on_all_that_it_found(
     settings = Settings(data_network=use)
     listed = (*HOSTS, OWN, Host("other-name"))
     names = tuple(host.name for host in listed)
-    found = await gate.look(
+    found = await one_try.look(
         (*listed, Host("not-asked")),
         settings,
         TO,
@@ -151,7 +152,7 @@ async def test_what_nobody_expected_ends_a_look(monkeypatch: pytest.MonkeyPatch)
     hosts = Hosts(monkeypatch)
     hosts.ends[HOSTS[0].name] = RuntimeError("nobody thought of it")
     with pytest.raises(RuntimeError, match="nobody thought of it"):
-        await gate.look(HOSTS[:1], Settings(), TO, resolver=RESOLVER)
+        await one_try.look(HOSTS[:1], Settings(), TO, resolver=RESOLVER)
 
 
 async def test_a_gate_hands_on_all_that_it_found_and_says_how_long_it_took(
@@ -201,7 +202,7 @@ async def test_the_key_is_read_where_anybody_is_to_be_logged_in_to(
     monkeypatch: pytest.MonkeyPatch, listed: tuple[Host, ...], prepared: int
 ) -> None:
     hosts = Hosts(monkeypatch, READY[0])
-    await gate.look(listed, Settings(), TO, resolver=RESOLVER)
+    await one_try.look(listed, Settings(), TO, resolver=RESOLVER)
     assert hosts.prepared == prepared
     await gate.wait(listed, Settings(), TO, resolver=RESOLVER)
     assert hosts.prepared == 2 * prepared
@@ -240,7 +241,7 @@ async def test_a_host_that_leaves_the_hostfile_is_let_go_and_counted(
     assert [runs[name, ""].cancelled() for name in ("a", "b", "c")] == [True, True, False]
     told = json.loads(capfd.readouterr().err)
     assert (told["event"], told["joined"], told["left"]) == ("hostfile", 1, 2)
-    await gate._end({*followed.runs.values()})
+    await gate.end_tasks({*followed.runs.values()})
 
 
 async def test_nobody_complains_of_what_a_task_failed_with_at_the_end() -> None:
@@ -255,7 +256,7 @@ async def test_nobody_complains_of_what_a_task_failed_with_at_the_end() -> None:
 
     tasks: set[asyncio.Future[Any]] = {asyncio.ensure_future(fail()), asyncio.ensure_future(wait())}
     await asyncio.sleep(0)
-    await gate._end(tasks)
+    await gate.end_tasks(tasks)
     tasks.clear()
     gc.collect()
     assert complaints == []
@@ -363,7 +364,7 @@ async def test_how_long_the_gate_sleeps_at_most(
         await gate._until(set(), followed, settings, 1000.0, cast("HostfileFollower", follow))
     assert noted == [left]
     monkeypatch.undo()
-    await gate._end({*followed.runs.values()})
+    await gate.end_tasks({*followed.runs.values()})
 
 
 async def test_the_callers_own_work_has_no_deadline_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,7 +382,9 @@ async def test_the_callers_own_work_has_no_deadline_here(monkeypatch: pytest.Mon
 async def test_ctrl_c_leaves_doctor_what_hosts_had_told(monkeypatch: pytest.MonkeyPatch) -> None:
     Hosts(monkeypatch, READY[0])
     before = signal.getsignal(signal.SIGINT)
-    look = gate.look(HOSTS, Settings(), TO, resolver=RESOLVER, doctor=DoctorLook(("own_values",)))
+    look = one_try.look(
+        HOSTS, Settings(), TO, resolver=RESOLVER, doctor=DoctorLook(("own_values",))
+    )
     looking = asyncio.ensure_future(look)
     await until_in_loop(lambda: signal.getsignal(signal.SIGINT) != before)
     os.kill(os.getpid(), signal.SIGINT)

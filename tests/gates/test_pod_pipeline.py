@@ -18,7 +18,7 @@ import pytest
 from mpiboot import log
 from mpiboot.choices import HostKeys
 from mpiboot.errors import MpibootError
-from mpiboot.gates import gate, pod_pipeline, progress
+from mpiboot.gates import gate, one_try, pod_pipeline, progress
 from mpiboot.gates.gate import Access, GateResult
 from mpiboot.gates.other_launchers import OtherLauncher
 from mpiboot.gates.pod_pipeline import PodPipelines
@@ -161,7 +161,7 @@ async def test_what_is_missing_at_the_end_is_told(
     cluster.says(says)
     if phase:
         cluster.runs(phase=phase)
-    found = await gate.look(HOSTS, Settings(), cluster.access, resolver=Resolver())
+    found = await one_try.look(HOSTS, Settings(), cluster.access, resolver=Resolver())
     (finding,) = found.findings
     assert (finding.check, finding.said) == ("workers-unreachable", said)
     assert finding.hint
@@ -186,7 +186,7 @@ async def test_a_command_that_fails_in_the_pod_is_no_ready_host(cluster: Cluster
     cluster.runs()
     cluster.kubectl.write_text(FAKE.replace('[ -e "$dir/exec" ] || exec "$@"', ""))
     cluster.says('error: exec: "/bin/sh": stat /bin/sh: no such file or directory')
-    found = await gate.look(HOSTS, Settings(), cluster.access, resolver=Resolver())
+    found = await one_try.look(HOSTS, Settings(), cluster.access, resolver=Resolver())
     assert "no such file or directory" in found.findings[0].said
     assert "/bin/sh" in (found.findings[0].hint or "")
 
@@ -195,7 +195,7 @@ async def test_a_command_that_fails_in_the_pod_is_no_ready_host(cluster: Cluster
 async def test_a_missing_right_ends_the_wait_with_the_role(cluster: Cluster, *, once: bool) -> None:
     cluster.says(FORBIDDEN)
     if once:
-        found = await gate.look(HOSTS, Settings(), cluster.access, resolver=Resolver())
+        found = await one_try.look(HOSTS, Settings(), cluster.access, resolver=Resolver())
         (finding,) = found.findings
     else:
         with pytest.raises(MpibootError) as told:

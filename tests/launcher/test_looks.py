@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from mpiboot.data_network.records import Transport, WorkerNetwork
-from mpiboot.gates import gate, job_hostfile, master_port
+from mpiboot.gates import gate, job_hostfile, master_port, one_try
 from mpiboot.gates.doctor_look import DoctorLook
 from mpiboot.gates.gate import GateResult
 from mpiboot.gates.job_hostfile import JobHostfile
@@ -95,7 +95,7 @@ async def test_a_look_asks_every_host_once_and_hands_on_what_was_found(
 
     monkeypatch.setattr(observation, "_mpi", mpi)
     monkeypatch.setattr(observation, "_own_facts", own_facts)
-    monkeypatch.setattr(gate, "look", look)
+    monkeypatch.setattr(one_try, "look", look)
     doctor = DoctorLook(("own_values",))
     found = await observation.look(launcher, program, doctor)
     assert given == [
