@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, Final
 
 
@@ -45,6 +46,12 @@ def boolean(text: str) -> bool:
     raise ValueError("true or false")
 
 
+# What programs that get a number read it into: a C int.
+_MOST: Final = 2**31 - 1
+# What one Kubernetes cluster is made for (kubernetes.io, "Considerations for large clusters").
+_MOST_PODS: Final = 150_000
+
+
 @_reads("time")
 def seconds(text: str) -> float:
     """Read a length of time: seconds, or a number with s, m or h."""
@@ -54,26 +61,35 @@ def seconds(text: str) -> float:
         value = float(word[:-1]) * scale if scale else float(word)
     except ValueError:
         value = -1.0
-    if not 0 <= value < float("inf"):
+    if _MOST < value < float("inf"):
+        raise ValueError(f"at most {_MOST} seconds")
+    if not 0 <= value <= _MOST:
         raise ValueError("a number of seconds, such as 600, 90s or 10m")
     return value
 
 
-@_reads("number")
-def count(text: str) -> int:
+def _whole(text: str, most: int) -> int:
     """Read a whole number from 1."""
-    if not text.strip().isascii() or not text.strip().isdigit() or int(text) < 1:
+    word = text.strip()
+    digits = word.lstrip("0") if word.isascii() and word.isdigit() else ""
+    if not digits:
         raise ValueError("a whole number from 1")
-    return int(text)
+    if len(digits) > len(str(most)) or int(digits) > most:  # Python refuses to read very long ones
+        raise ValueError(f"a whole number from 1 to {most}")
+    return int(digits)
+
+
+count: Final = Parse("number", partial(_whole, most=_MOST))
+pods: Final = Parse("number", partial(_whole, most=_MOST_PODS))
 
 
 @_reads("port")
 def port(text: str) -> int:
     """Read a TCP port."""
-    number = int(text) if text.strip().isascii() and text.strip().isdigit() else 0
-    if not 0 < number < 65536:  # noqa: PLR2004 - the range of a TCP port
-        raise ValueError("a port from 1 to 65535")
-    return number
+    try:
+        return _whole(text, 65535)
+    except ValueError:
+        raise ValueError("a port from 1 to 65535") from None
 
 
 @_reads("first-last")

@@ -35,6 +35,7 @@ from mpiboot.setting_types import (
     one_of,
     path,
     plain,
+    pods,
     port,
     ports,
     seconds,
@@ -114,7 +115,7 @@ class Settings:
         None,
         "Number of a StatefulSet's pods that are the hosts, where there is no hostfile; with "
         "service and name.",
-        count,
+        pods,
     )
     service: str = row("", "That StatefulSet's headless Service (serviceName).")
     name: str = row("", "That StatefulSet's name.")

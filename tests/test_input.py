@@ -70,7 +70,8 @@ def test_a_count_that_is_none_names_file_line_and_column(tmp_path: Path, count: 
     text = f"good slots=2\nw-0 slots={count}\n".encode()
     said = waits(tmp_path, text, 65, "hostfile-invalid")
     assert f"{tmp_path}/hostfile:2:" in said
-    assert f"slots is {count!r}, expected a whole number from 1" in said
+    most = " to 2147483647" if count.startswith("9") else ""
+    assert said.endswith(f"slots is {count!r}, expected a whole number from 1{most}")
 
 
 @pytest.mark.parametrize(

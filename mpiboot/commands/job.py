@@ -140,7 +140,7 @@ def wait(*, as_json: bool, **flags: str | None) -> None:
     look.wait(resolved(flags, "wait"), os.environ, as_json=as_json)
 
 
-@settings_of(Role.LAUNCHER, without=_NAMED)
+@settings_of(Role.LAUNCHER, without=_NAMED, looks=_PLAN_LOOK)
 @click.command(cls=Command, context_settings=PASS_ON)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option("--offline", is_flag=True, help="Look at no host and no key: on a laptop, in CI.")

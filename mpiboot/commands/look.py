@@ -20,7 +20,7 @@ _DOCTOR_LOOK: Final = 10.0
 _END: Final = tuple(row.name for row in ROWS if row.section is Section.END)
 
 
-@settings_of(Role.LAUNCHER, Role.WORKER, without=_END)
+@settings_of(Role.LAUNCHER, Role.WORKER, without=_END, looks=_DOCTOR_LOOK)
 @click.group(cls=CommandGroup, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--check", "checks", multiple=True, metavar="NAME", help="This check; repeatable.")
@@ -99,7 +99,7 @@ def _is_given(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-@settings_of(Role.LAUNCHER, Role.WORKER, without=_END)
+@settings_of(Role.LAUNCHER, Role.WORKER, without=_END, looks=_DOCTOR_LOOK)
 @doctor.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print the ranks as JSON.")
 @click.option(

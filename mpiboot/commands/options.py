@@ -74,8 +74,16 @@ def _choices(kind: str) -> Callable[[click.Context, click.Parameter, str], list[
     return complete
 
 
-def option(row: Setting) -> click.Option:
-    """Make the option of a setting."""
+def option(row: Setting, default_here: float | None = None) -> click.Option:
+    """Make the option of a setting; ``default_here`` is a command's own, which no variable changes.
+
+    Such is the time for a look: the variable is the deadline of a launcher that waits.
+    """
+    if default_here is not None:
+        text = f"{row.help}  [default: {lasting(default_here)}]"
+        return SettingOption(
+            [row.flag, row.name], row.section, metavar=row.kind.upper(), default=None, help=text
+        )
     text = f"{row.help}  [{row.variable}"
     if row.older:
         text += ", older: " + ", ".join(row.older)
@@ -98,17 +106,22 @@ def option(row: Setting) -> click.Option:
 _Made = TypeVar("_Made", bound=click.Command)
 
 
-def settings_of(*roles: Role, without: Collection[str] = ()) -> Callable[[_Made], _Made]:
+def settings_of(
+    *roles: Role, without: Collection[str] = (), looks: float | None = None
+) -> Callable[[_Made], _Made]:
     """Give a command the flags of its roles.
 
     Args:
         roles: whose settings the command uses.
         without: names of settings that this command does not use.
+        looks: the seconds that it looks at hosts, where it does not wait for them.
     """
 
     def add(command: _Made) -> _Made:
         command.params += [
-            option(row) for row in ROWS if set(row.roles) & set(roles) and row.name not in without
+            option(row, looks if row.name == "timeout" else None)
+            for row in ROWS
+            if set(row.roles) & set(roles) and row.name not in without
         ]
         loud = "Say more: --log-level debug."
         command.params += [

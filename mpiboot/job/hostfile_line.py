@@ -51,7 +51,8 @@ def _shown(text: str) -> str:
 def _number(text: str, column: int, what: str) -> int:
     digits = text.lstrip("0") if text.isascii() and text.isdigit() else ""
     if not digits or len(digits) > len(str(_MOST_SLOTS)) or int(digits) > _MOST_SLOTS:
-        raise LineError(column, f"{what} is {_shown(text)}, expected a whole number from 1")
+        most = f" to {_MOST_SLOTS}" if digits else ""
+        raise LineError(column, f"{what} is {_shown(text)}, expected a whole number from 1{most}")
     return int(digits)
 
 

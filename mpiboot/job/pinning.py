@@ -39,6 +39,8 @@ def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) ->
         builder.decisions.append(decision)
     else:
         builder.decide("control-link", "", Source.DETECTED, f"not pinned: {why_not}")
+    if resolved.settings.control_ifname:
+        _refuse_missing_link(builder, observed, resolved)
     _refuse_to_choose(builder, resolved)
     own_link = builder.row.own_link
     _pin_daemons(builder, _own_link(observed, decision) if own_link else decision)
@@ -51,6 +53,23 @@ def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) ->
     for name in builder.row.mpi_link_vars:
         if decision and not _excluded(builder, name, (name,)):
             builder.variable(name, decision.value, "MPI's TCP on the control link", decision.source)
+
+
+def _refuse_missing_link(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> None:
+    """Refuse the user's link where a pod has none of that name: mpirun says neither who nor why."""
+    named = resolved.settings.control_ifname
+    if network(named):
+        return
+    wanted = frozenset(named.split(","))  # a list is 4.1's own form
+    links = {worker.host.name: worker.facts.links for worker in observed.workers if worker.facts}
+    lacking = [
+        pod
+        for pod, there in {"the launcher's pod": observed.links, **links}.items()
+        if there and wanted.isdisjoint(link.name for link in there)
+    ]
+    if lacking:
+        said = f"{resolved.given['control_ifname']}={named}: no such link in {first_few(lacking)}"
+        builder.fail("interface-missing", said)
 
 
 def _refuse_to_choose(builder: PlanBuilder, resolved: Resolved) -> None:

@@ -52,7 +52,9 @@ def mpi_versions(observed: Observed) -> Iterator[Finding]:
             if worker.facts:
                 yield failed("mpi-versions", "no mpirun on its PATH", host=where)
             continue
-        if (theirs.family, theirs.version) == (ours.family, ours.version):
+        # By its own words, too: of which family this pod's is, MPIBOOT_MPI may have said.
+        is_ours = theirs.family == ours.family or theirs.said == ours.said
+        if is_ours and theirs.version == ours.version:
             continue
         said = f"has {theirs.said or theirs.path}, the launcher {ours.said}"
         if worker.called_mpi:

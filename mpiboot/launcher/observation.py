@@ -32,7 +32,7 @@ from mpiboot.job.rank_env import Meeting
 from mpiboot.job.user_line import UserLine
 from mpiboot.launcher import agent_client, launch_folder
 from mpiboot.launcher.setup import LauncherPod, access
-from mpiboot.model import Decision, Finding, Level, Mpi, PodFacts, Worker
+from mpiboot.model import Decision, Finding, Level, Mpi, MpiFamily, PodFacts, Worker
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import Dialled
 from mpiboot.observe import host_sources, pod, programs
@@ -315,7 +315,13 @@ def _mpi(launcher: LauncherPod, program: tuple[str, ...]) -> Mpi:
     if found is None:
         raise no_mpirun(launcher.environ, called)
     wanted = launcher.resolved.settings.mpi
-    return found if wanted is AUTO else dataclasses.replace(found, family=wanted)
+    if wanted is AUTO:
+        return found
+    if found.family not in (wanted, MpiFamily.UNKNOWN):
+        given = f"{launcher.resolved.given['mpi']}={wanted.value}"
+        said = f"{given} is followed, though {found.path} says that it is {found.said}"
+        log.finding(Finding("mpi-versions", Level.WARN, said, hint=f"take {given} out"))
+    return dataclasses.replace(found, family=wanted)
 
 
 def _rest(launcher: LauncherPod) -> Settings:

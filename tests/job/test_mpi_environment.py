@@ -43,6 +43,29 @@ def test_the_users_link_is_pinned_with_where_it_was_given(family: str) -> None:
     assert because(plan, "control-link") == ("net9", Source.FLAG, "--control-ifname")
 
 
+@both
+@pytest.mark.parametrize(
+    ("named", "lacking"),
+    [
+        ("eth0", ""),
+        ("ens4,eth0", ""),
+        ("10.244.0.0/16", ""),
+        ("net9", "the launcher's pod, w-0.job.ns.svc, w-1.job.ns.svc"),
+        ("ens4", "the launcher's pod"),
+    ],
+)
+def test_a_link_of_the_users_that_a_pod_lacks_is_refused(
+    family: str, named: str, lacking: str
+) -> None:
+    seen = observed(family, worker_link="ens4" if named == "ens4" else "eth0")
+    plan = planned("./train", seen, {"control_ifname": named})
+    told = [item.said for item in plan.findings if item.check == "interface-missing"]
+    said = f"--control-ifname={named}: no such link in {lacking}"
+    assert told == ([said] if lacking else [])
+    unseen = replace(seen, links=(), workers=())
+    assert failing(planned("./train", unseen, {"control_ifname": "net9"})) == []
+
+
 def test_a_pin_under_version_fours_name_is_carried_over_to_version_five() -> None:
     environ = {**POD, "OMPI_MCA_oob_tcp_if_include": "eth7"}
     plan = planned("./train", observed("openmpi5", environ))

@@ -424,6 +424,19 @@ def test_another_mpi_on_a_worker_is_said_before_the_start(theirs: Mpi, level: Le
         assert item.host.startswith("w-")
 
 
+@pytest.mark.parametrize("version", ["4.1.4", ""])
+def test_the_family_that_is_set_is_the_workers_too(version: str) -> None:
+    # A worker tells what its mpirun says; the setting is the launcher's, where that is not known.
+    theirs = Mpi(MpiFamily.UNKNOWN, version, "/x", "a wrapper of ours")
+    seen = observed("openmpi4", worker_mpi=theirs)
+    ours = replace(seen.mpi, version=version, said=theirs.said)
+    plan = planned("./train", replace(seen, mpi=ours))
+    assert [item for item in plan.findings if item.check == "mpi-versions"] == []
+    later = replace(ours, version="5.0.7")
+    told = planned("./train", replace(seen, mpi=later)).findings
+    assert {item.level for item in told if item.check == "mpi-versions"} == {Level.FAIL}
+
+
 def test_the_mpi_that_the_line_names_counts_on_workers_too() -> None:
     path = "/opt/other/bin/mpirun"
 

@@ -103,11 +103,22 @@ def test_the_mpi_is_that_of_the_mpirun_that_the_line_calls(tmp_path: Path) -> No
     assert none.hint.startswith("install an MPI in the launcher's image")
 
 
-def test_the_family_that_is_set_counts_whatever_mpirun_says(tmp_path: Path) -> None:
+def test_the_family_that_is_set_counts_whatever_mpirun_says(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure()
     path = program(tmp_path / "a", "4.1.6")
     launcher = pod(tmp_path, {**plans.POD, "PATH": f"{tmp_path}/a:/usr/bin:/bin"}, mpi="openmpi5")
     found = observation._mpi(launcher, ("./train",))
     assert (found.family, found.version, found.path) == (MpiFamily.OPENMPI5, "4.1.6", path)
+    said = f"--mpi=openmpi5 is followed, though {path} says that it is {found.said}"
+    assert capfd.readouterr().err.splitlines() == [
+        f"mpiboot: warning: [mpi-versions] {said}",
+        "mpiboot:   -> take --mpi=openmpi5 out",
+    ]
+    same = pod(tmp_path, {**plans.POD, "PATH": f"{tmp_path}/a:/usr/bin:/bin"}, mpi="openmpi4")
+    assert observation._mpi(same, ("./train",)).family is MpiFamily.OPENMPI4
+    assert capfd.readouterr().err == ""
 
 
 async def test_hosts_that_are_ready_are_counted(
