@@ -49,13 +49,14 @@ def run(
     Raises:
         ShownError: a host could not be asked; with the code 1.
         MpibootError: ``usage``; there is no such host.
+        KeyboardInterrupt: it was interrupted while hosts were asked, and has said what it knows.
     """
     wrong: Sequence[Finding] = ()
-    plan = Forwarding()
+    plan, whole = Forwarding(), True
     try:
         if role_of(resolved, environ) is Role.LAUNCHER:
             try:
-                found, plan, wrong = _job(resolved, environ, only)
+                found, plan, wrong, whole = _job(resolved, environ, only)
             except MpibootError as problem:
                 if problem.finding.check == "usage":
                     raise
@@ -69,8 +70,12 @@ def run(
     told = [(one, compare.differences(one, plan)) for one in found]
     # The first is this pod; a launcher is another kind of pod than its workers.
     said = (*wrong, *compare.odd_hosts(found[1:], plan))
-    write = text.as_json(told, said) if as_json else text.as_text(told, said, log.width(1))
-    sys.stdout.write(write)
+    if as_json:
+        sys.stdout.write(text.as_json(told, said, whole=whole))
+    else:
+        sys.stdout.write(text.as_text(told, said, log.width(1), whole=whole))
+    if not whole:
+        raise KeyboardInterrupt
     for item in said:
         if item.level is Level.FAIL:
             raise ShownError(item, code=int(ExitCode.FOUND))
@@ -78,15 +83,15 @@ def run(
 
 def _job(
     resolved: Resolved, environ: Mapping[str, str], only: Sequence[str]
-) -> tuple[list[HostEnvironments], Forwarding, Sequence[Finding]]:
-    """Ask every host, and this pod, which comes first."""
+) -> tuple[list[HostEnvironments], Forwarding, Sequence[Finding], bool]:
+    """Ask every host, and this pod, which comes first; whether all had their time to answer."""
     doctor = DoctorLook((host_shell.ENVIRONMENTS,), tuple(only))
     seen, launcher = look.look(resolved, hosts.ANY_PROGRAM, environ, doctor)
-    if seen.passed.unasked:
-        raise KeyboardInterrupt
     file = seen.observed.hostfile
     hosts.refuse_unknown(only, (host.name for host in file.hosts))
-    plan, wrong = _plan(seen, launcher, resolved, environ)
+    whole = not seen.passed.unasked
+    # Of hosts that were not asked a plan would say what is not so.
+    plan, wrong = _plan(seen, launcher, resolved, environ) if whole else (Forwarding(), ())
     answers = seen.passed.answers
     names = (worker.host.name for worker in seen.passed.workers)
     asked = [
@@ -96,7 +101,7 @@ def _job(
     like = next((one for one in asked if "rank" in one.values), None)
     if like and "rank" not in here.values:
         here = here.with_rank(like.values["rank"], f"{like.host}: {like.rank}")
-    return [here, *asked], plan, (*seen.passed.findings, *wrong)
+    return [here, *asked], plan, (*seen.passed.findings, *wrong), whole
 
 
 def _plan(

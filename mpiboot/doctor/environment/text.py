@@ -23,7 +23,7 @@ JSON_VERSION: Final = 1
 Told = Sequence[tuple[HostEnvironments, Sequence[Difference]]]
 
 
-def as_json(told: Told, found: Sequence[Finding]) -> str:
+def as_json(told: Told, found: Sequence[Finding], *, whole: bool = True) -> str:
     """Write them as docs/reference/checks.md has it."""
     listed = [
         {"host": one.host, "rank": one.rank, "missing": one.missing, "differences": items}
@@ -34,19 +34,21 @@ def as_json(told: Told, found: Sequence[Finding]) -> str:
             "version": JSON_VERSION,
             "mpiboot": __version__,
             "host": os.uname().nodename,
+            "complete": whole,
             "findings": found,
             "hosts": listed,
         }
     )
 
 
-def as_text(told: Told, found: Sequence[Finding], width: int | None) -> str:
+def as_text(told: Told, found: Sequence[Finding], width: int | None, *, whole: bool = True) -> str:
     """Write what was found of hosts, then a table of each host or of those that are alike.
 
     Args:
         told: each host with its differences.
         found: hosts that differ or were not reached.
         width: a terminal's; without one nothing is broken.
+        whole: whether it was not interrupted.
     """
     alike: dict[str, list[tuple[HostEnvironments, Sequence[Difference], int]]] = {}
     for one, items in told:
@@ -65,7 +67,7 @@ def as_text(told: Told, found: Sequence[Finding], width: int | None) -> str:
         if own:
             said = f"{counted(own, 'variable')} that a session or a rank has by its nature: --json"
             text += f"  and {said}\n"
-    return text
+    return text if whole else f"{text}\ninterrupted: the rest was not looked at\n"
 
 
 def _rows(item: Difference) -> Iterator[tuple[str, str, str]]:
