@@ -19,6 +19,7 @@ from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.model import Finding, Level
 from mpiboot.network.worker_pairs import Dialled, Reached
+from mpiboot.observe.dns_answers import DnsAnswer
 from mpiboot.setting_sources import resolve
 from mpiboot.ssh_client.attempt import Attempt, Outcome, Target
 from mpiboot.system.keys import JobKey
@@ -237,3 +238,42 @@ def test_of_very_many_hosts_that_were_reached_their_names_are_enough(seen: dict[
     assert [(item.level, item.said, len(item.hosts)) for item in reached] == [
         (Level.OK, "every worker answers over SSH", 17)
     ]
+
+
+class Names:
+    """A resolver that knows w-1 alone."""
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    async def ask(self, name: str) -> DnsAnswer:
+        if name == "w-1":
+            return DnsAnswer(name, ("10.0.0.1", "fd00::1"))
+        return DnsAnswer(name, detail="NXDOMAIN from 10.96.0.10")
+
+
+def without_a_plan(folder: Path, hostfile: str) -> list[Finding]:
+    environ = {**plans.POD, "MPIBOOT_HOSTFILE": hostfile}
+    given = {"ssh_key": str(folder / "none"), "hostfile": hostfile}
+    return list(hosts.of_job(resolve(given, environ), environ))
+
+
+def test_without_a_key_the_hosts_names_are_still_asked_for(
+    seen: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "Resolver", Names)
+    seen["raises"] = error("ssh-key", "there is none")
+    (tmp_path / "hostfile").write_text("w-0 slots=2\nw-1\n")
+    found = without_a_plan(tmp_path, str(tmp_path / "hostfile"))
+    assert short_with_hosts(found)[:1] == [("ssh-key", "", "there is none")]
+    assert [(item.level, item.host, item.said) for item in found[2:]] == [
+        (Level.OK, "", "2 hosts, 3 slots"),
+        (Level.FAIL, "w-0", "NXDOMAIN from 10.96.0.10"),
+        (Level.OK, "w-1", "resolves to 10.0.0.1, fd00::1"),
+    ]
+
+
+def test_without_a_hostfile_nobody_is_asked(seen: dict[str, Any], tmp_path: Path) -> None:
+    seen["raises"] = error("ssh-key", "there is none")
+    found = without_a_plan(tmp_path, str(tmp_path / "none"))
+    assert [item.check for item in found] == ["ssh-key", "hostfile-missing"]

@@ -130,6 +130,18 @@ async def test_a_login_is_tried_as_often_as_the_user_says(
     assert all(waited)
 
 
+async def test_a_host_that_lets_a_login_hang_is_given_up_with_its_place(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    known = HostLogins(str(job.path), SshTimeouts(1, 1, 10, 3))
+    monkeypatch.setattr(known, "_open", silent)
+    with pytest.raises(TimeoutError, match=r"no login at 10\.0\.0\.1 port 22 within 1 s"):
+        await asyncio.wait_for(known.log_in(ClientHost("w-0", "10.0.0.1", 22, "me", ""), "me"), 60)
+
+
 async def test_a_login_that_is_refused_is_not_tried_again(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,9 +157,9 @@ def _blocks(pid: int, number: int) -> bool:
 
 
 def private(pid: int) -> int:
-    """Kilobytes that a process has of its own."""
+    """Kilobytes that a process has of its own, whatever its program's file is on."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return int(text.partition("Private_Dirty:")[2].split()[0])
+    return int(text.partition("Anonymous:")[2].split()[0])
 
 
 @pytest.fixture(scope="module")

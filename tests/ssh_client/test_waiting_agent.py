@@ -98,8 +98,9 @@ def test_one_that_was_stopped_waits_on(waiting: Waiting) -> None:
 
 def test_it_has_next_to_no_memory(waiting: Waiting) -> None:
     rollup = Path(f"/proc/{waiting.pid}/smaps_rollup").read_text()
-    kib = int(rollup.partition("Private_Dirty:")[2].split()[0])
-    assert kib <= 40, rollup
+    # Pages of a file that was just written are dirty, too, until they are on the disk.
+    kib = int(rollup.partition("Anonymous:")[2].split()[0])
+    assert kib <= 24, rollup
 
 
 def test_agents_find_it_where_it_runs_alone(tmp_path: Path) -> None:

@@ -488,6 +488,22 @@ def test_a_session_that_ignores_its_end_is_killed_before_the_worker_ends(
         assert not any(map(alive, pids))
 
 
+def test_a_worker_whose_program_has_ended_leaves_no_session(start: Start, tmp_path: Path) -> None:
+    """However long the ranks of a job may save: were it waited for, the worker would not end."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import mpiboot.ssh_server.sessions as sessions\nsessions.GRACE = 0.1\n"
+        "import mpiboot.worker.role as role\nrole._END = 1e6\n"
+    )
+    environ = {"PYTHONPATH": str(tmp_path), "MPIBOOT_GRACE": "1000000"}
+    script = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 6"
+    worker = start("embedded", "sh", "-c", script, environ=environ).listens()
+    with worker.client(STUBBORN) as client:
+        pids = client.numbers(2)
+        (tmp_path / "go").touch()
+        assert worker.wait() == 6
+        assert not any(map(alive, pids))
+
+
 def test_ranks_that_ignore_the_signal_have_their_grace_and_no_more(start: Start) -> None:
     """The first signal asks them to save, the second ends them with their session."""
     environ = {"MPIBOOT_GRACE": "1"}
