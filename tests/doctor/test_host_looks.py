@@ -17,10 +17,13 @@ from mpiboot.model import Host
 from mpiboot.observe.dns import Resolver
 from mpiboot.observe.dns_answers import DnsAnswer
 from mpiboot.settings import Settings
+from mpiboot.ssh_client.attempt import LoginTimeouts
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
 from tests.fakes.sshd import Behaviour, Job, sshd
 
 LOOPBACK = Settings(control_ifname="127.0.0.1")
+# Server and client are one process here: on a busy machine 64 logins at once take long.
+PATIENT = LoginTimeouts(60.0, 60.0, 200.0, 200.0)
 
 
 def reached(port: int) -> bool:
@@ -115,7 +118,9 @@ async def test_64_hosts_are_asked_in_one_session_each(
     async with sshd(behaviour) as port:
         to = Access("runner", behaviour.job.path, "launcher", ports=(port,))
         look = DoctorLook(hosts.questions(place))
-        passed = await one_try.look(listed, Settings(), to, resolver=_Names(), doctor=look)
+        passed = await one_try.look(
+            listed, Settings(), to, resolver=_Names(), doctor=look, limits=PATIENT
+        )
     assert (len(passed.workers), passed.findings) == (64, ())
     assert (behaviour.logins, len(behaviour.commands)) == (64, 64)
     reports = hosts.reports(listed, passed.workers, passed.answers, {"w-0": NameLook()})

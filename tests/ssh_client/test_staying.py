@@ -221,10 +221,10 @@ def test_a_session_runs_over_the_gates_login_and_the_agent_is_one_process(
     assert Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text() == ""
     assert shells.connections() == before
     # What it was called as stays to be read.
-    assert str(ROOT / "libexec" / "agent") in _words(process.pid)[:3]
     if has_program:
         until(lambda: _words(process.pid)[0] == str(shells.folder / waiting_agent.NAME))
         until(lambda: private(process.pid) <= 24)
+    assert str(ROOT / "libexec" / "agent") in _words(process.pid)[:3]
     out, error = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out, error) == (7, b"", b"said\n")
     host, pid = shells.host, str(process.pid)

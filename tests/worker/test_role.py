@@ -964,10 +964,14 @@ def test_as_first_process_it_leaves_no_zombie(kind: str, tmp_path: Path) -> None
         for _ in range(5):
             assert worker.ssh(orphan).returncode == 3
         # Every orphan has ended when the last of its session's marks is gone.
-        worker.wait_for("has ended")
-        states = worker.ssh("cat /proc/[0-9]*/stat | sed 's/.*) //'").stdout.decode().splitlines()
-        assert len(states) > 3
-        assert not [state for state in states if state.startswith("Z")]
+        until(lambda: worker.log.count(" has ended") >= 5)
+
+        def states() -> list[str]:
+            asked = worker.ssh("cat /proc/[0-9]*/stat | sed 's/.*) //'")
+            return asked.stdout.decode().splitlines()
+
+        assert len(states()) > 3
+        until(lambda: not [state for state in states() if state.startswith("Z")])
         (first,) = (
             Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children")
             .read_text()
