@@ -690,8 +690,9 @@ async def test_looking_tries_once_and_has_a_finding_for_each_that_is_not_ready(
     cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
     hosts = named("w-0", "w-1", "w-2", "localhost")
     async with sshd(Behaviour(job), "127.0.0.2") as port, cluster.resolver() as resolver:
+        patient = replace(LIMITS, connect=60.0, greeting=60.0)  # there is one try alone
         result = await one_try.look(
-            hosts, Settings(), access(job, port), resolver=resolver, limits=LIMITS
+            hosts, Settings(), access(job, port), resolver=resolver, limits=patient
         )
 
     assert [worker.host.name for worker in result.workers] == ["w-0"]

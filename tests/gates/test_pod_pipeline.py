@@ -29,6 +29,7 @@ from mpiboot.model import Host, NoFacts, Worker
 from mpiboot.observe import links
 from mpiboot.observe.dns import Resolver
 from mpiboot.settings import Settings
+from tests.gates.test_gate import Deadline
 
 FAKE = """#!/bin/sh
 dir=${0%/*}
@@ -167,10 +168,15 @@ async def test_what_is_missing_at_the_end_is_told(
     assert finding.hint
 
 
-async def test_what_has_no_name_of_its_own_is_told_in_kubectls_words(cluster: Cluster) -> None:
+async def test_what_has_no_name_of_its_own_is_told_in_kubectls_words(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster.says("something to begin with\nerror: Internal error occurred: no runtime")
+    deadline = Deadline(monkeypatch)
+    waiting = asyncio.ensure_future(passing(cluster))
+    await deadline.comes("Internal error occurred: no runtime")
     with pytest.raises(MpibootError) as told:
-        await passing(cluster, timeout=0.5)
+        await waiting
     said = "w-0 (kubectl failed: error: Internal error occurred: no runtime)"
     assert said in str(told.value)
 
