@@ -131,6 +131,18 @@ def test_the_folder_is_made_and_taken_away(tmp_path: Path) -> None:
     assert list((tmp_path / "run").iterdir()) == []
 
 
+def test_the_folder_of_a_run_that_was_killed_goes_with_the_next_ones(tmp_path: Path) -> None:
+    settings = Settings(runtime_dir=str(tmp_path))
+    beside = Path(private.folder(settings, {}).path).parent
+    nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
+    others = [f"doctor-{os.getppid()}", "launcher"]
+    for name in (f"doctor-{nobody}", *others):
+        (beside / name).mkdir()
+        (beside / name / "id").touch()
+    private.remove_folder(settings, {})
+    assert sorted(path.name for path in beside.iterdir()) == sorted(others)
+
+
 def test_a_folder_and_a_tmpdir_that_cannot_be_used_are_both_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     seen = private.folder(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from typing import Final
 
 from mpiboot import shims as names
 from mpiboot.doctor.report import FolderPart, KeyPart, ShimsPart
@@ -17,10 +18,12 @@ from mpiboot.observe import pod
 from mpiboot.settings import Settings
 from mpiboot.system import files, keys, tmpdir
 
+_ROLE: Final = "doctor-"
+
 
 def role() -> str:
     """Name the folder of this run: two people may ask at once in one pod."""
-    return f"doctor-{os.getpid()}"
+    return f"{_ROLE}{os.getpid()}"
 
 
 def folder(settings: Settings, environ: Mapping[str, str]) -> FolderPart:
@@ -40,10 +43,12 @@ def folder(settings: Settings, environ: Mapping[str, str]) -> FolderPart:
 
 
 def remove_folder(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Leave nothing behind."""
+    """Leave nothing behind: neither this run's folder nor that of a run that was killed."""
     made = files.find_role(settings.runtime_dir, os.getuid(), role(), environ.get("TMPDIR", ""))
     if made:
-        files.remove_role(made)
+        for folder in made.parent.glob(f"{_ROLE}*"):
+            if folder == made or not os.path.exists(f"/proc/{folder.name[len(_ROLE) :]}"):  # noqa: PTH110
+                files.remove_role(folder)
 
 
 def key(settings: Settings, environ: Mapping[str, str]) -> KeyPart:
