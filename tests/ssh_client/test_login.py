@@ -155,6 +155,14 @@ async def test_a_kernel_without_ipv6_is_a_reason_like_others(
     )
 
 
+async def test_no_name_is_looked_up_while_the_loop_would_wait_for_the_answer() -> None:
+    """The gate has resolved it; a resolver that hangs would hold every other host."""
+    probe = await tcp.connect(Target("w-0", "localhost", 22, "x"), LIMITS)
+
+    assert isinstance(probe, Attempt)
+    assert probe.outcome is Outcome.NO_SOCKET
+
+
 async def test_a_zone_that_is_not_here_is_a_reason_like_others() -> None:
     probe = await tcp.connect(Target("w-0", "fe80::1%nolink9", 22, "x"), LIMITS)
 

@@ -1,0 +1,71 @@
+"""A doctor that logs in makes a private folder, without the key; it is gone at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from mpiboot.doctor import bundle
+from mpiboot.doctor.archive import Part
+from mpiboot.doctor.environment import role as environment
+from mpiboot.doctor.look import private
+from mpiboot.doctor.ranks import ask
+from mpiboot.errors import MpibootError
+from mpiboot.setting_sources import Resolved, resolve
+from mpiboot.settings import Settings
+
+Doctor = Callable[[Resolved, Mapping[str, str]], object]
+
+
+@pytest.mark.parametrize(
+    ("role", "doctor"),
+    [
+        ("launcher", lambda resolved, environ: ask.job(resolved, environ, 1)),
+        ("launcher", lambda resolved, environ: bundle.write(resolved, environ, {}, "-")),
+        ("worker", lambda resolved, environ: environment.run(resolved, environ, (), as_json=True)),
+    ],
+    ids=["ranks", "bundle", "env"],
+)
+def test_nothing_is_left_of_doctors_folder(
+    role: str,
+    doctor: Doctor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    key, listed, run = (tmp_path / name for name in ("key", "hosts", "run"))
+    asyncssh.generate_private_key("ssh-ed25519").write_private_key(key)
+    key.chmod(0o600)
+    listed.write_text("127.0.0.1 slots=1\n")
+    environ = {
+        "MPIBOOT_ROLE": role,
+        "MPIBOOT_SSH_KEY": str(key),
+        "MPIBOOT_SSH_PORT": "1",  # where nobody listens
+        "MPIBOOT_HOSTFILE": str(listed),
+        "MPIBOOT_RUNTIME_DIR": str(run),
+        "HOME": str(tmp_path),
+    }
+    there: list[Path] = []
+    remove = private.remove_folder
+
+    def look_and_remove(settings: Settings, environ: Mapping[str, str]) -> None:
+        there.extend(run.rglob("*"))
+        assert key.read_bytes() not in [path.read_bytes() for path in there if path.is_file()]
+        remove(settings, environ)
+
+    async def no_other(*_: object) -> Part:  # what mpiboot is asked beside it
+        return Part("a", "")
+
+    monkeypatch.setattr(os, "environ", {**os.environ})  # who has no passwd entry gets names there
+    monkeypatch.setattr(private, "remove_folder", look_and_remove)
+    monkeypatch.setattr(bundle, "_command", no_other)
+    with contextlib.suppress(MpibootError):  # no host answers
+        doctor(resolve({}, environ), environ)
+    capfd.readouterr()
+    assert private.role() in [path.name for path in there]
+    assert not list(run.iterdir())
