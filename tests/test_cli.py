@@ -127,6 +127,7 @@ def test_help_and_version_are_words_of_mpiboots_own(tmp_path: Path) -> None:
         assert (told.returncode, told.stdout) == (0, mpiboot(tmp_path, *words, "--help").stdout)
     wrong = mpiboot(tmp_path, "help", "nothing")
     assert (wrong.returncode, "no command nothing" in wrong.stderr) == (2, True)
+    assert "-> see `mpiboot --help` and" in wrong.stderr  # which lists the commands
 
 
 @pytest.mark.parametrize(
@@ -134,6 +135,7 @@ def test_help_and_version_are_words_of_mpiboots_own(tmp_path: Path) -> None:
     [
         (["launcher"], "write `mpiboot launcher -- PROGRAM`"),
         (["plan", "--json"], "write `mpiboot plan -- PROGRAM`"),
+        (["copy-to"], "write `mpiboot copy-to FOLDER`; see `mpiboot copy-to --help`"),
         (["shims"], "write `mpiboot shims install` or `mpiboot shims remove`"),
         ([], "give the launcher its program (`mpiboot ./train`"),
     ],

@@ -133,7 +133,7 @@ def wait(*, as_json: bool, **flags: str | None) -> None:
     Examples:
       mpiboot wait
       mpiboot wait --hostfile /etc/mpi/hostfile --timeout 5m
-      mpiboot wait --json --timeout 0
+      mpiboot wait --json --timeout 10s
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.launcher import look
 

@@ -42,7 +42,8 @@ def _misused(wrong: click.ClickException) -> MpibootError:
     command = context.command_path if context else "mpiboot"
     hint = f"see `{command} --help` and `mpiboot settings`"
     if isinstance(wrong, click.MissingParameter) and isinstance(wrong.param, click.Argument):
-        hint = f"write `{command} -- PROGRAM`; {hint}"
+        lacks = wrong.param.human_readable_name
+        hint = f"write `{command} {'-- PROGRAM' if lacks == 'PROGRAM' else lacks}`; {hint}"
     below = context.command if context else None
     if isinstance(below, click.Group) and below is not cli:
         lines = " or ".join(f"`{command} {name}`" for name in below.commands)

@@ -133,7 +133,7 @@ def help_(ctx: click.Context, command: Words) -> None:
     for name in command:
         found = shown.get_command(above, name) if isinstance(shown, click.Group) else None
         if found is None:
-            raise click.UsageError(f"no command {' '.join(command)}")
+            raise click.UsageError(f"no command {' '.join(command)}", ctx.parent)
         above = click.Context(found, info_name=name, parent=above)
         shown = found
     click.echo(shown.get_help(above))
