@@ -195,6 +195,15 @@ def test_what_is_one_pods_own_is_no_difference(
     assert not three(name, *values, whose=whose)
 
 
+def test_what_stands_behind_such_names_is_still_compared() -> None:
+    listed = [
+        host({"ALIKE": "x", "HOSTNAME": f"w-{number}", "MODE": mode}, name=f"w-{number}")
+        for number, mode in enumerate("aab")
+    ]
+    said = [item.said for item in compare.odd_hosts(listed)]
+    assert said == ["MODE of the pod is another than on most hosts: w-2: b"]
+
+
 def test_what_the_plan_sets_on_single_hosts_is_no_difference() -> None:
     listed = [host({"UCX_NET_DEVICES": device}, None, None, device) for device in ("a", "b")]
     assert list(compare.odd_hosts(listed))
