@@ -223,3 +223,20 @@ def test_a_host_whose_counters_stand_still() -> None:
 )
 def test_numbers(of: list[int], text: str) -> None:
     assert judge.numbers(of) == text
+
+
+@pytest.mark.parametrize(
+    ("activity", "more", "said"),
+    [
+        (Activity.BUSY, {}, "is busy"),
+        (Activity.STOPPED, {"call": "read"}, "is stopped"),
+        (Activity.TRACED, {}, "is held by a debugger"),
+        (Activity.ENDED, {}, "is ended"),
+        (Activity.KERNEL, {"place": "nfs_wait"}, "waits (nfs_wait)"),
+        (Activity.WAITS, {"call": "read", "file": "/d/x", "place": "y"}, "waits in read of /d/x"),
+        (Activity.WAITS, {"call": "nanosleep", "place": "y"}, "sleeps (nanosleep)"),
+    ],
+)
+def test_what_a_rank_does(activity: Activity, more: dict[str, str], said: str) -> None:
+    rank = replace(BUSY, activity=activity, **more)  # type: ignore[arg-type]
+    assert judge.doing(rank) == said

@@ -150,6 +150,14 @@ def test_a_terminal_shows_what_is_not_busy_first() -> None:
     assert text.as_text(answers(*many), (), None).count("in   ") == 80
 
 
+def test_a_row_tells_in_what_a_rank_waits() -> None:
+    waits = replace(BUSY, activity=Activity.WAITS, place="here")
+    in_a_call = replace(waits, number=1, call="read", file="/data/x", devices=("mlx5_0",))
+    shown = text.as_text(answers(waits, in_a_call), (), None).splitlines()
+    assert any("  here  " in line for line in shown)
+    assert any("  read /data/x  train; holds mlx5_0" in line for line in shown)
+
+
 def test_a_host_is_named_once() -> None:
     item = Finding("ssh-denied", Level.FAIL, "the key is refused", "w-1", ("line",), "mend it")
     shown = text.as_text(replace(answers(), all_hosts=True), (item,), None)
