@@ -15,6 +15,7 @@ import pytest
 from tests import pages
 from tests.manifests import check, examples
 from tests.pods import images
+from tests.pods.ends import let_go
 from tests.pods.fields import merged
 from tests.pods.manifest import play_init_container, play_mpijob, play_statefulset
 from tests.pods.operator import mpijob
@@ -73,13 +74,17 @@ def plain_openmpi5(cluster: Cluster) -> dict[str, str]:
 
 def late_names(cluster: Cluster) -> dict[str, str]:
     """Workers that the MPI Operator would end are waited for: their last lines are shown, too."""
+    # A job that is over between two looks at mpirun has no line of its daemons.
+    wait = ["sh", "-c", f"until [ -e /tmp/go ]; do sleep 0.1; done; exec {RING}"]
     job = mpijob(
-        cluster, images.image("openmpi-5.0"), workers=2, launcher_args=[RING], launcher=QUIET
+        cluster, images.image("openmpi-5.0"), workers=2, launcher_args=wait, launcher=QUIET
     )
     job.start(publish=False)
     until(lambda: all("listens" in worker.stderr() for worker in job.workers))
     until(lambda: "DNS for pi-worker-0, pi-worker-1 (NXDOMAIN)" in job.launcher.stderr())
     job.publish()
+    until(lambda: "joined" in job.launcher.stderr())
+    let_go(job)
     assert job.wait(PATIENCE) == 0
     assert job.workers[0].wait(PATIENCE) == 0
     return {"late-names": job.launcher.stderr(), "a-worker": job.workers[0].stderr()}
