@@ -68,6 +68,15 @@ def seconds(text: str) -> float:
     return value
 
 
+@_reads("time")
+def some_seconds(text: str) -> float:
+    """Read a length of time that nothing goes without."""
+    value: float = seconds(text)
+    if not value:
+        raise ValueError("more than 0 seconds, such as 600, 90s or 10m")
+    return value
+
+
 def _whole(text: str, most: int) -> int:
     """Read a whole number from 1."""
     word = text.strip()

@@ -40,6 +40,7 @@ from mpiboot.setting_types import (
     ports,
     seconds,
     signal_word,
+    some_seconds,
     switch,
     words,
 )
@@ -284,7 +285,7 @@ class Settings:
         begins=Section.END,
     )
     launch_timeout: float = row(
-        120.0, "Deadline for mpirun's daemons to start and join, on every host.", seconds
+        120.0, "Deadline for mpirun's daemons to start and join, on every host.", some_seconds
     )
     connect_check: float = row(
         60.0,

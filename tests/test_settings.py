@@ -153,6 +153,8 @@ def test_what_mpiboot_hands_to_itself_is_no_unknown_setting() -> None:
         ("timeout", "", "a number of seconds"),
         ("timeout", "m", "a number of seconds"),
         ("timeout", "2147483648", "at most 2147483647 seconds"),
+        ("launch_timeout", "0s", "more than 0 seconds, such as"),
+        ("launch_timeout", "soon", "a number of seconds"),
         ("ssh_keepalive", "600000h", "at most 2147483647 seconds"),
         ("np", "0", "a whole number from 1"),
         ("np", "-4", "a whole number from 1"),
