@@ -24,12 +24,13 @@ def bare(text: str) -> str:
 @functools.lru_cache(_REMEMBERED)
 def parse(text: str) -> Address | None:
     """Read an address without a prefix length, its zone left out; None where it is none."""
+    kind = ipaddress.IPv6Address if ":" in text else ipaddress.IPv4Address
     try:
-        found = ipaddress.ip_address(text)
+        found = kind(text)
     except ValueError:
         return None
     # With its zone an address equals no other one, and can't be in a network.
-    return ipaddress.ip_address(bare(text)) if "%" in text else found
+    return kind(bare(text)) if "%" in text else found
 
 
 def is_address(text: str) -> bool:

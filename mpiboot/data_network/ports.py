@@ -11,7 +11,7 @@ from typing import Final
 
 from mpiboot.data_network import nccl, rails
 from mpiboot.data_network.records import NetworkBuilder, Rail, Transport
-from mpiboot.fabric import LinkLayer, PortState
+from mpiboot.fabric import Gid, LinkLayer, PortState
 from mpiboot.model import Link, Source
 from mpiboot.network.link_addresses import usable
 
@@ -65,10 +65,10 @@ def _in_use(rail: Rail) -> bool:
     return bool(own_gids(rail))
 
 
-def own_gids(rail: Rail) -> list[int]:
-    """List the GID indexes that hold an address of the rail's link."""
+def own_gids(rail: Rail) -> list[Gid]:
+    """List the entries that hold an address of the rail's link."""
     own = {item.ip for item in usable(rail.link)} if rail.link else set()
-    return [gid.index for gid in rail.port.gids if nccl.address(gid) in own]
+    return [gid for gid in rail.port.gids if nccl.address(gid) in own]
 
 
 def _named(rail: Rail, words: Sequence[str]) -> bool:

@@ -125,9 +125,10 @@ def _sockets(proposals: Proposals, transport: Transport) -> tuple[dict[str, tupl
 def _why_not_data(proposals: Proposals, transport: Transport) -> str:
     """Say why the data link can't carry sockets; empty where it can."""
     networks = proposals.known
-    without = [network.host for network in networks if not network.plain]
-    counts = {len(network.plain) for network in networks}
-    names = [link.name for network in networks for link in network.plain]
+    plain = [network.plain for network in networks]
+    without = [network.host for network, links in zip(networks, plain, strict=True) if not links]
+    counts = set(map(len, plain))
+    names = dict.fromkeys(link.name for links in plain for link in links)
     odd = [name for name in names if not nccl.expressible(name)]
     if len(networks) < len(proposals.networks):
         return "not every worker's facts are known"

@@ -39,9 +39,18 @@ def is_entry_of(gid: Gid, link: Link) -> bool:
     )
 
 
+def _driving(link: Link, fabric: Fabric) -> list[Found]:
+    return [
+        (device, port)
+        for device in fabric.devices
+        for port in device.ports
+        if port.netdev == link.name and not device.efa
+    ]
+
+
 def _by_kernel(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
     # Given only for a link of the asking network namespace: the one exact answer.
-    return [item for item in ports(fabric.devices) if item[1].netdev == link.name]
+    return _driving(link, fabric)
 
 
 def _by_lower_link(link: Link, fabric: Fabric, links: Sequence[Link]) -> list[Found]:
@@ -51,7 +60,7 @@ def _by_lower_link(link: Link, fabric: Fabric, links: Sequence[Link]) -> list[Fo
     while link.kind == "vlan" and link.lower in below and link.lower not in seen:
         seen.add(link.lower)
         link = below[link.lower]
-    return [item for item in ports(fabric.devices) if seen and item[1].netdev == link.name]
+    return _driving(link, fabric) if seen else []
 
 
 def _by_hardware(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:

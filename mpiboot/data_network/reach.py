@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from mpiboot import addresses
-from mpiboot.addresses import Interface
+from mpiboot.addresses import Address, Interface, Network
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.model import Link
 from mpiboot.network.link_addresses import usable
@@ -34,22 +34,23 @@ class Endpoint:
 
 
 @functools.lru_cache(maxsize=1 << 16)  # on a routed fabric workers have the same routes
-def _span(text: str) -> Span | None:
+def _destination(text: str) -> Span | None:
     network = addresses.network(text)
-    if network is None:
-        return None
-    return network.version, int(network.network_address), int(network.broadcast_address)
+    return _span(network) if network else None
+
+
+def _span(network: Network) -> Span:
+    low = int(network.network_address)
+    return network.version, low, low + network.num_addresses - 1
 
 
 def _endpoint(network: WorkerNetwork, link: Link, family: int) -> Endpoint | None:
     own = next((item for item in usable(link) if item.version == family), None)
     if own is None or network.facts is None:
         return None
-    leads = [own.network.with_prefixlen] + [
-        route.destination for route in network.facts.fabric.routes if route.link == link.name
-    ]
-    spans = (span for span in map(_span, leads) if span is not None and span[0] == family)
-    return Endpoint(network.host, link.name, own, _merged(spans))
+    over = {route.destination for route in network.facts.fabric.routes if route.link == link.name}
+    leads = [span for span in map(_destination, over) if span is not None and span[0] == family]
+    return Endpoint(network.host, link.name, own, _merged([_span(own.network), *leads]))
 
 
 def _merged(spans: Iterable[Span]) -> tuple[Span, ...]:
@@ -113,9 +114,9 @@ def unreachable(found: Sequence[Endpoint]) -> str:
 
 def shared_address(found: Sequence[Endpoint]) -> str:
     """Name the first two workers that have one and the same data address."""
-    owners: dict[str, str] = {}
+    owners: dict[Address, str] = {}
     for end in found:
-        other = owners.setdefault(str(end.interface.ip), end.host)
+        other = owners.setdefault(end.interface.ip, end.host)
         if other != end.host:
             return f"{other} and {end.host} both have {end.interface.ip}"
     return ""

@@ -121,16 +121,17 @@ def _subnets(network: WorkerNetwork) -> list[Problem]:
     """Find links that share a subnet: answers may leave by the other one."""
     found = []
     links = [link for link in (network.control, *network.data) if link is not None]
-    for place, link in enumerate(links):
-        for other in links[place + 1 :]:
+    own = [(link, [(item, item.ip) for item in usable(link)]) for link in links]
+    for place, (link, here) in enumerate(own):
+        for other, there in own[place + 1 :]:
             pair = next(
                 (
                     (one, two)
-                    for one in usable(link)
-                    for two in usable(other)
-                    if link is not other and one.version == two.version
+                    for one, address in here
+                    for two, another in there
+                    if link is not other
                     if one.network.prefixlen < one.max_prefixlen
-                    and (one.ip in two.network or two.ip in one.network)
+                    and (address in two.network or another in one.network)
                 ),
                 None,
             )

@@ -225,11 +225,11 @@ def _pending(
     taken = {rail.device.name for rail in chosen}
     free = any(one.opens and one.name not in taken for one in builder.fabric.devices)
     for link in candidates:
+        if usable(link):
+            continue
         tentative = ", ".join(str(item.ip) for item in coming(link))
         named = link.name in said and not chosen
         macvlan = free and not chosen and link.kind in ("macvlan", "ipvlan")
-        if usable(link):
-            continue
         if tentative and has_carrier(link):
             waiting.append(
                 f"link {link.name}: the kernel still checks whether another host has {tentative}"
@@ -242,8 +242,8 @@ def _pending(
         if link.name not in roce and link.name not in builder.settings.data_ifname:
             builder.problem("data-address", waiting[-1])
     for rail in chosen:
-        if rail.link and rail.transport is Transport.ROCE and usable(rail.link):
-            own = ports.own_gids(rail)
-            if not any(gid.kind is GidType.ROCE_V2 and gid.index in own for gid in rail.port.gids):
-                waiting.append(f"port {rail.name} has no RoCE v2 entry for {rail.link.name} yet")
+        if rail.link is None or rail.transport is not Transport.ROCE or not usable(rail.link):
+            continue
+        if not any(gid.kind is GidType.ROCE_V2 for gid in ports.own_gids(rail)):
+            waiting.append(f"port {rail.name} has no RoCE v2 entry for {rail.link.name} yet")
     return tuple(waiting)

@@ -11,8 +11,8 @@ from mpiboot.model import Link
 
 def usable(link: Link) -> tuple[Interface, ...]:
     """Give the addresses that a peer can use: no loopback and no link-local ones."""
-    unusable = {*link.tentative, *link.duplicate}
-    if unusable:
+    if link.tentative or link.duplicate:
+        unusable = {*link.tentative, *link.duplicate}
         return _global(tuple(item for item in link.addresses if item not in unusable))
     return _global(link.addresses)
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from mpiboot.errors import MpibootError, error
+from mpiboot.job import plan as plans
+from mpiboot.launcher import child
 from mpiboot.parent.launch_spec import JOB_MARK, MARK, Failure, LaunchSpec, Result, from_line
+from mpiboot.setting_sources import resolve
 from mpiboot.ssh_client.start import ClientConfig
+from tests.fakes.plans import PATHS, observed
 
 ROOT = Path(__file__).parents[2]
 GUARD = 60.0
@@ -260,3 +267,23 @@ def test_a_thread_that_never_ends_delays_nothing(tmp_path: Path) -> None:
     first, hint = said.decode().splitlines()
     assert first == "mpiboot: error: [usage] the hosts are ready"
     assert hint.startswith("mpiboot:   ->")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_cycles_are_not_looked_for_while_the_plan_is_made(
+    monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    looked_for: list[bool] = []
+    make = plans.make
+
+    def note(*args: object) -> plans.Plan:
+        looked_for.append(gc.isenabled())
+        if fails:
+            raise error("usage", "no plan")
+        return make(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(plans, "make", note)
+    with pytest.raises(MpibootError) if fails else nullcontext():
+        child._decide(observed("openmpi4"), resolve({}, {}), PATHS)
+    assert looked_for == [False]
+    assert gc.isenabled()
