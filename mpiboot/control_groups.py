@@ -55,10 +55,16 @@ def kills(groups: Path = GROUPS, proc: Path = PROC) -> int:
     return 0
 
 
-def used_up(groups: Path = GROUPS, proc: Path = PROC) -> str:
-    """Say which limit the kernel kills for here; empty where it has killed nothing."""
-    limit, count = memory(groups, proc).limit, kills(groups, proc)
-    if limit is None or not count:
+def used_up(before: int, groups: Path = GROUPS, proc: Path = PROC) -> str:
+    """Say which limit the kernel kills for here; empty where it killed nothing since ``before``.
+
+    Args:
+        before: what ``kills`` gave before that; a container may have had others in its life.
+        groups: where control groups are mounted.
+        proc: the kernel's own folder.
+    """
+    limit, count = memory(groups, proc).limit, kills(groups, proc) - before
+    if limit is None or count <= 0:
         return ""
     return f"this container's memory limit, {size_of(limit)}, was reached (oom_kill {count})"
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from mpiboot import executables, log, shims
+from mpiboot import control_groups, executables, log, shims
 from mpiboot.choices import Switch
 from mpiboot.job import mpirun_call, scripts
 from mpiboot.launcher import start
@@ -136,6 +136,7 @@ def run(
         log_format=settings.log_format,
         termination_log=settings.termination_log,
         hold_on_failure=settings.hold_on_failure,
+        oom_kills=control_groups.kills(),
         grace=settings.grace + _MORE_GRACE,
         last_launches=str(folder.parent / "launcher") if attempt else "",
     )

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
+from mpiboot import control_groups
 from mpiboot.choices import AUTO, Auto, WorkerExit
 from mpiboot.parent.launch_spec import ATTEMPT, JOB_MARK, RESULT, ParentOptions
 from mpiboot.parent.signals import SIGNALS
@@ -40,6 +41,7 @@ def launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, s
         log_format=settings.log_format,
         termination_log=settings.termination_log,
         hold_on_failure=settings.hold_on_failure,
+        oom_kills=control_groups.kills(),
     )
     attempt = new_attempt(settings.worker_exit, environ)
     words = start_child(resolved, program, environ, attempt)

@@ -74,8 +74,13 @@ class Agents:
         """Empty the FIFO from now on: the agents of those that ask the workers are no news."""
         self._loop.on(self._fifo, self._empty)
 
-    def client_ended(self, status: int) -> None:
-        """Tell that the process with the agents' sessions is gone; later agents wait for nobody."""
+    def client_ended(self, status: int, oom_kills: int) -> None:
+        """Tell that the process with the agents' sessions is gone; later agents wait for nobody.
+
+        Args:
+            status: its wait status.
+            oom_kills: the processes that the kernel had killed for memory before the launcher.
+        """
         code = os.waitstatus_to_exitcode(status)
         how = f"was killed by {name(-code)}" if code < 0 else f"ended with {code}"
         with suppress(OSError):
@@ -84,7 +89,7 @@ class Agents:
         if code == _KILLED:
             from mpiboot import control_groups  # noqa: PLC0415 - what a good job needs none of
 
-            limit = control_groups.used_up()
+            limit = control_groups.used_up(oom_kills)
             how += f" as {limit}" if limit else ""
         self._feed(ClientEnded(how, killed=code == _KILLED, out_of_memory=bool(limit)))
 

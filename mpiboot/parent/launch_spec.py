@@ -50,7 +50,8 @@ class ParentOptions:
     """The settings that hold from the parent's start to its end.
 
     ``grace`` is for a script alone, in seconds; ``last_launches`` is the folder of the launches
-    below a script, whose workers are told of its end; empty where they aren't.
+    below a script, whose workers are told of its end; empty where they aren't. ``oom_kills`` are
+    the processes that the kernel had killed here for memory before the launcher began.
     """
 
     log_level: LogLevel = LogLevel.INFO
@@ -59,6 +60,7 @@ class ParentOptions:
     hold_on_failure: float = 0.0
     grace: float = 0.0
     last_launches: str = ""
+    oom_kills: int = 0
 
     def to_json(self) -> str:
         """Write the record as JSON."""

@@ -75,6 +75,7 @@ class Mpirun:
         loop: EventLoop,
         signals: Signals,
         stderr: OutputWriter,
+        oom_kills: int,
     ) -> None:
         """Get ready to start what ``spec`` says; ``environ`` is mpirun's environment."""
         self.spec = spec
@@ -86,6 +87,7 @@ class Mpirun:
         self._loop = loop
         self._signals = signals
         self._stderr = stderr
+        self._oom_kills = oom_kills
         self._pipes = MpirunPipes(loop, stderr, self._ranks_ended)
         self._stdout: MpirunStdout | None = None
         self._remotes = {remote.name: remote for remote in spec.daemons}
@@ -272,7 +274,7 @@ class Mpirun:
         # Its end comes before mpirun's, which follows from it.
         for pid, status in sorted(reap(), key=lambda ended: ended[0] != self.client):
             if pid == self.client:
-                self._agents.client_ended(status)
+                self._agents.client_ended(status, self._oom_kills)
             if pid != self.child:
                 continue
             self._agents.read()  # what was told before mpirun ended comes before its end

@@ -66,7 +66,7 @@ class Parent:
 
     def launch(self, pid: int, reader: int) -> int:
         """Wait for the child that prepares, then run mpirun to its end; give the exit code."""
-        preparation = Preparation(pid, reader, self._loop, self._signals)
+        preparation = Preparation(pid, reader, self._loop, self._signals, self._options.oom_kills)
         result = preparation.result()
         if isinstance(result, Failure):
             self._not_started(result)
@@ -149,7 +149,9 @@ class Parent:
     def _run(self, spec: LaunchSpec, preparation: Preparation) -> int:
         """Start mpirun, wait for its end, and tell how it ended."""
         raise_soft_limits(spec.open_files)
-        mpirun = Mpirun(spec, os.environ, self._loop, self._signals, self._stderr)
+        mpirun = Mpirun(
+            spec, os.environ, self._loop, self._signals, self._stderr, self._options.oom_kills
+        )
         if spec.client_stays:
             self._preparation = preparation
             mpirun.client = preparation.pid

@@ -39,8 +39,13 @@ def ended_by(number: int) -> Failure:
     return failure
 
 
-def died(status: int) -> Failure:
-    """Judge a child that ended without a result; ``status`` is its wait status."""
+def died(status: int, oom_kills: int) -> Failure:
+    """Judge a child that ended without a result.
+
+    Args:
+        status: its wait status.
+        oom_kills: the processes that the kernel had killed for memory before it was started.
+    """
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         said = f"the process that waits for hosts ended with {code} and without a result"
@@ -50,7 +55,7 @@ def died(status: int) -> Failure:
     if -code == signal.SIGKILL:
         from mpiboot import control_groups  # noqa: PLC0415 - what a good start needs none of
 
-        limit = control_groups.used_up()
+        limit = control_groups.used_up(oom_kills)
         if limit:
             return _out_of_memory(f"{said} as {limit}: nothing was started")
         said += "; the launcher's memory limit?"
@@ -67,12 +72,15 @@ def _out_of_memory(said: str) -> Failure:
 class Preparation:
     """The child, its result, and the signals that come meanwhile."""
 
-    def __init__(self, pid: int, reader: int, loop: EventLoop, signals: Signals) -> None:
+    def __init__(
+        self, pid: int, reader: int, loop: EventLoop, signals: Signals, oom_kills: int
+    ) -> None:
         """Take over a child that was started, and the pipe by which its result comes."""
         self.pid = pid
         self._reader = reader
         self._loop = loop
         self._signals = signals
+        self._oom_kills = oom_kills
         self._data = b""
         self._result: Result | None = None
         self._told: list[int] = []  # the signals that say that the launcher is to end
@@ -149,4 +157,4 @@ class Preparation:
             if pid == self.pid:
                 self._ended = True
                 self._read()
-                self._result = self._result or died(status)
+                self._result = self._result or died(status, self._oom_kills)

@@ -275,7 +275,9 @@ def test_memory_is_read_of_both_kinds_of_control_groups(tmp_path: Path) -> None:
     groups = write(tmp_path / "two", two)
     assert pod.memory(groups, own) == MemoryPart(1 << 30, 4000, 2)
     used_up = "this container's memory limit, 1 GiB, was reached (oom_kill 2)"
-    assert control_groups.used_up(groups, own) == used_up
+    assert control_groups.used_up(0, groups, own) == used_up
+    assert control_groups.used_up(1, groups, own) == used_up.replace("oom_kill 2", "oom_kill 1")
+    assert control_groups.used_up(2, groups, own) == ""  # both were before
     one = {
         "memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
         "memory/memory.limit_in_bytes": "9223372036854771712\n",
@@ -285,7 +287,7 @@ def test_memory_is_read_of_both_kinds_of_control_groups(tmp_path: Path) -> None:
     own = write(tmp_path / "proc1", {"self/cgroup": "4:memory:/a\n"})
     groups = write(tmp_path / "one", one)
     assert pod.memory(groups, own) == MemoryPart(0, 4000, 1)
-    assert control_groups.used_up(groups, own) == ""  # the node's own, as nothing bounds it here
+    assert control_groups.used_up(0, groups, own) == ""  # the node's own, as nothing bounds it here
     assert pod.memory(tmp_path / "none", own) is None
 
 

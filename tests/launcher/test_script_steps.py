@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from mpiboot import log
+from mpiboot import control_groups, log
 from mpiboot.choices import LogFormat, LogLevel
 from mpiboot.job import scripts
 from mpiboot.launcher import script, start
@@ -64,6 +64,7 @@ def test_a_script_has_its_settings_its_shims_and_its_name_for_workers(
     attempt: str,
 ) -> None:
     monkeypatch.setattr(start, "new_attempt", lambda *_: attempt)
+    monkeypatch.setattr(control_groups, "kills", lambda: 3)
     flags = {
         "log_level": "debug",
         "log_format": "json",
@@ -77,7 +78,7 @@ def test_a_script_has_its_settings_its_shims_and_its_name_for_workers(
     assert (task, words, path) == (ParentTask.SCRIPT, ["sh", "x"], os.environ["PATH"])
     assert (Path(folder).name, (Path(folder) / "mpirun").is_symlink()) == ("script", True)
     last = str(Path(folder).parent / "launcher") if attempt else ""
-    wanted = ParentOptions(LogLevel.DEBUG, LogFormat.JSON, "/t", 60.0, 17.0, last)
+    wanted = ParentOptions(LogLevel.DEBUG, LogFormat.JSON, "/t", 60.0, 17.0, last, 3)
     assert options == wanted
     named = {"MPIBOOT_KEEP_KEY": "1", "MPIBOOT_ATTEMPT": attempt} if attempt else {}
     more = {name: value for name, value in env.items() if name not in {"PATH", "A", "MPIBOOT_ROLE"}}

@@ -22,6 +22,7 @@ from mpiboot.system import process
 # A launcher whose child only tells what it was given, and how it was started.
 PROGRAM = """
 import json, os, signal, sys
+from mpiboot import control_groups
 from mpiboot.launcher import child, start
 from mpiboot.parent import signals
 from mpiboot.parent.launch_spec import RESULT
@@ -38,6 +39,7 @@ def main(resolved, program, attempt, *, script=False):
     signal.pause()
 
 child.main = main
+control_groups.kills = lambda: 3
 given = json.loads(sys.argv[1])
 signals.block()
 start.launch(resolve(given["flags"], os.environ), ("./train", "-x"), given["environ"])
@@ -78,7 +80,7 @@ def test_the_parent_has_its_options_its_child_and_the_signals_that_wait(tmp_path
             os.kill(became["child"], signal.SIGTERM)
     own, child = became["own"], became["child"]
     assert own == process.pid
-    wanted = ParentOptions(LogLevel.DEBUG, LogFormat.JSON, "/t", 60.0)
+    wanted = ParentOptions(LogLevel.DEBUG, LogFormat.JSON, "/t", 60.0, oom_kills=3)
     assert ParentOptions.from_json(became["options"]) == wanted
     assert {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD} <= {*became["mask"]}
     assert "B" not in became["environ"]

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot import control_groups
 from mpiboot.parent import agents
 from mpiboot.parent.agents import Agents
-from mpiboot.parent.events import AgentConnected, AgentEnded, AgentStarted, Event
+from mpiboot.parent.events import AgentConnected, AgentEnded, AgentStarted, ClientEnded, Event
 from mpiboot.parent.launch_spec import EVENTS
 from mpiboot.parent.loop import EventLoop
 
@@ -228,6 +229,16 @@ def test_of_killed_agents_the_one_whose_session_ended_by_itself_comes_first(
     rig.tell(f"ended w-2 255 {first} TERM")
     rig.agents.settle()
     assert [ended(event) for event in rig.events[3:]] == ["w-1.other.ns", "w-0.job.ns", "w-2"]
+
+
+@pytest.mark.parametrize("limit", ["this container's memory limit, 1 GiB, was reached", ""])
+def test_of_kills_for_memory_those_since_the_launchers_start_count(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(control_groups, "used_up", {4: limit}.__getitem__)
+    rig.agents.client_ended(signal.SIGKILL, 4)
+    how = f"was killed by SIGKILL as {limit}" if limit else "was killed by SIGKILL"
+    assert rig.events == [ClientEnded(how, killed=True, out_of_memory=bool(limit))]
 
 
 def ended(event: Event) -> str:

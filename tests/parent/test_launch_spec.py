@@ -60,7 +60,7 @@ def test_what_is_no_result_is_refused(line: bytes) -> None:
     [
         ParentOptions(),
         ParentOptions(
-            LogLevel.DEBUG, LogFormat.JSON, "/dev/termination-log", 5.0, 20.0, "/launches"
+            LogLevel.DEBUG, LogFormat.JSON, "/dev/termination-log", 5.0, 20.0, "/launches", 2
         ),
     ],
 )

@@ -23,8 +23,8 @@ from mpiboot.parent import preparation
 def test_a_child_that_was_killed_is_told_with_the_limit_that_was_reached(
     monkeypatch: pytest.MonkeyPatch, limit: str, code: int, reference: str, said: str
 ) -> None:
-    monkeypatch.setattr(control_groups, "used_up", lambda: limit)
-    found = preparation.died(signal.SIGKILL)
+    monkeypatch.setattr(control_groups, "used_up", {4: limit}.__getitem__)
+    found = preparation.died(signal.SIGKILL, 4)
     assert (found.code, found.reference) == (code, reference)
     killed = f"{reference}: the process that waits for hosts was killed by SIGKILL"
     more = f" as {limit}" if limit else said
