@@ -1,9 +1,10 @@
-"""The macvlan example as it is: its own pods, with what a cluster's operators would give them.
+"""Two examples as they are: their own pods, with what a cluster's operators would give them.
 
 Its own run of the machine: under emulation it takes minutes. Each worker is on a node of its own,
-as far as RDMA goes: a NIC with a device. Multus and the shared device plugin are stood in for by
-what the manifest asks them for: a macvlan link over the node's NIC, and the node's device. Ranks
-don't send by it: this kernel's soft-RoCE has one network, which is not a pod's (job.py sends).
+as far as RDMA goes. Multus and the device plugins are stood in for by what the manifest asks them
+for: a macvlan link over the node's NIC and the node's device, or a link with a device of its own,
+as a virtual function is. Ranks don't send by it: this kernel's soft-RoCE has one network, which is
+not a pod's (job.py sends).
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.manifests.examples import FOLDER
+import pytest
+
+from tests.manifests.examples import FOLDER, read
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.network import Link
@@ -22,11 +26,16 @@ from tests.pods.test_job import ranks
 from tests.vm.inside.machine import active, has_gid, rdma_links, run
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.pods.oci import PodSpec
     from tests.pods.pod import Pod
 
-NETWORK = {"k8s.v1.cni.cncf.io/networks": "mpi-rdma"}
-DEVICE = {"rdma/rdma_shared_device_a": "1"}
+# By what kind of network, the pod's link, and the resource by which its device is asked for.
+NETWORKS = {
+    "MacvlanNetwork": ("macvlan", "rdma/rdma_shared_device_a"),
+    "SriovNetwork": ("veth", "openshift.io/mellanoxnics"),
+}
 PATIENCE = 800  # seconds, against a hang
 # What a rank was given, and the entry of the GID table that NCCL would send from.
 TRAIN = """#!/bin/sh
@@ -42,31 +51,47 @@ exec /opt/programs/ring
 class Nodes(Cluster):
     """Nodes with a RoCE NIC each: a pod gets what its template asks for, and else nothing."""
 
-    def __init__(self, templates: dict[str, Any]) -> None:
+    def __init__(self, documents: Sequence[dict[str, Any]]) -> None:
         super().__init__()
-        self._templates = templates
+        # In this emulated machine mpirun may take longer to say what it is than a launcher waits.
+        self.launcher_env = {"MPIBOOT_MPI": "openmpi5"}
+        *others, job = documents
+        self._networks = {
+            item["metadata"]["name"]: NETWORKS[item["kind"]]
+            for item in others
+            if item["kind"] in NETWORKS
+        }
+        self._replicas = job["spec"]["mpiReplicaSpecs"]
 
     def pod(self, spec: PodSpec, *, beside: Pod | None = None) -> Pod:
         """The pod, on a node of its own."""
         role, _, number = spec.name.removeprefix("train-").partition("-")
-        template = self._templates[role.capitalize()]["template"]
+        template = self._replicas[role.capitalize()]["template"]
+        annotations = template.get("metadata", {}).get("annotations", {})
+        network = annotations.get("k8s.v1.cni.cncf.io/networks")
+        if network is None:
+            return super().pod(spec, beside=beside)
+        kind, resource = self._networks[network]
+        device, nic = f"rxe{number}", self._nic(number)
+        link = Link("net1", "br-data", kind=kind, nic=nic)
+        made = super().pod(replace(spec, links=(*spec.links, link)), beside=beside)
+        add = ("rdma", "link", "add", device, "type", "rxe", "netdev")
+        if kind == "macvlan":
+            self.node.run(*add, nic)
+        else:
+            made.network.run(*add, "net1")
+        active(device)
         (container,) = template["spec"]["containers"]
-        if template.get("metadata", {}).get("annotations") == NETWORK:
-            nic = self._nic(number)
-            link = Link("net1", "br-data", kind="macvlan", nic=nic)
-            spec = replace(spec, links=(*spec.links, link))
-        if container["resources"].get("limits") == DEVICE:
-            spec = replace(spec, devices=(f"/dev/infiniband/uverbs{number}",))
-        return super().pod(spec, beside=beside)
+        if container["resources"].get("limits") == {resource: "1"}:
+            made.spec = replace(made.spec, devices=(device_node(device),))
+        return made
 
     def _nic(self, number: str) -> str:
-        """A node's NIC, with a device and a cable to the switch of all."""
+        """A node's NIC, with a cable to the switch of all."""
         name, far = f"ens{number}f0np0", f"far{number}"
         self.node.run("ip", "link", "add", name, "type", "veth", "peer", "name", far)
         self.node.run("ip", "link", "set", far, "master", "br-data", "up")
         self.node.run("ip", "link", "set", name, "up")
-        self.node.run("rdma", "link", "add", f"rxe{number}", "type", "rxe", "netdev", name)
-        active(f"rxe{number}")
         return name
 
     def close(self) -> None:
@@ -76,14 +101,27 @@ class Nodes(Cluster):
         super().close()
 
 
-def test_the_macvlan_example_runs_with_the_link_and_the_device_that_it_asks_for() -> None:
-    run("mount -t cgroup2 cgroup2 /sys/fs/cgroup")
-    image = images.image("openmpi-5.0").with_files({"/train": TRAIN}, 0o755)
-    job = prepare(FOLDER / "rdma/macvlan.yaml")
-    (mpijob,) = job.documents
+def device_node(device: str) -> str:
+    """The file by which programs open a device."""
+    (found,) = (
+        file.parent.name
+        for file in Path("/sys/class/infiniband_verbs").glob("*/ibdev")
+        if file.read_text().strip() == device
+    )
+    return f"/dev/infiniband/{found}"
 
-    with Nodes(mpijob["spec"]["mpiReplicaSpecs"]) as cluster:
-        pods = job.played(cluster, image)
+
+@pytest.fixture(scope="module", autouse=True)
+def control_groups() -> None:
+    run("mount -t cgroup2 cgroup2 /sys/fs/cgroup")
+
+
+@pytest.mark.parametrize("name", ["rdma/macvlan.yaml", "rdma/sriov-openshift.yaml"])
+def test_an_example_runs_with_the_link_and_the_device_that_it_asks_for(name: str) -> None:
+    image = images.image("openmpi-5.0").with_files({"/train": TRAIN}, 0o755)
+
+    with Nodes(read(name)) as cluster:
+        pods = prepare(FOLDER / name).played(cluster, image)
         own = [worker.network.addresses("net1")[0] for worker in pods.workers]
         for number, address in enumerate(own):
             has_gid(f"rxe{number}", f"::ffff:{address}")
