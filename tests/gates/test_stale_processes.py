@@ -104,6 +104,15 @@ def test_what_ignores_a_term_is_killed(
     assert stubborn.wait(60) == -signal.SIGKILL
 
 
+def test_what_saves_at_a_term_has_the_time_for_it(
+    start: Callable[[str, str], subprocess.Popen[bytes]],
+) -> None:
+    mark = stale_processes.new_mark(KEY)
+    saving = start(mark, "trap 'sleep 0.3; exit 7' TERM; echo; while :; do sleep 0.05; done")
+    sweep(mark)
+    assert saving.wait(60) == 7
+
+
 @pytest.mark.parametrize("found", ["stale", "nothing"])
 async def test_the_sweep_ends_what_an_earlier_launcher_left_and_says_so(
     start: Callable[[str, str], subprocess.Popen[bytes]],
