@@ -63,8 +63,14 @@ def test_a_program_is_killed_with_what_it_started(tmp_path: Path) -> None:
         if told.exists():
             break
     assert told.exists()
-    # Nobody is left who could write.
-    until(lambda: os.read(reader, 1) == b"")
+
+    def nobody_could_write() -> bool:
+        try:
+            return os.read(reader, 1) == b""
+        except BlockingIOError:
+            return False
+
+    until(nobody_could_write)
     os.close(reader)
 
 
@@ -85,9 +91,9 @@ def test_what_can_not_be_killed_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_program_that_is_left_by_a_signal_is_killed(tmp_path: Path) -> None:
     told = tmp_path / "pid"
-    run = (
-        f"bounded.run(('/bin/sh', '-c', 'echo $$ > {told}.n; mv {told}.n {told}; sleep 600'), 600)"
-    )
+    # More than a pipe holds: when it is written, somebody reads it.
+    script = f"head -c 200000 /dev/zero; echo $$ > {told}.n; mv {told}.n {told}; sleep 600"
+    run = f"bounded.run(('/bin/sh', '-c', {script!r}), 600)"
     with subprocess.Popen([sys.executable, "-c", f"from mpiboot import bounded; {run}"]) as mine:
         until(told.exists)
         mine.send_signal(signal.SIGINT)

@@ -42,6 +42,9 @@ from mpiboot.ssh_client.kept import KeptConnections
 
 # A shell of this pod is done in milliseconds.
 _PATIENCE: Final = 30.0  # seconds
+# What mpirun has to say which one it is, while hosts are waited for: a cold node with a slow disk
+# needs long for its first program.
+_MPIRUN_ANSWERS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +314,7 @@ def _mpi(launcher: LauncherPod, program: tuple[str, ...]) -> Mpi:
         MpibootError: ``program-missing``; there is none.
     """
     called = mpirun_call.called(program)
-    found = programs.detect_mpi(launcher.environ, called)
+    found = programs.detect_mpi(launcher.environ, called, patience=_MPIRUN_ANSWERS)
     if found is None:
         raise no_mpirun(launcher.environ, called)
     wanted = launcher.resolved.settings.mpi

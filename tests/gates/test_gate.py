@@ -101,6 +101,7 @@ async def passing(
     to: Access,
     settings: Settings | None = None,
     follow: HostfileFollower | None = None,
+    limits: LoginTimeouts = LIMITS,
 ) -> GateResult:
     async with cluster.resolver() as resolver:
         return await gate.wait(
@@ -108,7 +109,7 @@ async def passing(
             settings or Settings(timeout=30),
             to,
             resolver=resolver,
-            limits=LIMITS,
+            limits=limits,
             follow=follow,
         )
 
@@ -872,7 +873,9 @@ async def test_two_hundred_hosts_pass_one_server(cluster: Cluster, job: Job) -> 
         cluster.publish(f"{name}.{DOMAIN}", f"127.0.1.{number + 2}")
     behaviour = Behaviour(job)
     async with sshd(behaviour, "0.0.0.0") as port:
-        result = await passing(cluster, named(*names), access(job, port), Settings(timeout=120))
+        settings, patient = Settings(timeout=120), LoginTimeouts(60.0, 60.0, 60.0, 60.0)
+        to = access(job, port)  # of which this process is both ends: nobody is given up meanwhile
+        result = await passing(cluster, named(*names), to, settings, limits=patient)
 
     assert [worker.host.name for worker in result.workers] == names
     assert behaviour.logins == 200
