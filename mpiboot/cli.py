@@ -20,8 +20,8 @@ _AS_IT_IS: Final = ("copy-to", "doctor", "exec", "rank", "shims")
 _BESIDE_A_WORKER: Final = ["facts", "--write"]
 # By which the shells' completion calls a program, with what is to be done.
 _COMPLETE: Final = "_MPIBOOT_COMPLETE"
-# What a write to a file fails with where its disk is full or fails.
-_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+# What a write to a file fails with where its disk is full.
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _report(wrong: MpibootError) -> int:
@@ -94,8 +94,10 @@ def run(argv: list[str]) -> int:
     try:
         try:
             code = _run(_behind_shim(argv))
-        finally:
+        except ShownError:  # what it printed is what it says
             sys.stdout.flush()
+            raise
+        sys.stdout.flush()
     except ShownError as wrong:
         code = _failed(wrong)
     except MpibootError as wrong:
@@ -115,6 +117,10 @@ def run(argv: list[str]) -> int:
             code = _report(_bug(wrong))
     except Exception as wrong:  # noqa: BLE001 - the one boundary
         code = _report(_bug(wrong))
+    try:
+        sys.stdout.flush()
+    except OSError:  # of a command that failed, which was said; the interpreter would complain
+        _drop_output()
     return code
 
 

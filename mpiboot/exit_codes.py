@@ -44,7 +44,7 @@ _MEANINGS: Final = {
     ExitCode.WORKERS_UNREACHABLE: "a host could not be reached, or was lost",
     ExitCode.BUG: "an error in mpiboot itself",
     ExitCode.DEVICE_MISSING: "a link, device or library that the job asks for is not there",
-    ExitCode.CANNOT_WRITE: "no folder that can be written",
+    ExitCode.CANNOT_WRITE: "no folder, or no output, that can be written",
     ExitCode.NOT_READY: "something was there and not ready in time, or is in use",
     ExitCode.DENIED: "a key or a right that is wrong or missing",
     ExitCode.CONFLICT: "settings, programs or networks that don't fit each other",

@@ -86,7 +86,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
         path: a file in the folder of a running worker to write instead; that worker is the pod's
             first mpiboot.
     """
-    mpi = programs.detect_mpi(environ)
+    mpi = programs.detect_mpi(environ, patience=programs.LONG if path else programs.SHORT)
     if not path:
         state = _worker(resolved, environ)
         sshd, pid = (state.sshd, state.pid) if state else ("", 1)

@@ -85,7 +85,7 @@ def gathered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         return replace(base, sshd=sshd, mesh=MESH, environment=("OF_POD",))
 
     monkeypatch.setattr(facts, "gather", gather)
-    monkeypatch.setattr(programs, "detect_mpi", lambda _: MPI)
+    monkeypatch.setattr(programs, "detect_mpi", lambda _, patience: MPI)
     return asked
 
 

@@ -42,6 +42,17 @@ def test_output_that_has_no_room_is_an_error_of_two_lines(tmp_path: Path, comman
     assert message(tmp_path).startswith("output: standard output can't be written")
 
 
+def test_an_error_is_told_also_where_its_output_has_no_room(tmp_path: Path) -> None:
+    """A worker that is not there is tried again, a full disk is not."""
+    key, hostfile = tmp_path / "key", tmp_path / "hosts"
+    line = f"ssh-keygen -q -t ed25519 -N '' -f {key}; echo 192.0.2.1 > {hostfile}; "
+    line += f"mpiboot wait --json --timeout 0.5 --ssh-key {key} --hostfile {hostfile} > /dev/full"
+    done = run(tmp_path, line)
+    assert done.returncode == 69, done.stderr
+    assert "[workers-unreachable]" in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
 @pytest.mark.parametrize(("command", "code"), LOOKS.items())
 def test_output_that_is_closed_is_written_to_nobody(
     tmp_path: Path, command: str, code: int
@@ -51,8 +62,8 @@ def test_output_that_is_closed_is_written_to_nobody(
 
 
 def test_a_command_that_fails_and_whose_reader_went_away_says_nothing(tmp_path: Path) -> None:
-    line = "mpiboot doctor --check ssh-key | true; exit ${PIPESTATUS[0]}"
-    # Bash's `true` ends at once; its pipe has no reader long before doctor prints.
+    pipe = tmp_path / "pipe"
+    line = f"mkfifo {pipe}; exec 3<>{pipe} 4>{pipe} 3<&-; mpiboot doctor --check ssh-key >&4"
     done = run(tmp_path, line)
     assert (done.returncode, done.stderr) == (141, "")
 
@@ -61,6 +72,6 @@ def test_where_errors_go_may_be_closed(tmp_path: Path) -> None:
     done = run(tmp_path, "mpiboot settings --json <&- 2>&-")
     assert (done.returncode, done.stdout[:1]) == (0, "[")
     launcher = "mpiboot launcher -- true"
-    assert (
-        run(tmp_path, f"{launcher} <&- >&- 2>&-").returncode == run(tmp_path, launcher).returncode
-    )
+    code = run(tmp_path, launcher).returncode
+    assert code == 77  # no key is there
+    assert run(tmp_path, f"{launcher} <&- >&- 2>&-").returncode == code

@@ -186,7 +186,11 @@ def _hand_on_all(builder: PlanBuilder, kept: Mapping[str, str], given: Collectio
         said = f"{row.title} hands on what mpirun has in its environment"
         builder.decide("forwarded", "all", Source.DEFAULT, said)
         return
-    lost = sorted(builder.forwarded.keys() & builder.set_env.keys() - set(given))
+    lost = sorted(
+        name
+        for name in builder.forwarded.keys() & builder.set_env.keys() - set(given)
+        if "HYDRA_" not in name  # those are for mpirun itself
+    )
     if lost:
         said = f"with {only} on the mpirun line ranks don't get what mpiboot sets: {' '.join(lost)}"
         builder.warn("usage", said, "leave it out, or name these there as well")
@@ -194,7 +198,7 @@ def _hand_on_all(builder: PlanBuilder, kept: Mapping[str, str], given: Collectio
     others = every - builder.forwarded.keys()
     builder.stays |= dict.fromkeys(others, f"{only} on the mpirun line does not name it")
     said = f"{only} on the mpirun line: ranks get nothing else of mpirun's environment"
-    builder.decide("forwarded", " ".join(builder.forwarded) or "none", Source.FLAG, said)
+    builder.decide("forwarded", " ".join(dict.fromkeys(given)) or "none", Source.FLAG, said)
 
 
 def _take_out(

@@ -164,8 +164,9 @@ class _Reader:
             self.values[name] = value
 
     def number(self, written: str, text: str) -> int:
-        if not text.isascii() or not text.isdigit():
-            raise _StopError(f"{written}: expected a number")
+        # No MPI has more ranks than an int of C holds.
+        if not text.isascii() or not text.isdigit() or len(text) > len(str(1 << 31)):
+            raise _StopError(f"{written[:80]}: expected a number")
         return int(text)
 
     def host_list(self, written: str, text: str) -> None:

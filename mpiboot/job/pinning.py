@@ -57,18 +57,20 @@ def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) ->
 
 def _refuse_missing_link(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> None:
     """Refuse the user's link where a pod has none of that name: mpirun says neither who nor why."""
-    named = resolved.settings.control_ifname
-    if network(named):
+    wanted = frozenset(resolved.settings.control_ifname.split(","))  # a list is 4.1's own form
+    if any(map(network, wanted)):
         return
-    wanted = frozenset(named.split(","))  # a list is 4.1's own form
-    links = {worker.host.name: worker.facts.links for worker in observed.workers if worker.facts}
+    links = {"the launcher's pod": observed.links}
+    if not builder.row.own_link:  # else each worker's own is taken there
+        links |= {item.host.name: item.facts.links for item in observed.workers if item.facts}
     lacking = [
         pod
-        for pod, there in {"the launcher's pod": observed.links, **links}.items()
+        for pod, there in links.items()
         if there and wanted.isdisjoint(link.name for link in there)
     ]
     if lacking:
-        said = f"{resolved.given['control_ifname']}={named}: no such link in {first_few(lacking)}"
+        named = f"{resolved.given['control_ifname']}={resolved.settings.control_ifname}"
+        said = f"{named}: no such link in {first_few(lacking)}"
         builder.fail("interface-missing", said)
 
 

@@ -42,9 +42,6 @@ from mpiboot.ssh_client.kept import KeptConnections
 
 # A shell of this pod is done in milliseconds.
 _PATIENCE: Final = 30.0  # seconds
-# What mpirun has to say which one it is, while hosts are waited for: a cold node with a slow disk
-# needs long for its first program.
-_MPIRUN_ANSWERS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +74,7 @@ async def wait(
     """
     own = asyncio.ensure_future(asyncio.to_thread(_own_facts, launcher))
     # Before the rest: the family says how the program's own line is to be read.
-    mpi = await asyncio.to_thread(_mpi, launcher, program)
+    mpi = await asyncio.to_thread(_mpi, launcher, program, patience=programs.LONG)
     line = mpirun_line.read(program, mpi.family)
     plans.refuse_unknown(mpi, line)
     found = await _hostfile(launcher, _rest(launcher).timeout, line.hostfile)
@@ -307,14 +304,16 @@ async def find_hostfile(
     )
 
 
-def _mpi(launcher: LauncherPod, program: tuple[str, ...]) -> Mpi:
+def _mpi(
+    launcher: LauncherPod, program: tuple[str, ...], *, patience: float = programs.SHORT
+) -> Mpi:
     """Ask the mpirun that will run what it is.
 
     Raises:
         MpibootError: ``program-missing``; there is none.
     """
     called = mpirun_call.called(program)
-    found = programs.detect_mpi(launcher.environ, called, patience=_MPIRUN_ANSWERS)
+    found = programs.detect_mpi(launcher.environ, called, patience=patience)
     if found is None:
         raise no_mpirun(launcher.environ, called)
     wanted = launcher.resolved.settings.mpi

@@ -18,7 +18,10 @@ from mpiboot.model import Mpi, MpiFamily
 LAUNCHERS: Final = ("mpirun", "mpiexec")
 # Intel's mpirun and mpiexec are scripts, or links, around it.
 _HYDRA: Final = "mpiexec.hydra"
-_PATIENCE: Final = 10.0
+# How long a program may take, in seconds, where somebody looks at the screen.
+SHORT: Final = 10.0
+# For who starts a job: a cold or busy node with a slow disk needs long for its first program.
+LONG: Final = 60.0
 _OPENMPI: Final = re.compile(r"\((?:OpenRTE|Open MPI)\) (\d+)(\.\d+\S*)")
 # As https://github.com/cp2k/cp2k/pull/1353 shows it.
 _SPECTRUM: Final = re.compile(r"\(IBM Spectrum MPI\) (\d\S*)")
@@ -57,7 +60,7 @@ def _line(text: str, position: int) -> str:
 
 
 def detect_mpi(
-    environ: Mapping[str, str], called: str = "", *, patience: float = _PATIENCE
+    environ: Mapping[str, str], called: str = "", *, patience: float = SHORT
 ) -> Mpi | None:
     """Ask the mpirun that is called, by name or path, what it is; None where it is not there.
 
@@ -102,7 +105,7 @@ def has_ipv6(mpi: Mpi, environ: Mapping[str, str]) -> bool | None:
     if not os.access(path, os.X_OK):
         return None
     try:
-        done = bounded.run((path, "--parsable", "--config"), _PATIENCE, {"HOME": "/", **environ})
+        done = bounded.run((path, "--parsable", "--config"), SHORT, {"HOME": "/", **environ})
     except OSError:
         return None
     found = _IPV6.search(done.text) if done else None

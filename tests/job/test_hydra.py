@@ -71,7 +71,7 @@ def test_mpirun_has_nothing_that_would_overwrite_what_a_worker_has_of_its_own(fa
 
 @each
 @pytest.mark.parametrize(
-    ("option", "names"), [("-genvnone", ""), ("-envlist A,B", "A"), ("-GENVLIST A", "A")]
+    ("option", "names"), [("-genvnone", ""), ("-envlist A,B", "A B"), ("-GENVLIST A", "A")]
 )
 def test_a_line_that_names_what_ranks_get_lets_nothing_else_through(
     family: str, option: str, names: str
@@ -85,10 +85,12 @@ def test_a_line_that_names_what_ranks_get_lets_nothing_else_through(
         Source.FLAG,
         f"{option} on the mpirun line: ranks get nothing else of mpirun's environment",
     )
-    assert sorted(plan.forwarded) == names.split()
+    assert sorted(plan.forwarded) == names.split()[:1]  # B is not set
     assert plan.stays["DATA"] == f"{option} on the mpirun line does not name it"
     (said,) = [text for text in warned(plan) if option in text]
-    assert "MASTER_ADDR" in said
+    lost = said.partition("mpiboot sets: ")[2].split()
+    assert "MASTER_ADDR" in lost
+    assert not [name for name in lost if "HYDRA" in name]
     assert {"DATA", "A"} <= whole.forwarded.keys()
     assert not [text for text in warned(whole) if "don't get" in text]
 
@@ -120,6 +122,13 @@ def test_daemons_connect_to_the_launchers_own_link_whatever_workers_call_theirs(
     )
     names = [mine["FI_TCP_IFACE"] for mine in plan.per_host.values()]
     assert names == ["ens3", "ens4"]
+    named = planned("./train", seen, {"control_ifname": "eth0"})
+    assert failing(named) == []
+    assert [mine["FI_TCP_IFACE"] for mine in named.per_host.values()] == names
+    lacking = planned("./train", seen, {"control_ifname": "ens3"})
+    assert [item.said for item in lacking.findings if item.check == "interface-missing"] == [
+        "--control-ifname=ens3: no such link in the launcher's pod"
+    ]
 
 
 @each

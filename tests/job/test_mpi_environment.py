@@ -50,6 +50,7 @@ def test_the_users_link_is_pinned_with_where_it_was_given(family: str) -> None:
         ("eth0", ""),
         ("ens4,eth0", ""),
         ("10.244.0.0/16", ""),
+        ("10.244.0.0/16,10.245.0.0/16", ""),
         ("net9", "the launcher's pod, w-0.job.ns.svc, w-1.job.ns.svc"),
         ("ens4", "the launcher's pod"),
     ],

@@ -207,7 +207,7 @@ def test_a_launcher_beside_what_an_earlier_one_left(
 ) -> None:
     """Its node is gone without a word: the new one waits until the workers have found out."""
     chosen, details = by(way, image)
-    job = running(cluster, chosen, env={"MPIBOOT_SSH_KEEPALIVE": "3"}, **details)
+    job = running(cluster, chosen, env={"MPIBOOT_SSH_KEEPALIVE": "6"}, **details)
     again = cluster.pod(replace(job.launcher.spec, name="pi-launcher-again")).start()
     before = {item.host_pid for item in left(job.workers)}
     assert before

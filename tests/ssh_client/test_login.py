@@ -185,7 +185,7 @@ async def test_what_is_no_ssh_server_is_told_apart(
     job: Job, talk: Talk, outcome: Outcome, said: str
 ) -> None:
     # What says nothing, or no line that ends, is waited for until the limit.
-    seconds = {Outcome.SILENT: 0.3, Outcome.NOT_SSH: 1.0}.get(outcome, LIMITS.greeting)
+    seconds = {Outcome.SILENT: 0.3, Outcome.NOT_SSH: 5.0}.get(outcome, LIMITS.greeting)
     limits = replace(LIMITS, greeting=seconds)
     async with listener(talk) as port:
         probe = await attempt(Login(job.path, limits=limits), port, limits=limits)

@@ -66,10 +66,13 @@ def test_a_script_that_fails_is_one_warning_and_changes_nothing(
 def test_a_script_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     text = f"sleep 1000 &\necho $! > {pids}\nexport NEW=1\nwait\n"
-    found, wrong = profile_script.evaluate(script(tmp_path, text), POD, limit=2)
-    assert found == POD
-    assert wrong is not None
-    assert "took longer than 2 s" in wrong.said
+    for limit in (2, 20, 200):  # a busy machine may not have come to it within the limit
+        found, wrong = profile_script.evaluate(script(tmp_path, text), POD, limit=limit)
+        assert found == POD
+        assert wrong is not None
+        assert f"took longer than {limit} s" in wrong.said
+        if pids.exists():
+            break
     stat = Path(f"/proc/{pids.read_text().strip()}/stat")
 
     def ended() -> bool:
