@@ -10,7 +10,7 @@ from mpiboot.checks import BY_REFERENCE, failed
 from mpiboot.job.names import short
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.majority import majority
-from mpiboot.model import Finding, Level, Link, PodFacts, Source, Worker
+from mpiboot.model import Finding, Level, Link, MpiFamily, PodFacts, Source, Worker
 from mpiboot.network import service_mesh
 from mpiboot.network.control import launcher_addresses, link_of
 from mpiboot.setting_sources import Resolved
@@ -56,9 +56,11 @@ def mpi_versions(observed: Observed) -> Iterator[Finding]:
         is_ours = theirs.family == ours.family or theirs.said == ours.said
         if is_ours and theirs.version == ours.version:
             continue
-        said = f"has {theirs.said or theirs.path}, the launcher {ours.said}"
-        if worker.called_mpi:
-            said = f"{theirs.path}, which the line names: {theirs.said}; the launcher: {ours.said}"
+        said = f"has {theirs.said}, the launcher {ours.said}"
+        if worker.called_mpi or theirs.family is MpiFamily.UNKNOWN:
+            named = ", which the line names" if worker.called_mpi else ""
+            what = theirs.said or "not recognised"
+            said = f"{theirs.path}{named}: {what}; the launcher: {ours.said}"
         same = theirs.family == ours.family and _series(theirs.version) == _series(ours.version)
         hint = BY_REFERENCE["mpi-versions"].hint
         yield Finding(
