@@ -156,7 +156,7 @@ def test_a_job_that_is_suspended_blames_no_host(cluster: Cluster, image: Image, 
     for group in groups if first == "launcher" else reversed(groups):
         for pod in group:
             pod.signal(signal.SIGTERM)
-        time.sleep(1)  # what is between the two is the event
+        time.sleep(0.5)  # what is between the two is the event
     ended_by(job, signal.SIGTERM)
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
 
