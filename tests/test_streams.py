@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.cli import GUARD, environment, message
+from tests.fakes import cli
+from tests.fakes.cli import message
 
 # Few words, many words, and words behind which the command fails.
 LOOKS = {"--help": 0, "settings": 0, "doctor --check ssh-key": 1}
@@ -16,17 +17,8 @@ LOOKS = {"--help": 0, "settings": 0, "doctor --check ssh-key": 1}
 
 def run(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
     """Run a line of a shell, in which ``mpiboot`` is this one."""
-    (folder / "termination-log").touch()
-    return subprocess.run(
-        ["bash", "-c", f'mpiboot() {{ "{sys.executable}" -m mpiboot "$@"; }}; {line}'],
-        env=environment(folder, {"MPIBOOT_TIMEOUT": "0"}),
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=GUARD,
-        check=False,
-    )
+    script = f'mpiboot() {{ "{sys.executable}" -m mpiboot "$@"; }}; {line}'
+    return cli.run(folder, ["bash", "-c", script], {"MPIBOOT_TIMEOUT": "0"})
 
 
 @pytest.mark.parametrize("command", LOOKS)

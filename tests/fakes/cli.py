@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -27,10 +27,17 @@ def environment(folder: Path, more: Mapping[str, str] | None = None) -> dict[str
 def mpiboot(
     folder: Path, *words: str, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command line to its end; the termination log is there, as a kubelet mounts it."""
+    """Run a command line to its end."""
+    return run(folder, [sys.executable, "-m", "mpiboot", *words], env)
+
+
+def run(
+    folder: Path, words: Sequence[str], env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; the termination log is there, as a kubelet mounts it."""
     (folder / "termination-log").touch()
     return subprocess.run(
-        [sys.executable, "-m", "mpiboot", *words],
+        words,
         env=environment(folder, env),
         cwd=folder,
         stdin=subprocess.DEVNULL,
