@@ -13,6 +13,7 @@ from mpiboot import __version__
 from mpiboot.commands import copy_to, job, look, run, shims
 from mpiboot.commands.options import Command, Group
 from mpiboot.commands.run import ENTRY, Words
+from mpiboot.job.masking import masked_words
 
 # mpirun's own ways to write a number of ranks.
 _RANKS: Final = {"-np": "-n", "--n": "-n", "-c": "-n"}
@@ -62,11 +63,12 @@ def corrected_line(root: click.Group, words: Sequence[str]) -> str:
         if options is None:
             continue
         if rest and rest[0] == name:
-            return shlex.join(["mpiboot", name, *options, *rest[1:]])
+            return shlex.join(masked_words(["mpiboot", name, *options, *rest[1:]]))
         rest = rest[1:] if rest[:1] == ["--"] else rest
         if name == "launcher" and not rest:
             rest = ["PROGRAM"]
-        return shlex.join(["mpiboot", name, *options, *(["--", *rest] if rest else [])])
+        rest = ["--", *rest] if rest else []
+        return shlex.join(masked_words(["mpiboot", name, *options, *rest]))
     return ""
 
 

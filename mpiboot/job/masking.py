@@ -18,15 +18,26 @@ _SECRET_WORDS: Final = frozenset(
     {"CREDENTIAL", "CREDENTIALS", "APIKEY", "COOKIE", "AUTHKEY", "AUTHORIZATION"}
 )
 _SECRET_LAST: Final = frozenset({"KEY", "KEYS", "PASS", "PAT", "AUTH", "PWD"})
+# Secrets without a word before them: as an option, and in the query of a signed URL.
+_SECRET_OPTIONS: Final = frozenset({"KEY", "PASS", "PAT", "AUTH", "PWD"})
+_SECRET_IN_QUERY: Final = _SECRET_OPTIONS | {"SIG", "SIGNATURE"}
+_VALUE: Final = r"'[^']*'|\"[^\"]*\"|[^\s;&|]+"
+# A password may begin with a dash; an option that takes no value may stand before another one.
+_NEXT_OPTION: Final = re.compile(r"--[a-z]+(?:[_-][a-z]+)*(?:[=\s]|$)")
 # What a script gives to a name: an assignment, or an option with its value behind it.
 _GIVEN: Final = re.compile(
-    r"(?P<name>(?<![\w-])(?:[A-Za-z_]\w*(?==)|--?[A-Za-z][\w-]*))(?P<between>=|[ \t]+(?!-))"
-    r"(?P<value>'[^']*'|\"[^\"]*\"|[^\s;&|]+)"
+    r"(?P<name>(?<![\w-])(?:[A-Za-z_]\w*(?==)|--?[A-Za-z][\w-]*))"
+    rf"(?:=|[ \t]+(?!{_NEXT_OPTION.pattern}))(?P<value>{_VALUE})"
+)
+# Hydra's `-genv NAME VALUE`.
+_SET_OPTIONS: Final = ("-genv", "--genv", "-env", "--env")
+_SET: Final = re.compile(
+    rf"(?<![\w-])--?(?i:g?env)[ \t]+(?P<name>[A-Za-z_]\w*)[ \t]+(?P<value>{_VALUE})"
 )
 # A header of HTTP, or a member of JSON. Behind a blank or a quote the value goes to the end of the
 # quotes or of the line, else it is a word; a path is none (`secret:/mnt` is a volume).
 _HEADER: Final = re.compile(
-    r"(?P<name>(?<![\w/@-])[A-Za-z][\w-]*)(?P<between>[\"']?[ \t]*:(?P<wide>[ \t]+[\"']?|[\"'])?)"
+    r"(?P<name>(?<![\w/@-])[A-Za-z][\w-]*)[\"']?[ \t]*:(?P<wide>[ \t]+[\"']?|[\"'])?"
     r"(?P<value>(?(wide)[^\"'\\\n]+|[^\s\"'\\;&|/][^\s\"'\\;&|]*))"
 )
 # A user with a password behind a colon, as curl and others take it.
@@ -37,6 +48,7 @@ _LOGIN: Final = re.compile(
 )
 _BEARER: Final = re.compile(r"(?i:(?P<name>\bbearer)(?P<between>[ \t]+)(?P<value>[^\s\"'\\;&|]+))")
 _IN_URL: Final = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)")
+_QUERY: Final = re.compile(r"(?<=[?&])(?P<name>[A-Za-z][\w.-]*)=(?P<value>[^\s&;#'\"\\]+)")
 
 
 def is_secret(name: str) -> bool:
@@ -57,13 +69,13 @@ def is_secret(name: str) -> bool:
 def mask(name: str, value: str) -> str:
     """Return a value as it may be shown: secrets hidden, and on one line.
 
-    A user and password inside a URL (proxies have them) are hidden in any variable.
+    In any variable the login inside a URL (proxies have one) is hidden, and what signs it.
     """
     if value and is_secret(name) and not _counts(name, value):
         return HIDDEN
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode()
-        for char in _IN_URL.sub(HIDDEN, value)
+        for char in _masked_urls(value)
     )
 
 
@@ -75,21 +87,35 @@ def _counts(name: str, value: str) -> bool:
 def masked_words(words: Iterable[str]) -> tuple[str, ...]:
     """Return a command line as it may be shown; words without a secret stay as they are.
 
-    Hidden is what goes to a secret's name: as ``NAME=VALUE``, ``--name=value``, ``--name value``
-    or ``Name: value``, also inside a word that is a script; what follows ``Bearer``; the login in
-    a URL, and a user with a password behind ``-u`` or ``--user``.
+    Hidden is what goes to a secret's name: as ``NAME=VALUE``, ``-genv NAME VALUE``,
+    ``--name=value``, ``--name value`` or ``Name: value``, also inside a word that is a script; what
+    follows ``Bearer``; the login in a URL and what signs it, and a user with a password behind
+    ``-u`` or ``--user``.
     """
-    shown: list[str] = []
-    option = ""
-    for word in words:
-        secret = ":" in word if option in _LOGIN_OPTIONS else _hides(option, word)
-        shown.append(HIDDEN if secret and not word.startswith("-") else _masked_word(word))
-        option = word if word.startswith("-") and "=" not in word else ""
-    return tuple(shown)
+    line = tuple(words)
+    before = zip(("", "", *line), ("", *line), line, strict=False)
+    return tuple(
+        HIDDEN if _hides(option, name, word) else _masked_word(word)
+        for option, name, word in before
+    )
 
 
-def _hides(option: str, word: str) -> bool:
-    return bool(option) and mask(_as_variable(option), word) == HIDDEN
+def _hides(option: str, name: str, word: str) -> bool:
+    """Tell whether a word is a secret by the two words before it."""
+    if option.lower() in _SET_OPTIONS and _NAME.fullmatch(name) and is_secret(name):
+        return True
+    if name in _LOGIN_OPTIONS:
+        return ":" in word and not word.startswith("-")
+    option_takes_it = name.startswith("-") and not _NEXT_OPTION.match(word)
+    return option_takes_it and "=" not in name and _belongs_to_secret(name, word)
+
+
+def _belongs_to_secret(name: str, value: str) -> bool:
+    """Tell by the name of a variable, an option or a header whether its value is hidden."""
+    variable = _as_variable(name)
+    if name.startswith("-") and variable in _SECRET_OPTIONS:
+        return bool(value)
+    return mask(variable, value) == HIDDEN
 
 
 def _as_variable(name: str) -> str:
@@ -99,16 +125,32 @@ def _as_variable(name: str) -> str:
 
 def _masked_word(word: str) -> str:
     name, equals, value = word.partition("=")
-    key = _as_variable(name)
-    if equals and _NAME.fullmatch(key) and mask(key, value) == HIDDEN:
+    if equals and _NAME.fullmatch(_as_variable(name)) and _belongs_to_secret(name, value):
         return f"{name}={HIDDEN}"
-    for pattern in (_GIVEN, _HEADER):
-        word = pattern.sub(_masked_value, word)
+    for pattern in (_SET, _HEADER, _GIVEN):
+        word = _without_secrets(pattern, word)
     word = _LOGIN.sub(rf"\g<name>\g<between>{HIDDEN}", word)
-    return _IN_URL.sub(HIDDEN, _BEARER.sub(rf"\g<name>\g<between>{HIDDEN}", word))
+    return _masked_urls(_BEARER.sub(rf"\g<name>\g<between>{HIDDEN}", word))
 
 
-def _masked_value(found: re.Match[str]) -> str:
-    if mask(_as_variable(found["name"]), found["value"].strip()) != HIDDEN:
-        return found[0]
-    return f"{found['name']}{found['between']}{HIDDEN}"
+def _without_secrets(pattern: re.Pattern[str], text: str) -> str:
+    """Hide the values of secrets that a pattern finds."""
+    at = 0
+    while found := pattern.search(text, at):
+        if _belongs_to_secret(found["name"], found["value"].strip()):
+            start, end = found.span("value")
+            text = f"{text[:start]}{HIDDEN}{text[end:]}"
+            at = start + len(HIDDEN)
+        else:
+            at = found.end("name")  # its value may be a secret's name
+    return text
+
+
+def _masked_urls(text: str) -> str:
+    return _QUERY.sub(_masked_in_query, _IN_URL.sub(HIDDEN, text))
+
+
+def _masked_in_query(found: re.Match[str]) -> str:
+    name = _as_variable(found["name"])
+    secret = is_secret(name) or name.rpartition("_")[2] in _SECRET_IN_QUERY
+    return f"{found['name']}={HIDDEN}" if secret else found[0]

@@ -81,6 +81,8 @@ def test_a_login_behind_its_option_is_hidden(
 def test_a_password_in_a_url_is_hidden_and_a_value_stays_on_one_line() -> None:
     shown = masking.mask("https_proxy", "http://me:hunter2@proxy:3128/x")
     assert shown == "http://(hidden)@proxy:3128/x"
+    shown = masking.mask("DATA_URL", "https://x.blob/a?sv=2024&sig=hunter2")
+    assert shown == "https://x.blob/a?sv=2024&sig=(hidden)"
     assert masking.mask("UCX_X", "a\nb\x1b[2J\t\u00e9") == "a\\nb\\x1b[2J\\t\u00e9"
 
 
@@ -96,7 +98,28 @@ def test_a_shown_value_is_always_one_printable_line(name: str, value: str) -> No
         (["API_TOKEN=SECRET and SECRET"], ["API_TOKEN=(hidden)"]),
         (["--api-key=SECRET"], ["--api-key=(hidden)"]),
         (["--password", "SECRET", "-v"], ["--password", "(hidden)", "-v"]),
-        (["--password", "-v"], ["--password", "-v"]),
+        (["--password", "--verbose"], ["--password", "--verbose"]),
+        (["--password", "-Abc9", "-v"], ["--password", "(hidden)", "-v"]),
+        (["--no-token", "--password", "SECRET"], ["--no-token", "--password", "(hidden)"]),
+        (["--key", "SECRET"], ["--key", "(hidden)"]),
+        (["-auth=SECRET", "-n", "4"], ["-auth=(hidden)", "-n", "4"]),
+        (["-c", "./train --auth -Abc9 -n 4"], ["-c", "./train --auth (hidden) -n 4"]),
+        (["-c", "./train -v -password SECRET"], ["-c", "./train -v -password (hidden)"]),
+        (["-c", "mpirun -x A_TOKEN=SECRET a"], ["-c", "mpirun -x A_TOKEN=(hidden) a"]),
+        (
+            ["-genv", "A_TOKEN", "SECRET", "-n", "2", "--ENV", "A_KEY", "-Abc9", "./a"],
+            ["-genv", "A_TOKEN", "(hidden)", "-n", "2", "--ENV", "A_KEY", "(hidden)", "./a"],
+        ),
+        (["-genv", "A_TOKEN=SECRET", "./a"], ["-genv", "A_TOKEN=(hidden)", "./a"]),
+        (["-c", "mpiexec -env A_TOKEN 'x SECRET' a"], ["-c", "mpiexec -env A_TOKEN (hidden) a"]),
+        (
+            ["https://s3/a?X-Amz-Expires=60&X-Amz-Signature=SECRET&X-Amz-Credential=SECRET#a"],
+            ["https://s3/a?X-Amz-Expires=60&X-Amz-Signature=(hidden)&X-Amz-Credential=(hidden)#a"],
+        ),
+        (
+            ["-c", "curl 'https://x.blob/a?sv=2024&sig=SECRET%3D' | tar x"],
+            ["-c", "curl 'https://x.blob/a?sv=2024&sig=(hidden)' | tar x"],
+        ),
         (["https_proxy=http://me:SECRET@proxy:3128"], ["https_proxy=http://(hidden)@proxy:3128"]),
         (["--db", "postgres://me:SECRET@db/x"], ["--db", "postgres://(hidden)@db/x"]),
         (["-c", "export A_TOKEN=SECRET; ./train"], ["-c", "export A_TOKEN=(hidden); ./train"]),
@@ -132,6 +155,9 @@ def test_a_command_line_is_shown_without_its_secrets(line: list[str], shown: lis
         ["--max-tokens", "512", "--max-tokens=512", "MAX_TOKENS=512"],
         ["-c", "for i in 1 2; do ./train --seed $i --x 'a b'; done\t\u2028"],
         ["--no-token", "--password"],
+        ["-genv", "OMP_NUM_THREADS", "4", "-env", "KEY", "a", "-genv", "X=1", "A_TOKEN", "./a"],
+        ["-c", "mpirun -genv NCCL_DEBUG INFO ./a --keys a,b --tokenizer t5 --monkey x"],
+        ["https://x/a?sv=2024&keyboard=us&page=2", "sig=3", "Signature=x"],
         ["-c", "curl -H 'Accept: text/plain' http://token:80/x; scp key:/a b:/c"],
         ["-d", '{"max_tokens": "512", "keys": {"a": 1}}'],
     ],
