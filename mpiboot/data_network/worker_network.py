@@ -6,7 +6,7 @@ net1 only puts candidates in order. What several workers mean together is decide
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from mpiboot.choices import DataNetworkUse
@@ -23,6 +23,7 @@ from mpiboot.model import Link, PodFacts, Source, Worker
 from mpiboot.network import control
 from mpiboot.network.link_addresses import coming, has_carrier, refused, usable
 from mpiboot.settings import Settings
+from mpiboot.wording import first_few
 
 # Kinds that carry a pod's traffic to other pods; not bridges, tunnels, dummies and the like.
 _CARRIERS: Final = frozenset(
@@ -31,6 +32,22 @@ _CARRIERS: Final = frozenset(
 )
 _POD_KINDS: Final = frozenset({"veth", "macvlan", "ipvlan", "netkit"})
 _NODE_KINDS: Final = frozenset({"bridge", "vxlan", "geneve", "openvswitch"})
+# Subnet managers and IPAM need seconds; a port that is INIT after a minute will hardly come.
+_PATIENCE: Final = 60.0
+
+
+def patience(settings: Settings) -> float:
+    """Give the seconds for which a data network that is not ready yet may hold the start."""
+    required = settings.data_network is DataNetworkUse.REQUIRE
+    return settings.timeout if required else min(_PATIENCE, settings.timeout)
+
+
+def not_ready(of: str, items: Iterable[str], seconds: float) -> str:
+    """Say that the start no longer waits for a data network."""
+    return (
+        f"the data network{of} is not ready after {seconds:.0f} s: {first_few(items)}; the start "
+        "goes on without it (MPIBOOT_DATA_NETWORK=require waits until the deadline)"
+    )
 
 
 def choose(worker: Worker, settings: Settings) -> WorkerNetwork:

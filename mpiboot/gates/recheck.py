@@ -1,7 +1,7 @@
 """After the gate: workers that are not settled yet are asked again, until the deadline.
 
-Late facts are waited for, and so is what a worker's data network still waits for. Nothing is
-changed on a worker but its file of facts.
+Late facts are waited for, and so is what a worker's data network still waits for; that for a minute
+at most where it is not required. Nothing is changed on a worker but its file of facts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import replace
 from mpiboot import host_shell, log
 from mpiboot.checks import failed
 from mpiboot.choices import DataNetworkUse
+from mpiboot.data_network import worker_network
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.errors import MpibootError
 from mpiboot.gates import worker_answer
@@ -34,7 +35,7 @@ async def settled(
     settings: Settings,
     access: Access,
 ) -> tuple[tuple[Worker, ...], dict[str, WorkerNetwork]]:
-    """Ask the workers that are not settled again, until all are or the deadline passes.
+    """Ask the workers that are not settled again, until all are or the time for it is over.
 
     Args:
         workers: who passed the gate.
@@ -51,7 +52,7 @@ async def settled(
         MpibootError: ``worker-facts``; without the facts of some workers, these would get other
             values than the rest.
     """
-    deadline = time.monotonic() + settings.timeout
+    began, patience = time.monotonic(), worker_network.patience(settings)
     known = {worker.host.name: worker for worker in workers}
     wanted = settings.data_network is not DataNetworkUse.OFF
     remote = RemoteCommands(access, settings.host_keys)
@@ -67,7 +68,7 @@ async def settled(
         if line != said:
             said = line
             log.info("data-network", line, hosts=len(names))
-        left = deadline - time.monotonic()
+        left = began + (settings.timeout if late else patience) - time.monotonic()
         if left <= 0:
             break
         await asyncio.sleep(min(pause, left))
@@ -79,6 +80,10 @@ async def settled(
         first = False
     if late:
         raise _failure([known[name] for name in late], len(workers))
+    if settings.data_network is not DataNetworkUse.REQUIRE:
+        hosts = f" of {counted(len(waiting), 'host')}"
+        line = worker_network.not_ready(hosts, _each(waiting), patience)
+        log.warning("data-network", line, hosts=len(waiting))
     return tuple(known.values()), networks
 
 
@@ -102,9 +107,12 @@ def _failure(late: Sequence[Worker], count: int) -> MpibootError:
 def _line(late: Sequence[str], waiting: Mapping[str, Sequence[str]]) -> str:
     parts = [f"the facts of {first_few(late)}"] if late else []
     if waiting:
-        hosts = first_few(f"{host} ({', '.join(items)})" for host, items in waiting.items())
-        parts.append(f"the data network of {hosts}")
+        parts.append(f"the data network of {first_few(_each(waiting))}")
     return f"waiting for {'; and for '.join(parts)}"
+
+
+def _each(waiting: Mapping[str, Sequence[str]]) -> list[str]:
+    return [f"{host} ({', '.join(items)})" for host, items in waiting.items()]
 
 
 async def _ask(worker: Worker, remote: RemoteCommands, *, first: bool) -> Worker:

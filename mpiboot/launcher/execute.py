@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final, NoReturn
 
 from mpiboot import facts, log
+from mpiboot.choices import DataNetworkUse
 from mpiboot.data_network import decision, worker_network
 from mpiboot.data_network.decision import DataNetwork
 from mpiboot.gates import rendezvous as gate
@@ -78,7 +79,8 @@ async def _name(resolved: Resolved, program: tuple[str, ...], environ: Mapping[s
 async def _network(resolved: Resolved, environ: Mapping[str, str]) -> DataNetwork:
     """Decide this pod's own network as a worker's is; what may still come is waited for."""
     settings = resolved.settings
-    deadline, pause, said = time.monotonic() + settings.timeout, _FIRST, ""
+    patience = worker_network.patience(settings)
+    deadline, pause, said = time.monotonic() + patience, _FIRST, ""
     while True:
         seen = await asyncio.to_thread(
             facts.gather, resolved, environ, sshd="", pid=os.getpid(), mpi=None
@@ -95,6 +97,8 @@ async def _network(resolved: Resolved, environ: Mapping[str, str]) -> DataNetwor
             log.info("data-network", line)
         await asyncio.sleep(min(pause, left))
         pause = min(pause * 1.5, _LAST)
+    if network.pending and settings.data_network is not DataNetworkUse.REQUIRE:
+        log.warning("data-network", worker_network.not_ready("", network.pending, patience))
     taken = dict.fromkeys(environ, _HERE)
     given = resolved.given["data_network"]
     return decision.decide([network], settings, taken, values=environ, given=given)

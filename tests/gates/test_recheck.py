@@ -248,6 +248,80 @@ async def test_workers_are_asked_ever_less_often_until_the_deadline(
     assert told["message"] == "waiting for the facts of a"
 
 
+NOT_READY = (
+    "the data network of 2 hosts is not ready after %d s: w-0 (port mlx5_0:1 is INIT, not yet "
+    "ACTIVE), w-1 (port mlx5_1:1 is ARMED, not yet ACTIVE); the start goes on without it "
+    "(MPIBOOT_DATA_NETWORK=require waits until the deadline)"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds", "told"),
+    [
+        (
+            {"timeout": "600"},
+            60.0,
+            NOT_READY % 60,
+        ),
+        ({"timeout": "600", "data_network": "require"}, 600.0, ""),
+        (
+            {"timeout": "7"},
+            7.0,
+            NOT_READY % 7,
+        ),
+    ],
+)
+async def test_a_data_network_that_is_not_required_holds_the_start_for_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    given: dict[str, str],
+    seconds: float,
+    told: str,
+) -> None:
+    log.configure(form=LogFormat.JSON)
+    quick = Quick(monkeypatch)
+    states = {"w-0": "port mlx5_0:1 is INIT", "w-1": "port mlx5_1:1 is ARMED"}
+
+    async def ask(worker: Worker, _: RemoteCommands, *, first: bool) -> Worker:
+        assert isinstance(first, bool)
+        return worker
+
+    def decide(one: Worker) -> WorkerNetwork:
+        state = states.get(one.host.name)
+        return replace(network(one), pending=(f"{state}, not yet ACTIVE",) if state else ())
+
+    monkeypatch.setattr(recheck, "_ask", ask)
+    access = Access("r", tmp_path / "key", "here")
+    workers = tuple(worker(name, 1) for name in ("w-0", "w-1", "w-2"))
+    settings = resolve(given, {}).settings
+    found, networks = await recheck.settled(workers, decide, settings, access)
+    log.configure()
+    assert (found, set(networks)) == (workers, {"w-0", "w-1", "w-2"})
+    assert sum(quick.pauses) == seconds
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [line["message"] for line in lines if line["level"] == "warning"] == [told] * bool(told)
+
+
+async def test_facts_are_waited_for_longer_than_a_data_network(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    quick = Quick(monkeypatch)
+
+    async def ask(worker: Worker, _: RemoteCommands, *, first: bool) -> Worker:
+        assert first == (len(quick.pauses) == 1)
+        return replace(worker, no_facts=NoFacts.UNREADABLE) if sum(quick.pauses) > 90 else worker
+
+    def decide(one: Worker) -> WorkerNetwork:
+        return replace(network(one), pending=() if one.late else ("port x is INIT",))
+
+    monkeypatch.setattr(recheck, "_ask", ask)
+    access, settings = Access("r", tmp_path / "k", "here"), resolve({"timeout": "600"}, {}).settings
+    ((found,), _) = await recheck.settled((late(1),), decide, settings, access)
+    assert not found.late
+    assert 90 < sum(quick.pauses) < 100
+
+
 async def test_a_worker_whose_mpiboot_has_gone_stays_as_it_was(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -206,7 +206,6 @@ async def test_a_network_that_still_comes_is_looked_at_ever_less_often_until_the
         return own
 
     def choose(worker: Worker, settings: object) -> WorkerNetwork:
-        assert settings is resolved.settings
         chosen.append(worker)
         return w_network("port x is INIT", "port y is INIT")
 
@@ -237,5 +236,19 @@ async def test_a_network_that_still_comes_is_looked_at_ever_less_often_until_the
             "info",
             "data-network",
             "waiting for the data network (port x is INIT, port y is INIT)",
-        )
+        ),
+        (
+            "warning",
+            "data-network",
+            (
+                "the data network is not ready after 20 s: port x is INIT, port y is INIT; the "
+                "start goes on without it (MPIBOOT_DATA_NETWORK=require waits until the deadline)"
+            ),
+        ),
     ]
+    pauses.clear()
+    await execute._network(resolve({"timeout": "600"}, {}), ENVIRON)
+    assert sum(pauses) == 60.0
+    pauses.clear()
+    await execute._network(resolve({"timeout": "600", "data_network": "require"}, {}), ENVIRON)
+    assert sum(pauses) == 600.0
