@@ -78,10 +78,8 @@ class Dialect:
     unchecked_link_vars: tuple[str, ...] = ()
     # What else keeps MPI's messages on the control link.
     on_control_link: tuple[Variable, ...] = ()
-    # How to spread ranks over hosts.
-    spread_hint: str = (
-        "`--map-by node` to spread the ranks, `--map-by slot` to say that it is meant so"
-    )
+    # What on the line spreads ranks over hosts.
+    spread_option: str = "`--map-by node`"
     # What chooses the kind of launch agent, with the value that calls the agent.
     agent_kind: Variable | None = None
     # The same intents under older names, and under those that others set for this MPI.

@@ -23,7 +23,7 @@ MPICH: Final = Dialect(
     grammar=HYDRA,
     daemon_without_ranks=False,
     wraps_around=True,
-    spread_hint="`-ppn N` to spread the ranks",
+    spread_option="`-ppn 1`",
     exit_codes_option="-print-all-exitcodes",
     hostfile_var="HYDRA_HOST_FILE",
     # Another kind than ssh calls no agent, and fork starts every rank on the launcher.
@@ -70,7 +70,7 @@ INTEL: Final = Dialect(
     ),
     daemon_without_ranks=False,
     wraps_around=True,
-    spread_hint="`-ppn N` to spread the ranks",
+    spread_option="`-ppn 1`",
     exit_codes_option="-print-all-exitcodes",
     # Its mpirun is a script that starts whichever mpiexec.hydra is on PATH, and as a pod's first
     # process it ignores SIGTERM.

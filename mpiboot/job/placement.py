@@ -176,19 +176,23 @@ def place(
     slots = sum(host.slots for host in used)
     total = np if np is not None else each * len(used) if each else slots
     offered = ""
-    if each and total > each * len(used) and not row.wraps_around:
+    if row.wraps_around:
+        pass
+    elif each and total > each * len(used):
         offered = f"and {len(used)} hosts at {each} each hold {each * len(used)}"
     elif total > slots and not spread.oversubscribe:
         verb = "offers" if len(used) == 1 else "offer"
         offered = f"and {counted(len(used), 'host')} {verb} {counted(slots, 'slot')}"
     if offered:
-        return Placement(total=np, findings=(*said, _too_few(total, offered, line)))
+        found = _too_few(total, offered, line, row)
+        return Placement(total=total, findings=(*said, found), first=used[0].name)
     idle, small = _idle(used, spread, total, over=spread.oversubscribe or row.wraps_around)
     if small:
         left = f"{spread.asked}, where {small.name} has {counted(small.slots, 'slot')}"
         return Placement(total=np, left=left, findings=said)
-    judged = _judge_idle(idle, used, spread, np, total, row)
-    return Placement(idle, total, "", (*said, *judged), used[0].name)
+    if idle:
+        said = (*said, _said_idle(idle, used, spread, total, row))
+    return Placement(idle, total, "", said, used[0].name)
 
 
 def _idle(
@@ -255,45 +259,28 @@ def _filter_said(
     return tuple(found)
 
 
-def _too_few(asked: int, offered: str, line: UserLine) -> Finding:
-    """Say what is asked, what is offered, and what to do."""
+def _too_few(asked: int, offered: str, line: UserLine, row: Dialect) -> Finding:
+    """Say what is asked, what is offered, and what to do: mpirun alone knows all that allows it."""
     own = "-n on the mpirun line" if line.np == asked else line.mapped_by
     by = f" ({own})" if own else ""
     slots = "; -H decides the slots" if line.hosts else ""
-    return failed(
+    return Finding(
         "slots",
-        f"{asked} ranks are asked for{by}, {offered}{slots}",
+        Level.WARN,
+        f"{asked} ranks are asked for{by}, {offered}{slots}: {row.title} refuses more ranks than "
+        "slots unless it is told to oversubscribe",
         hint="ask for fewer ranks, give the hosts more slots (slotsPerWorker of an MPIJob) or "
         "add workers; MPIBOOT_OVERSUBSCRIBE=true allows more ranks than slots",
     )
 
 
-def _judge_idle(
-    idle: Sequence[str],
-    used: Sequence[Host],
-    spread: _Spread,
-    np: int | None,
-    total: int,
-    row: Dialect,
-) -> tuple[Finding, ...]:
-    """Judge hosts without a rank.
-
-    With fewer ranks than hosts some must stay idle, and a mapping of the user's own says where
-    ranks go: both are asked for, and only said. Ranks enough for every host that all go to the
-    first ones because nothing spreads them are the mistake that must not pass.
-    """
-    if not idle:
-        return ()
-    said = f"{len(idle)} of {len(used)} hosts would get no rank: {first_few(idle)}"
-    if spread.asked:
-        return (Finding("slots", Level.WARN, f"{said} (by the mapping {spread.asked!r})"),)
-    if np is not None and total < len(used):
-        asked = f"{total} rank{'s are' if total > 1 else ' is'} asked for"
-        return (Finding("slots", Level.WARN, f"{said} ({asked})"),)
-    return (
-        failed(
-            "slots",
-            f"{said}, because {total} ranks fill the slots of the hosts before",
-            hint=f"give mpirun {row.spread_hint}, or ask for as many ranks as there are slots",
-        ),
-    )
+def _said_idle(
+    idle: Sequence[str], used: Sequence[Host], spread: _Spread, total: int, row: Dialect
+) -> Finding:
+    """Name the hosts without a rank, and what leaves them out."""
+    asked = f"{counted(total, 'rank')} asked for"
+    because = f"the mapping {spread.asked!r}" if spread.asked else asked
+    could_spread = not spread.asked and total >= len(used)
+    said = f"{len(idle)} of {counted(len(used), 'host')} will get no rank: {first_few(idle)}"
+    hint = f"{row.spread_option} gives every host a rank" if could_spread else ""
+    return Finding("slots", Level.WARN, f"{said} ({because})", hint=hint)

@@ -132,17 +132,13 @@ def _tell_at_once(
         limits=launcher.limits,
     )
     made = plans.make(observed, launcher.resolved, launch_folder.paths(launcher.folder))
-    at_once = ("usage", launcher_size.CHECK)
+    # The hostfile is followed until the last host is ready: what it says of slots may yet change.
+    at_once = ("usage", "slots", launcher_size.CHECK)
     already_said = tuple(item for item in made.findings if item.check in at_once)
     for finding in already_said:
         if finding.level is Level.FAIL:
             raise MpibootError(finding)
         log.finding(finding)
-    for finding in made.findings:
-        if finding.check == "slots" and finding.level is Level.FAIL:
-            # The hostfile is followed until the last host is ready: it may yet get more of them.
-            said = f"{finding.said}: the job will not start unless the hostfile changes"
-            log.finding(dataclasses.replace(finding, level=Level.WARN, said=said))
     return already_said
 
 

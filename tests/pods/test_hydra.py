@@ -295,8 +295,7 @@ def test_a_rank_may_stay_long_after_mpi_finalize(cluster: Cluster, image: Image)
 
 
 @each
-def test_what_the_line_asks_for_is_held_against_the_slots(cluster: Cluster, image: Image) -> None:
-    """By itself it begins again at the first host, or leaves hosts without a word."""
+def test_a_number_of_ranks_for_each_host(cluster: Cluster, image: Image) -> None:
     line = ["mpirun", "-ppn", "1", "-n", "2", "hostname"]
     job = started(cluster, image, *line, slots=2)
     assert job.wait(PATIENCE) == 0

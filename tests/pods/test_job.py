@@ -450,15 +450,23 @@ def test_two_versions_of_mpi_are_said_before_the_start(cluster: Cluster, rig: No
     assert "5.0" in said
 
 
-def test_more_ranks_than_slots_says_what_is_asked_and_offered(
+def test_more_ranks_than_slots_are_for_mpirun_to_refuse(cluster: Cluster, image: Image) -> None:
+    """Its status and its words are those of a run without mpiboot."""
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING], env={"MPI_NP": "5"}).start()
+    assert job.wait(PATIENCE) == 1
+    said = " ".join((job.launcher.stdout() + job.launcher.stderr()).split())
+    assert "5 ranks are asked for, and 2 hosts offer 2 slots" in said
+    assert "There are not enough slots available in the system" in said
+
+
+def test_fewer_ranks_than_slots_run_and_the_idle_host_is_said(
     cluster: Cluster, image: Image
 ) -> None:
-    job = mpijob(cluster, image, workers=2, launcher_args=[RING], env={"MPI_NP": "5"}).start()
-    assert job.wait(PATIENCE) == 78
-    said = job.launcher.termination_log()
-    assert said.startswith("slots: ")
-    assert "5" in said
-    assert "2" in said
+    line = ["mpirun", "-np", "2", RING]
+    job = mpijob(cluster, image, workers=2, slots=2, launcher_args=line).start()
+    assert job.wait(PATIENCE) == 0
+    assert [host for _, _, host in ranks(job.launcher.stdout())] == ["pi-worker-0"] * 2
+    assert "1 of 2 hosts will get no rank: pi-worker-1" in job.launcher.stderr()
 
 
 def test_a_hidden_hostfile_ends_the_job_instead_of_running_it_on_one_host(
