@@ -81,10 +81,12 @@ class AskingChild:
         loop.on(self._reader, self._read)
 
     def take_lines(self) -> list[str]:
-        """Give the lines that came since the last call; at its end also one without an end."""
+        """Give the lines that came since the last call.
+
+        One without its end is never given: it may be the half of what was written when the limit
+        was reached, or the child was killed.
+        """
         *lines, self._data = self._data.split(b"\n")
-        if self.over:
-            lines, self._data = [*lines, self._data], b""
         return [line.decode("utf-8", "replace") for line in lines if line]
 
     def end(self) -> None:
