@@ -10,7 +10,7 @@ from typing import Final
 
 from mpiboot.job.dialect import Dialect, Export, Variable
 from mpiboot.job.hostfile import Syntax
-from mpiboot.job.mpirun_options import HYDRA, Option, OptionKind
+from mpiboot.job.mpirun_options import HYDRA, INTEL_HYDRA, Option, OptionKind
 from mpiboot.model import MpiFamily
 
 _HOSTS: Final = Option("hosts", 1, OptionKind.MOVES_HOSTS)
@@ -65,8 +65,8 @@ INTEL: Final = Dialect(
     syntax=Syntax.COLON,
     # A list of hosts on the line: how many ranks each gets is left to mpirun.
     grammar=replace(
-        HYDRA,
-        options={**HYDRA.options, **dict.fromkeys(("hosts", "host"), _HOSTS)},
+        INTEL_HYDRA,
+        options={**INTEL_HYDRA.options, **dict.fromkeys(("hosts", "host"), _HOSTS)},
     ),
     daemon_without_ranks=False,
     wraps_around=True,

@@ -9,8 +9,6 @@ PROGRAMS: Final = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "p
 # Debian's alternatives have the MPI's name behind a dot.
 _SUFFIXES: Final = (".openmpi", ".mpich")
 _SLIP: Final = 3
-# First words with which every mpirun prints something and starts nothing.
-_QUESTIONS: Final = frozenset({"--help", "-help", "-h", "--version", "-version", "-V"})
 
 
 def is_mpirun(word: str) -> bool:
@@ -30,11 +28,6 @@ def called(program: Sequence[str]) -> str:
         return ""
     folder, slash, name = program[0].rpartition("/")
     return f"{folder}{slash}mpirun" if name == "prterun" else program[0]
-
-
-def only_asks(argv: Sequence[str]) -> bool:
-    """Tell whether a line starts nothing: ``mpirun --help``, ``mpiexec -V``, ``mpirun`` alone."""
-    return is_mpirun(argv[0]) and (len(argv) == 1 or argv[1] in _QUESTIONS)
 
 
 def slip(argv: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from typing import Final
 from mpiboot.job.dialect import Dialect, parameter
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.mpirun_call import is_mpirun
-from mpiboot.job.mpirun_options import Grammar, Option, OptionKind
+from mpiboot.job.mpirun_options import PRINTING, Grammar, Option, OptionKind
 from mpiboot.job.user_line import App, HostSpec, UserLine
 from mpiboot.model import MpiFamily
 
@@ -60,6 +60,7 @@ class _Reader:
     np: int | None = None
     hosts: list[HostSpec] = field(default_factory=list)
     hostfile: str = ""
+    prints: str = ""
 
     def known(self, name: str) -> Option | None:
         return self.grammar.options.get(name.lower() if self.grammar.any_case else name)
@@ -77,6 +78,13 @@ class _Reader:
             raise _StopError(f"{self.title} has no option {word}", refused=True)
         raise _StopError(f"{word} is not an option that mpiboot knows")
 
+    def starts_nothing(self, option: Option, behind: str) -> bool:
+        """Whether an option of the first program prints something: -version, -ppn -help."""
+        if self.apps or option.kind is OptionKind.PRINTS:
+            return not self.apps
+        asks = self.known(behind.lstrip("-")) if behind.startswith("-") else None
+        return self.grammar.option_help and asks is not None and asks.name == "help"
+
     def option(self, at: int, end: int) -> int:
         """Read the option at a place, with its words; returns the place behind them."""
         word = self.argv[at]
@@ -87,6 +95,9 @@ class _Reader:
         if name in self.grammar.two_dashes and not word.startswith("--"):
             self.instead[at] = (f"-{word}",)
         option, value = self.find(word)
+        if self.starts_nothing(option, self.argv[at + 1] if at + 1 < end else ""):
+            self.prints = word
+            return end
         words = [] if value is None else [value]
         needed = option.words - len(words)
         pair = option.kind is OptionKind.EXPORT and option.words > 1
@@ -232,6 +243,7 @@ class _Reader:
             moves_hosts=tuple(self.moves_hosts),
             given=tuple(self.given),
             kinds=frozenset(self.given.values()),
+            prints=self.prints,
         )
 
     def chooses_hosts(self, words: Sequence[str]) -> bool:
@@ -258,7 +270,10 @@ def read(program: Sequence[str], family: MpiFamily) -> UserLine:
     row = DIALECTS.get(family)
     if row is None:
         because = "of this MPI no option is known"
-        return UserLine(words, True, unknown=words[0], because=because, may_hide_hosts=True)
+        first = words[1] if len(words) > 1 and words[1].lstrip("-") in PRINTING else ""
+        return UserLine(
+            words, True, unknown=words[0], because=because, may_hide_hosts=True, prints=first
+        )
     return _read(words, row)
 
 

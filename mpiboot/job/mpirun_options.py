@@ -30,6 +30,7 @@ class OptionKind(str, Enum):
     LAUNCHER = "kind of launch agent"
     LAUNCH_AGENT = "launch agent"
     ELSEWHERE = "where the program is looked for"
+    PRINTS = "something is printed, and nothing started"
     PLAIN = "nothing about hosts and ranks"
     MOVES_RANKS = "a placement of ranks that is left to mpirun"
     MOVES_HOSTS = "a choice of hosts that is left to mpirun"
@@ -59,7 +60,7 @@ class Grammar:
     or starts nothing; ``instead`` has what these have here for some of them. ``equals``:
     ``--name=value`` is understood. ``any_case``: capitals don't matter. ``double_dash``: a bare
     ``--`` ends the options. ``last_wins``: of an option given twice the last counts, else the
-    first.
+    first. ``option_help``: ``-help`` behind an option explains it.
     """
 
     options: Mapping[str, Option]
@@ -71,6 +72,7 @@ class Grammar:
     double_dash: bool
     last_wins: bool
     instead: Mapping[str, str] = field(default_factory=dict)
+    option_help: bool = False
 
 
 def _table(*rows: tuple[OptionKind, int, str], **older: Option) -> dict[str, Option]:
@@ -130,6 +132,9 @@ _OPEN_MPI: Final = (
         "rankfile|rf cpu-set cpu-list cpus-per-proc|cpus-per-rank npersocket",
     ),
     (OptionKind.MOVES_RANKS, 0, "bycore do-not-launch nolocal"),
+    # As a later program's options they are errors, or nothing.
+    (OptionKind.PRINTS, 1, "help|h"),
+    (OptionKind.PRINTS, 0, "version|V"),
     (OptionKind.ELSEWHERE, 0, "s|preload-binary"),
     (OptionKind.ELSEWHERE, 1, "wdir|wd path"),
     (OptionKind.FILE, 1, "app tune|am"),
@@ -233,6 +238,7 @@ HYDRA: Final = Grammar(
         (OptionKind.NP, 1, "n|np"),
         (OptionKind.HOSTS, 1, "hosts|host"),
         (OptionKind.HOSTFILE, 1, "f|hostfile|machinefile"),
+        (OptionKind.PRINTS, 0, "help|h info version"),
         (OptionKind.EXPORT, 2, "genv env"),
         (OptionKind.EXPORT_ONLY, 1, "genvlist envlist"),
         (OptionKind.EXPORT_ONLY, 0, "genvnone envnone"),
@@ -243,7 +249,7 @@ HYDRA: Final = Grammar(
             OptionKind.PLAIN,
             0,
             (
-                "genvall envall l|prepend-rank v|verbose|debug info version "
+                "genvall envall l|prepend-rank v|verbose|debug "
                 "enable-x disable-x disable-auto-cleanup disable-hostname-propagation profile "
                 "print-all-exitcodes pmi-port hybrid-hosts"
             ),
@@ -270,4 +276,18 @@ HYDRA: Final = Grammar(
     any_case=True,
     double_dash=False,
     last_wins=True,
+    option_help=True,
+)
+
+# Intel's capitals matter (2021.18.1).
+INTEL_HYDRA: Final = replace(
+    HYDRA, options=_table((OptionKind.PRINTS, 0, "V"), **HYDRA.options), any_case=False
+)
+
+# What a line has that might print and end, for who doesn't know yet whose mpirun it calls.
+PRINTING: Final = frozenset(
+    name
+    for grammar in (ORTE, PRRTE, INTEL_HYDRA)
+    for name, option in grammar.options.items()
+    if option.kind is OptionKind.PRINTS
 )

@@ -47,6 +47,7 @@ class UserLine:
 
     ``rewritten`` are words that were written for another version of this MPI, each with those that
     stand in ``argv`` for them. ``refused`` tells that mpirun itself ends over ``unknown``.
+    ``prints`` is the option with which mpirun prints something and starts nothing.
     """
 
     argv: tuple[str, ...] = ()
@@ -75,6 +76,7 @@ class UserLine:
     refused: bool = False
     rewritten: tuple[tuple[str, str], ...] = ()
     may_hide_hosts: bool = False
+    prints: str = ""
 
     @property
     def program_index(self) -> int | None:

@@ -14,7 +14,7 @@ from mpiboot.errors import MpibootError, ShownError
 from mpiboot.gates import doctor_look
 from mpiboot.gates.doctor_look import DoctorLook
 from mpiboot.job import plan as plans
-from mpiboot.launcher import launch_folder, observation, offline, script
+from mpiboot.launcher import launch_folder, observation, offline, role, script
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod, launcher_pod
 from mpiboot.model import Decision, Finding, Level, Source
@@ -60,11 +60,9 @@ def show_plan(
         ShownError: what the launcher would stop with.
         MpibootError: it can't be made.
     """
-    once = script.judge(resolved, program, environ)
-    if once:
-        said = f"{once.because}: it runs once, and each mpirun in it has a plan of its own"
-        alone = (Decision("script", program[0], Source.DETECTED, said),)
-        _print(plans.Plan(alone, (), program), (), as_json=as_json)
+    alone = _plan_without_hosts(resolved, program, environ)
+    if alone:
+        _print(alone, (), as_json=as_json)
         return
     seen, launcher = look(resolved, program, environ)
     where = launch_folder.paths(launcher.folder)
@@ -82,8 +80,23 @@ def show_offline(
     folder: str,
 ) -> None:
     """Print the plan that can be made away from the cluster; raises as ``show_plan`` does."""
-    plan, found = offline.make(resolved, program, environ, folder)
+    alone = _plan_without_hosts(resolved, program, environ)
+    plan, found = (alone, ()) if alone else offline.make(resolved, program, environ, folder)
     _print(plan, found, as_json=as_json)
+
+
+def _plan_without_hosts(
+    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
+) -> plans.Plan | None:
+    """Make the plan of what runs once, in this pod; None for what ranks run."""
+    if role.prints(resolved, program, environ):
+        name, said = "mpirun", "it prints something and starts nothing: no host is waited for"
+    elif once := script.judge(resolved, program, environ):
+        name = "script"
+        said = f"{once.because}: it runs once, and each mpirun in it has a plan of its own"
+    else:
+        return None
+    return plans.Plan((Decision(name, program[0], Source.DETECTED, said),), (), program)
 
 
 def _print(plan: plans.Plan, before: tuple[Finding, ...], *, as_json: bool) -> None:

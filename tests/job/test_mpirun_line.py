@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.job.dialects import DIALECTS, OPENMPI4
-from mpiboot.job.mpirun_call import called, is_mpirun, only_asks, slip
+from mpiboot.job.mpirun_call import called, is_mpirun, slip
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.user_line import HostSpec, UserLine
@@ -395,43 +395,35 @@ def test_every_option_of_a_table_says_how_many_words_follow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "asks"),
+    ("families", "line", "prints"),
     [
-        ("mpirun", True),
-        ("mpirun --help", True),
-        ("/usr/bin/mpiexec.openmpi -V", True),
-        ("mpirun --version", True),
-        ("mpirun -n 2 ./prog --help", False),
-        ("mpirun ./prog", False),
-        ("./prog --help", False),
-        ("prog", False),
+        ("openmpi4 openmpi5 mpich intel", "--help", "--help"),
+        ("openmpi4 openmpi5 mpich intel", "-version", "-version"),
+        ("openmpi4 openmpi5 intel", "-n 2 -V ./prog", "-V"),
+        ("mpich", "-V -n 2 ./prog", ""),  # verbose
+        ("mpich", "-INFO ./prog", "-INFO"),
+        ("intel", "-INFO ./prog", ""),
+        ("mpich intel", "-n 2 -info ./prog", "-info"),
+        ("openmpi4 openmpi5", "-n 2 -info ./prog", ""),
+        ("openmpi4 openmpi5", "-n 2 --bind-to core -h mapping", "-h"),
+        ("openmpi5", "--help=all", "--help=all"),
+        ("openmpi4", "--help all", "--help"),
+        ("mpich intel", "-n 2 -bind-to -help ./prog", "-bind-to"),
+        ("openmpi4", "-n 2 --map-by --help ./prog", ""),
+        ("openmpi4 openmpi5 mpich intel", "--not-known 2 --version", ""),
+        ("openmpi4 openmpi5 mpich intel", "-n 2 ./prog --version", ""),
+        ("openmpi4 openmpi5 mpich intel", "-n 2 ./prog -h", ""),
+        ("openmpi4", "-n 2 ./prog : --version ./prog", ""),
     ],
 )
-def test_a_line_that_starts_nothing_is_known(words: str, *, asks: bool) -> None:
-    assert only_asks(words.split()) is asks
+def test_an_option_that_prints_and_ends_is_known_before_the_program(
+    families: str, line: str, prints: str
+) -> None:
+    words = ["mpirun", *line.split()]
+    for family in families.split():
+        assert read(words, MpiFamily(family)).prints == prints
 
 
-DOTTED = {"a.b-w-0.j": "a-b-w-0-j"}
-
-
-@pytest.mark.parametrize(
-    ("family", "text", "found"),
-    [
-        ("openmpi5", "-n 2 --host a.b-w-0.j:2,w-1 ./a", "-n 2 --host a-b-w-0-j:2,w-1 ./a"),
-        ("openmpi5", "--host=a.b-w-0.j ./a", "--host=a-b-w-0-j ./a"),
-        ("openmpi5", "-H A.B-w-0.J.:* ./a", "-H a-b-w-0-j:* ./a"),
-        ("openmpi5", "-H a.b-w-0.j ./a : -H w-1 ./b", "-H a-b-w-0-j ./a : -H w-1 ./b"),
-        ("openmpi4", "-host +n0,a.b ./a", "-host +n0,a.b ./a"),
-        ("openmpi4", "-n 2 ./a -H a.b-w-0.j", "-n 2 ./a -H a.b-w-0.j"),
-        ("mpich", "-hosts w-1,a.b-w-0.j ./a a.b-w-0.j", "-hosts w-1,a-b-w-0-j ./a a.b-w-0.j"),
-    ],
-)
-def test_hosts_get_the_names_that_mpirun_has_for_them(family: str, text: str, found: str) -> None:
-    changed = line(text, family).with_names(DOTTED)
-    assert " ".join(changed.argv[1:]) == found
-    assert not [host for host in changed.hosts if "." in host.name]
-
-
-def test_a_program_alone_keeps_its_words() -> None:
-    read_ = read(["./a", "-H", "a.b-w-0.j"], MpiFamily.OPENMPI4)
-    assert read_.with_names(DOTTED) == read_
+def test_of_an_unknown_mpi_the_first_option_tells() -> None:
+    assert read(["mpirun", "--version"], MpiFamily.UNKNOWN).prints == "--version"
+    assert read(["mpirun", "-n", "2", "--version"], MpiFamily.UNKNOWN).prints == ""

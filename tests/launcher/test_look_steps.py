@@ -216,16 +216,24 @@ def test_a_plan_tells_what_was_found_on_the_way_and_ends_with_the_first_failure(
     assert where.launch_dir.startswith("/run/x/launcher/launch")
 
 
+@pytest.mark.parametrize("offline", [True, False])
 @pytest.mark.parametrize("as_json", [True, False])
 def test_a_script_has_no_plan_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *, as_json: bool
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    *,
+    as_json: bool,
+    offline: bool,
 ) -> None:
     once = RunsOnce("it calls mpirun", reaches_hosts=False)
     resolved = resolve({}, {})
     monkeypatch.setattr(
         script, "judge", lambda *given: once if given == (resolved, ("./run.sh",), {}) else None
     )
-    look.show_plan(resolved, ("./run.sh",), {}, as_json=as_json)
+    if offline:
+        look.show_offline(resolved, ("./run.sh",), {}, as_json=as_json, folder="")
+    else:
+        look.show_plan(resolved, ("./run.sh",), {}, as_json=as_json)
     text = capfd.readouterr().out
     said = "it calls mpirun: it runs once, and each mpirun in it has a plan of its own"
     if not as_json:

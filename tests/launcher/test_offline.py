@@ -32,6 +32,16 @@ def test_a_plan_is_made_without_key_hosts_or_an_mpi(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_what_prints_and_ends_has_no_plan_of_hosts(tmp_path: Path) -> None:
+    words = ["plan", "--offline", "--mpi", "mpich", "--json", "--", "mpirun", "-info"]
+    done = mpiboot(tmp_path, *words, env=NO_MPI)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert (plan["argv"], plan["findings"]) == (["mpirun", "-info"], [])
+    (decision,) = plan["decisions"]
+    assert "no host is waited for" in decision["because"]
+
+
 def test_the_version_of_another_mpi_on_this_machine_is_not_the_images(tmp_path: Path) -> None:
     mine = tmp_path / "mpirun"
     mine.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")

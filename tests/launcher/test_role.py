@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -40,11 +41,39 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 RESOLVED = resolve({}, {})
 
 
-def test_an_mpirun_that_only_answers_is_started_as_it_is(told: list[object]) -> None:
-    environ = {"A": "b"}
+@pytest.mark.parametrize(
+    ("mpi", "line", "straight"),
+    [
+        ("openmpi4", "mpirun --version", True),
+        ("mpich", "mpiexec", True),
+        ("openmpi4", "/usr/bin/mpirun -n 2 --bind-to core --help all", True),
+        ("openmpi5", "mpirun --help=all", True),
+        ("intel", "mpiexec.hydra -ppn -help", True),
+        ("mpich", "mpirun -V -n 2 ./train", False),
+        ("openmpi5", "mpirun -n 2 ./train --version", False),
+        ("openmpi5", "./train --version", False),
+    ],
+)
+def test_an_mpirun_that_only_prints_is_started_as_it_is(
+    told: list[object], mpi: str, line: str, *, straight: bool
+) -> None:
+    program, environ = tuple(line.split()), {"A": "b"}
     with pytest.raises(Became):
-        role.run(RESOLVED, ("mpirun", "--version"), environ)
-    assert told == [("program", ("mpirun", "--version"), environ)]
+        role.run(resolve({}, {"MPIBOOT_MPI": mpi}), program, environ)
+    assert (told == [("program", program, environ)]) is straight
+
+
+@pytest.mark.parametrize(
+    ("said", "straight"), [("mpirun (Open MPI) 4.1.4", True), ("HYDRA build details:", False)]
+)
+def test_mpirun_itself_tells_what_its_options_mean(
+    tmp_path: Path, said: str, *, straight: bool
+) -> None:
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\necho '{said}'\n")
+    mpirun.chmod(0o755)
+    line = ("mpirun", "-n", "2", "-V", "./train")
+    assert role.prints(RESOLVED, line, {"PATH": str(tmp_path)}) is straight
 
 
 @pytest.mark.parametrize("once", [None, RunsOnce("it calls mpirun", reaches_hosts=False)])
