@@ -247,7 +247,7 @@ CHECKS: Final = (
         ExitCode.WORKERS_UNREACHABLE,
         "a NetworkPolicy or firewall between the workers drops it (`kubectl get networkpolicy`): "
         "it must allow the job's pods all ports among each other, or those of MPIBOOT_PORT_RANGE; "
-        "MPIBOOT_CONNECT_CHECK=0 leaves such a job alone",
+        "without MPIBOOT_STUCK=end such a job is warned of and goes on",
     ),
     _launcher(
         "worker-address",

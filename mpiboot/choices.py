@@ -69,6 +69,13 @@ class Switch(str, Enum):
     ON = "on"
 
 
+class Stuck(str, Enum):
+    """What is done about a job that seems stuck, which nobody can prove."""
+
+    WARN = "warn"
+    END = "end"
+
+
 class WorkerExit(str, Enum):
     """After which end of the job a worker ends by itself: a good one, any, or none."""
 

@@ -23,6 +23,7 @@ from mpiboot.choices import (
     LogLevel,
     MpiNetwork,
     NcclSocket,
+    Stuck,
     Switch,
     WorkerExit,
 )
@@ -285,14 +286,22 @@ class Settings:
         begins=Section.END,
     )
     launch_timeout: float = row(
-        120.0, "Deadline for mpirun's daemons to start and join, on every host.", some_seconds
+        120.0,
+        "Deadline for mpirun's daemons to start and join, counted anew from each one that joins.",
+        some_seconds,
     )
     connect_check: float = row(
         60.0,
         "Time after the start at which the workers are asked for TCP connections of ranks that "
-        "nobody answers, and again after two and four times as long; the job ends where a rank "
-        "has tried another host of it for more than a minute. 0: never.",
+        "nobody answers, and again after two and four times as long. 0: never.",
         seconds,
+    )
+    stuck: Stuck = row(
+        Stuck.WARN,
+        "What to do about a job that seems stuck: a rank gets no answer from another host, ranks "
+        "stay in MPI after others have ended, mpirun outlives its daemons. These are guesses: "
+        "warn, or end the job.",
+        one_of(*Stuck),
     )
     grace: float = row(
         20.0,

@@ -11,7 +11,7 @@ from typing import Final
 
 from mpiboot import addresses, executables
 from mpiboot.after_job import evidence
-from mpiboot.choices import LaunchAgent, Switch
+from mpiboot.choices import LaunchAgent, Stuck, Switch
 from mpiboot.errors import error
 from mpiboot.job import names, own_ranks
 from mpiboot.job.plan import Plan
@@ -232,6 +232,7 @@ class Launch:
             supervise=settings.supervise is Switch.ON,
             left_to_mpirun=self.plan.left_to_mpirun,
             connect_check=settings.connect_check,
+            end_stuck=settings.stuck is Stuck.END,
             exit_codes=self.plan.exit_codes,
             open_files=self.plan.open_files,
             remote=LaunchAgent.KUBECTL

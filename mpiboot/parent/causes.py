@@ -82,6 +82,8 @@ def launch_timeout(state: State) -> Verdict:
         f"{first_few(hosts, LISTED)} ({len(hosts)} of {len(state.job.hosts)} remote hosts) "
         f"did not join within {state.job.launch_timeout:g} s"
     )
+    if len(hosts) < len(state.job.hosts):
+        said += " after the last daemon that did"
     return verdict_of("launch-timeout", said, evidence=lines)
 
 
@@ -115,20 +117,19 @@ def client_lost(event: ClientEnded) -> Verdict:
     return replace(verdict_of(reference, said), killed=event.killed)
 
 
-def unanswered(said: str) -> Verdict:
+def no_answer(said: str) -> Verdict:
     """Judge a job one of whose ranks waits in vain for another host."""
     return verdict_of("ranks-unanswered", said)
 
 
 def ranks_waiting(state: State) -> Verdict:
-    """Judge a job whose ranks wait in MPI for those of a host that have all ended.
+    """Judge a job whose ranks seemed to wait in MPI for those of a host that had all ended.
 
-    MPI_Finalize lets no rank go before all are there, so these had not called it. With what code
-    they ended mpirun tells only at its own end.
+    With what code they ended mpirun tells only at its own end.
     """
     host = in_order(state, state.ended_well)[0]
     first = state.first_rank
-    said = "and the others waited for it in MPI: it had not called MPI_Finalize"
+    said = "and the others seemed to wait for it in MPI"
     if first and first.last and first.code:
         said = f"{rank_name(first)} exited with code {first.code}, {said}"
         return Verdict(first.code, "", said, first.host, rank=first.rank)

@@ -57,9 +57,18 @@ _OF_RANKS: Final = (4, 6, 7, 8, 9, 10, 11, 12, 13, 15)
 
 def judge(state: State) -> Verdict:
     """Say how a job ended; ``state.ended`` is known."""
+    found = _judge(state)
+    if not (found.code and state.suspected):
+        return found
+    warned = f"{state.suspected} (warned of while the job ran)"
+    return replace(found, evidence=(*found.evidence, warned))
+
+
+def _judge(state: State) -> Verdict:
     cause = state.cause
     if cause and not (state.signal and CODES[cause.reference][1]):
-        return ranks_waiting(state) if state.waiting_looks == WAITING_LOOKS else cause
+        waited = state.job.end_stuck and state.waiting_looks == WAITING_LOOKS
+        return ranks_waiting(state) if waited else cause
     if state.signal:
         return _by_signal(state)
     if state.no_agent and not state.losses and _status(state) == 0:

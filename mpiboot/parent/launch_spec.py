@@ -110,9 +110,10 @@ class LaunchSpec:
     on the control link, and ``ports`` the range that a NetworkPolicy leaves open, empty for any;
     without ``supervise`` the parent becomes mpirun.
     ``connect_check`` is after how many seconds workers are asked for connections that nobody
-    answers, 0 for never. ``left_to_mpirun`` are the remote hosts of the hostfile where only mpirun
-    knows which of them get ranks. ``exit_codes`` where mpiboot asked mpirun for every rank's exit
-    code, so that those lines are not the user's. ``remote`` is what the agents run: ssh or kubectl.
+    answers, 0 for never; ``end_stuck`` where a job that seems stuck is ended. ``left_to_mpirun``
+    are the remote hosts of the hostfile where only mpirun knows which of them get ranks.
+    ``exit_codes`` where mpiboot asked mpirun for every rank's exit code, so that those lines are
+    not the user's. ``remote`` is what the agents run: ssh or kubectl.
     ``client_stays`` where the process that prepared the launch stays as its SSH client.
     ``open_files`` is the soft limit with which mpirun starts, 0 for the pod's own.
     """
@@ -139,6 +140,7 @@ class LaunchSpec:
     supervise: bool = True
     left_to_mpirun: tuple[str, ...] = ()
     connect_check: float = 0.0
+    end_stuck: bool = False
     exit_codes: bool = False
     remote: str = "ssh"
     client_stays: bool = False

@@ -118,6 +118,8 @@ class Mpirun:
                 spec.goes_on,
                 spec.stop_signal,
                 spec.remote,
+                own_ranks=spec.hosts > len(self._remotes),
+                end_stuck=spec.end_stuck,
             )
         )
         self._notices = Notices(

@@ -111,7 +111,7 @@ SIGTERM: Final = 15
 SIGUSR: Final = (10, 12)
 # ssh's own failures, and a remote command that a signal ended.
 SSH_FAILED: Final = 255
-# So often ranks are to be found in MPI without those of a host until the job is ended.
+# So often ranks are to be found in MPI without those of a host until that is told.
 WAITING_LOOKS: Final = 2
 
 
@@ -139,6 +139,7 @@ class Job:
 
     ``goes_on`` where the job may be meant to go on without a rank that ended badly;
     ``stop_signal`` is what tells its ranks to save and end; ``remote`` is what the agents run.
+    ``own_ranks`` where this pod has ranks, too; ``end_stuck`` where a guess may end the job.
     """
 
     family: Family
@@ -149,6 +150,8 @@ class Job:
     goes_on: bool = False
     stop_signal: int = 15
     remote: str = "ssh"
+    own_ranks: bool = False
+    end_stuck: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,7 @@ class State:
     is being ended (1 asked, 2 asked again, 3 killed). ``cause`` is why, where a host's loss isn't
     the reason. ``first_rank`` is the first that ended badly. ``late_agents`` are hosts whose agents
     did not follow mpirun. ``waiting_looks`` are how often ranks were found in MPI after a host's
-    had all ended.
+    had all ended. ``suspected`` is the last warning of a job that seems stuck.
     ``saving`` ranks were told to end, and mpirun is held; ``ranks_left`` of
     them are still there.
     """
@@ -209,6 +212,7 @@ class State:
     ended: MpirunEnded | None = None
     finished: bool = False
     waiting_looks: int = 0
+    suspected: str = ""
     saving: bool = False
     ranks_left: int | None = None
 

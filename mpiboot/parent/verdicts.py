@@ -12,14 +12,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from mpiboot.choices import LogLevel
+from mpiboot.parent import stuck
 from mpiboot.parent.causes import (
     launch_timeout,
-    not_ended,
     not_started,
     pod_ending,
     rank_ended_badly,
-    ranks_waiting,
-    unanswered,
 )
 from mpiboot.parent.ending import (
     WAITS,
@@ -29,7 +27,6 @@ from mpiboot.parent.ending import (
     end,
     host_ending,
     ranks_left,
-    save,
     signalled,
     start,
     stop,
@@ -39,7 +36,6 @@ from mpiboot.parent.events import (
     AgentConnected,
     AgentEnded,
     AgentStarted,
-    AskForRanksInMpi,
     CheckHost,
     ClientEnded,
     DaemonJoined,
@@ -60,13 +56,11 @@ from mpiboot.parent.events import (
     Timer,
     TimerFired,
     Unanswered,
-    Verdict,
 )
 from mpiboot.parent.judgement import how, judge
 from mpiboot.parent.state import (
     SIGKILL,
     SIGTERM,
-    WAITING_LOOKS,
     Job,
     Loss,
     Phase,
@@ -126,7 +120,9 @@ def _daemon_joined(state: State, event: DaemonJoined) -> Step:
         state = stop(replace(state, phase=Phase.RUNNING), Timer.LAUNCH)
         count = len(state.job.hosts)
         text = f"all {count} remote daemons joined" if count > 1 else "the remote daemon joined"
-        said += (Say(LogLevel.INFO, "joined", text),)
+        return state, (*said, Say(LogLevel.INFO, "joined", text))
+    if state.phase is Phase.LAUNCHING:
+        said += (StartTimer(Timer.LAUNCH, state.job.launch_timeout),)
     return state, said
 
 
@@ -136,8 +132,11 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
         state = stop(state, Timer.AGENTS)
     if state.being_ended:
         return state, ()
-    # Some MPIs ask a host's shell first: what counts is the host's last agent.
-    if event.status == 0 or state.has_agent(event.host):
+    # Some MPIs ask a host's shell first, and Hydra starts a daemon more for ranks that ranks spawn:
+    # what counts is the host's last agent.
+    if state.has_agent(event.host):
+        return state, ()
+    if event.status == 0:
         return _ended_well(state, event)
     if event.killed and state.losses:
         return state, ()  # an mpirun that gives up over a lost host kills the other agents
@@ -178,14 +177,7 @@ def _ended_well(state: State, event: AgentEnded) -> Step:
     if event.status or event.host in state.no_daemon:
         return replace(state, ended_unjoined=state.ended_unjoined | {event.host}), ()
     state = replace(state, ended_well=state.ended_well | {event.host})
-    over = state.phase is Phase.RUNNING and state.ended_well.issuperset(state.job.hosts)
-    if over and not state.agents:
-        state, begun = start(state, Timer.DAEMONS_ENDED)
-        return state, (*said, *begun)
-    waits = state.job.family.daemons_follow and not state.job.goes_on
-    begun = ()
-    if waits and state.agents:
-        state, begun = start(state, Timer.HOST_DONE)
+    state, begun = stuck.host_ended(state)
     return state, (*said, *begun)
 
 
@@ -197,41 +189,6 @@ def _ask(state: State, hosts: tuple[str, ...], actions: tuple[Action, ...]) -> S
     state, begun = start(state, Timer.HOST_CHECK)
     state = replace(state, being_checked=state.being_checked | set(wanted))
     return state, (*actions, *begun, *(CheckHost(host) for host in wanted))
-
-
-def _host_done(state: State) -> Step:
-    return state, ((AskForRanksInMpi(),) if state.agents else ())
-
-
-def _ranks_in_mpi(state: State, event: RanksInMpi) -> Step:
-    over = state.being_ended or state.ended is not None
-    if over or not state.ended_well:
-        return state, ()
-    state = replace(state, waiting_looks=state.waiting_looks + 1 if event.ranks else 0)
-    if not event.ranks:
-        return state, ()
-    if state.waiting_looks < WAITING_LOOKS:
-        return start(state, Timer.HOST_DONE)
-    cause = ranks_waiting(state)
-    many = "rank" if event.ranks == 1 else "ranks"
-    said = f"its last rank ended, and {event.ranks} {many} elsewhere wait in MPI: the job is ended"
-    # Its own signal would end mpirun before it tells with what codes ranks ended.
-    return _end_ranks(state, cause, Say(LogLevel.WARNING, "launch", said, cause.host))
-
-
-def _end_ranks(state: State, cause: Verdict, warned: Say) -> Step:
-    """End a job whose ranks run: they get the grace to save, where there is one."""
-    state, actions = save(replace(state, cause=cause)) if state.job.grace else end(state, cause)
-    return state, (warned, *actions)
-
-
-def _unanswered(state: State, event: Unanswered) -> Step:
-    over = state.being_ended or state.ended is not None
-    if over or state.losses or state.job.goes_on or state.phase is not Phase.RUNNING:
-        return state, ()
-    said = "for more than a minute: the job is ended"
-    warned = Say(LogLevel.WARNING, "unanswered", f"{event.said}, {said}")
-    return _end_ranks(state, unanswered(event.said), warned)
 
 
 def _rank_seen(state: State, event: RankSeen) -> Step:
@@ -311,8 +268,8 @@ def _ask_again(state: State) -> Step:
 _TIMES_UP: Final[Mapping[Timer, Callable[[State], Step]]] = {
     Timer.LAUNCH: _launch_over,
     Timer.LOST_DAEMON: lambda state: end(state, None),
-    Timer.DAEMONS_ENDED: lambda state: end(state, not_ended(state)),
-    Timer.HOST_DONE: _host_done,
+    Timer.DAEMONS_ENDED: stuck.daemons_ended,
+    Timer.HOST_DONE: stuck.host_done,
     Timer.RANK_ENDED: lambda state: end(state, rank_ended_badly(state)),
     Timer.GRACE: _ask_again,
     Timer.KILL: _ask_again,
@@ -340,8 +297,8 @@ _RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {
     HostEnding: host_ending,
     ClientEnded: client_ended,
     RanksLeft: lambda state, event: ranks_left(state, event.ranks),
-    RanksInMpi: _ranks_in_mpi,
-    Unanswered: _unanswered,
+    RanksInMpi: stuck.ranks_in_mpi,
+    Unanswered: stuck.unanswered,
     HostChecked: _host_checked,
     Signalled: signalled,
     MpirunEnded: _mpirun_ended,

@@ -252,6 +252,7 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
         "stop_signal": "USR1",
         "supervise": "off",
         "connect_check": "33",
+        "stuck": "end",
         "port_range": "4000-4100",
     }
     launch = made(tmp_path, flags=flags)
@@ -280,6 +281,7 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
     )
     assert (spec.hosts, spec.ranks, spec.program) == (2, 4, "./train")
     assert (spec.grace, spec.launch_timeout, spec.connect_check) == (7.0, 90.0, 33.0)
+    assert spec.end_stuck
     assert (spec.stop_signal, spec.supervise, spec.ports) == (signal.SIGUSR1, False, "4000-4100")
     assert spec.folder == launch.where.launch_dir
     assert (spec.set_env, spec.unset_env) == ({"OLD": "2", "NEW": "3"}, ("GONE",))

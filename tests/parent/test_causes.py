@@ -53,7 +53,7 @@ def test_a_launch_that_took_too_long_tells_how_far_each_of_some_hosts_came() -> 
     found = causes.launch_timeout(state)
     assert found.said == (
         "w-2, w-3, w-4, w-5, w-6, w-7, w-8, w-9 and 2 more (10 of 11 remote hosts) did not join "
-        "within 90.5 s"
+        "within 90.5 s after the last daemon that did"
     )
     assert found.evidence[:4] == (
         "w-2: mpirun started no agent for it",
