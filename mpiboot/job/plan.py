@@ -214,7 +214,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         supervised=supervised,
         local=bool(local),
         before=(
-            *own_ranks.before(builder, paths, local=bool(local), remote=bool(remote)),
+            *own_ranks.before(builder, paths, observed.own, local=bool(local), remote=bool(remote)),
             *ranks.before,
         ),
     )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -23,8 +27,9 @@ from tests.fakes.plans import (
 from tests.job.test_data import with_links
 
 FILE = "/run/mpiboot/launcher/launch/own-ranks.env"
-WORDS = ("/bin/sh", "-c", '[ ! -r "$0" ] || . "$0"; exec "$@"', FILE)
+WORDS = ("/bin/sh", "-c", own_ranks._READ, FILE, "job-launcher")
 HERE = Host("job-launcher", 2, slots_given=True)
+HOST = socket.gethostname()
 hydra = pytest.mark.parametrize("family", HYDRAS)
 
 
@@ -38,7 +43,7 @@ def seen(family: str, *others: Host) -> Observed:
 @hydra
 def test_its_programs_read_this_pods_own_variables(family: str) -> None:
     plan = planned("./train --epochs 3", seen(family, *hosts(2)))
-    assert plan.argv[-7:] == (*WORDS, "./train", "--epochs", "3")
+    assert plan.argv[-8:] == (*WORDS, "./train", "--epochs", "3")
     assert {"HOME", "HOSTNAME", "USER"} <= plan.agent_env.keys()
     assert not plan.agent_env.keys() & plan.environment(POD).keys()
     assert because(plan, "own-ranks")[0] == FILE
@@ -50,7 +55,7 @@ def test_every_program_of_a_line_is_started_so_before_the_ranks_own(family: str)
     plan = planned(line, seen(family, *hosts(2)), {"rank_env": "true"})
     begin = (*WORDS, "mpiboot", "rank", "--")
     at = [place for place, word in enumerate(plan.argv) if word == WORDS[0]]
-    assert [plan.argv[place : place + 8] for place in at] == [(*begin, "./a"), (*begin, "./b")]
+    assert [plan.argv[place : place + 9] for place in at] == [(*begin, "./a"), (*begin, "./b")]
 
 
 @hydra
@@ -91,3 +96,21 @@ def test_open_mpi_takes_nothing_from_its_own_ranks() -> None:
     plan = planned("./train", seen("openmpi4", *hosts(2)))
     assert FILE not in plan.argv
     assert FILE.rpartition("/")[2] == own_ranks.FILE
+
+
+@pytest.mark.parametrize(
+    ("host", "owner", "value"),
+    [(HOST, "mine", "here"), ("another", "mine", ""), (HOST, "another's", "")],
+)
+def test_the_file_of_another_host_or_owner_is_not_read(
+    tmp_path: Path, host: str, owner: str, value: str
+) -> None:
+    file = tmp_path / own_ranks.FILE
+    file.write_text("export OWN='here';\n")
+    if owner == "another's":
+        if os.getuid():
+            pytest.skip("only root can give a file to another user")
+        os.chown(file, 1, 1)
+    words = ["/bin/sh", "-c", own_ranks._READ, str(file), host, "sh", "-c", 'echo "$# $OWN"', "_"]
+    done = subprocess.run([*words, "a b"], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"1 {value}\n", "")
