@@ -130,6 +130,13 @@ DATA_CHECKS: Final = (
         _CONFLICT,
     ),
     _row(
+        "data-sockets",
+        "TCP passes between the workers' data addresses",
+        "let TCP pass there (an ACL of the fabric, a firewall, a MultiNetworkPolicy); where only "
+        "RDMA is meant to, MPIBOOT_NCCL_SOCKET=control says so",
+        _CONFLICT,
+    ),
+    _row(
         "data-subnet",
         "no two data links of a worker are in one subnet",
         "give each rail a subnet of its own, or routing rules for each source address",
@@ -171,6 +178,6 @@ DATA_CHECKS: Final = (
 
 DATA_ROWS: Final = {row.reference: row for row in DATA_CHECKS}
 
-# Said, but never a stop: rails in one flat subnet and several TCP links are in use on purpose, and
-# a small MTU is slow, but works.
-NEVER_STOP: Final = frozenset({"data-subnet", "rdma-mtu-low"})
+# Said, but never a stop: rails in one flat subnet and several TCP links are in use on purpose, a
+# fabric may be for RDMA alone, and a small MTU is slow, but works.
+NEVER_STOP: Final = frozenset({"data-sockets", "data-subnet", "rdma-mtu-low"})

@@ -50,6 +50,7 @@ def decide(
     values: Mapping[str, str] = _NOTHING,
     others: Sequence[Proposal] = (),
     given: Given = _GIVEN,
+    blocked: str = "",
 ) -> DataNetwork:
     """Decide the data network of a job from what every worker has.
 
@@ -61,6 +62,7 @@ def decide(
         values: the values of those names where they are known here; they are checked and shown.
         others: what other rules want of the same variables; the owner of a name wins.
         given: by what the data network was asked for, or left out.
+        blocked: where TCP does not pass between data addresses, as workers have tried.
 
     Returns:
         The same for the same facts, whatever the order of the mappings.
@@ -81,7 +83,12 @@ def decide(
         return DataNetwork(networks, rows, (nothing,), empty, transport=transport)
     findings = list(cluster_view.findings(networks, settings, taken, values))
     made = proposals.make(
-        networks, settings, taken, values, theirs={proposal.name for proposal in others}
+        networks,
+        settings,
+        taken,
+        values,
+        theirs={proposal.name for proposal in others},
+        blocked=blocked,
     )
     findings += made.findings
     settled = variables.settle(networks, [*made.proposals, *others], taken)

@@ -27,6 +27,7 @@ def make(
     values: Mapping[str, str],
     *,
     theirs: Collection[str] = (),
+    blocked: str = "",
 ) -> Proposals:
     """Ask every rule what it wants.
 
@@ -36,8 +37,10 @@ def make(
         taken: names that the user has set, each with where.
         values: the values of those that are known.
         theirs: names that MPI wants for itself; without RDMA UCX carries nothing but its messages.
+        blocked: where TCP does not pass between data addresses.
     """
-    proposals = Proposals(networks, settings, transports.plugin_of(networks, taken, values))
+    plugin = transports.plugin_of(networks, taken, values)
+    proposals = Proposals(networks, settings, plugin, blocked)
     transport = proposals.transport = transports.settle(proposals)
     over_data, why_socket = _sockets(proposals, transport)
     _rdma(proposals, transport)
@@ -65,7 +68,8 @@ def _rdma(proposals: Proposals, transport: Transport) -> None:
         if network.gids.ucx:
             proposals.propose("UCX_NET_DEVICES", ",".join(names), "rdma-ports", because, host)
         else:
-            _tcp_for_ucx(proposals, network, network.plain, "UCX can't be told its GID indexes")
+            plain = () if proposals.blocked else network.plain
+            _tcp_for_ucx(proposals, network, plain, "UCX can't be told its GID indexes")
         proposals.propose("NCCL_IB_HCA", nccl.exact(names), "rdma-ports", because, host)
         for name, value in network.gids.values.items():
             proposals.propose(name, value, "gid", network.gids.because, host)
@@ -114,6 +118,9 @@ def _sockets(proposals: Proposals, transport: Transport) -> tuple[dict[str, tupl
     if because:
         if wanted is NcclSocket.DATA:
             proposals.find("data-networks", f"MPIBOOT_NCCL_SOCKET=data, but {because}")
+        elif because == proposals.blocked:
+            said = f"TCP does not pass on the data network: {because}; sockets stay on that one"
+            proposals.find("data-sockets", said)
         return {}, f"the control link: {because}"
     why = "the data link: every worker has an address there, and reaches the others"
     if transport in RDMA:
@@ -140,7 +147,7 @@ def _why_not_data(proposals: Proposals, transport: Transport) -> str:
         return "the workers have different numbers of data links"
     if odd:
         return f"NCCL can't be told a link named {odd[0]}"
-    return _unreached(networks, 1 if transport in RDMA else min(counts))
+    return _unreached(networks, 1 if transport in RDMA else min(counts)) or proposals.blocked
 
 
 def _unreached(networks: Sequence[WorkerNetwork], positions: int) -> str:

@@ -27,11 +27,13 @@ class Proposals:
     """What the rules want, and what they have to say about it.
 
     ``plugin`` says what tells that a plugin carries NCCL's data: NCCL_* is then left as it is.
+    ``blocked`` says where TCP does not pass on the data network.
     """
 
     networks: Sequence[WorkerNetwork]
     settings: Settings
     plugin: str
+    blocked: str = ""
     transport: Transport = Transport.UNKNOWN
     proposals: list[Proposal] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from mpiboot.choices import DataNetworkUse
+from mpiboot.choices import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.data_network import ports, rails
 from mpiboot.data_network.records import (
+    RDMA,
     NetworkBuilder,
     Rail,
     Transport,
@@ -48,6 +49,18 @@ def not_ready(of: str, items: Iterable[str], seconds: float) -> str:
         f"the data network{of} is not ready after {seconds:.0f} s: {first_few(items)}; the start "
         "goes on without it (MPIBOOT_DATA_NETWORK=require waits until the deadline)"
     )
+
+
+def socket_addresses(network: WorkerNetwork, settings: Settings) -> tuple[str, ...]:
+    """List a worker's addresses on the data network that sockets may use, by its links."""
+    unused = (
+        settings.nccl_socket is NcclSocket.CONTROL and settings.mpi_network is MpiNetwork.CONTROL
+    )
+    if unused or settings.data_network is DataNetworkUse.OFF:
+        return ()
+    # With RDMA sockets are for the bootstrap only, which takes a single link.
+    links = network.plain[:1] if network.transport in RDMA else network.plain
+    return tuple(str(min(usable(link), key=lambda item: item.version).ip) for link in links)
 
 
 def choose(worker: Worker, settings: Settings) -> WorkerNetwork:

@@ -1,15 +1,16 @@
 """Workers that have passed the gate dial each other, while others are still waited for.
 
 Each host that becomes ready runs ``worker/pairs.py`` over the gate's own connection, and it and a
-few that were there before dial each other. What they find is collected after the plan is made: no
-host waits for another one. A host without mpiboot is not checked.
+few that were there before dial each other; the one just before it at its data addresses, too. What
+they find is collected after the plan is made, that of the data network before: no host waits for
+another one. A host without mpiboot is not checked.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from mpiboot import host_shell, log
@@ -27,10 +28,15 @@ _LISTENS: Final = "mpiboot-pairs "
 _MARGIN: Final = 5.0
 
 
+def _none(_: Worker) -> Sequence[str]:
+    return ()
+
+
 @dataclass(slots=True, eq=False)
 class _PairHost:
     """A host that listens and dials.
 
+    ``data`` are its addresses on the data network, each with the port at which it listens there.
     ``busy`` counts the pairs that it still has a part in; ``replaced`` tells that its pod is gone.
     After its end nothing is left of its connection: a thousand of them are felt in memory.
     """
@@ -39,6 +45,7 @@ class _PairHost:
     port: int
     dialogue: Dialogue | None
     connection: Connection | None
+    data: tuple[tuple[str, int], ...]
     busy: int = 0
     replaced: bool = False
 
@@ -60,13 +67,20 @@ class _PairLogin:
 class PairCheck:
     """The check of one gate."""
 
-    def __init__(self, seconds: float, port_range: str) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        port_range: str,
+        data_addresses: Callable[[Worker], Sequence[str]] = _none,
+    ) -> None:
         """Begin without any host.
 
         Args:
             seconds: how long a dial may take; 0: nothing is tried.
             port_range: the setting: hosts listen at one of these ports.
+            data_addresses: gives those of a host that sockets may use on the data network.
         """
+        self._data_addresses = data_addresses
         self._seconds = seconds
         self._ports = port_range
         self._logins: dict[Target, _PairLogin] = {}
@@ -77,6 +91,7 @@ class PairCheck:
         self._work: set[asyncio.Future[None]] = set()
         self._ends: set[asyncio.Future[None]] = set()  # connections that are being closed
         self._dialled: list[tuple[Worker, Worker, Dialled]] = []
+        self._dialled_data: list[tuple[Worker, Worker, Dialled]] = []
 
     @property
     def wanted(self) -> bool:
@@ -120,24 +135,35 @@ class PairCheck:
         Args:
             workers: who has passed the gate; what was found of others counts for nothing.
         """
+        await self._answered()
+        found = _among(workers, self._dialled)
+        if found:
+            log.debug("worker-pairs", f"{counted(len(found), 'connection')} between workers tried")
+        return found
+
+    async def blocked_on_data(self, workers: Sequence[Worker]) -> str:
+        """Say where TCP does not pass on the data network, empty where it does or none was tried.
+
+        The arguments are those of ``results``.
+        """
+        await self._answered()
+        found = _among(workers, self._dialled_data)
+        if found:
+            count = counted(len(found), "connection")
+            log.debug("worker-pairs", f"{count} between workers' data addresses tried")
+        return worker_pairs.blocked_on_data(found)
+
+    async def _answered(self) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + 2 * self._seconds + _MARGIN  # a dial may be made twice
         while pending := {task for task in self._work if not task.done()}:
             if (left := end - loop.time()) <= 0:
                 log.debug("worker-pairs", f"{len(pending)} tries of connections are not waited for")
+                self._work -= pending
                 break
             await asyncio.wait(pending, timeout=left)
-        for task in self._work - pending:
+        for task in self._work:
             task.result()
-        there = {(worker.host.name, worker.address) for worker in workers}
-        found = tuple(
-            dialled
-            for source, target, dialled in self._dialled
-            if {_place(source), _place(target)} <= there
-        )
-        if found:
-            log.debug("worker-pairs", f"{counted(len(found), 'connection')} between workers tried")
-        return found
 
     async def close(self) -> None:
         """Let go of all hosts."""
@@ -166,7 +192,11 @@ class PairCheck:
             _not_checked(worker, "it has an older mpiboot, or no free port at that address")
             await connection.close()
             return
-        new = _PairHost(worker, int(port), dialogue, connection)
+        data = [
+            (address, worker_pairs.read_port(await dialogue.ask(f"{address} 0 0 0")))
+            for address in self._data_addresses(worker)
+        ]
+        new = _PairHost(worker, int(port), dialogue, connection, tuple(data))
         self._hosts.append(new)
         self._by_name[worker.host.name] = new
         places = worker_pairs.partners(len(self._hosts) - 1)
@@ -174,12 +204,16 @@ class PairCheck:
         for host in (new, *others):
             host.busy += 1 if host is not new else len(others)
         for other in others:
-            self._do(self._both_ways(new, other))
+            # One neighbour on each side: a dial that fails takes twice the patience.
+            before = other is self._hosts[-2]
+            self._do(self._both_ways(new, other, data=before))
         for host in others:
             self._let_go(host)
 
-    async def _both_ways(self, one: _PairHost, other: _PairHost) -> None:
-        await asyncio.gather(self._dial(one, other), self._dial(other, one))
+    async def _both_ways(self, one: _PairHost, other: _PairHost, *, data: bool) -> None:
+        works = await asyncio.gather(self._dial(one, other), self._dial(other, one))
+        if all(works) and data:
+            await asyncio.gather(self._dial_data(one, other), self._dial_data(other, one))
         for host in (one, other):
             host.busy -= 1
             self._let_go(host)
@@ -190,22 +224,44 @@ class PairCheck:
         if not host.busy and not last and host not in self._hosts[:KEPT]:
             self._end(host)
 
-    async def _dial(self, source: _PairHost, target: _PairHost) -> None:
-        found = await self._ask(source, target)
+    async def _dial(self, source: _PairHost, target: _PairHost) -> bool:
+        """Dial a host's control address; whether that was answered."""
+        found = await self._reach(source, target, target.worker.address, target.port)
+        if found is not None:
+            self._dialled.append((source.worker, target.worker, found))
+        return found is not None and not found.reached.blocked
+
+    async def _dial_data(self, source: _PairHost, target: _PairHost) -> None:
+        """Dial a host's data addresses, up to the first one that can't be reached."""
+        for (own, _), (address, port) in zip(source.data, target.data, strict=False):
+            if not port or (":" in own) != (":" in address):
+                continue
+            found = await self._reach(source, target, address, port)
+            if found is None:
+                return
+            self._dialled_data.append((source.worker, target.worker, replace(found, ssh=None)))
+            if found.reached.blocked:
+                return
+
+    async def _reach(
+        self, source: _PairHost, target: _PairHost, address: str, port: int
+    ) -> Dialled | None:
+        """Have a host dial; None where it gives no answer, or where nobody listens there."""
+        found = await self._ask(source, target, address, port)
         if found is None:
-            return
+            return None
         reached, own, seen, ssh = found
         if reached.blocked:
             # One that is gone, or whose program has ended, was not dropped on the way.
-            itself = await self._ask(target, target)
+            itself = await self._ask(target, target, address, port)
             if itself is None or itself[0] is not Reached.ANSWERED:
                 _not_checked(target.worker, "it answers itself no more")
-                return
-        dialled = Dialled(
+                return None
+        return Dialled(
             source.worker.host.name,
             target.worker.host.name,
-            target.worker.address,
-            target.port,
+            address,
+            port,
             self._seconds,
             reached,
             own,
@@ -213,15 +269,23 @@ class PairCheck:
             target.worker.port,
             ssh,
         )
-        self._dialled.append((source.worker, target.worker, dialled))
 
     async def _ask(
-        self, source: _PairHost, target: _PairHost
+        self, source: _PairHost, target: _PairHost, address: str, port: int
     ) -> tuple[Reached, str, str, Reached | None] | None:
-        there = target.worker
-        line = f"{there.address} {target.port} {there.port} {self._seconds:g}"
+        line = f"{address} {port} {target.worker.port} {self._seconds:g}"
         said = await source.dialogue.ask(line) if source.dialogue else ""
         return worker_pairs.read(said)
+
+
+def _among(
+    workers: Sequence[Worker], dialled: Sequence[tuple[Worker, Worker, Dialled]]
+) -> tuple[Dialled, ...]:
+    """Leave out what was found of hosts that are not there any more."""
+    there = set(map(_place, workers))
+    return tuple(
+        found for source, target, found in dialled if {_place(source), _place(target)} <= there
+    )
 
 
 def _place(worker: Worker) -> tuple[str, str]:

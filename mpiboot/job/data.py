@@ -43,7 +43,15 @@ def decide(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> Data
     ]
     others = _of_the_mpi(builder, workers) if read.mpi_network is MpiNetwork.CONTROL else ()
     given = resolved.given["data_network"]
-    found = decision.decide(networks, read, taken, values=values, others=others, given=given)
+    found = decision.decide(
+        networks,
+        read,
+        taken,
+        values=values,
+        others=others,
+        given=given,
+        blocked=observed.data_blocked,
+    )
     if _plain(found, read):
         found = replace(found, rows=(), decisions=_short(found))
     builder.findings += found.findings

@@ -42,7 +42,8 @@ class Observed:
     ``own_oom_kills`` its out-of-memory kills so far, None where it isn't known;
     ``client`` is what the agents use; ``mpi_ipv6`` tells whether the MPI is
     built with IPv6, None where it was not asked; ``networks`` are those of workers that are
-    decided already, by host; ``limits`` are this pod's, None where it is another's plan.
+    decided already, by host; ``data_blocked`` says where TCP does not pass on the data network;
+    ``limits`` are this pod's, None where it is another's plan.
     """
 
     hostfile: Hostfile
@@ -59,6 +60,7 @@ class Observed:
     client: Decision | None = None
     mpi_ipv6: bool | None = None
     networks: Mapping[str, WorkerNetwork] = field(default_factory=dict)
+    data_blocked: str = ""
     limits: LauncherLimits | None = None
 
     @property

@@ -12,6 +12,7 @@ from typing import Final
 
 from mpiboot import bounded, facts, host_shell, log
 from mpiboot.choices import AUTO
+from mpiboot.data_network import worker_network
 from mpiboot.data_network.records import WorkerNetwork
 from mpiboot.errors import MpibootError, error
 from mpiboot.gates import (
@@ -96,14 +97,14 @@ async def wait(
     )
     found = follow.found
     await stale_processes.end(passed.workers, launcher.job, _rest(launcher), to)
+    settings = launcher.resolved.settings
     workers, networks = await recheck.settled(
-        passed.workers,
-        lambda worker: data.network_of(worker, launcher.resolved.settings),
-        _rest(launcher),
-        to,
+        passed.workers, lambda worker: data.network_of(worker, settings), _rest(launcher), to
     )
     passed = dataclasses.replace(passed, workers=workers)
     seen = _observation(launcher, found, passed, mpi, line, own.result(), networks, client)
+    if any(worker_network.socket_addresses(one, settings) for one in networks.values()):
+        seen = _with_blocked(seen, await pairs.blocked_on_data(workers))
     return dataclasses.replace(seen, already_said=already_said, pairs=pairs, kept=kept)
 
 
@@ -161,10 +162,17 @@ async def look(
         doctor=doctor,
     )
     dialled = () if passed.unasked else await pairs.results(passed.workers)
+    blocked = "" if passed.unasked else await pairs.blocked_on_data(passed.workers)
     await pairs.close()
     client = agent_client.choose(launcher, len(found.hostfile.hosts), mpi, line)
     seen = _observation(launcher, found, passed, mpi, line, own, {}, client)
-    return dataclasses.replace(seen, dialled=dialled)
+    return dataclasses.replace(_with_blocked(seen, blocked), dialled=dialled)
+
+
+def _with_blocked(seen: Observation, blocked: str) -> Observation:
+    return dataclasses.replace(
+        seen, observed=dataclasses.replace(seen.observed, data_blocked=blocked)
+    )
 
 
 async def master_port_taken(
@@ -182,7 +190,11 @@ async def master_port_taken(
 
 def _pairs(launcher: LauncherPod) -> PairCheck:
     settings = launcher.resolved.settings
-    return PairCheck(settings.pair_check, settings.port_range)
+    return PairCheck(
+        settings.pair_check,
+        settings.port_range,
+        lambda worker: worker_network.socket_addresses(data.network_of(worker, settings), settings),
+    )
 
 
 def _own_facts(launcher: LauncherPod) -> tuple[PodFacts, int | None]:

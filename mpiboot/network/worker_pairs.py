@@ -9,7 +9,7 @@ in which they become ready, so that no more than three are kept for those that c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -105,6 +105,20 @@ def read(line: str) -> tuple[Reached, str, str, Reached | None] | None:
         return None
     own, seen = ("" if word == "-" else word for word in words[1:3])
     return WORDS[words[0]], own, seen, WORDS.get(words[3])
+
+
+def read_port(line: str) -> int:
+    """Read what ``worker/pairs.py`` answers to a further address; 0 where it does not listen."""
+    word, _, rest = line.partition(" ")
+    port = rest.partition(" ")[0]
+    return int(port) if word == "listens" and port.isdecimal() else 0
+
+
+def blocked_on_data(dialled: Iterable[Dialled]) -> str:
+    """Say which dials to data addresses failed between workers that connect on the control link."""
+    lines = sorted(_blocked(item) for item in dialled if item.reached.blocked)
+    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+    return f"{lines[0]}{more}, though they connect on the control link" if lines else ""
 
 
 def findings(

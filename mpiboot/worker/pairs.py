@@ -5,8 +5,9 @@ FIRST-LAST; stdlib only, and little of it. It listens at ADDRESS on a port of th
 tells whoever connects from which address that came, and prints ``mpiboot-pairs PORT``. Each line on
 stdin, ``ADDRESS PORT SSH-PORT SECONDS``, is dialled and answered by one line, ``RESULT OWN SEEN
 SSH``: the address from which it dialled, the one that the far end saw, and the result of the SSH
-port, which is only tried where the first one can't be reached (``-``: not known, not tried). It
-ends with its stdin.
+port, which is only tried where the first one can't be reached (``-``: not known, not tried). A line
+with port 0 has it listen at that ADDRESS of its own, too: ``listens PORT - -``. It ends with its
+stdin.
 """
 
 # Its start on the last host is waited for; socket and threading would double that.
@@ -36,6 +37,15 @@ def listen(address: str, first: int, last: int) -> socket.socket | None:
         else:
             return listener
     return None
+
+
+def listen_too(address: str, first: int, last: int) -> tuple[str, str, str, str]:
+    """Listen at a further address, as one on the data network."""
+    listener = listen(address, first, last)
+    if listener is None:
+        return "refused", "-", "-", "-"
+    _thread.start_new_thread(answer, (listener,))
+    return "listens", str(listener.getsockname()[1]), "-", "-"
 
 
 def answer(listener: socket.socket) -> None:
@@ -122,7 +132,11 @@ def main(address: str, ports: str) -> None:
     sys.stdout.flush()
     for line in sys.stdin:
         to, port, ssh, seconds = line.split()
-        sys.stdout.write(" ".join(reach(to, int(port), int(ssh), float(seconds))) + "\n")
+        if port == "0":
+            words = listen_too(to, first, last)
+        else:
+            words = reach(to, int(port), int(ssh), float(seconds))
+        sys.stdout.write(" ".join(words) + "\n")
         sys.stdout.flush()
 
 

@@ -24,12 +24,14 @@ def decide(
     settings: Settings = DEFAULT,
     taken: Mapping[str, str] | None = None,
     values: Mapping[str, str] | None = None,
+    blocked: str = "",
 ) -> DataNetwork:
     return decision.decide(
         [worker_network.choose(one, settings) for one in workers],
         settings,
         taken or {},
         values=values or {},
+        blocked=blocked,
     )
 
 
@@ -256,6 +258,42 @@ def test_data_links_that_do_not_reach_each_other_keep_sockets_on_control() -> No
     assert found.common["UCX_NET_DEVICES"] == "eth0"
     assert "no route over net1" in because(found, "NCCL_SOCKET_IFNAME")
     assert "data-networks" in checks(found)
+
+
+BLOCKED = "w-0 can't reach w-1 (192.168.5.8 port 40009): no answer in 2 s, twice"
+
+
+def test_sockets_stay_on_control_where_tcp_does_not_pass_beside_rdma() -> None:
+    found = decide([w.sriov(0), w.sriov(1)], blocked=BLOCKED)
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+        assert found.common[name].lstrip("=") == "eth0"
+        assert because(found, name) == f"the control link: {BLOCKED}; on all workers"
+    assert found.common["NCCL_IB_HCA"] == "=mlx5_3:1"
+    (told,) = [item for item in found.findings if item.check == "data-sockets"]
+    assert (told.level, BLOCKED in told.said) == (Level.WARN, True)
+    # A fabric for RDMA alone is in order.
+    required = replace(DEFAULT, data_network=DataNetworkUse.REQUIRE)
+    strict = decide([w.sriov(0), w.sriov(1)], required, blocked=BLOCKED)
+    assert {item.level for item in strict.findings if item.check == "data-sockets"} == {Level.WARN}
+    assert strict.common == {**found.common, "NCCL_NET": "IB"}
+
+
+def test_nothing_that_takes_tcp_uses_a_data_network_where_it_does_not_pass() -> None:
+    workers = [w.tcp(0), w.tcp(1)]
+    found = decide(workers, blocked=BLOCKED)
+    assert found.common["UCX_NET_DEVICES"] == "eth0"
+    moved = decide(workers, replace(DEFAULT, mpi_network=MpiNetwork.DATA), blocked=BLOCKED)
+    assert "OMPI_MCA_btl_tcp_if_include" not in moved.common
+    assert f"MPI's data stays on the control link: {BLOCKED}" in [
+        item.said for item in moved.findings
+    ]
+
+
+def test_nothing_is_said_of_tcp_where_sockets_would_stay_anyway() -> None:
+    apart = [w.tcp(0, subnet="192.168.7"), w.tcp(1, subnet="192.168.8")]
+    control = replace(DEFAULT, nccl_socket=NcclSocket.CONTROL)
+    for found in (decide(apart, blocked=BLOCKED), decide([w.tcp(0), w.tcp(1)], control)):
+        assert "data-sockets" not in checks(found)
 
 
 def test_routes_over_the_data_link_count_as_reaching() -> None:

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from mpiboot.choices import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.data_network.records import Transport, WorkerNetwork, natural_order
-from mpiboot.data_network.worker_network import choose
+from mpiboot.data_network.worker_network import choose, socket_addresses
 from mpiboot.fabric import Attachment, AttachmentSource, Gid, GidType, Route
 from mpiboot.model import Source, Worker
 from mpiboot.settings import Settings
@@ -589,3 +590,35 @@ def test_names_are_ordered_as_people_count() -> None:
         "net2",
         "net10",
     ]
+
+
+@pytest.mark.parametrize(
+    ("worker", "settings", "expected"),
+    [
+        (w.rails8(0), Settings(), ("172.16.1.10",)),  # bootstrap takes a single link
+        (w.tcp(0), Settings(), ("192.168.7.5",)),
+        (w.tcp(0), Settings(nccl_socket=NcclSocket.CONTROL), ()),
+        (
+            w.tcp(0),
+            Settings(nccl_socket=NcclSocket.CONTROL, mpi_network=MpiNetwork.DATA),
+            ("192.168.7.5",),
+        ),
+        (w.tcp(0), Settings(data_network=DataNetworkUse.OFF), ()),
+        (w.aks(0), Settings(), ()),
+        (w.plain(0), Settings(), ()),
+        (
+            w.worker(
+                "w-0",
+                w.eth0(),
+                w.link("net1", "fd00:7::5/64", "192.168.7.5/24"),
+                w.link("net2", "fd00:8::5/64"),
+            ),
+            Settings(),
+            ("192.168.7.5", "fd00:8::5"),
+        ),
+    ],
+)
+def test_the_addresses_that_sockets_may_use(
+    worker: Worker, settings: Settings, expected: tuple[str, ...]
+) -> None:
+    assert socket_addresses(choose(worker, settings), settings) == expected

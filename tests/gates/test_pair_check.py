@@ -210,6 +210,97 @@ async def test_what_can_not_be_reached_is_told(folder: Path) -> None:
     assert {item.source: item.ssh for item in found} == {"w-0": Reached.REFUSED, "w-1": None}
 
 
+def data(one: Worker) -> tuple[str, ...]:
+    """Two addresses on the data network."""
+    return one.address.replace("127.0.6.", "127.0.7."), one.address.replace("127.0.6.", "127.0.8.")
+
+
+async def test_neighbours_dial_data_addresses_too(folder: Path) -> None:
+    check, hosts = PairCheck(60.0, "", data), [host(number) for number in range(4)]
+    for one in hosts:
+        join(check, one, Local(folder))
+    assert await check.blocked_on_data(hosts) == ""
+    assert len(await results(check, hosts)) == 10  # 0-1, 0-2, 1-2, 1-3, 2-3: each both ways
+    # 0-1, 1-2, 2-3: each both ways, on two links.
+    assert {item.reached for _, _, item in check._dialled_data} == {Reached.ANSWERED}
+    targets = sorted(item.address for _, _, item in check._dialled_data)
+    times = {"1": 1, "2": 2, "3": 2, "4": 1}
+    assert targets == [
+        f"127.0.{net}.{number}" for net in (7, 8) for number in times for _ in range(times[number])
+    ]
+
+
+async def test_data_addresses_that_do_not_answer_are_told(folder: Path) -> None:
+    """A port at which nobody listens stands for one that a firewall resets."""
+
+    def blocked(line: str) -> str:
+        address, port, ssh, seconds = line.split()
+        return f"{address} {1 if address == '127.0.7.2' and port != '0' else port} {ssh} {seconds}"
+
+    check, hosts = PairCheck(60.0, "", data), [host(0), host(1)]
+    join(check, hosts[0], Local(folder, blocked))
+    join(check, hosts[1], Local(folder))
+    said = await check.blocked_on_data(hosts)
+    assert said.startswith("w-0 can't reach w-1 (127.0.7.2 port ")
+    assert said.endswith(
+        "): the connection is refused, although that port is listened at, though they connect on "
+        "the control link"
+    )
+    # A pod made anew counts for nothing, nor is a further link tried.
+    assert await check.blocked_on_data([hosts[0], replace(hosts[1], address="127.0.6.77")]) == ""
+    assert {item.reached for item in await results(check, hosts)} == {Reached.ANSWERED}
+    tried = [item.address for source, _, item in check._dialled_data if source is hosts[0]]
+    assert tried == ["127.0.7.2"]
+
+
+async def test_nothing_is_told_of_data_addresses_at_which_nobody_listens(folder: Path) -> None:
+    """As of a worker whose mpiboot knows nothing of them, or of one whose program has ended."""
+
+    def older(line: str) -> str:
+        address, port, ssh, seconds = line.split()
+        return f"{address} {port if port != '0' else 1} {ssh} {seconds}"
+
+    def ended(line: str) -> str:
+        address, port, ssh, seconds = line.split()
+        return (
+            f"{address} {1 if address[:7] == '127.0.7' and port != '0' else port} {ssh} {seconds}"
+        )
+
+    for heard in (older, ended):
+        check, hosts = PairCheck(60.0, "", data), [host(0), host(1)]
+        for one in hosts:
+            join(check, one, Local(folder, heard))
+        assert await check.blocked_on_data(hosts) == ""
+        assert len(await results(check, hosts)) == 2
+        assert check._dialled_data == []
+
+
+async def test_workers_that_do_not_connect_at_all_try_no_data_addresses(folder: Path) -> None:
+    def other_port(line: str) -> str:
+        address, port, ssh, seconds = line.split()
+        return f"{address} {1 if address == '127.0.6.2' else port} {ssh} {seconds}"
+
+    check, hosts = PairCheck(60.0, "", data), [host(0), host(1)]
+    join(check, hosts[0], Local(folder, other_port))
+    join(check, hosts[1], Local(folder))
+    assert await check.blocked_on_data(hosts) == ""
+    assert check._dialled_data == []
+    await check.close()
+
+
+@pytest.mark.parametrize(("one", "other"), [(("127.0.7.1",), ("::1",)), (("127.0.7.1",), ())])
+async def test_links_without_an_ip_version_in_common_are_not_tried(
+    folder: Path, one: tuple[str, ...], other: tuple[str, ...]
+) -> None:
+    check = PairCheck(60.0, "", lambda item: one if item.host.name == "w-0" else other)
+    hosts = [host(0), host(1)]
+    for item in hosts:
+        join(check, item, Local(folder))
+    assert await check.blocked_on_data(hosts) == ""
+    assert check._dialled_data == []
+    await check.close()
+
+
 async def test_a_host_that_answers_itself_no_more_is_not_blamed_on_the_network(
     folder: Path,
 ) -> None:

@@ -46,6 +46,10 @@ class Pairs:
         self.asked.append(workers)
         return DIALLED
 
+    async def blocked_on_data(self, workers: object) -> str:
+        self.asked.append(workers)
+        return "w-0 can't reach w-1"
+
     async def close(self) -> None:
         self.asked.append("closed")
 
@@ -107,7 +111,8 @@ async def test_a_look_asks_every_host_once_and_hands_on_what_was_found(
             {"mpirun": found.observed.line.daemons_mpirun, "pairs": pairs, "doctor": doctor},
         ),
     ]
-    assert pairs.asked == [SEEN.workers, "closed"]
+    assert pairs.asked == [SEEN.workers, SEEN.workers, "closed"]
+    assert found.observed.data_blocked == "w-0 can't reach w-1"
     assert (found.passed, found.dialled, found.warnings) == (passed, DIALLED, (WARN,))
     assert (found.observed.own, found.observed.own_oom_kills) == (facts, 3)
     assert (found.observed.line.argv, found.observed.networks) == (program, {})

@@ -5,7 +5,16 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.model import Level
-from mpiboot.network.worker_pairs import KEPT, Dialled, Reached, findings, partners, read
+from mpiboot.network.worker_pairs import (
+    KEPT,
+    Dialled,
+    Reached,
+    blocked_on_data,
+    findings,
+    partners,
+    read,
+    read_port,
+)
 
 
 def dialled(source: str, target: str, reached: Reached = Reached.ANSWERED) -> Dialled:
@@ -199,3 +208,28 @@ def test_many_are_told_by_a_few() -> None:
     (found,) = findings(every, names)
     assert "; 18 more of 19 that were tried" in found.said
     assert len(found.evidence) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "port"),
+    [
+        ("listens 40009 - -", 40009),
+        ("refused - - -", 0),
+        ("no-route - - no-route", 0),  # as a version that knows no further addresses answers
+        ("listens", 0),
+        ("listens no - -", 0),
+        ("", 0),
+    ],
+)
+def test_a_further_address_is_listened_at_or_not(line: str, port: int) -> None:
+    assert read_port(line) == port
+
+
+def test_where_tcp_does_not_pass_on_the_data_network() -> None:
+    good, bad = both(Reached.ANSWERED), both(Reached.SILENT)
+    assert blocked_on_data(()) == blocked_on_data(good) == ""
+    one = "w-1 can't reach w-0 (10.244.0.12 port 40001): no answer in 2 s, twice"
+    though = ", though they connect on the control link"
+    assert blocked_on_data([good[0], bad[1]]) == one + though
+    first = one.replace("w-1 can't reach w-0", "w-0 can't reach w-1")
+    assert blocked_on_data(reversed(bad)) == f"{first} (and 1 more){though}"

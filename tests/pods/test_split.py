@@ -445,6 +445,37 @@ def test_an_address_that_never_comes_is_waited_for_until_the_deadline(
     assert f"{job.workers[0].hostname}.pi.default.svc (link net1 has no address yet)" in said
 
 
+# A fabric that passes RDMA alone.
+NO_TCP = """
+table inet fabric {
+    chain input {
+        type filter hook input priority 0;
+        iifname "net1" meta l4proto tcp %s
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("verdict", ["drop", "reject with tcp reset"])
+def test_sockets_stay_where_tcp_passes(cluster: Cluster, one_image: Image, verdict: str) -> None:
+    job = mpijob(cluster, one_image, workers=2, data_link="net1", launcher_args=PROGRAM)
+    first, second = job.workers
+    for worker in job.workers:
+        worker.network.run("nft", "-f", "-", stdin=NO_TCP % verdict)
+    job.start()
+    on_control = {**NET1, "NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0"}
+    on_control |= {"TP_SOCKET_IFNAME": "eth0", "UCX_NET_DEVICES": "eth0"}
+    assert ended_well(job) == {worker.hostname: on_control for worker in job.workers}
+    said = " ".join(job.launcher.stderr().split())
+    assert "[data-sockets] TCP does not pass on the data network: pi-worker-" in said
+    there = [worker.network.addresses("net1")[0] for worker in (first, second)]
+    assert any(
+        f"can't reach {worker.hostname}.pi.default.svc ({address} port" in said
+        for worker, address in zip((first, second), there, strict=True)
+    )
+    assert "(and 1 more), though they connect on the control link; " in said
+
+
 def profile(script: str) -> dict[str, object]:
     return {
         "env": {"MPIBOOT_ENV_PROFILE": "/etc/vendor/set_nccl_env.sh"},

@@ -75,6 +75,16 @@ def test_one_that_dials_itself_answers() -> None:
         assert ask(one, "127.0.0.1", port_of(one), 1, 60).startswith("answered ")
 
 
+def test_a_further_address_is_listened_at_when_asked() -> None:
+    with started("40040-40049") as one, started(address="127.0.0.2") as other:
+        port_of(one)
+        port_of(other)
+        assert ask(other, OWN, 40049, CLOSED, 60).startswith("refused ")
+        assert ask(one, OWN, 0, 0, 0) == "listens 40049 - -"
+        assert ask(other, OWN, 40049, CLOSED, 60) == "answered 127.0.0.1 127.0.0.1 -"
+        assert ask(one, "203.0.113.7", 0, 0, 0) == "refused - - -"
+
+
 def test_it_ends_with_its_stdin() -> None:
     with started() as one:
         port_of(one)
