@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from mpiboot.job import masking
+from mpiboot.job.forward import ALLOWED, matches
 from mpiboot.wording import first_few, size_of
 
 # Bytes before they are packed: of one part, and of all. Compressed it is about a tenth.
@@ -16,6 +17,13 @@ PART: Final = 1 << 20
 WHOLE: Final = 16 << 20
 # A shorter value may stand in any text without being that secret.
 _SHORTEST: Final = 6
+# Variables whose values are shown beside those of forward's table. Of others the name alone is: any
+# of them may hold a connection string, a registry's login or a webhook's address.
+_SHOWN: Final = (
+    "OMPI_* PMIX_* PRTE_* PMI_* MPIR_* HYDRA_* MPIEXEC_* MPIBOOT_* K_MPI_JOB_ROLE "
+    "NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES KUBERNETES_* LD_PRELOAD "
+    "HOME HOSTNAME USER LOGNAME SHELL PWD TERM TMPDIR LANG LC_* TZ"
+)
 _FOLDER: Final = "mpiboot-bundle/"
 
 
@@ -25,6 +33,20 @@ class Part:
 
     name: str
     text: str
+
+
+def environment(environ: Mapping[str, str]) -> str:
+    """Write an environment, a variable a line, with the values of those that are known alone."""
+    patterns = (*_SHOWN.split(), *(pattern for pattern, _ in ALLOWED))
+    lines = []
+    for name, value in sorted(environ.items()):
+        if not value or any(matches(name, pattern) for pattern in patterns):
+            # Options in a variable may hold a secret, too.
+            (shown,) = masking.masked_words([masking.mask(name, value)])
+        else:
+            shown = masking.HIDDEN
+        lines.append(f"{name}={shown}\n")
+    return "".join(lines)
 
 
 def without_secrets(parts: Iterable[Part], environ: Mapping[str, str]) -> tuple[Part, ...]:

@@ -66,7 +66,7 @@ def write(
     )
     about = (
         f"What mpiboot {__version__} knows of this pod and, on a launcher, of its workers.\n"
-        "Values of secrets are hidden, their names are kept.\n"
+        "Secrets are hidden; variables that mpiboot does not know have their names alone.\n"
         f"{logs}\n"
     )
     data, cut = archive.pack(parts, about)
@@ -144,8 +144,8 @@ async def _command(environ: Mapping[str, str], *words: str) -> Part:
 def _own(resolved: Resolved, environ: Mapping[str, str]) -> list[Part]:
     """Give what this pod has beside: versions, environment, its first process, how it ended."""
     versions = f"mpiboot {__version__}\nPython {platform.python_version()}\n{platform.platform()}\n"
-    shown = "".join(f"{name}={masking.mask(name, environ[name])}\n" for name in sorted(environ))
-    found = [Part("versions.txt", versions), Part("environment.txt", shown)]
+    environment = Part("environment.txt", archive.environment(environ))
+    found = [Part("versions.txt", versions), environment]
     first = _read(Path("/proc/1/cmdline")).rstrip("\0").split("\0")
     found.append(Part("first-process.txt", " ".join(masking.masked_words(first)) + "\n"))
     ended = termination.read(resolved.settings.termination_log)

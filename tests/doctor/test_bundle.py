@@ -45,7 +45,14 @@ def test_what_is_in_it(tmp_path: Path) -> None:
     path.write_text("an older one")
     log = tmp_path / "termination"
     log.write_text(f"program: it ended with {SECRET}\n")
-    environ = {"API_TOKEN": SECRET, "COPY": f"--with {SECRET}", "HARMLESS": "shown"}
+    environ = {
+        "API_TOKEN": SECRET,
+        "UCX_COPY": f"--with {SECRET}",
+        "NCCL_DEBUG": "INFO",
+        "DOCKER_AUTH_CONFIG": '{"auths": {"r.io": {"auth": "bWU6aHVudGVyMg=="}}}',
+        "ALERTS": "https://hooks.example.com/services/T0/B0/hunter2",
+        "DATABASE": "Server=db;Uid=me;Pwd=hunter2",
+    }
     done = asked(str(path), MPIBOOT_TERMINATION_LOG=str(log), **environ)
     assert (done.returncode, done.stdout) == (0, b"")
     assert f"mpiboot: {path}: ".encode() in done.stderr
@@ -57,8 +64,11 @@ def test_what_is_in_it(tmp_path: Path) -> None:
         *("versions.txt", "environment.txt", "first-process.txt", "termination-log.txt"),
     ]
     assert "API_TOKEN=(hidden)\n" in found["environment.txt"]
-    assert "COPY=--with (hidden)\n" in found["environment.txt"]
-    assert "HARMLESS=shown\n" in found["environment.txt"]
+    assert "UCX_COPY=--with (hidden)\n" in found["environment.txt"]
+    assert "NCCL_DEBUG=INFO\n" in found["environment.txt"]
+    for name in ("DOCKER_AUTH_CONFIG", "ALERTS", "DATABASE"):
+        assert f"{name}=(hidden)\n" in found["environment.txt"]
+        assert environ[name] not in "".join(found.values())
     assert found["termination-log.txt"] == "program: it ended with (hidden)\n"
     assert SECRET not in "".join(found.values())
     assert '"findings"' in found["doctor.json"]
@@ -104,6 +114,25 @@ def test_the_bound_is_kept_and_told() -> None:
     assert list(found) == ["README.txt", "a", "b", "d"]
     assert found["b"] == "é" * 50 + "\n[cut here: 200 bytes in all]\n"
     assert found["README.txt"] == f"about\n  a\n  b\n  d\n\n{said}\n"
+
+
+def test_only_known_variables_are_shown_with_their_values() -> None:
+    environ = {
+        "EMPTY": "",
+        "HOME": "/home/me",
+        "MPIBOOT_MPIRUN_ARGS": "--password hunter2",
+        "OMPI_MCA_btl": "self",
+        "TF_TOKEN": "hunter2",
+        "X": "hunter2",
+    }
+    assert archive.environment(environ).splitlines() == [
+        "EMPTY=",
+        "HOME=/home/me",
+        "MPIBOOT_MPIRUN_ARGS=--password (hidden)",
+        "OMPI_MCA_btl=self",
+        "TF_TOKEN=(hidden)",
+        "X=(hidden)",
+    ]
 
 
 def test_secrets_by_their_values() -> None:
