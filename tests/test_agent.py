@@ -5,6 +5,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,12 +89,18 @@ class Launch:
             )
         )
 
-    def start(self, *words: str, stdin: int | IO[bytes] = subprocess.DEVNULL) -> subprocess.Popen:  # type: ignore[type-arg]
+    def start(
+        self,
+        *words: str,
+        stdin: int | IO[bytes] = subprocess.DEVNULL,
+        stdout: int = subprocess.PIPE,
+        stderr: int = subprocess.PIPE,
+    ) -> subprocess.Popen:  # type: ignore[type-arg]
         return subprocess.Popen(
             [*self.shell, str(AGENT), *words],
             stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
             env={
                 "PATH": os.environ["PATH"],
                 "MPIBOOT_LAUNCH_DIR": str(self.folder),
@@ -206,6 +213,30 @@ def test_streams_pass_untouched(launch: Launch) -> None:
     data = bytes(range(256)) * 4000
     out, err = process.communicate(data, timeout=30)
     assert (process.returncode, out, err) == (7, data, b"said\n")
+
+
+NON_BLOCKING = """
+exec %s -S -c 'import os
+for stream in (1, 2):
+    os.set_blocking(stream, False)
+    os.write(stream, b"from ssh")'
+"""
+
+
+def test_an_ssh_that_makes_its_streams_non_blocking_leaves_mpiruns_as_they_are(
+    launch: Launch,
+) -> None:
+    """As OpenSSH does: an mpirun whose stdout is so drops what nobody has read at its end."""
+    launch.body(NON_BLOCKING % sys.executable)
+    pipes = [os.pipe() for _ in range(2)]
+    writers = [writer for _, writer in pipes]
+    assert launch.start("w-1", "true", stdout=writers[0], stderr=writers[1]).wait(60) == 0
+    assert [os.get_blocking(writer) for writer in writers] == [True, True]
+    for reader, writer in pipes:
+        os.close(writer)
+        assert os.read(reader, 99) == b"from ssh"
+        assert os.read(reader, 99) == b""
+        os.close(reader)
 
 
 def told(launch: Launch, process: subprocess.Popen) -> None:  # type: ignore[type-arg]
