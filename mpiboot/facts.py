@@ -36,7 +36,9 @@ def gather(
     from mpiboot.observe import gpus, process_memory  # noqa: PLC0415
 
     seen, routes, odd = links.observe()
-    control, _ = pod.control_address(resolved.settings.control_ifname, socket.gethostname())
+    control, _ = pod.control_address(
+        resolved.settings.control_ifname, socket.gethostname(), api=environ.get(pod.API, "")
+    )
     return PodFacts(
         hostname=socket.gethostname(),
         mpiboot=__version__,

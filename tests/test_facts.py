@@ -30,9 +30,13 @@ SAID = Attachment(AttachmentSource.MULTUS, "net1")
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Link:
     """A pod of which everything is known, by the places that are asked; its link."""
+
+    def address(wanted: str, _: str, *, api: str) -> tuple[str, str]:
+        return f"address of {wanted} {api}", "so"
+
     link = plans.link("eth0", "10.0.0.5/24")
     monkeypatch.setattr(links, "observe", lambda: ((link,), (ROUTE,), ("a link",)))
-    monkeypatch.setattr(pod, "control_address", lambda wanted, _: (f"address of {wanted}", "so"))
+    monkeypatch.setattr(pod, "control_address", address)
     monkeypatch.setattr(pod, "started", lambda pid: pid + 0.5)
     monkeypatch.setattr(pod, "spec_names", lambda pid: (f"OF_{pid}",))
     monkeypatch.setattr(pod, "memlock", lambda: -1)
@@ -53,11 +57,15 @@ def test_each_fact_is_asked_where_it_is_known(world: Link) -> None:
         "MPIBOOT_WORKER_DIR": "/run/worker",
         "NCCL_IB_HCA": "mlx5",
         "SECRET": "x",
+        "KUBERNETES_SERVICE_HOST": "10.96.0.1",
     }
     resolved = resolve({"control_ifname": "eth0"}, {})
     found = facts.gather(resolved, environ, sshd="openssh", pid=4711, mpi=MPI)
     assert (found.mpiboot, found.sshd, found.mpi) == (__version__, "openssh", MPI)
-    assert (found.runtime_dir, found.control_address) == ("/run/worker", "address of eth0")
+    assert (found.runtime_dir, found.control_address) == (
+        "/run/worker",
+        "address of eth0 10.96.0.1",
+    )
     assert (found.started, found.environment) == (4711.5, ("OF_4711",))
     assert (found.cores, found.memlock, found.shm) == (3, -1, 7)
     assert (found.mesh, found.memory_refused) == (MESH, "EPERM")

@@ -133,7 +133,8 @@ def access(launcher: LauncherPod) -> gate.Access:
     """Give how this launcher logs in to the workers."""
     settings = launcher.resolved.settings
     hostname = socket.gethostname()
-    own, _ = pod.control_address(settings.control_ifname, hostname)
+    api = launcher.environ.get(pod.API, "")
+    own, _ = pod.control_address(settings.control_ifname, hostname, api=api)
     named = port.client_port(launcher.environ, launcher.identity.home)
     search = dns.read_resolv_conf().search
     return gate.Access(

@@ -17,6 +17,7 @@ from mpiboot import log
 from mpiboot.addresses import IPV6, bare, parse
 from mpiboot.addresses import network as network_of
 from mpiboot.model import Identity
+from mpiboot.network.link_addresses import has_carrier, usable
 
 HOSTS: Final = Path("/etc/hosts")
 USERS: Final = Path("/proc/self/uid_map")
@@ -24,6 +25,8 @@ _SHELL: Final = "/bin/sh"
 # Documentation addresses (RFC 5737, RFC 3849): only the default route leads there.
 _FAR: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 _DISCARD: Final = 9
+API: Final = "KUBERNETES_SERVICE_HOST"
+NO_DEFAULT_ROUTE: Final = "there is no default route"
 
 
 def _status(field: str) -> str:
@@ -132,12 +135,44 @@ def _hosts_address(hostname: str, path: Path) -> str:
     return ""
 
 
-def _route_address() -> str:
+def _route_address(api: str) -> tuple[str, str]:
     for family, far in _FAR:
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((far, _DISCARD))  # asks the kernel for a route; nothing is sent
-            return str(probe.getsockname()[0])
+        if own := _source(family, far):
+            return own, "the default route's source address"
+    found = parse(api)
+    if found is not None:
+        family = socket.AF_INET6 if found.version == IPV6 else socket.AF_INET
+        if own := _source(family, api):
+            return own, f"{NO_DEFAULT_ROUTE}; the source address of the route to the API, {api}"
+    own, destination = _any_route()
+    other = f"an address of the link of the route to {destination}" if own else "no other route"
+    return own, f"{NO_DEFAULT_ROUTE}, no route to the API{f', {api}' * bool(api)}; {other}"
+
+
+def _source(family: int, peer: str) -> str:
+    """Give the address from which the kernel would talk to a peer; empty without a route."""
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((peer, _DISCARD))  # asks for a route; nothing is sent
+        return str(probe.getsockname()[0])
     return ""
+
+
+def _any_route() -> tuple[str, str]:
+    """Give an address of a link that some route leads over, and that route's destination.
+
+    A bridge is seldom the node's way to others, and a gateway is a sign of it.
+    """
+    from mpiboot.observe import links  # noqa: PLC0415 - only where nothing else tells
+
+    seen, routes, _ = links.observe()
+    known = {link.name: link for link in seen if has_carrier(link)}
+    for route in sorted(
+        (route for route in routes if route.link in known),
+        key=lambda route: (known[route.link].kind == "bridge", not route.gateway),
+    ):
+        if own := usable(known[route.link]):
+            return str(own[0].ip), route.destination
+    return "", ""
 
 
 def _address_in(text: str) -> str:
@@ -147,12 +182,8 @@ def _address_in(text: str) -> str:
     if network is None or network.num_addresses == 1 or parse(bare(text)) != network[0]:
         return ""
     family = socket.AF_INET6 if network.version == IPV6 else socket.AF_INET
-    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((str(network[1]), _DISCARD))  # asks for a route; nothing is sent
-        source = str(probe.getsockname()[0])
-        if parse(source) in network:
-            return source
-    return ""
+    source = _source(family, str(network[1]))
+    return source if source and parse(source) in network else ""
 
 
 def _link_address(name: str) -> str:
@@ -174,13 +205,16 @@ def _link_address(name: str) -> str:
     return ""
 
 
-def control_address(wanted: str, hostname: str, hosts: Path = HOSTS) -> tuple[str, str]:
+def control_address(
+    wanted: str, hostname: str, hosts: Path = HOSTS, *, api: str = ""
+) -> tuple[str, str]:
     """This pod's address for control traffic and why it is that; empty where none is found.
 
     Args:
         wanted: a link's name, an address or a network, where the user named one.
         hostname: this pod's host name.
         hosts: the hosts file, in which a kubelet writes the pod's own address.
+        api: the address of the cluster's API; a node without a default route may have one to it.
     """
     if wanted:
         address = wanted.partition("/")[0]
@@ -193,7 +227,7 @@ def control_address(wanted: str, hostname: str, hosts: Path = HOSTS) -> tuple[st
     address = _hosts_address(hostname, hosts)
     if address:
         return address, f"{hostname} in {hosts}"
-    return _route_address(), "the default route's source address"
+    return _route_address(api)
 
 
 def started(pid: int) -> float:

@@ -69,16 +69,20 @@ def settle(
     if odd:
         log.finding(odd)
     wanted = settings.control_ifname
-    address, because = pod.control_address(wanted, socket.gethostname())
+    address, because = pod.control_address(
+        wanted, socket.gethostname(), api=environ.get(pod.API, "")
+    )
     if not address:
-        said = f"the link {wanted} has no address" if wanted else "this pod has no address"
-        raise error("interface-missing", said)
+        none = f"this pod has no address: {because}"
+        raise error("interface-missing", f"the link {wanted} has no address" if wanted else none)
     given = resolved.given["ssh_port"]
     chosen = None
     if given.source is not Source.DEFAULT:
         chosen = Decision("ssh-port", str(settings.ssh_port), given.source, str(given))
     port = ports.choose(chosen, environ, identity.home, address)
-    log.debug("control-address", f"control address {address} ({because})")
+    guessed = because.startswith(pod.NO_DEFAULT_ROUTE)
+    say = log.warning if guessed else log.debug
+    say("control-address", f"control address {address} ({because})")
     log.debug("ssh-port", f"port {port.value} ({port.because})")
     own = {**environ, **pod.user_environment(identity, environ, home)}
     if settings.env_profile:

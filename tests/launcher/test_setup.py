@@ -147,7 +147,7 @@ def test_workers_are_logged_in_to_as_the_settings_and_this_pod_say(
     own: str,
     ipv6: bool | None,  # noqa: FBT001 - a row of the table
 ) -> None:
-    monkeypatch.setattr(pod, "control_address", lambda *_: (own, "so"))
+    monkeypatch.setattr(pod, "control_address", lambda *_, **__: (own, "so"))
     monkeypatch.setattr(pod, "own_names", lambda name: (f"{name}.job.ns.svc",))
     found = launcher(tmp_path)
     to = access(found)
@@ -208,13 +208,13 @@ def test_this_pods_address_is_that_of_the_control_link(
     del key
     asked: list[object] = []
 
-    def control_address(*given: object) -> tuple[str, str]:
-        asked.append(given)
+    def control_address(*given: object, api: str) -> tuple[str, str]:
+        asked.append((*given, api))
         return "10.0.0.1", "so"
 
     monkeypatch.setattr(pod, "control_address", control_address)
     access(launcher(tmp_path, control_ifname="net7"))
-    assert asked == [("net7", socket.gethostname())]
+    assert asked == [("net7", socket.gethostname(), "")]
 
 
 def test_a_launcher_may_open_files_for_every_host(

@@ -5,6 +5,7 @@ import json
 import os
 import pwd
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -204,6 +205,75 @@ def test_without_a_line_for_the_own_name_the_default_route_tells(
     told = pod.control_address("", "w-1", hosts)
 
     assert told == ("127.0.0.1", "the default route's source address")
+
+
+# A node: its uplink, a bridge whose pods are there, one that nothing is plugged into, and a tunnel.
+NODE = """
+ip link set lo up
+ip link add cni0 type bridge
+ip link add docker0 type bridge
+ip link add veth0 type veth peer name veth1
+ip link set veth1 master cni0
+ip link add ens3 type veth peer name ens4
+ip addr add 10.244.1.1/24 dev cni0
+ip addr add 172.17.0.1/16 dev docker0
+ip addr add 10.0.0.5/24 dev ens3
+for link in cni0 docker0 veth0 veth1 ens4 ens3; do ip link set $link up; done
+%s
+exec "$@"
+"""
+ADDRESS = """
+from pathlib import Path
+from mpiboot.observe import pod
+print("\\n".join(pod.control_address("", "node-1", Path("/nothing"), api="10.96.0.1")))
+"""
+NO_DEFAULT = "there is no default route"
+ANY = f"{NO_DEFAULT}, no route to the API, 10.96.0.1; an address of the link of the route to "
+
+
+@pytest.mark.parametrize(
+    ("routes", "address", "because"),
+    [
+        (
+            "ip route add default via 10.0.0.1",
+            "10.0.0.5",
+            "the default route's source address",
+        ),
+        (
+            "ip route add 10.96.0.0/12 dev cni0",
+            "10.244.1.1",
+            f"{NO_DEFAULT}; the source address of the route to the API, 10.96.0.1",
+        ),
+        (
+            "",
+            "10.0.0.5",
+            f"{ANY}10.0.0.0/24",
+        ),
+        (
+            "ip route add 10.1.0.0/16 via 10.0.0.1",
+            "10.0.0.5",
+            f"{ANY}10.1.0.0/16",
+        ),
+        (
+            "ip link del ens3",
+            "10.244.1.1",
+            f"{ANY}10.244.1.0/24",
+        ),
+        (
+            "ip link del ens3; ip link del cni0; ip link del docker0",
+            "",
+            f"{NO_DEFAULT}, no route to the API, 10.96.0.1; no other route",
+        ),
+    ],
+)
+def test_on_a_node_without_a_default_route_another_one_tells(
+    routes: str, address: str, because: str
+) -> None:
+    if os.getuid() or not shutil.which("ip"):
+        pytest.skip("needs root and ip")
+    argv = ("unshare", "--net", "sh", "-ec", NODE % routes, "sh", sys.executable, "-c", ADDRESS)
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{address}\n{because}\n"
 
 
 @pytest.mark.parametrize(

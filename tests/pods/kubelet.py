@@ -30,7 +30,8 @@ def hosts(spec: PodSpec, hostname: str, addresses: Sequence[str]) -> str:
         "fe00::1\tip6-allnodes",
         "fe00::2\tip6-allrouters",
     ]
-    for address in addresses:
+    # That of a Debian node knows its own name alone, and no address that others could use.
+    for address in ["127.0.1.1"] if spec.host_network else addresses:
         if spec.subdomain and not spec.host_network:
             lines.append(f"{address}\t{fqdn(spec, hostname)}\t{hostname}")
         else:

@@ -177,6 +177,25 @@ def test_host_network_beside_the_nodes_own_sshd(cluster: Cluster, rig: None, nam
     assert "ssh-port=2222 (detected: the job's sshd answers there" in said
 
 
+def test_a_node_without_a_default_route(cluster: Cluster, rig: None) -> None:
+    job = mpijob(
+        cluster,
+        images.image("openmpi-4.1"),
+        workers=2,
+        launcher_args=[RING],
+        each_worker={0: {"host_network": "node-1"}},
+    )
+    node = job.workers[0]
+    node.network.run("ip", "route", "delete", "default")
+    assert job.start().wait(PATIENCE) == 0
+    spans(job)
+    said = " ".join(node.stderr().split())
+    assert (
+        f"warning: control address {node.address} (there is no default route, no route to the API, "
+        "10.96.0.1; an address of the link of the route to 10.244.0.0/24)" in said
+    )
+
+
 SHARED = {
     "two workers": (
         {"worker": {"host_network": "node-1"}},

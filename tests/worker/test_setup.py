@@ -107,7 +107,7 @@ def test_without_a_port_of_the_users_the_images_own_is_taken(
 
 @pytest.mark.parametrize(
     ("wanted", "said"),
-    [("nothing0", "the link nothing0 has no address"), ("", "this pod has no address")],
+    [("nothing0", "the link nothing0 has no address"), ("", "this pod has no address: no route")],
 )
 def test_a_worker_without_an_address_is_an_error(
     tmp_path: Path,
@@ -117,7 +117,7 @@ def test_a_worker_without_an_address_is_an_error(
     wanted: str,
     said: str,
 ) -> None:
-    monkeypatch.setattr(pod, "control_address", lambda *_: ("", "nothing"))
+    monkeypatch.setattr(pod, "control_address", lambda *_, **__: ("", "no route"))
     with pytest.raises(MpibootError, match=said) as caught:
         settled(tmp_path, key, loop, environment(tmp_path), control_ifname=wanted)
     assert (caught.value.finding.check, caught.value.code) == ("interface-missing", 72)
