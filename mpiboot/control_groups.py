@@ -45,6 +45,18 @@ def processes(groups: Path = GROUPS, proc: Path = PROC) -> Usage:
     return _lowest(_folders(groups, proc, "pids"), ("pids.max",), ("pids.current",))
 
 
+def cpu_quota(groups: Path = GROUPS, proc: Path = PROC) -> float:
+    """Read how many CPUs' time this process may use at once; 0 where nothing limits it."""
+    found = []
+    for folder in _folders(groups, proc, "cpu"):
+        quota, period = (_number(folder, (f"cpu.cfs_{what}_us",)) for what in ("quota", "period"))
+        for first, second in _rows(folder / "cpu.max").items():  # of version 2; "max" is no limit
+            quota, period = int(first) if first.isdigit() else None, int(second)
+        if quota and period:
+            found.append(quota / period)
+    return min(found, default=0.0)
+
+
 def kills(groups: Path = GROUPS, proc: Path = PROC) -> int:
     """Count the processes of this container that the kernel killed as memory was used up."""
     for folder in _folders(groups, proc, "memory"):

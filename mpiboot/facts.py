@@ -57,6 +57,7 @@ def gather(
         mesh=service_mesh.look(),
         memory_refused=process_memory.refused(),
         gpus=gpus.seen(search=environ.get("PATH", "")),
+        cpus=pod.cpus(os.sched_getaffinity(0)),
     )
 
 

@@ -20,7 +20,7 @@ def facts(found: PodFacts) -> str:
         ("control address", found.control_address or "none"),
         ("MPI", mpi),
         ("sshd", found.sshd or "not started by mpiboot here"),
-        ("cores", str(found.cores)),
+        ("CPUs", _cpus(found)),
         ("locked memory", memlock),
         ("shared memory", f"{found.shm >> 20} MiB"),
         ("GPUs", f"{found.gpus.count} {found.gpus.kind}".strip()),
@@ -100,3 +100,11 @@ def _fabric(seen: Fabric) -> str:
     if seen.missing:
         text += f"\nnot in this image: {', '.join(seen.missing)}\n"
     return text + "".join(f"\nnot read: {odd}\n" for odd in seen.unreadable)
+
+
+def _cpus(found: PodFacts) -> str:
+    """Tell the CPUs, and, where that is known, whether they are the pod's own."""
+    if found.cpus is None:
+        return str(found.cores)
+    whose = "the pod's own" if found.cpus.exclusive else "shared"
+    return f"{found.cpus.usable} of the node's {found.cpus.online}, {whose}"

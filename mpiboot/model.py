@@ -225,6 +225,30 @@ NO_GPUS: Final = Gpus()
 
 
 @dataclass(frozen=True, slots=True)
+class Cpus:
+    """The CPUs of a pod.
+
+    ``usable`` are those of its cpuset, on ``cores`` physical cores; ``online`` those of the whole
+    node; ``quota`` is how many of them it may use at once by its control group's bandwidth, 0
+    where that is not limited.
+    """
+
+    usable: int
+    cores: int
+    online: int
+    quota: float = 0.0
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether they are the pod's alone, as by a kubelet's static CPU manager.
+
+        The pool that other pods share there is smaller than the node, too; who may use but a part
+        of its CPUs is in that pool.
+        """
+        return self.usable < self.online and not 0 < self.quota < self.usable
+
+
+@dataclass(frozen=True, slots=True)
 class PodFacts:
     """What one pod says of itself; a worker's travel to the launcher as JSON (``FACTS_VERSION``).
 
@@ -233,7 +257,8 @@ class PodFacts:
     the names (never values) that the pod's own specification sets; ``memlock`` is the session's
     limit in bytes (-1: unlimited); ``shm`` the size of /dev/shm in bytes (0: none); ``mesh`` the
     service mesh in front of the pod; ``sshd_because`` tells why it is the embedded server;
-    ``memory_refused`` with which error a process may not read another's memory (empty: it may).
+    ``memory_refused`` with which error a process may not read another's memory (empty: it may);
+    ``cpus`` is None where the kernel doesn't tell.
     """
 
     hostname: str
@@ -254,6 +279,7 @@ class PodFacts:
     sshd_because: str = ""
     memory_refused: str = ""
     gpus: Gpus = NO_GPUS
+    cpus: Cpus | None = None
 
 
 class NoFacts(str, Enum):

@@ -132,3 +132,25 @@ def test_what_is_no_text_is_passed_over(tmp_path: Path) -> None:
         (groups / name).write_bytes(b"\xff\xfe")
     assert control_groups.memory(groups, proc) == Usage()
     assert control_groups.kills(groups, proc) == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"cpu.max": "max 100000\n"}, 0.0),
+        ({f"{POD}/cpu.max": "400000 100000\n", f"{OWN}/cpu.max": "150000 100000\n"}, 1.5),
+        ({f"{POD}/cpu.max": "400000 100000\n", f"{OWN}/cpu.max": "max 100000\n"}, 4.0),
+        ({"cpu.max": "nonsense\n"}, 0.0),
+        ({}, 0.0),
+    ],
+)
+def test_the_time_of_how_many_cpus_a_process_may_use(
+    tmp_path: Path, files: dict[str, str], quota: float
+) -> None:
+    assert control_groups.cpu_quota(*tree(tmp_path, f"0::/{OWN}", files)) == quota
+
+
+@pytest.mark.parametrize(("limit", "quota"), [("200000", 2.0), ("-1", 0.0)])
+def test_the_same_of_version_1(tmp_path: Path, limit: str, quota: float) -> None:
+    files = {f"cpu/{OWN}/cpu.cfs_quota_us": limit, f"cpu/{OWN}/cpu.cfs_period_us": "100000"}
+    assert control_groups.cpu_quota(*tree(tmp_path, f"4:cpu,cpuacct:/{OWN}", files)) == quota

@@ -8,7 +8,7 @@ import pytest
 
 from mpiboot import facts_text
 from mpiboot.fabric import Attachment, AttachmentSource, Fabric, RdmaPort
-from mpiboot.model import Gpus, PodFacts
+from mpiboot.model import Cpus, Gpus, PodFacts
 from tests.fakes import plans
 from tests.fakes import workers as w
 
@@ -42,7 +42,11 @@ def test_each_fact_has_its_value() -> None:
     assert row(of_a_vf(), "control address") == "10.244.1.5"
     assert row(of_a_vf(), "MPI") == "none on PATH"
     assert row(of_a_vf(), "sshd") == "openssh"
-    assert row(of_a_vf(), "cores") == "8"
+    assert row(of_a_vf(), "CPUs") == "8"
+    own = replace(of_a_vf(), cpus=Cpus(8, 4, 64))
+    assert row(own, "CPUs") == "8 of the node's 64, the pod's own"
+    shared = replace(of_a_vf(), cpus=Cpus(60, 30, 64, quota=4.0))
+    assert row(shared, "CPUs") == "60 of the node's 64, shared"
     assert row(of_a_vf(), "shared memory") == "8192 MiB"
     assert row(of_a_vf(), "GPUs") == "0"
     assert links.splitlines()[-1] == "net1  vf        up     1500  192.168.5.7/24"

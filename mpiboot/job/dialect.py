@@ -60,6 +60,8 @@ class Dialect:
     concurrency_var: str = ""
     bind_var: str = ""
     map_var: str = ""
+    # Variables that say anything of mapping, ranking, binding or CPUs, as patterns.
+    pinning_vars: tuple[str, ...] = ()
     oversubscribe_var: str = ""
     oversubscribe_value: str = ""
     constants: tuple[Variable, ...] = ()

@@ -34,6 +34,27 @@ _OMPI_ROOT: Final = (
     Variable("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", "this pod runs as root"),
 )
 
+
+def _pinning(prefixes: str, parameters: str) -> tuple[str, ...]:
+    return tuple(
+        f"{prefix}{parameter}" for prefix in prefixes.split() for parameter in parameters.split()
+    )
+
+
+# By ompi_info 4.1.4, and the sources of PRRTE 3.0.8, which takes OMPI_MCA_ for these as well
+# (translate_params in schizo_ompi.c).
+_PINNING_4: Final = _pinning(
+    "OMPI_MCA_",
+    "rmaps rmaps_base_*policy rmaps_base_by* rmaps_base_*per* rmaps_base_pattern rmaps_ppr_* "
+    "rmaps_rank_file_* rmaps_dist_device orte_rankfile hwloc_base_bind* hwloc_base_cpu_* "
+    "hwloc_base_slot_list hwloc_base_use_hwthreads_as_cpus",
+)
+_PINNING_5: Final = _pinning(
+    "PRTE_MCA_ OMPI_MCA_",
+    "rmaps rmaps_default_*policy hwloc_default_binding_policy hwloc_default_cpu_list "
+    "hwloc_base_bind_to_* hwloc_*use_hwthreads_as_cpus",
+)
+
 OPENMPI4: Final = Dialect(
     family=MpiFamily.OPENMPI4,
     title="Open MPI 4.1 (ORTE)",
@@ -52,6 +73,7 @@ OPENMPI4: Final = Dialect(
     concurrency_var="OMPI_MCA_plm_rsh_num_concurrent",
     bind_var="OMPI_MCA_hwloc_base_binding_policy",
     map_var="OMPI_MCA_rmaps_base_mapping_policy",
+    pinning_vars=_PINNING_4,
     oversubscribe_var="OMPI_MCA_rmaps_base_oversubscribe",
     oversubscribe_value="1",
     constants=(
@@ -131,6 +153,7 @@ OPENMPI5: Final = Dialect(
     concurrency_var="PRTE_MCA_plm_ssh_num_concurrent",
     bind_var="PRTE_MCA_hwloc_default_binding_policy",
     map_var="PRTE_MCA_rmaps_default_mapping_policy",
+    pinning_vars=_PINNING_5,
     oversubscribe_var="PRTE_MCA_rmaps_default_mapping_policy",
     oversubscribe_value="slot:oversubscribe",
     constants=(

@@ -96,6 +96,7 @@ INTEL: Final = Dialect(
     ),
     bind_var="I_MPI_PIN",
     bind_value="0",
+    pinning_vars=("I_MPI_PIN", "I_MPI_PIN_*"),
     constants=(
         Variable("I_MPI_HYDRA_BRANCH_COUNT", "0", "flat: no worker needs to reach another"),
     ),

@@ -9,7 +9,7 @@ import fnmatch
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from mpiboot.job import forward, masking, placement
+from mpiboot.job import binding, forward, masking
 from mpiboot.job.dialect import Dialect, Export, parameter
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.model import Source
@@ -23,7 +23,7 @@ NOT_FORWARDED: Final = "not-forwarded"
 
 
 def set_constants(builder: PlanBuilder, observed: Observed, *, oversubscribe: Given | None) -> None:
-    """Set what this MPI always gets: transports, root, binding, mapping, who the user is.
+    """Set what this MPI always gets: transports, root, binding, who the user is.
 
     ``oversubscribe`` is what asked for more ranks than slots, None where nothing did.
     """
@@ -34,12 +34,6 @@ def set_constants(builder: PlanBuilder, observed: Observed, *, oversubscribe: Gi
         for item in row.root:
             builder.variable(item.name, item.value, item.because, Source.DETECTED)
     _copy_once(builder, observed)
-    if builder.line.bind_to:
-        builder.decide("binding", builder.line.bind_to, Source.FLAG, "given on the mpirun line")
-    elif row.bind_var:
-        builder.variable(
-            row.bind_var, row.bind_value, "ranks have threads; pods have few cores", Source.DEFAULT
-        )
     if oversubscribe and row.oversubscribe_var != row.map_var:
         builder.variable(
             row.oversubscribe_var,
@@ -47,11 +41,7 @@ def set_constants(builder: PlanBuilder, observed: Observed, *, oversubscribe: Gi
             f"asked for by {oversubscribe}",
             oversubscribe.source,
         )
-    if builder.line.mapped_by:
-        builder.decide("mapping", builder.line.mapped_by, Source.FLAG, "given on the mpirun line")
-    if row.map_var and not builder.line.policy:
-        policy = placement.default_policy(row, oversubscribe=oversubscribe is not None)
-        builder.variable(row.map_var, policy, "fill a host before the next", Source.DEFAULT)
+    binding.decide(builder, observed, oversubscribe)
     for name, value in (
         ("HOME", observed.identity.home),
         ("USER", observed.identity.user),

@@ -6,7 +6,7 @@ otherwise are written for this one, and the record says so. Nothing is run here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
@@ -24,6 +24,15 @@ _CHOOSE_HOSTS: Final = (
     OptionKind.MOVES_HOSTS,
     OptionKind.FILE,
 )
+_PIN_RANKS: Final = (
+    OptionKind.MAP_BY,
+    OptionKind.PER_NODE,
+    OptionKind.BIND_TO,
+    OptionKind.BINDS,
+    OptionKind.PINS_RANKS,
+)
+# Modifiers of a mapping that say no more than how many ranks a host may have.
+_HOW_MANY: Final = frozenset({"", "oversubscribe", "nooversubscribe"})
 
 
 class _StopError(Exception):
@@ -52,6 +61,7 @@ class _Reader:
     mca: dict[str, str] = field(default_factory=dict)
     moves_ranks: dict[str, None] = field(default_factory=dict)
     moves_hosts: dict[str, None] = field(default_factory=dict)
+    pinned_by: dict[str, None] = field(default_factory=dict)
     given: dict[str, OptionKind] = field(default_factory=dict)
     hostfile_words: list[int] = field(default_factory=list)
     host_words: list[int] = field(default_factory=list)
@@ -144,6 +154,11 @@ class _Reader:
 
     def mapping(self, written: str, option: Option, text: str) -> None:
         """Note what an option says of where ranks go."""
+        mapped = option.written.format(text).lower().replace(",", ":").split(":")
+        if option.kind in _PIN_RANKS and not (
+            option.kind is OptionKind.MAP_BY and _HOW_MANY.issuperset(mapped)
+        ):
+            self.pinned_by[written] = None
         match option.kind:
             case OptionKind.MAP_BY:
                 self.keep("map_by", option.written.format(text))
@@ -162,7 +177,7 @@ class _Reader:
                 self.keep(option.kind.name.lower(), text)
             case OptionKind.LAUNCH_AGENT:
                 self.keep("launch_agent", written)
-            case OptionKind.MOVES_RANKS:
+            case OptionKind.MOVES_RANKS | OptionKind.PINS_RANKS:
                 self.moves_ranks[written] = None
             case OptionKind.MOVES_HOSTS | OptionKind.FILE:
                 self.moves_hosts[written] = None
@@ -241,16 +256,17 @@ class _Reader:
             host_words=tuple(self.host_words),
             moves_ranks=tuple(self.moves_ranks),
             moves_hosts=tuple(self.moves_hosts),
+            pinned_by=tuple(self.pinned_by),
             given=tuple(self.given),
             kinds=frozenset(self.given.values()),
             prints=self.prints,
         )
 
-    def chooses_hosts(self, words: Sequence[str]) -> bool:
-        """Whether one of some words, which are not read, is an option that chooses hosts."""
-        names = (word.lstrip("-").partition("=")[0] for word in words if word.startswith("-"))
-        known = filter(None, map(self.known, names))
-        return any(option.kind in _CHOOSE_HOSTS for option in known)
+    def among(self, words: Sequence[str], kinds: Collection[OptionKind]) -> tuple[str, ...]:
+        """Give those of some words, which are not read, that are options of these kinds."""
+        names = {word: word.lstrip("-").partition("=")[0] for word in words if word[:1] == "-"}
+        known = {word: self.known(name) for word, name in names.items()}
+        return tuple(word for word, option in known.items() if option and option.kind in kinds)
 
 
 def read(program: Sequence[str], family: MpiFamily) -> UserLine:
@@ -294,10 +310,13 @@ def _read(words: tuple[str, ...], row: Dialect) -> UserLine:
         return replace(_read(tuple(chain.from_iterable(new)), row), rewritten=pairs)
     if stop is None:
         return reader.record()
+    rest = words[stop.at + 1 :]
+    record = reader.record()
     return replace(
-        reader.record(),
+        record,
+        pinned_by=(*record.pinned_by, *reader.among(rest, _PIN_RANKS)),
         unknown=words[stop.at],
         because=stop.because,
         refused=stop.refused,
-        may_hide_hosts=reader.chooses_hosts(words[stop.at + 1 :]),
+        may_hide_hosts=bool(reader.among(rest, _CHOOSE_HOSTS)),
     )

@@ -32,7 +32,9 @@ class OptionKind(str, Enum):
     ELSEWHERE = "where the program is looked for"
     PRINTS = "something is printed, and nothing started"
     PLAIN = "nothing about hosts and ranks"
+    BINDS = "ranking, binding or CPUs"
     MOVES_RANKS = "a placement of ranks that is left to mpirun"
+    PINS_RANKS = "a placement of ranks on CPUs that is left to mpirun"
     MOVES_HOSTS = "a choice of hosts that is left to mpirun"
     FILE = "a file with options or parameters, which is left to mpirun"
 
@@ -114,24 +116,26 @@ _OPEN_MPI: Final = (
             "report-bindings display-map display-allocation display-devel-map "
             "v|verbose enable-recovery disable-recovery continuous nooversubscribe "
             "leave-session-attached debug-daemons debug-daemons-file report-state-on-timeout "
-            "get-stack-traces show-progress xml output-proctable "
-            "bind-to-core use-hwthread-cpus"
+            "get-stack-traces show-progress xml output-proctable"
         ),
     ),
+    (OptionKind.BINDS, 0, "bind-to-core use-hwthread-cpus"),
+    (OptionKind.BINDS, 1, "rank-by"),
     (
         OptionKind.PLAIN,
         1,
         (
-            "rank-by output-filename timeout personality max-restarts stdin "
+            "output-filename timeout personality max-restarts stdin "
             "xterm launch-agent report-pid report-uri preload-files"
         ),
     ),
     (
-        OptionKind.MOVES_RANKS,
+        OptionKind.PINS_RANKS,
         1,
         "rankfile|rf cpu-set cpu-list cpus-per-proc|cpus-per-rank npersocket",
     ),
-    (OptionKind.MOVES_RANKS, 0, "bycore do-not-launch nolocal"),
+    (OptionKind.PINS_RANKS, 0, "bycore"),
+    (OptionKind.MOVES_RANKS, 0, "do-not-launch nolocal"),
     # As a later program's options they are errors, or nothing.
     (OptionKind.PRINTS, 1, "help|h"),
     (OptionKind.PRINTS, 0, "version|V"),
@@ -148,10 +152,10 @@ _ORTE: Final = _table(
         (
             "q|quiet d|debug-devel debug display-topo do-not-resolve set-cwd-to-session-dir "
             "index-argv-by-rank enable-instant-on-support display-devel-allocation "
-            "display-diffable-map report-child-jobs-separately fwd-mpirun-port tv use-regexp "
-            "bind-to-socket"
+            "display-diffable-map report-child-jobs-separately fwd-mpirun-port tv use-regexp"
         ),
     ),
+    (OptionKind.BINDS, 0, "bind-to-socket"),
     (OptionKind.PLAIN, 1, "report-events ompi-server debugger cf|cartofile xml-file"),
     (OptionKind.MOVES_HOSTS, 0, "novm dvm"),
     (OptionKind.MOVES_HOSTS, 1, "hnp max-vm-size"),
@@ -258,11 +262,12 @@ HYDRA: Final = Grammar(
             OptionKind.PLAIN,
             1,
             (
-                "map-by iface rmk prepend-pattern "
-                "outfile-pattern errfile-pattern membind topolib demux nameserver localhost usize "
+                "iface rmk prepend-pattern "
+                "outfile-pattern errfile-pattern topolib demux nameserver localhost usize "
                 "gpus-per-proc memory-alloc-kinds genvexcl envexcl"
             ),
         ),
+        (OptionKind.BINDS, 1, "map-by membind"),
         (OptionKind.LAUNCHER, 1, "launcher|bootstrap"),
         (OptionKind.LAUNCH_AGENT, 1, "launcher-exec|bootstrap-exec"),
         (OptionKind.ELSEWHERE, 1, "wdir"),

@@ -102,16 +102,6 @@ def daemons(
     return tuple(name for name in names if name not in without and not _is_here(name, local))
 
 
-def default_policy(row: Dialect, *, oversubscribe: bool) -> str:
-    """Return the mapping policy to set by environment where the line names none.
-
-    Open MPI 5 takes policy and modifiers from one place: with ``slot`` in the environment an
-    ``--oversubscribe`` on the line is ignored, and with nothing there it puts all ranks on the
-    first host. So what the line asks must stand in the environment's value as well.
-    """
-    return row.oversubscribe_value if oversubscribe and row.oversubscribes_by_mapping else "slot"
-
-
 def _spread(line: UserLine, row: Dialect, policy: str, *, over: bool) -> _Spread:
     """Settle which mapping counts, the line's or else the environment's, and read it."""
     text, asked = line.map_by, line.mapped_by if line.policy or line.per_node else policy
@@ -160,8 +150,7 @@ def place(
         np: the ranks asked for; None where they follow from the line or the slots.
         oversubscribe: more ranks than slots are allowed, by the line or by a setting.
         local: names of this pod; Open MPI 4.1 puts its own host first, wherever it stands.
-        policy: the mapping that the *user's* environment sets; where it and ``line.policy`` are
-            empty the caller sets ``default_policy``.
+        policy: the mapping that the user's environment sets.
     """
     used = chosen(hosts, line)
     if row.own_host_first:

@@ -45,6 +45,9 @@ class UserLine:
     are all options that were read, ``kinds`` what they are about. ``hostfile_words`` are the
     indexes in ``argv`` of words that have a hostfile's path, ``host_words`` of those with hosts.
 
+    ``pinned_by`` are the options that say anything of mapping, ranking, binding or CPUs, other than
+    whether there may be more ranks than slots; also those that stand behind ``unknown``.
+
     ``rewritten`` are words that were written for another version of this MPI, each with those that
     stand in ``argv`` for them. ``refused`` tells that mpirun itself ends over ``unknown``.
     ``prints`` is the option with which mpirun prints something and starts nothing.
@@ -68,6 +71,7 @@ class UserLine:
     hostfile_words: tuple[int, ...] = ()
     host_words: tuple[int, ...] = ()
     moves_ranks: tuple[str, ...] = ()
+    pinned_by: tuple[str, ...] = ()
     moves_hosts: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
     kinds: frozenset[OptionKind] = frozenset()
@@ -132,7 +136,8 @@ class UserLine:
             or self.per_node
             or self.hosts
             or self.moves_hosts
-            or self.policy == "ppr"
+            or self.policy in ("ppr", "rankfile")
+            or OptionKind.PINS_RANKS in self.kinds
             or len(self.apps) > 1
         )
 

@@ -13,13 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot import log
+from mpiboot import control_groups, log
 from mpiboot.addresses import IPV6, bare, parse
 from mpiboot.addresses import network as network_of
-from mpiboot.model import Identity
+from mpiboot.control_groups import GROUPS
+from mpiboot.model import Cpus, Identity
 from mpiboot.network.link_addresses import has_carrier, usable
 
 HOSTS: Final = Path("/etc/hosts")
+SYSTEM: Final = Path("/sys/devices/system/cpu")
 USERS: Final = Path("/proc/self/uid_map")
 _SHELL: Final = "/bin/sh"
 # Documentation addresses (RFC 5737, RFC 3849): only the default route leads there.
@@ -255,6 +257,21 @@ def memlock() -> int:
 
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return -1 if soft == resource.RLIM_INFINITY else soft
+
+
+def cpus(allowed: set[int], system: Path = SYSTEM, groups: Path = GROUPS) -> Cpus | None:
+    """The CPUs that this pod has, by the numbers of those it may use; None if sysfs hides them."""
+    try:
+        online = (system / "online").read_text("ascii")
+        siblings = {
+            (system / f"cpu{number}/topology/thread_siblings_list").read_text("ascii")
+            for number in allowed
+        }
+    except (OSError, UnicodeDecodeError):
+        return None
+    ranges = (part.partition("-") for part in online.strip().split(",") if part)
+    count = sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
+    return Cpus(len(allowed), len(siblings), count, control_groups.cpu_quota(groups))
 
 
 def shm_size() -> int:

@@ -249,9 +249,9 @@ def test_what_open_mpi_hands_on_and_why_not_the_rest() -> None:
 def test_what_the_plan_sets_or_takes_itself_has_the_plans_reason() -> None:
     environ = {**ENVIRON, "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10"}
     found, _ = of("openmpi4", environ)
-    assert found.values["OMPI_MCA_rmaps_base_mapping_policy"] == "slot"
-    said = "fill a host before the next"
-    assert found.because["OMPI_MCA_rmaps_base_mapping_policy"] == said
+    assert found.values["OMPI_MCA_routed"] == "direct"
+    said = "no worker starts another one, and each host's agent runs as long as the job"
+    assert found.because["OMPI_MCA_routed"] == said
     said = "mpiboot takes it out for mpirun; `mpiboot plan` says what for"
     assert found.because["OMPI_MCA_plm_rsh_args"] == said
     later, _ = of("openmpi5")

@@ -11,6 +11,7 @@ from mpiboot.job.mpirun_line import read
 from mpiboot.job.plan import Plan, make
 from mpiboot.job.plan_builder import LaunchPaths, Observed
 from mpiboot.model import (
+    Cpus,
     Host,
     Hostfile,
     Identity,
@@ -91,6 +92,7 @@ def worker(host: Host, number: int, mpi: Mpi | None, *, name: str = "eth0") -> W
         memlock=-1,
         shm=1 << 30,
         environment=(),
+        cpus=Cpus(usable=64, cores=32, online=64),
     )
     return Worker(host, address, 22, "root", "10.244.0.9", facts)
 

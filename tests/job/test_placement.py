@@ -8,7 +8,7 @@ from mpiboot.job.dialect import Dialect
 from mpiboot.job.dialects import DIALECTS, OPENMPI4, OPENMPI5
 from mpiboot.job.dialects_hydra import MPICH
 from mpiboot.job.mpirun_line import read
-from mpiboot.job.placement import Placement, can_tell, chosen, daemons, default_policy, place
+from mpiboot.job.placement import Placement, can_tell, chosen, daemons, place
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import Finding, Host, Level, MpiFamily
 
@@ -161,9 +161,6 @@ def test_5_takes_modifiers_from_the_environment_when_the_policy_stands_there() -
     ):
         line = read(["mpirun", "-n", "9", "./prog"], row.family)
         assert levels(place(hosts(2, 2), line, row, np=9, policy=policy).findings) == found
-    assert default_policy(OPENMPI5, oversubscribe=True) == "slot:oversubscribe"
-    assert default_policy(OPENMPI5, oversubscribe=False) == "slot"
-    assert default_policy(OPENMPI4, oversubscribe=True) == "slot"
 
 
 @pytest.mark.parametrize(

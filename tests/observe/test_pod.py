@@ -15,7 +15,7 @@ import pytest
 
 from mpiboot.fabric import Fabric, Gid, GidType, LinkLayer, PortState, RdmaDevice, RdmaPort, Route
 from mpiboot.facts import gather
-from mpiboot.model import Identity, Link, Mpi, MpiFamily, PodFacts
+from mpiboot.model import Cpus, Identity, Link, Mpi, MpiFamily, PodFacts
 from mpiboot.observe import facts_json, pod, worker_state
 from mpiboot.setting_sources import resolve
 
@@ -327,3 +327,20 @@ def test_a_worker_without_a_state_has_none(tmp_path: Path) -> None:
     assert worker_state.worker_state(tmp_path) is None
     (tmp_path / worker_state.STATE).write_text("{}")
     assert worker_state.worker_state(tmp_path) is None
+
+
+def test_cpus_are_counted_with_their_cores_and_the_nodes(tmp_path: Path) -> None:
+    (tmp_path / "online").write_text("0-3,6,8-9\n")
+    for number, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
+        folder = tmp_path / f"cpu{number}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{siblings}\n")
+    assert pod.cpus({0, 1, 2}, tmp_path, tmp_path) == Cpus(3, 2, 7)
+    assert pod.cpus({0, 5}, tmp_path, tmp_path) is None
+    assert pod.cpus({0}, tmp_path / "hidden", tmp_path) is None
+
+
+def test_the_cpus_of_this_machine_are_known() -> None:
+    found = pod.cpus(os.sched_getaffinity(0))
+    assert found is not None
+    assert 1 <= found.cores <= found.usable <= found.online

@@ -116,6 +116,8 @@ class PodSpec:
     tty: bool = False
     memory: int | None = None
     processes: int | None = None
+    # A cpuset, as the static CPU manager of a kubelet gives a pod.
+    cpus: str = ""
     shm_size: int = 64 << 20
     # Soft and hard limit.
     rlimits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -178,6 +180,7 @@ def configuration(
                 *({"allow": True, "access": "rw", **_number(device)} for device in devices),
             ],
             **({"memory": {"limit": spec.memory}} if spec.memory else {}),
+            **({"cpu": {"cpus": spec.cpus}} if spec.cpus else {}),
             **({"pids": {"limit": spec.processes}} if spec.processes else {}),
         },
         "maskedPaths": list(_MASKED),
