@@ -62,6 +62,21 @@ def _own_folder(path: Path, uid: int) -> str:
     return ""
 
 
+def _replaceable(path: Path) -> str:
+    """Say by which folder on its way another user could put a path aside; empty where none can.
+
+    What is in a folder that others write to can be renamed by them, unless it is sticky: an
+    emptyDir has mode 0777.
+    """
+    for folder in Path(os.path.realpath(path)).parents:
+        with contextlib.suppress(OSError):
+            mode = stat.S_IMODE(folder.stat().st_mode)
+            if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
+                why = f"{folder} has mode {mode:04o}, not sticky"
+                return f"another user of this pod could replace it: {why}"
+    return ""
+
+
 def container_name(proc: Path = Path("/proc")) -> str:
     """Name this pod and container so that no other one that shares a volume has the name.
 
@@ -128,7 +143,16 @@ def _named(wanted: str, uid: int, role: str, *, split: bool) -> Path:
     folder, wrong = _role_folder(base, uid, role)
     if wrong:
         raise error("runtime-folder", f"the runtime folder {wanted} can't be used: {wrong}")
+    _tell(folder, [])
     return folder
+
+
+def _tell(folder: Path, odd: list[str]) -> None:
+    """Say what is not usual about the folder that is taken."""
+    odd = [*odd, *filter(None, [_replaceable(folder)])]
+    if odd:
+        said = f"the private folder is {folder}: {'; '.join(odd)}"
+        log.info("runtime-folder", said, folder=str(folder))
 
 
 def _bases(uid: int, temporary: str) -> tuple[Path, ...]:
@@ -162,7 +186,8 @@ def runtime_dir(
     """Make and return the private folder (0700) of a role.
 
     Without ``wanted`` it is below the first that works of /run/mpiboot, ``TMPDIR`` or
-    /tmp/mpiboot-UID, and /dev/shm/mpiboot-UID. What an earlier try left there is no obstacle.
+    /tmp/mpiboot-UID, and /dev/shm/mpiboot-UID. Those come first that no other user of the pod can
+    replace. What an earlier try left there is no obstacle.
     Any of them may be a volume that pods share: there each container has a folder of its own.
 
     Args:
@@ -179,15 +204,12 @@ def runtime_dir(
         return _named(wanted, uid, role, split=split)
     temporary = os.environ.get("TMPDIR", "") if tmpdir is None else tmpdir
     reasons: list[str] = []
-    for base in _bases(uid, temporary):
+    for base in sorted(_bases(uid, temporary), key=lambda base: bool(_replaceable(base))):
         wrong = (_blank(base) if split else "") or _own_folder(base, uid)
         if not wrong:
             folder, wrong = _role_folder(base, uid, role)
             if not wrong:
-                odd = [reason for reason in reasons if not reason.endswith(_USUAL)]
-                if odd:
-                    said = f"the private folder is {folder}: {'; '.join(odd)}"
-                    log.info("runtime-folder", said, folder=str(folder))
+                _tell(folder, [reason for reason in reasons if not reason.endswith(_USUAL)])
                 return folder
         reasons.append(wrong)
     raise error(

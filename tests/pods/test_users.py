@@ -144,7 +144,8 @@ def test_a_read_only_root_and_one_empty_dir(
 ) -> None:
     details = {
         "read_only_root": True,
-        "volumes": [EmptyDir("/scratch")],
+        # As TMPDIR one that is not sticky comes after /dev/shm.
+        "volumes": [EmptyDir("/scratch", mode=0o1777 if name == "TMPDIR" else 0o777)],
         "env": {name: "/scratch"},
     }
     job = run(cluster, image, details, user=user, ssh_mount="/etc/job/.ssh")
@@ -169,6 +170,23 @@ def test_a_read_only_root_and_nothing_else(cluster: Cluster, image: Image) -> No
     assert re.search(rf"tmpdir={shm}/launcher/tmp \(detected: MPI can't write", plan_of(job))
     stderr = job.workers[0].stderr()
     assert re.search(rf"/tmp can't be written: MPI gets TMPDIR={shm}/worker/tmp", stderr)
+
+
+@ONE_IMAGE
+@pytest.mark.parametrize("only", [False, True])
+def test_a_folder_that_another_user_could_replace(
+    cluster: Cluster, image: Image, *, only: bool
+) -> None:
+    """An emptyDir has mode 0777 without the sticky bit: it is taken where nothing else is left."""
+    folders = ("/tmp", "/dev/shm") if only else ("/tmp",)
+    details = {"read_only_root": True, "volumes": [EmptyDir(path) for path in folders]}
+    job = run(cluster, image, details, user=1000, ssh_mount="/etc/job/.ssh")
+    base = "/tmp" if only else "/dev/shm"
+    told = "could replace it: /tmp has mode 0777, not sticky"
+    for pod in (job.launcher, job.workers[0]):
+        assert (told in pod.stderr()) is only
+    made = rf"{base}/mpiboot-1000/{CONTAINER}/launcher"
+    assert re.search(rf"private-folder={made} ", plan_of(job))
 
 
 @pytest.mark.full

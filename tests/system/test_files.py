@@ -177,6 +177,41 @@ def test_without_a_name_the_first_folder_that_works_is_taken(
     assert mode(folder) == 0o700
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o2775])
+def test_a_folder_that_another_user_could_replace_is_the_last_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], mode: int
+) -> None:
+    """As an emptyDir, in which everybody may rename everything."""
+    volume, safe = tmp_path / "volume", tmp_path / "safe"
+    volume.mkdir()
+    volume.chmod(mode)
+    safe.mkdir()
+    safe.chmod(0o1777)
+    bases = [volume / "mpiboot-1", volume / "below", safe / "mpiboot-1"]
+    monkeypatch.setattr(files, "_bases", lambda _uid, _temporary: bases)
+    assert files.runtime_dir("", UID, "worker").parent.parent == bases[2]
+    assert capfd.readouterr().err == ""
+
+    bases.pop()
+    folder = files.runtime_dir("", UID, "worker")
+    assert folder.parent.parent == bases[0]
+    said = f"the private folder is {folder}: another user of this pod could replace it: {volume} "
+    assert f"{said}has mode {mode:04o}, not sticky" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("below", ["", "deep/down"])
+def test_a_named_folder_that_another_user_could_replace_is_taken_with_a_word(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], below: str
+) -> None:
+    volume, link = tmp_path / "volume", tmp_path / "link"
+    volume.mkdir()
+    volume.chmod(0o777)
+    link.symlink_to(volume)
+    folder = files.runtime_dir(str(link / below), UID, "worker")
+    assert folder.is_dir()
+    assert f"could replace it: {volume} has mode 0777" in capfd.readouterr().err
+
+
 def mounts(folder: Path, *lines: str) -> Path:
     """A /proc whose mount table has these lines."""
     (folder / "self").mkdir(parents=True)
