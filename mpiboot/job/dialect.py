@@ -99,8 +99,8 @@ class Dialect:
     rank_table: tuple[str, ...] = ()
     # An option by which mpirun tells at its end every rank's exit code, a line a host.
     exit_codes_option: str = ""
-    # What is not set for a series that was not tried.
-    left_out: str = ""
+    # What is done about a series that was not tried.
+    untried: str = ""
     # Where this MPI chooses what carries its messages: how a user has a say in it.
     own_transports: str = ""
     # A range of ports: first-last for the daemons, first and number for MPI's own TCP.

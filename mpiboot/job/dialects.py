@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.job.dialect import Dialect, Export, Variable
+from mpiboot.job.dialect import Dialect, Export, Variable, version_number
 from mpiboot.job.dialects_hydra import INTEL, MPICH
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_options import ORTE, PRRTE, SPECTRUM_ORTE
@@ -214,8 +214,14 @@ OPENMPI_NEWER: Final = replace(
     ipv6=(),
     rank_table=(),
     several_programs="",
-    left_out="the choice of MPI's own transports (OMPI_MCA_pml, OMPI_MCA_btl, OMPI_MCA_coll_*) and "
-    "the table of which rank is where",
+    untried="leaves out the choice of MPI's own transports (OMPI_MCA_pml, OMPI_MCA_btl, "
+    "OMPI_MCA_coll_*) and the table of which rank is where",
+)
+
+# Not run: no registry has a package of it (Horovod's image has 3.0). It is ORTE with the names of
+# 4.1, and a parameter that it lacks is ignored.
+OPENMPI_OLDER: Final = replace(
+    OPENMPI4, title="Open MPI before 4.1", untried="sets what Open MPI 4.1 reads"
 )
 
 # Not run, for it can't be had here. It is built on Open MPI with ORTE (3.0 in 10.2, by its release
@@ -229,14 +235,15 @@ SPECTRUM: Final = replace(
     constants=tuple(item for item in OPENMPI4.constants if item not in _OMPI_CONSTANTS),
     no_single_copy=None,
     messages_var="",
-    left_out="the choice of MPI's own transports (OMPI_MCA_pml, OMPI_MCA_btl, OMPI_MCA_coll_*) and "
-    "what its own messages tell of a rank that failed",
+    untried="leaves out the choice of MPI's own transports (OMPI_MCA_pml, OMPI_MCA_btl, "
+    "OMPI_MCA_coll_*) and what its own messages tell of a rank that failed",
     own_transports="PAMI carries its messages, or TCP with `-tcp` on the mpirun line",
 )
 
 DIALECTS: Final = {row.family: row for row in (OPENMPI4, OPENMPI5, MPICH, INTEL, SPECTRUM)}
 
 _TRIED: Final = "5.0"
+_FIRST_TRIED: Final = (4, 1)
 
 
 def row_of(mpi: Mpi) -> Dialect | None:
@@ -245,6 +252,8 @@ def row_of(mpi: Mpi) -> Dialect | None:
     Off a cluster its version may not be known: then it is the series that was tried.
     """
     row = DIALECTS.get(mpi.family)
+    if row is OPENMPI4 and () < version_number(mpi.version) < _FIRST_TRIED:
+        return OPENMPI_OLDER
     if row is OPENMPI5 and mpi.version[:1].isdigit() and not mpi.version.startswith(_TRIED):
         return OPENMPI_NEWER
     return row

@@ -272,9 +272,9 @@ def stop_on_failure(findings: Sequence[Finding]) -> None:
 def _line(builder: PlanBuilder, mpi: Mpi) -> None:
     """Say what of the line, and of this MPI, is read otherwise or not at all."""
     row, line = builder.row, builder.line
-    if row.left_out:
-        said = f"{mpi.said}: mpiboot was not tried with it, and leaves out {row.left_out}"
-        hint = "with an MPI that was tried (see the README) it is all set"
+    if row.untried:
+        said = f"{mpi.said}: mpiboot was not tried with it, and {row.untried}"
+        hint = "the README has the versions that were tried"
         builder.warn("mpi-versions", said, hint)
     if line.rewritten:
         pairs = ", ".join(f"{old} as {new or 'nothing'}" for old, new in line.rewritten)

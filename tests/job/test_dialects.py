@@ -14,7 +14,7 @@ from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_line import read
 from mpiboot.model import Mpi, MpiFamily
-from tests.fakes.plans import observed, planned, warned
+from tests.fakes.plans import because, observed, planned, warned
 
 OPEN_MPI = [row for row in DIALECTS.values() if row.family.startswith("openmpi")]
 # Columns that only Hydra's rows, and series that were not tried, need.
@@ -26,7 +26,7 @@ NOT_OPEN_MPIS = {
     "on_control_link",
     "program",
     "unchecked_link_vars",
-    "left_out",
+    "untried",
     "own_transports",
     "resolves_since",
 }
@@ -176,6 +176,20 @@ def test_a_series_that_was_not_tried_gets_what_is_safe_and_the_rest_is_named(ver
     (said,) = warned(newer)
     assert said.startswith(f"mpirun (Open MPI) {version}: mpiboot was not tried with it")
     assert "OMPI_MCA_btl" in said
+
+
+@pytest.mark.parametrize("version", ["3.0.0", "4.0.7", "2.1.1"])
+def test_a_series_before_the_tried_one_gets_the_same_with_a_warning(version: str) -> None:
+    seen = observed("openmpi4")
+    mpi = replace(seen.mpi, version=version, said=f"mpirun (Open MPI) {version}")
+    workers = tuple(replace(w, facts=w.facts and replace(w.facts, mpi=mpi)) for w in seen.workers)
+    older = planned("./train", replace(seen, mpi=mpi, workers=workers))
+    usual = planned("./train", seen)
+    assert (older.set_env, older.argv) == (usual.set_env, usual.argv)
+    (said,) = warned(older)
+    assert said.startswith(f"mpirun (Open MPI) {version}: mpiboot was not tried with it")
+    assert because(older, "mpi")[0] == f"Open MPI before 4.1: {version}"
+    assert warned(usual) == []
 
 
 def test_an_unknown_mpi_is_started_by_the_users_own_line_and_by_nothing_else() -> None:
