@@ -149,6 +149,17 @@ def test_each_mpis_words_reach_ssh_as_they_are_behind_mpiboots_own(
     assert rest == [*options, host, *command]
 
 
+def test_what_only_asks_a_host_waits_as_long_as_it_is_told_and_tries_once(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of two values is ssh's: these stand before the file's and the user's own."""
+    monkeypatch.setattr(launch, "environ", {"MPIBOOT_ASKS": "7"})
+    assert ended(launch.start("-o", "ConnectTimeout=99", "w-1", "true")) == (0, b"", b"")
+    got = launch.words()
+    assert got.index("ConnectTimeout=7") < got.index("ConnectTimeout=99")
+    assert "ConnectionAttempts=1" in got
+
+
 def test_daemons_get_no_wish_for_the_states_of_ranks(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

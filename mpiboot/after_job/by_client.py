@@ -48,7 +48,8 @@ async def _session(
     loop = asyncio.get_running_loop()
     output, its_own = os.pipe()
     try:
-        client = await _ask(folder, {"words": [host, command], "agent": 0}, its_own)
+        wanted = {"words": [host, command], "agent": 0, "asks": os.environ.get("MPIBOOT_ASKS")}
+        client = await _ask(folder, wanted, its_own)
     except BaseException:
         os.close(output)
         raise

@@ -4,8 +4,9 @@
 mpirun runs. It sends ``libexec/stop-ranks`` to each host by the job's own launch agent, and runs it
 here, for ranks on the launcher. Then it asks all of them again and again how many ranks are left,
 and writes ``ranks LEFT ALL ASKED`` when all have answered; it ends when none is left. A host that
-can't be asked has none. Each byte on stdin wants a look that begins after it: ASKED is how many
-such bytes had come when these answers were asked for.
+can't be asked has none. Each empty line on stdin wants a look that begins after it: ASKED is how
+many such lines had come when these answers were asked for. Any other line names a host that is not
+waited for any more, for its agent has ended: one whose pod is gone answers no login.
 """
 
 # Run by its path, it must find its package first.
@@ -16,7 +17,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -89,21 +90,27 @@ class StopScript:
 
 
 class LookRequests:
-    """The bytes that came on stdin: each wants a look that begins after it."""
+    """The lines that came on stdin: looks that are wanted, and hosts to give up."""
 
-    def __init__(self, file: int) -> None:
+    def __init__(self, file: int, give_up: Callable[[str], None]) -> None:
         self.number = 0
         self._file = file
+        self._give_up = give_up
+        self._rest = b""
         self._came = asyncio.Event()
         asyncio.get_running_loop().add_reader(file, self._read)
 
     def _read(self) -> None:
-        data = os.read(self._file, 1024)
-        self.number += len(data)
-        if data:
-            self._came.set()
-        else:
+        data = os.read(self._file, 1 << 16)
+        if not data:
             asyncio.get_running_loop().remove_reader(self._file)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line:
+                self._give_up(line.decode())
+            else:
+                self.number += 1
+                self._came.set()
 
     async def pause(self) -> None:
         """Wait for the next one, or until it is time to look anyway."""
@@ -115,13 +122,24 @@ class LookRequests:
 async def stop(hosts: Iterable[str], signal: str, seconds: int, mark: str, file: int = 0) -> None:
     """Ask every host, and this one, until no rank is left or the time is over.
 
-    Each byte that comes by ``file`` wants a look that begins after it.
+    ``file`` is where lines come from.
     """
     end = time.monotonic() + seconds
-    wanted, free = LookRequests(file), asyncio.Semaphore(_AT_ONCE)
+    free = asyncio.Semaphore(_AT_ONCE)
     words = [signal, str(seconds), mark]
-    names = (_LAUNCHER, *hosts)
-    asked = await asyncio.gather(*(StopScript.ask(name, words, free) for name in names))
+    asking = {
+        # A subprocess that is given up as it starts is waited for: nobody waits for that.
+        name: asyncio.shield(StopScript.ask(name, words, free))
+        for name in (_LAUNCHER, *hosts)
+    }
+
+    def give_up(name: str) -> None:
+        if name in asking:
+            asking[name].cancel()
+
+    wanted = LookRequests(file, give_up)
+    await asyncio.wait(asking.values())
+    asked = [task.result() for task in asking.values() if not task.cancelled()]
     # They were counted at different times, and told to end at once: the first number is no look.
     ranks, number = sum(host.left for host in asked), 0
     left = ranks
@@ -140,7 +158,15 @@ def main(folder: str, signal: str, seconds: str) -> None:
     with open(f"{folder}/{evidence.FILE}", encoding="utf-8") as file:
         hosts = evidence.from_json(file.read())
     mark = f"MPIBOOT_JOB_MARK={os.environ['MPIBOOT_JOB_MARK']}"
-    asyncio.run(stop([host.name for host in hosts if not host.here], signal, int(seconds), mark))
+    names = [host.name for host in hosts if not host.here]
+
+    async def run() -> None:
+        await stop(names, signal, int(seconds), mark)
+        os._exit(
+            0
+        )  # agents that still ask a host are ended by the parent, and waited for by nobody
+
+    asyncio.run(run())
 
 
 if __name__ == "__main__":

@@ -22,8 +22,13 @@ from mpiboot.parent.loop import EventLoop
 
 ASK_WORKERS: Final = "ask_workers.py"
 STOP_RANKS: Final = "stop_ranks.py"
-# In the environment of its agents, which then tell the parent of no daemon.
+# In the environment of its agents, which then tell the parent of no daemon: the seconds that a host
+# has to take the one connection that is tried.
 ASKS: Final = "MPIBOOT_ASKS"
+# After the job many a pod is gone, and an address without a pod answers nothing: within this a SYN
+# that was lost is sent again. While the job runs, hosts are busy and nobody waits.
+_CONNECT: Final = 2
+_CONNECT_BESIDE_THE_JOB: Final = 20
 _FOLDER: Final = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "after_job"
 )
@@ -42,6 +47,7 @@ class AskingChild:
         folder: str,
         environ: Mapping[str, str],
         *words: str,
+        connect: int = _CONNECT,
         heard: Callable[[], None] | None = None,
         stdin: int | None = None,
     ) -> None:
@@ -53,6 +59,7 @@ class AskingChild:
             folder: the launch folder.
             environ: mpirun's environment.
             words: what it is asked for.
+            connect: seconds that a host has to take a connection.
             heard: called when it has written something, and at its end.
             stdin: what it reads, where that is not this process's own.
         """
@@ -65,7 +72,7 @@ class AskingChild:
             self._pid = os.posix_spawn(
                 sys.executable,
                 [sys.executable, "-I", "-S", os.path.join(_FOLDER, program), folder, *words],
-                {**environ, MARK: folder, ASKS: "1"},
+                {**environ, MARK: folder, ASKS: str(connect)},
                 file_actions=[
                     *([(os.POSIX_SPAWN_DUP2, stdin, 0)] if stdin is not None else []),
                     (os.POSIX_SPAWN_DUP2, writer, 1),
@@ -152,6 +159,7 @@ class Question:
             self._folder,
             self._environ,
             self._request.value,
+            connect=_CONNECT_BESIDE_THE_JOB,
             heard=self._heard,
         )
 

@@ -15,6 +15,7 @@ from mpiboot.parent.events import (
     ReleaseMpirun,
     Say,
     SendSignal,
+    SessionOver,
     Signalled,
     StartTimer,
     StopRanks,
@@ -91,7 +92,9 @@ def save(state: State) -> Step:
         pending=(state.pending & WAITS) | {Timer.GRACE},
     )
     seconds = state.job.grace
-    return state, (StopRanks(state.job.stop_signal, seconds), StartTimer(Timer.GRACE, seconds))
+    over = tuple(SessionOver(loss.host) for loss in state.losses)
+    stop_ranks = StopRanks(state.job.stop_signal, seconds)
+    return state, (stop_ranks, StartTimer(Timer.GRACE, seconds), *over)
 
 
 def ranks_left(state: State, ranks: int | None) -> Step:
@@ -118,8 +121,10 @@ def ask_again(state: State, number: int, *, direct: bool) -> Step:
     """Ask again, and then kill."""
     late: tuple[Action, ...] = ()
     if state.saving:
-        who = {None: "the ranks", 1: "one rank"}.get(state.ranks_left, f"{state.ranks_left} ranks")
+        who = "one rank" if state.ranks_left == 1 else f"{state.ranks_left} ranks"
         said = f"{who} did not end in time: mpirun ends what is left"
+        if state.ranks_left is None:
+            said = "no count of the ranks that are left came in time: mpirun ends them"
         late = (Say(LogLevel.WARNING, "signal", said),)
         state = replace(state, saving=False)
     state = replace(stop(state, Timer.GRACE, Timer.KILL), stage=min(3, state.stage + 1))

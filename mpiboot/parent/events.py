@@ -216,6 +216,13 @@ class StopRanks:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionOver:
+    """A host's agent has ended: do not wait for that host to tell how many ranks it has."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseMpirun:
     """Hold mpirun no more."""
 
@@ -286,6 +293,7 @@ class Finish:
 Action: TypeAlias = (
     SendSignal
     | StopRanks
+    | SessionOver
     | ReleaseMpirun
     | AskForRanksInMpi
     | StartTimer

@@ -38,6 +38,7 @@ from mpiboot.parent.events import (
     ReleaseMpirun,
     Say,
     SendSignal,
+    SessionOver,
     Signalled,
     StartTimer,
     StopRanks,
@@ -244,6 +245,8 @@ class Mpirun:
                     send(self._mpiruns(), number)
                 case StopRanks(number=number, seconds=seconds):
                     self._saving.start(self.folder, self._environ, number, seconds)
+                case SessionOver(host=host):
+                    self._saving.session_over(host)
                 case ReleaseMpirun():
                     self._saving.release()
                 case KillMpirun():

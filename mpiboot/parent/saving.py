@@ -22,6 +22,9 @@ from mpiboot.parent.processes import send
 from mpiboot.parent.watch import unread
 
 _LOOK: Final = 0.1
+# Seconds for a host to take a connection: half of the grace that jobs have by default. A host that
+# takes none has lost its ranks, or they can't be told.
+_CONNECT: Final = 10
 
 
 class Saving:
@@ -70,8 +73,17 @@ class Saving:
         name = signal.Signals(number).name.removeprefix("SIG")
         limit = str(int(seconds) + 1)
         reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
         self._child = AskingChild(
-            self._loop, STOP_RANKS, folder, environ, name, limit, heard=self._heard, stdin=reader
+            self._loop,
+            STOP_RANKS,
+            folder,
+            environ,
+            name,
+            limit,
+            connect=_CONNECT,
+            heard=self._heard,
+            stdin=reader,
         )
         os.close(reader)
 
@@ -83,11 +95,19 @@ class Saving:
         before, self._something = self._something, unread(self._pids)
         if self._something and not before:
             self._asked += 1
-            with suppress(OSError):  # the child ended: no more numbers come
-                os.write(self._writer, b"?")
+            self._write("")
         # Only a look that began afterwards tells that it is not about a rank's end.
         free = self._something and self._answered == self._asked and self._all
         send([*self._pids], signal.SIGCONT if free else signal.SIGSTOP)
+
+    def session_over(self, host: str) -> None:
+        """Tell the child that it need not wait for a host: its agent has ended."""
+        if self._look_at is not None:
+            self._write(host)
+
+    def _write(self, line: str) -> None:
+        with suppress(OSError):  # the child ended: no more numbers come; or it reads nothing
+            os.write(self._writer, f"{line}\n".encode())
 
     def release(self) -> None:
         """Hold mpirun no more, and ask nobody any more."""

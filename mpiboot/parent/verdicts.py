@@ -51,6 +51,7 @@ from mpiboot.parent.events import (
     RanksInMpi,
     RanksLeft,
     Say,
+    SessionOver,
     Signalled,
     StartTimer,
     Timer,
@@ -131,7 +132,8 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
     if not state.agents:
         state = stop(state, Timer.AGENTS)
     if state.being_ended:
-        return state, ()
+        waits = state.saving and not state.has_agent(event.host)
+        return state, ((SessionOver(event.host),) if waits else ())
     # Some MPIs ask a host's shell first, and Hydra starts a daemon more for ranks that ranks spawn:
     # what counts is the host's last agent.
     if state.has_agent(event.host):

@@ -95,7 +95,8 @@ class Client:
                 if len(descriptors) == _STREAMS:
                     words = request["words"]
                     words = words if isinstance(words, list) else []
-                    serving = self.run(words, request["agent"], descriptors)
+                    asks = int(str(request.get("asks") or 0))
+                    serving = self.run(words, request["agent"], descriptors, asks)
                     running = asyncio.ensure_future(serving)
                     gone = asyncio.ensure_future(_ended(agent))
                     await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -107,13 +108,16 @@ class Client:
             except (OSError, ValueError):
                 return
 
-    async def run(self, words: Sequence[str], agent: object, descriptors: Sequence[int]) -> int:
+    async def run(
+        self, words: Sequence[str], agent: object, descriptors: Sequence[int], asks: int = 0
+    ) -> int:
         """Run one session to its end; give its status.
 
         Args:
             words: as ssh's, without its name.
             agent: the process that the parent of mpirun knows.
             descriptors: the three streams; they are taken over.
+            asks: seconds for a login that is tried once; 0 for the settings' patience.
         """
         session = ClientSession(descriptors)
         host = ""
@@ -124,7 +128,7 @@ class Client:
             connection = await self._start_over_kept(remote, user, command, session)
             kept = connection is not None
             if connection is None:
-                connection = await self._logins.log_in(remote, user)
+                connection = await self._logins.log_in(remote, user, asks)
             try:
                 self.tell(f"connected {host} {agent}\n")
                 if not kept:

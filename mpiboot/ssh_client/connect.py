@@ -30,7 +30,8 @@ def run(folder: str, words: list[str]) -> NoReturn:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.connect(SOCKET)
         # The agent stands in front of this process, and is who the parent knows.
-        request = json.dumps({"words": words, "agent": os.getppid()}).encode() + b"\n"
+        wanted = {"words": words, "agent": os.getppid(), "asks": os.environ.get("MPIBOOT_ASKS")}
+        request = json.dumps(wanted).encode() + b"\n"
         sent = socket.send_fds(client, [request], [0, 1, 2])
         client.sendall(request[sent:])
         # The streams are the client's from here on: their ends must be seen by whoever reads them.

@@ -50,17 +50,22 @@ class HostLogins:
         self._patience = patience
         self._free = asyncio.Semaphore(_AT_ONCE)
 
-    async def log_in(self, remote: ClientHost, user: str) -> asyncssh.SSHClientConnection:
-        """Log in to a host, as often as the settings say.
+    async def log_in(
+        self, remote: ClientHost, user: str, once: int = 0
+    ) -> asyncssh.SSHClientConnection:
+        """Log in to a host, as often as the settings say, or once within so many seconds.
 
         Raises:
             OSError, ValueError, asyncio.TimeoutError, asyncssh.Error: it doesn't let us in.
         """
         async with self._free:
-            return await self._log_in(remote, user)
+            return await self._log_in(remote, user, once)
 
-    async def _log_in(self, remote: ClientHost, user: str) -> asyncssh.SSHClientConnection:
-        left, limit = max(1, self._patience.attempts), self._patience.timeout or None
+    async def _log_in(
+        self, remote: ClientHost, user: str, once: int
+    ) -> asyncssh.SSHClientConnection:
+        left = 1 if once else max(1, self._patience.attempts)
+        limit = once or self._patience.timeout or None
         while True:
             left -= 1
             try:

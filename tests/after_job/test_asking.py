@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -276,7 +277,7 @@ def test_ranks_of_all_hosts_are_asked_to_save_and_counted_until_they_ended(ssh: 
         assert asks.stdout
         assert asks.stdout.readline() == "ranks 2 2 0\n"
         until((ssh.folder / "took").exists)
-        asks.stdin.write("?")
+        asks.stdin.write("\n")
         asks.stdin.flush()
         while (line := asks.stdout.readline()) == "ranks 2 2 0\n":
             pass
@@ -288,6 +289,22 @@ def test_ranks_of_all_hosts_are_asked_to_save_and_counted_until_they_ended(ssh: 
     # Without a worker's folder each of the two sends its own.
     assert set((ssh.folder / "took").read_text().split()) == {"took"}
     assert "w-1" in ssh.asked()
+
+
+def test_who_counts_ranks_ends_though_a_login_hangs(ssh: Ssh) -> None:
+    ssh.answers("w-0", "exec sleep 300")
+    folder = ssh.write(ssh.before("w-0"))
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", stop_ranks.__file__, folder, "TERM", "60"],
+        env={**os.environ, "MPIBOOT_JOB_MARK": f"test-{os.urandom(8).hex()}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    ) as asks:
+        until((ssh.folder / "asked-w-0").exists)
+        assert asks.communicate("w-0\n", timeout=120)[0] == "ranks 0 0 0\n"
+    os.killpg(asks.pid, signal.SIGKILL)  # as the parent does
 
 
 def test_a_launchers_rank_is_known_by_both_names_of_the_launcher_and_by_no_other(ssh: Ssh) -> None:

@@ -86,15 +86,15 @@ def test_a_look_that_is_wanted_begins_after_it(
         reader, writer = os.pipe()
         asking = asks(ranks, [], reader)
         assert await lines.get() == (2, 2, 0)
-        os.write(writer, b"?")
+        os.write(writer, b"\n")
         assert await lines.get() == (2, 2, 1)
         with pytest.raises(asyncio.TimeoutError):  # nobody wants another one
             await asyncio.wait_for(lines.get(), 0.3)
         ends(first)
-        os.write(writer, b"??")
+        os.write(writer, b"\n\n")
         assert await lines.get() == (1, 2, 3)
         ends(second)
-        os.write(writer, b"?")
+        os.write(writer, b"\n")
         assert await lines.get() == (0, 2, 4)
         await asking
         os.close(reader)
@@ -122,6 +122,29 @@ def test_every_host_is_asked_and_one_that_can_not_be_has_no_rank(
         os.close(reader)
         os.close(writer)
 
+    rank = ranks.start()
+    asyncio.run(run())
+
+
+def test_a_host_whose_session_is_over_is_not_waited_for(
+    ranks: Ranks, lines: Lines, tmp_path: Path
+) -> None:
+    """Its pod is gone: its login gets no answer for as long as TCP tries."""
+
+    async def run() -> None:
+        reader, writer = os.pipe()
+        asking = asks(ranks, ["gone", "slow"], reader)
+        os.write(writer, b"slow\nstranger\ngo")
+        os.write(writer, b"ne\n")
+        assert await lines.get() == (1, 1, 0)
+        os.write(writer, b"\n")
+        assert await lines.get() == (1, 1, 1)
+        ends(rank)
+        await asking
+        os.close(reader)
+        os.close(writer)
+
+    (tmp_path / "agent").write_text("exec sleep 1000")
     rank = ranks.start()
     asyncio.run(run())
 

@@ -97,6 +97,7 @@ def test_what_a_child_gets_and_what_it_says(
         {"A": "b", MARK: "another"},
         "one",
         "two",
+        connect=7,
         heard=lambda: heard.append(given.take_lines()),
         stdin=reader,
     )
@@ -109,7 +110,7 @@ def test_what_a_child_gets_and_what_it_says(
     first, *lines = [line for several in heard for line in several]
     words, environ, leads = json.loads(first)
     assert words == ["/launch", "one", "two"]
-    own = {"A": "b", MARK: "/launch", "MPIBOOT_ASKS": "1"}
+    own = {"A": "b", MARK: "/launch", "MPIBOOT_ASKS": "7"}
     assert {name: environ[name] for name in own} == own
     assert leads, "its agents are ended with it"
     assert lines == ["asked"], "what has no end may be cut off"

@@ -27,10 +27,12 @@ class Child:
         folder: str,
         _environ: Mapping[str, str],
         *words: str,
+        connect: int,
         heard: Callable[[], None],
         stdin: int,
     ) -> None:
         self.started = (program, folder, *words)
+        self.connect = connect
         self.heard = heard
         self.stdin = os.dup(stdin)
         self.lines: list[str] = []
@@ -122,7 +124,7 @@ def test_what_daemons_say_is_let_through_while_every_rank_is_there(rig: Rig) -> 
     child.tell("ranks 4 4 0")
     rig.unread = True
     rig.look()
-    assert child.asked() == b"?"
+    assert child.asked() == b"\n"
     assert rig.held(), "the numbers are from before"
     rig.look()
     assert child.asked() == b"", "asked once for what came once"
@@ -134,7 +136,7 @@ def test_what_daemons_say_is_let_through_while_every_rank_is_there(rig: Rig) -> 
     assert rig.becomes(held=True), "all is read"
     rig.unread = True
     rig.look()
-    assert child.asked() == b"?", "what comes anew is looked at anew"
+    assert child.asked() == b"\n", "what comes anew is looked at anew"
     assert rig.held()
     child.tell("ranks 4 4 2")
     rig.look()
@@ -196,6 +198,23 @@ def test_a_release_is_for_good(rig: Rig) -> None:
     rig.saving.release()
     assert rig.told == []
     assert not rig.held()
+
+
+def test_a_host_whose_session_is_over_is_named_while_ranks_save(rig: Rig) -> None:
+    rig.saving.session_over("w-0")
+    child = rig.start()
+    rig.saving.session_over("w-1")
+    assert child.asked() == b"w-1\n"
+    rig.saving.release()
+    rig.saving.session_over("w-2")
+    assert child.asked() == b""
+
+
+def test_a_child_that_reads_nothing_holds_nobody_up(rig: Rig) -> None:
+    """A launcher with little CPU starts it late, and a thousand hosts may be lost by then."""
+    rig.start()
+    for _ in range(1 << 10):
+        rig.saving.session_over("w" * 128)
 
 
 def test_where_nothing_is_held_there_is_nothing_to_release(rig: Rig) -> None:

@@ -24,6 +24,7 @@ class Child:
         folder: str,
         environ: Mapping[str, str],
         *words: str,
+        connect: int,
         heard: Callable[[], None],
     ) -> None:
         self.started = (program, folder, dict(environ), words)

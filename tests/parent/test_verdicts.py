@@ -34,6 +34,7 @@ from mpiboot.parent.events import (
     ReleaseMpirun,
     Say,
     SendSignal,
+    SessionOver,
     Signalled,
     StartTimer,
     StopRanks,
@@ -353,6 +354,25 @@ def test_ranks_that_ignore_it_are_told_of_when_the_grace_is_over() -> None:
         SendSignal(TERM),
         StartTimer(Timer.KILL, 5.0),
     )
+
+
+def test_ranks_of_which_no_number_came_are_not_said_to_be_late() -> None:
+    state, _ = go([Signalled(TERM)], running())
+    _, (said, *_) = go([TimerFired(Timer.GRACE)], state)
+    assert isinstance(said, Say)
+    assert said.said == "no count of the ranks that are left came in time: mpirun ends them"
+
+
+def test_a_host_whose_session_is_over_is_not_waited_for_while_ranks_save() -> None:
+    lost = AgentEnded("w-2", 101, 255)
+    state, _ = go([Signalled(TERM)], running())
+    assert go([lost], state)[1] == (SessionOver("w-2"),)
+    # Nobody is asked any more, or is asked as one of several sessions of that host.
+    assert go([lost], go([RanksLeft(0)], state)[0])[1] == ()
+    again, _ = go([AgentStarted("w-2", 201)], state)
+    assert go([lost], again)[1] == ()
+    # It was lost before.
+    assert SessionOver("w-2") in go([lost, Signalled(TERM)], running())[1]
 
 
 def test_a_pod_that_is_told_to_end_ends_the_job_and_every_rank_may_save() -> None:

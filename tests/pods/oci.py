@@ -115,6 +115,8 @@ class PodSpec:
     share_processes: bool = False
     tty: bool = False
     memory: int | None = None
+    # limits.cpu, in cores.
+    cpu_limit: float = 0.0
     processes: int | None = None
     # A cpuset, as the static CPU manager of a kubelet gives a pod.
     cpus: str = ""
@@ -130,6 +132,11 @@ class PodSpec:
         if self.command is not None:
             return [*self.command, *self.args]
         return [*self.image.entrypoint, *self.args]
+
+
+def _cpu(spec: PodSpec) -> dict[str, object]:
+    limit = {"period": 100000, "quota": int(spec.cpu_limit * 1e5)} if spec.cpu_limit else {}
+    return {**({"cpus": spec.cpus} if spec.cpus else {}), **limit}
 
 
 def _own_mounts() -> list[Mount]:
@@ -180,7 +187,7 @@ def configuration(
                 *({"allow": True, "access": "rw", **_number(device)} for device in devices),
             ],
             **({"memory": {"limit": spec.memory}} if spec.memory else {}),
-            **({"cpu": {"cpus": spec.cpus}} if spec.cpus else {}),
+            **({"cpu": _cpu(spec)} if spec.cpus or spec.cpu_limit else {}),
             **({"pids": {"limit": spec.processes}} if spec.processes else {}),
         },
         "maskedPaths": list(_MASKED),

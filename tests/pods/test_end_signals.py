@@ -161,6 +161,30 @@ def test_a_job_that_is_suspended_blames_no_host(cluster: Cluster, image: Image, 
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
 
 
+# An address without a pod answers nothing; connections that were there end as their pods do.
+NO_NEW_LOGINS = """table inet gone { chain out { type filter hook output priority 0;
+    tcp dport 22 tcp flags syn / syn,ack drop; }; }"""
+
+
+@EACH_CLIENT
+@pytest.mark.parametrize("cpu_limit", [0.0, pytest.param(0.2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("told", ["all", pytest.param("workers", marks=pytest.mark.full)])
+def test_pods_that_are_gone_are_not_waited_for(
+    cluster: Cluster, image: Image, cpu_limit: float, told: str
+) -> None:
+    """As after a suspend: the logins that are to tell the ranks find nobody any more."""
+    job = running(
+        cluster, image, workers=3, env={"MPIBOOT_GRACE": "600"}, launcher={"cpu_limit": cpu_limit}
+    )
+    job.launcher.network.run("nft", "-f", "-", stdin=NO_NEW_LOGINS)
+    for pod in job.workers:
+        pod.signal(signal.SIGTERM)
+    if told == "all":
+        job.launcher.signal(signal.SIGTERM)
+    assert job.wait(PATIENCE) == (143 if told == "all" else 69)
+    assert "in time" not in job.launcher.stderr()
+
+
 @pytest.mark.full
 def test_a_worker_that_is_told_to_end_takes_its_ranks_along(cluster: Cluster, image: Image) -> None:
     job = running(cluster, image, RING, "--sleep", "1000", "--ignore-term")

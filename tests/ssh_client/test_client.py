@@ -340,6 +340,17 @@ def test_a_host_that_stands_still_in_a_login_is_given_up_after_the_time_limit(
     assert (other.folder / "stderr" / "w").read_text() == said
 
 
+def test_who_only_asks_a_host_has_its_own_patience(
+    other: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPIBOOT_ASKS", "1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        other.port = silent.getsockname()[1]
+        other.patience = SshTimeouts(1000, 1000, 10, 3)
+        assert other.start().run("echo never").returncode == 255
+    assert "within 1 s" in (other.folder / "stderr" / "w").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -103,9 +103,11 @@ def test_only_the_pinned_key_is_trusted(job: Job, answer: str) -> None:
     assert host_logins.HostKeyCheck(None).validate_host_public_key("", "", 22, shown)
 
 
-@pytest.mark.parametrize(("attempts", "tries"), [(0, 1), (1, 1), (3, 3)])
+@pytest.mark.parametrize(
+    ("attempts", "once", "tries"), [(0, 0, 1), (1, 0, 1), (3, 0, 3), (3, 9, 1)]
+)
 async def test_a_login_is_tried_as_often_as_the_user_says(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int, tries: int
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int, once: int, tries: int
 ) -> None:
     host = ClientHost("w-0", "10.0.0.1", 22, "me", "")
     made, waited = list[int](), list[float]()
@@ -124,7 +126,7 @@ async def test_a_login_is_tried_as_often_as_the_user_says(
     )
     monkeypatch.setattr(host_logins, "asyncio", own)
     with pytest.raises(ConnectionRefusedError):
-        await known.log_in(host, "me")
+        await known.log_in(host, "me", once)
     assert len(made) == tries
     assert len(waited) == tries - 1
     assert all(waited)
