@@ -67,7 +67,7 @@ def decide(
     Returns:
         The same for the same facts, whatever the order of the mappings.
     """
-    networks = tuple(_with_gids(network, settings, taken) for network in workers)
+    networks = _with_gids(workers, settings, taken)
     rows = tuple(map(cluster_view.row, networks))
     hosts = [network.host for network in networks]
     nothing = transport = None
@@ -108,10 +108,13 @@ def decide(
 
 
 def _with_gids(
-    network: WorkerNetwork, settings: Settings, taken: Mapping[str, str]
-) -> WorkerNetwork:
-    own = {*taken, *(network.facts.environment if network.facts else ())}
-    return replace(network, gids=gids.choose(network.rails, settings.nccl_version, own))
+    workers: Sequence[WorkerNetwork], settings: Settings, taken: Mapping[str, str]
+) -> tuple[WorkerNetwork, ...]:
+    found = [
+        (one.rails, {*taken, *(one.facts.environment if one.facts else ())}) for one in workers
+    ]
+    chosen = gids.choose(found, settings.nccl_version)
+    return tuple(replace(one, gids=its) for one, its in zip(workers, chosen, strict=True))
 
 
 def _common(values: Mapping[str, Mapping[str, str]], hosts: Sequence[str]) -> dict[str, str]:

@@ -5,8 +5,10 @@ Each library's own choice is simulated on the table first: nothing is set where 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeAlias
 
 from mpiboot.addresses import IPV4, IPV6, Network, smallest_network
 from mpiboot.data_network import nccl, rails
@@ -14,6 +16,8 @@ from mpiboot.data_network.records import GidChoice, Problem, Rail, Transport
 from mpiboot.fabric import Gid, GidType, RdmaPort
 from mpiboot.network.link_addresses import usable
 
+_Pair: TypeAlias = "tuple[Rail, Gid]"
+_Told: TypeAlias = "tuple[dict[str, str], str]"  # variables, and why these
 _UPGRADE: Final = "use NCCL 2.21 or later"
 _SUBNET: Final = "give the rails a network that the node's own addresses are not in"
 _AUTO: Final = nccl.SKIPS_HOLES
@@ -77,132 +81,212 @@ def ucx_index(port: RdmaPort, inside: Network | None = None) -> int | None:
     return min(ranks)[2] if ranks else None
 
 
-def choose(found: Sequence[Rail], nccl_version: str, own: Collection[str] = ()) -> GidChoice:
-    """Decide how a worker's ports get the right GID index.
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """NCCL or UCX: ``by_itself`` gives the index that it takes of a port unless it is told another.
+
+    ``tell`` finds the variables that make it take these rails' entries, and why these; None where
+    none do. Whoever sets one of ``own`` has chosen devices or entries himself.
+    """
+
+    name: str
+    own: Collection[str]
+    by_itself: Callable[[RdmaPort], int | None]
+    tell: Callable[[Sequence[_Pair]], _Told | None]
+    why_not: str
+    hint: str
+
+
+def _libraries(nccl_version: str) -> tuple[_Library, _Library]:
+    version = nccl.version(nccl_version)
+    old = version is not None and version < nccl.AUTOMATIC
+    name = f"NCCL {'.'.join(map(str, version))}" if version else "NCCL"
+    none = "no network holds their addresses alone"
+    return (
+        _Library(
+            name,
+            _OWN_NCCL,
+            lambda port: nccl.gid_index(port, version or _AUTO),
+            lambda pairs: _nccl(pairs, version),
+            "it needs 2.21 or later" if old else none,
+            _UPGRADE if old else _SUBNET,
+        ),
+        _Library("UCX", _OWN_UCX, ucx_index, _ucx, none, _SUBNET),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ports:
+    """A worker's rails, what the user has set there, and each RoCE rail's entry, as ``wanted``."""
+
+    rails: Sequence[Rail]
+    own: Collection[str]
+    found: Sequence[tuple[Gid | None, str]]
+
+    @property
+    def pairs(self) -> list[_Pair]:
+        """The rails with their entries; none where one has no entry, or where none is needed."""
+        every = zip(self.rails, self.found, strict=False)
+        pairs = [(rail, gid) for rail, (gid, _) in every if gid is not None]
+        return pairs if len(pairs) == len(self.rails) else []
+
+    def users(self, library: _Library) -> str:
+        """Name the user's variable that answers for what this library takes."""
+        return next((name for name in library.own if name in self.own), "")
+
+
+def choose(
+    workers: Sequence[tuple[Sequence[Rail], Collection[str]]], nccl_version: str
+) -> list[GidChoice]:
+    """Decide how each worker's ports get the right GID index.
+
+    A process tells a library one index, or one network. Where none does for all of its ports, the
+    most rails that one does for are used, and the same ones on all workers, as they pair up by
+    their order.
 
     Args:
-        found: the worker's rails; InfiniBand and EFA need nothing.
+        workers: each one's rails (InfiniBand and EFA need nothing), and the names that the user has
+            set there: whoever names devices or indexes answers for them.
         nccl_version: as ``nccl.version`` reads it; empty where it isn't known.
-        own: names that the user has set; whoever names devices or indexes answers for them.
     """
-    if not found or found[0].transport is not Transport.ROCE:
-        return GidChoice((None,) * len(found), {}, "only RoCE has an index to choose")
-    pairs = [wanted(rail) for rail in found]
-    entries = tuple(gid for gid, _ in pairs)
+    ports = [
+        _Ports(rails, own, [wanted(rail) for rail in rails if rail.transport is Transport.ROCE])
+        for rails, own in workers
+    ]
+    every = frozenset(range(min((len(one.rails) for one in ports if one.pairs), default=0)))
+    columns = []
+    for library in _libraries(nccl_version):
+        whole = [library.tell(one.pairs) if one.pairs else None for one in ports]
+        places = _most(map(partial(_fitting, library), ports, whole), every)
+        columns.append([(library, places, told) for told in whole])
+    return [_choice(one, row) for one, *row in zip(ports, *columns, strict=True)]
+
+
+def _fitting(library: _Library, ports: _Ports, whole: _Told | None) -> frozenset[frozenset[int]]:
+    """Give the largest sets of places whose rails this library can use together; none: all fit."""
+    if whole is not None or ports.users(library):
+        return frozenset()
+    sets: dict[int | None, set[int]] = {}
+    for place, (rail, gid) in enumerate(ports.pairs):
+        sets.setdefault(gid.index, set()).add(place)
+        if library.by_itself(rail.port) == gid.index:
+            sets.setdefault(None, set()).add(place)
+    return frozenset(map(frozenset, sets.values()))
+
+
+def _most(
+    fitting: Iterable[frozenset[frozenset[int]]], every: frozenset[int]
+) -> frozenset[int] | None:
+    """Give the largest set of places that suits all workers, of several the first; None: all do."""
+    limits = dict.fromkeys(filter(None, fitting))
+    kept = {every}
+    for sets in limits:
+        both = {one & other for one in kept for other in sets}
+        kept = {one for one in both if not any(one < other for other in both)}
+    first = max(kept, key=lambda one: (len(one), [-place for place in sorted(one)]))
+    return first if limits else None
+
+
+def _choice(
+    ports: _Ports, libraries: Sequence[tuple[_Library, frozenset[int] | None, _Told | None]]
+) -> GidChoice:
+    """Decide for one worker, by the places that all use, and what would make it use all it has."""
+    names, pairs = tuple(rail.name for rail in ports.rails), ports.pairs
+    entries = tuple(gid for gid, _ in ports.found) or (None,) * len(names)
     problems = [
         Problem("rdma-gid" if gid is None else "data-ambiguous", said)
-        for gid, said in pairs
+        for gid, said in ports.found
         if said
     ]
-    ours = [gid for gid in entries if gid is not None]
-    if len(ours) < len(entries):
+    if not pairs:
         because = "left alone: not every port has an entry for an address of this pod"
-        return GidChoice(entries, {}, because, tuple(problems))
-    reasons: list[str] = []
-    for_nccl = _nccl(found, ours, nccl.version(nccl_version), reasons)
-    for_ucx = _ucx(found, ours, reasons)
-    asked = [
-        (for_nccl, _OWN_NCCL),
-        (for_ucx, _OWN_UCX),
-    ]
-    able = []
-    for made, names in asked:
-        mine = next((name for name in names if name in own), "")
-        if isinstance(made, Problem) and mine:
-            reasons.append(f"left to the user's {mine}")
-        elif isinstance(made, Problem):
-            problems.append(made)
-        able.append(bool(mine) or not isinstance(made, Problem))
-    values = {
-        name: value
-        for made, _ in asked
-        if not isinstance(made, Problem)
-        for name, value in made.items()
-    }
-    return GidChoice(entries, values, "; ".join(reasons), tuple(problems), *able)
+        because = because if ports.found else "only RoCE has an index to choose"
+        return GidChoice(entries, {}, because, tuple(problems), names, names)
+    values, reasons, used = dict[str, str](), list[str](), list[tuple[str, ...]]()
+    for library, places, whole in libraries:
+        mine, chosen, told = ports.users(library), pairs, whole
+        if places is not None and not mine:
+            chosen = [pairs[place] for place in sorted(places)]
+            told = library.tell(chosen) or whole  # which tells some of them as well
+        told = told or ({}, f"left to the user's {mine}")
+        values |= told[0]
+        reasons += filter(None, told[1:])
+        used.append(tuple(rail.name for rail, _ in chosen))
+        if used[-1] != names:
+            problems.append(_left_out(library, pairs, used[-1], differ=whole is None))
+    return GidChoice(entries, values, "; ".join(reasons), tuple(problems), *used)
 
 
-def _nccl(
-    found: Sequence[Rail],
-    ours: Sequence[Gid],
-    version: nccl.Version | None,
-    reasons: list[str],
-) -> dict[str, str] | Problem:
+def _left_out(
+    library: _Library, pairs: Sequence[_Pair], used: Sequence[str], *, differ: bool
+) -> Problem:
+    """Say which ports a library does not use, as here or elsewhere it can't be told all indexes."""
+    left = ", ".join(rail.name for rail, _ in pairs if rail.name not in used)
+    need = "the ports need different GID indexes"
+    said = f"on other workers {need}, which {library.name} can't be told"
+    if differ:
+        said = f"{need} ({_listed(pairs)}), which {library.name} can't be told: {library.why_not}"
+    said += f"; used: {', '.join(used)}; left out: {left}"
+    keep = f"or keep to MPIBOOT_RDMA_DEVICE={','.join(used)}"
+    return Problem("rdma-gid-index", said, f"{library.hint}; {keep}")
+
+
+def _listed(pairs: Sequence[_Pair]) -> str:
+    return ", ".join(f"{rail.name} {gid.index}" for rail, gid in pairs)
+
+
+def _nccl(pairs: Sequence[_Pair], version: nccl.Version | None) -> _Told | None:
     """Find what makes NCCL take these entries, from the least to the most that is set."""
-    indexes = [gid.index for gid in ours]
-    listed = ", ".join(f"{rail.name} {index}" for rail, index in zip(found, indexes, strict=True))
+    indexes = {gid.index for _, gid in pairs}
+    listed = _listed(pairs)
 
     def chooses(*, family: int = 4, inside: Network | None = None) -> bool:
         return all(
-            nccl.gid_index(rail.port, version or _AUTO, family=family, inside=inside) == index
-            for rail, index in zip(found, indexes, strict=True)
+            nccl.gid_index(rail.port, version or _AUTO, family=family, inside=inside) == gid.index
+            for rail, gid in pairs
         )
 
-    name = ".".join(map(str, version)) if version else ""
-    if version and chooses():
-        reasons.append(f"left to NCCL, which finds the right one ({listed})")
-        return {}
-    why = f"NCCL {name} would take another" if version else "NCCL's version is not known"
-    if len(set(indexes)) == 1:
-        reasons.append(f"index {indexes[0]} holds this pod's address; {why}")
-        return {"NCCL_IB_GID_INDEX": str(indexes[0])}
-    if chooses():
-        # One value can't tell them all, and only an old version needs to be told.
-        reasons.append(f"left to NCCL, which finds the right ones from 2.21 on ({listed})")
-        return {}
-    network = _one_network(found, ours)
-    old = version is not None and version < nccl.AUTOMATIC
-    if network is not None and not old:
-        family = {"NCCL_IB_ADDR_FAMILY": "AF_INET6"} if network.version != IPV4 else {}
-        if family and chooses(family=network.version):
-            reasons.append(
-                f"the ports' indexes differ ({listed}); NCCL finds them by the IP version"
-            )
-            return family
-        if chooses(family=network.version, inside=network):
-            reasons.append(
-                f"the ports' indexes differ ({listed}); NCCL finds them by their network, {network}"
-            )
-            return {**family, "NCCL_IB_ADDR_RANGE": str(network)}
-    reasons.append(f"not settled: {listed}")
-    return Problem(
-        "rdma-gid-index",
-        f"the ports need different GID indexes ({listed}), which NCCL {name} can't be told: "
-        + ("it needs 2.21 or later" if old else "no network holds their addresses alone")
-        + "; none of them is used",
-        f"{_UPGRADE if old else _SUBNET}; or keep to one: MPIBOOT_RDMA_DEVICE={found[0].name}",
-    )
+    # One value can't tell different ones, and only an old version needs to be told.
+    if chooses() and (version or len(indexes) > 1):
+        which = "one" if version else "ones from 2.21 on"
+        return {}, f"left to NCCL, which finds the right {which} ({listed})"
+    if len(indexes) == 1:
+        (index,) = indexes
+        name = ".".join(map(str, version)) if version else ""
+        why = f"NCCL {name} would take another" if name else "NCCL's version is not known"
+        return {"NCCL_IB_GID_INDEX": str(index)}, f"index {index} holds this pod's address; {why}"
+    network = _one_network(pairs)
+    if network is None or (version is not None and version < nccl.AUTOMATIC):
+        return None
+    family = {"NCCL_IB_ADDR_FAMILY": "AF_INET6"} if network.version != IPV4 else {}
+    differ = f"the ports' indexes differ ({listed}); NCCL finds them by"
+    if family and chooses(family=network.version):
+        return family, f"{differ} the IP version"
+    if chooses(family=network.version, inside=network):
+        return {**family, "NCCL_IB_ADDR_RANGE": str(network)}, f"{differ} their network, {network}"
+    return None
 
 
-def _ucx(
-    found: Sequence[Rail], ours: Sequence[Gid], reasons: list[str]
-) -> dict[str, str] | Problem:
+def _ucx(pairs: Sequence[_Pair]) -> _Told | None:
     """Find what makes UCX take these entries."""
-    indexes = [gid.index for gid in ours]
-    if [ucx_index(rail.port) for rail in found] == indexes:
-        return {}
+    indexes = [gid.index for _, gid in pairs]
+    if [ucx_index(rail.port) for rail, _ in pairs] == indexes:
+        return {}, ""
     if len(set(indexes)) == 1:
-        reasons.append(f"UCX would take another than {indexes[0]}")
-        return {"UCX_IB_GID_INDEX": str(indexes[0])}
-    network = _one_network(found, ours)
-    if network is not None and [ucx_index(rail.port, network) for rail in found] == indexes:
-        reasons.append(f"UCX finds them by {network} (from 1.18 on)")
-        return {"UCX_IB_ROCE_SUBNETS": str(network)}
-    return Problem(
-        "rdma-gid-index",
-        f"UCX can't be told these ports' GID indexes ({', '.join(map(str, indexes))}) by one "
-        "value; it gets none of them",
-        f"{_SUBNET}; or keep to one: MPIBOOT_RDMA_DEVICE={found[0].name}",
-    )
+        return {"UCX_IB_GID_INDEX": str(indexes[0])}, f"UCX would take another than {indexes[0]}"
+    network = _one_network(pairs)
+    if network is not None and [ucx_index(rail.port, network) for rail, _ in pairs] == indexes:
+        return {"UCX_IB_ROCE_SUBNETS": str(network)}, f"UCX finds them by {network} (from 1.18 on)"
+    return None
 
 
-def _one_network(found: Sequence[Rail], ours: Sequence[Gid]) -> Network | None:
+def _one_network(pairs: Sequence[_Pair]) -> Network | None:
     """Find the smallest network that holds all of these addresses, and no other of the tables.
 
     What else is in it might stand before ours tomorrow: the tables change with other pods.
     """
-    own = {item for gid in ours if (item := nccl.address(gid)) is not None}
-    every = (nccl.address(gid) for rail in found for gid in rail.port.gids)
+    own = {item for _, gid in pairs if (item := nccl.address(gid)) is not None}
+    every = (nccl.address(gid) for rail, _ in pairs for gid in rail.port.gids)
     network = smallest_network(own)
     if network is None or any(item in network for item in every if item and item not in own):
         return None

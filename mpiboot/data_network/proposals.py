@@ -57,23 +57,21 @@ def _rdma(proposals: Proposals, transport: Transport) -> None:
     for network in proposals.networks:
         if transport not in (Transport.ROCE, Transport.INFINIBAND) or not network.rails:
             continue
-        names = [rail.name for rail in network.rails]
-        because = "this worker's own ports: " + (
-            first_few(
-                f"{rail.link.name} {rail.name}" if rail.link else rail.name
-                for rail in network.rails
-            )
-        )
-        host = network.host
-        if network.gids.ucx:
-            proposals.propose("UCX_NET_DEVICES", ",".join(names), "rdma-ports", because, host)
-        else:
-            plain = () if proposals.blocked else network.plain
-            _tcp_for_ucx(proposals, network, plain, "UCX can't be told its GID indexes")
-        proposals.propose("NCCL_IB_HCA", nccl.exact(names), "rdma-ports", because, host)
+        host, choice = network.host, network.gids
+        because = _ports(network, choice.ucx)
+        proposals.propose("UCX_NET_DEVICES", ",".join(choice.ucx), "rdma-ports", because, host)
+        because = _ports(network, choice.nccl)
+        proposals.propose("NCCL_IB_HCA", nccl.exact(choice.nccl), "rdma-ports", because, host)
         for name, value in network.gids.values.items():
             proposals.propose(name, value, "gid", network.gids.because, host)
         _pkey(proposals, network)
+
+
+def _ports(network: WorkerNetwork, names: Sequence[str]) -> str:
+    used = [rail for rail in network.rails if rail.name in names]
+    return "this worker's own ports: " + (
+        first_few(f"{rail.link.name} {rail.name}" if rail.link else rail.name for rail in used)
+    )
 
 
 def _pkey(proposals: Proposals, network: WorkerNetwork) -> None:
@@ -184,22 +182,11 @@ def _tcp_ucx(
     proposals: Proposals, network: WorkerNetwork, transport: Transport, links: Sequence[Link]
 ) -> None:
     """Keep UCX on TCP links where there is a data network without RDMA."""
-    if transport is Transport.TCP:
-        _tcp_for_ucx(proposals, network, links, "no RDMA port that every worker could use")
-
-
-def _tcp_for_ucx(
-    proposals: Proposals, network: WorkerNetwork, links: Sequence[Link], because: str
-) -> None:
     chosen = list(links) or ([network.control] if network.control else [])
-    if chosen:
-        proposals.propose(
-            "UCX_NET_DEVICES",
-            ",".join(link.name for link in chosen),
-            "rdma-ports",
-            f"TCP: {because}",
-            network.host,
-        )
+    if chosen and transport is Transport.TCP:
+        names = ",".join(link.name for link in chosen)
+        because = "TCP: no RDMA port that every worker could use"
+        proposals.propose("UCX_NET_DEVICES", names, "rdma-ports", because, network.host)
 
 
 def _mpi(proposals: Proposals, transport: Transport) -> None:

@@ -78,15 +78,15 @@ class GidChoice:
 
     ``wanted`` has one entry a rail, None where the table holds none of ours; ``values`` are the
     variables to set, empty where the libraries choose right by themselves. ``nccl`` and ``ucx``
-    tell whether that library can be brought to use these entries at all.
+    name the ports that each of these can be brought to use by such an entry.
     """
 
     wanted: tuple[Gid | None, ...]
     values: Mapping[str, str]
     because: str
     problems: tuple[Problem, ...] = ()
-    nccl: bool = True
-    ucx: bool = True
+    nccl: tuple[str, ...] = ()
+    ucx: tuple[str, ...] = ()
 
 
 NOT_CHOSEN: Final = GidChoice((), {}, "")
@@ -125,14 +125,14 @@ class WorkerNetwork:
     def usable(self) -> bool:
         """Whether at least one port can carry data: open, active and, for RoCE, with an entry.
 
-        With another pod's or the node's entry the data would leave under their address: where
-        NCCL can't be told the right ones, none of these ports is used.
+        With another pod's or the node's entry the data would leave under their address: a port
+        for which NCCL can't be told the right one is not used.
         """
         roce = self.transport is Transport.ROCE
-        return self.gids.nccl and any(
+        return any(
             rail.ready or (self.transport is Transport.EFA and rail.device.usable)
             for rail, gid in zip(self.rails, self.gids.wanted, strict=True)
-            if gid is not None or not roce
+            if rail.name in self.gids.nccl and (gid is not None or not roce)
         )
 
 

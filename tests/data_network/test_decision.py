@@ -98,7 +98,7 @@ def test_a_macvlan_on_a_shared_device_gets_its_own_index() -> None:
 @pytest.mark.parametrize(
     ("data_network", "level"), [("prefer", Level.WARN), ("require", Level.FAIL)]
 )
-def test_ports_whose_indexes_nccl_can_not_be_told_are_not_used(
+def test_of_rails_whose_indexes_differ_those_are_used_that_one_index_fits(
     data_network: str, level: Level
 ) -> None:
     """By itself NCCL would take the node's entry, and send with the node's address."""
@@ -106,17 +106,33 @@ def test_ports_whose_indexes_nccl_can_not_be_told_are_not_used(
     found = decide(workers, replace(DEFAULT, data_network=DataNetworkUse(data_network)))
     said = [item for item in found.findings if item.check == "rdma-gid-index"]
     assert {item.level for item in said} == {level}
-    assert found.common["NCCL_IB_DISABLE"] == "1"
-    assert found.common["UCX_NET_DEVICES"] == "net1,net2"
-    assert not set(found.common) & {"NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_NET"}
+    assert all("used: mlx5_2:1; left out: mlx5_3:1" in item.said for item in said)
+    assert found.common["NCCL_IB_HCA"] == "=mlx5_2:1"
+    assert found.common["UCX_NET_DEVICES"] == "mlx5_2:1"
+    assert found.common["NCCL_IB_GID_INDEX"] == found.common["UCX_IB_GID_INDEX"] == "9"
+    assert "NCCL_IB_DISABLE" not in found.common
 
 
-def test_with_an_index_of_the_users_own_these_ports_are_used() -> None:
+def test_each_worker_gets_the_index_of_its_own() -> None:
+    second = w.macvlan(1, rails=2)
+    assert second.facts is not None
+    one, other = second.facts.fabric.devices
+    # A pod that came later stands before ours in the first table.
+    entries = list(one.ports[0].gids)
+    moved = [replace(gid, index=gid.index + 2) if gid.index > 7 else gid for gid in entries]
+    one = replace(one, ports=(replace(one.ports[0], gids=tuple(moved)),))
+    fabric = replace(second.facts.fabric, devices=(one, other))
+    found = decide([w.macvlan(0, 2), replace(second, facts=replace(second.facts, fabric=fabric))])
+    assert [mine["NCCL_IB_GID_INDEX"] for mine in found.per_host.values()] == ["9", "11"]
+    assert found.common["NCCL_IB_HCA"] == "=mlx5_2:1"
+
+
+def test_with_an_index_of_the_users_own_all_ports_are_used() -> None:
     workers = [w.macvlan(0, rails=2), w.macvlan(1, rails=2)]
     found = decide(workers, taken={"NCCL_IB_GID_INDEX": "-x on the mpirun line"})
     assert found.common["NCCL_IB_HCA"] == "=mlx5_2:1,mlx5_3:1"
-    # UCX still can't be told.
-    assert found.common["UCX_NET_DEVICES"] == "net1,net2"
+    # Those that UCX can be told are fewer.
+    assert found.common["UCX_NET_DEVICES"] == "mlx5_2:1"
 
 
 def test_ipoib_needs_no_index_and_a_partition_child_names_its_partition() -> None:

@@ -121,43 +121,33 @@ def test_an_index_that_nccl_and_ucx_would_not_take() -> None:
 
 def test_two_indexes_that_can_not_be_told() -> None:
     found = decide([w.macvlan(0, 2), w.macvlan(1, 2)])
-    assert shown(found)[0] == f"data-network = TCP [detected] {NO_RDMA}"
+    index = "index 9 holds this pod's address; NCCL 2.28.9 would take another"
+    index += f"; UCX would take another than 9{ALL}"
+    assert shown(found)[0] == "data-network = RoCE [detected] every worker has usable RoCE ports"
     assert shown(found)[4:] == [
-        f"NCCL_IB_DISABLE = 1 [detected] {NO_RDMA}{ALL}",
-        f"NCCL_SOCKET_IFNAME = =net1,net2 [detected] {REACHES}{ALL}",
-        f"GLOO_SOCKET_IFNAME = net1 [detected] {REACHES}{ALL}",
-        f"TP_SOCKET_IFNAME = net1 [detected] {REACHES}{ALL}",
-        (
-            "UCX_NET_DEVICES = net1,net2 [detected] "
-            f"TCP: no RDMA port that every worker could use{ALL}"
-        ),
+        f"UCX_NET_DEVICES = mlx5_2:1 [detected] this worker's own ports: net1 mlx5_2:1{ALL}",
+        f"NCCL_IB_HCA = =mlx5_2:1 [detected] this worker's own ports: net1 mlx5_2:1{ALL}",
+        f"NCCL_IB_GID_INDEX = 9 [detected] {index}",
+        f"UCX_IB_GID_INDEX = 9 [detected] {index}",
+        *sockets("net1", ONLY_BOOTSTRAP + ALL),
     ]
     assert said(found) == [
         (
             "warn rdma-gid-index w-0,w-1: the ports need different GID indexes (mlx5_2:1 9, "
-            "mlx5_3:1 5), which NCCL 2.28.9 can't be told: no network holds their addresses alone; "
-            "none of them is used"
-        ),
-        (
-            "warn rdma-gid-index w-0,w-1: UCX can't be told these ports' GID indexes (9, 5) by one "
-            "value; it gets none of them"
-        ),
+            f"mlx5_3:1 5), which {library} can't be told: no network holds their addresses alone; "
+            "used: mlx5_2:1; left out: mlx5_3:1"
+        )
+        for library in ("NCCL 2.28.9", "UCX")
     ]
     assert {item.hint for item in found.findings} == {
         (
-            "give the rails a network that the node's own addresses are not in; or keep to one: "
+            "give the rails a network that the node's own addresses are not in; or keep to "
             "MPIBOOT_RDMA_DEVICE=mlx5_2:1"
         )
     }
-    # UCX alone can't be told where the user's index is NCCL's.
-    users = decide([w.macvlan(0, 2)], taken={"NCCL_IB_GID_INDEX": "-x"})
-    ucx = [line for line in shown(users) if line.startswith("UCX_NET_DEVICES")]
-    assert ucx == [
-        f"UCX_NET_DEVICES = net1,net2 [detected] TCP: UCX can't be told its GID indexes{ALL}"
-    ]
     old = decide([w.macvlan(0, 2)], replace(DEFAULT, nccl_version="2.20.5"))
-    assert "which NCCL 2.20.5 can't be told: it needs 2.21 or later" in old.findings[0].said
-    assert old.findings[0].hint.startswith("use NCCL 2.21 or later; or keep to one: ")
+    assert "which NCCL 2.20.5 can't be told: it needs 2.21 or later; " in old.findings[0].said
+    assert old.findings[0].hint.startswith("use NCCL 2.21 or later; or keep to ")
 
 
 def test_a_port_that_is_not_active() -> None:

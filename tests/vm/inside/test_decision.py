@@ -69,7 +69,8 @@ def index_of(address: str, name: str) -> int:
 
 
 def chosen(network: WorkerNetwork, version: str = "") -> GidChoice:
-    return gids.choose(network.rails, version)
+    (found,) = gids.choose([(network.rails, ())], version)
+    return found
 
 
 def test_facts_and_the_decision_agree_with_rdma_for_one_device() -> None:
@@ -147,6 +148,30 @@ def test_facts_and_the_decision_agree_with_rdma_for_a_macvlan_over_a_shared_devi
     assert gid is not None
     assert (gid.value, gid.kind) == ("::ffff:10.1.0.7", "RoCE v2")
     assert gid.index == index_of("::ffff:10.1.0.7", "rxe1")
+
+
+def test_of_two_macvlans_whose_indexes_differ_one_is_used() -> None:
+    rail(0, "10.0.0.1/24")
+    rail(1, "10.1.0.1/24")
+    pod("b", 3)
+    upper("macvlan mode bridge", "rail1", "b", "net1", "10.1.0.8/24")
+    has_gid("rxe1", "::ffff:10.1.0.8")
+    control = pod("a", 2)
+    for number in (0, 1):
+        own = f"10.{number}.0.7"
+        upper("macvlan mode bridge", f"rail{number}", "a", f"net{number + 1}", f"{own}/24")
+        has_gid(f"rxe{number}", f"::ffff:{own}")
+
+    network = worker_network.choose(worker(seen("a"), control), DEFAULT)
+    found = decision.decide([network], replace(DEFAULT, nccl_version="2.28.9"), {})
+
+    index, other = (index_of(f"::ffff:10.{number}.0.7", f"rxe{number}") for number in (0, 1))
+    assert index != other
+    assert found.common["NCCL_IB_HCA"] == "=rxe0:1"
+    assert found.common["NCCL_IB_GID_INDEX"] == str(index)
+    (said, _) = [item.said for item in found.findings if item.check == "rdma-gid-index"]
+    assert f"(rxe0:1 {index}, rxe1:1 {other})" in said
+    assert said.endswith("; used: rxe0:1; left out: rxe1:1")
 
 
 def test_two_pods_with_one_name_and_one_address_on_a_device_are_told_apart() -> None:
