@@ -40,7 +40,7 @@ class Folder:
             "ssh": program(tmp_path / "real-ssh", "real") if ssh else "",
             "strict": STRICT,
             "client": f"/bin/sh {program(tmp_path / 'client', 'client')}" if client else "",
-            "hosts": "w-0.job w-0 10.0.0.1 w-1.job w-1 10.0.0.2",
+            "hosts": "w-0.job w-0 10.0.0.1 w-1.job w-1 10.0.0.2 w-*.job w-*",
         }
         (self.path / "ssh.conf").write_text(assignments(values))
 
@@ -68,6 +68,9 @@ class Folder:
         ("-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no", "w-0", "true"),
         ("-oBatchMode=yes", "-tt", "-p", "22", "w-0", "true"),
         ("-x", "-l", "root", "--", "w-1", "scp -t /tmp"),
+        # Hosts that joined later.
+        ("w-2", "true"),
+        ("root@w-12.job", "true"),
     ],
 )
 def test_a_host_of_the_job_is_reached_with_its_configuration(
@@ -82,7 +85,11 @@ def test_a_host_of_the_job_is_reached_with_its_configuration(
     "words",
     [
         ("git@github.com", "git-upload-pack"),
-        ("-p", "22", "w-2"),
+        ("-p", "22", "w-2.other"),
+        ("w-2.job.other",),
+        ("x-2.job",),
+        ("w-a",),
+        ("10.0.0.3",),
         ("-W", "w-0:22", "bastion"),
         ("w",),
         ("*",),

@@ -89,6 +89,7 @@ class Logins:
         own_client: bool = False,
         per_host: Mapping[str, Mapping[str, str]],
         environ: Mapping[str, str] | None = None,
+        later: Iterable[sshconfig.SshHost] = (),
     ) -> None:
         """Write what ssh and the agents read.
 
@@ -98,6 +99,7 @@ class Logins:
             own_client: whether mpiboot's own client takes ssh's place.
             per_host: variables of single hosts.
             environ: what the agents have beside mpirun's environment.
+            later: patterns of hosts that may join the job.
 
         Raises:
             MpibootError: ``runtime-folder``.
@@ -106,13 +108,14 @@ class Logins:
         workers = {worker.host.name: worker for worker in self.hosts.values()}
         files.write_private(known, known_hosts(workers.values(), self.host_keys, self.key.public))
         own_keys = (name for name in self.hosts if self.hosts[name].host.name in self.host_keys)
+        entries = (
+            sshconfig.SshHost(name, worker.address, worker.port, worker.user)
+            for name, worker in self.hosts.items()
+        )
         files.write_private(
             self.folder / "ssh_config",
             sshconfig.render(
-                (
-                    sshconfig.SshHost(name, worker.address, worker.port, worker.user)
-                    for name, worker in self.hosts.items()
-                ),
+                (*entries, *later),
                 key=str(self.folder / launch_spec.KEY),
                 known_hosts=str(known),
                 host_keys=self.settings.host_keys,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from mpiboot import executables, log, shims
+from mpiboot import addresses, executables, log, shims
 from mpiboot.errors import error
 from mpiboot.gates.gate import GateResult
 from mpiboot.job import names
@@ -57,6 +57,31 @@ def by_every_name(workers: Sequence[Worker], renamed: Mapping[str, str]) -> dict
     # Two hosts may have one first label, as may two with the node's network one address.
     count = Counter(name for name, _ in others)
     return {name: worker for name, worker in others if count[name] == 1} | found
+
+
+def that_may_join(
+    workers: Sequence[Worker], renamed: Mapping[str, str]
+) -> tuple[sshconfig.SshHost, ...]:
+    """Give patterns of names like those of the job's hosts, but for the number at their end.
+
+    An elastic job gets more hosts while it runs, and its program logs in to them. They are reached
+    as the others are, and are known by the same host key; where two of these differ, none is.
+    """
+    found: dict[str, set[sshconfig.SshHost]] = {}
+    for worker in workers:
+        whole = renamed.get(worker.host.name, worker.host.name)
+        label = names.short(worker.host.name)
+        stem = label.rstrip("0123456789")
+        if stem in ("", label) or addresses.is_address(worker.host.name):
+            continue
+        for name in {label, worker.host.name, whole}:
+            pattern = f"{stem}*{name[len(label) :]}"
+            lacks = whole[len(name) :] if whole.startswith(name) else ""
+            entry = sshconfig.SshHost(pattern, f"%h{lacks}", worker.port, worker.user)
+            found.setdefault(pattern, set()).add(entry)
+    # ssh takes the first that fits, and the shortest pattern fits the longer names, too.
+    patterns = sorted(found, key=len, reverse=True)
+    return tuple(next(iter(found[name])) for name in patterns if len(found[name]) == 1)
 
 
 def prepare(
@@ -120,13 +145,15 @@ def _write(
     own = kind.value == SshKind.EMBEDDED
     logins.make_folder()
     tidy(logins.folder.parent, _LOGINS)
-    logins.write(ssh=ssh, own_client=own, per_host={})
+    # mpiboot's own client knows each host by its address and key alone, as whoever has own keys.
+    later = () if own or passed.host_keys else that_may_join(passed.workers, passed.renamed)
+    logins.write(ssh=ssh, own_client=own, per_host={}, later=later)
     logins.write_baselines(passed.workers)
     config = {
         "ssh": ssh,
         "strict": logins.strict,
         "client": client_start.words() if own else "",
-        "hosts": " ".join(logins.hosts),
+        "hosts": " ".join((*logins.hosts, *(item.name for item in later))),
     }
     files.write_private(logins.folder / _CONFIG, agent_files.assignments(config))
     shims.link_ssh(logins.folder / _BIN)

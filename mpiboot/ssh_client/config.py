@@ -169,7 +169,10 @@ def lost_with_own_client(args: UserArgs) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SshHost:
-    """One host as mpirun names it, and where it was verified to be."""
+    """One host as mpirun names it, and where it was verified to be.
+
+    Or a pattern of names; its address then is ``%h``, the name itself, and what that lacks.
+    """
 
     name: str
     address: str
@@ -214,7 +217,7 @@ def render(
     for entry in entries:
         lines += [
             f"Host {entry.name}",
-            f"  HostName {quoted(entry.address)}",
+            f"  HostName {entry.address if entry.address[:2] == '%h' else quoted(entry.address)}",
             f"  Port {entry.port}",
             f"  User {quoted(entry.user)}",
         ]

@@ -19,7 +19,7 @@ from mpiboot.gates.gate import GateResult
 from mpiboot.launcher import observation, script_gate
 from mpiboot.launcher.child_loop import ChildLoop
 from mpiboot.launcher.reached import ReachedWorkers
-from mpiboot.launcher.script_gate import by_every_name
+from mpiboot.launcher.script_gate import by_every_name, that_may_join
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.model import Decision, Source, Worker
 from mpiboot.parent.launch_spec import ScriptSpec, from_line, to_line
@@ -62,6 +62,33 @@ def test_the_hostfiles_own_name_comes_before_anothers_short_one() -> None:
 
 def test_a_host_that_is_named_by_its_address_has_this_one_name() -> None:
     assert names("10.0.0.1", addresses=("10.0.0.1",), renamed={}) == {"10.0.0.1": "10.0.0.1"}
+
+
+def test_hosts_that_may_join_are_named_as_the_jobs_are_but_for_their_number() -> None:
+    def joining(
+        *listed: str, ports: tuple[int, ...] = (22, 22), renamed: dict[str, str] | None = None
+    ) -> list[tuple[str, str, int, str]]:
+        workers = (
+            replace(plans.worker(replace(host, name=name), number, None), port=port)
+            for number, (host, name, port) in enumerate(
+                zip(plans.hosts(*[1] * len(listed)), listed, ports, strict=True)
+            )
+        )
+        found = that_may_join(tuple(workers), renamed or {})
+        return [(item.name, item.address, item.port, item.user) for item in found]
+
+    assert joining("w-0.job", "w-1.job", ports=(2222, 2222)) == [
+        ("w-*.job", "%h", 2222, "root"),
+        ("w-*", "%h.job", 2222, "root"),
+    ]
+    assert joining("a-0-1", "b", renamed={"a-0-1": "a-0-1.job.svc"}) == [
+        ("a-0-*.job.svc", "%h", 22, "root"),
+        ("a-0-*", "%h.job.svc", 22, "root"),
+    ]
+    # Two networks, or two ports: how a third one is reached can't be told.
+    assert joining("w-0.a", "w-1.b") == [("w-*.a", "%h", 22, "root"), ("w-*.b", "%h", 22, "root")]
+    assert joining("w-0", "w-1", ports=(22, 2222)) == []
+    assert joining("10.0.0.1", "fd00::1") == []
 
 
 def test_a_parent_reads_what_the_child_wrote() -> None:
@@ -146,6 +173,7 @@ def test_a_program_gets_an_ssh_in_front_that_knows_its_hosts(
     assert (folder / "bin/ssh").resolve().name == "ssh"
     assert (folder / "key").read_text() == "PRIVATE\n"
     names = ["w-0.job.ns.svc", "w-0", "10.244.0.10", "w-1.job.ns.svc", "w-1", "10.244.0.11"]
+    names += ["w-*.job.ns.svc", "w-*"]
     values = dict(line.split("=", 1) for line in (folder / "ssh.conf").read_text().splitlines())
     assert sorted(values.pop("hosts").strip("'").split()) == sorted(names)
     strict = "StrictHostKeyChecking=yes"

@@ -53,6 +53,25 @@ def test_what_logs_in_by_itself_begins_when_every_host_is_ready(
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
 
 
+def test_a_host_that_joins_later_is_reached_as_the_others_are(cluster: Cluster, rig: None) -> None:
+    """As in Horovod's elastic mode; the hostfile that was mounted has one host."""
+    key = "/etc/job/.ssh"
+    job = mpijob(
+        cluster,
+        images.image(NAME),
+        workers=2,
+        user=1000,
+        ssh_mount=key,
+        env={"MPIBOOT_SSH_KEY": key},
+        hostfile="pi-worker-0.pi.default.svc slots=1\n",
+        launcher_args=["sh", "-c", EACH.replace("; do", " pi-worker-1.pi.default.svc; do")],
+    ).start(publish=False)
+    for worker in reversed(job.workers):
+        worker.publish(when_port=2222)
+    assert job.wait(PATIENCE) == 0
+    assert job.launcher.stdout().split() == ["pi-worker-0", "pi-worker-1", "pi-worker-1"]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", images.NAMES)
 def test_a_script_that_calls_both_mpirun_and_ssh(cluster: Cluster, rig: None, name: str) -> None:

@@ -96,6 +96,17 @@ def test_ssh_takes_what_was_verified_of_each_host(tmp_path: Path, entry: SshHost
 
 
 @needs_ssh
+@pytest.mark.parametrize("name", ["a-7", "a-7.job.svc"])
+def test_a_host_that_joined_later_is_known_by_the_jobs_key(tmp_path: Path, name: str) -> None:
+    later = (SshHost("a-*.job.svc", "%h", 2222, "mpi"), SshHost("a-*", "%h.job.svc", 2222, "mpi"))
+    found = asked(written(tmp_path, entries=(*ENTRIES, *later)), name)
+    assert (found["hostname"], found["port"], found["user"]) == ("a-7.job.svc", "2222", "mpi")
+    assert found["hostkeyalias"] == ALIAS
+    assert found["stricthostkeychecking"] == "true"
+    assert found["identityfile"] == "/run/mpiboot/key"
+
+
+@needs_ssh
 @pytest.mark.skipif(not executables.knows(SSH, COSTLY_KEX), reason="an ssh without sntrup761")
 def test_a_key_exchange_that_costs_much_is_left_out_unless_the_user_names_it(
     tmp_path: Path,
