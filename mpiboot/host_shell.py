@@ -153,6 +153,20 @@ def job_failed(attempt: str, hold: float | None, why: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Connecting:
+    """A rank's connection that nobody has answered yet.
+
+    ``far`` is its far end as /proc/net/tcp has it, ``again`` how often it was tried again, and
+    ``rank`` empty where that isn't known.
+    """
+
+    far: str
+    again: int
+    inode: str
+    rank: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class HostAnswer:
     """What a host has answered; empty or None is what it was not asked, or can't tell.
 
@@ -165,9 +179,10 @@ class HostAnswer:
     one that was asked for by its path. ``began`` is when its mpiboot began; ``disks`` are mount
     point, size and free space in KiB; ``ports`` an RDMA port's path and its state; ``lacks`` the
     way in which a program can't be run (``file``, ``right``, ``name``) and that program;
-    ``connecting`` are the connections that nobody answers: the far end as /proc/net/tcp has it, how
-    often it was tried again, and the rank, empty where that isn't known. ``listener`` is who
-    listens at the port asked for, empty where that can't be seen, None where nobody does;
+    ``connecting`` are the connections that nobody answers. ``listener`` is who
+    listens at the port asked for, empty where that can't be seen, None where nobody does, and
+    ``to_accept`` how many connections wait for it to accept them; ``overflows`` counts those that
+    found such a queue of that pod full;
     ``in_mpi`` counts the ranks that have not left MPI. ``ended`` and ``left`` count the processes
     that an order has ended, and those that it could not. An address is empty
     where the launcher came by kubectl. For doctor ``values`` are what hosts are compared by,
@@ -191,8 +206,10 @@ class HostAnswer:
     disks: tuple[tuple[str, int, int], ...] = ()
     ports: tuple[tuple[str, str], ...] = ()
     lacks: tuple[tuple[str, str], ...] = ()
-    connecting: tuple[tuple[str, int, str], ...] = ()
+    connecting: tuple[Connecting, ...] = ()
     listener: str | None = None
+    to_accept: int = 0
+    overflows: int = 0
     in_mpi: int = 0
     ended: int = 0
     left: int = 0
@@ -233,6 +250,8 @@ def read(output: str) -> HostAnswer:
         lacks=tuple(_pairs(rows.get("lacks", ()))),
         connecting=tuple(_connecting(rows.get("connecting", ()))),
         listener=next(iter(rows.get("listener", ())), None),
+        to_accept=_number(rows, "to-accept") or 0,
+        overflows=_number(rows, "overflows") or 0,
         in_mpi=len(rows.get("in-mpi", ())),
         ended=_number(rows, "ended") or 0,
         left=_number(rows, "left") or 0,
@@ -272,9 +291,10 @@ def _by_path(rows: Iterable[str]) -> list[tuple[str, str]]:
     return [(path, said) for path, _, said in (row.partition(" ") for row in rows)]
 
 
-def _connecting(rows: Iterable[str]) -> list[tuple[str, int, str]]:
-    found = (re.fullmatch(r"([0-9A-F]+:[0-9A-F]{4}) (\d+) ?(\d*)", row, re.ASCII) for row in rows)
-    return [(item[1], int(item[2]), item[3]) for item in found if item]
+def _connecting(rows: Iterable[str]) -> list[Connecting]:
+    form = r"([0-9A-F]+:[0-9A-F]{4}) (\d+) (\d+) ?(\d*)"
+    found = (re.fullmatch(form, row, re.ASCII) for row in rows)
+    return [Connecting(item[1], int(item[2]), item[3], item[4]) for item in found if item]
 
 
 def _mpirun(lines: list[str]) -> tuple[str, str] | None:

@@ -212,6 +212,16 @@ def test_its_exit_status_is_the_real_ones_and_is_told(launch: Launch, status: in
     assert events[-1] == ["ended", "w-1", str(status), pid]
 
 
+@pytest.mark.parametrize(("group", "told"), [("0", []), ("1", ["spawned"])])
+def test_a_daemon_of_hydra_for_ranks_that_were_spawned_is_told_so(
+    launch: Launch, group: str, told: list[str]
+) -> None:
+    words = ("hydra_pmi_proxy", "--pgid", group, "--proxy-id", "1")
+    ended(launch.start("-x", "w-1", *words))
+    assert launch.words()[-6:] == ["w-1", *words]
+    assert launch.events()[0][3:] == told
+
+
 def test_an_ssh_that_a_signal_killed_is_128_and_the_signal(launch: Launch) -> None:
     launch.body("kill -9 $$")
     code, _, err = ended(launch.start("w-1", "orted"))

@@ -22,7 +22,8 @@ if __name__ == "__main__":
 
 from mpiboot import host_shell
 from mpiboot.after_job import by_client, evidence, unanswered_connections
-from mpiboot.after_job.request import Request
+from mpiboot.after_job.request import Request, Silent
+from mpiboot.after_job.unanswered_connections import Waiting
 
 _SECONDS: Final = 4.0
 _SECONDS_BESIDE_THE_JOB: Final = 20.0  # its hosts are busy, and nobody waits
@@ -34,6 +35,7 @@ _AT_ONCE: Final = 64
 # Of a job's hosts so many are asked while it runs for connections that nobody answers: one that is
 # missing is missed by many.
 _HOSTS: Final = 96
+_FAR_ENDS: Final = 8
 _MEMORY: Final = ("memory", "memory_sizes")
 _QUESTIONS: Final = (*_MEMORY, "began", "disks", "ports")
 # The launch folder, as the agents know it.
@@ -189,14 +191,27 @@ async def _beside_the_job(
     return [(host, host_shell.read(output)) for host, output in answers if output]
 
 
-async def unanswered(hosts: tuple[evidence.Baseline, ...]) -> list[str]:
-    """Ask hosts for connections that nobody answers."""
-    names = {host.address: host.name for host in hosts}
-    return [
-        line
+async def unanswered(hosts: tuple[evidence.Baseline, ...], known: frozenset[str]) -> list[str]:
+    """Ask hosts for connections that nobody answers, and the far ends of those that are known."""
+    by_address = {host.address: host for host in hosts if host.address}
+    found = {
+        item.key: item
         for host, answer in await _beside_the_job(hosts[:_HOSTS], "connecting")
-        for line in unanswered_connections.lines(names, answer.connecting, host)
+        for item in (Waiting(host.name, each) for each in answer.connecting)
+    }
+    lines = [
+        unanswered_connections.line(Silent.NEW, item)
+        for key, item in found.items()
+        if key not in known
     ]
+    # Many ranks may wait for one: each far end is asked once, and told of once.
+    ends = {(item.address, item.port): item for key, item in found.items() if key in known}
+    for (address, port), item in list(ends.items())[:_FAR_ENDS]:
+        far = by_address.get(address)
+        asked = await _beside_the_job((far,), f"listener {port}") if far else []
+        answer = asked[0][1] if asked else None
+        lines.append(unanswered_connections.judge(item, far, answer))
+    return lines
 
 
 async def in_mpi(hosts: tuple[evidence.Baseline, ...]) -> list[str]:
@@ -240,7 +255,7 @@ def main(folder: str, wanted: str, *words: str) -> None:
         )
     )
     if request is Request.CONNECTING:
-        asyncio.run(_write(unanswered(hosts)))
+        asyncio.run(_write(unanswered(hosts, frozenset(words))))
     elif request is Request.IN_MPI:
         asyncio.run(_write(in_mpi(hosts)))
     else:

@@ -9,7 +9,16 @@ class Request(str, Enum):
     """What the workers are asked or told; the words that follow it are behind each."""
 
     EVIDENCE = "evidence"  # why the job failed: HOST PROGRAM SIGNAL OTHER-HOST...
-    CONNECTING = "connecting"  # which connections nobody answers, while the job runs
+    CONNECTING = "connecting"  # connections that nobody answers, while the job runs: KNOWN...
     IN_MPI = "in-mpi"  # how many ranks have not left MPI, while the job runs
     OVER = "over"  # that it ended well
     FAILED = "failed"  # that it failed: NAME HOLD WHY
+
+
+class Silent(str, Enum):
+    """What a connection is that nobody answers: the first word of a line of the answer."""
+
+    NEW = "new"  # it was not known; the far end was not asked
+    SLOW = "slow"  # others wait there to be accepted
+    DROPPED = "dropped"  # the far host would answer what reached it
+    ELSEWHERE = "elsewhere"  # no host of the job

@@ -132,8 +132,8 @@ class Agents:
 
     def _told(self, words: list[str]) -> None:
         match words:
-            case ["started", host, pid] if pid.isdigit():
-                self._started(self.host_of(host), int(pid))
+            case ["started", host, pid, *spawned] if pid.isdigit():
+                self._started(AgentStarted(self.host_of(host), int(pid), bool(spawned)))
             case ["running", _, real, pid] if real.isdigit() and pid.isdigit():
                 self._ssh[int(pid)] = int(real)
             case ["running", _, "-", pid] if pid.isdigit():
@@ -159,8 +159,9 @@ class Agents:
                 self._short[label] = label if label in self._short else host
         return self._short.get(called, called)
 
-    def _started(self, host: str, pid: int) -> None:
-        self._feed(AgentStarted(host, pid))
+    def _started(self, event: AgentStarted) -> None:
+        self._feed(event)
+        host, pid = event.host, event.pid
         try:
             handle = process_handle(pid)
         except ProcessLookupError:

@@ -150,8 +150,8 @@ class Question:
         self._answered = answered
         self._child: AskingChild | None = None
 
-    def ask(self) -> None:
-        """Ask, instead of what was asked before."""
+    def ask(self, *words: str) -> None:
+        """Ask, instead of what was asked before; ``words`` go with the request."""
         self.stop()
         self._child = AskingChild(
             self._loop,
@@ -159,6 +159,7 @@ class Question:
             self._folder,
             self._environ,
             self._request.value,
+            *words,
             connect=_CONNECT_BESIDE_THE_JOB,
             heard=self._heard,
         )

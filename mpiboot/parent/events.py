@@ -31,10 +31,11 @@ class Timer(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class AgentStarted:
-    """Mpirun has started an agent for a host."""
+    """Mpirun has started an agent for a host; ``spawned`` for ranks that other ranks spawn."""
 
     host: str
     pid: int
+    spawned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,10 @@ class RanksInMpi:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """A rank has tried one of the job's hosts by TCP for more than a minute; the sentence."""
+    """A rank has tried one of the job's hosts by TCP for more than a minute.
+
+    ``said`` is the sentence; empty where that is over.
+    """
 
     said: str
 

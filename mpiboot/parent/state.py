@@ -179,7 +179,8 @@ class State:
     """All that was seen so far.
 
     ``no_agent`` hosts have no agent yet, ``no_daemon`` ones no daemon; ``agents`` are agents by
-    host and pid, ``started_again`` hosts may have had several;
+    host and pid, ``spawned`` those of them for ranks that ranks spawned, ``started_again`` hosts
+    may have had several;
     ``ended_unjoined`` hosts' agents ended with 0 before a daemon joined,
     ``ended_well`` ones after it. ``pending`` timers are running. ``stage`` counts how hard mpirun
     is being ended (1 asked, 2 asked again, 3 killed). ``cause`` is why, where a host's loss isn't
@@ -196,6 +197,7 @@ class State:
     no_daemon: frozenset[str]
     connected: frozenset[str] = frozenset()
     agents: frozenset[tuple[str, int]] = frozenset()
+    spawned: frozenset[int] = frozenset()
     started_again: frozenset[str] = frozenset()
     ended_unjoined: frozenset[str] = frozenset()
     ended_well: frozenset[str] = frozenset()

@@ -77,6 +77,8 @@ def unanswered(state: State, event: Unanswered) -> Step:
     over = state.being_ended or state.ended is not None
     if over or state.losses or state.job.goes_on or state.phase is not Phase.RUNNING:
         return state, ()
+    if not event.said:
+        return replace(state, suspected=""), ()
     return _guess(state, no_answer(event.said), event.said)
 
 

@@ -2,9 +2,11 @@
 
 Open MPI waits in silence where a firewall drops what one worker sends to another. The workers'
 kernels know of it while they try, which is two minutes (tcp_syn_retries in the kernel's
-ip-sysctl.rst): they are asked some time after the start, and twice more for programs that take
-longer to come to MPI_Init. What was found is told and looked at again: the job is ended where a
-rank has tried one of its hosts for more than a minute.
+ip-sysctl.rst): they are asked some time after the start, and three times more for programs that
+take longer to come to MPI_Init. How often a kernel has tried tells nothing: newer ones try six
+times in the first seven seconds (tcp_syn_linear_timeouts). So only a connection that two looks
+find, a minute apart, is told, and its far host is asked first: a listener whose queue is full does
+not answer either, and no network is to blame for that.
 """
 
 from __future__ import annotations
@@ -14,18 +16,17 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from mpiboot import log
-from mpiboot.after_job.request import Request
+from mpiboot.after_job.request import Request, Silent
 from mpiboot.parent.asking import Question
 from mpiboot.parent.loop import EventLoop
 
 # Times the setting: by the default, what begins in the first four minutes is not missed.
-_WHEN: Final = (1, 2, 4)
-# Seconds until the next look at what was found, and how many. The kernel waits twice as long before
-# each try (RFC 6298): the sixth is made after 63 s, and the last one given up after 127 s.
-_PAUSE: Final = 30.0
-_LOOKS: Final = 4
-_ENOUGH: Final = 6
-_NO_HOST: Final = "-"
+_WHEN: Final = (1, 2, 3, 4)
+# How often at most, with the looks that are for what was found before.
+_LOOKS: Final = 8
+# Seconds between two looks for the same connection, and until one that was told is looked for.
+_APART: Final = 60.0
+_AGAIN: Final = 3600.0
 _HINT: Final = (
     "is TCP between the workers dropped? A NetworkPolicy or firewall must allow the job's pods all "
     "ports among each other, or the range of MPIBOOT_PORT_RANGE"
@@ -33,7 +34,7 @@ _HINT: Final = (
 
 
 class ConnectionWatch:
-    """Asks three times at most, and where something was found until that can be judged."""
+    """Asks a few times, and again where something was found."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class ConnectionWatch:
         folder: str,
         environ: Mapping[str, str],
         seconds: float,
-        given_up: Callable[[str], None],
+        dropped: Callable[[str], None],
     ) -> None:
         """Begin to wait.
 
@@ -50,11 +51,14 @@ class ConnectionWatch:
             folder: the launch folder.
             environ: mpirun's environment.
             seconds: after how long the workers are asked; 0 for never.
-            given_up: called with a sentence where a rank waits in vain for a host of the job.
+            dropped: called with a sentence where what a rank sends to another host of the job seems
+                to be dropped, and with an empty one where that is over.
         """
         self._question = Question(loop, folder, environ, Request.CONNECTING, self._heard)
-        self._given_up = given_up
+        self._dropped = dropped
+        self._seen: dict[str, float] = {}  # connections, and when they were found first
         self._told = False
+        self._looks = _LOOKS
         now = time.monotonic()
         self._times = [now + seconds * times for times in _WHEN] if seconds else []
 
@@ -65,26 +69,31 @@ class ConnectionWatch:
 
     def look(self) -> None:
         """Ask where it is time; a child that hangs is ended by the next one or by the end."""
-        if self._times and self._times[0] <= time.monotonic():
+        now = time.monotonic()
+        if self._times and self._times[0] <= now:
             del self._times[0]
-            self._question.ask()
+            self._looks -= 1
+            self._question.ask(*(key for key, at in self._seen.items() if now - at >= _APART))
 
     def stop(self) -> None:
         """End what asks."""
         self._question.stop()
 
     def _heard(self, lines: list[str]) -> None:
+        now = time.monotonic()
         found = [line.split(" ", 2) for line in lines]
-        of_the_job = [(int(again), said) for again, host, said in found if host != _NO_HOST]
-        again, said = max(of_the_job, default=(0, ""))
-        if found and not self._told:
-            self._told = True
-            for *_, line in found:
-                log.warning("unanswered", line)
+        self._seen = {key: self._seen.get(key, now) for _, key, *_ in found}
+        dropped, *others = [said for kind, _, *said in found if kind == Silent.DROPPED] or [[]]
+        others += [said for kind, _, *said in found if kind in (Silent.SLOW, Silent.ELSEWHERE)]
+        for said in others:
+            log.warning("unanswered", *said)
+        if dropped:
+            self._dropped(*dropped)
             log.warning("unanswered", _HINT)
-            now = time.monotonic()
-            self._times = [now + _PAUSE * (look + 1) for look in range(_LOOKS)]
-        if again >= _ENOUGH or (self._told and not of_the_job):
-            self._times.clear()
-        if again >= _ENOUGH:
-            self._given_up(said)
+            self._looks, self._times = _LOOKS, [now + _AGAIN]
+        elif found and self._looks:
+            later = (when for when in self._times if when > now + _APART)
+            self._times = [now + _APART, *later]
+        if self._told and not found:
+            self._dropped("")
+        self._told = bool(dropped) or (self._told and bool(found))

@@ -92,6 +92,11 @@ def step(state: State, event: Event) -> Step:
     return new, actions
 
 
+def _agent_started(state: State, event: AgentStarted) -> Step:
+    spawned = state.spawned.union((event.pid,) if event.spawned else ())
+    return replace(state.with_agent(event.host, event.pid), spawned=spawned), ()
+
+
 def _agent_connected(state: State, event: AgentConnected) -> Step:
     state = replace(state, connected=state.connected | {event.host})
     return _daemon_joined(state, DaemonJoined(event.host)) if state.joins_unseen else (state, ())
@@ -134,9 +139,9 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
     if state.being_ended:
         waits = state.saving and not state.has_agent(event.host)
         return state, ((SessionOver(event.host),) if waits else ())
-    # Some MPIs ask a host's shell first, and Hydra starts a daemon more for ranks that ranks spawn:
-    # what counts is the host's last agent.
-    if state.has_agent(event.host):
+    # Some MPIs ask a host's shell first: what counts is the host's last agent. Ranks that were
+    # spawned may well end before the others, on any host.
+    if state.has_agent(event.host) or (event.status == 0 and event.pid in state.spawned):
         return state, ()
     if event.status == 0:
         return _ended_well(state, event)
@@ -176,6 +181,8 @@ def _ended_well(state: State, event: AgentEnded) -> Step:
     if not event.status and state.job.family.attached:
         # The ranks of a short job may have ended before its connection was looked for.
         state, said = _daemon_joined(state, DaemonJoined(event.host))
+    if event.host not in state.job.hosts:
+        return state, said
     if event.status or event.host in state.no_daemon:
         return replace(state, ended_unjoined=state.ended_unjoined | {event.host}), ()
     state = replace(state, ended_well=state.ended_well | {event.host})
@@ -289,7 +296,7 @@ def _timer_fired(state: State, event: TimerFired) -> Step:
 
 
 _RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {
-    AgentStarted: lambda state, event: (state.with_agent(event.host, event.pid), ()),
+    AgentStarted: _agent_started,
     AgentConnected: _agent_connected,
     AgentEnded: _agent_ended,
     DaemonJoined: _daemon_joined,

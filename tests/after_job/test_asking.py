@@ -318,7 +318,7 @@ def test_a_launchers_rank_is_known_by_both_names_of_the_launcher_and_by_no_other
 
 def test_the_launcher_itself_is_asked_by_its_own_shell(ssh: Ssh) -> None:
     here = (replace(ssh.before("me"), here=True),)
-    ssh.run(ask_workers.unanswered(here))
+    ssh.run(ask_workers.unanswered(here, frozenset()))
     ssh.run(ask_workers.gather(here))
     asked = [agent.args for agent in ssh.agents if isinstance(agent.args, tuple | list)]
     assert [tuple(words[:2]) for words in asked] == [("/bin/sh", "-c")] * 2
@@ -329,11 +329,11 @@ def test_while_the_job_runs_some_are_asked_and_a_far_end_may_be_any_host(
     ssh: Ssh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ask_workers, "_HOSTS", 1)
-    told = "echo mpiboot-connecting 0300000A:0401 5 7"
+    told = "echo mpiboot-connecting 0300000A:0401 5 99 7"
     first, second = ssh.answers("w-0", told), ssh.answers("w-1", told)
     hosts = (first, replace(second, address="10.0.0.3"))
-    (line,) = ssh.run(ask_workers.unanswered(hosts))
-    assert line.startswith("5 w-1 rank 7 on w-0 gets no answer from w-1 (10.0.0.3 port 1025)")
+    (line,) = ssh.run(ask_workers.unanswered(hosts, frozenset(("w-0/99",))))
+    assert line.startswith("dropped w-0/99 rank 7 on w-0 gets no answer from w-1 (10.0.0.3 port 10")
 
 
 def test_hosts_are_asked_for_ranks_in_mpi(ssh: Ssh) -> None:
@@ -342,14 +342,35 @@ def test_hosts_are_asked_for_ranks_in_mpi(ssh: Ssh) -> None:
     assert ssh.run(ask_workers.in_mpi(hosts)) == ["w-0 2"]
 
 
-def test_connections_that_nobody_answers_are_told_with_both_hosts(ssh: Ssh) -> None:
-    told = "echo mpiboot-connecting 0200000A:0401 5 7; echo mpiboot-connecting 0900000A:0007 4"
-    hosts = (ssh.answers("w-0", told), ssh.answers("w-1", "echo nothing; exit 1"), ssh.before("x"))
+@pytest.mark.parametrize(
+    ("answer", "kind", "why"),
+    [
+        ("echo mpiboot-to-accept 0; echo mpiboot-listener x", "dropped", "a process listens there"),
+        ("echo mpiboot-ok", "dropped", "nobody listens there"),
+        ("exit 1", "dropped", "did not tell whether it listens there"),
+        ("echo mpiboot-to-accept 2; echo mpiboot-listener x", "slow", "accept: 2 wait for it"),
+        # It has accepted since; the kernel that tries waits twice as long each time.
+        ("echo mpiboot-overflows 9; echo mpiboot-listener x", "slow", "and 9 found a full backlog"),
+        ("echo mpiboot-overflows 9", "dropped", "nobody listens there"),
+    ],
+)
+def test_the_far_end_of_a_connection_that_lasts_is_asked_before_anybody_is_blamed(
+    ssh: Ssh, answer: str, kind: str, why: str
+) -> None:
+    """A full backlog answers nobody either: then the network is not to blame."""
+    asks = "case $* in *listener*1025*) ;; *) "
+    told = (
+        "echo mpiboot-connecting 0300000A:0401 5 99 7; echo mpiboot-connecting 0900000A:0007 4 98"
+    )
+    hosts = (ssh.answers("w-0", told), ssh.answers("w-1", f"{asks} exit 0;; esac; {answer}"))
     named = tuple(replace(host, address=f"10.0.0.{at}") for at, host in enumerate(hosts, start=2))
 
-    found = ssh.run(ask_workers.unanswered(named))
+    assert ssh.run(ask_workers.unanswered(named, frozenset())) == ["new w-0/99", "new w-0/98"]
+    assert "listener" not in ssh.asked()["w-1"].partition("for question")[2]
+    first, second = ssh.run(ask_workers.unanswered(named, frozenset(("w-0/99", "w-0/98"))))
 
-    assert found == [
-        "5 w-0 rank 7 on w-0 gets no answer from w-0 (10.0.0.2 port 1025): tried 6 times by TCP",
-        "4 - a process of the job on w-0 gets no answer from 10.0.0.9 port 7: tried 5 times by TCP",
-    ]
+    text = "rank 7 on w-0 gets no answer from w-1 (10.0.0.3 port 1025): tried 6 times by TCP; "
+    assert first.startswith(f"{kind} w-0/99 {text}")
+    assert why in first
+    text = "a process of the job on w-0 gets no answer from 10.0.0.9 port 7: tried 5 times by TCP"
+    assert second == f"elsewhere w-0/98 {text}"

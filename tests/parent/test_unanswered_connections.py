@@ -64,18 +64,18 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
 
 @pytest.fixture
-def given_up() -> list[str]:
+def dropped() -> list[str]:
     return []
 
 
 @pytest.fixture
-def watch(given_up: list[str]) -> Callable[[float], ConnectionWatch]:
+def watch(dropped: list[str]) -> Callable[[float], ConnectionWatch]:
     return lambda seconds: ConnectionWatch(
-        EventLoop(), "/launch", {"A": "b"}, seconds, given_up.append
+        EventLoop(), "/launch", {"A": "b"}, seconds, dropped.append
     )
 
 
-def test_workers_are_asked_three_times_each_later_than_the_one_before(
+def test_workers_are_asked_four_times_where_nothing_is_found(
     now: list[float], watch: Callable[[float], ConnectionWatch]
 ) -> None:
     watching = watch(60)
@@ -88,16 +88,16 @@ def test_workers_are_asked_three_times_each_later_than_the_one_before(
         asked.append(now[0] - 1000)
         watching.look()
         assert len(Child.made) == len(asked)
-    assert asked == [60, 120, 240]
+    assert asked == [60, 120, 180, 240]
     assert [child.started for child in Child.made] == [
         ("ask_workers.py", "/launch", {"A": "b"}, ("connecting",))
-    ] * 3
+    ] * 4
     # One that hangs is ended by the next one, and the last by the end.
-    assert [child.ended for child in Child.made] == [True, True, False]
+    assert [child.ended for child in Child.made] == [True, True, True, False]
     watching.look()
     watching.stop()
     watching.stop()
-    assert [child.ended for child in Child.made] == [True] * 3
+    assert [child.ended for child in Child.made] == [True] * 4
 
 
 @pytest.mark.usefixtures("now")
@@ -109,88 +109,102 @@ def test_where_it_is_switched_off_nobody_is_asked(
     assert (watching.due, Child.made) == (None, [])
 
 
-def test_what_was_found_is_told_once_and_looked_at_again(
+def look(watching: ConnectionWatch, now: list[float], *lines: str, took: float = 0) -> Child:
+    """The next look, and its answer."""
+    assert watching.due is not None
+    now[0] = watching.due
+    watching.look()
+    now[0] += took
+    Child.made[-1].tell(*lines)
+    return Child.made[-1]
+
+
+NEW, DROPPED = "new w-2/7", "dropped w-2/7 rank 1 on w-2 gets no answer from w-1"
+
+
+def test_a_connection_counts_that_is_there_a_minute_later_still(
     now: list[float],
     watch: Callable[[float], ConnectionWatch],
-    given_up: list[str],
+    dropped: list[str],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
+    """Its far host is asked then: newer kernels try six times within seven seconds."""
     watching = watch(60)
-    now[0] += 60
-    watching.look()
-    (child,) = Child.made
-    child.tell("4 w-2 rank 1 on w-1 gets no answer", over=False)
-    assert capfd.readouterr().err == "", "more may come"
-    child.tell("5 w-1 rank 2 on w-2 gets no answer")
-    first, second, hint = capfd.readouterr().err.splitlines()
-    assert first == "mpiboot: warning: rank 1 on w-1 gets no answer"
-    assert second == "mpiboot: warning: rank 2 on w-2 gets no answer"
+    assert look(watching, now, NEW, took=15).started[3] == ("connecting",)
+    assert (watching.due, dropped, capfd.readouterr().err) == (1135, [], "")
+    assert look(watching, now, DROPPED).started[3] == ("connecting", "w-2/7")
+    assert dropped == ["rank 1 on w-2 gets no answer from w-1"]
+    (hint,) = capfd.readouterr().err.splitlines()
     assert "is TCP between the workers dropped? A NetworkPolicy or firewall" in hint
     assert "MPIBOOT_PORT_RANGE" in hint
-    assert child.ended
-    child.tell("late")
-    assert watching.due == 1090
-    now[0] = 1090
-    watching.look()
-    Child.made[1].tell("6 w-1 rank 2 still gets no answer", "5 w-2 rank 1 gets none")
-    assert given_up == ["rank 2 still gets no answer"]
+    # It is looked for again an hour later; where that finds nothing it is over.
+    assert watching.due == 1135 + 3600
+    look(watching, now)
+    assert dropped[1:] == [""]
     assert watching.due is None
-    assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("lines", [(), ("9 - a process of the job gets no answer from a service",)])
-def test_what_is_answered_after_all_or_no_host_of_the_job_ends_nothing(
-    now: list[float],
-    watch: Callable[[float], ConnectionWatch],
-    given_up: list[str],
-    lines: tuple[str, ...],
+def test_another_connection_to_the_same_port_begins_anew(
+    now: list[float], watch: Callable[[float], ConnectionWatch], dropped: list[str]
 ) -> None:
     watching = watch(60)
-    now[0] += 60
-    watching.look()
-    Child.made[0].tell("5 w-1 rank 2 on w-2 gets no answer")
-    now[0] += 30
-    watching.look()
-    Child.made[1].tell(*lines)
-    assert watching.due is None
-    assert given_up == []
+    look(watching, now, NEW)
+    assert look(watching, now, "new w-2/8").started[3] == ("connecting", "w-2/7")
+    assert look(watching, now, NEW).started[3] == ("connecting", "w-2/8")
+    assert look(watching, now).started[3] == ("connecting", "w-2/7")
+    assert dropped == []
 
 
-def test_what_begins_anew_again_and_again_is_looked_at_four_times_more(
-    now: list[float], watch: Callable[[float], ConnectionWatch], given_up: list[str]
-) -> None:
-    watching = watch(20)
-    now[0] += 20
-    asked: list[float] = []
-    while watching.due is not None:
-        now[0] = watching.due
-        asked.append(now[0] - 1000)
-        watching.look()
-        Child.made[-1].tell("5 w-1 rank 2 on w-2 gets no answer")
-    assert asked == [20, 50, 80, 110, 140]
-    assert given_up == []
-
-
-def test_who_is_found_waiting_for_long_is_given_up_at_once(
-    now: list[float], watch: Callable[[float], ConnectionWatch], given_up: list[str]
-) -> None:
-    watching = watch(120)
-    now[0] += 120
-    watching.look()
-    Child.made[0].tell("6 w-1 rank 2 on w-2 gets no answer", "9 - a service gives none")
-    assert given_up == ["rank 2 on w-2 gets no answer"]
-    assert watching.due is None
-
-
-def test_where_nothing_was_found_they_are_asked_again(
+@pytest.mark.parametrize("kind", ["slow", "elsewhere"])
+def test_who_is_slow_to_accept_or_none_of_the_job_is_told_and_blamed_for_nothing(
     now: list[float],
     watch: Callable[[float], ConnectionWatch],
+    dropped: list[str],
+    capfd: pytest.CaptureFixture[str],
+    kind: str,
+) -> None:
+    watching = watch(60)
+    look(watching, now, NEW)
+    look(watching, now, f"{kind} w-2/7 rank 1 on w-2 gets no answer")
+    assert capfd.readouterr().err == "mpiboot: warning: rank 1 on w-2 gets no answer\n"
+    assert dropped == []
+
+
+def test_what_begins_anew_again_and_again_is_not_looked_at_for_ever(
+    now: list[float], watch: Callable[[float], ConnectionWatch], dropped: list[str]
+) -> None:
+    watching = watch(20)
+    while watching.due is not None:
+        look(watching, now, f"new w-2/{now[0]}")
+    assert len(Child.made) == 8
+    assert dropped == []
+
+
+def test_of_several_that_are_dropped_one_is_the_jobs_concern(
+    now: list[float],
+    watch: Callable[[float], ConnectionWatch],
+    dropped: list[str],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     watching = watch(60)
-    now[0] += 60
+    look(watching, now, NEW, "new w-1/5")
+    look(watching, now, DROPPED, "dropped w-1/5 rank 2 gets no answer from w-2")
+    assert dropped == ["rank 1 on w-2 gets no answer from w-1"]
+    assert capfd.readouterr().err.startswith("mpiboot: warning: rank 2 gets no answer from w-2\n")
+
+
+@pytest.mark.usefixtures("now")
+def test_more_of_an_answer_may_come(
+    now: list[float], watch: Callable[[float], ConnectionWatch], dropped: list[str]
+) -> None:
+    watching = watch(60)
+    look(watching, now, NEW)
+    now[0] = watching.due or 0
     watching.look()
-    Child.made[0].tell()
-    assert capfd.readouterr().err == ""
-    assert Child.made[0].ended
-    assert watching.due == 1120
+    child = Child.made[-1]
+    child.tell(DROPPED, over=False)
+    assert dropped == []
+    child.tell()
+    assert (len(dropped), child.ended) == (1, True)
+    child.tell("late")
+    assert len(dropped) == 1

@@ -762,13 +762,22 @@ def test_where_that_is_wanted_ranks_that_seem_to_wait_in_mpi_are_ended() -> None
         assert silent.said.startswith("its last rank ended, and the others seemed to wait")
 
 
-def test_a_host_whose_spawned_ranks_end_has_not_ended() -> None:
-    """Hydra starts an agent more there for them; the ranks that spawned them compute on."""
-    spawned = [AgentStarted(host, pid) for pid, host in enumerate(HOSTS, 200)]
-    ended = [AgentEnded(host, pid, 0) for pid, host in enumerate(HOSTS, 200)]
-    state, actions = go([*spawned, *ended], running("mpich"))
-    assert (state.ended_well, actions) == (frozenset(), ())
-    assert judged([*ended_well(), MpirunEnded(0)], state).code == 0
+@pytest.mark.parametrize("host", [*HOSTS, "stranger"])
+def test_a_host_whose_spawned_ranks_end_has_not_ended(host: str) -> None:
+    """Hydra starts an agent more for them, on any host; the ranks that spawned them compute on."""
+    spawned: list[Event] = [AgentStarted(host, 200, spawned=True), AgentEnded(host, 200, 0)]
+    one = go(
+        [AgentStarted("w-1", 100), DaemonJoined("w-1")], verdicts.initial(job("mpich", ("w-1",)))[0]
+    )
+    for before in (running("mpich"), one[0]):
+        state, actions = go(spawned, before)
+        assert (state.ended_well, actions) == (frozenset(), ())
+    assert judged([*ended_well(), MpirunEnded(0)], go(spawned, running("mpich"))[0]).code == 0
+
+
+def test_a_host_with_spawned_ranks_alone_may_be_lost() -> None:
+    lost: list[Event] = [AgentStarted("w-9", 200, spawned=True), AgentEnded("w-9", 200, 255)]
+    assert judged(lost, running("mpich")).code == 69
 
 
 UNANSWERED = Unanswered("rank 1 on w-2 gets no answer from w-1")

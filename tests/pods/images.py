@@ -101,6 +101,18 @@ class Image:
 
         return self._with_layer(("packages", *requirements), install)
 
+    def with_wheel(self, prefix: str, requirement: str) -> Image:
+        """The same image with a wheel's programs and libraries in a folder's bin and lib."""
+
+        def install(layer: Path) -> None:
+            target = layer / prefix.lstrip("/")
+            folders(layer, target)
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
+            pip += ["--no-deps", "--ignore-installed", "--prefix", str(target), requirement]
+            subprocess.run(pip, check=True)
+
+        return self._with_layer(("wheel", prefix, requirement), install)
+
     def after(self, *command: str) -> Image:
         """The same image after a RUN of its Containerfile."""
 

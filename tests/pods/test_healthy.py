@@ -1,0 +1,108 @@
+"""Healthy jobs that look like stuck ones from outside: each ends as it would without mpiboot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pods import images
+from tests.pods.ends import RING
+from tests.pods.operator import mpijob
+from tests.pods.test_hydra import INTEL, MPICH4, started
+from tests.pods.volumes import Files
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.operator import Job
+
+pytestmark = pytest.mark.full
+UNEVEN = "/opt/programs/uneven"
+# A guard against a hang alone: the jobs take two minutes.
+PATIENCE = 600
+
+
+@pytest.fixture
+def image(rig: None, request: pytest.FixtureRequest) -> Image:
+    """The image that a test names; in one of them PyPI's MPICH 4.0.3, whose default is ch4:ofi."""
+    name: str = request.param
+    if name == "mpich-4.0.3":
+        return images.image("mpich-5.0").with_wheel("/opt/mpi", "mpich==4.0.3")
+    return images.image(name)
+
+
+def ended_well(job: Job) -> str:
+    """Wait until it has; what was said of it."""
+    code, said = job.wait(PATIENCE), job.launcher.stderr()
+    assert code == 0, said
+    assert "the program succeeded" in said
+    return said
+
+
+@pytest.mark.parametrize("image", ["mpich-4.0.3"], indirect=True)
+def test_ranks_compute_while_one_has_finalized(cluster: Cluster, image: Image) -> None:
+    """MPI_Finalize waits for nobody there."""
+    job = started(cluster, image, UNEVEN, "early", "70")
+    ended_well(job)
+    assert job.launcher.stdout().count("4.0.3") == 2
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("image", ["mpich-4.0.3"], indirect=True)
+def test_children_end_before_their_parents(cluster: Cluster, image: Image, ranks: int) -> None:
+    """By MPI_Comm_spawn; with one parent a host has nobody but a child."""
+    job = started(cluster, image, "mpirun", "-n", str(ranks), UNEVEN, "spawn", "70")
+    assert "still in MPI" not in ended_well(job)
+    children = [line for line in job.launcher.stdout().splitlines() if line.startswith("child ")]
+    assert len(children) == ranks + 1
+    assert {line.split()[-1] for line in children} == {"pi-worker-0", "pi-worker-1"}
+
+
+@pytest.mark.parametrize("image", [MPICH4, "mpich-5.0", INTEL], indirect=True)
+def test_a_rank_in_the_launchers_pod_writes_results_after_mpi_finalize(
+    cluster: Cluster, image: Image
+) -> None:
+    job = started(cluster, image, RING, "--rank", "0", "--after", "90", workers=1, as_worker=True)
+    assert "goes on" not in ended_well(job)
+
+
+# Rank 0 listens as Python's own Listener does, and has something else to do first.
+RENDEZVOUS = """
+import os, socket, time
+from multiprocessing.connection import Client, Listener
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+if rank == 0:
+    with Listener(("", 7777), backlog=1) as listener:
+        time.sleep(100)
+        for _ in range(5):
+            with listener.accept() as connection:
+                print("rank", connection.recv(), "was let in", flush=True)
+while rank:
+    try:
+        with Client((socket.gethostbyname(os.environ["MASTER"]), 7777)) as connection:
+            connection.send(rank)
+            break
+    except ConnectionRefusedError:
+        time.sleep(0.1)
+    except TimeoutError:
+        pass
+"""
+
+
+@pytest.mark.parametrize("image", ["openmpi-4.1"], indirect=True)
+def test_a_rank_is_slow_to_accept_connections(cluster: Cluster, image: Image) -> None:
+    """A full backlog answers as little as a firewall."""
+    volumes = [Files("/opt/job", {"rendezvous.py": RENDEZVOUS})]
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        slots=3,
+        launcher_args=["/opt/mpiboot/bin/python3", "/opt/job/rendezvous.py"],
+        worker={"volumes": volumes, "env": {"MASTER": "pi-worker-0.pi.default.svc"}},
+    ).start()
+    said = ended_well(job)
+    assert job.launcher.stdout().count("was let in") == 5
+    assert "the process that listens there is slow to accept" in said
+    assert "NetworkPolicy" not in said
