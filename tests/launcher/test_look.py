@@ -47,10 +47,12 @@ def test_the_plan_of_a_job_in_one_pod(tmp_path: Path, env: dict[str, str]) -> No
 def test_a_plan_that_can_not_be_started_has_the_launchers_code(
     tmp_path: Path, env: dict[str, str]
 ) -> None:
-    done = mpiboot(tmp_path, "plan", "--json", "-n", "9", "--", "./train", env=env)
+    """Open MPI 5.0 takes no list of links."""
+    words = ("--mpi", "openmpi5", "--control-ifname", "eth0,eth1")
+    done = mpiboot(tmp_path, "plan", "--json", *words, "--", "./train", env=env)
     failed = [item for item in json.loads(done.stdout)["findings"] if item["level"] == "fail"]
-    assert [item["check"] for item in failed] == ["slots"]
-    assert done.returncode == BY_REFERENCE["slots"].code
+    (check,) = [item["check"] for item in failed]
+    assert done.returncode == BY_REFERENCE[check].code != 0
 
 
 def test_hosts_that_are_ready_are_told_as_json(tmp_path: Path, env: dict[str, str]) -> None:

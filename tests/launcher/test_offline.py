@@ -121,7 +121,7 @@ def test_the_launchers_own_facts_say_who_it_is(tmp_path: Path, uid: int) -> None
 
 
 def test_a_plan_that_would_stop_the_launcher_has_its_code(tmp_path: Path) -> None:
-    words = [*job(tmp_path, 1), "--mpi", "openmpi5", "-n", "9", "--", "./train"]
+    words = [*job(tmp_path), "--mpi", "openmpi5", "--control-ifname", "eth0,eth1", "--", "./train"]
     assert mpiboot(tmp_path, *words, env=NO_MPI).returncode == 78
 
 
