@@ -15,7 +15,15 @@ from mpiboot.errors import MpibootError, error
 from mpiboot.fabric import Fabric, Route
 from mpiboot.model import Mpi, PodFacts
 from mpiboot.network import service_mesh as meshes
-from mpiboot.observe import facts_json, links, pod, programs, service_mesh, worker_state
+from mpiboot.observe import (
+    facts_json,
+    links,
+    parameter_files,
+    pod,
+    programs,
+    service_mesh,
+    worker_state,
+)
 from mpiboot.setting_sources import Resolved
 from mpiboot.system import files
 
@@ -58,6 +66,7 @@ def gather(
         memory_refused=process_memory.refused(),
         gpus=gpus.seen(search=environ.get("PATH", "")),
         cpus=pod.cpus(os.sched_getaffinity(0)),
+        parameters=parameter_files.find(mpi, environ) if mpi else (),
     )
 
 

@@ -50,6 +50,7 @@ class Source(str, Enum):
     FLAG = "flag"
     ENVIRONMENT = "environment"
     PLATFORM = "platform"
+    FILE = "file"
     DETECTED = "detected"
     DEFAULT = "default"
 
@@ -176,6 +177,15 @@ class Mpi:
 
 
 @dataclass(frozen=True, slots=True)
+class MpiParameter:
+    """A parameter of a file that an MPI reads, by the variable that would mean the same."""
+
+    variable: str
+    value: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Identity:
     """Who this process is.
 
@@ -258,7 +268,8 @@ class PodFacts:
     limit in bytes (-1: unlimited); ``shm`` the size of /dev/shm in bytes (0: none); ``mesh`` the
     service mesh in front of the pod; ``sshd_because`` tells why it is the embedded server;
     ``memory_refused`` with which error a process may not read another's memory (empty: it may);
-    ``cpus`` is None where the kernel doesn't tell.
+    ``cpus`` is None where the kernel doesn't tell; ``parameters`` are those of the files that the
+    pod's MPI reads, the strongest first.
     """
 
     hostname: str
@@ -280,6 +291,7 @@ class PodFacts:
     memory_refused: str = ""
     gpus: Gpus = NO_GPUS
     cpus: Cpus | None = None
+    parameters: tuple[MpiParameter, ...] = ()
 
 
 class NoFacts(str, Enum):

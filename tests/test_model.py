@@ -91,6 +91,7 @@ def test_of_a_pod_nothing_of_its_fabric_mesh_or_gpus_may_be_known() -> None:
         "memory_refused": "",
         "gpus": NO_GPUS,
         "cpus": facts.cpus,
+        "parameters": (),
     }
     empty = {"count": 0, "kind": "", "lost": 0, "peer_memory": (), "fabric": ""}
     assert optional(NO_GPUS) == empty == optional(Gpus())

@@ -129,7 +129,9 @@ def _taken(builder: PlanBuilder, resolved: Resolved) -> tuple[dict[str, str], di
         # An empty parameter is none to Open MPI; an empty NCCL_ variable may be meant.
         if held_back or (parameter and not value):
             continue
-        taken[name], values[name] = "the launcher's environment", value
+        of_file = builder.of_files.get(name)
+        taken[name] = of_file.path if of_file else "the launcher's environment"
+        values[name] = value
     # Without a value, -x passes the launcher's own on.
     taken |= dict.fromkeys(builder.line.exports, "the mpirun line")
     values |= builder.line.export_values

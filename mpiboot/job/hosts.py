@@ -31,8 +31,8 @@ def with_default_slots(builder: PlanBuilder, observed: Observed, resolved: Resol
         by, text = "slots", str(resolved.settings.slots)
         source, named = resolved.given["slots"].source, str(resolved.given["slots"])
     if not by:
-        by = next((name for name in names if name and observed.environ.get(name)), "")
-        text, source, named = observed.environ.get(by, ""), builder.set_by(by)[0], by
+        by = next((name for name in names if name and builder.environ.get(name)), "")
+        text, source, named = builder.environ.get(by, ""), builder.set_by(by)[0], by
     if not by or not bare:
         return observed
     if not text.isdecimal() or not int(text):

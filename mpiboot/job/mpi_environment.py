@@ -249,7 +249,9 @@ def refuse_unsafe(builder: PlanBuilder) -> None:
     values = {
         name: value
         for name, value in merged.items()
-        if name.startswith(row.evaluated) and name not in builder.unset_env
+        if name.startswith(row.evaluated)
+        and name not in builder.unset_env
+        and (name in builder.set_env or name not in builder.of_files)
     }
     for name, value in builder.line.mca.items():
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in row.evaluated_flags):

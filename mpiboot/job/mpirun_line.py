@@ -62,6 +62,7 @@ class _Reader:
     moves_ranks: dict[str, None] = field(default_factory=dict)
     moves_hosts: dict[str, None] = field(default_factory=dict)
     pinned_by: dict[str, None] = field(default_factory=dict)
+    parameter_files: list[str] = field(default_factory=list)
     given: dict[str, OptionKind] = field(default_factory=dict)
     hostfile_words: list[int] = field(default_factory=list)
     host_words: list[int] = field(default_factory=list)
@@ -181,6 +182,8 @@ class _Reader:
                 self.moves_ranks[written] = None
             case OptionKind.MOVES_HOSTS | OptionKind.FILE:
                 self.moves_hosts[written] = None
+                if option.name == "tune":
+                    self.parameter_files.append(text)
             case _:
                 pass
 
@@ -257,6 +260,7 @@ class _Reader:
             moves_ranks=tuple(self.moves_ranks),
             moves_hosts=tuple(self.moves_hosts),
             pinned_by=tuple(self.pinned_by),
+            parameter_files=tuple(self.parameter_files),
             given=tuple(self.given),
             kinds=frozenset(self.given.values()),
             prints=self.prints,

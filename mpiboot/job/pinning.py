@@ -191,7 +191,7 @@ def _pin_daemons(builder: PlanBuilder, decision: Decision | None) -> None:
     elif carried and carried != row.daemon_link_var:
         name, value = carried, builder.environ[carried]
         because = f"carried over from {carried}, which {row.title} does not read"
-        builder.force(row.daemon_link_var, value, because, Source.ENVIRONMENT)
+        builder.force(row.daemon_link_var, value, because, builder.set_by(carried)[0])
     else:
         name, value = row.daemon_link_var, builder.environ.get(row.daemon_link_var, "")
         if decision and not _excluded(builder, name, names):
@@ -211,6 +211,8 @@ def _excluded(builder: PlanBuilder, name: str, includes: Iterable[str]) -> bool:
     excludes = [item.replace("_include", "_exclude") for item in includes if "_include" in item]
     for item in excludes:
         if builder.environ.get(item) or parameter(item) in builder.line.mca:
-            builder.decide(name, "", Source.ENVIRONMENT, f"not set: {item} is, and both can't be")
+            source, by = builder.set_by(item)
+            said = f"not set: {item} is ({by}), and both can't be"
+            builder.decide(name, "", source, said)
             return True
     return False

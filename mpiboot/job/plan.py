@@ -20,6 +20,7 @@ from mpiboot.job import (
     ip_version,
     mpi_environment,
     own_ranks,
+    parameter_files,
     pinning,
     placement,
     platforms,
@@ -150,7 +151,13 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     row = row_of(observed.mpi)
     if row is None:
         return _unknown(observed, resolved)
-    builder = PlanBuilder(row, line, observed.environ, platform=observed.platform)
+    builder = PlanBuilder(
+        row,
+        line,
+        observed.environ,
+        platform=observed.platform,
+        of_files=parameter_files.settled(observed, row),
+    )
     observed = hosts_of.with_default_slots(builder, observed, resolved)
     builder.decisions.append(_platform(observed))
     pod_conditions.launcher(builder, observed, resolved, paths)
@@ -168,7 +175,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         np=np,
         oversubscribe=oversubscribe is not None,
         local=local,
-        policy=observed.environ.get(row.map_var, "") if row.map_var else "",
+        policy=builder.environ.get(row.map_var, "") if row.map_var else "",
     )
     builder.findings += placed.findings
     if placed.left:
@@ -296,6 +303,10 @@ def _mpi(builder: PlanBuilder, mpi: Mpi, resolved: Resolved) -> None:
         source = given.source
         because = str(given) if mpi.said == str(given) else f"{given}; {mpi.path}: {mpi.said}"
     builder.decide("mpi", f"{builder.row.title}: {mpi.version}", source, because)
+    paths = dict.fromkeys(item.path for item in builder.of_files.values())
+    for path in paths:
+        names = " ".join(name for name, item in builder.of_files.items() if item.path == path)
+        builder.decide("mpi-parameters", names, Source.FILE, path)
 
 
 def _platform(observed: Observed) -> Decision:

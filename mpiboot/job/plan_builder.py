@@ -26,6 +26,7 @@ from mpiboot.model import (
     Level,
     Link,
     Mpi,
+    MpiParameter,
     PodFacts,
     Source,
     SshKind,
@@ -43,7 +44,8 @@ class Observed:
     ``client`` is what the agents use; ``mpi_ipv6`` tells whether the MPI is
     built with IPv6, None where it was not asked; ``networks`` are those of workers that are
     decided already, by host; ``data_blocked`` says where TCP does not pass on the data network;
-    ``limits`` are this pod's, None where it is another's plan.
+    ``limits`` are this pod's, None where it is another's plan; ``parameters`` are those of the
+    files that mpirun reads, the strongest first.
     """
 
     hostfile: Hostfile
@@ -62,6 +64,7 @@ class Observed:
     networks: Mapping[str, WorkerNetwork] = field(default_factory=dict)
     data_blocked: str = ""
     limits: LauncherLimits | None = None
+    parameters: tuple[MpiParameter, ...] = ()
 
     @property
     def platform(self) -> Platform:
@@ -103,7 +106,9 @@ class PlanBuilder:
 
     ``settled`` are variables that another rule has settled and shown already; ``forwarded`` are
     those that ranks get from mpirun's environment and ``stays`` those that a rule keeps from them,
-    each with its reason; ``agent_env`` is what only mpirun's agents get.
+    each with its reason; ``agent_env`` is what only mpirun's agents get. ``of_files`` are
+    parameters of files that this MPI reads; ``environ`` has them as the variables that would mean
+    the same, as they are the user's word as much as these are.
     """
 
     row: Dialect
@@ -118,9 +123,19 @@ class PlanBuilder:
     forwarded: dict[str, str] = field(default_factory=dict)
     stays: dict[str, str] = field(default_factory=dict)
     platform: Platform = PLATFORMS[-1]
+    of_files: Mapping[str, MpiParameter] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Take in what files settle."""
+        self.environ = {
+            **self.environ,
+            **{name: item.value for name, item in self.of_files.items()},
+        }
 
     def set_by(self, name: str) -> tuple[Source, str]:
-        """Tell who set a variable of this pod: the platform itself, or the user."""
+        """Tell who set a variable of this pod: the platform itself, the user, or a file."""
+        if name in self.of_files:
+            return Source.FILE, f"set in {self.of_files[name].path}"
         if self.platform.has_set(name, self.environ.get(name, "")):
             return Source.PLATFORM, f"set by {self.platform.name}"
         return Source.ENVIRONMENT, "set in this pod"

@@ -125,7 +125,7 @@ def of_environment(environ: Mapping[str, str], family: MpiFamily) -> Iterator[tu
 
 def _of_the_user(builder: PlanBuilder) -> Iterator[tuple[str, str]]:
     for name, instead in of_environment(builder.environ, builder.row.family):
-        if builder.set_by(name)[0] is not Source.PLATFORM:
+        if builder.set_by(name)[0] not in (Source.PLATFORM, Source.FILE):
             yield name, instead
     for prefix, table in _TABLES.get(builder.row.family, ()):
         # Of its line 5.0 understands the names for its daemons; the rest goes to the ranks.

@@ -47,6 +47,7 @@ class UserLine:
 
     ``pinned_by`` are the options that say anything of mapping, ranking, binding or CPUs, other than
     whether there may be more ranks than slots; also those that stand behind ``unknown``.
+    ``parameter_files`` are lists of files of MCA parameters.
 
     ``rewritten`` are words that were written for another version of this MPI, each with those that
     stand in ``argv`` for them. ``refused`` tells that mpirun itself ends over ``unknown``.
@@ -72,6 +73,7 @@ class UserLine:
     host_words: tuple[int, ...] = ()
     moves_ranks: tuple[str, ...] = ()
     pinned_by: tuple[str, ...] = ()
+    parameter_files: tuple[str, ...] = ()
     moves_hosts: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
     kinds: frozenset[OptionKind] = frozenset()

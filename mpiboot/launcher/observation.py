@@ -36,7 +36,7 @@ from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.model import Decision, Finding, Level, Mpi, MpiFamily, PodFacts, Worker
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import Dialled
-from mpiboot.observe import host_sources, pod, programs
+from mpiboot.observe import host_sources, parameter_files, pod, programs
 from mpiboot.setting_sources import Resolved
 from mpiboot.settings import Settings
 from mpiboot.ssh_client.kept import KeptConnections
@@ -131,6 +131,7 @@ def _tell_at_once(
         line=line,
         client=client,
         limits=launcher.limits,
+        parameters=parameter_files.find(mpi, launcher.environ, line),
     )
     made = plans.make(observed, launcher.resolved, launch_folder.paths(launcher.folder))
     # The hostfile is followed until the last host is ready: what it says of slots may yet change.
@@ -250,6 +251,7 @@ def _observation(
         limits=launcher.limits,
         mpi_ipv6=programs.has_ipv6(mpi, launcher.environ) if ipv6 else None,
         networks=networks,
+        parameters=parameter_files.find(mpi, launcher.environ, line),
     )
     return Observation(observed, passed, found.warnings)
 

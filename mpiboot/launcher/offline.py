@@ -75,6 +75,7 @@ def make(
         environ=environ,
         line=line,
         own=own,
+        parameters=own.parameters if own else (),
     )
     missing = [host.name for host in found.hostfile.hosts if not _facts_of(host, saved)]
     plan = plans.make(observed, resolved, launch_folder.paths(_FOLDER))

@@ -27,6 +27,7 @@ _OPENMPI: Final = re.compile(r"\((?:OpenRTE|Open MPI)\) (\d+)(\.\d+\S*)")
 _SPECTRUM: Final = re.compile(r"\(IBM Spectrum MPI\) (\d\S*)")
 _INTEL: Final = re.compile(r"Intel\(R\) MPI Library.*?Version (\d\S*)")
 _IPV6: Final = re.compile(r"^options:ipv6:(yes|no)\s*$", re.MULTILINE)
+_FOLDER: Final = re.compile(r"^path:sysconfdir:(\S.*?)\s*$", re.MULTILINE)
 _HYDRA_VERSION: Final = re.compile(r"^\s*Version:\s+(\d\S*)", re.MULTILINE)
 # The runtime changed from ORTE to PRRTE here, and with it every parameter's name.
 _FIRST_PRRTE: Final = 5
@@ -100,13 +101,22 @@ def has_ipv6(mpi: Mpi, environ: Mapping[str, str]) -> bool | None:
 
     Most builds are without it unless they were asked for it (``--enable-ipv6``).
     """
-    folder = Path(mpi.path).parent
-    path = str(folder / "ompi_info")
-    if not os.access(path, os.X_OK):
-        return None
-    try:
-        done = bounded.run((path, "--parsable", "--config"), SHORT, {"HOME": "/", **environ})
-    except OSError:
-        return None
-    found = _IPV6.search(done.text) if done else None
+    found = _IPV6.search(_ompi_info(mpi, environ, "--config"))
     return found[1] == "yes" if found else None
+
+
+def config_folder(mpi: Mpi, environ: Mapping[str, str]) -> str:
+    """Ask an Open MPI where its installation has its configuration; empty where nothing tells."""
+    found = _FOLDER.search(_ompi_info(mpi, environ, "--path", "sysconfdir"))
+    return found[1] if found else ""
+
+
+def _ompi_info(mpi: Mpi, environ: Mapping[str, str], *words: str) -> str:
+    path = str(Path(mpi.path).parent / "ompi_info")
+    if not os.access(path, os.X_OK):
+        return ""
+    try:
+        done = bounded.run((path, "--parsable", *words), SHORT, {"HOME": "/", **environ})
+    except OSError:
+        return ""
+    return done.text if done else ""
