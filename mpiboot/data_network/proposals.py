@@ -117,7 +117,7 @@ def _sockets(proposals: Proposals, transport: Transport) -> tuple[dict[str, tupl
         if wanted is NcclSocket.DATA:
             proposals.find("data-networks", f"MPIBOOT_NCCL_SOCKET=data, but {because}")
         elif because == proposals.blocked:
-            said = f"TCP does not pass on the data network: {because}; sockets stay on that one"
+            said = f"TCP does not pass on the data network: {because}, and sockets stay there"
             proposals.find("data-sockets", said)
         return {}, f"the control link: {because}"
     why = "the data link: every worker has an address there, and reaches the others"

@@ -118,7 +118,7 @@ def blocked_on_data(dialled: Iterable[Dialled]) -> str:
     """Say which dials to data addresses failed between workers that connect on the control link."""
     lines = sorted(_blocked(item) for item in dialled if item.reached.blocked)
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-    return f"{lines[0]}{more}, though they connect on the control link" if lines else ""
+    return f"{lines[0]}{more}; the control addresses answer" if lines else ""
 
 
 def findings(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -221,13 +222,17 @@ async def test_neighbours_dial_data_addresses_too(folder: Path) -> None:
         join(check, one, Local(folder))
     assert await check.blocked_on_data(hosts) == ""
     assert len(await results(check, hosts)) == 10  # 0-1, 0-2, 1-2, 1-3, 2-3: each both ways
-    # 0-1, 1-2, 2-3: each both ways, on two links.
     assert {item.reached for _, _, item in check._dialled_data} == {Reached.ANSWERED}
-    targets = sorted(item.address for _, _, item in check._dialled_data)
-    times = {"1": 1, "2": 2, "3": 2, "4": 1}
-    assert targets == [
-        f"127.0.{net}.{number}" for net in (7, 8) for number in times for _ in range(times[number])
-    ]
+    # Each and the one that listened just before it, both ways, on two links.
+    order = [item.worker for item in check._hosts]
+    pairs = list(itertools.pairwise(order))
+    pairs += [(other, one) for one, other in pairs]
+    assert sorted(
+        (source.host.name, target.host.name, item.address)
+        for source, target, item in check._dialled_data
+    ) == sorted(
+        (one.host.name, other.host.name, address) for one, other in pairs for address in data(other)
+    )
 
 
 async def test_data_addresses_that_do_not_answer_are_told(folder: Path) -> None:
@@ -243,8 +248,8 @@ async def test_data_addresses_that_do_not_answer_are_told(folder: Path) -> None:
     said = await check.blocked_on_data(hosts)
     assert said.startswith("w-0 can't reach w-1 (127.0.7.2 port ")
     assert said.endswith(
-        "): the connection is refused, although that port is listened at, though they connect on "
-        "the control link"
+        "): the connection is refused, although that port is listened at; the control addresses "
+        "answer"
     )
     # A pod made anew counts for nothing, nor is a further link tried.
     assert await check.blocked_on_data([hosts[0], replace(hosts[1], address="127.0.6.77")]) == ""

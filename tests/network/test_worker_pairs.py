@@ -229,7 +229,7 @@ def test_where_tcp_does_not_pass_on_the_data_network() -> None:
     good, bad = both(Reached.ANSWERED), both(Reached.SILENT)
     assert blocked_on_data(()) == blocked_on_data(good) == ""
     one = "w-1 can't reach w-0 (10.244.0.12 port 40001): no answer in 2 s, twice"
-    though = ", though they connect on the control link"
+    though = "; the control addresses answer"
     assert blocked_on_data([good[0], bad[1]]) == one + though
     first = one.replace("w-1 can't reach w-0", "w-0 can't reach w-1")
     assert blocked_on_data(reversed(bad)) == f"{first} (and 1 more){though}"
