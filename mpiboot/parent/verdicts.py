@@ -14,6 +14,7 @@ from typing import Any, Final
 from mpiboot.choices import LogLevel
 from mpiboot.parent import stuck
 from mpiboot.parent.causes import (
+    LISTED,
     launch_timeout,
     not_started,
     pod_ending,
@@ -68,6 +69,7 @@ from mpiboot.parent.state import (
     State,
     by_ssh,
 )
+from mpiboot.wording import first_few
 
 # After this many lost hosts one more answer tells nothing new.
 _HOST_CHECKS: Final = 16
@@ -261,7 +263,8 @@ def _launch_over(state: State) -> Step:
 
 def _agents_late(state: State) -> Step:
     late = tuple(sorted({host for host, _ in state.agents}))
-    return _ask(replace(state, late_agents=late), late, ())
+    said = f"{first_few(late, LISTED)}: its agent did not follow mpirun's end in 5 s"
+    return _ask(replace(state, late_agents=late), late, (Say(LogLevel.WARNING, "agent", said),))
 
 
 def _no_answer(state: State) -> Step:

@@ -297,7 +297,8 @@ def test_an_agent_that_does_not_follow_mpirun_is_asked_about() -> None:
     state, done = verdicts.step(state, TimerFired(Timer.AGENTS))
     assert CheckHost("w-2") in done
     assert judged([HostChecked("w-2", reachable=False)], state).reference == "host-lost"
-    assert judged([HostChecked("w-2", reachable=True)], state).reference == "daemon-failed"
+    # A session on a node under pressure: mpirun has told that the program succeeded.
+    assert judged([HostChecked("w-2", reachable=True)], state).code == 0
     assert judged([HostChecked("w-2", reachable=None)], state).code == 69
     failed, _ = go([MpirunEnded(3), TimerFired(Timer.AGENTS)], running("openmpi5"))
     for reachable, code in ((True, 3), (False, 69)):

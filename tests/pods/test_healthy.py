@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.pods import images
-from tests.pods.ends import RING
+from tests.pods.ends import RING, held, kill, let_go
 from tests.pods.operator import mpijob
 from tests.pods.test_hydra import INTEL, MPICH4, started
 from tests.pods.volumes import Files
@@ -106,3 +107,16 @@ def test_a_rank_is_slow_to_accept_connections(cluster: Cluster, image: Image) ->
     assert job.launcher.stdout().count("was let in") == 5
     assert "the process that listens there is slow to accept" in said
     assert "NetworkPolicy" not in said
+
+
+@pytest.mark.parametrize("image", images.NAMES, indirect=True)
+def test_an_ssh_session_ends_long_after_its_job(cluster: Cluster, image: Image) -> None:
+    """As on a node under pressure: mpirun has told by then that the program succeeded."""
+    job = held(cluster, image)
+    worker = job.workers[1]
+    names = ("sshd: root", "sshd-session: root")
+    sessions = [item for item in worker.processes() if item.args[0].startswith(names)]
+    kill(sessions, signal.SIGSTOP)
+    let_go(job)
+    assert "did not follow" in ended_well(job)
+    kill(sessions, signal.SIGCONT)
