@@ -8,11 +8,14 @@ for an answer without an end, and hides the error in the end of a failed dump.
 from __future__ import annotations
 
 import os
-import socket
 import struct
 import sys
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import _socket
+    import socket
 
 # linux/netlink.h
 _DONE, _ERROR = 3, 2
@@ -31,13 +34,15 @@ def connect(protocol: int) -> socket.socket:
     Raises:
         OSError: the kernel has no such part (EPROTONOSUPPORT), or it is refused here.
     """
+    import socket  # noqa: PLC0415 - costs the launcher's parent half a megabyte, which has its own
+
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
 
 
 class Questions:
     """Questions on one socket, one after the other: a second dump at the same time is refused."""
 
-    def __init__(self, channel: socket.socket, seconds: float = SECONDS) -> None:
+    def __init__(self, channel: _socket.socket, seconds: float = SECONDS) -> None:
         """Ask by ``channel``; each datagram is waited for no longer than ``seconds``."""
         self._channel = channel
         self._sequence = 0

@@ -187,7 +187,7 @@ class Settings:
         one_of(*HostKeys),
     )
     ssh_keepalive: float = row(
-        30.0,
+        300.0,
         "How long a worker or launcher may be silent before it counts as lost; 0 for ever.",
         seconds,
         roles=_BOTH,
@@ -329,7 +329,7 @@ class Settings:
         roles=_BOTH,
     )
     launcher_away: float = row(
-        600.0,
+        1800.0,
         "How long a worker that ends after the job waits for the next launcher after a failed one.",
         seconds,
         roles=_WORKER,

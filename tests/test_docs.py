@@ -145,6 +145,19 @@ def test_the_first_jobs_manifest_is_the_example_with_an_image_and_a_program(tmp_
     assert [item["args"] for item in containers] == [["hostname"], ["worker"]]
 
 
+def test_without_a_configmap_a_pod_differs_by_its_hosts_alone() -> None:
+    (pod,) = yaml.safe_load_all(named("without-configmap"))
+    whole = examples.read("statefulset/configmap.yaml")[-1]["spec"]["template"]["spec"]
+    del whole["initContainers"]
+    (container,), (known,) = pod["containers"], whole["containers"]
+    for its in (container, known):
+        del its["args"]
+    del known["env"]  # the role, which `launcher` says in the page
+    for its in (known["volumeMounts"], whole["volumes"]):
+        its[:] = [item for item in its if item["name"] != "hosts"]
+    assert pod == whole
+
+
 def test_the_readmes_completion_completes() -> None:
     """`mpiboot wo<TAB>`, as bash asks for it."""
     asks = "COMP_WORDS=(mpiboot wo); COMP_CWORD=1; _mpiboot_completion mpiboot; echo $COMPREPLY"

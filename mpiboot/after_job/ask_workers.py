@@ -21,8 +21,8 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from mpiboot import host_shell
-from mpiboot.after_job import by_client, evidence, unanswered_connections
-from mpiboot.after_job.request import Request, Silent
+from mpiboot.after_job import by_client, evidence, silent_hosts, unanswered_connections
+from mpiboot.after_job.request import Found, Request, Silent
 from mpiboot.after_job.unanswered_connections import Waiting
 
 _SECONDS: Final = 4.0
@@ -220,6 +220,23 @@ async def in_mpi(hosts: tuple[evidence.Baseline, ...]) -> list[str]:
     return [f"{host.name} {answer.in_mpi}" for host, answer in found if answer.in_mpi]
 
 
+async def look_for(hosts: Sequence[evidence.Baseline]) -> list[str]:
+    """Look for hosts that are silent: a line for each."""
+    turns, errors = Turns(len(hosts)), f"{os.environ.get(_MARK, '')}/stderr"
+
+    def log_in(host: evidence.Baseline) -> Awaitable[str | None]:
+        return _ask(host, "exit 0", turns)
+
+    asked = {
+        asyncio.ensure_future(silent_hosts.look_for(host, _addresses, log_in, errors)): host
+        for host in hosts
+    }
+    found = await _in_time(asked, _SECONDS_BESIDE_THE_JOB)
+    # Only a login takes longer than that, after the host's port has answered.
+    answers = (Found.ANSWERS, "its SSH port answers, but a new login does not end")
+    return [" ".join((host.name, *(said or answers))) for host, said in found]
+
+
 def _is(host: evidence.Baseline, where: str) -> bool:
     """Whether mpirun's name for a host is that host: its own it may have long or short."""
     return host.name in (where, where.partition(".")[0] if host.here else where)
@@ -246,6 +263,9 @@ def main(folder: str, wanted: str, *words: str) -> None:
         name, hold, why = words
         asyncio.run(tell(hosts, host_shell.job_failed(name, float(hold), why)))
         return
+    if request is Request.LOOK_FOR:
+        asyncio.run(_write_and_leave(look_for([host for host in hosts if host.name in words])))
+        return
     first, program, signal, *named = (*words, *("", "", "")[len(words) :])
     pointed_at = frozenset(named)
     hosts = tuple(
@@ -266,6 +286,12 @@ async def _write(asks: Awaitable[list[str]]) -> None:
     """Write what is found at once: the end of the loop waits for names that don't resolve."""
     for line in await asks:
         print(line, flush=True)  # noqa: T201 - this is its purpose
+
+
+async def _write_and_leave(asks: Awaitable[list[str]]) -> None:
+    """Write what is found, and wait for no name: a nameserver that is silent holds for a minute."""
+    await _write(asks)
+    os._exit(0)
 
 
 if __name__ == "__main__":

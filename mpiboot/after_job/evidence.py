@@ -29,8 +29,8 @@ class Baseline:
 
     ``name`` is what the launch agent is called with; ``dns`` the name to resolve, empty where the
     hostfile has an address, ``in_cluster`` the absolute names of the cluster that it may stand for,
-    and ``address`` what it led to; ``pod`` is the pod's name, empty where
-    it isn't known; ``oom_kills`` the count of out-of-memory kills, None where it isn't known;
+    ``address`` what it led to, and ``port`` its SSH server's; ``pod`` is the pod's name, empty
+    where it isn't known; ``oom_kills`` the count of out-of-memory kills, None where it isn't known;
     ``began`` the start of its mpiboot, 0 where it runs none; ``ports`` the RDMA ports that were
     active; ``mpiboot`` whether that runs there. ``here`` marks the launcher itself, of
     which only the memory is compared.
@@ -46,6 +46,7 @@ class Baseline:
     mpiboot: bool = False
     in_cluster: tuple[str, ...] = ()
     here: bool = False
+    port: int = 0
 
 
 def baseline(worker: Worker, called: str, dns: str, in_cluster: tuple[str, ...] = ()) -> Baseline:
@@ -73,6 +74,7 @@ def baseline(worker: Worker, called: str, dns: str, in_cluster: tuple[str, ...] 
             if "ACTIVE" in one.state.value
         ),
         mpiboot=worker.runs_mpiboot,
+        port=worker.port,
     )
 
 

@@ -10,6 +10,7 @@ class Request(str, Enum):
 
     EVIDENCE = "evidence"  # why the job failed: HOST PROGRAM SIGNAL OTHER-HOST...
     CONNECTING = "connecting"  # connections that nobody answers, while the job runs: KNOWN...
+    LOOK_FOR = "look-for"  # what is found where silent hosts should be: HOST...
     IN_MPI = "in-mpi"  # how many ranks have not left MPI, while the job runs
     OVER = "over"  # that it ended well
     FAILED = "failed"  # that it failed: NAME HOLD WHY
@@ -22,3 +23,11 @@ class Silent(str, Enum):
     SLOW = "slow"  # others wait there to be accepted
     DROPPED = "dropped"  # the far host would answer what reached it
     ELSEWHERE = "elsewhere"  # no host of the job
+
+
+class Found(str, Enum):
+    """What was found where a silent host should be; the first word behind its name."""
+
+    GONE = "gone"  # it isn't there any more, by proof
+    NOTHING = "nothing"  # nothing answers, which proves nothing
+    ANSWERS = "answers"  # its SSH port answers

@@ -17,9 +17,11 @@ from mpiboot.wording import first_few
 
 # Job and launch; the launcher's host name and the time of day at its start.
 MARK: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}(?:@([A-Za-z0-9.-]*)@([0-9TZ:-]+))?", re.ASCII)
-# Kubernetes gives a pod 30 s to end where its manifest says nothing else.
-_GRACE: Final = 30.0
 _MARGIN: Final = 5.0
+# Kubernetes gives a pod 30 s to end where its manifest says nothing else.
+GRACE: Final = 30.0 + _MARGIN
+# sshd ends a connection after one more probe than the three that its keep-alive is divided by.
+_PROBES: Final = 4 / 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,8 @@ class OtherLauncher:
 
 
 def patience(keepalive: float) -> float:
-    """Give the seconds after which a launcher that is going to go has gone."""
-    return max(_GRACE, keepalive) + _MARGIN
+    """Give the seconds after which the workers have missed a launcher whose node vanished."""
+    return max(GRACE, keepalive * _PROBES + _MARGIN)
 
 
 def connected(

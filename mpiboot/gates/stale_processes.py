@@ -133,12 +133,13 @@ async def _wait_for_others(
 ) -> dict[str, tuple[str, ...]]:
     """Wait until no other launcher is connected; what it has left then.
 
-    A pod that is being replaced still ends its job, and a node that vanished is missed by the
-    workers only after their keep-alive.
+    A pod that is being replaced still ends its job. A launcher that answers after that time is
+    there; one that doesn't may have lost its node, which workers miss only after their keep-alive.
     """
     started, said, pause = time.monotonic(), False, _FIRST
     silent: Counter[str] = Counter()
     patience = min(settings.timeout, other_launchers.patience(settings.ssh_keepalive))
+    look_at = min(patience, other_launchers.GRACE)
     while True:
         others = other_launchers.connected(workers, found, settings.ssh_keepalive)
         if not others:
@@ -147,11 +148,15 @@ async def _wait_for_others(
             said = True
             line = f"{other_launchers.line(others)}; waiting until it ends"
             log.info("other-launchers", line, launchers=len(others))
-        if time.monotonic() - started >= patience:
+        elapsed = time.monotonic() - started
+        if elapsed >= look_at:
+            look_at = patience
+            sure = elapsed >= patience and any(other.monitored for other in others)
             for other in others:
-                if other.monitored or await remote.is_there(other, workers[0].port):
+                if sure or await remote.is_there(other, workers[0].port):
                     raise other_launchers.error_of(others, time.monotonic() - started)
-            return found
+            if elapsed >= patience:
+                return found
         await asyncio.sleep(pause)
         pause = min(pause * 1.5, _LAST)
         workers = await asyncio.gather(*(_ask_again(item, silent, remote) for item in workers))

@@ -24,8 +24,9 @@ from mpiboot.launcher.logins import Logins, make_folder, tidy
 from mpiboot.model import Worker
 from mpiboot.network.control import launcher_addresses
 from mpiboot.observe.dns import read_resolv_conf
-from mpiboot.parent import launch_spec
+from mpiboot.parent import launch_spec, silence
 from mpiboot.setting_sources import Resolved
+from mpiboot.ssh_client import config as sshconfig
 from mpiboot.ssh_client import start as client_start
 from mpiboot.system import files, keys, tmpdir
 
@@ -149,7 +150,17 @@ class Launch:
             key,
             self.resolved.settings,
             self.plan.user_args,
+            watched=self._silent > 0,
         )
+
+    @property
+    def _silent(self) -> float:
+        """After how many seconds of silence mpirun's parent looks for a host; 0: it does not."""
+        settings = self.resolved.settings
+        seconds = sshconfig.patience(settings.ssh_keepalive, self.plan.user_args).silent
+        others = self.plan.user_agent or self.key is None or settings.supervise is not Switch.ON
+        watched = seconds < settings.ssh_keepalive and not others and silence.can_look()
+        return seconds if watched else 0.0
 
     def write_client(self, parent: int) -> tuple[str, ...]:
         """Write what mpiboot's own SSH client needs, where the agents need it.
@@ -235,6 +246,8 @@ class Launch:
             end_stuck=settings.stuck is Stuck.END,
             exit_codes=self.plan.exit_codes,
             open_files=self.plan.open_files,
+            silent=self._silent,
+            keepalive=settings.ssh_keepalive,
             remote=LaunchAgent.KUBECTL
             if self.pods and not self.plan.user_agent
             else LaunchAgent.SSH,

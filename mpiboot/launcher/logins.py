@@ -57,7 +57,7 @@ class Logins:
     """The hosts of a folder of logins, by each name that ssh may be called with.
 
     ``host_keys`` are those that single hosts showed, by the hostfile's names; ``user_args`` the
-    user's own ssh arguments.
+    user's own ssh arguments; ``watched`` where mpirun's parent looks for silent hosts.
     """
 
     folder: Path
@@ -66,6 +66,13 @@ class Logins:
     key: keys.JobKey
     settings: Settings
     user_args: sshconfig.UserArgs = field(default_factory=sshconfig.UserArgs)
+    watched: bool = False
+
+    @property
+    def patience(self) -> sshconfig.SshTimeouts:
+        """How often a login is tried, and when a silent host counts as lost."""
+        keepalive = self.settings.ssh_keepalive
+        return sshconfig.patience(keepalive, self.user_args, watched=self.watched)
 
     @property
     def strict(self) -> str:
@@ -123,6 +130,7 @@ class Logins:
                 user_args=self.user_args,
                 own_keys=frozenset(own_keys),
                 costly_kex=executables.knows(ssh, sshconfig.COSTLY_KEX),
+                watched=self.watched,
             ),
         )
         agent_files.write(
@@ -173,7 +181,7 @@ class Logins:
         return client_start.ClientConfig(
             hosts=hosts,
             key=str(self.folder / launch_spec.KEY),
-            patience=sshconfig.patience(self.settings.ssh_keepalive, self.user_args),
+            patience=self.patience,
             events=str(self.folder / launch_spec.EVENTS),
             errors=str(self.folder / "stderr"),
             parent=parent,

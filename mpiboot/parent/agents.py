@@ -93,6 +93,17 @@ class Agents:
             how += f" as {limit}" if limit else ""
         self._feed(ClientEnded(how, killed=code == _KILLED, out_of_memory=bool(limit)))
 
+    def end_session(self, host: str) -> None:
+        """End a host's sessions here; their agents tell of it."""
+        for pid in [pid for its, pid in self._running() if its == host]:
+            with suppress(OSError):
+                if pid in self._carried:
+                    fifo = open_fifo(f"{self._folder}/{REQUESTS}")
+                    os.write(fifo, f"end {host} {pid}\n".encode())
+                    os.close(fifo)
+                elif pid in self._ssh:
+                    os.kill(self._ssh[pid], signal.SIGTERM)
+
     def deadlines(self) -> list[float]:
         """Say when ``settle`` has to be called (monotonic clock)."""
         return [self._due[0][0]] if self._due else []

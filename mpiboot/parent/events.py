@@ -131,6 +131,14 @@ class Unanswered:
 
 
 @dataclass(frozen=True, slots=True)
+class HostLost:
+    """A silent host isn't there any more; ``said`` is what proves it."""
+
+    host: str
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
 class HostEnding:
     """A worker tells that its pod was told to end."""
 
@@ -192,6 +200,7 @@ Event: TypeAlias = (
     | RanksLeft
     | RanksInMpi
     | Unanswered
+    | HostLost
     | HostEnding
     | ClientEnded
     | HostChecked
@@ -257,6 +266,13 @@ class CheckHost:
 
 
 @dataclass(frozen=True, slots=True)
+class EndSession:
+    """End a host's SSH session here; ``AgentEnded`` follows."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
 class Say:
     """Log a line."""
 
@@ -303,6 +319,7 @@ Action: TypeAlias = (
     | StartTimer
     | KillMpirun
     | CheckHost
+    | EndSession
     | Say
     | Finish
 )

@@ -44,6 +44,8 @@ SSH_WORDS: Final = (
     ("connection closed", "workers-unreachable"),
     ("connection reset", "workers-unreachable"),
 )
+# What ssh, and mpiboot's own client, say where the keep-alive has ended a session.
+_NOT_RESPONDING: Final = "not responding"
 _MEMORY: Final = "launcher-memory"
 # A worker's kernel killed something of its pod: no row of checks, as it is the program's own end.
 _RANK_MEMORY: Final = "rank-memory"
@@ -186,10 +188,17 @@ def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
     # What ended after mpirun had ended followed from that.
     others = tuple(loss for loss in losses if loss is not first and not loss.after)
     lines = tuple(f"{loss.host}: {how(loss)}" for loss in others[:LISTED])
+    more = f" (and {counted(len(others), 'more host')})" if others else ""
+    proof = dict(state.given_up).get(first.host)
+    if proof:
+        return verdict_of("host-lost", f"{proof}{more} ({_returned(state)})", first.host, lines)
     if not first.joined:
         return _never_joined(state, first, lines)
-    more = f" (and {counted(len(others), 'more host')})" if others else ""
     session = "SSH" if first.remote == "ssh" else first.remote
+    if _NOT_RESPONDING in " ".join(first.words) and _reachable(state, first.host):
+        said = f"nothing came over its {session} connection for MPIBOOT_SSH_KEEPALIVE, though its "
+        said += f"port answers: was its sshd stopped, or were packets lost? ({_returned(state)})"
+        return verdict_of("daemon-failed", said, first.host, lines)
     said = f"its {session} session was lost while the job ran{more}: {how(first)}; "
     said += _answer(state, first.host)
     found = verdict_of("host-lost", f"{said} ({_returned(state)})", first.host, lines)
@@ -199,6 +208,10 @@ def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
 def _killed(loss: Loss) -> bool:
     """Whether an agent, or its ssh, was ended by SIGKILL: on this pod, or the daemon far away."""
     return loss.status in (-SIGKILL, BY_SIGNAL + SIGKILL)
+
+
+def _reachable(state: State, host: str) -> bool:
+    return any(name == host and reachable for name, reachable, _ in state.checked)
 
 
 def _answer(state: State, host: str) -> str:

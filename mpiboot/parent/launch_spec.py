@@ -115,7 +115,9 @@ class LaunchSpec:
     ``exit_codes`` where mpiboot asked mpirun for every rank's exit code, so that those lines are
     not the user's. ``remote`` is what the agents run: ssh or kubectl.
     ``client_stays`` where the process that prepared the launch stays as its SSH client.
-    ``open_files`` is the soft limit with which mpirun starts, 0 for the pod's own.
+    ``open_files`` is the soft limit with which mpirun starts, 0 for the pod's own. A host is looked
+    for after ``silent`` seconds without an answer by SSH, 0 for never, and lost after ``keepalive``
+    where nothing answers for it.
     """
 
     argv: tuple[str, ...]
@@ -145,6 +147,8 @@ class LaunchSpec:
     remote: str = "ssh"
     client_stays: bool = False
     open_files: int = 0
+    silent: float = 0.0
+    keepalive: float = 0.0
 
     @property
     def one_rank_each(self) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """One mpirun: started, slept beside until something happens, and judged.
 
 It looks at processes and connections only while mpirun launches; after that nothing wakes it but
-signals, agents and the end. It never writes to stdout, and stdin is never read; what an event
-means is decided in ``verdicts``.
+signals, agents, the end, and a few times a minute a look for silent hosts. It never writes to
+stdout, and stdin is never read; what an event means is decided in ``verdicts``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from mpiboot.parent.events import (
     AskForRanksInMpi,
     CheckHost,
     DaemonJoined,
+    EndSession,
     Event,
     Finish,
     HostChecked,
@@ -58,6 +59,7 @@ from mpiboot.parent.output_writer import OutputWriter
 from mpiboot.parent.processes import end_all, send, survivors
 from mpiboot.parent.saving import Saving
 from mpiboot.parent.signals import Signals, name
+from mpiboot.parent.silence import SilenceWatch
 from mpiboot.parent.state import FAMILIES, UNKNOWN, Job, Phase
 from mpiboot.parent.unanswered_connections import ConnectionWatch
 from mpiboot.parent.unused_hosts import UnusedHosts
@@ -105,6 +107,15 @@ class Mpirun:
             loop, self.folder, environ, seconds, lambda said: self._feed(Unanswered(said))
         )
         self._ranks_in_mpi = Question(loop, self.folder, environ, Request.IN_MPI, self._ranks_told)
+        self._silence = SilenceWatch(
+            loop,
+            self.folder,
+            environ,
+            spec.daemons,
+            silent=spec.silent,
+            keepalive=spec.keepalive,
+            lost=self._feed,
+        )
         self._look_step, self._look_at = _LOOK_FIRST, 0.0
         # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
         # that, and reads the terminal; without a terminal each signal comes to us alone.
@@ -179,10 +190,14 @@ class Mpirun:
             self._name_unused()
         self._notices.close()
         self._connecting.stop()
+        self._silence.stop()
         self._ranks_in_mpi.stop()
         self._saving.release()
         self._agents.ignore()
-        return self._placed(self.verdict)
+        verdict = self._placed(self.verdict)
+        # What is silent as the job fails may be why.
+        more = self._silence.lines() if verdict.code else ()
+        return replace(verdict, evidence=(*verdict.evidence, *more))
 
     def end_left(self) -> int:
         """End what it left on this pod, and pass on what that wrote; give how many there were."""
@@ -204,8 +219,8 @@ class Mpirun:
         launching = self._state.phase is Phase.LAUNCHING
         goes = self._state.phase is not Phase.ENDING
         look_at = self._look_at if launching else None
-        connecting = self._connecting.due if goes else None
-        maybe = (look_at, self._started_by, self._saving.due, connecting)
+        watched = (self._connecting.due, self._silence.due) if goes else ()
+        maybe = (look_at, self._started_by, self._saving.due, *watched)
         times = [*self._deadlines.values(), *self._checks.deadlines(), *self._agents.deadlines()]
         times += [due for due in maybe if due is not None]
         self._loop.wait(min(times, default=None))
@@ -221,6 +236,7 @@ class Mpirun:
         self._saving.look()
         if goes:
             self._connecting.look()
+            self._silence.look()
         if launching and self.verdict is None and self._look_at <= now:
             self._look()
 
@@ -255,8 +271,9 @@ class Mpirun:
                     send([self.child, *found], signal.SIGKILL)
                 case AskForRanksInMpi():
                     self._ranks_in_mpi.ask()
-                case CheckHost(host=host):
-                    self._ask(host)
+                case CheckHost(host=host) | EndSession(host=host):
+                    do = self._ask if isinstance(action, CheckHost) else self._agents.end_session
+                    do(host)
                 case Say(level=level, event=event, said=said, host=host):
                     log.say(level, event, f"{host}: {said}" if host else said, host=host)
                 case Finish(verdict=verdict):

@@ -185,7 +185,8 @@ class State:
     ``ended_well`` ones after it. ``pending`` timers are running. ``stage`` counts how hard mpirun
     is being ended (1 asked, 2 asked again, 3 killed). ``cause`` is why, where a host's loss isn't
     the reason. ``first_rank`` is the first that ended badly. ``late_agents`` are hosts whose agents
-    did not follow mpirun. ``waiting_looks`` are how often ranks were found in MPI after a host's
+    did not follow mpirun. ``given_up`` are silent hosts that are not there any more, each with the
+    proof. ``waiting_looks`` are how often ranks were found in MPI after a host's
     had all ended. ``suspected`` is the last warning of a job that seems stuck.
     ``saving`` ranks were told to end, and mpirun is held; ``ranks_left`` of
     them are still there.
@@ -205,6 +206,7 @@ class State:
     being_checked: frozenset[str] = frozenset()
     checked: tuple[tuple[str, bool | None, str], ...] = ()
     late_agents: tuple[str, ...] = ()
+    given_up: tuple[tuple[str, str], ...] = ()
     pending: frozenset[Timer] = frozenset()
     joins_unseen: bool = False
     stage: int = 0

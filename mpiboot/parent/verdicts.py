@@ -40,10 +40,12 @@ from mpiboot.parent.events import (
     CheckHost,
     ClientEnded,
     DaemonJoined,
+    EndSession,
     Event,
     Finish,
     HostChecked,
     HostEnding,
+    HostLost,
     JoinsUnseen,
     MpirunEnded,
     RankEnd,
@@ -168,7 +170,8 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
     if not any(item.sure for item in before):
         state, more = start(state, Timer.SUSPENSION)
         actions += more
-    actions += (Say(LogLevel.WARNING, "agent", how(loss), loss.host),)
+    if loss.host not in dict(state.given_up):
+        actions += (Say(LogLevel.WARNING, "agent", how(loss), loss.host),)
     return _ask(state, (loss.host,) if loss.joined else (), actions)
 
 
@@ -193,13 +196,21 @@ def _ended_well(state: State, event: AgentEnded) -> Step:
 
 
 def _ask(state: State, hosts: tuple[str, ...], actions: tuple[Action, ...]) -> Step:
-    asked = {host for host, _, _ in state.checked} | state.being_checked
+    asked = {host for host, _, _ in state.checked} | state.being_checked | {*dict(state.given_up)}
     wanted = tuple(host for host in hosts if host not in asked)[: max(0, _HOST_CHECKS - len(asked))]
     if not wanted:
         return state, actions
     state, begun = start(state, Timer.HOST_CHECK)
     state = replace(state, being_checked=state.being_checked | set(wanted))
     return state, (*actions, *begun, *(CheckHost(host) for host in wanted))
+
+
+def _host_lost(state: State, event: HostLost) -> Step:
+    if state.being_ended or state.ended is not None or event.host not in state.job.hosts:
+        return state, ()
+    state = replace(state, given_up=(*state.given_up, (event.host, event.said)))
+    warned = Say(LogLevel.WARNING, "silent", f"{event.said}: it is lost", event.host)
+    return state, (warned, EndSession(event.host))
 
 
 def _rank_seen(state: State, event: RankSeen) -> Step:
@@ -306,6 +317,7 @@ _RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {
     JoinsUnseen: _joins_unseen,
     RankSeen: _rank_seen,
     RankEnded: _rank_ended,
+    HostLost: _host_lost,
     HostEnding: host_ending,
     ClientEnded: client_ended,
     RanksLeft: lambda state, event: ranks_left(state, event.ranks),

@@ -63,8 +63,14 @@ _PATIENCE: Final = {
     "connectionattempts": 3,  # the gate has just seen the host answer: a dropped SYN, a full queue
     "connecttimeout": 30,  # seconds
     "serveraliveinterval": 0,  # seconds; from the keep-alive setting
-    "serveralivecountmax": 3,
+    "serveralivecountmax": 0,  # likewise
 }
+# Probes in the time of the keep-alive setting, and the most seconds between two.
+_PROBES, _MOST_BETWEEN = 30, 10.0
+# Unanswered ones after which mpirun's parent looks for a host (``parent.silence``).
+_UNANSWERED: Final = 3
+# Where the parent looks for silent hosts: ssh has no word for never.
+_NEVER: Final = 1_000_000
 # ssh_config(5), TIME FORMATS.
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _TIME: Final = re.compile(r"(?:[0-9]{1,9}[smhdw])*[0-9]{1,9}[smhdw]?", re.IGNORECASE)
@@ -110,16 +116,23 @@ class SshTimeouts:
     interval: int
     probes: int
 
+    @property
+    def silent(self) -> int:
+        """After how many seconds without an answer a host is silent; 0: nobody asks it."""
+        return _UNANSWERED * self.interval
 
-def patience(keepalive: float, args: UserArgs) -> SshTimeouts:
+
+def patience(keepalive: float, args: UserArgs, *, watched: bool = False) -> SshTimeouts:
     """Settle how long is waited: the user's ssh arguments, else mpiboot's own values.
 
     Args:
         keepalive: the setting: seconds after which a silent worker is lost; 0 for never.
         args: the user's ssh arguments; ssh itself complains of values that it can't read.
+        watched: whether mpirun's parent looks for silent hosts, so that ssh gives none up.
     """
-    probes = _PATIENCE["serveralivecountmax"]
-    values = {**_PATIENCE, "serveraliveinterval": math.ceil(keepalive / probes)}
+    interval = math.ceil(min(keepalive / _PROBES, _MOST_BETWEEN))
+    probes = _NEVER if watched else math.ceil(keepalive / interval) if interval else 0
+    values = {**_PATIENCE, "serveraliveinterval": interval, "serveralivecountmax": probes}
     for line in reversed(args.lines):  # ssh keeps the first
         keyword, _, value = line.partition(" ")
         if keyword.lower() in values and _TIME.fullmatch(value):
@@ -198,6 +211,7 @@ def render(
     user_args: UserArgs,
     own_keys: frozenset[str] = frozenset(),
     costly_kex: bool = False,
+    watched: bool = False,
 ) -> str:
     """Write the configuration.
 
@@ -206,13 +220,14 @@ def render(
         key: path of the private key's copy.
         known_hosts: path of the file with the pinned host key.
         host_keys: ``job`` (pinned), ``accept-new`` or ``off``.
-        keepalive: seconds after which a silent worker is lost (three unanswered probes); 0: never.
+        keepalive: seconds after which a silent worker is lost; 0: never.
         user_args: the user's own, behind ours.
         own_keys: hosts that showed a host key of their own; they are known by their address.
         costly_kex: whether the ssh that reads it knows ``COSTLY_KEX``, and can be told to leave it.
+        watched: as in ``patience``.
     """
     strict = STRICT[host_keys]
-    wait = patience(keepalive, user_args)
+    wait = patience(keepalive, user_args, watched=watched)
     lines = []
     for entry in entries:
         lines += [

@@ -131,6 +131,7 @@ class _WorkerProcess:
         for pid, status in reap():
             self._child_ended(pid, status)
         if self._server.listens_now():
+            self._launchers.connected(time.monotonic())  # nobody could come before
             self._start_gathering()
             if self._program and not self._program_pid:
                 self._program_pid = process.start(self._program, self._setup.environ)

@@ -177,7 +177,7 @@ def test_what_is_kept_of_a_worker_is_what_the_gate_saw() -> None:
     name = "w-1.job.space.svc"
     seen = plans.worker(Host(name), 1, None)
     assert evidence.baseline(seen, name, name) == evidence.Baseline(
-        name=name, dns=name, address="10.244.0.11", pod="w-1", began=1.0, mpiboot=True
+        name=name, dns=name, address="10.244.0.11", pod="w-1", began=1.0, mpiboot=True, port=22
     )
     # Its facts were late: when it began is not known, and no later answer means a restart.
     before = evidence.baseline(replace(seen, facts=None), name, name)

@@ -70,8 +70,8 @@ def test_a_mark_of_an_older_version_is_held_by_an_address() -> None:
 
 def test_a_launcher_gets_its_grace_and_the_keep_alive() -> None:
     """A pod has 30 s to end; a moment more is for those that see it."""
-    assert other_launchers.patience(0) == other_launchers.patience(30) == 35
-    assert other_launchers.patience(120) == 125
+    assert other_launchers.patience(0) == other_launchers.patience(20) == 35
+    assert other_launchers.patience(300) == 405  # sshd's fourth probe
 
 
 @pytest.mark.parametrize(

@@ -90,18 +90,24 @@ async def test_they_are_asked_ever_less_often_and_told_of_once(
 
 
 @pytest.mark.parametrize(
-    ("timeout", "keepalive", "seconds"), [(600.0, 30, 35), (600.0, 120, 125), (10.0, 30, 10)]
+    ("timeout", "keepalive", "there", "seconds"),
+    [(600.0, 30, True, 35), (600.0, 300, True, 35), (600.0, 300, False, 405), (10.0, 30, True, 10)],
 )
 async def test_who_stays_has_them_after_its_grace_or_this_launchers_time(
-    pauses: list[float], timeout: float, keepalive: int, seconds: int
+    pauses: list[float],
+    timeout: float,
+    keepalive: int,
+    there: bool,  # noqa: FBT001 - a row of the table
+    seconds: int,
 ) -> None:
-    workers = Workers(HELD)
+    """One that can't be reached from here may live: the workers' own keep-alive decides."""
+    workers = Workers(HELD, launcher=there)
     with pytest.raises(MpibootError) as told:
         await waited(workers, worker(), timeout=timeout, ssh_keepalive=keepalive)
     assert told.value.finding.check == "workers-held"
     assert seconds <= sum(pauses) < seconds + 1
     assert f", still after {sum(pauses):.0f} s: nothing was started" in told.value.finding.said
-    assert workers.sought == []  # a worker's own keep-alives tell that it lives
+    assert len(workers.sought) == (timeout > seconds)
 
 
 @pytest.mark.parametrize("there", [True, False])

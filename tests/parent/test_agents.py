@@ -16,8 +16,9 @@ from mpiboot import control_groups
 from mpiboot.parent import agents
 from mpiboot.parent.agents import Agents
 from mpiboot.parent.events import AgentConnected, AgentEnded, AgentStarted, ClientEnded, Event
-from mpiboot.parent.launch_spec import EVENTS
+from mpiboot.parent.launch_spec import EVENTS, REQUESTS
 from mpiboot.parent.loop import EventLoop
+from mpiboot.parent.os_calls import open_fifo
 
 HOSTS = ("w-0.job.ns", "w-1.job.ns", "w-1.other.ns", "w-2")
 
@@ -229,6 +230,21 @@ def test_of_killed_agents_the_one_whose_session_ended_by_itself_comes_first(
     rig.tell(f"ended w-2 255 {first} TERM")
     rig.agents.settle()
     assert [ended(event) for event in rig.events[3:]] == ["w-1.other.ns", "w-0.job.ns", "w-2"]
+
+
+def test_a_hosts_session_is_ended_whoever_has_it(rig: Rig) -> None:
+    agent, ssh, other = rig.start(), rig.start(), rig.start()
+    requests = open_fifo(f"{rig.folder}/{REQUESTS}")
+    rig.tell(f"started w-0 {agent}", f"running w-0 {ssh} {agent}")
+    rig.tell(f"started w-2 {other}", f"running w-2 - {other}")
+    rig.until(lambda: len(rig.events) == 2)
+    rig.agents.end_session("w-0.job.ns")
+    process = next(item for item in rig.processes if item.pid == ssh)
+    assert process.wait() == -signal.SIGTERM
+    rig.agents.end_session("w-2")
+    assert os.read(requests, 100).decode() == f"end w-2 {other}\n"
+    rig.agents.end_session("w-1.other.ns")  # without an agent there is nothing to end
+    os.close(requests)
 
 
 @pytest.mark.parametrize("limit", ["this container's memory limit, 1 GiB, was reached", ""])

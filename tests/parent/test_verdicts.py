@@ -19,10 +19,12 @@ from mpiboot.parent.events import (
     CheckHost,
     ClientEnded,
     DaemonJoined,
+    EndSession,
     Event,
     Finish,
     HostChecked,
     HostEnding,
+    HostLost,
     JoinsUnseen,
     KillMpirun,
     MpirunEnded,
@@ -235,6 +237,52 @@ def test_a_lost_host_is_asked_once_more_and_then_mpirun_is_ended() -> None:
     assert SendSignal(TERM) in done
     assert KillMpirun() in done
     assert verdict(done).code == 69
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_silent_host_that_is_gone_loses_its_session_and_the_proof_is_the_reason(
+    family: str,
+) -> None:
+    said = "nothing came over its SSH connection for 31 s: its name does not resolve any more"
+    state, done = go([HostLost("w-2", said)], running(family))
+    assert done == (
+        Say(LogLevel.WARNING, "silent", f"{said}: it is lost", "w-2"),
+        EndSession("w-2"),
+    )
+    state, done = go([AgentEnded("w-2", 101, 255, ("Killed by signal 15.",))], state)
+    assert not any(isinstance(action, (CheckHost, Say)) for action in done)
+    end = judged([MpirunEnded(1)], state)
+    assert (end.code, end.reference, end.host) == (69, "host-lost", "w-2")
+    assert end.said == f"{said} (mpirun itself returned 1)"
+
+
+def test_a_silent_host_is_no_news_where_the_job_ends_anyway() -> None:
+    for events in ([Signalled(TERM)], [MpirunEnded(0)]):
+        state, _ = go(events, running())
+        assert go([HostLost("w-2", "gone")], state) == (state, ())
+    assert go([HostLost("stranger", "gone")], running())[1] == ()
+
+
+def test_a_silent_host_may_be_lost_before_its_daemon_joined() -> None:
+    state, done = go([*started(), HostLost("w-2", "gone"), AgentEnded("w-2", 101, 255)])
+    assert EndSession("w-2") in done
+    end = judged([MpirunEnded(255)], state)
+    assert (end.reference, end.said) == ("host-lost", "gone (mpirun itself returned 255)")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["Timeout, server w-2 not responding.", "w-2: Server not responding to keepalive"],
+)
+def test_a_host_whose_port_answers_is_not_lost_by_the_keep_alive(words: str) -> None:
+    lost: list[Event] = [
+        AgentEnded("w-2", 101, 255, (words,)),
+        HostChecked("w-2", reachable=True),
+        MpirunEnded(1),
+    ]
+    end = judged(lost, running())
+    assert (end.code, end.reference, end.host) == (69, "daemon-failed", "w-2")
+    assert "for MPIBOOT_SSH_KEEPALIVE, though its port answers" in end.said
 
 
 def test_a_killed_daemon_is_told_from_a_lost_host() -> None:
@@ -995,6 +1043,7 @@ happenings: st.SearchStrategy[Event] = st.one_of(
     st.builds(HostChecked, hosts, st.sampled_from((True, False, None))),
     st.builds(Signalled, st.sampled_from((1, 2, 3, 10, 12, 15)), st.booleans()),
     st.builds(HostEnding, hosts),
+    st.builds(HostLost, hosts, st.just("its name does not resolve any more")),
     st.builds(ClientEnded, st.just("ended with 1"), st.booleans()),
     st.builds(RanksInMpi, st.integers(0, 2)),
     st.builds(Unanswered, st.just("rank 1 gets no answer")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -40,11 +40,7 @@ def test_the_volcano_job_of_its_page(cluster: Cluster, rig: None, name: str) -> 
 def test_a_stateful_set_without_a_hostfile(cluster: Cluster, rig: None, name: str) -> None:
     manifests = examples.read("statefulset/configmap.yaml")
     (launcher,) = pages.manifests("without-configmap")
-    (container,) = launcher["containers"]
-    pod: dict[str, Any] = manifests[-1]["spec"]["template"]["spec"]
-    del pod["initContainers"]
-    pod["containers"][0] |= container
-    pod["volumes"] = launcher["volumes"]
+    manifests[-1]["spec"]["template"]["spec"] = launcher
     job = play_statefulset(
         cluster, my_image(name), manifests, {"train-ssh": KeyPair.make().files()}
     )

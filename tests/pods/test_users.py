@@ -333,6 +333,22 @@ def test_mpiboot_is_not_the_first_process(
     assert worker.wait(PATIENCE) == 0
 
 
+@pytest.mark.parametrize("shares", ["launcher", "worker"])
+def test_who_shares_its_process_table_decides_whether_workers_end_with_the_job(
+    cluster: Cluster, rig: None, shares: str
+) -> None:
+    """Where it is the launcher, it tells nobody of the end."""
+    details: dict[str, Any] = {shares: {"share_processes": True}}
+    image = images.image(images.NAMES[-1])
+    job = mpijob(cluster, image, workers=1, launcher_args=[RING], **details).start()
+    assert job.wait(PATIENCE) == 0
+    (worker,) = job.workers
+    if shares == "launcher":
+        assert worker.running
+        worker.signal(signal.SIGTERM)
+    assert worker.wait(PATIENCE) == 0
+
+
 def first_words(pod: Pod) -> str:
     """The program that has the number 1 there."""
     return next((item.args[0] for item in pod.processes() if item.pid == 1), "")

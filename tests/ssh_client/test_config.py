@@ -49,7 +49,7 @@ def written(
     key: str = "/run/mpiboot/key",
     known_hosts: str = "/run/mpiboot/known_hosts",
     own_keys: frozenset[str] = frozenset(),
-    keepalive: float = 30.0,
+    keepalive: float = 300.0,
     costly_kex: bool = False,
 ) -> Path:
     path = folder / "ssh_config"
@@ -92,7 +92,7 @@ def test_ssh_takes_what_was_verified_of_each_host(tmp_path: Path, entry: SshHost
     assert found["batchmode"] == "yes"
     assert found["identitiesonly"] == "yes"
     assert found["serveraliveinterval"] == "10"
-    assert found["serveralivecountmax"] == "3"
+    assert found["serveralivecountmax"] == "30"
 
 
 @needs_ssh
@@ -204,7 +204,9 @@ def test_a_keepalive_is_as_long_as_asked_and_off_only_at_zero(
     lines = written(folder, keepalive=keepalive).read_text().splitlines()
     (interval,) = (int(line.split()[1]) for line in lines if "ServerAliveInterval" in line)
     assert (interval == 0) == (keepalive == 0)
-    assert keepalive <= interval * 3 <= keepalive + 3
+    (probes,) = (int(line.split()[1]) for line in lines if "ServerAliveCountMax" in line)
+    assert interval <= 10
+    assert keepalive <= interval * probes <= keepalive + interval
 
 
 @needs_ssh
@@ -214,7 +216,8 @@ def test_how_long_is_waited_is_the_users_to_say(tmp_path: Path) -> None:
     args = read_args(theirs)
     assert args.without_effect == ()
     assert patience(30.0, args) == SshTimeouts(attempts=10, timeout=60, interval=7, probes=2)
-    assert patience(30.0, UserArgs()) == SshTimeouts(attempts=3, timeout=30, interval=10, probes=3)
+    assert patience(30.0, UserArgs()) == SshTimeouts(attempts=3, timeout=30, interval=1, probes=30)
+    assert patience(300.0, args, watched=True).probes == 2
     assert lost_with_own_client(args) == ()
     found = asked(written(tmp_path, user=theirs), "w-0.job.ns.svc")
     assert found["connectionattempts"] == "10"

@@ -109,7 +109,7 @@ def test_what_mpiboots_own_client_does_by_itself_is_no_loss() -> None:
 )
 def test_times_are_read_as_ssh_reads_them(value: str, seconds: int) -> None:
     line = f"ConnectTimeout {value}"
-    assert patience(0, UserArgs((line,))) == SshTimeouts(3, seconds, 0, 3)
+    assert patience(0, UserArgs((line,))) == SshTimeouts(3, seconds, 0, 0)
 
 
 def test_the_users_first_value_counts_as_with_ssh() -> None:
@@ -117,6 +117,16 @@ def test_the_users_first_value_counts_as_with_ssh() -> None:
     assert patience(30, UserArgs(lines)) == SshTimeouts(3, 30, 4, 5)
 
 
-@pytest.mark.parametrize(("keepalive", "interval"), [(0, 0), (0.1, 1), (3, 1), (3.1, 2), (90, 30)])
-def test_three_probes_fill_the_time_of_the_setting(keepalive: float, interval: int) -> None:
-    assert patience(keepalive, UserArgs()) == SshTimeouts(3, 30, interval, 3)
+@pytest.mark.parametrize(
+    ("keepalive", "interval", "probes"),
+    [(0, 0, 0), (0.1, 1, 1), (3, 1, 3), (60, 2, 30), (90.5, 4, 23), (300, 10, 30), (900, 10, 90)],
+)
+def test_probes_fill_the_time_of_the_setting(keepalive: float, interval: int, probes: int) -> None:
+    found = patience(keepalive, UserArgs())
+    assert found == SshTimeouts(3, 30, interval, probes)
+    assert found.silent == 3 * interval
+
+
+def test_where_the_parent_looks_for_silent_hosts_ssh_itself_gives_none_up() -> None:
+    found = patience(300, UserArgs(), watched=True)
+    assert (found.interval, found.probes) == (10, 1_000_000)  # four months

@@ -17,12 +17,16 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import asyncssh
 import pytest
 
 import mpiboot
 from mpiboot import host_shell
+from mpiboot.settings import Settings
+from mpiboot.worker import launchers, role
 from tests.fakes.worker import (
     HAVE_SSH,
     HAVE_SSHD,
@@ -602,6 +606,29 @@ def test_a_worker_ends_when_no_launcher_comes_after_a_failed_one(kind: str, star
         assert worker.process.poll() is None  # somebody is connected
     assert worker.wait() == 0
     assert "no launcher was here for 0 s" in worker.log
+
+
+def test_the_next_launcher_is_missed_from_when_this_worker_serves(tmp_path: Path) -> None:
+    """Half an hour by default, and a server that had to be started again begins it anew."""
+    known = launchers.Launchers(tmp_path / "attempts", Settings().launcher_away, waits=600.0)
+    known.hear(b"launcher l@1@a 0", now=-5000.0)
+    assert known.due == -5000 + 1800
+    listens = [False, True, False]
+    nothing = SimpleNamespace(wait=lambda _: (), step=lambda: None, due=None)
+    worker: Any = SimpleNamespace(
+        **dict.fromkeys(("_kill_at", "_save_until", "_leave_at", "_program")),
+        _loop=nothing,
+        _sessions=nothing,
+        _launchers=known,
+        _server=SimpleNamespace(listens_now=listens.pop),
+        _start_gathering=lambda: None,
+        _leave=lambda: None,
+    )
+    role._WorkerProcess._turn(worker)
+    assert known.due == -5000 + 1800
+    role._WorkerProcess._turn(worker)
+    assert known.due is not None
+    assert known.due > 1800
 
 
 @pytest.mark.parametrize("wanted", ["never", "with-job"])
