@@ -41,6 +41,9 @@ def slip(argv: Sequence[str]) -> str:
     for word in argv[:2]:
         parts = word.split()
         if len(parts) >= _SLIP and (is_mpirun(parts[0]) or parts[0].startswith("-")):
-            wanted = ", ".join(f'"{part}"' for part in parts)
-            return f"{word!r} is one argument, probably meant as several: [{wanted}]"
+            from mpiboot.job.masking import masked_words  # noqa: PLC0415 - heavy, and rarely needed
+
+            (shown,) = masked_words((word,))
+            wanted = ", ".join(f'"{part}"' for part in masked_words(parts))
+            return f"{shown!r} is one argument, probably meant as several: [{wanted}]"
     return ""

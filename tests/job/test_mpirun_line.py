@@ -331,6 +331,7 @@ def test_another_program_is_none(word: str) -> None:
 def test_a_whole_line_in_one_argument_is_said() -> None:
     assert '"mpirun", "-n", "4", "./prog"' in slip(["mpirun -n 4 ./prog"])
     assert '"-n", "4", "./prog"' in slip(["mpirun", "-n 4 ./prog"])
+    assert "hunter2" not in slip(["mpirun -x API_TOKEN=hunter2 ./prog --key hunter2"])
     assert slip(["mpirun", "-n", "4", "./prog", "a b c"]) == ""
     assert slip(["mpirun", "./prog", "-n 4 is my own"]) == ""
     assert slip(["/opt/my prog/run"]) == ""
