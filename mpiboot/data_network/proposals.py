@@ -117,8 +117,8 @@ def _sockets(proposals: Proposals, transport: Transport) -> tuple[dict[str, tupl
         if wanted is NcclSocket.DATA:
             proposals.find("data-networks", f"MPIBOOT_NCCL_SOCKET=data, but {because}")
         elif because == proposals.blocked:
-            said = f"TCP does not pass on the data network: {because}, and sockets stay there"
-            proposals.find("data-sockets", said)
+            said = f"TCP does not pass on the data network: {because}"
+            proposals.find("data-sockets", f"{said}, so mpiboot puts no sockets on it")
         return {}, f"the control link: {because}"
     why = "the data link: every worker has an address there, and reaches the others"
     if transport in RDMA:

@@ -473,7 +473,7 @@ def test_sockets_stay_where_tcp_passes(cluster: Cluster, one_image: Image, verdi
         f"can't reach {worker.hostname}.pi.default.svc ({address} port" in said
         for worker, address in zip((first, second), there, strict=True)
     )
-    assert "(and 1 more); the control addresses answer, and sockets stay there" in said
+    assert "(and 1 more); the control addresses answer, so mpiboot puts no sockets on it" in said
 
 
 def profile(script: str) -> dict[str, object]:
