@@ -153,7 +153,11 @@ def agent_variable(image: Image) -> str:
 
 
 def slow_to_launch(
-    cluster: Cluster, image: Image, script: str = "exec sleep 1000", *program: str
+    cluster: Cluster,
+    image: Image,
+    script: str = "exec sleep 1000",
+    *program: str,
+    env: Mapping[str, str] | None = None,
 ) -> Job:
     """A job whose launch agent, kept as the user's own, hangs, or waits before it is ssh."""
     job = mpijob(
@@ -163,7 +167,7 @@ def slow_to_launch(
         launcher_args=list(program or FOREVER),
         launcher={
             "volumes": [Files("/opt/agent", {"agent": AGENT.format(script)}, 0o755)],
-            "env": {agent_variable(image): "/opt/agent/agent"},
+            "env": {agent_variable(image): "/opt/agent/agent", **(env or {})},
         },
     ).start()
     until(lambda: any("sleep" in item.args for item in job.launcher.processes()))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pods import images
-from tests.pods.ends import RING, held, kill, let_go
+from tests.pods.ends import RING, held, kill, let_go, slow_to_launch
 from tests.pods.operator import mpijob
 from tests.pods.test_hydra import INTEL, MPICH4, started
 from tests.pods.volumes import Files
@@ -120,3 +120,26 @@ def test_an_ssh_session_ends_long_after_its_job(cluster: Cluster, image: Image) 
     let_go(job)
     assert "did not follow" in ended_well(job)
     kill(sessions, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("image", images.NAMES, indirect=True)
+def test_daemons_join_one_long_after_the_other(cluster: Cluster, image: Image) -> None:
+    """As where images are loaded lazily: each in time after the one before, all together not."""
+    late = 'case "$*" in *worker-0*) sleep 40 ;; *) sleep 80 ;; esac'
+    job = slow_to_launch(cluster, image, late, RING, env={"MPIBOOT_LAUNCH_TIMEOUT": "60"})
+    assert "all 2 remote daemons joined" in ended_well(job)
+
+
+# The reader begins when the job has long ended.
+READS_LATE = """
+{ mpiboot launcher -- sh -c "yes | head -c 1000000" || echo failed >&2; } | { sleep 80; wc -c; }
+"""
+
+
+@pytest.mark.parametrize("image", [MPICH4, INTEL], indirect=True)
+def test_output_is_read_long_after_the_job(cluster: Cluster, image: Image) -> None:
+    mpi = "Intel" if image.name == INTEL else "MPICH"
+    command = ["sh", "-c", READS_LATE]
+    job = mpijob(cluster, image, mpi=mpi, workers=2, launcher_command=command).start()
+    assert "failed" not in ended_well(job)
+    assert job.launcher.stdout().split() == ["2000000"]
