@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ _SHOWN: Final = (
     "NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES KUBERNETES_* LD_PRELOAD "
     "HOME HOSTNAME USER LOGNAME SHELL PWD TERM TMPDIR LANG LC_* TZ"
 )
+# What such a value looks like; a plain word may stand anywhere without coming from a variable.
+_CONNECTION: Final = re.compile(r"://.{4}|=.+;|\{.+:")
 _FOLDER: Final = "mpiboot-bundle/"
 
 
@@ -37,10 +40,9 @@ class Part:
 
 def environment(environ: Mapping[str, str]) -> str:
     """Write an environment, a variable a line, with the values of those that are known alone."""
-    patterns = (*_SHOWN.split(), *(pattern for pattern, _ in ALLOWED))
     lines = []
     for name, value in sorted(environ.items()):
-        if not value or any(matches(name, pattern) for pattern in patterns):
+        if not value or _is_shown(name):
             # Options in a variable may hold a secret, too.
             (shown,) = masking.masked_words([masking.mask(name, value)])
         else:
@@ -49,19 +51,27 @@ def environment(environ: Mapping[str, str]) -> str:
     return "".join(lines)
 
 
+def _is_shown(name: str) -> bool:
+    patterns = (*_SHOWN.split(), *(pattern for pattern, _ in ALLOWED))
+    return any(matches(name, pattern) for pattern in patterns)
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Tell whether a value may stand nowhere: `args` have those of variables as `$(NAME)`."""
+    if masking.mask(name, value) == masking.HIDDEN:
+        return len(value) >= _SHORTEST
+    return bool(_CONNECTION.search(value)) and not _is_shown(name)
+
+
 def without_secrets(parts: Iterable[Part], environ: Mapping[str, str]) -> tuple[Part, ...]:
-    """Hide the values of secret variables wherever they stand, also where no name is beside them.
+    """Hide values of secret and of unknown variables, also where no name is beside them.
 
     Args:
         parts: what is known already to name no secret's value where it names the secret.
         environ: where the values are.
     """
     values = sorted(
-        (
-            value
-            for name, value in environ.items()
-            if len(value) >= _SHORTEST and masking.mask(name, value) == masking.HIDDEN
-        ),
+        (value for name, value in environ.items() if _is_secret(name, value)),
         key=len,
         reverse=True,
     )

@@ -141,8 +141,12 @@ def test_secrets_by_their_values() -> None:
         "A_PASSWORD": "x",
         "MAX_TOKENS": "1234567",
         "OTHER": "words here",
+        "ALERTS": "https://hooks.example.com/T0",
+        "DATABASE": "Server=db;Uid=me",
+        "MASTER_ADDR": "tcp://w-0.job",
     }
-    (part,) = archive.without_secrets(
-        [Part("a", f"{SECRET} {SECRET}! x 1234567 words here")], environ
-    )
-    assert part.text == "(hidden) (hidden)! x 1234567 words here"
+    text = f"{SECRET} {SECRET}! x 1234567 words here; "
+    shown = text.replace(SECRET, "(hidden)")
+    text += "--to https://hooks.example.com/T0 Server=db;Uid=me tcp://w-0.job"
+    (part,) = archive.without_secrets([Part("a", text)], environ)
+    assert part.text == f"{shown}--to (hidden) (hidden) tcp://w-0.job"
