@@ -13,6 +13,7 @@ from mpiboot import __version__, facts_text, log
 from mpiboot.data_network.nccl import CHECKED
 from mpiboot.errors import MpibootError, error
 from mpiboot.fabric import Fabric, Route
+from mpiboot.job.forward import SEARCH_PATHS
 from mpiboot.model import Mpi, PodFacts
 from mpiboot.network import service_mesh as meshes
 from mpiboot.observe import (
@@ -67,6 +68,7 @@ def gather(
         gpus=gpus.seen(search=environ.get("PATH", "")),
         cpus=pod.cpus(os.sched_getaffinity(0)),
         parameters=parameter_files.find(mpi, environ) if mpi else (),
+        search_paths=tuple((name, environ[name]) for name in SEARCH_PATHS if environ.get(name)),
     )
 
 

@@ -269,7 +269,8 @@ class PodFacts:
     service mesh in front of the pod; ``sshd_because`` tells why it is the embedded server;
     ``memory_refused`` with which error a process may not read another's memory (empty: it may);
     ``cpus`` is None where the kernel doesn't tell; ``parameters`` are those of the files that the
-    pod's MPI reads, the strongest first.
+    pod's MPI reads, the strongest first; ``search_paths`` are PATH and its like with
+    the values of its sessions.
     """
 
     hostname: str
@@ -292,6 +293,7 @@ class PodFacts:
     gpus: Gpus = NO_GPUS
     cpus: Cpus | None = None
     parameters: tuple[MpiParameter, ...] = ()
+    search_paths: tuple[tuple[str, str], ...] = ()
 
 
 class NoFacts(str, Enum):

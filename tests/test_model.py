@@ -92,6 +92,7 @@ def test_of_a_pod_nothing_of_its_fabric_mesh_or_gpus_may_be_known() -> None:
         "gpus": NO_GPUS,
         "cpus": facts.cpus,
         "parameters": (),
+        "search_paths": (),
     }
     empty = {"count": 0, "kind": "", "lost": 0, "peer_memory": (), "fabric": ""}
     assert optional(NO_GPUS) == empty == optional(Gpus())

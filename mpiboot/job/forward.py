@@ -81,13 +81,21 @@ _NEEDED: Final = (
     ("Horovod reads it in every rank", "HOROVOD_*"),
     ("DeepSpeed reads it in every rank", "DEEPSPEED_*"),
     ("the tokenizers library reads it in every rank", "TOKENIZERS_PARALLELISM"),
-    ("programs are found as they are here", "PATH"),
-    ("libraries are found as they are here", "LD_LIBRARY_PATH"),
-    ("Python modules are found as they are here", "PYTHONPATH"),
+    ("programs are found as here, but on workers with another one of their own", "PATH"),
+    (
+        "libraries are found as here, but on workers with another one of their own",
+        "LD_LIBRARY_PATH",
+    ),
+    (
+        "Python modules are found as here, but on workers with another one of their own",
+        "PYTHONPATH",
+    ),
     ("Python's output is seen as it is here", "PYTHONUNBUFFERED"),
     ("Python's crashes are told as they are here", "PYTHONFAULTHANDLER"),
     ("every rank hashes alike", "PYTHONHASHSEED"),
 )
+# Of those, what images of their own have otherwise.
+SEARCH_PATHS: Final = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 ALLOWED: Final = tuple((name, why) for why, names in _NEEDED for name in names.split())
 
 # What is true of one pod only: why, whether it would break ranks elsewhere, and the patterns. A
@@ -157,6 +165,12 @@ def matches(name: str, pattern: str) -> bool:
     if rest or "?" in head or "[" in head:
         return fnmatchcase(name, pattern)
     return name.startswith(head) if star else name == head
+
+
+def extends(path: str, other: str) -> bool:
+    """Whether a search path has all folders of another one, in its order."""
+    folders = iter(path.split(":"))
+    return all(folder in folders for folder in other.split(":") if folder)
 
 
 def _local_row(name: str, value: str) -> tuple[str, bool] | None:

@@ -118,8 +118,9 @@ def choose_forwarded(
         _take_out(builder, observed, kept, settings)
     theirs = builder.environ.get(row.export_var, "") if row.export_var else ""
     given = (*builder.line.exports, *listed(builder))
+    left = _search_paths(builder, observed, settings.forward, given)
     chosen = forward.select(
-        {**kept, **added},
+        {name: value for name, value in {**kept, **added}.items() if name not in left},
         settings.forward,
         settings.no_forward,
         by_itself=row.by_itself,
@@ -161,6 +162,41 @@ def choose_forwarded(
         builder.set_env[row.export_var] = ";".join([*([theirs] if theirs else []), *entries])
         return flags
     return tuple(names) if row.export is Export.OPTION else ()
+
+
+def _search_paths(
+    builder: PlanBuilder, observed: Observed, more: Collection[str], given: Collection[str]
+) -> set[str]:
+    """Find PATH and its like that stay here, as workers of another image have their own.
+
+    Where a script has put folders in front of what the workers have, too, that is for the job.
+    """
+    stays = set()
+    for name in forward.SEARCH_PATHS:
+        own = builder.environ.get(name, "")
+        theirs = {
+            worker.host.name: dict(worker.facts.search_paths).get(name, "")
+            for worker in observed.workers
+            if worker.facts
+        }
+        others = [host for host, value in theirs.items() if not forward.extends(own, value)]
+        if not own or not others:
+            continue
+        because = f"{first_few(others)} of another image has one of its own"
+        if name in given:
+            builder.decide(name, "the launcher's", Source.FLAG, f"{because}; your line names it")
+        elif any(forward.matches(name, item) for item in more):
+            said = f"{because}; MPIBOOT_FORWARD names it"
+            builder.decide(name, "the launcher's", Source.ENVIRONMENT, said)
+        elif builder.row.export is Export.ALL:
+            said = f"{because}, and {builder.row.title} hands on all of mpirun's environment"
+            builder.decide(name, "the launcher's", Source.DETECTED, said)
+        else:
+            stays.add(name)
+            builder.stays[name] = because
+            said = f"{because}; `-x {name}` or MPIBOOT_FORWARD={name} hands on the launcher's"
+            builder.decide(name, "the workers' own", Source.DETECTED, said)
+    return stays
 
 
 def _hand_on_all(builder: PlanBuilder, kept: Mapping[str, str], given: Collection[str]) -> None:

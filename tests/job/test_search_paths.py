@@ -1,0 +1,95 @@
+"""Workers of another image than the launcher's keep their own PATH and its like."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mpiboot.job.forward import extends
+from mpiboot.job.plan import Plan
+from mpiboot.job.plan_builder import Observed
+from mpiboot.model import Source
+from tests.fakes.plans import MPIS, POD, because, observed, planned
+
+both = pytest.mark.parametrize("family", list(MPIS))
+OTHER = "/opt/conda/bin:/usr/bin:/bin"
+BOTH = "w-0.job.ns.svc, w-1.job.ns.svc of another image has one of its own"
+
+
+def two_images(seen: Observed, **paths: str) -> Observed:
+    """The same, with workers that have these values of their own."""
+    found = tuple(
+        replace(worker, facts=replace(worker.facts, search_paths=tuple(paths.items())))
+        for worker in seen.workers
+        if worker.facts
+    )
+    return replace(seen, workers=found)
+
+
+def handed_on(plan: Plan, name: str) -> bool:
+    listed = plan.set_env.get("OMPI_MCA_mca_base_env_list", "").split(";")
+    return name in listed or ("-x", name) in zip(plan.argv, plan.argv[1:], strict=False)
+
+
+@both
+@pytest.mark.parametrize("name", ["PATH", "LD_LIBRARY_PATH", "PYTHONPATH"])
+def test_workers_of_another_image_keep_their_own(family: str, name: str) -> None:
+    seen = two_images(observed(family, {**POD, name: "/usr/bin:/bin"}), **{name: OTHER})
+    plan = planned("mpirun ./train", seen)
+    assert not handed_on(plan, name)
+    assert plan.stays[name] == BOTH
+    said = f"{BOTH}; `-x {name}` or MPIBOOT_FORWARD={name} hands on the launcher's"
+    assert because(plan, name) == ("the workers' own", Source.DETECTED, said)
+
+
+@both
+def test_the_launchers_goes_where_that_is_asked_for(family: str) -> None:
+    seen = two_images(observed(family), PATH=OTHER)
+    plan = planned("mpirun -x PATH ./train", seen)
+    assert handed_on(plan, "PATH")
+    said = f"{BOTH}; your line names it"
+    assert because(plan, "PATH") == ("the launcher's", Source.FLAG, said)
+    asked = planned("./train", seen, {"forward": "PATH"})
+    assert handed_on(asked, "PATH")
+    said = f"{BOTH}; MPIBOOT_FORWARD names it"
+    assert because(asked, "PATH") == ("the launcher's", Source.ENVIRONMENT, said)
+
+
+@both
+def test_folders_that_a_script_has_added_are_for_the_job(family: str) -> None:
+    environ = {**POD, "PATH": f"/opt/job/bin:{OTHER}"}
+    plan = planned("mpirun ./train", two_images(observed(family, environ), PATH=OTHER))
+    assert handed_on(plan, "PATH")
+    assert not [item for item in plan.decisions if item.name == "PATH"]
+
+
+@both
+def test_workers_that_have_none_or_tell_none_get_the_launchers(family: str) -> None:
+    environ = {**POD, "LD_LIBRARY_PATH": "/opt/lib"}
+    assert handed_on(planned("./train", two_images(observed(family, environ))), "LD_LIBRARY_PATH")
+    plain = observed(family)
+    unknown = tuple(replace(worker, facts=None) for worker in plain.workers)
+    assert handed_on(planned("./train", replace(plain, workers=unknown)), "PATH")
+
+
+def test_hydra_hands_on_the_launchers_as_without_mpiboot() -> None:
+    plan = planned("./train", two_images(observed("mpich"), PATH=OTHER))
+    said = f"{BOTH}, and MPICH (Hydra) hands on all of mpirun's environment"
+    assert because(plan, "PATH") == ("the launcher's", Source.DETECTED, said)
+
+
+@pytest.mark.parametrize(
+    ("path", "other", "does"),
+    [
+        ("/a:/b", "/a:/b", True),
+        ("/x:/a:/y:/b:/z", "/a:/b", True),
+        ("/a", "", True),
+        ("/a", "/a:", True),
+        ("/b:/a", "/a:/b", False),
+        ("/a", "/a:/b", False),
+        ("/a/b", "/a", False),
+    ],
+)
+def test_a_path_that_has_all_of_another_one(path: str, other: str, *, does: bool) -> None:
+    assert extends(path, other) is does
