@@ -121,7 +121,7 @@ _LOCAL: Final = (
     ("it is this pod's name", False, "HOSTNAME"),
     ("a worker's user has a home of its own", False, "HOME"),
     ("a worker's user has a name of its own", False, "USER LOGNAME"),
-    ("it belongs to this pod's shell", False, "SHELL SHLVL PWD OLDPWD"),
+    ("it belongs to this pod's shell", False, "SHELL SHLVL OLDPWD"),
     ("it belongs to this pod's shell", True, "_"),
     ("it belongs to this pod's terminal", False, "TERM"),
     ("a worker may lack this folder", False, "TMPDIR"),

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from mpiboot.job import binding, forward, masking
-from mpiboot.job.dialect import Dialect, Export, parameter
+from mpiboot.job.dialect import Export, parameter
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.model import Source
 from mpiboot.setting_rows import ROWS
@@ -158,9 +158,7 @@ def choose_forwarded(
     builder.forwarded |= reasons
     # 4.1 refuses -x beside the list, so a user's own list takes the names too.
     if names and (row.export is Export.VARIABLE or theirs):
-        entries, flags = _entries(names, {**kept, **added}, row)
-        builder.set_env[row.export_var] = ";".join([*([theirs] if theirs else []), *entries])
-        return flags
+        return _by_list(builder, theirs, names, {**kept, **added})
     return tuple(names) if row.export is Export.OPTION else ()
 
 
@@ -255,25 +253,31 @@ def _take_out(
         builder.decide("kept-from-ranks", names, Source.DETECTED, because)
 
 
-def _entries(
-    names: Iterable[str], values: Mapping[str, str], row: Dialect
-) -> tuple[list[str], tuple[str, ...]]:
-    """Write the list's entries; what it can't hold goes by ``-x``.
+def _by_list(
+    builder: PlanBuilder, theirs: str, names: Iterable[str], values: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Write the list's entries behind the user's; returns what it can't hold, and goes by ``-x``.
 
     Where a name of the list has a value with "=" in it (NCCL's exact form, XLA_FLAGS), Open MPI
-    5.0 takes the value for an assignment of its own, and two of them may end mpirun; beside its
+    takes the value for an assignment of its own, and two of them may end 5.0's mpirun; beside its
     name, or by ``-x``, such a value arrives.
     """
-    entries, flags = [], []
+    row = builder.row
+    entries, flags = [theirs] if theirs else [], []
     for name in names:
         value = values[name]
-        if row.export is not Export.VARIABLE or "=" not in value:
+        if "=" not in value:
             entries.append(name)
         elif ";" in value or masking.is_secret(name):
             flags.append(name)
         else:
             entries.append(f"{name}={value}")
-    return entries, tuple(flags)
+    builder.set_env[row.export_var] = ";".join(entries)
+    if flags and row.export is not Export.VARIABLE:
+        said = f"{' '.join(flags)}: not forwarded, {row.export_var} can't hold such a value"
+        builder.warn("usage", said, "use -x for all variables instead of that list")
+        return ()
+    return tuple(flags)
 
 
 def refuse_unsafe(builder: PlanBuilder) -> None:

@@ -89,7 +89,6 @@ def test_only_what_exists_is_forwarded_and_a_missing_name_is_said() -> None:
     [
         ("HOSTNAME", "pi-launcher"),
         ("HOME", "/root"),
-        ("PWD", "/"),
         ("KUBERNETES_SERVICE_HOST", "10.96.0.1"),
         ("KUBERNETES_PORT", "tcp://10.96.0.1:443"),
         ("REDIS_PORT", "tcp://10.96.0.9:6379"),
@@ -151,7 +150,7 @@ def test_a_full_name_wins_over_one_pods_truth_unless_ranks_would_break() -> None
         *((name, False) for name in ("PCIDEVICE_NVIDIA_COM_VF", "NVIDIA_DRIVER_CAPABILITIES")),
         *((name, False) for name in ("MPIBOOT_NP", "NVIDIA_VISIBLE_DEVICES", "PMIX_RANK")),
         *((name, True) for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "USER")),
-        *((name, True) for name in ("LOGNAME", "SHELL", "SHLVL", "PWD", "OLDPWD", "X_PORT_1_TCP")),
+        *((name, True) for name in ("LOGNAME", "SHELL", "SHLVL", "OLDPWD", "X_PORT_1_TCP")),
         *((name, True) for name in ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX")),
         *((name, True) for name in ("X_SERVICE_PORT", "X_SERVICE_PORT_SSH", "X_PORT_1_UDP_ADDR")),
     ],

@@ -339,6 +339,17 @@ def test_version_four_refuses_flags_beside_a_list_so_the_list_takes_the_names() 
     assert "NCCL_DEBUG" in listed
 
 
+def test_a_list_holds_a_value_with_an_equals_sign_beside_its_name() -> None:
+    """By name alone 4.1 makes a variable without a name of "=eth0"."""
+    values = {"NCCL_SOCKET_IFNAME": "=eth0", "NCCL_X": "a=b;c"}
+    environ = {**POD, **values, "OMPI_MCA_mca_base_env_list": "MINE=1"}
+    plan = planned("./train", observed("openmpi4", environ))
+    listed = plan.set_env["OMPI_MCA_mca_base_env_list"].split(";")
+    assert "NCCL_SOCKET_IFNAME==eth0" in listed
+    assert not [item for item in listed if item.startswith("NCCL_X")]
+    assert [text for text in warned(plan) if text.startswith("NCCL_X: not forwarded")]
+
+
 def test_a_list_on_version_fours_line_leaves_no_way_to_forward_and_that_is_said() -> None:
     environ = {**POD, "NCCL_DEBUG": "INFO"}
     line = "mpirun --mca mca_base_env_list A=1 ./train"

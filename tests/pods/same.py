@@ -1,0 +1,241 @@
+"""Lines run twice in the same pods: by plain mpirun, and with mpiboot in front of it.
+
+Plain is what a user without mpiboot has: mpirun, the hostfile and the variables of the MPI
+Operator, an image whose ssh takes new hosts for granted. The workers are the same in both runs.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import shlex
+import shutil
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from mpiboot.job import forward
+from tests.pods.changes import CHANGED
+from tests.pods.operator import mpijob
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.operator import Job
+
+PROBE: Final = "/opt/programs/where"
+# A line may take its time on a busy machine; one that hangs is ended.
+_GUARD: Final = 180
+_HOSTS: Final = tuple(f"pi-worker-{index}.pi.default.svc" for index in (0, 1))
+# What lines name: files of the image, in every pod.
+_FILES: Final = {
+    "/etc/ssh/ssh_config.d/operator.conf": "StrictHostKeyChecking no\n"
+    "UserKnownHostsFile /dev/null\nLogLevel ERROR\n",
+    "/opt/lines/second": f"{_HOSTS[1]} slots=2\n",
+    "/opt/lines/rankfile": "".join(
+        f"rank {rank}={host} slot={slot}\n"
+        for rank, (host, slot) in enumerate((host, slot) for slot in (1, 0) for host in _HOSTS)
+    ),
+    "/opt/lines/app": f"-np 1 {PROBE} first\n-np 2 {PROBE} second\n",
+    "/opt/lines/configfile": f"-n 1 {PROBE} first\n-n 2 {PROBE} second\n",
+    "/opt/lines/hydra-second": f"{_HOSTS[1]}:2\n",
+    "/opt/lines/tune": "-mca btl_tcp_eager_limit 32768\n",
+    "/opt/lines/rank.sh": f'#!/bin/sh\nexport FROM_SCRIPT=yes\nexec {PROBE} "$@"\n',
+}
+# What of a line, or of its environment, says where ranks are bound.
+_OF_BINDING: Final = r"-bind-to|hwloc_|paffinity|I_MPI_PIN"
+# Names whose values are never twice the same: ports, numbers of processes and jobs, folders.
+_BY_NATURE: Final = (
+    *("PMIX_*", "OMPI_MCA_orte_*", "OMPI_MCA_ess_*", "OMPI_FILE_LOCATION", "PRTE_MCA_*"),
+    *("PMI_FD", "PMI_PORT", "PMI_ID", "HYDI_CONTROL_FD", "HYDRA_*", "I_MPI_HYDRA_UUID"),
+    *("SSH_CONNECTION", "SSH_CLIENT", "SHLVL", "_", "OLDPWD", "PMI_CONTROL_PORT"),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a user's.
+
+    `WHERE` in it is the program, `HOST0` and `HOST1` are the workers. `source` is the repository
+    and path where its options stand; `env` is added to the launcher's pod; what `differs` is named
+    with the row of `changes` that says why. `quick` lines are run by the quick gate.
+    """
+
+    text: str
+    source: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    stdin: str = ""
+    differs: Mapping[str, str] = field(default_factory=dict)
+    quick: bool = False
+
+    @property
+    def meant(self) -> dict[str, str]:
+        """What differs: a line that says nothing of binding leaves ranks unbound."""
+        said = (self.text, *self.env)
+        bound = any(re.search(_OF_BINDING, word) for word in said)
+        return {**({} if bound else {"binding": "binding"}), **self.differs}
+
+    @property
+    def words(self) -> list[str]:
+        """What is given to the shell, or to mpiboot."""
+        text = self.text.replace("WHERE", PROBE)
+        return shlex.split(text.replace("HOST0", _HOSTS[0]).replace("HOST1", _HOSTS[1]))
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What one rank found itself to be."""
+
+    size: str
+    host: str
+    binding: str
+    folder: str
+    arguments: tuple[str, ...]
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run of a line showed."""
+
+    status: int
+    ranks: Mapping[str, Rank]
+    output: Counter[str]
+    errors: Counter[str]
+    said: str
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The pods of one MPI, with the environment that each has of its own, by its host's name."""
+
+    job: Job
+    environ: Mapping[str, Mapping[str, str]]
+
+
+def pods(cluster: Cluster, image: Image, mpi: str) -> Stage:
+    """Two workers of two slots, and a launcher in whose pod the lines are run."""
+    env = {"MPIBOOT_WORKER_EXIT": "never"}
+    own = {
+        # What images set that run as root, and a user of 5.0 has to: it does not read the
+        # operator's name.
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_prte_default_hostfile": "/etc/mpi/hostfile",
+        "MPIBOOT_LOG_LEVEL": "warning",
+        "NCCL_DEBUG": "WARN",
+        "OMP_NUM_THREADS": "2",
+        "MY_DATA": "/data",
+    }
+    job = mpijob(
+        cluster,
+        image.with_files(_FILES, 0o755),
+        mpi=mpi,
+        workers=2,
+        slots=2,
+        launcher_command=["sleep", "infinity"],
+        launcher={"env": own},
+        worker={"env": env},
+    ).start()
+    job.launcher.publish()  # plain Hydra's proxies connect to the launcher by its name
+    logins = " && ".join(f"ssh {host} true" for host in _HOSTS)
+    until(lambda: not job.launcher.exec("sh", "-c", logins).returncode)  # plain waits for nobody
+    environ = {
+        pod.hostname: _variables((pod.root / "proc/1/environ").read_bytes()) for pod in job.pods
+    }
+    return Stage(job, environ)
+
+
+def _variables(environ: bytes) -> dict[str, str]:
+    entries = (entry.decode().partition("=") for entry in environ.split(b"\0") if entry)
+    return {name: value for name, _, value in entries}
+
+
+def _record(text: bytes) -> Rank:
+    size, host, binding, folder, rest = text.split(b"\n", 4)
+    sections = []
+    while rest:
+        head, rest = rest.split(b"\n", 1)
+        length = int(head.split()[1])
+        sections.append(rest[:length])
+        rest = rest[length:]
+    arguments, environ = sections
+    return Rank(
+        size.decode(),
+        host.decode(),
+        binding.decode(),
+        folder.decode(),
+        tuple(arguments.decode().split("\0")[:-1]),
+        _variables(environ),
+    )
+
+
+def run(stage: Stage, line: Line, *front: str) -> Run:
+    """Runs a line in the launcher's pod; `front` stands before it."""
+    done = stage.job.launcher.exec(
+        *front, *line.words, env=line.env, stdin=line.stdin, timeout=_GUARD
+    )
+    ranks = {}
+    for pod in stage.job.pods:
+        folder = pod.root / "tmp/where"
+        for path in folder.glob("*") if folder.exists() else ():
+            ranks[path.name] = _record(path.read_bytes())
+        shutil.rmtree(folder, ignore_errors=True)
+    ours = re.compile(r"\b(err|out) \d+ of \d+\s*$")
+    return Run(
+        done.returncode,
+        ranks,
+        Counter(map(_masked, done.stdout.splitlines())),
+        Counter(_masked(text) for text in done.stderr.splitlines() if ours.search(text)),
+        done.stdout + done.stderr,
+    )
+
+
+def _masked(text: str) -> str:
+    """A line of output without what differs from run to run: times, ports, numbers."""
+    text = re.sub(r"\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4}", "TIME", text)
+    text = re.sub(r"\d\d:\d\d:\d\d(\.\d+)?", "TIME", text)
+    return re.sub(r"\d{4,}", "N", text)
+
+
+def differences(stage: Stage, line: Line, plain: Run, ours: Run) -> dict[str, str]:
+    """What differs between two runs of a line, but for what mpiboot is known to change."""
+    found = {}
+
+    def compare(what: str, before: object, after: object) -> None:
+        if before != after:
+            found[what] = f"{before} -> {after}"
+
+    def each(name: str, run: Run) -> dict[str, object]:
+        return {rank: getattr(item, name) for rank, item in sorted(run.ranks.items())}
+
+    compare("status", plain.status, ours.status)
+    compare("ranks", sorted(plain.ranks), sorted(ours.ranks))
+    for name in ("size", "host", "binding", "folder", "arguments"):
+        compare(name, each(name, plain), each(name, ours))
+    launcher = {**stage.environ[stage.job.launcher.hostname], **line.env}
+    for rank in plain.ranks.keys() & ours.ranks.keys():
+        before, after = plain.ranks[rank], ours.ranks[rank]
+        if before.host != after.host:
+            continue  # told already; much of the environment follows from it
+        own = stage.environ[after.host]
+        for name in before.variables.keys() | after.variables.keys():
+            value = after.variables.get(name)
+            if not _meant(name, value, launcher, own):
+                compare(name, before.variables.get(name), value)
+    compare("output", sorted(plain.output.items()), sorted(ours.output.items()))
+    compare("errors", sorted(plain.errors.items()), sorted(ours.errors.items()))
+    return found
+
+
+def _meant(
+    name: str, value: str | None, launcher: Mapping[str, str], own: Mapping[str, str]
+) -> bool:
+    """Whether a rank's variable may have another value than it has without mpiboot."""
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in (*_BY_NATURE, *CHANGED)):
+        return True
+    allowed = any(fnmatch.fnmatchcase(name, pattern) for pattern, _ in forward.ALLOWED)
+    return value == own.get(name) or (allowed and value == launcher.get(name))

@@ -1,0 +1,327 @@
+"""The lines of `test_same_as_plain`: what users write, for each MPI. Data.
+
+`source` is where such options stand in public; the program is the probe, and `-np` fits the pods.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.pods.same import Line
+
+_OPERATOR: Final = "kubeflow/mpi-operator"
+_HOROVOD: Final = "horovod/horovod: docs/mpi.rst"
+_RUNNER: Final = "microsoft/DeepSpeed: deepspeed/launcher/multinode_runner.py"
+_STATUS: Final = {"status": "exit-status"}
+_OB1: Final = "-mca pml ob1 -mca btl ^openib"
+_SLOT: Final = "-bind-to none -map-by slot"
+
+# What users of 4.1 and 5.0 write alike.
+_OPEN_MPI: Final = [
+    # --- numbers of ranks, hosts
+    Line("mpirun WHERE", quick=True),
+    Line("mpirun -np 1 WHERE a 'b c' '$d' \"e'f\" exit=3", quick=True),
+    Line("mpirun -np 2 WHERE", quick=True),
+    Line("mpirun -np 3 WHERE"),
+    Line("mpirun -n 4 WHERE"),
+    Line("mpiexec -n 4 WHERE"),
+    Line("mpirun -np 5 WHERE", quick=True),
+    Line("mpirun -N 1 WHERE"),
+    Line("mpirun -npernode 1 WHERE"),
+    Line("mpirun --host HOST1:2 -np 2 WHERE"),
+    Line("mpirun -H HOST1:1,HOST0:1 WHERE"),
+    Line("mpirun -H HOST0 -np 1 WHERE"),
+    Line("mpirun --hostfile /opt/lines/second WHERE"),
+    Line("mpirun -machinefile /opt/lines/second -np 1 WHERE"),
+    # --- mapping and binding
+    Line("mpirun -np 2 --map-by node WHERE"),
+    Line("mpirun -np 4 --map-by core WHERE"),
+    Line("mpirun -np 4 --bind-to none WHERE"),
+    Line("mpirun -np 4 --bind-to core WHERE"),
+    Line("mpirun -np 2 --bind-to core --map-by node WHERE"),
+    Line("mpirun --map-by ppr:1:node WHERE"),
+    Line("mpirun --map-by ppr:2:node:PE=1 WHERE", quick=True),
+    Line("mpirun --map-by slot:PE=1 -np 4 WHERE"),
+    Line("mpirun -np 4 --rank-by slot WHERE"),
+    Line("mpirun -np 4 --map-by node --rank-by slot WHERE"),
+    # --- variables
+    Line("mpirun -np 2 -x MY_DATA WHERE"),
+    Line("mpirun -np 2 -x MY_DATA=/other -x EMPTY= WHERE"),
+    Line("mpirun -np 2 -x LD_LIBRARY_PATH -x PATH WHERE"),
+    Line("mpirun -np 2 /opt/lines/rank.sh a b", quick=True),
+    Line("mpirun -np 2 WHERE", env={"OMPI_MCA_btl_tcp_if_exclude": "lo,docker0"}),
+    Line("mpirun -np 2 WHERE", env={"OMPI_MCA_btl": "self,tcp"}),
+    Line("mpirun -np 2 WHERE", env={"OMPI_MCA_mca_base_env_list": "MY_DATA"}),
+    # --- folders, streams, statuses
+    Line("mpirun -np 4 -wdir /usr WHERE"),
+    Line("mpirun -np 2 --wdir /opt/lines ./rank.sh"),
+    Line("mpirun -np 2 -path /opt/programs where"),
+    Line("mpirun -np 2 WHERE", stdin="one\ntwo\n"),
+    Line("mpirun -np 4 WHERE exit=7"),
+    Line("mpirun -np 2 /opt/programs/absent", differs=_STATUS),
+    Line("mpirun -np 2 --tag-output WHERE"),
+    Line("mpirun -np 2 --timestamp-output WHERE"),
+    Line("mpirun -np 2 -mca mpi_yield_when_idle 1 WHERE"),
+    Line("mpirun -np 2 --mca no_such_parameter 1 WHERE"),
+    Line("mpirun -np 2 --mca btl_tcp_if_include eth0 WHERE"),
+    Line("mpirun -np 2 --tune /opt/lines/tune WHERE"),
+    # --- from public examples
+    Line(
+        "mpirun -np 2 -x LD_LIBRARY_PATH -bind-to none WHERE",
+        f"{_OPERATOR}: examples/v2beta1/nccl-tests/nccl-tests.yaml",
+        env={"OMPI_MCA_orte_base_help_aggregate": "0"},
+    ),
+    Line(
+        "mpirun -np 4 -bind-to none -x NCCL_DEBUG WHERE -c 0 -b 8 -e 16G -f 4 -g 1 -n 10",
+        f"{_OPERATOR}: examples/v2beta1/nccl-tests/nccl-tests.yaml",
+    ),
+    Line(
+        f"mpirun -np 2 --allow-run-as-root {_SLOT} -x LD_LIBRARY_PATH -x PATH {_OB1} WHERE",
+        f"{_OPERATOR}: examples/horovod/tensorflow-mnist.yaml",
+        quick=True,
+    ),
+    Line(
+        f"mpirun -mca btl_tcp_if_exclude lo {_OB1} --bind-to none -map-by slot -x LD_LIBRARY_PATH "
+        "-x PATH -x NCCL_SOCKET_IFNAME=eth0 -x NCCL_DEBUG=INFO -x MXNET_CUDNN_AUTOTUNE_DEFAULT=0 "
+        "WHERE --save-frequency 1 --batch-size 64",
+        f"{_OPERATOR}: examples/mxnet/mxnet-mnist.yaml",
+    ),
+    Line(
+        "mpirun WHERE --data_format=NCHW --batch_size=256",
+        f"{_OPERATOR}: examples/tensorflow-benchmarks-imagenet.yaml",
+    ),
+    Line(
+        f"mpirun -np 4 -H HOST0:2,HOST1:2 {_SLOT} -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -x PATH "
+        f"{_OB1} WHERE",
+        _HOROVOD,
+        quick=True,
+    ),
+    Line(
+        f"mpirun -np 4 -H HOST0:2,HOST1:2 {_SLOT} -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH "
+        "-x HOROVOD_MPI_THREADS_DISABLE=1 -x PATH -mca pml ob1 WHERE",
+        _HOROVOD,
+    ),
+    Line(
+        f"mpirun -np 4 -H HOST0:2,HOST1:2 {_SLOT} -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -x PATH "
+        f"-x NCCL_SOCKET_IFNAME=^lo,docker0 {_OB1} -mca btl_tcp_if_exclude lo,docker0 WHERE",
+        _HOROVOD,
+    ),
+    Line("mpirun -x HOROVOD_FUSION_THRESHOLD=33554432 -x HOROVOD_CYCLE_TIME=3.5 WHERE", _HOROVOD),
+    Line(
+        "mpirun --allow-run-as-root --tag-output -np 4 -N 2 --bind-to none -x PATH "
+        "-x LD_LIBRARY_PATH -x FI_PROVIDER=efa -x FI_EFA_FORK_SAFE=1 -x NCCL_DEBUG=INFO "
+        "-x NCCL_BUFFSIZE=8388608 --mca pml ^ucx --mca btl tcp,self "
+        "--mca btl_tcp_if_exclude lo,docker0,veth_def_agent WHERE -b 8 -e 16G -f 2",
+        "aws-samples/awsome-distributed-training: "
+        "micro-benchmarks/nccl-tests/kubernetes/nccl-tests.yaml",
+        quick=True,
+    ),
+    Line(
+        "mpirun -np 4 --map-by ppr:2:node WHERE -sf omp -in in.lj",
+        "aws-samples/aws-graviton-md-example: codes/LAMMPS/3b-lammps-gcc.sh",
+        env={"OMPI_MCA_mtl_base_verbose": "1"},
+    ),
+    Line(
+        "mpirun -np 4 -host HOST0,HOST1 --oversubscribe --bind-to numa --map-by ppr:2:node "
+        "-x CUDA_VISIBLE_DEVICES=2,1,7,5,3,0,6,4 -x LD_LIBRARY_PATH=/usr/lib -x NCCL_DEBUG=info "
+        "-mca coll_hcoll_enable 0 -x NCCL_IB_PCI_RELAXED_ORDERING=1 -x NCCL_SOCKET_IFNAME=eth0 "
+        "WHERE",
+        "Azure/azurehpc: experimental/ndv4_a100_healthchecks/run_nccl_all_reduce.sh",
+    ),
+    Line(
+        "mpirun -n 4 -hostfile /etc/mpi/hostfile --mca btl ^openib --mca btl_tcp_if_include eth0 "
+        "-x UCX_TLS=tcp WHERE",
+        _RUNNER,
+    ),
+    Line(
+        "mpirun -np 2 -bind-to core -map-by core WHERE -parallel",
+        "floquation/optoFluids: Examples/template_OpenFoamAndOptics/fluids/"
+        "CarotidArtery_parallel/run.sh",
+    ),
+    Line(
+        "mpirun -np 4 -machinefile /etc/mpi/hostfile WHERE -parallel",
+        "unicfdlab/iceFoam: cylinder2D_DyM/run.sh",
+    ),
+    Line(
+        "mpirun --mca btl ^vader -np 4 WHERE",
+        "UoMResearchIT/EMEP_Operational_Scripts: operational_scripts/CSF3_batch_scripts/WRF_REAL/"
+        "qsub_wrf_short_csf3.sh",
+    ),
+    Line(
+        "mpirun --allow-run-as-root -np 2 --map-by l3cache --mca btl self,vader WHERE",
+        "qnib/plain-linpack: docker/hpl/bench.sh",
+    ),
+    Line(
+        "mpirun --bind-to core --map-by core -report-bindings WHERE -in equilib -v press 285",
+        "converged-computing/jobspec-conversion: results/manual/parsed/mtelewa/md-input/pentane/"
+        "equilib-bulk-gautschi/submit_sim.sh-flux-batch.sh",
+    ),
+    Line(
+        "mpiexec --allow-run-as-root -np 2 --map-by node:PE=2 --bind-to core:overload-allowed "
+        "WHERE",
+        "reger-men/HPL_GPU: scripts/mpirun_xhplhip.sh",
+    ),
+    Line(
+        "mpirun -np 2 --host HOST0,HOST1 --map-by node WHERE",
+        "larryhan1995/mpitest: job.sh",
+    ),
+    Line(
+        "mpirun -np 1 WHERE mdrun -v -s md.tpr -ntomp 20",
+        "akshay-chenna/idp_dimers: misc/run_nooffload.sh",
+        env={"OMP_NUM_THREADS": "20"},
+    ),
+    Line(
+        "mpirun -np 4 -machinefile /etc/mpi/hostfile WHERE -v -deffnm model -ntomp 2",
+        "maoweinilsson/PDC-software-web: molecular_dynamics/GROMACS/centos5/4.6.5/files/run_2.sh",
+    ),
+]
+
+OPENMPI4: Final = [
+    *_OPEN_MPI,
+    Line("mpirun -np 5 --oversubscribe WHERE"),
+    Line("mpirun -np 1 WHERE first : -np 2 WHERE second"),
+    Line(
+        "mpirun -np 4 -hostfile /etc/mpi/hostfile -mca plm_rsh_no_tree_spawn 1 -bind-to socket "
+        "-map-by slot -x NCCL_MIN_NRINGS=4 -x LD_LIBRARY_PATH -x PATH -mca pml ob1 "
+        "-mca btl ^openib -x NCCL_SOCKET_IFNAME=eth0 -mca btl_tcp_if_exclude lo,docker0 WHERE",
+        "pidajay/tpu: models/official/mnasnet/train.sh",
+    ),
+    Line("mpirun -np 2 --bynode WHERE"),
+    Line("mpirun --cpus-per-proc 1 -np 2 WHERE"),
+    Line("mpirun --map-by socket -np 4 WHERE"),
+    Line("mpirun -np 4 --map-by numa WHERE"),
+    Line("mpirun --app /opt/lines/app"),
+    Line("mpirun -np 2 -q WHERE"),
+    Line("mpirun -np 2 --mca orte_base_help_aggregate 0 WHERE"),
+    Line("mpirun -np 2 WHERE", env={"OMPI_MCA_rmaps_base_mapping_policy": "node"}),
+    Line("mpirun -np 2 WHERE", env={"OMPI_MCA_hwloc_base_binding_policy": "core"}),
+]
+OPENMPI5: Final = [
+    *_OPEN_MPI,
+    Line("mpirun -np 5 --oversubscribe WHERE", differs={"host": "mapping"}),
+    # The daemons of 5.0.7 die of several programs, and plain mpirun returns 0.
+    Line("mpirun -np 1 WHERE first : -np 2 WHERE second", differs=_STATUS),
+    Line("mpirun --map-by package -np 4 WHERE"),
+    Line("mpirun --map-by numa -np 4 WHERE"),
+    Line("mpirun --bind-to hwthread -np 4 WHERE"),
+    Line("mpirun --map-by core:PE=1 -np 4 WHERE"),
+    Line("mpirun --map-by rankfile:file=/opt/lines/rankfile -np 4 WHERE"),
+    Line("mpirun --output tag -np 2 WHERE"),
+    Line("mpirun --display map -np 2 WHERE", differs={"output": "binding"}),
+    Line("mpirun -np 2 --prtemca plm_base_verbose 0 WHERE"),
+    Line("mpirun -np 2 WHERE", env={"PRTE_MCA_rmaps_default_mapping_policy": "node"}),
+    Line("mpirun -np 2 WHERE", env={"PRTE_MCA_hwloc_default_binding_policy": "core"}),
+    Line("mpirun -np 6 --map-by :OVERSUBSCRIBE WHERE", differs={"host": "mapping"}),
+    Line("mpirun --app /opt/lines/app", differs=_STATUS),
+]
+
+# What users of MPICH and Intel MPI write alike.
+_HYDRA: Final = [
+    Line("mpirun WHERE", quick=True),
+    Line("mpirun -n 1 WHERE a 'b c' '$d' \"e'f\" exit=3", quick=True),
+    Line("mpirun -np 2 WHERE", quick=True),
+    Line("mpirun -n 3 WHERE"),
+    Line("mpiexec -n 4 WHERE"),
+    Line("mpiexec.hydra -n 4 WHERE"),
+    Line("mpirun -n 5 WHERE", quick=True),
+    Line("mpirun -n 2 -ppn 1 WHERE", quick=True),
+    Line("mpirun -n 4 -ppn 1 WHERE"),
+    Line("mpirun -ppn 2 -n 4 WHERE"),
+    Line("mpirun -hosts HOST0,HOST1 -n 2 WHERE", quick=True),
+    Line("mpirun -hosts HOST1,HOST0 -n 4 WHERE"),
+    Line("mpirun -hosts HOST1 -n 2 WHERE"),
+    Line("mpirun -host HOST1 -n 2 WHERE"),
+    Line("mpirun -hosts HOST0:2,HOST1:1 -n 3 WHERE"),
+    Line("mpirun -f /opt/lines/hydra-second -n 2 WHERE"),
+    Line("mpirun -hostfile /etc/mpi/hostfile -n 4 WHERE"),
+    Line("mpirun -n 1 WHERE first : -n 2 WHERE second"),
+    Line("mpirun -configfile /opt/lines/configfile"),
+    Line("mpirun -n 2 -bind-to core WHERE"),
+    Line("mpirun -n 2 -bind-to none WHERE"),
+    Line("mpirun -n 4 -bind-to core -map-by core WHERE"),
+    Line("mpirun -n 2 -genv MY_DATA /other WHERE", quick=True),
+    Line("mpirun -n 2 -env MY_DATA /other WHERE"),
+    Line("mpirun -n 2 -genvlist MY_DATA,PATH WHERE"),
+    Line("mpirun -n 2 -genvnone WHERE"),
+    Line("mpirun -n 2 -genvall WHERE"),
+    Line("mpirun -n 2 -envall WHERE"),
+    Line("mpirun -n 4 -wdir /usr WHERE"),
+    Line("mpirun -n 2 -wdir /opt/lines ./rank.sh"),
+    Line("mpirun -n 2 WHERE", stdin="one\ntwo\n"),
+    Line("mpirun -n 2 /opt/programs/absent", differs=_STATUS),
+    Line("mpirun -n 2 -l WHERE"),
+    Line("mpirun -n 2 -prepend-rank WHERE"),
+    Line("mpirun -n 2 -iface eth0 WHERE"),
+    Line("mpirun -n 2 /opt/lines/rank.sh a b"),
+    Line("mpirun -n 2 -print-all-exitcodes WHERE"),
+    Line(
+        "mpirun -l -f /opt/lines/hydra-second -ppn 1 bash -c /opt/programs/where",
+        "boren-ms/trl: mpi_bash.sh",
+    ),
+    Line(
+        "mpirun -f /opt/lines/hydra-second -np 2 -ppn 20 WHERE 64 64 64 30",
+        "KoibuchiLab/mpi-abft: src/hpcg-fujitsu/bin/run_intel.sh",
+        env={"OMP_NUM_THREADS": "1"},
+    ),
+    Line(
+        "mpirun -np 4 -ppn 2 --host HOST0,HOST1 -wdir /usr WHERE -parallel",
+        "tanewill/foambatch: airFoil_runme.sh",
+    ),
+]
+MPICH: Final = [
+    *_HYDRA,
+    Line("mpirun -n 4 WHERE exit=7"),
+    Line("mpirun -n 2 WHERE", f"{_OPERATOR}: examples/v2beta1/pi/pi-mpich.yaml"),
+    Line(
+        "mpirun -n 4 -ppn 2 -genv UCX_TLS=tcp -genv MASTER_ADDR HOST0 -genv MASTER_PORT 29500 "
+        "-genv WORLD_SIZE 4 -genv LOCAL_SIZE 2 -hosts HOST0,HOST1 WHERE",
+        _RUNNER,
+    ),
+    Line(
+        "mpirun --host HOST0,HOST1 WHERE",
+        "pmodels/cc-hpc-appliances: examples/mpi_jobs/run_hello.sh",
+    ),
+    Line(
+        "mpirun -n 4 -machinefile /etc/mpi/hostfile -iface eth0 -wdir /usr WHERE",
+        "federatedcloud/kubernetes-mpi-clusters: terraform-aws/tf-kubernetes/runscript2_5.sh",
+    ),
+]
+INTEL: Final = [
+    *_HYDRA,
+    # Its own mpirun returns 255.
+    Line("mpirun -n 4 WHERE exit=7", differs=_STATUS),
+    Line("mpirun -n 2 WHERE", f"{_OPERATOR}: examples/pi/pi-intel.yaml"),
+    Line(
+        "mpirun -ppn 2 -genv MASTER_ADDR HOST0 -genv MASTER_PORT 29500 -genv WORLD_SIZE 4 "
+        "-genv LOCAL_SIZE 2 -genv I_MPI_PIN 0 -hosts HOST0,HOST1 -n 1 -env RANK 0 "
+        "-env LOCAL_RANK 0 WHERE : -n 1 -env RANK 1 -env LOCAL_RANK 1 WHERE",
+        _RUNNER,
+    ),
+    Line(
+        "mpiexec -n 2 -ppn 1 -genv I_MPI_OFI_PROVIDER tcp WHERE PingPong",
+        "Francesc0rtu/HPC-2021-2022-Assignment-1: "
+        "hpc_assignment1/francescortu/section2/IntelMPI/README.md",
+    ),
+    Line(
+        "mpirun -np 4 -machinefile /etc/mpi/hostfile -env I_MPI_FABRICS=ofi WHERE pingpong",
+        "brisbane/azure-hpc: pbs-scripts/mpipingtest-pbs.sh",
+    ),
+    Line(
+        "mpirun -genvall -host HOST0,HOST1 -perhost 1 -np 2 WHERE -off_cache -1 BiBand",
+        "marabgol/Azure: README.md",
+    ),
+    Line(
+        "mpirun --hostfile /etc/mpi/hostfile -np 4 --map-by socket WHERE -v x 2",
+        "converged-computing/metrics-operator-experiments: "
+        "aws/performance/run0/results/metric/lammps/iter-2/HNS/problem.sh",
+    ),
+    Line("mpirun -n 2 WHERE", env={"I_MPI_PIN": "1"}),
+]
+
+# By image: what the operator calls its MPI, and its lines.
+LINES: Final = {
+    "openmpi-4.1": ("OpenMPI", OPENMPI4),
+    "openmpi-5.0": ("OpenMPI", OPENMPI5),
+    "mpich-5.0": ("MPICH", MPICH),
+    "intel-mpi": ("Intel", INTEL),
+}

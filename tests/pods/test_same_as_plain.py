@@ -1,0 +1,71 @@
+"""What runs well without mpiboot runs the same with it: each line twice in the same pods."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mpiboot.job import forward
+from tests.fakes.plans import planned
+from tests.fakes.platform_plans import KNOWN, SAMPLES, seen
+from tests.pods import images, same
+from tests.pods.changes import CHANGED, CHANGES
+from tests.pods.same_lines import LINES
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+
+ALL = [line for _, lines in LINES.values() for line in lines]
+
+
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", LINES)
+def test_a_line_is_the_same_with_mpiboot(
+    cluster: Cluster, rig: None, name: str, *, quick: bool
+) -> None:
+    """Status, hosts, binding, folder, arguments and variables of each rank, and the output."""
+    mpi, lines = LINES[name]
+    stage = same.pods(cluster, images.image(name), mpi)
+    wrong = []
+    for line in [item for item in lines if item.quick >= quick]:
+        plain, ours = same.run(stage, line), same.run(stage, line, "mpiboot")
+        found = same.differences(stage, line, plain, ours)
+        unmeant = {what: said for what, said in found.items() if what not in line.meant}
+        if unmeant:
+            told = "\n".join(f"  {what}: {said}" for what, said in unmeant.items())
+            wrong.append(f"{line.text} {dict(line.env)}\n{told}\n{plain.said}\n---\n{ours.said}")
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_there_are_enough_lines_and_thirty_of_public_examples() -> None:
+    counts = {name: len(lines) for name, (_, lines) in LINES.items()}
+    least = {"openmpi-4.1": 60, "openmpi-5.0": 60, "mpich-5.0": 40, "intel-mpi": 40}
+    assert all(counts[name] >= least[name] for name in least), counts
+    assert all(re.match(r"[\w.-]+/[\w.-]+: \S", line.source) for line in ALL if line.source)
+    assert len({line.text for line in ALL if line.source}) >= 30
+
+
+def test_what_is_meant_to_differ_is_on_the_page_and_the_page_has_nothing_else() -> None:
+    meant = {(what, key) for line in ALL for what, key in line.meant.items()}
+    assert meant == {(what, key) for key, row in CHANGES.items() for what in row.differs}
+
+
+@pytest.mark.parametrize("platform", SAMPLES)
+@pytest.mark.parametrize("mpi", KNOWN)
+def test_every_variable_that_a_plan_changes_is_on_the_page(platform: str, mpi: str) -> None:
+    sample = SAMPLES[platform]
+    for line in sample.lines(mpi):
+        plan = planned(line, seen(platform, mpi), sample.flags)
+        local = [name for name, _, _ in forward.POD_LOCAL]
+        changed = {*plan.set_env, *plan.unset_env, *chain(*plan.per_host.values())}
+        known = (*CHANGED, *local)
+        unknown = {
+            name
+            for name in changed - plan.stays.keys()
+            if not any(fnmatchcase(name, x) for x in known)
+        }
+        assert not unknown
