@@ -42,11 +42,15 @@ _FILES: Final = {
     "/opt/lines/app": f"-np 1 {PROBE} first\n-np 2 {PROBE} second\n",
     "/opt/lines/configfile": f"-n 1 {PROBE} first\n-n 2 {PROBE} second\n",
     "/opt/lines/hydra-second": f"{_HOSTS[1]}:2\n",
+    "/opt/lines/params": "btl_tcp_if_exclude = lo,docker0\nhwloc_base_binding_policy = core\n",
     "/opt/lines/tune": "-mca btl_tcp_eager_limit 32768\n",
     "/opt/lines/rank.sh": f'#!/bin/sh\nexport FROM_SCRIPT=yes\nexec {PROBE} "$@"\n',
 }
-# What of a line, or of its environment, says where ranks are bound.
-_OF_BINDING: Final = r"-bind-to|hwloc_|paffinity|I_MPI_PIN"
+# What of a line, or of its environment, says how ranks are mapped, ranked or bound.
+_PINS: Final = (
+    r"-(map-by|bind-to|rank-by|N|npernode|rankfile|rf|cpu-set|cpu-list|cpus-per-proc) "
+    r"|-by(node|core)|rmaps_base_mapping|rmaps_default|hwloc_|paffinity|I_MPI_PIN"
+)
 # Names whose values are never twice the same: ports, numbers of processes and jobs, folders.
 _BY_NATURE: Final = (
     *("PMIX_*", "OMPI_MCA_orte_*", "OMPI_MCA_ess_*", "OMPI_FILE_LOCATION", "PRTE_MCA_*"),
@@ -73,10 +77,9 @@ class Line:
 
     @property
     def meant(self) -> dict[str, str]:
-        """What differs: a line that says nothing of binding leaves ranks unbound."""
-        said = (self.text, *self.env)
-        bound = any(re.search(_OF_BINDING, word) for word in said)
-        return {**({} if bound else {"binding": "binding"}), **self.differs}
+        """What differs: where nothing is said of mapping or binding ranks are not bound."""
+        pinned = any(re.search(_PINS, word) for word in (self.text, *self.env))
+        return {**({} if pinned else {"binding": "binding"}), **self.differs}
 
     @property
     def words(self) -> list[str]:
@@ -217,10 +220,9 @@ def differences(stage: Stage, line: Line, plain: Run, ours: Run) -> dict[str, st
     for name in ("size", "host", "binding", "folder", "arguments"):
         compare(name, each(name, plain), each(name, ours))
     launcher = {**stage.environ[stage.job.launcher.hostname], **line.env}
-    for rank in plain.ranks.keys() & ours.ranks.keys():
+    # Where a rank is on another host that is told; much of the environment follows from it.
+    for rank in () if "host" in found else plain.ranks.keys() & ours.ranks.keys():
         before, after = plain.ranks[rank], ours.ranks[rank]
-        if before.host != after.host:
-            continue  # told already; much of the environment follows from it
         own = stage.environ[after.host]
         for name in before.variables.keys() | after.variables.keys():
             value = after.variables.get(name)

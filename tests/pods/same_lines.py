@@ -44,6 +44,7 @@ _OPEN_MPI: Final = [
     Line("mpirun --map-by slot:PE=1 -np 4 WHERE"),
     Line("mpirun -np 4 --rank-by slot WHERE"),
     Line("mpirun -np 4 --map-by node --rank-by slot WHERE"),
+    Line("mpirun --rankfile /opt/lines/rankfile -np 4 WHERE", quick=True),
     # --- variables
     Line("mpirun -np 2 -x MY_DATA WHERE"),
     Line("mpirun -np 2 -x MY_DATA=/other -x EMPTY= WHERE"),
@@ -186,18 +187,33 @@ OPENMPI4: Final = [
         "-mca btl ^openib -x NCCL_SOCKET_IFNAME=eth0 -mca btl_tcp_if_exclude lo,docker0 WHERE",
         "pidajay/tpu: models/official/mnasnet/train.sh",
     ),
+    Line(
+        "mpirun -np 4 -bind-to core -bycore WHERE -parallel",
+        "floquation/optoFluids: Examples/template_OpenFoamAndOptics/fluids/"
+        "CarotidArtery_parallel/run.sh",
+    ),
+    Line("mpirun -np 2 -npernode 1 --mca mpi_paffinity_alone 1 -x OMP_NUM_THREADS=1 WHERE"),
     Line("mpirun -np 2 --bynode WHERE"),
+    Line("mpirun -rf /opt/lines/rankfile -np 4 WHERE"),
+    Line("mpirun --cpu-set 0 -np 2 WHERE", quick=True),
+    Line("mpirun --cpu-list 0,1 -np 2 WHERE"),
+    # Its daemon crashes, and mpirun returns 205.
+    Line("mpirun -np 2 --map-by slot:PE=2 WHERE", differs=_STATUS),
     Line("mpirun --cpus-per-proc 1 -np 2 WHERE"),
     Line("mpirun --map-by socket -np 4 WHERE"),
     Line("mpirun -np 4 --map-by numa WHERE"),
     Line("mpirun --app /opt/lines/app"),
     Line("mpirun -np 2 -q WHERE"),
     Line("mpirun -np 2 --mca orte_base_help_aggregate 0 WHERE"),
+    Line("mpirun -np 2 WHERE", env={"OMPI_MCA_mca_base_param_files": "/opt/lines/params"}),
+    Line("mpirun -np 2 -am /opt/lines/params WHERE"),
     Line("mpirun -np 2 WHERE", env={"OMPI_MCA_rmaps_base_mapping_policy": "node"}),
     Line("mpirun -np 2 WHERE", env={"OMPI_MCA_hwloc_base_binding_policy": "core"}),
+    Line("mpirun -np 2 WHERE", env={"OMPI_MCA_rmaps_base_oversubscribe": "1"}),
 ]
 OPENMPI5: Final = [
     *_OPEN_MPI,
+    Line("mpirun -np 2 --map-by slot:PE=2 WHERE"),
     Line("mpirun -np 5 --oversubscribe WHERE", differs={"host": "mapping"}),
     # The daemons of 5.0.7 die of several programs, and plain mpirun returns 0.
     Line("mpirun -np 1 WHERE first : -np 2 WHERE second", differs=_STATUS),
@@ -316,6 +332,11 @@ INTEL: Final = [
         "aws/performance/run0/results/metric/lammps/iter-2/HNS/problem.sh",
     ),
     Line("mpirun -n 2 WHERE", env={"I_MPI_PIN": "1"}),
+    Line("mpirun -n 2 WHERE", env={"I_MPI_PIN_DOMAIN": "core"}),
+    Line(
+        "mpirun -genv I_MPI_PIN_PROCESSOR_LIST=0-1 -np 4 WHERE",
+        "lkugler/DART-WRF: dartwrf/run_ens.vsc.single.sh",
+    ),
 ]
 
 # By image: what the operator calls its MPI, and its lines.
