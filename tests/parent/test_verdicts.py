@@ -824,6 +824,12 @@ def test_a_host_whose_spawned_ranks_end_has_not_ended(host: str) -> None:
     assert judged([*ended_well(), MpirunEnded(0)], go(spawned, running("mpich"))[0]).code == 0
 
 
+def test_the_code_of_a_spawned_rank_is_not_the_jobs() -> None:
+    """Mpiexec lists it with all others, and returns 0."""
+    child = RankEnded(2, RankEnd.STATUS, "w-2", code=3, last=True)
+    assert judged([child, *ended_well(), MpirunEnded(0)], running("mpich")).code == 0
+
+
 def test_a_host_with_spawned_ranks_alone_may_be_lost() -> None:
     lost: list[Event] = [AgentStarted("w-9", 200, spawned=True), AgentEnded("w-9", 200, 255)]
     assert judged(lost, running("mpich")).code == 69

@@ -1,7 +1,8 @@
 /* Ranks of a healthy job that end at different times.
  *
  *   uneven early SECONDS   rank 0 works for that long, the others call MPI_Finalize at once
- *   uneven spawn SECONDS   they spawn one child more than they are, which end; then all work
+ *   uneven spawn SECONDS   they spawn one child more than they are, which end, with codes that
+ *                          are not the job's; then all work
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -39,5 +40,5 @@ int main(int argc, char **argv)
             sleep(atoi(argv[2]));
     }
     MPI_Finalize();
-    return 0;
+    return parent == MPI_COMM_NULL ? 0 : 3;
 }
