@@ -25,6 +25,12 @@ _COMMAND_HINT: Final = (
     "command and args the MPI Operator starts the image's own sshd: write `args: [worker]`, or "
     "`args: [worker, --, PROGRAM]`; else the worker's log says what it waits for"
 )
+# A packet filter drops, or answers with an ICMP error that reads as a missing route.
+_FILTERED: Final = frozenset({Outcome.TIMEOUT, Outcome.UNREACHABLE})
+_FILTERED_HINT: Final = (
+    "port {port} of {host} is filtered: its pod is there, and refuses connections to port {other}. "
+    "A NetworkPolicy or firewall must let the launcher connect to port {port} of the workers"
+)
 _LOST: Final = "are large packets lost (MTU)?"
 _LOST_HINT: Final = (
     "try `ping -M do -s 1472 ADDRESS` between nodes, and give the pod network the MTU that its "
@@ -42,6 +48,7 @@ def why(
     ports: Collection[int],
     port_range: str,
     refused: float = 0.0,
+    refusing: Collection[int] = (),
 ) -> tuple[str, str | None]:
     """Give the reason in a few steady words, and what to do about it; None: the check's own hint.
 
@@ -51,6 +58,7 @@ def why(
         ports: the SSH ports that are tried.
         port_range: the setting, for the annotation that excludes ports.
         refused: the seconds for which every port has refused connections.
+        refusing: other ports of that address that have just refused connections.
     """
     said = attempt.outcome.value
     if attempt.outcome in PROXIED and mesh is not None:
@@ -59,6 +67,10 @@ def why(
     if attempt.outcome is Outcome.REFUSED:
         long = f", nothing has listened for {LONG:g} s" if refused >= LONG else ""
         return f"{said}{long}", _COMMAND_HINT
+    if attempt.outcome in _FILTERED and refusing:
+        port = attempt.target.port
+        hint = _FILTERED_HINT.format(port=port, host=attempt.target.host, other=min(refusing))
+        return f"{said}, though other ports refuse", hint
     if attempt.stalled:
         return f"{said}: {_LOST}", _LOST_HINT
     if attempt.outcome is Outcome.SILENT:

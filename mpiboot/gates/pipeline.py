@@ -215,7 +215,7 @@ class Pipelines:
                 return self._worker(state, best)
             if best.outcome is not Outcome.REFUSED:
                 listened = time.monotonic()
-            reason, state.hint = self._why(best, time.monotonic() - listened)
+            reason, state.hint = self._why(best, attempts, time.monotonic() - listened)
             self._set(
                 state,
                 Stage.SSH,
@@ -243,14 +243,21 @@ class Pipelines:
                 gone = f"; its name does not resolve any more: {answer.detail}"
                 gone = "" if answer.addresses else gone
 
-    def _why(self, attempt: Attempt, refused: float) -> tuple[str, str | None]:
+    def _why(
+        self, attempt: Attempt, attempts: Sequence[Attempt], refused: float
+    ) -> tuple[str, str | None]:
         """Say why an attempt failed; what stands in front of this pod is looked at when it may."""
         now = time.monotonic()
         due = now - self._looked >= _RESOLVE_AGAIN  # a proxy may come up after its pod's program
         if attempt.outcome in failure_reasons.PROXIED and self._mesh is None and due:
             self._mesh, self._looked = service_mesh.look(), now
         port, port_range = attempt.target.port, self._settings.port_range
-        return failure_reasons.why(attempt, self._mesh, {port}, port_range, refused)
+        refusing = [
+            other.target.port
+            for other in attempts
+            if other.outcome is Outcome.REFUSED and other.target.address == attempt.target.address
+        ]
+        return failure_reasons.why(attempt, self._mesh, {port}, port_range, refused, refusing)
 
     def _stop_if_once(self, state: HostState) -> None:
         if self._once_only:

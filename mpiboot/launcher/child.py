@@ -91,7 +91,8 @@ def _failure(wrong: MpibootError, reached: ReachedWorkers) -> launch_spec.Failur
     message = error_report.say(wrong)
     earlier = reached.say_attempt()
     message += f"{earlier}\n" if earlier else ""
-    return launch_spec.Failure(wrong.code, wrong.finding.check, message)
+    host = next((item.host for item in (wrong.finding, *wrong.others) if item.host), "")
+    return launch_spec.Failure(wrong.code, wrong.finding.check, message, host=host)
 
 
 def _leave_to_the_parent(_number: int, _frame: FrameType | None) -> None:

@@ -193,13 +193,15 @@ class ScriptSpec:
 class Failure:
     """Why mpirun is not started: the exit code, the reference and the termination message.
 
-    ``held`` where the launcher may be held for a look inside; never after a signal.
+    ``held`` where the launcher may be held for a look inside; never after a signal. ``host`` is the
+    one that failed, or the first of several; empty where it was none.
     """
 
     code: int
     reference: str
     message: str
     held: bool = True
+    host: str = ""
 
 
 Result: TypeAlias = LaunchSpec | ScriptSpec | Failure

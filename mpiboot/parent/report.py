@@ -111,7 +111,8 @@ def tell_not_started(failure: Failure, seconds: float, termination_log: str) -> 
         seconds: how long it all took, from the launcher's start.
         termination_log: where the kubelet looks for the reason of a failure.
     """
-    look = _look_closer("") if failure.held and failure.reference not in _NO_DOCTOR else ""
+    doctor = failure.held and failure.reference not in _NO_DOCTOR
+    look = _look_closer(failure.host) if doctor else ""
     termination.write(termination_log, _with_hint(failure.message, look))
     say = log.error if failure.held else log.info  # not held: it was told to end
     say(

@@ -55,6 +55,19 @@ def test_a_worker_that_refuses_for_a_minute_may_have_a_command_of_its_own() -> N
     )
 
 
+@pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.UNREACHABLE])
+def test_a_filtered_port_is_a_network_policys_or_a_firewalls(outcome: Outcome) -> None:
+    probe = Attempt(TARGET, outcome)
+    said, hint = failure_reasons.why(probe, None, {22}, "", 0.0, (2222, 2206))
+    assert said == f"{outcome.value}, though other ports refuse"
+    assert hint == (
+        "port 22 of w-0 is filtered: its pod is there, and refuses connections to port 2206. A "
+        "NetworkPolicy or firewall must let the launcher connect to port 22 of the workers"
+    )
+    assert failure_reasons.more(said, probe) == "; though other ports refuse"
+    assert failure_reasons.why(probe, None, {22}, "") == (outcome.value, None)
+
+
 @pytest.mark.parametrize(
     ("search", "told"),
     [

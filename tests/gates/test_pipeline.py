@@ -306,14 +306,25 @@ def test_what_stands_in_front_of_this_pod_is_looked_at_now_and_then_until_it_is_
     made, begin = pipelines(Names(FOUND), settings=settings), clock.now
     closed = Attempt(Target("w-0", THERE, 2206, ""), Outcome.CLOSED)
     refused = Attempt(closed.target, Outcome.REFUSED)
-    assert made._why(refused, 0.0)[0] == "connection refused"
+    assert made._why(refused, [refused], 0.0)[0] == "connection refused"
     assert looked == []
     for passed in (0, 4, 5, 20):
         clock.now = begin + passed
         known = mesh if passed >= 5 else None
         expected = failure_reasons.why(closed, known, {2206}, "4000-4100", 0.0)
-        assert made._why(closed, 0.0) == expected
+        assert made._why(closed, [closed], 0.0) == expected
     assert looked == [begin, begin + 5]
+
+
+def test_a_port_that_is_filtered_beside_one_that_refuses_is_told() -> None:
+    """One of another address says nothing of this pod."""
+    filtered = Attempt(Target("w-0", THERE, 22, ""), Outcome.TIMEOUT)
+    refused = Attempt(Target("w-0", THERE, 2222, ""), Outcome.REFUSED)
+    other = replace(refused, target=Target("w-0", "192.0.2.77", 2222, ""))
+    made = pipelines(Names(FOUND))
+    _, hint = made._why(filtered, [filtered, refused], 0.0)
+    assert "port 22 of w-0 is filtered" in (hint or "")
+    assert made._why(filtered, [filtered, other], 0.0) == ("connection timed out", None)
 
 
 async def test_of_many_addresses_four_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:

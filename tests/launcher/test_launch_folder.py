@@ -20,6 +20,7 @@ from mpiboot.job.plan_builder import Observed
 from mpiboot.kubectl.pods import PodAccess
 from mpiboot.launcher import launch_folder, logins
 from mpiboot.model import Decision, Host, Source, SshKind
+from mpiboot.parent import silence
 from mpiboot.parent.launch_spec import RemoteHost
 from mpiboot.setting_sources import resolve
 from mpiboot.ssh_client.config import SshTimeouts
@@ -203,11 +204,44 @@ def test_mpiboots_own_client_is_told_hosts_keys_and_whom_to_end_with(tmp_path: P
             ClientHost("ip-w-1", "10.244.0.11", 22, "root", "ssh-ed25519 SHOWN"),
         ),
         key=launch.where.key,
-        patience=SshTimeouts(attempts=3, timeout=30, interval=10, probes=3),
+        patience=SshTimeouts(attempts=3, timeout=30, interval=1, probes=1_000_000),
         events=f"{folder}/events",
         errors=f"{folder}/stderr",
         parent=4711,
     )
+
+
+@needs_ssh
+@pytest.mark.parametrize(
+    ("given", "silent", "probes"),
+    [
+        ({}, 30, "1000000"),
+        ({"ssh_keepalive": "60"}, 6, "1000000"),
+        ({"ssh_keepalive": "3"}, 0, "3"),  # nobody could look in so short a time
+        ({"ssh_keepalive": "0"}, 0, "0"),
+        ({"supervise": "off"}, 0, "30"),  # nobody stays to look
+    ],
+)
+def test_the_parent_looks_for_silent_hosts_or_ssh_gives_them_up(
+    tmp_path: Path, given: dict[str, str], silent: float, probes: str
+) -> None:
+    launch = made(tmp_path, plans.observed(), given)
+    launch.write()
+    spec = launch.spec({}, {}, (), attempt="")
+    assert (spec.silent, spec.keepalive) == (silent, float(given.get("ssh_keepalive", 300)))
+    text = Path(launch.where.launch_dir, "ssh_config").read_text()
+    assert f"ServerAliveCountMax {probes}\n" in text
+
+
+@needs_ssh
+def test_where_the_kernel_does_not_tell_ssh_alone_gives_silent_hosts_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silence, "can_look", lambda: False)
+    launch = made(tmp_path, plans.observed())
+    launch.write()
+    assert launch.spec({}, {}, (), attempt="").silent == 0
+    assert "CountMax 30\n" in Path(launch.where.launch_dir, "ssh_config").read_text()
 
 
 @needs_ssh

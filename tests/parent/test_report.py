@@ -171,6 +171,18 @@ def test_the_doctor_is_asked_in_the_pod_that_is_named(
     assert capfd.readouterr().err.splitlines()[-1] == f"mpiboot:      look closer{said}"
 
 
+def test_before_the_start_the_doctor_is_asked_where_a_host_is_known(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "termination-log"
+    path.touch()
+    failure = Failure(69, "workers-unreachable", "x\n", host="w-1.pi.train.svc")
+    tell_not_started(failure, 1.0, str(path))
+    look = "look closer: kubectl exec -n train w-1 -- mpiboot doctor"
+    assert path.read_text() == f"x\n-> {look}\n"
+    assert look in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     "failure",
     [

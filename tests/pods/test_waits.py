@@ -18,6 +18,28 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.full
 NAME = images.NAMES[-1]
+CHAIN = ("add table ip t", "add chain ip t i { type filter hook input priority 0; }")
+
+
+@pytest.mark.parametrize("verdict", ["drop", "reject with icmp type admin-prohibited"])
+def test_an_ssh_port_that_is_filtered(cluster: Cluster, rig: None, verdict: str) -> None:
+    """As by a NetworkPolicy or a node's firewall, which drop, or say that there is no route."""
+    job = mpijob(
+        cluster,
+        images.image(NAME),
+        workers=2,
+        launcher_args=[RING],
+        env={"MPIBOOT_TIMEOUT": "10"},
+    ).start(publish=False)
+    for rule in (*CHAIN, f"add rule ip t i tcp dport 22 {verdict}"):
+        job.workers[1].network.run("nft", rule)
+    job.publish()
+    assert job.wait(PATIENCE) == 69
+    said = job.launcher.termination_log()
+    assert ", though other ports refuse" in said
+    assert "port 22 of pi-worker-1.pi.default.svc is filtered: its pod is there" in said
+    assert "A NetworkPolicy or firewall must let the launcher connect to port 22" in said
+    assert "look closer: kubectl exec -n default pi-worker-1 -- mpiboot doctor" in said
 
 
 @pytest.mark.full
