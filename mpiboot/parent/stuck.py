@@ -27,6 +27,10 @@ from mpiboot.wording import counted
 
 # Seconds until a guess that still holds is told again.
 _AGAIN: Final = 3600.0
+_DROPPED: Final = (
+    "is TCP between the workers dropped? A NetworkPolicy or firewall must allow the job's pods all "
+    "ports among each other, or the range of MPIBOOT_PORT_RANGE"
+)
 
 
 def host_ended(state: State) -> Step:
@@ -75,16 +79,17 @@ def ranks_in_mpi(state: State, event: RanksInMpi) -> Step:
 def unanswered(state: State, event: Unanswered) -> Step:
     """Take in a rank that has tried to connect to another host for more than a minute."""
     over = state.being_ended or state.ended is not None
-    if over or state.losses or state.job.goes_on or state.phase is not Phase.RUNNING:
+    if over or state.losses or state.phase is not Phase.RUNNING:
         return state, ()
     if not event.said:
         return replace(state, suspected=""), ()
-    return _guess(state, no_answer(event.said), event.said)
+    state, actions = _guess(state, no_answer(event.said), event.said)
+    return state, (*actions, Say(LogLevel.WARNING, "stuck", _DROPPED))
 
 
 def _guess(state: State, cause: Verdict, said: str, again: Timer | None = None) -> Step:
     """Warn, and look again by a timer; or, where that is wanted, end the job."""
-    if state.job.end_stuck:
+    if state.job.end_stuck and not state.job.goes_on:
         warned = Say(LogLevel.WARNING, "stuck", f"{said}: the job is ended (MPIBOOT_STUCK=end)")
         # A signal of its own would end mpirun before it tells with what codes ranks ended.
         state = replace(state, cause=cause)

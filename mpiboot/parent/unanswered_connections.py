@@ -27,10 +27,6 @@ _LOOKS: Final = 8
 # Seconds between two looks for the same connection, and until one that was told is looked for.
 _APART: Final = 60.0
 _AGAIN: Final = 3600.0
-_HINT: Final = (
-    "is TCP between the workers dropped? A NetworkPolicy or firewall must allow the job's pods all "
-    "ports among each other, or the range of MPIBOOT_PORT_RANGE"
-)
 
 
 class ConnectionWatch:
@@ -89,7 +85,6 @@ class ConnectionWatch:
             log.warning("unanswered", *said)
         if dropped:
             self._dropped(*dropped)
-            log.warning("unanswered", _HINT)
             self._looks, self._times = _LOOKS, [now + _AGAIN]
         elif found and self._looks:
             later = (when for when in self._times if when > now + _APART)

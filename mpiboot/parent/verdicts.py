@@ -183,12 +183,12 @@ def _may_be_lost(state: State) -> bool:
 
 def _ended_well(state: State, event: AgentEnded) -> Step:
     said: tuple[Action, ...] = ()
-    if not event.status and state.job.family.attached:
+    if state.job.family.attached:
         # The ranks of a short job may have ended before its connection was looked for.
         state, said = _daemon_joined(state, DaemonJoined(event.host))
     if event.host not in state.job.hosts:
         return state, said
-    if event.status or event.host in state.no_daemon:
+    if event.host in state.no_daemon:
         return replace(state, ended_unjoined=state.ended_unjoined | {event.host}), ()
     state = replace(state, ended_well=state.ended_well | {event.host})
     state, begun = stuck.host_ended(state)

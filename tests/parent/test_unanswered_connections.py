@@ -134,9 +134,7 @@ def test_a_connection_counts_that_is_there_a_minute_later_still(
     assert (watching.due, dropped, capfd.readouterr().err) == (1135, [], "")
     assert look(watching, now, DROPPED).started[3] == ("connecting", "w-2/7")
     assert dropped == ["rank 1 on w-2 gets no answer from w-1"]
-    (hint,) = capfd.readouterr().err.splitlines()
-    assert "is TCP between the workers dropped? A NetworkPolicy or firewall" in hint
-    assert "MPIBOOT_PORT_RANGE" in hint
+    assert capfd.readouterr().err == ""
     # It is looked for again an hour later; where that finds nothing it is over.
     assert watching.due == 1135 + 3600
     look(watching, now)

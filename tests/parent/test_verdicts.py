@@ -840,8 +840,10 @@ UNANSWERED = Unanswered("rank 1 on w-2 gets no answer from w-1")
 
 def test_a_rank_that_another_host_never_answers_is_a_warning() -> None:
     state, actions = go([UNANSWERED], running("openmpi4"))
-    (said,) = warnings(actions)
+    said, hint = warnings(actions)
     assert said.startswith(f"{UNANSWERED.said}; the job goes on")
+    assert "A NetworkPolicy or firewall" in hint
+    assert "MPIBOOT_PORT_RANGE" in hint
     assert not ends_job(actions)
     assert judged([*ended_well(), MpirunEnded(0)], state).code == 0
     bad = judged([*ended_well(), MpirunEnded(1)], state)
@@ -869,9 +871,10 @@ def test_a_job_that_ends_otherwise_is_not_ended_for_want_of_an_answer(before: li
 
 
 def test_a_job_that_goes_on_without_ranks_does_so_without_an_answer() -> None:
-    state = running("openmpi4")
+    state = ending_stuck(running("openmpi4"))
     state = replace(state, job=replace(state.job, goes_on=True))
-    assert go([Unanswered("rank 1 gets no answer")], state) == (state, ())
+    state, actions = go([Unanswered("rank 1 gets no answer")], state)
+    assert (len(warnings(actions)), ends_job(actions), state.cause) == (2, False, None)
 
 
 def test_a_daemon_of_hydra_that_ended_before_it_was_seen_to_join_had_joined() -> None:
