@@ -76,8 +76,6 @@ class Dialect:
     hostfile_option: str = ""
     # No binding, as bind_var has it.
     bind_value: str = "none"
-    # Those of mpi_link_vars of which this MPI ignores a link that isn't there, without a word.
-    unchecked_link_vars: tuple[str, ...] = ()
     # What else keeps MPI's messages on the control link.
     on_control_link: tuple[Variable, ...] = ()
     # What on the line spreads ranks over hosts.

@@ -89,7 +89,6 @@ INTEL: Final = Dialect(
     own_link=True,
     ipv4_only=True,
     mpi_link_vars=("FI_TCP_IFACE",),
-    unchecked_link_vars=("FI_TCP_IFACE",),
     # FI_PROVIDER would be NCCL's as well.
     on_control_link=(
         Variable("I_MPI_OFI_PROVIDER", "tcp", "MPI's own messages go over TCP on the control link"),

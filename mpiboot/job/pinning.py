@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from mpiboot.addresses import network
 from mpiboot.choices import MpiNetwork
 from mpiboot.data_network.records import RDMA, Transport
+from mpiboot.job import named_links
 from mpiboot.job.dialect import parameter
 from mpiboot.job.dialects import ALSO_DAEMON_LINK
 from mpiboot.job.plan_builder import Observed, PlanBuilder
@@ -44,7 +45,7 @@ def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) ->
     _refuse_to_choose(builder, resolved)
     own_link = builder.row.own_link
     _pin_daemons(builder, _own_link(observed, decision) if own_link else decision)
-    _check_users_link(builder, observed)
+    named_links.judge(builder, observed)
     on_control = resolved.settings.mpi_network is MpiNetwork.CONTROL
     for item in builder.row.on_control_link if on_control else ():
         builder.variable(item.name, item.value, item.because, Source.DEFAULT)
@@ -119,25 +120,6 @@ def pin_ports(builder: PlanBuilder, observed: Observed, resolved: Resolved, vers
         builder.variable(name, str(first + share), f"MPI's part of {given}", given.source)
     for name in row.port_count_vars:
         builder.variable(name, str(count - share), f"MPI's part of {given}", given.source)
-
-
-def _check_users_link(builder: PlanBuilder, observed: Observed) -> None:
-    """Name the workers that lack a link of the user's, where MPI itself would ignore its name."""
-    values = {**builder.environ, **builder.line.export_values}
-    for name in builder.row.unchecked_link_vars:
-        theirs = values.get(name)
-        lacking = [
-            worker.host.name
-            for worker in observed.workers
-            if worker.facts and theirs not in {link.name for link in worker.facts.links}
-        ]
-        if theirs and lacking:
-            said = (
-                f"{name}={theirs}: {first_few(lacking)} has no link of that name, and "
-                f"{builder.row.title} then takes another one without a word"
-            )
-            hint = f"take {name} out, or name a link that every worker has"
-            builder.warn("settings-conflict", said, hint)
 
 
 def _own_link(observed: Observed, decision: Decision | None) -> Decision | None:

@@ -25,7 +25,6 @@ NOT_OPEN_MPIS = {
     "hostfile_option",
     "on_control_link",
     "program",
-    "unchecked_link_vars",
     "untried",
     "own_transports",
     "resolves_since",

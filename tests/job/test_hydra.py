@@ -292,5 +292,5 @@ def test_intels_messages_stay_on_the_control_link_unless_they_are_to_go_elsewher
 def test_a_link_of_the_users_that_intel_mpi_would_not_miss_is_looked_for(line: str) -> None:
     given = {} if "genv" in line else {"FI_TCP_IFACE": "ib7"}
     (said,) = warned(planned(line, observed("intel", {**POD, **given})))
-    assert said.startswith("FI_TCP_IFACE=ib7: w-0.job.ns.svc, w-1.job.ns.svc has no link")
+    assert said.startswith("FI_TCP_IFACE=ib7: w-0.job.ns.svc, w-1.job.ns.svc has no such link")
     assert warned(planned("./train", observed("intel", {**POD, "FI_TCP_IFACE": "eth0"}))) == []

@@ -10,6 +10,8 @@ from mpiboot.data_network import nccl
 from mpiboot.doctor.judge.image import warned
 from mpiboot.doctor.report import ImagePart
 from mpiboot.job import unread_parameters
+from mpiboot.job.named_links import NAME_LINKS
+from mpiboot.job.named_links import gone as links_gone
 from mpiboot.model import Finding, PodFacts
 from mpiboot.wording import first_few
 
@@ -36,14 +38,6 @@ _LOUD: Final = (
 _MCA: Final = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
 _VERBOSE: Final = "_verbose"
 _FILE: Final = {"NCCL_DEBUG": "NCCL_DEBUG_FILE", "UCX_LOG_LEVEL": "UCX_LOG_FILE"}
-
-# Each names links whole, in a list; Open MPI takes networks too. Gloo and TensorPipe of PyTorch,
-# mpirun's Hydra, libfabric's tcp provider.
-_NAME_LINKS: Final = (
-    *("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "FI_TCP_IFACE", "HYDRA_IFACE"),
-    *("I_MPI_HYDRA_IFACE", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include"),
-    "PRTE_MCA_prte_if_include",
-)
 
 # Two that exclude each other: mca_base_var_check_exclusive() of Open MPI's components, and PRRTE's
 # own test of its if_include.
@@ -119,9 +113,8 @@ def prefixes(facts: PodFacts) -> Iterable[Finding]:
 def named_links(environ: Mapping[str, str], facts: PodFacts) -> Iterable[Finding]:
     """Name variables that name a link which this pod does not have."""
     there = [link.name for link in facts.links]
-    for name in _NAME_LINKS:
-        words = [word.strip() for word in environ.get(name, "").split(",")]
-        gone = [word for word in words if word and "/" not in word and word not in there]
+    for name in NAME_LINKS:
+        gone = links_gone(facts, environ.get(name, ""))
         if gone:
             said = f"{name}={environ[name]}: no link {first_few(gone)} here"
             yield warned("named-links", f"{said} (there are {first_few(there) or 'none'})")

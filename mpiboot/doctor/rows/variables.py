@@ -32,8 +32,8 @@ ROWS: Final = (
     ),
     PodCheck(
         "named-links",
-        "GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME, FI_TCP_IFACE, HYDRA_IFACE, I_MPI_HYDRA_IFACE and "
-        "Open MPI's *_if_include against the links of this pod",
+        "GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME, UCX_NET_DEVICES, FI_TCP_IFACE, FI_SOCKETS_IFACE, "
+        "HYDRA_IFACE, I_MPI_HYDRA_IFACE and Open MPI's *_if_include against the links of this pod",
         ("environ", "facts"),
         environment.named_links,
         {Level.WARN: "one names a link that is not there"},
