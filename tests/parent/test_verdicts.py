@@ -1082,17 +1082,19 @@ def loses(state: State, event: Event) -> bool:
     st.sampled_from(sorted(FAMILIES)),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
     st.lists(happenings, max_size=25),
 )
 def test_no_sequence_ends_in_0_after_a_loss_or_a_signal_and_none_without_an_end(
     family: str,
     joined: bool,  # noqa: FBT001
     goes_on: bool,  # noqa: FBT001
+    end_stuck: bool,  # noqa: FBT001
     events: list[Event],
 ) -> None:
     # Chance alone would seldom let every daemon join.
     state = running(family) if joined else verdicts.initial(job(family))[0]
-    state = replace(state, job=replace(state.job, goes_on=goes_on))
+    state = replace(state, job=replace(state.job, goes_on=goes_on, end_stuck=end_stuck))
     finishes: list[Verdict] = []
     bad = False
     dragged = False  # a rank has ended badly, and nobody wants the job to go on without it
