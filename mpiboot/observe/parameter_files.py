@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +33,7 @@ def find(
 
 
 def _folder(mpi: Mpi, environ: Mapping[str, str]) -> str:
-    """Find the folder that has the installation's files; ompi_info is slow, and asked last."""
+    """Find the folder that has the installation's files."""
     called = (mpi.path, os.path.realpath(mpi.path))
     folders = dict.fromkeys(
         folder for path in called for folder in parameter_files.folders(path, environ)
@@ -41,7 +42,12 @@ def _folder(mpi: Mpi, environ: Mapping[str, str]) -> str:
     for folder in folders:
         if any(os.path.exists(f"{folder}/{name}") for name in names):  # noqa: PTH110 - light
             return folder
-    return programs.config_folder(mpi, environ)
+    return _asked(mpi, tuple(sorted(environ.items())))
+
+
+@functools.lru_cache(maxsize=1)  # a third of a second, and a launch is planned twice
+def _asked(mpi: Mpi, environ: tuple[tuple[str, str], ...]) -> str:
+    return programs.config_folder(mpi, dict(environ))
 
 
 def _text(path: str) -> str:

@@ -34,7 +34,7 @@ def test_an_installation_of_another_place_says_where_its_files_are(tmp_path: Pat
     etc = tmp_path / "elsewhere/openmpi-mca-params.conf"
     etc.parent.mkdir()
     etc.write_text("pml = ucx\n")
-    assert parameter_files.find(mpi, {"HOME": "/nowhere"}) == ()
+    assert parameter_files.find(mpi, {"HOME": "/nowhere", "A": "1"}) == ()
     info = tmp_path / "ompi/bin/ompi_info"
     info.write_text(f"#!/bin/sh\necho path:sysconfdir:{etc.parent}\n")
     info.chmod(0o755)

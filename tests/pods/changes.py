@@ -74,7 +74,7 @@ _TRANSPORTS: Final = _constants(
 _FLAT: Final = _constants(
     "OMPI_MCA_routed", "PRTE_MCA_plm_ssh_no_tree_spawn", "I_MPI_HYDRA_BRANCH_COUNT"
 )
-_YOURS: Final = "your own value, by line or environment, is kept"
+_YOURS: Final = "your own value, by line, environment or one of Open MPI's own files, is kept"
 _NEVER: Final = "not by itself: leave mpiboot out of that line (`/usr/bin/mpirun`)"
 
 CHANGES: Final = {
