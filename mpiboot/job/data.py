@@ -122,14 +122,17 @@ def _hosts(observed: Observed) -> tuple[Worker, ...]:
 def _taken(builder: PlanBuilder, resolved: Resolved) -> tuple[dict[str, str], dict[str, str]]:
     """Find what the user has set for all ranks: where, and the values that are known."""
     never = resolved.settings.no_forward
+    moves = resolved.settings.mpi_network is MpiNetwork.DATA
     taken, values = {}, {}
     for name, value in builder.environ.items():
         parameter = name.startswith("OMPI_")
         held_back = not parameter and any(fnmatchcase(name, item) for item in never)
         # An empty parameter is none to Open MPI; an empty NCCL_ variable may be meant.
-        if held_back or (parameter and not value):
-            continue
         of_file = builder.of_files.get(name)
+        # The setting comes before a file; but a link left out and one taken end each rank.
+        moved = moves and of_file and not name.endswith("_exclude")
+        if held_back or moved or (parameter and not value):
+            continue
         taken[name] = of_file.path if of_file else "the launcher's environment"
         values[name] = value
     # Without a value, -x passes the launcher's own on.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from mpiboot.checks import failed
 from mpiboot.choices import LaunchAgent
@@ -32,6 +33,8 @@ from mpiboot.model import (
     SshKind,
     Worker,
 )
+
+_SETTINGS: Final = (Source.FLAG, Source.ENVIRONMENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +162,16 @@ class PlanBuilder:
         self.findings.append(failed(check, said, hint=hint))
 
     def variable(self, name: str, value: str, because: str, source: Source) -> None:
-        """Set a variable unless the user's line or environment has it, or another rule does."""
+        """Set a variable unless the user's line or environment has it, or another rule does.
+
+        A file gives way to a setting of the user's, which is a flag or a variable itself.
+        """
         if name in self.settled:
             return
         flagged = self.line.mca.get(parameter(name))
         if flagged is not None:
             self.decide(name, flagged, Source.FLAG, "given on the mpirun line")
-        elif self.environ.get(name):
+        elif self.environ.get(name) and not (name in self.of_files and source in _SETTINGS):
             shown = masking.mask(name, self.environ[name])
             source, by = self.set_by(name)
             self.decide(name, shown, source, f"{by}, and kept")

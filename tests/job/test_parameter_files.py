@@ -11,6 +11,7 @@ from mpiboot.job.mpirun_line import read as read_line
 from mpiboot.job.plan_builder import Observed
 from mpiboot.model import Level, MpiFamily, MpiParameter, Source
 from tests.fakes.plans import MPIS, POD, because, failing, observed, planned
+from tests.job.test_data import with_links
 
 both = pytest.mark.parametrize("family", list(MPIS))
 ETC = "/etc/openmpi/openmpi-mca-params.conf"
@@ -151,3 +152,17 @@ def test_where_an_installation_has_its_files(
     path: str, environ: dict[str, str], found: tuple[str, ...]
 ) -> None:
     assert parameter_files.folders(path, environ) == found
+
+
+@both
+def test_a_setting_of_the_users_comes_before_a_file(family: str) -> None:
+    """As a variable does; but for links that are left out, beside which none can be taken."""
+    seen = of_file(observed(family), btl_tcp_if_include="eth0", btl="^openib", pml="^ucx")
+    plan = planned("./train", with_links(seen, "net1", "net1"), {"mpi_network": "data"})
+    assert plan.set_env["OMPI_MCA_btl_tcp_if_include"] == "net1"
+    named = planned("./train", seen, {"control_ifname": "eth0"})
+    assert named.set_env["OMPI_MCA_btl_tcp_if_include"] == "eth0"
+    without = of_file(observed(family), btl_tcp_if_exclude="lo")
+    for setting in ({"control_ifname": "eth0"}, {"mpi_network": "data"}):
+        plan = planned("./train", with_links(without, "net1", "net1"), setting)
+        assert "OMPI_MCA_btl_tcp_if_include" not in plan.set_env
