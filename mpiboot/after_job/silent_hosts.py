@@ -1,8 +1,8 @@
 """Looks for hosts from which nothing comes any more: by name, at their SSH port, by host key.
 
-Only what can't be undone is a proof: a name that is gone or leads elsewhere, a refused connection,
-another host key. A network that drops packets, a nameserver that doesn't answer and a server that
-is stopped are none.
+Only what can't be undone is a proof: a name that is gone or leads elsewhere while no SSH server
+greets at its old address, a refused connection, another host key. A network that drops packets, a
+nameserver that doesn't answer and a server that is stopped are none.
 """
 
 from __future__ import annotations
@@ -39,23 +39,26 @@ async def look_for(
         log_in: runs a command there; None where it fails.
         errors: the folder of the files to which ssh writes, by host.
     """
-    try:
-        known = await asyncio.wait_for(resolve(host), _STEP)
-    except asyncio.TimeoutError:
-        known = None
-    if known is not None and not known:
-        return Found.GONE, f"its name {host.dns} does not resolve any more"
-    if known and host.address not in known:
-        return Found.GONE, f"its name {host.dns} now has the address {known[0]}"
-    name = f"its name still has the address {host.address}" if known else "its name gives no answer"
+    resolving = asyncio.ensure_future(resolve(host))
     found, said = await _at_its_port(host)
-    if found is Found.ANSWERS and not said:
+    done, _ = await asyncio.wait((resolving,), timeout=_STEP)
+    known = resolving.result() if done else None
+    if known is None:
+        name = "its name gives no answer" if host.dns else "the hostfile has its address"
+    elif host.address in known:
+        name = f"its name still has the address {host.address}"
+    else:
+        now = f"now has the address {known[0]}" if known else "does not resolve any more"
+        name = f"its name {host.dns} {now}"
+        if said:  # a proxy in front of this pod may accept what it can't pass on
+            return Found.GONE, name
+    if not said:
         before = _size(errors, host.name)
         login = await log_in(host)
         if login is None and _other_key(errors, host.name, before):
             return Found.GONE, f"a server with another host key answers at {host.address}"
         said = "sshd there answers" + ("" if login is None else ", and a new login works")
-    return found, f"{name if host.dns else 'the hostfile has its address'}, and {said}"
+    return found, f"{name}, and {said}"
 
 
 async def _at_its_port(host: Baseline) -> tuple[Found, str]:

@@ -3,8 +3,8 @@
 ssh asks every ten seconds, so a connection over which nothing came for half a minute is cut off, or
 its server is stopped. The kernel tells how long that is (sock_diag(7), as ``ss -i`` shows
 it), whichever client holds the connection. Silence alone proves nothing: a child looks for the host
-(``after_job/silent_hosts.py``), and only what that finds ends the session. One look costs about
-150 us, 20 ms with 4,096 hosts.
+(``after_job/silent_hosts.py``), and only what that finds ends the session. A look costs 0.3 ms of
+CPU, 33 ms with 4,096 hosts whose daemons are connected too (measured on 2026-11-23).
 """
 
 from __future__ import annotations
@@ -174,7 +174,8 @@ class SilenceWatch:
                 self._warned[host] = (text, now)
                 news.append(host)
         for host in news[:_LINES]:
-            log.warning("silent", f"{host}: {self._warned[host][0]}; the job goes on", host=host)
+            closer = f"The job goes on. Look closer: mpiboot doctor --host {host}"
+            log.warning("silent", f"{host}: {self._warned[host][0]}. {closer}", host=host)
         if len(news) > _LINES:
             more = news[_LINES:]
             log.warning("silent", f"{first_few(more)} ({len(more)} more hosts): the same")

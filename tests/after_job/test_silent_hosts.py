@@ -71,6 +71,21 @@ async def test_a_name_that_is_gone_or_leads_elsewhere_is_a_proof() -> None:
     assert (found, said) == (Found.GONE, f"its name {NAME} now has the address 10.0.0.7")
 
 
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("addresses", [(), ("10.0.0.7",)])
+async def test_a_host_that_greets_is_there_whatever_its_name_says(
+    addresses: tuple[str, ...],
+) -> None:
+    """A Service may leave out a pod that isn't ready; a proxy accepts, and greets for nobody."""
+    async with server(b"SSH-2.0-x\r\n") as port:
+        found, said = await looked(host(port), addresses)
+    assert found is Found.ANSWERS
+    assert said.startswith(f"its name {NAME} ")
+    assert said.endswith(", and sshd there answers, and a new login works")
+    async with server(None) as port:
+        assert (await looked(host(port), addresses))[0] is Found.GONE
+
+
 async def test_a_refused_connection_is_a_proof() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
