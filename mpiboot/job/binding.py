@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
-from mpiboot.job.dialect import parameter
+from mpiboot.job.dialect import Export, parameter
 from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.model import Host, PodFacts, Source
@@ -60,6 +60,11 @@ def _variables(builder: PlanBuilder) -> Mapping[str, tuple[str, Source, str]]:
         for name, value in builder.environ.items()
         if value and any(fnmatchcase(name, item) for item in patterns)
     }
+    # -genv reaches mpirun's proxies, too; what -x sets ranks alone have.
+    hydra = builder.row.export is Export.ALL
+    for name, value in builder.line.export_values.items() if hydra else ():
+        if any(fnmatchcase(name, item) for item in patterns):
+            found[name] = (value, Source.FLAG, "given on the mpirun line")
     for name, value in builder.line.mca.items():
         if any(fnmatchcase(name, parameter(item)) for item in patterns):
             found[f"--mca {name}"] = (value, Source.FLAG, "given on the mpirun line")

@@ -133,6 +133,11 @@ def test_nothing_is_set_beside_variables_of_the_users_that_say_so(family: str, n
     assert because(plan, name) == ("1", Source.ENVIRONMENT, "set in this pod, and kept")
 
 
+@pytest.mark.parametrize("words", ["-genv I_MPI_PIN_DOMAIN omp", "-env I_MPI_PIN_CELL=core"])
+def test_nothing_is_set_beside_a_variable_of_hydras_line_that_says_so(words: str) -> None:
+    assert not settled(planned(f"mpirun {words} ./train", observed("intel")))
+
+
 @pytest.mark.parametrize(
     "name", ["OMPI_MCA_rmaps_base_oversubscribe", "OMPI_MCA_rmaps_base_display_map"]
 )

@@ -81,7 +81,8 @@ CHANGES: Final = {
     "hosts": Change(
         what="the hostfile is a copy of yours, with a number of slots for each host; Intel MPI "
         "gets it by `-machinefile`, and `-n` where nothing says how many ranks",
-        names=(*HOSTFILE_VARS, *_columns("default_slots_var")),
+        # The last is what MPICH's ranks get of it: this pod is called by its own name.
+        names=(*HOSTFILE_VARS, *_columns("default_slots_var"), "PMI_HOSTNAME"),
         when="always",
         harm="Open MPI 5 does not read the MPI Operator's variables, and runs the job in the "
         "launcher's pod alone; Intel MPI ignores the number behind a host; hosts that join or "
@@ -135,7 +136,8 @@ CHANGES: Final = {
         when="Open MPI, unless the data network is MPI's, too",
         harm="an MPI that is built with UCX, libfabric, HCOLL or openib opens whichever RDMA "
         "device it finds, and ends or hangs in MPI_Init where not all pods have it",
-        leave=f"`MPIBOOT_MPI_NETWORK=data`; {_YOURS}",
+        leave="`MPIBOOT_MPI_NETWORK=data`, for programs whose data MPI itself carries over RDMA; "
+        + _YOURS,
     ),
     "binding": Change(
         what="ranks are not bound to CPUs",

@@ -63,7 +63,8 @@ _BY_NATURE: Final = (
 class Line:
     """A line of a user's.
 
-    `WHERE` in it is the program, `HOST0` and `HOST1` are the workers. `source` is the repository
+    `WHERE` in it is the program, `HOST0` and `HOST1` are the workers; `FRONT` is where mpiboot
+    stands, before all else where it is not there. `source` is the repository
     and path where its options stand; `env` is added to the launcher's pod; what `differs` is named
     with the row of `changes` that says why. `quick` lines are run by the quick gate.
     """
@@ -81,11 +82,12 @@ class Line:
         pinned = any(re.search(_PINS, word) for word in (self.text, *self.env))
         return {**({} if pinned else {"binding": "binding"}), **self.differs}
 
-    @property
-    def words(self) -> list[str]:
-        """What is given to the shell, or to mpiboot."""
-        text = self.text.replace("WHERE", PROBE)
-        return shlex.split(text.replace("HOST0", _HOSTS[0]).replace("HOST1", _HOSTS[1]))
+    def words(self, front: str) -> list[str]:
+        """What is run; `front` is mpiboot, or nothing."""
+        text = self.text if "FRONT" in self.text else f"FRONT {self.text}"
+        for name, value in (("WHERE", PROBE), ("HOST0", _HOSTS[0]), ("HOST1", _HOSTS[1])):
+            text = text.replace(name, value)
+        return shlex.split(text.replace("FRONT", front))
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,11 @@ class Stage:
     environ: Mapping[str, Mapping[str, str]]
 
 
-def pods(cluster: Cluster, image: Image, mpi: str) -> Stage:
-    """Two workers of two slots, and a launcher in whose pod the lines are run."""
+def pods(cluster: Cluster, image: Image, mpi: str, *, as_worker: bool = False) -> Stage:
+    """Two workers of two slots, and a launcher in whose pod the lines are run.
+
+    `as_worker` is the operator's runLauncherAsWorker.
+    """
     env = {"MPIBOOT_WORKER_EXIT": "never"}
     own = {
         # What images set that run as root, and a user of 5.0 has to: it does not read the
@@ -139,9 +144,11 @@ def pods(cluster: Cluster, image: Image, mpi: str) -> Stage:
         mpi=mpi,
         workers=2,
         slots=2,
+        as_worker=as_worker,
         launcher_command=["sleep", "infinity"],
         launcher={"env": own},
         worker={"env": env},
+        each_worker={number: {"env": {"OWN": f"w{number}"}} for number in (0, 1)},
     ).start()
     job.launcher.publish()  # plain Hydra's proxies connect to the launcher by its name
     logins = " && ".join(f"ssh {host} true" for host in _HOSTS)
@@ -176,10 +183,10 @@ def _record(text: bytes) -> Rank:
     )
 
 
-def run(stage: Stage, line: Line, *front: str) -> Run:
+def run(stage: Stage, line: Line, front: str = "") -> Run:
     """Runs a line in the launcher's pod; `front` stands before it."""
     done = stage.job.launcher.exec(
-        *front, *line.words, env=line.env, stdin=line.stdin, timeout=_GUARD
+        *line.words(front), env=line.env, stdin=line.stdin, timeout=_GUARD
     )
     ranks = {}
     for pod in stage.job.pods:

@@ -16,6 +16,22 @@ _STATUS: Final = {"status": "exit-status"}
 _OB1: Final = "-mca pml ob1 -mca btl ^openib"
 _SLOT: Final = "-bind-to none -map-by slot"
 
+# In a shell, where mpiboot stands before mpirun or is its parent.
+_SHELL: Final = [
+    Line("sh -c 'cd /usr/lib && FRONT mpirun -n 4 WHERE'"),
+    Line("sh -c 'FRONT mpirun -n 2 WHERE | cat'"),
+    Line("sh -c 'FRONT mpirun -n 2 WHERE > /tmp/out; echo $?; cat /tmp/out'"),
+    Line("sh -c 'FRONT mpirun -n 2 WHERE < /etc/hostname > /dev/null'"),
+    Line("sh -c 'FRONT mpirun -n 1 WHERE one && FRONT mpirun -n 4 WHERE two'"),
+    Line("sh -c 'export NEW=1; umask 077; FRONT mpirun -n 2 WHERE'"),
+    Line("sh -c 'mpirun -n 4 WHERE; exit $?'"),
+    Line(
+        "bash -c 'set -xe; until mpirun -np 4 WHERE; do sleep 5; done; mpirun -np 2 WHERE -c 0'",
+        f"{_OPERATOR}: examples/v2beta1/nccl-tests/nccl-tests.yaml",
+        env={"NCCL_DEBUG": "INFO"},
+    ),
+]
+
 # What users of 4.1 and 5.0 write alike.
 _OPEN_MPI: Final = [
     # --- numbers of ranks, hosts
@@ -60,6 +76,7 @@ _OPEN_MPI: Final = [
     Line("mpirun -np 2 WHERE", stdin="one\ntwo\n"),
     Line("mpirun -np 4 WHERE exit=7"),
     Line("mpirun -np 2 /opt/programs/absent", differs=_STATUS),
+    *_SHELL,
     Line("mpirun -np 2 --tag-output WHERE"),
     Line("mpirun -np 2 --timestamp-output WHERE"),
     Line("mpirun -np 2 -mca mpi_yield_when_idle 1 WHERE"),
@@ -265,6 +282,7 @@ _HYDRA: Final = [
     Line("mpirun -n 2 -wdir /opt/lines ./rank.sh"),
     Line("mpirun -n 2 WHERE", stdin="one\ntwo\n"),
     Line("mpirun -n 2 /opt/programs/absent", differs=_STATUS),
+    *_SHELL,
     Line("mpirun -n 2 -l WHERE"),
     Line("mpirun -n 2 -prepend-rank WHERE"),
     Line("mpirun -n 2 -iface eth0 WHERE"),
@@ -337,6 +355,15 @@ INTEL: Final = [
         "mpirun -genv I_MPI_PIN_PROCESSOR_LIST=0-1 -np 4 WHERE",
         "lkugler/DART-WRF: dartwrf/run_ens.vsc.single.sh",
     ),
+]
+
+# Where the launcher's pod is in the hostfile, too.
+AS_WORKER: Final = [
+    Line("mpirun WHERE"),
+    Line("mpirun -np 2 WHERE"),
+    Line("mpirun -np 5 WHERE"),
+    Line("mpirun -host HOST1 -n 1 WHERE"),
+    Line("mpirun -np 6 sh -c '/opt/programs/where'"),
 ]
 
 # By image: what the operator calls its MPI, and its lines.

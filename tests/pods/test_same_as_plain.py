@@ -14,9 +14,11 @@ from tests.fakes.plans import planned
 from tests.fakes.platform_plans import KNOWN, SAMPLES, seen
 from tests.pods import images, same
 from tests.pods.changes import CHANGED, CHANGES
-from tests.pods.same_lines import LINES
+from tests.pods.same_lines import AS_WORKER, LINES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tests.pods.cluster import Cluster
 
 ALL = [line for _, lines in LINES.values() for line in lines]
@@ -30,8 +32,22 @@ def test_a_line_is_the_same_with_mpiboot(
     """Status, hosts, binding, folder, arguments and variables of each rank, and the output."""
     mpi, lines = LINES[name]
     stage = same.pods(cluster, images.image(name), mpi)
+    compare(stage, [line for line in lines if line.quick >= quick])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [name for name in LINES if name != "intel-mpi"])
+def test_a_line_is_the_same_where_the_launchers_pod_runs_ranks_too(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    """Not with Intel MPI, whose mpirun logs in to its own pod, where no SSH server is."""
+    stage = same.pods(cluster, images.image(name), LINES[name][0], as_worker=True)
+    compare(stage, AS_WORKER)
+
+
+def compare(stage: same.Stage, lines: Iterable[same.Line]) -> None:
     wrong = []
-    for line in [item for item in lines if item.quick >= quick]:
+    for line in lines:
         plain, ours = same.run(stage, line), same.run(stage, line, "mpiboot")
         found = same.differences(stage, line, plain, ours)
         unmeant = {what: said for what, said in found.items() if what not in line.meant}
