@@ -117,18 +117,21 @@ def _libraries(nccl_version: str) -> tuple[_Library, _Library]:
 
 @dataclass(frozen=True, slots=True)
 class _Ports:
-    """A worker's rails, what the user has set there, and each RoCE rail's entry, as ``wanted``."""
+    """A worker's rails, what the user has set there, and each RoCE rail's entry, as ``wanted``.
+
+    ``labels`` say which rail of another worker is the same; none where nothing is to be chosen.
+    """
 
     rails: Sequence[Rail]
     own: Collection[str]
+    labels: Sequence[str]
     found: Sequence[tuple[Gid | None, str]]
 
     @property
-    def pairs(self) -> list[_Pair]:
-        """The rails with their entries; none where one has no entry, or where none is needed."""
-        every = zip(self.rails, self.found, strict=False)
-        pairs = [(rail, gid) for rail, (gid, _) in every if gid is not None]
-        return pairs if len(pairs) == len(self.rails) else []
+    def pairs(self) -> dict[str, _Pair]:
+        """The rails that have entries, by their labels."""
+        found = zip(self.labels, self.rails, self.found, strict=False)
+        return {label: (rail, gid) for label, rail, (gid, _) in found if gid is not None}
 
     def users(self, library: _Library) -> str:
         """Name the user's variable that answers for what this library takes."""
@@ -141,56 +144,75 @@ def choose(
     """Decide how each worker's ports get the right GID index.
 
     A process tells a library one index, or one network. Where none does for all of its ports, the
-    most rails that one does for are used, and the same ones on all workers, as they pair up by
-    their order.
+    most rails that one does for are used, and the same ones on all workers: by their links' names,
+    or, where these differ, by their order. A port without an entry would send with another's
+    address.
 
     Args:
         workers: each one's rails (InfiniBand and EFA need nothing), and the names that the user has
             set there: whoever names devices or indexes answers for them.
         nccl_version: as ``nccl.version`` reads it; empty where it isn't known.
     """
+    labels, every = _labels([_links(rails) for rails, _ in workers])
     ports = [
-        _Ports(rails, own, [wanted(rail) for rail in rails if rail.transport is Transport.ROCE])
-        for rails, own in workers
+        _Ports(rails, own, mine, [wanted(one) for one in rails if one.transport is Transport.ROCE])
+        for (rails, own), mine in zip(workers, labels, strict=True)
     ]
-    every = frozenset(range(min((len(one.rails) for one in ports if one.pairs), default=0)))
     columns = []
     for library in _libraries(nccl_version):
-        whole = [library.tell(one.pairs) if one.pairs else None for one in ports]
-        places = _most(map(partial(_fitting, library), ports, whole), every)
-        columns.append([(library, places, told) for told in whole])
+        whole = [library.tell([*one.pairs.values()]) if one.pairs else None for one in ports]
+        same = _most(map(partial(_fitting, library), ports, whole), every)
+        columns.append([(library, same, told) for told in whole])
     return [_choice(one, row) for one, *row in zip(ports, *columns, strict=True)]
 
 
-def _fitting(library: _Library, ports: _Ports, whole: _Told | None) -> frozenset[frozenset[int]]:
-    """Give the largest sets of places whose rails this library can use together; none: all fit."""
-    if whole is not None or ports.users(library):
+def _links(rails: Sequence[Rail]) -> list[str]:
+    """Name the links of RoCE rails; none where a device that the user named has no link here."""
+    roce = [rail.link for rail in rails if rail.transport is Transport.ROCE]
+    return [link.name for link in roce if link] if all(roce) else []
+
+
+def _labels(links: Sequence[Sequence[str]]) -> tuple[Sequence[Sequence[str]], Sequence[str]]:
+    """Give each worker's labels, and those that all have which have any."""
+    some = [mine for mine in links if mine]
+    if common := [name for name in some[0] if all(name in mine for mine in some)] if some else []:
+        return links, common
+    places = [[str(place) for place, _ in enumerate(mine)] for mine in links]
+    return places, min((mine for mine in places if mine), key=len, default=[])
+
+
+def _fitting(library: _Library, ports: _Ports, whole: _Told | None) -> frozenset[frozenset[str]]:
+    """Give the largest sets of rails that this library can use together; none: all fit."""
+    pairs = ports.pairs
+    if ports.users(library) or (whole is not None and len(pairs) == len(ports.rails)):
         return frozenset()
-    sets: dict[int | None, set[int]] = {}
-    for place, (rail, gid) in enumerate(ports.pairs):
-        sets.setdefault(gid.index, set()).add(place)
+    if whole is not None:
+        return frozenset({frozenset(pairs)})
+    sets: dict[int | None, set[str]] = {}
+    for label, (rail, gid) in pairs.items():
+        sets.setdefault(gid.index, set()).add(label)
         if library.by_itself(rail.port) == gid.index:
-            sets.setdefault(None, set()).add(place)
+            sets.setdefault(None, set()).add(label)
     return frozenset(map(frozenset, sets.values()))
 
 
 def _most(
-    fitting: Iterable[frozenset[frozenset[int]]], every: frozenset[int]
-) -> frozenset[int] | None:
-    """Give the largest set of places that suits all workers, of several the first; None: all do."""
+    fitting: Iterable[frozenset[frozenset[str]]], every: Sequence[str]
+) -> frozenset[str] | None:
+    """Give the largest set of rails that suits all workers, of several the first; None: all do."""
     limits = dict.fromkeys(filter(None, fitting))
-    kept = {every}
+    kept = {frozenset(every)}
     for sets in limits:
         both = {one & other for one in kept for other in sets}
         kept = {one for one in both if not any(one < other for other in both)}
-    first = max(kept, key=lambda one: (len(one), [-place for place in sorted(one)]))
+    first = max(kept, key=lambda one: (len(one), [label in one for label in every]))
     return first if limits else None
 
 
 def _choice(
-    ports: _Ports, libraries: Sequence[tuple[_Library, frozenset[int] | None, _Told | None]]
+    ports: _Ports, libraries: Sequence[tuple[_Library, frozenset[str] | None, _Told | None]]
 ) -> GidChoice:
-    """Decide for one worker, by the places that all use, and what would make it use all it has."""
+    """Decide for one worker, by the rails that all use, and what would make it use all it has."""
     names, pairs = tuple(rail.name for rail in ports.rails), ports.pairs
     entries = tuple(gid for gid, _ in ports.found) or (None,) * len(names)
     problems = [
@@ -203,35 +225,40 @@ def _choice(
         because = because if ports.found else "only RoCE has an index to choose"
         return GidChoice(entries, {}, because, tuple(problems), names, names)
     values, reasons, used = dict[str, str](), list[str](), list[tuple[str, ...]]()
-    for library, places, whole in libraries:
-        mine, chosen, told = ports.users(library), pairs, whole
-        if places is not None and not mine:
-            chosen = [pairs[place] for place in sorted(places)]
-            told = library.tell(chosen) or whole  # which tells some of them as well
-        told = told or ({}, f"left to the user's {mine}")
+    for library, same, whole in libraries:
+        mine = ports.users(library)
+        if mine or same is None:
+            used.append(names)
+            told = whole or ({}, f"left to the user's {mine}")
+        else:
+            chosen = [pair for label, pair in pairs.items() if label in same]
+            used.append(tuple(rail.name for rail, _ in chosen))
+            # What tells all rails tells some of them, too.
+            told = (chosen and (library.tell(chosen) or whole)) or ({}, "")
         values |= told[0]
         reasons += filter(None, told[1:])
-        used.append(tuple(rail.name for rail, _ in chosen))
         if used[-1] != names:
-            problems.append(_left_out(library, pairs, used[-1], differ=whole is None))
+            differ = _listed(pairs.values()) if whole is None else ""
+            problems.append(_left_out(library, names, used[-1], differ))
     return GidChoice(entries, values, "; ".join(reasons), tuple(problems), *used)
 
 
-def _left_out(
-    library: _Library, pairs: Sequence[_Pair], used: Sequence[str], *, differ: bool
-) -> Problem:
+def _left_out(library: _Library, names: Sequence[str], used: Sequence[str], differ: str) -> Problem:
     """Say which ports a library does not use, as here or elsewhere it can't be told all indexes."""
-    left = ", ".join(rail.name for rail, _ in pairs if rail.name not in used)
-    need = "the ports need different GID indexes"
-    said = f"on other workers {need}, which {library.name} can't be told"
+    said = f"{library.name} can't use all ports of every worker"
     if differ:
-        said = f"{need} ({_listed(pairs)}), which {library.name} can't be told: {library.why_not}"
-    said += f"; used: {', '.join(used)}; left out: {left}"
-    keep = f"or keep to MPIBOOT_RDMA_DEVICE={','.join(used)}"
-    return Problem("rdma-gid-index", said, f"{library.hint}; {keep}")
+        said = (
+            f"the ports need different GID indexes ({differ}), which {library.name} can't be told"
+        )
+        said += f": {library.why_not}"
+    left = ", ".join(name for name in names if name not in used)
+    said += f"; used: {', '.join(used) or 'none'}; left out: {left}"
+    more = library.hint if differ else "give every port an address"
+    keep = f"; or keep to MPIBOOT_RDMA_DEVICE={','.join(used)}" if used else ""
+    return Problem("rdma-gid-index", said, more + keep)
 
 
-def _listed(pairs: Sequence[_Pair]) -> str:
+def _listed(pairs: Iterable[_Pair]) -> str:
     return ", ".join(f"{rail.name} {gid.index}" for rail, gid in pairs)
 
 

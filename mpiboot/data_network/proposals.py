@@ -58,8 +58,9 @@ def _rdma(proposals: Proposals, transport: Transport) -> None:
         if transport not in (Transport.ROCE, Transport.INFINIBAND) or not network.rails:
             continue
         host, choice = network.host, network.gids
-        because = _ports(network, choice.ucx)
-        proposals.propose("UCX_NET_DEVICES", ",".join(choice.ucx), "rdma-ports", because, host)
+        if choice.ucx:
+            because = _ports(network, choice.ucx)
+            proposals.propose("UCX_NET_DEVICES", ",".join(choice.ucx), "rdma-ports", because, host)
         because = _ports(network, choice.nccl)
         proposals.propose("NCCL_IB_HCA", nccl.exact(choice.nccl), "rdma-ports", because, host)
         for name, value in network.gids.values.items():
@@ -181,9 +182,10 @@ def _socket_names(
 def _tcp_ucx(
     proposals: Proposals, network: WorkerNetwork, transport: Transport, links: Sequence[Link]
 ) -> None:
-    """Keep UCX on TCP links where there is a data network without RDMA."""
+    """Keep UCX on TCP links where there is a data network, and no RDMA port that it can use."""
     chosen = list(links) or ([network.control] if network.control else [])
-    if chosen and transport is Transport.TCP:
+    unable = transport is Transport.ROCE and not network.gids.ucx
+    if chosen and (unable or transport is Transport.TCP):
         names = ",".join(link.name for link in chosen)
         because = "TCP: no RDMA port that every worker could use"
         proposals.propose("UCX_NET_DEVICES", names, "rdma-ports", because, network.host)

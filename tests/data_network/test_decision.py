@@ -113,6 +113,46 @@ def test_of_rails_whose_indexes_differ_those_are_used_that_one_index_fits(
     assert "NCCL_IB_DISABLE" not in found.common
 
 
+def without_address(worker: Worker, name: str) -> Worker:
+    assert worker.facts is not None
+    links = tuple(
+        replace(item, addresses=()) if item.name == name else item for item in worker.facts.links
+    )
+    return replace(worker, facts=replace(worker.facts, links=links))
+
+
+def test_a_rail_without_an_address_on_one_worker_is_left_out_on_all() -> None:
+    """It would send with an address of somebody else's."""
+    found = decide([w.rails8(0), without_address(w.rails8(1), "net3")])
+    names = [f"mlx5_{20 - rail}:1" for rail in (1, 2, 4, 5, 6, 7, 8)]
+    assert found.common["NCCL_IB_HCA"] == "=" + ",".join(names)
+    assert found.common["UCX_NET_DEVICES"] == ",".join(names)
+    said = {item.check: item for item in found.findings}
+    assert "link net3 of mlx5_17:1 has no address" in said["rdma-gid"].said
+    assert said["rdma-gid-index"].said.startswith("UCX can't use all ports of every worker; used: ")
+    assert said["rdma-gid-index"].said.endswith("; left out: mlx5_17:1")
+    assert said["rdma-gid-index"].hint.startswith("give every port an address; or keep to ")
+    users = decide(
+        [w.rails8(0), without_address(w.rails8(1), "net3")],
+        taken={"NCCL_IB_GID_INDEX": "-x on the mpirun line"},
+    )
+    assert "mlx5_17:1" in users.common["NCCL_IB_HCA"]
+    assert "mlx5_17:1" not in users.common["UCX_NET_DEVICES"]
+
+
+def test_workers_that_have_no_rail_in_common_use_tcp() -> None:
+    one, other = (
+        without_address(item, name) for item, name in ((w.rails8(0), "net1"), (w.rails8(1), "net2"))
+    )
+    some = decide([one, other], Settings(nccl_version="2.28.9", rdma_device=("mlx5_19", "mlx5_18")))
+    assert some.common["NCCL_IB_DISABLE"] == "1"
+    said = [item.said for item in some.findings if item.check == "rdma-gid-index"]
+    assert (
+        "NCCL 2.28.9 can't use all ports of every worker; used: none; left out: mlx5_19:1, "
+        in (said[0])
+    )
+
+
 def test_each_worker_gets_the_index_of_its_own() -> None:
     second = w.macvlan(1, rails=2)
     assert second.facts is not None

@@ -157,12 +157,28 @@ def test_all_workers_use_the_same_rails(
     assert [item.values["UCX_IB_GID_INDEX"] for item in found] == indexes
 
 
+@pytest.mark.parametrize("names", [("net1", "net2"), ("net7", "net8")])
+def test_rails_are_the_same_by_their_links_names_or_else_by_their_order(
+    names: tuple[str, str],
+) -> None:
+    second = [
+        replace(
+            one, link=replace(one.link, name=name), port=shared(name, f"10.{n}.0.3", "10.9.0.1")
+        )
+        for n, (one, name) in enumerate(zip(macvlans(1, 0, 1, 1)[1:], names, strict=True), 1)
+        if one.link
+    ]
+    found = gids.choose([(macvlans(0, 1, 2, 2), ()), (second, ())], "2.28.9")
+    assert found[0].nccl == (("mlx5_1:1", "mlx5_2:1") if names[0] == "net1" else ("mlx5_0:1",))
+    assert found[1].nccl == (("mlx5_1:1", "mlx5_2:1") if names[0] == "net1" else ("mlx5_1:1",))
+
+
 def test_a_worker_on_which_all_rails_would_do_says_why_it_leaves_some_out() -> None:
     rails = macvlans(0, 1, 2, 2), macvlans(1, 3, 3, 3)
     _, found = gids.choose([(mine, ()) for mine in rails], "2.28.9")
     assert found.problems[0].said == (
-        "on other workers the ports need different GID indexes, which NCCL 2.28.9 can't be told; "
-        "used: mlx5_1:1, mlx5_2:1; left out: mlx5_0:1"
+        "NCCL 2.28.9 can't use all ports of every worker; used: mlx5_1:1, mlx5_2:1; left out: "
+        "mlx5_0:1"
     )
 
 
