@@ -82,7 +82,8 @@ def as_pod(found: PodFacts, link: str) -> PodFacts:
         )
         for item in found.fabric.devices
     )
-    return replace(found, links=kept, fabric=replace(found.fabric, devices=devices))
+    fabric = replace(found.fabric, devices=devices)
+    return replace(found, control_address="", links=kept, fabric=fabric)
 
 
 def index_of(address: str, name: str) -> str:
