@@ -357,7 +357,8 @@ def test_the_version_is_that_of_the_changelogs_top() -> None:
 
 def test_every_file_that_the_architecture_names_is_there() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
-    there = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("mpiboot/**/*")}
+    found = (*ROOT.glob("mpiboot/**/*"), *ROOT.glob("tests/pods/*.py"))
+    there = {path.relative_to(ROOT).as_posix() for path in found}
     there |= {f"{path}/" for path in there} | {"tests/pods/"}
     named_there = re.findall(r"`((?:[\w.]+/)*(?:\w+\.py|\w+/))`", text)
     assert len(named_there) > 20

@@ -90,7 +90,7 @@ CHANGES: Final = {
         leave=_NEVER,
     ),
     "agent": Change(
-        what="mpirun calls mpiboot's launch agent, which calls ssh or your own agent; your ssh "
+        what="`mpirun` calls mpiboot's launch agent, which calls ssh or your own agent; your ssh "
         "arguments stand in the ssh_config that it uses",
         names=_columns(
             *("agent_var", "agent_args_var", "agent_kind", "agent_kind_aliases"),
@@ -99,10 +99,11 @@ CHANGES: Final = {
         when="always",
         harm="an ssh that fails, or a host that gets no daemon, is a job that waits for ever "
         "(Open MPI, MPICH 4) or that runs in the launcher's pod alone (`fork`)",
-        leave="an agent of yours is kept and called behind it; " + _NEVER,
+        leave="an agent of yours is kept and called behind it where a variable names it; on the "
+        "line it is refused (78); " + _NEVER,
     ),
     "flat": Change(
-        what="mpirun starts the daemon of every host itself",
+        what="`mpirun` starts the daemon of every host itself",
         names=(*(item.name for item in _FLAT), *_columns("attached", "concurrency_var")),
         values=_shown(_FLAT),
         when="always; agents at once where there are more than 128 hosts",
@@ -151,7 +152,7 @@ CHANGES: Final = {
     ),
     "mapping": Change(
         what="more ranks than slots fill the hosts in turn",
-        names=_columns("map_var", "oversubscribe_var"),
+        names=_columns("oversubscribe_var"),
         values="`slot:oversubscribe` (5.0), `1` (4.1)",
         when="`MPIBOOT_OVERSUBSCRIBE`, or with 5.0 `--oversubscribe`, and no mapping of yours",
         harm="Open MPI 5 starts all ranks on the first host then; 4.1 refuses them",
@@ -159,7 +160,7 @@ CHANGES: Final = {
         differs=("host",),
     ),
     "root": Change(
-        what="mpirun may run as root",
+        what="`mpirun` may run as root",
         names=_columns("root"),
         when="Open MPI, where the launcher's pod runs as root",
         harm="mpirun refuses to run",
@@ -214,14 +215,14 @@ CHANGES: Final = {
         "be routed; Gloo takes the address of the pod's name",
         leave=f"`MPIBOOT_DATA_NETWORK=off`; {_YOURS}",
     ),
-    "rank-env": Change(
+    "torchrun": Change(
         what="`mpiboot rank` before each program, and where ranks meet",
         names=("MASTER_ADDR", "MASTER_PORT"),
         when="`MPIBOOT_RANK_ENV` asks for it, or the line has `mpiboot rank`",
         harm="a program for torchrun finds neither RANK nor MASTER_ADDR",
         leave="take the setting out",
     ),
-    "empty": Change(
+    "empty-parameters": Change(
         what="an empty parameter of PRRTE's is taken out",
         when="Open MPI 5",
         harm="its mpirun crashes of it as soon as a daemon is started by ssh",
@@ -236,8 +237,8 @@ CHANGES: Final = {
         leave=_NEVER,
     ),
     "messages": Change(
-        what="mpirun tells mpiboot how each rank ended: its own messages by a handle of their own "
-        "(Open MPI), `--runtime-options output-proctable=FILE` (5.0), `-print-all-exitcodes` "
+        what="`mpirun` tells mpiboot how each rank ended: its own messages by a handle of their "
+        "own (Open MPI), `--runtime-options output-proctable=FILE` (5.0), `-print-all-exitcodes` "
         "(MPICH, Intel MPI; taken out of the output again)",
         names=("OPAL_OUTPUT_STDERR_FD", "PMIX_OUTPUT_STDERR_FD"),
         when="mpiboot stays as mpirun's parent",
@@ -262,7 +263,7 @@ CHANGES: Final = {
         leave="`MPIBOOT_SUPERVISE` does not change it; " + _NEVER,
     ),
     "limits": Change(
-        what="mpirun's soft limit of open files is raised to what the hosts need",
+        what="`mpirun`'s soft limit of open files is raised to what the hosts need",
         when="many hosts",
         harm="mpirun ends at the host for which no descriptor is left",
         leave="set the limit in the pod",
