@@ -162,6 +162,22 @@ def error(event: str, message: str, **fields: Json) -> None:
     say(LogLevel.ERROR, event, message, **fields)
 
 
+def failed(what: str, wrong: Exception) -> None:
+    """Warn of an exception in what only watches a job, with its place: the job goes on without."""
+    at = trace = wrong.__traceback__
+    while trace is not None:
+        own = "/mpiboot/" in trace.tb_frame.f_code.co_filename
+        at, trace = (trace if own else at), trace.tb_next
+    place = ""
+    if at is not None:
+        file = at.tb_frame.f_code.co_filename.rpartition("/mpiboot/")[2]
+        place = f" at {file}:{at.tb_lineno}"
+    warning(
+        "bug",
+        f"[bug] {what} failed{place}: {type(wrong).__name__}: {wrong}; the job goes on without it",
+    )
+
+
 def ended(code: int, reference: str = "") -> None:
     """Say as JSON that this run has ended; to people its last sentence or its output says so.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from typing import Final, NoReturn
 
 if __name__ == "__main__":
     # -I: not even the folder of this file, whose names are not the top of anything.
@@ -25,6 +25,8 @@ from mpiboot.parent.output_writer import OutputWriter
 from mpiboot.parent.parent import Parent
 from mpiboot.parent.task import ParentTask
 
+_BUG: Final = 70
+
 
 def run(task: ParentTask, text: str, words: list[str]) -> int:
     """Do what this process was started for; give the exit code."""
@@ -35,16 +37,19 @@ def run(task: ParentTask, text: str, words: list[str]) -> int:
     mpirun_messages.reserve_handle()  # before the threads of the next lines
     stderr = OutputWriter()
     log.write_by(stderr.write)
+    parent = Parent(options, mask, stderr)
+    code = _BUG
     try:
-        parent = Parent(options, mask, stderr)
         if task is ParentTask.LAUNCH:
             child, result = map(int, words)
             os.set_inheritable(result, False)  # it was to outlive the exec, and is nobody else's
-            return parent.launch(child, result)
-        return parent.beside(tuple(words)) if task is ParentTask.SCRIPT else parent.stay()
+            code = parent.launch(child, result)
+        else:
+            code = parent.beside(tuple(words)) if task is ParentTask.SCRIPT else parent.stay()
     finally:
+        code = parent.write_last(code)
         log.write_by(None)
-        stderr.flush()
+    return code
 
 
 def main() -> NoReturn:
@@ -54,7 +59,7 @@ def main() -> NoReturn:
         code = run(ParentTask(sys.argv[1]), sys.argv[2], sys.argv[3:])
     except Exception as wrong:  # noqa: BLE001 - the last line of defence: never a traceback
         log.error("bug", f"[bug] the launcher's process failed: {type(wrong).__name__}: {wrong}")
-        code = 70
+        code = _BUG
         log.error("ended", f"launcher ended: exit {code} (bug)", exit=code, reference="bug")
     # The thread that waits for signals never ends, and nothing here is to be tidied up.
     os._exit(code)

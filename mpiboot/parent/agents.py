@@ -68,7 +68,7 @@ class Agents:
     def listen(self) -> None:
         """Open the FIFO: one that nobody has open forgets what was written to it."""
         self._fifo = open_fifo(f"{self._folder}/{EVENTS}")
-        self._loop.on(self._fifo, self.read)
+        self._loop.on(self._fifo, self.read, vital=True)
 
     def ignore(self) -> None:
         """Empty the FIFO from now on: the agents of those that ask the workers are no news."""
@@ -181,7 +181,7 @@ class Agents:
         if handle is None:  # the agent's word must do
             return
         self._handles[pid] = handle
-        self._loop.on(handle, lambda: self._has_gone(host, pid))
+        self._loop.on(handle, lambda: self._has_gone(host, pid), vital=True)
 
     def _has_gone(self, host: str, pid: int) -> None:
         """Take note that an agent isn't there any more; what it told may not be read yet."""
@@ -203,7 +203,7 @@ class Agents:
             self._settle_at(time.monotonic(), host, pid)
             return
         self._settle_at(time.monotonic() + _PATIENCE, host, pid)
-        self._loop.on(ssh, lambda: self._ssh_has_gone(pid, ssh))
+        self._loop.on(ssh, lambda: self._ssh_has_gone(pid, ssh), vital=True)
 
     def _ssh_has_gone(self, pid: int, handle: int) -> None:
         self._loop.off(handle)

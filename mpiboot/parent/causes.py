@@ -21,6 +21,7 @@ CODES: Final = {
     "host-lost": (69, True),
     "launch-timeout": (69, True),
     "launcher-memory": (69, True),
+    "output": (73, False),
     "program-missing": (127, False),
     "ranks-unanswered": (69, True),
     "ssh-client-lost": (69, True),

@@ -14,10 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from mpiboot.parent.events import RankEnd, RankEnded
-from mpiboot.parent.launch_spec import LaunchSpec
-from mpiboot.parent.loop import EventLoop
-from mpiboot.parent.mpirun_pipes import MpirunPipe, MpirunPipes
-from mpiboot.parent.output_writer import OutputWriter
+from mpiboot.parent.mpirun_pipes import MpirunPipe
 from mpiboot.parent.state import SIGKILL, SIGTERM
 
 # "EXIT CODE" is MPICH's name for the wait status; the number of Intel MPI is the signal's.
@@ -80,60 +77,58 @@ class HydraMessages(MpirunPipe):
             hosts: the job's hosts in order, where each has exactly one rank.
             take_out: the lines with statuses are nobody's but this process's.
         """
-        super().__init__(reader, write)
+        super().__init__(reader, write, ends_with_stream=True)
         self._hosts = hosts
         self._take_out = take_out
         self._title = f"[mpiexec@{os.uname().nodename}] Exit codes: ".encode()
         self._recent = b""  # where a block may have begun
-        self._held = b""  # what may be a part of the title, or of a line below it
         self._listing = False
         self._statuses: dict[str, tuple[int, ...]] = {}
 
-    def read_last(self) -> list[RankEnded]:
-        """Take in what mpirun had written when it ended, also a line without an end."""
-        ends = super().read_last()
-        held, self._held = self._held, b""
-        if not (self._listing and self._is_listed(held)) or not self._take_out:
-            self._write(held)
-        return [*ends, *first_failure(self._statuses, self._hosts)]
+    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, bytes, list[RankEnded]]:
+        shown, held = self._without_statuses(text)
+        ends = self._killed(shown)
+        if last:
+            if not (self._listing and self._is_listed(held)) or not self._take_out:
+                shown += held
+            held = b""
+            ends += first_failure(self._statuses, self._hosts)
+        return shown, held, ends
 
-    def _take(self, data: bytes) -> list[RankEnded]:
-        self._pass_on(self._held + data)
-        self._recent = (self._recent + data)[-len(data) - _BLOCK_SIZE :]
+    def _killed(self, shown: bytes) -> list[RankEnded]:
+        """Find the rank of a block that is whole now."""
+        self._recent += shown
         found = _BLOCK.search(self._recent)
+        self._recent = self._recent[found.end() if found else 0 :][-_BLOCK_SIZE:]
         if not found:
-            self._recent = self._recent[-_BLOCK_SIZE:]
             return []
-        self._recent = self._recent[found.end() :][-_BLOCK_SIZE:]
         host = found[2].decode("utf-8", "replace")
         rank = int(found[1]) if found[1] else None
         if rank is None and host in self._hosts:
             rank = self._hosts.index(host)
         return [RankEnded(rank, RankEnd.SIGNAL, host, int(found[3]) & _SIGNAL)]
 
-    def _pass_on(self, text: bytes) -> None:
-        self._held = b""
+    def _without_statuses(self, text: bytes) -> tuple[bytes, bytes]:
+        """Give what goes on, and what may be a part of the title, or of a line below it."""
+        shown: list[bytes] = []
         while text:
             if self._listing:
                 line, newline, rest = text.partition(b"\n")
                 if not newline:
-                    self._held = text
-                    return
+                    return b"".join(shown), text
                 self._listing = self._is_listed(line)
                 if not self._listing or not self._take_out:
-                    self._write(line + newline)
+                    shown.append(line + newline)
                 text = rest
                 continue
             before, title, rest = text.partition(self._title)
             if not title:
-                size = self._begun(before)
-                self._held = before[len(before) - size :]
-                before = before[: len(before) - size]
-            self._listing = title != b""
-            shown = before if self._take_out else before + title
-            if shown:
-                self._write(shown)
+                cut = len(before) - self._begun(before)
+                return b"".join((*shown, before[:cut])), before[cut:]
+            self._listing = True
+            shown.append(before if self._take_out else before + title)
             text = rest
+        return b"".join(shown), b""
 
     def _is_listed(self, line: bytes) -> bool:
         found = _STATUSES.fullmatch(line)
@@ -148,30 +143,3 @@ class HydraMessages(MpirunPipe):
             if text.endswith(self._title[:size]):
                 return size
         return 0
-
-
-class MpirunStdout:
-    """Mpirun's stdout on its way to this process's own."""
-
-    def __init__(
-        self,
-        loop: EventLoop,
-        tell: Callable[[list[RankEnded]], None],
-        reader: int,
-        spec: LaunchSpec,
-    ) -> None:
-        """Read what ``spec``'s mpirun writes; what it says of ranks goes to ``tell``."""
-        self._writer = OutputWriter(1)
-        self._pipes = MpirunPipes(loop, self._writer, tell, ends_with_stream=True)
-        self._pipes.add(
-            HydraMessages(reader, self._writer.write, spec.one_rank_each, take_out=spec.exit_codes)
-        )
-
-    def read_last(self) -> None:
-        """Take in what mpirun had written when it ended."""
-        self._pipes.read_last()
-
-    def end(self) -> None:
-        """Pass on what others have written since, and wait until it is read."""
-        self._pipes.read_last()
-        self._writer.flush()

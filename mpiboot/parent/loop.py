@@ -15,6 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from mpiboot import log
+
 PATIENCE: Final = 2.0
 
 Answer = Callable[[str, "bool | None", str], None]
@@ -30,10 +32,23 @@ class EventLoop:
     def __init__(self) -> None:
         self._poll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {}
+        self._vital: set[int] = set()
 
-    def on(self, handle: int, do: Callable[[], None], events: int = select.EPOLLIN) -> None:
-        """Call ``do`` whenever a handle is ready; in place of what was called before."""
+    def on(
+        self,
+        handle: int,
+        do: Callable[[], None],
+        events: int = select.EPOLLIN,
+        *,
+        vital: bool = False,
+    ) -> None:
+        """Call ``do`` whenever a handle is ready; in place of what was called before.
+
+        An exception there ends this process where it is ``vital``; else it is a warning, and
+        nobody listens to that handle any more.
+        """
         self._handlers[handle] = do
+        (self._vital.add if vital else self._vital.discard)(handle)
         try:
             self._poll.register(handle, events)
         except FileExistsError:
@@ -54,8 +69,15 @@ class EventLoop:
         wait = None if until is None else max(0.0, until - time.monotonic())
         for handle, _ in self._poll.poll(wait):
             do = self._handlers.get(handle)
-            if do:
+            if do is None:
+                continue
+            try:
                 do()
+            except Exception as wrong:
+                if handle in self._vital:
+                    raise
+                self.off(handle)
+                log.failed("what listened to a handle", wrong)
 
 
 class HostChecks:

@@ -48,11 +48,8 @@ from mpiboot.parent.events import (
     Unanswered,
     Verdict,
 )
-from mpiboot.parent.hydra_messages import MpirunStdout
 from mpiboot.parent.launch_spec import JOB_MARK, NOTICE, LaunchSpec
 from mpiboot.parent.loop import EventLoop, HostChecks
-from mpiboot.parent.mpirun_messages import MpirunMessages
-from mpiboot.parent.mpirun_pipes import MpirunPipe, MpirunPipes, open_pipe
 from mpiboot.parent.notice import Notices
 from mpiboot.parent.os_calls import has_terminal, reap, spawn
 from mpiboot.parent.output_writer import OutputWriter
@@ -61,6 +58,7 @@ from mpiboot.parent.saving import Saving
 from mpiboot.parent.signals import Signals, name
 from mpiboot.parent.silence import SilenceWatch
 from mpiboot.parent.state import FAMILIES, UNKNOWN, Job, Phase
+from mpiboot.parent.streams import MpirunStreams
 from mpiboot.parent.unanswered_connections import ConnectionWatch
 from mpiboot.parent.unused_hosts import UnusedHosts
 from mpiboot.parent.watch import Processes, find_mpiruns, joined, pause, peers, running
@@ -89,12 +87,10 @@ class Mpirun:
         self._environ = environ
         self._loop = loop
         self._signals = signals
-        self._stderr = stderr
         self._oom_kills = oom_kills
-        self._pipes = MpirunPipes(loop, stderr, self._ranks_ended)
-        self._stdout: MpirunStdout | None = None
         self._remotes = {remote.name: remote for remote in spec.daemons}
         self._family = FAMILIES.get(spec.family, UNKNOWN)
+        self.streams = MpirunStreams(loop, stderr, self._ranks_ended, spec, self._family)
         self._deadlines: dict[Timer, float] = {}
         self._checks = HostChecks(self._loop, self._answered)
         self._agents = Agents(
@@ -151,11 +147,8 @@ class Mpirun:
         """
         spec = self.spec
         self._agents.listen()
-        self._loop.on(self._signals.handle, self._read_signals)
-        pipe = mpirun_messages.open_pipe(spec.family, self._environ, local=spec.local)
-        stdout = open_pipe(1) if self._family.mixes_statuses else None
-        stderr = open_pipe(2) if self._family.writes_nul else None
-        more = pipe.environ if pipe else {}
+        self._loop.on(self._signals.handle, self._read_signals, vital=True)
+        more = self.streams.open(self._environ)
         wanted = spec.grace and self._remotes
         port = self._notices.listen(spec.addresses, spec.free_ports) if wanted else 0
         if port:
@@ -167,17 +160,10 @@ class Mpirun:
                 environ,
                 mask,
                 own_group=not self._shared,
-                streams={number: its[1] for number, its in ((1, stdout), (2, stderr)) if its},
+                streams=self.streams.writers,
             )
         finally:
-            if pipe:
-                self._pipes.add(MpirunMessages(pipe.started(), self._stderr.write))
-            if stderr:
-                os.close(stderr[1])
-                self._pipes.add(MpirunPipe(stderr[0], self._stderr.write))
-            if stdout:
-                os.close(stdout[1])
-                self._stdout = MpirunStdout(self._loop, self._ranks_ended, stdout[0], spec)
+            self.streams.listen()
 
     def result(self) -> Verdict:
         """Wait for the end, and judge it."""
@@ -202,9 +188,7 @@ class Mpirun:
     def end_left(self) -> int:
         """End what it left on this pod, and pass on what that wrote; give how many there were."""
         left = end_all(self.child, self.folder)
-        self._pipes.read_last()
-        if self._stdout:
-            self._stdout.end()
+        self.streams.read_last()
         return left
 
     def _placed(self, verdict: Verdict) -> Verdict:
@@ -300,9 +284,7 @@ class Mpirun:
             if pid != self.child:
                 continue
             self._agents.read()  # what was told before mpirun ended comes before its end
-            self._pipes.read_last()
-            if self._stdout:
-                self._stdout.read_last()
+            self.streams.read_last()
             code = os.waitstatus_to_exitcode(status)
             self._feed(MpirunEnded(max(code, 0), max(-code, 0)))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -140,27 +140,14 @@ def ranks_ended(text: bytes) -> list[RankEnded]:
 class MpirunMessages(MpirunPipe):
     """Reads mpirun's own messages as they come, and passes whole lines on."""
 
-    def __init__(self, reader: int, write: Callable[[bytes], None]) -> None:
-        """Read from the end that ``MessagePipe`` gives; pass on by ``write``."""
-        super().__init__(reader, write)
-        self._rest = b""
-
-    def read_last(self) -> list[RankEnded]:
-        """Take in what mpirun had written when it ended, also a line without an end."""
-        ends = super().read_last()
-        # Whoever writes next begins a line of its own.
-        rest = self._rest.replace(b"\0", b"")
-        self._write(rest + b"\n" if rest else b"")
-        self._rest = b""
-        return ends
-
-    def _take(self, data: bytes) -> list[RankEnded]:
-        whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
+    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, bytes, list[RankEnded]]:
+        whole, newline, rest = text.rpartition(b"\n")
         whole += newline
         shown = _HARMLESS.sub(b"", _STATES.sub(b"", whole))
+        if last and rest.strip(b"\0"):
+            shown, rest = shown + rest + b"\n", b""  # whoever writes next begins a line of its own
         # 5.0.7 ends messages with a NUL byte where a peer aborted; grep takes that for binary.
-        self._write(shown.replace(b"\0", b""))
-        return ranks_ended(whole)
+        return shown.replace(b"\0", b""), b"" if last else rest, ranks_ended(whole)
 
 
 def host_of(folder: str, rank: int) -> str:

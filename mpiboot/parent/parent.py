@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace as with_fields
+from typing import Final
 
 from mpiboot import log, termination
 from mpiboot.after_job.request import Request
 from mpiboot.parent import guard
 from mpiboot.parent.asking import ask
-from mpiboot.parent.causes import not_startable
+from mpiboot.parent.causes import CODES, not_startable, verdict_of
 from mpiboot.parent.events import Verdict
 from mpiboot.parent.judgement import proved
 from mpiboot.parent.launch_spec import (
@@ -46,6 +48,12 @@ from mpiboot.parent.signals import ENDING, Signals
 from mpiboot.parent.state import FAMILIES, UNKNOWN
 from mpiboot.wording import counted
 
+_NEVER: Final = float("inf")
+# Seconds that a reader of the output has after a signal, of the few that a pod's grace leaves.
+_AFTER_SIGNAL: Final = 2.0
+# ... and until it is told that it is waited for.
+_TELL_AFTER: Final = 5.0
+
 
 class Parent:
     """The process that stays, whatever it was started for."""
@@ -63,6 +71,7 @@ class Parent:
         self._client = 0  # mpiboot's own SSH client
         self._preparation: Preparation | None = None  # whose child is that client
         self._told = 0  # the signal that said that this process is to end
+        self._hurries = False  # a signal has ended the job: not much time is left
 
     def launch(self, pid: int, reader: int) -> int:
         """Wait for the child that prepares, then run mpirun to its end; give the exit code."""
@@ -94,12 +103,13 @@ class Parent:
         log_before = termination.read(self._options.termination_log)
         script = ScriptRun(program, grace, self._loop, self._signals)
         code = script.run(self._mask)
+        self._hurries = bool(script.told)
         said = f"{program[0]} ended with {code}"
         reference = ("signal" if script.told else "program") if code else ""
         why = self._why_script_failed(f"{reference}: {said}", log_before, earlier) if code else ""
         folder = (logins or last_launch(below)) if below else ""
         if folder:
-            self._loop.on(self._signals.handle, self._note_signals)
+            self._loop.on(self._signals.handle, self._note_signals, vital=True)
             self._tell_workers(folder, os.environ.get(ATTEMPT, ""), why, hold=0.0)
         for folder in filter(None, (*launches(below), logins)):
             remove_key(folder)
@@ -177,7 +187,7 @@ class Parent:
                 preparation.let_child_end()
         try:
             verdict = mpirun.result()
-            self._loop.on(self._signals.handle, self._note_signals)
+            self._loop.on(self._signals.handle, self._note_signals, vital=True)
         except BaseException:
             # Never leave an mpirun without a parent: nobody would end it, or say how it ended.
             mpirun.end_left()
@@ -187,6 +197,7 @@ class Parent:
             log.debug("killed", f"ended {counted(left, 'process', 'processes')} that mpirun left")
         if shell is not None:
             guard.dismiss(shell)
+        verdict = self._passed_on(mpirun.streams.stdout, verdict)
         lines: tuple[str, ...] = ()
         if verdict.code and not verdict.by_signal:
             family = FAMILIES.get(spec.family, UNKNOWN)
@@ -213,7 +224,7 @@ class Parent:
         # MPICH 4.0 takes the end of any child of its for an agent's.
         preparation.wait_for_child()
         log.write_by(None)
-        self._stderr.flush()
+        self._flush(self._stderr, "stderr")
         return replace(spec.argv, os.environ, self._mask)
 
     def _not_started(self, failure: Failure) -> None:
@@ -231,6 +242,54 @@ class Parent:
         if verdict.code and not verdict.by_signal:
             self._hold()
         return verdict.code
+
+    def _passed_on(self, stdout: OutputWriter | None, verdict: Verdict) -> Verdict:
+        """Pass on the last of mpirun's stdout; what is lost of it is no success."""
+        self._hurries = verdict.by_signal
+        lost = self._flush(stdout, "stdout") if stdout else ""
+        if not lost:
+            return verdict
+        log.warning("output", lost)
+        if verdict.code:
+            return with_fields(verdict, evidence=(*verdict.evidence, lost))
+        if self._told:
+            return Verdict(BY_SIGNAL + self._told, "", lost, by_signal=True)
+        return verdict_of("output", lost)
+
+    def write_last(self, code: int) -> int:
+        """Wait until all is written to stderr; give the exit code with which to end."""
+        lost = self._flush(self._stderr, "stderr")
+        if code or not self._stderr.left:  # a log that can't be written fails no job
+            return code
+        termination.write(self._options.termination_log, f"output: {lost}\n")
+        return BY_SIGNAL + self._told if self._told else CODES["output"][0]
+
+    def _flush(self, writer: OutputWriter, name: str) -> str:
+        """Wait until all is written, as long as somebody reads; after a signal not for long.
+
+        Returns:
+            What is lost, in a sentence; nothing where who reads has gone, and wants no more.
+        """
+        writer.end()
+        self._loop.on(self._signals.handle, self._note_signals, vital=True)
+        self._loop.on(writer.room, writer.take_note)
+        deadline, tell_at = _NEVER, time.monotonic() + _TELL_AFTER
+        while not writer.done and time.monotonic() < deadline:
+            now = time.monotonic()
+            if deadline == _NEVER and (self._told or self._hurries):
+                deadline = now + _AFTER_SIGNAL
+            if tell_at <= now:
+                tell_at = _NEVER
+                said = f"mpirun has ended; {writer.left} bytes of its {name} wait for their reader"
+                log.info("output", said)
+            until = min(deadline, tell_at)
+            self._loop.wait(None if until == _NEVER else until)
+        self._loop.off(writer.room)
+        if writer.wrong:
+            return f"{name} can't be written ({writer.wrong.strerror}): output of the job is lost"
+        if not writer.left:
+            return ""
+        return f"{writer.left} bytes of {name} were not read in time and are lost"
 
     def _hold(self) -> None:
         """Stay for a look inside, until the time is over or a signal ends it."""
@@ -260,7 +319,7 @@ class Parent:
         Returns:
             The signal that ended it, or 0.
         """
-        self._loop.on(self._signals.handle, self._note_signals)
+        self._loop.on(self._signals.handle, self._note_signals, vital=True)
         while not self._told:
             self._loop.wait(deadline)
             if deadline is not None and time.monotonic() >= deadline:

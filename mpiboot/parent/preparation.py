@@ -89,8 +89,8 @@ class Preparation:
 
     def result(self) -> Result:
         """Wait for what the child hands over, or for what comes before that."""
-        self._loop.on(self._reader, self._read)
-        self._loop.on(self._signals.handle, self._read_signals)
+        self._loop.on(self._reader, self._read, vital=True)
+        self._loop.on(self._signals.handle, self._read_signals, vital=True)
         self._reap()  # an end from before SIGCHLD had its default action again sends no more signal
         while self._result is None:
             self._loop.wait(None)

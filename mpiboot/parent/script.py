@@ -50,7 +50,7 @@ class ScriptRun:
         Returns:
             Its exit code; 128+n where a signal ended it, or it hid one.
         """
-        self._loop.on(self._signals.handle, self._read_signals)
+        self._loop.on(self._signals.handle, self._read_signals, vital=True)
         try:
             self._child = spawn(
                 self._program, os.environ, mask, own_group=self._send is os.killpg, streams={}

@@ -22,7 +22,8 @@ class Family:
     over a job that failed, so that their own status tells of no loss. ``mixes_statuses`` where
     its status is all ranks' in one number, of which nobody can tell one rank's; on stdout it tells
     of them one by one (``hydra_messages``). ``attached`` where no daemon ever detaches: it ends
-    with 0 after its ranks alone.
+    with 0 after its ranks alone. ``drops_output`` where mpirun may drop at its end what its stdout
+    or stderr has not taken (docs/reference/open-mpi-output.md).
     """
 
     daemon: str
@@ -34,6 +35,7 @@ class Family:
     daemons_follow: bool = False
     mixes_statuses: bool = False
     attached: bool = False
+    drops_output: bool = False
 
 
 _HYDRA: Final = ("hydra_pmi_proxy", "hydra_bstrap_pr")
@@ -63,7 +65,7 @@ _CODES_HYDRA: Final = (
     ),
 )
 # Measured with 4.1.4: 205 is "lost communication with a remote daemon", 255 ssh's.
-_OPENMPI_4: Final = Family("orted", frozenset((205, 255)), (), _CODES_4, _LACK_4)
+_OPENMPI_4: Final = Family("orted", frozenset((205, 255)), (), _CODES_4, _LACK_4, drops_output=True)
 # 4.0 waits for ever after a failed ssh. What an mpirun that was signalled returns (Open MPI 1,
 # MPICH 0, 2, 15 or 255) is not taken for the job's status.
 _OF_HYDRA: Final = Family(
@@ -81,7 +83,15 @@ FAMILIES: Final = {
     "openmpi4": _OPENMPI_4,
     # 5.0.8 and 5.0.11 return 0 or 255 at random after a lost worker. NUL bytes: 5.0.7, where a
     # host was lost or a rank aborted.
-    "openmpi5": Family("prted", frozenset((0, 255)), (), _CODES_5, _LACK_5, writes_nul=True),
+    "openmpi5": Family(
+        "prted",
+        frozenset((0, 255)),
+        (),
+        _CODES_5,
+        _LACK_5,
+        writes_nul=True,
+        drops_output=True,
+    ),
     "spectrum": _OPENMPI_4,
     "mpich": _OF_HYDRA,
     "intel": _OF_HYDRA,

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
 from mpiboot.parent.events import RankEnd, RankEnded
-from mpiboot.parent.hydra_messages import HydraMessages, MpirunStdout, first_failure
-from mpiboot.parent.loop import EventLoop
+from mpiboot.parent.hydra_messages import HydraMessages, first_failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from mpiboot.parent.launch_spec import LaunchSpec
 
 RULE = "=" * 83 + "\n"
 TITLE = f"[mpiexec@{os.uname().nodename}] Exit codes: "
@@ -140,19 +136,10 @@ def test_what_mpirun_ended_itself_explains_less(
     assert [(end.signal, end.code) for end in found] == ([] if signal is None else [(signal, code)])
 
 
-def test_what_others_write_after_mpiruns_end_goes_on_too(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_others_write_after_mpiruns_end_goes_on_too(output: Output) -> None:
     """A rank that outlives its mpirun has the same pipe."""
-    reader, writer = os.pipe()
-    spec = cast("LaunchSpec", SimpleNamespace(one_rank_each=HOSTS, exit_codes=True))
-    told: list[RankEnded] = []
-    loop = EventLoop()
-    stdout = MpirunStdout(loop, told.extend, reader, spec)
-    os.write(writer, b"mpirun's\n")
-    stdout.read_last()
-    os.write(writer, b"a rank's\n")
-    stdout.end()
-    assert capfd.readouterr().out == "mpirun's\na rank's\n"
-    assert told == []
-    loop.close()
-    os.close(writer)
-    os.close(reader)
+    messages = output.messages()
+    for text in ("mpirun's\n", "a rank's\n"):
+        os.write(output.writer, text.encode())
+        assert messages.read_last() == []
+    assert output.shown == b"mpirun's\na rank's\n"

@@ -517,6 +517,64 @@ def test_what_is_read_late_is_all_there(rig: Rig, to: str) -> None:
     assert lines == [f"message {number} of mpirun" for number in range(1, 20001)]
 
 
+@pytest.mark.parametrize("family", ["openmpi4", "openmpi5", "mpich"])
+@pytest.mark.parametrize("to", [1, 2])
+def test_all_that_mpirun_wrote_comes_out_however_late_it_is_read(
+    rig: Rig, to: int, family: str, tmp_path: Path
+) -> None:
+    """Who reads keeps no mpirun of Open MPI; one of Hydra waits as it would itself."""
+    rig.spec = replace(rig.spec, family=family)
+    over = tmp_path / "over"
+    process = rig.start(f"seq 200000 >&{to}; touch {over}")
+    if family != "mpich":
+        until(over.exists)
+    streams = process.communicate(timeout=GUARD)
+    lines = streams[to - 1].decode().splitlines()
+    assert [line for line in lines if not line.startswith("mpiboot:")] == [
+        str(number) for number in range(1, 200_001)
+    ]
+    assert process.returncode == 0
+
+
+def test_who_reads_and_goes_is_noticed_by_mpirun_and_is_no_loss(rig: Rig) -> None:
+    """As with `mpirun | head -1`; what mpirun makes of it is its own."""
+    rig.spec = replace(rig.spec, family="openmpi5")
+    process = rig.start("trap '' PIPE; while echo line; do :; done 2> /dev/null; exit 0")
+    assert process.stdout
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    code, said = ended(process)
+    assert code == 0
+    assert "lost" not in said
+
+
+@pytest.mark.parametrize("family", ["openmpi5", "mpich"])
+@pytest.mark.parametrize("ended_before", [False, True])
+def test_what_a_signal_leaves_unread_is_said_and_is_no_success(
+    rig: Rig, family: str, *, ended_before: bool
+) -> None:
+    rig.spec = replace(rig.spec, family=family)
+    then = "exit 0" if ended_before else "trap 'exit 0' TERM; while :; do read -t 1; done"
+    process = rig.start(f"head -c 200000 /dev/zero; echo ready >&2; {then}")
+    heard(process, "wait for their reader" if ended_before else "ready")
+    process.terminate()
+    heard(process, "bytes of stdout were not read in time and are lost")
+    assert ended(process)[0] == 143
+    assert "are lost" in rig.log.read_text()
+
+
+def test_a_stderr_that_nobody_reads_delays_no_end_after_a_signal(rig: Rig) -> None:
+    rig.spec = replace(rig.spec, family="openmpi5")
+    process = rig.start("echo $$; exec head -c 200000 /dev/zero >&2")
+    assert process.stdout
+    pid = int(process.stdout.readline())
+    until(lambda: gone(pid))
+    process.terminate()
+    assert process.wait(GUARD) == 143
+    ended(process)
+
+
 @pytest.mark.parametrize("form", LogFormat)
 def test_mpiruns_nul_bytes_are_not_in_the_log_and_its_text_comes_before_the_end(
     rig: Rig, form: LogFormat
@@ -535,9 +593,12 @@ def test_mpiruns_nul_bytes_are_not_in_the_log_and_its_text_comes_before_the_end(
 def test_the_order_of_lines_stays_where_both_streams_are_one_file(
     rig: Rig, family: str, *, one: bool
 ) -> None:
-    """And only an mpirun that writes NUL bytes gets another stderr than the parent's."""
+    """Then mpirun's two streams are one pipe, too."""
     rig.spec = replace(rig.spec, family=family)
-    rig.write("echo $(readlink /proc/self/fd/2) $(readlink /proc/$PPID/fd/2)")
+    rig.write(
+        "echo $(readlink /proc/$$/fd/1 /proc/$$/fd/2); "
+        "for i in $(seq 500); do echo $i; echo e$i >&2; done"
+    )
     errors = subprocess.STDOUT if one else subprocess.PIPE
     done = subprocess.run(
         rig.argv(),
@@ -548,8 +609,11 @@ def test_the_order_of_lines_stays_where_both_streams_are_one_file(
         timeout=GUARD,
         check=True,
     )
-    own, parents = done.stdout.split()[:2]
-    assert (own == parents) == (one or family == "openmpi4")
+    streams, *lines = done.stdout.decode().splitlines()
+    assert len(set(streams.split())) == (1 if one else 2)
+    if one:
+        expected = [line for i in range(1, 501) for line in (str(i), f"e{i}")]
+        assert [line for line in lines if line and not line.startswith("mpiboot:")] == expected
 
 
 def test_a_process_that_keeps_mpiruns_stderr_delays_no_end(rig: Rig, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from tests.pods import kubelet
 from tests.pods.oci import configuration
@@ -41,6 +41,7 @@ class Pod(Sandbox):
         self._runc_root = place.folder / "runc"
         self._cluster = place.cluster
         self._runner: subprocess.Popen[bytes] | None = None
+        self._reader: subprocess.Popen[bytes] | None = None
         self._pidfd: int | None = None
         self._pid: int | None = None
 
@@ -83,9 +84,21 @@ class Pod(Sandbox):
                 self.terminal = Terminal(argv, self._folder / "stdout")
                 self._runner = self.terminal.process
             else:
+                to: IO[bytes] = out
+                if self.spec.stdout_reader:
+                    self._reader = subprocess.Popen(
+                        self.spec.stdout_reader,
+                        stdin=subprocess.PIPE,
+                        stdout=out,
+                        cwd=self._folder,
+                        start_new_session=True,
+                    )
+                    to = self._reader.stdin or out
                 self._runner = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                    argv, stdin=subprocess.DEVNULL, stdout=to, stderr=err, start_new_session=True
                 )
+                if to is not out:
+                    to.close()
         self._await_start(bundle)
         return self
 
@@ -94,6 +107,8 @@ class Pod(Sandbox):
         if self._runner is None:
             raise PodError(f"{self.spec.name} was never started")
         try:
+            if self._reader is not None:
+                self._reader.wait(timeout)  # it reads to the container's end
             return self._runner.wait(timeout)
         except subprocess.TimeoutExpired as error:
             msg = f"{self.spec.name} still runs after {timeout} s:\n{self.stderr()[-4000:]}"
@@ -141,6 +156,9 @@ class Pod(Sandbox):
     def close(self) -> None:
         """Waits for the container's end and frees what the test process holds for it."""
         self.end_processes()
+        if self._reader is not None:
+            self._reader.kill()
+            self._reader.wait()
         if self._runner is not None:
             self._runner.wait()
         if self._pidfd is not None:

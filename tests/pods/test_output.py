@@ -1,0 +1,112 @@
+"""All that ranks wrote comes out of the launcher's pod, however slowly its stdout is read."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.pods import images
+from tests.pods.ends import PATIENCE
+from tests.pods.operator import mpijob
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.operator import Job
+
+BYTES = 2_500_000  # of each rank
+# Four ranks that write their number so often, in lines (a stream without a newline costs 5.0's
+# mpirun the square of its length), and end.
+RANK = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
+WAITS = "wait for their reader"
+
+
+def writing(then: str = "", size: int = BYTES) -> tuple[str, ...]:
+    return ("sh", "-c", f"head -c {size} /dev/zero | tr '\\0' {RANK} | fold{then}")
+
+
+def gated(
+    cluster: Cluster,
+    image: Image,
+    gate: Path,
+    *words: str,
+    **details: Any,  # noqa: ANN401 - of a job
+) -> Job:
+    """A job whose launcher's stdout nobody reads before there is a gate."""
+    reader = ("sh", "-c", f"until [ -e {gate} ]; do sleep 0.1; done; exec cat")
+    return mpijob(
+        cluster,
+        image,
+        workers=2,
+        slots=2,
+        launcher_args=words,
+        launcher={"stdout_reader": reader},
+        **details,
+    ).start()
+
+
+def complete(job: Job, size: int = BYTES) -> None:
+    """Every rank's bytes are all there."""
+    assert Counter(job.launcher.stdout().replace("\n", "")) == dict.fromkeys("0123", size)
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_what_ranks_of_open_mpi_wrote_comes_out_though_mpirun_has_ended(
+    cluster: Cluster, image: Image, tmp_path: Path, user: int
+) -> None:
+    """4.1 and 5.0 drop up to 99 % of it by themselves, with exit status 0.
+
+    The container's own pipe is root's: another user can't open it anew for ssh.
+    """
+    gate = tmp_path / "gate"
+    fields: dict[str, Any] = {"user": user, "ssh_mount": "/home/mpiuser/.ssh"} if user else {}
+    job = gated(cluster, image, gate, *writing(), **fields)
+    until(lambda: WAITS in job.launcher.stderr())
+    gate.touch()
+    assert job.wait(PATIENCE) == 0
+    complete(job)
+
+
+HYDRAS = pytest.mark.parametrize(
+    "image",
+    [
+        "mpich-4.0",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("mpich-5.0", "intel-mpi")),
+    ],
+)
+
+
+@HYDRAS
+def test_what_is_left_of_hydras_output_is_waited_for(
+    cluster: Cluster, image: str, tmp_path: Path, rig: None
+) -> None:
+    gate, count = tmp_path / "gate", 60_000  # its mpirun itself waits where there is more
+    mpi = "Intel" if image.startswith("intel") else "MPICH"
+    job = gated(cluster, images.image(image), gate, *writing(size=count), mpi=mpi)
+    until(lambda: WAITS in job.launcher.stderr())
+    gate.touch()
+    assert job.wait(PATIENCE) == 0
+    complete(job, count)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_signal_ends_the_wait_and_what_is_lost_is_said(
+    cluster: Cluster, image: Image, tmp_path: Path, *, ended: bool
+) -> None:
+    job = gated(cluster, image, tmp_path / "gate", *writing("" if ended else "; sleep 1000"))
+    if ended:
+        until(lambda: WAITS in job.launcher.stderr())
+    else:
+        until(lambda: all("sleep" in str(worker.processes()) for worker in job.workers))
+    job.launcher.signal(signal.SIGTERM)
+    until(lambda: "job ended" in job.launcher.stderr())
+    assert "bytes of stdout were not read in time and are lost" in job.launcher.stderr()
+    assert "are lost" in job.launcher.termination_log()
+    (tmp_path / "gate").touch()
+    assert job.wait(PATIENCE) == 143
