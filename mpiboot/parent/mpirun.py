@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from mpiboot import log
@@ -138,6 +138,11 @@ class Mpirun:
         self._saving = Saving(
             loop, self._mpiruns, lambda ranks: self._feed(RanksLeft(ranks)), spec.ranks
         )
+        self._watchers: list[Saving | ConnectionWatch | SilenceWatch] = [
+            self._saving,
+            self._connecting,
+            self._silence,
+        ]
 
     def start(self, mask: set[signal.Signals | int]) -> None:
         """Start it, with what it needs beside it; ``mask`` is its signal mask.
@@ -203,8 +208,8 @@ class Mpirun:
         launching = self._state.phase is Phase.LAUNCHING
         goes = self._state.phase is not Phase.ENDING
         look_at = self._look_at if launching else None
-        watched = (self._connecting.due, self._silence.due) if goes else ()
-        maybe = (look_at, self._started_by, self._saving.due, *watched)
+        watchers = [item for item in self._watchers if goes or item is self._saving]
+        maybe = (look_at, self._started_by, *(item.due for item in watchers))
         times = [*self._deadlines.values(), *self._checks.deadlines(), *self._agents.deadlines()]
         times += [due for due in maybe if due is not None]
         self._loop.wait(min(times, default=None))
@@ -213,16 +218,29 @@ class Mpirun:
         for timer, when in list(self._deadlines.items()):
             if when <= now and self._deadlines.pop(timer, None) is not None:
                 self._feed(TimerFired(timer))
-        self._checks.give_up(now)
+        self._try("what asks hosts for an answer", lambda: self._checks.give_up(now))
         if self._started_by is not None and self._started_by <= now:
             self._started_by = None
-            self._name_unused()
-        self._saving.look()
-        if goes:
-            self._connecting.look()
-            self._silence.look()
-        if launching and self.verdict is None and self._look_at <= now:
-            self._look()
+            self._try("what looks for unused hosts", self._name_unused)
+        for watcher in watchers:
+            if not self._try("what watches the job's hosts", watcher.look):
+                self._watchers.remove(watcher)
+                self._saving.release()  # whichever it was: no mpirun stays held
+        due = launching and self.verdict is None and self._look_at <= now
+        if due and not self._try("what looks at mpirun", self._look):
+            self._look_at = float("inf")
+            if not self._state.joins_unseen:
+                self._feed(JoinsUnseen("an error in mpiboot"))
+
+    @staticmethod
+    def _try(what: str, watch: Callable[[], None]) -> bool:
+        """Let something watch the job; whether that was without an error, which ends no job."""
+        try:
+            watch()
+        except Exception as wrong:  # noqa: BLE001 - only signals and ends are worth an end
+            log.failed(what, wrong)
+            return False
+        return True
 
     def _name_unused(self) -> None:
         said = self._unused.said(mpirun_messages.hosts_with_ranks(self.folder))

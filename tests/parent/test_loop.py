@@ -39,6 +39,28 @@ def test_what_is_forgotten_wakes_nobody() -> None:
     assert called == [1]
 
 
+def test_what_fails_is_listened_to_no_more_unless_it_is_vital(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def fail() -> None:
+        raise ValueError("no number: 'x'")
+
+    loop = EventLoop()
+    reader, writer = os.pipe()
+    os.write(writer, b"x")
+    loop.on(reader, fail)
+    loop.wait(None)
+    loop.wait(time.monotonic())
+    said = capfd.readouterr().err
+    assert said.count("warning: [bug] what listened to a handle failed at parent/loop.py:") == 1
+    assert said.endswith("ValueError: no number: 'x'; the job goes on without it\n")
+    loop.on(reader, fail, vital=True)
+    with pytest.raises(ValueError, match="no number"):
+        loop.wait(None)
+    os.close(reader)
+    os.close(writer)
+
+
 def test_one_that_is_forgotten_in_the_same_turn_is_not_called() -> None:
     loop, called = EventLoop(), list[int]()
     pipes = [os.pipe() for _ in range(2)]

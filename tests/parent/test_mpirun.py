@@ -1,0 +1,101 @@
+"""A watcher that fails is a warning: only signals, mpirun's end and the agents' may end a job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from mpiboot.parent import mpirun
+from mpiboot.parent.launch_spec import LaunchSpec, RemoteHost
+from mpiboot.parent.loop import EventLoop
+from mpiboot.parent.mpirun import Mpirun
+from mpiboot.parent.output_writer import OutputWriter
+from mpiboot.parent.state import Phase
+
+if TYPE_CHECKING:
+    from mpiboot.parent.signals import Signals
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Mpirun]:
+    """An mpirun that launches a daemon on one host; this process plays it."""
+    spec = LaunchSpec(
+        argv=("true",),
+        family="openmpi5",
+        daemons=(RemoteHost("w-1", "127.0.0.2", 1),),
+        hosts=1,
+        ranks=1,
+        launch_timeout=1000.0,
+        grace=20.0,
+        folder=str(tmp_path),
+    )
+    loop, stderr = EventLoop(), OutputWriter()
+    made = Mpirun(spec, {}, loop, cast("Signals", SimpleNamespace(handle=-1)), stderr, 0)
+    made.child = os.getpid()
+    made._agents.listen()
+    made._do(made._first)
+    yield made
+    loop.close()
+
+
+def failing(*_: Any) -> None:  # noqa: ANN401 - whatever it is called with
+    raise KeyError("odd")
+
+
+WATCHERS = ("_saving", "_connecting", "_silence")
+
+
+@pytest.mark.parametrize("name", WATCHERS)
+def test_a_watcher_that_fails_is_told_once_and_never_asked_again(
+    job: Mpirun, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    released: list[str] = []
+    monkeypatch.setattr(job._saving, "release", lambda: released.append("released"))
+    monkeypatch.setattr(getattr(job, name), "look", failing)
+    for _ in range(3):
+        job._look_at = 0.0
+        job._turn()
+    said = capfd.readouterr().err
+    assert said.count("[bug] what watches the job's hosts failed at") == 1
+    assert "KeyError: 'odd'; the job goes on without it" in said
+    assert released == ["released"], "no mpirun stays held"
+    assert job.verdict is None
+
+
+def test_a_look_at_mpirun_that_fails_leaves_the_start_to_what_ssh_tells(
+    job: Mpirun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mpirun, "running", failing)
+    job._turn()
+    assert job._state.joins_unseen, "a connected ssh counts as joined"
+    assert job._state.phase is Phase.LAUNCHING
+    assert job.verdict is None
+    said = capfd.readouterr().err
+    assert "[bug] what looks at mpirun failed at" in said
+    assert "can't see here which daemons have joined mpirun (an error in mpiboot)" in said
+
+
+@pytest.mark.parametrize("name", ["_checks", "_unused"])
+def test_other_looks_that_fail_end_no_job(
+    job: Mpirun, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job._started_by = 0.0
+    method = {"_checks": "give_up", "_unused": "said"}[name]
+    monkeypatch.setattr(getattr(job, name), method, failing)
+    job._look_at = 0.0
+    job._turn()
+    assert "KeyError: 'odd'; the job goes on without it" in capfd.readouterr().err
+    assert job.verdict is None
+
+
+def test_a_timer_is_no_watcher(job: Mpirun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a job that ends lead to its end: one that failed would leave it for ever."""
+    monkeypatch.setattr(job, "_feed", failing)
+    job._deadlines = dict.fromkeys(job._deadlines, 0.0)
+    with pytest.raises(KeyError):
+        job._turn()
