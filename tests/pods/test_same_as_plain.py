@@ -22,17 +22,24 @@ if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
 
 ALL = [line for _, lines in LINES.values() for line in lines]
+# Of each MPI a spread selection, and all lines in parts that share their pods.
+EACH = 20
+PARTS = [
+    pytest.param(name, [line for line in lines if line.quick], id=f"{name}-quick")
+    for name, (_, lines) in LINES.items()
+] + [
+    pytest.param(name, lines[at : at + EACH], id=f"{name}-{at}", marks=pytest.mark.full)
+    for name, (_, lines) in LINES.items()
+    for at in range(0, len(lines), EACH)
+]
 
 
-@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.full)])
-@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize(("name", "lines"), PARTS)
 def test_a_line_is_the_same_with_mpiboot(
-    cluster: Cluster, rig: None, name: str, *, quick: bool
+    cluster: Cluster, rig: None, name: str, lines: list[same.Line]
 ) -> None:
     """Status, hosts, binding, folder, arguments and variables of each rank, and the output."""
-    mpi, lines = LINES[name]
-    stage = same.pods(cluster, images.image(name), mpi)
-    compare(stage, [line for line in lines if line.quick >= quick])
+    compare(same.pods(cluster, images.image(name), LINES[name][0]), lines)
 
 
 @pytest.mark.full
