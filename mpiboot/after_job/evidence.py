@@ -33,7 +33,7 @@ class Baseline:
     where it isn't known; ``oom_kills`` the count of out-of-memory kills, None where it isn't known;
     ``began`` the start of its mpiboot, 0 where it runs none; ``ports`` the RDMA ports that were
     active; ``mpiboot`` whether that runs there. ``here`` marks the launcher itself, of
-    which only the memory is compared.
+    which only the memory is compared. ``started`` is when mpirun was, just after the gate.
     """
 
     name: str
@@ -47,9 +47,12 @@ class Baseline:
     in_cluster: tuple[str, ...] = ()
     here: bool = False
     port: int = 0
+    started: str = ""
 
 
-def baseline(worker: Worker, called: str, dns: str, in_cluster: tuple[str, ...] = ()) -> Baseline:
+def baseline(
+    worker: Worker, called: str, dns: str, in_cluster: tuple[str, ...] = (), started: str = ""
+) -> Baseline:
     """Note what is compared with after a failure.
 
     Args:
@@ -57,6 +60,7 @@ def baseline(worker: Worker, called: str, dns: str, in_cluster: tuple[str, ...] 
         called: the name that mpirun and the launch agent have for it.
         dns: its name in DNS; empty where the hostfile has its address.
         in_cluster: the absolute names of the cluster that this may be.
+        started: when mpirun was started.
     """
     facts = worker.facts
     return Baseline(
@@ -75,6 +79,7 @@ def baseline(worker: Worker, called: str, dns: str, in_cluster: tuple[str, ...] 
         ),
         mpiboot=worker.runs_mpiboot,
         port=worker.port,
+        started=started,
     )
 
 
@@ -96,7 +101,8 @@ def from_json(text: str) -> tuple[Baseline, ...]:
 class Explanation:
     """One thing that explains a failure; the lowest ``order`` explains the most.
 
-    With a ``reference`` it may be the failure itself: a row of checks, or ``rank-memory``.
+    With a ``reference`` it may be the failure itself: a row of checks, or ``rank-memory``; with
+    ``host-gone`` nobody can look inside that host.
     """
 
     order: int
@@ -138,7 +144,7 @@ def _events(baseline: Baseline) -> str:
 def silent(baseline: Baseline) -> tuple[Explanation, ...]:
     """Judge the lost host, where it can't be asked and its name says nothing."""
     said = "it could not be asked; to see why its container ended: "
-    return (Explanation(4, said + kubectl(baseline)),)
+    return (Explanation(4, said + kubectl(baseline), "host-gone"),)
 
 
 def unreachable(baseline: Baseline, addresses: tuple[str, ...] | None) -> tuple[Explanation, ...]:
@@ -146,11 +152,13 @@ def unreachable(baseline: Baseline, addresses: tuple[str, ...] | None) -> tuple[
     if addresses is None:
         return ()
     if not addresses:
-        said = f"its name does not resolve any more, so its pod is gone: {_events(baseline)}"
-        return (Explanation(2, said),)
+        # A headless Service drops a pod whose container has ended for good, too.
+        said = "its name does not resolve any more: its container ended, or its pod is gone"
+        return (Explanation(2, f"{said}: {_events(baseline)}", "host-gone"),)
     if baseline.address not in addresses:
         now = f"its name now has the address {addresses[0]}, not {baseline.address}"
-        return (Explanation(2, f"{now}: the pod was replaced: {_events(baseline)}"),)
+        said = f"{now}: the pod was replaced: {_events(baseline)}"
+        return (Explanation(2, said, "host-gone"),)
     return ()
 
 
@@ -205,7 +213,9 @@ def _killed(baseline: Baseline, answer: HostAnswer) -> str:
     if answer.peak is not None:
         sizes.append(f"peak {size_of(answer.peak)}")
     shown = f" ({', '.join(sizes)})" if sizes else ""
-    return f"out of memory: the kernel killed {what} of this pod{shown}"
+    said = f"out of memory: the kernel killed {what} of this pod{shown}"
+    when = f" since the hosts were checked, just before {baseline.started}"
+    return said + (when if baseline.started else "")
 
 
 def _programs(answer: HostAnswer) -> list[Explanation]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,9 +211,10 @@ class Launch:
             self.observed.called(worker.host.name): worker for worker in self.observed.workers
         }
         search = read_resolv_conf().search
-        seen = tuple(baseline(worker, self.observed, search) for worker in self.observed.workers)
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        seen = tuple(baseline(item, self.observed, search, now) for item in self.observed.workers)
         name, ooms = socket.gethostname(), self.observed.own_oom_kills
-        own = evidence.Baseline(name, dns="", address="", pod=name, oom_kills=ooms, here=True)
+        own = evidence.Baseline(name, "", "", name, oom_kills=ooms, here=True, started=now)
         text = evidence.to_json((own, *seen))
         files.write_private(Path(self.where.launch_dir) / evidence.FILE, text)
         return launch_spec.LaunchSpec(
@@ -254,7 +256,9 @@ class Launch:
         )
 
 
-def baseline(worker: Worker, observed: Observed, search: Sequence[str] = ()) -> evidence.Baseline:
+def baseline(
+    worker: Worker, observed: Observed, search: Sequence[str] = (), started: str = ""
+) -> evidence.Baseline:
     """Note what is compared with after a failure; ``search`` is resolv.conf's list."""
     called = observed.called(worker.host.name)
     # mpirun has a made-up name for some hosts, which no nameserver knows.
@@ -262,4 +266,5 @@ def baseline(worker: Worker, observed: Observed, search: Sequence[str] = ()) -> 
     dns = called if called.startswith(f"{listed}.") else listed
     # Where kubectl enters pods nobody has asked for their names, and they may have none.
     dns = "" if addresses.is_address(listed) or observed.by_kubectl else dns
-    return evidence.baseline(worker, called, dns, names.in_cluster(dns, search) if dns else ())
+    in_cluster = names.in_cluster(dns, search) if dns else ()
+    return evidence.baseline(worker, called, dns, in_cluster, started)

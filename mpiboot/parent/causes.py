@@ -108,7 +108,7 @@ def not_ended(state: State) -> Verdict:
 def pod_ending(host: str) -> Verdict:
     """Judge a job one of whose pods was told to end."""
     said = "its pod was told to end (deleted, drained or preempted), and so was the job"
-    return verdict_of("host-lost", said, host)
+    return replace(verdict_of("host-lost", said, host), gone=True)
 
 
 def client_lost(event: ClientEnded) -> Verdict:

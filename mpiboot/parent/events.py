@@ -87,6 +87,7 @@ class RankEnd(str, Enum):
     SIGNAL = "signal"
     ABORT = "abort"  # it called MPI_Abort
     STATUS = "status"  # its exit status isn't 0
+    MPI = "mpi"  # MPI itself says that a call failed, for which it ends the job
     SILENT = "silent"  # with 0, and without MPI_Finalize
 
 
@@ -95,7 +96,8 @@ class RankEnded:
     """Mpirun says that a rank ended badly.
 
     ``rank`` is None where it doesn't say which one; ``host``, ``signal`` and the rank's own exit
-    ``code`` where it says these too. ``last`` where it has told of all ranks, at its end.
+    ``code`` where it says these too, and the ``call`` of MPI that failed. ``last`` where it has
+    told of all ranks, at its end.
     """
 
     rank: int | None
@@ -104,6 +106,7 @@ class RankEnded:
     signal: int = 0
     code: int = 0
     last: bool = False
+    call: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,9 +290,12 @@ class Verdict:
     """How the job ended.
 
     ``reference`` is a row of ``checks.CHECKS``, or empty where the code is the program's own or
-    a signal's. ``rank`` and ``signal`` are those of the rank that ended first, where it is known.
+    a signal's; ``failed`` then says what failed: ``program`` where a rank is known to have ended
+    badly, ``mpi`` where MPI itself gave up, ``mpirun`` where that is all that is known.
+    ``rank`` and ``signal`` are those of the rank that ended first, where it is known.
     ``by_signal`` where the launcher itself was told to end; ``killed`` where the agent of a lost
-    host, or its ssh, was ended by SIGKILL.
+    host, or its ssh, was ended by SIGKILL; ``gone`` where nobody can look inside that host, which
+    does not answer or was told to end.
     """
 
     code: int
@@ -301,6 +307,8 @@ class Verdict:
     signal: str = ""
     by_signal: bool = False
     killed: bool = False
+    failed: str = "program"
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Final
 
@@ -49,6 +50,11 @@ _NOT_RESPONDING: Final = "not responding"
 _MEMORY: Final = "launcher-memory"
 # A worker's kernel killed something of its pod: no row of checks, as it is the program's own end.
 _RANK_MEMORY: Final = "rank-memory"
+# Nobody can look inside that host any more.
+_GONE: Final = "host-gone"
+_GONE_LINE: Final = re.compile(rf"^{_GONE}\t([^\t]*)\t")
+# Where no rank is known to have failed: mpirun refuses a line, or MPI fails without a word of it.
+_MPIRUN: Final = "mpirun"
 # A remote shell's answers for a program that isn't there, or can't be executed.
 _NOT_FOUND: Final = 127
 # With what Hydra's proxies end by themselves: its own numbers of errors.
@@ -75,7 +81,7 @@ def _judge(state: State) -> Verdict:
         return _by_signal(state)
     if state.no_agent and not state.losses and _status(state) == 0:
         return not_started(state)
-    return _by_loss(state) or _by_rank(state) or _own(state)
+    return _by_loss(state) or _by_mpi(state) or _by_rank(state) or _own(state)
 
 
 def proved(verdict: Verdict, lines: tuple[str, ...]) -> tuple[Verdict, tuple[str, ...]]:
@@ -84,6 +90,10 @@ def proved(verdict: Verdict, lines: tuple[str, ...]) -> tuple[Verdict, tuple[str
     Each MPI has other statuses for a program that a host lacks, and some of them also say that a
     rank was ended by a signal: only that host knows.
     """
+    gone = f"{_GONE}\t{verdict.host}\t"
+    if verdict.host and any(line.startswith(gone) for line in lines):
+        verdict = replace(verdict, gone=True)
+    lines = tuple(_GONE_LINE.sub(r"\1: ", line) for line in lines)
     plain = tuple(line for line in lines if "\t" not in line)
     found = [line.split("\t", 2) for line in lines if "\t" in line]
     memory = [(host, said) for reference, host, said in found if reference == _MEMORY]
@@ -99,7 +109,15 @@ def proved(verdict: Verdict, lines: tuple[str, ...]) -> tuple[Verdict, tuple[str
         said = f"a rank was ended by SIGKILL: {said}"
         code = BY_SIGNAL + SIGKILL
         return Verdict(code, "", said, host, (own, *verdict.evidence), signal="SIGKILL"), plain
-    plain = (*(f"{host}: {said}" for host, said in (*ranks, *memory)), *plain)
+    # A process may have been killed for memory at any time since: that explains a SIGKILL there,
+    # and is no more than a hint beside any other end.
+    sigkill = verdict.signal == "SIGKILL" or verdict.code == BY_SIGNAL + SIGKILL or verdict.killed
+    hosts = {host for host, _ in (*ranks, *memory)} if sigkill else set()
+    first = hosts & {verdict.host} if verdict.host else hosts
+    told = [(host in first, f"{host}: {said}") for host, said in (*ranks, *memory)]
+    plain = (*(line for leads, line in told if leads), *plain)
+    hints = tuple(line for leads, line in told if not leads)
+    verdict = replace(verdict, evidence=(*verdict.evidence, *hints))
     found = [item for item in found if item[0] not in (_MEMORY, _RANK_MEMORY)]
     if not found:
         return verdict, plain
@@ -220,7 +238,7 @@ def _answer(state: State, host: str) -> str:
         if name == host and reachable:
             return f"the host still answers, so only that session or its {daemon} ended"
         if name == host and reachable is False:
-            return f"the host does not answer any more ({words})" if words else "the host is gone"
+            return "the host does not answer any more" + (f" ({words})" if words else "")
     return "whether the host still answers is not known"
 
 
@@ -245,7 +263,10 @@ def _never_joined(state: State, first: Loss, lines: tuple[str, ...]) -> Verdict:
 def _by_rank(state: State) -> Verdict | None:
     """Judge by the rank that ended first, as mpirun itself tells it; None where it told none."""
     first, status = state.first_rank, _status(state)
-    if first is None or status == 0 or (state.ended is not None and state.ended.signal):
+    if first is None or (state.ended is not None and state.ended.signal):
+        return None
+    # Hydra lists at the end also ranks that ranks have spawned, whose end is none of the job's.
+    if status == 0 and (state.job.goes_on or first.last):
         return None
     rank = rank_name(first)
     if first.how is RankEnd.SIGNAL:
@@ -256,16 +277,32 @@ def _by_rank(state: State) -> Verdict | None:
         # A rank that it ended itself is at times the first of which it hears.
         by = ", from elsewhere or by mpirun after another rank's end" if name == "SIGTERM" else ""
         said = f"{rank} was ended by {name or 'a signal'}{by}{also}"
-        code = BY_SIGNAL + number if state.job.family.mixes_statuses else status
+        own = BY_SIGNAL + number if number else 1
+        code = own if state.job.family.mixes_statuses or not status else status
         return Verdict(code, "", said, first.host, rank=first.rank, signal=name)
-    code = first.code or status
+    code = first.code or status or 1
     also = "" if code == status else f"; mpirun itself returned {status}"
     way = {
-        RankEnd.ABORT: "called MPI_Abort and ended with code",
+        RankEnd.ABORT: "aborted (MPI_Abort, or MPI itself) with code",
         RankEnd.SILENT: "ended without MPI_Finalize, with code",
     }.get(first.how, "exited with code")
     said = f"{rank} {way} {code} (first failure{also})"
     return Verdict(code, "", said, first.host, rank=first.rank)
+
+
+def _by_mpi(state: State) -> Verdict | None:
+    """Judge by a call of MPI that failed; None where a rank ended for another reason."""
+    call, first, status = state.mpi_failed, state.first_rank, _status(state)
+    if not call or not status or (state.ended is not None and state.ended.signal):
+        return None
+    early = call.startswith("MPI_Init")
+    follows = (RankEnd.ABORT, RankEnd.STATUS) if early else (RankEnd.ABORT,)
+    if first and first.how not in follows:
+        return None
+    when = " before the program began its own work" if early else ""
+    said = f"MPI itself failed in {call}{when}: its lines above say why"
+    host, rank = (first.host, first.rank) if first else ("", None)
+    return Verdict(status, "", said, host, rank=rank, failed="mpi")
 
 
 def _own(state: State) -> Verdict:
@@ -273,17 +310,19 @@ def _own(state: State) -> Verdict:
     if state.ended is not None and state.ended.signal:
         name = signal_name(state.ended.signal)
         memory = "; the launcher's memory limit?" if name == "SIGKILL" else ""
-        return Verdict(status, "", f"mpirun itself was killed by {name}{memory}")
+        said = f"mpirun itself was killed by {name}{memory}"
+        return Verdict(status, "", said, failed=_MPIRUN)
     if status == 0:
         return Verdict(0, "", "the program succeeded")
     known = dict(state.job.family.codes).get(status)
     if known:
-        return Verdict(status, "", known)
+        return Verdict(status, "", known, failed=_MPIRUN)
     if status - BY_SIGNAL in _OF_RANKS:
         return Verdict(status, "", f"a rank was ended by {signal_name(status - BY_SIGNAL)}")
     if state.no_agent:
         hosts = in_order(state, state.no_agent)
         evidence = tuple(f"{variable}: {why}" for variable, why in state.job.obstacles)
         said = f"mpirun ended with {status} and started no daemon on {first_few(hosts, LISTED)}"
-        return Verdict(status, "", said, evidence=evidence)
-    return Verdict(status, "", f"the program exited with code {status}")
+        return Verdict(status, "", said, evidence=evidence, failed=_MPIRUN)
+    said = f"mpirun ended with {status}, and no rank is known to have failed: see the lines above"
+    return Verdict(status, "", said, failed=_MPIRUN)

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from mpiboot.parent.events import RankEnd, RankEnded
 from mpiboot.parent.launch_spec import PLACEMENT
-from mpiboot.parent.mpirun_pipes import MpirunPipe
+from mpiboot.parent.mpirun_pipes import MpirunPipe, mpi_failed
 
 # mpirun puts each agent into a group of its own, and so does the agent itself. Where the agent was
 # faster mpirun says `plm:rsh: Warning: setpgid` (4.1; 5.0 plm:ssh): nothing follows from it.
@@ -119,6 +119,11 @@ _NOTICED: Final = re.compile(
     rb"noticed that process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)"
 )
 _ABORTED: Final = re.compile(rb"MPI_ABORT was invoked on rank (\d+) in communicator MPI_COMM_WORLD")
+_SILENT: Final = re.compile(
+    rb"due to process rank (\d+) with PID \d+ on\s+node (\S+) exiting improperly"
+)
+# 4.1, before it names one, or instead.
+_SOME_STATUS: Final = re.compile(rb"process(?:es)? returned\s+a non-zero exit code")
 _STATUS: Final = re.compile(rb"Process name: \[\[\d+,1\],(\d+)\]\s+Exit code: +\d+")
 
 
@@ -130,11 +135,14 @@ def ranks_ended(text: bytes) -> list[RankEnded]:
     if found := _NOTICED.search(text):
         host = found[2].decode("utf-8", "replace")
         return [RankEnded(int(found[1]), RankEnd.SIGNAL, host, int(found[3]))]
+    if found := _SILENT.search(text):
+        host = found[2].decode("utf-8", "replace")
+        return [RankEnded(int(found[1]), RankEnd.SILENT, host)]
     if found := _ABORTED.search(text):
         return [RankEnded(int(found[1]), RankEnd.ABORT)]
     if found := _STATUS.search(text):
         return [RankEnded(int(found[1]), RankEnd.STATUS)]
-    return []
+    return [RankEnded(None, RankEnd.STATUS)] if _SOME_STATUS.search(text) else []
 
 
 class MpirunMessages(MpirunPipe):
@@ -147,7 +155,8 @@ class MpirunMessages(MpirunPipe):
         if last and rest.strip(b"\0"):
             shown, rest = shown + rest + b"\n", b""  # whoever writes next begins a line of its own
         # 5.0.7 ends messages with a NUL byte where a peer aborted; grep takes that for binary.
-        return shown.replace(b"\0", b""), b"" if last else rest, ranks_ended(whole)
+        told = [*ranks_ended(whole), *mpi_failed(whole)]
+        return shown.replace(b"\0", b""), b"" if last else rest, told
 
 
 def host_of(folder: str, rank: int) -> str:

@@ -6,13 +6,14 @@ They are read no faster than there is room for it: then mpirun waits as it would
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 from mpiboot import log
-from mpiboot.parent.events import RankEnded
+from mpiboot.parent.events import RankEnd, RankEnded
 from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.output_writer import OutputWriter
 
@@ -42,6 +43,16 @@ def open_pipes(*, told_there: bool, dropped: bool) -> dict[int, tuple[int, int]]
             if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
                 pipes[stream] = pipes[1] if same and pipes else os.pipe()
     return pipes
+
+
+# Open MPI 4.1 and 5.0, before a rank ends itself for it (MPI_ERRORS_ARE_FATAL).
+_MPI_FAILED: Final = re.compile(rb"\*\*\* An error occurred in (MPI_\w+)")
+
+
+def mpi_failed(text: bytes) -> list[RankEnded]:
+    """Find the first call of MPI that some of mpirun's or ranks' messages name as failed."""
+    found = _MPI_FAILED.search(text)
+    return [RankEnded(None, RankEnd.MPI, call=found[1].decode())] if found else []
 
 
 class MpirunPipe:
@@ -118,7 +129,7 @@ class StderrPipe(MpirunPipe):
         before = self._before
         text = (before + text).replace(b"\n\0", b"\n")[len(before) :]
         self._before = text[-1:] or before
-        return text, b"", []
+        return text, b"", mpi_failed(text)
 
 
 class MpirunPipes:

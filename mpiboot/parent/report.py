@@ -5,6 +5,7 @@ It decides nothing about the job; the verdict is given to it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mpiboot import log, termination
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 # Failures before mpirun that lie in the launcher's process or its line, which doctor does not see.
 _NO_DOCTOR = ("usage", "bug", "killed")
+# How the names of MPI's own variables begin, and those of its libraries.
+_OF_MPI = ("OMPI_", "PRTE_", "PMIX_", "UCX_", "FI_", "I_MPI_", "MPIR_", "MPICH_", "HYDRA_")
 
 
 def _finding(verdict: Verdict) -> Finding:
@@ -26,21 +29,32 @@ def _finding(verdict: Verdict) -> Finding:
     from mpiboot.model import Finding, Level  # noqa: PLC0415
 
     row = BY_REFERENCE.get(verdict.reference)
-    name = verdict.reference or ("signal" if verdict.by_signal else "program")
+    name = verdict.reference or ("signal" if verdict.by_signal else verdict.failed)
     hint = row.hint if row else ""
     return Finding(name, Level.FAIL, verdict.said, verdict.host, verdict.evidence, hint)
 
 
-def _look_closer(host: str) -> str:
+def _set_by_mpiboot(spec: LaunchSpec) -> tuple[str, ...]:
+    """List what MPI read that mpiboot had set; `mpiboot plan` says why."""
+    named = sorted(name for name in spec.set_env if name.startswith(_OF_MPI))
+    shown = ", ".join(f"{name}={spec.set_env[name]}" for name in named)
+    return (f"mpiboot had set {shown} (`mpiboot plan` says why)",) if named else ()
+
+
+def _look_closer(host: str, *, gone: bool = False) -> str:
     """Say where the doctor is to be asked: the pod that is named, as far as it is one.
 
     Args:
         host: that of the hostfile; empty where the failure is no host's own.
+        gone: nobody can look inside that host any more.
     """
     labels = host.split(".")
     pod = labels[0] if host and not host[0].isdigit() and ":" not in host else ""
     # As in pi-worker-1.pi.default.svc.cluster.local (the kubelet's names of pods with a subdomain).
     namespace = f" -n {labels[2]}" if labels[3:4] == ["svc"] else ""
+    if gone and pod:
+        look = f"kubectl describe pod{namespace} {pod}; kubectl logs{namespace} {pod}"
+        return f"look closer: {look} (with --previous where its container runs again)"
     where = "" if pod else " in a worker"  # the launcher's own container has ended
     return f"look closer{where}: kubectl exec{namespace} {pod or 'POD'} -- mpiboot doctor"
 
@@ -64,6 +78,8 @@ def tell(
         termination_log: where the kubelet looks for the reason of a failure.
         evidence: what was found out about it elsewhere, the first cause first.
     """
+    if verdict.code and not verdict.reference and verdict.failed != "program":
+        verdict = replace(verdict, evidence=(*verdict.evidence, *_set_by_mpiboot(spec)))
     item = _finding(verdict)
     where = f"{item.host}: " if item.host else ""
     first = f"; {evidence[0]}" if evidence else ""
@@ -71,7 +87,7 @@ def tell(
     failed = bool(verdict.code) and not verdict.by_signal
     mark = f"[{item.check}] " if failed else ""
     # A program that failed by itself is nothing that the doctor could explain.
-    look = _look_closer(item.host) if failed and verdict.reference else ""
+    look = _look_closer(item.host, gone=verdict.gone) if failed and verdict.reference else ""
     hint = "\n".join(filter(None, (item.hint, look)))
     if verdict.code:
         log.fresh_line()  # mpirun or a rank may have left a line without its end

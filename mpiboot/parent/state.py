@@ -194,8 +194,9 @@ class State:
     ``ended_unjoined`` hosts' agents ended with 0 before a daemon joined,
     ``ended_well`` ones after it. ``pending`` timers are running. ``stage`` counts how hard mpirun
     is being ended (1 asked, 2 asked again, 3 killed). ``cause`` is why, where a host's loss isn't
-    the reason. ``first_rank`` is the first that ended badly. ``late_agents`` are hosts whose agents
-    did not follow mpirun. ``given_up`` are silent hosts that are not there any more, each with the
+    the reason. ``first_rank`` is the first that ended badly, ``mpi_failed`` the first call of MPI
+    that failed, as MPI tells it. ``late_agents`` are hosts whose agents did not follow mpirun.
+    ``given_up`` are silent hosts that are not there any more, each with the
     proof. ``waiting_looks`` are how often ranks were found in MPI after a host's
     had all ended. ``suspected`` is the last warning of a job that seems stuck.
     ``saving`` ranks were told to end, and mpirun is held; ``ranks_left`` of
@@ -223,6 +224,7 @@ class State:
     signal: int = 0
     cause: Verdict | None = None
     first_rank: RankEnded | None = None
+    mpi_failed: str = ""
     ended: MpirunEnded | None = None
     finished: bool = False
     waiting_looks: int = 0

@@ -226,9 +226,15 @@ def _rank_ended(state: State, event: RankEnded) -> Step:
         return (state if own else replace(state, first_rank=event)), ()
     if state.being_ended:
         return state, ()
+    if event.how is RankEnd.MPI:
+        return replace(state, mpi_failed=state.mpi_failed or event.call), ()
     # A peer may find a dead rank's connection closed, and abort, before that rank's end is told.
     first = state.first_rank
-    later = first and (first.how is not RankEnd.ABORT or event.how is not RankEnd.SIGNAL)
+    later = (
+        first
+        and (first.how is not RankEnd.ABORT or event.how is not RankEnd.SIGNAL)
+        and (first.rank is not None or event.rank is None)
+    )
     state = replace(state, first_rank=first if later else event)
     if first or state.job.goes_on or state.ended is not None:
         return state, ()

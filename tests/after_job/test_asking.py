@@ -104,7 +104,7 @@ def test_the_first_ranks_host_that_cannot_be_reached_has_a_line_and_others_have_
 ) -> None:
     hosts = (ssh.before("w-0"), ssh.before("w-1"))
     (line,) = ssh.run(ask_workers.gather(hosts, killed=("w-1", "")))
-    assert line.startswith("w-1: it could not be asked")
+    assert line.startswith("host-gone\tw-1\tit could not be asked")
     assert "kubectl get pod w-1 " in line
 
 
@@ -120,7 +120,7 @@ def test_a_host_that_hangs_is_left_out_and_its_agent_ends(
     monkeypatch.setattr(ask_workers, "_SECONDS", 1.0)
     hosts = (ssh.answers("w-0", "exec sleep 300"), ssh.answers("w-1", "exec sleep 300"))
     (line,) = ssh.run(ask_workers.gather(hosts, killed=("w-0", "SIGKILL")))
-    assert line.startswith("w-0: it could not be asked")
+    assert line.startswith("host-gone\tw-0\tit could not be asked")
     ssh.run(ask_workers.tell(tuple(replace(host, mpiboot=True) for host in hosts), "exit"))
 
 
@@ -136,7 +136,7 @@ def test_a_host_whose_name_has_gone_is_not_waited_for(
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     (line,) = ssh.run(ask_workers.gather((ssh.before("w-0", dns="w-0.job"),)))
-    assert line.startswith("w-0: its name does not resolve any more")
+    assert line.startswith("host-gone\tw-0\tits name does not resolve any more")
 
 
 def test_a_host_whose_name_is_gone_at_once_leaves_no_agent(
@@ -150,7 +150,7 @@ def test_a_host_whose_name_is_gone_at_once_leaves_no_agent(
     monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", resolve)
     ssh.answers("w-0", "exec sleep 300")
     (line,) = ssh.run(ask_workers.gather((ssh.before("w-0", dns="w-0.job"),)))
-    assert line.startswith("w-0: its name does not resolve any more")
+    assert line.startswith("host-gone\tw-0\tits name does not resolve any more")
     assert ssh.agents
 
 

@@ -160,7 +160,7 @@ def test_a_lost_host_that_cannot_be_asked_has_a_line_that_tells() -> None:
 
 def test_a_pod_whose_name_is_not_known_is_looked_for_among_all_events() -> None:
     (found,) = evidence.unreachable(replace(BEFORE, pod=""), ())
-    assert found.said.endswith("so its pod is gone: kubectl get events -A")
+    assert found.said.endswith("or its pod is gone: kubectl get events -A")
 
 
 def test_ports_that_were_active_are_kept_and_no_others() -> None:
@@ -202,6 +202,12 @@ def test_an_address_in_the_hostfile_is_no_name_that_can_go(
     assert len(found) == 1
     assert "could not be asked" in found[0]
     assert f"kubectl get pods -A --field-selector status.podIP={named} " in found[0]
+
+
+def test_a_kill_for_memory_is_told_with_the_time_since_which_it_may_have_been() -> None:
+    (found,) = said("oom 2", replace(BEFORE, started="2026-11-23T12:03:07Z"))
+    since = "since the hosts were checked, just before 2026-11-23T12:03:07Z"
+    assert found.endswith(f"of this pod {since}")
 
 
 def test_out_of_memory_comes_first() -> None:

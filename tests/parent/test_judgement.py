@@ -26,6 +26,12 @@ from mpiboot.parent.events import (
 from mpiboot.parent.state import Loss, State, by_ssh, signal_name
 from tests.parent.test_verdicts import HOSTS, fire_all, go, judged, running
 
+
+def mpi_failed(call: str) -> RankEnded:
+    return RankEnded(None, RankEnd.MPI, call=call)
+
+
+UNKNOWN = ", and no rank is known to have failed: see the lines above"
 LOST: Event = AgentEnded("w-2", 101, 255, ("Connection reset by peer",))
 
 
@@ -42,7 +48,7 @@ def test_a_lost_host_is_told_with_what_it_says_of_itself_now() -> None:
         (HostChecked("w-2", reachable=False, said="No route to host"), "No route to host"),
         (HostChecked("w-2", reachable=False), ""),
     ):
-        gone = f"the host does not answer any more ({words})" if words else "the host is gone"
+        gone = "the host does not answer any more" + (f" ({words})" if words else "")
         assert said([LOST, answer, MpirunEnded(205)], running()) == (
             69,
             "host-lost",
@@ -276,23 +282,25 @@ def test_a_signal_is_told_with_the_hosts_that_were_lost_before_it() -> None:
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        (1, "the program exited with code 1"),
+        (1, f"mpirun ended with 1{UNKNOWN}"),
         (110, "the program did not end within mpirun's own --timeout"),
-        (128, "the program exited with code 128"),
+        (128, f"mpirun ended with 128{UNKNOWN}"),
         (132, "a rank was ended by SIGILL, or mpirun could not execute the program on some host"),
         (134, "a rank was ended by SIGABRT, or some host lacks the program"),
         (135, "some host lacks the working directory that mpirun was given"),
         (136, "a rank was ended by SIGFPE"),
-        (129, "the program exited with code 129"),
+        (129, f"mpirun ended with 129{UNKNOWN}"),
         (141, "a rank was ended by SIGPIPE"),
-        (142, "the program exited with code 142"),
+        (142, f"mpirun ended with 142{UNKNOWN}"),
         (143, "a rank was ended by SIGTERM"),
-        (255, "the program exited with code 255"),
+        (255, f"mpirun ended with 255{UNKNOWN}"),
     ],
 )
 def test_mpiruns_own_status_in_words(status: int, words: str) -> None:
     end = judged([MpirunEnded(status)], running(hosts=()))
     assert (end.code, end.reference, end.host, end.said) == (status, "", "", words)
+    # Only a signal's number is a rank's own.
+    assert end.failed == ("program" if words.endswith(("FPE", "PIPE", "by SIGTERM")) else "mpirun")
 
 
 @pytest.mark.parametrize(
@@ -314,16 +322,15 @@ def test_an_mpirun_that_failed_without_daemons_names_what_could_hide_the_hosts()
 
 def test_the_rank_that_failed_first_in_words() -> None:
     for how, words in (
-        (RankEnd.ABORT, "called MPI_Abort and ended with code 7"),
+        (RankEnd.ABORT, "aborted (MPI_Abort, or MPI itself) with code 7"),
         (RankEnd.STATUS, "exited with code 7"),
         (RankEnd.SILENT, "ended without MPI_Finalize, with code 7"),
     ):
         end = judged([RankEnded(3, how, "w-1"), MpirunEnded(7)], running())
         assert (end.code, end.rank, end.host) == (7, 3, "w-1")
         assert end.said == f"rank 3 {words} (first failure)"
-    # A success, or an mpirun that was killed itself, is told as that.
+    # An mpirun that was killed itself is told as that.
     first = RankEnded(3, RankEnd.SIGNAL, "w-1", 11)
-    assert judged([first, MpirunEnded(0)], running(hosts=())).code == 0
     assert judged([first, MpirunEnded(0, 9)], running()).rank is None
     end = judged([first, MpirunEnded(255)], running())
     assert end.said == "rank 3 was ended by SIGSEGV (mpirun itself returned 255)"
@@ -334,6 +341,81 @@ def test_the_rank_that_failed_first_in_words() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("first", "code"),
+    [
+        (RankEnded(3, RankEnd.SIGNAL, "w-1", 11), 139),
+        (RankEnded(3, RankEnd.SIGNAL, "w-1"), 1),  # 5.0 tells no number
+        (RankEnded(3, RankEnd.STATUS, "w-1", code=4), 4),
+        (RankEnded(3, RankEnd.SILENT, "w-1"), 1),
+    ],
+)
+def test_a_dead_rank_is_no_success_whatever_mpirun_returns(first: RankEnded, code: int) -> None:
+    end = judged([first, MpirunEnded(0)], running(hosts=()))
+    assert (end.code, end.rank, end.host, end.failed) == (code, 3, "w-1", "program")
+    assert "mpirun itself returned 0" in end.said
+    meant = running(hosts=())
+    meant = replace(meant, job=replace(meant.job, goes_on=True))
+    assert judged([first, MpirunEnded(0)], meant).said == "the program succeeded"
+
+
+@pytest.mark.parametrize(
+    "ends", [[], [RankEnded(1, RankEnd.STATUS)], [RankEnded(1, RankEnd.ABORT)]], ids=str
+)
+def test_mpi_itself_failed_and_the_program_is_not_blamed(ends: list[Event]) -> None:
+    end = judged([*ends, mpi_failed("MPI_Init"), MpirunEnded(14)], running())
+    assert (end.code, end.reference, end.failed) == (14, "", "mpi")
+    assert "failed in MPI_Init before the program began its own work" in end.said
+    later = judged([*ends, mpi_failed("MPI_Allreduce"), MpirunEnded(17)], running())
+    exited = RankEnded(1, RankEnd.STATUS) in ends
+    assert later.failed == ("program" if exited else "mpi")
+    head = "rank 1 exited" if exited else "MPI itself failed in MPI_Allreduce:"
+    assert later.said.startswith(head)
+
+
+def test_what_mpi_says_of_a_peers_death_does_not_hide_it() -> None:
+    for first in (RankEnded(1, RankEnd.SIGNAL, "w-1", 11), RankEnded(1, RankEnd.SILENT)):
+        end = judged([mpi_failed("MPI_Recv"), first, MpirunEnded(139)], running())
+        assert end.failed == "program"
+    assert judged([mpi_failed("MPI_Recv"), MpirunEnded(0)], running(hosts=())).code == 0
+    # Only the first one, and not what follows from the job's end.
+    end = judged([mpi_failed("MPI_Init"), mpi_failed("MPI_Recv"), MpirunEnded(1)], running())
+    assert "in MPI_Init" in end.said
+    state, _ = go([Signalled(15)], running())
+    assert go([mpi_failed("MPI_Init")], state)[0].mpi_failed == ""
+
+
+def test_a_rank_that_is_named_later_is_the_one() -> None:
+    some, named = RankEnded(None, RankEnd.STATUS), RankEnded(2, RankEnd.STATUS, "w-1")
+    end = judged([some, named, some, MpirunEnded(3)], running())
+    assert (end.code, end.rank, end.host) == (3, 2, "w-1")
+    assert judged([some, MpirunEnded(3)], running()).said.startswith("a rank exited with code 3")
+
+
+def test_a_kill_for_memory_explains_a_sigkill_of_that_host_alone() -> None:
+    """It may be hours old, and of a process that the job did without."""
+    line = "rank-memory\tw-1\tout of memory: since"
+    for end in (
+        Verdict(3, "", "own", "w-1"),
+        Verdict(137, "", "own", "w-2", signal="SIGKILL"),
+    ):
+        found, rest = judgement.proved(end, (line, "w-9: /tmp is full"))
+        assert rest == ("w-9: /tmp is full",)
+        assert found.evidence == ("w-1: out of memory: since",)
+    for host in ("w-1", ""):
+        end = Verdict(137, "", "own", host, signal="SIGKILL")
+        found, rest = judgement.proved(end, (line, "w-9: /tmp is full"))
+        assert rest == ("w-1: out of memory: since", "w-9: /tmp is full")
+        assert found.evidence == ()
+
+
+@pytest.mark.parametrize(("host", "gone"), [("w-1", True), ("w-2", False), ("", False)])
+def test_nobody_is_sent_into_a_host_that_could_not_be_asked(host: str, *, gone: bool) -> None:
+    lines = ("host-gone\tw-1\tit could not be asked", "w-9: /tmp is full")
+    found, rest = judgement.proved(Verdict(69, "host-lost", "own", host), lines)
+    assert (found.gone, rest) == (gone, ("w-1: it could not be asked", "w-9: /tmp is full"))
+
+
 def test_what_hosts_found_is_put_in_order_and_limited() -> None:
     lines = tuple(f"program-missing\tw-{n}\tX is gone\there" for n in range(12))
     found, rest = judgement.proved(Verdict(132, "", "own", evidence=("e",)), lines)
@@ -341,8 +423,9 @@ def test_what_hosts_found_is_put_in_order_and_limited() -> None:
     assert found.said == "X is gone\there (mpirun itself returned 132)"
     assert rest == tuple(f"w-{n}: X is gone\there" for n in range(1, 9))
     memory = ("launcher-memory\tlauncher\tout of memory", "rank-memory\tw-3\tout of memory")
-    _, rest = judgement.proved(Verdict(1, "", "own"), (*memory, "w-9: /tmp is full"))
-    assert rest == ("w-3: out of memory", "launcher: out of memory", "w-9: /tmp is full")
+    found, rest = judgement.proved(Verdict(1, "", "own"), (*memory, "w-9: /tmp is full"))
+    assert rest == ("w-9: /tmp is full",)
+    assert found.evidence == ("w-3: out of memory", "launcher: out of memory")
 
 
 def test_a_host_that_never_joined_is_not_asked_and_nothing_waits_for_its_answer() -> None:

@@ -13,6 +13,7 @@ from mpiboot.parent import mpirun_messages
 from mpiboot.parent.events import RankEnd, RankEnded
 from mpiboot.parent.launch_spec import PLACEMENT
 from mpiboot.parent.mpirun_messages import MpirunMessages
+from mpiboot.parent.mpirun_pipes import mpi_failed
 
 RULE = "-" * 74 + "\n"
 PRIMARY = (
@@ -48,12 +49,16 @@ def state(rank: int, what: str, job: int = 1) -> str:
     ("text", "ends"),
     [
         ("", []),
-        (PRIMARY, []),
+        (PRIMARY, [RankEnded(None, RankEnd.STATUS)]),
         (
             PRIMARY + noticed(1, "pi-worker-1.pi.default.svc", 9),
             [RankEnded(1, RankEnd.SIGNAL, "pi-worker-1.pi.default.svc", 9)],
         ),
         (STATUS, [RankEnded(3, RankEnd.STATUS)]),
+        (
+            "mpirun has exited due to process rank 1 with PID 2 on\nnode w-1 exiting improperly. ",
+            [RankEnded(1, RankEnd.SILENT, "w-1")],
+        ),
         (ABORT, [RankEnded(2, RankEnd.ABORT)]),
         (state(1, "RUNNING") + state(0, "NORMALLY TERMINATED"), []),
         (state(12, "ABORTED BY SIGNAL"), [RankEnded(12, RankEnd.SIGNAL)]),
@@ -71,6 +76,22 @@ def state(rank: int, what: str, job: int = 1) -> str:
 )
 def test_which_ranks_ended(text: str, ends: list[RankEnded]) -> None:
     assert mpirun_messages.ranks_ended(text.encode()) == ends
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ("[w-1:00092] *** An error occurred in MPI_Init\n[w-1:00092] *** reported by", "MPI_Init"),
+        ("*** An error occurred in MPI_Init_thread\n*** on a NULL", "MPI_Init_thread"),
+        ("[w-0:00000] *** An error occurred in MPI_Allreduce\n", "MPI_Allreduce"),
+        # What 5.0 says of a peer that is gone.
+        ("[w-0:00000] *** An error occurred in Socket closed\n", ""),
+        ("an error occurred in MPI_Init\n", ""),
+    ],
+)
+def test_which_call_of_mpi_failed(text: str, call: str) -> None:
+    failed = [RankEnded(None, RankEnd.MPI, call=call)]
+    assert mpi_failed(text.encode()) == (failed if call else [])
 
 
 class Shown:
@@ -117,7 +138,7 @@ def test_pieces_of_any_size_make_the_same(
     for at in range(0, len(text), size):
         os.write(writer, text[at : at + size])
         ends += words.read()
-    assert ends == [RankEnded(4, RankEnd.SIGNAL)]
+    assert ends[-1] == RankEnded(4, RankEnd.SIGNAL)
     assert shown.data == PRIMARY.encode()
     assert words.read_last() == []
     assert shown.data == PRIMARY.encode() + b"left without an end\n"

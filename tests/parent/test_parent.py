@@ -357,8 +357,8 @@ def test_streams_pass_untouched_and_stdout_is_the_programs_alone(rig: Rig) -> No
 def test_the_end_is_told_in_one_line(rig: Rig) -> None:
     rig.spec = replace(rig.spec, hosts=4, ranks=8)
     said = rig.run("exit 3")[2]
-    assert said.startswith("mpiboot: error: [program] job ended: ")
-    assert last(said).endswith("s, 4 hosts, 8 ranks, exit 3: the program exited with code 3")
+    assert said.startswith("mpiboot: error: [mpirun] job ended: ")
+    assert "s, 4 hosts, 8 ranks, exit 3: mpirun ended with 3, and no rank is" in said
 
 
 def test_mpiruns_own_words_go_on_and_name_the_rank_that_ended_first(rig: Rig) -> None:
@@ -388,7 +388,7 @@ def test_a_line_of_json_is_a_line_whatever_was_left_open_before(rig: Rig) -> Non
 def test_the_end_is_told_as_fields_too(rig: Rig) -> None:
     rig.options = replace(rig.options, log_format=LogFormat.JSON)
     record = json.loads(last(rig.run("exit 3")[2]))
-    assert (record["event"], record["level"], record["reference"]) == ("ended", "error", "program")
+    assert (record["event"], record["level"], record["reference"]) == ("ended", "error", "mpirun")
     assert (record["exit"], record["hosts"], record["ranks"]) == (3, 1, 2)
     assert record["role"] == "launcher"
     assert record["seconds"] >= 0
@@ -630,7 +630,7 @@ def test_a_process_that_keeps_mpiruns_stderr_delays_no_end(rig: Rig, tmp_path: P
     finally:
         os.kill(int(pid.read_text()), signal.SIGKILL)  # it is still there
     assert code == 7
-    before, _, after = said.rpartition("mpiboot: error: [program] job ended")
+    before, _, after = said.rpartition("mpiboot: error: [mpirun] job ended")
     assert after
     assert "the last of mpirun\n" in before
 
@@ -641,7 +641,7 @@ def test_usr1_is_forwarded_and_nothing_else(rig: Rig) -> None:
     process.send_signal(signal.SIGUSR1)
     code, said = ended(process)
     assert code == 5
-    assert last(said).endswith("the program exited with code 5")
+    assert "exit 5: mpirun ended with 5" in said
 
 
 def test_an_mpirun_that_was_killed_by_somebody_is_told(rig: Rig) -> None:
@@ -888,7 +888,7 @@ def test_a_failed_launcher_is_held_until_it_is_told_to_go(rig: Rig) -> None:
     rig.options = replace(rig.options, hold_on_failure=300.0)
     process = rig.start("exit 9")
     heard(process, "held for 300 s")
-    assert rig.log.read_text().startswith("program: ")
+    assert rig.log.read_text().startswith("mpirun: ")
     process.terminate()
     assert ended(process)[0] == 9
     assert rig.run("exit 0")[0] == 0

@@ -124,6 +124,29 @@ def test_ends_that_have_no_row(
     assert path.read_text() == (f"{name}: {where}{verdict.said}\n" if name else "")
 
 
+@pytest.mark.parametrize(("failed", "shown"), [("mpi", 1), ("mpirun", 1), ("program", 0)])
+def test_where_the_program_is_not_to_blame_mpiboots_own_variables_are_shown(
+    failed: str, shown: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "termination-log"
+    path.touch()
+    variables = {"OMPI_MCA_btl": "self,tcp", "PATH": "/bin", "FI_PROVIDER": "tcp"}
+    verdict = Verdict(14, "", "it failed", failed=failed)
+    tell(verdict, replace(spec(), set_env=variables), 5.0, str(path))
+    line = "mpiboot had set FI_PROVIDER=tcp, OMPI_MCA_btl=self,tcp (`mpiboot plan` says why)"
+    assert path.read_text().splitlines() == [f"{failed}: it failed", *[line] * shown]
+
+
+def test_nobody_is_sent_into_a_container_that_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "termination-log"
+    path.touch()
+    host = "pi-worker-1.pi.train.svc"
+    tell(Verdict(69, "host-lost", "it was lost", host, gone=True), spec(), 5.0, str(path))
+    text = path.read_text()
+    assert "kubectl describe pod -n train pi-worker-1; kubectl logs -n train pi-worker-1" in text
+    assert "kubectl exec" not in text
+
+
 def test_a_number_of_ranks_that_is_not_known_is_not_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

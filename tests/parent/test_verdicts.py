@@ -567,9 +567,11 @@ def test_an_ssh_that_the_launchers_memory_limit_killed_is_no_lost_host() -> None
     assert (verdict.code, verdict.reference, verdict.host) == (69, "launcher-memory", "launcher")
     assert (verdict.said, rest) == ("out of memory", ("w-9: /tmp is full",))
     assert verdict.evidence[0].startswith("w-2: its SSH session was lost while the job ran")
-    # A host that was lost otherwise, or a rank that was killed: memory stands beside it.
-    for other in (replace(lost, killed=False), Verdict(137, "", "rank 0 was ended by SIGKILL")):
-        assert judgement.proved(other, (line,)) == (other, ("launcher: out of memory",))
+    # A rank that was killed: memory stands beside it. A host that was lost otherwise: a hint.
+    plain, rank = "launcher: out of memory", Verdict(137, "", "rank 0 was ended by SIGKILL")
+    assert judgement.proved(rank, (line,)) == (rank, (plain,))
+    found, rest = judgement.proved(replace(lost, killed=False), (line,))
+    assert (found.reference, found.evidence[-1], rest) == ("host-lost", plain, ())
 
 
 def test_memory_is_the_cause_where_mpirun_blames_a_rank_that_it_ended_itself() -> None:
@@ -582,10 +584,10 @@ def test_memory_is_the_cause_where_mpirun_blames_a_rank_that_it_ended_itself() -
     assert (verdict.rank, verdict.signal) == (None, "SIGKILL")
     assert verdict.evidence == ("w-0: rank 0 was ended by SIGTERM",)
     assert rest == ("w-9: /tmp is full",)
-    # Any other end stays what it is, and memory stands beside it.
+    # Any other end stays what it is, and memory is a hint.
     plain = "w-1: out of memory: the kernel killed a process of this pod"
     for other in (replace(blamed, code=139, signal="SIGSEGV"), Verdict(3, "", "exited with 3")):
-        assert judgement.proved(other, (line,)) == (other, (plain,))
+        assert judgement.proved(other, (line,)) == (replace(other, evidence=(plain,)), ())
 
 
 def test_a_rank_that_mpirun_may_have_ended_itself_is_told_as_such() -> None:
@@ -661,7 +663,7 @@ ABORT = RankEnded(0, RankEnd.ABORT, "w-1")
         ([SEGV, ABORT, MpirunEnded(139)], "rank 1 was ended by SIGSEGV", 1, "w-2", "SIGSEGV"),
         (
             [ABORT, MpirunEnded(7)],
-            "rank 0 called MPI_Abort and ended with code 7 (first failure)",
+            "rank 0 aborted (MPI_Abort, or MPI itself) with code 7 (first failure)",
             0,
             "w-1",
             "",
@@ -1010,7 +1012,11 @@ def test_every_reference_is_a_row_and_every_delay_is_known() -> None:
     assert {row for _, row in judgement.SSH_WORDS} <= set(causes.CODES)
 
 
-@pytest.mark.parametrize("how", list(RankEnd))
+# In which a rank itself ends.
+WAYS = [how for how in RankEnd if how is not RankEnd.MPI]
+
+
+@pytest.mark.parametrize("how", WAYS)
 def test_an_mpirun_that_goes_on_without_a_rank_is_ended(how: RankEnd) -> None:
     state, actions = go([RankEnded(1, how, "w-2")], running())
     assert StartTimer(Timer.RANK_ENDED, ending.DELAYS[Timer.RANK_ENDED]) in actions
@@ -1048,7 +1054,7 @@ happenings: st.SearchStrategy[Event] = st.one_of(
     st.builds(DaemonJoined, hosts),
     st.builds(JoinsUnseen, st.just("why")),
     st.builds(RankSeen, st.just("a.out")),
-    st.builds(RankEnded, st.integers(0, 3), st.sampled_from(RankEnd), hosts, st.integers(0, 15)),
+    st.builds(RankEnded, st.integers(0, 3), st.sampled_from(WAYS), hosts, st.integers(0, 15)),
     st.builds(HostChecked, hosts, st.sampled_from((True, False, None))),
     st.builds(Signalled, st.sampled_from((1, 2, 3, 10, 12, 15)), st.booleans()),
     st.builds(HostEnding, hosts),

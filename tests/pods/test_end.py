@@ -82,8 +82,8 @@ def test_what_the_program_ends_with_is_what_the_job_ends_with(
 MPIRUNS = [
     (["mpirun", "-wdir", "/nowhere", RING], 135, 181, "some host lacks the working directory"),
     (["mpirun", "--timeout", "3", *FOREVER], 110, 241, "did not end within mpirun's own --timeout"),
-    (["mpirun", "--mca", "btl", "self,none9", RING], 1, 14, "code "),
-    (["mpirun", "--mca", "btl", "self,vader", RING], 17, 17, "code 17"),
+    (["mpirun", "--mca", "btl", "self,none9", RING], 1, 14, "MPI itself failed in MPI_Init"),
+    (["mpirun", "--mca", "btl", "self,vader", RING], 17, 17, "MPI itself failed in MPI_Allreduce"),
     (["sh", "-c", "sleep 1; exit $((OMPI_COMM_WORLD_RANK * 5))"], 5, 5, "exited with code 5"),
     ([RING, "--no-finalize"], 1, 1, "code 1"),
 ]
@@ -100,6 +100,22 @@ def test_what_mpirun_itself_ends_with_is_what_the_job_ends_with(
         assert code == (new if "5.0" in image.name else old)
         assert f"exit {code}: " in end_line(said)
         assert sentence in end_line(said)
+
+
+# What the program has no part in.
+NOT_THE_PROGRAMS = [
+    (["mpirun", "--map-by", "nonsense", RING], "mpirun", "started no daemon on "),
+    (["mpirun", "-np", "9", RING], "mpirun", "no rank is known to have failed"),
+    (["mpirun", "--mca", "pml", "nope", RING], "mpi", "failed in MPI_Init before the program"),
+]
+
+
+def test_the_program_is_not_blamed_for_what_mpi_does(cluster: Cluster, image: Image) -> None:
+    ended = launches(cluster, image, [line for line, *_ in NOT_THE_PROGRAMS])
+    for (_, failed, sentence), (_, said) in zip(NOT_THE_PROGRAMS, ended, strict=True):
+        assert f"error: [{failed}] job ended: " in end_line(said)
+        assert sentence in end_line(said)
+        assert "mpiboot had set OMPI_" in said
 
 
 LACKING = {
