@@ -79,6 +79,7 @@ def test_the_other_causes_in_words() -> None:
         "host-lost",
         "its pod was told to end (deleted, drained or preempted), and so was the job",
         "w-1",
+        gone=True,
     )
     for how, words in (
         (RankEnd.SIGNAL, "was ended by a signal"),
