@@ -265,8 +265,9 @@ def _by_rank(state: State) -> Verdict | None:
     first, status = state.first_rank, _status(state)
     if first is None or (state.ended is not None and state.ended.signal):
         return None
-    # Hydra lists at the end also ranks that ranks have spawned, whose end is none of the job's.
-    if status == 0 and (state.job.goes_on or first.last):
+    # Hydra lists at the end also ranks that ranks have spawned, whose end is none of the job's, and
+    # what it says before that may be the output of a rank that runs an mpiexec of its own.
+    if status == 0 and (state.job.goes_on or state.job.family.mixes_statuses):
         return None
     rank = rank_name(first)
     if first.how is RankEnd.SIGNAL:

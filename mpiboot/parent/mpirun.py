@@ -272,7 +272,7 @@ class Mpirun:
                     found = survivors(self.child, self.folder, reaped=False)
                     send([self.child, *found], signal.SIGKILL)
                 case AskForRanksInMpi():
-                    self._ranks_in_mpi.ask()
+                    self._try("what asks for ranks in MPI", self._ranks_in_mpi.ask)
                 case CheckHost(host=host) | EndSession(host=host):
                     do = self._ask if isinstance(action, CheckHost) else self._agents.end_session
                     do(host)

@@ -120,6 +120,7 @@ class SilenceWatch:
         self._asked: dict[str, float] = {}  # when they were looked for last
         self._warned: dict[str, tuple[str, float]] = {}
         self._asking = False
+        self._blind = False  # the last look failed
         self.due = time.monotonic() + silent if silent else None
 
     def look(self) -> None:
@@ -130,9 +131,12 @@ class SilenceWatch:
         try:
             found = silences().items()
         except (OSError, ValueError) as wrong:
-            log.debug("silent", f"connections can't be looked at: {wrong}")
-            self.due = None
+            # Not the last look: ssh itself gives no host up where this one looks for them.
+            say = log.debug if self._blind else log.warning
+            say("silent", f"connections can't be looked at, no silent host is noticed: {wrong}")
+            self._blind, self.due = True, now + self._silent
             return
+        self._blind = False
         ages = {self._hosts[place]: age for place, age in found if place in self._hosts}
         self._ages = {host: age for host, age in ages.items() if age >= self._silent}
         for host in [host for host in self._warned if host in ages and host not in self._ages]:

@@ -236,7 +236,10 @@ def _rank_ended(state: State, event: RankEnded) -> Step:
         and (first.rank is not None or event.rank is None)
     )
     state = replace(state, first_rank=first if later else event)
-    if first or state.job.goes_on or state.ended is not None:
+    job = state.job
+    # Hydra tells of ranks where they write, too: a rank's own mpiexec may have said it.
+    guessed = job.family.mixes_statuses and not job.end_stuck
+    if first or guessed or job.goes_on or state.ended is not None:
         return state, ()
     return start(state, Timer.RANK_ENDED)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from mpiboot.parent import mpirun
+from mpiboot.parent.events import AskForRanksInMpi
 from mpiboot.parent.launch_spec import LaunchSpec, RemoteHost
 from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.mpirun import Mpirun
@@ -90,6 +92,18 @@ def test_other_looks_that_fail_end_no_job(
     job._look_at = 0.0
     job._turn()
     assert "KeyError: 'odd'; the job goes on without it" in capfd.readouterr().err
+    assert job.verdict is None
+
+
+def test_a_question_that_can_not_be_asked_ends_no_job(
+    job: Mpirun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def pipe() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pipe", pipe)
+    job._do((AskForRanksInMpi(),))
+    assert "Too many open files; the job goes on without it" in capfd.readouterr().err
     assert job.verdict is None
 
 

@@ -115,16 +115,20 @@ def test_a_watch_that_is_off_never_looks(now: list[float]) -> None:
     watch.look()
 
 
-def test_a_look_that_fails_is_the_last_and_ends_nothing(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
+def test_looks_that_fail_are_told_once_and_end_nothing_and_a_later_one_counts(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def refuse() -> dict[tuple[str, int], float]:
-        raise OSError(1, "no")
+        raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(silence, "silences", refuse)
-    watched.now[0] += 30
-    watched.watch.look()
-    assert (watched.watch.due, watched.lost, watched.watch.lines()) == (None, [], ())
+    with monkeypatch.context() as failing:
+        failing.setattr(silence, "silences", refuse)
+        assert [watched.look(3, 3) for _ in range(2)] == [30, 30]
+    assert (watched.lost, watched.watch.lines()) == ([], ())
+    assert capfd.readouterr().err.count("Too many open files") == 1
+    watched.look(31.2, 3)
+    Child.made[-1].tell("w-0 gone its name does not resolve any more")
+    assert [lost.host for lost in watched.lost] == ["w-0"]
 
 
 def test_what_proves_a_loss_is_told_at_once(watched: Watched) -> None:

@@ -1031,6 +1031,19 @@ def test_an_mpirun_that_goes_on_without_a_rank_is_ended(how: RankEnd) -> None:
     assert Timer.RANK_ENDED not in alone.pending
 
 
+@pytest.mark.parametrize("family", ["mpich", "intel"])
+def test_what_hydra_says_of_a_rank_where_ranks_write_ends_no_job(family: str) -> None:
+    """A rank that runs an mpiexec of its own shows that one's words: they are no proof."""
+    state, actions = go([SEGV], running(family))
+    assert (state.pending & {Timer.RANK_ENDED}, actions) == (frozenset(), ())
+    well = [AgentEnded("w-1", 100, 0), AgentEnded("w-2", 101, 0)]
+    assert judged([SEGV, *well, MpirunEnded(0)], running(family)).code == 0
+    assert judged([SEGV, *well, MpirunEnded(255)], running(family)).code == 128 + 11
+    ending_it = replace(state.job, end_stuck=True)
+    state, _ = go([SEGV], replace(running(family), job=ending_it))
+    assert Timer.RANK_ENDED in state.pending
+
+
 def test_a_job_that_may_go_on_without_a_rank_is_let() -> None:
     state = running()
     state = replace(state, job=replace(state.job, goes_on=True))
@@ -1107,7 +1120,8 @@ def test_no_sequence_ends_in_0_after_a_loss_or_a_signal_and_none_without_an_end(
     must_end = not joined  # while it is being launched the launch timer sees to it
     for event in events:
         bad = bad or loses(state, event)
-        dragged = dragged or (isinstance(event, RankEnded) and not goes_on)
+        told = end_stuck or not FAMILIES[family].mixes_statuses
+        dragged = dragged or (isinstance(event, RankEnded) and told and not goes_on)
         before = state
         state, actions = verdicts.step(state, event)
         finishes += [action.verdict for action in actions if isinstance(action, Finish)]
