@@ -77,8 +77,7 @@ _REFUSED_CALLS = (
 class PodSpec:
     """Everything that a manifest can say about a pod of one container, and a cluster's defaults.
 
-    `stdout_reader` is the program that reads its stdout by a pipe, as a container runtime does; it
-    is a file without.
+    `stdout_reader` is the program that reads its stdout by a pipe, as a container runtime does.
 
     `before` are its init containers: what of them is not as the container's own.
 
@@ -117,7 +116,7 @@ class PodSpec:
     host_users: bool = True
     share_processes: bool = False
     tty: bool = False
-    stdout_reader: Sequence[str] = ()
+    stdout_reader: Sequence[str] = ("cat",)
     memory: int | None = None
     # limits.cpu, in cores.
     cpu_limit: float = 0.0

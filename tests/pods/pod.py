@@ -19,11 +19,22 @@ from tests.pods.terminal import Terminal
 from tests.pods.users import FIRST
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tests.pods.network import Netns
     from tests.pods.oci import PodSpec
     from tests.pods.sandbox import Place
+
+
+# Seconds for what an ended container wrote to be in the file.
+_LAST_WORDS = 10
+
+
+def _reader(argv: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Reads a container's stream by a pipe, as a container runtime does."""
+    return subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=output, start_new_session=True, bufsize=0
+    )
 
 
 class PodError(Exception):
@@ -41,7 +52,7 @@ class Pod(Sandbox):
         self._runc_root = place.folder / "runc"
         self._cluster = place.cluster
         self._runner: subprocess.Popen[bytes] | None = None
-        self._reader: subprocess.Popen[bytes] | None = None
+        self._readers: list[subprocess.Popen[bytes]] = []
         self._pidfd: int | None = None
         self._pid: int | None = None
 
@@ -84,21 +95,14 @@ class Pod(Sandbox):
                 self.terminal = Terminal(argv, self._folder / "stdout")
                 self._runner = self.terminal.process
             else:
-                to: IO[bytes] = out
-                if self.spec.stdout_reader:
-                    self._reader = subprocess.Popen(
-                        self.spec.stdout_reader,
-                        stdin=subprocess.PIPE,
-                        stdout=out,
-                        cwd=self._folder,
-                        start_new_session=True,
-                    )
-                    to = self._reader.stdin or out
+                reader = self.spec.stdout_reader
+                self._readers = [_reader(reader, out), _reader(("cat",), err)]
+                to, to_err = (reader.stdin for reader in self._readers)
                 self._runner = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=to, stderr=err, start_new_session=True
+                    argv, stdin=subprocess.DEVNULL, stdout=to, stderr=to_err, start_new_session=True
                 )
-                if to is not out:
-                    to.close()
+                for pipe in filter(None, (to, to_err)):
+                    pipe.close()
         self._await_start(bundle)
         return self
 
@@ -107,8 +111,8 @@ class Pod(Sandbox):
         if self._runner is None:
             raise PodError(f"{self.spec.name} was never started")
         try:
-            if self._reader is not None:
-                self._reader.wait(timeout)  # it reads to the container's end
+            for reader in self._readers:
+                reader.wait(timeout)  # it reads to the container's end
             return self._runner.wait(timeout)
         except subprocess.TimeoutExpired as error:
             msg = f"{self.spec.name} still runs after {timeout} s:\n{self.stderr()[-4000:]}"
@@ -156,9 +160,9 @@ class Pod(Sandbox):
     def close(self) -> None:
         """Waits for the container's end and frees what the test process holds for it."""
         self.end_processes()
-        if self._reader is not None:
-            self._reader.kill()
-            self._reader.wait()
+        for reader in self._readers:
+            reader.kill()
+            reader.wait()
         if self._runner is not None:
             self._runner.wait()
         if self._pidfd is not None:
@@ -169,15 +173,22 @@ class Pod(Sandbox):
 
     def stdout(self) -> str:
         """What the container wrote to its standard output (with a terminal: to either)."""
-        return (self._folder / "stdout").read_text(errors="replace")
+        return self._written("stdout")
 
     def stderr(self) -> str:
         """What the container wrote to its standard error output."""
-        return (self._folder / "stderr").read_text(errors="replace")
+        return self._written("stderr")
 
     def termination_log(self) -> str:
         """What the container left in /dev/termination-log, of which a kubelet keeps 4,096 bytes."""
         return (self._folder / "termination-log").read_text(errors="replace")[:4096]
+
+    def _written(self, stream: str) -> str:
+        if not self.running:
+            for reader in self._readers[1 if stream == "stderr" else 0 :][:1]:
+                with contextlib.suppress(subprocess.TimeoutExpired):  # nobody lets it read
+                    reader.wait(_LAST_WORDS)
+        return (self._folder / stream).read_text(errors="replace")
 
     @property
     def root(self) -> Path:
