@@ -293,7 +293,7 @@ class Settings:
     connect_check: float = row(
         60.0,
         "Time after the start at which the workers are asked for TCP connections of ranks that "
-        "nobody answers, and again after two and four times as long. 0: never.",
+        "nobody answers, and again after two, three and four times as long. 0: never.",
         seconds,
     )
     stuck: Stuck = row(

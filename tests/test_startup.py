@@ -59,6 +59,12 @@ def test_a_worker_loads_nothing_heavy(statement: str) -> None:
     assert (loaded(statement) - BEFORE) & HEAVY == set()
 
 
+def test_a_command_and_a_worker_s_facts_load_nothing_of_plans() -> None:
+    assert "mpiboot.job.masking" not in loaded("import mpiboot.commands.root")
+    plans = {"mpiboot.job.plan_builder", "mpiboot.job.dialect", "mpiboot.job.platforms"}
+    assert not loaded("import mpiboot.facts") & plans
+
+
 def test_a_line_without_options_needs_no_parser() -> None:
     keyless = "import os; os.environ |= {'MPIBOOT_SSH_KEY': '/none', 'MPIBOOT_TIMEOUT': '0'}; "
     keyless += "os.environ['MPIBOOT_TERMINATION_LOG'] = ''; from mpiboot.cli import run; "

@@ -13,7 +13,6 @@ from mpiboot import __version__
 from mpiboot.commands import copy_to, job, look, run, shims
 from mpiboot.commands.options import Command, Group
 from mpiboot.commands.run import ENTRY, Words
-from mpiboot.job.masking import masked_words
 
 # mpirun's own ways to write a number of ranks.
 _RANKS: Final = {"-np": "-n", "--n": "-n", "-c": "-n"}
@@ -50,6 +49,8 @@ def corrected_line(root: click.Group, words: Sequence[str]) -> str:
     Returns:
         Such as ``mpiboot launcher --timeout 3 -- ./train``; empty where it can't be told.
     """
+    from mpiboot.job.masking import masked_words
+
     first = next((word for word in words if word in root.commands), "")
     names = [first] if first else ["launcher", "worker"]
     for name in names:

@@ -41,7 +41,9 @@ def judge(builder: PlanBuilder, observed: Observed) -> None:
         daemons = name == row.daemon_link_var
         # mpiboot hands on what another version reads.
         older = ALSO_DAEMON_LINK if daemons and "_MCA_" in name else ()
-        by, value = next(filter(None, (_given(builder, item) for item in (name, *older))), ("", ""))
+        by, value = next(
+            filter(None, (_given(builder, observed, item) for item in (name, *older))), ("", "")
+        )
         # Of a network in which nothing has an address Open MPI says nothing, and takes all links.
         if daemons and observed.own and "/" not in value and _lacks(observed.own, value):
             there = _links(observed.own)
@@ -79,12 +81,17 @@ def _words(value: str) -> list[str]:
     return [word for word in map(str.strip, value.split(",")) if word]
 
 
-def _given(builder: PlanBuilder, name: str) -> tuple[str, str] | None:
-    """Find the user's own value, by the line or else by a variable or a file; and how it stands."""
+def _given(builder: PlanBuilder, observed: Observed, name: str) -> tuple[str, str] | None:
+    """Find the user's own value, by the line or else by a variable or a file; and how it stands.
+
+    What is in the file of a worker alone holds there alone.
+    """
     flagged = builder.line.mca.get(parameter(name), "") if "_MCA_" in name else ""
     if flagged:
         return f"--mca {parameter(name)} {flagged}", flagged
-    value = builder.line.export_values.get(name) or builder.environ.get(name, "")
+    of_file = builder.of_files.get(name)
+    there = of_file is not None and of_file not in observed.parameters
+    value = builder.line.export_values.get(name) or builder.environ.get(name, "") * (not there)
     return (f"{name}={value}", value) if value else None
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from mpiboot.job.dialect import Dialect
-from mpiboot.job.plan_builder import Observed
-from mpiboot.job.user_line import UserLine
 from mpiboot.model import MpiFamily, MpiParameter
+
+if TYPE_CHECKING:  # a worker's facts need none of what a plan does
+    from mpiboot.job.dialect import Dialect
+    from mpiboot.job.plan_builder import Observed
+    from mpiboot.job.user_line import UserLine
 
 _OMPI: Final = "OMPI_MCA_"
 _PRTE: Final = "PRTE_MCA_"
@@ -36,6 +38,8 @@ _FILES: Final = {
         ("{etc}/pmix-mca-params.conf", "PMIX_MCA_"),
     ),
 }
+# What mpirun alone reads, beside mapping and binding: in a worker's pod nobody does.
+_MPIRUNS: Final = ("*_MCA_plm_*", "*_base_env_list", "*_default_hostfile", "*_default_slots")
 # What names other files instead of the usual ones, and files that come before all of these.
 _INSTEAD: Final = ("mca_base_param_files", "mca_param_files")
 _BEFORE: Final = ("mca_base_envar_file_prefix", "mca_base_param_file_prefix")
@@ -95,13 +99,14 @@ def read(text: str) -> dict[str, str]:
 def settled(observed: Observed, row: Dialect) -> dict[str, MpiParameter]:
     """Give the parameters that files settle, by the variables of the same name.
 
-    Those of the workers count, too: their daemons and ranks read their own. mpirun alone maps and
-    binds, by the launcher's.
+    Those of the workers count, too: their daemons and ranks read their own. mpirun alone starts
+    daemons, maps and binds, by the launcher's.
     """
+    mpiruns = (*row.pinning_vars, *_MPIRUNS)
     found = {item.variable: item for item in reversed(observed.parameters)}
     for worker in observed.workers:
         for item in worker.facts.parameters if worker.facts else ():
-            if not any(fnmatchcase(item.variable, name) for name in row.pinning_vars):
+            if not any(fnmatchcase(item.variable, name) for name in mpiruns):
                 there = f"{item.path} of {worker.host.name}"
                 found.setdefault(item.variable, MpiParameter(item.variable, item.value, there))
     return {name: item for name, item in found.items() if not observed.environ.get(name)}

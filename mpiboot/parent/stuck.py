@@ -96,7 +96,8 @@ def _guess(state: State, cause: Verdict, said: str, again: Timer | None = None) 
         state, actions = save(state) if state.job.grace else end(state, cause)
         return state, (warned, *actions)
     state = replace(state, suspected=said)
-    said += "; the job goes on (MPIBOOT_STUCK=end would end it)"
+    how = "would end it" if not state.job.end_stuck else "ends none that may do without a rank"
+    said += f"; the job goes on (MPIBOOT_STUCK=end {how})"
     warned = Say(LogLevel.WARNING, "stuck", f"{said}. Look closer: mpiboot doctor ranks")
     if again is None:
         return state, (warned,)

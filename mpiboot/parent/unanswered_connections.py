@@ -86,7 +86,7 @@ class ConnectionWatch:
         if dropped:
             self._dropped(*dropped)
             self._looks, self._times = _LOOKS, [now + _AGAIN]
-        elif found and self._looks:
+        elif found and self._looks > 0:
             later = (when for when in self._times if when > now + _APART)
             self._times = [now + _APART, *later]
         if self._told and not found:

@@ -95,6 +95,18 @@ def test_a_link_of_the_daemons_that_the_launcher_lacks_is_refused_as_mpirun_does
     assert failing(planned("./train", replace(seen, own=None))) == []
 
 
+def test_a_link_in_the_file_of_a_worker_alone_is_that_worker_s_own() -> None:
+    seen = known(observed())
+    first, second = seen.workers
+    assert first.facts is not None
+    name = "OMPI_MCA_oob_tcp_if_include"
+    facts = replace(first.facts, links=(*first.facts.links, link("ens5", "10.1.0.5/24")))
+    facts = replace(facts, parameters=(MpiParameter(name, "ens5", "/etc/x.conf"),))
+    plan = planned("./train", replace(seen, workers=(replace(first, facts=facts), second)))
+    assert (failing(plan), warned(plan)) == ([], [])
+    assert name not in plan.set_env
+
+
 def test_a_link_of_the_daemons_that_only_workers_lack_is_a_warning() -> None:
     seen = observed(environ={**POD, "OMPI_MCA_oob_tcp_if_include": "ens5"})
     seen = known(replace(seen, links=(*seen.links, link("ens5", "10.1.0.9/24"))))

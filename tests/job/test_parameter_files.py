@@ -80,6 +80,16 @@ def test_more_ranks_than_slots_and_an_agent_may_be_asked_for_by_a_file() -> None
     assert [item for item in plan.findings if item.level is not Level.OK] == []
 
 
+@both
+def test_what_mpirun_alone_reads_of_a_worker_s_file_is_nobody_s(family: str) -> None:
+    """Another image's launch agent is not in the launcher's, and its list of names is not read."""
+    theirs = {"plm_rsh_agent": "/opt/agent", "plm_ssh_agent": "/opt/agent"}
+    seen = of_a_worker(observed(family), **theirs, mca_base_env_list="A")
+    plan = planned("./train", seen)
+    assert plan.user_agent == ""
+    assert plan == replace(planned("./train", observed(family)), findings=plan.findings)
+
+
 def test_what_no_shell_reads_is_not_refused() -> None:
     """A file's value does not travel on the daemons' command line, unless mpiboot hands it on."""
     plan = planned("./train", of_file(observed(), btl_base_warn_component_unused="$X"))

@@ -877,6 +877,7 @@ def test_a_job_that_goes_on_without_ranks_does_so_without_an_answer() -> None:
     state = replace(state, job=replace(state.job, goes_on=True))
     state, actions = go([Unanswered("rank 1 gets no answer")], state)
     assert (len(warnings(actions)), ends_job(actions), state.cause) == (2, False, None)
+    assert "MPIBOOT_STUCK=end would" not in warnings(actions)[0]
 
 
 def test_a_daemon_of_hydra_that_ended_before_it_was_seen_to_join_had_joined() -> None:
