@@ -49,16 +49,16 @@ def test_the_next_launcher_tells_why_the_last_one_ended(
     assert "variables of this pod that stay here: MY_CHOICE (" in job.launcher.stderr()
     assert "attempt" not in job.launcher.termination_log()
     # Refused before mpirun.
-    second = again(cluster, job, "mpirun", "-np", "99", RING)
-    assert second.wait(PATIENCE) == 78
+    second = again(cluster, job, "launcher", "--data-network", "require", "--", RING)
+    assert second.wait(PATIENCE) == 72
     (line,) = attempts_said(second, "attempt 2; the last one (pi-launcher of 20")
     assert " ended: program: " in line
     assert line.endswith("exit 3")
     third = again(cluster, job, RING, "--exit", "4", name="pi-launcher-3")
     assert third.wait(PATIENCE) == 4
     (line,) = attempts_said(third, "attempt 3; the last one (pi-launcher-2 of 20")
-    assert " ended: slots: " in line
-    assert line.endswith("exit 78")
+    assert " ended: rdma-missing: " in line
+    assert line.endswith("exit 72")
     # Nobody comes any more.
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
     assert "no launcher was here for 15 s" in job.workers[0].stderr()
