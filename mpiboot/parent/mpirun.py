@@ -178,7 +178,7 @@ class Mpirun:
         while self.verdict is None:
             self._turn()
         if not self.verdict.code:
-            self._name_unused()
+            self._try("what looks for unused hosts", self._name_unused)
         self._notices.close()
         self._connecting.stop()
         self._silence.stop()

@@ -92,8 +92,8 @@ class OutputWriter:
         # None is the end, and an empty piece stands for all that is in the file.
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()
         self._file: OverflowFile | None = None
-        self.file_full = False  # who writes has to wait
         # Each is changed by one thread alone.
+        self._full = False
         self._taken, self._written = 0, 0
         self._awaited = False
         self._ended = False
@@ -105,6 +105,11 @@ class OutputWriter:
         """How many bytes are not written yet."""
         return 0 if self.broken else self._taken - self._written
 
+    @property
+    def file_full(self) -> bool:
+        """Whether who writes has to wait until all is written."""
+        return self._full and self.left > 0
+
     def overflow(self, folder: str = _FOLDER, size: int = _FILE_SIZE) -> None:
         """Keep what is too much for memory in a file."""
         self._file = OverflowFile(folder, size)
@@ -113,14 +118,15 @@ class OutputWriter:
         """Take something to be written; after the end nothing is."""
         if self._ended:
             return
+        file, full = self._file, self.file_full
         self._taken += len(data)
-        file = self._file
-        if data and file and not self.file_full and (file.holds or self.left > _ENOUGH):
+        if data and file and not full and (file.holds or self.left > _ENOUGH):
             kept, first = file.add(data)
             if kept and first:
                 self._queue.put(b"")
             data = data[kept:]
-            self.file_full = bool(data)
+            full = bool(data)
+        self._full = full
         if data:
             self._queue.put(data)
 
@@ -143,10 +149,7 @@ class OutputWriter:
             self._queue.put(None)
 
     def _room(self) -> bool:
-        if not self._file:
-            return self.left < _ENOUGH
-        self.file_full = self.file_full and self.left > 0
-        return not self.file_full
+        return not self.file_full if self._file else self.left < _ENOUGH
 
     def _run(self) -> None:
         while (data := self._queue.get()) is not None:

@@ -311,7 +311,11 @@ class Parent:
 
     def _ask(self, folder: str, request: Request, *words: str) -> tuple[str, ...]:
         """Ask or tell the workers; agents report meanwhile, and a signal ends it."""
-        return ask(folder, os.environ, self._loop, lambda: self._told != 0, request, *words)
+        try:
+            return ask(folder, os.environ, self._loop, lambda: self._told != 0, request, *words)
+        except Exception as wrong:  # noqa: BLE001 - how the job ended is known
+            log.failed("what asks or tells the workers", wrong)
+            return ()
 
     def _stay(self, deadline: float | None) -> int:
         """Stay until a time, and reap what is left to this process.

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from mpiboot.parent import mpirun
-from mpiboot.parent.events import AskForRanksInMpi
+from mpiboot.after_job.request import Request
+from mpiboot.parent import mpirun, parent
+from mpiboot.parent.events import AskForRanksInMpi, Verdict
 from mpiboot.parent.launch_spec import LaunchSpec, RemoteHost
 from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.mpirun import Mpirun
 from mpiboot.parent.output_writer import OutputWriter
+from mpiboot.parent.parent import Parent
 from mpiboot.parent.state import Phase
 
 if TYPE_CHECKING:
@@ -105,6 +107,26 @@ def test_a_question_that_can_not_be_asked_ends_no_job(
     job._do((AskForRanksInMpi(),))
     assert "Too many open files; the job goes on without it" in capfd.readouterr().err
     assert job.verdict is None
+
+
+def test_a_look_for_unused_hosts_that_fails_leaves_a_good_end_good(
+    job: Mpirun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "_name_unused", failing)
+    job.verdict = Verdict(0, "", "the program succeeded")
+    assert job.result().code == 0
+
+
+def test_workers_that_can_not_be_asked_or_told_change_no_end(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended = Parent.__new__(Parent)
+    ended._loop = EventLoop()
+    ended._told = 0
+    monkeypatch.setattr(parent, "ask", failing)
+    assert ended._ask("/launch", Request.OVER) == ()
+    assert "[bug] what asks or tells the workers failed at" in capfd.readouterr().err
+    ended._loop.close()
 
 
 def test_a_timer_is_no_watcher(job: Mpirun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,12 @@ from tests.waiting import until
 class Room(OutputWriter):
     """A stderr that has room when the test says so."""
 
+    file_full = False
+
     def __init__(self) -> None:
         self.room, self.tell = os.pipe()
         self.there = True
-        self.broken = self.file_full = False
+        self.broken = False
         self.handle = 2
         self.data = b""
 
@@ -205,12 +207,15 @@ def test_who_hears_of_ranks_and_fails_does_not_stop_the_stream(
     os.close(writer)
 
 
-def test_that_mpirun_has_to_wait_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_that_mpirun_has_to_wait_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     stream, loop = Room(), EventLoop()
     pipes = MpirunPipes(loop, stream, lambda _: None)
     reader, writer = os.pipe()
     pipes.add(MpirunPipe(reader, stream.write))
-    stream.there, stream.file_full = False, True
+    stream.there = False
+    monkeypatch.setattr(Room, "file_full", True)
     for _ in range(2):
         os.write(writer, b"text")
         loop.wait(None)

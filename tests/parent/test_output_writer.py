@@ -215,6 +215,37 @@ def test_where_the_file_has_no_room_who_writes_waits_and_nothing_is_lost(
     close(writing)
 
 
+def test_an_old_look_for_room_undoes_nothing(reader: Reader, tmp_path: Path) -> None:
+    """The thread that writes may look just before the other one fills the file."""
+    meanwhile: list[bytes] = []
+
+    class Filled(OutputWriter):
+        @property
+        def left(self) -> int:
+            left = super().left
+            coming = meanwhile.copy()
+            meanwhile.clear()
+            for piece in coming:
+                self.write(piece)
+            return left
+
+    writing = Filled()
+    writing.overflow(str(tmp_path), 1 << 20)
+    pieces = numbered(1 << 11)
+    for piece in pieces:
+        writing.write(piece)
+    assert writing.file_full
+    assert reader.take(2 << 20) == b"".join(pieces)
+    until(lambda: writing.left == 0)
+    meanwhile += pieces
+    writing._room()
+    assert writing.file_full
+    assert not writing.has_room()
+    assert reader.take(2 << 20) == b"".join(pieces)
+    end(writing)
+    close(writing)
+
+
 def test_a_file_that_can_not_be_read_back_is_no_silent_loss(reader: Reader, tmp_path: Path) -> None:
     writing = OutputWriter()
     writing.overflow(str(tmp_path))
