@@ -237,4 +237,4 @@ def plan_json(made: Plan, found: Sequence[Finding]) -> str:
 
 
 def _masked(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: masking.mask(name, value) for name, value in variables.items()}
+    return {name: masking.mask_within(name, value) for name, value in variables.items()}

@@ -197,13 +197,15 @@ def test_a_plan_for_people_ends_with_the_command() -> None:
 
 def test_a_plan_in_json_masks_secrets() -> None:
     secret = {"A_TOKEN": SECRET}
+    listed = {"OMPI_MCA_mca_base_env_list": f"A;B_TOKEN={SECRET}"}
     per_host = {"w-0": {**secret, "NCCL_IB_HCA": "mlx5_0"}}
     line = ("mpirun", f"A_TOKEN={SECRET}")
-    plan = Plan((), (), line, secret, ("B",), per_host=per_host)
+    plan = Plan((), (), line, secret | listed, ("B",), per_host=per_host)
     told = json.loads(render.plan_json(plan, ()))
     assert told["set_on_host"] == {"w-0": {"A_TOKEN": "(hidden)", "NCCL_IB_HCA": "mlx5_0"}}
     assert SECRET not in render.plan(plan, ())
-    assert told["set"] == {"A_TOKEN": "(hidden)"}
+    listed = {"OMPI_MCA_mca_base_env_list": "A;B_TOKEN=(hidden)"}
+    assert told["set"] == {"A_TOKEN": "(hidden)", **listed}
     assert told["argv"] == ["mpirun", "A_TOKEN=(hidden)"]
     assert told["removed"] == ["B"]
 

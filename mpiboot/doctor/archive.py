@@ -42,11 +42,8 @@ def environment(environ: Mapping[str, str]) -> str:
     """Write an environment, a variable a line, with the values of those that are known alone."""
     lines = []
     for name, value in sorted(environ.items()):
-        if not value or _is_shown(name):
-            # Options in a variable may hold a secret, too.
-            (shown,) = masking.masked_words([masking.mask(name, value)])
-        else:
-            shown = masking.HIDDEN
+        known = not value or _is_shown(name)
+        shown = masking.mask_within(name, value) if known else masking.HIDDEN
         lines.append(f"{name}={shown}\n")
     return "".join(lines)
 

@@ -79,6 +79,11 @@ def mask(name: str, value: str) -> str:
     )
 
 
+def mask_within(name: str, value: str) -> str:
+    """Return a value as ``mask`` does, with what options or a list in it give to secrets hidden."""
+    return masked_words((mask(name, value),))[0]
+
+
 def _counts(name: str, value: str) -> bool:
     """Tell a number of tokens (a language model's) from a token."""
     return name.upper().endswith("TOKENS") and value.isdigit()

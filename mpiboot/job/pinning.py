@@ -193,7 +193,8 @@ def _excluded(builder: PlanBuilder, name: str, includes: Iterable[str]) -> bool:
     excludes = [item.replace("_include", "_exclude") for item in includes if "_include" in item]
     for item in excludes:
         if builder.environ.get(item) or parameter(item) in builder.line.mca:
-            source, by = builder.set_by(item)
+            flagged = parameter(item) in builder.line.mca
+            source, by = (Source.FLAG, "on the mpirun line") if flagged else builder.set_by(item)
             said = f"not set: {item} is ({by}), and both can't be"
             builder.decide(name, "", source, said)
             return True

@@ -35,9 +35,12 @@ def _finding(verdict: Verdict) -> Finding:
 
 
 def _set_by_mpiboot(spec: LaunchSpec) -> tuple[str, ...]:
-    """List what MPI read that mpiboot had set; `mpiboot plan` says why."""
-    named = sorted(name for name in spec.set_env if name.startswith(_OF_MPI))
-    shown = ", ".join(f"{name}={spec.set_env[name]}" for name in named)
+    """List what MPI read that mpiboot had set; `mpiboot plan` says why.
+
+    A list of variables with values, or ssh's arguments, may hold a secret of the user's.
+    """
+    named = sorted(item for item in spec.set_env.items() if item[0].startswith(_OF_MPI))
+    shown = ", ".join(name if "=" in value else f"{name}={value}" for name, value in named)
     return (f"mpiboot had set {shown} (`mpiboot plan` says why)",) if named else ()
 
 

@@ -131,9 +131,11 @@ def test_where_the_program_is_not_to_blame_mpiboots_own_variables_are_shown(
     path = tmp_path / "termination-log"
     path.touch()
     variables = {"OMPI_MCA_btl": "self,tcp", "PATH": "/bin", "FI_PROVIDER": "tcp"}
+    variables["OMPI_MCA_mca_base_env_list"] = "A;API_TOKEN=hunter22"
     verdict = Verdict(14, "", "it failed", failed=failed)
     tell(verdict, replace(spec(), set_env=variables), 5.0, str(path))
-    line = "mpiboot had set FI_PROVIDER=tcp, OMPI_MCA_btl=self,tcp (`mpiboot plan` says why)"
+    line = "mpiboot had set FI_PROVIDER=tcp, OMPI_MCA_btl=self,tcp, OMPI_MCA_mca_base_env_list "
+    line += "(`mpiboot plan` says why)"
     assert path.read_text().splitlines() == [f"{failed}: it failed", *[line] * shown]
 
 

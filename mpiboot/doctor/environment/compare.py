@@ -10,7 +10,7 @@ from typing import Final
 
 from mpiboot.doctor.environment.forwarding import Forwarding
 from mpiboot.job.forward import local_reason, matches
-from mpiboot.job.masking import mask, masked_words
+from mpiboot.job.masking import mask_within
 from mpiboot.majority import majority
 from mpiboot.model import Finding, Level
 
@@ -151,7 +151,7 @@ def _shown(name: str, raw: Iterable[str | None]) -> dict[str | None, str | None]
     shown: dict[str | None, str | None] = {None: None}
     for value in raw:
         if value is not None and value not in shown:
-            (text,) = masked_words((mask(name, value) or "(empty)",))  # a list may hold one too
+            text = mask_within(name, value) or "(empty)"
             alike = sum(str(other).partition(" [")[0] == text for other in shown.values())
             shown[value] = f"{text} [{alike + 1}]" if alike else text
     return shown
