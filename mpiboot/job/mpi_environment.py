@@ -180,7 +180,7 @@ def _search_paths(
         others = [host for host, value in theirs.items() if not forward.extends(own, value)]
         if not own or not others:
             continue
-        because = f"{first_few(others)} of another image has one of its own"
+        because = f"{first_few(others)} has another one of its own"
         if name in given:
             builder.decide(name, "the launcher's", Source.FLAG, f"{because}; your line names it")
         elif any(forward.matches(name, item) for item in more):

@@ -14,7 +14,7 @@ from tests.fakes.plans import MPIS, POD, because, observed, planned
 
 both = pytest.mark.parametrize("family", list(MPIS))
 OTHER = "/opt/conda/bin:/usr/bin:/bin"
-BOTH = "w-0.job.ns.svc, w-1.job.ns.svc of another image has one of its own"
+BOTH = "w-0.job.ns.svc, w-1.job.ns.svc has another one of its own"
 
 
 def two_images(seen: Observed, **paths: str) -> Observed:

@@ -35,4 +35,4 @@ def test_workers_of_another_image_find_their_own_programs(
     paths = [line.split()[1] for line in job.launcher.stdout().splitlines()]
     found = "/opt/launcher/lib" if words else "/opt/conda/lib"
     assert [found in path for path in paths] == [True] * 2
-    assert "of another image has one of its own" in job.launcher.stderr()
+    assert "has another one of its own" in job.launcher.stderr()
