@@ -14,8 +14,17 @@ from mpiboot import __version__, facts, log
 from mpiboot.data_network.observe import platform_hints, rdma
 from mpiboot.errors import MpibootError
 from mpiboot.fabric import Attachment, AttachmentSource, Fabric, Route
-from mpiboot.model import Gpus, Link, Mesh, PodFacts
-from mpiboot.observe import facts_json, gpus, links, pod, process_memory, programs, service_mesh
+from mpiboot.model import Gpus, Link, Mesh, MpiParameter, PodFacts
+from mpiboot.observe import (
+    facts_json,
+    gpus,
+    links,
+    parameter_files,
+    pod,
+    process_memory,
+    programs,
+    service_mesh,
+)
 from mpiboot.observe.worker_state import STATE
 from mpiboot.setting_sources import resolve
 from mpiboot.system import files
@@ -78,6 +87,15 @@ def test_each_fact_is_asked_where_it_is_known(world: Link) -> None:
         unreadable=("a link", "a device", "a file"),
         settings=(("NCCL_IB_HCA", "mlx5"),),
     )
+
+
+@pytest.mark.usefixtures("world")
+def test_secrets_in_the_files_of_an_mpi_do_not_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "OMPI_MCA_mca_base_env_list"
+    found = (MpiParameter(name, "A;B_TOKEN=x", "/f"), MpiParameter("OMPI_MCA_pml", "ucx", "/f"))
+    monkeypatch.setattr(parameter_files, "find", lambda *_: found)
+    seen = facts.gather(resolve({}, {}), {}, sshd="", pid=1, mpi=MPI).parameters
+    assert seen == (MpiParameter(name, "A;B_TOKEN=(hidden)", "/f"), found[1])
 
 
 @pytest.fixture

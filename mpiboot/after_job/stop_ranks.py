@@ -139,7 +139,12 @@ async def stop(hosts: Iterable[str], signal: str, seconds: int, mark: str, file:
 
     wanted = LookRequests(file, give_up)
     await asyncio.wait(asking.values())
-    asked = [task.result() for task in asking.values() if not task.cancelled()]
+    # One that fails is one that can't be asked: the others' ranks save all the same.
+    asked = [
+        task.result()
+        for task in asking.values()
+        if not task.cancelled() and task.exception() is None
+    ]
     # They were counted at different times, and told to end at once: the first number is no look.
     ranks, number = sum(host.left for host in asked), 0
     left = ranks
@@ -149,7 +154,7 @@ async def stop(hosts: Iterable[str], signal: str, seconds: int, mark: str, file:
             break
         await wanted.pause()
         number = wanted.number
-        await asyncio.gather(*(host.again() for host in asked))
+        await asyncio.gather(*(host.again() for host in asked), return_exceptions=True)
         left = sum(host.left for host in asked)
 
 
