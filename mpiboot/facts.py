@@ -13,8 +13,9 @@ from mpiboot import __version__, facts_text, log
 from mpiboot.data_network.nccl import CHECKED
 from mpiboot.errors import MpibootError, error
 from mpiboot.fabric import Fabric, Route
+from mpiboot.job import masking
 from mpiboot.job.forward import SEARCH_PATHS
-from mpiboot.model import Mpi, PodFacts
+from mpiboot.model import Mpi, MpiParameter, PodFacts
 from mpiboot.network import service_mesh as meshes
 from mpiboot.observe import (
     facts_json,
@@ -67,9 +68,14 @@ def gather(
         memory_refused=process_memory.refused(),
         gpus=gpus.seen(search=environ.get("PATH", "")),
         cpus=pod.cpus(os.sched_getaffinity(0)),
-        parameters=parameter_files.find(mpi, environ) if mpi else (),
+        parameters=tuple(map(_masked, parameter_files.find(mpi, environ) if mpi else ())),
         search_paths=tuple((name, environ[name]) for name in SEARCH_PATHS if environ.get(name)),
     )
+
+
+def _masked(item: MpiParameter) -> MpiParameter:
+    """Hide what a file gives to secrets, as in a list of variables: facts travel, and are shown."""
+    return replace(item, value=masking.mask_within(item.variable, item.value))
 
 
 def _fabric(

@@ -307,6 +307,22 @@ def test_who_counts_ranks_ends_though_a_login_hangs(ssh: Ssh) -> None:
     os.killpg(asks.pid, signal.SIGKILL)  # as the parent does
 
 
+def test_a_host_whose_login_shell_says_too_much_keeps_no_others_from_saving(ssh: Ssh) -> None:
+    ssh.answers("w-0", "head -c 200000 /dev/zero")
+    ssh.answers("w-1", "echo ranks 1; head -c 200000 /dev/zero")
+    ssh.answers("w-2", "echo ranks 1; echo ranks 0")
+    folder = ssh.write(*(ssh.before(f"w-{number}") for number in range(3)))
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", stop_ranks.__file__, folder, "TERM", "60"],
+        env={**os.environ, "MPIBOOT_JOB_MARK": f"test-{os.urandom(8).hex()}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as asks:
+        assert asks.communicate(timeout=120)[0] == "ranks 2 2 0\nranks 0 2 0\n"
+    assert asks.returncode == 0
+
+
 def test_a_launchers_rank_is_known_by_both_names_of_the_launcher_and_by_no_other(ssh: Ssh) -> None:
     here = replace(ssh.before("me"), here=True)
     assert ask_workers._is(here, "me")
