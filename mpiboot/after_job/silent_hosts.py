@@ -23,6 +23,7 @@ _STEP: Final = 5.0
 # What ssh, and mpiboot's own client, write of a host key that is not the pinned one.
 _OTHER_KEY: Final = ("host key verification failed", "host key is not trusted")
 _TAIL: Final = 2048
+_SILENT: Final = "accepts connections, but sshd says nothing: is that process stopped or starved?"
 
 
 async def look_for(
@@ -50,7 +51,11 @@ async def look_for(
     else:
         now = f"now has the address {known[0]}" if known else "does not resolve any more"
         name = f"its name {host.dns} {now}"
-        if said:  # a proxy in front of this pod may accept what it can't pass on
+        if said.endswith(_SILENT):
+            # A Service leaves a pod out that isn't ready, as on a node under pressure; a proxy in
+            # front of this pod accepts what it can't pass on. Time tells.
+            return Found.NOTHING, f"{name}, and {said}"
+        if said:
             return Found.GONE, name
     if not said:
         before = _size(errors, host.name)
@@ -78,7 +83,7 @@ async def _at_its_port(host: Baseline) -> tuple[Found, str]:
             return Found.ANSWERS, ""
         said = "closes the connection"
     except asyncio.TimeoutError:
-        said = "accepts connections, but sshd says nothing: is that process stopped or starved?"
+        said = _SILENT
     except (OSError, ValueError):
         said = "resets the connection"
     finally:

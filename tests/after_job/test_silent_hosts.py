@@ -76,13 +76,17 @@ async def test_a_name_that_is_gone_or_leads_elsewhere_is_a_proof() -> None:
 async def test_a_host_that_greets_is_there_whatever_its_name_says(
     addresses: tuple[str, ...],
 ) -> None:
-    """A Service may leave out a pod that isn't ready; a proxy accepts, and greets for nobody."""
+    """A Service may leave out a pod that isn't ready; a proxy, or a stopped sshd, only accepts."""
     async with server(b"SSH-2.0-x\r\n") as port:
         found, said = await looked(host(port), addresses)
     assert found is Found.ANSWERS
     assert said.startswith(f"its name {NAME} ")
     assert said.endswith(", and sshd there answers, and a new login works")
     async with server(None) as port:
+        found, said = await looked(host(port), addresses)
+    assert found is Found.NOTHING
+    assert "accepts connections, but sshd says nothing" in said
+    async with server(b"") as port:
         assert (await looked(host(port), addresses))[0] is Found.GONE
 
 
