@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from mpiboot.job.dialect import Dialect, parameter
@@ -11,9 +11,13 @@ from mpiboot.job.plan_builder import LaunchPaths, PlanBuilder
 from mpiboot.job.user_line import UserLine
 from mpiboot.model import Source
 from mpiboot.ssh_client import config as sshconfig
+from mpiboot.wording import first_few
 
 # More concurrent launches than this is MPI's own default; fewer than hosts hangs it.
 DEFAULT_CONCURRENCY: Final = 128
+# Hydra's option for its agent, and the kind of agent that is none.
+_EXEC: Final = "launcher-exec"
+_FORK: Final = "fork"
 
 
 def place(
@@ -27,7 +31,7 @@ def place(
         The user's own agent (empty: ssh), and the ssh arguments for the private ssh_config.
     """
     row = builder.row
-    agent_by, agent = _first(builder, (row.agent_var, *row.agent_aliases, *ALSO_AGENT))
+    agent_by, agent = _take_agent(builder)
     args_by, given = _first(
         builder, (row.agent_args_var, *row.agent_args_aliases, *ALSO_AGENT_ARGS)
     )
@@ -43,12 +47,12 @@ def place(
     _say_flagged_arguments(builder, instead_of_ssh)
     more = "" if agent == paths.agent else _ssh_words(agent)
     if more is None:
-        source, _ = builder.set_by(agent_by)
+        agent = _first_of_list(agent)
         because = (
             f"{agent_by}, kept behind mpiboot's: mpiboot does not see whether it is connected, and "
             "can't end what it leaves on a host"
         )
-        builder.decide("launch-agent", agent, source, because)
+        builder.decide("launch-agent", agent, _source(builder, agent_by), because)
         if given:
             builder.set_env[row.agent_args_var] = given
         return agent, sshconfig.UserArgs()
@@ -63,7 +67,7 @@ def place(
         if instead_of_ssh:
             because = f"{name}, which {instead_of_ssh} does not read"
             _say_lost(builder, name, sshconfig.lost_with_own_client(args), instead_of_ssh)
-        builder.decide("ssh-arguments", text, builder.set_by(name)[0], because)
+        builder.decide("ssh-arguments", text, _source(builder, name), because)
         if args.without_effect:
             builder.warn(
                 "settings-conflict",
@@ -88,13 +92,15 @@ def only_by_ssh(row: Dialect, line: UserLine, environ: Mapping[str, str], agent:
     """
     agents = (row.agent_var, *row.agent_aliases, *ALSO_AGENT)
     arguments = (row.agent_args_var, *row.agent_args_aliases, *ALSO_AGENT_ARGS)
-    found = [(name, environ.get(name, "").strip()) for name in (*agents, *arguments) if name]
+    by, own = _on_the_line(row, line)
+    named = (*(() if own else agents), *arguments)
+    found = [(by, own), *((name, environ.get(name, "").strip()) for name in named if name)]
     flagged = dict.fromkeys(parameter(name) for name in arguments if name)
     found += [(f"--mca {name}", line.mca.get(name, "")) for name in flagged]
     for name, text in found:
         if not text or text == agent:
             continue
-        more = _ssh_words(text) if name in agents else text
+        more = _ssh_words(text) if name in (by, *agents) else text
         if more is None or sshconfig.lost_with_own_client(sshconfig.read_args(more)):
             return f"{name}={text}"
     return ""
@@ -109,7 +115,7 @@ def _settle_kind(builder: PlanBuilder, agent: str) -> None:
         theirs = builder.environ.get(name, "")
         if theirs and theirs != kind.value:
             said = f"{name}={theirs} is taken out: {kind.because}"
-            if theirs == "fork":
+            if theirs == _FORK:
                 said += ", and fork starts every rank in this pod, whatever the hostfile says"
             builder.warn("settings-conflict", said)
     if " " in agent:
@@ -123,30 +129,51 @@ def _settle_kind(builder: PlanBuilder, agent: str) -> None:
     builder.force(kind.name, kind.value, kind.because, Source.DEFAULT)
 
 
-def refuse_kind(builder: PlanBuilder) -> None:
-    """Refuse a kind of launch agent on the line with which none is called."""
+def settle_kind_on_the_line(builder: PlanBuilder, daemons: Collection[str]) -> None:
+    """Have the agent called, whatever kind of launch agent the line names; ``fork`` calls none.
+
+    ``daemons`` are the remote hosts that must get one.
+    """
     kind, asked = builder.row.agent_kind, builder.line.launcher
-    if kind and asked and asked != kind.value:
-        said = f"-launcher {asked} on the mpirun line: {kind.because}"
-        if asked == "fork":
-            said = "-launcher fork on the mpirun line starts every rank in this pod, whatever the "
-            said += "hostfile says"
-        builder.fail("settings-conflict", said, "take it out")
-
-
-def refuse_on_the_line(builder: PlanBuilder) -> None:
-    """Refuse an agent on the line: mpirun would start it instead of the one that is the witness."""
-    key = parameter(builder.row.agent_var)
-    given = f"--mca {key} {builder.line.mca[key]}" if key in builder.line.mca else ""
-    if builder.line.launch_agent:
-        given = builder.line.launch_agent
-    if given:
+    if kind is None or asked in ("", kind.value):
+        return
+    if asked != _FORK:
+        builder.take_off("launcher")
         said = (
-            f"{given} on the mpirun line replaces mpiboot's "
-            "launch agent; without that mpiboot can't see whether every host was started"
+            f"-launcher {asked} is taken off the mpirun line, daemons are started by {kind.value}"
         )
-        hint = f"give it as {builder.row.agent_var} instead: mpiboot's agent then runs it"
-        builder.fail("settings-conflict", said, hint)
+        builder.warn("settings-conflict", f"{said}: {kind.because}")
+    elif daemons:
+        said = f"-launcher {asked} on the mpirun line starts every rank in this pod, and none on "
+        builder.fail("settings-conflict", f"{said}{first_few(daemons)}", "take it out")
+
+
+def _take_agent(builder: PlanBuilder) -> tuple[str, str]:
+    """Find the user's agent, and by what it is named; mpirun must find none on its line."""
+    row = builder.row
+    found = _on_the_line(row, builder.line)
+    for name in (_EXEC, *_parameters(row)):
+        builder.take_off(name)
+    variables = (row.agent_var, *row.agent_aliases, *ALSO_AGENT)
+    return found if found[1] else _first(builder, variables)
+
+
+def _on_the_line(row: Dialect, line: UserLine) -> tuple[str, str]:
+    """Find the launch agent that the line names, and the words by which it does."""
+    given = {_EXEC: line.launch_agent, **line.mca}
+    for name in (_EXEC, *_parameters(row)):
+        agent = given.get(name, "").strip()
+        if agent:
+            return f"-{name}" if name == _EXEC else f"--mca {name}", agent
+    return "", ""
+
+
+def _parameters(row: Dialect) -> Iterable[str]:
+    return dict.fromkeys(map(parameter, (row.agent_var, *ALSO_AGENT)))
+
+
+def _source(builder: PlanBuilder, name: str) -> Source:
+    return Source.FLAG if name.startswith("-") else builder.set_by(name)[0]
 
 
 def _given_by_user(builder: PlanBuilder, name: str) -> tuple[str, str]:
@@ -156,15 +183,19 @@ def _given_by_user(builder: PlanBuilder, name: str) -> tuple[str, str]:
 
 
 def _let_all_live(builder: PlanBuilder, hosts: int) -> None:
-    """Let as many agents live at once as there are hosts: with fewer mpirun waits for ever."""
+    """Let as many agents live at once as there are hosts: with fewer mpirun waits for ever.
+
+    Without mpiboot it does so too, but where daemons leave their agents (``leaving_var``).
+    """
     name, why = builder.row.concurrency_var, "each host's agent runs as long as the job"
     flagged, carried = _given_by_user(builder, name)
     theirs = (flagged or carried).strip()
     if theirs.isascii() and theirs.isdigit() and 0 < int(theirs) < hosts:
         by = f"--mca {parameter(name)} {theirs}" if flagged else f"{name}={theirs}"
-        said = f"{by} lets mpirun start {theirs} of {hosts} hosts, then wait for ever: {why}"
-        hint = f"take it out, or give at least {hosts}"
-        builder.fail("settings-conflict", said, hint)
+        said = f"{by} is raised to {hosts}, the number of hosts: {why}, and mpirun would wait"
+        builder.warn("settings-conflict", said)
+        builder.take_off(parameter(name))
+        builder.force(name, str(hosts), f"in place of {by}: {why}", Source.DETECTED)
     elif hosts > DEFAULT_CONCURRENCY:
         because = f"{why}; fewer at once would wait for ever"
         builder.variable(name, str(hosts), because, Source.DETECTED)
@@ -176,9 +207,14 @@ def _first(builder: PlanBuilder, names: Iterable[str]) -> tuple[str, str]:
     return next((item for item in found if item[1]), ("", ""))
 
 
+def _first_of_list(agent: str) -> str:
+    """Cut a list of agents, as Open MPI takes it, to the first."""
+    return agent.partition(":")[0].strip()
+
+
 def _ssh_words(agent: str) -> str | None:
     """Return the arguments of an agent that is ssh itself; None where it is another program."""
-    program, *words = agent.partition(" : ")[0].split() or ["ssh"]
+    program, *words = _first_of_list(agent).split() or ["ssh"]
     return " ".join(words) if program.rsplit("/", 1)[-1] in ("ssh", "rsh") else None
 
 

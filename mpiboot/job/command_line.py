@@ -92,5 +92,6 @@ def _words(builder: PlanBuilder, hostfile: str, before: tuple[str, ...]) -> tupl
     found: list[str] = []
     for index, kept in enumerate(words):
         found += before if index in programs else ()
-        found += [kept] if index and kept is not None else []
+        if index and kept is not None and index not in builder.taken_off:
+            found.append(kept)
     return tuple(found)

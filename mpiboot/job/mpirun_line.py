@@ -66,6 +66,7 @@ class _Reader:
     given: dict[str, OptionKind] = field(default_factory=dict)
     hostfile_words: list[int] = field(default_factory=list)
     host_words: list[int] = field(default_factory=list)
+    places: dict[str, tuple[int, ...]] = field(default_factory=dict)
     instead: dict[int, tuple[str, ...]] = field(default_factory=dict)
     apps: list[App] = field(default_factory=list)
     np: int | None = None
@@ -123,6 +124,8 @@ class _Reader:
         if option.kind is OptionKind.HOSTS:
             self.host_words.append(at + needed)
         self.given[option.name] = option.kind
+        key = words[0] if option.kind is OptionKind.MCA else option.name
+        self.places[key] = (*self.places.get(key, ()), *range(at, at + needed + 1))
         self.apply(" ".join(self.argv[at : at + 1 + needed]), option, words)
         return at + 1 + needed
 
@@ -174,10 +177,9 @@ class _Reader:
                 | OptionKind.OVERSUBSCRIBE
                 | OptionKind.PREFIX
                 | OptionKind.LAUNCHER
+                | OptionKind.LAUNCH_AGENT
             ):
                 self.keep(option.kind.name.lower(), text)
-            case OptionKind.LAUNCH_AGENT:
-                self.keep("launch_agent", written)
             case OptionKind.MOVES_RANKS | OptionKind.PINS_RANKS:
                 self.moves_ranks[written] = None
             case OptionKind.MOVES_HOSTS | OptionKind.FILE:
@@ -261,6 +263,7 @@ class _Reader:
             moves_hosts=tuple(self.moves_hosts),
             pinned_by=tuple(self.pinned_by),
             parameter_files=tuple(self.parameter_files),
+            places=self.places,
             given=tuple(self.given),
             kinds=frozenset(self.given.values()),
             prints=self.prints,

@@ -209,9 +209,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     remote = tuple(host.name for host in hosts if host.name not in local)
     idle = frozenset(placed.idle)
     supervised = supervision.supervised(builder, resolved)
-    agent_variables.refuse_kind(builder)
-    if supervised and daemons:
-        agent_variables.refuse_on_the_line(builder)
+    agent_variables.settle_kind_on_the_line(builder, daemons)
     argv = command_line.write(
         builder,
         observed.mpi,

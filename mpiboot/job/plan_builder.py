@@ -7,7 +7,7 @@ settle itself (the hostfile's copy, the launch agent) is set whatever the enviro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mpiboot.checks import failed
@@ -111,7 +111,8 @@ class PlanBuilder:
     those that ranks get from mpirun's environment and ``stays`` those that a rule keeps from them,
     each with its reason; ``agent_env`` is what only mpirun's agents get. ``of_files`` are
     parameters of files that this MPI reads; ``environ`` has them as the variables that would mean
-    the same, as they are the user's word as much as these are.
+    the same, as they are the user's word as much as these are. ``taken_off`` are the indexes of
+    words of the line that mpirun does not get.
     """
 
     row: Dialect
@@ -127,6 +128,7 @@ class PlanBuilder:
     stays: dict[str, str] = field(default_factory=dict)
     platform: Platform = PLATFORMS[-1]
     of_files: Mapping[str, MpiParameter] = field(default_factory=dict)
+    taken_off: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Take in what files settle."""
@@ -142,6 +144,12 @@ class PlanBuilder:
         if self.platform.has_set(name, self.environ.get(name, "")):
             return Source.PLATFORM, f"set by {self.platform.name}"
         return Source.ENVIRONMENT, "set in this pod"
+
+    def take_off(self, name: str) -> None:
+        """Take an option, or an MCA parameter, off the line that mpirun gets."""
+        self.taken_off.update(self.line.places.get(name, ()))
+        mca = {key: value for key, value in self.line.mca.items() if key != name}
+        self.line = replace(self.line, mca=mca)
 
     def decide(self, name: str, value: str, source: Source, because: str) -> None:
         """Note a decision."""

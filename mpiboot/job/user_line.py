@@ -37,13 +37,14 @@ class UserLine:
     is not in this record; ``because`` says it in words, and ``may_hide_hosts`` whether what follows
     could choose other hosts than the hostfile's. ``moves_ranks`` and ``moves_hosts`` are options
     whose placement of ranks, or choice of hosts, is left to mpirun. ``launcher`` is Hydra's kind of
-    launch agent (``ssh``, ``fork``), ``launch_agent`` the words that name its program. ``map_by``
+    launch agent (``ssh``, ``fork``), ``launch_agent`` its program. ``map_by``
     is the mapping as written, with its modifiers; ``mapped_by`` are the words that said so, also
     of ``per_node``.
     ``exports`` are the variables that the line itself passes on, ``export_values`` the values that
     it gives some of them, and ``exports_only`` the option that lets no others through. ``given``
     are all options that were read, ``kinds`` what they are about. ``hostfile_words`` are the
-    indexes in ``argv`` of words that have a hostfile's path, ``host_words`` of those with hosts.
+    indexes in ``argv`` of words that have a hostfile's path, ``host_words`` of those with hosts,
+    ``places`` of all words of an option (by its first spelling) or of an MCA parameter.
 
     ``pinned_by`` are the options that say anything of mapping, ranking, binding or CPUs, other than
     whether there may be more ranks than slots; also those that stand behind ``unknown``.
@@ -71,6 +72,7 @@ class UserLine:
     per_node: int | None = None
     hostfile_words: tuple[int, ...] = ()
     host_words: tuple[int, ...] = ()
+    places: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     moves_ranks: tuple[str, ...] = ()
     pinned_by: tuple[str, ...] = ()
     parameter_files: tuple[str, ...] = ()

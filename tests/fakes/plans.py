@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -134,23 +134,24 @@ def observed(
 
 
 def planned(
-    program: str = "./train",
+    program: str | Sequence[str] = "./train",
     seen: Observed | None = None,
     flags: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Plan a program written as one line; whatever is decided and found is said in words."""
+    """Plan a program, as one line or as words; whatever is decided and found is said in words."""
     seen = seen or observed()
-    seen = replace(seen, line=read(program.split(), seen.mpi.family))
+    words = program.split() if isinstance(program, str) else program
+    seen = replace(seen, line=read(words, seen.mpi.family))
     plan = make(seen, resolve(flags or {}, seen.environ), PATHS)
-    words: list[object] = [*plan.argv, *plan.set_env.values(), *plan.unset_env]
+    told: list[object] = [*plan.argv, *plan.set_env.values(), *plan.unset_env]
     for decision in plan.decisions:
         assert isinstance(decision.source, Source), decision
-        words += (decision.name, decision.value, decision.because)
+        told += (decision.name, decision.value, decision.because)
     for finding in plan.findings:
         assert finding.check in BY_REFERENCE, finding
         assert finding.said, finding
-        words += (finding.said, finding.host, finding.hint, *finding.evidence, *finding.hosts)
-    assert [word for word in words if not isinstance(word, str)] == []
+        told += (finding.said, finding.host, finding.hint, *finding.evidence, *finding.hosts)
+    assert [word for word in told if not isinstance(word, str)] == []
     return plan
 
 

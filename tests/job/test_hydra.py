@@ -151,15 +151,40 @@ def test_a_kind_of_launch_agent_that_calls_none_is_named(family: str, kind: str)
 
 
 @each
-@pytest.mark.parametrize(
-    "option", ["-launcher fork", "-bootstrap slurm", "-launcher-exec /usr/bin/ssh"]
-)
-def test_an_agent_on_the_line_that_is_not_mpiboots_is_refused(family: str, option: str) -> None:
-    plan = planned(f"mpirun {option} ./train", observed(family))
+@pytest.mark.parametrize("kind", ["rsh", "slurm"])
+def test_another_kind_of_agent_is_taken_off_the_line(family: str, kind: str) -> None:
+    plan = planned(f"mpirun -bootstrap {kind} -n 4 ./train -launcher x", observed(family))
+    assert failing(plan) == []
+    assert plan.argv[-4:] == ("4", "./train", "-launcher", "x")
+    assert "-bootstrap" not in plan.argv
+    (said,) = warned(plan)
+    assert said.startswith(f"-launcher {kind} is taken off the mpirun line")
+    usual = planned("mpirun -launcher ssh ./train", observed(family))
+    assert (warned(usual), usual.argv[-3:]) == ([], ("-launcher", "ssh", "./train"))
+
+
+@each
+def test_fork_on_the_line_is_refused_where_ranks_belong_to_other_hosts(family: str) -> None:
+    listed = hosts(2, 2)
+    line = "mpirun -launcher fork -n 2 ./train"
+    plan = planned(line, observed(family, listed=listed))
     assert failing(plan) == ["settings-conflict"]
     (found,) = [item for item in plan.findings if item.check == "settings-conflict"]
-    assert option.split()[1] in found.said
-    assert failing(planned("mpirun -launcher ssh ./train", observed(family))) == []
+    assert "starts every rank in this pod, and none on w-0" in found.said
+    here = planned(line, observed(family, listed=listed[:1], local=listed[:1]))
+    assert failing(here) == []
+    assert "fork" in here.argv
+
+
+@each
+@pytest.mark.parametrize("option", ["-launcher-exec", "-bootstrap-exec"])
+def test_an_agent_on_the_line_is_called_by_mpiboots(family: str, option: str) -> None:
+    seen = observed(family, {**POD, "HYDRA_LAUNCHER_EXEC": "/opt/other"})
+    plan = planned(f"mpirun {option} /opt/kubexec.sh -n 2 ./train", seen)
+    assert (failing(plan), plan.user_agent) == ([], "/opt/kubexec.sh")
+    assert option not in plan.argv
+    assert plan.set_env[DIALECTS[MpiFamily(family)].agent_var] == PATHS.agent
+    assert planned(f"mpirun {option} /usr/bin/ssh ./train", seen).user_agent == ""
 
 
 @each

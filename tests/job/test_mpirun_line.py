@@ -275,7 +275,8 @@ def test_two_dashes_alone_end_the_options_of_open_mpi() -> None:
 
 def test_hydras_launch_agent_and_its_kind_are_read() -> None:
     found = line("-bootstrap fork -launcher-exec /opt/ssh ./prog", "mpich")
-    assert (found.launcher, found.launch_agent) == ("fork", "-launcher-exec /opt/ssh")
+    assert (found.launcher, found.launch_agent) == ("fork", "/opt/ssh")
+    assert found.places == {"launcher": (1, 2), "launcher-exec": (3, 4)}
 
 
 def test_hydras_words_are_read_in_any_case_with_its_environment_options() -> None:

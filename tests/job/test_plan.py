@@ -99,14 +99,34 @@ def test_the_hostfile_of_the_line_becomes_mpiboots_copy(family: str, word: str) 
 
 
 @both
-def test_an_agent_on_the_line_is_refused_before_it_hides_the_witness(family: str) -> None:
+@pytest.mark.parametrize("settings", [{}, {"supervise": "off"}])
+def test_an_agent_on_the_line_is_called_by_mpiboots(family: str, settings: dict[str, str]) -> None:
+    """Plain mpirun runs such a line; the line's agent wins over the environment's."""
     flag = "-mca plm_rsh_agent" if family == "openmpi4" else "--prtemca plm_ssh_agent"
-    line = f"mpirun {flag} /etc/mpi/kubexec.sh ./train"
-    (finding,) = planned(line, observed(family)).findings
-    assert (finding.check, finding.level) == ("settings-conflict", Level.FAIL)
-    assert "/etc/mpi/kubexec.sh" in finding.said
-    assert "_MCA_plm_" in str(finding.hint)
-    assert failing(planned(line, observed(family), {"supervise": "off"})) == []
+    line = f"mpirun -n 4 {flag} /etc/mpi/kubexec.sh ./train {flag} mine"
+    seen = observed(family, {**POD, "OMPI_MCA_plm_rsh_agent": "/opt/other"})
+    plan = planned(line, seen, settings)
+    assert (failing(plan), warned(plan)) == ([], [])
+    assert plan.argv[-6:] == ("-n", "4", "./train", *flag.split(), "mine")
+    assert plan.user_agent == "/etc/mpi/kubexec.sh"
+    assert plan.set_env[DIALECTS[MpiFamily(family)].agent_var] == PATHS.agent
+    assert because(plan, "launch-agent")[:2] == ("/etc/mpi/kubexec.sh", Source.FLAG)
+    assert [by for by, _ in plan.obstacles if by.startswith("-")] == []
+
+
+@both
+def test_ssh_on_the_line_is_mpiboots_own_with_its_arguments(family: str) -> None:
+    flag = "-mca plm_rsh_agent" if family == "openmpi4" else "--prtemca plm_ssh_agent"
+    words = ("mpirun", *flag.split(), "/usr/bin/ssh -v -oCompression=yes : rsh", "./train")
+    seen = observed(family)
+    plan = planned(words, seen)
+    assert (failing(plan), plan.user_agent) == ([], "")
+    assert "Compression yes" in plan.user_args.lines
+    assert because(plan, "ssh-arguments")[1] is Source.FLAG
+    assert words[3] not in plan.argv
+    # Of a list the first is called.
+    words = (*words[:3], "/opt/agent -x : ssh", "./train")
+    assert planned(words, seen).user_agent == "/opt/agent -x"
 
 
 def asked(program: str = "./train", environ: dict[str, str] | None = None, **flags: str) -> bool:

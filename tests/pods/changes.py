@@ -99,8 +99,7 @@ CHANGES: Final = {
         when="always",
         harm="an ssh that fails, or a host that gets no daemon, is a job that waits for ever "
         "(Open MPI, MPICH 4) or that runs in the launcher's pod alone (`fork`)",
-        leave="an agent of yours is kept and called behind it where a variable names it; on the "
-        "line it is refused (78); " + _NEVER,
+        leave="an agent of yours, by line or variable, is kept and called behind it; " + _NEVER,
     ),
     "flat": Change(
         what="`mpirun` starts the daemon of every host itself",
@@ -109,7 +108,8 @@ CHANGES: Final = {
         when="always; agents at once where there are more than 128 hosts",
         harm="workers start each other's daemons: each needs the key and the names of others, and "
         "what their ssh says is lost; with fewer agents at once than hosts mpirun waits for ever",
-        leave=_YOURS,
+        leave=_YOURS
+        + "; fewer agents at once than hosts are raised to their number, with a warning",
     ),
     "names": Change(
         what="host names are taken as the gate found them",

@@ -44,6 +44,11 @@ _FILES: Final = {
     "/opt/lines/hydra-second": f"{_HOSTS[1]}:2\n",
     "/opt/lines/params": "btl_tcp_if_exclude = lo,docker0\nhwloc_base_binding_policy = core\n",
     "/opt/lines/tune": "-mca btl_tcp_eager_limit 32768\n",
+    # As what mpirun calls: options of ssh, the host, the command.
+    "/opt/lines/agent": "#!/bin/sh\nwhile :; do\n    case $1 in\n"
+    '        -o) options="$options -o $2"; shift 2 ;;\n'
+    '        -*) options="$options $1"; shift ;;\n        *) break ;;\n    esac\ndone\n'
+    'host=$1; shift\nexec ssh $options "$host" "export BY=agent;" "$@"\n',
     "/opt/lines/rank.sh": f'#!/bin/sh\nexport FROM_SCRIPT=yes\nexec {PROBE} "$@"\n',
 }
 # What of a line, or of its environment, says how ranks are mapped, ranked or bound.

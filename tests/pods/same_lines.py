@@ -15,6 +15,7 @@ _RUNNER: Final = "microsoft/DeepSpeed: deepspeed/launcher/multinode_runner.py"
 _STATUS: Final = {"status": "exit-status"}
 _OB1: Final = "-mca pml ob1 -mca btl ^openib"
 _SLOT: Final = "-bind-to none -map-by slot"
+_AGENT: Final = "/opt/lines/agent sh -c 'echo by $BY; exec WHERE'"
 
 # In a shell, where mpiboot stands before mpirun or is its parent.
 _SHELL: Final = [
@@ -224,6 +225,10 @@ OPENMPI4: Final = [
     Line("mpirun -np 2 --mca orte_base_help_aggregate 0 WHERE"),
     Line("mpirun -np 2 WHERE", env={"OMPI_MCA_mca_base_param_files": "/opt/lines/params"}),
     Line("mpirun -np 2 -am /opt/lines/params WHERE"),
+    Line(f"mpirun -np 4 -mca plm_rsh_agent {_AGENT}", quick=True),
+    Line("mpirun -np 4 -mca plm_rsh_agent 'ssh -q : rsh' WHERE"),
+    # Without a flat launch 4.1's agents stay, and plain mpirun waits for ever for the next.
+    Line("mpirun -np 4 -mca plm_rsh_no_tree_spawn 1 -mca plm_rsh_num_concurrent 1 WHERE"),
     Line("mpirun -np 2 WHERE", env={"OMPI_MCA_rmaps_base_mapping_policy": "node"}),
     Line("mpirun -np 2 WHERE", env={"OMPI_MCA_hwloc_base_binding_policy": "core"}),
     Line("mpirun -np 2 WHERE", env={"OMPI_MCA_rmaps_base_oversubscribe": "1"}),
@@ -242,6 +247,8 @@ OPENMPI5: Final = [
     Line("mpirun --output tag -np 2 WHERE"),
     Line("mpirun --display map -np 2 WHERE", differs={"output": "binding"}),
     Line("mpirun -np 2 --prtemca plm_base_verbose 0 WHERE"),
+    Line(f"mpirun -np 4 --prtemca plm_ssh_agent {_AGENT}"),
+    Line(f"mpirun -np 4 --mca plm_rsh_agent {_AGENT}"),
     Line("mpirun -np 2 WHERE", env={"PRTE_MCA_rmaps_default_mapping_policy": "node"}),
     Line("mpirun -np 2 WHERE", env={"PRTE_MCA_hwloc_default_binding_policy": "core"}),
     Line("mpirun -np 6 --map-by :OVERSUBSCRIBE WHERE", differs={"host": "mapping"}),
@@ -286,6 +293,9 @@ _HYDRA: Final = [
     Line("mpirun -n 2 -l WHERE"),
     Line("mpirun -n 2 -prepend-rank WHERE"),
     Line("mpirun -n 2 -iface eth0 WHERE"),
+    Line(f"mpirun -n 4 -launcher-exec {_AGENT}", quick=True),
+    Line(f"mpirun -n 4 -launcher rsh -launcher-exec {_AGENT}"),
+    Line("mpirun -n 4 -bootstrap ssh -bootstrap-exec /usr/bin/ssh WHERE"),
     Line("mpirun -n 2 /opt/lines/rank.sh a b"),
     Line("mpirun -n 2 -print-all-exitcodes WHERE"),
     Line(
