@@ -8,9 +8,9 @@ from typing import Final, NoReturn
 
 from mpiboot import __version__, executables, log
 from mpiboot.choices import BY_INDEX
-from mpiboot.errors import MpibootError, error
+from mpiboot.errors import error
 from mpiboot.job import lone_program, platforms
-from mpiboot.model import Level, Role, Source
+from mpiboot.model import Role, Source
 from mpiboot.setting_sources import Resolved
 from mpiboot.system import process
 
@@ -72,11 +72,7 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
 
 
 def _warn_alone(program: str, environ: Mapping[str, str]) -> None:
-    """Say that a program runs once, where an MPI is installed; not where that can't be meant.
-
-    Raises:
-        MpibootError: ``role``; this pod is one of several.
-    """
+    """Say that a program runs once, where an MPI is installed."""
     path = environ.get("PATH", executables.DEFAULT_PATH)
     if not executables.find("mpirun", path) and not executables.find("mpiexec", path):
         return
@@ -88,8 +84,6 @@ def _warn_alone(program: str, environ: Mapping[str, str]) -> None:
     except OSError:
         hosts = ""
     found = lone_program.finding(program, environ, os.uname().nodename, hosts)
-    if found and found.level is Level.FAIL:
-        raise MpibootError(found)
     if found:
         log.finding(found)
 

@@ -33,16 +33,14 @@ def finding(program: str, environ: Mapping[str, str], hostname: str, hosts: str)
         hosts: the text of /etc/hosts.
 
     Returns:
-        A failure in a pod that is one of a set, a warning elsewhere; None for what pods run beside
-        jobs, and for a rank.
+        A warning; None for what pods run beside jobs, and for a rank.
     """
     if program.rpartition("/")[2] in _USUAL or any(environ.get(name) for name in _RANK):
         return None
     several = one_of_several(environ, hostname, hosts)
-    said = f"{program} would run once in this pod, without mpirun: no hostfile, no role"
-    if several:
-        return Finding("role", Level.FAIL, f"{said}; but {several}", hint=_HINT)
-    return Finding("role", Level.WARN, said.replace("would run", "runs"), hint=_HINT)
+    said = f"{program} runs once in this pod, without mpirun: no hostfile, no role"
+    more = f"; but {several}" if several else ""
+    return Finding("role", Level.WARN, said + more, hint=_HINT)
 
 
 def one_of_several(environ: Mapping[str, str], hostname: str, hosts: str) -> str:

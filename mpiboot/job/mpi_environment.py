@@ -9,6 +9,7 @@ import fnmatch
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
+from mpiboot.checks import BY_REFERENCE
 from mpiboot.job import binding, forward, masking
 from mpiboot.job.dialect import Export, parameter
 from mpiboot.job.plan_builder import Observed, PlanBuilder
@@ -280,8 +281,8 @@ def _by_list(
     return tuple(flags)
 
 
-def refuse_unsafe(builder: PlanBuilder) -> None:
-    """Refuse values that this MPI lets the workers' shell evaluate."""
+def name_unsafe(builder: PlanBuilder) -> None:
+    """Name the values that this MPI lets the workers' shell evaluate."""
     row = builder.row
     if not row.evaluated:
         return
@@ -300,8 +301,9 @@ def refuse_unsafe(builder: PlanBuilder) -> None:
     for name in sorted(values.keys() - excepted):
         bad = sorted(set(values[name]) & set('"$\\`\n'))
         if bad:
-            builder.fail(
+            builder.warn(
                 "unsafe-value",
                 f"{name} holds {' '.join(map(repr, bad))}: {row.title} hands it to the "
                 "workers' shell unescaped",
+                BY_REFERENCE["unsafe-value"].hint,
             )

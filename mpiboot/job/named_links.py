@@ -40,12 +40,15 @@ def judge(builder: PlanBuilder, observed: Observed) -> None:
             continue
         daemons = name == row.daemon_link_var
         # mpiboot hands on what another version reads.
-        older = ALSO_DAEMON_LINK if daemons and "_MCA_" in name else ()
+        carried = daemons and "_MCA_" in name
+        older = [item for item in ALSO_DAEMON_LINK if carried and item != name]
         by, value = next(
             filter(None, (_given(builder, observed, item) for item in (name, *older))), ("", "")
         )
+        if by.partition("=")[0] in older and builder.set_env.get(name) != value:
+            continue  # not carried over
         # Of a network in which nothing has an address Open MPI says nothing, and takes all links.
-        if daemons and observed.own and "/" not in value and _lacks(observed.own, value):
+        if daemons and observed.own and "/" not in value and lacks(observed.own, value):
             there = _links(observed.own)
             said = f"{by}: no such link in the launcher's pod (there are {there}), and mpirun ends"
             builder.fail("interface-missing", said, "name a link that launcher and workers have")
@@ -53,7 +56,7 @@ def judge(builder: PlanBuilder, observed: Observed) -> None:
         lacking = {
             worker.host.name: worker.facts
             for worker in observed.workers
-            if worker.facts and _lacks(worker.facts, value) and not (daemons and row.own_link)
+            if worker.facts and lacks(worker.facts, value) and not (daemons and row.own_link)
         }
         if lacking:
             there = _links(next(iter(lacking.values())))
@@ -73,7 +76,8 @@ def gone(facts: PodFacts, value: str) -> list[str]:
     ]
 
 
-def _lacks(facts: PodFacts, value: str) -> bool:
+def lacks(facts: PodFacts, value: str) -> bool:
+    """Tell whether a value names links, and a pod has none of them."""
     return bool(_words(value)) and gone(facts, value) == _words(value)
 
 

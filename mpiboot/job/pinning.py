@@ -44,7 +44,7 @@ def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) ->
         _refuse_missing_link(builder, observed, resolved)
     _refuse_to_choose(builder, resolved)
     own_link = builder.row.own_link
-    _pin_daemons(builder, _own_link(observed, decision) if own_link else decision)
+    _pin_daemons(builder, observed, _own_link(observed, decision) if own_link else decision)
     named_links.judge(builder, observed)
     on_control = resolved.settings.mpi_network is MpiNetwork.CONTROL
     for item in builder.row.on_control_link if on_control else ():
@@ -161,12 +161,25 @@ def tcp_optional(builder: PlanBuilder, settings: Settings, transport: Transport 
     return ""
 
 
-def _pin_daemons(builder: PlanBuilder, decision: Decision | None) -> None:
-    """Settle the daemons' link; a list that this MPI can't take is a failure."""
+def _unfit(builder: PlanBuilder, observed: Observed, name: str) -> str:
+    """Say why another MPI's daemon link is not carried over; this one ignores that variable."""
+    row, value = builder.row, builder.environ[name]
+    why = f"{row.title} takes one link there" if row.one_link and "," in value else ""
+    if observed.own and "/" not in value and named_links.lacks(observed.own, value):
+        why = "no such link in the launcher's pod"
+    if why:
+        builder.warn("settings-conflict", f"{name}={value} is not carried over: {why}")
+    return why
+
+
+def _pin_daemons(builder: PlanBuilder, observed: Observed, decision: Decision | None) -> None:
+    """Settle the daemons' link; a list that mpiboot's setting has is a failure."""
     row = builder.row
     names = (row.daemon_link_var, *ALSO_DAEMON_LINK)
     flag = next((key for key in map(parameter, names) if key in builder.line.mca), "")
     carried = next((name for name in names if builder.environ.get(name)), "")
+    if carried not in ("", row.daemon_link_var) and _unfit(builder, observed, carried):
+        carried = ""
     if flag:
         name, value = f"--mca {flag}", builder.line.mca[flag]
         builder.decide(row.daemon_link_var, value, Source.FLAG, "given on the mpirun line")
@@ -180,10 +193,11 @@ def _pin_daemons(builder: PlanBuilder, decision: Decision | None) -> None:
             builder.variable(name, decision.value, decision.because, decision.source)
             value = value or decision.value
     if row.one_link and "," in value:
-        builder.fail(
+        note = builder.warn if flag or carried else builder.fail
+        note(
             "settings-conflict",
             f"{name}={value} is a list, and {row.title} takes one name or one network "
-            "there (a list crashes it)",
+            "there (some releases crash)",
             "name one link or one CIDR that launcher and workers all have",
         )
 

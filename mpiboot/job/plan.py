@@ -201,7 +201,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     exports = mpi_environment.choose_forwarded(builder, observed, resolved, added)
     mpi_environment.offer_debug_files(builder)
     per_host = data.deliver(builder, observed, network)
-    mpi_environment.refuse_unsafe(builder)
+    mpi_environment.name_unsafe(builder)
     pod_conditions.workers(builder, observed)
     builder.findings += pod_checks.findings(observed, resolved)
     pod_checks.gpu_memory(builder, observed.workers)
@@ -285,7 +285,7 @@ def _line(builder: PlanBuilder, mpi: Mpi) -> None:
         pairs = ", ".join(f"{old} as {new or 'nothing'}" for old, new in line.rewritten)
         said = f"on the mpirun line {row.title} gets {pairs}: it reads these otherwise"
         builder.warn("usage", said)
-    if line.refused:
+    if line.refused and not row.untried:
         said = f"the mpirun line: {line.because}, and mpirun would end over it"
         option = line.unknown.lstrip("-").partition("=")[0]
         new = row.grammar.instead.get(option, f"what {mpi.said} has for it (`mpirun --help`)")

@@ -43,14 +43,19 @@ def findings(observed: Observed, resolved: Resolved) -> tuple[Finding, ...]:
 
 
 def mpi_versions(observed: Observed) -> Iterator[Finding]:
-    """Compare the MPIs of launcher and workers."""
+    """Compare the MPIs of launcher and workers.
+
+    An MPI that the line names by its path is the one whose daemons are started there. What comes
+    first on a worker's PATH proves nothing: Hydra calls its proxy by path, Open MPI its daemon.
+    """
     ours = observed.mpi
     for worker in observed.workers:
         theirs = worker.called_mpi or (worker.facts.mpi if worker.facts else worker.mpi)
         where = worker.host.name
         if theirs is None:
             if worker.facts:
-                yield failed("mpi-versions", "no mpirun on its PATH", host=where)
+                said, hint = "no mpirun on its PATH", BY_REFERENCE["mpi-versions"].hint
+                yield Finding("mpi-versions", Level.WARN, said, host=where, hint=hint)
             continue
         # By its own words, too: of which family this pod's is, MPIBOOT_MPI may have said.
         is_ours = theirs.family == ours.family or theirs.said == ours.said
@@ -61,15 +66,9 @@ def mpi_versions(observed: Observed) -> Iterator[Finding]:
             named = ", which the line names" if worker.called_mpi else ""
             what = theirs.said or "not recognised"
             said = f"{theirs.path}{named}: {what}; the launcher: {ours.said}"
-        same = theirs.family == ours.family and _series(theirs.version) == _series(ours.version)
-        hint = BY_REFERENCE["mpi-versions"].hint
-        yield Finding(
-            "mpi-versions", Level.WARN if same else Level.FAIL, said, host=where, hint=hint
-        )
-
-
-def _series(version: str) -> str:
-    return ".".join(version.split(".")[:2])
+        proof = worker.called_mpi and theirs.said and theirs.family != ours.family
+        level, hint = Level.FAIL if proof else Level.WARN, BY_REFERENCE["mpi-versions"].hint
+        yield Finding("mpi-versions", level, said, host=where, hint=hint)
 
 
 def gpus(workers: Sequence[Worker]) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_line import read
 from mpiboot.model import Mpi, MpiFamily
-from tests.fakes.plans import because, observed, planned, warned
+from tests.fakes.plans import because, failing, observed, planned, warned
 
 OPEN_MPI = [row for row in DIALECTS.values() if row.family.startswith("openmpi")]
 # Columns that only Hydra's rows, and series that were not tried, need.
@@ -175,6 +175,21 @@ def test_a_series_that_was_not_tried_gets_what_is_safe_and_the_rest_is_named(ver
     (said,) = warned(newer)
     assert said.startswith(f"mpirun (Open MPI) {version}: mpiboot was not tried with it")
     assert "OMPI_MCA_btl" in said
+
+
+@pytest.mark.parametrize(
+    ("family", "version", "option"),
+    [("openmpi5", "6.0.0", "--novm"), ("openmpi4", "4.0.7", "--display map")],
+)
+def test_only_a_series_that_was_tried_is_known_to_refuse_an_option(
+    family: str, version: str, option: str
+) -> None:
+    seen = observed(family)
+    line = f"mpirun {option} -n 4 ./train"
+    assert failing(planned(line, seen)) == ["usage"]
+    untried = planned(line, replace(seen, mpi=replace(seen.mpi, version=version)))
+    assert failing(untried) == []
+    assert "the rest of the line is passed on unread" in " ".join(warned(untried))
 
 
 @pytest.mark.parametrize("version", ["3.0.0", "4.0.7", "2.1.1"])

@@ -77,7 +77,6 @@ def test_only_the_workers_that_lack_it_are_named() -> None:
     [
         ("openmpi4", "OMPI_MCA_oob_tcp_if_include"),
         ("openmpi5", "PRTE_MCA_prte_if_include"),
-        ("openmpi5", "OMPI_MCA_oob_tcp_if_include"),
         ("mpich", "HYDRA_IFACE"),
         ("intel", "I_MPI_HYDRA_IFACE"),
     ],

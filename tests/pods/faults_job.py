@@ -96,7 +96,7 @@ FAULTS: Final = (
     JobFault(
         what="another MPI on one worker",
         check="mpi-versions",
-        level="fail",
+        level="warn",
         said="has mpirun (Open MPI) 5..., the launcher mpirun (Open MPI) 4...",
         job=lambda: _second(image=images.image("openmpi-5.0")),
         also=("hosts-differ",),

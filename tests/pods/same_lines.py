@@ -248,6 +248,8 @@ OPENMPI5: Final = [
     Line("mpirun --display map -np 2 WHERE", differs={"output": "binding"}),
     Line("mpirun -np 2 --prtemca plm_base_verbose 0 WHERE"),
     Line(f"mpirun -np 4 --prtemca plm_ssh_agent {_AGENT}"),
+    Line("mpirun -np 4 WHERE", env={"OMPI_MCA_oob_tcp_if_include": "ens5"}),
+    Line("mpirun -np 4 WHERE", env={"PRTE_MCA_any": "a$b", "PRTE_MCA_prte_if_include": "eth0,lo"}),
     Line(f"mpirun -np 4 --mca plm_rsh_agent {_AGENT}"),
     Line("mpirun -np 2 WHERE", env={"PRTE_MCA_rmaps_default_mapping_policy": "node"}),
     Line("mpirun -np 2 WHERE", env={"PRTE_MCA_hwloc_default_binding_policy": "core"}),
