@@ -23,12 +23,12 @@ _PAIR: Final = re.compile(
     r"[ \t]*(?P<key>[^ \t=]+)(?:[ \t]*(?P<equals>=)[ \t]*(?P<value>[^ \t]*))?[ \t]*"
 )
 
+# By runs of Open MPI 4.1 and 5.0, which end over any other key with a value.
 _KEYS: Final = {
-    "slots": "slots",
-    "cpu": "slots",  # Open MPI reads it as slots
-    "max_slots": "max_slots",
-    "max-slots": "max_slots",
-    "user": "user",  # MPICH's column
+    **dict.fromkeys(("slots", "cpu", "count"), "slots"),
+    **dict.fromkeys(("max_slots", "max-slots", "slots_max", "slots-max"), "max_slots"),
+    **dict.fromkeys(("user", "username", "user_name"), "user"),  # the first is MPICH's column, too
+    "port": "port",  # they pass over it
 }
 
 
@@ -188,7 +188,9 @@ def read(text: str, number: int) -> Host:
                 f"{_shown(key)}, expected `slots=N`, `max_slots=N`, `user=NAME` or a comment",
             )
         value, at = pair["value"], pair.end()
-        if _KEYS[key] == "user":
+        if _KEYS[key] == "port":
+            line.put("port", value, column)
+        elif _KEYS[key] == "user":
             line.put("user", _user(value, pair.start("value")), column)
         else:
             line.put(_KEYS[key], _number(value, pair.start("value"), key), column)

@@ -22,6 +22,7 @@ def hosts(text: str) -> list[tuple[str, int]]:
         ("w-0 slots = 2\n", [("w-0", 2)]),
         ("w-0  slots=  2  \n", [("w-0", 2)]),
         ("w-0 cpu=2", [("w-0", 2)]),
+        ("w-0 count=2 port=22", [("w-0", 2)]),
         ("w-0:4\n", [("w-0", 4)]),
         ("w-0\n", [("w-0", 1)]),
         ("\tw-0 slots=007\n", [("w-0", 7)]),
@@ -55,6 +56,13 @@ def test_a_host_keeps_user_limit_and_the_line_that_names_it_first() -> None:
         Host("b", 1, slots_given=False, max_slots=3, line=3),
         Host("c", 2, slots_given=True, user="you", line=4),
     )
+
+
+@pytest.mark.parametrize("most", ["max_slots", "max-slots", "slots_max", "slots-max"])
+@pytest.mark.parametrize("user", ["user", "username", "user_name"])
+def test_open_mpis_other_words_for_limit_and_user_are_read(most: str, user: str) -> None:
+    (host,) = parse(f"a slots=2 {most}=4 {user}=me", "f", "").hosts
+    assert (host.slots, host.max_slots, host.user) == (2, 4, "me")
 
 
 def test_a_line_without_limit_takes_the_limit_off_the_host() -> None:

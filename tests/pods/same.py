@@ -35,6 +35,7 @@ _FILES: Final = {
     "/etc/ssh/ssh_config.d/operator.conf": "StrictHostKeyChecking no\n"
     "UserKnownHostsFile /dev/null\nLogLevel ERROR\n",
     "/opt/lines/second": f"{_HOSTS[1]} slots=2\n",
+    "/opt/lines/keys": f"{_HOSTS[0]} count=2 slots_max=4 username=root port=22\n",
     "/opt/lines/rankfile": "".join(
         f"rank {rank}={host} slot={slot}\n"
         for rank, (host, slot) in enumerate((host, slot) for slot in (1, 0) for host in _HOSTS)

@@ -50,6 +50,7 @@ _OPEN_MPI: Final = [
     Line("mpirun -H HOST0 -np 1 WHERE"),
     Line("mpirun --hostfile /opt/lines/second WHERE"),
     Line("mpirun -machinefile /opt/lines/second -np 1 WHERE"),
+    Line("mpirun -hostfile /opt/lines/keys WHERE"),
     # --- mapping and binding
     Line("mpirun -np 2 --map-by node WHERE"),
     Line("mpirun -np 4 --map-by core WHERE"),
