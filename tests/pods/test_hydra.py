@@ -122,10 +122,12 @@ def test_the_launcher_as_a_worker(cluster: Cluster, image: Image) -> None:
 @each
 def test_no_launch_agent_of_another_kind_starts_ranks_here(cluster: Cluster, image: Image) -> None:
     env = dict.fromkeys(("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP"), "fork")
-    job = started(cluster, image, "hostname", launcher={"env": env})
+    line = ("mpirun", "-launcher", "slurm", "hostname")  # by itself it waits for ever for srun
+    job = started(cluster, image, *line, launcher={"env": env})
     assert job.wait(PATIENCE) == 0
     assert sorted(job.launcher.stdout().split()) == ["pi-worker-0", "pi-worker-1"]
     assert "fork starts every rank in this pod" in job.launcher.stderr()
+    assert "-launcher slurm is taken off the mpirun line" in job.launcher.stderr()
 
 
 @each
