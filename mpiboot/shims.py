@@ -132,7 +132,10 @@ def _front(path: str, own: str, environ: Mapping[str, str]) -> Path:
     wanted, tmpdir = environ.get("MPIBOOT_RUNTIME_DIR", ""), environ.get("TMPDIR", "")
     folder = files.runtime_dir(wanted, os.getuid(), "real", tmpdir=tmpdir)
     # Below a launcher the folder is on PATH already, and would lead to itself.
-    rest = os.pathsep.join(item for item in path.split(os.pathsep) if item != str(folder))
+    here = os.path.realpath(folder)  # each process that holds it open has a path of its own
+    rest = os.pathsep.join(
+        item for item in path.split(os.pathsep) if os.path.realpath(item) != here
+    )
     behind = {name: real(name, rest, own) for name in NAMES}
     if all(Path(place).parent == KEPT for place in behind.values() if place):
         return KEPT

@@ -91,11 +91,15 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPaths:
-    """Where the launcher's private files will be; all in one folder without blanks."""
+    """Where the launcher's private files will be; all in one folder without blanks.
+
+    ``named`` is the name of the folder around ``launch_dir`` where that goes by a descriptor.
+    """
 
     launch_dir: str
     agent: str
     key: str
+    named: str = ""
 
     @property
     def hostfile(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -63,7 +64,8 @@ def paths(folder: Path, pid: int = 1, name: str = _LAUNCH) -> LaunchPaths:
         )
     path = folder / (name if pid == 1 else f"{name}-{pid}")
     agent = agent_command.words()
-    return LaunchPaths(launch_dir=str(path), agent=agent, key=str(path / launch_spec.KEY))
+    key = str(path / launch_spec.KEY)
+    return LaunchPaths(str(path), agent, key, named=os.path.realpath(folder))
 
 
 def _others(worker: Worker) -> tuple[str, ...]:

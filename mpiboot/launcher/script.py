@@ -124,6 +124,7 @@ def run(
     shims.link(folder)
     env = {
         **environ,
+        **files.around(folder),
         **_flags(resolved),
         "PATH": os.pathsep.join((str(folder), environ.get("PATH", ""))),
         "MPIBOOT_ROLE": "launcher",

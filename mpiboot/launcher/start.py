@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -23,7 +24,7 @@ from mpiboot.parent.launch_spec import ATTEMPT, JOB_MARK, RESULT, ParentOptions
 from mpiboot.parent.signals import SIGNALS
 from mpiboot.parent.task import ParentTask
 from mpiboot.setting_sources import Resolved
-from mpiboot.system import process
+from mpiboot.system import files, process
 
 _PROGRAM: Final = Path(__file__).resolve().parent.parent / "parent" / "__main__.py"
 
@@ -73,6 +74,8 @@ def start_child(
     Raises:
         OSError: it can't be started.
     """
+    settings, uid = resolved.settings, os.getuid()
+    kept = files.hold_open(settings.runtime_dir, uid, "launcher", environ, split=True)
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -81,7 +84,7 @@ def start_child(
         os.dup2(writer, RESULT)
         for handle in {reader, writer} - {RESULT}:
             os.close(handle)
-        _be_child(resolved, program, environ, attempt, script=script)
+        _be_child(resolved, program, {**environ, **kept}, attempt, script=script)
     _lead_a_group(pid)  # here too: the parent may end it before it has done anything
     os.close(writer)
     os.set_inheritable(reader, True)
@@ -121,6 +124,7 @@ def become_parent(
     Raises:
         MpibootError: ``program-missing``; this interpreter can't be executed.
     """
+    options = replace(options, held=tuple(files.held))
     head = (sys.executable, "-I", "-S", str(_PROGRAM), task.value, options.to_json())
     # A signal that comes while the new interpreter starts waits for it.
     process.replace((*head, *words), environ, blocked=sorted(SIGNALS))

@@ -31,6 +31,7 @@ from mpiboot.wording import counted
 _GUARD: Final = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libexec", "guard"
 )
+_FOLDER: Final = 3  # the guard's handle of the launch folder
 
 
 class GuardShell(NamedTuple):
@@ -49,15 +50,18 @@ def start(folder: str, environ: Mapping[str, str], form: LogFormat) -> GuardShel
         form: how log lines are written.
     """
     reader, writer = os.pipe()
+    # The path may lead through the process whose death the guard waits for.
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     own = os.path.abspath(__file__)
     argv = ("sh", _GUARD, sys.executable, "-I", "-S", own, folder)
     try:
         pid = os.posix_spawn(
             "/bin/sh",
-            (*argv, environ.get(JOB_MARK, ""), form),
+            (*argv, environ.get(JOB_MARK, ""), form, f"/proc/self/fd/{_FOLDER}"),
             without_marks(environ),
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, reader, 0),
+                (os.POSIX_SPAWN_DUP2, handle, _FOLDER),
                 (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
             ],
             setpgroup=0,
@@ -68,6 +72,7 @@ def start(folder: str, environ: Mapping[str, str], form: LogFormat) -> GuardShel
         return None
     finally:
         os.close(reader)
+        os.close(handle)
     return GuardShell(pid, writer)
 
 
@@ -81,10 +86,13 @@ def dismiss(guard: GuardShell) -> None:
         os.waitpid(guard.pid, 0)
 
 
-def main(folder: str, mark: str, form: str) -> None:
-    """End what the launch has left in this pod, and say so; its copy of the key goes too."""
+def main(folder: str, mark: str, form: str, where: str = "") -> None:
+    """End what the launch has left in this pod, and say so; its copy of the key goes too.
+
+    ``where`` leads to the folder when ``folder`` no longer does.
+    """
     if not os.environ.get(KEEP_KEY):
-        remove_key(folder)
+        remove_key(where or folder)
     count = end_all(0, folder, mark=mark)
     log.configure(form=LogFormat(form), role="launcher")
     # Where all sessions were mpiboot's own, mpirun may have ended over their loss before this.

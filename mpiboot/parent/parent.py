@@ -225,6 +225,8 @@ class Parent:
         preparation.wait_for_child()
         log.write_by(None)
         self._flush(self._stderr, "stderr")
+        for handle in self._options.held:
+            os.set_inheritable(handle, True)
         return replace(spec.argv, os.environ, self._mask)
 
     def _not_started(self, failure: Failure) -> None:

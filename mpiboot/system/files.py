@@ -9,12 +9,13 @@ import binascii
 import contextlib
 import errno
 import os
+import pwd
 import re
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from mpiboot import log
 from mpiboot.errors import MpibootError, error
@@ -25,6 +26,12 @@ _MOUNTED: Final = re.compile(r"/pods/([0-9a-f-]{32,36})/(?:etc-hosts$|containers
 # Of a host name: MPI makes sockets below this folder, and their paths may have 107 bytes.
 _SHORT: Final = 24
 _RUN: Final = Path("/run/mpiboot")
+# Names the container's folder that a process around this one holds open, for its own children.
+HELD: Final = "MPIBOOT_HELD"
+# The descriptors of what this process holds open. They are closed with it, and by exec only where
+# the program that it becomes is not to have them (``process.replace``).
+held: Final[list[int]] = []
+_HELD_PATH: Final = re.compile("/proc/[0-9]+/fd/[0-9]+/[^/]+")
 _PROBE: Final = "probe"
 # More than the files of a small job; a folder that can't take it is as good as full.
 _PROBED: Final = 64 << 10
@@ -77,6 +84,57 @@ def _replaceable(path: Path) -> str:
     return ""
 
 
+def _is_private(found: os.stat_result, uid: int) -> bool:
+    """Whether this is a folder of ``uid`` with mode 0700."""
+    return found.st_uid == uid and found.st_mode == stat.S_IFDIR | 0o700
+
+
+def _hold_open(folder: Path, uid: int) -> Path | None:
+    """Open a folder for this process's life; a path that leads to it whatever its name leads to.
+
+    /proc/PID/fd/N is a link to the folder itself (proc_pid_fd(5)). None where other processes of
+    this user can't follow it, which needs the same user and group, among others (ptrace(2)).
+
+    Raises:
+        OSError: the folder is gone, or another one has its name.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    found = os.fstat(handle)
+    again = next((item for item in held if os.path.samestat(os.fstat(item), found)), None)
+    if again is not None:
+        os.close(handle)
+        return Path(f"/proc/{os.getpid()}/fd/{again}")
+    path = f"/proc/{os.getpid()}/fd/{handle}"
+    child = 0
+    try:
+        if not _is_private(found, uid):
+            raise OSError(errno.ESTALE, "another user has put one of his own in its place")
+        child = os.fork()
+        if not child:
+            _follow(path, found, uid)
+        if os.waitpid(child, 0)[1] == 0:
+            held.append(handle)
+            return Path(path)
+    finally:
+        if handle not in held:
+            os.close(handle)
+    return None
+
+
+def _follow(path: str, found: os.stat_result, uid: int) -> NoReturn:
+    """End this process with 0 where its path leads to a folder from what is no copy of its holder.
+
+    The sessions of root's sshd have the group of its passwd entry.
+    """
+    code = 1
+    try:
+        if uid == 0:
+            os.setgid(pwd.getpwuid(uid).pw_gid)
+        code = 0 if os.path.samestat(os.stat(path), found) else 1  # noqa: PTH116
+    finally:
+        os._exit(code)
+
+
 def container_name(proc: Path = Path("/proc")) -> str:
     """Name this pod and container so that no other one that shares a volume has the name.
 
@@ -103,7 +161,13 @@ def container_name(proc: Path = Path("/proc")) -> str:
 def _role_folder(base: Path, uid: int, role: str) -> tuple[Path, str]:
     """The folder of ``role`` under ``base``, and what is wrong with it, or nothing."""
     folder = base / container_name() / role
-    wrong = _own_folder(folder.parent, uid) or _own_folder(folder, uid)
+    wrong = _own_folder(folder.parent, uid)
+    if not wrong and _replaceable(folder):
+        try:
+            folder = (_hold_open(folder.parent, uid) or folder.parent) / role
+        except OSError as problem:
+            wrong = f"{folder.parent}: {_reason(problem)}"
+    wrong = wrong or _own_folder(folder, uid)
     if not wrong:
         try:
             # A full disk or a read-only mount shows only when something is written.
@@ -149,9 +213,12 @@ def _named(wanted: str, uid: int, role: str, *, split: bool) -> Path:
 
 def _tell(folder: Path, odd: list[str]) -> None:
     """Say what is not usual about the folder that is taken."""
-    odd = [*odd, *filter(None, [_replaceable(folder)])]
+    real, why = os.path.realpath(folder), _replaceable(folder)
+    if why and real != str(folder):
+        why = f"it is held open, and used as {folder}: {why}"
+    odd = [*odd, *filter(None, [why])]
     if odd:
-        said = f"the private folder is {folder}: {'; '.join(odd)}"
+        said = f"the private folder is {real}: {'; '.join(odd)}"
         log.info("runtime-folder", said, folder=str(folder))
 
 
@@ -200,6 +267,10 @@ def runtime_dir(
     Raises:
         MpibootError: ``runtime-folder``; no folder can be used, with the reason of each.
     """
+    outer = Path(os.environ.get(HELD, "")) / role
+    with contextlib.suppress(OSError):
+        if around(outer) and _is_private(outer.parent.stat(), uid) and not _own_folder(outer, uid):
+            return outer
     if wanted:
         return _named(wanted, uid, role, split=split)
     temporary = os.environ.get("TMPDIR", "") if tmpdir is None else tmpdir
@@ -215,6 +286,30 @@ def runtime_dir(
     raise error(
         "runtime-folder", "no folder for private files can be written", evidence=tuple(reasons)
     )
+
+
+def hold_open(
+    wanted: str, uid: int, role: str, environ: Mapping[str, str], *, split: bool
+) -> dict[str, str]:
+    """Make the folder of a role in the process that lives as long as it is used.
+
+    Only where another user could replace it. What goes wrong is said by whoever needs the folder.
+
+    Returns:
+        What tells this process's children to use the folder that it holds open; or nothing.
+    """
+    temporary = environ.get("TMPDIR", "")
+    bases = (Path(wanted),) if wanted else _bases(uid, temporary)
+    with contextlib.suppress(MpibootError):
+        if any(_replaceable(base / role) for base in bases):
+            folder = runtime_dir(wanted, uid, role, tmpdir=temporary, split=split)
+            return around(folder)
+    return {}
+
+
+def around(folder: Path) -> dict[str, str]:
+    """Give the variable that leads a program's own mpiboot to the folder that is held open."""
+    return {HELD: str(folder.parent)} if _HELD_PATH.fullmatch(str(folder)) else {}
 
 
 def write_private(path: Path, content: str | bytes) -> None:

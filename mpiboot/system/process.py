@@ -21,6 +21,7 @@ from mpiboot import executables
 from mpiboot.errors import error
 from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.os_calls import exit_status, process_handle
+from mpiboot.system import files
 
 # Programs that start one other and wait for it.
 _INITS: Final = frozenset({"tini", "tini-static", "dumb-init", "docker-init", "catatonit"})
@@ -78,6 +79,8 @@ def replace(
     for number in executables.IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    for handle in files.held:
+        os.set_inheritable(handle, True)
     try:
         os.execve(path, list(argv), dict(environ))  # noqa: S606 - no shell is the point
     except OSError as problem:

@@ -64,7 +64,8 @@ def complete(environ: Mapping[str, str], folder: Path, default: Path = _TMP) -> 
     """
     if any(environ.get(name) for name in _VARIABLES) or os.access(default, os.W_OK | os.X_OK):
         return {}
-    place = folder / "tmp"
+    # By its name: MPI and programs may look at the folders on the way.
+    place = Path(os.path.realpath(folder), "tmp")
     try:
         place.mkdir(mode=0o700, exist_ok=True)
     except OSError as problem:
