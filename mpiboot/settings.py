@@ -188,7 +188,8 @@ class Settings:
     )
     ssh_keepalive: float = row(
         300.0,
-        "How long a worker or launcher may be silent before it counts as lost; 0 for ever.",
+        "How long a worker or launcher may be silent, while nothing answers in its place, before "
+        "it counts as lost; 0 for ever.",
         seconds,
         roles=_BOTH,
     )
