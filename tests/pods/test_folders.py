@@ -160,7 +160,7 @@ def test_a_full_disk_is_passed_over_where_nobody_named_it(
 def test_a_tmpdir_with_a_blank_is_passed_over_for_a_launchers_files(
     cluster: Cluster, rig: None
 ) -> None:
-    odd = EmptyDir("/scratch/a b")
+    odd = EmptyDir("/scratch/a b", mode=0o1777)
     job = mpijob(
         cluster,
         images.image(NAME),

@@ -122,7 +122,7 @@ def test_a_container_that_was_killed_as_a_whole_has_a_line_that_tells(pod: Pod) 
     assert pod.process.wait(60) == -9
 
     (said,) = pod.evidence(before)
-    assert said.startswith("w-0: it could not be asked; to see why its container ended")
+    assert said.startswith("host-gone\tw-0\tit could not be asked; to see why its container ended")
     assert "kubectl get pod w-0" in said
 
 
