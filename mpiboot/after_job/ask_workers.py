@@ -22,7 +22,7 @@ if __name__ == "__main__":
 
 from mpiboot import host_shell
 from mpiboot.after_job import by_client, evidence, silent_hosts, unanswered_connections
-from mpiboot.after_job.request import Found, Request, Silent
+from mpiboot.after_job.request import FarEnd, Found, Request
 from mpiboot.after_job.unanswered_connections import Waiting
 
 _SECONDS: Final = 4.0
@@ -200,7 +200,7 @@ async def unanswered(hosts: tuple[evidence.Baseline, ...], known: frozenset[str]
         for item in (Waiting(host.name, each) for each in answer.connecting)
     }
     lines = [
-        unanswered_connections.line(Silent.NEW, item)
+        unanswered_connections.line(FarEnd.NEW, item)
         for key, item in found.items()
         if key not in known
     ]

@@ -16,8 +16,8 @@ class Request(str, Enum):
     FAILED = "failed"  # that it failed: NAME HOLD WHY
 
 
-class Silent(str, Enum):
-    """What a connection is that nobody answers: the first word of a line of the answer."""
+class FarEnd(str, Enum):
+    """What is known of the far end of a connection that nobody answers: a line's first word."""
 
     NEW = "new"  # it was not known; the far end was not asked
     SLOW = "slow"  # others wait there to be accepted

@@ -167,9 +167,8 @@ def main(folder: str, signal: str, seconds: str) -> None:
 
     async def run() -> None:
         await stop(names, signal, int(seconds), mark)
-        os._exit(
-            0
-        )  # agents that still ask a host are ended by the parent, and waited for by nobody
+        # Agents that still ask a host are ended by the parent, and waited for by nobody.
+        os._exit(0)
 
     asyncio.run(run())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mpiboot.after_job.request import Silent
+from mpiboot.after_job.request import FarEnd
 from mpiboot.tcp_table import address_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Waiting:
         return int(self.found.far.partition(":")[2], 16)
 
 
-def line(kind: Silent, item: Waiting, said: str = "") -> str:
+def line(kind: FarEnd, item: Waiting, said: str = "") -> str:
     """Write a line for the parent."""
     return f"{kind.value} {item.key} {said}".rstrip()
 
@@ -55,14 +55,14 @@ def judge(item: Waiting, far: Baseline | None, answer: HostAnswer | None) -> str
     text += f"{far.name} ({where})" if far else where
     text += f": tried {item.found.again + 1} times by TCP"
     if far is None:
-        return line(Silent.ELSEWHERE, item, text)
+        return line(FarEnd.ELSEWHERE, item, text)
     if answer is None:
         return line(
-            Silent.DROPPED, item, f"{text}; that host did not tell whether it listens there"
+            FarEnd.DROPPED, item, f"{text}; that host did not tell whether it listens there"
         )
     if answer.to_accept or (answer.overflows and answer.listener is not None):
         text += f"; the process that listens there is slow to accept: {answer.to_accept} wait for "
         text += f"it, and {answer.overflows} found a full backlog. The network is not to blame"
-        return line(Silent.SLOW, item, text)
+        return line(FarEnd.SLOW, item, text)
     listens = "nobody listens" if answer.listener is None else "a process listens"
-    return line(Silent.DROPPED, item, f"{text}; {listens} there, and nothing reaches it")
+    return line(FarEnd.DROPPED, item, f"{text}; {listens} there, and nothing reaches it")

@@ -78,7 +78,7 @@ def paths(
     """
     if family not in _FILES:
         return
-    said = {**{name: environ.get(f"{_OMPI}{name}", "") for name in (*_INSTEAD, *_BEFORE)}}
+    said = {name: environ.get(f"{_OMPI}{name}", "") for name in (*_INSTEAD, *_BEFORE)}
     said |= {name: value for name, value in line.mca.items() if name in said}
     for text in (*line.parameter_files, *(said[name] for name in _BEFORE)):
         yield from ((path, _OMPI) for path in text.split(",") if path)

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -76,7 +77,7 @@ def _others(worker: Worker) -> tuple[str, ...]:
     return tuple(sorted((known | {addresses.plain(worker.address)}) - {worker.address}))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Launch:
     """One start of mpirun: the plan, and what its files are made of.
 
@@ -156,7 +157,7 @@ class Launch:
             watched=self._silent > 0,
         )
 
-    @property
+    @cached_property
     def _silent(self) -> float:
         """After how many seconds of silence mpirun's parent looks for a host; 0: it does not."""
         settings = self.resolved.settings

@@ -33,7 +33,7 @@ from mpiboot.job.rank_env import Meeting
 from mpiboot.job.user_line import UserLine
 from mpiboot.launcher import agent_client, launch_folder
 from mpiboot.launcher.setup import LauncherPod, access
-from mpiboot.model import Decision, Finding, Level, Mpi, MpiFamily, PodFacts, Worker
+from mpiboot.model import Decision, Finding, Level, Mpi, MpiFamily, MpiParameter, PodFacts, Worker
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import Dialled
 from mpiboot.observe import host_sources, parameter_files, pod, programs
@@ -80,7 +80,8 @@ async def wait(
     plans.refuse_unknown(mpi, line)
     found = await _hostfile(launcher, _rest(launcher).timeout, line.hostfile)
     client = agent_client.choose(launcher, len(found.hostfile.hosts), mpi, line)
-    already_said = _tell_at_once(launcher, found, mpi, line, client)
+    parameters = parameter_files.find(mpi, launcher.environ, line)
+    already_said = _tell_at_once(launcher, found, mpi, line, client, parameters)
     follow = job_hostfile.HostfileFollower(found)
     pairs, to = _pairs(launcher), access(launcher)
     kept = agent_client.keep(launcher, client)
@@ -102,7 +103,9 @@ async def wait(
         passed.workers, lambda worker: data.network_of(worker, settings), _rest(launcher), to
     )
     passed = dataclasses.replace(passed, workers=workers)
-    seen = _observation(launcher, found, passed, mpi, line, own.result(), networks, client)
+    seen = _observation(
+        launcher, found, passed, mpi, line, own.result(), networks, client, parameters
+    )
     if any(worker_network.socket_addresses(one, settings) for one in networks.values()):
         seen = _with_blocked(seen, await pairs.blocked_on_data(workers))
     return dataclasses.replace(seen, already_said=already_said, pairs=pairs, kept=kept)
@@ -114,6 +117,7 @@ def _tell_at_once(
     mpi: Mpi,
     line: UserLine,
     client: Decision,
+    parameters: tuple[MpiParameter, ...],
 ) -> tuple[Finding, ...]:
     """Tell what the line and the hostfile alone show: a person need not wait for hosts to read it.
 
@@ -131,7 +135,7 @@ def _tell_at_once(
         line=line,
         client=client,
         limits=launcher.limits,
-        parameters=parameter_files.find(mpi, launcher.environ, line),
+        parameters=parameters,
     )
     made = plans.make(observed, launcher.resolved, launch_folder.paths(launcher.folder))
     # The hostfile is followed until the last host is ready: what it says of slots may yet change.
@@ -166,7 +170,8 @@ async def look(
     blocked = "" if passed.unasked else await pairs.blocked_on_data(passed.workers)
     await pairs.close()
     client = agent_client.choose(launcher, len(found.hostfile.hosts), mpi, line)
-    seen = _observation(launcher, found, passed, mpi, line, own, {}, client)
+    parameters = parameter_files.find(mpi, launcher.environ, line)
+    seen = _observation(launcher, found, passed, mpi, line, own, {}, client, parameters)
     return dataclasses.replace(_with_blocked(seen, blocked), dialled=dialled)
 
 
@@ -233,6 +238,7 @@ def _observation(
     own: tuple[PodFacts, int | None],
     networks: Mapping[str, WorkerNetwork],
     client: Decision,
+    parameters: tuple[MpiParameter, ...],
 ) -> Observation:
     ipv6 = any(":" in worker.address for worker in passed.workers)
     observed = plans.Observed(
@@ -251,7 +257,7 @@ def _observation(
         limits=launcher.limits,
         mpi_ipv6=programs.has_ipv6(mpi, launcher.environ) if ipv6 else None,
         networks=networks,
-        parameters=parameter_files.find(mpi, launcher.environ, line),
+        parameters=parameters,
     )
     return Observation(observed, passed, found.warnings)
 

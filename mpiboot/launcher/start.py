@@ -124,7 +124,7 @@ def become_parent(
     Raises:
         MpibootError: ``program-missing``; this interpreter can't be executed.
     """
-    options = replace(options, held=tuple(files.held))
+    options = replace(options, open_folders=tuple(files.open_folders))
     head = (sys.executable, "-I", "-S", str(_PROGRAM), task.value, options.to_json())
     # A signal that comes while the new interpreter starts waits for it.
     process.replace((*head, *words), environ, blocked=sorted(SIGNALS))

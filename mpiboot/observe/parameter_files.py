@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +32,7 @@ def find(
 
 
 def _folder(mpi: Mpi, environ: Mapping[str, str]) -> str:
-    """Find the folder that has the installation's files."""
+    """Find the folder that has the installation's files; ompi_info takes a third of a second."""
     called = (mpi.path, os.path.realpath(mpi.path))
     folders = dict.fromkeys(
         folder for path in called for folder in parameter_files.folders(path, environ)
@@ -42,12 +41,7 @@ def _folder(mpi: Mpi, environ: Mapping[str, str]) -> str:
     for folder in folders:
         if any(os.path.exists(f"{folder}/{name}") for name in names):  # noqa: PTH110 - light
             return folder
-    return _asked(mpi, tuple(sorted(environ.items())))
-
-
-@functools.lru_cache(maxsize=1)  # a third of a second, and a launch is planned twice
-def _asked(mpi: Mpi, environ: tuple[tuple[str, str], ...]) -> str:
-    return programs.config_folder(mpi, dict(environ))
+    return programs.config_folder(mpi, environ)
 
 
 def _text(path: str) -> str:

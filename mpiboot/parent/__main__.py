@@ -33,7 +33,7 @@ def run(task: ParentTask, text: str, words: list[str]) -> int:
     mask = signals.block()
     options = ParentOptions.from_json(text)
     role = "" if task is ParentTask.STAY else "launcher"
-    for handle in options.held:
+    for handle in options.open_folders:
         os.set_inheritable(handle, False)  # so the ranks have none
     log.configure(level=options.log_level, form=options.log_format, role=role)
     mpirun_messages.reserve_handle()  # before the threads of the next lines

@@ -182,8 +182,7 @@ def _by_loss(state: State) -> Verdict | None:
             return None
         lost = status == 0 or status in state.job.family.lost or _passed_on(first, status)
         return _lost(state, first, state.losses) if state.stage or lost else None
-    answer = {host for host, reachable, _ in state.checked if reachable}
-    silent = tuple(host for host in state.late_agents if host not in answer)
+    silent = tuple(host for host in state.late_agents if not _reachable(state, host))
     if silent and status == 0:
         daemon = state.job.family.daemon
         said = f"its {daemon} did not end with the job, though mpirun returned 0"

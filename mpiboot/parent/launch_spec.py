@@ -51,8 +51,8 @@ class ParentOptions:
 
     ``grace`` is for a script alone, in seconds; ``last_launches`` is the folder of the launches
     below a script, whose workers are told of its end; empty where they aren't. ``oom_kills`` are
-    the processes that the kernel had killed here for memory before the launcher began; ``held`` are
-    descriptors by which others reach private folders.
+    the processes that the kernel had killed here for memory before the launcher began;
+    ``open_folders`` are descriptors by which others reach private folders.
     """
 
     log_level: LogLevel = LogLevel.INFO
@@ -62,7 +62,7 @@ class ParentOptions:
     grace: float = 0.0
     last_launches: str = ""
     oom_kills: int = 0
-    held: tuple[int, ...] = ()
+    open_folders: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         """Write the record as JSON."""
@@ -79,7 +79,7 @@ class ParentOptions:
         values = json.loads(text)
         values["log_level"] = LogLevel(values["log_level"])
         values["log_format"] = LogFormat(values["log_format"])
-        values["held"] = tuple(values["held"])
+        values["open_folders"] = tuple(values["open_folders"])
         return cls(**values)
 
 

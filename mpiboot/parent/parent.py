@@ -225,7 +225,7 @@ class Parent:
         preparation.wait_for_child()
         log.write_by(None)
         self._flush(self._stderr, "stderr")
-        for handle in self._options.held:
+        for handle in self._options.open_folders:
             os.set_inheritable(handle, True)
         return replace(spec.argv, os.environ, self._mask)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from mpiboot import log
-from mpiboot.after_job.request import Request, Silent
+from mpiboot.after_job.request import FarEnd, Request
 from mpiboot.parent.asking import Question
 from mpiboot.parent.loop import EventLoop
 
@@ -79,8 +79,8 @@ class ConnectionWatch:
         now = time.monotonic()
         found = [line.split(" ", 2) for line in lines]
         self._seen = {key: self._seen.get(key, now) for _, key, *_ in found}
-        dropped, *others = [said for kind, _, *said in found if kind == Silent.DROPPED] or [[]]
-        others += [said for kind, _, *said in found if kind in (Silent.SLOW, Silent.ELSEWHERE)]
+        dropped, *others = [said for kind, _, *said in found if kind == FarEnd.DROPPED] or [[]]
+        others += [said for kind, _, *said in found if kind in (FarEnd.SLOW, FarEnd.ELSEWHERE)]
         for said in others:
             log.warning("unanswered", *said)
         if dropped:

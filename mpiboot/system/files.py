@@ -30,7 +30,7 @@ _RUN: Final = Path("/run/mpiboot")
 HELD: Final = "MPIBOOT_HELD"
 # The descriptors of what this process holds open. They are closed with it, and by exec only where
 # the program that it becomes is not to have them (``process.replace``).
-held: Final[list[int]] = []
+open_folders: Final[list[int]] = []
 _HELD_PATH: Final = re.compile("/proc/[0-9]+/fd/[0-9]+/[^/]+")
 _PROBE: Final = "probe"
 # More than the files of a small job; a folder that can't take it is as good as full.
@@ -100,7 +100,7 @@ def _hold_open(folder: Path, uid: int) -> Path | None:
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     found = os.fstat(handle)
-    again = next((item for item in held if os.path.samestat(os.fstat(item), found)), None)
+    again = next((item for item in open_folders if os.path.samestat(os.fstat(item), found)), None)
     if again is not None:
         os.close(handle)
         return Path(f"/proc/{os.getpid()}/fd/{again}")
@@ -113,10 +113,10 @@ def _hold_open(folder: Path, uid: int) -> Path | None:
         if not child:
             _follow(path, found, uid)
         if os.waitpid(child, 0)[1] == 0:
-            held.append(handle)
+            open_folders.append(handle)
             return Path(path)
     finally:
-        if handle not in held:
+        if handle not in open_folders:
             os.close(handle)
     return None
 

@@ -79,7 +79,7 @@ def replace(
     for number in executables.IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    for handle in files.held:
+    for handle in files.open_folders:
         os.set_inheritable(handle, True)
     try:
         os.execve(path, list(argv), dict(environ))  # noqa: S606 - no shell is the point

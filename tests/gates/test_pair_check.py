@@ -235,15 +235,21 @@ async def test_neighbours_dial_data_addresses_too(folder: Path) -> None:
     )
 
 
+def to_port_1(addresses: str) -> Callable[[str], str]:
+    """Have these addresses dialled at a port at which nobody listens."""
+
+    def heard(line: str) -> str:
+        address, port, ssh, seconds = line.split()
+        dialled = port != "0" and address.startswith(addresses)
+        return f"{address} {1 if dialled else port} {ssh} {seconds}"
+
+    return heard
+
+
 async def test_data_addresses_that_do_not_answer_are_told(folder: Path) -> None:
     """A port at which nobody listens stands for one that a firewall resets."""
-
-    def blocked(line: str) -> str:
-        address, port, ssh, seconds = line.split()
-        return f"{address} {1 if address == '127.0.7.2' and port != '0' else port} {ssh} {seconds}"
-
     check, hosts = PairCheck(60.0, "", data), [host(0), host(1)]
-    join(check, hosts[0], Local(folder, blocked))
+    join(check, hosts[0], Local(folder, to_port_1("127.0.7.2")))
     join(check, hosts[1], Local(folder))
     said = await check.blocked_on_data(hosts)
     assert said.startswith("w-0 can't reach w-1 (127.0.7.2 port ")
@@ -265,13 +271,7 @@ async def test_nothing_is_told_of_data_addresses_at_which_nobody_listens(folder:
         address, port, ssh, seconds = line.split()
         return f"{address} {port if port != '0' else 1} {ssh} {seconds}"
 
-    def ended(line: str) -> str:
-        address, port, ssh, seconds = line.split()
-        return (
-            f"{address} {1 if address[:7] == '127.0.7' and port != '0' else port} {ssh} {seconds}"
-        )
-
-    for heard in (older, ended):
+    for heard in (older, to_port_1("127.0.7.")):
         check, hosts = PairCheck(60.0, "", data), [host(0), host(1)]
         for one in hosts:
             join(check, one, Local(folder, heard))
@@ -281,12 +281,8 @@ async def test_nothing_is_told_of_data_addresses_at_which_nobody_listens(folder:
 
 
 async def test_workers_that_do_not_connect_at_all_try_no_data_addresses(folder: Path) -> None:
-    def other_port(line: str) -> str:
-        address, port, ssh, seconds = line.split()
-        return f"{address} {1 if address == '127.0.6.2' else port} {ssh} {seconds}"
-
     check, hosts = PairCheck(60.0, "", data), [host(0), host(1)]
-    join(check, hosts[0], Local(folder, other_port))
+    join(check, hosts[0], Local(folder, to_port_1("127.0.6.2")))
     join(check, hosts[1], Local(folder))
     assert await check.blocked_on_data(hosts) == ""
     assert check._dialled_data == []

@@ -239,6 +239,7 @@ def test_what_was_found_is_what_the_plan_is_made_from(tmp_path: Path) -> None:
         (facts, None),
         NETWORKS,
         client,
+        (),
     )
     assert found.observed.client == client
     assert (found.warnings, found.passed) == ((WARN,), passed)

@@ -69,7 +69,7 @@ def test_an_mpi_is_asked_for_ipv6_where_a_worker_needs_it(
     assert facts
     line = read(["./train"], seen.mpi.family)
     found = observation._observation(
-        launcher, JobHostfile(seen.hostfile, ()), passed, seen.mpi, line, (facts, 3), {}, SSH
+        launcher, JobHostfile(seen.hostfile, ()), passed, seen.mpi, line, (facts, 3), {}, SSH, ()
     )
     assert found.observed.client == SSH
     assert len(calls) == asked
@@ -183,7 +183,7 @@ def at_once(folder: Path, line: str, limits: LauncherLimits | None = None) -> tu
     launcher = replace(pod(folder), folder=folder / "launcher", limits=limits)
     listed = JobHostfile(seen.hostfile, ())
     return observation._tell_at_once(
-        launcher, listed, seen.mpi, read(line.split(), seen.mpi.family), SSH
+        launcher, listed, seen.mpi, read(line.split(), seen.mpi.family), SSH, ()
     )
 
 

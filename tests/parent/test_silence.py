@@ -7,14 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from mpiboot import log
 from mpiboot.after_job.request import Request
-from mpiboot.parent import asking, silence
+from mpiboot.parent import silence
 from mpiboot.parent.events import HostLost
 from mpiboot.parent.launch_spec import RemoteHost
 from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.silence import SilenceWatch
-from tests.parent.test_unanswered_connections import Child
+from tests.parent.test_unanswered_connections import Child, clock_of
 from tests.waiting import until
 
 PLACE = ("10.0.0.1", 22)
@@ -56,19 +55,8 @@ def test_where_the_kernel_tells_nothing_nobody_looks(monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    clock = [1000.0]
-
-    class Time:
-        @staticmethod
-        def monotonic() -> float:
-            return clock[0]
-
-    Child.made = []
-    monkeypatch.setattr(asking, "AskingChild", Child)
-    monkeypatch.setattr(silence, "time", Time)
-    log.configure()
-    yield clock
-    log.configure()
+    with clock_of(silence, monkeypatch) as clock:
+        yield clock
 
 
 class Watched:

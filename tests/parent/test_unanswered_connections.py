@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
 
 import pytest
 
@@ -45,9 +47,9 @@ class Child:
         self.heard()
 
 
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The time of these tests."""
+@contextmanager
+def clock_of(watch: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The time of a module that asks by a child, which is none; it goes on as a test says."""
     clock = [1000.0]
 
     class Time:
@@ -57,10 +59,16 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
     Child.made = []
     monkeypatch.setattr(asking, "AskingChild", Child)
-    monkeypatch.setattr(unanswered_connections, "time", Time)
+    monkeypatch.setattr(watch, "time", Time)
     log.configure()
     yield clock
     log.configure()
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    with clock_of(unanswered_connections, monkeypatch) as clock:
+        yield clock
 
 
 @pytest.fixture

@@ -296,12 +296,12 @@ def test_where_no_other_process_can_follow_the_folder_goes_by_its_name(
 ) -> None:
     """As in a sandbox, or with a group that sshd's sessions don't have."""
     monkeypatch.setattr(files, "_follow", lambda *_: os._exit(1))
-    volume, before = volume_of(tmp_path), list(files.held)
+    volume, before = volume_of(tmp_path), list(files.open_folders)
     folder = files.runtime_dir(str(volume), UID, "worker")
     assert folder == volume / HERE / "worker"
     said = f"the private folder is {folder}: another user of this pod could replace it: {volume} "
     assert said in capfd.readouterr().err
-    assert files.held == before
+    assert files.open_folders == before
 
 
 def mounts(folder: Path, *lines: str) -> Path:
