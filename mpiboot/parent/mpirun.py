@@ -55,7 +55,7 @@ from mpiboot.parent.os_calls import has_terminal, reap, spawn
 from mpiboot.parent.output_writer import OutputWriter
 from mpiboot.parent.processes import end_all, send, survivors
 from mpiboot.parent.saving import Saving
-from mpiboot.parent.signals import Signals, name
+from mpiboot.parent.signals import ENDING, Signals, name
 from mpiboot.parent.silence import SilenceWatch
 from mpiboot.parent.state import FAMILIES, UNKNOWN, Job, Phase
 from mpiboot.parent.streams import MpirunStreams
@@ -84,6 +84,7 @@ class Mpirun:
         self.child = 0
         self.client = 0  # the process that has the agents' sessions, where that is ours too
         self.verdict: Verdict | None = None
+        self.signalled = 0  # the signal that came once it was judged: whoever ends hurries
         self._environ = environ
         self._loop = loop
         self._signals = signals
@@ -290,6 +291,8 @@ class Mpirun:
         for number, by_terminal in self._signals.read():
             if number == signal.SIGCHLD:
                 self._reap()
+            elif self.verdict and number in ENDING:
+                self.signalled = self.signalled or number
             else:
                 log.info("signal", f"got {name(number)}")
                 self._feed(Signalled(number, direct=by_terminal and self._shared))

@@ -187,6 +187,7 @@ class Parent:
                 preparation.let_child_end()
         try:
             verdict = mpirun.result()
+            self._told = mpirun.signalled
             self._loop.on(self._signals.handle, self._note_signals, vital=True)
         except BaseException:
             # Never leave an mpirun without a parent: nobody would end it, or say how it ended.

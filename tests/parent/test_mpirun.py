@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from mpiboot.parent.loop import EventLoop
 from mpiboot.parent.mpirun import Mpirun
 from mpiboot.parent.output_writer import OutputWriter
 from mpiboot.parent.parent import Parent
+from mpiboot.parent.signals import Received
 from mpiboot.parent.state import Phase
 
 if TYPE_CHECKING:
@@ -135,3 +137,17 @@ def test_a_timer_is_no_watcher(job: Mpirun, monkeypatch: pytest.MonkeyPatch) -> 
     job._deadlines = dict.fromkeys(job._deadlines, 0.0)
     with pytest.raises(KeyError):
         job._turn()
+
+
+def test_a_signal_that_is_read_with_mpiruns_end_is_kept(
+    job: Mpirun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is still to be written has not much time then."""
+    child = os.posix_spawn("/bin/true", ["true"], {})
+    job.child = child
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    come = [Received(signal.SIGCHLD, False), Received(signal.SIGTERM, False)]
+    monkeypatch.setattr(job._signals, "read", lambda: come, raising=False)
+    job._read_signals()
+    assert job.verdict
+    assert job.signalled == signal.SIGTERM

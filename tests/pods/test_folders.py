@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pods import images
+from tests.pods.marks import MOMENT
 from tests.pods.operator import mpijob
 from tests.pods.test_input import fails
 from tests.pods.test_job import PATIENCE, RING, spans
@@ -96,7 +97,7 @@ def test_pods_that_share_a_volume_for_their_files(
         workers=2,
         user=1000,
         ssh_mount="/home/mpiuser/.ssh",
-        launcher_args=["mpirun", "sh", "-c", 'echo "at $(hostname) $HOSTNAME"'],
+        launcher_args=["mpirun", "sh", "-c", f'{MOMENT}echo "at $(hostname) $HOSTNAME"'],
         launcher=every,
         worker=every,
     ).start()

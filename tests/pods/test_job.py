@@ -14,7 +14,7 @@ import pytest
 
 from mpiboot import __version__
 from tests.pods import images
-from tests.pods.marks import ONE_IMAGE
+from tests.pods.marks import MOMENT, ONE_IMAGE
 from tests.pods.operator import KeyPair, mpijob
 from tests.pods.volumes import Files, Tmpfs
 from tests.waiting import until
@@ -87,7 +87,16 @@ def test_a_good_job_is_a_dozen_lines_of_the_log(cluster: Cluster, image: Image) 
 
 
 def test_a_whole_mpirun_line_as_in_a_manifest(cluster: Cluster, image: Image) -> None:
-    line = ["mpirun", "-n", "2", "-x", "GREETING=two words", "sh", "-c", 'echo "$GREETING"']
+    line = [
+        "mpirun",
+        "-n",
+        "2",
+        "-x",
+        "GREETING=two words",
+        "sh",
+        "-c",
+        f'{MOMENT}echo "$GREETING"',
+    ]
     job = mpijob(cluster, image, workers=2, launcher_args=line).start()
     assert job.wait(PATIENCE) == 0
     assert job.launcher.stdout().splitlines() == ["two words", "two words"]
@@ -420,7 +429,11 @@ def test_the_pods_own_variables_reach_the_ranks(cluster: Cluster, image: Image) 
         cluster,
         image,
         workers=2,
-        launcher_args=["python3", "-c", "import os; print(ascii(os.environ['ONLY_HERE']))"],
+        launcher_args=[
+            "sh",
+            "-c",
+            f"{MOMENT}exec python3 -c \"import os; print(ascii(os.environ['ONLY_HERE']))\"",
+        ],
         worker={"env": {"ONLY_HERE": value}},
     ).start()
     assert job.wait(PATIENCE) == 0

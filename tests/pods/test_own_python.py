@@ -15,6 +15,7 @@ from tests.manifests.examples import FOLDER
 from tests.pages import named
 from tests.pods import images
 from tests.pods.cache import CACHE, once
+from tests.pods.marks import MOMENT
 from tests.pods.operator import mpijob
 from tests.pods.play import prepare
 from tests.pods.test_job import PATIENCE, ranks
@@ -46,7 +47,7 @@ folder = pathlib.Path(tempfile.mkdtemp())
 waiting_agent.offer(folder)
 print(os.listdir(folder))
 """
-TELLS = "echo host=$(hostname); env | sed 's/^/env /'"
+TELLS = f"{MOMENT}echo host=$(hostname); env | sed 's/^/env /'"
 
 
 def unchanged(name: str) -> Image:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.pods.marks import MOMENT
 from tests.pods.operator import mpijob
 from tests.pods.test_job import PATIENCE
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 USUAL = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 THEIRS = {"PATH": f"/opt/conda/bin:{USUAL}", "LD_LIBRARY_PATH": "/opt/conda/lib"}
 # A name that only the folder of the workers' own image has.
-FILES = {"/opt/conda/bin/where": "#!/bin/sh\necho theirs $LD_LIBRARY_PATH\n"}
+FILES = {"/opt/conda/bin/where": f"#!/bin/sh\n{MOMENT}echo theirs $LD_LIBRARY_PATH\n"}
 
 
 @pytest.mark.parametrize("words", [(), ("-x", "LD_LIBRARY_PATH")])
