@@ -6,7 +6,7 @@
  * has 20, linked with musl and without shared libraries. It does what the shell would: it waits for
  * the client's word, passes a signal on as the wish to end the session, tells the parent how the
  * session ended, and ends with its status. AGENT is the agent's path, by which it is known in the
- * process table (parent/watch.py). ERRORS is the file that gets a line where the client is gone.
+ * process table (supervisor/watch.py). ERRORS is the file that gets a line where the client is gone.
  */
 #include <fcntl.h>
 #include <limits.h>
@@ -18,7 +18,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-/* The FIFOs, as the shell has opened them; ssh_client/agent_requests.py says what goes there. */
+/* The FIFOs, as the shell has opened them; ssh/agent_requests.py says what goes there. */
 enum { EVENTS = 7, REQUESTS = 8, ANSWERS = 9 };
 /* As ssh ends where its connection is lost. */
 enum { FAILED = 255 };

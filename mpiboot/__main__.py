@@ -5,7 +5,7 @@ import os
 import sys
 from typing import NoReturn
 
-from mpiboot import own_locale
+from mpiboot.system import own_locale
 
 
 def main() -> NoReturn:
@@ -16,11 +16,11 @@ def main() -> NoReturn:
     # By another name, a shim's, all words are another program's.
     own = os.path.basename(name) in ("mpiboot", "__main__.py")  # noqa: PTH119
     if own and words[:1] == ["rank"] and program and not program[0].startswith("-"):
-        from mpiboot import rank  # noqa: PLC0415
+        from mpiboot.cli import rank  # noqa: PLC0415
 
         with contextlib.suppress(OSError, ValueError):  # the command says what is wrong
             rank.become(program, os.environ)
-    from mpiboot import cli  # noqa: PLC0415
+    from mpiboot.cli import main as cli  # noqa: PLC0415
 
     cli.main()
 

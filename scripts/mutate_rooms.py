@@ -36,17 +36,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # The tests of a room that lie elsewhere, or that are of the same name with another word.
 TOP = "top"
 MORE = {
-    "after_job": ("tests/parent/test_asking.py", "tests/test_stop_ranks.py"),
-    "job": ("tests/observe/test_host_sources.py",),
-    "parent": ("tests/launcher/test_script.py",),
-    "observe": (
-        "tests/network/test_service_mesh.py",
-        "tests/gates/test_job_hostfile.py",
-        "tests/gates/test_followed_hosts.py",
-    ),
-    "ssh_server": ("tests/worker/test_role.py",),
-    "launch_agent": ("tests/test_agent.py",),
-    "launcher": ("tests/test_shims.py", "tests/test_cli.py"),
+    "job": ("tests/hosts/test_host_sources.py",),
+    "supervisor": ("tests/launcher/test_script.py",),
+    "ssh": ("tests/worker/test_role.py",),
+    "launcher": ("tests/cli/test_cli.py",),
     TOP: ("tests/test_*.py",),
 }
 # Words of messages are read by people; the tests of each message are the tests of its cause.

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from mpiboot import log
-from mpiboot.choices import LogLevel
-from mpiboot.model import Json
+from mpiboot.core import log
+from mpiboot.core.choices import LogLevel
+from mpiboot.core.model import Json
 from tests import machine
 
 # The machines are shared: how long an example takes says nothing of the code.
@@ -25,8 +25,8 @@ REQUIRED = os.environ.get("MPIBOOT_RIG") == "required"
 # What such a file's tests share is costly to make: all of them run in one process.
 TOGETHER = {
     "tests/vm/test_rdma_vm.py",
-    "tests/ssh_client/test_client.py",
-    "tests/ssh_server/test_embedded.py",
+    "tests/ssh/test_client.py",
+    "tests/ssh/test_embedded.py",
 }
 _BEFORE = pytest.StashKey[dict[str, machine.State]]()
 _CHANGED = pytest.StashKey[list[str]]()

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mpiboot
-from mpiboot.errors import MpibootError
-from mpiboot.gates import gate
-from mpiboot.model import Host
-from mpiboot.observe.dns import Resolver
-from mpiboot.settings import Settings
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.model import Host
+from mpiboot.core.settings import Settings
+from mpiboot.hosts import gate
+from mpiboot.hosts.dns import Resolver
 from tests.fakes.nameserver import NXDOMAIN, Nameserver, hosts_file, resolv_conf, serve
 from tests.fakes.sshd import Behaviour, Job, sshd
 
@@ -29,7 +29,7 @@ WALL = {
     "CLOCK_REALTIME",
 }
 # What is told to people and compared with nothing.
-_TELLING = "gates/stale_processes.py launcher/launch_folder.py launcher/start.py log.py"
+_TELLING = "hosts/stale_processes.py launcher/launch_folder.py launcher/start.py log.py"
 TOLD = {(file, name) for file in _TELLING.split() for name in ("strftime", "gmtime")}
 MODULES = {"time", "datetime", "date"}
 

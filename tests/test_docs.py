@@ -16,12 +16,13 @@ import click
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from mpiboot import __version__, render
-from mpiboot.checks import CHECKS, ExitCode
-from mpiboot.commands.root import cli
+from mpiboot import __version__
+from mpiboot.cli.root import cli
+from mpiboot.core.checks import CHECKS, ExitCode
+from mpiboot.core.setting_rows import ROWS
+from mpiboot.core.setting_sources import INTERNAL
+from mpiboot.job import render
 from mpiboot.launcher import summary
-from mpiboot.setting_rows import ROWS
-from mpiboot.setting_sources import INTERNAL
 from tests.fakes import workers as w
 from tests.launcher.test_summary import plan, seen, with_network
 from tests.manifests import check, examples

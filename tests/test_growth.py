@@ -13,28 +13,26 @@ from typing import TypeVar
 
 import pytest
 
-from mpiboot import render
-from mpiboot.choices import HostKeys
-from mpiboot.data_network import decision, reach, worker_network
-from mpiboot.fabric import Route
-from mpiboot.gates import progress
-from mpiboot.job import hostfile, mpirun_line, names
+from mpiboot.core.choices import HostKeys
+from mpiboot.core.fabric import Route
+from mpiboot.core.launch_spec import RemoteHost
+from mpiboot.core.model import Host, Worker
+from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import Settings
+from mpiboot.hosts import progress
+from mpiboot.job import hostfile, mpirun_line, names, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import launch_folder, summary
-from mpiboot.model import Host, Worker
-from mpiboot.network import worker_pairs
+from mpiboot.network import decision, reach, worker_network, worker_pairs
 from mpiboot.network.worker_pairs import Dialled, Reached
-from mpiboot.parent import verdicts
-from mpiboot.parent.agents import Agents
-from mpiboot.parent.events import AgentConnected, AgentEnded, AgentStarted, DaemonJoined, Event
-from mpiboot.parent.launch_spec import RemoteHost
-from mpiboot.parent.loop import EventLoop
-from mpiboot.parent.state import FAMILIES, Job
-from mpiboot.parent.watch import Peer, joined
-from mpiboot.setting_sources import resolve
-from mpiboot.settings import Settings
-from mpiboot.ssh_client import config
+from mpiboot.ssh import config
+from mpiboot.supervisor import verdicts
+from mpiboot.supervisor.agents import Agents
+from mpiboot.supervisor.events import AgentConnected, AgentEnded, AgentStarted, DaemonJoined, Event
+from mpiboot.supervisor.state import FAMILIES, Job
+from mpiboot.supervisor.watch import Peer, joined
+from mpiboot.system.loop import EventLoop
 from tests.fakes import plans as p
 from tests.fakes import workers as w
 

@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpiboot.checks import CHECKS
+from mpiboot.core import facts_json
+from mpiboot.core.checks import CHECKS
+from mpiboot.core.model import Finding, Level, Role
+from mpiboot.core.setting_rows import ROWS
 from mpiboot.doctor import text
-from mpiboot.model import Finding, Level, Role
-from mpiboot.observe import facts_json
-from mpiboot.setting_rows import ROWS
 from tests.fakes import workers
 
 ROOT = Path(__file__).parent.parent

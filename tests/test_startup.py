@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mpiboot.commands import root, run
+from mpiboot.cli import root, run
 
 # Each of these costs a worker's start 10 to 170 ms, and its start is everybody's wait.
 HEAVY = {
@@ -51,7 +51,7 @@ BEFORE = loaded("")
     [
         "import mpiboot.worker.role",
         "from mpiboot.cli import run; run(['worker', '--help']); import mpiboot.worker.role",
-        "import mpiboot.cli, mpiboot.entry, mpiboot.worker.role",
+        "import mpiboot.cli.main, mpiboot.cli.entry, mpiboot.worker.role",
     ],
     ids=["the module", "the command", "the entrypoint form"],
 )
@@ -60,9 +60,9 @@ def test_a_worker_loads_nothing_heavy(statement: str) -> None:
 
 
 def test_a_command_and_a_worker_s_facts_load_nothing_of_plans() -> None:
-    assert "mpiboot.job.masking" not in loaded("import mpiboot.commands.root")
+    assert "mpiboot.job.masking" not in loaded("import mpiboot.cli.root")
     plans = {"mpiboot.job.plan_builder", "mpiboot.job.dialect", "mpiboot.job.platforms"}
-    assert not loaded("import mpiboot.facts") & plans
+    assert not loaded("import mpiboot.worker.facts") & plans
 
 
 def test_a_line_without_options_needs_no_parser() -> None:
@@ -119,7 +119,7 @@ def test_what_workers_dial_each_other_with_starts_at_once() -> None:
 
 
 def test_the_parent_that_stays_is_stdlib_only() -> None:
-    found = loaded("import mpiboot.parent.__main__", bare=True)
+    found = loaded("import mpiboot.supervisor.__main__", bare=True)
     assert found & (HEAVY | THIRD_PARTY) == set()
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from mpiboot.core.wording import first_few, size_of
 from mpiboot.job import masking
 from mpiboot.job.forward import ALLOWED, matches
-from mpiboot.wording import first_few, size_of
 
 # Bytes before they are packed: of one part, and of all. Compressed it is about a tenth.
 PART: Final = 1 << 20

@@ -15,23 +15,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot import __version__, bounded, termination
+from mpiboot import __version__
+from mpiboot.core import bounded, facts_json, termination
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Role, Worker
+from mpiboot.core.setting_rows import ROWS
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.wording import counted, size_of
 from mpiboot.doctor import archive
 from mpiboot.doctor.archive import Part
 from mpiboot.doctor.look import private
 from mpiboot.doctor.role import role_of
-from mpiboot.errors import MpibootError, error
-from mpiboot.gates import one_try
+from mpiboot.hosts import one_try
+from mpiboot.hosts.kubectl_choice import own_namespace
 from mpiboot.job import masking
-from mpiboot.kubectl.choice import own_namespace
 from mpiboot.launcher import observation
 from mpiboot.launcher import setup as launcher_setup
-from mpiboot.model import Role, Worker
-from mpiboot.observe import facts_json
-from mpiboot.setting_rows import ROWS
-from mpiboot.setting_sources import Resolved
 from mpiboot.system import files
-from mpiboot.wording import counted, size_of
 
 STDOUT: Final = "-"
 # Seconds that one command may take.

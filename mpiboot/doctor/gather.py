@@ -12,7 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from mpiboot import facts
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.model import PodFacts
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.wording import lasting
 from mpiboot.doctor.look import (
     counters,
     image,
@@ -30,15 +33,11 @@ from mpiboot.doctor.report import (
     ServersPart,
     SshdSettingsPart,
 )
-from mpiboot.errors import MpibootError
-from mpiboot.gates.access import PORTS
-from mpiboot.model import PodFacts
-from mpiboot.observe import pod as identity
-from mpiboot.observe import worker_state
-from mpiboot.observe.worker_state import WorkerState
-from mpiboot.setting_sources import Resolved
-from mpiboot.system import files
-from mpiboot.wording import lasting
+from mpiboot.hosts.access import PORTS
+from mpiboot.network import pod as identity
+from mpiboot.system import files, worker_state
+from mpiboot.system.worker_state import WorkerState
+from mpiboot.worker import facts
 
 # Parts that are made from the facts: they come in a second round.
 FROM_FACTS: Final[Mapping[str, Callable[[PodFacts], object]]] = {

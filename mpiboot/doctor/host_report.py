@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpiboot.checks import BY_REFERENCE
-from mpiboot.host_shell import HostAnswer
-from mpiboot.model import Finding, Level, Worker
+from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.model import Finding, Level, Worker
+from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.network.worker_pairs import WORDS, Reached
 
 

@@ -9,28 +9,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from mpiboot.checks import failed
+from mpiboot.core.checks import failed
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Finding, Host, Hostfile, Level, Worker
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.wording import counted, first_few
 from mpiboot.doctor.host_report import LauncherPlace
 from mpiboot.doctor.judge import hosts as judges
 from mpiboot.doctor.look import hosts as looks
 from mpiboot.doctor.look import private
 from mpiboot.doctor.rows import hosts as rows
-from mpiboot.errors import MpibootError, error
-from mpiboot.gates import gate, one_try, sockets
-from mpiboot.gates.access import Access
-from mpiboot.gates.doctor_look import DoctorLook, is_one_of
+from mpiboot.hosts import gate, one_try, sockets
+from mpiboot.hosts.access import Access
+from mpiboot.hosts.dns import Resolver
+from mpiboot.hosts.doctor_look import DoctorLook, is_one_of
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_builder import LaunchPaths
 from mpiboot.launcher import launch_folder, look, observation
 from mpiboot.launcher import setup as launcher_setup
 from mpiboot.launcher.observation import Observation
-from mpiboot.model import Finding, Host, Hostfile, Level, Worker
-from mpiboot.observe import worker_state
-from mpiboot.observe.dns import Resolver
-from mpiboot.observe.worker_state import WorkerState
-from mpiboot.setting_sources import Resolved
-from mpiboot.system import open_files
-from mpiboot.wording import counted, first_few
+from mpiboot.system import open_files, worker_state
+from mpiboot.system.worker_state import WorkerState
 from mpiboot.worker import self_test
 
 SERVER: Final = "workers-unreachable"

@@ -6,17 +6,16 @@ import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from mpiboot import log
-from mpiboot.data_network import worker_network
+from mpiboot.core import log
+from mpiboot.core.model import Finding, Level, Worker
+from mpiboot.core.settings import Settings
 from mpiboot.doctor.rows import hosts as rows
-from mpiboot.gates import path_test
-from mpiboot.gates.access import Access
-from mpiboot.model import Finding, Level, Worker
-from mpiboot.network import paths
+from mpiboot.hosts import path_test
+from mpiboot.hosts.access import Access
+from mpiboot.network import paths, worker_network
 from mpiboot.network.control import link_of
 from mpiboot.network.link_addresses import usable
 from mpiboot.network.paths import PathEnd, PathHost
-from mpiboot.settings import Settings
 
 _TWO: Final = 2
 _NOT_MEASURED: Final = "takes no part in the measurement: "

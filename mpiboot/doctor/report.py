@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mpiboot.model import Finding, Identity, Mesh, Mpi, PodFacts
-from mpiboot.settings import Settings
+from mpiboot.core.model import Finding, Identity, Mesh, Mpi, PodFacts
+from mpiboot.core.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from mpiboot.checks import BY_REFERENCE
+from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.errors import MpibootError, ShownError, error
+from mpiboot.core.exit_codes import ExitCode
+from mpiboot.core.model import Finding, Level, Role
+from mpiboot.core.setting_sources import Resolved
 from mpiboot.doctor import gather, hosts, table, text
 from mpiboot.doctor.look import private
-from mpiboot.errors import MpibootError, ShownError, error
-from mpiboot.exit_codes import ExitCode
-from mpiboot.gates.doctor_look import is_one_of
+from mpiboot.hosts import hostfiles
+from mpiboot.hosts.doctor_look import is_one_of
 from mpiboot.job import platforms
-from mpiboot.model import Finding, Level, Role
-from mpiboot.observe import hostfiles
-from mpiboot.setting_sources import Resolved
 
 
 @dataclass(frozen=True, slots=True)

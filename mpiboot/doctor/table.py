@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
+from mpiboot.core.model import Finding, Level, Role
 from mpiboot.doctor.judge import hardware, pod
 from mpiboot.doctor.report import PodReport
 from mpiboot.doctor.rows import gpus, image, network, variables
 from mpiboot.doctor.rows import pod as pod_rows
 from mpiboot.doctor.rows.pod_check import Judge, PodCheck
-from mpiboot.model import Finding, Level, Role
 
 TABLE: Final = (*image.ROWS, *pod_rows.ROWS, *network.ROWS, *variables.ROWS, *gpus.ROWS)
 

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Final
 
-from mpiboot import __version__, log, render
-from mpiboot.addresses import short_names
-from mpiboot.checks import CHECKS
+from mpiboot import __version__
+from mpiboot.core import log
+from mpiboot.core.addresses import short_names
+from mpiboot.core.checks import CHECKS
+from mpiboot.core.model import Finding, Level, Role
+from mpiboot.core.wording import counted, first_few
 from mpiboot.doctor.columns import GROUP_OF, GROUPS
-from mpiboot.model import Finding, Level, Role
-from mpiboot.wording import counted, first_few
+from mpiboot.job import render
 
 # Raised when a field changes its meaning; new fields need no new version.
 JSON_VERSION: Final = 1

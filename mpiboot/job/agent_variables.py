@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
+from mpiboot.core.model import Source
+from mpiboot.core.wording import first_few
 from mpiboot.job.dialect import Dialect, parameter
 from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS
 from mpiboot.job.plan_builder import LaunchPaths, PlanBuilder
 from mpiboot.job.user_line import UserLine
-from mpiboot.model import Source
-from mpiboot.ssh_client import config as sshconfig
-from mpiboot.wording import first_few
+from mpiboot.ssh import config as sshconfig
 
 # More concurrent launches than this is MPI's own default; fewer than hosts hangs it.
 DEFAULT_CONCURRENCY: Final = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mpiboot.model import Worker
+from mpiboot.core.model import Worker
 
 
 @dataclass(frozen=True, slots=True)

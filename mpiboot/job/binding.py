@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
+from mpiboot.core.model import Host, PodFacts, Source
+from mpiboot.core.setting_sources import Given
+from mpiboot.core.wording import first_few
 from mpiboot.job.dialect import Export, parameter
 from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.model import Host, PodFacts, Source
-from mpiboot.setting_sources import Given
-from mpiboot.wording import first_few
 
 
 def decide(builder: PlanBuilder, observed: Observed, oversubscribe: Given | None) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mpiboot.core.launch_spec import NOT_FOR_RANKS, PLACEMENT
+from mpiboot.core.model import Host, Mpi, Source
 from mpiboot.job import placement, supervision
 from mpiboot.job.plan_builder import LaunchPaths, PlanBuilder
-from mpiboot.model import Host, Mpi, Source
-from mpiboot.parent.launch_spec import NOT_FOR_RANKS, PLACEMENT
 
 
 def slots_to_write(hosts: tuple[Host, ...], builder: PlanBuilder) -> tuple[Host, ...]:

@@ -1,6 +1,6 @@
 """The data network's part of a plan: what the user has set, and how each value travels. Pure.
 
-What is decided, and why, is ``data_network.decision``'s; here it meets the user's line and
+What is decided, and why, is ``network.decision``'s; here it meets the user's line and
 environment.
 """
 
@@ -10,18 +10,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from mpiboot.choices import MpiNetwork
-from mpiboot.data_network import decision, variables, worker_network
-from mpiboot.data_network.decision import DataNetwork
-from mpiboot.data_network.records import Transport, WorkerNetwork
-from mpiboot.data_network.variables import Proposal
+from mpiboot.core.choices import MpiNetwork
+from mpiboot.core.model import Decision, Source, Worker
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.settings import Settings
 from mpiboot.job import mpi_environment
 from mpiboot.job.dialect import Export
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.model import Decision, Source, Worker
-from mpiboot.network import control
-from mpiboot.setting_sources import Resolved
-from mpiboot.settings import Settings
+from mpiboot.network import control, decision, variables, worker_network
+from mpiboot.network.decision import DataNetwork
+from mpiboot.network.records import Transport, WorkerNetwork
+from mpiboot.network.variables import Proposal
 
 
 def network_of(worker: Worker, settings: Settings) -> WorkerNetwork:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from mpiboot.core.model import MpiFamily
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_options import Grammar
-from mpiboot.model import MpiFamily
 
 
 class Export(Enum):

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.job.dialect import Dialect, Export, Variable, version_number
 from mpiboot.job.dialects_hydra import INTEL, MPICH
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_options import ORTE, PRRTE, SPECTRUM_ORTE
-from mpiboot.model import Mpi, MpiFamily
 
 _OMPI_FIRST: Final = ("OMPI_MCA_btl_tcp_port_min_v4", "OMPI_MCA_btl_tcp_port_min_v6")
 _OMPI_COUNT: Final = ("OMPI_MCA_btl_tcp_port_range_v4", "OMPI_MCA_btl_tcp_port_range_v6")

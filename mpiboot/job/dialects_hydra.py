@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from mpiboot.core.model import MpiFamily
 from mpiboot.job.dialect import Dialect, Export, Variable
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_options import HYDRA, INTEL_HYDRA, Option, OptionKind
-from mpiboot.model import MpiFamily
 
 _HOSTS: Final = Option("hosts", 1, OptionKind.MOVES_HOSTS)
 _ANOTHER_KIND: Final = "another kind would start no launch agent"

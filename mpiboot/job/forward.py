@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
+from mpiboot.core.setting_types import of_service
 from mpiboot.job.masking import is_secret
-from mpiboot.setting_types import of_service
 
 
 @dataclass(frozen=True, slots=True)

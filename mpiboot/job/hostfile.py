@@ -11,10 +11,10 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final
 
-from mpiboot import addresses
-from mpiboot.errors import MpibootError, error
+from mpiboot.core import addresses
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Host, Hostfile
 from mpiboot.job import hostfile_line
-from mpiboot.model import Host, Hostfile
 
 _BOM: Final = "\ufeff"
 # What may not go into a copy that an MPI reads: its own lexer sees it first.

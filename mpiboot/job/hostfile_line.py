@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from mpiboot.addresses import IPV6, parse
-from mpiboot.model import Host
+from mpiboot.core.addresses import IPV6, parse
+from mpiboot.core.model import Host
 
 _SHOWN: Final = 60
 _LONGEST_NAME: Final = 253  # RFC 1035 section 2.3.4, without the final dot

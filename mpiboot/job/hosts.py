@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from mpiboot.core.model import Host, Hostfile, Source
+from mpiboot.core.setting_sources import Given, Resolved
+from mpiboot.core.wording import counted, first_few
 from mpiboot.job.dialect import parameter, version_number
 from mpiboot.job.dialects import ALSO_DEFAULT_SLOTS, HOSTFILE_VARS
 from mpiboot.job.names import short
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
-from mpiboot.model import Host, Hostfile, Source
-from mpiboot.setting_sources import Given, Resolved
-from mpiboot.wording import counted, first_few
 
 # How Open MPI reads a parameter that is true or false: mca_base_var_enum.c of 4.1.
 _FALSE: Final = frozenset({"", "0", "false", "f", "disabled", "no", "n"})

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from mpiboot.addresses import IPV4, IPV6
-from mpiboot.checks import failed
+from mpiboot.core.addresses import IPV4, IPV6
+from mpiboot.core.checks import failed
+from mpiboot.core.model import Link, Source
 from mpiboot.job.dialect import version_number
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.model import Link, Source
 from mpiboot.network.control import launcher_addresses, link_of
 from mpiboot.network.link_addresses import usable
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.choices import LaunchAgent
-from mpiboot.model import Decision, Finding, Level, Source, SshKind
-from mpiboot.wording import size_of
+from mpiboot.core.choices import LaunchAgent
+from mpiboot.core.model import Decision, Finding, Level, Source, SshKind
+from mpiboot.core.wording import size_of
 
 _MIB: Final = 1 << 20
 CHECK: Final = "launcher-limits"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from mpiboot.model import Finding, Level
+from mpiboot.core.model import Finding, Level
 
 # What pods run beside jobs: shells, whoever waits, and mpirun, which counts its ranks itself.
 _USUAL: Final = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from mpiboot.errors import error
+from mpiboot.core.errors import error
 
 JOB: Final = "LSB_JOBID"
 FILE: Final = "LSB_DJOB_HOSTFILE"

@@ -9,15 +9,15 @@ import fnmatch
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from mpiboot.checks import BY_REFERENCE
+from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.model import Source
+from mpiboot.core.setting_rows import ROWS
+from mpiboot.core.setting_sources import Given, Resolved
+from mpiboot.core.settings import Settings
+from mpiboot.core.wording import first_few
 from mpiboot.job import binding, forward, masking
 from mpiboot.job.dialect import Export, parameter
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.model import Source
-from mpiboot.setting_rows import ROWS
-from mpiboot.setting_sources import Given, Resolved
-from mpiboot.settings import Settings
-from mpiboot.wording import first_few
 
 # The decision that names what ranks don't get.
 NOT_FORWARDED: Final = "not-forwarded"

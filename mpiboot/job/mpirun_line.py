@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
 
+from mpiboot.core.model import MpiFamily
 from mpiboot.job.dialect import Dialect, parameter
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.mpirun_call import is_mpirun
 from mpiboot.job.mpirun_options import PRINTING, Grammar, Option, OptionKind
 from mpiboot.job.user_line import App, HostSpec, UserLine
-from mpiboot.model import MpiFamily
 
 _CHOOSE_HOSTS: Final = (
     OptionKind.HOSTS,

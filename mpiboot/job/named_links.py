@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.addresses import interface, network
+from mpiboot.core.addresses import interface, network
+from mpiboot.core.model import PodFacts
+from mpiboot.core.wording import first_few
 from mpiboot.job.dialect import parameter
 from mpiboot.job.dialects import ALSO_DAEMON_LINK
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.model import PodFacts
-from mpiboot.wording import first_few
 
 # Each names links whole, in a list; Open MPI takes networks, UCX names of RDMA devices too. What
 # follows where a pod has none of them: seen with Open MPI 4.1.4 and 5.0.7; of the rest, the words

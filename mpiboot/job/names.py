@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from mpiboot.addresses import Address, bare, parse
+from mpiboot.core.addresses import Address, bare, parse
 
 # The rest of 127/8 is left to workers that stand on it in a trial without a cluster: no mpirun
 # takes it for its own host either. 127.0.1.1 is a Debian machine's own name.

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from mpiboot.core.model import PodFacts, Source
+from mpiboot.core.wording import first_few
 from mpiboot.job.plan_builder import LaunchPaths, PlanBuilder
-from mpiboot.model import PodFacts, Source
-from mpiboot.wording import first_few
 
 FILE: Final = "own-ranks.env"
 _READ: Final = (

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mpiboot.addresses import network
-from mpiboot.choices import MpiNetwork
-from mpiboot.data_network.records import RDMA, Transport
+from mpiboot.core.addresses import network
+from mpiboot.core.choices import MpiNetwork
+from mpiboot.core.model import Decision, Source
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.settings import Settings
+from mpiboot.core.wording import first_few
 from mpiboot.job import named_links
 from mpiboot.job.dialect import parameter
 from mpiboot.job.dialects import ALSO_DAEMON_LINK
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.model import Decision, Source
 from mpiboot.network import control
-from mpiboot.setting_sources import Resolved
-from mpiboot.settings import Settings
-from mpiboot.wording import first_few
+from mpiboot.network.records import RDMA, Transport
 
 
 def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from mpiboot.checks import failed
+from mpiboot.core.checks import failed
+from mpiboot.core.model import Finding, Host, Level
+from mpiboot.core.wording import counted, first_few
 from mpiboot.job.dialect import Dialect
 from mpiboot.job.names import is_local, same_host
 from mpiboot.job.user_line import UserLine
-from mpiboot.model import Finding, Host, Level
-from mpiboot.wording import counted, first_few
 
 # Mappings that fill one host before the next, whatever they do inside a host.
 _FILLING: Final = frozenset(

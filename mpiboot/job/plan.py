@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mpiboot.choices import AUTO
-from mpiboot.data_network.cluster_view import WorkerRow
-from mpiboot.data_network.records import Transport
-from mpiboot.errors import MpibootError, error
+from mpiboot.core.choices import AUTO
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Decision, Finding, Level, Mpi, Source
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.wording import first_few
 from mpiboot.job import (
     agent_variables,
     command_line,
@@ -35,12 +36,11 @@ from mpiboot.job import hosts as hosts_of
 from mpiboot.job.dialects import DIALECTS, row_of
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
 from mpiboot.job.user_line import UserLine
-from mpiboot.model import Decision, Finding, Level, Mpi, Source
 from mpiboot.network import worker_pairs
+from mpiboot.network.cluster_view import WorkerRow
+from mpiboot.network.records import Transport
 from mpiboot.network.worker_pairs import Dialled
-from mpiboot.setting_sources import Resolved
-from mpiboot.ssh_client import config as sshconfig
-from mpiboot.wording import first_few
+from mpiboot.ssh import config as sshconfig
 
 __all__ = ["LaunchPaths", "Observed", "Plan", "make", "refuse_unknown", "stop_on_failure"]
 

@@ -10,15 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from mpiboot.checks import failed
-from mpiboot.choices import LaunchAgent
-from mpiboot.data_network.records import WorkerNetwork
-from mpiboot.job import masking, platforms
-from mpiboot.job.dialect import Dialect, parameter
-from mpiboot.job.launcher_size import LauncherLimits
-from mpiboot.job.platforms import PLATFORMS, Platform
-from mpiboot.job.user_line import UserLine
-from mpiboot.model import (
+from mpiboot.core.checks import failed
+from mpiboot.core.choices import LaunchAgent
+from mpiboot.core.model import (
     Decision,
     Finding,
     Host,
@@ -33,6 +27,12 @@ from mpiboot.model import (
     SshKind,
     Worker,
 )
+from mpiboot.job import masking, platforms
+from mpiboot.job.dialect import Dialect, parameter
+from mpiboot.job.launcher_size import LauncherLimits
+from mpiboot.job.platforms import PLATFORMS, Platform
+from mpiboot.job.user_line import UserLine
+from mpiboot.network.records import WorkerNetwork
 
 _SETTINGS: Final = (Source.FLAG, Source.ENVIRONMENT)
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from mpiboot.choices import AUTO, BY_INDEX, WorkerExit
-from mpiboot.errors import error
+from mpiboot.core.choices import AUTO, BY_INDEX, WorkerExit
+from mpiboot.core.errors import error
+from mpiboot.core.model import Decision, Role, Source
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.settings import Settings
 from mpiboot.job import lsf, volcano
-from mpiboot.model import Decision, Role, Source
-from mpiboot.setting_sources import Resolved
-from mpiboot.settings import Settings
 
 Environ = Mapping[str, str]
 

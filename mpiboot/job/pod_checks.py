@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from mpiboot.checks import BY_REFERENCE, failed
+from mpiboot.core.checks import BY_REFERENCE, failed
+from mpiboot.core.majority import majority
+from mpiboot.core.model import Finding, Level, Link, MpiFamily, PodFacts, Source, Worker
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.wording import first_few
 from mpiboot.job.names import short
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.majority import majority
-from mpiboot.model import Finding, Level, Link, MpiFamily, PodFacts, Source, Worker
 from mpiboot.network import service_mesh
 from mpiboot.network.control import launcher_addresses, link_of
-from mpiboot.setting_sources import Resolved
-from mpiboot.wording import first_few
 
 _ONE_ADDRESS: Final = (
     "give each pod with hostNetwork a node of its own (podAntiAffinity on the job's label, with "

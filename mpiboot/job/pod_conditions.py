@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from mpiboot.core.model import Source, SshKind
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.wording import first_few
 from mpiboot.job import launcher_size
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
-from mpiboot.model import Source, SshKind
-from mpiboot.setting_sources import Resolved
-from mpiboot.wording import first_few
 
 _SSH: Final = 22
 # Where private files go when nothing stands against it (``system.files.runtime_dir``).

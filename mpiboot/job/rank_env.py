@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from mpiboot.checks import failed
-from mpiboot.choices import MpiNetwork
-from mpiboot.data_network.decision import DataNetwork
+from mpiboot.core.checks import failed
+from mpiboot.core.choices import MpiNetwork
+from mpiboot.core.model import Finding, NoFacts, Source
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.settings import PREFIX
+from mpiboot.core.wording import first_few
 from mpiboot.job.placement import Placement
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.model import Finding, NoFacts, Source
+from mpiboot.network.decision import DataNetwork
 from mpiboot.network.link_addresses import usable
-from mpiboot.setting_sources import Resolved
-from mpiboot.settings import PREFIX
-from mpiboot.wording import first_few
 
 # By name: each host finds its own, as it finds the program.
 _BEFORE: Final = ("mpiboot", "rank", "--")

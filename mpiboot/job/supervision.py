@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.choices import Switch
+from mpiboot.core.choices import Switch
+from mpiboot.core.setting_sources import Resolved
 from mpiboot.job.dialect import parameter
 from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.plan_builder import PlanBuilder
-from mpiboot.setting_sources import Resolved
 
 # Options and parameters with which a job goes on without a rank that ended badly, or takes its time
 # to end: recovery, restarts, fault tolerance (ULFM), orte_abort_on_non_zero_status (4.1),

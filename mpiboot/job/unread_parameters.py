@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
+from mpiboot.core.model import MpiFamily, Source
 from mpiboot.job.dialects import (
     ALSO_AGENT,
     ALSO_AGENT_ARGS,
@@ -19,7 +20,6 @@ from mpiboot.job.dialects import (
     HOSTFILE_VARS,
 )
 from mpiboot.job.plan_builder import PlanBuilder
-from mpiboot.model import MpiFamily, Source
 
 _OMPI: Final = "OMPI_MCA_"
 _PRTE: Final = "PRTE_MCA_"

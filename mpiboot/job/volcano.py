@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.errors import MpibootError, error
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Role
+from mpiboot.core.wording import first_few
 from mpiboot.job.names import short
-from mpiboot.model import Role
-from mpiboot.wording import first_few
 
 # The svc plugin's ConfigMap, in every pod of the job: <task>.host, a host a line.
 FOLDER: Final = "/etc/volcano"

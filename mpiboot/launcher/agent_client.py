@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from mpiboot import executables
-from mpiboot.choices import Switch
+from mpiboot.core.choices import Switch
+from mpiboot.core.model import Decision, Mpi, SshKind
 from mpiboot.job import agent_variables
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.user_line import UserLine
-from mpiboot.launch_agent import command as agent_command
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.model import Decision, Mpi, SshKind
-from mpiboot.ssh_client import config as sshconfig
-from mpiboot.ssh_client import start as client_start
-from mpiboot.ssh_client.kept import KeptConnections
-from mpiboot.system import open_files
+from mpiboot.ssh import agent_command
+from mpiboot.ssh import config as sshconfig
+from mpiboot.ssh import start as client_start
+from mpiboot.ssh.kept import KeptConnections
+from mpiboot.system import executables, open_files
 
 
 def choose(launcher: LauncherPod, hosts: int, mpi: Mpi, line: UserLine) -> Decision:

@@ -20,23 +20,22 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from mpiboot import error_report, executables, log, render
-from mpiboot.errors import MpibootError, error
-from mpiboot.gates import stale_processes
-from mpiboot.job import masking, mpirun_call
+from mpiboot.core import launch_spec, log
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Finding, Level
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.hosts import error_report, stale_processes
+from mpiboot.job import masking, mpirun_call, render
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder, observation, script_gate, summary
 from mpiboot.launcher.child_loop import ChildLoop, EndedBySignal
 from mpiboot.launcher.reached import ReachedWorkers
 from mpiboot.launcher.setup import launcher_pod
-from mpiboot.model import Finding, Level
-from mpiboot.parent import launch_spec
-from mpiboot.parent.signals import ENDING, SIGNALS, by_signal
-from mpiboot.setting_sources import Resolved
-from mpiboot.system import files
+from mpiboot.supervisor.signals import ENDING, SIGNALS, by_signal
+from mpiboot.system import executables, files
 
 if TYPE_CHECKING:
-    from mpiboot.ssh_client.staying import StayingClient
+    from mpiboot.ssh.staying import StayingClient
 
 
 def main(
@@ -197,7 +196,7 @@ def _stay(
     config = launch.client_config(parent) if seen.kept is not None else None
     if config is None or seen.kept is None:
         return None
-    from mpiboot.ssh_client.staying import StayingClient  # noqa: PLC0415 - few launches need it
+    from mpiboot.ssh.staying import StayingClient  # noqa: PLC0415 - few launches need it
 
     with files.writing():
         return StayingClient(Path(launch.where.launch_dir), config, seen.kept)

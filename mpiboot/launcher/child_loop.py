@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from mpiboot.parent.signals import ENDING
+from mpiboot.supervisor.signals import ENDING
 
 T = TypeVar("T")
 

@@ -9,19 +9,19 @@ import time
 from collections.abc import Mapping
 from typing import Final, NoReturn
 
-from mpiboot import facts, log
-from mpiboot.choices import DataNetworkUse
-from mpiboot.data_network import decision, worker_network
-from mpiboot.data_network.decision import DataNetwork
-from mpiboot.gates import rendezvous as gate
+from mpiboot.core import log
+from mpiboot.core.choices import DataNetworkUse
+from mpiboot.core.model import Finding, Host, Level, Worker
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.hosts import rendezvous as gate
 from mpiboot.job import names, rendezvous
 from mpiboot.job import plan as plans
 from mpiboot.launcher.child_loop import new_loop
 from mpiboot.launcher.look import end_on_signals
-from mpiboot.model import Finding, Host, Level, Worker
-from mpiboot.observe import pod
-from mpiboot.setting_sources import Resolved
+from mpiboot.network import decision, pod, worker_network
+from mpiboot.network.decision import DataNetwork
 from mpiboot.system import process
+from mpiboot.worker import facts
 
 _HERE: Final = "this pod's environment"
 # Looking at what is still to come costs half a second of one core.

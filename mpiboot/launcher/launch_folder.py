@@ -12,26 +12,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from mpiboot import addresses, executables
-from mpiboot.after_job import evidence
-from mpiboot.choices import LaunchAgent, Stuck, Switch
-from mpiboot.errors import error
+from mpiboot.core import addresses, launch_spec
+from mpiboot.core.choices import LaunchAgent, Stuck, Switch
+from mpiboot.core.errors import error
+from mpiboot.core.model import Worker
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.hosts.dns import read_resolv_conf
+from mpiboot.hosts.kubectl_choice import ENVIRONMENT
+from mpiboot.hosts.kubectl_pods import PodAccess
 from mpiboot.job import names, own_ranks
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import LaunchPaths, Observed
-from mpiboot.kubectl.choice import ENVIRONMENT
-from mpiboot.kubectl.pods import PodAccess
-from mpiboot.launch_agent import command as agent_command
-from mpiboot.launch_agent import files as agent_files
+from mpiboot.launcher import agent_files
 from mpiboot.launcher.logins import Logins, make_folder, tidy
-from mpiboot.model import Worker
 from mpiboot.network.control import launcher_addresses
-from mpiboot.observe.dns import read_resolv_conf
-from mpiboot.parent import launch_spec, silence
-from mpiboot.setting_sources import Resolved
-from mpiboot.ssh_client import config as sshconfig
-from mpiboot.ssh_client import start as client_start
-from mpiboot.system import files, keys, tmpdir
+from mpiboot.ssh import agent_command
+from mpiboot.ssh import config as sshconfig
+from mpiboot.ssh import start as client_start
+from mpiboot.supervisor import evidence, silence
+from mpiboot.system import executables, files, keys, tmpdir
 
 _LAUNCH: Final = "launch"
 

@@ -8,17 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from mpiboot import executables
-from mpiboot.after_job import evidence
-from mpiboot.choices import HostKeys
-from mpiboot.errors import error
-from mpiboot.launch_agent import files as agent_files
-from mpiboot.model import Worker
-from mpiboot.parent import launch_spec
-from mpiboot.settings import Settings
-from mpiboot.ssh_client import config as sshconfig
-from mpiboot.ssh_client import start as client_start
-from mpiboot.system import files, keys, open_files
+from mpiboot.core import launch_spec
+from mpiboot.core.choices import HostKeys
+from mpiboot.core.errors import error
+from mpiboot.core.model import Worker
+from mpiboot.core.settings import Settings
+from mpiboot.launcher import agent_files
+from mpiboot.ssh import config as sshconfig
+from mpiboot.ssh import start as client_start
+from mpiboot.supervisor import evidence
+from mpiboot.system import executables, files, keys, open_files
 
 KNOWN_HOSTS: Final = "known_hosts"
 

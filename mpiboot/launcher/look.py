@@ -9,17 +9,18 @@ import sys
 from collections.abc import Mapping
 from types import FrameType
 
-from mpiboot import log, render, termination
-from mpiboot.errors import MpibootError, ShownError
-from mpiboot.gates import doctor_look
-from mpiboot.gates.doctor_look import DoctorLook
+from mpiboot.core import log, termination
+from mpiboot.core.errors import MpibootError, ShownError
+from mpiboot.core.model import Decision, Finding, Level, Source
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.hosts import doctor_look
+from mpiboot.hosts.doctor_look import DoctorLook
 from mpiboot.job import plan as plans
+from mpiboot.job import render
 from mpiboot.launcher import launch_folder, observation, offline, role, script
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod, launcher_pod
-from mpiboot.model import Decision, Finding, Level, Source
-from mpiboot.parent import signals
-from mpiboot.setting_sources import Resolved
+from mpiboot.supervisor import signals
 
 
 def wait(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> None:

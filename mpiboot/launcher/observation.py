@@ -10,22 +10,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot import bounded, facts, host_shell, log
-from mpiboot.choices import AUTO
-from mpiboot.data_network import worker_network
-from mpiboot.data_network.records import WorkerNetwork
-from mpiboot.errors import MpibootError, error
-from mpiboot.gates import (
+from mpiboot.core import bounded, log
+from mpiboot.core.choices import AUTO
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import (
+    Decision,
+    Finding,
+    Level,
+    Mpi,
+    MpiFamily,
+    MpiParameter,
+    PodFacts,
+    Worker,
+)
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.settings import Settings
+from mpiboot.hosts import (
     doctor_look,
     gate,
+    host_shell,
+    host_sources,
     job_hostfile,
     master_port,
     one_try,
     recheck,
     stale_processes,
 )
-from mpiboot.gates.doctor_look import DoctorLook
-from mpiboot.gates.pair_check import PairCheck
+from mpiboot.hosts.doctor_look import DoctorLook
+from mpiboot.hosts.pair_check import PairCheck
 from mpiboot.job import data, launcher_size, mpirun_call, mpirun_line, names
 from mpiboot.job import plan as plans
 from mpiboot.job.dialects import DIALECTS
@@ -33,13 +45,12 @@ from mpiboot.job.rank_env import Meeting
 from mpiboot.job.user_line import UserLine
 from mpiboot.launcher import agent_client, launch_folder
 from mpiboot.launcher.setup import LauncherPod, access
-from mpiboot.model import Decision, Finding, Level, Mpi, MpiFamily, MpiParameter, PodFacts, Worker
-from mpiboot.network import worker_pairs
+from mpiboot.network import pod, worker_network, worker_pairs
+from mpiboot.network.records import WorkerNetwork
 from mpiboot.network.worker_pairs import Dialled
-from mpiboot.observe import host_sources, parameter_files, pod, programs
-from mpiboot.setting_sources import Resolved
-from mpiboot.settings import Settings
-from mpiboot.ssh_client.kept import KeptConnections
+from mpiboot.ssh.kept import KeptConnections
+from mpiboot.system import programs
+from mpiboot.worker import facts, parameter_files
 
 # A shell of this pod is done in milliseconds.
 _PATIENCE: Final = 30.0  # seconds

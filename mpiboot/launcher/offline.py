@@ -11,16 +11,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot.choices import AUTO, Auto
-from mpiboot.errors import error
-from mpiboot.gates import job_hostfile
+from mpiboot.core import facts_json
+from mpiboot.core.choices import AUTO, Auto
+from mpiboot.core.errors import error
+from mpiboot.core.model import Finding, Host, Level, Mpi, MpiFamily, PodFacts, Worker
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.wording import counted, first_few
+from mpiboot.hosts import host_sources, job_hostfile
 from mpiboot.job import mpirun_call, mpirun_line
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder
-from mpiboot.model import Finding, Host, Level, Mpi, MpiFamily, PodFacts, Worker
-from mpiboot.observe import facts_json, host_sources, pod, programs
-from mpiboot.setting_sources import Resolved
-from mpiboot.wording import counted, first_few
+from mpiboot.network import pod
+from mpiboot.system import programs
 
 _PORT: Final = 22
 # Where a launcher's private files are in a pod that is as usual.

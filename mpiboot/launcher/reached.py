@@ -1,7 +1,8 @@
 """The workers that a launcher has reached, and what is said to them where it ends before mpirun.
 
-They keep it for the next attempt, as what they are told after a job (``after_job``). A launcher
-that reached nobody, as with a bad setting, tells nobody: no worker knows that it was there.
+They keep it for the next attempt, as what they are told after a job
+(``supervisor.ask_workers``). A launcher that reached nobody, as with a bad setting, tells nobody:
+no worker knows that it was there.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from mpiboot import executables, host_shell, log
-from mpiboot.errors import MpibootError
-from mpiboot.gates.remote_commands import RemoteCommands
+from mpiboot.core import log
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.launch_spec import Failure
+from mpiboot.core.model import SshKind, Worker
+from mpiboot.hosts import host_shell
+from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.job import attempts
 from mpiboot.launcher import launch_folder
 from mpiboot.launcher.logins import Logins
 from mpiboot.launcher.setup import LauncherPod, access
-from mpiboot.model import SshKind, Worker
-from mpiboot.parent.launch_spec import Failure
-from mpiboot.ssh_client import config as sshconfig
+from mpiboot.ssh import config as sshconfig
+from mpiboot.system import executables
 
 # Seconds; one worker that has heard it is enough for the next launcher to know.
 _PATIENCE: Final = 2.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NoReturn
 
-from mpiboot.choices import AUTO
+from mpiboot.core.choices import AUTO
+from mpiboot.core.model import MpiFamily
+from mpiboot.core.setting_sources import Resolved
 from mpiboot.job import mpirun_call
 from mpiboot.launcher import script, start
-from mpiboot.model import MpiFamily
-from mpiboot.parent import signals
-from mpiboot.setting_sources import Resolved
+from mpiboot.supervisor import signals
 from mpiboot.system import process
 
 
@@ -40,7 +40,7 @@ def prints(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, s
     if PRINTING.isdisjoint(options):
         return False
     from mpiboot.job import mpirun_line  # noqa: PLC0415
-    from mpiboot.observe import programs  # noqa: PLC0415
+    from mpiboot.system import programs  # noqa: PLC0415
 
     family = resolved.settings.mpi
     if family is AUTO:

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from mpiboot import control_groups, executables, log, shims
-from mpiboot.choices import Switch
+from mpiboot.core import log
+from mpiboot.core.choices import Switch
+from mpiboot.core.launch_spec import ATTEMPT, KEEP_KEY, ParentOptions
+from mpiboot.core.model import Finding, Level
+from mpiboot.core.setting_rows import ROWS
+from mpiboot.core.setting_sources import Resolved
 from mpiboot.job import mpirun_call, scripts
-from mpiboot.launcher import start
-from mpiboot.model import Finding, Level
-from mpiboot.parent.launch_spec import ATTEMPT, KEEP_KEY, ParentOptions
-from mpiboot.parent.task import ParentTask
-from mpiboot.setting_rows import ROWS
-from mpiboot.setting_sources import Resolved
-from mpiboot.system import files, process
+from mpiboot.launcher import shims, start
+from mpiboot.supervisor.task import ParentTask
+from mpiboot.system import control_groups, executables, files, process
 
 _READ: Final = 1 << 16
 # The launches below the script have their own grace, and some seconds to kill what ignores it.
@@ -160,7 +160,7 @@ def _no_gate(resolved: Resolved, environ: Mapping[str, str], found: RunsOnce) ->
     if not found.reaches_hosts:
         return "it starts at once"
     # What knows hostfiles is too heavy for what needs none.
-    from mpiboot.observe import host_sources, hostfiles  # noqa: PLC0415
+    from mpiboot.hosts import host_sources, hostfiles  # noqa: PLC0415
 
     given = str(resolved.given["hostfile"])
     first = hostfiles.candidates(settings.hostfile, given, environ)[0]

@@ -13,22 +13,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from mpiboot import addresses, executables, log, shims
-from mpiboot.errors import error
-from mpiboot.gates.gate import GateResult
+from mpiboot.core import addresses, launch_spec, log
+from mpiboot.core.errors import error
+from mpiboot.core.model import SshKind, Worker
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.hosts.gate import GateResult
 from mpiboot.job import names
-from mpiboot.launch_agent import files as agent_files
-from mpiboot.launcher import launch_folder, observation
+from mpiboot.launcher import agent_files, launch_folder, observation, shims
 from mpiboot.launcher.child_loop import ChildLoop
 from mpiboot.launcher.logins import Logins, tidy
 from mpiboot.launcher.reached import ReachedWorkers
 from mpiboot.launcher.setup import LauncherPod, launcher_pod
-from mpiboot.model import SshKind, Worker
-from mpiboot.parent import launch_spec
-from mpiboot.setting_sources import Resolved
-from mpiboot.ssh_client import config as sshconfig
-from mpiboot.ssh_client import start as client_start
-from mpiboot.system import files
+from mpiboot.ssh import config as sshconfig
+from mpiboot.ssh import start as client_start
+from mpiboot.system import executables, files
 
 _LOGINS: Final = "logins"
 _BIN: Final = "bin"

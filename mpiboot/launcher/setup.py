@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mpiboot import log
-from mpiboot.errors import MpibootError
-from mpiboot.gates import gate
-from mpiboot.gates.access import PORTS
+from mpiboot.core import log
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.model import Decision, Identity
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.hosts import dns, gate
+from mpiboot.hosts import kubectl_choice as choice
+from mpiboot.hosts.access import PORTS
+from mpiboot.hosts.kubectl_pods import PodAccess
 from mpiboot.job import names
 from mpiboot.job.launcher_size import LauncherLimits
-from mpiboot.kubectl import choice
-from mpiboot.kubectl.pods import PodAccess
-from mpiboot.model import Decision, Identity
-from mpiboot.observe import dns, own_limits, pod
-from mpiboot.setting_sources import Resolved
-from mpiboot.ssh_server import port
+from mpiboot.launcher import own_limits
+from mpiboot.network import pod
+from mpiboot.ssh import server_port as port
 from mpiboot.system import files, keys, open_files, tmpdir
 
 # Seconds that a Secret may be mounted late where there is another way to the hosts.

@@ -18,15 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn
 
-from mpiboot import control_groups
-from mpiboot.choices import AUTO, Auto, WorkerExit
-from mpiboot.parent.launch_spec import ATTEMPT, JOB_MARK, RESULT, ParentOptions
-from mpiboot.parent.signals import SIGNALS
-from mpiboot.parent.task import ParentTask
-from mpiboot.setting_sources import Resolved
-from mpiboot.system import files, process
+from mpiboot.core.choices import AUTO, Auto, WorkerExit
+from mpiboot.core.launch_spec import ATTEMPT, JOB_MARK, RESULT, ParentOptions
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.supervisor.signals import SIGNALS
+from mpiboot.supervisor.task import ParentTask
+from mpiboot.system import control_groups, files, process
 
-_PROGRAM: Final = Path(__file__).resolve().parent.parent / "parent" / "__main__.py"
+_PROGRAM: Final = Path(__file__).resolve().parent.parent / "supervisor" / "__main__.py"
 
 
 def launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:

@@ -9,16 +9,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot import log, render
-from mpiboot.choices import LogLevel
-from mpiboot.data_network.cluster_view import HEADINGS
-from mpiboot.data_network.records import RDMA, Transport
+from mpiboot.core import log
+from mpiboot.core.choices import LogLevel
+from mpiboot.core.model import Decision, Json, MpiFamily, Source
+from mpiboot.core.wording import counted, first_few
+from mpiboot.job import render
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS
 from mpiboot.job.mpi_environment import NOT_FORWARDED
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
-from mpiboot.model import Decision, Json, MpiFamily, Source
-from mpiboot.wording import counted, first_few
+from mpiboot.network.cluster_view import HEADINGS
+from mpiboot.network.records import RDMA, Transport
 
 _OPEN_MPI: Final = (MpiFamily.OPENMPI4, MpiFamily.OPENMPI5)
 _NCCL: Final = "NCCL_SOCKET_IFNAME"

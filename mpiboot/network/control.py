@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from mpiboot.addresses import Network, bare, interface, network, parse, smallest_network
-from mpiboot.model import Decision, Link, Source, Worker
-from mpiboot.setting_sources import Given
-from mpiboot.wording import counted
+from mpiboot.core.addresses import Network, bare, interface, network, parse, smallest_network
+from mpiboot.core.model import Decision, Link, Source, Worker
+from mpiboot.core.setting_sources import Given
+from mpiboot.core.wording import counted
 
 _GIVEN: Final = Given(Source.ENVIRONMENT, "MPIBOOT_CONTROL_IFNAME")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from mpiboot import addresses
-from mpiboot.addresses import Interface
-from mpiboot.model import Link
+from mpiboot.core import addresses
+from mpiboot.core.addresses import Interface
+from mpiboot.core.model import Link
 
 
 def usable(link: Link) -> tuple[Interface, ...]:

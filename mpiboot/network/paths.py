@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from mpiboot.core.wording import counted, size_of
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import WORDS, Reached
-from mpiboot.wording import counted, size_of
 
 # So many hosts are measured each with each; of more, a ring with chords, as the gate's pairs.
 ALL_PAIRS: Final = 6

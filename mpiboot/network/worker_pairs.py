@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from mpiboot.addresses import bare
-from mpiboot.checks import BY_REFERENCE
-from mpiboot.model import Finding, Level
+from mpiboot.core.addresses import bare
+from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.model import Finding, Level
 
 # Every later host tries one of the first, in turn, beside the one that came just before it.
 KEPT: Final = 2

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NoReturn
 
-from mpiboot import log
-from mpiboot.errors import MpibootError, error
+from mpiboot.core import log
+from mpiboot.core.errors import MpibootError, error
 
 # What the kubelet mounts into every container: the pod's hosts file and the container's
 # termination message, from folders named by the pod's UID (a static pod's has no dashes).

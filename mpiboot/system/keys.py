@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mpiboot import log
-from mpiboot.errors import MpibootError, error
-from mpiboot.model import Finding, Level
+from mpiboot.core import log
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Finding, Level
+from mpiboot.core.wording import lasting
 from mpiboot.system import files, keyformat
-from mpiboot.wording import lasting
 
 # In this order: what ssh itself prefers, then the keys of a Kubernetes Secret of type ssh-auth.
 NAMES: Final = ("id_rsa", "id_ecdsa", "id_ed25519", "ssh-privatekey")

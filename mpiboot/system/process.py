@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import mpiboot
-from mpiboot import executables
-from mpiboot.errors import error
-from mpiboot.parent.loop import EventLoop
-from mpiboot.parent.os_calls import exit_status, process_handle
-from mpiboot.system import files
+from mpiboot.core.errors import error
+from mpiboot.system import executables, files
+from mpiboot.system.loop import EventLoop
+from mpiboot.system.os_calls import exit_status, process_handle
 
 # Programs that start one other and wait for it.
 _INITS: Final = frozenset({"tini", "tini-static", "dumb-init", "docker-init", "catatonit"})

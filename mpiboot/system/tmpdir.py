@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot import log
-from mpiboot.errors import error
+from mpiboot.core import log
+from mpiboot.core.errors import error
 
 # The order in which MPI looks for its place: the first that is set, else the folder.
 _VARIABLES: Final = ("TMPDIR", "TEMP", "TMP")

@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot import executables
-from mpiboot.errors import MpibootError
-from mpiboot.model import Finding, Level
-from mpiboot.parent.os_calls import exit_status
-from mpiboot.system import process
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.model import Finding, Level
+from mpiboot.system import executables, process
+from mpiboot.system.os_calls import exit_status
 
 LIMIT: Final = 10.0
 _MOST: Final = 1 << 22  # bytes of an environment, which is twice what a system takes

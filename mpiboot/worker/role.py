@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from mpiboot import log
-from mpiboot.choices import WorkerExit
+from mpiboot.core import log
+from mpiboot.core.choices import WorkerExit
+from mpiboot.core.setting_sources import Resolved
 from mpiboot.job import platforms
-from mpiboot.parent.os_calls import exit_status, reap
-from mpiboot.setting_sources import Resolved
-from mpiboot.ssh_server import sessions
-from mpiboot.ssh_server.openssh import WorkerSetup
+from mpiboot.ssh import sessions
+from mpiboot.ssh.openssh import WorkerSetup
 from mpiboot.system import files, process
+from mpiboot.system.os_calls import exit_status, reap
 from mpiboot.worker import launchers, saving
 from mpiboot.worker.launchers import Launchers
 from mpiboot.worker.server import WorkerServer

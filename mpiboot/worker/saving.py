@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 import mpiboot
-from mpiboot.parent.launch_spec import JOB_MARK, NOTICE
-from mpiboot.ssh_server.session_processes import MARK
+from mpiboot.core.launch_spec import JOB_MARK, NOTICE
+from mpiboot.ssh.session_processes import MARK
 from mpiboot.system import process
 
 SCRIPT: Final = Path(mpiboot.__file__).parent / "libexec" / "stop-ranks"

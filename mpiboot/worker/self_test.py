@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from mpiboot.gates import progress
-from mpiboot.gates.access import Access
-from mpiboot.gates.pipeline import Pipelines
-from mpiboot.model import Host, Worker
-from mpiboot.observe.dns import Resolver
-from mpiboot.settings import Settings
+from mpiboot.core.model import Host, Worker
+from mpiboot.core.settings import Settings
+from mpiboot.hosts import progress
+from mpiboot.hosts.access import Access
+from mpiboot.hosts.dns import Resolver
+from mpiboot.hosts.pipeline import Pipelines
 
 
 async def look(address: str, port: int, settings: Settings, access: Access) -> Worker:

@@ -10,18 +10,18 @@ import json
 import os
 from dataclasses import asdict
 
-from mpiboot import executables, log
-from mpiboot.choices import AUTO, Auto
-from mpiboot.errors import MpibootError, error
-from mpiboot.model import SshKind
-from mpiboot.observe.worker_state import STATE, WorkerState
-from mpiboot.parent.os_calls import exit_status
-from mpiboot.ssh_server import openssh
-from mpiboot.ssh_server import port as ports
-from mpiboot.ssh_server.child import ChildOutput, SshServer
-from mpiboot.ssh_server.openssh import WorkerSetup
-from mpiboot.ssh_server.sessions import Sessions
-from mpiboot.system import files, process
+from mpiboot.core import log
+from mpiboot.core.choices import AUTO, Auto
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import SshKind
+from mpiboot.ssh import openssh
+from mpiboot.ssh import server_port as ports
+from mpiboot.ssh.openssh import WorkerSetup
+from mpiboot.ssh.server_child import ChildOutput, SshServer
+from mpiboot.ssh.sessions import Sessions
+from mpiboot.system import executables, files, process
+from mpiboot.system.os_calls import exit_status
+from mpiboot.system.worker_state import STATE, WorkerState
 from mpiboot.worker.setup import embedded_argv
 
 

@@ -16,20 +16,20 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from mpiboot import log
-from mpiboot.errors import MpibootError, error
-from mpiboot.model import Decision, Source
-from mpiboot.observe import pod, worker_state
-from mpiboot.setting_sources import Resolved
-from mpiboot.ssh_server import openssh, sessions
-from mpiboot.ssh_server import port as ports
-from mpiboot.ssh_server.openssh import WorkerSetup
-from mpiboot.system import files, keys, process, tmpdir
+from mpiboot.core import log
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Decision, Source
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.network import pod
+from mpiboot.ssh import openssh, sessions
+from mpiboot.ssh import server_port as ports
+from mpiboot.ssh.openssh import WorkerSetup
+from mpiboot.system import files, keys, process, tmpdir, worker_state
 from mpiboot.worker import profile_script
 
 FACTS_FILE: Final = "facts.json"
 LOOK: Final = "look"  # a script that writes the facts anew
-_CLI: Final = "from mpiboot.cli import main; main()"
+_CLI: Final = "from mpiboot.cli.main import main; main()"
 PAIRS: Final = "pairs"  # a script that dials other workers
 PATHS: Final = "paths"  # a script that measures the ways to other workers
 _PROGRAM: Final = "import sys; sys.path.append(sys.argv.pop(1)); import {0}; {0}.run()"
@@ -128,9 +128,7 @@ def embedded_argv(setup: WorkerSetup) -> list[str]:
     }
     path = setup.folder / "embedded.json"
     files.write_private(path, json.dumps(config))
-    return process.python(
-        "from mpiboot.ssh_server.embedded import main; main(sys.argv[1])", str(path)
-    )
+    return process.python("from mpiboot.ssh.embedded import main; main(sys.argv[1])", str(path))
 
 
 def write_scripts(folder: Path) -> None:
@@ -152,7 +150,8 @@ def write_scripts(folder: Path) -> None:
 
 def gather_facts(resolved: Resolved, setup: WorkerSetup) -> None:
     """Observe this pod for the launcher; for a child, which says itself what goes wrong."""
-    from mpiboot import error_report, facts  # noqa: PLC0415 - not for the process that stays
+    from mpiboot.hosts import error_report  # noqa: PLC0415 - not for the process that stays
+    from mpiboot.worker import facts  # noqa: PLC0415 - not for the process that stays
 
     environ = {**setup.environ, "MPIBOOT_WORKER_DIR": str(setup.folder)}
     try:

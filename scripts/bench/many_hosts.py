@@ -19,8 +19,8 @@ from launcher_run import GUARD, Control, Launcher, Program
 from mpirun_stand_in import CONTROL, KIND, KINDS, Kind, install
 from processes import below, cpu, descriptors, pss
 
-from mpiboot.model import Mpi, MpiFamily
-from mpiboot.observe.programs import detect_mpi, recognise
+from mpiboot.core.model import Mpi, MpiFamily
+from mpiboot.system.programs import detect_mpi, recognise
 from tests.fakes.many_workers import ManyWorkers, facts_of_a_worker, running
 
 PORT = 2022

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mpiboot.data_network.observe import rdma_report
-from mpiboot.data_network.observe.rdma_netlink import KernelRdma
-from mpiboot.data_network.observe.rdma_report import DeviceReport
-from mpiboot.fabric import RdmaPort
+from mpiboot.core.fabric import RdmaPort
+from mpiboot.network import rdma_report
+from mpiboot.network.rdma_netlink import KernelRdma
+from mpiboot.network.rdma_report import DeviceReport
 from tests.data.rdma_nodes import TREES, Hca, Tree
 
 NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"

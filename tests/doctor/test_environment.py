@@ -11,21 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mpiboot import cli, host_shell
+from mpiboot.cli import main as cli
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Finding, Level
+from mpiboot.core.setting_sources import resolve
 from mpiboot.doctor import hosts
 from mpiboot.doctor.environment import compare, forwarding, role, text
 from mpiboot.doctor.environment.compare import Difference, DifferenceKind, HostEnvironments
 from mpiboot.doctor.environment.forwarding import Forwarding
-from mpiboot.errors import MpibootError, error
-from mpiboot.gates.gate import GateResult
+from mpiboot.hosts import host_shell
+from mpiboot.hosts.gate import GateResult
 from mpiboot.job import dialects
 from mpiboot.job.dialect import Dialect
 from mpiboot.launcher import look
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.model import Finding, Level
-from mpiboot.setting_sources import resolve
-from mpiboot.ssh_client.attempt import Attempt, Outcome, Target
+from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from mpiboot.system.keys import JobKey
 from tests import pages
 from tests.fakes import plans

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot import majority
-from mpiboot.checks import BY_REFERENCE
+from mpiboot.core import majority
+from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.model import Finding, Level, NoFacts
 from mpiboot.doctor import host_report
 from mpiboot.doctor.host_report import HostReport, LauncherPlace, NameLook, OwnChecks
 from mpiboot.doctor.judge import hosts
 from mpiboot.doctor.rows import hosts as rows
-from mpiboot.host_shell import HostAnswer
-from mpiboot.model import Finding, Level, NoFacts
+from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.network.worker_pairs import Reached
 from tests.fakes import plans
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot.core.model import Host
+from mpiboot.core.settings import Settings
 from mpiboot.doctor.host_report import LauncherPlace, NameLook
 from mpiboot.doctor.look import hosts
-from mpiboot.gates import one_try
-from mpiboot.gates.access import Access
-from mpiboot.gates.doctor_look import DoctorLook
-from mpiboot.model import Host
-from mpiboot.observe.dns import Resolver
-from mpiboot.observe.dns_answers import DnsAnswer
-from mpiboot.settings import Settings
-from mpiboot.ssh_client.attempt import LoginTimeouts
+from mpiboot.hosts import one_try
+from mpiboot.hosts.access import Access
+from mpiboot.hosts.dns import Resolver
+from mpiboot.hosts.dns_answers import DnsAnswer
+from mpiboot.hosts.doctor_look import DoctorLook
+from mpiboot.ssh.attempt import LoginTimeouts
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
 from tests.fakes.sshd import Behaviour, Job, sshd
 
@@ -111,7 +111,7 @@ class _Names(Resolver):
 async def test_64_hosts_are_asked_in_one_session_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpiboot.observe.links.is_local", lambda _: False)
+    monkeypatch.setattr("mpiboot.network.links.is_local", lambda _: False)
     behaviour = Behaviour(Job(tmp_path))
     listed = [Host(f"w-{number}") for number in range(64)]
     place = LauncherPlace("own", "127.0.0.1", 1)

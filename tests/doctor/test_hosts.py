@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Finding, Level
+from mpiboot.core.setting_sources import resolve
 from mpiboot.doctor import hosts
 from mpiboot.doctor.host_report import NameLook
 from mpiboot.doctor.look import hosts as looks
-from mpiboot.errors import MpibootError, error
-from mpiboot.gates.gate import GateResult
+from mpiboot.hosts.dns_answers import DnsAnswer
+from mpiboot.hosts.gate import GateResult
 from mpiboot.launcher import look
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.model import Finding, Level
 from mpiboot.network.worker_pairs import Dialled, Reached
-from mpiboot.observe.dns_answers import DnsAnswer
-from mpiboot.setting_sources import resolve
-from mpiboot.ssh_client.attempt import Attempt, Outcome, Target
+from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 from tests.fakes.cli import mpiboot

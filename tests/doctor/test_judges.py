@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.checks import BY_REFERENCE
+from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.fabric import Fabric, RdmaDevice, Route
+from mpiboot.core.model import Finding, Gpus, Level, Mesh, PodFacts
+from mpiboot.core.settings import Settings
 from mpiboot.doctor.judge import environment, hardware, image, pod, private
 from mpiboot.doctor.report import (
     FolderPart,
@@ -25,9 +28,6 @@ from mpiboot.doctor.report import (
     SshdPart,
     SshListener,
 )
-from mpiboot.fabric import Fabric, RdmaDevice, Route
-from mpiboot.model import Finding, Gpus, Level, Mesh, PodFacts
-from mpiboot.settings import Settings
 from tests.fakes import plans
 
 OK, WARN, FAIL = Level.OK, Level.WARN, Level.FAIL

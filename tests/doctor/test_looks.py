@@ -16,14 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot import control_groups, executables, shims
+from mpiboot.core.errors import error
+from mpiboot.core.fabric import Fabric
+from mpiboot.core.model import Gpus, Level
+from mpiboot.core.settings import Settings
 from mpiboot.doctor.look import image, pci, pod, private, servers
 from mpiboot.doctor.report import MemoryPart, ServersPart, ShimsPart, SshListener
-from mpiboot.errors import error
-from mpiboot.fabric import Fabric
-from mpiboot.model import Gpus, Level
-from mpiboot.settings import Settings
-from mpiboot.ssh_server import openssh
+from mpiboot.launcher import shims
+from mpiboot.ssh import openssh
+from mpiboot.system import control_groups, executables
 from tests.doctor.test_judges import FACTS, device
 
 CC = shutil.which("cc")

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.checks import BY_REFERENCE
+from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.model import Finding
 from mpiboot.doctor.judge import paths
 from mpiboot.doctor.rows import hosts as rows
-from mpiboot.model import Finding
 from mpiboot.network.paths import PathSeen
 from mpiboot.network.worker_pairs import Reached
 

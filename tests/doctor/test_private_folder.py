@@ -10,14 +10,14 @@ from pathlib import Path
 import asyncssh
 import pytest
 
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.setting_sources import Resolved, resolve
+from mpiboot.core.settings import Settings
 from mpiboot.doctor import bundle
 from mpiboot.doctor.archive import Part
 from mpiboot.doctor.environment import role as environment
 from mpiboot.doctor.look import private
 from mpiboot.doctor.ranks import ask
-from mpiboot.errors import MpibootError
-from mpiboot.setting_sources import Resolved, resolve
-from mpiboot.settings import Settings
 
 Doctor = Callable[[Resolved, Mapping[str, str]], object]
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mpiboot import host_shell
 from mpiboot.doctor.ranks import answer, calls
 from mpiboot.doctor.ranks.records import Activity, MpiStage, Rank, SilentConnection
+from mpiboot.hosts import host_shell
 from tests.waiting import until
 
 if TYPE_CHECKING:

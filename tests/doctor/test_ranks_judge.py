@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from mpiboot.core.model import Finding, Level
 from mpiboot.doctor.ranks import judge
 from mpiboot.doctor.ranks.records import (
     Activity,
@@ -15,7 +16,6 @@ from mpiboot.doctor.ranks.records import (
     Rank,
     SilentConnection,
 )
-from mpiboot.model import Finding, Level
 
 BUSY = Rank(0, "w-0", 100, "job", 4, 2, "train", stage=MpiStage.INSIDE)
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mpiboot import cli
+from mpiboot.cli import main as cli
+from mpiboot.core.errors import error
+from mpiboot.core.model import Finding, Level
 from mpiboot.doctor.ranks import ask, role, text
 from mpiboot.doctor.ranks.ask import Answers
 from mpiboot.doctor.ranks.records import Activity, HostRanks, LinkRates, MpiStage, Rank
-from mpiboot.errors import error
-from mpiboot.model import Finding, Level
 
 if TYPE_CHECKING:
-    from mpiboot.setting_sources import Resolved
+    from mpiboot.core.setting_sources import Resolved
 
 BUSY = Rank(
     *(0, "w-0.pi.default.svc", 100, "job", 2, 1, "train", "./train --token (hidden)"),

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot.core.fabric import Fabric
+from mpiboot.core.model import Gpus, Level
 from mpiboot.doctor.judge import counters as judge_counters
 from mpiboot.doctor.judge import environment, nvidia
 from mpiboot.doctor.look import counters
 from mpiboot.doctor.look import nvidia as look_nvidia
 from mpiboot.doctor.report import CountersPart, NvidiaPart
-from mpiboot.fabric import Fabric
-from mpiboot.model import Gpus, Level
 from tests.doctor.test_judges import FACTS, device, told
 
 OK, WARN, FAIL = Level.OK, Level.WARN, Level.FAIL

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot import log
+from mpiboot.core import log
+from mpiboot.core.errors import MpibootError, ShownError
+from mpiboot.core.model import Finding, Level, Role
+from mpiboot.core.setting_sources import Resolved, resolve
 from mpiboot.doctor import columns, gather, hosts, role, table, text
 from mpiboot.doctor.look import private
 from mpiboot.doctor.role import Asked
-from mpiboot.errors import MpibootError, ShownError
-from mpiboot.model import Finding, Level, Role
-from mpiboot.setting_sources import Resolved, resolve
 from tests.fakes.cli import GUARD, environment, mpiboot
 
 FOUND = (
@@ -394,7 +394,7 @@ def test_an_image_that_lacks_a_module_is_judged_all_the_same(tmp_path: Path, mod
         "import sys\n"
         f"sys.modules[{module!r}] = None\n"
         "from mpiboot.doctor import role\n"
-        "from mpiboot.commands import parser\n"
+        "from mpiboot.cli import parser\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot.core.model import Level
 from mpiboot.doctor.judge import sshd
 from mpiboot.doctor.look import servers, sshd_settings
 from mpiboot.doctor.report import SshdSettings, SshdSettingsPart
-from mpiboot.model import Level
 from tests.fakes import plans
 
 # Of OpenSSH 9.2 (Debian 12), `sshd -T -C user=root,host=localhost,addr=127.0.0.1`, in part.

@@ -7,15 +7,15 @@ from collections import Counter
 
 import pytest
 
-from mpiboot.checks import BY_REFERENCE
-from mpiboot.data_checks import DATA_CHECKS
+from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.data_checks import DATA_CHECKS
+from mpiboot.core.doctor_checks import DOCTOR_CHECKS
+from mpiboot.core.model import Finding, Level, Role
+from mpiboot.core.settings import Settings
 from mpiboot.doctor import columns, gather, table
 from mpiboot.doctor.judge import hardware, image, pod
 from mpiboot.doctor.report import FolderPart, ImagePart, MemoryPart, PodReport
 from mpiboot.doctor.rows import hosts
-from mpiboot.doctor_checks import DOCTOR_CHECKS
-from mpiboot.model import Finding, Level, Role
-from mpiboot.settings import Settings
 from tests.pods.faults import FAULTS
 
 BLANK = PodReport(Settings(), {})

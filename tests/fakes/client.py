@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from mpiboot.parent.launch_spec import CLIENT_SOCKET
-from mpiboot.parent.os_calls import start_listening
-from mpiboot.ssh_client import connect
-from mpiboot.ssh_client import start as client_start
-from mpiboot.ssh_client.config import SshTimeouts
+from mpiboot.core.launch_spec import CLIENT_SOCKET
+from mpiboot.ssh import connect
+from mpiboot.ssh import start as client_start
+from mpiboot.ssh.config import SshTimeouts
+from mpiboot.system.os_calls import start_listening
 from tests.fakes.worker import PATIENCE, Worker
 
 CONNECT: Final = str(Path(connect.__file__))

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 import asyncssh
 
 if TYPE_CHECKING:
-    from mpiboot.model import Mpi
+    from mpiboot.core.model import Mpi
 
 PATIENCE: Final = 240.0  # a guard, never a measure
 _BACKLOG: Final = 1024
@@ -294,9 +294,9 @@ class ManyWorkers:
 def facts_of_a_worker(mpi: Mpi | None) -> str:
     """Give the facts of a worker that this machine would be, with ADDRESS for its address."""
     # What a server process, which is this file too, needs none of.
-    from mpiboot import facts  # noqa: PLC0415
-    from mpiboot.observe import facts_json  # noqa: PLC0415
-    from mpiboot.setting_sources import resolve  # noqa: PLC0415
+    from mpiboot.core import facts_json  # noqa: PLC0415
+    from mpiboot.core.setting_sources import resolve  # noqa: PLC0415
+    from mpiboot.worker import facts  # noqa: PLC0415
 
     seen = facts.gather(resolve({}, {}), {}, sshd="embedded", pid=os.getpid(), mpi=mpi)
     return facts_json.to_json(replace(seen, control_address="ADDRESS", hostname="host-ADDRESS"))

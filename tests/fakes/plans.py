@@ -6,11 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.checks import BY_REFERENCE
-from mpiboot.job.mpirun_line import read
-from mpiboot.job.plan import Plan, make
-from mpiboot.job.plan_builder import LaunchPaths, Observed
-from mpiboot.model import (
+from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.model import (
     Cpus,
     Host,
     Hostfile,
@@ -23,7 +20,10 @@ from mpiboot.model import (
     Source,
     Worker,
 )
-from mpiboot.setting_sources import resolve
+from mpiboot.core.setting_sources import resolve
+from mpiboot.job.mpirun_line import read
+from mpiboot.job.plan import Plan, make
+from mpiboot.job.plan_builder import LaunchPaths, Observed
 
 ROOT: Final = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=0)
 NOBODY: Final = Identity(1000, 1000, "uid1000", "/", "/bin/sh", known=False, capabilities=0)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from mpiboot.core.model import Host, Hostfile, Mpi, Source, Worker
 from mpiboot.job import hostfile, lsf, names, volcano
 from mpiboot.job.dialects import row_of
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
-from mpiboot.model import Host, Hostfile, Mpi, Source, Worker
-from mpiboot.observe import programs
+from mpiboot.system import programs
 from tests.fakes.plans import (
     HYDRA_OPERATOR,
     HYDRAS,

@@ -9,13 +9,13 @@ import asyncio
 import sys
 from pathlib import Path
 
-from mpiboot.ssh_client import tcp
-from mpiboot.ssh_client.attempt import Attempt, LoginTimeouts, Outcome, Target
-from mpiboot.ssh_client.config import SshTimeouts
-from mpiboot.ssh_client.kept import KeptConnections
-from mpiboot.ssh_client.login import Login
-from mpiboot.ssh_client.start import ClientConfig, ClientHost
-from mpiboot.ssh_client.staying import StayingClient
+from mpiboot.ssh import tcp
+from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.config import SshTimeouts
+from mpiboot.ssh.kept import KeptConnections
+from mpiboot.ssh.login import Login
+from mpiboot.ssh.start import ClientConfig, ClientHost
+from mpiboot.ssh.staying import StayingClient
 
 
 async def main(folder: Path, config: ClientConfig) -> None:

@@ -22,7 +22,7 @@ from mpiboot.system import files
 PATIENCE: Final = 60.0
 MAIN: Final = (
     "import os, sys\n"
-    "from mpiboot import cli\n"
+    "from mpiboot.cli import main as cli\n"
     "sys.exit(cli.run(['worker', '--', *sys.argv[1:]] if sys.argv[1:] else ['worker']))\n"
 )
 # A passwd file of the test's own: the machine's may name a shell whose start files do anything.

@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.fabric import (
+from mpiboot.core.fabric import (
     Attachment,
     Fabric,
     Gid,
@@ -17,7 +17,7 @@ from mpiboot.fabric import (
     RdmaPort,
     Route,
 )
-from mpiboot.model import Host, Identity, Link, PodFacts, Worker
+from mpiboot.core.model import Host, Identity, Link, PodFacts, Worker
 
 ROOT: Final = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=1 << 14)
 

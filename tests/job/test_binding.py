@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from mpiboot.core.model import Cpus, Source
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
-from mpiboot.model import Cpus, Source
 from tests.fakes.plans import MPIS, POD, because, observed, planned
 
 both = pytest.mark.parametrize("family", list(MPIS))

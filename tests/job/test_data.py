@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.data_network.records import Transport
-from mpiboot.fabric import Attachment, AttachmentSource, Fabric
+from mpiboot.core.fabric import Attachment, AttachmentSource, Fabric
+from mpiboot.core.model import Host, Link, Source, Worker
+from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import Settings
 from mpiboot.job import data
 from mpiboot.job.dialects_hydra import MPICH
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.job.user_line import UserLine
-from mpiboot.model import Host, Link, Source, Worker
-from mpiboot.setting_sources import resolve
-from mpiboot.settings import Settings
+from mpiboot.network.records import Transport
 from tests.fakes.plans import POD, because, hosts, link, observed, planned
 
 both = pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])

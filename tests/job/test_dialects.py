@@ -6,14 +6,14 @@ from typing import get_args, get_origin, get_type_hints
 
 import pytest
 
-from mpiboot.checks import ExitCode
-from mpiboot.errors import MpibootError
+from mpiboot.core.checks import ExitCode
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.job import dialects, plan
 from mpiboot.job.dialect import Dialect, parameter
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_line import read
-from mpiboot.model import Mpi, MpiFamily
 from tests.fakes.plans import because, failing, observed, planned, warned
 
 OPEN_MPI = [row for row in DIALECTS.values() if row.family.startswith("openmpi")]

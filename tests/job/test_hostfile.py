@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.errors import MpibootError
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.model import Host
 from mpiboot.job.hostfile import Syntax, is_blank, parse, render
-from mpiboot.model import Host
 
 
 def hosts(text: str) -> list[tuple[str, int]]:

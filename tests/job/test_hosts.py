@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from mpiboot.core.model import Host, Hostfile, Mpi, MpiFamily, Source
 from mpiboot.job.plan import Observed, Plan
-from mpiboot.model import Host, Hostfile, Mpi, MpiFamily, Source
 from tests.fakes.plans import POD, because, observed, planned
 
 VARIABLES = {

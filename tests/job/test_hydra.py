@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mpiboot.core.model import Host, Level, MpiFamily, Source
+from mpiboot.core.setting_sources import resolve
 from mpiboot.job import forward
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.plan import make
-from mpiboot.model import Host, Level, MpiFamily, Source
-from mpiboot.setting_sources import resolve
 from tests.fakes.plans import (
     HYDRA_OPERATOR,
     HYDRAS,

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from mpiboot.core.model import Host, Hostfile, Level, Link, Mpi, MpiFamily, Source
 from mpiboot.job import ip_version
 from mpiboot.job.plan import Observed, Plan
-from mpiboot.model import Host, Hostfile, Level, Link, Mpi, MpiFamily, Source
 from tests.fakes.plans import HYDRAS, MPIS, POD, because, failing, observed, planned
 
 FOUR, SIX, LOCAL = "10.244.0.{}/24", "fd00:10:244::{}/64", "fe80::{}/64"

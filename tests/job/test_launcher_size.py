@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from mpiboot.core.model import Level
 from mpiboot.job import launcher_size
 from mpiboot.job.launcher_size import NEEDS, LauncherLimits
-from mpiboot.model import Level
 
 MIB = 1 << 20
 SSH, OWN = "openssh", "embedded"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mpiboot.core.model import Level
 from mpiboot.job.lone_program import finding, one_of_several
-from mpiboot.model import Level
 
 HOSTS = "127.0.0.1 localhost\n10.0.0.7\tnode-1.mpi.default.svc.cluster.local\tnode-1\n"
 

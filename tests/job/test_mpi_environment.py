@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpiboot.core.model import Decision, MpiFamily, Source
+from mpiboot.core.setting_sources import resolve
 from mpiboot.job import pinning
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.dialects_hydra import MPICH
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import PlanBuilder
 from mpiboot.job.user_line import UserLine
-from mpiboot.model import Decision, MpiFamily, Source
-from mpiboot.setting_sources import resolve
 from tests.fakes.plans import (
     MPIS,
     NOBODY,

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpiboot.core.model import MpiFamily
 from mpiboot.job.dialects import DIALECTS, OPENMPI4
 from mpiboot.job.mpirun_call import called, is_mpirun, slip
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.user_line import HostSpec, UserLine
-from mpiboot.model import MpiFamily
 
 
 def line(text: str, family: str = "openmpi4") -> UserLine:

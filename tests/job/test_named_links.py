@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.fabric import Fabric, RdmaDevice
+from mpiboot.core.fabric import Fabric, RdmaDevice
+from mpiboot.core.model import MpiParameter
 from mpiboot.job import named_links
 from mpiboot.job.named_links import NAME_LINKS
 from mpiboot.job.plan_builder import Observed
-from mpiboot.model import MpiParameter
 from tests.fakes.plans import MPIS, POD, failing, link, observed, planned, warned
 
 both = pytest.mark.parametrize("family", list(MPIS))

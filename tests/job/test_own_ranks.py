@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot.core.model import Host, Level
 from mpiboot.job import own_ranks
 from mpiboot.job.plan_builder import Observed
-from mpiboot.model import Host, Level
 from tests.fakes.plans import (
     HYDRAS,
     POD,

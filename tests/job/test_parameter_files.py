@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from mpiboot.core.model import Level, MpiFamily, MpiParameter, Source
 from mpiboot.job import parameter_files
 from mpiboot.job.mpirun_line import read as read_line
 from mpiboot.job.plan_builder import Observed
-from mpiboot.model import Level, MpiFamily, MpiParameter, Source
 from tests.fakes.plans import MPIS, POD, because, failing, observed, planned
 from tests.job.test_data import with_links
 

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot import render
-from mpiboot.checks import BY_REFERENCE
-from mpiboot.errors import MpibootError
+from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.model import Finding, Host, Level, Mpi, MpiFamily, Source
+from mpiboot.core.setting_sources import resolve
+from mpiboot.job import render
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.plan import pair_findings, stop_on_failure
 from mpiboot.job.plan_builder import Observed
-from mpiboot.model import Finding, Host, Level, Mpi, MpiFamily, Source
 from mpiboot.network.worker_pairs import Dialled, Reached
-from mpiboot.observe import programs
-from mpiboot.setting_sources import resolve
+from mpiboot.system import programs
 from tests.fakes.plans import (
     MPIS,
     OPERATOR,

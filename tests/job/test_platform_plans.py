@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.model import Level
+from mpiboot.core.model import Level
 from tests.fakes.plans import planned
 from tests.fakes.platform_plans import KNOWN, SAMPLES, files, seen
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from mpiboot.checks import ExitCode
-from mpiboot.errors import MpibootError
+from mpiboot.core.checks import ExitCode
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.model import Role, Source
+from mpiboot.core.setting_sources import resolve
 from mpiboot.job import platforms
-from mpiboot.model import Role, Source
-from mpiboot.setting_sources import resolve
 
 OPERATOR = {"K_MPI_JOB_ROLE": "launcher"}
 # kubeflow/trainer v2.3.0 pkg/runtime/framework/plugins/mpi/mpi.go, and what an indexed Job adds.

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.fabric import Fabric, RdmaDevice
+from mpiboot.core.fabric import Fabric, RdmaDevice
+from mpiboot.core.model import Gpus, Host, Level, Link, Worker
 from mpiboot.job import pod_checks
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.plan_builder import PlanBuilder
-from mpiboot.model import Gpus, Host, Level, Link, Worker
 from tests.fakes.plans import OPERATOR, POD, failing, hosts, link, observed, planned, worker
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from mpiboot.core.model import Decision, Source
+from mpiboot.core.setting_sources import resolve
 from mpiboot.job import launcher_size
 from mpiboot.job.launcher_size import LauncherLimits
 from mpiboot.job.plan import Plan, make
 from mpiboot.job.plan_builder import LaunchPaths
-from mpiboot.model import Decision, Source
-from mpiboot.setting_sources import resolve
 from tests.fakes.plans import POD, because, observed, planned
 
 both = pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])

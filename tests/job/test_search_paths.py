@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from mpiboot.core.model import Source
 from mpiboot.job.forward import extends
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
-from mpiboot.model import Source
 from tests.fakes.plans import MPIS, POD, because, observed, planned
 
 both = pytest.mark.parametrize("family", list(MPIS))

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from mpiboot.core.model import MpiFamily, Source
 from mpiboot.job.dialects import OPENMPI4
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
-from mpiboot.model import MpiFamily, Source
-from mpiboot.observe import programs
+from mpiboot.system import programs
 from tests.fakes.plans import OPERATOR, POD, because, failing, hosts, observed, planned, warned
 
 # As https://github.com/cp2k/cp2k/pull/1353 shows it.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mpiboot.core.model import Level
 from mpiboot.job.unread_parameters import NEWER, NOTHING, OLDER
-from mpiboot.model import Level
 from tests.fakes.plans import OPERATOR, POD, observed, planned, warned
 
 FOUR, FIVE = "openmpi4", "openmpi5"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot.core.model import Decision, Mpi, MpiFamily, Source
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import agent_client
-from mpiboot.model import Decision, Mpi, MpiFamily, Source
-from mpiboot.ssh_client import config
+from mpiboot.ssh import config
 from mpiboot.system import open_files
 from tests.fakes import plans
 from tests.launcher.test_observation import pod

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.errors import MpibootError, error
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.launch_spec import JOB_MARK, MARK, Failure, LaunchSpec, Result, from_line
+from mpiboot.core.setting_sources import resolve
 from mpiboot.job import plan as plans
 from mpiboot.launcher import child
-from mpiboot.parent.launch_spec import JOB_MARK, MARK, Failure, LaunchSpec, Result, from_line
-from mpiboot.setting_sources import resolve
-from mpiboot.ssh_client.start import ClientConfig
+from mpiboot.ssh.start import ClientConfig
 from tests.fakes.plans import PATHS, observed
 
 ROOT = Path(__file__).parents[2]
@@ -28,9 +28,9 @@ GUARD = 60.0
 HELD = """
 import asyncio, os, sys, threading
 os.dup2(int(sys.argv[1]), 3)
-from mpiboot.errors import error
+from mpiboot.core.errors import error
 from mpiboot.launcher import child, observation
-from mpiboot.setting_sources import resolve
+from mpiboot.core.setting_sources import resolve
 
 async def wait(pod, program, reached):
     asyncio.ensure_future(asyncio.to_thread(threading.Event().wait))
@@ -47,15 +47,15 @@ from dataclasses import replace
 from pathlib import Path
 os.dup2(int(sys.argv[1]), 3)
 import asyncssh
-from mpiboot.errors import error
-from mpiboot.gates.gate import GateResult
+from mpiboot.core.errors import error
+from mpiboot.hosts.gate import GateResult
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import child, observation
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.model import Decision, Finding, Level, Source, SshKind
-from mpiboot.setting_sources import resolve
-from mpiboot.ssh_client.config import SshTimeouts
-from mpiboot.ssh_client.kept import KeptConnections
+from mpiboot.core.model import Decision, Finding, Level, Source, SshKind
+from mpiboot.core.setting_sources import resolve
+from mpiboot.ssh.config import SshTimeouts
+from mpiboot.ssh.kept import KeptConnections
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 

@@ -13,20 +13,20 @@ from typing import Any, NoReturn
 
 import pytest
 
-from mpiboot import facts, log
-from mpiboot.choices import LogFormat, LogLevel
-from mpiboot.data_network import decision, worker_network
-from mpiboot.data_network.decision import DataNetwork
-from mpiboot.data_network.records import Transport, WorkerNetwork
-from mpiboot.errors import MpibootError, error
-from mpiboot.gates import rendezvous as gate
+from mpiboot.core import log
+from mpiboot.core.choices import LogFormat, LogLevel
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Decision, Finding, Level, Source, Worker
+from mpiboot.core.setting_sources import resolve
+from mpiboot.hosts import rendezvous as gate
 from mpiboot.job import rendezvous
 from mpiboot.job.rendezvous import Rendezvous
 from mpiboot.launcher import execute
-from mpiboot.model import Decision, Finding, Level, Source, Worker
-from mpiboot.observe import pod
-from mpiboot.setting_sources import resolve
+from mpiboot.network import decision, pod, worker_network
+from mpiboot.network.decision import DataNetwork
+from mpiboot.network.records import Transport, WorkerNetwork
 from mpiboot.system import process
+from mpiboot.worker import facts
 from tests.fakes import workers as w
 
 ENVIRON = {"A": "1", "SAME": "mine"}

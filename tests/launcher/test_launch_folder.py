@@ -14,17 +14,16 @@ from typing import Any
 
 import pytest
 
-from mpiboot.after_job import evidence
-from mpiboot.errors import MpibootError
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.launch_spec import RemoteHost
+from mpiboot.core.model import Decision, Host, Source, SshKind
+from mpiboot.core.setting_sources import resolve
+from mpiboot.hosts.kubectl_pods import PodAccess
 from mpiboot.job.plan_builder import Observed
-from mpiboot.kubectl.pods import PodAccess
 from mpiboot.launcher import launch_folder, logins
-from mpiboot.model import Decision, Host, Source, SshKind
-from mpiboot.parent import silence
-from mpiboot.parent.launch_spec import RemoteHost
-from mpiboot.setting_sources import resolve
-from mpiboot.ssh_client.config import SshTimeouts
-from mpiboot.ssh_client.start import ClientConfig, ClientHost
+from mpiboot.ssh.config import SshTimeouts
+from mpiboot.ssh.start import ClientConfig, ClientHost
+from mpiboot.supervisor import evidence, silence
 from mpiboot.system import keys, open_files
 from tests.fakes import plans
 from tests.fakes.worker import HAVE_SSH

@@ -9,7 +9,7 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from mpiboot.checks import BY_REFERENCE
+from mpiboot.core.checks import BY_REFERENCE
 from tests.fakes.cli import mpiboot
 
 MPIRUN = "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.6'\n"

@@ -13,18 +13,18 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from mpiboot import log
-from mpiboot.choices import LogFormat
-from mpiboot.errors import MpibootError, ShownError, error
-from mpiboot.gates.doctor_look import DoctorLook
-from mpiboot.gates.gate import GateResult
+from mpiboot.core import log
+from mpiboot.core.choices import LogFormat
+from mpiboot.core.errors import MpibootError, ShownError, error
+from mpiboot.core.model import Finding, Host, Level
+from mpiboot.core.setting_sources import resolve
+from mpiboot.hosts.doctor_look import DoctorLook
+from mpiboot.hosts.gate import GateResult
 from mpiboot.job import plan as plan_of
 from mpiboot.launcher import look, observation, offline, script
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.script import RunsOnce
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.model import Finding, Host, Level
-from mpiboot.setting_sources import resolve
 from tests.fakes import plans
 
 WARN = Finding("slots", Level.WARN, "warned of")

@@ -11,22 +11,21 @@ from typing import Any, cast
 
 import pytest
 
-from mpiboot.data_network.records import Transport, WorkerNetwork
-from mpiboot.gates import gate, job_hostfile, master_port, one_try
-from mpiboot.gates.doctor_look import DoctorLook
-from mpiboot.gates.gate import GateResult
-from mpiboot.gates.job_hostfile import JobHostfile
-from mpiboot.gates.pair_check import PairCheck
+from mpiboot.core.model import Decision, Finding, Host, Level, Mpi, PodFacts, Source, Worker
+from mpiboot.core.setting_sources import resolve
+from mpiboot.hosts import gate, host_sources, job_hostfile, master_port, one_try
+from mpiboot.hosts.doctor_look import DoctorLook
+from mpiboot.hosts.gate import GateResult
+from mpiboot.hosts.hostfiles import HostfilePath
+from mpiboot.hosts.job_hostfile import JobHostfile
+from mpiboot.hosts.pair_check import PairCheck
 from mpiboot.job.rank_env import Meeting
 from mpiboot.launcher import observation
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.model import Decision, Finding, Host, Level, Mpi, PodFacts, Source, Worker
 from mpiboot.network import worker_pairs
+from mpiboot.network.records import Transport, WorkerNetwork
 from mpiboot.network.worker_pairs import Dialled
-from mpiboot.observe import host_sources
-from mpiboot.observe.hostfiles import HostfilePath
-from mpiboot.setting_sources import resolve
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 

@@ -12,20 +12,20 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from mpiboot import host_shell, log
-from mpiboot.choices import LogFormat
-from mpiboot.errors import MpibootError
-from mpiboot.gates import gate
-from mpiboot.gates.gate import GateResult
-from mpiboot.gates.job_hostfile import JobHostfile
+from mpiboot.core import log
+from mpiboot.core.choices import LogFormat
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.model import Decision, Finding, Host, Level, Mpi, MpiFamily, Source, Worker
+from mpiboot.core.setting_sources import resolve
+from mpiboot.hosts import gate, host_shell
+from mpiboot.hosts.gate import GateResult
+from mpiboot.hosts.job_hostfile import JobHostfile
 from mpiboot.job.launcher_size import LauncherLimits
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import observation
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.model import Decision, Finding, Host, Level, Mpi, MpiFamily, Source, Worker
 from mpiboot.network import worker_pairs
-from mpiboot.observe import programs
-from mpiboot.setting_sources import resolve
+from mpiboot.system import programs
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 from tests.fakes.sshd import Behaviour, Job, sshd

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.model import Mpi, MpiFamily
-from mpiboot.observe import facts_json
+from mpiboot.core import facts_json
+from mpiboot.core.model import Mpi, MpiFamily
 from tests.fakes import workers as w
 from tests.fakes.cli import mpiboot
 

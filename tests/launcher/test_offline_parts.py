@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
-from mpiboot.choices import AUTO, Auto
-from mpiboot.errors import MpibootError
-from mpiboot.gates import job_hostfile
-from mpiboot.gates.job_hostfile import JobHostfile
+from mpiboot.core import facts_json
+from mpiboot.core.choices import AUTO, Auto
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.model import Finding, Hostfile, Level, Mpi, MpiFamily, PodFacts
+from mpiboot.core.setting_sources import resolve
+from mpiboot.hosts import host_sources, job_hostfile
+from mpiboot.hosts.job_hostfile import JobHostfile
 from mpiboot.job import plan as plan_of
 from mpiboot.launcher import offline
-from mpiboot.model import Finding, Hostfile, Level, Mpi, MpiFamily, PodFacts
-from mpiboot.observe import facts_json, host_sources, pod, programs
-from mpiboot.setting_sources import resolve
+from mpiboot.network import pod
+from mpiboot.system import programs
 from tests.fakes import plans
 from tests.fakes import workers as w
 

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot import host_shell, log
-from mpiboot.after_job import ask_workers
-from mpiboot.gates import gate
+from mpiboot.core import log
+from mpiboot.core.launch_spec import KEY, MARK, Failure
+from mpiboot.core.model import Host, NoFacts
+from mpiboot.core.setting_sources import resolve
+from mpiboot.hosts import gate, host_shell
 from mpiboot.launcher import reached as reached_workers
 from mpiboot.launcher.child_loop import ChildLoop, EndedBySignal
 from mpiboot.launcher.reached import ReachedWorkers
 from mpiboot.launcher.setup import LauncherPod, access
-from mpiboot.model import Host, NoFacts
-from mpiboot.parent.launch_spec import KEY, MARK, Failure
-from mpiboot.parent.script import last_launch
-from mpiboot.setting_sources import resolve
+from mpiboot.supervisor import ask_workers
+from mpiboot.supervisor.script import last_launch
 from mpiboot.system import keys
 from tests.fakes import plans
 from tests.fakes.sshd import SILENT, listener

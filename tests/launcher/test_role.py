@@ -8,10 +8,10 @@ from typing import NoReturn
 
 import pytest
 
+from mpiboot.core.setting_sources import resolve
 from mpiboot.launcher import role, script, start
 from mpiboot.launcher.script import RunsOnce
-from mpiboot.parent import signals
-from mpiboot.setting_sources import resolve
+from mpiboot.supervisor import signals
 from mpiboot.system import process
 
 

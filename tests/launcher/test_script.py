@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot.core.model import Level
 from mpiboot.launcher import script as launcher_script
-from mpiboot.model import Level
 from mpiboot.system import files
 from tests.fakes.worker import HAVE_SSH, make_key
 

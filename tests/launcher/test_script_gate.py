@@ -12,20 +12,20 @@ from typing import Any, TypeVar
 
 import pytest
 
-from mpiboot import log
-from mpiboot.after_job import evidence
-from mpiboot.errors import MpibootError
-from mpiboot.gates.gate import GateResult
+from mpiboot.core import log
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.launch_spec import ScriptSpec, from_line, to_line
+from mpiboot.core.model import Decision, Source, Worker
+from mpiboot.core.setting_sources import resolve
+from mpiboot.hosts.gate import GateResult
 from mpiboot.launcher import observation, script_gate
 from mpiboot.launcher.child_loop import ChildLoop
 from mpiboot.launcher.reached import ReachedWorkers
 from mpiboot.launcher.script_gate import by_every_name, that_may_join
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.model import Decision, Source, Worker
-from mpiboot.parent.launch_spec import ScriptSpec, from_line, to_line
-from mpiboot.setting_sources import resolve
-from mpiboot.ssh_client import start as client_start
-from mpiboot.ssh_client.start import ClientConfig
+from mpiboot.ssh import start as client_start
+from mpiboot.ssh.start import ClientConfig
+from mpiboot.supervisor import evidence
 from mpiboot.system import open_files
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans

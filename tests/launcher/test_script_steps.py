@@ -10,16 +10,17 @@ from typing import NoReturn
 
 import pytest
 
-from mpiboot import control_groups, log
-from mpiboot.choices import LogFormat, LogLevel
+from mpiboot.core import log
+from mpiboot.core.choices import LogFormat, LogLevel
+from mpiboot.core.launch_spec import ParentOptions
+from mpiboot.core.setting_sources import resolve
+from mpiboot.hosts import host_sources, hostfiles
+from mpiboot.hosts.hostfiles import HostfilePath
 from mpiboot.job import scripts
 from mpiboot.launcher import script, start
 from mpiboot.launcher.script import RunsOnce
-from mpiboot.observe import host_sources, hostfiles
-from mpiboot.observe.hostfiles import HostfilePath
-from mpiboot.parent.launch_spec import ParentOptions
-from mpiboot.parent.task import ParentTask
-from mpiboot.setting_sources import resolve
+from mpiboot.supervisor.task import ParentTask
+from mpiboot.system import control_groups
 
 ONCE = RunsOnce("it calls mpirun", reaches_hosts=False)
 REACHES = RunsOnce("it logs in to hosts", reaches_hosts=True)

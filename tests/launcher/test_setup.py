@@ -12,14 +12,15 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from mpiboot.errors import MpibootError, error
-from mpiboot.kubectl import choice
-from mpiboot.kubectl.pods import PodAccess
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Source
+from mpiboot.core.setting_sources import resolve
+from mpiboot.hosts import dns
+from mpiboot.hosts import kubectl_choice as choice
+from mpiboot.hosts.kubectl_pods import PodAccess
+from mpiboot.hosts.resolv_conf import ResolvConf
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
-from mpiboot.model import Source
-from mpiboot.observe import dns, pod
-from mpiboot.observe.resolv_conf import ResolvConf
-from mpiboot.setting_sources import resolve
+from mpiboot.network import pod
 from mpiboot.system import keys, open_files, tmpdir
 
 

@@ -13,20 +13,20 @@ from pathlib import Path
 import pytest
 
 import mpiboot
-from mpiboot.choices import LogFormat, LogLevel
+from mpiboot.core.choices import LogFormat, LogLevel
+from mpiboot.core.launch_spec import ParentOptions
+from mpiboot.core.setting_sources import resolve
 from mpiboot.launcher import start
-from mpiboot.parent.launch_spec import ParentOptions
-from mpiboot.setting_sources import resolve
 from mpiboot.system import process
 
 # A launcher whose child only tells what it was given, and how it was started.
 PROGRAM = """
 import json, os, signal, sys
-from mpiboot import control_groups
+from mpiboot.system import control_groups
 from mpiboot.launcher import child, start
-from mpiboot.parent import signals
-from mpiboot.parent.launch_spec import RESULT
-from mpiboot.setting_sources import resolve
+from mpiboot.supervisor import signals
+from mpiboot.core.launch_spec import RESULT
+from mpiboot.core.setting_sources import resolve
 
 def main(resolved, program, attempt, *, script=False):
     masks = [line for line in open("/proc/self/status") if line.startswith("SigBlk")]

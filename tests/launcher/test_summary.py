@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot import log
-from mpiboot.choices import LogFormat, LogLevel
+from mpiboot.core import log
+from mpiboot.core.choices import LogFormat, LogLevel
+from mpiboot.core.model import Worker
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import summary
-from mpiboot.model import Worker
 from tests.fakes import workers as w
 from tests.fakes.plans import OPERATOR, POD, observed, planned
 

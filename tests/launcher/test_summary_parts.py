@@ -7,16 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot import log, render
-from mpiboot.choices import LogLevel
-from mpiboot.data_network.cluster_view import HEADINGS
-from mpiboot.data_network.records import Transport
+from mpiboot.core import log
+from mpiboot.core.choices import LogLevel
+from mpiboot.core.model import Decision, Json, Mpi, MpiFamily, Source
+from mpiboot.job import render
 from mpiboot.job.mpi_environment import NOT_FORWARDED
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import summary
 from mpiboot.launcher.summary import SummaryLine
-from mpiboot.model import Decision, Json, Mpi, MpiFamily, Source
+from mpiboot.network.cluster_view import HEADINGS
+from mpiboot.network.records import Transport
 from tests.fakes import workers as w
 from tests.fakes.plans import OPERATOR, POD, observed, planned
 

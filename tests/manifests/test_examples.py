@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from mpiboot import setting_sources
-from mpiboot.commands.root import cli
-from mpiboot.setting_rows import ROWS
+from mpiboot.cli.root import cli
+from mpiboot.core import setting_sources
+from mpiboot.core.setting_rows import ROWS
 from tests.manifests import check, shapes
 from tests.manifests.examples import FILES, FOLDER, name_of
 from tests.pages import PAGES, ROOT, blocks

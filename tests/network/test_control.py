@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mpiboot import addresses as addresses_of
-from mpiboot.model import Host, Identity, Link, PodFacts, Source, Worker
+from mpiboot.core import addresses as addresses_of
+from mpiboot.core.model import Host, Identity, Link, PodFacts, Source, Worker
+from mpiboot.core.setting_sources import Given
 from mpiboot.network import control, link_addresses
-from mpiboot.setting_sources import Given
 
 ROOT = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=0)
 

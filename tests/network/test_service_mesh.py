@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.model import Level, Mesh
+from mpiboot.core.model import Level, Mesh
 from mpiboot.network import service_mesh
-from mpiboot.observe import service_mesh as looks
+from mpiboot.network import service_mesh_look as looks
 
 ISTIO = Mesh("istio", ())
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.model import Level
+from mpiboot.core.model import Level
 from mpiboot.network.worker_pairs import (
     KEPT,
     Dialled,

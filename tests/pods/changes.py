@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from mpiboot.data_network.variables import VARIABLES
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS
+from mpiboot.network.variables import VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

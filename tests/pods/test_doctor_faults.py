@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mpiboot.checks import BY_REFERENCE
+from mpiboot.core.checks import BY_REFERENCE
 from tests.pods import images, mesh
 from tests.pods.cluster import Cluster
 from tests.pods.fault import Fault

@@ -27,7 +27,7 @@ OURS = {"env": {"MPIBOOT_SSH_CLIENT": "embedded"}}
 def client(launcher: Pod) -> list[Process]:
     """The process that has the sessions: the one of Python that is not the parent of mpirun."""
     python = [item for item in launcher.processes() if "python" in item.args[0]]
-    return [item for item in python if "parent/__main__.py" not in " ".join(item.args)]
+    return [item for item in python if "supervisor/__main__.py" not in " ".join(item.args)]
 
 
 def carried_by_one_process(job: Job) -> None:

@@ -70,7 +70,9 @@ def test_a_killed_launcher_leaves_nothing_on_a_worker(
 
 
 def kill_parent(job: Job) -> None:
-    kill(item for item in job.launcher.processes() if "parent/__main__.py" in " ".join(item.args))
+    kill(
+        item for item in job.launcher.processes() if "supervisor/__main__.py" in " ".join(item.args)
+    )
 
 
 @EACH_CLIENT

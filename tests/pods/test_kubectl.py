@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from mpiboot.gates import stale_processes
-from mpiboot.kubectl.pods import role_lines
+from mpiboot.hosts import stale_processes
+from mpiboot.hosts.kubectl_pods import role_lines
 from tests.manifests import examples
 from tests.pods import images
 from tests.pods.api_server import ApiServer

@@ -15,7 +15,7 @@ import asyncssh
 import pytest
 
 from mpiboot.job.launcher_size import need
-from mpiboot.observe.programs import recognise
+from mpiboot.system.programs import recognise
 from tests.fakes.many_workers import ManyWorkers, facts_of_a_worker, running
 
 pytestmark = pytest.mark.pods

@@ -42,7 +42,7 @@ FOR_ITS_PYTHON = {
 # Each rank says what its program is given.
 OFFERS = """
 import os, pathlib, tempfile
-from mpiboot.ssh_client import waiting_agent
+from mpiboot.ssh import waiting_agent
 folder = pathlib.Path(tempfile.mkdtemp())
 waiting_agent.offer(folder)
 print(os.listdir(folder))

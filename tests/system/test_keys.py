@@ -11,8 +11,8 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from mpiboot.errors import MpibootError
-from mpiboot.model import Level
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.model import Level
 from mpiboot.system import keyformat, keys
 
 UID = os.getuid()

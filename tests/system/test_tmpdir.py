@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.errors import MpibootError
+from mpiboot.core.errors import MpibootError
 from mpiboot.system import tmpdir
 
 UID = os.getuid()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.model import Level
+from mpiboot.core.model import Level
 from mpiboot.worker import profile_script
 from tests.waiting import until
 

@@ -24,8 +24,8 @@ import asyncssh
 import pytest
 
 import mpiboot
-from mpiboot import host_shell
-from mpiboot.settings import Settings
+from mpiboot.core.settings import Settings
+from mpiboot.hosts import host_shell
 from mpiboot.worker import launchers, role
 from tests.fakes.worker import (
     HAVE_SSH,
@@ -465,7 +465,7 @@ def test_a_second_signal_ends_sessions_that_ignore_the_first_at_once(
 ) -> None:
     """Were there any grace left, the worker would not end within the test."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import mpiboot.ssh_server.sessions as sessions\nsessions.GRACE = 1e6\n"
+        "import mpiboot.ssh.sessions as sessions\nsessions.GRACE = 1e6\n"
     )
     worker = start("embedded", environ={"PYTHONPATH": str(tmp_path)}).listens()
     with worker.client(STUBBORN) as client:
@@ -481,7 +481,7 @@ def test_a_session_that_ignores_its_end_is_killed_before_the_worker_ends(
     start: Start, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import mpiboot.ssh_server.sessions as sessions\nsessions.GRACE = 0.1\n"
+        "import mpiboot.ssh.sessions as sessions\nsessions.GRACE = 0.1\n"
     )
     environ = {"PYTHONPATH": str(tmp_path), "MPIBOOT_GRACE": "0"}
     worker = start("embedded", environ=environ).listens()
@@ -495,7 +495,7 @@ def test_a_session_that_ignores_its_end_is_killed_before_the_worker_ends(
 def test_a_worker_whose_program_has_ended_leaves_no_session(start: Start, tmp_path: Path) -> None:
     """However long the ranks of a job may save: were it waited for, the worker would not end."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import mpiboot.ssh_server.sessions as sessions\nsessions.GRACE = 0.1\n"
+        "import mpiboot.ssh.sessions as sessions\nsessions.GRACE = 0.1\n"
         "import mpiboot.worker.role as role\nrole._END = 1e6\n"
     )
     environ = {"PYTHONPATH": str(tmp_path), "MPIBOOT_GRACE": "1000000"}
@@ -551,7 +551,7 @@ def test_what_a_lost_connection_leaves_has_the_grace_to_save(
     grace: str,
     saved: bool,  # noqa: FBT001 - a row of the table
 ) -> None:
-    patched = "import mpiboot.ssh_server.sessions as sessions\nsessions.GRACE = 0.1\n"
+    patched = "import mpiboot.ssh.sessions as sessions\nsessions.GRACE = 0.1\n"
     (tmp_path / "sitecustomize.py").write_text(patched)
     (tmp_path / "saves.py").write_text(SAVES)
     environ = {"PYTHONPATH": str(tmp_path), "MPIBOOT_GRACE": grace}
@@ -1012,7 +1012,7 @@ def test_as_first_process_it_leaves_no_zombie(kind: str, tmp_path: Path) -> None
 
 def test_the_worker_loads_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom mpiboot import cli\nfrom mpiboot.worker import role\n"
+        "import sys\nfrom mpiboot.cli import main as cli\nfrom mpiboot.worker import role\n"
         "heavy = {'asyncio', 'asyncssh', 'cryptography', 'dns', 'psutil', 'pyroute2', "
         "'subprocess', 'logging', 'hashlib', 'ssl', 'email', 'random', 'tempfile', 'shutil'}\n"
         "print(sorted(heavy & {name.split('.')[0] for name in sys.modules}))\n"

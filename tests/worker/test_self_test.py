@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.errors import MpibootError
-from mpiboot.gates.access import Access
-from mpiboot.settings import Settings
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.settings import Settings
+from mpiboot.hosts.access import Access
 from mpiboot.worker import self_test
 from tests.fakes.sshd import Behaviour, Job, sshd
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from mpiboot import log
-from mpiboot.choices import AUTO, Auto
-from mpiboot.errors import MpibootError, error
-from mpiboot.model import SshKind
-from mpiboot.ssh_server import openssh
-from mpiboot.ssh_server import port as ports
-from mpiboot.ssh_server.openssh import WorkerSetup
+from mpiboot.core import log
+from mpiboot.core.choices import AUTO, Auto
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import SshKind
+from mpiboot.ssh import openssh
+from mpiboot.ssh import server_port as ports
+from mpiboot.ssh.openssh import WorkerSetup
 from mpiboot.system import process
 from mpiboot.system.keys import JobKey
 from mpiboot.worker import server
@@ -23,8 +23,8 @@ from mpiboot.worker.server import WorkerServer
 from tests.fakes import plans
 
 if TYPE_CHECKING:
-    from mpiboot.ssh_server.child import SshServer
-    from mpiboot.ssh_server.sessions import Sessions
+    from mpiboot.ssh.server_child import SshServer
+    from mpiboot.ssh.sessions import Sessions
 
 
 class Started:

@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot import log
-from mpiboot.choices import LogLevel
-from mpiboot.errors import MpibootError
-from mpiboot.observe import pod, worker_state
-from mpiboot.setting_sources import resolve
-from mpiboot.ssh_server import port, sessions
-from mpiboot.ssh_server.openssh import WorkerSetup
-from mpiboot.system import process
+from mpiboot.core import log
+from mpiboot.core.choices import LogLevel
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.setting_sources import resolve
+from mpiboot.network import pod
+from mpiboot.ssh import server_port as port
+from mpiboot.ssh import sessions
+from mpiboot.ssh.openssh import WorkerSetup
+from mpiboot.system import process, worker_state
 from mpiboot.worker import setup
 from tests.fakes.worker import HAVE_SSH, free_port, make_key
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
+from mpiboot.core.majority import majority
+from mpiboot.core.model import Finding, Level
 from mpiboot.doctor.environment.forwarding import Forwarding
 from mpiboot.job.forward import local_reason, matches
 from mpiboot.job.masking import mask_within
-from mpiboot.majority import majority
-from mpiboot.model import Finding, Level
 
 # Whose environment, as doctor_questions calls it, and as a person is told.
 TITLES: Final = {"first": "pod", "session": "SSH session", "rank": "rank"}

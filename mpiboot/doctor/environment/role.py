@@ -11,24 +11,25 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from mpiboot import bounded, host_shell, log
+from mpiboot.core import bounded, log
+from mpiboot.core.errors import MpibootError, ShownError, error
+from mpiboot.core.exit_codes import ExitCode
+from mpiboot.core.model import Finding, Level, Role
+from mpiboot.core.setting_sources import Resolved
 from mpiboot.doctor import hosts
 from mpiboot.doctor.environment import compare, forwarding, text
 from mpiboot.doctor.environment.compare import HostEnvironments
 from mpiboot.doctor.environment.forwarding import Forwarding
 from mpiboot.doctor.look import private
 from mpiboot.doctor.role import role_of
-from mpiboot.errors import MpibootError, ShownError, error
-from mpiboot.exit_codes import ExitCode
-from mpiboot.gates.doctor_look import DoctorLook
-from mpiboot.gates.remote_commands import RemoteCommands
+from mpiboot.hosts import host_shell
+from mpiboot.hosts.doctor_look import DoctorLook
+from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.job import dialects
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder, look
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.model import Finding, Level, Role
-from mpiboot.setting_sources import Resolved
 
 _NO_LOGIN: Final = "nobody logs in to a launcher"
 _PLANNED: Final = "no rank runs: what the plan would give to one"

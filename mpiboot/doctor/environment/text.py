@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from mpiboot import __version__, render
+from mpiboot import __version__
+from mpiboot.core.model import Finding
+from mpiboot.core.wording import counted, first_few
 from mpiboot.doctor.environment.compare import (
     NOT_SET,
     TITLES,
@@ -14,8 +16,7 @@ from mpiboot.doctor.environment.compare import (
     DifferenceKind,
     HostEnvironments,
 )
-from mpiboot.model import Finding
-from mpiboot.wording import counted, first_few
+from mpiboot.job import render
 
 # Raised when a field changes its meaning; new fields need no new version.
 JSON_VERSION: Final = 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from mpiboot.core.model import Finding
+from mpiboot.core.wording import counted, lasting
 from mpiboot.doctor.judge.image import ok, warned
 from mpiboot.doctor.report import CountersPart
-from mpiboot.model import Finding
-from mpiboot.wording import counted, lasting
 
 # A network with ECN sends these under load: how it slows senders down, and no fault.
 _CONGESTION: Final = frozenset({"np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled"})

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.data_network import nccl
+from mpiboot.core.model import Finding, PodFacts
+from mpiboot.core.wording import first_few
 from mpiboot.doctor.judge.image import warned
 from mpiboot.doctor.report import ImagePart
 from mpiboot.job import unread_parameters
 from mpiboot.job.named_links import NAME_LINKS
 from mpiboot.job.named_links import gone as links_gone
-from mpiboot.model import Finding, PodFacts
-from mpiboot.wording import first_few
+from mpiboot.network import nccl
 
 
 @dataclass(frozen=True, slots=True)

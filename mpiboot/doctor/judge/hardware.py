@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.data_network import cluster_view, worker_network
-from mpiboot.data_network.records import RDMA
+from mpiboot.core.model import Finding, Host, PodFacts, Worker
+from mpiboot.core.settings import Settings
+from mpiboot.core.wording import counted, first_few
 from mpiboot.doctor.judge.image import ok, warned
 from mpiboot.doctor.report import PciPart
 from mpiboot.job import pod_checks
-from mpiboot.model import Finding, Host, PodFacts, Worker
-from mpiboot.settings import Settings
-from mpiboot.wording import counted, first_few
+from mpiboot.network import cluster_view, worker_network
+from mpiboot.network.records import RDMA
 
 _SSH: Final = 22
 _FUNCTION: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")

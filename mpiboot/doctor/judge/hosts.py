@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.checks import BY_REFERENCE
+from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.majority import majority
+from mpiboot.core.model import Finding, Level
+from mpiboot.core.wording import counted, first_few
 from mpiboot.doctor.host_report import HostReport, LauncherPlace
 from mpiboot.doctor.judge.image import ok
-from mpiboot.majority import majority
-from mpiboot.model import Finding, Level
 from mpiboot.network.control import link_of
 from mpiboot.network.worker_pairs import WHY, Reached
-from mpiboot.wording import counted, first_few
 
 SLOW: Final = 2.5  # seconds for a name: a packet was lost, or a nameserver is silent
 _MANY: Final = 16  # hosts that are told one by one where each says something else

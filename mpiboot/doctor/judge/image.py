@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mpiboot.checks import BY_REFERENCE, failed
+from mpiboot.core.checks import BY_REFERENCE, failed
+from mpiboot.core.model import Finding, Identity, Level
 from mpiboot.doctor.report import ImagePart, ShimsPart, SshdPart
-from mpiboot.model import Finding, Identity, Level
 
 
 def warned(check: str, said: str, *evidence: str, hint: str | None = None) -> Finding:

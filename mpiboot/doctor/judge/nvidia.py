@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from mpiboot.checks import failed
+from mpiboot.core.checks import failed
+from mpiboot.core.model import Finding, PodFacts
 from mpiboot.doctor.judge.image import ok, warned
 from mpiboot.doctor.report import NvidiaPart
-from mpiboot.model import Finding, PodFacts
 
 _PREFIX: Final = "libcuda.so."
 _COMPAT: Final = "compat"  # /usr/local/cuda/compat, of the package cuda-compat

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Final
 
-from mpiboot.checks import BY_REFERENCE
+from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.model import Finding, Level
+from mpiboot.core.wording import counted
 from mpiboot.doctor.judge.image import ok
-from mpiboot.model import Finding, Level
 from mpiboot.network.paths import PathSeen
 from mpiboot.network.worker_pairs import Reached
-from mpiboot.wording import counted
 
 _SHOWN: Final = 4
 _WHY: Final = {

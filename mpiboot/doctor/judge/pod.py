@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from mpiboot.checks import failed
+from mpiboot.core.checks import failed
+from mpiboot.core.model import Finding, PodFacts
+from mpiboot.core.settings import Settings
+from mpiboot.core.wording import counted, first_few, size_of
 from mpiboot.doctor.judge.image import ok, warned
 from mpiboot.doctor.report import (
     LimitsPart,
@@ -15,11 +18,8 @@ from mpiboot.doctor.report import (
     ServersPart,
     ShmPart,
 )
-from mpiboot.model import Finding, PodFacts
 from mpiboot.network import service_mesh
 from mpiboot.network.link_addresses import usable
-from mpiboot.settings import Settings
-from mpiboot.wording import counted, first_few, size_of
 
 # Above this part of a limit the next large step of a program meets it.
 _FULL: Final = 0.9

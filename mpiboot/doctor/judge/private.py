@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from mpiboot.core.model import Finding
 from mpiboot.doctor.judge.image import ok
 from mpiboot.doctor.report import FolderPart, KeyPart
-from mpiboot.model import Finding
 
 
 def folder(seen: FolderPart) -> Iterable[Finding]:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Final
 
-from mpiboot.checks import BY_REFERENCE, failed
+from mpiboot.core.checks import BY_REFERENCE, failed
+from mpiboot.core.model import Finding, Identity, Level
 from mpiboot.doctor.judge.image import ok
 from mpiboot.doctor.report import SshdSettings, SshdSettingsPart
-from mpiboot.model import Finding, Identity, Level
 
 _CHECK: Final = "sshd-settings"
 _OTHERS_WRITE: Final = 0o022

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from mpiboot.data_network.observe.sysfs import text
+from mpiboot.core.model import PodFacts
 from mpiboot.doctor.report import CountersPart
-from mpiboot.model import PodFacts
+from mpiboot.network.sysfs import text
 
 # Their meaning: Documentation/ABI/stable/sysfs-class-infiniband, and NVIDIA's list of mlx5's
 # counters for those of hw_counters.

@@ -9,17 +9,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from mpiboot import host_shell
-from mpiboot.addresses import is_address
+from mpiboot.core.addresses import is_address
+from mpiboot.core.model import Host, Worker
+from mpiboot.core.settings import Settings
 from mpiboot.doctor import host_report
 from mpiboot.doctor.host_report import HostReport, LauncherPlace, NameLook
-from mpiboot.gates import sockets
-from mpiboot.model import Host, Worker
-from mpiboot.observe import pod
-from mpiboot.observe.dns import Resolver
-from mpiboot.observe.dns_answers import NoAddress
-from mpiboot.settings import Settings
-from mpiboot.ssh_client.attempt import Attempt
+from mpiboot.hosts import host_shell, sockets
+from mpiboot.hosts.dns import Resolver
+from mpiboot.hosts.dns_answers import NoAddress
+from mpiboot.network import pod
+from mpiboot.ssh.attempt import Attempt
 from mpiboot.system import open_files
 
 _AGAIN: Final = 2  # questions beside the first one

@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot import bounded, executables
+from mpiboot.core import bounded
+from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.doctor.report import ImagePart, Program, SshdPart
-from mpiboot.model import Mpi, MpiFamily
-from mpiboot.observe import pod, programs
-from mpiboot.parent.state import FAMILIES
-from mpiboot.ssh_server import openssh
+from mpiboot.network import pod
+from mpiboot.ssh import openssh
+from mpiboot.supervisor.state import FAMILIES
+from mpiboot.system import executables, programs
 
 MODULES: Final = ("asyncssh", "click", "dns", "rich")
 _PATIENCE: Final = 5.0  # seconds

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot.data_network.observe.sysfs import text
 from mpiboot.doctor.report import NvidiaPart
-from mpiboot.observe import gpus
+from mpiboot.network import gpus
+from mpiboot.network.sysfs import text
 
 LIBRARY: Final = "libcuda.so.1"
 _VERSION: Final = re.compile(r"Kernel Module(?: +for \S+)? +([0-9]+(?:\.[0-9]+)+)")

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-from mpiboot.data_network.observe.sysfs import text
+from mpiboot.core.model import PodFacts
 from mpiboot.doctor.report import PciPart
-from mpiboot.model import PodFacts
+from mpiboot.network.sysfs import text
 
 _VENDORS: Final = ("0x10de", "0x1002")
 _CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")

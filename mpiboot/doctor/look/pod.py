@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from mpiboot import control_groups
-from mpiboot.data_network.observe.sysfs import text
 from mpiboot.doctor.report import LimitsPart, MemoryPart, MeshPart, RoutingPart, ShmPart
-from mpiboot.observe import service_mesh
+from mpiboot.network import service_mesh_look as service_mesh
+from mpiboot.network.sysfs import text
+from mpiboot.system import control_groups
 
 PROC: Final = Path("/proc")
 SHM: Final = Path("/dev/shm")  # noqa: S108 - looked at only

@@ -10,12 +10,12 @@ import stat
 from collections.abc import Mapping
 from typing import Final
 
-from mpiboot import shims as names
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.model import Finding
+from mpiboot.core.settings import Settings
 from mpiboot.doctor.report import FolderPart, KeyPart, ShimsPart
-from mpiboot.errors import MpibootError
-from mpiboot.model import Finding
-from mpiboot.observe import pod
-from mpiboot.settings import Settings
+from mpiboot.launcher import shims as names
+from mpiboot.network import pod
 from mpiboot.system import files, keys, tmpdir
 
 _ROLE: Final = "doctor-"

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from mpiboot import bounded
-from mpiboot.data_network.observe.sysfs import text
+from mpiboot.core import bounded
+from mpiboot.core.model import Identity
 from mpiboot.doctor.look import servers
 from mpiboot.doctor.report import SshdSettings, SshdSettingsPart
-from mpiboot.model import Identity
+from mpiboot.network.sysfs import text
 
 PROC: Final = Path("/proc")
 # Before its command line, which it writes anew as it starts to listen: setproctitle() of sshd.c.

@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot import bounded, host_shell
+from mpiboot.core import bounded
+from mpiboot.core.model import Finding
+from mpiboot.core.setting_sources import Resolved
 from mpiboot.doctor.look import private
 from mpiboot.doctor.ranks import answer
 from mpiboot.doctor.ranks.records import HostRanks
-from mpiboot.gates import one_try
-from mpiboot.gates.remote_commands import RemoteCommands
+from mpiboot.hosts import host_shell, one_try
+from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.launcher import observation
 from mpiboot.launcher import setup as launcher_setup
-from mpiboot.model import Finding
-from mpiboot.setting_sources import Resolved
-from mpiboot.ssh_client.attempt import LoginTimeouts
+from mpiboot.ssh.attempt import LoginTimeouts
 
 # Seconds beyond those between the two looks; py-spy alone may need five for each Python rank.
 _READING: Final = 60.0
@@ -85,7 +85,7 @@ async def _job(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> 
 
 
 def _silent(name: str) -> Finding:
-    from mpiboot.checks import failed  # noqa: PLC0415 - rarely wanted
+    from mpiboot.core.checks import failed  # noqa: PLC0415 - rarely wanted
 
     said = "it let us in, and did not answer what its ranks do"
     return failed("workers-unreachable", said, host=name, hint="try again; look at that pod's load")

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from mpiboot.core.model import Finding, Level
+from mpiboot.core.wording import counted, first_few
 from mpiboot.doctor.ranks import calls, kinds, network
 from mpiboot.doctor.ranks.kinds import Kind
 from mpiboot.doctor.ranks.records import Activity, HostRanks, MpiStage, Rank
-from mpiboot.model import Finding, Level
-from mpiboot.wording import counted, first_few
 
 # Fewer say nothing of who is the odd one among them.
 _CROWD: Final = 3

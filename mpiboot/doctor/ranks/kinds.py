@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.model import Level
+from mpiboot.core.model import Level
 
 
 @dataclass(frozen=True, slots=True)

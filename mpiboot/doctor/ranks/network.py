@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Final
 
+from mpiboot.core.model import Finding
+from mpiboot.core.wording import counted
 from mpiboot.doctor.ranks import kinds
 from mpiboot.doctor.ranks.records import HostRanks
-from mpiboot.model import Finding
-from mpiboot.wording import counted
 
 # Fewer hosts say nothing of who is the odd one among them.
 _CROWD: Final = 3

@@ -9,16 +9,16 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from mpiboot import log
+from mpiboot.core import log
+from mpiboot.core.errors import MpibootError, ShownError
+from mpiboot.core.exit_codes import ExitCode
+from mpiboot.core.model import Finding, Level, Role
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.wording import counted, first_few
 from mpiboot.doctor.ranks import ask, judge, text
 from mpiboot.doctor.ranks.ask import Answers
 from mpiboot.doctor.ranks.records import Activity, HostRanks
 from mpiboot.doctor.role import role_of
-from mpiboot.errors import MpibootError, ShownError
-from mpiboot.exit_codes import ExitCode
-from mpiboot.model import Finding, Level, Role
-from mpiboot.setting_sources import Resolved
-from mpiboot.wording import counted, first_few
 
 _ODD = (Level.FAIL, Level.WARN)
 

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from mpiboot import __version__, render
-from mpiboot.addresses import short_names
+from mpiboot import __version__
+from mpiboot.core.addresses import short_names
+from mpiboot.core.model import Finding, Level
+from mpiboot.core.wording import counted, first_few, size_of
 from mpiboot.doctor.ranks.ask import Answers
 from mpiboot.doctor.ranks.records import Activity, HostRanks, LinkRates, MpiStage, Rank
-from mpiboot.model import Finding, Level
-from mpiboot.wording import counted, first_few, size_of
+from mpiboot.job import render
 
 # Raised when a field changes its meaning; new fields need no new version.
 JSON_VERSION: Final = 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from mpiboot.core.model import Level
 from mpiboot.doctor.judge import hardware, nvidia
 from mpiboot.doctor.rows.pod_check import PodCheck
-from mpiboot.model import Level
 
 ROWS: Final = (
     PodCheck(

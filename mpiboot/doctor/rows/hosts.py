@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from mpiboot.core.model import Finding, Level
 from mpiboot.doctor.host_report import HostReport, LauncherPlace
 from mpiboot.doctor.judge import hosts, paths
-from mpiboot.model import Finding, Level
 from mpiboot.network.paths import PathSeen
 
 _OK, _WARN, _FAIL, _UNKNOWN = Level.OK, Level.WARN, Level.FAIL, Level.UNKNOWN

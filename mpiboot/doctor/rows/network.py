@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.data_checks import DATA_CHECKS, NEVER_STOP
+from mpiboot.core.data_checks import DATA_CHECKS, NEVER_STOP
+from mpiboot.core.model import Level
 from mpiboot.doctor.judge import counters, hardware, pod
 from mpiboot.doctor.rows.pod_check import PodCheck
-from mpiboot.model import Level
 
 _REQUIRED: Final = {Level.FAIL: "the same, where MPIBOOT_DATA_NETWORK=require"}
 

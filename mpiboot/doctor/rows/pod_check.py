@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from mpiboot.checks import BY_REFERENCE
-from mpiboot.exit_codes import Check
-from mpiboot.model import Finding, Level
+from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.exit_codes import Check
+from mpiboot.core.model import Finding, Level
 
 Judge = Callable[..., Iterable[Finding]]
 

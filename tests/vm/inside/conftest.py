@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mpiboot.data_network.observe import libraries
+from mpiboot.network import libraries
 from tests.vm.inside.machine import clean, run, wait_for
 
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
 
-from mpiboot import facts
-from mpiboot.data_network.observe import rdma, rdma_netlink
-from mpiboot.fabric import Fabric, RdmaDevice
-from mpiboot.model import Host, PodFacts, Worker
-from mpiboot.observe import facts_json
-from mpiboot.setting_sources import resolve
+from mpiboot.core import facts_json
+from mpiboot.core.fabric import Fabric, RdmaDevice
+from mpiboot.core.model import Host, PodFacts, Worker
+from mpiboot.core.setting_sources import resolve
+from mpiboot.network import rdma, rdma_netlink
+from mpiboot.worker import facts
 
 Result = TypeVar("Result")
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.choices import DataNetworkUse
-from mpiboot.data_network import decision, gids, worker_network
-from mpiboot.data_network.records import GidChoice, WorkerNetwork
-from mpiboot.model import Level
-from mpiboot.settings import Settings
+from mpiboot.core.choices import DataNetworkUse
+from mpiboot.core.model import Level
+from mpiboot.core.settings import Settings
+from mpiboot.network import decision, gids, worker_network
+from mpiboot.network.records import GidChoice, WorkerNetwork
 from tests.vm.inside.machine import (
     active,
     device,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot import host_shell
-from mpiboot.after_job import ask_workers, evidence
+from mpiboot.hosts import host_shell
+from mpiboot.supervisor import ask_workers, evidence
 from tests.vm.inside.machine import device, rail, run, wait_for, without_library
 
 GROUPS = Path("/run/groups")

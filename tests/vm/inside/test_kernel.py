@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.data_network.observe import rdma
-from mpiboot.fabric import Fabric, Route
-from mpiboot.model import Link
-from mpiboot.observe.links import links, routes
+from mpiboot.core.fabric import Fabric, Route
+from mpiboot.core.model import Link
+from mpiboot.network import rdma
+from mpiboot.network.links import links, routes
 from tests.vm.inside.machine import (
     active,
     device,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.data_network import decision, worker_network
-from mpiboot.model import PodFacts
-from mpiboot.settings import Settings
+from mpiboot.core.model import PodFacts
+from mpiboot.core.settings import Settings
+from mpiboot.network import decision, worker_network
 from tests.vm.inside.machine import (
     active,
     device,

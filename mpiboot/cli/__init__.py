@@ -1,0 +1,1 @@
+"""Command line: commands, entry forms, the one place where errors end."""

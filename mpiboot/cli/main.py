@@ -1,0 +1,147 @@
+"""The one place where errors end: a command line runs, and its end is one line and one code."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import signal
+import sys
+from typing import Final, NoReturn
+
+from mpiboot.cli.run import COMMANDS, ENTRY, ErrorSettings, without_options
+from mpiboot.core import log
+from mpiboot.core.choices import LogFormat
+from mpiboot.core.errors import MpibootError, ShownError, error
+
+# Commands that look at PATH, or leave it, as the pod has it, shims and all.
+_AS_IT_IS: Final = ("copy-to", "doctor", "exec", "rank", "shims")
+# What a worker runs beside itself: the end of that is not the end of anything.
+_BESIDE_A_WORKER: Final = ["facts", "--write"]
+# By which the shells' completion calls a program, with what is to be done.
+_COMPLETE: Final = "_MPIBOOT_COMPLETE"
+# What a write to a file fails with where its disk is full.
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _report(wrong: MpibootError) -> int:
+    """Say an error where people look: the log, then the termination message."""
+    from mpiboot.core import termination
+    from mpiboot.hosts import error_report
+
+    termination.write(ErrorSettings.termination_log, error_report.say(wrong))
+    return _failed(wrong)
+
+
+def _failed(wrong: MpibootError) -> int:
+    log.ended(wrong.code, wrong.finding.check)
+    return wrong.code
+
+
+def _bug(wrong: Exception) -> MpibootError:
+    from mpiboot.hosts import error_report
+
+    return error_report.bug(wrong)
+
+
+def _run(argv: list[str]) -> int:
+    """Run one command line; the code that it ends with."""
+    if completing := os.environ.get(_COMPLETE):
+        from mpiboot.cli import parser
+
+        return parser.complete(completing)
+    whole = without_options(argv)
+    if whole is not None:  # a role, which tells its end
+        return whole()
+    from mpiboot.cli import parser
+
+    try:
+        code = parser.run(argv)
+    except SystemExit as done:  # a role as above
+        return done.code if isinstance(done.code, int) else 0
+    if code or argv[:2] != _BESIDE_A_WORKER:
+        log.ended(code)
+    return code
+
+
+def _behind_shim(argv: list[str]) -> list[str]:
+    """Turn a call by a shim's name into the entrypoint form, with the real programs on PATH."""
+    from mpiboot.launcher import shims as names
+
+    name = os.path.basename(sys.argv[0])  # noqa: PTH119
+    if name not in names.NAMES:
+        if argv[:1] and argv[0] not in _AS_IT_IS:
+            os.environ["PATH"] = names.cleared(os.environ)
+        return argv
+    found = names.enter(name, os.environ)
+    os.environ["PATH"] = found["PATH"]
+    return [ENTRY, found["program"], *argv]
+
+
+def _wants_json(argv: list[str]) -> bool:
+    """Whether errors before the settings are read are to be JSON lines."""
+    own = argv[: argv.index("--")] if "--" in argv else argv
+    if not own or own[0] not in (*COMMANDS, ENTRY):  # the options of a program are its own
+        own = []
+    flags = [after for word, after in itertools.pairwise(own) if word == "--log-format"]
+    flags += [word.partition("=")[2] for word in own if word.startswith("--log-format=")]
+    return (flags or [os.environ.get("MPIBOOT_LOG_FORMAT", "")])[-1].strip().lower() == "json"
+
+
+def run(argv: list[str]) -> int:
+    """Run one command line and return the exit code; every error ends here."""
+    if _wants_json(argv):  # before the settings are read: what can't be read is told so too
+        log.configure(form=LogFormat.JSON)
+    try:
+        try:
+            code = _run(_behind_shim(argv))
+        except ShownError:  # what it printed is what it says
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()
+    except ShownError as wrong:
+        code = _failed(wrong)
+    except MpibootError as wrong:
+        code = _report(wrong)
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+        log.ended(code, "signal")
+    except BrokenPipeError:  # `mpiboot plan | head`: nobody reads any more
+        _drop_output()
+        code = 128 + signal.SIGPIPE
+    except OSError as wrong:
+        # What mpiboot writes to files is judged where it is written; this is what it printed.
+        if wrong.filename is None and wrong.errno in _NO_ROOM:
+            _drop_output()
+            code = _report(error("output", f"standard output can't be written: {wrong.strerror}"))
+        else:
+            code = _report(_bug(wrong))
+    except Exception as wrong:  # noqa: BLE001 - the one boundary
+        code = _report(_bug(wrong))
+    try:
+        sys.stdout.flush()
+    except OSError:  # of a command that failed, which was said; the interpreter would complain
+        _drop_output()
+    return code
+
+
+def _drop_output() -> None:
+    """Write what is still to be printed to nobody: the interpreter's end would fail over it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _open_streams() -> None:
+    """Open the standard streams that a caller closed (``>&-``), which Python leaves out.
+
+    The next file that is opened would be one of them, and get what is written there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
+def main() -> NoReturn:
+    """Run the console script."""
+    _open_streams()
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,175 @@
+"""What torchrun sets for a program, told from what the launcher of this rank set. Stdlib, light.
+
+Every rank runs this before its own program, so nothing is imported that isn't needed by it.
+The variables are those that PyTorch's ``env://`` rendezvous reads:
+https://pytorch.org/docs/stable/distributed.html#environment-variable-initialization
+"""
+
+import os
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, NoReturn
+
+from mpiboot.system.executables import IGNORED_BY_PYTHON
+
+# PyTorch's own default (torch.distributed.run).
+MASTER_PORT: Final = "29500"
+_OWN: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+class Launcher(NamedTuple):
+    """Who starts ranks, and the variables in which each finds its numbers.
+
+    Where ``node`` is named, ``local_size`` holds a number for each node, and ``node`` which of them
+    is this one. ``hosts`` holds the nodes' names, the first of which has rank 0.
+    """
+
+    title: str
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+    node: str = ""
+    hosts: str = ""
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The variables that must be there."""
+        return (self.rank, self.size, self.local_rank, self.local_size, *filter(None, [self.node]))
+
+
+# Slurm stands last: the mpirun of an allocation has ranks of its own, and hands Slurm's on to them.
+LAUNCHERS: Final = (
+    # Measured with 4.1.4 and 5.0.7 to 5.0.11; by PMIx alone no rank knows how many there are.
+    Launcher(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    # Measured with MPICH 4.0.2 and 5.0.2, and Intel MPI 2021.18.1.
+    Launcher("MPICH, Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    # "Output environment variables" of https://slurm.schedmd.com/srun.html; not run.
+    Launcher(
+        "Slurm's srun",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        "SLURM_STEP_TASKS_PER_NODE",
+        node="SLURM_NODEID",
+        hosts="SLURM_STEP_NODELIST",
+    ),
+)
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Tell what torchrun would set for this rank.
+
+    ``MASTER_ADDR`` and ``MASTER_PORT`` stay where they are set already.
+
+    Raises:
+        ValueError: no launcher of ranks set its variables here, or what they hold can't be.
+    """
+    by = next((row for row in LAUNCHERS if all(environ.get(name) for name in row.needed)), None)
+    if by is None:
+        raise ValueError(_nobody(environ))
+    rank, size, local_rank, local_size = _numbers(by, environ)
+    master = environ.get("MASTER_ADDR") or _first_host(environ.get(by.hosts, ""))
+    if not master and local_size != size:
+        raise ValueError(
+            f"MASTER_ADDR is not set, and rank {rank} can't tell rank 0's host: set it in the "
+            "launcher's pod, or let `mpiboot launcher` set it: it does where `mpiboot rank` stands "
+            "on the mpirun line itself, and with MPIBOOT_RANK_ENV=on"
+        )
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "MASTER_ADDR": master or "127.0.0.1",
+        "MASTER_PORT": environ.get("MASTER_PORT") or MASTER_PORT,
+    }
+
+
+def replaced(environ: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    """Name variables of the pod's own that are true of no rank; once a host, by its last rank."""
+    if int(found["LOCAL_RANK"]) + 1 != int(found["LOCAL_WORLD_SIZE"]):
+        return []
+    return [
+        f"{name}={environ[name]}" for name in _OWN if environ.get(name, found[name]) != found[name]
+    ]
+
+
+def become(program: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Become the program, with this rank's variables.
+
+    Raises:
+        ValueError: as ``variables``.
+        OSError: the program isn't there, or can't be executed.
+    """
+    found = variables(environ)
+    old = replaced(environ, found)
+    if old:
+        from mpiboot.core import log
+
+        log.warning("rank", f"{' '.join(old)} of this pod is replaced by each rank's own")
+    for number in IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
+    os.execvpe(program[0], [*program], {**environ, **found})  # noqa: S606 - no shell is the point
+
+
+def _nobody(environ: Mapping[str, str]) -> str:
+    """Say that this is no rank, or what of its launcher's variables is missing."""
+    for row in LAUNCHERS:
+        if environ.get(row.rank):
+            missing = ", ".join(name for name in row.needed if not environ.get(name))
+            return f"{row.rank} is set, as by {row.title}, but not {missing}"
+    pmix = (
+        ", but PMIX_RANK, which does not tell the number of ranks" if "PMIX_RANK" in environ else ""
+    )
+    names = ", ".join(row.rank for row in LAUNCHERS)
+    said = f"this process was not started as a rank: none of {names} is set{pmix}"
+    return f"{said}; write it on an mpirun line: `mpirun mpiboot rank -- PROGRAM`"
+
+
+def _numbers(by: Launcher, environ: Mapping[str, str]) -> tuple[int, int, int, int]:
+    """Read the rank, the number of ranks, and both for this host alone."""
+    here = environ[by.local_size]
+    if by.node:
+        each = _each_node(here)
+        at = _number(by.node, environ[by.node])
+        if at >= len(each):
+            raise ValueError(f"{by.local_size}={here} has no node {at} ({by.node})")
+        here = str(each[at])
+    names = (by.rank, by.size, by.local_rank)
+    rank, size, local_rank = (_number(name, environ[name]) for name in names)
+    local_size = _number(by.local_size, here)
+    if not (local_rank <= rank < size and local_rank < local_size <= size):
+        said = ", ".join(f"{name}={environ[name]}" for name in by.needed)
+        raise ValueError(f"{said} can't all be true of one rank")
+    return rank, size, local_rank, local_size
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise ValueError(f"{name} is {text!r}, expected a number")
+    return int(text)
+
+
+def _each_node(text: str) -> list[int]:
+    """Read Slurm's numbers a node: ``2(x3),1`` is 2, 2, 2, 1."""
+    counts = []
+    for word in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word, re.ASCII)
+        if not found:
+            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE is {text!r}, expected such as 2(x3),1")
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
+
+
+def _first_host(text: str) -> str:
+    """Give the first of Slurm's names: that of ``gpu[07-12,20],x1`` is ``gpu07``."""
+    found = re.match(r"([^\[,]*)(?:\[(\w+)[^\]]*\])?([^\[,]*)", text)
+    return "".join(part or "" for part in found.groups()) if found else ""

@@ -1,0 +1,143 @@
+"""What a command does with its words once they are read; and which words need no parser.
+
+A pod's line has no options as a rule, and the parser (click, and the table of all options) takes a
+third of the time until sshd listens, and three megabytes of the process that stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from mpiboot import __version__
+from mpiboot.core import log
+from mpiboot.core.choices import AUTO
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.model import Finding, Level, Role, Source
+from mpiboot.core.setting_sources import Resolved, resolve
+from mpiboot.system import executables
+
+ENTRY: Final = "(program)"
+COMMANDS: Final = (
+    *("copy-to", "doctor", "exec", "facts", "help", "launcher", "plan"),
+    *("rank", "settings", "shims", "version", "wait", "worker"),
+)
+Words = tuple[str, ...]
+
+
+class ErrorSettings:
+    """What the place where errors end needs to know of the settings, once they are read."""
+
+    termination_log = os.environ.get("MPIBOOT_TERMINATION_LOG") or "/dev/termination-log"
+
+
+def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -> Resolved:
+    """Resolve this run's settings, set the log up by them and say what is odd.
+
+    Args:
+        flags: the command's options by their names; None where not given.
+        role: what JSON lines name as the role.
+        quiet: say nothing of what is odd.
+
+    Raises:
+        MpibootError: ``usage``; a value can't be read.
+    """
+    given = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in flags.items()
+        if value is not None and name not in ("verbose", "quiet")
+    }
+    if flags.get("quiet"):
+        given.setdefault("log_level", "warning")
+    if flags.get("verbose"):
+        given.setdefault("log_level", "debug")
+    found = resolve(given, os.environ)
+    settings = found.settings
+    ErrorSettings.termination_log = settings.termination_log
+    log.configure(level=settings.log_level, form=settings.log_format, role=role)
+    if not quiet:
+        for item in found.warnings:
+            log.finding(item)
+    return found
+
+
+def as_role(found: Resolved, role: Role) -> Resolved:
+    """Say which role runs, and where the variable for it contradicts the command."""
+    because = f"the command `mpiboot {role.value}`"
+    said = f"mpiboot {__version__}, role {role.value} ({because})"
+    log.info("role", said, version=__version__, because=because)
+    wanted = found.settings.role
+    if wanted not in (AUTO, role):
+        said = (
+            f"{found.given['role']}={wanted.value} is not used: `mpiboot {role.value}` comes first"
+        )
+        log.finding(Finding("usage", Level.WARN, said))
+    return found
+
+
+def looking(found: Resolved, seconds: float) -> Resolved:
+    """Give a look its own deadline, unless a flag has given one."""
+    if found.given["timeout"].source is Source.FLAG:
+        return found
+    settings = dataclasses.replace(found.settings, timeout=seconds)
+    return dataclasses.replace(found, settings=settings)
+
+
+def worker(program: Words, flags: Mapping[str, Any]) -> int:
+    """Serve until the worker's end; its exit code."""
+    from mpiboot.job import platforms
+    from mpiboot.worker import role
+
+    beside = () if platforms.is_sshd(program) else program
+    found = as_role(resolved(flags, "worker"), Role.WORKER)
+    return role.run(found, beside, os.environ)
+
+
+def launcher(program: Words, flags: Mapping[str, Any]) -> int:
+    """Become the process that waits for the hosts and starts mpirun."""
+    from mpiboot.launcher import role
+
+    found = as_role(resolved(flags, "launcher"), Role.LAUNCHER)
+    role.run(found, program, os.environ)
+
+
+def entrypoint(program: Words) -> int:
+    """Do what this pod's role asks for; the exit code of a worker."""
+    from mpiboot.cli import entry
+
+    found = resolved({})
+    try:
+        return entry.run(found, program, os.environ)
+    except MpibootError as wrong:
+        raise _mistyped(wrong, program) from None
+
+
+def without_options(argv: Sequence[str]) -> Callable[[], int] | None:
+    """Give what a line asks for where it has no options of mpiboot's; None: a parser is needed."""
+    first, rest = (argv[0], tuple(argv[1:])) if argv else ("", ())
+    if first == ENTRY:
+        return partial(entrypoint, rest)
+    if first and not first.startswith("-") and first not in COMMANDS:
+        return partial(entrypoint, tuple(argv))
+    program = rest[1:] if rest[:1] == ("--",) else rest
+    if first not in ("launcher", "worker") or (program is rest and rest and rest[0][:1] == "-"):
+        return None
+    if first == "worker":
+        return partial(worker, program, {})
+    return partial(launcher, program, {}) if program else None
+
+
+def _mistyped(wrong: MpibootError, program: Words) -> MpibootError:
+    """Hint at the command where a program that isn't there is called nearly so."""
+    if wrong.finding.check != "program-missing" or not program:
+        return wrong
+    import difflib
+
+    near = difflib.get_close_matches(program[0], COMMANDS, n=1, cutoff=0.75)
+    if near and not executables.find(program[0], os.environ.get("PATH", "")):
+        hint = f"did you mean `mpiboot {near[0]}`? {wrong.finding.hint}"
+        wrong.finding = dataclasses.replace(wrong.finding, hint=hint)
+    return wrong

@@ -1,1 +1,0 @@
-"""The commands: what each is called, which options it has, and the entrypoint form beside them."""

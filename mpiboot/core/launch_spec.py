@@ -1,0 +1,240 @@
+"""What the parent is told: a few settings at its start, and what to launch once hosts are ready.
+
+Stdlib only, for the parent imports it. What is to be launched comes by a pipe and is never a file:
+the environment's changes are in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Final, TypeAlias
+
+from mpiboot.core.choices import LogFormat, LogLevel
+
+# The descriptor on which the child that prepares a launch hands its result over: one line.
+RESULT: Final = 3
+EVENTS: Final = "events"
+# The FIFO on which agents ask the SSH client that stays.
+REQUESTS: Final = "requests"
+# What mpirun writes on request: which rank is where.
+PLACEMENT: Final = "placement"
+# The launch's copy of the job's key, in its folder, and the variable by which a script that tells
+# workers of its end keeps it until then.
+KEY: Final = "key"
+KEEP_KEY: Final = "MPIBOOT_KEEP_KEY"
+# The socket of mpiboot's own SSH client.
+CLIENT_SOCKET: Final = "client.sock"
+# A word of 4.1's line: mpirun's own messages have a handle (``mpirun_messages``), ranks have 2.
+NOT_FOR_RANKS: Final = "OPAL_OUTPUT_STDERR_FD=2"
+MARK: Final = "MPIBOOT_LAUNCH_DIR"
+# In the environment of all that one launch starts, on every host; no two launches share it.
+JOB_MARK: Final = "MPIBOOT_JOB_MARK"
+# In the environment of its daemons: the port on which the launcher hears of a worker's end, and
+# what it calls that worker.
+NOTICE: Final = "MPIBOOT_NOTICE"
+# A shell, and an exit status, tell of signal n by 128 + n.
+BY_SIGNAL: Final = 128
+# What workers call the launcher; in the environment of a script, whose launches are one attempt.
+ATTEMPT: Final = "MPIBOOT_ATTEMPT"
+
+
+def without_marks(environ: Mapping[str, str]) -> dict[str, str]:
+    """Leave the launch's marks out: who has none is not ended with what mpirun started."""
+    return {name: value for name, value in environ.items() if name not in (MARK, JOB_MARK)}
+
+
+@dataclass(frozen=True, slots=True)
+class ParentOptions:
+    """The settings that hold from the parent's start to its end.
+
+    ``grace`` is for a script alone, in seconds; ``last_launches`` is the folder of the launches
+    below a script, whose workers are told of its end; empty where they aren't. ``oom_kills`` are
+    the processes that the kernel had killed here for memory before the launcher began;
+    ``open_folders`` are descriptors by which others reach private folders.
+    """
+
+    log_level: LogLevel = LogLevel.INFO
+    log_format: LogFormat = LogFormat.HUMAN
+    termination_log: str = ""
+    hold_on_failure: float = 0.0
+    grace: float = 0.0
+    last_launches: str = ""
+    oom_kills: int = 0
+    open_folders: tuple[int, ...] = ()
+
+    def to_json(self) -> str:
+        """Write the record as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ParentOptions:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            TypeError, KeyError: a field is missing or not known.
+            ValueError: it isn't JSON.
+        """
+        values = json.loads(text)
+        values["log_level"] = LogLevel(values["log_level"])
+        values["log_format"] = LogFormat(values["log_format"])
+        values["open_folders"] = tuple(values["open_folders"])
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteHost:
+    """A remote host that must get a launch agent.
+
+    ``name`` is what the agent is called with, as in the hostfile that mpirun gets; ``address``
+    and ``port`` are those of its SSH server (0 where kubectl enters its pod); ``others`` are
+    further addresses of that pod, as the kernel writes them, from which its daemon may connect.
+    """
+
+    name: str
+    address: str
+    port: int
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """One start of mpirun.
+
+    ``folder`` is the launch folder; ``set_env`` and ``unset_env`` are what mpirun's environment
+    has other than the parent's; ``client`` starts mpiboot's own SSH client, where it is needed.
+    ``hosts`` counts the launcher too where it runs ranks; ``obstacles`` are variables or flags
+    that could hide the hostfile or the launch agent from mpirun, each with the reason;
+    ``attempt`` is what workers call this launcher, empty where they are told of no end; ``earlier``
+    is what they told of the attempt before; ``program`` is what ranks run,
+    empty where that isn't known; ``goes_on`` tells that the job may be meant to go on without a
+    rank that ended badly; ``stop_signal`` tells ranks to save and end; ``addresses`` are this pod's
+    on the control link, and ``ports`` the range that a NetworkPolicy leaves open, empty for any;
+    without ``supervise`` the parent becomes mpirun.
+    ``connect_check`` is after how many seconds workers are asked for connections that nobody
+    answers, 0 for never; ``end_stuck`` where a job that seems stuck is ended. ``left_to_mpirun``
+    are the remote hosts of the hostfile where only mpirun knows which of them get ranks.
+    ``exit_codes`` where mpiboot asked mpirun for every rank's exit code, so that those lines are
+    not the user's. ``remote`` is what the agents run: ssh or kubectl.
+    ``client_stays`` where the process that prepared the launch stays as its SSH client.
+    ``open_files`` is the soft limit with which mpirun starts, 0 for the pod's own. A host is looked
+    for after ``silent`` seconds without an answer by SSH, 0 for never, and lost after ``keepalive``
+    where nothing answers for it.
+    """
+
+    argv: tuple[str, ...]
+    family: str
+    daemons: tuple[RemoteHost, ...]
+    hosts: int
+    ranks: int | None
+    launch_timeout: float
+    grace: float
+    folder: str
+    set_env: Mapping[str, str] = field(default_factory=dict)
+    unset_env: tuple[str, ...] = ()
+    client: tuple[str, ...] = ()
+    obstacles: tuple[tuple[str, str], ...] = ()
+    attempt: str = ""
+    earlier: str = ""
+    program: str = ""
+    goes_on: bool = False
+    stop_signal: int = 15
+    addresses: tuple[str, ...] = ()
+    ports: str = ""
+    supervise: bool = True
+    left_to_mpirun: tuple[str, ...] = ()
+    connect_check: float = 0.0
+    end_stuck: bool = False
+    exit_codes: bool = False
+    remote: str = "ssh"
+    client_stays: bool = False
+    open_files: int = 0
+    silent: float = 0.0
+    keepalive: float = 0.0
+
+    @property
+    def one_rank_each(self) -> tuple[str, ...]:
+        """The hosts in order, where each is known to have one rank, and none is the launcher."""
+        alone = self.ranks == self.hosts == len(self.daemons) and not self.left_to_mpirun
+        return tuple(remote.name for remote in self.daemons) if alone else ()
+
+    @property
+    def local(self) -> bool:
+        """Whether ranks on the launcher would get what only mpirun is to be told."""
+        return self.hosts > len(self.daemons) and NOT_FOR_RANKS not in self.argv
+
+    @property
+    def free_ports(self) -> Iterable[int]:
+        """Ports to listen on, the likeliest to be free first: MPI takes them from the first on."""
+        first, _, last = self.ports.partition("-")
+        return range(int(last), int(first) - 1, -1) if last else (0,)
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Make mpirun's environment of the parent's."""
+        kept = {name: value for name, value in environ.items() if name not in self.unset_env}
+        return {**kept, **self.set_env}
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptSpec:
+    """A program that starts processes by itself, once its hosts are ready.
+
+    ``folder`` is that of its logins, ``set_env`` what its environment has other than the parent's;
+    ``client`` starts mpiboot's own SSH client, where it is needed; ``earlier`` is what the hosts
+    told of the attempt before.
+    """
+
+    argv: tuple[str, ...]
+    folder: str
+    set_env: Mapping[str, str] = field(default_factory=dict)
+    client: tuple[str, ...] = ()
+    earlier: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why mpirun is not started: the exit code, the reference and the termination message.
+
+    ``held`` where the launcher may be held for a look inside; never after a signal. ``host`` is the
+    one that failed, or the first of several; empty where it was none.
+    """
+
+    code: int
+    reference: str
+    message: str
+    held: bool = True
+    host: str = ""
+
+
+Result: TypeAlias = LaunchSpec | ScriptSpec | Failure
+_KINDS: Final = {LaunchSpec: "launch", ScriptSpec: "script", Failure: "failure"}
+
+
+def to_line(result: Result) -> bytes:
+    """Write the child's result as one line."""
+    return json.dumps({_KINDS[type(result)]: asdict(result)}).encode() + b"\n"
+
+
+def from_line(line: bytes) -> Result:
+    """Read what ``to_line`` wrote.
+
+    Raises:
+        TypeError, KeyError: a field is missing or not known.
+        ValueError: it isn't JSON.
+    """
+    record = json.loads(line)
+    if "failure" in record:
+        return Failure(**record["failure"])
+    if "script" in record:
+        values = record["script"]
+        return ScriptSpec(**values | {name: tuple(values[name]) for name in ("argv", "client")})
+    values = record["launch"]
+    for key in ("argv", "unset_env", "client", "addresses", "left_to_mpirun"):
+        values[key] = tuple(values[key])
+    values["obstacles"] = tuple((name, why) for name, why in values["obstacles"])
+    values["daemons"] = tuple(
+        RemoteHost(item["name"], item["address"], item["port"], tuple(item["others"]))
+        for item in values["daemons"]
+    )
+    return LaunchSpec(**values)

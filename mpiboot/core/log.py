@@ -1,0 +1,211 @@
+"""Log lines on stderr: plain words for people, JSON lines on request; stdout stays the program's.
+
+A line is an event name, a sentence and fields: ``log.info("gate", "2/4 hosts ready", ready=2)``.
+Not the stdlib's logging: its import alone costs a worker a fifth of the time to sshd, and an
+entrypoint needs neither handlers nor a tree of loggers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+from mpiboot.core.choices import LogFormat, LogLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpiboot.core.model import Finding, Json
+
+COLUMNS: Final = 80  # of a terminal that doesn't know its own
+# Lines of evidence that people are shown at once; JSON has all of them.
+_SHOWN: Final = 24
+# What the lines of a record that has several begin with.
+BELOW: Final = "mpiboot:   "
+# The form of JSON lines (docs/reference/log.md): a field that goes or means something else is a
+# new number.
+FORMAT: Final = 1
+# Its levels from the least; and that of a finding, by the value of its ``model.Level``.
+_LEVELS: Final = tuple(LogLevel)
+_OF_FINDINGS: Final = {
+    "fail": LogLevel.ERROR,
+    "warn": LogLevel.WARNING,
+    "unknown": LogLevel.WARNING,
+    "ok": LogLevel.INFO,
+}
+_UNMARKED: Final = (LogLevel.DEBUG, LogLevel.INFO)
+
+
+class _Log:
+    """Where lines go and in which form; set once by the command line."""
+
+    threshold = LogLevel.INFO
+    as_json = False
+    role = ""
+    write: Callable[[bytes], object] | None = None
+
+
+_STATE: Final = _Log()
+
+
+def configure(
+    *, level: LogLevel = LogLevel.INFO, form: LogFormat = LogFormat.HUMAN, role: str = ""
+) -> None:
+    """Set what is shown and how."""
+    _STATE.threshold = level
+    _STATE.as_json = form is LogFormat.JSON
+    _STATE.role = role
+
+
+def write_by(write: Callable[[bytes], object] | None) -> None:
+    """Let lines be written by something else than a write to stderr; each call is whole lines."""
+    _STATE.write = write
+
+
+def _out(data: bytes) -> None:
+    """Write whole lines at once: other processes (mpirun, ranks) share this stderr."""
+    if _STATE.write is not None:
+        _STATE.write(data)
+        return
+    try:
+        sys.stderr.flush()
+        os.write(2, data)
+    except (OSError, ValueError):  # nobody reads stderr any more: never a reason to fail a job
+        return
+
+
+def is_json() -> bool:
+    """Whether lines are JSON: then nothing else may be drawn on stderr."""
+    return _STATE.as_json
+
+
+def draws() -> bool:
+    """Whether a line may be drawn on the terminal that reads stderr, and drawn over again."""
+    plain = os.environ.get("TERM", "dumb") == "dumb" or os.environ.get("NO_COLOR")
+    return not (_STATE.as_json or plain) and os.isatty(2)
+
+
+def shows(level: LogLevel) -> bool:
+    """Whether lines of a level are written."""
+    return _LEVELS.index(level) >= _LEVELS.index(_STATE.threshold)
+
+
+def width(descriptor: int = 2) -> int | None:
+    """Give a terminal's columns (COLUMNS says so first); None where no terminal reads."""
+    if not os.isatty(descriptor):
+        return None
+    given = os.environ.get("COLUMNS", "")
+    if given.isdigit() and int(given):
+        return int(given)
+    with contextlib.suppress(OSError):  # 0: one whose size nobody has set, as of `runc exec -t`
+        return os.get_terminal_size(descriptor)[0] or COLUMNS
+    return None
+
+
+def say(level: LogLevel, event: str, message: str, **fields: Json) -> None:
+    """Write a line of any level."""
+    if not shows(level):
+        return
+    if _STATE.as_json:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
+        record: dict[str, Json] = {"format": FORMAT, "time": stamp + "Z", "level": level.value}
+        record["event"] = event
+        if _STATE.role:
+            record["role"] = _STATE.role
+        record |= {"message": message, **fields}
+        text = json.dumps(record, ensure_ascii=False, default=str)
+    else:
+        mark = "" if level in _UNMARKED else f"{level.value}: "
+        # A line of its own is a record of its own where logs are collected.
+        evidence = fields.get("evidence")
+        below = _shown(evidence) if isinstance(evidence, list) else ""
+        text = f"mpiboot: {mark}{message}{below}".replace("\n", f"\n{BELOW}")
+        hint = fields.get("hint")
+        if hint:
+            text += "\nmpiboot:   -> " + str(hint).replace("\n", "\nmpiboot:      ")
+    _out((text + "\n").encode("utf-8", "backslashreplace"))
+
+
+def _shown(evidence: Sequence[Json]) -> str:
+    rest = len(evidence) - _SHOWN
+    lines = "".join(f"\n{line}" for line in evidence[:_SHOWN])
+    return lines + (f"\n... and {rest} more" if rest > 0 else "")
+
+
+def fresh_line() -> None:
+    """Begin a new line where each is JSON: another process may have left one without its end."""
+    if _STATE.as_json:
+        _out(b"\n")
+
+
+def debug(event: str, message: str, **fields: Json) -> None:
+    """Say what only a developer wants to know."""
+    say(LogLevel.DEBUG, event, message, **fields)
+
+
+def info(event: str, message: str, **fields: Json) -> None:
+    """Say that something changed."""
+    say(LogLevel.INFO, event, message, **fields)
+
+
+def warning(event: str, message: str, **fields: Json) -> None:
+    """Say that something is odd, though the job goes on."""
+    say(LogLevel.WARNING, event, message, **fields)
+
+
+def error(event: str, message: str, **fields: Json) -> None:
+    """Say that something failed."""
+    say(LogLevel.ERROR, event, message, **fields)
+
+
+def failed(what: str, wrong: Exception) -> None:
+    """Warn of an exception in what only watches a job, with its place: the job goes on without."""
+    at = trace = wrong.__traceback__
+    while trace is not None:
+        own = "/mpiboot/" in trace.tb_frame.f_code.co_filename
+        at, trace = (trace if own else at), trace.tb_next
+    place = ""
+    if at is not None:
+        file = at.tb_frame.f_code.co_filename.rpartition("/mpiboot/")[2]
+        place = f" at {file}:{at.tb_lineno}"
+    warning(
+        "bug",
+        f"[bug] {what} failed{place}: {type(wrong).__name__}: {wrong}; the job goes on without it",
+    )
+
+
+def ended(code: int, reference: str = "") -> None:
+    """Say as JSON that this run has ended; to people its last sentence or its output says so.
+
+    Args:
+        code: the exit code.
+        reference: what the code stands for; empty for 0.
+    """
+    if _STATE.as_json:
+        failed = code and reference != "signal"
+        named = f" ({reference})" if reference else ""
+        say(
+            LogLevel.ERROR if failed else LogLevel.INFO,
+            "ended",
+            f"ended: exit {code}{named}",
+            exit=code,
+            reference=reference,
+        )
+
+
+def finding(item: Finding) -> None:
+    """Say a finding at the level that it has."""
+    where = f"{item.where}: " if item.where else ""
+    fields: dict[str, Json] = {"check": item.check, "hint": item.hint}
+    if item.host:
+        fields["host"] = item.host
+    if item.hosts:
+        fields["hosts"] = list(item.hosts)
+    if item.evidence:
+        fields["evidence"] = list(item.evidence)
+    said = f"[{item.check}] {where}{item.said}"
+    say(_OF_FINDINGS[item.level.value], item.check, said, **fields)

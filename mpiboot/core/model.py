@@ -1,0 +1,345 @@
+"""The records that flow through mpiboot: frozen values, no behaviour beyond derived names.
+
+Observed facts, decisions with their source, findings with their evidence. Nothing here touches
+the world; the data network's own records are in ``fabric``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar, Final, TypeAlias
+
+from mpiboot.core.fabric import Fabric
+from mpiboot.core.wording import first_few
+
+NO_FABRIC: Final = Fabric()
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+
+class Role(str, Enum):
+    """What this pod is in the job."""
+
+    LAUNCHER = "launcher"
+    WORKER = "worker"
+    NONE = "none"
+
+
+class SshKind(str, Enum):
+    """Whose SSH a pod uses, as client or as server: the image's OpenSSH, or mpiboot's own."""
+
+    OPENSSH = "openssh"
+    EMBEDDED = "embedded"
+
+
+class MpiFamily(str, Enum):
+    """An MPI, as far as mpiboot tells them apart: what one of them honours may end another."""
+
+    OPENMPI4 = "openmpi4"
+    OPENMPI5 = "openmpi5"
+    SPECTRUM = "spectrum"
+    MPICH = "mpich"
+    INTEL = "intel"
+    UNKNOWN = ""
+
+
+class Source(str, Enum):
+    """Where a value came from, strongest first."""
+
+    FLAG = "flag"
+    ENVIRONMENT = "environment"
+    PLATFORM = "platform"
+    FILE = "file"
+    DETECTED = "detected"
+    DEFAULT = "default"
+
+
+class Level(str, Enum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One thing mpiboot settled, where the value came from and why it is this one."""
+
+    name: str
+    value: str
+    source: Source
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check says of one host.
+
+    ``check`` is a reference of the table in ``checks``; ``host`` is empty for this pod itself.
+    ``hosts`` are those of a finding that several have in common; ``host`` is empty then.
+    """
+
+    check: str
+    level: Level
+    said: str
+    host: str = ""
+    evidence: tuple[str, ...] = ()
+    hint: str = ""
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """Name the host or hosts as a line begins with them; empty for this pod itself."""
+        several = f"{len(self.hosts)} hosts ({first_few(self.hosts)})" if self.hosts else ""
+        return self.host or several
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One host of a hostfile; repeated lines of one name are one host with their slots added.
+
+    ``name`` is what the file says, without user and brackets. ``slots`` is at least 1;
+    ``slots_given`` tells whether the file named a count or it is the default for bare hosts.
+    ``line`` is the first line (from 1) that names the host; ``notes`` are the comments of its
+    lines and of those above them, which make no other host of it.
+    """
+
+    name: str
+    slots: int = 1
+    slots_given: bool = False
+    max_slots: int | None = None
+    user: str = ""
+    line: int = 0
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Hostfile:
+    """A parsed hostfile: where it was read from, which setting named it, and its hosts in order.
+
+    ``source`` is what named it, where that is neither a variable that mpirun reads nor nothing.
+    """
+
+    path: str
+    named_by: str
+    hosts: tuple[Host, ...]
+    source: Source | None = None
+
+    @property
+    def slots(self) -> int:
+        """Sum of the slots of all hosts."""
+        return sum(host.slots for host in self.hosts)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A network link of a pod: ``addresses`` are in CIDR form, such as ``10.244.0.5/24``.
+
+    ``kind`` is the kernel's word (``veth``, ``macvlan``, ``ipoib``, ...), ``vf``, ``physical`` or
+    empty; ``hardware`` the whole hardware address; ``pci`` the PCI function behind it; ``pkey``
+    the partition key of an IPoIB link; ``carrier`` whether the link is running; ``lower`` the
+    index of the link that it stands on (of a veth: its other end), 0 where it has none or that
+    link is in another network namespace; ``dev_port`` its place among the ports of its device,
+    from 0. Of the addresses, ``tentative`` can't be used yet, as the kernel still looks for a
+    duplicate, and ``duplicate`` never, as it has found one.
+    """
+
+    index: int
+    name: str
+    kind: str
+    up: bool
+    mtu: int
+    addresses: tuple[str, ...]
+    hardware: str = ""
+    pci: str = ""
+    pkey: int | None = None
+    carrier: bool = True
+    lower: int = 0
+    dev_port: int = 0
+    tentative: tuple[str, ...] = ()
+    duplicate: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mpi:
+    """An installed MPI, as its own ``--version`` told it.
+
+    ``path`` is the program that is first on PATH; ``said`` the line by which it was recognised.
+    """
+
+    family: MpiFamily
+    version: str
+    path: str
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class MpiParameter:
+    """A parameter of a file that an MPI reads, by the variable that would mean the same."""
+
+    variable: str
+    value: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this process is.
+
+    ``user`` and ``home`` are never empty: where the system has no passwd entry for the uid they
+    are made up (``known`` is false then). ``capabilities`` is the effective set as a bit mask;
+    with ``own_users`` they are those of the pod's own user namespace (``hostUsers: false``).
+    """
+
+    uid: int
+    gid: int
+    user: str
+    home: str
+    shell: str
+    known: bool
+    capabilities: int
+    own_users: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """A service mesh whose proxy stands in front of a pod, and what tells that."""
+
+    name: str
+    evidence: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """The GPUs of a pod.
+
+    ``kind`` is their maker and PCI device number; ``lost`` counts those whose node is in /dev while
+    the kernel has them no more; ``peer_memory`` are the ways by which an RDMA device may reach the
+    memory of NVIDIA's, empty where there is none; ``fabric`` is what the driver says of its NVLink
+    fabric, which Fabric Manager sets up, empty where it wasn't asked.
+    """
+
+    count: int = 0
+    kind: str = ""
+    lost: int = 0
+    peer_memory: tuple[str, ...] = ()
+    fabric: str = ""
+
+    FABRIC_READY: ClassVar[str] = "Completed"
+
+
+NO_GPUS: Final = Gpus()
+
+
+@dataclass(frozen=True, slots=True)
+class Cpus:
+    """The CPUs of a pod.
+
+    ``usable`` are those of its cpuset, on ``cores`` physical cores; ``online`` those of the whole
+    node; ``quota`` is how many of them it may use at once by its control group's bandwidth, 0
+    where that is not limited.
+    """
+
+    usable: int
+    cores: int
+    online: int
+    quota: float = 0.0
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether they are the pod's alone, as by a kubelet's static CPU manager.
+
+        The pool that other pods share there is smaller than the node, too; who may use but a part
+        of its CPUs is in that pool.
+        """
+        return self.usable < self.online and not 0 < self.quota < self.usable
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """What one pod says of itself; a worker's travel to the launcher as JSON (``FACTS_VERSION``).
+
+    ``sshd`` is ``openssh``, ``embedded`` or empty; ``started`` is the boot-clock second at which
+    the pod's mpiboot began, so that a restarted pod is told from the old one; ``environment`` are
+    the names (never values) that the pod's own specification sets; ``memlock`` is the session's
+    limit in bytes (-1: unlimited); ``shm`` the size of /dev/shm in bytes (0: none); ``mesh`` the
+    service mesh in front of the pod; ``sshd_because`` tells why it is the embedded server;
+    ``memory_refused`` with which error a process may not read another's memory (empty: it may);
+    ``cpus`` is None where the kernel doesn't tell; ``parameters`` are those of the files that the
+    pod's MPI reads, the strongest first; ``search_paths`` are PATH and its like with
+    the values of its sessions.
+    """
+
+    hostname: str
+    mpiboot: str
+    identity: Identity
+    runtime_dir: str
+    control_address: str
+    links: tuple[Link, ...]
+    mpi: Mpi | None
+    sshd: str
+    started: float
+    cores: int
+    memlock: int
+    shm: int
+    environment: tuple[str, ...]
+    fabric: Fabric = NO_FABRIC
+    mesh: Mesh | None = None
+    sshd_because: str = ""
+    memory_refused: str = ""
+    gpus: Gpus = NO_GPUS
+    cpus: Cpus | None = None
+    parameters: tuple[MpiParameter, ...] = ()
+    search_paths: tuple[tuple[str, str], ...] = ()
+
+
+class NoFacts(str, Enum):
+    """Why a worker's facts are not known; the value is how a sentence about it goes on."""
+
+    NO_MPIBOOT = "does not run mpiboot"
+    BY_KUBECTL = "was entered by kubectl, which finds no facts of mpiboot's"
+    LATE = "has not gathered its facts yet"
+    UNREADABLE = "has facts that can't be read, as of another version of mpiboot"
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A remote host that passed the gate.
+
+    ``address`` and ``port`` are those that answered with the right host key; ``local_address``
+    is the launcher's own end of that connection. Where ``facts`` is None, ``no_facts`` is the
+    reason, and ``look_failed`` what its last try to gather them ended with. ``oom_kills`` are the
+    pod's out-of-memory kills so far; ``marks`` are those of launches whose processes are there;
+    ``held`` those of them whose launcher is still connected, each with that launcher's address;
+    ``attempts`` are the job's launchers that were there, each with how it ended. ``mpi`` is that of
+    its PATH, and ``called_mpi`` that of the path which the line names, None where it names none.
+    """
+
+    host: Host
+    address: str
+    port: int
+    user: str
+    local_address: str
+    facts: PodFacts | None
+    mpi: Mpi | None = None
+    oom_kills: int | None = None
+    marks: tuple[str, ...] = ()
+    attempts: tuple[tuple[str, str], ...] = ()
+    held: tuple[tuple[str, str], ...] = ()
+    called_mpi: Mpi | None = None
+    no_facts: NoFacts = NoFacts.NO_MPIBOOT
+    look_failed: str = ""
+
+    @property
+    def runs_mpiboot(self) -> bool:
+        """Whether mpiboot runs there and can be told of, whatever is known of its facts."""
+        unknown = (NoFacts.NO_MPIBOOT, NoFacts.BY_KUBECTL)
+        return self.facts is not None or self.no_facts not in unknown
+
+    @property
+    def late(self) -> bool:
+        """Whether its facts are still to come."""
+        return self.facts is None and self.no_facts is NoFacts.LATE

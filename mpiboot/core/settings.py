@@ -1,0 +1,354 @@
+"""Every setting, once: type, default, flag, variable, older names, help and roles.
+
+A field of ``Settings`` is a row of the table; its flag is ``--the-name`` and its variable
+``MPIBOOT_THE_NAME``. ``resolve`` is pure: it takes the flags given and the environment as
+mappings and tells where each value came from. Nothing here reads the world.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, TypeVar
+
+from mpiboot.core.choices import (
+    AUTO,
+    BY_INDEX,
+    Auto,
+    ByIndex,
+    DataNetworkUse,
+    HostKeys,
+    LaunchAgent,
+    LogFormat,
+    LogLevel,
+    MpiNetwork,
+    NcclSocket,
+    Stuck,
+    Switch,
+    WorkerExit,
+)
+from mpiboot.core.model import MpiFamily, Role, SshKind
+from mpiboot.core.setting_types import (
+    Parse,
+    boolean,
+    count,
+    key_path,
+    one_of,
+    path,
+    plain,
+    pods,
+    port,
+    ports,
+    seconds,
+    signal_word,
+    some_seconds,
+    switch,
+    words,
+)
+
+PREFIX: Final = "MPIBOOT_"
+
+T = TypeVar("T")
+_LAUNCHER: Final = (Role.LAUNCHER,)
+_WORKER: Final = (Role.WORKER,)
+_BOTH: Final = (*_LAUNCHER, *_WORKER)
+
+
+class Section(str, Enum):
+    """Under which heading help and pages show a setting."""
+
+    POD = "This pod"
+    HOSTS = "Hosts and waiting"
+    SSH = "SSH"
+    MPI = "MPI and ranks"
+    NETWORK = "Network"
+    END = "End of the job"
+    LOG = "Logging and files"
+
+
+def row(
+    default: T,
+    help_: str,
+    parse: Parse = plain,
+    *,
+    roles: tuple[Role, ...] = _LAUNCHER,
+    older: tuple[str, ...] = (),
+    short: str = "",
+    begins: Section | None = None,
+) -> T:
+    """Declare a setting; the field's name and type are the attribute's.
+
+    ``begins`` opens a section: this row and those below it stand there. ``short`` is a flag of one
+    letter.
+    """
+    about = {"help": help_, "parse": parse, "roles": roles, "older": older}
+    value: T = field(default=default, metadata=about | {"short": short, "begins": begins})
+    return value
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The table, and one resolved set of values."""
+
+    role: Role | Auto | ByIndex = row(
+        AUTO,
+        "What this pod is; auto: as the platform's own variables say; by-index: pod 0 of an "
+        "indexed Job or StatefulSet is the launcher, and a host too, the others are workers.",
+        one_of(AUTO, *Role, BY_INDEX),
+        begins=Section.POD,
+        roles=_BOTH,
+    )
+    start_sshd: bool = row(
+        default=False, help_="Run as a worker.", parse=boolean, roles=_WORKER, older=("START_SSHD",)
+    )
+    hostfile: str = row(
+        "",
+        "The job's hostfile; where not given, the one that the platform or MPI names.",
+        path,
+        older=("MPI_HOSTFILE",),
+        begins=Section.HOSTS,
+    )
+    worker_task: str = row(
+        "",
+        "Task of a Volcano job whose pods get the ranks; where not given, the mpi plugin's, else "
+        "the only one without this pod.",
+    )
+    replicas: int | None = row(
+        None,
+        "Number of a StatefulSet's pods that are the hosts, where there is no hostfile; with "
+        "service and name.",
+        pods,
+    )
+    service: str = row("", "That StatefulSet's headless Service (serviceName).")
+    name: str = row("", "That StatefulSet's name.")
+    slots: int | None = row(
+        None, "Slots of each host to which the hostfile or platform gives no number.", count
+    )
+    timeout: float = row(
+        600.0,
+        "Deadline for all hosts to resolve and answer, and for the key.",
+        seconds,
+        roles=_BOTH,
+    )
+    dns_wait: float | None = row(
+        None,
+        "Shorter deadline for all host names to resolve.",
+        seconds,
+        older=("MPI_DNS_WAIT_SECONDS",),
+    )
+    dns_interval: float | None = row(
+        None,
+        "Longest pause between two DNS lookups of a name.",
+        seconds,
+        older=("MPI_DNS_WAIT_INTERVAL",),
+    )
+    rewrite_fqdn: Switch | Auto = row(
+        AUTO,
+        "Append the cluster's domain to host names that end in .svc.",
+        switch(*Switch, AUTO),
+        older=("REWRITE_MPI_HOSTFILE_FQDN",),
+    )
+    cluster_domain: str = row("", "The cluster's domain; found in resolv.conf where not given.")
+    sshd: SshKind | Auto = row(
+        AUTO,
+        "Which SSH server a worker runs; auto: OpenSSH's, where it is there and can run.",
+        one_of(AUTO, *SshKind),
+        roles=_WORKER,
+        begins=Section.SSH,
+    )
+    ssh_client: SshKind | Auto = row(
+        AUTO,
+        "Which SSH client mpirun's launch agents use; auto: embedded, over the gate's logins, for "
+        "16 hosts and more, unless Intel MPI or something else needs ssh (the plan says what); "
+        "below that ssh, where it can run.",
+        one_of(AUTO, *SshKind),
+    )
+    launch_agent: LaunchAgent | Auto = row(
+        AUTO,
+        "How hosts are reached; auto: ssh, unless there is no key, but kubectl and its token.",
+        one_of(AUTO, *LaunchAgent),
+    )
+    kubectl_namespace: str = row(
+        "", "Namespace of the pods that kubectl enters; where not given, the launcher's own."
+    )
+    kubectl_container: str = row(
+        "", "Container that kubectl enters in pods with several; else kubectl's choice."
+    )
+    ssh_port: int | None = row(None, "Port of the workers' SSH server.", port, roles=_BOTH)
+    ssh_key: str = row(
+        "", "The job's private SSH key, or the folder that holds it.", key_path, roles=_BOTH
+    )
+    ssh_user: str = row(
+        "", "User to log in as on workers; where not given, the hostfile's, else this pod's."
+    )
+    host_keys: HostKeys = row(
+        HostKeys.JOB,
+        "Host keys to accept from workers: the job's own, any at first contact, or unchecked.",
+        one_of(*HostKeys),
+    )
+    ssh_keepalive: float = row(
+        300.0,
+        "How long a worker or launcher may be silent, while nothing answers in its place, before "
+        "it counts as lost; 0 for ever.",
+        seconds,
+        roles=_BOTH,
+    )
+    np: int | None = row(
+        None,
+        "Number of ranks; all slots where not given.",
+        count,
+        older=("MPI_NP",),
+        short="-n",
+        begins=Section.MPI,
+    )
+    oversubscribe: bool = row(default=False, help_="Allow more ranks than slots.", parse=boolean)
+    mpi: MpiFamily | Auto = row(
+        AUTO, "Override MPI detection.", one_of(AUTO, *(family for family in MpiFamily if family))
+    )
+    forward: tuple[str, ...] = row(
+        (), "More variables to forward to the ranks: names or patterns.", words
+    )
+    no_forward: tuple[str, ...] = row((), "Variables never to forward: names or patterns.", words)
+    rank_env: bool = row(
+        default=False,
+        help_="Start PROGRAM by `mpiboot rank`, which gives it the variables that torchrun would.",
+        parse=boolean,
+    )
+    master_port: int = row(
+        29500, "MASTER_PORT of such ranks: a port that is free on rank 0's host.", port
+    )
+    master_network: MpiNetwork = row(
+        MpiNetwork.CONTROL,
+        "Which network MASTER_ADDR of such ranks is on.",
+        one_of(*MpiNetwork),
+    )
+    script: Switch | Auto = row(
+        AUTO,
+        "Whether PROGRAM runs once and calls mpirun or ssh itself, as batch scripts do; auto: "
+        "looks into a script.",
+        one_of(AUTO, Switch.ON, Switch.OFF),
+    )
+    script_gate: Switch = row(
+        Switch.ON,
+        "Wait for every host before a program that starts processes by itself; off: start it "
+        "at once.",
+        switch(Switch.ON, Switch.OFF),
+    )
+    env_profile: str = row(
+        "",
+        "Shell script evaluated once on each worker; what it exports reaches that worker's ranks.",
+        path,
+        roles=_WORKER,
+    )
+    control_ifname: str = row(
+        "",
+        "Network link for SSH and mpirun's daemons (name, address or network); found by route "
+        "where not given.",
+        begins=Section.NETWORK,
+        roles=_BOTH,
+    )
+    port_range: str = row(
+        "",
+        "TCP ports for MPI's daemons and messages, where a NetworkPolicy allows only these.",
+        ports,
+    )
+    data_network: DataNetworkUse = row(
+        DataNetworkUse.PREFER,
+        "If the RDMA data network has a problem: stop (require), warn (prefer); off: don't look.",
+        one_of(*DataNetworkUse),
+    )
+    data_ifname: tuple[str, ...] = row(
+        (), "Network links of the data network; found automatically where not given.", words
+    )
+    rdma_device: tuple[str, ...] = row(
+        (), "RDMA devices (NAME or NAME:PORT); those of this pod's links where not given.", words
+    )
+    nccl_socket: NcclSocket = row(
+        NcclSocket.AUTO,
+        "Which network NCCL's sockets use; auto: data where all workers reach each other on it.",
+        one_of(*NcclSocket),
+    )
+    mpi_network: MpiNetwork = row(
+        MpiNetwork.CONTROL,
+        "Which network MPI's own messages use (its daemons stay on control).",
+        one_of(*MpiNetwork),
+    )
+    nccl_version: str = row("", "NCCL's version, such as 2.21.5, where a rule depends on it.")
+    pair_check: float = row(
+        2.0,
+        "Time that a worker has to answer another one's TCP connection, which some pairs try "
+        "before mpirun starts; 0: not tried.",
+        seconds,
+    )
+    supervise: Switch = row(
+        Switch.ON,
+        "Stay beside mpirun until the job ends; off: become mpirun once the hosts are ready.",
+        switch(Switch.ON, Switch.OFF),
+        begins=Section.END,
+    )
+    launch_timeout: float = row(
+        120.0,
+        "Deadline for mpirun's daemons to start and join, counted anew from each one that joins.",
+        some_seconds,
+    )
+    connect_check: float = row(
+        60.0,
+        "Time after the start at which the workers are asked for TCP connections of ranks that "
+        "nobody answers, and again after two, three and four times as long. 0: never.",
+        seconds,
+    )
+    stuck: Stuck = row(
+        Stuck.WARN,
+        "What to do about a job that seems stuck: a rank gets no answer from another host, ranks "
+        "stay in MPI after others have ended, mpirun outlives its daemons. These are guesses: "
+        "warn, or end the job.",
+        one_of(*Stuck),
+    )
+    grace: float = row(
+        20.0,
+        "How long ranks may save after the job is told to end, before mpirun ends them; "
+        "0: mpirun is told at once.",
+        seconds,
+        roles=_BOTH,
+    )
+    stop_signal: str = row(
+        "TERM",
+        "Signal that tells ranks to save and end; USR1 for programs that save on that.",
+        signal_word,
+        roles=_BOTH,
+    )
+    hold_on_failure: float = row(
+        0.0,
+        "How long to keep a failed launcher for a look inside; then the same exit code.",
+        seconds,
+    )
+    worker_exit: WorkerExit | Auto = row(
+        AUTO,
+        "When a worker ends by itself: with the job's good end, after any end of the job, or "
+        "never; auto: after the job under the MPI Operator, with the job in an indexed Job.",
+        one_of(AUTO, *WorkerExit),
+        roles=_BOTH,
+    )
+    launcher_away: float = row(
+        1800.0,
+        "How long a worker that ends after the job waits for the next launcher after a failed one.",
+        seconds,
+        roles=_WORKER,
+    )
+    log_format: LogFormat = row(
+        LogFormat.HUMAN,
+        "Log plain lines for people, or JSON lines.",
+        one_of(*LogFormat),
+        begins=Section.LOG,
+        roles=_BOTH,
+    )
+    log_level: LogLevel = row(
+        LogLevel.INFO, "Lowest level that is logged.", one_of(*LogLevel), roles=_BOTH
+    )
+    termination_log: str = row(
+        "/dev/termination-log",
+        "File for the reason of a failure, which Kubernetes shows.",
+        path,
+        roles=_BOTH,
+    )
+    runtime_dir: str = row("", "Private folder for mpiboot's own files.", path, roles=_BOTH)

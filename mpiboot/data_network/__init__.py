@@ -1,1 +1,0 @@
-"""The data network: what a pod has, and what follows from it."""

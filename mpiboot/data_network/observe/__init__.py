@@ -1,1 +1,0 @@
-"""What is seen of the data network: RDMA devices, what the platform says of them."""

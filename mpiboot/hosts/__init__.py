@@ -1,0 +1,1 @@
+"""The gate: each host of the job resolved, dialled and logged in to, within one deadline."""

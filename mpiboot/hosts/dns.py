@@ -1,0 +1,313 @@
+"""Host names: whether the system resolver knows an address, and if not, why.
+
+``getaddrinfo`` is asked first, since in a cluster that is ready its yes is all that is needed. It
+waits 5 s and more for each lost packet; so what it has not answered within a tenth of a second is
+asked of the nameservers beside it (``dns_query``), and the first address counts: neither ssh nor
+mpirun asks for the name again. These questions also tell why a name has none. Nothing is decided
+here, and nothing waits for a name to appear: that is the gate's.
+
+dnspython's resolver is not used, for it would explain another search than glibc's: it ends the
+search list at a name without an address record, reads neither ``attempts`` nor the limits of
+resolv.conf(5), waits for a silent nameserver as long as for any other, and tells what each
+nameserver said only where all have failed. Nor is ``resolve_chaining()``, which makes up how long a
+negative answer lives where no record says it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from mpiboot.core.addresses import is_address
+from mpiboot.hosts import dns_query
+from mpiboot.hosts.dns_answers import DnsAnswer, DnsReply, NoAddress, joined, summary
+from mpiboot.hosts.resolv_conf import ResolvConf, host_sources, is_malformed, parse, search_names
+from mpiboot.job import names
+from mpiboot.network.pod import HOSTS, hosts_lines
+
+RESOLV_CONF: Final = Path("/etc/resolv.conf")
+NSSWITCH: Final = Path("/etc/nsswitch.conf")
+_INET6: Final = Path("/proc/net/if_inet6")
+
+_DNS_PORT: Final = 53
+_LOOKUPS: Final = 64
+_THREADS: Final = 16
+# How many sockets all look-ups may hold at once, where nobody bounds it more; and how large a part
+# of them the system's have. Each question may have one by UDP and one by TCP to every nameserver;
+# glibc has one by UDP to each for both families, and one by TCP.
+_SOCKETS: Final = 256
+_SYSTEMS_PART: Final = 4
+# How long the system resolver is asked alone, and how long a no of the nameservers waits for it.
+_ALONE: Final = 0.1
+_SYSTEM_PATIENCE: Final = 1.0
+# The system may know what no nameserver does (nsswitch.conf), so it is asked again so often.
+_SECOND_OPINION: Final = 5.0
+# How long an address of one family waits for those of the other.
+_OTHER_FAMILY: Final = 0.5
+# Nobody waits longer for one name's answer, whatever resolv.conf has; the gate asks again.
+_PATIENCE: Final = 3.0
+
+
+def read_resolv_conf(path: Path = RESOLV_CONF) -> ResolvConf:
+    """Read resolv.conf as glibc does; a missing file names no nameserver."""
+    return parse(_text(path))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def system_addresses(name: str) -> tuple[str, ...]:
+    """Ask the system resolver; it blocks. No address is an empty answer."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ()
+    return tuple(dict.fromkeys(str(item[4][0]) for item in found))
+
+
+def _families() -> tuple[str, ...]:
+    """Give the record types worth asking for; AAAA only where a link has such an address."""
+    try:
+        scopes = {line.split()[3] for line in _INET6.read_text(encoding="ascii").splitlines()}
+    except (OSError, IndexError):
+        scopes = set()
+    # 00 is global scope, which unique local addresses have too; 10 loopback and 20 link local.
+    # getaddrinfo has IPv6 first, too.
+    return ("AAAA", "A") if "00" in scopes else ("A",)
+
+
+def at_once(sockets: int, nameservers: int, families: int) -> tuple[int, int]:
+    """Say how many names may be asked for at once, and how many of the system. Pure."""
+    bound = min(sockets, _SOCKETS)
+    systems = bound // _SYSTEMS_PART
+    lookups = (bound - systems) // (2 * max(1, nameservers) * families)
+    threads = systems // (max(1, nameservers) + 1)
+    return max(1, min(_LOOKUPS, lookups)), max(1, min(_THREADS, threads))
+
+
+class Resolver:
+    """Asks for names; bounded, and never the same question twice at once."""
+
+    def __init__(
+        self,
+        resolv_conf: Path = RESOLV_CONF,
+        hosts: Path = HOSTS,
+        *,
+        nsswitch: Path = NSSWITCH,
+        system: Callable[[str], tuple[str, ...]] = system_addresses,
+        system_decides: bool = False,
+        port: int = _DNS_PORT,
+        families: Sequence[str] | None = None,
+        sockets: int = _SOCKETS,
+    ) -> None:
+        """Ask for none yet; ``system_decides``: no name resolves that the system doesn't know.
+
+        ``sockets`` is how many may be open at once.
+        """
+        self.conf = read_resolv_conf(resolv_conf)
+        self._sources = host_sources(_text(nsswitch))
+        self._own = bool(self.conf.nameservers) and "dns" in self._sources
+        self._hosts = hosts
+        self._system_decides = system_decides
+        self._system = system
+        self._port = port
+        self._families = tuple(families) if families is not None else _families()
+        lookups, threads = at_once(sockets, len(self.conf.nameservers), len(self._families))
+        self._lookups = asyncio.Semaphore(lookups)
+        self._threads = asyncio.Semaphore(threads)
+        self._running: dict[str, asyncio.Future[DnsAnswer]] = {}
+        self._asking: dict[str, asyncio.Future[tuple[str, ...]]] = {}
+        self._opinions: dict[str, float] = {}
+        self._known: dict[str, tuple[str, ...]] = {}
+        self._allowance = dns_query.Allowance()
+        self._ending = ""
+
+    async def ask(self, name: str) -> DnsAnswer:
+        """Ask once for one name.
+
+        The system resolver is asked first; where it says no, or nothing soon, the nameservers are
+        asked too, and the first address counts.
+        """
+        if is_address(name):
+            return DnsAnswer(name, (name,))
+        if is_malformed(name):
+            return DnsAnswer(
+                name, reason=NoAddress.MALFORMED, detail=f"{name!r} is not a host name"
+            )
+        running = self._running.get(name)
+        if running is None:
+            running = asyncio.ensure_future(self._ask(name))
+            self._running[name] = running
+            running.add_done_callback(lambda _: self._running.pop(name, None))
+        return await asyncio.shield(running)
+
+    async def _ask(self, name: str) -> DnsAnswer:
+        async with self._lookups:
+            system = self._second_opinion(name)
+            if system is not None:
+                await asyncio.wait((system,), timeout=_ALONE)
+                if _told(system):
+                    return self._resolved(name, system.result())
+            own = asyncio.ensure_future(self._explain(name))
+            try:
+                return await self._first_of(name, own, system)
+            finally:
+                own.cancel()
+
+    async def _first_of(
+        self,
+        name: str,
+        own: asyncio.Future[DnsAnswer],
+        system: asyncio.Future[tuple[str, ...]] | None,
+    ) -> DnsAnswer:
+        """Take the first address; a no of the nameservers waits a little for the system."""
+        if system is not None:
+            await asyncio.wait((own, system), return_when=asyncio.FIRST_COMPLETED)
+            if _told(system):
+                return self._resolved(name, system.result())
+        answer = await own
+        if answer.addresses and not self._system_decides:
+            return self._resolved(name, answer.addresses, answer.searched)
+        if answer.addresses:
+            system = self._ask_system(name)
+        if system is not None:
+            await asyncio.wait((system,), timeout=_SYSTEM_PATIENCE)
+            if _told(system):
+                return self._resolved(name, system.result(), answer.searched)
+        if answer.addresses:
+            return replace(
+                answer,
+                addresses=(),
+                reason=NoAddress.SYSTEM,
+                detail=f"{NoAddress.SYSTEM.value}, though {answer.searched[-1]} has "
+                f"{', '.join(answer.addresses)}: the nameservers disagree",
+            )
+        if name in self._known:
+            answers = ", ".join(self._known[name])
+            return replace(answer, detail=f"{answer.detail}; it was {answers} a moment ago")
+        return answer
+
+    def _second_opinion(self, name: str) -> asyncio.Future[tuple[str, ...]] | None:
+        """Ask the system where it is due; always where nobody else can be asked."""
+        now = asyncio.get_running_loop().time()
+        if self._own and now - self._opinions.get(name, float("-inf")) < _SECOND_OPINION:
+            return None
+        self._opinions[name] = now
+        return self._ask_system(name)
+
+    def _resolved(
+        self, name: str, addresses: tuple[str, ...], searched: tuple[str, ...] = ()
+    ) -> DnsAnswer:
+        self._known[name] = addresses
+        return DnsAnswer(name, addresses, searched=searched)
+
+    def _ask_system(self, name: str) -> asyncio.Future[tuple[str, ...]]:
+        """Ask the system resolver in a thread, or go on waiting for what it was asked before."""
+        asking = self._asking.get(name)
+        if asking is None:
+            asking = asyncio.ensure_future(self._in_thread(name))
+            self._asking[name] = asking
+            asking.add_done_callback(lambda _: self._asking.pop(name, None))
+        return asking
+
+    async def _in_thread(self, name: str) -> tuple[str, ...]:
+        # Threads of our own that end with the process: an executor's are joined at exit, and one
+        # that waits for a dead nameserver would hold up the end for half a minute.
+        loop = asyncio.get_running_loop()
+        try:
+            await asyncio.wait_for(self._threads.acquire(), _SYSTEM_PATIENCE)
+        except asyncio.TimeoutError:
+            return ()
+        try:
+            # Two questions for each name of the search list, if it goes all through it.
+            await self._allowance.take(2 * len(search_names(name, self.conf)))
+            found: asyncio.Future[tuple[str, ...]] = loop.create_future()
+
+            def tell(addresses: tuple[str, ...]) -> None:
+                if not found.done():
+                    found.set_result(addresses)
+
+            def work() -> None:
+                addresses = self._system(name)
+                try:
+                    loop.call_soon_threadsafe(tell, addresses)
+                except RuntimeError:  # the loop is closed: nobody waits for this answer any more
+                    return
+
+            try:
+                threading.Thread(target=work, name=f"resolve {name}", daemon=True).start()
+            except RuntimeError:  # the pod's limit of processes is reached
+                return ()
+            return await found
+        finally:
+            self._threads.release()
+
+    async def _explain(self, name: str) -> DnsAnswer:
+        """Ask /etc/hosts and the nameservers as the system does, and keep what each said."""
+        listed = self._in_hosts(name) if "files" in self._sources else ()
+        if listed:
+            return DnsAnswer(name, listed, searched=(name,))
+        if not self._own:
+            where = "resolv.conf names" if "dns" in self._sources else "nsswitch.conf asks"
+            said = f"{where} no nameserver, and {NoAddress.SYSTEM.value}"
+            return DnsAnswer(name, reason=NoAddress.SYSTEM, detail=said)
+        replies: list[DnsReply] = []
+        # The names of one job are in one domain: where the last one was found comes first.
+        likely = f"{name}{self._ending}"
+        for candidate in sorted(search_names(name, self.conf), key=lambda item: item != likely):
+            if is_malformed(candidate):  # too long with that domain
+                continue
+            reply = await self._ask_nameservers(candidate)
+            replies.append(reply)
+            if reply.addresses:
+                self._ending = candidate[len(name) :]
+                break
+            # A nameserver that is silent for one name is silent for the next: glibc stops too.
+            if reply.reason in (NoAddress.TIMEOUT, NoAddress.NO_NAMESERVER):
+                break
+        return summary(name, replies, names.cluster_domain(self.conf.search))
+
+    def _in_hosts(self, name: str) -> tuple[str, ...]:
+        wanted = name.removesuffix(".").lower()
+        found = [words[0] for words in hosts_lines(self._hosts) if wanted in words[1:]]
+        return tuple(dict.fromkeys(found))
+
+    async def _ask_nameservers(self, name: str) -> DnsReply:
+        """Ask the nameservers for one absolute name until one of them says yes or no."""
+        asking = [
+            asyncio.ensure_future(
+                dns_query.ask(
+                    name,
+                    kind,
+                    self.conf.nameservers,
+                    port=self._port,
+                    patience=min(self.conf.timeout * self.conf.attempts, _PATIENCE),
+                    allowance=self._allowance,
+                    tcp=self.conf.use_vc,
+                )
+            )
+            for kind in self._families
+        ]
+        try:
+            done, others = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+            if others:
+                found = any(item.result().addresses for item in done)
+                await asyncio.wait(others, timeout=_OTHER_FAMILY if found else None)
+            return joined([item.result() for item in asking if item.done()])
+        finally:
+            for item in asking:
+                item.cancel()
+
+
+def _told(system: asyncio.Future[tuple[str, ...]]) -> bool:
+    """Whether the system resolver has found addresses by now."""
+    return system.done() and not system.cancelled() and bool(system.result())

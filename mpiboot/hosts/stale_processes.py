@@ -1,0 +1,199 @@
+"""What an earlier launcher of this job left on the workers is ended before mpirun starts.
+
+Only processes that carry a mark of this job are ended, and never those of a launcher that is still
+there (``other_launchers``); never by name. What can't be ended is said, and stops nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from mpiboot.core import log
+from mpiboot.core.launch_spec import JOB_MARK
+from mpiboot.core.model import Worker
+from mpiboot.core.settings import Settings
+from mpiboot.core.wording import counted, first_few
+from mpiboot.hosts import host_shell, other_launchers
+from mpiboot.hosts.access import Access
+from mpiboot.hosts.host_shell import HostAnswer
+from mpiboot.hosts.remote_commands import RemoteCommands
+from mpiboot.network import many_hosts
+
+NAME: Final = JOB_MARK
+# Often at first: one that is just ending is gone in a moment.
+_FIRST, _LAST = 0.2, 1.0
+_SILENT: Final = 3  # looks
+
+
+def job_id(job: str) -> str:
+    """Name the job by what its pods have and nobody else has, as its key."""
+    return hashlib.sha256(job.encode()).hexdigest()[:16]
+
+
+def new_mark(job: str) -> str:
+    """Make the mark of one launch of a job: which job, which launch, and who holds it since when.
+
+    The time of day is told to people and compared with nothing.
+    """
+    host = re.sub(r"[^A-Za-z0-9.-]", "", socket.gethostname())
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return f"{job_id(job)}-{os.urandom(8).hex()}@{host}@{since}"
+
+
+def _running() -> set[str]:
+    """Marks of launches that run in this pod, this one's own among them."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:  # it has ended, or is another user's
+            continue
+        head = f"{NAME}=".encode()
+        found |= {word[len(head) :].decode("ascii", "replace") for word in words if head in word}
+    return found
+
+
+def of_job(worker: Worker, job: str) -> tuple[str, ...]:
+    """Give the marks of this job that a worker has; others could hold anything."""
+    own = job_id(job) + "-"
+    return tuple(m for m in worker.marks if m.startswith(own) and other_launchers.MARK.fullmatch(m))
+
+
+def of_earlier(workers: Iterable[Worker], job: str) -> dict[str, tuple[str, ...]]:
+    """Give, by host, the marks of this job whose launcher is not in this pod."""
+    seen = {worker.host.name: of_job(worker, job) for worker in workers}
+    if not any(seen.values()):
+        return {}
+    running = _running()
+    kept = {host: tuple(m for m in marks if m not in running) for host, marks in seen.items()}
+    return {host: marks for host, marks in kept.items() if marks}
+
+
+def _name_others_of_this_pod(workers: Iterable[Worker], job: str) -> None:
+    """Tell of other launches in this pod, as of a script; one inside another is part of it."""
+    seen = {worker.host.name: set(of_job(worker, job)) for worker in workers}
+    if not any(seen.values()):
+        return
+    beside = _running() - {os.environ.get(NAME, "")}
+    hosts = [host for host, marks in seen.items() if beside & marks]
+    if hosts:
+        where = first_few(hosts)
+        said = f"another launch of this pod already runs on {where}; this one runs beside it"
+        log.info("stale-processes", said, hosts=len(hosts))
+
+
+async def end(workers: Sequence[Worker], job: str, settings: Settings, access: Access) -> None:
+    """End what is left; nothing is asked where the gate saw nothing.
+
+    Args:
+        workers: who passed the gate.
+        job: what names it (``job_id``).
+        settings: ``timeout`` is what is left of the one deadline; ``host_keys``, ``ssh_keepalive``.
+        access: how to log in.
+
+    Raises:
+        MpibootError: ``workers-held``; another launcher has the workers.
+    """
+    _name_others_of_this_pod(workers, job)
+    found = of_earlier(workers, job)
+    if not found:
+        return
+    remote = RemoteCommands(access, settings.host_keys)
+    workers = [worker for worker in workers if worker.host.name in found]
+    found = await _wait_for_others(workers, found, job, settings, remote)
+
+    answers: dict[str, HostAnswer] = {}
+
+    async def one(worker: Worker, marks: tuple[str, ...]) -> None:
+        output = await remote.run(worker, host_shell.end_processes(marks))
+        if output is not None:
+            answers[worker.host.name] = host_shell.read(output)
+
+    await asyncio.gather(
+        *(one(item, found[item.host.name]) for item in workers if item.host.name in found)
+    )
+    _say(answers)
+
+
+async def _wait_for_others(
+    workers: Sequence[Worker],
+    found: dict[str, tuple[str, ...]],
+    job: str,
+    settings: Settings,
+    remote: RemoteCommands,
+) -> dict[str, tuple[str, ...]]:
+    """Wait until no other launcher is connected; what it has left then.
+
+    A pod that is being replaced still ends its job. A launcher that answers after that time is
+    there; one that doesn't may have lost its node, which workers miss only after their keep-alive.
+    """
+    started, said, pause = time.monotonic(), False, _FIRST
+    silent: Counter[str] = Counter()
+    patience = min(settings.timeout, other_launchers.patience(settings.ssh_keepalive))
+    look_at = min(patience, other_launchers.GRACE)
+    while True:
+        others = other_launchers.connected(workers, found, settings.ssh_keepalive)
+        if not others:
+            return found
+        if not said:
+            said = True
+            line = f"{other_launchers.line(others)}; waiting until it ends"
+            log.info("other-launchers", line, launchers=len(others))
+        elapsed = time.monotonic() - started
+        if elapsed >= look_at:
+            look_at = patience
+            sure = elapsed >= patience and any(other.monitored for other in others)
+            for other in others:
+                if sure or await remote.is_there(other, workers[0].port):
+                    raise other_launchers.error_of(others, time.monotonic() - started)
+            if elapsed >= patience:
+                return found
+        await asyncio.sleep(pause)
+        pause = min(pause * 1.5, _LAST)
+        workers = await asyncio.gather(*(_ask_again(item, silent, remote) for item in workers))
+        found = of_earlier(workers, job)
+
+
+async def _ask_again(worker: Worker, silent: Counter[str], remote: RemoteCommands) -> Worker:
+    """Ask a worker once more who is there; one that is silent for good has nobody."""
+    output = await remote.run(worker, host_shell.ask("launches"))
+    if output is not None:
+        silent[worker.host.name] = 0
+        seen = host_shell.read(output)
+        return replace(worker, marks=seen.marks, held=seen.held)
+    silent[worker.host.name] += 1
+    # It may have ended with the other launcher's job, and then mpirun's own end tells it.
+    return replace(worker, marks=(), held=()) if silent[worker.host.name] >= _SILENT else worker
+
+
+def _say(answers: Mapping[str, HostAnswer]) -> None:
+    """Tell what was ended and what can't be: a line for each host, or one where they are many."""
+    ended = {host: answer.ended for host, answer in answers.items() if answer.ended}
+    left = {host: answer.left for host, answer in answers.items() if answer.left}
+    for where, host, count in _lines(ended):
+        said = (
+            f"{where}: ended {counted(count, 'process', 'processes')} left by an earlier launcher"
+        )
+        log.info("stale-processes", f"{said} of this job", host=host, processes=count)
+    for where, host, count in _lines(left):
+        said = (
+            f"{where}: {counted(count, 'process', 'processes')} of an earlier launcher of this job"
+        )
+        log.warning("stale-processes", f"{said} can't be ended", host=host, processes=count)
+
+
+def _lines(counts: Mapping[str, int]) -> Iterable[tuple[str, str, int]]:
+    """Give for each line where it is about, the host where it is one, and how many processes."""
+    if len(counts) <= many_hosts.MOST:
+        return [(host, host, count) for host, count in counts.items()]
+    return [(f"{len(counts):,} hosts ({first_few(tuple(counts))})", "", sum(counts.values()))]

@@ -1,0 +1,239 @@
+"""Values to text: tables, the plan, findings, the termination message. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from mpiboot.core.addresses import short_names
+from mpiboot.core.model import Decision, Finding, Json, Level
+from mpiboot.core.setting_rows import Setting
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.setting_types import shown
+from mpiboot.core.wording import first_few
+from mpiboot.job import masking
+from mpiboot.network import cluster_view, many_hosts
+
+if TYPE_CHECKING:
+    from mpiboot.job.plan import Plan
+
+_LEAST: Final = 40  # characters that a broken line has at least, however deep it begins
+_TROUBLE: Final = frozenset({Level.FAIL, Level.WARN, Level.UNKNOWN})
+_ALIKE: Final = 8  # findings of one trouble that are shown; of more the rest is only named
+MARKS = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL", Level.UNKNOWN: "?"}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, indent: str = "") -> str:
+    """Lay cells out in columns; the last column is not padded and may be long."""
+    lines = [list(head), *(list(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
+    text = []
+    for line in lines:
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
+        text.append(f"{indent}{'  '.join([*cells, line[-1]])}".rstrip() + "\n")
+    return "".join(text)
+
+
+def indented(head: str, text: str, width: int | None = None) -> str:
+    """Put a text behind its head, broken at blanks with the lines below it in the same column.
+
+    ``width`` is a terminal's; without one nothing is broken, so that a line is a record.
+    """
+    if width is None:
+        return f"{head}{text}".rstrip() + "\n"
+    room = max(width - len(head), _LEAST)
+    lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+    return head + f"\n{' ' * len(head)}".join(lines) + "\n"
+
+
+def plain(value: object) -> Json:
+    """Turn records, enums and tuples into what JSON has."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            item.name: plain(getattr(value, item.name))
+            for item in dataclasses.fields(value)
+            if not item.name.startswith("_")
+        }
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)
+
+
+def as_json(value: object) -> str:
+    """Print any record as indented JSON with a final newline."""
+    return json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n"
+
+
+def decision(item: Decision) -> str:
+    """Write a decision as one line: ``plan NAME=VALUE (source: reason)``."""
+    return f"plan {item.name}={item.value or '-'} ({item.source.value}: {item.because})"
+
+
+def decisions(items: Iterable[Decision], width: int | None = None) -> str:
+    """Lay decisions out: what, its value, and in brackets where from and why."""
+    made = list(items)
+    names = max((len(item.name) for item in made), default=0)
+    return "".join(
+        indented(
+            f"  {item.name.ljust(names)}  ",
+            f"{item.value or '-'}  ({item.source.value}: {item.because})",
+            width,
+        )
+        for item in made
+    )
+
+
+def command(argv: Sequence[str]) -> str:
+    """Quote a command line so that it can be pasted; values of secrets are masked."""
+    return shlex.join(masking.masked_words(argv))
+
+
+def findings(items: Iterable[Finding], width: int | None = None) -> str:
+    """Lay findings out as a table, evidence below each, a hint once below all that it is for.
+
+    Of many hosts with one trouble the first few are shown, the others named. On a terminal, which
+    has a ``width``, hosts have their short names.
+    """
+    listed = list(items)
+    if width is not None:
+        short = short_names([*{name: None for item in listed for name in (item.host, *item.hosts)}])
+        listed = [
+            dataclasses.replace(
+                item, host=short[item.host], hosts=tuple(short[name] for name in item.hosts)
+            )
+            for item in listed
+        ]
+    hosts = max((len(_whose(item)) for item in listed), default=0)
+    checks = max((len(item.check) for item in listed), default=0)
+    alike: dict[tuple[object, ...], list[Finding]] = {}
+    for item in listed:
+        # What is well is a row each: whoever asks wants to see every host.
+        key = (item.check, item.level, item.hint) if item.level in _TROUBLE else (id(item),)
+        alike.setdefault(key, []).append(item)
+    lines = []
+    for group in alike.values():
+        below = ""
+        for item in group if len(group) <= _ALIKE else group[: _ALIKE - 1]:
+            where = _whose(item).ljust(hosts)
+            # A row's reference names what goes wrong: beside "ok" it would read as the opposite.
+            check = "" if item.level is Level.OK else item.check
+            head = f"{MARKS[item.level].ljust(4)}  {where}  {check.ljust(checks)}  "
+            below = " " * len(head)
+            which = f" ({first_few(item.hosts)})" if item.hosts else ""
+            lines.append(indented(head, f"{item.said}{which}", width))
+            lines += [f"{below}  {text}\n" for text in item.evidence]
+        rest = [_whose(item) for item in group[_ALIKE - 1 :]]
+        if len(group) > _ALIKE:
+            lines.append(indented(below, f"and {len(rest)} more: {first_few(rest, _ALIKE)}", width))
+        if group[0].hint and group[0].level is not Level.OK:
+            lines.append(indented(below + "-> ", group[0].hint, width))
+    return "".join(lines)
+
+
+def _whose(item: Finding) -> str:
+    return f"{len(item.hosts)} hosts" if item.hosts else item.host or "this pod"
+
+
+def termination(item: Finding, others: Sequence[Finding] = ()) -> str:
+    """Say why the container ended: reference, sentence, hint, evidence, then the other hosts."""
+    where = f"{item.where}: " if item.where else ""
+    lines = [f"{item.check}: {where}{item.said}"]
+    if item.hint:
+        lines.append(f"-> {item.hint}")
+    lines += list(item.evidence)
+    said = (f"{other.where or 'this pod'}: {other.said}" for other in others)
+    shown_already = frozenset(item.evidence)
+    lines += [line for line in said if line not in shown_already]
+    return "\n".join(lines) + "\n"
+
+
+def settings(resolved: Resolved, rows: Iterable[Setting], width: int | None = None) -> str:
+    """Lay the settings out: variable, value, where it came from, what it does."""
+    table = [("setting", "value", "source", "what it does")]
+    table += [
+        (
+            row.variable,
+            shown(value_of(resolved, row.name)) or "-",
+            str(resolved.given[row.name]),
+            row.help,
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[i]) for line in table) for i in range(3)]
+    return "".join(
+        indented("".join(line[i].ljust(size + 2) for i, size in enumerate(widths)), line[3], width)
+        for line in table
+    )
+
+
+def settings_record(resolved: Resolved, rows: Iterable[Setting]) -> list[dict[str, object]]:
+    """List the settings as records for JSON."""
+    return [
+        {
+            "name": row.name,
+            "section": row.section,
+            "flag": row.flag,
+            "variable": row.variable,
+            "older": row.older,
+            "value": value_of(resolved, row.name),
+            "default": row.default,
+            "source": resolved.given[row.name].source,
+            "given_by": resolved.given[row.name].name,
+            "roles": row.roles,
+            "help": row.help,
+        }
+        for row in rows
+    ]
+
+
+def value_of(resolved: Resolved, name: str) -> object:
+    """Read a setting by its name in the table."""
+    value: object = getattr(resolved.settings, name)
+    return value
+
+
+def workers(rows: Iterable[cluster_view.WorkerRow]) -> str:
+    """Lay the data network out, a worker each."""
+    return table(cluster_view.HEADINGS, (row.cells for row in rows), indent="  ")
+
+
+def plan(made: Plan, found: Sequence[Finding], width: int | None = None) -> str:
+    """Lay a plan out for a person: findings, the data network, decisions, then the command."""
+    text = findings(found, width) + ("\n" if found else "")
+    text += workers(many_hosts.rows(made.rows)) + "\n" if made.rows else ""
+    text += decisions(made.decisions, width)
+    if made.per_host:
+        given = many_hosts.variables({host: _masked(own) for host, own in made.per_host.items()})
+        text += "\n" + table(("host", "variable", "value"), given, indent="  ")
+    text += f"\n  {len(made.set_env)} variables set, {len(made.unset_env)} removed\n"
+    return text + f"\n{command(made.argv)}\n"
+
+
+def plan_json(made: Plan, found: Sequence[Finding]) -> str:
+    """Print a plan as JSON; values of secrets are masked."""
+    return as_json(
+        {
+            "decisions": made.decisions,
+            "findings": found,
+            "argv": masking.masked_words(made.argv),
+            "set": _masked(made.set_env),
+            "removed": made.unset_env,
+            "set_on_host": {host: _masked(mine) for host, mine in made.per_host.items()},
+            "data_network": made.rows,
+        }
+    )
+
+
+def _masked(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: masking.mask_within(name, value) for name, value in variables.items()}

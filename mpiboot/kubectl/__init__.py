@@ -1,1 +1,0 @@
-"""Pods that are entered by ``kubectl exec`` where others are logged in to by SSH."""

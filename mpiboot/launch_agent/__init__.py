@@ -1,1 +1,0 @@
-"""The launch agent, ``libexec/agent``: how mpirun calls it, and the files that it reads."""

@@ -1,0 +1,307 @@
+"""Names such as ``mpirun`` and ``sshd`` that lead to mpiboot, for images that choose so.
+
+A shim is a symbolic link to the program ``mpiboot``. The real programs stay where they are, or,
+where they are called by absolute path, make room in a folder that is remembered. Which name mpiboot
+was called by is read here, and the real one is found without ever finding a shim.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from mpiboot.core import launch_spec
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.job import mpirun_call
+from mpiboot.system import executables, files
+
+NAMES: Final = ("mpirun", "mpiexec", "sshd")
+# Where the real programs are whose place a shim has taken, and the list of these places.
+KEPT: Final = Path("/usr/local/lib/mpiboot/real")
+_PLACES: Final = "places"
+# Where sshd is installed; an ordinary user's PATH lacks these.
+SSHD_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin")
+# The ssh of a program that logs in to the job's hosts by itself.
+_SSH: Final = str(Path(__file__).resolve().parent.parent / "libexec" / "ssh")
+
+
+def real(name: str, path: str, own: str) -> str:
+    """Find the real program behind a shim; empty where every one leads to mpiboot."""
+    program = Path(name).name
+    folders = [item for item in path.split(os.pathsep) if item.startswith("/")]
+    if program == "sshd":
+        folders += SSHD_FOLDERS
+    places = (os.path.join(folder, program) for folder in (*folders, str(KEPT)))  # noqa: PTH118
+    found = (item for item in places if executables.is_executable(item))
+    return next((item for item in found if os.path.realpath(item) != own), "")
+
+
+def _leads(folder: str, own: str) -> list[str]:
+    """List the names by which a folder of PATH leads to mpiboot."""
+    return [name for name in NAMES if folder and os.path.realpath(f"{folder}/{name}") == own]
+
+
+def _listed(folder: str) -> list[str]:
+    """List a folder, the names of the shims in their order; empty where that is not allowed."""
+    try:
+        return sorted(os.listdir(folder), key=(*NAMES, "").index)  # noqa: PTH208 - names only
+    except (OSError, ValueError):  # another name is there
+        return []
+
+
+def without(path: str, own: str) -> tuple[str, bool]:
+    """Leave the folders out of PATH that hold shims and nothing else.
+
+    Returns:
+        PATH, and whether a folder in it still leads to mpiboot.
+    """
+    kept, still = [], False
+    for folder in path.split(os.pathsep):
+        names = _leads(folder, own)
+        if names and names == _listed(folder):
+            continue
+        kept.append(folder)
+        still = still or bool(names)
+    return os.pathsep.join(kept), still
+
+
+def enter(name: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Give the PATH and the program with which mpiboot goes on behind a shim.
+
+    Where shims stand among other programs, as in /usr/local/bin, that folder stays on PATH and
+    one with links to the real programs comes before it.
+
+    Returns:
+        ``PATH`` with the real programs first, and ``program``, by which this one is called.
+
+    Raises:
+        MpibootError: ``program-missing``; every program of that name is mpiboot itself.
+            ``runtime-folder``; a folder for the links is needed, and can't be made.
+    """
+    own, path = str(own_file()), _plain_ssh(environ)
+    found = real(name, path, own)
+    if not found:
+        raise error(
+            "program-missing",
+            f"every {name} in the folders of PATH is mpiboot's own shim",
+            evidence=(f"PATH={path}",),
+            hint=f"install an MPI whose {name} is in another folder of PATH",
+        )
+    clean, mixed = without(path, own)
+    if mixed:
+        clean = os.pathsep.join((str(_front(path, own, environ)), clean))
+    # sshd wants its absolute path; an absolute mpirun would mean --prefix to Open MPI.
+    return {"PATH": clean, "program": found if name == "sshd" else name}
+
+
+def cleared(environ: Mapping[str, str]) -> str:
+    """Give the PATH of a call by mpiboot's own name, on which no shim leads back to it."""
+    path = _plain_ssh(environ)
+    try:
+        own = str(own_file())
+        if not _reached(path, own):
+            return path
+        clean, mixed = without(path, own)
+        return os.pathsep.join((str(_front(path, own, environ)), clean)) if mixed else clean
+    except MpibootError:
+        return path  # whoever needs the folder says what is wrong with it
+
+
+def _plain_ssh(environ: Mapping[str, str]) -> str:
+    """Give PATH without the ssh of a program that logs in by itself: agents have their own."""
+    folders = environ.get("PATH", "").split(os.pathsep)
+    return os.pathsep.join(item for item in folders if os.path.realpath(f"{item}/ssh") != _SSH)
+
+
+def _reached(path: str, own: str) -> bool:
+    """Whether a name leads to mpiboot before it leads to the real program that is there."""
+    folders = [item for item in path.split(os.pathsep) if item.startswith("/")]
+    for name in (name for name in NAMES if real(name, path, own)):
+        first = executables.find(name, os.pathsep.join(folders))
+        if first and os.path.realpath(first) == own:
+            return True
+    return False
+
+
+def _front(path: str, own: str, environ: Mapping[str, str]) -> Path:
+    """Make a folder in which the names of the shims are the real programs again."""
+    wanted, tmpdir = environ.get("MPIBOOT_RUNTIME_DIR", ""), environ.get("TMPDIR", "")
+    folder = files.runtime_dir(wanted, os.getuid(), "real", tmpdir=tmpdir)
+    # Below a launcher the folder is on PATH already, and would lead to itself.
+    here = os.path.realpath(folder)  # each process that holds it open has a path of its own
+    rest = os.pathsep.join(
+        item for item in path.split(os.pathsep) if os.path.realpath(item) != here
+    )
+    behind = {name: real(name, rest, own) for name in NAMES}
+    if all(Path(place).parent == KEPT for place in behind.values() if place):
+        return KEPT
+    for name, place in behind.items():
+        if not place:
+            continue
+        part = folder / f".{name}.{os.getpid()}"
+        part.unlink(missing_ok=True)
+        part.symlink_to(place)
+        part.replace(folder / name)  # others may be starting by the same link just now
+    return folder
+
+
+def own_file() -> Path:
+    """Find mpiboot's own program, which the shims lead to.
+
+    Raises:
+        MpibootError: ``program-missing``; it was not started from an installed program.
+    """
+    places = [Path(sys.argv[0]), Path(sys.executable).with_name("mpiboot")]
+    # os.path: Path.is_file raises where a folder on the way is closed to this user.
+    found = next((item for item in places if os.path.isfile(item) and "/" in str(item)), None)  # noqa: PTH113
+    if found is None:
+        raise error("program-missing", "mpiboot's own program is not installed")
+    return found.resolve()
+
+
+def install(folder: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Make the shims in a folder of their own; what to say of them, a line each.
+
+    Raises:
+        MpibootError: ``usage`` or ``runtime-folder``; a file that is no shim stands there, or the
+            folder can't be written.
+    """
+    own, target = own_file(), Path(folder)
+    lines = []
+    with files.writing(folder):
+        target.mkdir(mode=0o755, parents=True, exist_ok=True)
+        for name in NAMES:
+            place = target / name
+            if place.is_symlink() and place.resolve() == own:
+                place.unlink()
+            elif place.exists() or place.is_symlink():
+                raise error("usage", f"{place} is there and is no shim of mpiboot's")
+            place.symlink_to(own)
+            behind = real(name, environ.get("PATH", ""), str(own))
+            lines.append(f"{place} -> {own} (the real one: {behind or 'none is installed'})")
+    if folder not in environ.get("PATH", "").split(os.pathsep):
+        lines.append(f"put {folder} first on PATH: ENV PATH={folder}:$PATH")
+    return tuple(lines)
+
+
+def link(folder: Path) -> None:
+    """Make mpirun and mpiexec in a private folder lead to mpiboot.
+
+    Raises:
+        MpibootError: ``runtime-folder``; the folder can't be written.
+    """
+    own = own_file()
+    with files.writing():
+        for name in ("mpirun", "mpiexec"):
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to(own)
+
+
+def link_ssh(folder: Path) -> None:
+    """Make ssh in a private folder the one that knows the job's hosts.
+
+    Raises:
+        MpibootError: ``runtime-folder``; the folder can't be made.
+    """
+    with files.writing():
+        folder.mkdir(mode=0o700)
+        (folder / "ssh").symlink_to(_SSH)
+
+
+def replace(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Put shims in the place of the real programs, so that a call by absolute path finds them.
+
+    Raises:
+        MpibootError: ``runtime-folder``; a folder can't be written.
+    """
+    import shutil  # noqa: PLC0415 - heavy, and nothing that a job does
+
+    own, lines = own_file(), []
+    with files.writing():
+        KEPT.mkdir(mode=0o755, parents=True, exist_ok=True)
+        for name in NAMES:
+            place = Path(real(name, environ.get("PATH", ""), str(own)) or KEPT / name)
+            kept = KEPT / name
+            if place == kept:
+                there = "is behind a shim already" if kept.exists() else "is not installed"
+                lines.append(f"{name} {there}")
+                continue
+            kept.unlink(missing_ok=True)
+            if place.is_symlink():
+                kept.symlink_to(place.parent / place.readlink())
+                place.unlink()
+            else:
+                shutil.move(place, kept)  # file capabilities go with it
+            place.symlink_to(own)
+            with (KEPT / _PLACES).open("a", encoding="utf-8") as file:
+                file.write(f"{name} {place}\n")
+            lines.append(f"{place} -> {own} (the real one: {kept})")
+    return tuple(lines)
+
+
+def remove(folder: str) -> tuple[str, ...]:
+    """Take the shims away, only links that lead to mpiboot, and put back what made room for them.
+
+    Raises:
+        MpibootError: ``runtime-folder``; the folder can't be written.
+    """
+    import shutil  # noqa: PLC0415 - heavy, and nothing that a job does
+
+    own, lines = own_file(), []
+    list_ = KEPT / _PLACES
+    with files.writing(folder):
+        for name in NAMES:
+            place = Path(folder) / name
+            if place.is_symlink() and place.resolve() == own:
+                place.unlink()
+                lines.append(f"{place} removed")
+        known = list_.read_text("utf-8").splitlines() if list_.exists() else []
+        for name, _, where in (line.partition(" ") for line in known):
+            place, kept = Path(where), KEPT / name
+            if kept.is_file() and (not place.exists() or place.resolve() == own):
+                place.unlink(missing_ok=True)
+                shutil.move(kept, place)
+                lines.append(f"{place} is the real one again")
+        list_.unlink(missing_ok=True)
+    return tuple(lines)
+
+
+def effects(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Say for ``doctor`` which calls by the usual names start mpiboot, and which pass it by.
+
+    Returns:
+        What holds, and, where a shim has no effect, what is wrong; either may be empty.
+    """
+    own = str(own_file())
+    path = environ.get("PATH", "").split(os.pathsep)
+    # /bin is /usr/bin on most systems.
+    folders = dict.fromkeys(os.path.realpath(item) for item in path if item.startswith("/"))
+    good, bad = [], []
+    for name in ("mpirun", "mpiexec"):
+        places = [f"{item}/{name}" for item in folders]
+        places = [item for item in places if executables.is_executable(item)]
+        shims = [place for place in places if os.path.realpath(place) == own]
+        past = dict.fromkeys(place for place in places if place not in shims)
+        if shims and places[0] in shims:
+            by = f", {' and '.join(past)} by absolute path does not" if past else ""
+            good.append(f"{name} starts mpiboot, by the shim {shims[0]}{by}")
+        elif shims:
+            bad.append(f"the shim {shims[0]} is behind {places[0]} on PATH and has no effect")
+    return "; ".join(good), "; ".join(bad)
+
+
+def passed_by(proc: Path = Path("/proc/1")) -> str:
+    """Say that this container's own mpirun was started without mpiboot; empty where it wasn't."""
+    try:
+        program = (proc / "cmdline").read_bytes().partition(b"\0")[0].decode("utf-8", "replace")
+        names = [word.partition(b"=")[0] for word in (proc / "environ").read_bytes().split(b"\0")]
+    except OSError:
+        return ""
+    # With MPIBOOT_SUPERVISE=off mpiboot becomes mpirun, which then has its marks.
+    ours = launch_spec.MARK.encode() in names
+    if Path(program).name not in mpirun_call.PROGRAMS or ours:
+        return ""
+    return f"this container's first process is {program}, which was started without mpiboot"

@@ -1,0 +1,284 @@
+"""This pod as itself sees it: user, addresses, limits, and the facts that travel to the launcher.
+
+Stdlib only, and light: a worker's way to its sshd leads through here. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from mpiboot.core import log
+from mpiboot.core.addresses import IPV6, bare, parse
+from mpiboot.core.addresses import network as network_of
+from mpiboot.core.model import Cpus, Identity
+from mpiboot.network.link_addresses import has_carrier, usable
+from mpiboot.system import control_groups
+from mpiboot.system.control_groups import GROUPS
+
+HOSTS: Final = Path("/etc/hosts")
+SYSTEM: Final = Path("/sys/devices/system/cpu")
+USERS: Final = Path("/proc/self/uid_map")
+_SHELL: Final = "/bin/sh"
+# Documentation addresses (RFC 5737, RFC 3849): only the default route leads there.
+_FAR: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+_DISCARD: Final = 9
+API: Final = "KUBERNETES_SERVICE_HOST"
+NO_DEFAULT_ROUTE: Final = "there is no default route"
+
+
+def _status(field: str) -> str:
+    """A field of /proc/self/status; empty where it isn't there."""
+    try:
+        text = Path("/proc/self/status").read_text("utf-8", "replace")
+    except OSError:
+        return ""
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return value.strip()
+    return ""
+
+
+def _own_users() -> bool:
+    """Whether this pod has a user namespace of its own; the node's maps every uid to itself."""
+    try:
+        return USERS.read_text("utf-8").split() not in (["0", "0", str((1 << 32) - 1)], [])
+    except OSError:
+        return False
+
+
+def identity(environ: Mapping[str, str]) -> Identity:
+    """Who this process is; made up from its uid where the system has no passwd entry for it.
+
+    The made-up name depends on nothing but the uid, so that launcher and workers agree on it.
+    """
+    uid, gid = os.getuid(), os.getgid()
+    capabilities = int(_status("CapEff") or "0", 16)
+    own_users = _own_users()
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        home = environ.get("HOME", "")
+        home = home if home.startswith("/") else "/"
+        return Identity(
+            uid,
+            gid,
+            f"uid{uid}",
+            home,
+            _SHELL,
+            known=False,
+            capabilities=capabilities,
+            own_users=own_users,
+        )
+    return Identity(
+        uid,
+        gid,
+        entry.pw_name,
+        entry.pw_dir or "/",
+        entry.pw_shell or _SHELL,
+        known=True,
+        capabilities=capabilities,
+        own_users=own_users,
+    )
+
+
+def user_environment(
+    who: Identity, environ: Mapping[str, str], fallback: Path | None = None
+) -> dict[str, str]:
+    """What has to be added to an environment before a library asks who this user is.
+
+    asyncssh and Open MPI 5 fail without HOME, ssh's clients without USER or LOGNAME. A value that
+    is there and can be used is kept.
+
+    Args:
+        who: this process's identity.
+        environ: the environment that is to be completed.
+        fallback: a writable folder to be HOME where there is no other, as under a random uid.
+    """
+    patch = {name: who.user for name in ("USER", "LOGNAME") if not environ.get(name)}
+    home = environ.get("HOME", "")
+    if not _usable(home):
+        patch["HOME"] = who.home if fallback is None or _usable(who.home) else str(fallback)
+        if home:
+            log.info("home", f"HOME={home} can't be used: {patch['HOME']} is used instead")
+    return patch
+
+
+def _usable(home: str) -> bool:
+    return home.startswith("/") and home.strip("/") != "" and os.access(home, os.X_OK)
+
+
+def hosts_lines(path: Path) -> list[list[str]]:
+    """Read the lines of a hosts file as words in small letters: an address and its names."""
+    try:
+        text = path.read_text("utf-8", "replace")
+    except OSError:
+        return []
+    return [line.partition("#")[0].lower().split() for line in text.splitlines()]
+
+
+def own_names(hostname: str, path: Path = HOSTS) -> tuple[str, ...]:
+    """Names that /etc/hosts has for this pod: those on the lines with its host name."""
+    found = [words[1:] for words in hosts_lines(path) if hostname.lower() in words[1:]]
+    return tuple(dict.fromkeys(name for line in found for name in line))
+
+
+def _hosts_address(hostname: str, path: Path) -> str:
+    for words in hosts_lines(path):
+        found = parse(words[0]) if hostname.lower() in words[1:] else None
+        # Debian writes 127.0.1.1 for the machine's own name, which nobody else can reach.
+        if found is not None and not found.is_loopback:
+            return words[0]
+    return ""
+
+
+def _route_address(api: str) -> tuple[str, str]:
+    for family, far in _FAR:
+        if own := _source(family, far):
+            return own, "the default route's source address"
+    found = parse(api)
+    if found is not None:
+        family = socket.AF_INET6 if found.version == IPV6 else socket.AF_INET
+        if own := _source(family, api):
+            return own, f"{NO_DEFAULT_ROUTE}; the source address of the route to the API, {api}"
+    own, destination = _any_route()
+    other = f"an address of the link of the route to {destination}" if own else "no other route"
+    return own, f"{NO_DEFAULT_ROUTE}, no route to the API{f', {api}' * bool(api)}; {other}"
+
+
+def _source(family: int, peer: str) -> str:
+    """Give the address from which the kernel would talk to a peer; empty without a route."""
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((peer, _DISCARD))  # asks for a route; nothing is sent
+        return str(probe.getsockname()[0])
+    return ""
+
+
+def _any_route() -> tuple[str, str]:
+    """Give an address of a link that some route leads over, and that route's destination.
+
+    A bridge is seldom the node's way to others, and a gateway is a sign of it.
+    """
+    from mpiboot.network import links  # noqa: PLC0415 - only where nothing else tells
+
+    seen, routes, _ = links.observe()
+    known = {link.name: link for link in seen if has_carrier(link)}
+    for route in sorted(
+        (route for route in routes if route.link in known),
+        key=lambda route: (known[route.link].kind == "bridge", not route.gateway),
+    ):
+        if own := usable(known[route.link]):
+            return str(own[0].ip), route.destination
+    return "", ""
+
+
+def _address_in(text: str) -> str:
+    """This pod's own address in a network; empty where the text is none, or there is none."""
+    network = network_of(text)
+    # An address with its prefix is an address.
+    if network is None or network.num_addresses == 1 or parse(bare(text)) != network[0]:
+        return ""
+    family = socket.AF_INET6 if network.version == IPV6 else socket.AF_INET
+    source = _source(family, str(network[1]))
+    return source if source and parse(source) in network else ""
+
+
+def _link_address(name: str) -> str:
+    """The first address of a link, IPv4 before IPv6, without netlink."""
+    import fcntl  # noqa: PLC0415 - only where a link is named
+
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # SIOCGIFADDR, netdevice(7): the address begins at byte 20 of struct ifreq.
+        answer = fcntl.ioctl(probe, 0x8915, name.encode()[:15].ljust(256, b"\0"))
+        return socket.inet_ntoa(answer[20:24])
+    try:
+        lines = Path("/proc/net/if_inet6").read_text("ascii").splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        digits, _, _, scope, _, link = line.split()
+        if link == name and scope == "00":  # global: a link-local one needs a zone everywhere
+            return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+    return ""
+
+
+def control_address(
+    wanted: str, hostname: str, hosts: Path = HOSTS, *, api: str = ""
+) -> tuple[str, str]:
+    """This pod's address for control traffic and why it is that; empty where none is found.
+
+    Args:
+        wanted: a link's name, an address or a network, where the user named one.
+        hostname: this pod's host name.
+        hosts: the hosts file, in which a kubelet writes the pod's own address.
+        api: the address of the cluster's API; a node without a default route may have one to it.
+    """
+    if wanted:
+        address = wanted.partition("/")[0]
+        inside = _address_in(wanted)
+        if inside:
+            return inside, f"the address in {wanted}"
+        if parse(address) is not None:
+            return address, "MPIBOOT_CONTROL_IFNAME"
+        return _link_address(wanted), f"the address of the link {wanted}"
+    address = _hosts_address(hostname, hosts)
+    if address:
+        return address, f"{hostname} in {hosts}"
+    return _route_address(api)
+
+
+def started(pid: int) -> float:
+    """Boot-clock second at which a process began; 0 where that can't be read."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+        return int(text[text.rindex(b")") + 2 :].split()[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def spec_names(pid: int) -> tuple[str, ...]:
+    """Names of the variables that a process was started with: for the pod's first, its spec's."""
+    try:
+        data = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return ()
+    names = (item.partition(b"=")[0].decode("utf-8", "replace") for item in data.split(b"\0"))
+    return tuple(sorted({name for name in names if name}))
+
+
+def memlock() -> int:
+    """The limit of locked memory in bytes; -1 for none."""
+    import resource  # noqa: PLC0415 - only the facts ask
+
+    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return -1 if soft == resource.RLIM_INFINITY else soft
+
+
+def cpus(allowed: set[int], system: Path = SYSTEM, groups: Path = GROUPS) -> Cpus | None:
+    """The CPUs that this pod has, by the numbers of those it may use; None if sysfs hides them."""
+    try:
+        online = (system / "online").read_text("ascii")
+        siblings = {
+            (system / f"cpu{number}/topology/thread_siblings_list").read_text("ascii")
+            for number in allowed
+        }
+    except (OSError, UnicodeDecodeError):
+        return None
+    ranges = (part.partition("-") for part in online.strip().split(",") if part)
+    count = sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
+    return Cpus(len(allowed), len(siblings), count, control_groups.cpu_quota(groups))
+
+
+def shm_size() -> int:
+    """The size of /dev/shm in bytes; 0 where there is none."""
+    try:
+        found = os.statvfs("/dev/shm")  # noqa: S108 - asked for its size only
+    except OSError:
+        return 0
+    return found.f_blocks * found.f_frsize

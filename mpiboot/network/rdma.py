@@ -1,0 +1,202 @@
+"""RDMA devices that this pod sees: the kernel's word by netlink, the rest from sysfs and /dev.
+
+It does not choose among them; a kernel without RDMA and a sysfs that is not there are ordinary.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from mpiboot.core.fabric import Fabric, LinkLayer, RdmaDevice, RdmaPort
+from mpiboot.network import libraries, rdma_netlink, rdma_sysfs, sysfs
+from mpiboot.network.rdma_netlink import KernelRdma
+from mpiboot.network.rdma_report import DeviceReport
+
+_LAYERS: Final = {
+    "ib": LinkLayer.INFINIBAND,
+    "opa": LinkLayer.INFINIBAND,
+    "roce": LinkLayer.ETHERNET,
+    "iw": LinkLayer.ETHERNET,
+}
+_NO_RDMA: Final = errno.EPROTONOSUPPORT  # of the socket, on a kernel without this part
+# What RoCE puts around a packet in the largest case: iboe_get_mtu() of include/rdma/ib_addr.h.
+_ROCE_HEADERS: Final = 96
+_IB_MTUS: Final = (4096, 2048, 1024, 512, 256)
+# What uses EFA: libfabric, and NCCL's plugin for it (aws-ofi-nccl), without which NCCL takes TCP.
+EFA_LIBRARIES: Final = ("libfabric.so.1", "libnccl-net.so")
+
+
+def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fabric:
+    """Give what this pod sees of RDMA; ``routes`` and ``attachments`` stay empty.
+
+    It needs no privilege, blocks for milliseconds, and never fails: what can't be read is said
+    in ``unreadable``. On a modular kernel the question itself makes the kernel load ib_core, as
+    every RDMA library does.
+    """
+    refused, no_rdma = "", False
+    kernel: KernelRdma | None = None
+    try:
+        with rdma_netlink.connect() as channel:
+            kernel = rdma_netlink.read(channel)
+    except OSError as error:
+        refused, no_rdma = os.strerror(error.errno or errno.EIO), error.errno == _NO_RDMA
+    found = assemble(kernel, sys_root, dev_root, refused)
+    if refused and not no_rdma and not found.devices:
+        odd = f"netlink: {refused}: RDMA devices are not known"
+        return replace(found, refused=refused, unreadable=(*found.unreadable, odd))
+    asked = {one.name: len(one.ports) for one in found.devices if one.opens}
+    if not asked:
+        return found
+    if any(one.driver == "efa" and one.opens for one in found.devices):
+        found = replace(found, missing=libraries.missing(EFA_LIBRARIES))
+    return with_library(found, *libraries.devices(asked))
+
+
+def with_library(
+    found: Fabric, said: Mapping[str, libraries.LibraryAnswer], wrong: str = ""
+) -> Fabric:
+    """Add what the RDMA library says of its devices, and of what went ``wrong`` with it."""
+    devices = tuple(
+        _with_library(device, said[device.name]) if device.name in said else device
+        for device in found.devices
+    )
+    return replace(
+        found, devices=devices, unreadable=(*found.unreadable, *((wrong,) if wrong else ()))
+    )
+
+
+def _with_library(device: RdmaDevice, said: libraries.LibraryAnswer) -> RdmaDevice:
+    ports = tuple(
+        replace(
+            port,
+            mtu=said.mtus.get(port.number, port.mtu),
+            gids=tuple(
+                replace(gid, link=said.links.get((port.number, gid.index), 0)) for gid in port.gids
+            ),
+        )
+        for port in device.ports
+    )
+    return replace(device, ports=ports, library_error=said.why)
+
+
+def assemble(
+    kernel: KernelRdma | None, sys_root: Path, dev_root: Path, refused: str = ""
+) -> Fabric:
+    """Join what netlink said with sysfs and the device nodes.
+
+    Without netlink (None) the devices are those of sysfs, which may be the host's. With it,
+    sysfs adds devices only where netlink's list was cut short.
+    """
+    unreadable = list(kernel.unreadable) if kernel is not None else []
+    listed = {device.name: device for device in kernel.devices} if kernel is not None else {}
+    names = list(listed)
+    if kernel is None or not kernel.complete:
+        names += [name for name in rdma_sysfs.names(sys_root) if name not in listed]
+    if kernel is None and names:
+        unreadable.append(
+            f"netlink: {refused or 'no answer'}: RDMA devices are read from {sys_root} alone, "
+            "and may be others than this pod's"
+        )
+    nodes = rdma_sysfs.nodes(sys_root) if names else {}
+    devices = []
+    for name in names:
+        by_netlink, found = listed.get(name), rdma_sysfs.device(sys_root, name)
+        if found is None:
+            if by_netlink is None or by_netlink.ports is None:
+                unreadable.append(f"{name}: went away while it was read")
+                continue
+            unreadable.append(f"{name}: not in {sys_root}/class/infiniband: its GIDs are not known")
+            found = DeviceReport(name, ports=())
+        unreadable.extend(found.unreadable)
+        devices.append(_device(by_netlink, found, nodes.get(name, ("", None)), sys_root, dev_root))
+    return Fabric(
+        netns_mode=kernel.mode if kernel is not None else "",
+        infiniband_folder=(dev_root / "infiniband").is_dir(),
+        devices=tuple(devices),
+        unreadable=tuple(unreadable),
+        refused=next(iter(kernel.unreadable), "") if kernel is not None else "",
+    )
+
+
+def _device(
+    by_netlink: DeviceReport | None,
+    found: DeviceReport,
+    node: tuple[str, int | None],
+    sys_root: Path,
+    dev_root: Path,
+) -> RdmaDevice:
+    """Join both reports: netlink's word comes first, sysfs's stands where it gave none."""
+    protocol = _protocol(found) if by_netlink is None else by_netlink.protocol
+    by_netlink = by_netlink or DeviceReport(found.name)
+    uverbs, error = _open(
+        dev_root, *((by_netlink.uverbs, by_netlink.rdev) if by_netlink.uverbs else node)
+    )
+    here = {port.number: port for port in found.ports or ()}
+    ports = found.ports if by_netlink.ports is None else by_netlink.ports
+    return RdmaDevice(
+        index=by_netlink.index,
+        name=found.name,
+        protocol=protocol,
+        node_type=by_netlink.node_type or found.node_type,
+        node_guid=by_netlink.node_guid or found.node_guid,
+        driver=by_netlink.driver or found.driver,
+        pci=found.pci,
+        uverbs=uverbs,
+        open_error=error,
+        ports=tuple(
+            _port(port, here.get(port.number) or port, protocol, sys_root) for port in ports or ()
+        ),
+    )
+
+
+def _port(by_netlink: RdmaPort, found: RdmaPort, protocol: str, sys_root: Path) -> RdmaPort:
+    return replace(
+        found,
+        state=by_netlink.state,
+        physical=by_netlink.physical,
+        link_layer=found.link_layer or _LAYERS.get(protocol, LinkLayer.UNKNOWN),
+        # Netlink's word alone: sysfs may be that of another network namespace.
+        netdev=by_netlink.netdev,
+        mtu=_roce_mtu(sys_root, by_netlink.netdev) if by_netlink.netdev else 0,
+    )
+
+
+def _roce_mtu(sys_root: Path, link: str) -> int:
+    # Neither netlink nor sysfs has a port's active MTU; RoCE drivers derive it like this.
+    fits = (sysfs.number(sys_root / "class" / "net" / link / "mtu") or 0) - _ROCE_HEADERS
+    return next((mtu for mtu in _IB_MTUS if mtu <= fits), 0)
+
+
+def _open(dev_root: Path, name: str, rdev: int | None) -> tuple[str, str]:
+    """Open a device node: its path (empty where it isn't there), and why it does not open."""
+    if not name:
+        return "", "the kernel names no device node for it"
+    path = dev_root / "infiniband" / name
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return "", f"{path} is not in this pod"
+    except OSError as error:
+        return str(path), os.strerror(error.errno or errno.EIO)
+    try:
+        there = os.fstat(handle).st_rdev
+    finally:
+        os.close(handle)
+    if rdev is not None and there != rdev:
+        said = f"{os.major(there)}:{os.minor(there)}"
+        return str(path), f"is device {said} instead of {os.major(rdev)}:{os.minor(rdev)}"
+    return str(path), ""
+
+
+def _protocol(found: DeviceReport) -> str:
+    layers = {port.link_layer for port in found.ports or ()}
+    if layers == {LinkLayer.INFINIBAND}:
+        return "ib"
+    if layers == {LinkLayer.ETHERNET}:
+        return "iw" if found.node_type == "RNIC" else "roce"
+    return ""

@@ -1,0 +1,171 @@
+"""What is decided of one worker's networks: the records. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from mpiboot.core.fabric import Fabric, Gid, LinkLayer, PortState, RdmaDevice, RdmaPort
+from mpiboot.core.model import Decision, Link, NoFacts, PodFacts, Source
+from mpiboot.core.settings import Settings
+from mpiboot.network.link_addresses import has_carrier, usable
+
+
+class Transport(str, Enum):
+    """What carries the data of a worker, or of the job."""
+
+    ROCE = "RoCE"
+    INFINIBAND = "InfiniBand"
+    EFA = "EFA"
+    TCP = "TCP"
+    NONE = "none"
+    UNKNOWN = "unknown"
+
+
+RDMA: Final = (Transport.ROCE, Transport.INFINIBAND, Transport.EFA)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong on one worker; ``check`` is a row's reference, the level is decided later.
+
+    ``always`` makes it a failure whatever is preferred: the user named what isn't there. ``hosts``
+    are those of a problem that is of several workers; none stands for all.
+    """
+
+    check: str
+    said: str
+    hint: str | None = None
+    always: bool = False
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rail:
+    """A port of an RDMA device that is this pod's, the link above it if there is one, and why."""
+
+    device: RdmaDevice
+    port: RdmaPort
+    link: Link | None
+    because: str
+    source: Source = Source.DETECTED
+
+    @property
+    def name(self) -> str:
+        """The port as NCCL and UCX write it, such as ``mlx5_3:1``."""
+        return f"{self.device.name}:{self.port.number}"
+
+    @property
+    def transport(self) -> Transport:
+        """What this port can carry."""
+        if self.device.efa:
+            return Transport.EFA
+        infiniband = self.port.link_layer is LinkLayer.INFINIBAND
+        return Transport.INFINIBAND if infiniband else Transport.ROCE
+
+    @property
+    def ready(self) -> bool:
+        """Whether the device can be used and the port is active."""
+        return self.device.usable and self.port.state is PortState.ACTIVE
+
+
+@dataclass(frozen=True, slots=True)
+class GidChoice:
+    """What one worker's RoCE ports need.
+
+    ``wanted`` has one entry a rail, None where the table holds none of ours; ``values`` are the
+    variables to set, empty where the libraries choose right by themselves. ``nccl`` and ``ucx``
+    name the ports that each of these can be brought to use by such an entry.
+    """
+
+    wanted: tuple[Gid | None, ...]
+    values: Mapping[str, str]
+    because: str
+    problems: tuple[Problem, ...] = ()
+    nccl: tuple[str, ...] = ()
+    ucx: tuple[str, ...] = ()
+
+
+NOT_CHOSEN: Final = GidChoice((), {}, "")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNetwork:
+    """One worker's networks.
+
+    ``data`` are the links of the data network in order; ``rails`` its RDMA ports; ``plain`` those
+    of ``data`` that TCP can use. ``pending`` says what may still come: a port, an address.
+    ``no_facts`` is why ``facts`` are None. ``gids`` is decided last, with what the user has set for
+    the ranks.
+    """
+
+    host: str
+    facts: PodFacts | None
+    slots: int
+    control: Link | None
+    transport: Transport
+    data: tuple[Link, ...] = ()
+    rails: tuple[Rail, ...] = ()
+    host_network: bool = False
+    decisions: tuple[Decision, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    pending: tuple[str, ...] = ()
+    gids: GidChoice = NOT_CHOSEN
+    no_facts: NoFacts = NoFacts.NO_MPIBOOT
+
+    @property
+    def plain(self) -> tuple[Link, ...]:
+        """The data links that have an address and a carrier."""
+        return tuple(link for link in self.data if has_carrier(link) and usable(link))
+
+    @property
+    def usable(self) -> bool:
+        """Whether at least one port can carry data: open, active and, for RoCE, with an entry.
+
+        With another pod's or the node's entry the data would leave under their address: a port
+        for which NCCL can't be told the right one is not used.
+        """
+        roce = self.transport is Transport.ROCE
+        return any(
+            rail.ready or (self.transport is Transport.EFA and rail.device.usable)
+            for rail, gid in zip(self.rails, self.gids.wanted, strict=True)
+            if rail.name in self.gids.nccl and (gid is not None or not roce)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkBuilder:
+    """A worker under decision: what the rules look at, and what they have found so far."""
+
+    facts: PodFacts
+    settings: Settings
+    control: Link | None
+    host_network: bool
+    problems: list[Problem]
+    decisions: list[Decision]
+
+    @property
+    def fabric(self) -> Fabric:
+        """What the pod sees of the data network."""
+        return self.facts.fabric
+
+    def decide(self, name: str, value: str, source: Source, because: str) -> None:
+        """Note a decision."""
+        self.decisions.append(Decision(name, value, source, because))
+
+    def problem(
+        self, check: str, said: str, hint: str | None = None, *, always: bool = False
+    ) -> None:
+        """Note a problem."""
+        self.problems.append(Problem(check, said, hint, always))
+
+
+def natural_order(name: str) -> tuple[tuple[int, str], ...]:
+    """Order names as people do: net2 before net10."""
+    return tuple(
+        (int(part), "") if part.isdigit() and part.isascii() else (-1, part)
+        for part in re.split(r"([0-9]+)", name)
+    )

@@ -1,0 +1,278 @@
+"""What one worker's control link, data links and RDMA ports are, each with its reason. Pure.
+
+The user's word comes first, then the kernel's and the platform's evidence; a name such as eth0 or
+net1 only puts candidates in order. What several workers mean together is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from mpiboot.core.choices import DataNetworkUse, MpiNetwork, NcclSocket
+from mpiboot.core.fabric import GidType, LinkLayer, PortState
+from mpiboot.core.model import Link, PodFacts, Source, Worker
+from mpiboot.core.settings import Settings
+from mpiboot.core.wording import first_few
+from mpiboot.network import control, ports, rails
+from mpiboot.network.link_addresses import coming, has_carrier, refused, usable
+from mpiboot.network.records import (
+    RDMA,
+    NetworkBuilder,
+    Rail,
+    Transport,
+    WorkerNetwork,
+    natural_order,
+)
+
+# Kinds that carry a pod's traffic to other pods; not bridges, tunnels, dummies and the like.
+_CARRIERS: Final = frozenset(
+    {"", "physical", "vf", "ether", "infiniband", "ipoib", "macvlan", "ipvlan", "vlan", "veth"}
+    | {"bond", "team", "netkit", "virtio_net"}
+)
+_POD_KINDS: Final = frozenset({"veth", "macvlan", "ipvlan", "netkit"})
+_NODE_KINDS: Final = frozenset({"bridge", "vxlan", "geneve", "openvswitch"})
+# Subnet managers and IPAM need seconds; a port that is INIT after a minute will hardly come.
+_PATIENCE: Final = 60.0
+
+
+def patience(settings: Settings) -> float:
+    """Give the seconds for which a data network that is not ready yet may hold the start."""
+    required = settings.data_network is DataNetworkUse.REQUIRE
+    return settings.timeout if required else min(_PATIENCE, settings.timeout)
+
+
+def not_ready(of: str, items: Iterable[str], seconds: float) -> str:
+    """Say that the start no longer waits for a data network."""
+    return (
+        f"the data network{of} is not ready after {seconds:.0f} s: {first_few(items)}; the start "
+        "goes on without it (MPIBOOT_DATA_NETWORK=require waits until the deadline)"
+    )
+
+
+def socket_addresses(network: WorkerNetwork, settings: Settings) -> tuple[str, ...]:
+    """List a worker's addresses on the data network that sockets may use, by its links."""
+    unused = (
+        settings.nccl_socket is NcclSocket.CONTROL and settings.mpi_network is MpiNetwork.CONTROL
+    )
+    if unused or settings.data_network is DataNetworkUse.OFF:
+        return ()
+    # With RDMA sockets are for the bootstrap only, which takes a single link.
+    links = network.plain[:1] if network.transport in RDMA else network.plain
+    return tuple(str(min(usable(link), key=lambda item: item.version).ip) for link in links)
+
+
+def choose(worker: Worker, settings: Settings) -> WorkerNetwork:
+    """Decide one worker's networks from its facts.
+
+    Returns:
+        The links, ports, reasons and problems; transport ``unknown`` for a worker without facts.
+    """
+    host, facts = worker.host, worker.facts
+    if facts is None:
+        return WorkerNetwork(
+            host.name, None, host.slots, None, Transport.UNKNOWN, no_facts=worker.no_facts
+        )
+    link = _control(worker, facts, settings)
+    builder = NetworkBuilder(facts, settings, link, _host_network(facts, link), [], [])
+    candidates = _candidates(builder)
+    tied = ports.behind_links(builder, candidates)
+    if builder.host_network and not settings.data_ifname and not settings.rdma_device:
+        tied = ports.of_host_network(builder, tied)
+    chosen = ports.of_one_transport(builder, tied or ports.without_link(builder))
+    data = _data(builder, candidates, chosen)
+    _dead(builder, candidates, chosen)
+    if chosen:
+        transport = chosen[0].transport
+    else:
+        transport = (
+            Transport.TCP
+            if any(has_carrier(one) and usable(one) for one in data)
+            else Transport.NONE
+        )
+        _nothing(builder, data)
+    pending = (
+        () if settings.data_network is DataNetworkUse.OFF else _pending(builder, candidates, chosen)
+    )
+    return WorkerNetwork(
+        host.name,
+        facts,
+        host.slots,
+        link,
+        transport,
+        data,
+        chosen,
+        builder.host_network,
+        tuple(builder.decisions),
+        tuple(builder.problems),
+        pending,
+    )
+
+
+def _control(worker: Worker, facts: PodFacts, settings: Settings) -> Link | None:
+    """Find the control link: the user's, else by address, by platform, by route; never by name."""
+    links = {link.name: link for link in facts.links}
+    default = {route.link for route in facts.fabric.routes if route.destination.endswith("/0")}
+    said = [item.link for item in facts.fabric.attachments if item.default]
+    tries = (
+        links.get(settings.control_ifname),
+        control.link_of(worker.address, facts.links),
+        next((links[name] for name in said if name in links), None),
+        control.link_of(facts.control_address, facts.links),
+        next((link for link in facts.links if link.name in default), None),
+    )
+    return next((link for link in tries if link is not None), None)
+
+
+def _host_network(facts: PodFacts, link: Link | None) -> bool:
+    """Tell whether the pod shares the node's network: other pods' ends are among its links."""
+    if link is None or link.kind in _POD_KINDS:
+        return False
+    ends = sum(item.kind == "veth" for item in facts.links)
+    return ends > 1 or any(item.kind in _NODE_KINDS for item in facts.links)
+
+
+def _candidates(builder: NetworkBuilder) -> tuple[Link, ...]:
+    """List the links that may be data links, in order: the user's, the platform's, by name."""
+    wanted = builder.settings.data_ifname
+    links = {link.name: link for link in builder.facts.links}
+    if wanted:
+        missing = [name for name in wanted if name not in links]
+        if missing:
+            none = len(missing) == len(wanted)
+            wrong = f"MPIBOOT_DATA_IFNAME: no link {', '.join(missing)}"
+            builder.problem("data-link", wrong, always=none)
+        return tuple(links[name] for name in dict.fromkeys(wanted) if name in links)
+    said = [item.link for item in builder.fabric.attachments if item.link and not item.default]
+    places = {name: place for place, name in reversed(list(enumerate(said)))}
+    barred = {"veth", "netkit"} if builder.host_network else set()
+    found = [
+        link
+        for link in builder.facts.links
+        if link is not builder.control
+        and link.kind in _CARRIERS - barred
+        and link.name != "lo"
+        and not any(address.startswith(("127.", "::1")) for address in link.addresses)
+    ]
+    return tuple(
+        sorted(found, key=lambda link: (places.get(link.name, len(said)), natural_order(link.name)))
+    )
+
+
+def _data(
+    builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]
+) -> tuple[Link, ...]:
+    """Settle the data links: the rails' own, else the links that TCP can use."""
+    wanted = builder.settings.data_ifname
+    source = Source.ENVIRONMENT if wanted else Source.DETECTED
+    above = [rail.link for rail in chosen if rail.link is not None]
+    if above:
+        links = tuple(link for link in candidates if link in above)
+        left = [link.name for link in candidates if link not in above]
+        because = "the RDMA ports' own links"
+        because += f"; not used: {', '.join(left)}" if left else ""
+    elif chosen or (builder.host_network and not wanted):
+        return ()  # on the node's network, a link without RDMA may be anybody's
+    else:
+        said = {item.link for item in builder.fabric.attachments if not item.default}
+        reachable = [link for link in candidates if has_carrier(link) and usable(link)]
+        named = [link for link in reachable if link.name in said]
+        links = tuple(candidates) if wanted else tuple(named or reachable)
+        because = "a second link with an address and without RDMA: TCP"
+        if not wanted and named:
+            source, because = Source.PLATFORM, f"{because}; the platform names it"
+        elif not wanted and len(reachable) > 1:
+            names = ", ".join(link.name for link in reachable)
+            builder.problem(
+                "data-ambiguous",
+                f"{names}: nothing tells which of these links is the data network; "
+                "mpiboot uses all",
+                "set MPIBOOT_DATA_IFNAME",
+            )
+    if links:
+        because = "MPIBOOT_DATA_IFNAME" if wanted else because
+        builder.decide("data-link", ",".join(link.name for link in links), source, because)
+    return links
+
+
+def _dead(builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]) -> None:
+    """Say which links were given an address and have no carrier; a rail's says its port."""
+    if builder.host_network and not builder.settings.data_ifname:
+        return  # a node has links that nobody plugged in
+    above = [rail.link for rail in chosen]
+    for link in candidates:
+        if link not in above and usable(link) and not has_carrier(link):
+            why = "has no carrier" if link.up else "is down"
+            builder.problem("data-carrier", f"link {link.name} has an address, but {why}")
+        for address in refused(link):
+            said = f"another host of {link.name}'s network has its address {address}"
+            builder.problem("data-networks", said, "look at the network's IPAM: one address, once")
+
+
+def _nothing(builder: NetworkBuilder, data: Sequence[Link]) -> None:
+    """Say why there is no RDMA where something hints at it."""
+    fabric = builder.fabric
+    functions = {device.pci for device in fabric.devices}
+    bare = [item.pci for item in fabric.attachments if item.pci and item.pci not in functions]
+    orphans = [
+        device.name
+        for device, port in rails.ports(fabric.devices)
+        if port.link_layer is LinkLayer.ETHERNET and device.opens
+    ]
+    if bare:
+        builder.problem(
+            "rdma-missing",
+            f"the platform gave PCI function {', '.join(bare)}, which has no RDMA device here",
+            "switch RDMA on for these functions (SriovNetworkNodePolicy: `isRdma: true`)",
+        )
+    elif orphans:
+        names = ", ".join(sorted(set(orphans), key=natural_order)[:4])
+        builder.problem(
+            "rdma-missing",
+            f"{len(set(orphans))} RoCE devices open ({names}), but none of them has a link in "
+            "this pod",
+            "RoCE needs the device's own link in the pod: attach its network "
+            "(annotation k8s.v1.cni.cncf.io/networks)",
+        )
+    if not data:
+        builder.decide(
+            "data-link", "", Source.DETECTED, "no second link that TCP or RDMA could use"
+        )
+
+
+def _pending(
+    builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]
+) -> tuple[str, ...]:
+    """Say what may still come: InfiniBand VFs stay INIT for a while, IPAM takes seconds."""
+    waiting = [
+        f"port {rail.name} is {rail.port.state.value}, not yet ACTIVE"
+        for rail in chosen
+        if rail.port.state in (PortState.INIT, PortState.ARMED)
+    ]
+    roce = {rail.link.name for rail in chosen if rail.link and rail.transport is Transport.ROCE}
+    said = {item.link for item in builder.fabric.attachments} | set(builder.settings.data_ifname)
+    taken = {rail.device.name for rail in chosen}
+    free = any(one.opens and one.name not in taken for one in builder.fabric.devices)
+    for link in candidates:
+        if usable(link):
+            continue
+        tentative = ", ".join(str(item.ip) for item in coming(link))
+        named = link.name in said and not chosen
+        macvlan = free and not chosen and link.kind in ("macvlan", "ipvlan")
+        if tentative and has_carrier(link):
+            waiting.append(
+                f"link {link.name}: the kernel still checks whether another host has {tentative}"
+            )
+        elif link.name in roce or named or macvlan:
+            waiting.append(f"link {link.name} has no address yet")
+        else:
+            continue
+        # Of a rail and of a link that was named, other rules say what never comes.
+        if link.name not in roce and link.name not in builder.settings.data_ifname:
+            builder.problem("data-address", waiting[-1])
+    for rail in chosen:
+        if rail.link is None or rail.transport is not Transport.ROCE or not usable(rail.link):
+            continue
+        if not any(gid.kind is GidType.ROCE_V2 for gid in ports.own_gids(rail)):
+            waiting.append(f"port {rail.name} has no RoCE v2 entry for {rail.link.name} yet")
+    return tuple(waiting)

@@ -1,1 +1,0 @@
-"""What is seen of the world: read-only, bounded, without an opinion."""

@@ -1,0 +1,311 @@
+"""The private ssh_config that mpirun's own ssh gets: what the gate verified, and no prompts.
+
+Pure text making. A user's own ssh arguments are read into configuration lines behind ours: ssh
+keeps the first value that it finds, so that a copied ``StrictHostKeyChecking=no`` can't switch
+checking off.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from mpiboot.core.choices import Auto, HostKeys
+from mpiboot.core.model import Decision, Identity, Source, SshKind
+
+# What the setting of the host keys is called in ssh's configuration.
+STRICT: Final = {HostKeys.JOB: "yes", HostKeys.ACCEPT_NEW: "accept-new", HostKeys.OFF: "no"}
+
+# The name under which the job's host key is pinned: one key for every pod of the job.
+ALIAS: Final = "mpiboot-job"
+
+# ssh's short options that have a configuration keyword; others of the user's stay arguments.
+_SHORT: Final = {
+    "-p": "Port",
+    "-i": "IdentityFile",
+    "-l": "User",
+    "-c": "Ciphers",
+    "-m": "MACs",
+    "-J": "ProxyJump",
+    "-b": "BindAddress",
+    "-B": "BindInterface",
+    "-e": "EscapeChar",
+    "-S": "ControlPath",
+    # A second -F on ssh's command line would replace the private configuration.
+    "-F": "Include",
+}
+_BARE: Final = {
+    "-4": ("AddressFamily", "inet"),
+    "-6": ("AddressFamily", "inet6"),
+    "-C": ("Compression", "yes"),
+    "-q": ("LogLevel", "QUIET"),
+    "-x": ("ForwardX11", "no"),
+    "-a": ("ForwardAgent", "no"),
+    # As words of ssh's command line these would come before the configuration's "no".
+    "-A": ("ForwardAgent", "yes"),
+    "-X": ("ForwardX11", "yes"),
+    "-Y": ("ForwardX11Trusted", "yes"),
+}
+# What mpiboot settles itself, from what it verified; a user's value for these has no effect.
+_SETTLED: Final = (
+    "stricthostkeychecking userknownhostsfile globalknownhostsfile hostname hostkeyalias "
+    "batchmode identityfile identitiesonly port user forwardagent forwardx11 "
+    "forwardx11trusted clearallforwardings identityagent checkhostip updatehostkeys "
+    "preferredauthentications requesttty escapechar permitlocalcommand localcommand "
+    "controlmaster controlpath loglevel"
+)
+_OURS: Final = frozenset(_SETTLED.split())
+# How long ssh waits and how often it tries: a user's values come before mpiboot's own.
+_PATIENCE: Final = {
+    "connectionattempts": 3,  # the gate has just seen the host answer: a dropped SYN, a full queue
+    "connecttimeout": 30,  # seconds
+    "serveraliveinterval": 0,  # seconds; from the keep-alive setting
+    "serveralivecountmax": 0,  # likewise
+}
+# Probes in the time of the keep-alive setting, and the most seconds between two.
+_PROBES, _MOST_BETWEEN = 30, 10.0
+# Unanswered ones after which mpirun's parent looks for a host (``parent.silence``).
+_UNANSWERED: Final = 3
+# Where the parent looks for silent hosts: ssh has no word for never.
+_NEVER: Final = 1_000_000
+# ssh_config(5), TIME FORMATS.
+_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_TIME: Final = re.compile(r"(?:[0-9]{1,9}[smhdw])*[0-9]{1,9}[smhdw]?", re.IGNORECASE)
+_TIME_PART: Final = re.compile(r"([0-9]+)([smhdw]?)")
+# What mpiboot's own SSH client does by itself, or never does: such a keyword is no loss there.
+_CLIENT_DOES: Final = (
+    _OURS | _PATIENCE.keys() | {"tcpkeepalive", "passwordauthentication", "compression"}
+)
+
+# The first choice of OpenSSH 9.0 to 9.8: 82 ms of CPU for each login on the launcher, which logs in
+# to every host, against 13 with what both ends choose without it (scripts/bench/key_exchange).
+# 9.9 chooses mlkem768x25519 first, which is cheap.
+COSTLY_KEX: Final = "sntrup761"
+
+# From so many hosts on one process with the gate's logins costs less than an ssh for each host, in
+# memory and in time: the least number that was measured (scripts/bench/scale).
+KEPT_FROM: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class UserArgs:
+    """A user's own ssh arguments, read.
+
+    ``lines`` are configuration lines; ``words`` what has no such form; ``without_effect`` the
+    keywords that mpiboot settles itself.
+    """
+
+    lines: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    without_effect: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SshTimeouts:
+    """How often a login is tried, and after how many seconds a host counts as lost.
+
+    ``attempts`` logins of at most ``timeout`` seconds each; ``probes`` unanswered keep-alives,
+    one every ``interval`` seconds (0: none is sent).
+    """
+
+    attempts: int
+    timeout: int
+    interval: int
+    probes: int
+
+    @property
+    def silent(self) -> int:
+        """After how many seconds without an answer a host is silent; 0: nobody asks it."""
+        return _UNANSWERED * self.interval
+
+
+def patience(keepalive: float, args: UserArgs, *, watched: bool = False) -> SshTimeouts:
+    """Settle how long is waited: the user's ssh arguments, else mpiboot's own values.
+
+    Args:
+        keepalive: the setting: seconds after which a silent worker is lost; 0 for never.
+        args: the user's ssh arguments; ssh itself complains of values that it can't read.
+        watched: whether mpirun's parent looks for silent hosts, so that ssh gives none up.
+    """
+    interval = math.ceil(min(keepalive / _PROBES, _MOST_BETWEEN))
+    probes = _NEVER if watched else math.ceil(keepalive / interval) if interval else 0
+    values = {**_PATIENCE, "serveraliveinterval": interval, "serveralivecountmax": probes}
+    for line in reversed(args.lines):  # ssh keeps the first
+        keyword, _, value = line.partition(" ")
+        if keyword.lower() in values and _TIME.fullmatch(value):
+            parts = _TIME_PART.findall(value.lower())
+            values[keyword.lower()] = sum(int(count) * _UNITS[unit] for count, unit in parts)
+    return SshTimeouts(*(max(0, values[name]) for name in _PATIENCE))
+
+
+def read_args(text: str) -> UserArgs:
+    """Read the value of ``plm_rsh_args`` and its kin: split at blanks, as Open MPI splits it."""
+    lines: list[str] = []
+    rest: list[str] = []
+    ineffective: list[str] = []
+    queue = text.split()
+
+    def keep(keyword: str, value: str) -> None:
+        if keyword.lower() in _OURS:
+            ineffective.append(f"{keyword}={value}")
+        else:
+            lines.append(f"{keyword} {value}")
+
+    while queue:
+        word = queue.pop(0)
+        if word in _BARE:
+            keep(*_BARE[word])
+        elif word[:2] == "-o":
+            pair = word[2:] or (queue.pop(0) if queue else "")
+            keyword, _, value = pair.partition("=")
+            if keyword and value:
+                keep(keyword.strip(), value.strip())
+            else:
+                rest += [word, pair] if not word[2:] else [word]
+        elif word[:2] in _SHORT:
+            value = word[2:] or (queue.pop(0) if queue else "")
+            if value and (word[:2], value.lower()) != ("-F", "none"):
+                keep(_SHORT[word[:2]], value)
+        else:
+            rest.append(word)
+    return UserArgs(tuple(lines), tuple(rest), tuple(ineffective))
+
+
+def lost_with_own_client(args: UserArgs) -> tuple[str, ...]:
+    """List a user's ssh arguments that would change something, and don't without ssh."""
+    lines = (line for line in args.lines if line.partition(" ")[0].lower() not in _CLIENT_DOES)
+    return (*lines, *args.words)
+
+
+@dataclass(frozen=True, slots=True)
+class SshHost:
+    """One host as mpirun names it, and where it was verified to be.
+
+    Or a pattern of names; its address then is ``%h``, the name itself, and what that lacks.
+    """
+
+    name: str
+    address: str
+    port: int
+    user: str
+
+
+def quoted(value: str) -> str:
+    """Quote a value of ssh_config; a percent sign would be a token."""
+    text = value.replace("%", "%%")
+    if not any(char.isspace() or char in "\"'\\#" for char in text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def render(
+    entries: Iterable[SshHost],
+    *,
+    key: str,
+    known_hosts: str,
+    host_keys: HostKeys,
+    keepalive: float,
+    user_args: UserArgs,
+    own_keys: frozenset[str] = frozenset(),
+    costly_kex: bool = False,
+    watched: bool = False,
+) -> str:
+    """Write the configuration.
+
+    Args:
+        entries: the hosts; ssh matches the name that mpirun passes.
+        key: path of the private key's copy.
+        known_hosts: path of the file with the pinned host key.
+        host_keys: ``job`` (pinned), ``accept-new`` or ``off``.
+        keepalive: seconds after which a silent worker is lost; 0: never.
+        user_args: the user's own, behind ours.
+        own_keys: hosts that showed a host key of their own; they are known by their address.
+        costly_kex: whether the ssh that reads it knows ``COSTLY_KEX``, and can be told to leave it.
+        watched: as in ``patience``.
+    """
+    strict = STRICT[host_keys]
+    wait = patience(keepalive, user_args, watched=watched)
+    lines = []
+    for entry in entries:
+        lines += [
+            f"Host {entry.name}",
+            f"  HostName {entry.address if entry.address[:2] == '%h' else quoted(entry.address)}",
+            f"  Port {entry.port}",
+            f"  User {quoted(entry.user)}",
+        ]
+        if host_keys is HostKeys.JOB or entry.name not in own_keys:
+            lines.append(f"  HostKeyAlias {ALIAS}")
+    lines += [
+        "Host *",
+        f"  IdentityFile {quoted(key)}",
+        "  IdentitiesOnly yes",
+        "  IdentityAgent none",
+        f"  UserKnownHostsFile {quoted(known_hosts)}",
+        "  GlobalKnownHostsFile /dev/null",
+        f"  StrictHostKeyChecking {strict}",
+    ]
+    lines += [
+        "  CheckHostIP no",
+        "  UpdateHostKeys no",
+        "  BatchMode yes",
+        "  PreferredAuthentications publickey",
+        # These hold the user's own values, where given.
+        f"  ConnectTimeout {wait.timeout}",
+        f"  ConnectionAttempts {wait.attempts}",
+        f"  ServerAliveInterval {wait.interval}",
+        f"  ServerAliveCountMax {wait.probes}",
+        "  ForwardAgent no",
+        "  ForwardX11 no",
+        "  ClearAllForwardings yes",
+        "  ControlMaster no",
+        "  ControlPath none",
+        "  RequestTTY no",
+        "  EscapeChar none",
+        "  LogLevel ERROR",
+    ]
+    lines += [f"  {line}" for line in user_args.lines]
+    lines.append("  TCPKeepAlive yes")
+    if costly_kex:  # the user's own choice, which stands before, wins
+        lines.append(f"  KexAlgorithms -{COSTLY_KEX}*")
+    return "\n".join(lines) + "\n"
+
+
+def client(
+    wanted: SshKind | Auto,
+    source: Source,
+    ssh: str,
+    identity: Identity,
+    hosts: int = 0,
+    only_ssh: str = "",
+) -> Decision:
+    """Choose the SSH client of mpirun's launch agents: the value is a ``SshKind``.
+
+    Args:
+        wanted: the setting ``ssh_client``.
+        source: where that comes from.
+        ssh: the path of the installed ssh; empty where there is none.
+        identity: this pod's user.
+        hosts: how many the job has; 0 where the gate's logins can't carry the agents' sessions.
+        only_ssh: what is asked for that ssh alone does; empty for nothing.
+    """
+    name = "ssh-client"
+    if wanted is SshKind.EMBEDDED:
+        return Decision(name, wanted.value, source, "MPIBOOT_SSH_CLIENT")
+    # Whoever asks for openssh gets it, and its own error where it can't run.
+    if wanted is SshKind.OPENSSH:
+        return Decision(
+            name, wanted.value, source, f"MPIBOOT_SSH_CLIENT, {ssh or 'which is missing'}"
+        )
+    if not ssh:
+        return Decision(name, SshKind.EMBEDDED.value, Source.DETECTED, "there is no ssh on PATH")
+    if not identity.known:
+        because = f"{ssh} refuses uid {identity.uid}, which has no passwd entry"
+        return Decision(name, SshKind.EMBEDDED.value, Source.DETECTED, because)
+    if hosts < KEPT_FROM or only_ssh:
+        because = f"{ssh}: {only_ssh}" if hosts >= KEPT_FROM else ssh
+        return Decision(name, SshKind.OPENSSH.value, Source.DETECTED, because)
+    because = f"{hosts:,} hosts: the gate's logins carry the sessions, instead of an ssh for each"
+    return Decision(name, SshKind.EMBEDDED.value, Source.DETECTED, because)

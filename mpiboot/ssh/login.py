@@ -1,0 +1,282 @@
+"""One SSH attempt at one address: how far it came, and what the worker's one command said.
+
+Every way in which an attempt can fail has a name of its own here, and asyncssh's exceptions end
+here. It never retries and never decides whether a failure is for good: that is the gate's. It
+never writes a file and never reads the user's SSH configuration or agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import asyncssh
+
+from mpiboot.core.choices import HostKeys
+from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.dialogue import Connection, closed
+from mpiboot.ssh.job_key import read_private, read_public
+from mpiboot.ssh.kept import KeptConnections
+from mpiboot.ssh.options import NOTHING_ELSE, host_key_algorithms, send_no_ignores
+
+OUTPUT_LIMIT: Final = 1 << 20
+_SHOWN: Final = 60
+_COMPLAINT: Final = 400
+_LOGINS: Final = 32
+
+
+# Each kind of asyncssh.Error; the nearest ancestor counts. Other exceptions that an attempt can
+# meet are OSError (the connection) and ValueError (what the server sent can't be read).
+ERRORS: Final[dict[type[BaseException], Outcome]] = {
+    asyncssh.ConnectionLost: Outcome.CLOSED,
+    asyncssh.ServiceNotAvailable: Outcome.CLOSED,
+    asyncssh.HostKeyNotVerifiable: Outcome.HOST_KEY_DIFFERS,
+    asyncssh.PermissionDenied: Outcome.KEY_REFUSED,
+    asyncssh.IllegalUserName: Outcome.KEY_REFUSED,
+    asyncssh.KeyExchangeFailed: Outcome.PROTOCOL,
+    asyncssh.CompressionError: Outcome.PROTOCOL,
+    asyncssh.MACError: Outcome.PROTOCOL,
+    asyncssh.ProtocolError: Outcome.PROTOCOL,
+    asyncssh.ProtocolNotSupported: Outcome.PROTOCOL,
+    asyncssh.DisconnectError: Outcome.CLOSED,
+    asyncssh.ChannelOpenError: Outcome.COMMAND_FAILED,
+    asyncssh.ProcessError: Outcome.COMMAND_FAILED,
+    asyncssh.SFTPError: Outcome.COMMAND_FAILED,
+    asyncssh.Error: Outcome.PROTOCOL,
+    OSError: Outcome.CLOSED,
+    ValueError: Outcome.PROTOCOL,
+}
+
+
+def outcome_of(exception: BaseException) -> Outcome:
+    """Name what an exception of an attempt means."""
+    return next(ERRORS[kind] for kind in type(exception).__mro__ if kind in ERRORS)
+
+
+def _key_line(key: asyncssh.SSHKey) -> str:
+    return " ".join(key.export_public_key().decode("ascii", "replace").split()[:2])
+
+
+class _LoginRecord(asyncssh.SSHClient):
+    """Offers one key, takes note of what the server shows and asks, answers no prompt."""
+
+    def __init__(self, key: asyncssh.SSHKey) -> None:
+        self._keys = [key]
+        self.shown: asyncssh.SSHKey | None = None
+        self.offered = False
+        self.password = False
+        self.banner = ""
+        self.began = False
+
+    def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
+        self.began = True
+        send_no_ignores(conn)
+
+    def validate_host_public_key(
+        self,
+        host: str,  # noqa: ARG002 - asyncssh's signature
+        addr: str,  # noqa: ARG002
+        port: int,  # noqa: ARG002
+        key: asyncssh.SSHKey,
+    ) -> bool:
+        # A foreign key is let through up to the login and no further (see Login.log_in): only
+        # so can a worker with a host key of its own be told from the node's own sshd. A public
+        # key login gives the server nothing that it could use elsewhere: the signature is bound
+        # to this connection (RFC 4252 7).
+        self.shown = key
+        return True
+
+    def public_key_auth_requested(self) -> asyncssh.SSHKey | None:
+        self.offered = True
+        return self._keys.pop() if self._keys else None
+
+    def password_auth_requested(self) -> str | None:
+        self.password = True
+        return None
+
+    def kbdint_auth_requested(self) -> str | None:
+        self.password = True
+        return None
+
+    def auth_banner_received(self, msg: str, lang: str) -> None:  # noqa: ARG002 - its signature
+        self.banner = " ".join(msg.split())[:_SHOWN]
+
+
+class Login:
+    """Logs in with the job's key and runs one command; ``mode`` is the setting ``host_keys``.
+
+    ``public_line`` is what the worker's authorized_keys must hold, ``fingerprint`` that of it,
+    ``host_fingerprint`` that of the host key which is pinned: the job's own where none is given.
+    ``kept`` takes over the connection of each attempt that is a success.
+    """
+
+    def __init__(
+        self,
+        key: Path,
+        *,
+        host_key: str = "",
+        mode: HostKeys = HostKeys.JOB,
+        limits: LoginTimeouts | None = None,
+        kept: KeptConnections | None = None,
+    ) -> None:
+        self._kept = kept
+        self._key = read_private(key)
+        self._pinned = read_public(host_key) if host_key else self._key.convert_to_public()
+        self._strict = mode is HostKeys.JOB
+        self._limits = limits or LoginTimeouts()
+        # A node that is starved of CPU or disk needs longer than the limit each time: a host whose
+        # command did not end gets twice the time at the next attempt.
+        self._command_limits: dict[Target, float] = {}
+        # A handshake is some milliseconds of work here; more at once only makes each of them slow
+        # enough to be cut off by a server's patience. Commands are waited for without this bound.
+        self._logins = asyncio.Semaphore(_LOGINS)
+        self.public_line = _key_line(self._key)
+        self.fingerprint = self._key.get_fingerprint()
+        self.host_fingerprint = self._pinned.get_fingerprint()
+        self._algorithms = host_key_algorithms(self._pinned)
+
+    async def log_in(
+        self,
+        target: Target,
+        sock: socket.socket,
+        greeting: str,
+        command: str,
+        *,
+        keep: Callable[[Connection], None] | None = None,
+    ) -> Attempt:
+        """Log in over an open connection and run the command; the socket is closed at the end.
+
+        ``keep`` gets what can run more commands beside this one. It is to be closed where the
+        attempt is a success, and is closed here otherwise.
+        """
+        found = Attempt(
+            target, Outcome.OK, greeting=greeting, local_address=str(sock.getsockname()[0])
+        )
+        client = _LoginRecord(self._key)
+        try:
+            async with self._logins:
+                opening = self._open(target, sock, client)
+                connection = await asyncio.wait_for(opening, self._limits.login)
+        except asyncio.TimeoutError:
+            said = f"{self._limits.login:g} s"
+            # The server's half of the key exchange is the first that doesn't fit a small packet.
+            stalled = client.shown is None
+            return replace(found, outcome=Outcome.SLOW, said=said, stalled=stalled)
+        except (asyncssh.Error, OSError, ValueError) as why:
+            return self._failed(found, client, why)
+        finally:
+            sock.close()  # asyncssh has a duplicate of its own, and closes that
+        found = self._with_key(found, client)
+        limit = self._command_limits.get(target, self._limits.command)
+        kept = False
+        try:
+            if self._is_foreign(client):
+                return replace(found, outcome=Outcome.HOST_KEY_DIFFERS, welcome=True)
+            if keep is not None:
+                keep(Connection(connection, stays=self._kept is not None))
+            done = await asyncio.wait_for(self._run(found, connection, command), limit)
+            if done.outcome is Outcome.OK:
+                kept = keep is not None or self._kept is not None
+                if self._kept is not None:
+                    self._kept.keep(target, connection)
+        except asyncio.TimeoutError:
+            self._command_limits[target] = 2 * limit
+            said = f"no end within {limit:g} s"
+            return replace(found, outcome=Outcome.COMMAND_FAILED, said=said, stalled=True)
+        except (asyncssh.Error, OSError, ValueError) as why:
+            said = " ".join(str(why).split())
+            return replace(found, outcome=Outcome.COMMAND_FAILED, said=said)
+        else:
+            return done
+        finally:
+            if not kept:
+                await closed(connection)
+
+    def _is_foreign(self, client: _LoginRecord) -> bool:
+        return self._strict and client.shown is not None and client.shown != self._pinned
+
+    def _with_key(self, found: Attempt, client: _LoginRecord) -> Attempt:
+        if client.shown is None:
+            return found
+        line, fingerprint = _key_line(client.shown), client.shown.get_fingerprint()
+        return replace(found, host_key=line, fingerprint=fingerprint)
+
+    def _failed(self, found: Attempt, client: _LoginRecord, why: Exception) -> Attempt:
+        outcome, said = outcome_of(why), " ".join(str(why).split())
+        if outcome is Outcome.KEY_REFUSED and client.password and not client.offered:
+            outcome, said = Outcome.PASSWORD_ASKED, "it takes no keys"
+        if outcome.denied and client.banner:
+            said += f" ({client.banner})"
+        # Whatever a server says that is not the job's: first of all, it is another one.
+        if self._is_foreign(client):
+            outcome = Outcome.HOST_KEY_DIFFERS
+        return self._with_key(replace(found, outcome=outcome, said=said), client)
+
+    async def _open(
+        self, target: Target, sock: socket.socket, client: _LoginRecord
+    ) -> asyncssh.SSHClientConnection:
+        # create_connection takes the socket over; ours must stay valid to be closed.
+        duplicate = sock.dup()
+        try:
+            return await asyncssh.connect(
+                target.host,
+                target.port,
+                sock=duplicate,
+                client_factory=lambda: client,
+                server_host_key_algs=self._algorithms,
+                username=target.user,
+                client_keys=None,
+                preferred_auth="publickey,keyboard-interactive,password",
+                **NOTHING_ELSE,
+                keepalive_interval=5,
+            )
+        except asyncio.CancelledError:
+            if not client.began:  # nobody has taken it over yet
+                duplicate.close()
+            raise
+
+    async def _run(
+        self, found: Attempt, connection: asyncssh.SSHClientConnection, command: str
+    ) -> Attempt:
+        process = await connection.create_process(command, encoding=None, stdin=asyncssh.DEVNULL)
+        complaining = asyncio.ensure_future(_read_complaint(process.stderr))
+        try:
+            output = await _read_output(process.stdout)
+            if len(output) > OUTPUT_LIMIT:
+                said = f"it says more than {OUTPUT_LIMIT} bytes"
+                return replace(found, outcome=Outcome.COMMAND_FAILED, said=said)
+            complaint = await complaining
+        finally:
+            complaining.cancel()
+        await process.wait_closed()
+        text = output.decode("utf-8", "replace")
+        if process.exit_status == 0:
+            return replace(found, output=text)
+        words = " ".join((complaint or output).decode("utf-8", "replace").split())[:_COMPLAINT]
+        how = (
+            f"exit status {process.exit_status}"
+            if process.exit_signal is None
+            else f"signal {process.exit_signal[0]}"
+        )
+        said = f"{how}: {words}" if words else how
+        return replace(found, outcome=Outcome.COMMAND_FAILED, said=said, output=text)
+
+
+async def _read_output(stream: asyncssh.SSHReader[bytes]) -> bytes:
+    """Read to the end, or to one byte above the limit."""
+    kept = bytearray()
+    while len(kept) <= OUTPUT_LIMIT and (part := await stream.read(1 << 16)):
+        kept += part
+    return bytes(kept)
+
+
+async def _read_complaint(stream: asyncssh.SSHReader[bytes]) -> bytes:
+    """Read to the end, so that the command can't hang on it, and keep the beginning."""
+    kept = b""
+    while part := await stream.read(1 << 16):
+        kept = (kept + part)[:_COMPLAINT]
+    return kept

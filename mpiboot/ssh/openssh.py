@@ -1,0 +1,245 @@
+"""OpenSSH's sshd from a private configuration: whether it can run here, and how it is started.
+
+Never reads or writes /etc/ssh (but for the port that the image's own configuration names).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mpiboot.core.model import Identity
+from mpiboot.ssh.sessions import WRAPPER
+from mpiboot.system import executables, files
+from mpiboot.system.keys import JobKey
+
+LISTENING: Final = "Server listening on "
+# Where distributions keep it; sshd needs its own absolute path, to start itself anew.
+# The last one holds programs whose place a shim of mpiboot's has taken.
+_FOLDERS: Final = (
+    *("/usr/sbin", "/usr/local/sbin", "/usr/lib/ssh", "/opt/openssh/sbin"),
+    "/usr/local/lib/mpiboot/real",
+)
+_PRIVSEP: Final = "/run/sshd"
+# capabilities(7): what sshd as root uses for its unprivileged child.
+_NEEDED: Final = {6: "SETGID", 7: "SETUID", 18: "SYS_CHROOT"}
+_NO_LOGIN: Final = frozenset(("nologin", "false", "true", "sync"))
+_KEEPALIVES: Final = 3
+# Every build with OpenSSL has it, FIPS ones too; ssh's first choice (sntrup761) costs both ends
+# 100 ms more, and what a login to this pod itself says is no secret.
+_CHEAP_KEX: Final = "ecdh-sha2-nistp256"
+
+
+@dataclass(frozen=True, slots=True)
+class OpensshConditions:
+    """What decides whether sshd can serve this pod.
+
+    ``path`` is sshd's file (empty: there is none). ``privsep`` tells whether the folder that it
+    wants as root is there; ``locked`` whether /etc/shadow locks the account; ``shell`` whether
+    the passwd entry's shell can run commands; ``pidfd`` whether this system and this Python can
+    watch a process that is no child.
+    """
+
+    path: str
+    privsep: bool
+    locked: bool
+    shell: bool
+    pidfd: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """What a server serves by; it doesn't change while this worker runs."""
+
+    identity: Identity
+    folder: Path
+    key: JobKey
+    address: str
+    port: int
+    token: str
+    keepalive: float
+    environ: Mapping[str, str]  # the pod's own, with HOME, USER and LOGNAME
+
+
+def reason_against(conditions: OpensshConditions, identity: Identity, folder: str) -> str:
+    """Why sshd can't serve this pod; empty where nothing speaks against it. Pure."""
+    root = identity.uid == 0
+    missing = [name for bit, name in _NEEDED.items() if not identity.capabilities >> bit & 1]
+    odd = any(not char.isprintable() or char in "\"'\\%$`" for char in folder)
+    places = ", ".join(_FOLDERS)
+    objections = (
+        (not conditions.path, f"the image has no sshd (looked in PATH, {places})"),
+        (not identity.known, f"uid {identity.uid} has no passwd entry"),
+        (not conditions.shell, f"the shell {identity.shell} of {identity.user} runs no commands"),
+        (root and bool(missing), "sshd as root needs the capabilities " + ", ".join(missing)),
+        (root and not conditions.privsep, f"sshd as root needs {_PRIVSEP}, which can't be made"),
+        (conditions.locked, f"the account {identity.user} is locked in /etc/shadow"),
+        (
+            not conditions.pidfd,
+            "this system can't tell when a connection's process ends (no pidfd)",
+        ),
+        (odd, f"sshd's configuration can't hold the path {folder}"),
+    )
+    return next((said for holds, said in objections if holds), "")
+
+
+def find(path: str) -> str:
+    """The sshd that is installed; empty where there is none."""
+    # A folder that holds mpiboot's shims would answer with mpiboot itself: those are skipped.
+    for folder in (*path.split(os.pathsep), *_FOLDERS):
+        found = executables.find("sshd", folder) if folder.startswith("/") else None
+        if found and "mpiboot" not in Path(found).resolve().name:
+            return found
+    return ""
+
+
+def _locked(user: str) -> bool:
+    try:
+        lines = Path("/etc/shadow").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return False  # who can't read it is not root, and sshd can't read it either
+    return any(line.startswith(f"{user}:!") for line in lines)
+
+
+def _privsep(identity: Identity, binary: str, *, make: bool) -> bool:
+    if identity.uid != 0 or not executables.knows(binary, _PRIVSEP):
+        return True  # only root's sshd asks for it; other builds have a folder of their package
+    if not make:
+        folder = Path(_PRIVSEP)
+        return folder.is_dir() or os.access(folder.parent, os.W_OK)
+    try:
+        # A fresh tmpfs on /run hides the one that the package made.
+        Path(_PRIVSEP).mkdir(mode=0o755, exist_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def _pidfd() -> bool:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def conditions(identity: Identity, path: str, *, make: bool = True) -> OpensshConditions:
+    """Observe what decides; makes /run/sshd where root may and it is missing.
+
+    With ``make`` false nothing is made: it counts as there where it could be.
+    """
+    binary = find(path)
+    return OpensshConditions(
+        path=binary,
+        privsep=bool(binary) and _privsep(identity, binary, make=make),
+        locked=_locked(identity.user),
+        shell=_runs_commands(identity.shell),
+        pidfd=_pidfd(),
+    )
+
+
+def force_command(folder: Path, token: str) -> str:
+    """The session wrapper's command line, which sshd hands to the user's shell."""
+    words = ["/bin/sh", str(WRAPPER), str(folder), token]
+    # /bin/sh by name: the package or its volume may have lost the file's execute bit.
+    return "exec " + shlex.join(words)
+
+
+def configuration(binary: str, setup: WorkerSetup) -> str:
+    """The text of the private sshd_config.
+
+    Only options that every build since OpenSSH 8.0 knows, but for those looked up in the binary.
+    """
+    folder, address = setup.folder, setup.address
+    where = f"[{address}]:{setup.port}" if ":" in address else f"{address}:{setup.port}"
+    interval = math.ceil(setup.keepalive / _KEEPALIVES)
+    options = {
+        "ListenAddress": where,
+        "HostKey": f'"{folder}/key"',
+        "AuthorizedKeysFile": f'"{folder}/authorized_keys"',
+        # The folder is private already; its parents (/tmp, a volume) need not please sshd.
+        "StrictModes": "no",
+        "AuthenticationMethods": "publickey",
+        "PubkeyAuthentication": "yes",
+        "PasswordAuthentication": "no",
+        "KbdInteractiveAuthentication": "no",
+        "HostbasedAuthentication": "no",
+        "UsePAM": "no",
+        "AllowUsers": setup.identity.user,
+        "PermitRootLogin": "prohibit-password",
+        "PermitUserRC": "no",
+        "PermitUserEnvironment": "no",
+        "PermitTTY": "no",
+        "PermitTunnel": "no",
+        "DisableForwarding": "yes",
+        "ForceCommand": force_command(folder, setup.token),
+        # bash reads ~/.bashrc for commands over SSH at its first level only: not for ForceCommand,
+        # whose result the pod's environment would replace, but for the command itself.
+        "SetEnv": "SHLVL=1",
+        "PidFile": "none",
+        "UseDNS": "no",
+        "PrintMotd": "no",
+        # In the greeting: the launcher tells a worker from a node's own sshd by it.
+        "VersionAddendum": "mpiboot",
+        "Compression": "no",
+        "LoginGraceTime": "60",
+        "MaxStartups": "1000",
+        "MaxSessions": "200",
+        "ClientAliveInterval": str(interval),
+        "ClientAliveCountMax": str(_KEEPALIVES),
+        "LogLevel": "INFO",
+    }
+    if executables.knows(binary, "persourcepenalties"):
+        # OpenSSH 9.8: a launcher that only looks at the greeting would be shut out for a while.
+        options["PerSourcePenalties"] = "no"
+    return "".join(f"{name} {value}\n" for name, value in options.items())
+
+
+def prepare(binary: str, setup: WorkerSetup) -> list[str]:
+    """Write the private files; the argv that starts sshd in the foreground.
+
+    Raises:
+        MpibootError: ``runtime-folder``; a file can't be written.
+    """
+    config = setup.folder / "sshd_config"
+    files.write_private(setup.folder / "authorized_keys", setup.key.public + "\n")
+    files.write_private(config, configuration(binary, setup))
+    return [binary, "-D", "-e", "-f", str(config)]
+
+
+def login(program: str, setup: WorkerSetup) -> list[str]:
+    """Write what a login to this worker itself needs; its argv. ``program`` is ssh's path."""
+    folder, address, port = setup.folder, setup.address, setup.port
+    host = f"[{address}]:{port}" if port != 22 else address  # noqa: PLR2004 - ssh's default port
+    files.write_private(folder / "known_hosts", f"{host} {setup.key.public}\n")
+    options = {
+        "BatchMode": "yes",
+        "IdentitiesOnly": "yes",
+        "IdentityAgent": "none",
+        "StrictHostKeyChecking": "yes",
+        "UserKnownHostsFile": f'"{folder}/known_hosts"',
+        "GlobalKnownHostsFile": "/dev/null",
+        "PreferredAuthentications": "publickey",
+        "ConnectTimeout": "30",
+        "LogLevel": "ERROR",
+    }
+    if executables.knows(program, _CHEAP_KEX):
+        options["KexAlgorithms"] = _CHEAP_KEX
+    given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    key_file = str(folder / "key")
+    who = ["-i", key_file, "-p", str(port), "-l", setup.identity.user, address]
+    return [program, "-F", "/dev/null", "-T", *given, *who, "exit 0"]
+
+
+def shell_of(identity: Identity) -> str:
+    """The shell for the user's commands: the passwd entry's where it runs commands, else sh."""
+    return identity.shell if _runs_commands(identity.shell) else "/bin/sh"
+
+
+def _runs_commands(shell: str) -> bool:
+    return os.access(shell, os.X_OK) and Path(shell).name not in _NO_LOGIN

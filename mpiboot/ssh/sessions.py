@@ -1,0 +1,264 @@
+"""The worker's SSH sessions: their environment, and their end when the connection ends.
+
+OpenSSH sends no hang-up to a session without a terminal: what the session started would live on.
+Ends only processes that carry a session's mark or descend from it, never one by its name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import mpiboot
+from mpiboot.core import log
+from mpiboot.ssh.session_processes import MARK, Process, Session, family, mark_of, process, table
+from mpiboot.system import files
+from mpiboot.system.os_calls import process_handle
+from mpiboot.system.process import SignalLoop
+
+ENVIRONMENT: Final = "session.env"
+FIFO: Final = "sessions"
+WRAPPER: Final = Path(mpiboot.__file__).parent / "libexec" / "session"
+# Seconds between TERM and KILL for what is left when the worker ends: ranks had their grace before.
+GRACE: Final = 5.0
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# The session's own, told by its sshd and not by the pod.
+_OWN: Final = frozenset(
+    ("PWD", "OLDPWD", "SHLVL", "_", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "MAIL")
+)
+# Names that some /bin/sh refuses to set, which would end the session before it begins.
+_SHELL: Final = frozenset(
+    ("UID", "EUID", "PPID", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO", "OPTIND", "LINENO")
+)
+# While a process executes a new program, its environment reads as empty: it is looked for twice.
+_SECOND_LOOK: Final = 0.2
+# Lines of the FIFO: "begin MARK LEADER CONNECTION DETACH" and "end MARK"; process numbers have at
+# most seven digits (PID_MAX_LIMIT).
+_BEGIN: Final = re.compile(rb"begin (\S+) ([1-9]\d{0,6}) ([1-9]\d{0,6}) ([01])")
+_END: Final = re.compile(rb"end (\S+)")
+
+
+def environment(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """The pod's environment as lines for a POSIX shell, and the names that can't be in it.
+
+    Names of the session itself (its user, home, shell and connection) are left to it.
+    """
+    lines, left = [], []
+    for name, value in environ.items():
+        if name in _OWN or name.startswith("SSH_") or name == MARK:
+            continue
+        if not _NAME.fullmatch(name) or name in _SHELL:
+            left.append(name)
+            continue
+        quoted = "'" + value.replace("'", "'\\''") + "'"
+        lines.append(f"export {name}={quoted}\n")
+    return "".join(lines), tuple(left)
+
+
+def new_token() -> str:
+    """A word that no other worker has, for the marks of this worker's sessions."""
+    return os.urandom(8).hex()
+
+
+def read_begin(line: bytes) -> tuple[str, int, int, bool] | None:
+    """Read a line that tells of a session: mark, leader, connection, whether it is a daemon.
+
+    None where it is no such line: whoever may write to the FIFO, the worker goes on. Pure.
+    """
+    begin = _BEGIN.fullmatch(line)
+    if begin is None:
+        return None
+    return begin[1].decode("ascii", "replace"), int(begin[2]), int(begin[3]), begin[4] == b"1"
+
+
+class Sessions:
+    """Hears of sessions on a FIFO and ends what is left of each when its connection has ended."""
+
+    def __init__(
+        self,
+        folder: Path,
+        loop: SignalLoop,
+        grace: float,
+        others: Callable[[bytes], None] = lambda _: None,
+    ) -> None:
+        """Make the FIFO in the worker's folder and listen on it.
+
+        Args:
+            folder: the worker's own.
+            loop: what listens.
+            grace: seconds between TERM and KILL for what a lost connection leaves behind, which may
+                be saving; not less than GRACE.
+            others: gets the lines that are not about a session.
+        """
+        files.make_fifo(folder / FIFO)
+        # Open for writing too: no end of file when the last session has written.
+        self._fifo = os.open(folder / FIFO, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._loop = loop
+        self._grace = max(GRACE, grace)
+        self._others = others
+        self._rest = b""
+        self._sessions: dict[str, Session] = {}
+        self._dirty = False
+        self.begun = 0  # sessions so far
+        loop.on(self._fifo, self._heard)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def _heard(self) -> None:
+        try:
+            data = os.read(self._fifo, 1 << 16)
+        except BlockingIOError:
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if begun := read_begin(line):
+                mark, leader, connection, detach = begun
+                self._begin(mark, leader, connection, detach=detach)
+            elif ended := _END.fullmatch(line):
+                session = self._sessions.get(ended[1].decode("ascii", "replace"))
+                if session is not None:
+                    self._end(session)
+            else:
+                self._others(line)
+
+    def _begin(self, mark: str, leader: int, connection: int, *, detach: bool) -> None:
+        found = process(leader)
+        session = Session(mark, leader, found.start if found else -1, detach=detach)
+        self._sessions[mark] = session
+        self.begun += 1
+        log.debug("session", f"session {mark} begins", leader=leader)
+        try:
+            watch = process_handle(connection)
+        except ProcessLookupError:
+            self._end(session)  # the connection has ended before we heard of the session
+            return
+        if watch is not None:  # without, the embedded server tells of the end
+            session.connection = watch
+            self._loop.on(session.connection, partial(self._end, session))
+
+    def _end(self, session: Session) -> None:
+        if session.connection >= 0:
+            self._loop.off(session.connection)
+            os.close(session.connection)
+            session.connection = -1
+        if session.detach and process(session.leader) is None:
+            # Its own launcher asked for a daemon and let the connection go: left alone.
+            self._sessions.pop(session.mark, None)
+            return
+        session.ending = True
+        self._dirty = True
+
+    def end_all(self, *, at_once: bool = False) -> None:
+        """Begin to end every session, or with ``at_once`` kill what is still there of them."""
+        self._grace = min(self._grace, GRACE)
+        latest = 0.0 if at_once else time.monotonic() + self._grace
+        for session in self._sessions.values():
+            session.detach = False
+            if not session.ending:
+                self._end(session)
+            if at_once or (session.deadline or 0.0) > latest:
+                session.deadline = latest
+        self._dirty = True
+
+    @property
+    def due(self) -> float | None:
+        """When ``step`` has to be called at the latest (monotonic clock); None: no need."""
+        if self._dirty:
+            return 0.0
+        limits = [
+            item.deadline for item in self._sessions.values() if item.ending and item.deadline
+        ]
+        return min(limits, default=None)
+
+    def step(self) -> None:
+        """Look at the sessions that are ending: signal what is left, forget those that are gone."""
+        due = self.due
+        if due is None or due > time.monotonic():
+            return
+        self._dirty = False
+        ending = [session for session in self._sessions.values() if session.ending]
+        running = table()
+        oldest = min((session.start for session in ending), default=0)
+        marks = {pid: mark_of(pid) for pid, item in running.items() if item.start >= oldest}
+        for session in ending:
+            members = family(session, running, marks) - {os.getpid()}
+            for pid in [pid for pid, watch in session.victims.items() if watch < 0]:
+                if pid not in members:
+                    del session.victims[pid]
+            if not members and not session.victims and not session.quiet:
+                session.quiet = True
+                session.deadline = time.monotonic() + _SECOND_LOOK
+                continue
+            if not members and not session.victims:
+                log.debug("session", f"session {session.mark} has ended")
+                del self._sessions[session.mark]
+                continue
+            if session.quiet:
+                session.quiet, session.deadline = False, None
+            self._signal(session, [running[pid] for pid in sorted(members)])
+
+    def _signal(self, session: Session, members: list[Process]) -> None:
+        now = time.monotonic()
+        if session.deadline is None:
+            session.deadline = now + self._grace
+        late = session.deadline <= now
+        if late:
+            session.deadline = now + self._grace  # looked at once more, for what can't be killed
+        for member in members:
+            fresh = member.pid not in session.victims
+            if not fresh and not late:
+                continue
+            if fresh and not self._take(session, member):
+                self._dirty = True
+                continue
+            # A stopped process takes its TERM only when it goes on.
+            numbers = (signal.SIGKILL,) if late else (signal.SIGTERM, signal.SIGCONT)
+            for number in numbers:
+                self._send(session, member, number)
+
+    def _take(self, session: Session, member: Process) -> bool:
+        """Take note of a process that is going to be ended; False where it has ended already."""
+        try:
+            watch = process_handle(member.pid)
+        except ProcessLookupError:
+            return False
+        found = process(member.pid)
+        if found is None or found.start != member.start:
+            if watch is not None:
+                os.close(watch)
+            return False
+        session.victims[member.pid] = -1 if watch is None else watch
+        if watch is not None:
+            self._loop.on(watch, partial(self._gone, session, member.pid))
+        return True
+
+    def _send(self, session: Session, member: Process, number: int) -> None:
+        watch = session.victims[member.pid]
+        try:
+            if watch >= 0:
+                signal.pidfd_send_signal(watch, number)
+            elif process(member.pid) == member:
+                os.kill(member.pid, number)
+        except OSError:
+            return
+
+    def _gone(self, session: Session, pid: int) -> None:
+        descriptor = session.victims.pop(pid, -1)
+        if descriptor >= 0:
+            self._loop.off(descriptor)
+            os.close(descriptor)
+        if not session.victims:
+            self._dirty = True  # look again: it may have left a child
+
+    def close(self) -> None:
+        """Stop listening; what is still running is left."""
+        self._loop.off(self._fifo)
+        os.close(self._fifo)

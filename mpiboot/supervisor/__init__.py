@@ -1,0 +1,1 @@
+"""The launcher's process that stays beside mpirun, and what it asks workers."""

@@ -1,0 +1,226 @@
+"""The launch agents of one mpirun: what they tell by a FIFO, and whether they are still there.
+
+An agent tells that it was started, that its ssh is connected and how it ended. One that is killed
+tells nothing: its process is watched too.
+"""
+
+# pathlib, and what it imports, costs the parent a megabyte for nothing.
+# ruff: noqa: PTH108
+from __future__ import annotations
+
+import os
+import signal
+import time
+from _heapq import heappop, heappush
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Final
+
+from mpiboot.core import log
+from mpiboot.core.launch_spec import EVENTS, REQUESTS
+from mpiboot.supervisor.events import AgentConnected, AgentEnded, AgentStarted, ClientEnded, Event
+from mpiboot.supervisor.signals import name
+from mpiboot.system.loop import EventLoop
+from mpiboot.system.os_calls import last_words, open_fifo, process_handle
+
+_KILLED: Final = -signal.SIGKILL
+# An mpirun that gives up kills its agents: the one whose ssh has ended by itself comes first.
+_PATIENCE: Final = 0.5
+_PIECE: Final = 65536
+
+
+class Agents:
+    """Listens to the agents, and makes events of what becomes of them."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        folder: str,
+        hosts: Collection[str],
+        running: Callable[[], Collection[tuple[str, int]]],
+        feed: Callable[[Event], None],
+    ) -> None:
+        """Listen to nobody yet.
+
+        Args:
+            loop: where the FIFO and the agents' processes are listened to.
+            folder: the launch folder.
+            hosts: the remote hosts' names.
+            running: the agents, by host and pid, whose end was not told yet.
+            feed: called with each event.
+        """
+        self._loop = loop
+        self._folder = folder
+        self._hosts = hosts
+        self._running = running
+        self._feed = feed
+        self._handles: dict[int, int] = {}
+        self._ssh: dict[int, int] = {}  # the pid of each agent's ssh
+        self._carried: set[int] = set()  # agents whose sessions are the SSH client's own
+        # When it is known what became of an agent that isn't there any more; the soonest first, a
+        # later word of the same agent beside the earlier.
+        self._gone: dict[int, tuple[str, float]] = {}
+        self._due: list[tuple[float, int]] = []
+        self._short: dict[str, str] | None = None
+        self._rest = b""
+        self._fifo = -1
+
+    def listen(self) -> None:
+        """Open the FIFO: one that nobody has open forgets what was written to it."""
+        self._fifo = open_fifo(f"{self._folder}/{EVENTS}")
+        self._loop.on(self._fifo, self.read, vital=True)
+
+    def ignore(self) -> None:
+        """Empty the FIFO from now on: the agents of those that ask the workers are no news."""
+        self._loop.on(self._fifo, self._empty)
+
+    def client_ended(self, status: int, oom_kills: int) -> None:
+        """Tell that the process with the agents' sessions is gone; later agents wait for nobody.
+
+        Args:
+            status: its wait status.
+            oom_kills: the processes that the kernel had killed for memory before the launcher.
+        """
+        code = os.waitstatus_to_exitcode(status)
+        how = f"was killed by {name(-code)}" if code < 0 else f"ended with {code}"
+        with suppress(OSError):
+            os.unlink(f"{self._folder}/{REQUESTS}")
+        limit = ""
+        if code == _KILLED:
+            from mpiboot.system import control_groups  # noqa: PLC0415 - what a good job needs none of
+
+            limit = control_groups.used_up(oom_kills)
+            how += f" as {limit}" if limit else ""
+        self._feed(ClientEnded(how, killed=code == _KILLED, out_of_memory=bool(limit)))
+
+    def end_session(self, host: str) -> None:
+        """End a host's sessions here; their agents tell of it."""
+        for pid in [pid for its, pid in self._running() if its == host]:
+            with suppress(OSError):
+                if pid in self._carried:
+                    fifo = open_fifo(f"{self._folder}/{REQUESTS}")
+                    os.write(fifo, f"end {host} {pid}\n".encode())
+                    os.close(fifo)
+                elif pid in self._ssh:
+                    os.kill(self._ssh[pid], signal.SIGTERM)
+
+    def deadlines(self) -> list[float]:
+        """Say when ``settle`` has to be called (monotonic clock)."""
+        return [self._due[0][0]] if self._due else []
+
+    def read(self) -> None:
+        """Take in what was told."""
+        while True:
+            try:
+                data = os.read(self._fifo, _PIECE)
+            except BlockingIOError:
+                return
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                self._told(line.decode("utf-8", "replace").split())
+
+    def settle(self) -> None:
+        """Take in that agents were killed: they are gone, and did not tell their end."""
+        if not self._due:
+            return
+        self.read()
+        now = time.monotonic()
+        while self._due:
+            until, pid = self._due[0]
+            host, latest = self._gone.get(pid, ("", -1.0))
+            if latest == until > now:
+                return
+            heappop(self._due)
+            if latest != until:
+                continue
+            del self._gone[pid]
+            if (host, pid) in self._running():
+                said = ("its launch agent was killed",)
+                self._feed(AgentEnded(host, pid, _KILLED, said, killed=True))
+
+    def _empty(self) -> None:
+        os.read(self._fifo, _PIECE)
+
+    def _told(self, words: list[str]) -> None:
+        match words:
+            case ["started", host, pid, *spawned] if pid.isdigit():
+                self._started(AgentStarted(self.host_of(host), int(pid), bool(spawned)))
+            case ["running", _, real, pid] if real.isdigit() and pid.isdigit():
+                self._ssh[int(pid)] = int(real)
+            case ["running", _, "-", pid] if pid.isdigit():
+                self._carried.add(int(pid))
+            case ["closed", _, pid] if pid.isdigit():
+                self._session_has_ended(int(pid))
+            case ["connected", host, *_]:
+                self._feed(AgentConnected(self.host_of(host)))
+            case ["ended", host, status, pid, *signals] if status.isdigit() and pid.isdigit():
+                self._ended(self.host_of(host), int(pid), int(status), bool(signals))
+            case _:
+                log.debug("agent", f"not understood: {' '.join(words)!r}")
+
+    def host_of(self, called: str) -> str:
+        """Find the host that mpirun calls so: some cut names at the first dot."""
+        if called in self._hosts:
+            return called
+        if self._short is None:
+            self._short = {}
+            for host in self._hosts:
+                label = host.partition(".")[0]
+                # Of several hosts that are called so it could be any.
+                self._short[label] = label if label in self._short else host
+        return self._short.get(called, called)
+
+    def _started(self, event: AgentStarted) -> None:
+        self._feed(event)
+        host, pid = event.host, event.pid
+        try:
+            handle = process_handle(pid)
+        except ProcessLookupError:
+            self._has_gone(host, pid)
+            return
+        if handle is None:  # the agent's word must do
+            return
+        self._handles[pid] = handle
+        self._loop.on(handle, lambda: self._has_gone(host, pid), vital=True)
+
+    def _has_gone(self, host: str, pid: int) -> None:
+        """Take note that an agent isn't there any more; what it told may not be read yet."""
+        handle = self._handles.pop(pid, None)
+        if handle is not None:
+            self._loop.off(handle)
+            os.close(handle)
+        if (host, pid) not in self._running():  # it has told its end
+            self._ssh.pop(pid, None)
+            return
+        if pid in self._carried:
+            self._settle_at(time.monotonic() + _PATIENCE, host, pid)
+            return
+        try:
+            ssh = process_handle(self._ssh.pop(pid))
+        except (KeyError, ProcessLookupError):  # it has ended too
+            ssh = None
+        if ssh is None:
+            self._settle_at(time.monotonic(), host, pid)
+            return
+        self._settle_at(time.monotonic() + _PATIENCE, host, pid)
+        self._loop.on(ssh, lambda: self._ssh_has_gone(pid, ssh), vital=True)
+
+    def _ssh_has_gone(self, pid: int, handle: int) -> None:
+        self._loop.off(handle)
+        os.close(handle)
+        self._session_has_ended(pid)
+
+    def _session_has_ended(self, pid: int) -> None:
+        """Take note that a session has ended by itself: its agent is not waited for any more."""
+        self._carried.discard(pid)
+        if pid in self._gone:
+            self._settle_at(time.monotonic(), self._gone[pid][0], pid)
+
+    def _settle_at(self, when: float, host: str, pid: int) -> None:
+        self._gone[pid] = (host, when)
+        heappush(self._due, (when, pid))
+
+    def _ended(self, host: str, pid: int, status: int, signalled: bool) -> None:  # noqa: FBT001
+        words = last_words(f"{self._folder}/stderr/{host}") if status else ()
+        self._gone.pop(pid, None)
+        self._feed(AgentEnded(host, pid, status, words, signalled=signalled))

@@ -1,0 +1,250 @@
+"""Why a job failed: what workers answered afterwards, beside what the gate saw. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final
+
+from mpiboot.core.wording import size_of
+
+if TYPE_CHECKING:
+    from mpiboot.core.model import Worker
+    from mpiboot.hosts.host_shell import HostAnswer
+
+FILE: Final = "after.json"
+_FULL: Final = 0.01
+_UNLIMITED: Final = 1 << 60  # cgroup v1 writes "no limit" as a number near 2^63
+
+_WAYS: Final = {
+    "file": "{} is not there",
+    "right": "{} is there, but is no file that this user may execute",
+    "name": "{} is in no folder of PATH",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What the gate saw of a host, to compare with.
+
+    ``name`` is what the launch agent is called with; ``dns`` the name to resolve, empty where the
+    hostfile has an address, ``in_cluster`` the absolute names of the cluster that it may stand for,
+    ``address`` what it led to, and ``port`` its SSH server's; ``pod`` is the pod's name, empty
+    where it isn't known; ``oom_kills`` the count of out-of-memory kills, None where it isn't known;
+    ``began`` the start of its mpiboot, 0 where it runs none; ``ports`` the RDMA ports that were
+    active; ``mpiboot`` whether that runs there. ``here`` marks the launcher itself, of
+    which only the memory is compared. ``started`` is when mpirun was, just after the gate.
+    """
+
+    name: str
+    dns: str
+    address: str
+    pod: str
+    oom_kills: int | None = None
+    began: float = 0.0
+    ports: tuple[str, ...] = ()
+    mpiboot: bool = False
+    in_cluster: tuple[str, ...] = ()
+    here: bool = False
+    port: int = 0
+    started: str = ""
+
+
+def baseline(
+    worker: Worker, called: str, dns: str, in_cluster: tuple[str, ...] = (), started: str = ""
+) -> Baseline:
+    """Note what is compared with after a failure.
+
+    Args:
+        worker: a host as the gate saw it.
+        called: the name that mpirun and the launch agent have for it.
+        dns: its name in DNS; empty where the hostfile has its address.
+        in_cluster: the absolute names of the cluster that this may be.
+        started: when mpirun was started.
+    """
+    facts = worker.facts
+    return Baseline(
+        name=called,
+        dns=dns,
+        in_cluster=in_cluster,
+        address=worker.address,
+        pod=facts.hostname if facts else dns.partition(".")[0],
+        oom_kills=worker.oom_kills,
+        began=facts.started if facts else 0.0,
+        ports=tuple(
+            port(device.name, one.number)
+            for device in (facts.fabric.devices if facts else ())
+            for one in device.ports
+            if "ACTIVE" in one.state.value
+        ),
+        mpiboot=worker.runs_mpiboot,
+        port=worker.port,
+        started=started,
+    )
+
+
+def to_json(hosts: tuple[Baseline, ...]) -> str:
+    """Write what the gate saw."""
+    return json.dumps([asdict(host) for host in hosts])
+
+
+def from_json(text: str) -> tuple[Baseline, ...]:
+    """Read what ``to_json`` wrote."""
+    lists = ("ports", "in_cluster")
+    return tuple(
+        Baseline(**{**item, **{name: tuple(item[name]) for name in lists}})
+        for item in json.loads(text)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One thing that explains a failure; the lowest ``order`` explains the most.
+
+    With a ``reference`` it may be the failure itself: a row of checks, or ``rank-memory``; with
+    ``host-gone`` nobody can look inside that host.
+    """
+
+    order: int
+    said: str
+    reference: str = ""
+
+    def line(self, host: str) -> str:
+        """Write it for the parent of mpirun."""
+        return (
+            f"{self.reference}\t{host}\t{self.said}" if self.reference else f"{host}: {self.said}"
+        )
+
+
+def _namespace(dns: str) -> str:
+    """Write kubectl's option for the namespace of ``pod.service.namespace.svc...``."""
+    labels = dns.split(".")
+    return f" -n {labels[2]}" if len(labels) > 3 and labels[3] == "svc" else ""  # noqa: PLR2004
+
+
+def kubectl(baseline: Baseline) -> str:
+    """Write the line that shows why a pod's container ended: before this one, or for good."""
+    ended = "status.containerStatuses[*]%s.terminated}"
+    if not baseline.pod:  # a list of pods, with those of this address
+        paths = "".join("{.items[*]." + ended % state for state in (".lastState", ".state"))
+        by = f"-A --field-selector status.podIP={baseline.address}"
+        return f"kubectl get pods {by} -o jsonpath='{paths}'"
+    path = "".join("{." + ended % state for state in (".lastState", ".state"))
+    return f"kubectl get pod {baseline.pod}{_namespace(baseline.dns)} -o jsonpath='{path}'"
+
+
+def _events(baseline: Baseline) -> str:
+    """Write the line that shows what happened to a pod."""
+    if not baseline.pod:
+        return "kubectl get events -A"
+    which = f"{_namespace(baseline.dns)} --field-selector involvedObject.name={baseline.pod}"
+    return f"kubectl get events{which}"
+
+
+def silent(baseline: Baseline) -> tuple[Explanation, ...]:
+    """Judge the lost host, where it can't be asked and its name says nothing."""
+    said = "it could not be asked; to see why its container ended: "
+    return (Explanation(4, said + kubectl(baseline), "host-gone"),)
+
+
+def unreachable(baseline: Baseline, addresses: tuple[str, ...] | None) -> tuple[Explanation, ...]:
+    """Judge a host that can't be asked; ``addresses`` of its name are None where unknown."""
+    if addresses is None:
+        return ()
+    if not addresses:
+        # A headless Service drops a pod whose container has ended for good, too.
+        said = "its name does not resolve any more: its container ended, or its pod is gone"
+        return (Explanation(2, f"{said}: {_events(baseline)}", "host-gone"),)
+    if baseline.address not in addresses:
+        now = f"its name now has the address {addresses[0]}, not {baseline.address}"
+        said = f"{now}: the pod was replaced: {_events(baseline)}"
+        return (Explanation(2, said, "host-gone"),)
+    return ()
+
+
+def judge_here(baseline: Baseline, answer: HostAnswer, signal: str) -> tuple[Explanation, ...]:
+    """Judge the launcher's own pod by its memory; its row decides only where an ssh was killed."""
+    killed = _killed(baseline, answer)
+    if killed:
+        return (Explanation(0, killed, "launcher-memory"),)
+    return tuple(_memory(baseline, answer, signal))
+
+
+def judge(baseline: Baseline, answer: HostAnswer, signal: str = "") -> tuple[Explanation, ...]:
+    """Judge what a host answered; ``signal`` ended the first rank, if it was there."""
+    found = [
+        *_programs(answer),
+        *_memory(baseline, answer, signal),
+        *_disks(answer),
+        *_ports(baseline, answer),
+    ]
+    return tuple(sorted(found, key=lambda item: item.order))
+
+
+def _memory(baseline: Baseline, answer: HostAnswer, signal: str) -> list[Explanation]:
+    began = answer.began
+    # The kernel's own number for a process, which never changes: any other is another process.
+    if baseline.began and began is not None and began != baseline.began:
+        said = "its container was restarted, probably out of memory; to see why: "
+        return [Explanation(1, said + kubectl(baseline))]
+    killed = _killed(baseline, answer)
+    if killed:
+        return [Explanation(0, killed, "rank-memory")]
+    if baseline.oom_kills is not None and answer.oom_kills is not None:
+        # Neither the kubelet nor anybody else leaves a count, but only the kernel leaves this one.
+        text = f"not an out-of-memory kill; {signal} came from elsewhere"
+        return [Explanation(5, f"{text}: {_events(baseline)}")] if signal == "SIGKILL" else []
+    return []
+
+
+def _killed(baseline: Baseline, answer: HostAnswer) -> str:
+    """Say what the kernel has killed for memory since; empty where nothing, or where not known."""
+    if (
+        baseline.oom_kills is None
+        or answer.oom_kills is None
+        or answer.oom_kills <= baseline.oom_kills
+    ):
+        return ""
+    count = answer.oom_kills - baseline.oom_kills
+    what = "a process" if count == 1 else f"{count} processes"
+    sizes = []
+    if answer.limit is not None and answer.limit < _UNLIMITED:
+        sizes.append(f"limit {size_of(answer.limit)}")
+    if answer.peak is not None:
+        sizes.append(f"peak {size_of(answer.peak)}")
+    shown = f" ({', '.join(sizes)})" if sizes else ""
+    said = f"out of memory: the kernel killed {what} of this pod{shown}"
+    when = f" since the hosts were checked, just before {baseline.started}"
+    return said + (when if baseline.started else "")
+
+
+def _programs(answer: HostAnswer) -> list[Explanation]:
+    return [
+        Explanation(0, f"the program {_WAYS[way].format(program)}", "program-missing")
+        for way, program in answer.lacks
+        if way in _WAYS
+    ]
+
+
+def _disks(answer: HostAnswer) -> list[Explanation]:
+    return [
+        Explanation(3, f"{where} is full ({size_of(free << 10)} of {size_of(size << 10)} free)")
+        for where, size, free in answer.disks
+        if size and free < size * _FULL
+    ]
+
+
+def port(device: str, number: int) -> str:
+    """Write a port as its file names it."""
+    return f"{device}/{number}"
+
+
+def _ports(baseline: Baseline, answer: HostAnswer) -> list[Explanation]:
+    found = []
+    for path, state in answer.ports:
+        folders = path.split("/")
+        name = f"{folders[4]}/{folders[6]}"
+        if name in baseline.ports and state != "ACTIVE":
+            text = f"the RDMA port {name} is {state}; it was active when the job began"
+            found.append(Explanation(4, text))
+    return found

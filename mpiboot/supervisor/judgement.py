@@ -1,0 +1,321 @@
+"""The sentence and the exit code of a job's end, by rules in order. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Final
+
+from mpiboot.core.launch_spec import BY_SIGNAL
+from mpiboot.core.wording import counted, first_few
+from mpiboot.supervisor.causes import (
+    CODES,
+    LISTED,
+    in_order,
+    not_started,
+    rank_name,
+    ranks_waiting,
+    verdict_of,
+)
+from mpiboot.supervisor.events import RankEnd, Verdict
+from mpiboot.supervisor.state import SIGKILL, SSH_FAILED, WAITING_LOOKS, Loss, State, signal_name
+
+# What ssh says -> row of checks. The first that fits; ssh's own words, as OpenSSH 8 to 10 write,
+# and the API server's of a right that kubectl lacks.
+SSH_WORDS: Final = (
+    ("permission denied", "ssh-denied"),
+    ("too many authentication failures", "ssh-denied"),
+    ("no supported authentication methods", "ssh-denied"),
+    ("host key verification failed", "host-key-differs"),
+    ("host identification has changed", "host-key-differs"),
+    ("host key is known", "host-key-differs"),
+    ("is forbidden", "kubectl-denied"),
+    ("connection refused", "workers-unreachable"),
+    ("timed out", "workers-unreachable"),
+    ("no route to host", "workers-unreachable"),
+    ("unreachable", "workers-unreachable"),
+    ("could not resolve", "workers-unreachable"),
+    ("connection closed", "workers-unreachable"),
+    ("connection reset", "workers-unreachable"),
+)
+# What ssh, and mpiboot's own client, say where the keep-alive has ended a session.
+_NOT_RESPONDING: Final = "not responding"
+_MEMORY: Final = "launcher-memory"
+# A worker's kernel killed something of its pod: no row of checks, as it is the program's own end.
+_RANK_MEMORY: Final = "rank-memory"
+# Nobody can look inside that host any more.
+_GONE: Final = "host-gone"
+_GONE_LINE: Final = re.compile(rf"^{_GONE}\t([^\t]*)\t")
+# Where no rank is known to have failed: mpirun refuses a line, or MPI fails without a word of it.
+_MPIRUN: Final = "mpirun"
+# A remote shell's answers for a program that isn't there, or can't be executed.
+_NOT_FOUND: Final = 127
+# With what Hydra's proxies end by themselves: its own numbers of errors.
+_HYDRA_STATUSES: Final = range(1, 16)
+# Signals by which ranks end; mpirun's status is 128 more.
+_OF_RANKS: Final = (4, 6, 7, 8, 9, 10, 11, 12, 13, 15)
+
+
+def judge(state: State) -> Verdict:
+    """Say how a job ended; ``state.ended`` is known."""
+    found = _judge(state)
+    if not (found.code and state.suspected):
+        return found
+    warned = f"{state.suspected} (warned of while the job ran)"
+    return replace(found, evidence=(*found.evidence, warned))
+
+
+def _judge(state: State) -> Verdict:
+    cause = state.cause
+    if cause and not (state.signal and CODES[cause.reference][1]):
+        waited = state.job.end_stuck and state.waiting_looks == WAITING_LOOKS
+        return ranks_waiting(state) if waited else cause
+    if state.signal:
+        return _by_signal(state)
+    if state.no_agent and not state.losses and _status(state) == 0:
+        return not_started(state)
+    return _by_loss(state) or _by_mpi(state) or _by_rank(state) or _own(state)
+
+
+def proved(verdict: Verdict, lines: tuple[str, ...]) -> tuple[Verdict, tuple[str, ...]]:
+    """Let decide what a host itself found, where its line names a row of checks.
+
+    Each MPI has other statuses for a program that a host lacks, and some of them also say that a
+    rank was ended by a signal: only that host knows.
+    """
+    gone = f"{_GONE}\t{verdict.host}\t"
+    if verdict.host and any(line.startswith(gone) for line in lines):
+        verdict = replace(verdict, gone=True)
+    lines = tuple(_GONE_LINE.sub(r"\1: ", line) for line in lines)
+    plain = tuple(line for line in lines if "\t" not in line)
+    found = [line.split("\t", 2) for line in lines if "\t" in line]
+    memory = [(host, said) for reference, host, said in found if reference == _MEMORY]
+    ranks = [(host, said) for reference, host, said in found if reference == _RANK_MEMORY]
+    own = f"{verdict.host}: {verdict.said}" if verdict.host else verdict.said
+    if memory and verdict.killed:
+        # What was taken for the loss of a host was the end of its ssh, here.
+        host, said = memory[0]
+        return verdict_of(_MEMORY, said, host, (own, *verdict.evidence)), plain
+    if ranks and verdict.signal == "SIGTERM":
+        # So mpirun ends all others after a first failure, and at times hears of one of them first.
+        host, said = ranks[0]
+        said = f"a rank was ended by SIGKILL: {said}"
+        code = BY_SIGNAL + SIGKILL
+        return Verdict(code, "", said, host, (own, *verdict.evidence), signal="SIGKILL"), plain
+    # A process may have been killed for memory at any time since: that explains a SIGKILL there,
+    # and is no more than a hint beside any other end.
+    sigkill = verdict.signal == "SIGKILL" or verdict.code == BY_SIGNAL + SIGKILL or verdict.killed
+    hosts = {host for host, _ in (*ranks, *memory)} if sigkill else set()
+    first = hosts & {verdict.host} if verdict.host else hosts
+    told = [(host in first, f"{host}: {said}") for host, said in (*ranks, *memory)]
+    plain = (*(line for leads, line in told if leads), *plain)
+    hints = tuple(line for leads, line in told if not leads)
+    verdict = replace(verdict, evidence=(*verdict.evidence, *hints))
+    found = [item for item in found if item[0] not in (_MEMORY, _RANK_MEMORY)]
+    if not found:
+        return verdict, plain
+    reference, host, said = found[0]
+    more = tuple(f"{name}: {what}" for _, name, what in found[1 : 1 + LISTED])
+    said = f"{said} (mpirun itself returned {verdict.code})"
+    return verdict_of(reference, said, host, verdict.evidence), (*more, *plain)
+
+
+def _status(state: State) -> int:
+    ended = state.ended
+    if ended is None:
+        return 0
+    return BY_SIGNAL + ended.signal if ended.signal else ended.status
+
+
+def _returned(state: State) -> str:
+    if state.stage > 2:  # noqa: PLR2004 - killed
+        return "mpirun had to be killed"
+    return f"mpirun itself returned {_status(state)}"
+
+
+def _by_signal(state: State) -> Verdict:
+    code = BY_SIGNAL + state.signal
+    also = "" if _status(state) == code else f" ({_returned(state)})"
+    said = f"ended by {signal_name(state.signal)}{also}"
+    before = tuple(f"{loss.host}: {how(loss)} shortly before" for loss in state.losses)
+    return Verdict(code, "", said, evidence=before[:LISTED], by_signal=True)
+
+
+def how(loss: Loss) -> str:
+    """Say how an agent ended."""
+    if loss.status < 0:
+        return f"its launch agent was killed by {signal_name(-loss.status)}"
+    words = f" ({'; '.join(loss.words)})" if loss.words else ""
+    who = loss.remote if loss.sure else "agent"
+    return f"its {who} ended with {loss.status}{words}"
+
+
+def _by_loss(state: State) -> Verdict | None:
+    """Judge by what became of agents; None where mpirun's own status is the truth."""
+    status = _status(state)
+    ended_by_signal = state.ended is not None and bool(state.ended.signal) and not state.stage
+    sure = tuple(loss for loss in state.losses if loss.sure)
+    if ended_by_signal:
+        # Somebody killed mpirun itself: what its agents did then follows from it.
+        sure = tuple(loss for loss in sure if not loss.after)
+    if sure:
+        return _lost(state, sure[0], sure)
+    gone = tuple(host for host, reachable, _ in state.checked if reachable is False)
+    late = tuple(host for host in state.late_agents if host in gone)
+    if late:
+        said = f"{late[0]} was lost: it does not answer, and its agent did not end with the job"
+        return verdict_of("host-lost", f"{said} ({_returned(state)})", late[0])
+    # The daemon's own status: a failed program's doing where mpirun has a status of its own.
+    if state.losses:
+        first = state.losses[0]
+        # Those of a short job may have joined unseen; mpirun has told of its rank then.
+        told = state.first_rank is not None or status not in state.job.family.lost
+        follows = first.joined or (first.status in _HYDRA_STATUSES and told)
+        if state.job.family.daemons_follow and follows and status and not state.stage:
+            return None
+        lost = status == 0 or status in state.job.family.lost or _passed_on(first, status)
+        return _lost(state, first, state.losses) if state.stage or lost else None
+    silent = tuple(host for host in state.late_agents if not _reachable(state, host))
+    if silent and status == 0:
+        daemon = state.job.family.daemon
+        said = f"its {daemon} did not end with the job, though mpirun returned 0"
+        return verdict_of("daemon-failed", said, silent[0])
+    return None
+
+
+def _passed_on(loss: Loss, status: int) -> bool:
+    """Whether mpirun returned an agent's status as its own.
+
+    Open MPI does that for a daemon that never joined, and 4.1 for the signal that killed an
+    agent; 1 is also what 5.0's daemons and mpirun end with after mistakes of all kinds.
+    """
+    if loss.status < 0:
+        return status == -loss.status
+    return not loss.joined and status == loss.status != 1
+
+
+def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
+    # What ended after mpirun had ended followed from that.
+    others = tuple(loss for loss in losses if loss is not first and not loss.after)
+    lines = tuple(f"{loss.host}: {how(loss)}" for loss in others[:LISTED])
+    more = f" (and {counted(len(others), 'more host')})" if others else ""
+    proof = dict(state.given_up).get(first.host)
+    if proof:
+        return verdict_of("host-lost", f"{proof}{more} ({_returned(state)})", first.host, lines)
+    if not first.joined:
+        return _never_joined(state, first, lines)
+    session = "SSH" if first.remote == "ssh" else first.remote
+    if _NOT_RESPONDING in " ".join(first.words) and _reachable(state, first.host):
+        said = f"nothing came over its {session} connection for MPIBOOT_SSH_KEEPALIVE, though its "
+        said += f"port answers: was its sshd stopped, or were packets lost? ({_returned(state)})"
+        return verdict_of("daemon-failed", said, first.host, lines)
+    said = f"its {session} session was lost while the job ran{more}: {how(first)}; "
+    said += _answer(state, first.host)
+    found = verdict_of("host-lost", f"{said} ({_returned(state)})", first.host, lines)
+    return replace(found, killed=_killed(first))
+
+
+def _killed(loss: Loss) -> bool:
+    """Whether an agent, or its ssh, was ended by SIGKILL: on this pod, or the daemon far away."""
+    return loss.status in (-SIGKILL, BY_SIGNAL + SIGKILL)
+
+
+def _reachable(state: State, host: str) -> bool:
+    return any(name == host and reachable for name, reachable, _ in state.checked)
+
+
+def _answer(state: State, host: str) -> str:
+    daemon = state.job.family.daemon
+    for name, reachable, words in state.checked:
+        if name == host and reachable:
+            return f"the host still answers, so only that session or its {daemon} ended"
+        if name == host and reachable is False:
+            return "the host does not answer any more" + (f" ({words})" if words else "")
+    return "whether the host still answers is not known"
+
+
+def _never_joined(state: State, first: Loss, lines: tuple[str, ...]) -> Verdict:
+    daemon = state.job.family.daemon
+    if first.status == _NOT_FOUND:
+        said = f"the shell there found no {daemon} (exit 127): has that image the same MPI?"
+        return verdict_of("program-missing", said, first.host, lines)
+    text = " ".join(first.words).lower()
+    for words, reference in SSH_WORDS:
+        if first.status == SSH_FAILED and words in text:
+            said = f"mpirun's {first.remote} could not log in: {'; '.join(first.words)}"
+            return verdict_of(reference, said, first.host, lines)
+    if first.sure and first.host not in state.connected:
+        return verdict_of(
+            "workers-unreachable", f"no {daemon} was started: {how(first)}", first.host, lines
+        )
+    said = f"its {daemon} failed before it joined mpirun: {how(first)}"
+    return verdict_of("daemon-failed", said, first.host, lines)
+
+
+def _by_rank(state: State) -> Verdict | None:
+    """Judge by the rank that ended first, as mpirun itself tells it; None where it told none."""
+    first, status = state.first_rank, _status(state)
+    if first is None or (state.ended is not None and state.ended.signal):
+        return None
+    # Hydra lists at the end also ranks that ranks have spawned, whose end is none of the job's, and
+    # what it says before that may be the output of a rank that runs an mpiexec of its own.
+    if status == 0 and (state.job.goes_on or state.job.family.mixes_statuses):
+        return None
+    rank = rank_name(first)
+    if first.how is RankEnd.SIGNAL:
+        passed_on = BY_SIGNAL < status < SSH_FAILED
+        number = first.signal or (status - BY_SIGNAL if passed_on else 0)
+        name = signal_name(number) if number else ""
+        also = "" if status == BY_SIGNAL + number else f" (mpirun itself returned {status})"
+        # A rank that it ended itself is at times the first of which it hears.
+        by = ", from elsewhere or by mpirun after another rank's end" if name == "SIGTERM" else ""
+        said = f"{rank} was ended by {name or 'a signal'}{by}{also}"
+        own = BY_SIGNAL + number if number else 1
+        code = own if state.job.family.mixes_statuses or not status else status
+        return Verdict(code, "", said, first.host, rank=first.rank, signal=name)
+    code = first.code or status or 1
+    also = "" if code == status else f"; mpirun itself returned {status}"
+    way = {
+        RankEnd.ABORT: "aborted (MPI_Abort, or MPI itself) with code",
+        RankEnd.SILENT: "ended without MPI_Finalize, with code",
+    }.get(first.how, "exited with code")
+    said = f"{rank} {way} {code} (first failure{also})"
+    return Verdict(code, "", said, first.host, rank=first.rank)
+
+
+def _by_mpi(state: State) -> Verdict | None:
+    """Judge by a call of MPI that failed; None where a rank ended for another reason."""
+    call, first, status = state.mpi_failed, state.first_rank, _status(state)
+    if not call or not status or (state.ended is not None and state.ended.signal):
+        return None
+    early = call.startswith("MPI_Init")
+    follows = (RankEnd.ABORT, RankEnd.STATUS) if early else (RankEnd.ABORT,)
+    if first and first.how not in follows:
+        return None
+    when = " before the program began its own work" if early else ""
+    said = f"MPI itself failed in {call}{when}: its lines above say why"
+    host, rank = (first.host, first.rank) if first else ("", None)
+    return Verdict(status, "", said, host, rank=rank, failed="mpi")
+
+
+def _own(state: State) -> Verdict:
+    status = _status(state)
+    if state.ended is not None and state.ended.signal:
+        name = signal_name(state.ended.signal)
+        memory = "; the launcher's memory limit?" if name == "SIGKILL" else ""
+        said = f"mpirun itself was killed by {name}{memory}"
+        return Verdict(status, "", said, failed=_MPIRUN)
+    if status == 0:
+        return Verdict(0, "", "the program succeeded")
+    known = dict(state.job.family.codes).get(status)
+    if known:
+        return Verdict(status, "", known, failed=_MPIRUN)
+    if status - BY_SIGNAL in _OF_RANKS:
+        return Verdict(status, "", f"a rank was ended by {signal_name(status - BY_SIGNAL)}")
+    if state.no_agent:
+        hosts = in_order(state, state.no_agent)
+        evidence = tuple(f"{variable}: {why}" for variable, why in state.job.obstacles)
+        said = f"mpirun ended with {status} and started no daemon on {first_few(hosts, LISTED)}"
+        return Verdict(status, "", said, evidence=evidence, failed=_MPIRUN)
+    said = f"mpirun ended with {status}, and no rank is known to have failed: see the lines above"
+    return Verdict(status, "", said, failed=_MPIRUN)

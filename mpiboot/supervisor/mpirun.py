@@ -1,0 +1,349 @@
+"""One mpirun: started, slept beside until something happens, and judged.
+
+It looks at processes and connections only while mpirun launches; after that nothing wakes it but
+signals, agents, the end, and a few times a minute a look for silent hosts. It never writes to
+stdout, and stdin is never read; what an event means is decided in ``verdicts``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from mpiboot.core import log
+from mpiboot.core.launch_spec import JOB_MARK, NOTICE, LaunchSpec
+from mpiboot.supervisor import mpirun_messages, verdicts
+from mpiboot.supervisor.agents import Agents
+from mpiboot.supervisor.asking import Question
+from mpiboot.supervisor.events import (
+    Action,
+    AgentStarted,
+    AskForRanksInMpi,
+    CheckHost,
+    DaemonJoined,
+    EndSession,
+    Event,
+    Finish,
+    HostChecked,
+    HostEnding,
+    JoinsUnseen,
+    KillMpirun,
+    MpirunEnded,
+    RankEnded,
+    RankSeen,
+    RanksInMpi,
+    RanksLeft,
+    ReleaseMpirun,
+    Say,
+    SendSignal,
+    SessionOver,
+    Signalled,
+    StartTimer,
+    StopRanks,
+    Timer,
+    TimerFired,
+    Unanswered,
+    Verdict,
+)
+from mpiboot.supervisor.notice import Notices
+from mpiboot.supervisor.output_writer import OutputWriter
+from mpiboot.supervisor.processes import end_all, send, survivors
+from mpiboot.supervisor.request import Request
+from mpiboot.supervisor.saving import Saving
+from mpiboot.supervisor.signals import ENDING, Signals, name
+from mpiboot.supervisor.silence import SilenceWatch
+from mpiboot.supervisor.state import FAMILIES, UNKNOWN, Job, Phase
+from mpiboot.supervisor.streams import MpirunStreams
+from mpiboot.supervisor.unanswered_connections import ConnectionWatch
+from mpiboot.supervisor.unused_hosts import UnusedHosts
+from mpiboot.supervisor.watch import Processes, find_mpiruns, joined, pause, peers, running
+from mpiboot.system.loop import EventLoop, HostChecks
+from mpiboot.system.os_calls import has_terminal, reap, spawn
+
+_LOOK_FIRST = 0.05
+
+
+class Mpirun:
+    """One mpirun, from its start to its verdict."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        environ: Mapping[str, str],
+        loop: EventLoop,
+        signals: Signals,
+        stderr: OutputWriter,
+        oom_kills: int,
+    ) -> None:
+        """Get ready to start what ``spec`` says; ``environ`` is mpirun's environment."""
+        self.spec = spec
+        self.folder = spec.folder
+        self.child = 0
+        self.client = 0  # the process that has the agents' sessions, where that is ours too
+        self.verdict: Verdict | None = None
+        self.signalled = 0  # the signal that came once it was judged: whoever ends hurries
+        self._environ = environ
+        self._loop = loop
+        self._signals = signals
+        self._oom_kills = oom_kills
+        self._remotes = {remote.name: remote for remote in spec.daemons}
+        self._family = FAMILIES.get(spec.family, UNKNOWN)
+        self.streams = MpirunStreams(loop, stderr, self._ranks_ended, spec, self._family)
+        self._deadlines: dict[Timer, float] = {}
+        self._checks = HostChecks(self._loop, self._answered)
+        self._agents = Agents(
+            loop, self.folder, self._remotes, lambda: self._state.agents, self._feed
+        )
+        self._unused = UnusedHosts(spec.left_to_mpirun)
+        self._started_by: float | None = None
+        seconds = spec.connect_check if spec.daemons else 0.0
+        self._connecting = ConnectionWatch(
+            loop, self.folder, environ, seconds, lambda said: self._feed(Unanswered(said))
+        )
+        self._ranks_in_mpi = Question(loop, self.folder, environ, Request.IN_MPI, self._ranks_told)
+        self._silence = SilenceWatch(
+            loop,
+            self.folder,
+            environ,
+            spec.daemons,
+            silent=spec.silent,
+            keepalive=spec.keepalive,
+            lost=self._feed,
+        )
+        self._look_step, self._look_at = _LOOK_FIRST, 0.0
+        # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
+        # that, and reads the terminal; without a terminal each signal comes to us alone.
+        self._shared = has_terminal()
+        self._state, self._first = verdicts.initial(
+            Job(
+                self._family,
+                tuple(self._remotes),
+                spec.launch_timeout,
+                spec.grace,
+                spec.obstacles,
+                spec.goes_on,
+                spec.stop_signal,
+                spec.remote,
+                own_ranks=spec.hosts > len(self._remotes),
+                end_stuck=spec.end_stuck,
+            )
+        )
+        self._notices = Notices(
+            loop,
+            environ.get(JOB_MARK, ""),
+            lambda host: self._feed(HostEnding(self._agents.host_of(host))),
+        )
+        self._saving = Saving(
+            loop, self._mpiruns, lambda ranks: self._feed(RanksLeft(ranks)), spec.ranks
+        )
+        self._watchers: list[Saving | ConnectionWatch | SilenceWatch] = [
+            self._saving,
+            self._connecting,
+            self._silence,
+        ]
+
+    def start(self, mask: set[signal.Signals | int]) -> None:
+        """Start it, with what it needs beside it; ``mask`` is its signal mask.
+
+        Raises:
+            OSError: it can't be started.
+        """
+        spec = self.spec
+        self._agents.listen()
+        self._loop.on(self._signals.handle, self._read_signals, vital=True)
+        more = self.streams.open(self._environ)
+        wanted = spec.grace and self._remotes
+        port = self._notices.listen(spec.addresses, spec.free_ports) if wanted else 0
+        if port:
+            more = {**more, NOTICE: str(port)}
+        try:
+            environ = {**self._environ, **more}
+            self.child = spawn(
+                spec.argv,
+                environ,
+                mask,
+                own_group=not self._shared,
+                streams=self.streams.writers,
+            )
+        finally:
+            self.streams.listen()
+
+    def result(self) -> Verdict:
+        """Wait for the end, and judge it."""
+        self._do(self._first)
+        if self.spec.left_to_mpirun:
+            self._started_by = time.monotonic() + self.spec.launch_timeout
+        while self.verdict is None:
+            self._turn()
+        if not self.verdict.code:
+            self._try("what looks for unused hosts", self._name_unused)
+        self._notices.close()
+        self._connecting.stop()
+        self._silence.stop()
+        self._ranks_in_mpi.stop()
+        self._saving.release()
+        self._agents.ignore()
+        verdict = self._placed(self.verdict)
+        # What is silent as the job fails may be why.
+        more = self._silence.lines() if verdict.code else ()
+        return replace(verdict, evidence=(*verdict.evidence, *more))
+
+    def end_left(self) -> int:
+        """End what it left on this pod, and pass on what that wrote; give how many there were."""
+        left = end_all(self.child, self.folder)
+        self.streams.read_last()
+        return left
+
+    def _placed(self, verdict: Verdict) -> Verdict:
+        """Name the host of a rank of which mpirun told none: its table is written late."""
+        if verdict.rank is None or verdict.host:
+            return verdict
+        return replace(
+            verdict, host=self._agents.host_of(mpirun_messages.host_of(self.folder, verdict.rank))
+        )
+
+    def _turn(self) -> None:
+        launching = self._state.phase is Phase.LAUNCHING
+        goes = self._state.phase is not Phase.ENDING
+        look_at = self._look_at if launching else None
+        watchers = [item for item in self._watchers if goes or item is self._saving]
+        maybe = (look_at, self._started_by, *(item.due for item in watchers))
+        times = [*self._deadlines.values(), *self._checks.deadlines(), *self._agents.deadlines()]
+        times += [due for due in maybe if due is not None]
+        self._loop.wait(min(times, default=None))
+        self._agents.settle()
+        now = time.monotonic()
+        for timer, when in list(self._deadlines.items()):
+            if when <= now and self._deadlines.pop(timer, None) is not None:
+                self._feed(TimerFired(timer))
+        self._try("what asks hosts for an answer", lambda: self._checks.give_up(now))
+        if self._started_by is not None and self._started_by <= now:
+            self._started_by = None
+            self._try("what looks for unused hosts", self._name_unused)
+        for watcher in watchers:
+            if not self._try("what watches the job's hosts", watcher.look):
+                self._watchers.remove(watcher)
+                self._saving.release()  # whichever it was: no mpirun stays held
+        due = launching and self.verdict is None and self._look_at <= now
+        if due and not self._try("what looks at mpirun", self._look):
+            self._look_at = float("inf")
+            if not self._state.joins_unseen:
+                self._feed(JoinsUnseen("an error in mpiboot"))
+
+    @staticmethod
+    def _try(what: str, watch: Callable[[], None]) -> bool:
+        """Let something watch the job; whether that was without an error, which ends no job."""
+        try:
+            watch()
+        except Exception as wrong:  # noqa: BLE001 - only signals and ends are worth an end
+            log.failed(what, wrong)
+            return False
+        return True
+
+    def _name_unused(self) -> None:
+        said = self._unused.said(mpirun_messages.hosts_with_ranks(self.folder))
+        if said:
+            log.warning("unused-hosts", said)
+
+    def _feed(self, event: Event) -> None:
+        if isinstance(event, AgentStarted):
+            self._unused.started(event.host)
+        self._state, actions = verdicts.step(self._state, event)
+        self._do(actions)
+
+    def _do(self, actions: tuple[Action, ...]) -> None:
+        for action in actions:
+            match action:
+                case StartTimer(timer=timer, seconds=seconds):
+                    self._deadlines[timer] = time.monotonic() + seconds
+                case SendSignal(number=number):
+                    self._saving.release()
+                    send(self._mpiruns(), number)
+                case StopRanks(number=number, seconds=seconds):
+                    self._saving.start(self.folder, self._environ, number, seconds)
+                case SessionOver(host=host):
+                    self._saving.session_over(host)
+                case ReleaseMpirun():
+                    self._saving.release()
+                case KillMpirun():
+                    self._saving.release()
+                    found = survivors(self.child, self.folder, reaped=False)
+                    send([self.child, *found], signal.SIGKILL)
+                case AskForRanksInMpi():
+                    self._try("what asks for ranks in MPI", self._ranks_in_mpi.ask)
+                case CheckHost(host=host) | EndSession(host=host):
+                    do = self._ask if isinstance(action, CheckHost) else self._agents.end_session
+                    do(host)
+                case Say(level=level, event=event, said=said, host=host):
+                    log.say(level, event, f"{host}: {said}" if host else said, host=host)
+                case Finish(verdict=verdict):
+                    self.verdict = verdict
+
+    def _mpiruns(self) -> list[int]:
+        return sorted({self.child, *find_mpiruns(self.child, Processes())})
+
+    # What comes in
+
+    def _read_signals(self) -> None:
+        for number, by_terminal in self._signals.read():
+            if number == signal.SIGCHLD:
+                self._reap()
+            elif self.verdict and number in ENDING:
+                self.signalled = self.signalled or number
+            else:
+                log.info("signal", f"got {name(number)}")
+                self._feed(Signalled(number, direct=by_terminal and self._shared))
+
+    def _reap(self) -> None:
+        # Its end comes before mpirun's, which follows from it.
+        for pid, status in sorted(reap(), key=lambda ended: ended[0] != self.client):
+            if pid == self.client:
+                self._agents.client_ended(status, self._oom_kills)
+            if pid != self.child:
+                continue
+            self._agents.read()  # what was told before mpirun ended comes before its end
+            self.streams.read_last()
+            code = os.waitstatus_to_exitcode(status)
+            self._feed(MpirunEnded(max(code, 0), max(-code, 0)))
+
+    def _ranks_ended(self, ends: list[RankEnded]) -> None:
+        for found in ends:
+            self._feed(replace(found, host=self._agents.host_of(found.host)))
+
+    def _ranks_told(self, lines: list[str]) -> None:
+        self._feed(RanksInMpi(sum(int(line.rpartition(" ")[2]) for line in lines)))
+
+    # What is asked
+
+    def _look(self) -> None:
+        """Look at mpirun once: what it runs here, and whose daemons are connected to it."""
+        begun, state = time.process_time(), self._state
+        agents = [pid for _, pid in state.agents]
+        seen = running(self.child, agents, self._family.proxies, Processes())
+        self._agents.read()  # an agent is started before any rank is
+        if seen.program and seen.settled:
+            self._feed(RankSeen(seen.program))
+        if seen.mpiruns and not state.joins_unseen:
+            try:
+                connections = peers(seen.mpiruns)
+            except OSError as wrong:
+                self._feed(JoinsUnseen(f"/proc: {wrong.strerror}"))
+            else:
+                waiting = [item for item in self.spec.daemons if item.name in self._state.no_daemon]
+                for host in joined(waiting, self.spec.daemons, connections):
+                    self._feed(DaemonJoined(host))
+        self._look_step = pause(self._look_step, time.process_time() - begun)
+        self._look_at = time.monotonic() + self._look_step
+
+    def _ask(self, host: str) -> None:
+        remote = self._remotes.get(host)
+        if remote is None:
+            self._feed(HostChecked(host, reachable=None))
+            return
+        self._checks.ask(host, remote.address, remote.port)
+
+    def _answered(self, host: str, reachable: bool | None, said: str) -> None:  # noqa: FBT001
+        self._feed(HostChecked(host, reachable, said))

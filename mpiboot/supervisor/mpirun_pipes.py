@@ -1,0 +1,203 @@
+"""Pipes by which this process reads what mpirun writes, and passes it on to its own stream.
+
+They are read no faster than there is room for it: then mpirun waits as it would itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from mpiboot.core import log
+from mpiboot.supervisor.events import RankEnd, RankEnded
+from mpiboot.supervisor.output_writer import OutputWriter
+from mpiboot.system.loop import EventLoop
+
+_PIECE: Final = 65536
+# A pipe holds one piece; a user may have made it larger.
+_LAST: Final = 4
+_STREAMS: Final = {1: "stdout", 2: "stderr"}
+
+
+def open_pipes(*, told_there: bool, dropped: bool) -> dict[int, tuple[int, int]]:
+    """Open the pipes that are mpirun's stdout (1) or stderr (2): where to read, where to write.
+
+    A terminal stays mpirun's own. One pipe is both where both are the same, so that lines keep
+    their order.
+
+    Args:
+        told_there: mpirun tells of ranks on its stdout.
+        dropped: mpirun may drop what a pipe or socket does not take at its end.
+    """
+    pipes: dict[int, tuple[int, int]] = {}
+    with suppress(OSError):  # a stream is closed, or there are too many open files
+        same = os.path.sameopenfile(1, 2)
+        if told_there and not same and not os.isatty(1):
+            pipes[1] = os.pipe()
+        for stream in _STREAMS if dropped else ():
+            mode = os.fstat(stream).st_mode
+            if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+                pipes[stream] = pipes[1] if same and pipes else os.pipe()
+    return pipes
+
+
+# Open MPI 4.1 and 5.0, before a rank ends itself for it (MPI_ERRORS_ARE_FATAL).
+_MPI_FAILED: Final = re.compile(rb"\*\*\* An error occurred in (MPI_\w+)")
+
+
+def mpi_failed(text: bytes) -> list[RankEnded]:
+    """Find the first call of MPI that some of mpirun's or ranks' messages name as failed."""
+    found = _MPI_FAILED.search(text)
+    return [RankEnded(None, RankEnd.MPI, call=found[1].decode())] if found else []
+
+
+class MpirunPipe:
+    """One pipe that mpirun writes to; what comes there goes on."""
+
+    def __init__(
+        self, reader: int, write: Callable[[bytes], None], *, ends_with_stream: bool = False
+    ) -> None:
+        """Read from ``reader``; pass on by ``write``.
+
+        ``ends_with_stream``: mpirun is to notice when nobody reads what is passed on.
+        """
+        self.reader = reader
+        self.ends_with_stream = ends_with_stream
+        self.over = False  # nobody can write there any more
+        self._write = write
+        self._held = b""  # what was read and can't be passed on yet
+        self._failed = False
+        os.set_inheritable(reader, False)
+        os.set_blocking(reader, False)
+
+    def read(self) -> list[RankEnded]:
+        """Take in what is there, as far as it fits into one piece; give what it tells."""
+        try:
+            data = os.read(self.reader, _PIECE)
+        except BlockingIOError:
+            return []
+        self.over = not data
+        return self._take(data) if data else []
+
+    def read_last(self) -> list[RankEnded]:
+        """Take in all that mpirun had written when it ended, also a line without an end."""
+        ends: list[RankEnded] = []
+        for _ in range(_LAST):  # somebody else may still write, and for ever
+            if not self.over:
+                ends += self.read()
+        return ends + self._take(b"", last=True)
+
+    def close(self) -> None:
+        """Let mpirun find that nobody reads any more."""
+        self.over = True
+        os.close(self.reader)
+
+    def _take(self, data: bytes, *, last: bool = False) -> list[RankEnded]:
+        text, self._held = self._held + data, b""
+        shown, ends = text, list[RankEnded]()
+        if not self._failed:
+            try:
+                shown, self._held, ends = self._parse(text, last=last)
+            except Exception as wrong:  # noqa: BLE001 - what the program wrote goes on, whatever it is
+                log.failed("what reads mpirun's own messages", wrong)
+                self._failed = True
+        if shown:
+            self._write(shown)
+        return ends
+
+    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, bytes, list[RankEnded]]:
+        """Give what goes on, what is held back (nothing at the end), and what is told of ranks."""
+        del last
+        return text, b"", []
+
+
+class StderrPipe(MpirunPipe):
+    """The stderr of an mpirun that ends its own messages with a NUL byte.
+
+    5.0.7 does after the text with which it gives up (PMIx's plog/stdfd); grep takes a log with one
+    for binary. They stand behind a newline; other NUL bytes are the ranks'.
+    """
+
+    _before = b""
+
+    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, bytes, list[RankEnded]]:
+        del last
+        before = self._before
+        text = (before + text).replace(b"\n\0", b"\n")[len(before) :]
+        self._before = text[-1:] or before
+        return text, b"", mpi_failed(text)
+
+
+class MpirunPipes:
+    """All pipes of one mpirun that go on to the same stream."""
+
+    def __init__(
+        self, loop: EventLoop, stream: OutputWriter, tell: Callable[[list[RankEnded]], None]
+    ) -> None:
+        """Read no pipe yet.
+
+        Args:
+            loop: where they are waited for.
+            stream: where they go on to.
+            tell: called with what they tell of ranks.
+        """
+        self._loop = loop
+        self._stream = stream
+        self._tell = tell
+        self._pipes: list[MpirunPipe] = []
+        self._told_to_wait = False
+
+    def add(self, pipe: MpirunPipe) -> None:
+        """Read a pipe from now on."""
+        self._pipes.append(pipe)
+        self._loop.on(self._stream.room, self._read_on)
+        self._listen(pipe)
+
+    def read_last(self) -> None:
+        """Pass on what is there, whoever reads the stream."""
+        for pipe in self._pipes:
+            self._take(pipe.read_last)
+
+    def _listen(self, pipe: MpirunPipe) -> None:
+        self._loop.on(pipe.reader, lambda: self._read(pipe))
+
+    def _take(self, read: Callable[[], list[RankEnded]]) -> None:
+        try:
+            self._tell(read())
+        except Exception as wrong:  # noqa: BLE001 - the stream is read on
+            log.failed("what hears of ranks from mpirun", wrong)
+
+    def _read(self, pipe: MpirunPipe) -> None:
+        # One piece: who writes without end must not keep signals from being heard.
+        self._take(pipe.read)
+        if pipe.over:
+            self._loop.off(pipe.reader)  # it would be ready for ever
+        elif pipe.ends_with_stream and self._stream.broken:
+            self._loop.off(pipe.reader)
+            pipe.close()
+        if not self._stream.has_room():
+            # All of them: one that asked again, and got room, would have ``room`` tell nobody.
+            for each in self._pipes:
+                if not each.over:
+                    self._loop.off(each.reader)
+            self._tell_to_wait()
+
+    def _tell_to_wait(self) -> None:
+        if self._stream.file_full and not self._told_to_wait:
+            self._told_to_wait = True
+            log.warning(
+                "output",
+                f"{_STREAMS[self._stream.handle]} is read too slowly, and there is no room to keep "
+                "more of it in /var/tmp: the ranks wait for its reader where they write",
+            )
+
+    def _read_on(self) -> None:
+        """Read again: more had come than was read of the stream."""
+        self._stream.take_note()
+        for pipe in self._pipes:
+            if not pipe.over:
+                self._listen(pipe)

@@ -1,0 +1,153 @@
+"""Tells how the job ended, or why it did not start: in the log and as the pod's reason.
+
+It decides nothing about the job; the verdict is given to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mpiboot.core import log, termination
+from mpiboot.core.launch_spec import Failure, LaunchSpec
+from mpiboot.supervisor.events import Verdict
+
+if TYPE_CHECKING:
+    from mpiboot.core.model import Finding
+
+
+# Failures before mpirun that lie in the launcher's process or its line, which doctor does not see.
+_NO_DOCTOR = ("usage", "bug", "killed")
+# How the names of MPI's own variables begin, and those of its libraries.
+_OF_MPI = ("OMPI_", "PRTE_", "PMIX_", "UCX_", "FI_", "I_MPI_", "MPIR_", "MPICH_", "HYDRA_")
+
+
+def _finding(verdict: Verdict) -> Finding:
+    """Write a verdict as a finding; a code of the program's own has no row, and no hint."""
+    # Loaded now, and not kept in memory for as long as the job runs.
+    from mpiboot.core.checks import BY_REFERENCE  # noqa: PLC0415
+    from mpiboot.core.model import Finding, Level  # noqa: PLC0415
+
+    row = BY_REFERENCE.get(verdict.reference)
+    name = verdict.reference or ("signal" if verdict.by_signal else verdict.failed)
+    hint = row.hint if row else ""
+    return Finding(name, Level.FAIL, verdict.said, verdict.host, verdict.evidence, hint)
+
+
+def _set_by_mpiboot(spec: LaunchSpec) -> tuple[str, ...]:
+    """List what MPI read that mpiboot had set; `mpiboot plan` says why.
+
+    A list of variables with values, or ssh's arguments, may hold a secret of the user's.
+    """
+    named = sorted(item for item in spec.set_env.items() if item[0].startswith(_OF_MPI))
+    shown = ", ".join(name if "=" in value else f"{name}={value}" for name, value in named)
+    return (f"mpiboot had set {shown} (`mpiboot plan` says why)",) if named else ()
+
+
+def _look_closer(host: str, *, gone: bool = False) -> str:
+    """Say where the doctor is to be asked: the pod that is named, as far as it is one.
+
+    Args:
+        host: that of the hostfile; empty where the failure is no host's own.
+        gone: nobody can look inside that host any more.
+    """
+    labels = host.split(".")
+    pod = labels[0] if host and not host[0].isdigit() and ":" not in host else ""
+    # As in pi-worker-1.pi.default.svc.cluster.local (the kubelet's names of pods with a subdomain).
+    namespace = f" -n {labels[2]}" if labels[3:4] == ["svc"] else ""
+    if gone and pod:
+        look = f"kubectl describe pod{namespace} {pod}; kubectl logs{namespace} {pod}"
+        return f"look closer: {look} (with --previous where its container runs again)"
+    where = "" if pod else " in a worker"  # the launcher's own container has ended
+    return f"look closer{where}: kubectl exec{namespace} {pod or 'POD'} -- mpiboot doctor"
+
+
+def tell(
+    verdict: Verdict,
+    spec: LaunchSpec,
+    seconds: float,
+    termination_log: str,
+    evidence: tuple[str, ...] = (),
+) -> str:
+    """Say how the job ended in one record: the reason once, below it evidence and what to do.
+
+    Returns:
+        Why it failed, for the next attempt; empty after a good end.
+
+    Args:
+        verdict: how it ended.
+        spec: what was started.
+        seconds: how long it all took, from the launcher's start.
+        termination_log: where the kubelet looks for the reason of a failure.
+        evidence: what was found out about it elsewhere, the first cause first.
+    """
+    if verdict.code and not verdict.reference and verdict.failed != "program":
+        verdict = replace(verdict, evidence=(*verdict.evidence, *_set_by_mpiboot(spec)))
+    item = _finding(verdict)
+    where = f"{item.host}: " if item.host else ""
+    first = f"; {evidence[0]}" if evidence else ""
+    # A launcher that was told to end did not fail.
+    failed = bool(verdict.code) and not verdict.by_signal
+    mark = f"[{item.check}] " if failed else ""
+    # A program that failed by itself is nothing that the doctor could explain.
+    look = _look_closer(item.host, gone=verdict.gone) if failed and verdict.reference else ""
+    hint = "\n".join(filter(None, (item.hint, look)))
+    if verdict.code:
+        log.fresh_line()  # mpirun or a rank may have left a line without its end
+        lines = (*evidence, *item.evidence)
+        text = f"{item.check}: {where}{item.said}\n"
+        text += "".join(f"-> {line}\n" for line in hint.splitlines())
+        lines = (*lines, spec.earlier) if spec.earlier else lines
+        termination.write(termination_log, text + "".join(f"{line}\n" for line in lines))
+    hosts = "1 host" if spec.hosts == 1 else f"{spec.hosts} hosts"
+    ranks = "" if spec.ranks is None else f", {spec.ranks} rank" + "s" * (spec.ranks != 1)
+    what = f"{seconds:.1f} s, {hosts}{ranks}, exit {verdict.code}"
+    say = log.error if failed else log.info
+    say(
+        "ended",
+        f"{mark}job ended: {what}: {where}{item.said}{first}",
+        seconds=round(seconds, 3),
+        hosts=spec.hosts,
+        ranks=spec.ranks,
+        exit=verdict.code,
+        reference=item.check if verdict.code else "",
+        host=verdict.host,
+        rank=verdict.rank,
+        signal=verdict.signal,
+        cause=evidence[0] if evidence else item.said,
+        said=item.said,
+        hint=hint,
+        evidence=[*evidence[1:], *item.evidence],
+    )
+    return f"{item.check}: {where}{item.said}{first}, exit {verdict.code}" if verdict.code else ""
+
+
+def tell_not_started(failure: Failure, seconds: float, termination_log: str) -> None:
+    """Say that the job ended before mpirun was started: why is in the log already.
+
+    Args:
+        failure: what came instead.
+        seconds: how long it all took, from the launcher's start.
+        termination_log: where the kubelet looks for the reason of a failure.
+    """
+    doctor = failure.held and failure.reference not in _NO_DOCTOR
+    look = _look_closer(failure.host) if doctor else ""
+    termination.write(termination_log, _with_hint(failure.message, look))
+    say = log.error if failure.held else log.info  # not held: it was told to end
+    say(
+        "ended",
+        f"job did not start: {seconds:.1f} s, exit {failure.code} ({failure.reference})",
+        seconds=round(seconds, 3),
+        exit=failure.code,
+        reference=failure.reference,
+        **({"hint": look} if look else {}),
+    )
+
+
+def _with_hint(message: str, look: str) -> str:
+    """Put a hint below those that are there, above evidence that may be cut off."""
+    lines = message.splitlines(keepends=True)
+    at = 1
+    while look and lines[at : at + 1] and lines[at].startswith("-> "):
+        at += 1
+    return "".join([*lines[:at], *([f"-> {look}\n"] if look else []), *lines[at:]])

@@ -1,0 +1,71 @@
+"""Signals of the launcher: blocked from its first moment, and taken in by one thread.
+
+Only ``sigwaitinfo`` tells who sent a signal, and a signal that is blocked waits, also for PID 1
+and over exec, where the kernel would else drop it.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+from typing import Final, NamedTuple
+
+from mpiboot.core.launch_spec import BY_SIGNAL, Failure
+
+# Signals that end a launcher, in whatever phase it is.
+ENDING: Final = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
+# What the parent takes in. Who execs it blocks these before.
+SIGNALS: Final = ENDING | {signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD}
+# What the kernel writes as the sender of a terminal's signal (siginfo.h: SI_KERNEL).
+_SI_KERNEL: Final = 0x80
+
+
+class Received(NamedTuple):
+    """A signal that came; ``by_terminal`` where the kernel sent it, as for Ctrl-C."""
+
+    number: int
+    by_terminal: bool
+
+
+class Signals:
+    """The signals that have come, behind a handle that is readable when there are some."""
+
+    def __init__(self) -> None:
+        """Take signals in from now on; they must be blocked."""
+        self.handle, self._writer = os.pipe()
+        # What was meant for this very thread, before the exec, another one never sees.
+        while info := signal.sigtimedwait(SIGNALS, 0):
+            self._note(info)
+        _thread.start_new_thread(self._wait, ())
+
+    def read(self) -> list[Received]:
+        """Give what has come; waits where nothing has."""
+        data = os.read(self.handle, 512)
+        return [Received(number, bool(by)) for number, by in zip(data[::2], data[1::2])]  # noqa: B905 - always pairs
+
+    def _wait(self) -> None:
+        while True:
+            self._note(signal.sigwaitinfo(SIGNALS))
+
+    def _note(self, info: signal.struct_siginfo) -> None:
+        os.write(self._writer, bytes((info.si_signo, info.si_code == _SI_KERNEL)))
+
+
+def block() -> set[signal.Signals | int]:
+    """Let signals wait until they are taken in; give the mask that programs are to have."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    # Ignored by who started us, children would vanish without a status.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    return set(before - SIGNALS)
+
+
+def name(number: int) -> str:
+    """Name a signal."""
+    return signal.Signals(number).name
+
+
+def by_signal(number: int) -> Failure:
+    """Judge a launcher that gets a signal before mpirun is started."""
+    said = f"{name(number)} while waiting for hosts: nothing was started"
+    return Failure(BY_SIGNAL + number, "signal", f"signal: {said}\n", held=False)

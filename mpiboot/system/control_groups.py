@@ -1,0 +1,143 @@
+"""What this pod's control groups (version 1 and 2) allow, and what is in use of it. Read-only.
+
+Of a hierarchy the lowest bound counts, as far as it can be seen: a container that has a cgroup
+namespace sees its own group as the root, and not its pod's above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mpiboot.core.wording import size_of
+
+GROUPS: Final = Path("/sys/fs/cgroup")
+PROC: Final = Path("/proc")
+# Version 1 writes "no limit" as a number near 2^63, and no machine has as many bytes as this.
+_UNLIMITED: Final = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The lowest limit of a group and of those above it (None: none), and what is in use there.
+
+    Without a limit ``used`` is that of the nearest group that tells; of memory it is without the
+    page cache that the kernel gives up first. ``seen`` tells whether any group could be read.
+    """
+
+    limit: int | None = None
+    used: int = 0
+    seen: bool = False
+
+
+def memory(groups: Path = GROUPS, proc: Path = PROC) -> Usage:
+    """Read the memory, in bytes."""
+    limits = ("memory.max", "memory.limit_in_bytes")
+    return _lowest(
+        _folders(groups, proc, "memory"), limits, ("memory.current", "memory.usage_in_bytes")
+    )
+
+
+def processes(groups: Path = GROUPS, proc: Path = PROC) -> Usage:
+    """Read the number of processes and threads."""
+    return _lowest(_folders(groups, proc, "pids"), ("pids.max",), ("pids.current",))
+
+
+def cpu_quota(groups: Path = GROUPS, proc: Path = PROC) -> float:
+    """Read how many CPUs' time this process may use at once; 0 where nothing limits it."""
+    found = []
+    for folder in _folders(groups, proc, "cpu"):
+        quota, period = (_number(folder, (f"cpu.cfs_{what}_us",)) for what in ("quota", "period"))
+        for first, second in _rows(folder / "cpu.max").items():  # of version 2; "max" is no limit
+            quota, period = int(first) if first.isdigit() else None, int(second)
+        if quota and period:
+            found.append(quota / period)
+    return min(found, default=0.0)
+
+
+def kills(groups: Path = GROUPS, proc: Path = PROC) -> int:
+    """Count the processes of this container that the kernel killed as memory was used up."""
+    for folder in _folders(groups, proc, "memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            value = _rows(folder / name).get("oom_kill", "")
+            if value.isdigit():
+                return int(value)
+    return 0
+
+
+def used_up(before: int, groups: Path = GROUPS, proc: Path = PROC) -> str:
+    """Say which limit the kernel kills for here; empty where it killed nothing since ``before``.
+
+    Args:
+        before: what ``kills`` gave before that; a container may have had others in its life.
+        groups: where control groups are mounted.
+        proc: the kernel's own folder.
+    """
+    limit, count = memory(groups, proc).limit, kills(groups, proc) - before
+    if limit is None or count <= 0:
+        return ""
+    return f"this container's memory limit, {size_of(limit)}, was reached (oom_kill {count})"
+
+
+def _folders(groups: Path, proc: Path, controller: str) -> Iterator[Path]:
+    """Give the folders of this process's group and of those above it, its own first.
+
+    Where the group's path isn't there (a container sees the node's, and has only its own group
+    mounted), the mount itself is that group.
+    """
+    try:
+        lines = (proc / "self/cgroup").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        names, found, path = line.partition(":")[2].partition(":")
+        if not found or (names and controller not in names.split(",")):
+            continue
+        root = groups / controller if names else groups
+        own = Path(path.lstrip("/"))
+        for part in (own, *own.parents):
+            if part != Path() and ".." not in part.parts:
+                yield root / part
+        yield root
+
+
+def _lowest(folders: Iterator[Path], limits: tuple[str, ...], used: tuple[str, ...]) -> Usage:
+    """Find the lowest limit, and what is in use of it."""
+    found = Usage()
+    for folder in folders:
+        limit, now = _number(folder, limits), _number(folder, used)
+        if limit is not None and limit < _UNLIMITED:
+            if found.limit is None or limit < found.limit:
+                found = Usage(limit, _in_use(folder, used, now or 0), seen=True)
+        elif now is not None and not found.seen:
+            found = Usage(None, _in_use(folder, used, now), seen=True)
+    return found
+
+
+def _number(folder: Path, names: tuple[str, ...]) -> int | None:
+    for name in names:
+        try:
+            text = (folder / name).read_text("ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if text.isdigit():
+            return int(text)
+    return None
+
+
+def _in_use(folder: Path, used: tuple[str, ...], now: int) -> int:
+    """Take off the cache of files that nobody has used lately, as a kubelet does."""
+    if "memory.current" not in used:
+        return now
+    values = _rows(folder / "memory.stat")
+    return max(0, now - int(values.get("total_inactive_file", values.get("inactive_file", "0"))))
+
+
+def _rows(path: Path) -> dict[str, str]:
+    try:
+        lines = path.read_text("ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    return dict(line.split() for line in lines if len(line.split()) == 2)  # noqa: PLR2004

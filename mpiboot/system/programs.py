@@ -1,0 +1,123 @@
+"""Which programs this pod has: the mpirun that a line calls, and what it says it is.
+
+A program's own answer counts, never its name or folder. Nothing here starts a job. PATH has been
+cleared of mpiboot's shims before (see ``shims.cleared``).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from mpiboot.core import bounded
+from mpiboot.core.model import Mpi, MpiFamily
+from mpiboot.system import executables
+
+LAUNCHERS: Final = ("mpirun", "mpiexec")
+# Intel's mpirun and mpiexec are scripts, or links, around it.
+_HYDRA: Final = "mpiexec.hydra"
+# How long a program may take, in seconds, where somebody looks at the screen.
+SHORT: Final = 10.0
+# For who starts a job: a cold or busy node with a slow disk needs long for its first program.
+LONG: Final = 60.0
+_OPENMPI: Final = re.compile(r"\((?:OpenRTE|Open MPI)\) (\d+)(\.\d+\S*)")
+# As https://github.com/cp2k/cp2k/pull/1353 shows it.
+_SPECTRUM: Final = re.compile(r"\(IBM Spectrum MPI\) (\d\S*)")
+_INTEL: Final = re.compile(r"Intel\(R\) MPI Library.*?Version (\d\S*)")
+_IPV6: Final = re.compile(r"^options:ipv6:(yes|no)\s*$", re.MULTILINE)
+_FOLDER: Final = re.compile(r"^path:sysconfdir:(\S.*?)\s*$", re.MULTILINE)
+_HYDRA_VERSION: Final = re.compile(r"^\s*Version:\s+(\d\S*)", re.MULTILINE)
+# The runtime changed from ORTE to PRRTE here, and with it every parameter's name.
+_FIRST_PRRTE: Final = 5
+
+
+def search_path(environ: Mapping[str, str]) -> str:
+    """PATH, or the usual folders where it is not set or empty."""
+    return environ.get("PATH") or executables.DEFAULT_PATH
+
+
+def recognise(path: str, text: str) -> Mpi:
+    """Name the MPI whose ``--version`` said this; the family is empty where it is unknown."""
+    if found := _SPECTRUM.search(text):
+        return Mpi(MpiFamily.SPECTRUM, found[1], path, _line(text, found.start()))
+    if found := _OPENMPI.search(text):
+        family = MpiFamily.OPENMPI5 if int(found[1]) >= _FIRST_PRRTE else MpiFamily.OPENMPI4
+        return Mpi(family, found[1] + found[2], path, _line(text, found.start()))
+    if found := _INTEL.search(text):
+        return Mpi(MpiFamily.INTEL, found[1], path, _line(text, found.start()))
+    hydra = text.find("HYDRA build details")
+    if hydra >= 0:
+        version = _HYDRA_VERSION.search(text)
+        return Mpi(MpiFamily.MPICH, version[1] if version else "", path, _line(text, hydra))
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return Mpi(MpiFamily.UNKNOWN, "", path, first or "it said nothing")
+
+
+def _line(text: str, position: int) -> str:
+    start = text.rfind("\n", 0, position) + 1
+    return text[start:].partition("\n")[0].strip()
+
+
+def detect_mpi(
+    environ: Mapping[str, str], called: str = "", *, patience: float = SHORT
+) -> Mpi | None:
+    """Ask the mpirun that is called, by name or path, what it is; None where it is not there.
+
+    Where none is called, it is the first mpirun on PATH, or else mpiexec. It blocks,
+    for ``patience`` seconds at most. A program that can't be run or doesn't answer is an MPI
+    without a family, whose ``said`` tells what happened. Of Intel's the path is that of the
+    program that its script would start.
+    """
+    names = (called,) if called else LAUNCHERS
+    path = next(filter(None, (executables.find(name, search_path(environ)) for name in names)), "")
+    if not path:
+        return None
+    found = _ask(path, environ, patience)
+    if found.family is not MpiFamily.INTEL or Path(path).name == _HYDRA:
+        return found
+    hydra = Path(path).resolve().with_name(_HYDRA)
+    return _ask(str(hydra), environ, patience) if os.access(hydra, os.X_OK) else found
+
+
+def _ask(path: str, environ: Mapping[str, str], patience: float) -> Mpi:
+    """Ask one program for its version."""
+    # Intel's mpirun is a script that takes mpiexec.hydra from PATH, so its own folder comes first.
+    folders = dict.fromkeys((str(Path(path).resolve().parent), str(Path(path).parent)))
+    env = {**environ, "PATH": os.pathsep.join((*folders, search_path(environ)))}
+    env.setdefault("HOME", "/")  # Open MPI 5 says nothing without one
+    try:
+        done = bounded.run((path, "--version"), patience, env)
+    except OSError as why:
+        return Mpi(MpiFamily.UNKNOWN, "", path, f"it can't be run: {why.strerror}")
+    if done is None:
+        return Mpi(MpiFamily.UNKNOWN, "", path, f"it gave no answer within {patience:g} s")
+    return recognise(path, done.text if done.text.strip() else done.said)
+
+
+def has_ipv6(mpi: Mpi, environ: Mapping[str, str]) -> bool | None:
+    """Ask an Open MPI whether it is built with IPv6; None where nothing tells.
+
+    Most builds are without it unless they were asked for it (``--enable-ipv6``).
+    """
+    found = _IPV6.search(_ompi_info(mpi, environ, "--config"))
+    return found[1] == "yes" if found else None
+
+
+def config_folder(mpi: Mpi, environ: Mapping[str, str]) -> str:
+    """Ask an Open MPI where its installation has its configuration; empty where nothing tells."""
+    found = _FOLDER.search(_ompi_info(mpi, environ, "--path", "sysconfdir"))
+    return found[1] if found else ""
+
+
+def _ompi_info(mpi: Mpi, environ: Mapping[str, str], *words: str) -> str:
+    path = str(Path(mpi.path).parent / "ompi_info")
+    if not os.access(path, os.X_OK):
+        return ""
+    try:
+        done = bounded.run((path, "--parsable", *words), SHORT, {"HOME": "/", **environ})
+    except OSError:
+        return ""
+    return done.text if done else ""

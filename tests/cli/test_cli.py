@@ -1,0 +1,599 @@
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from mpiboot import __version__
+from mpiboot.cli import main as cli
+from mpiboot.cli import root
+from mpiboot.core.model import Role
+from mpiboot.core.setting_rows import ROWS
+from mpiboot.core.settings import Section
+from mpiboot.system import files
+from tests.fakes.cli import GUARD, environment, message, mpiboot
+
+COMMANDS = ("launcher", "worker", "rank", "wait", "plan", "doctor", "facts", "settings")
+END = {row.name for row in ROWS if row.section is Section.END}
+ROLE_ITSELF = {"role", "start_sshd"}
+# What a command has no use for, though it belongs to its role.
+NOT_USED = {
+    "launcher": ROLE_ITSELF,
+    "worker": ROLE_ITSELF,
+    "plan": ROLE_ITSELF,
+    "doctor": END,
+    "wait": {
+        row.name
+        for row in ROWS
+        if row.section in {Section.POD, Section.MPI, Section.NETWORK, Section.END}
+    }
+    - {"control_ifname", "port_range", "pair_check"}
+    | {"ssh_client", "ssh_keepalive"},
+}
+# The time that a look takes at most; the variable for it is that of a launcher that waits.
+LOOKS = {"plan": "5s", "doctor": "10s"}
+ROLE_OF = {
+    "launcher": {Role.LAUNCHER},
+    "wait": {Role.LAUNCHER},
+    "plan": {Role.LAUNCHER},
+    "worker": {Role.WORKER},
+    "doctor": {Role.LAUNCHER, Role.WORKER},
+    "settings": {Role.LAUNCHER, Role.WORKER},
+}
+
+
+def test_the_help_names_every_command_and_the_entrypoint_form(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "--help")
+    assert done.returncode == 0
+    assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
+    assert "ENTRYPOINT" in done.stdout
+    assert "(program)" not in done.stdout
+    assert mpiboot(tmp_path, "-h").stdout == done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_commands_help_shows_every_setting_of_its_role(tmp_path: Path, command: str) -> None:
+    done = mpiboot(tmp_path, command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    for row in ROWS:
+        belongs = bool(set(row.roles) & ROLE_OF.get(command, set()))
+        belongs = belongs and row.name not in NOT_USED.get(command, set())
+        text = " ".join(done.stdout.split())
+        shown = f" {row.flag} " in text or f" {row.flag}/" in text
+        is_a_looks = row.name == "timeout" and command in LOOKS
+        assert (shown and (is_a_looks or row.variable in text)) == belongs, row.name
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_commands_help_has_examples_that_are_valid(tmp_path: Path, command: str) -> None:
+    lines = [line.strip() for line in mpiboot(tmp_path, command, "--help").stdout.splitlines()]
+    lines = [line.partition(" -- ")[2] if line[:7] == "kubectl" else line for line in lines]
+    examples = [line.split() for line in lines if line.startswith("mpiboot ")]
+    assert len(examples) >= 2
+    for _, *words in examples:
+        root.cli.make_context("mpiboot", list(words)).close()
+
+
+def test_the_list_of_commands_has_whole_sentences(tmp_path: Path) -> None:
+    listed = mpiboot(tmp_path, "--help").stdout.partition("Commands:")[2].partition("As an")[0]
+    assert "..." not in listed
+    assert listed.count(".\n") == len(root.cli.commands) - 1  # the entrypoint form has no name
+
+
+@pytest.mark.parametrize("command", ["launcher", "worker", "wait", "plan", "doctor", "settings"])
+def test_a_commands_help_is_in_sections_with_a_blank_line_between(
+    tmp_path: Path, command: str
+) -> None:
+    out = mpiboot(tmp_path, command, "--help").stdout
+    titles = [f"\n\n{item.value}:\n" for item in Section if f"\n{item.value}:\n" in out]
+    assert f"\n\n{Section.SSH.value}:\n" in titles
+    assert [out.index(title) for title in titles] == sorted(out.index(title) for title in titles)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--timeout", "3", "./train"], "mpiboot launcher --timeout 3 -- ./train"),
+        (["--timeout=3", "./train", "-x"], "mpiboot launcher --timeout=3 -- ./train -x"),
+        (["-v", "-np", "4", "./a b"], "mpiboot launcher -v -n 4 -- './a b'"),
+        (["--oversubscribe", "--", "./train"], "mpiboot launcher --oversubscribe -- ./train"),
+        (["--timeout", "3", "wait"], "mpiboot wait --timeout 3"),
+        (["--sshd", "embedded"], "mpiboot worker --sshd embedded"),
+        (["--timeout"], "mpiboot launcher --timeout -- PROGRAM"),
+    ],
+)
+def test_options_before_a_program_are_met_with_the_line_to_write(
+    tmp_path: Path, words: list[str], line: str
+) -> None:
+    done = mpiboot(tmp_path, *words)
+    assert done.returncode == 2
+    assert f"write `{line}`" in done.stderr.splitlines()[0]
+
+
+def test_help_and_version_are_words_of_mpiboots_own(tmp_path: Path) -> None:
+    assert mpiboot(tmp_path, "help").stdout == mpiboot(tmp_path, "--help").stdout
+    assert mpiboot(tmp_path, "version").stdout == mpiboot(tmp_path, "--version").stdout
+    for words in (("wait",), ("shims", "install")):
+        told = mpiboot(tmp_path, "help", *words)
+        assert (told.returncode, told.stdout) == (0, mpiboot(tmp_path, *words, "--help").stdout)
+    wrong = mpiboot(tmp_path, "help", "nothing")
+    assert (wrong.returncode, "no command nothing" in wrong.stderr) == (2, True)
+    assert "-> see `mpiboot --help` and" in wrong.stderr  # which lists the commands
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["launcher"], "write `mpiboot launcher -- PROGRAM`"),
+        (["plan", "--json"], "write `mpiboot plan -- PROGRAM`"),
+        (["copy-to"], "write `mpiboot copy-to FOLDER`; see `mpiboot copy-to --help`"),
+        (["shims"], "write `mpiboot shims install` or `mpiboot shims remove`"),
+        ([], "give the launcher its program (`mpiboot ./train`"),
+    ],
+)
+def test_a_line_that_lacks_something_is_met_with_the_line_to_write(
+    tmp_path: Path, words: list[str], hint: str
+) -> None:
+    assert f"-> {hint}" in mpiboot(tmp_path, *words).stderr
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_help_on_a_terminal_is_plain_text_within_its_width(tmp_path: Path, term: str) -> None:
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 70, 0, 0))
+    read: list[bytes] = []
+    with subprocess.Popen(
+        [sys.executable, "-m", "mpiboot", "wait", "--help"],
+        env=environment(tmp_path, {"TERM": term}),
+        stdout=theirs,
+        stderr=theirs,
+    ) as child:
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # the end of the other side
+            while data := os.read(ours, 1 << 16):
+                read.append(data)
+        assert child.wait(GUARD) == 0
+    os.close(ours)
+    text = b"".join(read).decode()
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 70
+    assert "PROGRAM..." not in mpiboot(tmp_path, "plan", "--help").stdout.partition("Options:")[2]
+
+
+def test_path_is_not_in_the_first_line(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "no-such-program", env={"PATH": "/usr/bin:/bin"})
+    assert done.stderr.splitlines()[:2] == [
+        "mpiboot: error: [program-missing] no-such-program is not in a folder of PATH",
+        "mpiboot:   PATH=/usr/bin:/bin",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [
+        (["wait", "--tiemout"], "json"),
+        (["--no"], "JSON"),
+        (["wait", "--timeout", "soon"], "json"),
+        (["wait", "--log-format=json", "--tiemout"], ""),
+        (["wait", "--log-format", "json", "--timeout", "soon"], ""),
+    ],
+)
+def test_a_bad_flag_is_a_json_line_where_logs_are(
+    tmp_path: Path, words: list[str], env: str
+) -> None:
+    done = mpiboot(tmp_path, *words, env={"MPIBOOT_LOG_FORMAT": env})
+    record, end = [json.loads(line) for line in done.stderr.splitlines()]
+    assert (done.returncode, record["level"], record["check"]) == (2, "error", "usage")
+    told = (end["event"], end["level"], end["exit"], end["reference"])
+    assert told == ("ended", "error", 2, "usage")
+
+
+def test_a_programs_own_log_format_is_not_mpiboots(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "no-such-program", "--log-format", "json")
+    assert done.stderr.startswith("mpiboot: error: ")
+
+
+def test_short_options(tmp_path: Path) -> None:
+    assert mpiboot(tmp_path, "settings", "-n", "4", "-q", "--json").stderr == ""
+    told = json.loads(mpiboot(tmp_path, "settings", "-n", "4", "-v", "--json").stdout)
+    values = {item["name"]: item["value"] for item in told}
+    assert (values["np"], values["log_level"]) == (4, "debug")
+    quiet = mpiboot(tmp_path, "settings", "-q", env={"MPIBOOT_NPP": "1"})
+    assert "MPIBOOT_NPP" in quiet.stderr  # a warning is not left out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_can_be_installed(tmp_path: Path, shell: str) -> None:
+    done = mpiboot(tmp_path, env={"_MPIBOOT_COMPLETE": f"{shell}_source"})
+    assert done.returncode == 0, done.stderr
+    assert "_MPIBOOT_COMPLETE" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "part", "found"),
+    [
+        ("mpiboot", "do", "plain,doctor"),
+        ("mpiboot", "", "plain,launcher"),
+        ("mpiboot wait", "--timeo", "plain,--timeout"),
+        ("mpiboot launcher --host-keys", "acc", "plain,accept-new"),
+        ("mpiboot wait --hostfile", "", "file,"),
+        ("mpiboot shims", "in", "plain,install"),
+    ],
+)
+def test_words_are_completed(tmp_path: Path, words: str, part: str, found: str) -> None:
+    env = {
+        "_MPIBOOT_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"{words} {part}",
+        "COMP_CWORD": str(len(words.split())),
+    }
+    done = mpiboot(tmp_path, env=env)
+    assert found in done.stdout.splitlines(), done.stderr
+    assert "(program)" not in done.stdout
+
+
+def test_shims_are_made_and_taken_away_by_commands_of_their_own(tmp_path: Path) -> None:
+    folder = tmp_path / "shims"
+    made = mpiboot(tmp_path, "shims", "install", "--folder", str(folder))
+    assert made.returncode == 0, made.stderr
+    assert (folder / "mpirun").is_symlink()
+    assert mpiboot(tmp_path, "shims", "remove", "--folder", str(folder)).returncode == 0
+    assert not (folder / "mpirun").is_symlink()
+    listed = mpiboot(tmp_path, "shims", "--help").stdout
+    assert "install " in listed
+    assert "remove " in listed
+
+
+def test_what_is_for_mpiboot_itself_is_not_in_the_help(tmp_path: Path) -> None:
+    assert "--write" not in mpiboot(tmp_path, "facts", "--help").stdout
+
+
+@pytest.mark.parametrize("role", ["launcher", "worker"])
+def test_a_command_that_says_the_role_is_not_overruled_by_the_variable(
+    tmp_path: Path, role: str
+) -> None:
+    """And takes no --role: `worker --role launcher` would say two things."""
+    assert mpiboot(tmp_path, role, "--role", "none", "--", "true").returncode == 2
+    other = "worker" if role == "launcher" else "launcher"
+    env = {"MPIBOOT_ROLE": other, "MPIBOOT_SSH_KEY": str(tmp_path), "MPIBOOT_TIMEOUT": "0"}
+    done = mpiboot(tmp_path, role, "--", "true", env=env)
+    assert f"MPIBOOT_ROLE={other} is not used: `mpiboot {role}` comes first" in done.stderr
+    assert done.returncode == 77  # no key: the role's own way was gone
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"), [("doctr", "did you mean `mpiboot doctor`?"), ("./train", "install it")]
+)
+def test_a_mistyped_command_is_met_with_the_nearest_one(
+    tmp_path: Path, word: str, hint: str
+) -> None:
+    done = mpiboot(tmp_path, word)
+    assert done.returncode == 127
+    assert f"-> {hint}" in done.stderr
+    assert ("did you mean" in done.stderr) == (word == "doctr")
+
+
+@pytest.mark.parametrize("command", ["plan", "doctor"])
+def test_a_look_has_a_deadline_of_its_own_and_only_a_flag_changes_it(
+    tmp_path: Path, command: str
+) -> None:
+    """The variable is the deadline of the launcher that waits; a guard of 60 s is around this."""
+    env = {"MPIBOOT_TIMEOUT": "900", "MPIBOOT_HOSTFILE": "/nowhere/hostfile"}
+    words = ["--", "true"] if command == "plan" else []
+    done = mpiboot(tmp_path, command, *words, env=env)
+    assert done.returncode != 0
+    assert "MPIBOOT_TIMEOUT" not in done.stdout + done.stderr
+    done = mpiboot(tmp_path, command, "--timeout", "2", *words, env=env)
+    assert "MPIBOOT_TIMEOUT=900 is not used: --timeout=2 comes first" in done.stderr
+
+
+@pytest.mark.parametrize("form", ["console script", "module"])
+def test_the_version_is_told(tmp_path: Path, form: str) -> None:
+    script = Path(sys.executable).with_name("mpiboot")
+    if form == "console script" and not script.exists():
+        pytest.skip("the console script is not installed")
+    argv = [str(script)] if form == "console script" else [sys.executable, "-m", "mpiboot"]
+    done = subprocess.run(
+        [*argv, "--version"],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, f"mpiboot, version {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "said"),
+    [
+        (["launcher", "--tiemout", "3", "./a"], {}, "--tiemout"),
+        (["worker", "--np", "3"], {}, "--np"),
+        (["--frobnicate"], {}, "--frobnicate"),
+        (["launcher"], {}, "PROGRAM"),
+        (["shims"], {}, "Missing command"),
+        (["help", "nothing"], {}, "no command nothing"),
+        (["doctor", "x"], {}, "No such command 'x'"),
+        ([], {}, "no program was given"),
+        (["launcher", "--timeout"], {}, "--timeout"),
+        (["launcher", "--timeout", "soon", "--", "./a"], {}, "--timeout is 'soon': expected a num"),
+        (["settings"], {"MPIBOOT_TIMEOUT": "-1"}, "MPIBOOT_TIMEOUT is '-1': expected a number of"),
+        (["settings"], {"MPI_NP": "four"}, "MPI_NP is 'four': expected a whole number"),
+        (["settings"], {"MPIBOOT_SSHD": "dropbear"}, "expected one of auto, openssh, embedded"),
+        (["worker"], {"MPIBOOT_SSH_PORT": "70000"}, "expected a port from 1 to 65535"),
+        (["./train"], {"START_SSHD": "maybe"}, "START_SSHD is 'maybe': expected true or false"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_2(
+    tmp_path: Path, words: list[str], env: dict[str, str], said: str
+) -> None:
+    done = mpiboot(tmp_path, *words, env=env)
+    assert done.returncode == 2
+    first, *hints = done.stderr.splitlines()
+    assert first.startswith("mpiboot: error: [usage] ")
+    assert said in first
+    assert all(line.startswith("mpiboot:   -> ") for line in hints)
+    assert done.stdout == ""
+    assert message(tmp_path).startswith("usage: ")
+
+
+def test_a_flag_that_no_setting_has_is_met_with_the_nearest_ones(tmp_path: Path) -> None:
+    assert "--timeout" in mpiboot(tmp_path, "launcher", "--timeot", "3", "./a").stderr
+
+
+def test_an_error_is_a_json_line_where_logs_are(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "settings", env={"MPIBOOT_LOG_FORMAT": "json", "MPIBOOT_NPP": "3"})
+    record, _end = [json.loads(line) for line in done.stderr.splitlines()]
+    assert (record["level"], record["check"]) == ("warning", "usage")
+    assert "MPIBOOT_NPP" in record["message"]
+    assert "MPIBOOT_NP" in record["hint"]
+
+
+def test_the_end_is_a_json_line_too_but_for_what_a_worker_runs_beside_itself(
+    tmp_path: Path,
+) -> None:
+    env = {"MPIBOOT_LOG_FORMAT": "json"}
+    for words in (["--help"], ["settings"], ["facts"]):
+        done = mpiboot(tmp_path, *words, env=env)
+        (end,) = [json.loads(line) for line in done.stderr.splitlines()]
+        assert (done.returncode, end["event"], end["exit"]) == (0, "ended", 0)
+        assert (end["level"], end["message"]) == ("info", "ended: exit 0")
+    path = tmp_path / "facts.json"
+    assert mpiboot(tmp_path, "facts", "--write", str(path), env=env).stderr == ""
+
+
+def test_an_unknown_variable_is_a_warning_with_the_nearest_name(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "settings", env={"MPIBOOT_TIMEOT": "3"})
+    assert done.returncode == 0
+    assert "MPIBOOT_TIMEOT is not a setting of mpiboot and is ignored" in done.stderr
+    assert "did you mean MPIBOOT_TIMEOUT?" in done.stderr
+
+
+def test_settings_tell_value_and_source(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "settings", "--np", "4", "--json", env={"MPI_DNS_WAIT_SECONDS": "9"})
+    told = {item["name"]: item for item in json.loads(done.stdout)}
+    assert (told["np"]["value"], told["np"]["given_by"]) == (4, "--np")
+    assert (told["dns_wait"]["value"], told["dns_wait"]["source"]) == (9.0, "environment")
+    assert told["timeout"]["source"] == "default"
+    table = mpiboot(tmp_path, "settings", "--no-oversubscribe").stdout
+    assert any(
+        line.split()[:2] == ["MPIBOOT_OVERSUBSCRIBE", "false"] for line in table.splitlines()
+    )
+
+
+def test_facts_are_json_on_request_and_can_be_written_to_a_private_file(tmp_path: Path) -> None:
+    told = json.loads(mpiboot(tmp_path, "facts", "--json").stdout)
+    assert told["mpiboot"] == __version__ or told["facts"]["mpiboot"] == __version__
+    path = tmp_path / "facts.json"
+    done = mpiboot(tmp_path, "facts", "--write", str(path))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert json.loads(path.read_text())
+    refused = mpiboot(tmp_path, "facts", "--write", str(tmp_path / "none" / "facts.json"))
+    assert refused.returncode == 73
+    assert "-> name a file in a folder that this user may write" in refused.stderr
+
+
+def test_facts_know_the_worker_that_runs_in_this_pod(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / files.container_name() / "worker"
+    folder.mkdir(parents=True)
+    state = {"pid": os.getpid(), "sshd": "embedded", "address": "10.0.0.1", "port": 22}
+    (folder / "worker.json").write_text(json.dumps({**state, "because": "no sshd here"}))
+    told = json.loads(mpiboot(tmp_path, "facts", "--json").stdout)
+    assert (told["sshd"], told["sshd_because"]) == ("embedded", "no sshd here")
+    ended = subprocess.Popen(["/bin/true"])
+    ended.wait()
+    (folder / "worker.json").write_text(json.dumps({**state, "because": "", "pid": ended.pid}))
+    assert "not started by mpiboot here" in mpiboot(tmp_path, "facts").stdout
+
+
+def test_no_hostfile_is_66_with_the_reason_in_the_termination_message(tmp_path: Path) -> None:
+    key(tmp_path)
+    missing = tmp_path / "nothing" / "hostfile"
+    done = mpiboot(tmp_path, "wait", "--timeout", "0", "--hostfile", str(missing))
+    assert done.returncode == 66, done.stderr
+    assert str(missing) in message(tmp_path)
+    assert message(tmp_path).startswith("hostfile-missing: ")
+    assert "-> mount the hostfile" in message(tmp_path)
+
+
+def test_wait_tells_a_failure_as_json_on_stdout(tmp_path: Path) -> None:
+    key(tmp_path)
+    done = mpiboot(tmp_path, "wait", "--json", "--timeout", "0", "--hostfile", "/nothing")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["ready"], told["hosts"]) == (66, False, [])
+    assert told["findings"][0]["check"] == "hostfile-missing"
+
+
+@pytest.mark.parametrize("command", ["launcher", "worker", "wait", "plan", "doctor", "settings"])
+def test_help_says_how_a_time_is_written(tmp_path: Path, command: str) -> None:
+    shown = mpiboot(tmp_path, command, "--help").stdout
+    assert "TIME is a number of seconds, or such as 90s, 10m and 2h." in shown
+    default = LOOKS.get(command, "MPIBOOT_TIMEOUT; default: 10m")
+    default = default if "default" in default else f"default: {default}"
+    assert f"and for the key. [{default}]" in " ".join(shown.split())
+
+
+def test_the_termination_message_goes_where_the_flag_says(tmp_path: Path) -> None:
+    key(tmp_path)
+    other = tmp_path / "other"
+    other.touch()
+    words = ("wait", "--timeout", "0", "--hostfile", "/nothing", "--termination-log", str(other))
+    mpiboot(tmp_path, *words)
+    assert other.read_text().startswith("hostfile-missing: ")
+    assert message(tmp_path) == ""
+
+
+def test_no_key_is_77_and_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "wait", "--timeout", "0", "--ssh-key", str(tmp_path / "id_rsa"))
+    assert done.returncode == 77
+    assert f"no private SSH key in {tmp_path / 'id_rsa'}" in done.stderr
+
+
+def test_doctor_prints_findings_and_ends_with_1_where_one_fails(tmp_path: Path) -> None:
+    env = {"MPIBOOT_ROLE": "worker", "MPIBOOT_SSH_KEY": str(tmp_path / "none")}
+    done = mpiboot(tmp_path, "doctor", "--json", env=env)
+    told = {item["check"]: item for item in json.loads(done.stdout)["findings"]}
+    assert told["runtime-folder"]["level"] == "ok"
+    assert told["ssh-key"]["level"] == "fail"
+    assert done.returncode == 1
+    table = mpiboot(tmp_path, "doctor", env=env)
+    assert table.stdout.count("FAIL  this pod  ssh-key ") == 1
+    assert table.returncode == 1
+    assert list((tmp_path / "run").iterdir()) == []  # it leaves nothing behind
+
+
+def test_a_bug_is_70_with_versions_and_never_a_bare_traceback(tmp_path: Path) -> None:
+    code = (
+        "import mpiboot.worker.facts\n"
+        "def broken(*_, **__): raise ZeroDivisionError('what a bug')\n"
+        "mpiboot.worker.facts.run = broken\n"
+        "from mpiboot.cli import main\n"
+        "import sys; sys.argv[1:] = ['facts']; main()\n"
+    )
+    (tmp_path / "termination-log").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 70
+    first = done.stderr.splitlines()[0]
+    assert first == "mpiboot: error: [bug] ZeroDivisionError: what a bug"
+    assert f"mpiboot {__version__}, Python {platform.python_version()}" in done.stderr
+    assert all(line.startswith("mpiboot:") for line in done.stderr.splitlines())
+    assert "please report this" in done.stderr
+    assert message(tmp_path).startswith("bug: ZeroDivisionError: what a bug")
+
+
+@pytest.mark.parametrize("command", ["settings", "--help", "settings --json"])
+def test_a_reader_that_went_away_is_no_error(tmp_path: Path, command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "mpiboot", *command.split()],
+        env=environment(tmp_path),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=GUARD,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+def test_a_signal_while_waiting_ends_at_once_with_its_own_code(tmp_path: Path, name: str) -> None:
+    key(tmp_path)
+    number = getattr(signal, name)
+    hostfile = tmp_path / "hostfile"
+    hostfile.touch()
+    (tmp_path / "termination-log").touch()
+    with subprocess.Popen(
+        [sys.executable, "-m", "mpiboot", "wait", "--hostfile", str(hostfile)],
+        env=environment(tmp_path),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stderr is not None
+        assert "waiting for the hostfile" in child.stderr.readline()
+        child.send_signal(number)
+        assert child.wait(GUARD) == 128 + number
+        assert f"{name} while waiting" in child.stderr.read()
+    assert message(tmp_path).startswith(f"signal: {name} while waiting for hosts")
+
+
+def test_a_launcher_that_fails_before_mpirun_is_held_too(tmp_path: Path) -> None:
+    """For a look inside: a signal ends it, the exit code and the reason stay."""
+    (tmp_path / "termination-log").touch()
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "mpiboot",
+            "launcher",
+            "--timeout",
+            "0",
+            "--hold-on-failure",
+            "300",
+            "--",
+            "./train",
+        ],
+        env=environment(tmp_path),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stderr is not None
+        while "held for 300 s" not in (line := child.stderr.readline()):
+            assert line, "it was not held"
+        before = message(tmp_path)
+        assert before
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(GUARD) not in (0, 128 + signal.SIGTERM)
+    assert message(tmp_path) == before
+
+
+def key(home: Path) -> None:
+    """Give a home folder the job's key."""
+    folder = home / ".ssh"
+    folder.mkdir(mode=0o700)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "id_ed25519")],
+        check=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "wanted"),
+    [
+        ("", "", False),
+        ("", " JSON ", True),
+        ("wait --log-format json", "", True),
+        ("wait --log-format=json", "human", True),
+        ("wait --log-format=human", "json", False),
+        ("launcher --log-format json --log-format human -- ./train", "", False),
+        ("launcher -- ./train --log-format json", "", False),
+        ("launcher --log-format=json -- ./train --log-format=human", "", True),
+        ("./train --log-format json", "", False),
+        ("-- --log-format json", "", False),
+    ],
+)
+def test_errors_are_json_before_the_settings_are_read_where_mpiboots_own_words_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    env: str,
+    wanted: bool,  # noqa: FBT001 - a row of the table
+) -> None:
+    monkeypatch.setenv("MPIBOOT_LOG_FORMAT", env)
+    assert cli._wants_json(words.split()) is wanted

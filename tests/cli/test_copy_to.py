@@ -1,0 +1,104 @@
+"""mpiboot's own folder, copied into a volume."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from mpiboot.cli.copying import copy_to
+from mpiboot.core.checks import ExitCode
+from mpiboot.core.errors import MpibootError
+
+RECORD = "lib/python3.13/dist-packages/mpiboot-1.dist-info/RECORD"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """The folder of an image, in small."""
+    made = tmp_path / "home"
+    for name in ("bin/mpiboot", "lib/loader/mpiboot", RECORD, "libexec/python3"):
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_text(name)
+    (made / "bin/mpiboot").chmod(0o755)
+    return made
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def test_any_user_can_start_the_copy(home: Path, tmp_path: Path) -> None:
+    old = os.umask(0o077)
+    try:
+        said = copy_to(str(tmp_path / "volume"), home)
+    finally:
+        os.umask(old)
+    assert said == f"{tmp_path}/volume/bin/mpiboot can be started"
+    assert contents(tmp_path / "volume") == contents(home)
+    assert {path.name for path in (tmp_path / "volume").iterdir()} == {"bin", "lib", "libexec"}
+    mode = (tmp_path / "volume/bin/mpiboot").stat().st_mode
+    assert stat.S_IMODE(mode) == 0o755
+    assert stat.S_IMODE((tmp_path / "volume/lib").stat().st_mode) == 0o755
+
+
+def test_an_init_container_that_runs_again_finds_it_there(home: Path, tmp_path: Path) -> None:
+    copy_to(str(tmp_path / "volume"), home)
+    before = (tmp_path / "volume/lib").stat().st_ino
+    assert copy_to(str(tmp_path / "volume"), home).endswith("is there already")
+    assert (tmp_path / "volume/lib").stat().st_ino == before
+
+
+@pytest.mark.parametrize("moved", [(), ("lib",), ("lib", "libexec")])
+def test_a_copy_that_was_killed_is_made_anew(
+    home: Path, tmp_path: Path, moved: tuple[str, ...]
+) -> None:
+    volume = tmp_path / "volume"
+    for name in (".mpiboot-part", *moved):
+        (volume / name).mkdir(parents=True)
+        (volume / name / "half").touch()
+    copy_to(str(volume), home)
+    assert contents(volume) == contents(home)
+
+
+def test_a_volumes_own_folder_is_no_file_of_others(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "volume/lost+found").mkdir(parents=True)
+    copy_to(str(tmp_path / "volume"), home)
+    assert copy_to(str(tmp_path / "volume"), home).endswith("is there already")
+
+
+@pytest.mark.parametrize("there", ["lib/libc.so.6", "data", RECORD])
+def test_other_files_are_left_alone(home: Path, tmp_path: Path, there: str) -> None:
+    """Also another mpiboot: what runs from it would lose its files."""
+    file = tmp_path / "volume" / there
+    file.parent.mkdir(parents=True)
+    file.write_text("theirs")
+    with pytest.raises(MpibootError, match="is not empty") as raised:
+        copy_to(str(tmp_path / "volume"), home)
+    assert raised.value.code == ExitCode.USAGE
+    assert contents(tmp_path / "volume") == {there: b"theirs"}
+
+
+def test_a_folder_that_cannot_be_made(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(MpibootError) as raised:
+        copy_to(str(tmp_path / "file/volume"), home)
+    assert raised.value.code == ExitCode.CANNOT_WRITE
+    assert str(tmp_path / "file/volume") in str(raised.value)
+
+
+def test_a_file_that_cannot_be_copied(home: Path, tmp_path: Path) -> None:
+    os.mkfifo(home / "lib/fifo")
+    with pytest.raises(MpibootError, match="lib/fifo` is a named pipe") as raised:
+        copy_to(str(tmp_path / "volume"), home)
+    assert raised.value.code == ExitCode.CANNOT_WRITE
+
+
+def test_an_mpiboot_of_an_images_python_is_not_copied(tmp_path: Path) -> None:
+    with pytest.raises(MpibootError, match="runs by the Python of its image") as raised:
+        copy_to(str(tmp_path / "volume"), tmp_path)
+    assert raised.value.code == ExitCode.USAGE
+    assert not (tmp_path / "volume").exists()

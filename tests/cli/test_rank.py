@@ -1,0 +1,224 @@
+"""`mpiboot rank`: what torchrun would set, told from each launcher's own variables."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from mpiboot.cli import rank
+from mpiboot.core.setting_rows import ROWS
+from tests.test_startup import BEFORE, HEAVY, THIRD_PARTY
+
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_RANK": "3",
+}
+HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+SLURM = {
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+}
+MASTER = {"MASTER_ADDR": "10.0.0.1"}
+THIRD_OF_FOUR = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_PORT": "29500",
+}
+
+
+@pytest.mark.parametrize("environ", [OPENMPI, HYDRA, SLURM], ids=["Open MPI", "Hydra", "Slurm"])
+def test_each_launchers_variables_are_read(environ: dict[str, str]) -> None:
+    assert rank.variables({**environ, **MASTER}) == {**THIRD_OF_FOUR, **MASTER}
+
+
+def test_an_mpirun_inside_a_slurm_allocation_counts_and_not_slurms_batch_step() -> None:
+    batch = {**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    assert rank.variables({**batch, **OPENMPI, **MASTER})["RANK"] == "3"
+    assert rank.variables({**batch, **HYDRA, **MASTER})["WORLD_SIZE"] == "4"
+
+
+def test_srun_that_speaks_pmi_is_read_as_slurm() -> None:
+    pmi = {"PMI_RANK": "3", "PMI_SIZE": "4", "PMIX_RANK": "3"}
+    assert rank.variables({**SLURM, **pmi})["LOCAL_WORLD_SIZE"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        ("gpu[07-12,20],x1", "gpu07"),
+        ("a,b", "a"),
+        ("gpu7", "gpu7"),
+        ("rack[3,5]n", "rack3n"),
+    ],
+)
+def test_the_first_of_slurms_hosts_is_where_ranks_meet(hosts: str, first: str) -> None:
+    assert rank.variables({**SLURM, "SLURM_STEP_NODELIST": hosts})["MASTER_ADDR"] == first
+
+
+@pytest.mark.parametrize(("node", "count"), [("0", "2"), ("2", "2"), ("3", "1"), ("4", "5")])
+def test_slurms_numbers_a_node(node: str, count: str) -> None:
+    tasks = {"SLURM_STEP_TASKS_PER_NODE": "2(x3),1,5", "SLURM_STEP_NUM_TASKS": "12"}
+    first = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": node}
+    assert rank.variables({**SLURM, **tasks, **first})["LOCAL_WORLD_SIZE"] == count
+
+
+def test_ranks_of_one_host_meet_there_without_a_word() -> None:
+    one = {**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
+    assert rank.variables(one)["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_where_ranks_meet_is_the_users_where_it_is_set() -> None:
+    own = {"MASTER_ADDR": "head", "MASTER_PORT": "1234"}
+    for environ in (OPENMPI, SLURM):
+        found = rank.variables({**environ, **own})
+        assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("head", "1234")
+
+
+def test_every_launcher_names_variables_and_the_empty_one_where_it_has_none() -> None:
+    assert all(type(name) is str for row in rank.LAUNCHERS for name in row)
+
+
+def test_the_port_is_that_of_the_setting() -> None:
+    (row,) = [row for row in ROWS if row.name == "master_port"]
+    assert str(row.default) == rank.MASTER_PORT
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        (
+            {},
+            "not started as a rank: none of OMPI_COMM_WORLD_RANK, PMI_RANK, SLURM_PROCID is set; w",
+        ),
+        ({"PMIX_RANK": "0"}, "is set, but PMIX_RANK, which does not tell the number of ranks; wr"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "but not MPI_LOCALRANKID, MPI_LOCALNRANKS"),
+        (OPENMPI, "MASTER_ADDR is not set, and rank 3 can't tell rank 0's host"),
+        ({**OPENMPI, "OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK is 'x', expected a num"),
+        ({**OPENMPI, "OMPI_COMM_WORLD_RANK": "4"}, "can't all be true of one rank"),
+        ({**OPENMPI, "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, "can't all be true of one rank"),
+        ({**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "5"}, "can't all be true of one rank"),
+        ({**SLURM, "SLURM_NODEID": "2"}, "2(x2) has no node 2 (SLURM_NODEID)"),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2x2"}, "is '2x2', expected such as 2(x3),1"),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "\u0662"}, "expected such as 2(x3),1"),
+    ],
+)
+def test_what_is_no_rank_says_what_is_missing(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        rank.variables(environ)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "4"}, ["RANK=0"]),
+        ({"RANK": "3"}, []),
+        ({"MASTER_ADDR": "a"}, []),
+        ({"LOCAL_RANK": "0", "WORLD_SIZE": "1"}, ["WORLD_SIZE=1", "LOCAL_RANK=0"]),
+    ],
+)
+def test_a_pods_own_numbers_are_named(own: dict[str, str], said: list[str]) -> None:
+    environ = {**OPENMPI, **MASTER, **own}
+    assert rank.replaced(environ, rank.variables(environ)) == said
+    first = {**environ, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    assert rank.replaced(first, rank.variables(first)) == []  # once a host
+
+
+SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
+
+
+def started(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mpiboot", "rank", *words],
+        env={"PATH": "/usr/bin:/bin", **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("dashes", [("--",), ()])
+def test_the_program_gets_them_beside_what_it_has(dashes: tuple[str, ...]) -> None:
+    done = started(*dashes, sys.executable, "-c", SHOW, **OPENMPI, **MASTER, RANK="0", KEPT="a b")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {**found, **THIRD_OF_FOUR, **MASTER, "KEPT": "a b"} == found
+    assert done.stderr == ("mpiboot: warning: RANK=0 of this pod is replaced by each rank's own\n")
+
+
+def test_the_program_ignores_no_signal_that_python_ignores() -> None:
+    words = ["grep", "SigIgn", "/proc/self/status"]
+    usual = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert started("--", *words, **OPENMPI, **MASTER).stdout == usual.stdout
+
+
+def test_the_programs_exit_code_is_the_ranks() -> None:
+    assert started("--", "sh", "-c", "exit 7", **OPENMPI, **MASTER).returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "code", "said"),
+    [
+        (("--", "true"), {}, 2, "[usage] mpiboot rank: this process was not started as a rank"),
+        (("--", "nowhere"), {**OPENMPI, **MASTER}, 127, "[program-missing] nowhere is not in"),
+        (("--", "/etc"), {**OPENMPI, **MASTER}, 127, "[program-missing] /etc"),
+        ((), OPENMPI, 2, "write `mpiboot rank -- PROGRAM`"),
+        (("--tiemout", "true"), OPENMPI, 2, "--tiemout"),
+    ],
+)
+def test_what_does_not_start_is_one_clear_line(
+    words: tuple[str, ...], environ: dict[str, str], code: int, said: str
+) -> None:
+    done = started(*words, **environ)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_rank_loads_nothing_but_a_little_of_the_standard_library() -> None:
+    code = (
+        "import json, os, sys\n"
+        "from mpiboot.__main__ import main\n"
+        "os.execvpe = lambda *_: (print(json.dumps([*sys.modules])), os._exit(0))\n"
+        "sys.stdout.reconfigure(line_buffering=True)\n"
+        "sys.argv = ['/usr/bin/mpiboot', 'rank', '--', 'true']\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code],
+        env={**OPENMPI, **MASTER},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = set(json.loads(done.stdout)) - BEFORE
+    assert found & (HEAVY | THIRD_PARTY | {"dataclasses", "inspect"}) == set()
+    own = {name for name in found if name.startswith("mpiboot")}
+    few = ("__main__", "executables", "own_locale", "rank")
+    assert own == {"mpiboot", *(f"mpiboot.{name}" for name in few)}
+
+
+def test_by_a_shims_name_all_words_are_mpiruns() -> None:
+    code = (
+        "import sys\n"
+        "from mpiboot.cli import main as cli, rank\n"
+        "from mpiboot.__main__ import main\n"
+        "rank.become = lambda *_: print('a rank')\n"
+        "cli.main = lambda: print('the command line')\n"
+        "sys.argv = ['/usr/local/bin/mpirun', 'rank', '--', 'true']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "the command line\n"

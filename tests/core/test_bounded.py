@@ -1,0 +1,109 @@
+"""Programs of this pod that are run for some seconds at most."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mpiboot.core import bounded
+from mpiboot.core.bounded import ProgramEnd
+from tests.waiting import until
+
+# As `run`, with an event loop of its own.
+Runner = Callable[..., "ProgramEnd | None"]
+
+
+def in_a_loop(*given: object) -> ProgramEnd | None:
+    return asyncio.run(bounded.run_async(*given))  # type: ignore[arg-type]
+
+
+each = pytest.mark.parametrize("run", [bounded.run, in_a_loop], ids=["run", "run_async"])
+
+
+@each
+def test_a_program_gives_what_it_printed_and_how_it_ended(run: Runner) -> None:
+    script = r"printf 'one\377'; echo two >&2; read x; exit ${STATUS:-9}"
+    words = ("/bin/sh", "-c", script)
+    odd = "one\N{REPLACEMENT CHARACTER}"
+    assert run(words, 60.0, {"STATUS": "3"}) == ProgramEnd(3, odd, "two\n")
+    assert run(("/bin/sh", "-c", "kill -9 $$"), 60.0) == ProgramEnd(-signal.SIGKILL, "", "")
+    with pytest.raises(FileNotFoundError):
+        run(("/nowhere/program",), 60.0)
+
+
+@each
+def test_a_program_that_takes_too_long_is_killed_and_gives_nothing(
+    run: Runner, tmp_path: Path
+) -> None:
+    told = tmp_path / "pid"
+    for limit in (0.5, 5.0, 50.0):  # a busy machine may not have come to it within the limit
+        assert run(("/bin/sh", "-c", f"echo $$ > {told}; exec sleep 600"), limit) is None
+        if told.exists() and told.read_text().strip():
+            break
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(told.read_text()), 0)
+
+
+def test_a_program_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    """Which would keep its pipes open, and us reading them."""
+    fifo = tmp_path / "alive"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    told = tmp_path / "told"
+    script = f"exec 3<>{fifo}; echo > {told}; sleep 600 & sleep 600"
+    for limit in (0.5, 5.0, 50.0):
+        assert bounded.run(("/bin/sh", "-c", script), limit) is None
+        if told.exists():
+            break
+    assert told.exists()
+
+    def nobody_could_write() -> bool:
+        try:
+            return os.read(reader, 1) == b""
+        except BlockingIOError:
+            return False
+
+    until(nobody_could_write)
+    os.close(reader)
+
+
+def test_what_can_not_be_killed_is_not_waited_for(tmp_path: Path) -> None:
+    """Here a process of another session, which has the pipes as well."""
+    stop, told = tmp_path / "stop", tmp_path / "told"
+    os.mkfifo(stop)
+    ending = os.open(stop, os.O_RDWR)
+    script = f"setsid sh -c 'echo > {told}; read x < {stop}' & exec sleep 600"
+    for limit in (0.5, 5.0, 50.0):
+        assert bounded.run(("/bin/sh", "-c", script), limit) is None
+        os.write(ending, b"\n")
+        if told.exists():
+            break
+    os.close(ending)
+    assert told.exists()
+
+
+def test_a_program_that_is_left_by_a_signal_is_killed(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    # More than a pipe holds: when it is written, somebody reads it.
+    script = f"head -c 200000 /dev/zero; echo $$ > {told}.n; mv {told}.n {told}; sleep 600"
+    run = f"bounded.run(('/bin/sh', '-c', {script!r}), 600)"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"from mpiboot.core import bounded; {run}"]
+    ) as mine:
+        until(told.exists)
+        mine.send_signal(signal.SIGINT)
+    assert mine.returncode in (-signal.SIGINT, 130)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(told.read_text()), 0)
+
+
+async def test_the_shell_is_asked_for_its_output_alone() -> None:
+    assert await bounded.shell("echo one; exit 1", 60.0) == "one\n"
+    assert await bounded.shell("echo one; exec sleep 600", 0.01) == ""

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import dataclasses
+from types import UnionType
+from typing import Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiboot.core import setting_rows, setting_sources, setting_types, settings
+from mpiboot.core.choices import HostKeys
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.model import Level, Source
+
+
+def test_without_flags_and_variables_every_value_is_the_rows_default() -> None:
+    found = setting_sources.resolve({}, {})
+    assert found.warnings == ()
+    for row in setting_rows.ROWS:
+        assert getattr(found.settings, row.name) == row.default
+        assert found.given[row.name] == setting_sources.Given(Source.DEFAULT)
+        assert str(found.given[row.name]) == "default"
+
+
+@pytest.mark.parametrize("row", setting_rows.ROWS, ids=lambda row: row.name)
+def test_every_row_is_whole_and_its_default_can_be_written_as_text(
+    row: setting_rows.Setting,
+) -> None:
+    assert row.flag == "--" + row.name.replace("_", "-")
+    assert row.variable == "MPIBOOT_" + row.name.upper()
+    assert row.help.endswith(".")
+    assert row.help.isascii()
+    assert row.kind
+    assert row.roles
+    default = row.default
+    if default in (None, "", ()):
+        return
+    text = " ".join(default) if isinstance(default, tuple) else setting_types.shown(default)
+    assert row.parse(text) == default
+    found = setting_sources.resolve({row.name: text}, {})
+    assert getattr(found.settings, row.name) == default
+    assert found.given[row.name] == setting_sources.Given(Source.FLAG, row.flag)
+
+
+def test_no_flag_or_variable_is_used_twice() -> None:
+    variables = [row.variable for row in setting_rows.ROWS]
+    older = [name for row in setting_rows.ROWS for name in row.older]
+    everything = [*variables, *older, *setting_sources.INTERNAL]
+    assert len(everything) == len(set(everything))
+    assert {row.name for row in setting_rows.ROWS} == {
+        field.name for field in dataclasses.fields(settings.Settings)
+    }
+
+
+def test_a_flag_wins_over_the_variable_and_that_over_older_names() -> None:
+    environ = {"MPIBOOT_TIMEOUT": "20", "MPI_NP": "3", "MPIBOOT_NP": "4", "MPI_HOSTFILE": "/old"}
+    found = setting_sources.resolve({"timeout": "10"}, environ)
+    assert found.settings.timeout == 10
+    assert str(found.given["timeout"]) == "--timeout"
+    assert found.settings.np == 4
+    assert found.given["np"] == setting_sources.Given(Source.ENVIRONMENT, "MPIBOOT_NP")
+    assert found.settings.hostfile == "/old"
+    assert str(found.given["hostfile"]) == "MPI_HOSTFILE"
+    assert sorted(item.said for item in found.warnings) == [
+        "MPIBOOT_TIMEOUT=20 is not used: --timeout=10 comes first",
+        "MPI_NP=3 is not used: MPIBOOT_NP=4 comes first",
+    ]
+
+
+def test_two_names_that_say_the_same_are_no_warning() -> None:
+    assert setting_sources.resolve({"np": "4"}, {"MPI_NP": "4", "MPIBOOT_NP": "4"}).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("MPI_HOSTFILE", "/etc/mpi/hostfile", "hostfile", "/etc/mpi/hostfile"),
+        ("MPI_NP", "8", "np", 8),
+        ("MPI_DNS_WAIT_SECONDS", "120", "dns_wait", 120.0),
+        ("MPI_DNS_WAIT_INTERVAL", "3", "dns_interval", 3.0),
+        ("REWRITE_MPI_HOSTFILE_FQDN", "true", "rewrite_fqdn", "on"),
+        ("REWRITE_MPI_HOSTFILE_FQDN", "false", "rewrite_fqdn", "off"),
+        ("START_SSHD", "true", "start_sshd", True),
+    ],
+)
+def test_older_names_keep_their_meaning(name: str, text: str, field: str, value: object) -> None:
+    found = setting_sources.resolve({}, {name: text})
+    assert getattr(found.settings, field) == value
+    assert found.given[field] == setting_sources.Given(Source.ENVIRONMENT, name)
+
+
+def test_an_empty_variable_counts_as_not_given() -> None:
+    found = setting_sources.resolve({}, {"MPIBOOT_TIMEOUT": "", "MPI_NP": "", "START_SSHD": ""})
+    assert found.settings == settings.Settings()
+    assert found.warnings == ()
+
+
+def test_an_unknown_variable_is_a_warning_with_the_nearest_name() -> None:
+    found = setting_sources.resolve(
+        {}, {"MPIBOOT_TIMOUT": "3", "MPIBOOT_XYZZY": "", "PATH": "/bin"}
+    )
+    near, far = found.warnings
+    assert (near.level, near.check) == (Level.WARN, "usage")
+    assert near.said == "MPIBOOT_TIMOUT is not a setting of mpiboot and is ignored"
+    assert near.hint == "did you mean MPIBOOT_TIMEOUT?"
+    assert far.said.startswith("MPIBOOT_XYZZY ")
+    assert far.hint
+
+
+def test_a_services_variables_are_the_clusters_and_no_settings() -> None:
+    """A Service called mpiboot-ssh gives every pod of its namespace these."""
+    service = {
+        "MPIBOOT_SSH_SERVICE_HOST": "10.96.0.7",
+        "MPIBOOT_SSH_SERVICE_PORT": "22",
+        "MPIBOOT_SSH_SERVICE_PORT_SSH": "22",
+        "MPIBOOT_SSH_PORT": "tcp://10.96.0.7:22",
+        "MPIBOOT_SSH_PORT_22_TCP": "tcp://10.96.0.7:22",
+        "MPIBOOT_SSH_PORT_22_TCP_ADDR": "10.96.0.7",
+        "MPIBOOT_SSH_PORT_22_TCP_PROTO": "tcp",
+    }
+    found = setting_sources.resolve({}, service)
+    assert (found.settings, found.warnings) == (settings.Settings(), ())
+    assert (
+        setting_sources.resolve({}, {**service, "MPIBOOT_SSH_PORT": "2222"}).settings.ssh_port
+        == 2222
+    )
+
+
+@pytest.mark.parametrize("lines", ["\n", " "])
+def test_a_key_that_is_given_instead_of_its_path_is_never_shown(lines: str) -> None:
+    words = ("-----BEGIN OPENSSH PRIVATE KEY-----", "b3BlbnNzaC1r", "-----END ...")
+    key = lines.join(words)
+    with pytest.raises(MpibootError) as caught:
+        setting_sources.resolve({}, {"MPIBOOT_SSH_KEY": key})
+    expected = "MPIBOOT_SSH_KEY is (hidden): expected the path of the key, not the key itself"
+    assert caught.value.finding.said == expected
+    (warning,) = setting_sources.resolve({"ssh_key": "/k"}, {"MPIBOOT_SSH_KEY": key}).warnings
+    assert "b3BlbnNzaC1r" not in warning.said
+
+
+def test_what_mpiboot_hands_to_itself_is_no_unknown_setting() -> None:
+    assert setting_sources.resolve({}, dict.fromkeys(setting_sources.INTERNAL, "x")).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("timeout", "soon", "a number of seconds"),
+        ("timeout", "-1", "a number of seconds"),
+        ("timeout", "inf", "a number of seconds"),
+        ("timeout", "nan", "a number of seconds"),
+        ("timeout", "", "a number of seconds"),
+        ("timeout", "m", "a number of seconds"),
+        ("timeout", "2147483648", "at most 2147483647 seconds"),
+        ("launch_timeout", "0s", "more than 0 seconds, such as"),
+        ("launch_timeout", "soon", "a number of seconds"),
+        ("ssh_keepalive", "600000h", "at most 2147483647 seconds"),
+        ("np", "0", "a whole number from 1"),
+        ("np", "-4", "a whole number from 1"),
+        ("np", "4.0", "a whole number from 1"),
+        ("np", "four", "a whole number from 1"),
+        ("np", "\u0664", "a whole number from 1"),
+        ("np", "2147483648", "a whole number from 1 to 2147483647"),
+        ("slots", "9" * 5000, "a whole number from 1 to 2147483647"),
+        ("replicas", "150001", "a whole number from 1 to 150000"),
+        ("ssh_port", "9" * 5000, "a port from 1 to 65535"),
+        ("ssh_port", "0", "a port from 1 to 65535"),
+        ("ssh_port", "65536", "a port from 1 to 65535"),
+        ("ssh_port", "ssh", "a port from 1 to 65535"),
+        ("oversubscribe", "maybe", "true or false"),
+        ("start_sshd", "2", "true or false"),
+        ("rewrite_fqdn", "sometimes", "one of off, on, auto"),
+        ("host_keys", "none", "one of job, accept-new, off"),
+        ("sshd", "dropbear", "one of auto, openssh, embedded"),
+        ("ssh_user", "a\nb", "a value without control characters"),
+        ("runtime_dir", "/a\x00b", "a value without control characters"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_one_line_with_its_name_and_what_was_expected(
+    name: str, text: str, expected: str
+) -> None:
+    variable = next(row.variable for row in setting_rows.ROWS if row.name == name)
+    for flags, environ, shown in (
+        ({name: text}, {}, "--" + name.replace("_", "-")),
+        ({}, {variable: text} if text else {variable: "?"}, variable),
+    ):
+        with pytest.raises(MpibootError) as caught:
+            setting_sources.resolve(flags, environ)
+        assert caught.value.code == 2
+        assert caught.value.finding.check == "usage"
+        said = str(caught.value)
+        assert said.startswith(f"{shown} is ")
+        assert expected in said
+        assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("600", 600.0), ("90s", 90.0), ("10m", 600.0), ("1h", 3600.0), ("0.5", 0.5), (" 5 S ", None)],
+)
+def test_lengths_of_time_have_units(text: str, value: float | None) -> None:
+    if value is not None:
+        assert setting_types.seconds(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", True),
+        ("TRUE", True),
+        ("1", True),
+        ("yes", True),
+        ("on", True),
+        ("false", False),
+        ("0", False),
+        ("No", False),
+        ("off", False),
+        (" true ", True),
+    ],
+)
+def test_yes_and_no_have_many_spellings(text: str, *, value: bool) -> None:
+    assert setting_types.boolean(text) is value
+
+
+def test_lists_are_split_at_commas_and_blanks() -> None:
+    assert setting_types.words(" A,B  C_*,\nD ") == ("A", "B", "C_*", "D")
+    assert setting_types.words(" , ") == ()
+
+
+def test_only_yes_or_no_settings_are_flags_without_a_value() -> None:
+    assert {row.name for row in setting_rows.ROWS if row.is_flag} == {
+        row.name for row in setting_rows.ROWS if isinstance(row.default, bool)
+    }
+
+
+@given(st.sampled_from(setting_rows.ROWS), st.text(max_size=20))
+def test_any_text_is_read_or_refused_in_one_printable_line(
+    row: setting_rows.Setting, text: str
+) -> None:
+    wrong = ""
+    try:
+        setting_sources.resolve({row.name: text}, {})
+    except MpibootError as caught:
+        wrong = str(caught)
+    assert wrong.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, ""), ("", ""), ((), ""), (True, "true"), (False, "false"), (30.0, "30"), (0.5, "0.5"),
+     (7, "7"), (("a", "b"), "a,b"), ("x", "x"), (HostKeys.ACCEPT_NEW, "accept-new")],
+)  # fmt: skip
+def test_a_value_is_shown_as_a_user_would_write_it(value: object, shown: str) -> None:
+    assert setting_types.shown(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [("1024-1024", "1024-1024"), ("40000-40099", "40000-40099"), ("5000", "5000-5000")],
+)
+def test_a_range_of_ports_begins_where_no_privilege_is_needed(text: str, read: str) -> None:
+    assert setting_types.ports(text) == read
+
+
+@pytest.mark.parametrize("text", ["1023-1030", "5001-5000", "5000-65536", "5000-", "-5000", "a-b"])
+def test_what_is_no_range_of_ports_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="two ports from 1024 to 65535"):
+        setting_types.ports(text)
+
+
+def test_every_default_is_of_its_settings_own_type() -> None:
+    """A text that isn't there is the empty one: only what may be unknown is None."""
+    hints = get_type_hints(settings.Settings)
+    for item in dataclasses.fields(settings.Settings):
+        hint = hints[item.name]
+        parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        kinds = tuple(get_origin(part) or part for part in parts)
+        assert isinstance(item.default, kinds), item.name

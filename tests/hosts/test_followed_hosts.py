@@ -1,0 +1,268 @@
+"""A hostfile that changes while its hosts are waited for: who left, who joined, who goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from mpiboot.core import log
+from mpiboot.core.choices import LogFormat
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Host, Worker
+from mpiboot.hosts import followed_hosts, job_hostfile
+from mpiboot.hosts.followed_hosts import FollowedHosts, HostfileChange, change
+from mpiboot.hosts.progress import HostState
+
+if TYPE_CHECKING:
+    from mpiboot.hosts.pipeline import Pipelines
+
+
+def hosts(*names: str) -> tuple[Host, ...]:
+    return tuple(Host(name, line=number) for number, name in enumerate(names, start=1))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (hosts("a", "b"), hosts("a", "b", "c"), HostfileChange((), ("c",), ())),
+        (hosts("a", "b"), hosts("b"), HostfileChange(("a",), (), ())),
+        (hosts("a", "b"), hosts("b", "a"), HostfileChange((), (), ())),
+        (hosts("a"), hosts("b"), HostfileChange(("a",), ("b",), ())),
+        (hosts("a", "b"), (Host("a", slots=4), Host("b")), HostfileChange((), (), ("a",))),
+        ((Host("a", user="x"),), (Host("a", user="y"),), HostfileChange(("a",), ("a",), ())),
+    ],
+)
+def test_two_versions_differ_by_who_left_and_who_joined(
+    old: tuple[Host, ...], new: tuple[Host, ...], expected: HostfileChange
+) -> None:
+    assert change(old, new) == expected
+
+
+def test_a_change_is_one_line_however_large() -> None:
+    told = HostfileChange(tuple(f"w-{n}" for n in range(9)), ("x",), ()).line(3)
+    assert told == (
+        "the hostfile has changed: 3 hosts now; left: w-0, w-1, w-2, w-3, w-4 and 4 more; joined: x"
+    )
+    assert (
+        HostfileChange((), (), ("a",)).line(1)
+        == "the hostfile has changed: 1 host now; other slots"
+    )
+    assert HostfileChange((), (), ()).line(2).endswith(": 2 hosts now; another order")
+
+
+class Pipes:
+    """Stands for the pipelines: each run ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+
+    async def run(self, state: HostState) -> Worker | None:
+        self.started.append(state.host.name)
+        await asyncio.sleep(0)
+        return Worker(state.host, "10.0.0.2", 22, "root", "10.0.0.1", None)
+
+
+async def test_hosts_that_stay_go_on_and_get_the_slots_of_the_last_version() -> None:
+    pipes = Pipes()
+    followed = FollowedHosts(hosts("a.x", "b.x"), cast("Pipelines", pipes))
+    states, first = followed.states, dict(followed.runs)
+    await asyncio.wait(first.values())
+
+    told, gone = followed.follow((Host("c.x"), Host("a.x", slots=3)))
+    await asyncio.wait(followed.runs.values())
+
+    assert (told.left, told.joined, told.others) == (("b.x",), ("c.x",), ("a.x",))
+    assert gone == {first["b.x", ""]}
+    assert pipes.started == ["a.x", "b.x", "c.x"]
+    assert followed.states is states
+    assert [state.label for state in states] == ["c", "a"]
+    workers, local = followed.results()
+    assert [(worker.host.name, worker.host.slots) for worker in workers] == [("c.x", 1), ("a.x", 3)]
+    assert local == ()
+
+
+class Moving(Pipes):
+    """Pipelines that tell where a ready host is now; a second run of one never ends."""
+
+    def __init__(self, moved: Callable[[str], str]) -> None:
+        super().__init__()
+        self._moved = moved
+        self.asked: list[str] = []
+        self.restarted: list[str] = []
+
+    async def run(self, state: HostState) -> Worker | None:
+        name = state.host.name
+        self.started.append(name)
+        if name == "refused":
+            raise error("ssh-denied", "no", host=name)
+        if name == "waiting" or self.started.count(name) > 1:
+            await asyncio.Event().wait()
+        return None if name == "own" else Worker(state.host, "10.0.0.2", 22, "r", "", None)
+
+    async def moved(self, worker: Worker) -> str:
+        self.asked.append(worker.host.name)
+        return self._moved(worker.host.name)
+
+    def restart(self, state: HostState) -> None:
+        self.restarted.append(state.host.name)
+
+
+async def test_only_a_host_that_is_ready_by_its_name_is_looked_at_again(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    log.configure(form=LogFormat.JSON)
+    pipes = Moving(lambda name: "its name is gone" if name == "moved" else "")
+    names = ("refused", "waiting", "own", "10.0.0.9", "stays", "moved", "left")
+    seen = FollowedHosts(hosts(*names), cast("Pipelines", pipes))
+    runs = dict(seen.runs)
+    runs["left", ""].cancel()
+    await asyncio.wait([runs[name, ""] for name in names if name != "waiting"])
+    assert [worker.host.name for worker in seen.ready()] == ["10.0.0.9", "stays", "moved"]
+    for state in (*seen.states, HostState(Host("unknown"), "unknown")):
+        await seen._look_again(state)
+    log.configure()
+    assert pipes.asked == ["stays", "moved"]
+    assert pipes.restarted == ["moved"]
+    assert [name for name, _ in runs if seen.runs[name, ""] is not runs[name, ""]] == ["moved"]
+    assert [worker.host.name for worker in seen.ready()] == ["10.0.0.9", "stays"]
+    told = json.loads(capfd.readouterr().err)
+    assert (told["event"], told["host"]) == ("gate", "moved")
+    said = "moved was ready at 10.0.0.2, but its name is gone; waiting for it again"
+    assert told["message"] == said
+    for run in seen.runs.values():
+        run.cancel()
+    await asyncio.wait(seen.runs.values())
+
+
+async def test_a_host_that_has_left_meanwhile_is_not_started_again() -> None:
+    """The hostfile changes while the nameserver is asked."""
+
+    def leaves(_: str) -> str:
+        seen.follow(())
+        return "its name is gone"
+
+    pipes = Moving(leaves)
+    seen = FollowedHosts(hosts("a"), cast("Pipelines", pipes))
+    (state,) = seen.states
+    await asyncio.wait(seen.runs.values())
+    await seen._look_again(state)
+    assert (pipes.asked, pipes.restarted, dict(seen.runs)) == (["a"], [], {})
+
+
+async def followed(
+    path: Path, clock: Callable[[], float] = time.monotonic
+) -> job_hostfile.HostfileFollower:
+    found = await job_hostfile.find(str(path), "--hostfile", {}, patience=0, default="/none")
+    return job_hostfile.HostfileFollower(found, clock)
+
+
+async def test_the_same_file_is_never_read_twice(tmp_path: Path) -> None:
+    path = tmp_path / "hostfile"
+    path.write_text("a\nb\n")
+    follow = await followed(path)
+    assert not follow.look()
+    path.write_text("a\nb\n# the same hosts\n")
+    assert not follow.look()
+    path.write_text("a\nb\nc\n")
+    assert follow.look()
+    assert not follow.look()
+    assert [host.name for host in follow.found.hostfile.hosts] == ["a", "b", "c"]
+
+
+async def test_a_volume_that_is_swapped_is_read_again(tmp_path: Path) -> None:
+    for number, text in enumerate(("a\n", "b\n")):
+        (tmp_path / f"..{number}").mkdir()
+        (tmp_path / f"..{number}" / "hostfile").write_text(text)
+    data = tmp_path / "..data"
+    data.symlink_to("..0")
+    (tmp_path / "hostfile").symlink_to("..data/hostfile")
+    follow = await followed(tmp_path / "hostfile")
+    (tmp_path / "..new").symlink_to("..1")
+    (tmp_path / "..new").rename(data)
+    assert follow.look()
+    assert [host.name for host in follow.found.hostfile.hosts] == ["b"]
+
+
+async def test_a_half_written_version_is_waited_for_and_ends_only_where_it_stays(
+    tmp_path: Path,
+) -> None:
+    clock = [100.0]
+    path = tmp_path / "hostfile"
+    path.write_text("a slots=2\n")
+    follow = await followed(path, lambda: clock[0])
+    path.write_text("a slots=\n")
+    assert not follow.look()
+    assert follow.pending is not None
+    clock[0] += 3
+    assert not follow.look()
+    path.write_text("a slots=4\n")
+    assert follow.look()
+    assert follow.pending is None
+    path.write_text("a slots=four\n")
+    follow.look()
+    clock[0] += 4.5
+    path.write_text("a slots=four # as wrong as before\n")
+    assert not follow.look()
+    clock[0] += 0.25
+    assert not follow.look()
+    clock[0] += 0.25  # five seconds after the first of them
+    with pytest.raises(MpibootError, match="slots is 'four'"):
+        follow.look()
+
+
+async def test_what_is_wrong_after_an_empty_version_is_wrong_since_then(tmp_path: Path) -> None:
+    clock, path = [100.0], tmp_path / "hostfile"
+    path.write_text("a\n")
+    follow = await followed(path, lambda: clock[0])
+    for text in ("a slots=x\n", "", "a slots=xy\n"):
+        path.write_text(text)
+        assert not follow.look()
+        clock[0] += 4
+    assert not follow.look()
+    clock[0] += 1
+    with pytest.raises(MpibootError, match="slots is 'xy'"):
+        follow.look()
+
+
+@pytest.mark.parametrize("text", [None, "", "# nobody\n"])
+async def test_a_version_without_hosts_is_waited_for_as_at_the_start(
+    tmp_path: Path, text: str | None
+) -> None:
+    path = tmp_path / "hostfile"
+    path.write_text("a\n")
+    clock = [100.0]
+    follow = await followed(path, lambda: clock[0])
+    path.unlink() if text is None else path.write_text(text)
+    assert not follow.look()
+    clock[0] += 60
+    assert not follow.look()
+    assert follow.pending is not None
+    assert follow.pending.code == (66 if text is None else 65)
+
+
+async def test_ready_hosts_are_looked_at_every_ten_seconds_and_not_all_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        noted.append(seconds)
+        if len(noted) == 5:
+            raise asyncio.CancelledError
+
+    pipes = Moving(lambda _: "")
+    seen = FollowedHosts(hosts("a", "b"), cast("Pipelines", pipes))
+    await asyncio.wait(seen.runs.values())
+    asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
+    monkeypatch.setattr(followed_hosts, "asyncio", asyncs)
+    with pytest.raises(asyncio.CancelledError):
+        await seen.watch()
+    assert noted == [10.0, 0.02, 0.02, 10.0, 0.02]
+    assert pipes.asked == ["a", "b", "a"]

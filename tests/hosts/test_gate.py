@@ -1,0 +1,950 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mpiboot.core import log
+from mpiboot.core.choices import HostKeys, LogFormat, Switch
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Host, Mesh, Worker
+from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import Settings
+from mpiboot.hosts import gate, one_try, progress, retry_delay
+from mpiboot.hosts.dns import Resolver
+from mpiboot.hosts.gate import Access, GateResult
+from mpiboot.hosts.job_hostfile import HostfileFollower, find
+from mpiboot.hosts.pipeline import Pipelines
+from mpiboot.hosts.progress import Stage
+from mpiboot.network import service_mesh_look as service_mesh
+from mpiboot.ssh import tcp
+from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
+from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd, without_ipv6
+from tests.fakes.worker import free_port
+
+LIMITS = LoginTimeouts(connect=1.0, greeting=0.3, login=10.0, command=10.0)
+LONG = 600.0  # a deadline that no test reaches by waiting
+DOMAIN = "ns.svc.cluster.local"
+
+
+class Cluster:
+    """A nameserver, and a system resolver that asks the same records."""
+
+    def __init__(self, folder: Path) -> None:
+        self.records: dict[str, str] = {}
+        self.server = Nameserver({})
+        self.folder = folder
+        self.asked: list[str] = []
+        self.search: tuple[str, ...] = (DOMAIN, "svc.cluster.local", "cluster.local")
+
+    def publish(self, name: str, address: str) -> None:
+        self.records[name] = address
+        self.server.scripts[name] = [address]
+
+    def withdraw(self, name: str) -> None:
+        del self.records[name]
+        self.server.scripts[name] = [NXDOMAIN]
+
+    def system(self, name: str) -> tuple[str, ...]:
+        self.asked.append(name)
+        for candidate in (*(f"{name}.{domain}" for domain in self.search), name):
+            if candidate in self.records:
+                return (self.records[candidate],)
+        return ()
+
+    @contextlib.asynccontextmanager
+    async def resolver(self) -> AsyncIterator[Resolver]:
+        async with serve(self.server) as port:
+            yield Resolver(
+                resolv_conf(self.folder, search=self.search),
+                hosts_file(self.folder),
+                system=self.system,
+                port=port,
+                families=("A",),
+            )
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def plain_log() -> None:
+    log.configure()
+
+
+def named(*names: str) -> tuple[Host, ...]:
+    return tuple(Host(name, slots=1, line=number) for number, name in enumerate(names, start=1))
+
+
+def access(job: Job, *ports: int, hostname: str = "launcher", fqdns: Sequence[str] = ()) -> Access:
+    return Access("runner", job.path, hostname, ports=ports, fqdns=tuple(fqdns))
+
+
+async def passing(
+    cluster: Cluster,
+    hosts: Sequence[Host],
+    to: Access,
+    settings: Settings | None = None,
+    follow: HostfileFollower | None = None,
+    limits: LoginTimeouts = LIMITS,
+) -> GateResult:
+    async with cluster.resolver() as resolver:
+        return await gate.wait(
+            hosts,
+            settings or Settings(timeout=30),
+            to,
+            resolver=resolver,
+            limits=limits,
+            follow=follow,
+        )
+
+
+async def failing(
+    cluster: Cluster, hosts: Sequence[Host], to: Access, settings: Settings | None = None
+) -> MpibootError:
+    with pytest.raises(MpibootError) as caught:
+        await passing(cluster, hosts, to, settings)
+    return caught.value
+
+
+class Deadline:
+    """Comes when hosts are where a test wants them: the clock is put forward then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._states: tuple[progress.HostState, ...] = ()
+        self._passed = 0.0
+        clock, states = time.monotonic, progress.states
+
+        def noted(hosts: Sequence[Host]) -> tuple[progress.HostState, ...]:
+            self._states = states(hosts)
+            return self._states
+
+        monkeypatch.setattr(progress, "states", noted)
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + self._passed)
+
+    async def comes(self, *shown: str, after: float = LONG) -> None:
+        """Let seconds be over when each of these is what some host shows."""
+        missing = set(shown)
+        while missing:
+            await asyncio.sleep(0.02)
+            texts = [f"{one.host.name} {one.stage.value} {one.detail}" for one in self._states]
+            missing = {words for words in shown if not any(words in text for text in texts)}
+        self._passed += after
+
+    async def failure(
+        self, cluster: Cluster, hosts: Sequence[Host], to: Access, *shown: str
+    ) -> MpibootError:
+        """Let a gate fail at its deadline."""
+        waiting = asyncio.ensure_future(failing(cluster, hosts, to, Settings(timeout=LONG)))
+        await self.comes(*shown)
+        return await waiting
+
+
+@pytest.fixture
+def deadline(monkeypatch: pytest.MonkeyPatch) -> Deadline:
+    return Deadline(monkeypatch)
+
+
+async def told(capfd: pytest.CaptureFixture[str], words: str) -> None:
+    """Wait until the gate has said so: a server that let it in is not yet a ready host."""
+    said, end = "", time.monotonic() + 60
+    while words not in said:
+        assert time.monotonic() < end, f"{words!r} never came: {said}"
+        await asyncio.sleep(0.02)
+        said += capfd.readouterr().err
+
+
+async def later(action: Callable[[], object], seconds: float = 0.4) -> None:
+    await asyncio.sleep(seconds)
+    action()
+
+
+async def test_a_ready_cluster_passes(cluster: Cluster, job: Job) -> None:
+    for number in range(4):
+        cluster.publish(f"w-{number}.{DOMAIN}", f"127.0.0.{number + 2}")
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        result = await passing(cluster, named("w-0", "w-1", "w-2", "w-3"), access(job, port))
+
+    assert [worker.host.name for worker in result.workers] == ["w-0", "w-1", "w-2", "w-3"]
+    assert [worker.address for worker in result.workers] == [f"127.0.0.{n}" for n in range(2, 6)]
+    assert {worker.port for worker in result.workers} == {port}
+    assert {worker.user for worker in result.workers} == {"runner"}
+    assert {worker.local_address for worker in result.workers} == {"127.0.0.1"}
+    assert result.local == ()
+    assert not cluster.server.asked
+
+
+async def test_names_and_servers_that_come_late_are_waited_for(
+    cluster: Cluster, job: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure(form=LogFormat.JSON, role="launcher")
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    port = free_port()
+    async with contextlib.AsyncExitStack() as stack:
+        waiting = asyncio.ensure_future(passing(cluster, named("w-0", "w-1"), access(job, port)))
+        await later(lambda: cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3"))
+        await asyncio.sleep(0.4)
+        assert not waiting.done()
+        await stack.enter_async_context(sshd(Behaviour(job), "0.0.0.0", port))
+        result = await waiting
+
+    assert len(result.workers) == 2
+    told = json.loads(capfd.readouterr().err.splitlines()[-1])
+    assert (told["event"], told["ready"], told["total"]) == ("gate", 2, 2)
+    assert told["seconds"] >= told["names"] > 0
+
+
+async def test_a_host_moves_on_while_others_are_waited_for(cluster: Cluster, job: Job) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    behaviour = Behaviour(job)
+    async with sshd(behaviour, "0.0.0.0") as port:
+        waiting = asyncio.ensure_future(passing(cluster, named("w-0", "w-1"), access(job, port)))
+        await behaviour.welcomed.wait()
+        assert not waiting.done()
+        cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
+        await waiting
+
+    assert behaviour.logins == 2
+
+
+async def test_names_missing_at_the_deadline_are_68_and_each_is_named(
+    cluster: Cluster, job: Job, deadline: Deadline
+) -> None:
+    shown = ("w-0 DNS NXDOMAIN", "w-1 DNS NXDOMAIN")
+    wrong = await deadline.failure(cluster, named("w-0", "w-1"), access(job, 1), *shown)
+
+    assert (wrong.finding.check, wrong.code) == ("names-unresolved", 68)
+    expected = "2 of 2 hosts do not resolve after 600 s: waiting for DNS for w-0, w-1 (NXDOMAIN)"
+    assert wrong.finding.said == expected
+    assert [item.host for item in wrong.others] == ["w-0", "w-1"]
+    assert all("NXDOMAIN" in item.said for item in wrong.others)
+
+
+async def test_one_host_that_resolves_and_does_not_answer_makes_it_69(
+    cluster: Cluster, job: Job, deadline: Deadline
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    port = free_port()
+    shown = ("w-0 SSH connection refused", "w-1 DNS NXDOMAIN")
+
+    wrong = await deadline.failure(cluster, named("w-0", "w-1"), access(job, port), *shown)
+
+    assert (wrong.finding.check, wrong.code) == ("workers-unreachable", 69)
+    first, second = wrong.finding.evidence
+    assert first == f"w-0: SSH: connection refused on 127.0.0.2 port {port}"
+    assert second.startswith("w-1: DNS: NXDOMAIN")
+
+
+async def test_one_of_many_that_never_comes_is_the_only_one_named(
+    cluster: Cluster, job: Job, deadline: Deadline
+) -> None:
+    for number in range(3):
+        cluster.publish(f"w-{number}.{DOMAIN}", "127.0.0.2")
+    hosts = named("w-0", "w-1", "w-2", "w-9")
+    shown = ("w-0 ready", "w-1 ready", "w-2 ready", "w-9 DNS NXDOMAIN")
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        wrong = await deadline.failure(cluster, hosts, access(job, port), *shown)
+
+    assert wrong.code == 68
+    expected = "1 of 4 hosts do not resolve after 600 s: waiting for DNS for w-9 (NXDOMAIN)"
+    assert wrong.finding.said == expected
+    assert [item.host for item in wrong.others] == ["w-9"]
+
+
+async def test_the_names_cap_ends_the_dns_stage_alone(
+    cluster: Cluster, job: Job, deadline: Deadline
+) -> None:
+    settings = Settings(timeout=LONG, dns_wait=LONG / 2)
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    to = access(job, free_port())
+
+    waiting = asyncio.ensure_future(failing(cluster, named("w-0", "w-1"), to, settings))
+    await deadline.comes("w-0 SSH connection refused", "w-1 DNS NXDOMAIN", after=LONG / 2)
+    wrong = await waiting
+
+    assert (wrong.finding.check, wrong.code) == ("names-unresolved", 68)
+    assert [item.host for item in wrong.others] == ["w-1"]
+
+
+async def test_the_names_cap_does_not_end_the_ssh_stage(
+    cluster: Cluster, job: Job, deadline: Deadline
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    settings = Settings(timeout=LONG, dns_wait=LONG / 2)
+    port = free_port()
+    waiting = asyncio.ensure_future(passing(cluster, named("w-0"), access(job, port), settings))
+    await deadline.comes("w-0 SSH connection refused", after=LONG / 2)
+    async with sshd(Behaviour(job), "0.0.0.0", port):
+        result = await waiting
+
+    assert len(result.workers) == 1
+
+
+async def test_a_refused_key_stops_at_once_though_others_are_pending(
+    cluster: Cluster, job: Job
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    behaviour = Behaviour(job, authorized=job.stranger)
+    async with sshd(behaviour, "0.0.0.0") as port:
+        wrong = await failing(cluster, named("w-0", "w-1"), access(job, port), Settings())
+
+    assert (wrong.finding.check, wrong.code, wrong.finding.host) == ("ssh-denied", 77, "w-0")
+    assert job.key.get_fingerprint() in wrong.finding.said
+    assert "for user runner" in wrong.finding.said
+    public = job.key.export_public_key().decode().split()[1]
+    assert any(public in line for line in wrong.finding.evidence)
+
+
+async def test_a_refusal_is_confirmed_before_it_counts(cluster: Cluster, job: Job) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    behaviour = Behaviour(job, authorized=job.stranger)
+    async with sshd(behaviour, "0.0.0.0") as port:
+        waiting = asyncio.ensure_future(passing(cluster, named("w-0"), access(job, port)))
+        await behaviour.seen.wait()
+        await asyncio.sleep(0.2)
+        behaviour.authorized = None
+        result = await waiting
+
+    assert len(result.workers) == 1
+
+
+async def test_a_server_that_asks_for_a_password_stops_at_once(cluster: Cluster, job: Job) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    async with sshd(Behaviour(job, public_key=False, password=True), "0.0.0.0") as port:
+        wrong = await failing(cluster, named("w-0"), access(job, port), Settings())
+
+    assert wrong.code == 77
+    assert "password" in wrong.finding.said
+
+
+async def test_a_worker_with_a_host_key_of_its_own_stops_at_once_with_both_fingerprints(
+    cluster: Cluster, job: Job
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    async with sshd(Behaviour(job, host_key=job.stranger), "0.0.0.0") as port:
+        to = access(job, port, free_port())
+        wrong = await failing(cluster, named("w-0", "w-1"), to, Settings())
+
+    assert (wrong.finding.check, wrong.code) == ("host-key-differs", 77)
+    assert job.key.get_fingerprint() in wrong.finding.said
+    assert job.stranger.get_fingerprint() in wrong.finding.said
+    assert "args: [worker]" in wrong.finding.hint
+
+
+async def test_the_nodes_own_sshd_is_not_yet_until_ours_comes_up_beside_it(
+    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    node = Behaviour(job, host_key=job.stranger, authorized=job.stranger)
+    ours = free_port()
+    monkeypatch.setattr("mpiboot.hosts.pipeline._FOREIGN_PAUSE", LONG)
+    async with sshd(node, "0.0.0.0") as theirs:
+        waiting = asyncio.ensure_future(passing(cluster, named("w-0"), access(job, theirs, ours)))
+        await node.seen.wait()
+        await asyncio.sleep(0.6)
+        assert not waiting.done()
+        async with sshd(Behaviour(job), "0.0.0.0", ours):
+            result = await waiting
+
+    assert result.workers[0].port == ours
+    assert len(node.users) == 1
+
+
+async def test_another_host_key_is_final_once_every_port_has_answered(
+    cluster: Cluster, job: Job
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    node = Behaviour(job, host_key=job.stranger, authorized=job.stranger)
+    async with sshd(node, "0.0.0.0") as port:
+        wrong = await failing(cluster, named("w-0"), access(job, port), Settings())
+
+    assert wrong.code == 77
+
+
+async def test_accept_new_takes_the_key_and_tells_it(cluster: Cluster, job: Job) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    settings = Settings(timeout=30, host_keys=HostKeys.ACCEPT_NEW)
+    async with sshd(Behaviour(job, host_key=job.stranger), "0.0.0.0") as port:
+        result = await passing(cluster, named("w-0"), access(job, port), settings)
+
+    shown = " ".join(job.stranger.export_public_key().decode().split()[:2])
+    assert result.host_keys == {"w-0": shown}
+
+
+@pytest.mark.parametrize(("talk", "said"), [(SILENT, "no SSH greeting"), (HTTP, "HTTP/1.1 400")])
+async def test_a_port_without_ssh_is_not_yet(
+    cluster: Cluster, job: Job, talk: Callable[..., object], said: str, deadline: Deadline
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    async with listener(talk, "0.0.0.0") as port:  # type: ignore[arg-type]
+        wrong = await deadline.failure(cluster, named("w-0"), access(job, port), said)
+
+    assert wrong.code == 69
+    assert said in wrong.finding.evidence[0]
+
+
+async def test_a_proxy_in_front_of_this_pod_is_looked_for_where_it_explains_the_failure(
+    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, deadline: Deadline
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    monkeypatch.setattr(service_mesh, "look", lambda: Mesh("istio", ("ports 15001",)))
+    async with listener(SILENT, "0.0.0.0") as port:
+        wrong = await deadline.failure(cluster, named("w-0"), access(job, port), "istio")
+
+    assert "istio's proxy is in front of this pod" in wrong.finding.evidence[0]
+    assert str(port) in (wrong.finding.hint or "")
+
+
+async def test_the_port_that_worked_is_asked_first_for_the_others(
+    cluster: Cluster, job: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"w-{number}" for number in range(12)]
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    wrong_port = Behaviour(job, host_key=job.stranger, authorized=job.stranger)
+    right = Behaviour(job)
+    async with sshd(wrong_port, "0.0.0.0") as first, sshd(right, "0.0.0.0") as second:
+        waiting = asyncio.ensure_future(passing(cluster, named(*names), access(job, first, second)))
+        await told(capfd, "1/12 hosts ready")
+        for name in names[1:]:
+            cluster.publish(f"{name}.{DOMAIN}", "127.0.0.2")
+        result = await waiting
+
+    assert {worker.port for worker in result.workers} == {second}
+    assert len(wrong_port.users) == 1
+
+
+async def test_each_worker_is_found_at_its_own_port(
+    cluster: Cluster, job: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    one, other = sshd(Behaviour(job), "127.0.0.3"), sshd(Behaviour(job), "127.0.0.2")
+    async with one as first, other as second:
+        waiting = asyncio.ensure_future(
+            passing(cluster, named("w-0", "w-1"), access(job, first, second))
+        )
+        await told(capfd, "1/2 hosts ready")  # the port of the first is tried first from now on
+        cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
+        result = await waiting
+
+    assert [worker.port for worker in result.workers] == [second, first]
+
+
+async def test_the_pace_depends_on_how_many_are_waited_for_at_the_same_stage(
+    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[int] = []
+    servers: list[int] = []
+    paused = asyncio.Event()
+    pause = retry_delay.pause
+
+    def counted(waited: float, pending: int, *more: float | None) -> float:
+        (names if more else servers).append(pending)
+        assert not more or more[-1] == 0.07  # the user's own longest pause
+        paused.set()
+        return pause(waited, pending, *more)
+
+    async def until(reached: Callable[[], bool]) -> None:
+        while not reached():
+            paused.clear()
+            await paused.wait()
+
+    monkeypatch.setattr(retry_delay, "pause", counted)
+    settings = Settings(timeout=30, dns_interval=0.07)
+    hosts = named("w-0", "w-1", "w-2")
+    waiting = asyncio.ensure_future(failing(cluster, hosts, access(job, 1), settings))
+    await until(lambda: 3 in names)
+    for name in ("w-0", "w-1"):
+        cluster.publish(f"{name}.{DOMAIN}", "127.0.0.2")
+    await until(lambda: 2 in servers)
+    seen = len(names)
+    await until(lambda: len(names) >= seen + 3)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+    assert names[-1] == 1
+    assert max(names) == 3
+
+
+async def test_the_users_port_is_the_only_one(cluster: Cluster, job: Job) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    other = Behaviour(job)
+    async with sshd(other, "0.0.0.0") as port, sshd(Behaviour(job), "0.0.0.0") as told:
+        settings = Settings(timeout=30, ssh_port=told)
+        result = await passing(cluster, named("w-0"), access(job, port), settings)
+
+    assert result.workers[0].port == told
+    assert not other.users
+
+
+async def test_a_user_in_the_hostfile_is_who_logs_in(cluster: Cluster, job: Job) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    behaviour = Behaviour(job)
+    async with sshd(behaviour, "0.0.0.0") as port:
+        result = await passing(cluster, (Host("w-0", user="alice"),), access(job, port))
+
+    assert result.workers[0].user == "alice"
+    assert set(behaviour.users) == {"alice"}
+
+
+@pytest.mark.parametrize("name", ["launcher", "launcher.job", "localhost", "127.0.0.1"])
+async def test_the_launchers_own_name_is_never_asked_by_ssh(
+    cluster: Cluster, job: Job, name: str
+) -> None:
+    to = access(job, 1, fqdns=("launcher.job.ns.svc.cluster.local",))
+
+    result = await passing(cluster, named(name), to)
+
+    assert [host.name for host in result.local] == [name]
+    assert result.workers == ()
+
+
+async def test_a_name_that_resolves_to_an_own_address_is_this_pod(
+    cluster: Cluster, job: Job
+) -> None:
+    cluster.publish(f"me.{DOMAIN}", "127.0.0.1")
+
+    result = await passing(cluster, named("me"), access(job, 1))
+
+    assert [host.name for host in result.local] == ["me"]
+
+
+@pytest.mark.parametrize("order", [("fd00::9", "127.0.0.2"), ("127.0.0.2", "fd00::9")])
+async def test_without_ipv6_in_the_kernel_the_other_address_is_tried(
+    job: Job, cluster: Cluster, order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_ipv6(monkeypatch)
+    monkeypatch.setattr(cluster, "system", lambda _: order)
+
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        result = await passing(cluster, named("w-0"), replace(access(job, port), ipv6=True))
+
+    assert [worker.address for worker in result.workers] == ["127.0.0.2"]
+
+
+@pytest.mark.parametrize(
+    ("ipv6", "order"),
+    [
+        (True, ["fd00::9", "127.0.0.2"]),
+        (False, ["127.0.0.2"]),
+        (None, ["fd00::9", "127.0.0.2"]),
+    ],
+)
+async def test_the_own_version_of_ip_is_tried_first(
+    job: Job,
+    cluster: Cluster,
+    ipv6: bool | None,  # noqa: FBT001 - a row of the table
+    order: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = []
+    connect = tcp.connect
+
+    async def refusing(target: Target, limits: LoginTimeouts) -> object:
+        tried.append(target.address)
+        refused = Attempt(target, Outcome.REFUSED)
+        return refused if ":" in target.address else await connect(target, limits)
+
+    listed = ("127.0.0.2", "fd00::9") if ipv6 else ("fd00::9", "127.0.0.2")
+    monkeypatch.setattr(tcp, "connect", refusing)
+    monkeypatch.setattr(cluster, "system", lambda _: listed)
+
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        await passing(cluster, named("w-0"), replace(access(job, port), ipv6=ipv6))
+
+    assert tried == order
+
+
+async def test_a_replaced_worker_is_found_at_its_new_address(
+    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpiboot.hosts.pipeline._RESOLVE_AGAIN", 0.2)
+    monkeypatch.setattr("mpiboot.hosts.dns._SECOND_OPINION", 0.0)
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.9")
+    async with sshd(Behaviour(job), "127.0.0.2") as port:
+        waiting = asyncio.ensure_future(passing(cluster, named("w-0"), access(job, port)))
+        await later(lambda: cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2"))
+        result = await waiting
+
+    assert result.workers[0].address == "127.0.0.2"
+
+
+async def test_a_name_that_vanishes_again_is_said_beside_the_last_reason(
+    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, deadline: Deadline
+) -> None:
+    monkeypatch.setattr("mpiboot.hosts.pipeline._RESOLVE_AGAIN", 0.2)
+    monkeypatch.setattr("mpiboot.hosts.dns._SECOND_OPINION", 0.0)
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.9")
+    to = access(job, free_port())
+    waiting = asyncio.ensure_future(deadline.failure(cluster, named("w-0"), to, "any more"))
+    await deadline.comes("w-0 SSH connection refused", after=0.0)
+    cluster.withdraw(f"w-0.{DOMAIN}")
+    wrong = await waiting
+
+    assert wrong.code == 69
+    assert "connection refused" in wrong.finding.evidence[0]
+    assert "does not resolve any more: NXDOMAIN" in wrong.finding.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "records", "renamed"),
+    [
+        ("auto", {"w-0.job.ns.svc.other.domain": "127.0.0.2"}, True),
+        ("auto", {"w-0.job.ns.svc.cluster.local": "127.0.0.2"}, False),
+        ("on", {"w-0.job.ns.svc.other.domain": "127.0.0.2"}, True),
+        ("off", {"w-0.job.ns.svc.cluster.local": "127.0.0.2"}, False),
+    ],
+)
+async def test_long_names_are_used_as_the_setting_says(
+    cluster: Cluster, job: Job, mode: str, records: dict[str, str], *, renamed: bool
+) -> None:
+    for name, address in records.items():
+        cluster.publish(name, address)
+    settings = Settings(
+        timeout=30, rewrite_fqdn=resolve({"rewrite_fqdn": mode}, {}).settings.rewrite_fqdn
+    )
+    short = "w-0.job.ns.svc"
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        to = replace(access(job, port), domain="other.domain")
+        result = await passing(cluster, named(short), to, settings)
+
+    assert result.renamed == ({short: f"{short}.other.domain"} if renamed else {})
+    assert result.workers[0].host.name == short
+
+
+async def test_with_rewriting_on_the_short_form_is_never_asked(
+    cluster: Cluster, job: Job, deadline: Deadline
+) -> None:
+    cluster.publish("w-0.job.ns.svc.cluster.local", "127.0.0.2")
+    settings = Settings(timeout=LONG, rewrite_fqdn=Switch.ON)
+    hosts = named("w-0.job.ns.svc")
+    to = replace(access(job, 1), domain="other.domain")
+    waiting = asyncio.ensure_future(passing(cluster, hosts, to, settings))
+    await deadline.comes("w-0.job.ns.svc DNS NXDOMAIN")
+    with pytest.raises(MpibootError):
+        await waiting
+
+    assert set(cluster.asked) == {"w-0.job.ns.svc.other.domain"}
+
+
+async def test_a_name_that_is_none_ends_the_gate_with_its_line(cluster: Cluster, job: Job) -> None:
+    wrong = await failing(cluster, named("w-0", "a b"), access(job, 1))
+
+    assert (wrong.finding.check, wrong.code) == ("hostfile-invalid", 65)
+    assert "line 2" in wrong.finding.said
+
+
+async def test_a_key_that_cannot_be_read_ends_the_gate_before_any_name_resolves(
+    cluster: Cluster, job: Job, tmp_path: Path
+) -> None:
+    to = replace(access(job, 1), key=tmp_path / "none")
+
+    wrong = await failing(cluster, named("w-0"), to)
+
+    assert (wrong.finding.check, wrong.code) == ("ssh-key", 77)
+
+
+async def test_the_callers_own_failure_ends_the_gate(cluster: Cluster, job: Job) -> None:
+    async def no_mpirun() -> None:
+        raise error("program-missing", "no mpirun")
+
+    async with cluster.resolver() as resolver:
+        with pytest.raises(MpibootError, match="no mpirun"):
+            await gate.wait(
+                named("w-0"), Settings(), access(job, 1), resolver=resolver, also=no_mpirun()
+            )
+
+
+async def test_the_callers_own_work_is_waited_for(cluster: Cluster, job: Job) -> None:
+    done = asyncio.Event()
+
+    async def work() -> None:
+        await asyncio.sleep(0.2)
+        done.set()
+
+    async with cluster.resolver() as resolver:
+        await gate.wait(
+            named("localhost"), Settings(), access(job, 1), resolver=resolver, also=work()
+        )
+
+    assert done.is_set()
+
+
+async def test_looking_tries_once_and_has_a_finding_for_each_that_is_not_ready(
+    cluster: Cluster, job: Job
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
+    hosts = named("w-0", "w-1", "w-2", "localhost")
+    async with sshd(Behaviour(job), "127.0.0.2") as port, cluster.resolver() as resolver:
+        patient = replace(LIMITS, connect=60.0, greeting=60.0)  # there is one try alone
+        result = await one_try.look(
+            hosts, Settings(), access(job, port), resolver=resolver, limits=patient
+        )
+
+    assert [worker.host.name for worker in result.workers] == ["w-0"]
+    assert [host.name for host in result.local] == ["localhost"]
+    assert [(item.host, item.check) for item in result.findings] == [
+        ("w-1", "workers-unreachable"),
+        ("w-2", "names-unresolved"),
+    ]
+
+
+async def test_lines_come_on_change_and_as_json_with_fields(
+    cluster: Cluster, job: Job, capfd: pytest.CaptureFixture[str], deadline: Deadline
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    log.configure(form=LogFormat.JSON, role="launcher")
+    text = ""
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        waiting = asyncio.ensure_future(
+            deadline.failure(cluster, named("w-0", "w-9"), access(job, port), "said")
+        )
+        await deadline.comes("w-0 ready", "w-9 DNS NXDOMAIN", after=0.0)
+        while "1/2 hosts ready" not in text:
+            await asyncio.sleep(0.02)
+            text += capfd.readouterr().err
+        waiting.cancel()
+        await asyncio.wait({waiting})
+    lines = [json.loads(line) for line in (text + capfd.readouterr().err).splitlines()]
+    line = [line for line in lines if line["event"] == "gate"][-1]
+
+    said, _, ends = line["message"].partition("; gives up in ")
+    assert said == "1/2 hosts ready, waiting for DNS for w-9 (NXDOMAIN)"
+    assert ends
+    assert (line["ready"], line["total"]) == (1, 2)
+    assert line["waiting"] == [{"host": "w-9", "stage": "dns", "reason": "NXDOMAIN"}]
+
+
+async def test_a_ready_host_that_moves_while_others_are_waited_for_is_waited_for_again(
+    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mpiboot.hosts.followed_hosts._AGAIN", 0.1)
+    monkeypatch.setattr("mpiboot.hosts.dns._SECOND_OPINION", 0.0)
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    behaviour = Behaviour(job)
+    async with sshd(behaviour, "0.0.0.0") as port:
+        waiting = asyncio.ensure_future(passing(cluster, named("w-0", "w-1"), access(job, port)))
+        await told(capfd, "1/2 hosts ready")
+        cluster.withdraw(f"w-0.{DOMAIN}")
+        await told(capfd, "w-0 was ready at 127.0.0.2, but its name ")
+        cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
+        await asyncio.sleep(0.5)
+        assert not waiting.done()
+        cluster.publish(f"w-0.{DOMAIN}", "127.0.0.4")
+        result = await waiting
+
+    assert [worker.address for worker in result.workers] == ["127.0.0.4", "127.0.0.3"]
+    assert "was ready at" not in capfd.readouterr().err  # it was said once
+
+
+async def test_a_nameserver_that_fails_says_nothing_about_a_ready_host(
+    cluster: Cluster,
+    job: Job,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("mpiboot.hosts.followed_hosts._AGAIN", 0.1)
+    monkeypatch.setattr("mpiboot.hosts.dns._SECOND_OPINION", 0.0)
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    behaviour = Behaviour(job)
+    async with sshd(behaviour, "0.0.0.0") as port:
+        waiting = asyncio.ensure_future(passing(cluster, named("w-0", "w-1"), access(job, port)))
+        await told(capfd, "1/2 hosts ready")
+        del cluster.records[f"w-0.{DOMAIN}"]
+        for domain in cluster.search:
+            cluster.server.scripts[f"w-0.{domain}"] = [SERVFAIL]
+        await asyncio.sleep(0.5)
+        cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
+        result = await waiting
+
+    assert [worker.address for worker in result.workers] == ["127.0.0.2", "127.0.0.3"]
+    assert behaviour.logins == 2
+
+
+@pytest.fixture
+async def hostfile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, HostfileFollower]:
+    """A hostfile of two hosts that is followed, quicker than in a pod."""
+    monkeypatch.setattr("mpiboot.hosts.gate._LOOK", 0.05)
+    path = tmp_path / "followed"
+    path.write_text("w-0\nw-1\n")
+    return path, HostfileFollower(
+        await find(str(path), "--hostfile", {}, patience=0, default="/none")
+    )
+
+
+async def test_a_host_that_leaves_the_hostfile_is_waited_for_no_more(
+    cluster: Cluster,
+    job: Job,
+    hostfile: tuple[Path, HostfileFollower],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    path, follow = hostfile
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        waiting = asyncio.ensure_future(
+            passing(cluster, follow.found.hostfile.hosts, access(job, port), follow=follow)
+        )
+        await later(lambda: path.write_text("w-0 slots=3\n"))
+        result = await waiting
+
+    assert [(item.host.name, item.host.slots) for item in result.workers] == [("w-0", 3)]
+    said = capfd.readouterr().err
+    assert said.count("the hostfile has changed: 1 host now; left: w-1") == 1
+
+
+async def test_a_host_that_joins_the_hostfile_is_waited_for_too(
+    cluster: Cluster, job: Job, hostfile: tuple[Path, HostfileFollower]
+) -> None:
+    path, follow = hostfile
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    cluster.publish(f"w-2.{DOMAIN}", "127.0.0.4")
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        waiting = asyncio.ensure_future(
+            passing(cluster, follow.found.hostfile.hosts, access(job, port), follow=follow)
+        )
+        await later(lambda: path.write_text("w-2\nw-1\nw-0\n"))
+        await later(lambda: cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3"))
+        result = await waiting
+
+    assert [item.host.name for item in result.workers] == ["w-2", "w-1", "w-0"]
+
+
+async def test_a_hostfile_that_has_become_empty_is_what_the_deadline_names(
+    cluster: Cluster, job: Job, hostfile: tuple[Path, HostfileFollower], deadline: Deadline
+) -> None:
+    path, follow = hostfile
+    hosts, settings = follow.found.hostfile.hosts, Settings(timeout=LONG)
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        path.write_text("")
+        waiting = asyncio.ensure_future(
+            passing(cluster, hosts, access(job, port), settings, follow=follow)
+        )
+        await deadline.comes("w-0 ready", "w-1 ready")
+        with pytest.raises(MpibootError) as caught:
+            await waiting
+
+    assert (caught.value.finding.check, caught.value.code) == ("hostfile-invalid", 65)
+
+
+async def test_a_change_in_the_last_moment_still_counts(
+    cluster: Cluster,
+    job: Job,
+    hostfile: tuple[Path, HostfileFollower],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Looked at once more when all are ready: what mpirun gets is the last version."""
+    monkeypatch.setattr("mpiboot.hosts.gate._LOOK", 60.0)
+    path, follow = hostfile
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    behaviour = Behaviour(job)
+    async with sshd(behaviour, "0.0.0.0") as port:
+        hosts = follow.found.hostfile.hosts
+        waiting = asyncio.ensure_future(passing(cluster, hosts, access(job, port), follow=follow))
+        await behaviour.welcomed.wait()
+        path.write_text("w-1 slots=2\n")
+        cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
+        result = await waiting
+
+    assert [(item.host.name, item.host.slots) for item in result.workers] == [("w-1", 2)]
+
+
+async def test_two_hundred_hosts_pass_one_server(cluster: Cluster, job: Job) -> None:
+    names = [f"w-{number}" for number in range(200)]
+    for number, name in enumerate(names):
+        cluster.publish(f"{name}.{DOMAIN}", f"127.0.1.{number + 2}")
+    behaviour = Behaviour(job)
+    async with sshd(behaviour, "0.0.0.0") as port:
+        settings, patient = Settings(timeout=120), LoginTimeouts(60.0, 60.0, 60.0, 60.0)
+        to = access(job, port)  # of which this process is both ends: nobody is given up meanwhile
+        result = await passing(cluster, named(*names), to, settings, limits=patient)
+
+    assert [worker.host.name for worker in result.workers] == names
+    assert behaviour.logins == 200
+    assert behaviour.most_open <= 128
+
+
+def test_the_gate_loads_no_ssh_client_and_no_netlink_by_itself() -> None:
+    import subprocess  # noqa: PLC0415
+
+    heavy = "{'asyncssh', 'cryptography', 'dns', 'pyroute2', 'psutil'}"
+    code = f"import sys, mpiboot.hosts.gate; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
+
+
+async def test_the_end_is_not_lost_with_a_cancellation_that_a_task_swallows() -> None:
+    """As `wait_for` does before Python 3.12 when its result comes at that moment."""
+    swallowed = asyncio.Event()
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            swallowed.set()
+        await asyncio.sleep(60)
+
+    task = asyncio.ensure_future(stubborn())
+    await asyncio.sleep(0)
+    await gate.end_tasks({task})
+    assert swallowed.is_set()
+    assert task.cancelled()
+
+
+@pytest.mark.parametrize(
+    ("cap", "stage", "waited", "left"),
+    [
+        (None, Stage.DNS, 10.0, 50.0),
+        (20.0, Stage.DNS, 10.0, 10.0),
+        (20.0, Stage.SSH, 10.0, 50.0),  # all names have resolved
+        (90.0, Stage.DNS, 10.0, 50.0),
+        (20.0, Stage.DNS, 30.0, 0.0),
+    ],
+)
+def test_what_is_left_is_told_by_the_names_cap_while_a_name_is_missing(
+    cap: float | None, stage: Stage, waited: float, left: float
+) -> None:
+    states = progress.states(named("w-0", "w-1"))
+    states[0].stage, states[1].stage = Stage.READY, stage
+    assert gate._left(Settings(timeout=60.0, dns_wait=cap), states, waited) == left
+
+
+async def test_the_drawn_line_is_taken_away_before_the_gate_ends(
+    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(log, "draws", lambda: True)
+    found = await passing(cluster, named("launcher"), access(job, 22))
+    assert [host.name for host in found.local] == ["launcher"]
+    _, taken, rest = capfd.readouterr().err.rpartition("\r\x1b[K")
+    assert taken
+    assert rest.startswith("mpiboot: 1 host ready in ")
+
+
+async def test_where_the_name_of_a_ready_host_leads_now_is_told(cluster: Cluster, job: Job) -> None:
+    name = f"w-0.{DOMAIN}"
+    worker = Worker(Host("w-0"), "127.0.0.2", 22, "r", "127.0.0.1", None)
+    async with cluster.resolver() as resolver:
+        pipelines = Pipelines(Settings(), access(job, 22), resolver, changed=lambda: None)
+        cluster.publish(name, "127.0.0.2")
+        assert await pipelines.moved(worker) == ""
+        cluster.publish(name, "127.0.0.4")
+        assert await pipelines.moved(worker) == "its name now has the address 127.0.0.4"

@@ -1,0 +1,393 @@
+"""What a gate hands on and leaves behind, with hosts that are written to be ready or not."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from mpiboot.core import log
+from mpiboot.core.choices import DataNetworkUse, LogFormat, LogLevel
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Host, NoFacts, Worker
+from mpiboot.core.settings import Settings
+from mpiboot.hosts import error_report, gate, one_try, progress
+from mpiboot.hosts.access import Access
+from mpiboot.hosts.dns import Resolver
+from mpiboot.hosts.doctor_look import DoctorLook
+from mpiboot.hosts.followed_hosts import FollowedHosts
+from mpiboot.hosts.job_hostfile import HostfileFollower
+from mpiboot.hosts.pair_check import PairCheck
+from mpiboot.hosts.pipeline import Pipelines
+from mpiboot.hosts.progress import HostState
+from mpiboot.hosts.reporter import Reporter
+from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from tests.fakes import plans
+from tests.waiting import until_in_loop
+
+HOSTS = plans.hosts(1, 1)
+READY = tuple(plans.worker(host, number, None) for number, host in enumerate(HOSTS))
+LATE = replace(READY[0], facts=None, no_facts=NoFacts.LATE)
+OWN = Host("launcher")
+TO = Access("r", Path("key"), "launcher")
+
+
+class Clock:
+    """Stands still unless it is put forward."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Hosts:
+    """Pipelines whose ends are written; whoever is not named is waited for without end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *workers: Worker) -> None:
+        self.ends: dict[str, Worker | BaseException | None] = {OWN.name: None}
+        self.ends |= {worker.host.name: worker for worker in workers}
+        self.given: list[dict[str, Any]] = []
+        self.prepared = self.last_name = 0
+        self.names = SimpleNamespace(renamed={"w-0": "w-0.long"})
+        self.host_keys = {"w-0": "ssh-ed25519 SHOWN"}
+        self.answers = {"w-0": Attempt(Target("w-0", "10.0.0.1", 22, ""), Outcome.OK)}
+        self.clock = Clock()
+        monkeypatch.setattr(gate, "Pipelines", self._made)
+        monkeypatch.setattr(one_try, "Pipelines", self._made)
+        monkeypatch.setattr(gate, "time", self.clock)
+
+    def _made(self, *args: object, **named: object) -> Hosts:
+        self.given.append({"args": args, **named})
+        return self
+
+    def is_own_name(self, host: Host) -> bool:
+        return host == OWN
+
+    def prepare(self) -> asyncio.Future[None]:
+        self.prepared += 1
+        return asyncio.ensure_future(asyncio.sleep(0))
+
+    async def run(self, state: HostState) -> Worker | None:
+        if state.host.name not in self.ends:
+            await asyncio.Event().wait()
+        end = self.ends[state.host.name]
+        self.clock.now = max(self.clock.now, 1002.5)
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+
+@pytest.fixture(autouse=True)
+def as_json() -> Iterator[None]:
+    log.configure(form=LogFormat.JSON)
+    yield
+    log.configure()
+
+
+class Nowhere:
+    """A resolver that finds nothing."""
+
+    async def ask_system(self, _: str) -> tuple[str, ...]:
+        return ()
+
+
+RESOLVER = cast("Resolver", Nowhere())
+LIMITS, PAIRS = LoginTimeouts(command=3.0), PairCheck(0.0, "")
+
+
+@pytest.mark.parametrize("use", [DataNetworkUse.PREFER, DataNetworkUse.OFF])
+async def test_a_look_hands_on_all_that_it_found(
+    monkeypatch: pytest.MonkeyPatch, use: DataNetworkUse
+) -> None:
+    hosts = Hosts(monkeypatch, LATE)
+    missing = error("names-unresolved", "no such name", host=HOSTS[1].name)
+    hosts.ends[HOSTS[1].name] = missing
+    hosts.ends["other-name"] = None
+    settings = Settings(data_network=use)
+    listed = (*HOSTS, OWN, Host("other-name"))
+    names = tuple(host.name for host in listed)
+    found = await one_try.look(
+        (*listed, Host("not-asked")),
+        settings,
+        TO,
+        resolver=RESOLVER,
+        limits=LIMITS,
+        mpirun="/m",
+        pairs=PAIRS,
+        doctor=DoctorLook(("own_values",), names),
+    )
+    assert found.workers == (LATE,)
+    assert found.local == listed[2:]
+    assert found.answers == hosts.answers
+    assert (found.renamed, found.host_keys) == (hosts.names.renamed, hosts.host_keys)
+    late = [("worker-facts", LATE.host.name)] if use is DataNetworkUse.PREFER else []
+    assert [(item.check, item.host) for item in found.findings] == [
+        ("names-unresolved", HOSTS[1].name),
+        *late,
+    ]
+    (given,) = hosts.given
+    assert given.pop("changed")() is None
+    assert given == {
+        "args": (settings, TO, RESOLVER),
+        "limits": LIMITS,
+        "once": True,
+        "mpirun": "/m",
+        "pairs": PAIRS,
+        "doctor": ("own_values",),
+    }
+
+
+async def test_what_nobody_expected_ends_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = Hosts(monkeypatch)
+    hosts.ends[HOSTS[0].name] = RuntimeError("nobody thought of it")
+    with pytest.raises(RuntimeError, match="nobody thought of it"):
+        await one_try.look(HOSTS[:1], Settings(), TO, resolver=RESOLVER)
+
+
+async def test_a_gate_hands_on_all_that_it_found_and_says_how_long_it_took(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hosts, reached = Hosts(monkeypatch, *READY), [LATE]
+    hosts.last_name = 1001
+    before = asyncio.all_tasks()
+    found = await gate.wait(
+        (*HOSTS, OWN),
+        Settings(),
+        TO,
+        resolver=RESOLVER,
+        limits=LIMITS,
+        mpirun="/m",
+        pairs=PAIRS,
+        reached=reached,
+    )
+    assert asyncio.all_tasks() == before
+    assert (found.workers, found.local, reached) == (READY, (OWN,), [LATE, *READY])
+    assert (found.renamed, found.host_keys) == (hosts.names.renamed, hosts.host_keys)
+    assert found.findings == ()
+    (given,) = hosts.given
+    assert given.pop("changed")() is None
+    wanted = {"limits": LIMITS, "mpirun": "/m", "pairs": PAIRS, "kept": None}
+    assert given == {"args": (Settings(), TO, RESOLVER), **wanted}
+    told = json.loads(capfd.readouterr().err.splitlines()[-1])
+    assert told["message"] == "3 hosts ready in 2.5 s"
+    assert (told["ready"], told["total"]) == (3, 3)
+    assert (told["seconds"], told["names"]) == (2.5, 1.0)
+
+
+async def test_who_was_ready_is_known_though_another_fails_and_nothing_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosts, reached = Hosts(monkeypatch, READY[0]), list[Worker]()
+    hosts.ends[HOSTS[1].name] = error("ssh-denied", "no")
+    before = asyncio.all_tasks()
+    with pytest.raises(MpibootError, match="no"):
+        await gate.wait((*HOSTS, Host("never")), Settings(), TO, resolver=RESOLVER, reached=reached)
+    assert reached == [READY[0]]
+    assert asyncio.all_tasks() == before
+
+
+@pytest.mark.parametrize(("listed", "prepared"), [((OWN,), 0), ((OWN, HOSTS[0]), 1)])
+async def test_the_key_is_read_where_anybody_is_to_be_logged_in_to(
+    monkeypatch: pytest.MonkeyPatch, listed: tuple[Host, ...], prepared: int
+) -> None:
+    hosts = Hosts(monkeypatch, READY[0])
+    await one_try.look(listed, Settings(), TO, resolver=RESOLVER)
+    assert hosts.prepared == prepared
+    await gate.wait(listed, Settings(), TO, resolver=RESOLVER)
+    assert hosts.prepared == 2 * prepared
+
+
+async def test_the_lines_know_what_is_left_of_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosts, left = Hosts(monkeypatch, *READY), list[float]()
+    made = Reporter
+
+    def reporter(*, live: bool, left: Callable[[], float]) -> object:
+        asked.append(left)
+        return made(live=live, left=left)
+
+    asked: list[Callable[[], float]] = []
+
+    async def also() -> None:
+        left.append(asked[0]())
+        hosts.clock.now = 1100.0
+        left.append(asked[0]())
+
+    monkeypatch.setattr(gate, "Reporter", reporter)
+    settings = Settings(timeout=600.0)
+    await gate.wait(HOSTS, settings, TO, resolver=RESOLVER, also=also())
+    assert left == [597.5, 500.0]
+
+
+async def test_a_host_that_leaves_the_hostfile_is_let_go_and_counted(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pipelines = cast("Pipelines", Hosts(monkeypatch))
+    followed = FollowedHosts((Host("a"), Host("b"), Host("c")), pipelines)
+    runs = dict(followed.runs)
+    await gate._follow(followed, (Host("c"), Host("d")))
+    assert [runs[name, ""].cancelled() for name in ("a", "b", "c")] == [True, True, False]
+    told = json.loads(capfd.readouterr().err)
+    assert (told["event"], told["joined"], told["left"]) == ("hostfile", 1, 2)
+    await gate.end_tasks({*followed.runs.values()})
+
+
+async def test_nobody_complains_of_what_a_task_failed_with_at_the_end() -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda *said: complaints.append(said))
+
+    async def fail() -> None:
+        raise RuntimeError("late")
+
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    tasks: set[asyncio.Future[Any]] = {asyncio.ensure_future(fail()), asyncio.ensure_future(wait())}
+    await asyncio.sleep(0)
+    await gate.end_tasks(tasks)
+    tasks.clear()
+    gc.collect()
+    assert complaints == []
+
+
+def test_what_to_do_is_the_first_hosts_advice() -> None:
+    states = [HostState(Host(name), name, resolved=name == "b") for name in ("a", "b", "c")]
+    states[1].hint, states[2].hint = "do this", "do that"
+    wrong = gate._failure(states, states, 12.34)
+    assert wrong.finding.hint == "do this"
+    assert wrong.finding.said.startswith("3 of 3 hosts are not ready after 12.3 s: waiting for ")
+    assert [item.host for item in wrong.others] == ["a", "b", "c"]
+    unresolved = gate._failure(states, states[:1], 60.0).finding
+    assert (unresolved.check, unresolved.evidence) == (
+        "names-unresolved",
+        ("a: DNS: no answer yet",),
+    )
+
+
+@pytest.mark.parametrize(("late", "lines"), [(3, 5), (16, 18), (17, 4), (200, 4)])
+def test_of_a_thousand_hosts_those_that_never_came_are_named_on_one_screen(
+    late: int, lines: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of more than sixteen in one line for all of a kind; the log at debug has each."""
+    log.configure()
+    names = [f"job-worker-{number}.job" for number in range(1000)]
+    states = progress.states([Host(name) for name in names])
+    for state in states[:-late]:
+        state.stage = progress.Stage.READY
+    for number, state in enumerate(states[-late:]):
+        state.stage, state.resolved, state.hint = progress.Stage.SSH, True, "look there"
+        state.detail = f"connection refused on 10.0.0.{number} port 22"
+    states[-1].detail = "no route to 10.0.0.9"
+    wrong = gate._failure(states, states[-late:], 600.0)
+    said = error_report.say(wrong)
+    told = capfd.readouterr().err.splitlines()
+    assert len(told) <= lines
+    assert f"{late} of 1000 hosts are not ready after 600 s" in told[0]
+    for text in ("connection refused on 10.0.0.0 port 22", "no route to 10.0.0.9"):
+        assert any(text in line for line in told)
+        assert text in said
+    for name in (*names[-late:][:3], names[-1]):
+        assert any(name in line for line in told)
+        assert name in said
+    log.configure(level=LogLevel.DEBUG)
+    error_report.say(wrong)
+    whole = capfd.readouterr().err
+    assert all(f"{name}: SSH: " in whole for name in names[-late:])
+
+
+class Enough(Exception):  # noqa: N818 - nothing went wrong
+    """A test has seen what it wants to see."""
+
+
+class Follow:
+    """A hostfile that is followed, and stays; ``pending`` is why it can't be used."""
+
+    def __init__(self, pending: MpibootError | None = None) -> None:
+        self.pending = pending
+
+    def look(self) -> bool:
+        return False
+
+
+EMPTY = error("hostfile-invalid", "it is empty")
+
+
+@pytest.mark.parametrize(
+    ("ready", "follow", "cap", "left"),
+    [
+        (False, None, None, 600.0),
+        (False, None, 30.0, 30.0),
+        (False, None, 900.0, 600.0),
+        (False, Follow(), None, 1.0),  # a look is one `stat`
+        (True, Follow(EMPTY), None, 1.0),
+    ],
+)
+async def test_how_long_the_gate_sleeps_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    ready: bool,
+    follow: Follow | None,
+    cap: float | None,
+    left: float,
+) -> None:
+    noted: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        noted.append(seconds)
+        raise Enough
+
+    async def wait(_: object, *, timeout: float, return_when: str) -> None:
+        assert return_when == asyncio.FIRST_EXCEPTION
+        await sleep(timeout)
+
+    asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": sleep, "wait": wait})
+    pipelines = cast("Pipelines", Hosts(monkeypatch, *(READY if ready else ())))
+    followed = FollowedHosts(HOSTS, pipelines)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    cast("Hosts", pipelines).clock.now = 1000.0
+    monkeypatch.setattr(gate, "asyncio", asyncs)
+    settings = Settings(timeout=600.0, dns_wait=cap)
+    with pytest.raises(Enough):
+        await gate._until(set(), followed, settings, 1000.0, cast("HostfileFollower", follow))
+    assert noted == [left]
+    monkeypatch.undo()
+    await gate.end_tasks({*followed.runs.values()})
+
+
+async def test_the_callers_own_work_has_no_deadline_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts, release = Hosts(monkeypatch, *READY), asyncio.Event()
+
+    async def also() -> None:
+        hosts.clock.now = 9000.0
+        asyncio.get_running_loop().call_later(0.01, release.set)
+        await release.wait()
+
+    found = await gate.wait(HOSTS, Settings(timeout=600.0), TO, resolver=RESOLVER, also=also())
+    assert found.workers == READY
+
+
+async def test_ctrl_c_leaves_doctor_what_hosts_had_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    Hosts(monkeypatch, READY[0])
+    before = signal.getsignal(signal.SIGINT)
+    look = one_try.look(
+        HOSTS, Settings(), TO, resolver=RESOLVER, doctor=DoctorLook(("own_values",))
+    )
+    looking = asyncio.ensure_future(look)
+    await until_in_loop(lambda: signal.getsignal(signal.SIGINT) != before)
+    os.kill(os.getpid(), signal.SIGINT)
+    found = await looking
+    assert (found.workers, found.findings, found.unasked) == ((READY[0],), (), (HOSTS[1],))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

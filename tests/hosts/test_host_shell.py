@@ -1,0 +1,478 @@
+"""The commands that hosts get by SSH, in the shells that may read them, and what they print."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mpiboot.core.model import NoFacts
+from mpiboot.hosts import host_shell, worker_answer
+from mpiboot.hosts.host_shell import HostAnswer
+from mpiboot.worker.launchers import Launchers
+
+SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "fish", "tcsh") if shutil.which(shell)]
+COMMANDS = (
+    host_shell.gate(),
+    host_shell.ask("look", "facts"),
+    host_shell.ask("memory", "memory_sizes", "began", "disks", "ports"),
+    host_shell.ask(*host_shell.lacks("a", "b", "c")),
+    host_shell.pairs("10.244.0.11", ""),
+    host_shell.paths(["10.244.0.11", "10.1.0.11"], ""),
+    host_shell.ask("listener 29500"),
+    host_shell.end_processes(("no-such-mark",)),
+    host_shell.order("job_is_over"),
+    host_shell.ask("attempts w@2026-11-22T05:00:00Z@1a 1"),
+    host_shell.job_failed("w@2026-11-22T05:00:00Z@1a", 0.0, "it's 100 % !\n*$(reboot) ~"),
+    # What these two say is another's at each moment.
+    host_shell.environments(),
+    host_shell.gate(
+        doctor=("own_values", *host_shell.dials(2, [("10.244.0.11", 1)]), "own_checks")
+    ),
+)
+
+
+def run(shell: str = "sh", command: str = COMMANDS[0], **environ: str) -> str:
+    done = subprocess.run(
+        [shell, "-c", command],
+        env={"PATH": "/usr/bin:/bin", **environ},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.fixture
+def marked() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A process with a launch's mark, which is not the first of its variables; and that mark."""
+    mark = f"test-{os.urandom(8).hex()}"
+    env = {"FIRST": "1", "PATH": os.environ["PATH"], "MPIBOOT_JOB_MARK": mark}
+    # It stays a shell: while a program is exchanged for another its environment is empty.
+    child = subprocess.Popen(["sh", "-c", "echo; read -r _"], env=env, stdin=-1, stdout=-1)
+    assert child.stdout is not None
+    child.stdout.readline()
+    yield mark, child
+    child.kill()
+    child.communicate()
+
+
+@pytest.mark.parametrize("system", ["glibc", "musl"])
+def test_a_process_of_a_launch_is_found_with_any_busybox(
+    system: str, musl: str, marked: tuple[str, subprocess.Popen[bytes]]
+) -> None:
+    """Debian's has its own programs in its shell, so that musl's needs another shell here."""
+    mark, child = marked
+    shell, path = ("/bin/sh", musl) if system == "musl" else ("busybox sh", "/usr/bin:/bin")
+
+    def answer(command: str) -> HostAnswer:
+        program = command.replace("exec /bin/sh -c", f"exec {shell} -c", 1)
+        return host_shell.read(run(shutil.which("sh") or "", program, PATH=path))
+
+    assert mark in answer(host_shell.ask("launches")).marks
+    assert child.poll() is None
+    ended = answer(host_shell.end_processes([mark]))
+    assert (ended.ended, ended.left) == (1, 0)
+    assert child.wait(60) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_mpirun_of_a_path_tells_its_version(shell: str, tmp_path: Path) -> None:
+    path = tmp_path / "mpirun"
+
+    def asked(mpirun: str) -> tuple[str, str] | None:
+        return host_shell.read(run(shell, host_shell.gate(mpirun))).mpirun_by_path
+
+    assert asked(str(path)) == (str(path), "is not there")
+    path.write_text(
+        "#!/bin/sh\necho hwloc >&2\necho 'mpirun (Open MPI) 5.0.7'\necho\necho Report\n"
+    )
+    path.chmod(0o755)
+    assert asked(str(path)) == (str(path), "mpirun (Open MPI) 5.0.7")
+    assert asked("") is None
+    assert asked("/with blank/$(mpirun)") is None
+
+
+def test_a_ranks_connection_that_nobody_answers_is_told_with_its_rank(tmp_path: Path) -> None:
+    """The table is written here: nothing on a machine's own addresses goes unanswered."""
+    env = {"FIRST": "1", "MPIBOOT_JOB_MARK": "test", "PMIX_RANK": "7"}
+    with socket.socket() as rank, socket.socket() as other:
+        inode, stranger = (os.fstat(item.fileno()).st_ino for item in (rank, other))
+        child = subprocess.Popen(
+            ["/bin/sleep", "99"], env=env, pass_fds=(rank.fileno(),), stdin=subprocess.DEVNULL
+        )
+    table = tmp_path / "tcp"
+    row = "   {}: 0B00F40A:B4DA {}:0401 {} 00000001:00000000 01:00000200 {:08X}     0 0 {} 2 0\n"
+    rows = (
+        ("0C00F40A", "02", 5, inode),
+        ("0D00F40A", "02", 0, inode),  # tried once
+        ("0E00F40A", "01", 5, inode),  # established
+        ("0F00F40A", "02", 5, stranger),  # no process of a launch has it
+    )
+    table.write_text("".join(row.format(n, *each) for n, each in enumerate(rows)))
+    command = host_shell.ask("connecting").replace("/proc/net/tcp6", "/nowhere")
+    try:
+        output = run(command=command.replace("/proc/net/tcp", str(table)))
+    finally:
+        child.kill()
+        child.wait()
+
+    (found,) = host_shell.read(output).connecting
+    assert found == host_shell.Connecting("0C00F40A:0401", 5, str(inode), "7")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(("family", "address"), [("AF_INET", "127.0.0.1"), ("AF_INET6", "::1")])
+def test_who_listens_at_a_port_is_named(shell: str, family: str, address: str) -> None:
+    """At whatever address: rank 0 listens at all of them."""
+    with socket.socket(getattr(socket, family)) as server, socket.socket() as free:
+        server.bind((address, 0))
+        server.listen(1)
+        free.bind(("127.0.0.1", 0))  # held, and nobody listens
+        ports = [item.getsockname()[1] for item in (server, free)]
+        said = [run(shell, host_shell.ask(f"listener {port}")) for port in ports]
+        assert host_shell.read(said[0]).to_accept == 0
+        # Two are let in, for a backlog of one; the third gets no answer.
+        with contextlib.ExitStack() as clients:
+            for _ in range(3):
+                client = clients.enter_context(socket.socket(getattr(socket, family)))
+                client.setblocking(False)
+                client.connect_ex(server.getsockname()[:2])
+            full = host_shell.read(run(shell, host_shell.ask(f"listener {ports[0]}")))
+    assert full.to_accept == 2
+    assert full.overflows > host_shell.read(said[0]).overflows
+    name = Path("/proc/self/comm").read_text().strip()
+    assert host_shell.read(said[0]).listener == f"process {os.getpid()} ({name})"
+    assert host_shell.read(said[1]).listener is None
+
+
+def test_a_listener_that_no_process_here_has_is_one_all_the_same() -> None:
+    """As of another pod on the node's network."""
+    assert host_shell.read("mpiboot-listener \n").listener == ""
+
+
+# A rank as far as the question sees it: a library's name among its files in memory, and a socket.
+RANK = """
+import mmap, os, socket, sys
+library, close, fork = sys.argv[1:]
+if library:
+    file = open(library, "rb")
+    memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+if close:
+    one = socket.socket()
+    os.dup2(one.fileno(), int(os.environ["PMI_FD"]))  # the number was free
+if fork:
+    os.fork()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "close", "fork", "memory", "count"),
+    [
+        ("libmpi.so.12", "", "", None, 1),
+        ("libmpich.so.12", "", "", None, 1),
+        ("libmpi.so.12", "", "workers of a data loader", None, 1),
+        ("libmpi.so.12", "after MPI_Finalize", "", None, 0),
+        ("libc.so.6", "", "", None, 0),
+        ("", "", "", None, 0),
+        # MPICH 5 keeps the connection.
+        ("libmpi.so.12", "", "", "ucx_shm_posix_1", 1),
+        ("libmpi.so.12", "", "", "after MPI_Finalize", 0),
+    ],
+)
+def test_the_ranks_that_have_not_left_mpi_are_counted(
+    tmp_path: Path, library: str, close: str, fork: str, memory: str | None, count: int
+) -> None:
+    if library:
+        (tmp_path / library).write_bytes(b"x")
+    mark = f"MPIBOOT_JOB_MARK={tmp_path}"  # others may run this too
+    env = {"FIRST": "1", "MPIBOOT_JOB_MARK": str(tmp_path)}
+    if memory:
+        env["PMI_HOSTNAME"] = "w-0"
+    server, rank = socket.socketpair()
+    with server, rank, (tmp_path / (memory or "none")).open("wb") as shared:
+        child = subprocess.Popen(
+            [sys.executable, "-c", RANK, str(tmp_path / library) if library else "", close, fork],
+            env={**env, "PMI_FD": str(rank.fileno())},
+            pass_fds=(rank.fileno(), shared.fileno()),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert child.stdin is not None
+        assert child.stdout is not None
+        for _ in range(2 if fork else 1):
+            assert child.stdout.readline() == b"\n"
+        output = run(command=host_shell.ask("in_mpi").replace("MPIBOOT_JOB_MARK=", mark))
+        child.communicate()
+    assert host_shell.read(output).in_mpi == count
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "with blank"
+    made.mkdir()
+    return made
+
+
+@pytest.mark.parametrize("command", [host_shell.ask("memory", "facts"), *COMMANDS[1:-2]])
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_login_shell_runs_the_same_program(shell: str, command: str) -> None:
+    def steady(output: str) -> str:  # figures change from one moment to the next
+        return re.sub(r"\d+", "N", output)
+
+    assert steady(run(shell, command)) == steady(run("sh", command))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_one_line_without_traps_for_the_login_shell(command: str) -> None:
+    program, _, words = command.removeprefix("exec /bin/sh -c '").partition("' mpiboot ")
+    assert "\n" not in command
+    assert "!" not in command
+    assert "'" not in program
+    assert " #" not in program
+    assert re.fullmatch(r"('[A-Za-z0-9_./:+@%=, -]+' ?)+", words)
+
+
+def test_nothing_that_a_shell_could_change_is_asked_for() -> None:
+    assert host_shell.lacks("/bin/x", "/a:/b", "/work") == ("lacks /bin/x /a:/b /work",)
+    assert host_shell.lacks("/bin/x", "", "") == ("lacks /bin/x : /",)
+    for odd in ("$(reboot)", "a b", "a'b", "a*", ""):
+        assert host_shell.lacks(odd, "/a", "/b") == ()
+    assert host_shell.lacks("x", "/a b", "/") == ()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_facts_are_brought_back_through_any_login_shell(shell: str, folder: Path) -> None:
+    (folder / "facts.json").write_text('{"a": 1}\n')
+
+    output = run(shell, MPIBOOT_WORKER_DIR=str(folder))
+
+    assert host_shell.read(f"Welcome to this image\n{output}").facts == '{"a": 1}\n'
+
+
+def test_facts_that_come_a_moment_late_are_waited_for(folder: Path) -> None:
+    def write() -> None:
+        (folder / "new").write_text("{}\n")
+        (folder / "new").rename(folder / "facts.json")
+
+    timer = threading.Timer(0.3, write)
+    timer.start()
+    output = run(MPIBOOT_WORKER_DIR=str(folder))
+    timer.join()
+
+    assert host_shell.read(output).facts == "{}\n"
+
+
+def test_a_worker_without_its_facts_yet_is_late_and_nothing_else(folder: Path) -> None:
+    """Naps that take no time let the command's patience pass at once."""
+    nap = folder / "sleep"
+    nap.write_text("#!/bin/sh\n")
+    nap.chmod(0o755)
+
+    answer = host_shell.read(run(MPIBOOT_WORKER_DIR=str(folder), PATH=f"{folder}:/usr/bin:/bin"))
+
+    assert (answer.late, answer.facts, answer.mpirun) == (True, None, None)
+    assert worker_answer.facts_of(answer) == (None, NoFacts.LATE)
+
+
+def test_a_worker_that_can_not_look_again_says_why(folder: Path) -> None:
+    (folder / "look").write_text("echo first; echo 'mpiboot: error: no memory' >&2; exit 70")
+    (folder / "facts.json").write_text("old\n")
+
+    answer = host_shell.read(run(command=COMMANDS[1], MPIBOOT_WORKER_DIR=str(folder)))
+
+    assert (answer.look_failed, answer.facts) == ("mpiboot: error: no memory", "old\n")
+
+
+def test_a_worker_without_mpiboot_tells_what_plain_programs_know(tmp_path: Path) -> None:
+    program = tmp_path / "mpirun"
+    program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.8'; echo; echo Report\n")
+    program.chmod(0o755)
+    output = run(PATH=f"{tmp_path}:/usr/bin:/bin")
+
+    answer = host_shell.read("Welcome to this image\n" + output)
+
+    assert answer.mpirun == (str(program), "mpirun (Open MPI) 5.0.8\n\nReport")
+    assert worker_answer.facts_of(answer) == (None, NoFacts.NO_MPIBOOT)
+
+
+def test_a_worker_without_mpirun_has_no_mpi(tmp_path: Path) -> None:
+    for name in ("uname", "head", "sh", "grep"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    output = run(shutil.which("sh") or "sh", PATH=str(tmp_path))
+
+    assert "mpiboot-plain\n" in output
+    assert host_shell.read(output).mpirun is None
+
+
+@pytest.mark.parametrize("output", ["", "garbage\n", "mpiboot-plain", "mpiboot-", "mpiboot-oom x"])
+def test_an_output_that_cannot_be_read_is_no_answer(output: str) -> None:
+    assert host_shell.read(output) == HostAnswer()
+
+
+def test_facts_of_another_version_are_not_taken_for_a_worker_without_mpiboot() -> None:
+    answer = host_shell.read("mpiboot-facts\nnot json")
+    assert worker_answer.facts_of(answer) == (None, NoFacts.UNREADABLE)
+
+
+def test_the_present_state_comes_before_the_facts() -> None:
+    output = (
+        "mpiboot-oom 3\nmpiboot-process\nMPIBOOT_JOB_MARK=b\n"
+        "mpiboot-process\nMPIBOOT_JOB_MARK=a\nmpiboot-attempt a@b@c\nmpiboot-facts\nmpiboot-oom 9\n"
+    )
+    assert host_shell.read(output) == HostAnswer(
+        oom_kills=3, marks=("a", "b"), attempts=(("a@b@c", ""),), facts="mpiboot-oom 9\n"
+    )
+    assert host_shell.read("Welcome\n") == HostAnswer()
+
+
+def test_folders_with_blanks_have_disks_too() -> None:
+    assert host_shell.read("mpiboot-disk 10 5 /a b\nmpiboot-disk x 5 /c").disks == (
+        ("/a b", 10, 5),
+    )
+
+
+def test_attempts_and_their_ends_come_back_as_they_were_told(folder: Path) -> None:
+    why = "it's 100 % of w-1's fault!\n*$(reboot) ~\u00e9" + "x" * 1000
+    os.mkfifo(folder / "sessions")
+    fifo = os.open(folder / "sessions", os.O_RDWR | os.O_NONBLOCK)
+    kept = Launchers(folder / "attempts", away=1, waits=1)
+    told = [host_shell.gate(attempt="a@1@x"), host_shell.job_failed("a@1@x", 0, why)]
+    output = ""
+    for command in (*told, host_shell.gate(attempt="b@2@y", may_disconnect=True)):
+        output = run(command=command, MPIBOOT_WORKER_DIR=str(folder))
+        for line in os.read(fifo, 1 << 16).splitlines():
+            kept.hear(line, 0.0)
+    os.close(fifo)
+
+    assert (folder / "attempts").read_text().splitlines()[1] == "b@2@y "
+    assert host_shell.read(output).attempts == (("a@1@x", why[:500].replace("\n", " ")),)
+
+
+@pytest.mark.parametrize(
+    ("connection", "table", "own", "held"),
+    [
+        ("10.0.0.9 1 10.0.0.2 22", "0016 0001", "3 22", True),
+        ("10.0.0.9 1 10.0.0.2 22", "0016 0002", "3 22", False),  # it has ended
+        ("10.0.0.9 1 10.0.0.2 22", "0016 0001", "", True),
+        ("10.0.0.9 1 10.0.0.2 22", "0016 0002", "", True),  # its own isn't known: nobody is gone
+        ("10.0.0.9 1 10.0.0.2 22", "0016 0002", "4 22", True),  # nor where it isn't in the table
+        ("10.0.0.9 1 10.0.0.2", "0016 0001", "3 22", False),
+        ("10.0.0.9 1 10.0.0.2 22 x", "0016 0001", "3 22", False),
+        ("10.0.0.9 x 10.0.0.2 22", "0016 0001", "3 22", False),
+        ("", "0016 0001", "3 22", False),
+    ],
+)
+def test_a_launcher_is_connected_where_its_session_still_has_its_connection(
+    connection: str,
+    table: str,
+    own: str,
+    held: bool,  # noqa: FBT001 - a row of the table
+) -> None:
+    """``own`` is the connection by which it is asked: far port and near port."""
+    rows = [
+        f"   {at}: 0200000A:{ports.split()[0]} 0900000A:{ports.split()[1]} 01 00000000:00000000"
+        for at, ports in enumerate((table, "0016 0003"))
+    ]
+    lines = [
+        *rows,
+        *([f"mpiboot-own {own}"] if own else []),
+        "mpiboot-process",
+        "MPIBOOT_JOB_MARK=m",
+        f"SSH_CONNECTION={connection}",
+    ]
+    answer = host_shell.read("\n".join(lines) + "\n")
+    assert answer.marks == ("m",)
+    assert answer.held == ((("m", "10.0.0.9"),) if held else ())
+
+
+def test_numbers_names_and_reasons_are_read_where_they_are_some() -> None:
+    answer = host_shell.read(
+        "mpiboot-oom 1\nmpiboot-limit 2\nmpiboot-peak 3\nmpiboot-began 12.5\nmpiboot-ended 4\n"
+        "mpiboot-left 5\nmpiboot-port mlx5_0/ports/1 4: ACTIVE\nmpiboot-port\n"
+        "mpiboot-lacks name train\nmpiboot-lacks name\nmpiboot-look-failed no memory\n"
+    )
+    assert (answer.oom_kills, answer.limit, answer.peak) == (1, 2, 3)
+    assert (answer.began, answer.ended, answer.left) == (12.5, 4, 5)
+    assert answer.ports == (("mlx5_0/ports/1", "ACTIVE"),)
+    assert answer.lacks == (("name", "train"),)
+    assert answer.look_failed == "no memory"
+    odd = host_shell.read(
+        "mpiboot-oom x\nmpiboot-began 1.\nmpiboot-ended -1\nmpiboot-mpirun /a b c\n"
+    )
+    assert (odd.oom_kills, odd.began, odd.ended) == (None, None, 0)
+    assert odd.mpirun_by_path == ("/a", "b c")
+
+
+# -- what doctor asks ------------------------------------------------------------------------------
+
+
+def asked(*questions: str, **environ: str) -> HostAnswer:
+    return host_shell.read(run(command=host_shell.gate(doctor=questions), **environ))
+
+
+def test_a_host_tells_the_values_that_it_is_compared_by() -> None:
+    found = dict(asked("own_values").values)
+    soft = {"memlock": "Max locked memory", "nofile": "Max open files", "nproc": "Max processes"}
+    limits = Path("/proc/self/limits").read_text()
+    for name, title in soft.items():
+        row = next(line for line in limits.splitlines() if line.startswith(title))
+        assert found[name] == row.removeprefix(title).split()[0]
+    assert found["uid"] == str(os.getuid())
+    assert found["mpirun"] == (shutil.which("mpirun", path="/usr/bin:/bin") or "")
+    assert found["gpus"].isdecimal()
+    assert found["hcas"].isdecimal()
+    mtus = {name: value for name, value in found.items() if name.startswith("mtu:")}
+    links = [
+        path.parent for path in Path("/sys/class/net").glob("*/mtu") if path.parent.name != "lo"
+    ]
+    assert mtus == {f"mtu:{link.name}": (link / "mtu").read_text().strip() for link in links}
+
+
+@pytest.mark.parametrize("program", ["bash", "python3", ""])
+def test_a_host_tells_where_it_can_connect(tmp_path: Path, program: str) -> None:
+    tools = ("sh", "cat", "tr", "grep", "sed", "id", "uname", "timeout", "head")
+    for name in (*tools, *([program] if program else [])):
+        found = sys.executable if name == "python3" else shutil.which(name)
+        assert found, name
+        (tmp_path / name).write_text(f'#!/bin/sh\nexec {found} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        there, gone = server.getsockname()[1], closed.getsockname()[1]
+        places = [("127.0.0.1", there), ("127.0.0.1", gone), ("no-such.invalid", there)]
+        places += [("$(reboot)", 1)]
+        answer = asked(*host_shell.dials(8, places), PATH=str(tmp_path))
+    told = {(address, int(port)): how for address, port, how in answer.dials}
+    hows = ("connected", "refused", "unresolved") if program else ("unknown",) * 3
+    assert told == dict(zip(places[:3], hows, strict=True))
+    assert host_shell.dials(2, [("$(reboot)", 1)]) == ()
+
+
+def test_a_workers_own_checks_are_one_line(tmp_path: Path) -> None:
+    assert asked("own_checks").own_checks is None
+    assert asked("own_checks", MPIBOOT_WORKER_DIR=str(tmp_path)).own_checks is None
+    (tmp_path / "facts.json").write_text("{}")
+    (tmp_path / "doctor").write_text("printf '{\\n \"a\": 1\\n}\\n'; echo odd >&2; exit 1\n")
+    answer = asked("own_checks", MPIBOOT_WORKER_DIR=str(tmp_path))
+    assert (answer.own_checks, answer.facts) == ('{ "a": 1}', "{}")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_session_tells_its_environment(shell: str) -> None:
+    said = run(shell, host_shell.environments(), MODE="a \nb=c")
+    assert "session MODE=a \1b=c" in host_shell.read(said).environments

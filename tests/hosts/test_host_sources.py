@@ -1,0 +1,243 @@
+"""The hosts that settings or a platform name, from files and variables as it writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mpiboot.core.checks import ExitCode
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.model import Source
+from mpiboot.core.setting_sources import resolve
+from mpiboot.hosts import host_sources
+from mpiboot.hosts.hostfiles import HostfilePath
+from mpiboot.hosts.job_hostfile import HostfileFollower, find
+
+# Volcano v1.15.1: svc.go (GenerateHosts) and mpi.go (generateTaskHosts) for the job of its guide,
+# docs/user-guide/how_to_use_mpi_plugin.md, with a task whose name has a hyphen.
+MASTER = "lm-mpi-job-mpi-master-0.lm-mpi-job"
+WORKERS = ("lm-mpi-job-mpi-worker-0.lm-mpi-job", "lm-mpi-job-mpi-worker-1.lm-mpi-job")
+FILES = {"mpi_master.host": MASTER, "mpi_worker.host": "\n".join(WORKERS)}
+ENVIRON = {
+    "VC_MPI_MASTER_HOSTS": MASTER,
+    "VC_MPI_MASTER_NUM": "1",
+    "VC_MPI_WORKER_HOSTS": ",".join(WORKERS),
+    "VC_MPI_WORKER_NUM": "2",
+}
+MPI_PLUGIN = {"MPI_HOST": ",".join(WORKERS)}
+THIRD = {"VC_PS_HOSTS": "lm-mpi-job-ps-0.lm-mpi-job", "VC_PS_NUM": "1"}
+OWN = "lm-mpi-job-mpi-master-0"
+ALONE = "the only task of this Volcano job without this pod"
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> str:
+    """What the svc plugin mounts; its files have no final newline."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    for key, value in ENVIRON.items():  # its ConfigMap has these keys too
+        (tmp_path / key).write_text(value)
+    return str(tmp_path)
+
+
+def by_platform(environ: dict[str, str], folder: str = "/nowhere") -> HostfilePath:
+    found = host_sources.by_platform(environ, OWN, folder)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("environ", [ENVIRON, {}])
+def test_the_hosts_are_the_other_tasks_file(mounted: str, environ: dict[str, str]) -> None:
+    found = by_platform(environ, mounted)
+    assert found == HostfilePath(f"{mounted}/mpi_worker.host", ALONE, Source.PLATFORM)
+
+
+def test_without_the_files_they_are_the_variables() -> None:
+    found = by_platform(ENVIRON)
+    assert found == HostfilePath("VC_MPI_WORKER_HOSTS", ALONE, Source.PLATFORM, "\n".join(WORKERS))
+
+
+def test_the_mpi_plugins_word_comes_before_a_guess(mounted: str) -> None:
+    because = "MPI_HOST of Volcano's mpi plugin"
+    environ = {**ENVIRON, **THIRD, **MPI_PLUGIN}
+    found = by_platform(environ, mounted)
+    assert (found.path, found.by) == (f"{mounted}/mpi_worker.host", because)
+    # A job whose controller updates no file.
+    assert by_platform(MPI_PLUGIN) == HostfilePath(
+        "MPI_HOST", because, Source.PLATFORM, "\n".join(WORKERS)
+    )
+
+
+def test_workers_that_came_later_are_in_the_file_alone(mounted: str) -> None:
+    more = Path(mounted) / "mpi_worker.host"
+    more.write_text(f"{FILES['mpi_worker.host']}\nlm-mpi-job-mpi-worker-2.lm-mpi-job")
+    assert by_platform({**ENVIRON, **MPI_PLUGIN}, mounted).path == str(more)
+
+
+def test_of_several_tasks_none_is_guessed() -> None:
+    with pytest.raises(MpibootError) as wrong:
+        by_platform({**ENVIRON, **THIRD})
+    assert wrong.value.code == ExitCode.HOSTFILE_MISSING
+    assert "2 tasks without this pod (mpi_worker, ps)" in wrong.value.finding.said
+    assert "MPIBOOT_WORKER_TASK=" in wrong.value.finding.hint
+
+
+def test_a_task_without_pods_is_none_of_several() -> None:
+    empty = {"VC_PS_HOSTS": "", "VC_PS_NUM": "0"}
+    assert by_platform({**ENVIRON, **empty}).path == "VC_MPI_WORKER_HOSTS"
+
+
+def test_a_jobs_only_task_has_the_hosts_though_this_pod_is_one_of_them() -> None:
+    environ = {name: value for name, value in ENVIRON.items() if "MASTER" in name}
+    found = by_platform(environ)
+    assert (found.text, found.by) == (MASTER, "the only task of this Volcano job")
+
+
+def test_elsewhere_no_hosts_are_found() -> None:
+    assert host_sources.by_platform({"PATH": "/bin", "MY_HOSTS": "a,b"}, OWN, "/nowhere") is None
+
+
+@pytest.mark.parametrize("wanted", ["mpi-worker", "mpi_worker"])
+def test_a_setting_says_which_task(mounted: str, wanted: str) -> None:
+    resolved = resolve({}, {"MPIBOOT_WORKER_TASK": wanted})
+    found = host_sources.by_setting(resolved, {**ENVIRON, **THIRD}, mounted)
+    by = "MPIBOOT_WORKER_TASK"
+    assert found == HostfilePath(f"{mounted}/mpi_worker.host", by, Source.ENVIRONMENT)
+
+
+@pytest.mark.parametrize(
+    ("environ", "have"),
+    [(ENVIRON, "have the tasks mpi_master, mpi_worker"), ({}, "have no task's hosts")],
+)
+def test_a_task_that_the_job_lacks_is_no_guess(environ: dict[str, str], have: str) -> None:
+    resolved = resolve({"worker_task": "worker"}, {})
+    with pytest.raises(MpibootError) as wrong:
+        host_sources.by_setting(resolved, environ, "/nowhere")
+    assert wrong.value.code == ExitCode.HOSTFILE_MISSING
+    assert wrong.value.finding.said.startswith("--worker-task=worker: ")
+    assert have in wrong.value.finding.said
+
+
+async def test_a_launcher_reads_them_where_nothing_names_a_hostfile(
+    mounted: str, tmp_path: Path
+) -> None:
+    def platform() -> HostfilePath | None:
+        return host_sources.by_platform({}, OWN, mounted)
+
+    missing = str(tmp_path / "none" / "hostfile")
+    found = await find("", "", {}, patience=0, default=missing, platform=platform)
+    assert [(host.name, host.slots) for host in found.hostfile.hosts] == [
+        (name, 1) for name in WORKERS
+    ]
+    assert (found.hostfile.named_by, found.hostfile.source) == (ALONE, Source.PLATFORM)
+    follow = HostfileFollower(found)
+    assert not follow.look()
+    (tmp_path / "mpi_worker.host").write_text(WORKERS[0])
+    assert follow.look()
+    assert [host.name for host in follow.found.hostfile.hosts] == [WORKERS[0]]
+    assert follow.found.hostfile.source is Source.PLATFORM
+
+
+async def test_a_hostfile_that_is_mounted_or_named_comes_first(tmp_path: Path) -> None:
+    def platform() -> HostfilePath | None:
+        raise AssertionError("nobody is to ask")
+
+    path = tmp_path / "hostfile"
+    path.write_text("w-0 slots=2\n")
+    mounted = await find("", "", {}, patience=0, default=str(path), platform=platform)
+    named = await find(str(path), "--hostfile", {}, patience=0, default="/no", platform=platform)
+    line = await find("", "", {}, patience=0, default="/no", line=str(path), platform=platform)
+    for found in (mounted, named, line):
+        assert (found.hostfile.hosts[0].name, found.hostfile.source) == ("w-0", None)
+
+
+async def test_a_list_of_a_variable_is_never_read_again(tmp_path: Path) -> None:
+    listed = HostfilePath(str(tmp_path / "VC_W_HOSTS"), "X", Source.PLATFORM, "w-0\nw-1")
+    found = await find("", "", {}, patience=0, default="/no", listed=listed)
+    follow = HostfileFollower(found)
+    (tmp_path / "VC_W_HOSTS").write_text("another\n")
+    assert not follow.look()
+    assert [host.name for host in follow.found.hostfile.hosts] == ["w-0", "w-1"]
+
+
+async def test_a_list_by_setting_comes_before_what_the_operator_names(tmp_path: Path) -> None:
+    path = tmp_path / "hostfile"
+    path.write_text("other\n")
+    listed = HostfilePath("VC_W_HOSTS", "--worker-task", Source.FLAG, "w-0")
+    environ = {"HYDRA_HOST_FILE": str(path)}
+    found = await find("", "", environ, patience=0, default="/no", listed=listed)
+    assert [host.name for host in found.hostfile.hosts] == ["w-0"]
+    assert "HYDRA_HOST_FILE" in found.warnings[0].said
+    named = await find(str(path), "--hostfile", {}, patience=0, default="/no", listed=listed)
+    assert [host.name for host in named.hostfile.hosts] == ["other"]
+    assert "--worker-task=VC_W_HOSTS differs" in named.warnings[0].said
+
+
+SET = {"replicas": "3", "service": "my-hpc-cluster", "name": "my-cnode"}
+
+
+def test_a_stateful_set_is_listed_from_its_settings() -> None:
+    assert host_sources.by_setting(resolve(SET, {}), {}) == HostfilePath(
+        "my-cnode-[0-2].my-hpc-cluster",
+        "--replicas",
+        Source.FLAG,
+        "my-cnode-0.my-hpc-cluster\nmy-cnode-1.my-hpc-cluster\nmy-cnode-2.my-hpc-cluster",
+    )
+    environ = {f"MPIBOOT_{name.upper()}": value for name, value in SET.items()}
+    found = host_sources.by_setting(resolve({}, environ), environ)
+    assert found is not None
+    assert (found.by, found.source) == ("MPIBOOT_REPLICAS", Source.ENVIRONMENT)
+
+
+@pytest.mark.parametrize("missing", SET)
+def test_a_stateful_set_by_halves_is_refused(missing: str) -> None:
+    flags = {name: value for name, value in SET.items() if name != missing}
+    with pytest.raises(MpibootError) as wrong:
+        host_sources.by_setting(resolve(flags, {}), {})
+    assert wrong.value.code == ExitCode.CONFLICT
+    assert f"without --{missing}: " in wrong.value.finding.said
+
+
+def test_a_task_and_a_stateful_set_are_not_both_the_hosts() -> None:
+    with pytest.raises(MpibootError) as wrong:
+        host_sources.by_setting(resolve({**SET, "worker_task": "w"}, {}), ENVIRON)
+    assert wrong.value.finding.said == "--worker-task and --replicas both name the job's hosts"
+
+
+# "Using Platform LSF HPC" 7.3: a line for each slot in the file; host and slots in the variable.
+LSF = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "hostB 2 hostA 1 "}
+
+
+def test_lsfs_file_has_a_line_for_each_slot(tmp_path: Path) -> None:
+    path = tmp_path / ".1258630735.7.hostfile"
+    path.write_text("hostA\nhostA\nhostB\n")
+    found = by_platform({**LSF, "LSB_DJOB_HOSTFILE": str(path)})
+    text = "hostA slots=2\nhostB slots=1\n"
+    assert found == HostfilePath(str(path), "LSB_DJOB_HOSTFILE", Source.PLATFORM, text)
+
+
+@pytest.mark.parametrize("path", ["", "/nowhere/hostfile", "/dev/null"])
+def test_lsfs_variable_is_for_pods_that_lack_the_file(path: str) -> None:
+    found = by_platform({**LSF, "LSB_DJOB_HOSTFILE": path})
+    text = "hostB slots=2\nhostA slots=1\n"
+    assert found == HostfilePath("LSB_MCPU_HOSTS", "LSF", Source.PLATFORM, text)
+
+
+def test_a_host_that_lsf_names_twice_has_the_sum() -> None:
+    found = by_platform({**LSF, "LSB_MCPU_HOSTS": "a 2 b 1 a 3"})
+    assert found.text == "a slots=5\nb slots=1\n"
+
+
+@pytest.mark.parametrize("value", ["a", "a 2 b", "a b", "2 a", "a 0"])
+def test_what_is_no_list_of_lsf_is_said(value: str) -> None:
+    with pytest.raises(MpibootError) as wrong:
+        by_platform({**LSF, "LSB_MCPU_HOSTS": value})
+    assert wrong.value.code == ExitCode.HOSTFILE_INVALID
+    assert f"LSB_MCPU_HOSTS is '{value}', expected each host" in wrong.value.finding.said
+
+
+def test_without_lsfs_job_its_variables_are_leftovers() -> None:
+    left = {"LSB_MCPU_HOSTS": "a 2"}
+    assert host_sources.by_platform(left, OWN, "/nowhere") is None
+    assert host_sources.by_platform({"LSB_JOBID": "7"}, OWN, "/nowhere") is None

@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mpiboot.core import log
+from mpiboot.core.choices import LogFormat
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.model import Level, Source
+from mpiboot.hosts import hostfiles, job_hostfile
+from mpiboot.hosts.hostfiles import HostfilePath, candidates
+from mpiboot.hosts.job_hostfile import JobHostfile, find
+
+GUARD = 20.0
+
+
+async def look(path: Path, patience: float = GUARD) -> JobHostfile:
+    return await find(str(path), "--hostfile", {}, patience=patience, default="/nonexistent/hosts")
+
+
+async def failing(path: Path, patience: float = GUARD) -> MpibootError:
+    with pytest.raises(MpibootError) as caught:
+        await look(path, patience)
+    return caught.value
+
+
+async def later(action: Callable[[], object]) -> None:
+    await asyncio.sleep(0.15)
+    action()
+
+
+def test_the_order_is_setting_then_operator_then_default() -> None:
+    environ = {"HYDRA_HOST_FILE": "/h", "OMPI_MCA_orte_default_hostfile": "/o", "X": "/x"}
+
+    named = candidates("/s", "MPI_HOSTFILE", environ)
+
+    assert [(item.path, item.by) for item in named] == [
+        ("/s", "MPI_HOSTFILE"),
+        ("/o", "OMPI_MCA_orte_default_hostfile"),
+        ("/h", "HYDRA_HOST_FILE"),
+        ("/etc/mpi/hostfile", "default"),
+    ]
+
+
+async def test_a_hostfile_that_is_there_is_read_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "hostfile"
+    path.write_bytes(b"\xef\xbb\xbfw-0 slots=2\r\nw-1 slots=2")
+
+    found = await look(path)
+
+    assert [host.name for host in found.hostfile.hosts] == ["w-0", "w-1"]
+    assert (found.hostfile.path, found.hostfile.named_by) == (str(path), "--hostfile")
+    assert found.warnings == ()
+
+
+async def test_the_operators_variable_is_used_where_no_setting_is(tmp_path: Path) -> None:
+    path = tmp_path / "hostfile"
+    path.write_text("w-0 slots=1\n")
+    environ = {"I_MPI_HYDRA_HOST_FILE": str(path)}
+
+    found = await find("", "", environ, patience=GUARD, default=str(tmp_path / "none"))
+
+    assert found.hostfile.named_by == "I_MPI_HYDRA_HOST_FILE"
+
+
+@pytest.mark.parametrize("first", [None, "", "\n \n", "# still empty\n"])
+async def test_a_file_that_comes_late_is_waited_for(tmp_path: Path, first: str | None) -> None:
+    path = tmp_path / "hostfile"
+    if first is not None:
+        path.write_text(first)
+
+    found, _ = await asyncio.gather(look(path), later(lambda: path.write_text("w-0 slots=1\n")))
+
+    assert [host.name for host in found.hostfile.hosts] == ["w-0"]
+
+
+async def test_a_configmap_that_is_swapped_behind_its_links_is_seen(tmp_path: Path) -> None:
+    for number, text in enumerate(("", "w-0 slots=1\n")):
+        folder = tmp_path / f"..{number}"
+        folder.mkdir()
+        (folder / "hostfile").write_text(text)
+    (tmp_path / "..data").symlink_to("..0")
+    (tmp_path / "hostfile").symlink_to("..data/hostfile")
+
+    def swap() -> None:
+        (tmp_path / "..data_tmp").symlink_to("..1")
+        (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+
+    found, _ = await asyncio.gather(look(tmp_path / "hostfile"), later(swap))
+
+    assert found.hostfile.slots == 1
+
+
+async def test_at_the_deadline_a_missing_file_is_missing_and_an_empty_one_invalid(
+    tmp_path: Path,
+) -> None:
+    missing = await failing(tmp_path / "none", 0.1)
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to("..data/hostfile")
+    empty = tmp_path / "empty"
+    empty.write_text("# no hosts\n")
+
+    assert (missing.finding.check, missing.code) == ("hostfile-missing", 66)
+    assert "named by --hostfile" in missing.finding.said
+    assert (await failing(dangling, 0.1)).code == 66
+    only_comments = await failing(empty, 0.1)
+    assert only_comments.code == 65
+    assert "only comments" in only_comments.finding.said
+
+
+async def test_without_any_name_and_folder_there_is_nothing_to_wait_for() -> None:
+    with pytest.raises(MpibootError) as caught:
+        await find("", "", {}, patience=3600, default="/nonexistent/mpi/hostfile")
+
+    assert caught.value.code == 66
+
+
+@pytest.mark.parametrize("content", [b"w-0\0w-1\n", b"\x7fELF\xff\xfe\x80", b"\xff\xfew\x00"])
+async def test_a_binary_file_is_an_error_at_once(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "hostfile"
+    path.write_bytes(content)
+
+    wrong = await failing(path, 3600)
+
+    assert wrong.code == 65
+    assert "not text" in wrong.finding.said
+
+
+async def test_a_line_that_cannot_be_read_is_an_error_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "hostfile"
+    path.write_text("w-0 slots=abc\n")
+
+    wrong = await failing(path, 3600)
+
+    assert (wrong.finding.check, wrong.code) == ("hostfile-invalid", 65)
+    assert f"{path}:1:" in wrong.finding.said
+
+
+async def test_a_folder_and_a_fifo_are_errors_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+
+    assert "a folder" in (await failing(tmp_path, 3600)).finding.said
+    assert "not a regular file" in (await failing(tmp_path / "fifo", 3600)).finding.said
+
+
+async def test_two_hostfiles_that_differ_are_said(tmp_path: Path) -> None:
+    used, other = tmp_path / "used", tmp_path / "other"
+    used.write_text("w-0 slots=2\n")
+    other.write_text("w-0 slots=2\nw-1 slots=2\n")
+    environ = {"HYDRA_HOST_FILE": str(other), "OMPI_MCA_orte_default_hostfile": str(used)}
+
+    found = await find(str(used), "MPI_HOSTFILE", environ, patience=GUARD, default=str(other))
+
+    assert [item.level for item in found.warnings] == [Level.WARN]
+    assert f"HYDRA_HOST_FILE={other} differs (2 hosts, 4 slots)" in found.warnings[0].said
+    assert f"{used} (named by MPI_HOSTFILE)" in found.warnings[0].said
+
+
+async def test_the_lines_own_hostfile_comes_first_and_others_that_differ_are_said(
+    tmp_path: Path,
+) -> None:
+    used, other = tmp_path / "used", tmp_path / "other"
+    used.write_text("w-0 slots=2\n")
+    other.write_text("w-1 slots=2\n")
+
+    found = await find(
+        str(other), "MPI_HOSTFILE", {}, patience=GUARD, default="/nonexistent/x", line=str(used)
+    )
+
+    assert (found.hostfile.path, found.hostfile.named_by) == (str(used), "the mpirun line")
+    (warning,) = found.warnings
+    assert f"MPI_HOSTFILE={other} differs (1 host, 2 slots); " in warning.said
+    assert f"mpiboot uses {used} (named by the mpirun line)" in warning.said
+
+
+@pytest.mark.parametrize("text", ["w-0:2\n", "# the same hosts\nw-0 slots=2"])
+async def test_two_hostfiles_that_mean_the_same_are_no_matter(tmp_path: Path, text: str) -> None:
+    used, other = tmp_path / "used", tmp_path / "other"
+    used.write_text("w-0 slots=2\n")
+    other.write_text(text)
+
+    found = await find(str(used), "x", {}, patience=GUARD, default=str(other))
+
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\0", b"w-0 slots=abc\n"])
+async def test_a_second_hostfile_that_is_broken_is_only_a_warning(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    used, other = tmp_path / "used", tmp_path / "other"
+    used.write_text("w-0 slots=2\n")
+    if content is not None:
+        other.write_bytes(content)
+
+    found = await find(
+        str(used), "x", {"HYDRA_HOST_FILE": str(other)}, patience=GUARD, default="/nonexistent/x"
+    )
+
+    assert [item.level for item in found.warnings] == [Level.WARN]
+    assert "HYDRA_HOST_FILE" in found.warnings[0].said
+
+
+async def test_ten_thousand_hosts_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "hostfile"
+    path.write_text("".join(f"w-{n}.job.ns.svc slots=8\n" for n in range(10_000)))
+
+    assert (await look(path)).hostfile.slots == 80_000
+
+
+def test_the_default_is_where_the_operator_mounts_it() -> None:
+    assert hostfiles.DEFAULT == "/etc/mpi/hostfile"
+
+
+async def test_what_is_waited_for_is_told_once_with_its_end(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure()
+    path = tmp_path / "none"
+    wrong = await failing(path, 0.3)
+    (line,) = capfd.readouterr().err.splitlines()
+    said, _, end = line.partition("; gives up in ")
+    assert said.startswith(f"mpiboot: waiting for the hostfile: {path} (named by --hostfile)")
+    assert end in ("0s", "1s")
+    assert wrong.finding.said.endswith(" after 0.3 s")
+    assert not (await failing(path, 0.0)).finding.said.endswith(" s")
+
+
+async def test_hosts_that_a_setting_names_come_behind_the_hostfile_that_one_names(
+    tmp_path: Path,
+) -> None:
+    listed = HostfilePath("set-[0-1]", "--replicas", Source.FLAG, "set-0\nset-1\n")
+    path = tmp_path / "hostfile"
+    path.write_text("w-0\n")
+    environ = {"HYDRA_HOST_FILE": str(path)}
+    own = await find(str(path), "--hostfile", {}, patience=0, default="/no", listed=listed)
+    assert (own.hostfile.named_by, own.is_file) == ("--hostfile", True)
+    theirs = await find("", "", environ, patience=0, default="/no", listed=listed)
+    assert (theirs.hostfile.named_by, theirs.is_file) == ("--replicas", False)
+    assert theirs.hostfile.source is Source.FLAG
+    assert [item.said.partition("=")[0] for item in theirs.warnings] == ["HYDRA_HOST_FILE"]
+
+
+@pytest.mark.parametrize("there", [False, True])
+async def test_a_platform_is_asked_for_hosts_where_nothing_else_has_them(
+    tmp_path: Path,
+    there: bool,  # noqa: FBT001 - a row of the table
+) -> None:
+    default = tmp_path / "hostfile"
+    if there:
+        default.write_text("w-0\n")
+    hosts = HostfilePath("VC_WORKER_HOSTS", "MPI_HOST", Source.PLATFORM, "v-0\n")
+    found = await find("", "", {}, patience=0, default=str(default), platform=lambda: hosts)
+    assert [host.name for host in found.hostfile.hosts] == ["w-0" if there else "v-0"]
+    assert found.is_file == there
+
+
+async def test_a_hostfile_is_looked_for_ever_less_often_and_told_again_after_28_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Where its folder is missing too: a volume may be mounted late at a path that one named."""
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        assert len(pauses) < 1000, "it never ends"
+        pauses.append(seconds)
+
+    asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
+    monkeypatch.setattr(job_hostfile, "asyncio", asyncs)
+    clock = SimpleNamespace(monotonic=lambda: 1000.0 + sum(pauses))
+    monkeypatch.setattr(job_hostfile, "time", clock)
+    log.configure(form=LogFormat.JSON)
+    path = tmp_path / "none" / "hostfile"
+    wrong = await failing(path, 60.0)
+    log.configure()
+    assert wrong.finding.said.endswith(" after 60 s")
+    assert pauses[:6] == [0.02, 0.04, 0.08, 0.16, 0.32, 0.5]
+    assert max(pauses) == 0.5
+    assert sum(pauses) == pytest.approx(60.0)
+    told = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert {(item["event"], item["path"]) for item in told} == {("hostfile", str(path))}
+    left = [item["gives_up_in"] for item in told]
+    assert len(left) == 3
+    assert left[0] == 60.0
+    assert 31.5 <= left[1] <= 32.0
+    assert 3.0 <= left[2] <= 4.0

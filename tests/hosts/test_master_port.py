@@ -1,0 +1,54 @@
+"""Who listens where ranks are to meet, asked of a real host, and of this pod."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.exit_codes import ExitCode
+from mpiboot.core.model import Finding, Host, Level, Worker
+from mpiboot.core.settings import Settings
+from mpiboot.hosts import master_port
+from mpiboot.hosts.access import Access
+from mpiboot.job.rank_env import Meeting
+from tests.fakes.sshd import Behaviour, Job, sshd
+
+
+async def looked(folder: Path, port: int, *, here: bool) -> tuple[Finding, ...]:
+    job = Job(folder)
+    async with sshd(Behaviour(job), "127.0.0.2") as ssh:
+        worker = Worker(Host("w-0"), "127.0.0.2", ssh, "root", "127.0.0.1", None)
+        access = Access("root", job.path, "launcher")
+        meeting = Meeting("w-0", port, "MPIBOOT_MASTER_PORT")
+        return await master_port.look(meeting, None if here else worker, Settings(), access)
+
+
+@pytest.mark.parametrize("here", [True, False])
+async def test_a_port_that_is_taken_names_its_process(tmp_path: Path, *, here: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        (found,) = await looked(tmp_path, port, here=here)
+    assert (found.check, found.level, found.host) == ("master-port", Level.FAIL, "w-0")
+    assert BY_REFERENCE[found.check].code == ExitCode.CONFLICT
+    assert found.said.startswith(f"port {port}, where ranks are to meet (MPIBOOT_MASTER_PORT), is")
+    assert f"process {os.getpid()} (" in found.said
+
+
+@pytest.mark.parametrize("here", [True, False])
+async def test_a_free_port_is_no_finding(tmp_path: Path, *, here: bool) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        assert await looked(tmp_path, held.getsockname()[1], here=here) == ()
+
+
+async def test_a_host_that_does_not_answer_is_not_judged(tmp_path: Path) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        gone = Worker(Host("w-0"), "127.0.0.1", held.getsockname()[1], "root", "", None)
+        access = Access("root", Job(tmp_path).path, "launcher")
+        meeting = Meeting("w-0", 29500, "MPIBOOT_MASTER_PORT")
+        assert await master_port.look(meeting, gone, Settings(), access) == ()

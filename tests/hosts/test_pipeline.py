@@ -1,0 +1,473 @@
+"""One host's way, try by try: a clock that moves by its pauses, and answers that are written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from mpiboot.core.choices import HostKeys, Switch
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.model import Host, Mesh
+from mpiboot.core.settings import Settings
+from mpiboot.hosts import failure_reasons, host_shell, pauses, pipeline, retry_delay
+from mpiboot.hosts.access import Access
+from mpiboot.hosts.dns_answers import DnsAnswer, NoAddress
+from mpiboot.hosts.pair_check import PairCheck
+from mpiboot.hosts.pipeline import Pipelines
+from mpiboot.hosts.progress import HostState, Stage
+from mpiboot.hosts.resolv_conf import ResolvConf
+from mpiboot.network import service_mesh_look as service_mesh
+from mpiboot.ssh import login, tcp
+from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.config import SshTimeouts
+from mpiboot.ssh.kept import KeptConnections
+from tests.fakes import plans
+
+if TYPE_CHECKING:
+    from mpiboot.hosts.dns import Resolver
+
+HERE, THERE = "127.0.0.1", "192.0.2.7"
+FOUND = DnsAnswer("w-0", (THERE,))
+MISSING = DnsAnswer("w-0", reason=NoAddress.NXDOMAIN, retry_after=7.0, detail="NXDOMAIN (asked x)")
+CONF = ResolvConf(("10.96.0.10", "10.96.0.11"), ("ns.svc.cluster.local",))
+KEY = SimpleNamespace(host_fingerprint="SHA256:job", fingerprint="SHA256:own", public_line="ed A")
+
+
+class Enough(Exception):  # noqa: N818 - nothing went wrong
+    """A test has seen what it wants to see."""
+
+
+class Clock:
+    """Stands still but for the pauses, which are over at once."""
+
+    def __init__(self) -> None:
+        self.now, self.pauses = 1000.0, list[float]()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        assert len(self.pauses) < 1000, "it never ends"
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    async def wait(self, _: object, timeout: float) -> None:
+        await self.sleep(timeout)
+
+
+class Names:
+    """A resolver whose answers are written; the last one stays."""
+
+    def __init__(self, *answers: DnsAnswer, conf: ResolvConf = CONF) -> None:
+        self.conf = conf
+        self._answers = [*answers]
+        self.asked = 0
+
+    async def ask(self, name: str) -> DnsAnswer:
+        assert name == self._answers[0].name
+        self.asked += 1
+        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(pipeline, "time", made)
+    asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": made.sleep})
+    monkeypatch.setattr(pipeline, "asyncio", asyncs)
+    monkeypatch.setattr(pauses, "asyncio", SimpleNamespace(**{**vars(asyncs), "wait": made.wait}))
+    return made
+
+
+def pipelines(
+    names: Names,
+    *ports: int,
+    settings: Settings | None = None,
+    changed: Callable[[], None] = lambda: None,
+    **more: Any,  # noqa: ANN401 - those of the class
+) -> Pipelines:
+    to = Access("runner", Path("key"), "launcher", ports=ports or (22,))
+    settings = settings or Settings(rewrite_fqdn=Switch.OFF)
+    made = Pipelines(settings, to, cast("Resolver", names), changed=changed, **more)
+    made._load = lambda: cast("login.Login", KEY)  # type: ignore[method-assign]
+    return made
+
+
+def state(name: str = "w-0") -> HostState:
+    return HostState(Host(name), name)
+
+
+def answers(
+    monkeypatch: pytest.MonkeyPatch,
+    said: Callable[[Target], Outcome],
+    **more: Any,  # noqa: ANN401
+) -> list[Target]:
+    """Let servers say what a test has written; whom it has asked."""
+    tried: list[Target] = []
+
+    async def connect(target: Target, _: LoginTimeouts) -> Attempt:
+        tried.append(target)
+        return Attempt(target, said(target), **more)
+
+    monkeypatch.setattr(tcp, "connect", connect)
+    return tried
+
+
+@pytest.mark.parametrize(("name", "resolved"), [("launcher", False), ("w-0", True)])
+async def test_this_pod_itself_is_ready_by_its_name_or_its_address(
+    name: str,
+    resolved: bool,  # noqa: FBT001 - a row of the table
+) -> None:
+    mine, names = state(name), Names(DnsAnswer(name, (HERE,)))
+    assert await pipelines(names).run(mine) is None
+    assert (mine.stage, mine.resolved, names.asked) == (Stage.READY, resolved, int(resolved))
+
+
+@pytest.mark.parametrize(
+    ("servers", "said"),
+    [
+        (CONF.nameservers, "no answer yet from the nameserver 10.96.0.10, 10.96.0.11"),
+        ((), ""),
+    ],
+)
+async def test_until_a_nameserver_answers_that_is_what_is_known(
+    servers: tuple[str, ...], said: str
+) -> None:
+    mine = state()
+
+    class Silent(Names):
+        async def ask(self, _: str) -> DnsAnswer:
+            assert (mine.stage, mine.detail) == (Stage.DNS, said)
+            raise Enough
+
+    with pytest.raises(Enough):
+        await pipelines(Silent(MISSING, conf=ResolvConf(servers))).run(mine)
+
+
+async def test_how_often_a_name_is_asked_depends_on_the_answer_and_the_setting(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Sequence[float | None]] = []
+
+    def pause(*said: float | None) -> float:
+        given.append(said)
+        if len(given) > 2:
+            raise Enough
+        return 3.0
+
+    monkeypatch.setattr(retry_delay, "pause", pause)
+    settings = Settings(rewrite_fqdn=Switch.OFF, dns_interval=0.5)
+    with pytest.raises(Enough):
+        await pipelines(Names(MISSING), settings=settings).run(state())
+    assert given == [(0.0, 1, 7.0, 0.5), (3.0, 1, 7.0, 0.5), (6.0, 1, 7.0, 0.5)]
+    assert clock.pauses == [3.0, 3.0]
+
+
+async def test_what_was_wrong_with_the_name_is_no_advice_for_the_server(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is asked for the first time has not failed."""
+    mine, seen = state(), list[tuple[Stage, str | None]]()
+
+    def said(_: Target) -> Outcome:
+        seen.append((mine.stage, mine.hint))
+        raise Enough
+
+    answers(monkeypatch, said)
+    names = Names(MISSING, FOUND, conf=ResolvConf(("10.0.0.2",), ("example.com",)))
+
+    def pause(*_: float | None) -> float:
+        seen.append((mine.stage, mine.hint))
+        return 1.0
+
+    monkeypatch.setattr(retry_delay, "pause", pause)
+    with pytest.raises(Enough):
+        await pipelines(names).run(mine)
+    advice = failure_reasons.unresolved(NoAddress.NXDOMAIN, names.conf)
+    assert advice is not None
+    assert seen == [(Stage.DNS, advice), (Stage.SSH, None)]
+    assert len(clock.pauses) == 1
+
+
+async def test_who_is_no_longer_waited_for_counts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, lambda _: Outcome.REFUSED)
+    for names in (Names(MISSING), Names(FOUND)):
+        made = pipelines(names, once=True)
+        for _ in range(2):
+            with pytest.raises(MpibootError):
+                await made.run(state())
+        assert (made._resolving, made._reaching) == (0, 0)
+
+
+async def test_a_name_that_is_none_is_told_with_its_host() -> None:
+    bad = DnsAnswer("a b", reason=NoAddress.MALFORMED, detail="'a b' is not a host name")
+    for line, where in ((0, ""), (3, "line 3 of the hostfile: ")):
+        with pytest.raises(MpibootError) as caught:
+            await pipelines(Names(bad)).run(HostState(Host("a b", line=line), "a b"))
+        assert (caught.value.finding.host, caught.value.finding.said) == (
+            "a b",
+            f"{where}'a b' is not a host name",
+        )
+
+
+async def test_a_no_of_the_jobs_own_server_is_final_though_another_port_is_closed(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked once more after a second, as a worker changes servers while it starts."""
+
+    def said(target: Target) -> Outcome:
+        return Outcome.KEY_REFUSED if target.port == 22 else Outcome.REFUSED
+
+    tried = answers(monkeypatch, said, fingerprint=KEY.host_fingerprint)
+    with pytest.raises(MpibootError) as caught:
+        await pipelines(Names(FOUND), 22, 2222).run(state())
+    assert caught.value.finding.check == "ssh-denied"
+    assert "refuses the launcher's key SHA256:own" in caught.value.finding.said
+    assert "ed A" in caught.value.finding.evidence[-1]
+    assert (clock.pauses, len(tried)) == ([1.0], 4)
+
+
+async def test_another_servers_key_and_a_name_are_asked_for_again_after_five_seconds(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node's own server may punish who logs in too often; the port beside it is tried on."""
+    begin, given = clock.now, list[tuple[float, int]]()
+
+    def pause(waited: float, pending: int) -> float:
+        given.append((waited, pending))
+        if waited == 11:
+            raise Enough
+        return 1.0
+
+    monkeypatch.setattr(retry_delay, "pause", pause)
+    times: dict[int, list[float]] = {22: [], 2222: []}
+
+    def said(target: Target) -> Outcome:
+        times[target.port].append(clock.now - begin)
+        return Outcome.HOST_KEY_DIFFERS if target.port == 22 else Outcome.REFUSED
+
+    answers(monkeypatch, said)
+    names, asked = Names(FOUND), list[float]()
+    ask = names.ask
+
+    async def noted(name: str) -> DnsAnswer:
+        asked.append(clock.now - begin)
+        return await ask(name)
+
+    monkeypatch.setattr(names, "ask", noted)
+    with pytest.raises(Enough):
+        await pipelines(names, 22, 2222).run(state())
+    assert times == {22: [0, 5, 10], 2222: [*range(12)]}
+    assert asked == [0, 5, 10]
+    assert given == [(waited, 1) for waited in range(12)]
+
+
+async def test_a_minute_of_refused_connections_counts_from_the_last_server(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, seen = state(), list[tuple[float, str]]()
+    begin = clock.now
+    monkeypatch.setattr(retry_delay, "pause", lambda *_: 10.0)
+
+    def said(_: Target) -> Outcome:
+        seen.append((clock.now - begin, mine.reason))
+        if clock.now - begin > 100:
+            raise Enough
+        return Outcome.CLOSED if clock.now - begin == 20 else Outcome.REFUSED
+
+    answers(monkeypatch, said)
+    monkeypatch.setattr(service_mesh, "look", lambda: None)
+    with pytest.raises(Enough):
+        await pipelines(Names(FOUND)).run(mine)
+    long = "connection refused, nothing has listened for 60 s"
+    assert [at for at, reason in seen if reason == long] == [90, 100, 110]
+
+
+def test_what_stands_in_front_of_this_pod_is_looked_at_now_and_then_until_it_is_known(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, found = list[float](), list[Mesh | None]()
+    mesh = Mesh("istio", ("ports 15001",))
+
+    def look() -> Mesh | None:
+        looked.append(clock.now)
+        return found.pop(0)
+
+    monkeypatch.setattr(service_mesh, "look", look)
+    found += [None, mesh]
+    settings = Settings(port_range="4000-4100")
+    made, begin = pipelines(Names(FOUND), settings=settings), clock.now
+    closed = Attempt(Target("w-0", THERE, 2206, ""), Outcome.CLOSED)
+    refused = Attempt(closed.target, Outcome.REFUSED)
+    assert made._why(refused, [refused], 0.0)[0] == "connection refused"
+    assert looked == []
+    for passed in (0, 4, 5, 20):
+        clock.now = begin + passed
+        known = mesh if passed >= 5 else None
+        expected = failure_reasons.why(closed, known, {2206}, "4000-4100", 0.0)
+        assert made._why(closed, [closed], 0.0) == expected
+    assert looked == [begin, begin + 5]
+
+
+def test_a_port_that_is_filtered_beside_one_that_refuses_is_told() -> None:
+    """One of another address says nothing of this pod."""
+    filtered = Attempt(Target("w-0", THERE, 22, ""), Outcome.TIMEOUT)
+    refused = Attempt(Target("w-0", THERE, 2222, ""), Outcome.REFUSED)
+    other = replace(refused, target=Target("w-0", "192.0.2.77", 2222, ""))
+    made = pipelines(Names(FOUND))
+    _, hint = made._why(filtered, [filtered, refused], 0.0)
+    assert "port 22 of w-0 is filtered" in (hint or "")
+    assert made._why(filtered, [filtered, other], 0.0) == ("connection timed out", None)
+
+
+async def test_of_many_addresses_four_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = answers(monkeypatch, lambda _: Outcome.REFUSED)
+    many = DnsAnswer("w-0", tuple(f"192.0.2.{number}" for number in range(10, 19)))
+    with pytest.raises(MpibootError):
+        await pipelines(Names(many), once=True).run(state())
+    assert [target.address for target in tried] == [f"192.0.2.{number}" for number in range(10, 14)]
+    assert {(target.host, target.port, target.user) for target in tried} == {("w-0", 22, "runner")}
+
+
+def test_only_what_is_new_is_told() -> None:
+    told: list[int] = []
+    made, mine = pipelines(Names(FOUND), changed=lambda: told.append(1)), state()
+    counts = []
+    for given in (
+        (Stage.SSH, "", ""),
+        (Stage.SSH, "refused", "a"),
+        (Stage.SSH, "refused", "b"),  # the same with another detail
+        (Stage.READY, "refused", ""),
+    ):
+        made._set(mine, *given)
+        counts.append(len(told))
+        assert (mine.stage, mine.reason, mine.detail) == given
+    assert counts == [1, 2, 2, 3]
+    made.restart(mine)
+    assert (mine.stage, mine.reason) == (Stage.DNS, "")
+
+
+def test_workers_are_asked_by_the_gates_one_command() -> None:
+    to = Access("r", Path("key"), "launcher", attempt="me@now@1", may_disconnect=True)
+    resolver = cast("Resolver", Names(FOUND))
+    made = Pipelines(Settings(), to, resolver, changed=lambda: None, mpirun="/opt/mpirun")
+    wanted = host_shell.gate("/opt/mpirun", attempt="me@now@1", may_disconnect=True)
+    assert made._command == wanted
+
+
+async def test_the_ssh_client_is_loaded_once_with_what_the_settings_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[object] = []
+    monkeypatch.setattr(login, "Login", lambda *args, **named: given.append((args, named)))
+    to = Access("r", Path("key"), "launcher", host_key="ssh-ed25519 PINNED")
+    limits, settings = LoginTimeouts(command=3.0), Settings(host_keys=HostKeys.OFF)
+    resolver = cast("Resolver", Names(FOUND))
+    kept = KeptConnections(SshTimeouts(3, 30, 10, 3))
+    made = Pipelines(settings, to, resolver, changed=lambda: None, limits=limits, kept=kept)
+    await made.prepare()
+    await made.load()
+    named = {
+        "host_key": "ssh-ed25519 PINNED",
+        "mode": HostKeys.OFF,
+        "limits": limits,
+        "kept": kept,
+    }
+    assert given == [((Path("key"),), named)]
+
+
+class Pairs:
+    """A check that notes whom it gets."""
+
+    def __init__(self, *, wanted: bool) -> None:
+        self.wanted = wanted
+        self.seen: list[tuple[object, ...]] = []
+
+    def keep(self, target: Target, connection: object) -> None:
+        self.seen.append((target, connection))
+
+    def join(self, worker: object, target: Target) -> None:
+        self.seen.append((worker, target))
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """A server that has greeted; its socket tells whether it was closed."""
+    import socket  # noqa: PLC0415 - of this fixture alone
+
+    with socket.socket() as sock:
+        found = SimpleNamespace(sock=sock, greeting="SSH-2.0-x")
+
+        async def connect(_: Target, __: LoginTimeouts) -> SimpleNamespace:
+            return found
+
+        monkeypatch.setattr(tcp, "connect", connect)
+        yield found
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_a_host_that_is_ready_takes_part_in_the_pair_check_where_one_is_wanted(
+    opened: SimpleNamespace, *, wanted: bool
+) -> None:
+    pairs, target = Pairs(wanted=wanted), Target("w-0", THERE, 22, "runner")
+    made = pipelines(Names(FOUND), pairs=cast("PairCheck", pairs))
+    given: list[tuple[object, ...]] = []
+
+    async def log_in(*said: object, keep: Callable[[str], None] | None) -> Attempt:
+        given.append(said)
+        if keep is not None:
+            keep("connection")
+        return Attempt(target, Outcome.OK, output="mpiboot-plain\n", host_key="k")
+
+    made._load = lambda: cast("login.Login", SimpleNamespace(log_in=log_in))  # type: ignore[method-assign]
+    mine = state()
+    worker = await made.run(mine)
+    assert worker is not None
+    assert (worker.host, mine.stage, made.host_keys) == (mine.host, Stage.READY, {})
+    assert given == [(target, opened.sock, "SSH-2.0-x", made._command)]
+    assert opened.sock.fileno() == -1
+    assert pairs.seen == ([(target, "connection"), (worker, target)] if wanted else [])
+
+
+async def test_a_hundred_and_twenty_eight_connections_are_open_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The limit of files that a container may open is 1024 by default."""
+    many, release, now = 140, asyncio.Event(), [0]
+
+    async def connect(target: Target, _: LoginTimeouts) -> Attempt:
+        now[0] += 1
+        await release.wait()
+        return Attempt(target, Outcome.REFUSED)
+
+    monkeypatch.setattr(tcp, "connect", connect)
+    made = pipelines(Names(FOUND), once=True)
+    runs = [asyncio.ensure_future(made.run(state())) for _ in range(many)]
+    for _ in range(1000):  # turns of the loop
+        await asyncio.sleep(0)
+    assert now == [128]
+    release.set()
+    await asyncio.wait(runs)
+    assert [type(run.exception()) for run in runs] == [MpibootError] * many
+    assert now == [many]
+
+
+@pytest.mark.parametrize(
+    ("told", "moved"),
+    [
+        (["10.0.0.2", "10.0.0.1"], ""),
+        (["10.0.0.2", "10.0.0.2", "10.0.0.1"], ""),
+        (["10.0.0.2"], "its name now has the address 10.0.0.2"),
+    ],
+)
+async def test_a_host_has_moved_only_if_every_look_says_so(told: list[str], moved: str) -> None:
+    """Of two nameservers one may be behind, and they are asked by turns."""
+    names = Names(*(DnsAnswer("w-0", (address,)) for address in told))
+    worker = replace(plans.worker(Host("w-0"), 1, None), address="10.0.0.1")
+    assert await pipelines(names).moved(worker) == moved

@@ -1,0 +1,295 @@
+"""The gate where hosts are pods that kubectl enters.
+
+The ``kubectl`` is a FAKE without an API server: it answers with what a test has written, and runs
+the gate's own command, as it is, on this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpiboot.core import log
+from mpiboot.core.choices import HostKeys
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.model import Host, NoFacts, Worker
+from mpiboot.core.settings import Settings
+from mpiboot.hosts import gate, one_try, pod_pipeline, progress
+from mpiboot.hosts.dns import Resolver
+from mpiboot.hosts.gate import Access, GateResult
+from mpiboot.hosts.kubectl_pods import PodAccess
+from mpiboot.hosts.other_launchers import OtherLauncher
+from mpiboot.hosts.pod_pipeline import PodPipelines
+from mpiboot.hosts.progress import HostState, Stage
+from mpiboot.hosts.remote_commands import RemoteCommands
+from mpiboot.network import links
+from tests.hosts.test_gate import Deadline
+
+FAKE = """#!/bin/sh
+dir=${0%/*}
+echo "$*" | head -n 1 >> "$dir/asked"
+case $2 in
+    get) out=$dir/$4.get ;;
+    *)
+        while [ "$1" != -- ]; do shift; done
+        shift
+        [ -e "$dir/exec" ] || exec "$@"
+        out=$dir/exec
+        ;;
+esac
+if [ -e "$out" ]; then cat "$out"; exit 0; fi
+cat "$dir/says" >&2
+exit 1
+"""
+GONE = 'Error from server (NotFound): pods "w-0" not found'
+UNREACHABLE = "Unable to connect to the server: dial tcp 10.96.0.1:443: i/o timeout"
+FORBIDDEN = (
+    'Error from server (Forbidden): pods "w-0" is forbidden: User "system:serviceaccount:jobs:x" '
+    'cannot get resource "pods" in API group "" in the namespace "jobs"'
+)
+HOSTS = (Host("w-0.w.jobs.svc", slots=1, line=1),)
+
+
+class Cluster:
+    """What the fake kubectl answers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.kubectl = folder / "kubectl"
+        self.kubectl.write_text(FAKE)
+        self.kubectl.chmod(0o755)
+        self.says(GONE)
+        pods = PodAccess(str(self.kubectl), "jobs")
+        self.access = Access("", Path(), "launcher", pods=pods)
+
+    def says(self, words: str) -> None:
+        (self.folder / "says").write_text(f"{words}\n")
+
+    def runs(self, pod: str = "w-0", *addresses: str, phase: str = "Running") -> None:
+        state = {"running": {}} if phase == "Running" else {"waiting": {"reason": "ErrImagePull"}}
+        text = json.dumps(
+            {
+                "metadata": {"name": pod},
+                "spec": {"containers": [{"name": "main"}]},
+                "status": {
+                    "phase": phase,
+                    "podIPs": [{"ip": item} for item in addresses or ("192.0.2.7",)],
+                    "containerStatuses": [{"name": "main", "state": state}],
+                },
+            }
+        )
+        new = self.folder / "new"
+        new.write_text(text)
+        new.rename(self.folder / f"{pod}.get")
+
+    def asked(self) -> list[str]:
+        file = self.folder / "asked"
+        return file.read_text().splitlines() if file.exists() else []
+
+    async def asked_more_often_than(self, count: int) -> None:
+        while len(self.asked()) <= count:  # noqa: ASYNC110 - another process writes them
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.setattr(pod_pipeline, "_CONFIRM", 0.01)
+    log.configure()
+    return Cluster(tmp_path)
+
+
+async def passing(
+    cluster: Cluster,
+    hosts: tuple[Host, ...] = HOSTS,
+    **settings: Any,  # noqa: ANN401
+) -> GateResult:
+    given = replace(Settings(), **{"timeout": 600.0, **settings})
+    return await gate.wait(hosts, given, cluster.access, resolver=Resolver())
+
+
+async def test_a_pod_that_can_be_entered_is_ready(cluster: Cluster) -> None:
+    """No name is asked for: the API server knows the address."""
+    cluster.runs("w-0", "192.0.2.7", "2001:db8::7")
+    (worker,) = (await passing(cluster)).workers
+    assert (worker.host.name, worker.address, worker.port) == ("w-0.w.jobs.svc", "192.0.2.7", 0)
+    assert worker.local_address == links.source_address("192.0.2.7")
+    assert worker.no_facts is NoFacts.BY_KUBECTL
+    assert not worker.runs_mpiboot
+    assert [words.split()[:2] for words in cluster.asked()] == [
+        ["--namespace=jobs", "get"],
+        ["--namespace=jobs", "exec"],
+    ]
+
+
+async def test_the_address_is_of_the_launchers_own_kind(cluster: Cluster) -> None:
+    cluster.runs("w-0", "192.0.2.7", "2001:db8::7")
+    cluster.access = replace(cluster.access, ipv6=True)
+    (worker,) = (await passing(cluster)).workers
+    assert worker.address == "2001:db8::7"
+
+
+async def test_a_pod_is_waited_for_until_it_runs(cluster: Cluster) -> None:
+    waiting = asyncio.ensure_future(passing(cluster))
+    await cluster.asked_more_often_than(0)
+    cluster.runs(phase="Pending")
+    await cluster.asked_more_often_than(len(cluster.asked()) + 1)
+    assert not waiting.done()
+    cluster.runs()
+    assert len((await waiting).workers) == 1
+
+
+@pytest.mark.parametrize(
+    ("says", "phase", "said"),
+    [
+        (GONE, "", f"kubectl exec: pod not found: {GONE}"),
+        ("", "Pending", "kubectl exec: pod not running: it is Pending: ErrImagePull"),
+        (
+            UNREACHABLE,
+            "",
+            f"kubectl exec: the API server is not reachable: {UNREACHABLE}",
+        ),
+    ],
+)
+async def test_what_is_missing_at_the_end_is_told(
+    cluster: Cluster, says: str, phase: str, said: str
+) -> None:
+    cluster.says(says)
+    if phase:
+        cluster.runs(phase=phase)
+    found = await one_try.look(HOSTS, Settings(), cluster.access, resolver=Resolver())
+    (finding,) = found.findings
+    assert (finding.check, finding.said) == ("workers-unreachable", said)
+    assert finding.hint
+
+
+async def test_what_has_no_name_of_its_own_is_told_in_kubectls_words(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.says("something to begin with\nerror: Internal error occurred: no runtime")
+    deadline = Deadline(monkeypatch)
+    waiting = asyncio.ensure_future(passing(cluster))
+    await deadline.comes("Internal error occurred: no runtime")
+    with pytest.raises(MpibootError) as told:
+        await waiting
+    said = "w-0 (kubectl failed: error: Internal error occurred: no runtime)"
+    assert said in str(told.value)
+
+
+async def test_the_deadline_is_the_gates(cluster: Cluster) -> None:
+    with pytest.raises(MpibootError) as told:
+        await passing(cluster, timeout=0.5)
+    assert told.value.code == 69
+    assert "waiting for kubectl exec on w-0" in str(told.value)
+
+
+async def test_a_command_that_fails_in_the_pod_is_no_ready_host(cluster: Cluster) -> None:
+    cluster.runs()
+    cluster.kubectl.write_text(FAKE.replace('[ -e "$dir/exec" ] || exec "$@"', ""))
+    cluster.says('error: exec: "/bin/sh": stat /bin/sh: no such file or directory')
+    found = await one_try.look(HOSTS, Settings(), cluster.access, resolver=Resolver())
+    assert "no such file or directory" in found.findings[0].said
+    assert "/bin/sh" in (found.findings[0].hint or "")
+
+
+@pytest.mark.parametrize("once", [False, True])
+async def test_a_missing_right_ends_the_wait_with_the_role(cluster: Cluster, *, once: bool) -> None:
+    cluster.says(FORBIDDEN)
+    if once:
+        found = await one_try.look(HOSTS, Settings(), cluster.access, resolver=Resolver())
+        (finding,) = found.findings
+    else:
+        with pytest.raises(MpibootError) as told:
+            await passing(cluster)
+        finding = told.value.finding
+        assert told.value.code == 77
+        assert len(cluster.asked()) == 2  # a Role may be applied a moment later
+    assert (finding.check, finding.host) == ("kubectl-denied", "w-0.w.jobs.svc")
+    assert finding.said == f"kubectl has no right to it: {FORBIDDEN}"
+    assert "kind: RoleBinding" in finding.evidence
+    assert "kubectl apply" in (finding.hint or "")
+
+
+async def test_a_right_that_comes_a_moment_later_is_waited_for(cluster: Cluster) -> None:
+    cluster.kubectl.write_text(
+        FAKE.replace(
+            "case $2",
+            f"""if [ ! -e "$dir/first" ]; then
+            touch "$dir/first"; echo '{FORBIDDEN}' >&2; exit 1; fi\ncase $2""",
+        )
+    )
+    cluster.runs()
+    assert len((await passing(cluster)).workers) == 1
+
+
+async def test_this_pod_itself_is_not_entered(cluster: Cluster) -> None:
+    cluster.runs("w-0", "127.0.0.1")
+    own = Host("launcher", slots=1)
+    passed = await passing(cluster, (*HOSTS, own))
+    assert passed.workers == ()
+    assert passed.local == (*HOSTS, own)
+    assert not any("exec" in words.split()[:2] for words in cluster.asked())
+
+
+async def test_a_host_that_is_an_address_is_no_pods_name(cluster: Cluster) -> None:
+    with pytest.raises(MpibootError, match="this host is an address") as told:
+        await passing(cluster, (Host("192.0.2.7", slots=1),))
+    assert told.value.code == 65
+
+
+def worker(address: str = "192.0.2.7") -> Worker:
+    return Worker(HOSTS[0], address, 0, "", "", None)
+
+
+@pytest.mark.parametrize(
+    ("address", "phase", "said"),
+    [
+        ("192.0.2.7", "Running", ""),
+        ("192.0.2.8", "Running", "its pod now has the address 192.0.2.8"),
+        ("192.0.2.7", "Pending", "pod not running: it is Pending: ErrImagePull"),
+        ("", "", f"pod not found: {GONE}"),
+    ],
+)
+async def test_a_ready_hosts_pod_may_be_replaced(
+    cluster: Cluster, address: str, phase: str, said: str
+) -> None:
+    if phase:
+        cluster.runs("w-0", address, phase=phase)
+    pipelines = PodPipelines(Settings(), cluster.access, Resolver(), changed=lambda: None)
+    assert await pipelines.moved(worker()) == said
+    cluster.says("Unable to connect to the server: EOF")
+    if not phase:
+        assert await pipelines.moved(worker()) == ""
+    state = HostState(HOSTS[0], "w-0", Stage.READY)
+    pipelines.restart(state)
+    assert state.stage is Stage.KUBECTL
+
+
+def test_the_line_says_what_is_waited_for() -> None:
+    state = HostState(HOSTS[0], "w-0", Stage.KUBECTL, "pod not found")
+    line = progress.line([state])
+    assert line == "0/1 hosts ready, waiting for kubectl exec on w-0 (pod not found)"
+
+
+async def test_commands_after_the_gate_go_the_same_way(cluster: Cluster) -> None:
+    remote = RemoteCommands(cluster.access, HostKeys.JOB)
+    assert await remote.run(worker(), "echo it; exit 0") == "it\n"
+    assert await remote.run(worker(), "echo it; exit 1") is None
+    assert re.search("exec w-0 -- /bin/sh -c echo it", cluster.asked()[0])
+
+
+async def test_a_launcher_is_there_as_long_as_its_pod_runs(cluster: Cluster) -> None:
+    remote = RemoteCommands(cluster.access, HostKeys.JOB)
+    other = OtherLauncher("launcher-x", "", "", ("w-0",), monitored=False)
+    assert not await remote.is_there(other, 0)
+    cluster.says("Unable to connect to the server: EOF")
+    assert await remote.is_there(other, 0)
+    cluster.runs("launcher-x")
+    assert await remote.is_there(other, 0)
+    cluster.runs("launcher-x", phase="Failed")
+    assert not await remote.is_there(other, 0)

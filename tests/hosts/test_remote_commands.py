@@ -1,0 +1,96 @@
+"""Whether anybody is at an address that a launcher had."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mpiboot.core.choices import HostKeys
+from mpiboot.core.model import Host, Worker
+from mpiboot.hosts import remote_commands
+from mpiboot.hosts.access import Access
+from mpiboot.hosts.kubectl_pods import PodAccess
+from mpiboot.hosts.other_launchers import OtherLauncher
+from mpiboot.hosts.remote_commands import RemoteCommands
+from mpiboot.ssh import login, tcp
+from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from tests.fakes.sshd import listener, saying
+
+
+@pytest.mark.parametrize(
+    ("address", "listens", "answers"),
+    [
+        ("127.0.0.1", True, True),
+        ("127.0.0.1", False, True),  # who refuses is there
+        ("224.0.0.1", True, False),  # a multicast address has no TCP
+    ],
+)
+async def test_who_refuses_a_connection_is_there_and_who_says_nothing_may_be_gone(
+    tmp_path: Path, address: str, *, listens: bool, answers: bool
+) -> None:
+    remote = RemoteCommands(
+        Access("root", tmp_path / "key", "launcher"), HostKeys.JOB, LoginTimeouts(connect=5)
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        if not listens:
+            server.close()
+        assert await remote.is_there(OtherLauncher("", "", address, (), False), port) is answers
+
+
+async def test_who_greets_as_an_ssh_server_is_there(tmp_path: Path) -> None:
+    remote = RemoteCommands(Access("root", tmp_path / "key", "launcher"), HostKeys.JOB)
+    async with listener(saying(b"SSH-2.0-OpenSSH_9.2\r\n")) as port:
+        assert await remote.is_there(OtherLauncher("", "", "127.0.0.1", (), False), port)
+
+
+async def test_commands_have_the_limits_and_the_key_of_the_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client is made once, at the first command."""
+    given: list[tuple[object, object]] = []
+    limits = LoginTimeouts(command=3.0)
+    access = Access("root", tmp_path / "key", "launcher", host_key="ssh-ed25519 PINNED")
+
+    class Noted:
+        def __init__(self, *args: object, **named: object) -> None:
+            given.append((args, named))
+
+    monkeypatch.setattr(login, "Login", Noted)
+    remote = RemoteCommands(access, HostKeys.OFF, limits)
+    assert given == []
+    assert remote._load() is remote._load()
+    named = {"host_key": "ssh-ed25519 PINNED", "mode": HostKeys.OFF, "limits": limits}
+    assert given == [((tmp_path / "key",), named)]
+    made: list[tuple[object, object]] = []
+    monkeypatch.setattr(
+        remote_commands, "Kubectl", lambda *args, **named: made.append((args, named))
+    )
+    pods = PodAccess("/opt/kubectl", "jobs")
+    RemoteCommands(replace(access, pods=pods), HostKeys.JOB, limits)
+    assert made == [((pods,), {"limit": 3.0})]
+
+
+async def test_thirty_two_workers_are_asked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, asked = asyncio.Event(), list[Target]()
+
+    async def connect(target: Target, _: LoginTimeouts) -> Attempt:
+        asked.append(target)
+        await release.wait()
+        return Attempt(target, Outcome.REFUSED)
+
+    monkeypatch.setattr(tcp, "connect", connect)
+    remote = RemoteCommands(Access("root", tmp_path / "key", "launcher"), HostKeys.JOB)
+    one = Worker(Host("w-0"), "192.0.2.7", 2222, "mpi", "", None)
+    runs = [asyncio.ensure_future(remote.run(one, "true")) for _ in range(40)]
+    for _ in range(1000):  # turns of the loop
+        await asyncio.sleep(0)
+    assert asked == [Target("w-0", "192.0.2.7", 2222, "mpi")] * 32
+    release.set()
+    assert await asyncio.gather(*runs) == [None] * 40

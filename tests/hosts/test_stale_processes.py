@@ -1,0 +1,216 @@
+"""What an earlier launcher left is ended, by its mark alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from mpiboot.core import log
+from mpiboot.core.choices import LogFormat
+from mpiboot.core.model import Host, Worker
+from mpiboot.core.settings import Settings
+from mpiboot.hosts import host_shell, stale_processes
+from mpiboot.hosts.access import Access
+from mpiboot.hosts.host_shell import HostAnswer
+from tests.fakes.sshd import Behaviour, Job, sshd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mpiboot.hosts.remote_commands import RemoteCommands
+
+# Of this process alone: workers here see all of this machine, and so the marks of other tests.
+KEY = f"ssh-ed25519 {os.getpid()}"
+
+
+WAITS = "echo; read -r nothing"
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[str, str], subprocess.Popen[bytes]]]:
+    """Start a process with a mark, which stays a shell: in an exec it has no environment."""
+    started = []
+
+    def make(mark: str, script: str) -> subprocess.Popen[bytes]:
+        env = {"PATH": os.environ["PATH"], stale_processes.NAME: mark}
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(["sh", "-c", script], env=env, stdin=pipe, stdout=pipe))
+        assert started[-1].stdout is not None
+        started[-1].stdout.readline()
+        return started[-1]
+
+    yield make
+    for item in started:
+        with contextlib.suppress(ProcessLookupError):
+            item.kill()
+        item.communicate()
+
+
+def worker(*marks: str) -> Worker:
+    return Worker(Host("w-1"), "10.0.0.2", 22, "root", "10.0.0.1", None, marks=marks)
+
+
+def sweep(*marks: str) -> str:
+    script = host_shell.end_processes(marks)
+    return subprocess.run(script, shell=True, capture_output=True, text=True, check=True).stdout
+
+
+def test_marks_of_a_job_are_its_own() -> None:
+    first, second = stale_processes.new_mark(KEY), stale_processes.new_mark(KEY)
+    assert first != second
+    assert first.startswith(stale_processes.job_id(KEY))
+    assert not first.startswith(stale_processes.job_id("another key"))
+
+
+def test_only_marks_of_this_job_whose_launcher_is_gone_count(
+    start: Callable[[str, str], subprocess.Popen[bytes]],
+) -> None:
+    here, gone = stale_processes.new_mark(KEY), stale_processes.new_mark(KEY)
+    other = stale_processes.new_mark("another key")
+    start(here, WAITS)
+    seen = worker(here, gone, other, "$(reboot)", f"{stale_processes.job_id(KEY)}-'; reboot")
+    assert stale_processes.of_earlier([seen], KEY) == {"w-1": (gone,)}
+    assert stale_processes.of_earlier([worker()], KEY) == {}
+
+
+def test_marked_processes_are_ended_and_others_are_not(
+    start: Callable[[str, str], subprocess.Popen[bytes]],
+) -> None:
+    old, new = stale_processes.new_mark(KEY), stale_processes.new_mark(KEY)
+    first = start(old, WAITS)
+    stopped = start(old, WAITS)
+    stopped.send_signal(signal.SIGSTOP)
+    kept = start(new, WAITS)
+    assert "left 0" in sweep(old)
+    assert {first.wait(60), stopped.wait(60)} == {-signal.SIGTERM}
+    assert kept.poll() is None
+
+
+def test_what_ignores_a_term_is_killed(
+    start: Callable[[str, str], subprocess.Popen[bytes]],
+) -> None:
+    mark = stale_processes.new_mark(KEY)
+    stubborn = start(mark, "trap '' TERM; echo; while :; do sleep 1000; done")
+    sweep(mark)
+    assert stubborn.wait(60) == -signal.SIGKILL
+
+
+def test_what_saves_at_a_term_has_the_time_for_it(
+    start: Callable[[str, str], subprocess.Popen[bytes]],
+) -> None:
+    mark = stale_processes.new_mark(KEY)
+    saving = start(mark, "trap 'sleep 0.3; exit 7' TERM; echo; while :; do sleep 0.05; done")
+    sweep(mark)
+    assert saving.wait(60) == 7
+
+
+@pytest.mark.parametrize("found", ["stale", "nothing"])
+async def test_the_sweep_ends_what_an_earlier_launcher_left_and_says_so(
+    start: Callable[[str, str], subprocess.Popen[bytes]],
+    found: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The whole way: over SSH, by the mark that the gate has seen; nobody is asked without one."""
+    monkeypatch.setattr(stale_processes, "_running", set[str])  # this test is in the worker's pod
+    log.configure()
+    job, mark = Job(tmp_path), stale_processes.new_mark(KEY)
+    stale = start(mark, WAITS)
+    behaviour = Behaviour(job)
+    async with sshd(behaviour, "127.0.0.2") as port:
+        seen = replace(
+            worker(*((mark,) if found == "stale" else ())), address="127.0.0.2", port=port
+        )
+        access = Access("root", job.path, "launcher")
+        await stale_processes.end([seen], KEY, Settings(timeout=30.0), access)
+    if found == "stale":
+        assert stale.wait(60) == -signal.SIGTERM
+        assert (
+            "w-1: ended 1 process left by an earlier launcher of this job" in capfd.readouterr().err
+        )
+    else:
+        assert stale.poll() is None
+        assert behaviour.commands == []
+
+
+async def test_a_launch_beside_another_of_this_pod_says_so_and_leaves_it_alone(
+    start: Callable[[str, str], subprocess.Popen[bytes]],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    log.configure()
+    mark = stale_processes.new_mark(KEY)
+    waiting = start(mark, WAITS)
+    access = Access("root", tmp_path / "key", "launcher")
+    await stale_processes.end([worker(mark)], KEY, Settings(timeout=30.0), access)
+    assert capfd.readouterr().err == (
+        "mpiboot: another launch of this pod already runs on w-1; this one runs beside it\n"
+    )
+    assert waiting.poll() is None
+
+
+async def test_only_a_worker_that_is_silent_several_times_running_has_nobody() -> None:
+    """Silent, an answer, silent, silent: the count begins anew with each answer."""
+
+    class Remote:
+        def __init__(self) -> None:
+            process = "mpiboot-process\nMPIBOOT_JOB_MARK=m\nSSH_CONNECTION=10.0.0.9 1 10.0.0.2 22\n"
+            self.said = iter([None, process, None, None, None])
+
+        async def run(self, _: Worker, __: str) -> str | None:
+            return next(self.said)
+
+    remote, silent = cast("RemoteCommands", Remote()), Counter[str]()
+    seen = replace(worker("m"), held=(("m", "10.0.0.9"),))
+    held = []
+    for _ in range(5):
+        seen = await stale_processes._ask_again(seen, silent, remote)
+        held.append(bool(seen.held))
+    assert held == [True, True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (HostAnswer(), ""),
+        (HostAnswer(ended=1), "mpiboot: w-1: ended 1 process left by an earlier launcher of this"),
+        (
+            HostAnswer(left=2),
+            "mpiboot: warning: w-1: 2 processes of an earlier launcher of this job can't be ended",
+        ),
+    ],
+)
+def test_what_was_ended_and_what_could_not_be_is_told(
+    answer: HostAnswer, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure()
+    stale_processes._say({"w-1": answer})
+    assert capfd.readouterr().err.startswith(said)
+    log.configure(form=LogFormat.JSON)
+    stale_processes._say({"w-1": answer})
+    log.configure()
+    records = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    told = [(item["event"], item["host"], item["processes"]) for item in records]
+    assert told == ([("stale-processes", "w-1", answer.ended or answer.left)] if said else [])
+
+
+def test_many_hosts_are_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    log.configure()
+    answers = {f"w-{number}": HostAnswer(ended=2, left=number % 2) for number in range(17)}
+    stale_processes._say(answers)
+    ended, left, *_ = capfd.readouterr().err.splitlines()
+    assert ended.startswith("mpiboot: 17 hosts (w-0, w-1, ")
+    assert ended.endswith("): ended 34 processes left by an earlier launcher of this job")
+    assert left.startswith("mpiboot: warning: w-1: 1 process of an earlier launcher of this job ")
+    stale_processes._say(dict(list(answers.items())[:16]))
+    assert capfd.readouterr().err.count("ended 2 processes") == 16

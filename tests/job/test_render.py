@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiboot.core.checks import failed
+from mpiboot.core.fabric import Fabric, RdmaPort, Route
+from mpiboot.core.model import Decision, Finding, Level, Role, Source
+from mpiboot.core.setting_rows import ROWS
+from mpiboot.core.setting_sources import resolve
+from mpiboot.job import render
+from mpiboot.job.plan import Plan
+from mpiboot.worker import facts_text
+from tests.fakes import workers as w
+from tests.fakes.plans import link, observed
+
+SECRET = "hunter2"
+
+
+def test_columns_are_aligned_and_the_last_one_is_free() -> None:
+    text = render.table(("a", "bbb", "c"), [("xxxx", "y", "long words here"), ("1", "2", "")])
+    assert text == "a     bbb  c\nxxxx  y    long words here\n1     2\n"
+
+
+def test_a_table_of_one_column_is_a_list() -> None:
+    assert render.table(("a",), [("x",)], indent="  ") == "  a\n  x\n"
+
+
+def test_a_table_without_rows_is_its_head() -> None:
+    assert render.table(("a", "b"), []) == "a  b\n"
+
+
+@dataclass
+class Record:
+    role: Role
+    items: tuple[object, ...]
+    _hidden: str = "x"
+
+
+def test_records_become_json_with_the_words_of_enums_and_without_private_fields() -> None:
+    value = Record(Role.WORKER, (1, 2.5, None, True, {"a": {Level.OK}}, object))
+    told = json.loads(render.as_json(value))
+    assert told == {
+        "role": "worker",
+        "items": [1, 2.5, None, True, {"a": ["ok"]}, "<class 'object'>"],
+    }
+    assert render.as_json(value).endswith("}\n")
+
+
+def test_json_keeps_letters_of_any_language() -> None:
+    assert render.as_json({"said": "naïve ☃"}) == '{\n  "said": "naïve ☃"\n}\n'
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="=\0"), min_size=1), min_size=1))
+def test_a_command_line_can_be_pasted(words: list[str]) -> None:
+    assert shlex.split(render.command(words)) == words
+
+
+def test_a_commands_secrets_are_not_shown() -> None:
+    words = ["mpirun", "-x", f"API_TOKEN={SECRET}", "./train", "--password", SECRET]
+    assert render.command(words) == ("mpirun -x 'API_TOKEN=(hidden)' ./train --password '(hidden)'")
+
+
+DOMAIN = "job.default.svc.cluster.local"
+FOUND = (
+    Finding("ssh-key", Level.OK, "there"),
+    Finding("slots", Level.WARN, "odd", "w-1", ("seen",), "do that"),
+    failed("ssh-denied", "no", host="w-10"),
+    Finding("sshd", Level.UNKNOWN, "not told"),
+)
+
+
+def test_findings_are_a_table_with_hints_and_evidence_below() -> None:
+    lines = render.findings(FOUND).splitlines()
+    assert lines[0] == "ok    this pod              there"
+    assert lines[1] == "warn  w-1       slots       odd"
+    assert lines[2].strip() == "seen"
+    assert lines[3].strip() == "-> do that"
+    assert lines[4] == "FAIL  w-10      ssh-denied  no"
+    assert lines[5].strip().startswith("-> launcher and workers must mount")
+    assert lines[-1].startswith("?     this pod  sshd ")
+    assert render.findings(()) == ""
+
+
+def test_the_termination_message_says_reference_sentence_hint_and_evidence_in_this_order() -> None:
+    text = render.termination(
+        Finding("slots", Level.FAIL, "too few", "w-1", ("a", "b"), "ask for less"),
+        (Finding("sshd", Level.FAIL, "gone", "w-2"), Finding("role", Level.FAIL, "none")),
+    )
+    assert text == "slots: w-1: too few\n-> ask for less\na\nb\nw-2: gone\nthis pod: none\n"
+
+
+def test_a_host_whose_reason_is_evidence_is_not_told_twice() -> None:
+    text = render.termination(
+        Finding("names-unresolved", Level.FAIL, "1 of 2", evidence=("w-1: DNS: NXDOMAIN",)),
+        (Finding("names-unresolved", Level.FAIL, "DNS: NXDOMAIN", "w-1"),),
+    )
+    assert text.count("w-1") == 1
+
+
+def test_of_many_hosts_with_one_trouble_a_few_are_shown_with_one_hint() -> None:
+    missing = [
+        failed("names-unresolved", "DNS: NXDOMAIN (asked 10.96.0.10)", host=f"w-{n}.{DOMAIN}")
+        for n in range(64)
+    ]
+    missing = [replace(item, hint="look there") for item in missing]
+    text = render.findings([*missing, Finding("shims", Level.WARN, "odd", hint="other")], 80)
+    assert text.count("-> look there") == 1
+    assert text.count("-> other") == 1
+    assert "and 57 more: w-7, w-8" in text
+    assert len(text.splitlines()) <= 24  # a terminal's screen
+    assert max(map(len, text.splitlines())) <= 80
+    assert f" w-0.{DOMAIN} " in render.findings(missing)
+
+
+def test_what_several_hosts_have_is_not_told_of_this_pod() -> None:
+    item = Finding("shm", Level.FAIL, "too small", hint="more", hosts=("w-0", "w-1"))
+    assert render.findings([item]).splitlines()[0] == "FAIL  2 hosts  shm  too small (w-0, w-1)"
+    assert render.termination(item).startswith("shm: 2 hosts (w-0, w-1): too small\n")
+    assert "2 hosts (w-0, w-1): too small" in render.termination(FOUND[2], (item,))
+
+
+@pytest.mark.parametrize(
+    ("fabric", "why"),
+    [
+        (Fabric(), "the kernel has no RDMA"),
+        (Fabric(netns_mode="shared"), "the kernel shows none in this pod"),
+        (
+            Fabric(refused="Operation not permitted"),
+            "the kernel could not be asked (Operation not permitted)",
+        ),
+    ],
+)
+def test_why_there_is_no_rdma_device_is_said(fabric: Fabric, why: str) -> None:
+    assert fabric.why_none.startswith(why)
+    own = observed().workers[0].facts
+    assert own is not None
+    assert f"no RDMA device: {why}" in facts_text.facts(replace(own, fabric=fabric))
+
+
+def test_hosts_that_are_well_have_a_line_each() -> None:
+    fine = [Finding("workers-unreachable", Level.OK, "22", f"w-{n}") for n in range(64)]
+    assert len(render.findings(fine).splitlines()) == 64
+
+
+def test_long_lines_are_broken_on_a_terminal_below_their_own_column() -> None:
+    long = Decision("a-name", "value", Source.DETECTED, "because of " * 12 + "/a/path-with-hyphens")
+    (whole,) = render.decisions([long]).splitlines()
+    assert whole.endswith("/a/path-with-hyphens)")
+    first, *rest = render.decisions([long], 80).splitlines()
+    assert first.startswith("  a-name  value  (detected: because of")
+    assert all(line.startswith("          ") and line[10] != " " for line in rest)
+    assert max(len(line) for line in (first, *rest)) <= 80
+    assert "/a/path-with-hyphens" in rest[-1]
+
+
+def test_settings_are_shown_with_where_they_came_from() -> None:
+    resolved = resolve({"np": "4"}, {"MPIBOOT_FORWARD": "A,B", "START_SSHD": "yes"})
+    lines = {line.split()[0]: line.split() for line in render.settings(resolved, ROWS).splitlines()}
+    assert lines["MPIBOOT_NP"][1:3] == ["4", "--np"]
+    assert lines["MPIBOOT_FORWARD"][1:3] == ["A,B", "MPIBOOT_FORWARD"]
+    assert lines["MPIBOOT_START_SSHD"][1:3] == ["true", "START_SSHD"]
+    assert lines["MPIBOOT_TIMEOUT"][1:3] == ["600", "default"]
+    assert lines["MPIBOOT_DNS_WAIT"][1:3] == ["-", "default"]
+
+
+def test_settings_are_records_in_json() -> None:
+    resolved = resolve({}, {"MPI_NP": "4"})
+    told = json.loads(render.as_json(render.settings_record(resolved, ROWS)))
+    (np,) = [item for item in told if item["name"] == "np"]
+    assert (np["value"], np["default"], np["source"], np["given_by"]) == (
+        4,
+        None,
+        "environment",
+        "MPI_NP",
+    )
+    assert (np["variable"], np["older"], np["roles"]) == ("MPIBOOT_NP", ["MPI_NP"], ["launcher"])
+    assert len(told) == len(ROWS)
+
+
+def test_a_plan_for_people_ends_with_the_command() -> None:
+    made = [
+        Decision("ranks", "4", Source.DEFAULT, "all slots"),
+        Decision("x", "", Source.FLAG, "y"),
+    ]
+    argv = ("mpirun", "-n", "4", "./a b")
+    text = render.plan(Plan(tuple(made), (), argv, {"A": "1"}, ("B", "C")), FOUND)
+    assert text.startswith("ok ")
+    assert "  ranks  4  (default: all slots)\n" in text
+    assert "  x      -  (flag: y)\n" in text
+    assert text.endswith("\n  1 variables set, 2 removed\n\nmpirun -n 4 './a b'\n")
+
+
+def test_a_plan_in_json_masks_secrets() -> None:
+    secret = {"A_TOKEN": SECRET}
+    listed = {"OMPI_MCA_mca_base_env_list": f"A;B_TOKEN={SECRET}"}
+    per_host = {"w-0": {**secret, "NCCL_IB_HCA": "mlx5_0"}}
+    line = ("mpirun", f"A_TOKEN={SECRET}")
+    plan = Plan((), (), line, secret | listed, ("B",), per_host=per_host)
+    told = json.loads(render.plan_json(plan, ()))
+    assert told["set_on_host"] == {"w-0": {"A_TOKEN": "(hidden)", "NCCL_IB_HCA": "mlx5_0"}}
+    assert SECRET not in render.plan(plan, ())
+    listed = {"OMPI_MCA_mca_base_env_list": "A;B_TOKEN=(hidden)"}
+    assert told["set"] == {"A_TOKEN": "(hidden)", **listed}
+    assert told["argv"] == ["mpirun", "A_TOKEN=(hidden)"]
+    assert told["removed"] == ["B"]
+
+
+def test_facts_are_shown_for_a_person() -> None:
+    facts = observed().workers[0].facts
+    assert facts is not None
+    text = facts_text.facts(facts)
+    assert "user             root (uid 0, gid 0)\n" in text
+    assert "locked memory    unlimited\n" in text
+    assert "1024 MiB\n" in text
+    assert "mpirun (Open MPI) 4.1.4 (/usr/bin/mpirun)" in text
+    assert link("eth0", "10.244.0.10/24").addresses[0] in text
+
+
+def test_what_a_pod_sees_of_the_data_network_is_shown_for_a_person() -> None:
+    worker = w.macvlan(0)
+    assert worker.facts is not None
+    links = tuple(replace(one, carrier=one.name != "net1") for one in worker.facts.links)
+    route = Route("192.168.0.0/16", "net1", "192.168.100.1")
+    fabric = replace(worker.facts.fabric, routes=(route,), missing=("libfabric.so.1",))
+    lines = facts_text.facts(replace(worker.facts, links=links, fabric=fabric)).splitlines()
+    assert next(line.split()[:2] for line in lines if "no carrier" in line) == ["net1", "macvlan"]
+    assert "192.168.0.0/16  net1  192.168.100.1" in lines
+    assert "(network namespace mode: shared)" in lines
+    (entry,) = [line.split() for line in lines if line.split()[1:2] == ["9"]]
+    assert entry[-3:] == ["net1", "RoCE", "v2"]
+    assert "not in this image: libfabric.so.1" in lines
+
+
+def test_each_rdma_port_is_a_line_with_its_link_where_the_kernel_told_one() -> None:
+    worker = w.sriov()
+    assert worker.facts is not None
+    (device,) = worker.facts.fabric.devices
+    closed = replace(device, name="mlx5_9", open_error="no device node", ports=(RdmaPort(2),))
+    fabric = replace(worker.facts.fabric, devices=(device, closed))
+    lines = facts_text.facts(replace(worker.facts, fabric=fabric)).splitlines()
+    rows = [line.split() for line in lines]
+    assert ["mlx5_3:1", "Ethernet", "ACTIVE", "net1", "100", "1024", "opens"] in rows
+    assert ["mlx5_9:2", "-", "-", "-", "-", "-", "no", "device", "node"] in rows
+
+
+def test_on_a_terminal_several_hosts_have_their_short_names_too() -> None:
+    several = Finding("shm", Level.WARN, "small", hosts=("w-0.job.ns.svc", "w-1.job.ns.svc"))
+    assert "small (w-0, w-1)" in render.findings([several], 80)
+    assert "small (w-0.job.ns.svc, w-1.job.ns.svc)" in render.findings([several])

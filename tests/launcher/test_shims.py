@@ -1,0 +1,327 @@
+"""Shims: links that lead to mpiboot, and the real programs behind them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from mpiboot.core.errors import MpibootError
+from mpiboot.launcher import shims
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The program mpiboot, as an image has it."""
+    path = program(tmp_path / "venv", "mpiboot")
+    monkeypatch.setattr("sys.argv", [str(path)])
+    # The machine's own sshd is no concern of these tests, and would be moved by `replace`.
+    monkeypatch.setattr(shims, "SSHD_FOLDERS", (str(tmp_path / "sbin"),))
+    monkeypatch.setattr(shims, "KEPT", tmp_path / "kept")
+    return path
+
+
+def program(folder: Path, name: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_what_was_installed_is_removed_and_nothing_else(own: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "front"
+    shims.install(str(folder), {"PATH": "/nowhere"})
+    assert {path.name for path in folder.iterdir()} == set(shims.NAMES)
+    assert all(path.resolve() == own for path in folder.iterdir())
+    shims.install(str(folder), {"PATH": "/nowhere"})
+    program(folder, "other")
+    shims.remove(str(folder))
+    assert [path.name for path in folder.iterdir()] == ["other"]
+
+
+def test_a_real_program_is_never_replaced(own: Path, tmp_path: Path) -> None:
+    real = program(tmp_path / "front", "mpirun")
+    with pytest.raises(MpibootError, match="is no shim of mpiboot"):
+        shims.install(str(real.parent), {"PATH": ""})
+    assert not real.is_symlink()
+    assert own.is_file()
+
+
+def test_the_real_program_is_found_behind_any_number_of_shims(own: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shims.install(str(tmp_path / name), {"PATH": ""})
+    real = program(tmp_path / "c", "mpirun")
+    path = ":".join(str(tmp_path / name) for name in "abc")
+    assert own.is_file()
+    found = shims.enter("mpirun", {"PATH": path})
+    assert found == {"PATH": str(real.parent), "program": "mpirun"}
+
+
+def test_only_shims_on_the_path_are_an_error(own: Path, tmp_path: Path) -> None:
+    shims.install(str(tmp_path / "a"), {"PATH": ""})
+    assert own.is_file()
+    with pytest.raises(MpibootError, match="own shim"):
+        shims.enter("mpirun", {"PATH": str(tmp_path / "a")})
+
+
+def test_a_folder_with_other_programs_stays_on_the_path(own: Path, tmp_path: Path) -> None:
+    front, behind = tmp_path / "front", tmp_path / "behind"
+    real = program(behind, "mpirun")
+    path = f"{front}:{behind}"
+    shims.install(str(front), {"PATH": path})
+    assert own.is_file()
+    program(front, "python")
+
+    found = shims.enter("mpirun", {"PATH": path, "MPIBOOT_RUNTIME_DIR": str(tmp_path / "run")})
+
+    first, rest = found["PATH"].split(":", 1)
+    assert rest == path
+    assert Path(first, "mpirun").resolve() == real
+    assert not (Path(first) / "python").exists()
+    again = shims.enter("mpirun", {**found, "MPIBOOT_RUNTIME_DIR": str(tmp_path / "run")})
+    assert Path(again["PATH"].split(":")[0], "mpirun").resolve() == real
+    assert shims.cleared(found) == found["PATH"]
+    environ = {"PATH": path, "MPIBOOT_RUNTIME_DIR": str(tmp_path / "run")}
+    assert shims.cleared(environ) == f"{first}:{path}"
+
+
+def test_real_programs_make_room_and_come_back(own: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bin"
+    sshd = program(tmp_path / "sbin", "sshd")
+    real = program(folder, "mpirun")
+    real.write_text("#!/bin/sh\necho real\n")
+    program(folder, "orterun")
+    (folder / "mpiexec").symlink_to("orterun")
+    environ = {"PATH": str(folder)}
+    shims.replace(environ)
+
+    assert (folder / "mpirun").resolve() == (folder / "mpiexec").resolve() == own
+    assert sshd.resolve() == own
+    found = shims.enter("mpirun", environ)
+    assert found["PATH"].split(":") == [str(tmp_path / "kept"), str(folder)]
+    assert (tmp_path / "kept/mpirun").read_text() == "#!/bin/sh\necho real\n"
+    assert (tmp_path / "kept/mpiexec").resolve() == folder / "orterun"
+    assert "behind a shim already" in shims.replace(environ)[0]
+
+    shims.remove(str(tmp_path / "elsewhere"))
+    assert (folder / "mpirun").read_text() == "#!/bin/sh\necho real\n"
+    assert (folder / "mpiexec").resolve() == folder / "orterun"
+    assert not sshd.is_symlink()
+
+
+def test_what_is_gone_already_is_no_obstacle_to_removing_the_rest(
+    own: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bin"
+    real = program(folder, "mpirun")
+    shims.replace({"PATH": str(folder)})
+    real.unlink()  # the shim in its place
+    shims.remove(str(tmp_path / "elsewhere"))
+    assert own.is_file()
+    assert real.is_file()
+    assert not real.is_symlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="closes a folder to another user")
+def test_a_folder_of_path_that_is_closed_to_this_user_is_passed_over() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        closed = program(Path(name, "closed"), "mpirun").parent
+        program(closed, "sshd")
+        closed.chmod(0o700)
+        script = (
+            "import os, sys\n"
+            "from mpiboot.cli import main as cli; from mpiboot.launcher import shims\n"
+            "from mpiboot.system import programs\n"
+            "sys.argv[0] = f'{sys.argv[1]}/mpiboot'\n"
+            "shims.own_file = lambda: shims.Path('/bin/mpiboot')\n"
+            "os.setuid(65534)\n"
+            "own = str(shims.own_file())\n"
+            "path = f'{sys.argv[1]}:/bin'\n"
+            "assert shims.real('mpirun', sys.argv[1], own) == ''\n"
+            "assert shims.real('sh', path, own) == '/bin/sh'\n"
+            "assert shims.cleared({'PATH': path}) == path\n"
+            "assert shims.effects({'PATH': path}) == ('', '')\n"
+            "assert programs.detect_mpi({'PATH': sys.argv[1]}) is None\n"
+            "os.environ['PATH'] = path\n"
+            "assert cli._behind_shim(['launcher']) == ['launcher']\n"
+        )
+        root = str(Path(__file__).parent.parent)
+        done = subprocess.run(
+            ["/usr/bin/env", "-i", f"PYTHONPATH={root}", sys.executable, "-c", script, str(closed)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+
+
+def test_doctor_tells_what_passes_mpiboot_by(own: Path, tmp_path: Path) -> None:
+    front, behind = tmp_path / "front", tmp_path / "behind"
+    program(behind, "mpirun")
+    shims.install(str(front), {"PATH": ""})
+    assert own.is_file()
+    good, bad = shims.effects({"PATH": f"{front}:{behind}"})
+    assert f"{behind}/mpirun by absolute path does not" in good
+    assert bad == ""
+    good, bad = shims.effects({"PATH": f"{behind}:{front}"})
+    assert f"the shim {front}/mpirun is behind {behind}/mpirun on PATH" in bad
+
+
+@pytest.mark.parametrize(
+    ("cmdline", "environ", "told"),
+    [
+        (b"/usr/bin/mpirun\0-n\0002\0", b"A=b\0", True),
+        (b"prterun\0a\0", b"", True),
+        (b"mpirun\0a\0", b"A=b\0MPIBOOT_LAUNCH_DIR=/x\0", False),
+        (b"/usr/bin/python3\0mpirun\0", b"", False),
+    ],
+)
+def test_an_mpirun_that_is_the_first_process_is_told(
+    cmdline: bytes, environ: bytes, *, told: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "cmdline").write_bytes(cmdline)
+    (tmp_path / "environ").write_bytes(environ)
+    assert bool(shims.passed_by(tmp_path)) == told
+
+
+def test_sshd_is_gone_on_with_by_its_absolute_path_from_folders_that_path_lacks(
+    own: Path, tmp_path: Path
+) -> None:
+    """OpenSSH's sshd starts itself again by that path."""
+    shims.install(str(tmp_path / "front"), {"PATH": ""})
+    real = program(tmp_path / "sbin", "sshd")
+    assert own.is_file()
+    found = shims.enter("sshd", {"PATH": f"{tmp_path}/front:/nowhere"})
+    assert found == {"PATH": "/nowhere", "program": str(real)}
+
+
+def test_what_is_installed_is_told_with_the_real_one_and_what_is_to_be_done(
+    own: Path, tmp_path: Path
+) -> None:
+    front, behind = tmp_path / "front", program(tmp_path / "behind", "mpirun")
+    lines = shims.install(str(front), {"PATH": f"{behind.parent}:relative"})
+    assert lines == (
+        f"{front}/mpirun -> {own} (the real one: {behind})",
+        f"{front}/mpiexec -> {own} (the real one: none is installed)",
+        f"{front}/sshd -> {own} (the real one: none is installed)",
+        f"put {front} first on PATH: ENV PATH={front}:$PATH",
+    )
+    assert len(shims.install(str(front), {"PATH": f"/x:{front}"})) == 3
+    assert shims.remove(str(front)) == tuple(f"{front}/{name} removed" for name in shims.NAMES)
+
+
+def test_a_path_without_shims_is_left_as_it_is(own: Path, tmp_path: Path) -> None:
+    real = program(tmp_path / "bin", "mpirun")
+    assert own.is_file()
+    for path in (str(real.parent), f"{real.parent}:", "", "relative:/nowhere"):
+        assert shims.cleared({"PATH": path}) == path
+    behind = tmp_path / "front"
+    shims.install(str(behind), {"PATH": ""})
+    path = f"{real.parent}:{behind}"
+    # The sshd of that folder leads to mpiboot too, but there is no other one to be found.
+    assert shims.cleared({"PATH": path}) == path
+    assert shims.cleared({"PATH": f"{behind}:{real.parent}"}) == str(real.parent)
+
+
+def test_the_ssh_of_a_program_that_logs_in_by_itself_is_not_the_agents(
+    own: Path, tmp_path: Path
+) -> None:
+    shims.link_ssh(tmp_path / "logins")
+    assert own.is_file()
+    link = tmp_path / "logins" / "ssh"
+    assert link.is_symlink()
+    assert link.resolve().is_file()
+    assert (tmp_path / "logins").stat().st_mode & 0o777 == 0o700
+    ssh = program(tmp_path / "bin", "ssh")
+    environ = {"PATH": f"{tmp_path}/logins:{ssh.parent}"}
+    assert shims.cleared(environ) == str(ssh.parent)
+
+
+def test_links_for_a_script_replace_what_an_earlier_one_left(own: Path, tmp_path: Path) -> None:
+    (tmp_path / "mpirun").write_text("old")
+    shims.link(tmp_path)
+    assert (tmp_path / "mpirun").resolve() == (tmp_path / "mpiexec").resolve() == own
+    assert not (tmp_path / "sshd").is_symlink()
+
+
+def test_a_folder_that_can_not_be_written_is_told_with_the_reason(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert own.is_file()
+    (tmp_path / "file").touch()
+    inside = tmp_path / "file" / "x"
+    monkeypatch.setattr(shims, "KEPT", inside)
+    for act in (
+        lambda: shims.install(str(inside), {"PATH": ""}),
+        lambda: shims.link(inside),
+        lambda: shims.link_ssh(inside),
+        lambda: shims.replace({"PATH": ""}),
+    ):
+        with pytest.raises(MpibootError, match="Not a directory") as caught:
+            act()
+        assert caught.value.finding.check == "runtime-folder"
+        assert str(tmp_path / "file") in caught.value.finding.said
+
+
+def test_mpiboots_own_program_must_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["mpiboot"])
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    with pytest.raises(MpibootError, match="own program is not installed") as caught:
+        shims.own_file()
+    assert caught.value.finding.check == "program-missing"
+    assert shims.cleared({"PATH": "/a:/b"}) == "/a:/b"
+    beside = program(tmp_path, "mpiboot")
+    assert shims.own_file() == beside
+
+
+def test_shims_that_work_are_told_and_nothing_without_any(own: Path, tmp_path: Path) -> None:
+    front = tmp_path / "front"
+    assert shims.effects({"PATH": f"{front}:/nowhere"}) == ("", "")
+    shims.install(str(front), {"PATH": ""})
+    good, bad = shims.effects({"PATH": f"{front}:{front}"})
+    assert good == (
+        f"mpirun starts mpiboot, by the shim {front}/mpirun; "
+        f"mpiexec starts mpiboot, by the shim {front}/mpiexec"
+    )
+    assert (bad, own.is_file()) == ("", True)
+
+
+def test_a_first_process_that_can_not_be_read_is_not_told(tmp_path: Path) -> None:
+    assert shims.passed_by(tmp_path) == ""
+    (tmp_path / "cmdline").write_bytes(b"/usr/bin/mpirun\0")
+    assert shims.passed_by(tmp_path) == ""
+    (tmp_path / "environ").write_bytes(b"")
+    assert shims.passed_by(tmp_path) == (
+        "this container's first process is /usr/bin/mpirun, which was started without mpiboot"
+    )
+
+
+def test_folders_are_made_that_all_may_read_and_their_owner_alone_may_write(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shims, "KEPT", tmp_path / "lib" / "real")
+    real = program(tmp_path / "bin", "mpirun")
+    folder = tmp_path / "front" / "shims"
+    before = os.umask(0)
+    try:
+        shims.install(str(folder), {"PATH": ""})
+        lines = shims.replace({"PATH": str(real.parent)})
+    finally:
+        os.umask(before)
+    assert lines == (
+        f"{real} -> {own} (the real one: {tmp_path}/lib/real/mpirun)",
+        "mpiexec is not installed",
+        "sshd is not installed",
+    )
+    for made in (folder, tmp_path / "lib" / "real"):
+        assert made.stat().st_mode & 0o777 == 0o755
+    back = (f"{folder}/{name} removed" for name in shims.NAMES)
+    assert shims.remove(str(folder)) == (*back, f"{real} is the real one again")

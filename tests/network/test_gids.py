@@ -1,0 +1,414 @@
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpiboot.core.fabric import Gid, RdmaPort
+from mpiboot.core.model import Link, Worker
+from mpiboot.core.settings import Settings
+from mpiboot.network import gids, nccl
+from mpiboot.network.records import GidChoice, Rail
+from mpiboot.network.worker_network import choose
+from tests.fakes import workers as w
+
+NAMED = Settings(rdma_device=("mlx5_1",))
+NEW, OLD, FIRST_AUTO, SKIPPING = (2, 28, 9), (2, 20, 5), (2, 21, 5), (2, 26, 2)
+
+
+def rail(port: RdmaPort, link: Link, name: str = "mlx5_1") -> Rail:
+    return Rail(w.device(name, port), port, link, "")
+
+
+def one(rails: Sequence[Rail], version: str, own: Sequence[str] = ()) -> GidChoice:
+    """What a worker that is alone gets."""
+    (found,) = gids.choose([(rails, own)], version)
+    return found
+
+
+def choice(worker: Worker, version: str = "2.28.9") -> GidChoice:
+    return one(choose(worker, Settings()).rails, version)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2.21.5", (2, 21, 5)),
+        ("2.28.9+cuda12.8", (2, 28, 9)),
+        ("22105", (2, 21, 5)),
+        ("2804", (2, 8, 4)),
+        ("v2.30", (2, 30, 0)),
+        ("", None),
+        ("new", None),
+        ("2.21.5.1.", None),
+        ("\u0662\u0662\u0661\u0660\u0665", None),  # digits, but not NCCL's
+        ("\u0662.\u0662\u0661", None),
+    ],
+)
+def test_a_version_is_read_in_the_spellings_in_use(
+    text: str, expected: tuple[int, int, int] | None
+) -> None:
+    assert nccl.version(text) == expected
+
+
+def test_index_3_is_right_for_one_ipv4_and_both_types() -> None:
+    entries = w.table("net1", "10.5.0.2")
+    assert nccl.gid_index(w.port(entries), NEW) == 3
+    assert nccl.gid_index(w.port(entries), OLD) == 0
+    found = choice(w.sriov())
+    assert [gid.index for gid in found.wanted if gid] == [3]
+    assert found.values == {}
+    assert "left to NCCL" in found.because
+
+
+@pytest.mark.parametrize("version", ["", "2.18.3", "2.20.5"])
+def test_an_old_or_unknown_nccl_is_told_the_index(version: str) -> None:
+    assert choice(w.sriov(), version).values == {"NCCL_IB_GID_INDEX": "3"}
+
+
+def test_a_driver_with_v2_only_has_index_1() -> None:
+    link = w.link("net1", "10.5.0.2/24")
+    port = w.port(w.table("net1", "10.5.0.2", types=1), netdev="net1")
+    assert nccl.gid_index(port, NEW) == 1
+    assert one((rail(port, link),), "2.28.9").values == {}
+    assert one((rail(port, link),), "2.18.3").values == {"NCCL_IB_GID_INDEX": "1"}
+
+
+def test_the_macvlan_table_makes_nccl_and_ucx_take_the_hosts_entry() -> None:
+    (own,) = choose(w.macvlan(), Settings()).rails
+    assert nccl.gid_index(own.port, NEW) == 3
+    assert gids.ucx_index(own.port) == 3
+    wide = ipaddress.ip_network("10.0.0.0/24")
+    narrow = ipaddress.ip_network("10.0.0.12/32")
+    assert nccl.gid_index(own.port, NEW, inside=wide) == 3
+    assert nccl.gid_index(own.port, NEW, inside=narrow) == 9
+    assert choice(w.macvlan()).values == {"NCCL_IB_GID_INDEX": "9", "UCX_IB_GID_INDEX": "9"}
+
+
+def test_of_rails_with_different_indexes_the_most_that_one_index_fits_are_used() -> None:
+    found = choice(w.macvlan(rails=2))
+    assert [gid.index for gid in found.wanted if gid] == [9, 5]
+    assert found.values == {"NCCL_IB_GID_INDEX": "9", "UCX_IB_GID_INDEX": "9"}
+    assert (found.nccl, found.ucx) == (("mlx5_2:1",), ("mlx5_2:1",))
+    assert [problem.check for problem in found.problems] == ["rdma-gid-index"] * 2
+    assert found.problems[0].said == (
+        "the ports need different GID indexes (mlx5_2:1 9, mlx5_3:1 5), which NCCL 2.28.9 can't be "
+        "told: no network holds their addresses alone; used: mlx5_2:1; left out: mlx5_3:1"
+    )
+    assert (found.problems[0].hint or "").endswith("; or keep to MPIBOOT_RDMA_DEVICE=mlx5_2:1")
+    unknown = choice(w.macvlan(rails=2), "").problems[0].said
+    assert "which NCCL can't be told: " in unknown
+
+
+@pytest.mark.parametrize(
+    ("own", "names"),
+    [
+        (["NCCL_IB_GID_INDEX"], (2, 1)),
+        (["NCCL_IB_HCA", "UCX_NET_DEVICES"], (2, 2)),
+        (["UCX_IB_GID_INDEX"], (1, 2)),
+    ],
+)
+def test_who_names_devices_or_indexes_answers_for_them(
+    own: list[str], names: tuple[int, int]
+) -> None:
+    found = one(choose(w.macvlan(rails=2), Settings()).rails, "2.28.9", own)
+    assert (len(found.nccl), len(found.ucx)) == names
+    assert len(found.problems) == names.count(1)
+    assert f"left to the user's {own[0]}" in found.because
+
+
+def macvlans(place: int, *before: int) -> tuple[Rail, ...]:
+    """A rail a number: so many entries of other pods stand before ours, and the node's first."""
+    rails = []
+    for number, count in enumerate(before):
+        others = [f"10.{number}.0.{200 + other}" for other in range(count)]
+        own = f"10.{number}.0.{2 + place}"
+        port = shared(f"net{number}", own, f"10.{number}.0.1", *others)
+        rails.append(rail(port, w.link(f"net{number}", f"{own}/24"), f"mlx5_{number}"))
+    return tuple(rails)
+
+
+@pytest.mark.parametrize(
+    ("workers", "used", "indexes"),
+    [
+        # Each worker has an index of its own; the rails are the same.
+        ([(1, 1, 1, 2), (3, 3, 3, 3)], (0, 1, 2), ["7", "11"]),
+        ([(1, 2, 1, 2), (3, 3, 4, 3)], (1, 3), ["9", "11"]),
+        ([(1, 1, 2, 2), (1, 2, 1, 2)], (0,), ["7", "7"]),
+        # As many of two indexes: the first ones.
+        ([(2, 2, 1, 1)], (0, 1), ["9"]),
+        ([(1, 2, 2)], (1, 2), ["9"]),
+        # One that has fewer rails leaves those to the others that it has.
+        ([(1, 2, 2, 2, 2), (1, 1)], (0,), ["7", "7"]),
+    ],
+)
+def test_all_workers_use_the_same_rails(
+    workers: list[tuple[int, ...]], used: tuple[int, ...], indexes: list[str]
+) -> None:
+    rails = [macvlans(place, *before) for place, before in enumerate(workers)]
+    found = gids.choose([(mine, ()) for mine in rails], "2.28.9")
+    names = tuple(f"mlx5_{place}:1" for place in used)
+    assert [(item.nccl, item.ucx) for item in found] == [(names, names)] * len(workers)
+    assert [item.values["NCCL_IB_GID_INDEX"] for item in found] == indexes
+    assert [item.values["UCX_IB_GID_INDEX"] for item in found] == indexes
+
+
+@pytest.mark.parametrize("names", [("net1", "net2"), ("net7", "net8")])
+def test_rails_are_the_same_by_their_links_names_or_else_by_their_order(
+    names: tuple[str, str],
+) -> None:
+    second = [
+        replace(
+            one, link=replace(one.link, name=name), port=shared(name, f"10.{n}.0.3", "10.9.0.1")
+        )
+        for n, (one, name) in enumerate(zip(macvlans(1, 0, 1, 1)[1:], names, strict=True), 1)
+        if one.link
+    ]
+    found = gids.choose([(macvlans(0, 1, 2, 2), ()), (second, ())], "2.28.9")
+    assert found[0].nccl == (("mlx5_1:1", "mlx5_2:1") if names[0] == "net1" else ("mlx5_0:1",))
+    assert found[1].nccl == (("mlx5_1:1", "mlx5_2:1") if names[0] == "net1" else ("mlx5_1:1",))
+
+
+def test_a_worker_on_which_all_rails_would_do_says_why_it_leaves_some_out() -> None:
+    rails = macvlans(0, 1, 2, 2), macvlans(1, 3, 3, 3)
+    _, found = gids.choose([(mine, ()) for mine in rails], "2.28.9")
+    assert found.problems[0].said == (
+        "NCCL 2.28.9 can't use all ports of every worker; used: mlx5_1:1, mlx5_2:1; left out: "
+        "mlx5_0:1"
+    )
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=3),
+    st.sampled_from(["", "2.18.3", "2.21.5", "2.30.7"]),
+)
+def test_every_rail_that_is_used_sends_from_its_own_address(
+    workers: list[list[int]], version: str
+) -> None:
+    rails = [macvlans(place, *before) for place, before in enumerate(workers)]
+    found = gids.choose([(mine, ()) for mine in rails], version)
+    most = max(len(item.nccl) for item in found)
+    for mine, item in zip(rails, found, strict=True):
+        assert set(item.nccl) <= {one.name for one in mine}
+        assert 1 <= len(item.nccl) <= most
+        assert bool(item.problems) == (len(item.nccl) < len(mine))
+        for rail_, gid in zip(mine, item.wanted, strict=True):
+            assert gid is not None
+            if rail_.name in item.nccl:
+                told = item.values.get("NCCL_IB_GID_INDEX")
+                which = nccl.version(version) or NEW
+                assert gid.index == (int(told) if told else nccl.gid_index(rail_.port, which))
+                told = item.values.get("UCX_IB_GID_INDEX")
+                assert gid.index == (int(told) if told else gids.ucx_index(rail_.port))
+
+
+def test_rails_that_a_library_finds_by_itself_are_used_where_they_are_the_most() -> None:
+    plain = [
+        rail(w.port(w.table(f"net{n}", *more, f"10.{n}.0.2")), w.link(f"net{n}", f"10.{n}.0.2/24"))
+        for n, more in enumerate(((), ("fe80::77",)), 7)
+    ]
+    named = [
+        replace(item, device=w.device(f"mlx5_{n}", item.port)) for n, item in enumerate(plain, 7)
+    ]
+    (found,) = gids.choose([((*macvlans(0, 1), *named), ())], "2.28.9")
+    assert [gid.index for gid in found.wanted if gid] == [7, 3, 5]
+    assert found.nccl == found.ucx == ("mlx5_7:1", "mlx5_8:1")
+    assert found.values == {}
+    (old,) = gids.choose([((*macvlans(0, 1), *named), ())], "2.20.5")
+    assert (old.nccl, old.values) == (("mlx5_0:1",), {"NCCL_IB_GID_INDEX": "7"})
+
+
+def shared(netdev: str, own: str, *before: str) -> RdmaPort:
+    entries = [*w.table("pf0")]
+    for address, name in [*((one, "pf0") for one in before), (own, netdev)]:
+        for kind in ("IB/RoCE v1", "RoCE v2"):
+            entries.append(w.gid(len(entries), address, name, kind))
+    return w.port(tuple(entries))
+
+
+def test_rails_whose_addresses_share_a_network_of_their_own_are_told_by_it() -> None:
+    rails = (
+        rail(shared("net1", "10.5.0.2", "10.5.1.1"), w.link("net1", "10.5.0.2/16")),
+        rail(shared("net2", "10.5.0.3", "10.5.1.1", "10.5.1.9"), w.link("net2", "10.5.0.3/16")),
+    )
+    found = one(rails, "2.28.9")
+    assert found.values == {
+        "NCCL_IB_ADDR_RANGE": "10.5.0.2/31",
+        "UCX_IB_ROCE_SUBNETS": "10.5.0.2/31",
+    }
+    assert not found.problems
+    assert found.nccl == found.ucx == ("mlx5_1:1", "mlx5_1:1")
+    old = one(rails, "2.18.3")
+    assert "NCCL_IB_ADDR_RANGE" not in old.values
+    assert "2.21" in old.problems[0].said
+
+
+def test_rails_that_differ_are_left_to_an_nccl_of_unknown_version_that_finds_them() -> None:
+    rails = (
+        rail(w.port(w.table("net1", "10.5.0.2")), w.link("net1", "10.5.0.2/24")),
+        rail(
+            w.port(w.table("net2", "fe80::77", "10.6.0.2")), w.link("net2", "10.6.0.2/24"), "mlx5_2"
+        ),
+    )
+    found = one(rails, "")
+    assert [gid.index for gid in found.wanted if gid] == [3, 5]
+    assert (found.values, found.nccl) == ({}, ("mlx5_1:1", "mlx5_2:1"))
+    assert found.problems == ()
+    assert "from 2.21 on" in found.because
+    assert one(rails, "2.20.5").nccl == ("mlx5_1:1",)
+
+
+def test_a_network_that_holds_another_address_of_the_tables_is_not_named() -> None:
+    # NCCL would take the right ones today, as the other one stands behind them.
+    first = shared("net1", "10.5.0.2", "10.5.1.1")
+    late = w.gid(len(first.gids) + 1, "10.5.0.3", "net9")
+    rails = (
+        rail(w.port((*first.gids, late)), w.link("net1", "10.5.0.2/16")),
+        rail(shared("net2", "10.5.0.5", "10.5.1.1", "10.5.1.9"), w.link("net2", "10.5.0.5/16")),
+    )
+    inside = ipaddress.ip_network("10.5.0.0/29")
+    assert [nccl.gid_index(one.port, NEW, inside=inside) for one in rails] == [5, 7]
+    assert one(rails, "2.28.9").values == {"NCCL_IB_GID_INDEX": "5", "UCX_IB_GID_INDEX": "5"}
+
+
+def test_of_two_entries_with_our_name_and_address_the_links_index_tells_ours() -> None:
+    link = w.link("net1", "10.5.0.2/24", kind="macvlan", index=31)
+    entries = (
+        *w.table("net1"),
+        replace(w.gid(3, "10.5.0.2", "net1"), link=30),
+        replace(w.gid(4, "10.5.0.2", "net1"), link=31),
+    )
+    found = one((rail(w.port(entries), link),), "2.28.9")
+    assert [gid.index for gid in found.wanted if gid] == [4]
+    assert not found.problems
+
+
+def test_ipv6_only_gets_its_index_or_its_family() -> None:
+    link = w.link("net1", "2001:db8::5/64")
+    port = w.port(w.table("net1", "2001:db8::5"), netdev="net1")
+    assert nccl.gid_index(port, NEW) == 0
+    assert nccl.gid_index(port, NEW, family=6) == 3
+    assert one((rail(port, link),), "2.28.9").values == {"NCCL_IB_GID_INDEX": "3"}
+    other = w.port(w.table("net2", "fe80::77", "2001:db8::6"), netdev="net2")
+    second = rail(other, w.link("net2", "2001:db8::6/64"), "mlx5_2")
+    found = one((rail(port, link), second), "2.28.9")
+    assert [gid.index for gid in found.wanted if gid] == [3, 5]
+    assert found.values == {"NCCL_IB_ADDR_FAMILY": "AF_INET6"}
+
+
+def test_ipv4_comes_before_ipv6_and_the_links_first_address_before_its_second() -> None:
+    addresses = ("2001:db8::5", "10.5.0.2", "10.5.0.3")
+    link = w.link("net1", "2001:db8::5/64", "10.5.0.3/24", "10.5.0.2/24")
+    gid, wrong = gids.wanted(rail(w.port(w.table("net1", *addresses), netdev="net1"), link))
+    assert not wrong
+    assert gid is not None
+    assert gid.index == 7
+
+
+def test_a_vlans_own_entry_is_taken() -> None:
+    link = w.link("net1.100", "10.7.0.2/24", kind="vlan")
+    entries = (*w.table("net1", "10.5.0.2"), w.gid(8, "10.7.0.2", "net1.100", "IB/RoCE v1"))
+    port = w.port((*entries, w.gid(9, "10.7.0.2", "net1.100")), netdev="net1")
+    found = one((rail(port, link),), "2.28.9")
+    assert found.values == {"NCCL_IB_GID_INDEX": "9", "UCX_IB_GID_INDEX": "9"}
+
+
+def test_a_table_with_holes_is_not_left_to_versions_that_stop_there() -> None:
+    link = w.link("net1", "10.5.0.2/24")
+    first, second, *_, last = w.table("net1", "10.5.0.2")
+    port = w.port((first, second, Gid(7, last.value, last.kind, "net1")), netdev="net1")
+    assert nccl.gid_index(port, FIRST_AUTO) is None
+    assert nccl.gid_index(port, SKIPPING) == 7
+    assert one((rail(port, link),), "2.21.5").values == {"NCCL_IB_GID_INDEX": "7"}
+    assert one((rail(port, link),), "2.26.2").values == {}
+
+
+def test_a_port_without_a_v2_entry_of_ours_is_said_with_what_there_is() -> None:
+    link = w.link("net1", "10.5.0.2/24")
+    entries = (w.gid(0, "10.5.0.2", "net1", "IB/RoCE v1"),)
+    found = one((rail(w.port(entries, netdev="net1"), link),), "")
+    assert found.wanted == (None,)
+    assert found.values == {}
+    assert found.problems[0].check == "rdma-gid"
+    assert "10.5.0.2" in found.problems[0].said
+    assert "IB/RoCE v1" in found.problems[0].said
+
+
+def test_two_pods_with_one_address_and_one_link_name_are_said() -> None:
+    link = w.link("net1", "10.5.0.2/24", kind="macvlan")
+    entries = (*w.table("net1", "10.5.0.2"), w.gid(4, "10.5.0.2", "net1"))
+    found = one((rail(w.port(entries), link),), "2.28.9")
+    assert found.problems[0].check == "data-ambiguous"
+    assert "3, 4" in found.problems[0].said
+
+
+def test_a_roce_port_that_was_named_without_a_link_has_no_entry_of_ours() -> None:
+    network = choose(w.worker("w-0", w.eth0(), devices=(w.device("mlx5_1", w.port()),)), NAMED)
+    found = one(network.rails, "2.28.9")
+    assert found.wanted == (None,)
+    assert "no link of this pod belongs to mlx5_1:1" in found.problems[0].said
+
+
+@pytest.mark.parametrize("worker", [w.ipoib(), w.aks(), w.efa(), w.plain()])
+def test_what_is_not_roce_needs_no_index(worker: Worker) -> None:
+    found = choice(worker, "")
+    assert found.values == {}
+    assert not found.problems
+
+
+@pytest.mark.parametrize(
+    ("value", "left"),
+    [
+        ("=eth0", ["eth0"]),
+        ("eth", ["eth0", "eth1"]),
+        ("^eth,docker", ["net1"]),
+        ("^=eth0", ["eth1", "net1"]),
+        ("eth0,^net1", ["eth0"]),
+        ("eth7, net1", []),
+        ("=net", []),
+        ("n", ["eth0", "eth1", "net1"]),
+        ("", ["eth0", "eth1", "net1"]),
+    ],
+)
+def test_a_list_leaves_what_nccl_leaves(value: str, left: list[str]) -> None:
+    assert list(nccl.matching(value, ("eth0", "eth1", "net1"))) == left
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 20),
+            st.sampled_from(["10.5.0.2", "10.5.0.3", "fe80::1", "2001:db8::1", "169.254.0.1"]),
+            st.sampled_from(["RoCE v2", "IB/RoCE v1", ""]),
+            st.sampled_from(["net1", "pf0", ""]),
+        ),
+        unique_by=lambda entry: entry[0],
+    ),
+    st.sampled_from(["", "2.18.3", "2.21.5", "2.26.2", "2.30.7"]),
+)
+def test_after_the_choice_nccl_uses_our_own_entry_on_any_table(
+    entries: list[tuple[int, str, str, str]], version: str
+) -> None:
+    table = tuple(w.gid(index, address, netdev, kind) for index, address, kind, netdev in entries)
+    own = rail(w.port(table), w.link("net1", "10.5.0.2/24"))
+    found = one((own,), version)
+    (gid,) = found.wanted
+    if gid is None:
+        assert found.problems
+        assert not found.values
+        return
+    assert gid in table
+    assert nccl.address(gid) == ipaddress.ip_address("10.5.0.2")
+    told = found.values.get("NCCL_IB_GID_INDEX")
+    which = nccl.version(version)
+    if told is None:
+        assert which is not None
+        assert nccl.gid_index(own.port, which) == gid.index
+    else:
+        assert told == str(gid.index)
+    ucx = found.values.get("UCX_IB_GID_INDEX", str(gids.ucx_index(own.port)))
+    assert ucx == str(gid.index)

@@ -1,0 +1,93 @@
+"""What the kernel, NCCL and UCX mean by a number, a list, a table."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import astuple
+
+import pytest
+
+from mpiboot.core.fabric import GidType
+from mpiboot.network import gids, nccl, rdma_report
+from mpiboot.network.rdma_report import DeviceReport
+from tests.fakes import workers as w
+
+
+def test_the_kernels_numbers_are_words() -> None:
+    def words(ask: object, many: int) -> list[str]:
+        return [str(ask(number)) for number in range(many)]  # type: ignore[operator]
+
+    assert [rdma_report.port_state(n).value for n in range(5)] == [
+        "",
+        "DOWN",
+        "INIT",
+        "ARMED",
+        "ACTIVE",
+    ]
+    assert words(rdma_report.physical_state, 9) == [
+        "", "SLEEP", "POLLING", "DISABLED", "PORT_CONFIGURATION_TRAINING", "LINK_UP",
+        "LINK_ERROR_RECOVERY", "PHY_TEST", "state 8",
+    ]  # fmt: skip
+    assert words(rdma_report.node_type, 9) == [
+        "", "CA", "switch", "router", "RNIC", "usNIC", "usNIC UDP", "unspecified", "type 8",
+    ]  # fmt: skip
+    assert words(rdma_report.driver, 23) == [
+        "", "mlx5", "mlx4", "cxgb3", "cxgb4", "mthca", "bnxt_re", "ocrdma", "nes", "irdma",
+        "vmw_pvrdma", "qedr", "hns", "usnic", "rxe", "hfi1", "qib", "efa", "siw", "erdma", "mana",
+        "ionic", "driver 22",
+    ]  # fmt: skip
+    for ask in (rdma_report.physical_state, rdma_report.node_type, rdma_report.driver):
+        assert ask(None) == ""
+
+
+def test_what_a_source_does_not_say_is_empty() -> None:
+    assert astuple(DeviceReport("a")) == ("a", -1, "", "", "", "", "", "", None, None, ())
+
+
+@pytest.mark.parametrize(
+    ("value", "left"),
+    [
+        ("", ["eth0", "eth1", "lo"]),
+        ("e", ["eth0", "eth1", "lo"]),  # one character counts as none
+        ("^", ["eth0", "eth1", "lo"]),
+        ("et", ["eth0", "eth1"]),
+        ("=eth0", ["eth0"]),
+        ("=eth", []),
+        ("^=eth0", ["eth1", "lo"]),
+        ("^eth", ["lo"]),
+        ("eth1:2,lo", ["eth1", "lo"]),
+        (",,lo,", ["lo"]),
+    ],
+)
+def test_what_a_list_for_nccl_leaves(value: str, left: list[str]) -> None:
+    assert list(nccl.matching(value, ["eth0", "eth1", "lo"])) == left
+
+
+@pytest.mark.parametrize(
+    ("name", "able"),
+    [
+        *(("eth0", True), ("a=b", True), ("a^", True), ("", False), ("a,b", False)),
+        *(("a:b", False), ("=a", False), ("^a", False)),
+    ],
+)
+def test_which_names_can_stand_in_a_list(name: str, *, able: bool) -> None:
+    assert nccl.expressible(name) == able
+
+
+def test_ucx_takes_the_newer_kind_then_ipv4_then_what_is_not_link_local() -> None:
+    one = GidType.ROCE_V1.value
+    entries = (
+        w.gid(0, "fe80::1", "net1"),
+        w.gid(1, "fd00::1", "net1"),
+        w.gid(2, "10.0.0.1", "net1", one),
+        w.gid(3, "10.0.0.2", "net1"),
+        w.gid(4, "10.0.0.3", "net1"),
+        w.gid(5, "::", "net1"),
+    )
+    for count, index in ((6, 3), (3, 1), (1, 0)):
+        assert gids.ucx_index(w.port(entries[:count])) == index
+    assert gids.ucx_index(w.port(entries[2:3])) == 2
+    assert gids.ucx_index(w.port(entries[5:])) is None
+    inside = ipaddress.ip_network("10.0.0.3/32")
+    assert gids.ucx_index(w.port(entries), inside) == 4
+    assert gids.ucx_index(w.port(entries[:3]), inside) is None

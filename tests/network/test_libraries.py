@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from mpiboot.network import libraries, rdma
+from tests.data.build_sysfs import build, kernel
+from tests.data.rdma_nodes import TREES
+
+
+def test_the_loader_tells_which_libraries_are_not_there(tmp_path: Path) -> None:
+    (tmp_path / "libbroken.so").write_text("no library")
+    names = ("libc.so.6", "libmpiboot-has-none.so.1", str(tmp_path / "libbroken.so"))
+
+    assert libraries.missing(names) == ("libmpiboot-has-none.so.1",)
+
+
+def test_a_library_is_found_by_the_pods_own_search_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "libmpiboot-of-the-image.so"
+    (tmp_path / name).write_text("found, whatever it is")
+    assert libraries.missing((name,)) == (name,)
+
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+
+    assert libraries.missing((name,)) == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os; os.kill(os.getpid(), 11)",
+        "import sys; sys.stdout.buffer.write(bytes(range(256)))",
+        "print('{}')",
+        "import time; time.sleep(1000)",
+    ],
+)
+def test_a_library_that_crashes_hangs_or_prints_is_not_called_missing(
+    tmp_path: Path, text: str
+) -> None:
+    program = tmp_path / "libraries.py"
+    program.write_text(text)
+
+    found = libraries.missing(("libc.so.6",), 0.5 if "sleep" in text else 60, str(program))
+
+    assert found == ()
+
+
+def test_what_uses_efa_is_looked_for_where_an_efa_device_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The kernel's answer is a built tree's: this hardware can't be had here.
+    found = rdma.assemble(kernel(TREES["efa"]), *build(TREES["efa"], tmp_path))
+    asked: list[Sequence[str]] = []
+
+    def missing(names: Sequence[str]) -> tuple[str, ...]:
+        asked.append(names)
+        return ("libnccl-net.so",)
+
+    monkeypatch.setattr(rdma, "assemble", lambda *_: found)
+    monkeypatch.setattr(libraries, "missing", missing)
+
+    seen = rdma.observe()
+
+    assert asked == [rdma.EFA_LIBRARIES]
+    assert seen.missing == ("libnccl-net.so",)

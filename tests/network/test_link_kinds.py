@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+
+from mpiboot.core.model import Link
+from mpiboot.network import links, netlink
+from tests.data.build_sysfs import build
+from tests.data.rdma_nodes import TREES
+
+ETHER, INFINIBAND = 1, 32
+UP, RUNNING = 0x1, 0x40
+HEADER = 16  # of any netlink message
+
+
+def seen(
+    sys_root: Path, name: str, index: int, kind: str = "", arp: int = ETHER, **more: object
+) -> Link:
+    """A link as the kernel's own bytes tell it, by another's hand, with sysfs beside."""
+    message = ifinfmsg()
+    message["index"], message["ifi_type"], message["flags"] = index, arp, UP | RUNNING
+    info: list[object] = [("IFLA_INFO_KIND", kind)]
+    if "IFLA_IPOIB_PKEY" in more:
+        info.append(("IFLA_INFO_DATA", {"attrs": [tuple(more.popitem())]}))
+    message["attrs"] = [("IFLA_IFNAME", name), ("IFLA_MTU", 2044), *more.items()]
+    if kind:
+        message["attrs"].append(("IFLA_LINKINFO", {"attrs": info}))
+    message.encode()
+    return links.link(bytes(message.data[HEADER:]), {}, sys_root)
+
+
+@pytest.fixture
+def vfs(tmp_path: Path) -> Path:
+    return build(TREES["mlx5-vfs"], tmp_path)[0]
+
+
+def test_a_vf_is_told_from_other_hardware_by_its_function(vfs: Path) -> None:
+    vf = seen(vfs, "net1", 2)
+
+    assert (vf.kind, vf.pci, vf.hardware) == ("vf", "0000:08:00.5", "02:00:00:00:00:02")
+    (vfs / "bus/pci/devices/0000:08:00.5/physfn").rmdir()
+    assert seen(vfs, "net1", 2).kind == "physical"
+    (vfs / "class/net/net1/dev_port").write_text("1\n")
+    assert seen(vfs, "net1", 2).dev_port == 1
+
+
+def test_the_sysfs_of_another_namespace_is_not_believed(vfs: Path) -> None:
+    other = seen(vfs, "net1", 7)
+
+    assert (other.kind, other.pci, other.hardware) == ("ether", "", "")
+
+
+def test_netlink_names_the_function_where_sysfs_is_the_hosts(vfs: Path) -> None:
+    vf = seen(vfs, "net1", 7, IFLA_PARENT_DEV_NAME="0000:08:00.5")
+
+    assert (vf.kind, vf.pci) == ("vf", "0000:08:00.5")
+
+
+def test_ipoib_links_have_their_whole_address_and_key(tmp_path: Path) -> None:
+    tree = TREES["ipoib"]
+    sys_root, _ = build(tree, tmp_path)
+    (sys_root / "class/net/ib0/pkey").write_text("0xffff\n")
+
+    parent = seen(sys_root, "ib0", 2, "ipoib", INFINIBAND)
+    child = seen(sys_root, "net1", 3, "ipoib", INFINIBAND, IFLA_IPOIB_PKEY=0x8001)
+
+    assert (parent.kind, parent.pkey, parent.hardware) == ("ipoib", 0xFFFF, tree.addresses["ib0"])
+    assert (child.kind, child.pkey, child.hardware) == ("ipoib", 0x8001, tree.addresses["net1"])
+    assert parent.pci == "0000:01:00.0"
+    assert child.pci == ""
+
+
+def test_the_link_below_is_known_by_its_index_unless_it_is_elsewhere(tmp_path: Path) -> None:
+    here = seen(tmp_path, "net1.7", 5, "vlan", IFLA_LINK=4)
+    elsewhere = seen(tmp_path, "net1.7", 5, "vlan", IFLA_LINK=4, IFLA_LINK_NETNSID=0)
+    alone = seen(tmp_path, "net1", 4)
+
+    assert (here.lower, elsewhere.lower, alone.lower) == (4, 0, 0)
+
+
+def test_a_name_that_is_no_utf8_is_readable(tmp_path: Path) -> None:
+    head = bytes(HEADER)
+    name = netlink.attribute(3, "net_").replace(b"_", b"\xff")
+    assert links.link(head + name, {}, tmp_path).name == r"net\xff"

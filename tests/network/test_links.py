@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpiboot.network import netlink
+from mpiboot.network.links import is_local, link, links, observe, source_address
+
+
+def test_loopback_is_a_link_with_its_address() -> None:
+    found = {link.name: link for link in links()}
+
+    assert found["lo"].kind == "loopback"
+    assert found["lo"].up
+    assert found["lo"].mtu > 0
+    assert "127.0.0.1/8" in found["lo"].addresses
+
+
+async def test_links_can_be_listed_beside_a_running_loop() -> None:
+    found = await asyncio.to_thread(links)
+
+    assert any(link.name == "lo" for link in found)
+
+
+def test_what_netlink_tells_is_whole() -> None:
+    seen, _, odd = observe()
+    assert seen == links()
+    assert odd == ()
+
+
+def test_without_a_descriptor_for_netlink_nothing_is_seen_and_that_is_said() -> None:
+    program = """
+import json, resource
+from mpiboot.network.links import observe
+for most in (3, 256):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, 256))
+    links, routes, odd = observe()
+    print(json.dumps([len(links), len(routes), odd]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    first, *_, last = [json.loads(line) for line in done.stdout.splitlines()]
+    assert first == [0, 0, ["netlink: Too many open files: links and routes are not known"]]
+    # With enough of them the same process sees them all.
+    assert last[0] > 0
+    assert last[2] == []
+
+
+def test_without_a_route_there_is_no_source() -> None:
+    assert source_address("255.255.255.255") == ""
+    assert source_address("not an address") == ""
+
+
+def test_every_address_of_this_host_is_local() -> None:
+    own = [item for link in links() if link.up for item in link.addresses]
+
+    for address in (item.partition("/")[0] for item in own):
+        if not address.startswith("fe80:"):
+            assert is_local(address), address
+
+
+@pytest.mark.parametrize("address", ["127.0.0.2", "192.0.2.254", "203.0.113.1", "name", ""])
+def test_other_addresses_are_not_local(address: str) -> None:
+    assert not is_local(address)
+
+
+@pytest.mark.parametrize(
+    ("flags", "up", "carrier"),
+    [
+        (0x0, False, False),
+        (0x1, True, False),  # IFF_UP: the other end is not there
+        (0x1043, True, True),  # and IFF_RUNNING, with IFF_BROADCAST and IFF_MULTICAST
+        (0x1002, False, False),
+        (0x40, False, True),
+    ],
+)
+def test_a_link_that_is_up_has_a_carrier_only_where_the_kernel_says_so(
+    flags: int, tmp_path: Path, *, up: bool, carrier: bool
+) -> None:
+    head = struct.pack("=BxHiII", 0, 1, 7, flags, 0)
+    message = head + netlink.attribute(3, "net1") + netlink.attribute(4, 9000)
+    found = link(message, {}, tmp_path)
+    assert (found.name, found.index, found.mtu) == ("net1", 7, 9000)
+    assert (found.up, found.carrier) == (up, carrier)
+
+
+NAMESPACE = """
+ip link set lo up
+ip link add net1 type veth peer name net2
+ip addr add 10.1.0.1/24 dev net1
+ip addr add 10.9.0.1 peer 10.9.0.2/32 dev net2
+ip addr add fd00::1/64 dev net1 nodad
+ip link set net1 mtu 9000 address 02:00:00:00:00:01 up
+ip link set net2 up
+ip route add default via 10.1.0.254
+ip route add 10.98.0.0/16 dev net1 src 10.1.0.1
+ip route add 10.99.0.0/16 nexthop via 10.1.0.2 dev net1 nexthop via 10.9.0.2 dev net2
+ip route add blackhole 10.97.0.0/16
+ip route add 10.96.0.0/16 via 10.1.0.3 table 77
+ip -6 route add fd99::/64 via fd00::2
+exec "$@"
+"""
+SHOW = """
+import json
+from dataclasses import asdict
+from mpiboot.network.links import links, routes
+print(json.dumps([[asdict(link) for link in links()], [asdict(route) for route in routes()]]))
+"""
+
+
+def test_links_and_routes_are_those_of_the_pod() -> None:
+    if os.getuid() or not shutil.which("ip"):
+        pytest.skip("needs root and ip")
+    argv = ("unshare", "--net", "sh", "-ec", NAMESPACE, "sh", sys.executable, "-c", SHOW)
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    seen, found = json.loads(done.stdout)
+
+    by_name = {link["name"]: link for link in seen}
+    net1, net2 = by_name["net1"], by_name["net2"]
+    assert (net1["kind"], net1["up"], net1["carrier"], net1["mtu"]) == ("veth", True, True, 9000)
+    assert net1["addresses"][:2] == ["10.1.0.1/24", "fd00::1/64"]
+    assert net1["hardware"] == "02:00:00:00:00:01"
+    assert (net1["lower"], net2["lower"]) == (net2["index"], net1["index"])
+    assert net2["addresses"][0] == "10.9.0.1/32"  # its own, and not its peer's
+    assert [(one["destination"], one["link"], one["gateway"], one["source"]) for one in found] == [
+        ("0.0.0.0/0", "net1", "10.1.0.254", ""),
+        ("10.1.0.0/24", "net1", "", "10.1.0.1"),
+        ("10.9.0.2/32", "net2", "", "10.9.0.1"),
+        ("10.98.0.0/16", "net1", "", "10.1.0.1"),
+        ("10.99.0.0/16", "net1", "10.1.0.2", ""),
+        ("10.99.0.0/16", "net2", "10.9.0.2", ""),
+        ("fd00::/64", "net1", "", ""),
+        ("fd99::/64", "net1", "fd00::2", ""),
+    ]
+
+
+def test_an_answer_that_is_cut_short_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = struct.pack("=BxHiII", 0, 1, 7, 0, 0)
+    whole = head + netlink.attribute(3, "net1") + netlink.attribute(4, 9000)
+    for place in (1, 15, 17, 22, len(whole) - 1):
+        cut = whole[:place]
+        monkeypatch.setattr(netlink.Questions, "ask", lambda *_, cut=cut: iter([cut]))
+        with pytest.raises(ValueError, match="bytes"):
+            link(cut, {}, Path("/sys"))
+        assert observe()[2][0].startswith("netlink: ")

@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pwd
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpiboot.core import facts_json
+from mpiboot.core.fabric import (
+    Fabric,
+    Gid,
+    GidType,
+    LinkLayer,
+    PortState,
+    RdmaDevice,
+    RdmaPort,
+    Route,
+)
+from mpiboot.core.model import Cpus, Identity, Link, Mpi, MpiFamily, PodFacts
+from mpiboot.core.setting_sources import resolve
+from mpiboot.network import pod
+from mpiboot.system import worker_state
+from mpiboot.worker.facts import gather
+
+KNOWN = Identity(1000, 1000, "mpi", "/home/mpi", "/bin/bash", known=True, capabilities=0)
+HOSTS = """\
+127.0.0.1 localhost
+127.0.1.1 w-0
+::1 localhost w-0 # 10.0.0.9 w-0
+10.244.0.5\tW-0.job.ns.svc.cluster.local w-0
+fd00::5 w-0.job.ns.svc.cluster.local w-0
+"""
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Path:
+    (tmp_path / "hosts").write_text(HOSTS)
+    return tmp_path / "hosts"
+
+
+def facts() -> PodFacts:
+    gid = Gid(3, "::ffff:192.168.1.5", GidType.ROCE_V2, "net1")
+    state, layer = PortState.ACTIVE, LinkLayer.ETHERNET
+    port = RdmaPort(1, state, "LinkUp", layer, "net1", 100.0, 4096, (gid,), (65535,))
+    device = RdmaDevice(0, "mlx5_0", "roce", "ca", "1:2:3:4", "mlx5", "", "/dev/x", "", (port,))
+    return PodFacts(
+        hostname="w-0",
+        mpiboot="0.1.0",
+        identity=KNOWN,
+        runtime_dir="/run/mpiboot/worker",
+        control_address="10.244.0.5",
+        links=(Link(2, "eth0", "veth", up=True, mtu=1500, addresses=("10.244.0.5/24",)),),
+        mpi=Mpi(MpiFamily.OPENMPI4, "4.1.4", "/usr/bin/mpirun", "mpirun (Open MPI) 4.1.4"),
+        sshd="openssh",
+        started=12.5,
+        cores=4,
+        memlock=-1,
+        shm=1 << 26,
+        environment=("PATH", "LD_LIBRARY_PATH"),
+        fabric=Fabric("shared", True, (device,), (Route("0.0.0.0/0", "eth0"),)),
+    )
+
+
+def test_facts_survive_the_way_to_the_launcher() -> None:
+    assert facts_json.from_json(facts_json.to_json(facts())) == facts()
+    without = dataclasses.replace(facts(), mpi=None, links=())
+    assert facts_json.from_json(facts_json.to_json(without)) == without
+
+
+def test_fields_of_a_newer_mpiboot_are_overlooked() -> None:
+    value = json.loads(facts_json.to_json(facts()))
+    value["new"] = {"a": 1}
+    value["identity"]["new"] = 1
+    value["links"][0]["new"] = []
+    value["started"] = 12
+
+    read = facts_json.from_json(json.dumps(value))
+
+    assert read == dataclasses.replace(facts(), started=12.0)
+
+
+def test_facts_of_an_older_mpiboot_have_the_defaults_of_what_it_did_not_know() -> None:
+    value = json.loads(facts_json.to_json(facts()))
+    del value["fabric"]
+    del value["links"][0]["carrier"]
+
+    read = facts_json.from_json(json.dumps(value))
+
+    assert read is not None
+    assert read.fabric == Fabric()
+    assert read.links == facts().links
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 1},
+        {"version": None},
+        {"hostname": 3},
+        {"links": "eth0"},
+        {"links": [1]},
+        {"cores": True},
+        {"identity": None},
+        {"mpi": []},
+    ],
+)
+def test_facts_that_are_not_understood_are_no_facts(change: dict[str, object]) -> None:
+    value = json.loads(facts_json.to_json(facts())) | change
+
+    assert facts_json.from_json(json.dumps(value)) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "Welcome\n", '{"version": 1}', "[" * 9999])
+def test_a_broken_text_is_no_facts(text: str) -> None:
+    assert facts_json.from_json(text) is None
+
+
+def test_the_identity_is_that_of_the_passwd_entry() -> None:
+    who = pod.identity({"HOME": "/elsewhere", "USER": "somebody"})
+
+    assert (who.uid, who.gid) == (os.getuid(), os.getgid())
+    assert who.home != "/elsewhere"
+    assert who.user != "somebody"
+
+
+@pytest.mark.parametrize(
+    ("home", "shell", "used"),
+    [("/home/mpi", "/bin/bash", ("/home/mpi", "/bin/bash")), ("", "", ("/", "/bin/sh"))],
+)
+def test_what_a_passwd_entry_leaves_empty_is_what_login_takes(
+    home: str, shell: str, used: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program of an empty last field is /bin/sh: passwd(5)."""
+    entry = pwd.struct_passwd(("mpi", "x", os.getuid(), os.getgid(), "", home, shell))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _uid: entry)
+
+    who = pod.identity({"HOME": "/elsewhere"})
+
+    assert (who.user, who.home, who.shell, who.known) == ("mpi", *used, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("         0          0 4294967295\n", False),
+        ("         0     100000      65536\n", True),
+        ("         0          0       1000\n", True),
+        ("", False),
+    ],
+)
+def test_a_user_namespace_of_the_pods_own_is_seen(
+    text: str, *, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "uid_map").write_text(text)
+    monkeypatch.setattr(pod, "USERS", tmp_path / "uid_map")
+
+    assert pod.identity({}).own_users is expected
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another uid")
+def test_a_uid_without_passwd_entry_gets_a_name_and_a_home() -> None:
+    code = (
+        "import os\nfrom mpiboot.network import pod\n"
+        "os.setresgid(54321, 54321, 54321); os.setresuid(54321, 54321, 54321)\n"
+        "who = pod.identity({'HOME': '/data'})\n"
+        "print(who.user, who.home, who.known, who.shell, who.capabilities)\n"
+        "print(pod.identity({}).home)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout == "uid54321 /data False /bin/sh 0\n/\n"
+
+
+def test_user_and_home_are_completed_and_never_changed(tmp_path: Path) -> None:
+    who = dataclasses.replace(KNOWN, home=str(tmp_path))
+
+    assert pod.user_environment(who, {}) == {
+        "USER": "mpi",
+        "LOGNAME": "mpi",
+        "HOME": str(tmp_path),
+    }
+    given = {"USER": "a", "LOGNAME": "b", "HOME": str(tmp_path)}
+    assert pod.user_environment(who, given) == {}
+
+
+@pytest.mark.parametrize("home", ["", "/", "//", "/nothing/such", "relative"])
+def test_a_home_that_cannot_be_used_is_replaced_by_the_fallback(home: str, tmp_path: Path) -> None:
+    who = dataclasses.replace(KNOWN, home="/", known=False)
+
+    patch = pod.user_environment(who, {"HOME": home, "USER": "x", "LOGNAME": "x"}, tmp_path)
+
+    assert patch == {"HOME": str(tmp_path)}
+
+
+def test_the_control_address_is_that_of_the_own_name_in_the_hosts_file(hosts: Path) -> None:
+    assert pod.control_address("", "w-0", hosts) == ("10.244.0.5", f"w-0 in {hosts}")
+
+
+def test_without_a_line_for_the_own_name_the_default_route_tells(
+    hosts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is far is on loopback here, so that the source address is known."""
+    far = ((socket.AF_INET, "255.255.255.255"), (socket.AF_INET, "127.0.0.9"))
+    monkeypatch.setattr(pod, "_FAR", far)
+
+    told = pod.control_address("", "w-1", hosts)
+
+    assert told == ("127.0.0.1", "the default route's source address")
+
+
+# A node: its uplink, a bridge whose pods are there, one that nothing is plugged into, and a tunnel.
+NODE = """
+ip link set lo up
+ip link add cni0 type bridge
+ip link add docker0 type bridge
+ip link add veth0 type veth peer name veth1
+ip link set veth1 master cni0
+ip link add ens3 type veth peer name ens4
+ip addr add 10.244.1.1/24 dev cni0
+ip addr add 172.17.0.1/16 dev docker0
+ip addr add 10.0.0.5/24 dev ens3
+for link in cni0 docker0 veth0 veth1 ens4 ens3; do ip link set $link up; done
+%s
+exec "$@"
+"""
+ADDRESS = """
+from pathlib import Path
+from mpiboot.network import pod
+print("\\n".join(pod.control_address("", "node-1", Path("/nothing"), api="10.96.0.1")))
+"""
+NO_DEFAULT = "there is no default route"
+ANY = f"{NO_DEFAULT}, no route to the API, 10.96.0.1; an address of the link of the route to "
+
+
+@pytest.mark.parametrize(
+    ("routes", "address", "because"),
+    [
+        (
+            "ip route add default via 10.0.0.1",
+            "10.0.0.5",
+            "the default route's source address",
+        ),
+        (
+            "ip route add 10.96.0.0/12 dev cni0",
+            "10.244.1.1",
+            f"{NO_DEFAULT}; the source address of the route to the API, 10.96.0.1",
+        ),
+        (
+            "",
+            "10.0.0.5",
+            f"{ANY}10.0.0.0/24",
+        ),
+        (
+            "ip route add 10.1.0.0/16 via 10.0.0.1",
+            "10.0.0.5",
+            f"{ANY}10.1.0.0/16",
+        ),
+        (
+            "ip link del ens3",
+            "10.244.1.1",
+            f"{ANY}10.244.1.0/24",
+        ),
+        (
+            "ip link del ens3; ip link del cni0; ip link del docker0",
+            "",
+            f"{NO_DEFAULT}, no route to the API, 10.96.0.1; no other route",
+        ),
+    ],
+)
+def test_on_a_node_without_a_default_route_another_one_tells(
+    routes: str, address: str, because: str
+) -> None:
+    if os.getuid() or not shutil.which("ip"):
+        pytest.skip("needs root and ip")
+    argv = ("unshare", "--net", "sh", "-ec", NODE % routes, "sh", sys.executable, "-c", ADDRESS)
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{address}\n{because}\n"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "address"),
+    [
+        ("lo", "127.0.0.1"),
+        ("127.0.0.2", "127.0.0.2"),
+        ("10.0.0.5/24", "10.0.0.5"),
+        ("127.0.0.0/8", "127.0.0.1"),
+        ("127.0.0.2/32", "127.0.0.2"),
+        ("nothing0", ""),
+    ],
+)
+def test_a_wanted_link_or_address_is_taken(wanted: str, address: str, hosts: Path) -> None:
+    assert pod.control_address(wanted, "w-0", hosts)[0] == address
+
+
+def test_own_names_are_those_on_the_lines_of_the_host_name(hosts: Path) -> None:
+    assert set(pod.own_names("w-0", hosts)) == {
+        "w-0",
+        "w-0.job.ns.svc.cluster.local",
+        "localhost",
+    }
+    assert pod.own_names("w-0", hosts / "none") == ()
+
+
+def test_facts_of_this_pod_are_whole() -> None:
+    child = subprocess.Popen(
+        ["cat"], env={"A": "1", "B": "x=y"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        child.stdin.write(b"ready\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == b"ready\n"
+        found = gather(resolve({}, {}), {}, sshd="", pid=child.pid, mpi=None)
+    finally:
+        child.kill()
+        child.communicate()
+
+    assert found.hostname == socket.gethostname()
+    assert found.environment == ("A", "B")
+    assert found.started > 0
+    assert found.cores >= 1
+    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    assert found.memlock == (-1 if soft == resource.RLIM_INFINITY else soft)
+
+
+def test_a_worker_without_a_state_has_none(tmp_path: Path) -> None:
+    assert worker_state.worker_state(tmp_path) is None
+    (tmp_path / worker_state.STATE).write_text("{}")
+    assert worker_state.worker_state(tmp_path) is None
+
+
+def test_cpus_are_counted_with_their_cores_and_the_nodes(tmp_path: Path) -> None:
+    (tmp_path / "online").write_text("0-3,6,8-9\n")
+    for number, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
+        folder = tmp_path / f"cpu{number}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{siblings}\n")
+    assert pod.cpus({0, 1, 2}, tmp_path, tmp_path) == Cpus(3, 2, 7)
+    assert pod.cpus({0, 5}, tmp_path, tmp_path) is None
+    assert pod.cpus({0}, tmp_path / "hidden", tmp_path) is None
+
+
+def test_the_cpus_of_this_machine_are_known() -> None:
+    found = pod.cpus(os.sched_getaffinity(0))
+    assert found is not None
+    assert 1 <= found.cores <= found.usable <= found.online

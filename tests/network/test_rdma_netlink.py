@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from mpiboot.core.fabric import PortState, RdmaPort
+from mpiboot.network import rdma_netlink
+from mpiboot.network.rdma_netlink import KernelRdma, NldevMessage, read
+
+GET, PORT_GET, SYS_GET, GET_CHARDEV = (5 << 10) + 1, (5 << 10) + 5, (5 << 10) + 6, (5 << 10) + 15
+ERROR, DONE, MULTI = 2, 3, 2
+
+Answers = Callable[[int, bytes, int], list[bytes]]
+
+
+def attribute(kind: int, value: bytes) -> bytes:
+    data = struct.pack("=HH", 4 + len(value), kind) + value
+    return data + bytes(-len(data) % 4)
+
+
+def u32(kind: int, value: int) -> bytes:
+    return attribute(kind, struct.pack("=I", value))
+
+
+def u64(kind: int, value: int) -> bytes:
+    return attribute(kind, struct.pack("=Q", value))
+
+
+def u8(kind: int, value: int) -> bytes:
+    return attribute(kind, bytes([value]))
+
+
+def text(kind: int, value: str) -> bytes:
+    return attribute(kind, value.encode() + b"\0")
+
+
+def message(kind: int, body: bytes, sequence: int, flags: int = MULTI) -> bytes:
+    return struct.pack("=IHHII", 16 + len(body), kind, flags, sequence, 0) + body
+
+
+def done(sequence: int, code: int = 0) -> bytes:
+    return message(DONE, struct.pack("=i", code), sequence)
+
+
+def refusal(sequence: int, code: int) -> bytes:
+    return message(ERROR, struct.pack("=i", -code) + bytes(16), sequence, flags=0)
+
+
+def device(index: int, sequence: int, *more: bytes) -> bytes:
+    body = (
+        u32(1, index)
+        + text(2, f"mlx5_{index}")
+        + u32(3, 1)
+        + u64(6, 0x0C42A10300B6E000 + index)
+        + u8(14, 1)
+        + text(67, "roce")
+    )
+    return message(GET, body + b"".join(more), sequence)
+
+
+def port(sequence: int, *more: bytes) -> bytes:
+    body = u32(3, 1) + u8(12, 4) + u8(13, 5) + b"".join(more)
+    # Each answer has the type of GET, also one to PORT_GET.
+    return message(GET, body, sequence)
+
+
+def node(sequence: int) -> bytes:
+    body = text(70, "uverbs3") + u64(72, (231 << 8) | 195) + u32(73, 1) + u64(71, 1)
+    return message(GET_CHARDEV, body, sequence, flags=0)
+
+
+def usual(kind: int, request: bytes, sequence: int) -> list[bytes]:
+    if kind == GET:
+        return [device(3, sequence) + done(sequence)]
+    if kind == PORT_GET:
+        return [port(sequence, u32(50, 7), text(51, "net1")) + done(sequence)]
+    if kind == SYS_GET:
+        return [message(SYS_GET, u8(66, 1), sequence, flags=0)]
+    return [node(sequence)]
+
+
+@contextmanager
+def kernel(answers: Answers) -> Iterator[socket.socket]:
+    """Play the kernel's end of a socket: datagrams in, datagrams out."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def serve() -> None:
+        while request := theirs.recv(1 << 16):
+            _, kind, _, sequence, _ = struct.unpack_from("=IHHII", request)
+            for answer in answers(kind, request, sequence):
+                theirs.send(answer)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield ours
+    finally:
+        ours.close()
+        thread.join()
+        theirs.close()
+
+
+def told(answers: Answers, seconds: float = 30) -> KernelRdma:
+    with kernel(answers) as channel:
+        return read(channel, seconds)
+
+
+def test_a_device_is_read_with_its_port_and_node() -> None:
+    found = told(usual)
+
+    assert found.mode == "shared"
+    assert found.complete
+    assert not found.unreadable
+    (one,) = found.devices
+    assert (one.index, one.name, one.protocol, one.node_type) == (3, "mlx5_3", "roce", "CA")
+    assert one.node_guid == "0c42:a103:00b6:e003"
+    assert (one.uverbs, one.rdev, one.driver) == ("uverbs3", (231 << 8) | 195, "mlx5")
+    assert one.ports == (RdmaPort(1, PortState.ACTIVE, "LINK_UP", netdev="net1"),)
+
+
+def test_a_port_of_another_network_namespace_has_no_netdev() -> None:
+    def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
+        if kind == PORT_GET:
+            return [port(sequence) + done(sequence)]
+        return usual(kind, request, sequence)
+
+    assert told(answers).devices[0].ports == (RdmaPort(1, PortState.ACTIVE, "LINK_UP"),)
+
+
+def test_unknown_attributes_are_passed_over() -> None:
+    strange = (attribute(0, bytes(8)), attribute(900, b"new"), attribute(0x8000 | 15, u32(16, 1)))
+
+    def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
+        if kind == GET:
+            return [device(3, sequence, *strange), done(sequence)]
+        return usual(kind, request, sequence)
+
+    found = told(answers)
+
+    assert [one.name for one in found.devices] == ["mlx5_3"]
+    assert not found.unreadable
+
+
+def test_sixty_four_devices_come_in_many_datagrams() -> None:
+    def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
+        if kind == GET:
+            return [
+                b"".join(device(index, sequence) for index in range(first, first + 8))
+                for first in range(0, 64, 8)
+            ] + [done(sequence)]
+        return usual(kind, request, sequence)
+
+    found = told(answers)
+
+    assert [one.index for one in found.devices] == list(range(64))
+    assert all(one.ports for one in found.devices)
+
+
+def test_the_exclusive_mode_is_told() -> None:
+    def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
+        if kind == SYS_GET:
+            return [message(SYS_GET, u8(66, 0), sequence, flags=0)]
+        return usual(kind, request, sequence)
+
+    assert told(answers).mode == "exclusive"
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP])
+def test_an_old_kernel_that_knows_no_mode_is_shared_and_names_no_node(code: int) -> None:
+    def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
+        if kind in {SYS_GET, GET_CHARDEV}:
+            return [refusal(sequence, code)]
+        return usual(kind, request, sequence)
+
+    found = told(answers)
+
+    assert found.mode == "shared"
+    assert found.devices[0].uverbs == ""
+    assert not found.unreadable
+
+
+def test_a_device_that_goes_away_meanwhile_has_no_ports() -> None:
+    def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
+        if kind == PORT_GET:
+            return [done(sequence, -errno.EINVAL)]  # a failed dump says so only in its end
+        return usual(kind, request, sequence)
+
+    found = told(answers)
+
+    assert found.devices[0].ports is None
+    assert found.complete
+    assert found.unreadable == ("netlink: the ports of mlx5_3: Invalid argument",)
+
+
+def cut_at(place: int) -> Answers:
+    def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
+        if kind == GET:
+            return [(device(3, sequence) + device(4, sequence) + done(sequence))[:place]]
+        return usual(kind, request, sequence)
+
+    return answers
+
+
+@pytest.mark.parametrize("place", [1, 15, 17, 40, len(device(3, 1)) + 2, len(device(3, 1)) + 30])
+def test_an_answer_that_is_cut_short_keeps_what_came_before(place: int) -> None:
+    found = told(cut_at(place))
+
+    expected = ["mlx5_3"] if place > len(device(3, 1)) else []
+    assert [one.name for one in found.devices] == expected
+    assert not found.complete
+    assert found.unreadable[0].startswith("netlink: the list of RDMA devices: the answer is cut")
+
+
+def test_an_answer_without_an_end_is_given_up_and_nothing_more_is_asked() -> None:
+    asked = []
+
+    def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
+        asked.append(kind)
+        return [device(3, sequence)]
+
+    found = told(answers, seconds=0.05)
+
+    assert [one.name for one in found.devices] == ["mlx5_3"]
+    assert not found.complete
+    assert found.unreadable == (
+        "netlink: the list of RDMA devices: the kernel's answer has no end",
+    )
+    assert asked == [GET]
+
+
+def test_the_kernel_is_waited_for_no_longer_than_a_few_seconds() -> None:
+    with kernel(usual) as channel:
+        read(channel)
+        assert 0 < (channel.gettimeout() or 0) <= 5
+
+
+def test_a_refused_list_is_an_oddity() -> None:
+    def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
+        return [refusal(sequence, errno.EPERM)]
+
+    found = told(answers)
+
+    assert not found.devices
+    assert not found.complete
+    assert found.unreadable[0] == "netlink: the list of RDMA devices: Operation not permitted"
+
+
+def test_the_late_rest_of_another_answer_is_passed_over() -> None:
+    def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
+        return [device(9, sequence + 1000), *usual(kind, request, sequence)]
+
+    assert [one.name for one in told(answers).devices] == ["mlx5_3"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        struct.pack("=HH", 2, 1),
+        struct.pack("=HH", 80, 1),
+        struct.pack("=H", 8),
+        struct.pack("=HHH", 6, 1, 7) + bytes(2),  # an index of two bytes
+        u32(1, 3) + struct.pack("=HH", 5, 6) + bytes(4),  # a GUID of one byte
+    ],
+)
+def test_lengths_that_do_not_fit_are_errors(body: bytes) -> None:
+    with pytest.raises(ValueError, match="attribute"):
+        NldevMessage(body)
+
+
+def test_a_name_that_is_no_utf8_is_left_out() -> None:
+    found = NldevMessage(u32(1, 3) + attribute(2, b"\xff\xfe\0"))
+
+    assert found.number("DEV_INDEX") == 3
+    assert found.text("DEV_NAME") == ""
+
+
+def test_the_real_kernel_answers_or_has_no_rdma() -> None:
+    try:
+        channel = rdma_netlink.connect()
+    except OSError as error:
+        assert error.errno in {errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT, errno.EPERM}  # noqa: PT017
+        return
+    with channel:
+        assert read(channel).mode in {"shared", "exclusive"}

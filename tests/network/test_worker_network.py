@@ -1,0 +1,624 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mpiboot.core.choices import DataNetworkUse, MpiNetwork, NcclSocket
+from mpiboot.core.fabric import Attachment, AttachmentSource, Gid, GidType, Route
+from mpiboot.core.model import Source, Worker
+from mpiboot.core.settings import Settings
+from mpiboot.network.records import Transport, WorkerNetwork, natural_order
+from mpiboot.network.worker_network import choose, socket_addresses
+from tests.fakes import workers as w
+
+DEFAULT = Settings()
+
+
+def names(network: WorkerNetwork) -> list[str]:
+    return [rail.name for rail in network.rails]
+
+
+def data(network: WorkerNetwork) -> list[str]:
+    return [link.name for link in network.data]
+
+
+def checks(network: WorkerNetwork) -> list[str]:
+    return [problem.check for problem in network.problems]
+
+
+def test_one_sriov_vf_is_found_by_the_kernels_word() -> None:
+    network = choose(w.sriov(), DEFAULT)
+    assert network.transport is Transport.ROCE
+    assert names(network) == ["mlx5_3:1"]
+    assert data(network) == ["net1"]
+    assert network.control is not None
+    assert network.control.name == "eth0"
+    assert "kernel" in network.rails[0].because
+    assert not network.problems
+    assert not network.pending
+
+
+@pytest.mark.parametrize("name", ["dranet0", "gpu0rdma0", "eth1", "a", "net1,x", "enp6s0f0v1"])
+def test_any_name_is_as_good_as_net1(name: str) -> None:
+    assert names(choose(w.sriov(netdev=name), DEFAULT)) == ["mlx5_3:1"]
+
+
+def test_eight_rails_keep_the_order_of_their_links() -> None:
+    network = choose(w.rails8(), DEFAULT)
+    assert data(network) == [f"net{rail}" for rail in range(1, 9)]
+    assert names(network) == [f"mlx5_{20 - rail}:1" for rail in range(1, 9)]
+
+
+def test_the_platforms_order_of_rails_comes_before_the_names() -> None:
+    worker = w.rails8()
+    assert worker.facts is not None
+    said = tuple(Attachment(AttachmentSource.MULTUS, link=f"net{rail}") for rail in (3, 1, 2))
+    fabric = replace(worker.facts.fabric, attachments=said)
+    network = choose(replace(worker, facts=replace(worker.facts, fabric=fabric)), DEFAULT)
+    assert data(network)[:4] == ["net3", "net1", "net2", "net4"]
+
+
+def test_a_macvlan_is_found_by_its_own_entry_among_foreign_ones() -> None:
+    network = choose(w.macvlan(), DEFAULT)
+    assert names(network) == ["mlx5_2:1"]
+    assert "GID table" in network.rails[0].because
+
+
+def test_another_pods_entry_under_the_same_link_name_is_no_evidence() -> None:
+    worker = w.worker(
+        "w-0",
+        w.eth0(),
+        w.link("net1", "10.0.0.50/24", kind="macvlan"),
+        devices=(w.device("mlx5_2", w.port(w.table("net1", "10.0.0.51"))),),
+    )
+    network = choose(worker, DEFAULT)
+    assert network.transport is Transport.TCP
+    assert checks(network) == ["rdma-missing"]
+
+
+@pytest.mark.parametrize("name", ["ib0", "net1"])
+def test_ipoib_is_found_by_the_gid_in_its_hardware_address(name: str) -> None:
+    network = choose(w.ipoib(name=name), DEFAULT)
+    assert network.transport is Transport.INFINIBAND
+    assert names(network) == ["mlx5_4:1"]
+    assert "hardware" in network.rails[0].because
+
+
+def test_infiniband_without_a_link_takes_the_devices_that_open_and_leaves_ethernet() -> None:
+    network = choose(w.aks(), DEFAULT)
+    assert network.transport is Transport.INFINIBAND
+    assert names(network) == [f"mlx5_{number}:1" for number in range(8)]
+    assert not network.data
+
+
+def test_the_platforms_list_of_functions_picks_this_containers_devices() -> None:
+    devices = tuple(
+        w.device(f"mlx5_{n}", w.port(layer="InfiniBand"), index=n, pci=f"0000:0{n}:00.1")
+        for n in range(4)
+    )
+    given = Attachment(AttachmentSource.DEVICE_PLUGIN, pci="0000:02:00.1", resource="ib")
+    worker = w.worker("w-0", w.eth0(), devices=devices, attachments=(given,))
+    assert names(choose(worker, DEFAULT)) == ["mlx5_2:1"]
+
+
+def test_a_function_without_rdma_is_said_with_the_policy_line() -> None:
+    given = Attachment(AttachmentSource.DEVICE_PLUGIN, pci="0000:02:00.1")
+    network = choose(w.worker("w-0", w.eth0(), attachments=(given,)), DEFAULT)
+    assert checks(network) == ["rdma-missing"]
+    assert "isRdma" in (network.problems[0].hint or "")
+
+
+def test_roce_devices_that_open_without_a_link_of_the_pod_are_said_and_not_used() -> None:
+    # A privileged pod without the secondary network: it has no address of its own there.
+    devices = (w.device("mlx5_1", w.port(w.table("pf0", "10.0.0.1"))),)
+    network = choose(w.worker("w-0", w.eth0(), devices=devices), DEFAULT)
+    assert not network.rails
+    (problem,) = network.problems
+    assert problem.check == "rdma-missing"
+    assert "1 RoCE devices open (mlx5_1), but none of them has a link in this pod" in problem.said
+    assert "k8s.v1.cni.cncf.io/networks" in (problem.hint or "")
+
+
+def test_link_and_device_of_one_pci_function_belong_together() -> None:
+    worker = w.worker(
+        "w-0",
+        w.eth0(),
+        w.link("net1", "10.5.0.2/24", pci="0000:06:00.2"),
+        devices=(
+            w.device("mlx5_9", w.port(), index=9, pci="0000:06:00.3"),
+            w.device("mlx5_7", w.port(w.table("net1", "10.5.0.2")), pci="0000:06:00.2"),
+        ),
+    )
+    network = choose(worker, DEFAULT)
+    assert names(network) == ["mlx5_7:1"]
+    assert "PCI" in network.rails[0].because
+
+
+def test_of_a_function_with_two_devices_the_one_with_the_links_address_is_taken() -> None:
+    # As a switch mode's representors are.
+    devices = tuple(
+        w.device(name, w.port(w.table(link, address)), index=index, pci="0000:08:00.2")
+        for index, (name, link, address) in enumerate(
+            [("mlx5_6", "pf0", "10.0.0.1"), ("mlx5_7", "net1", "10.5.0.2")]
+        )
+    )
+    link = w.link("net1", "10.5.0.2/24", pci="0000:08:00.2")
+    network = choose(w.worker("w-0", w.eth0(), link, devices=devices), DEFAULT)
+    assert names(network) == ["mlx5_7:1"]
+    assert not network.problems
+
+
+def test_of_a_function_with_two_ports_the_links_own_is_taken() -> None:
+    pci = "0000:06:00.0"
+    both = w.device("mlx4_0", w.port(number=1), w.port(number=2), pci=pci)
+    link = replace(w.link("net1", "10.5.0.2/24", pci=pci), dev_port=1)
+    assert names(choose(w.worker("w-0", w.eth0(), link, devices=(both,)), DEFAULT)) == ["mlx4_0:2"]
+
+
+def test_the_platform_ties_a_link_to_a_device_where_the_kernel_does_not() -> None:
+    worker = w.worker(
+        "w-0",
+        w.eth0(),
+        w.link("zz", "10.5.0.2/24", kind="ipvlan"),
+        devices=(w.device("rocep1", w.port()), w.device("rocep2", w.port())),
+        attachments=(Attachment(AttachmentSource.DRA, link="zz", rdma="rocep2"),),
+    )
+    network = choose(worker, DEFAULT)
+    assert names(network) == ["rocep2:1"]
+    assert network.decisions[0].source is Source.PLATFORM
+
+
+def test_a_vlan_is_tied_to_the_port_below_it_and_takes_the_one_with_the_address() -> None:
+    base = w.link("net1", index=20)
+    vlan = replace(w.link("net1.100", "10.7.0.2/24", index=21, kind="vlan"), lower=20)
+    gids = (*w.table("net1"), w.gid(9, "10.7.0.2", "net1.100"))
+    worker = w.worker(
+        "w-0", w.eth0(), base, vlan, devices=(w.device("mlx5_5", w.port(gids, netdev="net1")),)
+    )
+    network = choose(worker, DEFAULT)
+    assert names(network) == ["mlx5_5:1"]
+    assert data(network) == ["net1.100"]
+    assert "below the VLAN" in network.rails[0].because
+
+
+def test_a_vlan_in_a_vlan_stands_on_the_link_below_both_and_a_ring_on_none() -> None:
+    base = w.link("net1", index=20)
+    outer = replace(w.link("net1.7", index=21, kind="vlan"), lower=20)
+    inner = replace(w.link("net1.7.8", "10.7.0.2/24", index=22, kind="vlan"), lower=21)
+    ring = replace(w.link("odd", "10.8.0.2/24", index=23, kind="vlan"), lower=23)
+    own = w.device("mlx5_5", w.port(w.table("net1"), netdev="net1"))
+    worker = w.worker("w-0", w.eth0(), base, outer, inner, ring, devices=(own,))
+    named = Settings(data_ifname=("net1.7.8",))
+    assert names(choose(worker, named)) == ["mlx5_5:1"]
+    assert names(choose(worker, Settings(data_ifname=("odd",)))) == []
+
+
+def test_a_vlan_whose_lower_link_is_elsewhere_is_tied_by_its_entry_alone() -> None:
+    # A link here may well have the hardware address of the one below it, or its number.
+    vf = w.link("net1", "10.5.0.2/24", index=20, hardware=w.mac(7))
+    vlan = w.link("net2", "10.7.0.2/24", index=21, kind="vlan", hardware=w.mac(7))
+    ours = w.device("mlx5_5", w.port(w.table("net1", "10.5.0.2"), netdev="net1"))
+    below = w.device("mlx5_6", w.port((*w.table("pf0"), w.gid(5, "10.7.0.2", "net2"))), index=6)
+    network = choose(w.worker("w-0", w.eth0(), vf, vlan, devices=(ours, below)), DEFAULT)
+    assert names(network) == ["mlx5_5:1", "mlx5_6:1"]
+    assert "GID table" in network.rails[1].because
+
+
+def test_efa_needs_no_link() -> None:
+    network = choose(w.efa(), DEFAULT)
+    assert network.transport is Transport.EFA
+    assert len(network.rails) == 4
+
+
+def test_efa_is_known_without_its_drivers_name() -> None:
+    worker = w.efa()
+    assert worker.facts is not None
+    fabric = worker.facts.fabric
+    devices = tuple(replace(one, driver="") for one in fabric.devices)
+    fabric = replace(fabric, devices=devices)
+    assert choose(
+        replace(worker, facts=replace(worker.facts, fabric=fabric)), DEFAULT
+    ).transport is (Transport.EFA)
+
+
+def test_efa_whose_nodes_do_not_open_is_not_taken() -> None:
+    assert choose(w.efa(open_error="no device node"), DEFAULT).transport is Transport.NONE
+
+
+def test_a_second_link_without_rdma_carries_tcp() -> None:
+    network = choose(w.tcp(), DEFAULT)
+    assert network.transport is Transport.TCP
+    assert data(network) == ["net1"]
+
+
+@pytest.mark.parametrize(("up", "said"), [(True, "has no carrier"), (False, "is down")])
+def test_a_second_link_that_is_dead_is_said_and_not_used(up: bool, said: str) -> None:  # noqa: FBT001
+    link = replace(w.link("net1", "10.5.0.2/24", kind="macvlan", carrier=False), up=up)
+    network = choose(w.worker("w-0", w.eth0(), link), DEFAULT)
+    assert network.transport is Transport.NONE
+    (problem,) = network.problems
+    assert (problem.check, problem.said) == (
+        "data-carrier",
+        f"link net1 has an address, but {said}",
+    )
+
+
+def test_no_second_link_is_an_ordinary_answer() -> None:
+    network = choose(w.plain(), DEFAULT)
+    assert network.transport is Transport.NONE
+    assert not network.problems
+    assert not network.pending
+
+
+def test_all_devices_of_the_node_are_visible_and_one_is_this_pods() -> None:
+    worker = w.sriov()
+    assert worker.facts is not None
+    foreign = tuple(
+        w.device(
+            f"mlx5_{n}",
+            w.port(w.table("net1", f"192.168.5.{100 + n}")),
+            index=n,
+            open_error="no node",
+        )
+        for n in range(4, 30)
+    )
+    fabric = replace(worker.facts.fabric, devices=foreign + worker.facts.fabric.devices)
+    network = choose(replace(worker, facts=replace(worker.facts, fabric=fabric)), DEFAULT)
+    assert names(network) == ["mlx5_3:1"]
+
+
+def test_host_network_takes_active_ports_with_links_but_never_the_control_links() -> None:
+    network = choose(w.host_network(), DEFAULT)
+    assert network.host_network
+    assert network.control is not None
+    assert network.control.name == "ens3"
+    assert names(network) == [f"mlx5_{rail}:1" for rail in range(1, 9)]
+    assert data(network) == [f"rail{rail}" for rail in range(1, 9)]
+
+
+def test_host_network_without_rdma_does_not_guess_a_tcp_link() -> None:
+    worker = w.host_network()
+    assert worker.facts is not None
+    fabric = replace(worker.facts.fabric, devices=())
+    network = choose(replace(worker, facts=replace(worker.facts, fabric=fabric)), DEFAULT)
+    assert network.transport is Transport.NONE
+    assert not network.data
+
+
+def test_on_the_nodes_network_a_link_that_nobody_plugged_in_is_nothing_to_say() -> None:
+    worker = w.host_network()
+    assert worker.facts is not None
+    links = tuple(
+        replace(one, carrier=False) if one.name == "rail3" else one for one in worker.facts.links
+    )
+    devices = worker.facts.fabric.devices[:3]
+    facts = replace(worker.facts, links=links, fabric=replace(worker.facts.fabric, devices=devices))
+    network = choose(replace(worker, facts=facts), DEFAULT)
+    assert names(network) == ["mlx5_1:1", "mlx5_2:1"]
+    assert not network.problems
+    named = choose(replace(worker, facts=facts), Settings(data_ifname=("rail3",)))
+    assert named.problems[0].check == "data-carrier"
+
+
+def test_two_devices_that_cannot_be_told_apart_are_named_with_the_setting() -> None:
+    gids = w.table("net1", "10.5.0.2")
+    worker = w.worker(
+        "w-0",
+        w.eth0(),
+        w.link("net1", "10.5.0.2/24", kind="macvlan"),
+        devices=(w.device("mlx5_1", w.port(gids)), w.device("mlx5_2", w.port(gids), index=2)),
+    )
+    network = choose(worker, DEFAULT)
+    problem = next(item for item in network.problems if item.check == "data-ambiguous")
+    assert "mlx5_1:1, mlx5_2:1" in problem.said
+    assert "MPIBOOT_RDMA_DEVICE" in (problem.hint or "")
+    assert names(choose(worker, Settings(rdma_device=("mlx5_2",)))) == ["mlx5_2:1"]
+
+
+def test_of_two_devices_with_our_name_and_address_the_links_index_tells_ours() -> None:
+    link = w.link("net1", "10.5.0.2/24", kind="macvlan", index=31)
+    devices = tuple(
+        w.device(f"mlx5_{n}", w.port((*w.table("net1"), replace(own, link=n))), index=n)
+        for n, own in ((30, w.gid(4, "10.5.0.2", "net1")), (31, w.gid(4, "10.5.0.2", "net1")))
+    )
+    network = choose(w.worker("w-0", w.eth0(), link, devices=devices), DEFAULT)
+    assert names(network) == ["mlx5_31:1"]
+    assert not network.problems
+
+
+def test_of_two_matching_devices_the_one_that_opens_is_taken() -> None:
+    gids = w.table("net1", "10.5.0.2")
+    worker = w.worker(
+        "w-0",
+        w.eth0(),
+        w.link("net1", "10.5.0.2/24", kind="macvlan"),
+        devices=(
+            w.device("mlx5_1", w.port(gids), open_error="EPERM"),
+            w.device("mlx5_2", w.port(gids), index=2),
+        ),
+    )
+    assert names(choose(worker, DEFAULT)) == ["mlx5_2:1"]
+
+
+def test_two_tcp_links_without_the_platforms_word_are_said_and_one_can_be_named() -> None:
+    links = (w.link("foo", "10.5.0.2/24", kind="veth"), w.link("bar", "10.6.0.2/24", kind="veth"))
+    worker = w.worker("w-0", w.eth0(), *links)
+    network = choose(worker, DEFAULT)
+    assert data(network) == ["bar", "foo"]
+    assert checks(network) == ["data-ambiguous"]
+    named = choose(worker, Settings(data_ifname=("foo",)))
+    assert data(named) == ["foo"]
+    assert not named.problems
+    said = (
+        Attachment(AttachmentSource.MULTUS, link="foo"),
+        Attachment(AttachmentSource.MULTUS, link="eth0", default=True),
+    )
+    told = choose(w.worker("w-0", w.eth0(), *links, attachments=said), DEFAULT)
+    assert data(told) == ["foo"]
+    assert not told.problems
+
+
+def test_a_port_in_init_is_waited_for_and_not_exchanged_for_another() -> None:
+    network = choose(w.ipoib(state="INIT"), DEFAULT)
+    assert names(network) == ["mlx5_4:1"]
+    assert network.pending == ("port mlx5_4:1 is INIT, not yet ACTIVE",)
+
+
+def test_a_link_without_an_address_yet_is_waited_for() -> None:
+    worker = w.worker(
+        "w-0",
+        w.eth0(),
+        w.link("net1"),
+        devices=(w.device("mlx5_1", w.port(w.table("net1"), netdev="net1")),),
+    )
+    assert choose(worker, DEFAULT).pending == ("link net1 has no address yet",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "open_error", "waits"),
+    [("macvlan", "", True), ("ipvlan", "", True), ("macvlan", "no node", False)],
+)
+def test_over_a_device_of_the_pods_own_an_address_is_waited_for(
+    kind: str,
+    open_error: str,
+    waits: bool,  # noqa: FBT001
+) -> None:
+    # Only its entry in the device's table will tell that they belong together.
+    devices = (w.device("mlx5_1", w.port(w.table("pf0", "10.0.0.1")), open_error=open_error),)
+    worker = w.worker("w-0", w.eth0(), w.link("net1", kind=kind), devices=devices)
+    network = choose(worker, DEFAULT)
+    assert bool(network.pending) is waits
+    assert ("data-address" in {item.check for item in network.problems}) is waits
+
+
+def test_an_address_that_may_be_a_duplicate_is_waited_for_and_one_that_is_is_said() -> None:
+    found = w.tcp(0)
+    assert found.facts is not None
+    control, data = (item for item in found.facts.links if item.name != "lo")
+
+    def with_net1(
+        *addresses: str, tentative: tuple[str, ...] = (), duplicate: tuple[str, ...] = ()
+    ) -> WorkerNetwork:
+        net1 = replace(data, addresses=addresses, tentative=tentative, duplicate=duplicate)
+        links = (control, net1)
+        facts = replace(found.facts, links=links) if found.facts else None
+        return choose(replace(found, facts=facts), DEFAULT)
+
+    address = ("fd00:7::5/64",)
+    coming = with_net1(*address, tentative=address)
+    assert coming.transport is Transport.NONE
+    assert coming.pending == (
+        "link net1: the kernel still checks whether another host has fd00:7::5",
+    )
+    assert [item.said for item in coming.problems] == list(coming.pending)
+    taken = with_net1(*address, duplicate=address)
+    assert not taken.pending
+    assert [item.said for item in taken.problems] == [
+        "another host of net1's network has its address fd00:7::5/64"
+    ]
+    # What can be used already is enough, and a link-local address is nothing to wait for.
+    both = with_net1(*data.addresses, *address, tentative=address)
+    assert (both.transport, both.pending) == (Transport.TCP, ())
+    assert not with_net1("fe80::1/64", tentative=("fe80::1/64",)).pending
+
+
+def test_an_address_whose_entry_is_not_there_yet_is_waited_for() -> None:
+    worker = w.worker(
+        "w-0",
+        w.eth0(),
+        w.link("net1", "10.5.0.2/24"),
+        devices=(w.device("mlx5_1", w.port(w.table("net1"), netdev="net1")),),
+    )
+    assert choose(worker, DEFAULT).pending == ("port mlx5_1:1 has no RoCE v2 entry for net1 yet",)
+
+
+def test_exclusive_mode_shows_only_this_pods_device() -> None:
+    worker = w.sriov()
+    assert worker.facts is not None
+    fabric = replace(worker.facts.fabric, netns_mode="exclusive")
+    network = choose(replace(worker, facts=replace(worker.facts, fabric=fabric)), DEFAULT)
+    assert names(network) == ["mlx5_3:1"]
+
+
+def test_infiniband_is_kept_where_both_link_layers_are_there() -> None:
+    ib, roce = w.ipoib(), w.sriov()
+    assert ib.facts is not None
+    assert roce.facts is not None
+    worker = w.worker(
+        "w-0",
+        *ib.facts.links[1:],
+        roce.facts.links[2],
+        devices=ib.facts.fabric.devices + roce.facts.fabric.devices,
+    )
+    network = choose(worker, DEFAULT)
+    assert names(network) == ["mlx5_4:1"]
+    assert "mlx5_3:1" in next(d.because for d in network.decisions if d.name == "rdma-port")
+
+
+def test_a_bond_and_its_slaves_are_one_rail() -> None:
+    pci = "0000:06:00.0"
+    slaves = [w.link(f"eth{n}", index=20 + n, pci=pci) for n in (1, 2)]
+    bond = w.link("bond0", "10.5.0.2/24", index=30, kind="bond")
+    own = w.port(w.table("bond0", "10.5.0.2"), netdev="bond0")
+    worker = w.worker(
+        "w-0", w.eth0(), *slaves, bond, devices=(w.device("mlx5_bond_0", own, pci=pci),)
+    )
+    network = choose(worker, DEFAULT)
+    assert data(network) == ["bond0"]
+    assert not network.problems
+
+
+def test_a_named_link_that_is_missing_is_said() -> None:
+    network = choose(w.tcp(), Settings(data_ifname=("net5",)))
+    assert network.problems[0].check == "data-link"
+    assert network.problems[0].always
+    some = choose(w.tcp(), Settings(data_ifname=("net1", "net5")))
+    assert not some.problems[0].always
+    assert data(some) == ["net1"]
+
+
+def test_a_named_device_that_is_missing_is_said() -> None:
+    network = choose(w.sriov(), Settings(rdma_device=("mlx5_77",)))
+    assert network.problems[0].check == "rdma-device"
+    assert not network.rails
+    some = choose(w.sriov(), Settings(rdma_device=("mlx5_3", "mlx5_77")))
+    assert [item.said for item in some.problems] == ["MPIBOOT_RDMA_DEVICE: no device mlx5_77"]
+    assert names(some) == ["mlx5_3:1"]
+
+
+def test_a_named_port_is_the_users_choice_also_behind_a_link() -> None:
+    network = choose(w.sriov(0), Settings(rdma_device=("mlx5_3",)))
+    assert network.decisions[0].source is Source.ENVIRONMENT
+    assert choose(w.sriov(0), DEFAULT).decisions[0].source is Source.DETECTED
+
+
+def test_a_named_port_is_taken_without_a_link() -> None:
+    network = choose(w.aks(), Settings(rdma_device=("mlx5_3:1",)))
+    assert names(network) == ["mlx5_3:1"]
+    assert network.decisions[0].source is Source.ENVIRONMENT
+
+
+def test_named_devices_are_taken_out_of_many_also_on_the_nodes_network() -> None:
+    some = Settings(rdma_device=("mlx5_12", "mlx5_14:1"))
+    network = choose(w.rails8(), some)
+    # In the order of their links.
+    assert names(network) == ["mlx5_14:1", "mlx5_12:1"]
+    assert data(network) == [rail.link.name for rail in network.rails if rail.link]
+    node = choose(w.host_network(), Settings(rdma_device=("mlx5_0", "mlx5_2")))
+    # The control link's own port too: the user's word is not weighed.
+    assert {rail.name: rail.link.name for rail in node.rails if rail.link} == {"mlx5_2:1": "rail2"}
+    assert names(node) == ["mlx5_2:1", "mlx5_0:1"]
+
+
+def test_named_links_are_the_users_word_and_whatever_else_is_there_is_left() -> None:
+    worker = w.worker("w-0", w.eth0(), *(w.link(f"net{n}", f"10.{n}.0.2/24") for n in range(1, 4)))
+    network = choose(worker, Settings(data_ifname=("net3", "net1", "net3")))
+    assert data(network) == ["net3", "net1"]
+    (decision,) = [item for item in network.decisions if item.name == "data-link"]
+    assert (decision.source, decision.because) == (Source.ENVIRONMENT, "MPIBOOT_DATA_IFNAME")
+    assert not network.problems
+
+
+def test_control_is_the_link_that_holds_the_address_dialled_whatever_its_name() -> None:
+    worker = w.worker(
+        "w-0",
+        w.link("net1", "10.244.1.5/24", index=3, kind="veth"),
+        w.link("eth0", "192.168.1.2/24", index=2, kind="macvlan"),
+        control="10.244.1.5",
+    )
+    network = choose(worker, DEFAULT)
+    assert network.control is not None
+    assert network.control.name == "net1"
+    assert data(network) == ["eth0"]
+
+
+def control_link(worker: Worker, wanted: str = "") -> str:
+    found = choose(worker, Settings(control_ifname=wanted)).control
+    return found.name if found else ""
+
+
+def test_control_is_the_users_link_where_the_worker_has_it() -> None:
+    links = (w.link("a", "10.1.0.2/24", kind="veth"), w.link("b", "10.2.0.2/24", kind="veth"))
+    worker = w.worker("w-0", *links, control="10.1.0.2")
+    assert control_link(worker, "b") == "b"
+    assert control_link(worker, "c") == "a"
+
+
+def test_control_falls_back_to_platform_then_route_and_to_nothing() -> None:
+    links = (w.link("a", "10.1.0.2/24", kind="veth"), w.link("b", "10.2.0.2/24", kind="veth"))
+    assert control_link(w.worker("w-0", *links, routes=(Route("0.0.0.0/0", "b"),))) == "b"
+    said = (Attachment(AttachmentSource.MULTUS, link="a", default=True),)
+    assert control_link(w.worker("w-0", *links, attachments=said)) == "a"
+    assert control_link(w.worker("w-0", *links)) == ""
+    assert control_link(w.worker("w-0", *links), "b") == "b"
+
+
+def test_a_worker_without_facts_is_unknown() -> None:
+    assert choose(w.without_facts("w-0"), DEFAULT).transport is Transport.UNKNOWN
+
+
+def test_tunnels_bridges_and_link_local_links_are_no_data_links() -> None:
+    worker = w.worker(
+        "w-0",
+        w.eth0(),
+        w.link("tunl0", "10.3.0.1/24", kind="ipip"),
+        w.link("pod-id-link0", "169.254.170.23/32", kind="dummy"),
+        w.link("eth9", "169.254.1.1/16", kind="veth"),
+    )
+    assert choose(worker, DEFAULT).transport is Transport.NONE
+
+
+def test_unparsable_records_are_passed_over() -> None:
+    worker = w.worker(
+        "w-0",
+        w.eth0(),
+        w.link("net1", "nonsense", "10.5.0.2/24", hardware="zz:yy"),
+        devices=(
+            w.device(
+                "mlx5_1", w.port((Gid(0, "gibberish", GidType.ROCE_V2, "net1"),), netdev="net1")
+            ),
+        ),
+    )
+    assert names(choose(worker, DEFAULT)) == ["mlx5_1:1"]
+
+
+def test_names_are_ordered_as_people_count() -> None:
+    assert sorted(["net10", "net2", "net1", "a٣"], key=natural_order) == [
+        "a٣",
+        "net1",
+        "net2",
+        "net10",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("worker", "settings", "expected"),
+    [
+        (w.rails8(0), Settings(), ("172.16.1.10",)),  # bootstrap takes a single link
+        (w.tcp(0), Settings(), ("192.168.7.5",)),
+        (w.tcp(0), Settings(nccl_socket=NcclSocket.CONTROL), ()),
+        (
+            w.tcp(0),
+            Settings(nccl_socket=NcclSocket.CONTROL, mpi_network=MpiNetwork.DATA),
+            ("192.168.7.5",),
+        ),
+        (w.tcp(0), Settings(data_network=DataNetworkUse.OFF), ()),
+        (w.aks(0), Settings(), ()),
+        (w.plain(0), Settings(), ()),
+        (
+            w.worker(
+                "w-0",
+                w.eth0(),
+                w.link("net1", "fd00:7::5/64", "192.168.7.5/24"),
+                w.link("net2", "fd00:8::5/64"),
+            ),
+            Settings(),
+            ("192.168.7.5", "fd00:8::5"),
+        ),
+    ],
+)
+def test_the_addresses_that_sockets_may_use(
+    worker: Worker, settings: Settings, expected: tuple[str, ...]
+) -> None:
+    assert socket_addresses(choose(worker, settings), settings) == expected

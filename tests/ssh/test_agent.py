@@ -1,0 +1,421 @@
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+import mpiboot
+from mpiboot.core.choices import HostKeys
+from mpiboot.launcher.agent_files import assignments
+from mpiboot.ssh import config
+from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, Worker
+
+AGENT = Path(mpiboot.__file__).parent / "libexec" / "agent"
+SHELLS = [
+    words
+    for words in (["dash"], ["bash"], ["bash", "--posix"], ["busybox", "sh"])
+    if shutil.which(words[0])
+]
+FORMS = {
+    "Open MPI 4.1": (
+        ["-o", "ServerAliveInterval=5", "w-1", " orted", "-mca", "ess", '"env"', "-x", "-q"],
+        "w-1",
+        ["-o", "ServerAliveInterval=5"],
+        [" orted", "-mca", "ess", '"env"', "-x", "-q"],
+    ),
+    "Open MPI 5": (
+        ["w-1", "PRTE_PREFIX=/p;export PRTE_PREFIX;/p/bin/prted", "--prtemca", "ess", '"env"'],
+        "w-1",
+        [],
+        ["PRTE_PREFIX=/p;export PRTE_PREFIX;/p/bin/prted", "--prtemca", "ess", '"env"'],
+    ),
+    "MPICH": (
+        ["-x", "w-1", '"/path/hydra_pmi_proxy"', "--control-port", "l:34069", "--rmk", "user"],
+        "w-1",
+        ["-x"],
+        ['"/path/hydra_pmi_proxy"', "--control-port", "l:34069", "--rmk", "user"],
+    ),
+    "Intel": (
+        ["-q", "-oConnectTimeout=9", "-x", "me@w-1", "/p//hydra_bstrap_proxy", "--pgid", "0"],
+        "me@w-1",
+        ["-oConnectTimeout=9", "-x"],
+        ["/p//hydra_bstrap_proxy", "--pgid", "0"],
+    ),
+    "every option with a value": (
+        ["-p", "-l", "-l", "w-0", "-i", "a b", "--", "w-1", "true"],
+        "w-1",
+        ["-p", "-l", "-l", "w-0", "-i", "a b", "--"],
+        ["true"],
+    ),
+}
+
+
+class Launch:
+    """A launch folder, whose real agent is a small program of the test."""
+
+    def __init__(self, folder: Path, shell: list[str]) -> None:
+        self.folder = folder
+        self.shell = shell
+        self.environ: dict[str, str] = {}
+        for name in ("hosts", "stderr"):
+            (folder / name).mkdir(parents=True)
+        os.mkfifo(folder / "events")
+        self.fifo = os.open(folder / "events", os.O_RDWR | os.O_NONBLOCK)
+        self.real = folder / "real"
+        self.body("exit 0")
+
+    def body(self, text: str, name: str = "ssh") -> None:
+        """Say what the real agent does, behind noting its words."""
+        words = shlex.quote(f"{self.folder}/words")
+        self.real.write_text(
+            f'#!/bin/sh\nfor word; do printf "%s\\0" "$word"; done > {words}\n{text}\n'
+        )
+        self.real.chmod(0o755)
+        (self.folder / "agent.conf").write_text(
+            assignments(
+                {
+                    "ssh": f"{self.real} -o A=b" if name == "ssh" else "ssh",
+                    "user_agent": "" if name == "ssh" else f"{self.real} -v",
+                }
+            )
+        )
+
+    def start(
+        self,
+        *words: str,
+        stdin: int | IO[bytes] = subprocess.DEVNULL,
+        stdout: int = subprocess.PIPE,
+        stderr: int = subprocess.PIPE,
+    ) -> subprocess.Popen:  # type: ignore[type-arg]
+        return subprocess.Popen(
+            [*self.shell, str(AGENT), *words],
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env={
+                "PATH": os.environ["PATH"],
+                "MPIBOOT_LAUNCH_DIR": str(self.folder),
+                **self.environ,
+            },
+        )
+
+    def words(self) -> list[str]:
+        return (self.folder / "words").read_text().split("\0")[:-1]
+
+    def events(self) -> list[list[str]]:
+        try:
+            data = os.read(self.fifo, 65536).decode()
+        except BlockingIOError:
+            return []
+        return [line.split() for line in data.splitlines()]
+
+
+@pytest.fixture(params=SHELLS, ids=" ".join)
+def launch(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launch]:
+    made = Launch(tmp_path / "launch", request.param)
+    yield made
+    os.close(made.fifo)
+
+
+def ended(process: subprocess.Popen) -> tuple[int, bytes, bytes]:  # type: ignore[type-arg]
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_mpis_words_reach_ssh_as_they_are_behind_mpiboots_own(
+    launch: Launch, form: str
+) -> None:
+    words, host, options, command = FORMS[form]
+    assert ended(launch.start(*words)) == (0, b"", b"")
+    got = launch.words()
+    own, rest = got[: got.index("A=b") + 1], got[got.index("A=b") + 1 :]
+    assert own[:4] == [
+        "-F",
+        f"{launch.folder}/ssh_config",
+        "-E",
+        f"{launch.folder}/stderr/w-1",
+    ]
+    assert "PermitLocalCommand=yes" in own
+    assert rest == [*options, host, *command]
+
+
+def test_what_only_asks_a_host_waits_as_long_as_it_is_told_and_tries_once(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of two values is ssh's: these stand before the file's and the user's own."""
+    monkeypatch.setattr(launch, "environ", {"MPIBOOT_ASKS": "7"})
+    assert ended(launch.start("-o", "ConnectTimeout=99", "w-1", "true")) == (0, b"", b"")
+    got = launch.words()
+    assert got.index("ConnectTimeout=7") < got.index("ConnectTimeout=99")
+    assert "ConnectionAttempts=1" in got
+
+
+def test_daemons_get_no_wish_for_the_states_of_ranks(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["--prtemca", "state_base_verbose", '"1"']
+    words = ["w-1", "/p/bin/prted", "--prtemca", "ess", '"env"', *asked, "--prtemca", "x", '"y z"']
+    # A user's own wish stays, for then the parent asks for nothing.
+    assert ended(launch.start(*words)) == (0, b"", b"")
+    assert launch.words()[-len(words) :] == words
+
+    monkeypatch.setattr(launch, "environ", {"MPIBOOT_RANK_STATES": "1"})
+    assert ended(launch.start(*words)) == (0, b"", b"")
+    assert launch.words()[-7:] == [*words[:5], *words[8:]][-7:]
+    assert not set(asked[1:]) & set(launch.words())
+
+
+def test_words_are_neither_split_nor_globbed_nor_evaluated(launch: Launch) -> None:
+    odd = ["* ?", "$(id)", "`id`", "a'b\"c", "two\nlines", "", "\\", "é €"]
+    ended(launch.start("w-1", *odd))
+    assert launch.words()[-len(odd) :] == odd
+
+
+def test_a_hosts_own_exports_stand_in_front_of_its_command_and_of_no_others(
+    launch: Launch,
+) -> None:
+    exports = "export A='1 $x';\nexport B='two';"
+    (launch.folder / "hosts" / "w-1.env").write_text(exports)
+    ended(launch.start("-x", "me@w-1", "orted", "-mca"))
+    assert launch.words()[-4:] == ["me@w-1", exports, "orted", "-mca"]
+    ended(launch.start("-x", "w-10", "orted"))
+    assert launch.words()[-2:] == ["w-10", "orted"]
+
+
+def test_a_users_own_agent_gets_its_words_and_what_mpirun_said(launch: Launch) -> None:
+    launch.body("exit 4", name="kubexec")
+    assert ended(launch.start("-q", "-x", "w-1", "orted"))[0] == 4
+    assert launch.words() == ["-v", "-q", "-x", "w-1", "orted"]
+    assert [words[:3] for words in launch.events() if words[0] == "ended"] == [
+        ["ended", "w-1", "4"]
+    ]
+
+
+@pytest.mark.parametrize("status", [0, 1, 3, 126, 127, 128, 137, 143, 254, 255])
+def test_its_exit_status_is_the_real_ones_and_is_told(launch: Launch, status: int) -> None:
+    launch.body(f"exit {status}")
+    process = launch.start("me@w-1", "orted")
+    assert ended(process)[0] == status
+    pid = str(process.pid)
+    events = launch.events()
+    assert events[0] == ["started", "w-1", pid]
+    assert events[-1] == ["ended", "w-1", str(status), pid]
+
+
+@pytest.mark.parametrize(("group", "told"), [("0", []), ("1", ["spawned"])])
+def test_a_daemon_of_hydra_for_ranks_that_were_spawned_is_told_so(
+    launch: Launch, group: str, told: list[str]
+) -> None:
+    words = ("hydra_pmi_proxy", "--pgid", group, "--proxy-id", "1")
+    ended(launch.start("-x", "w-1", *words))
+    assert launch.words()[-6:] == ["w-1", *words]
+    assert launch.events()[0][3:] == told
+
+
+def test_an_ssh_that_a_signal_killed_is_128_and_the_signal(launch: Launch) -> None:
+    launch.body("kill -9 $$")
+    code, _, err = ended(launch.start("w-1", "orted"))
+    assert (code, err) == (137, b"")
+
+
+def test_streams_pass_untouched(launch: Launch) -> None:
+    launch.body("cat; echo said >&2; exit 7")
+    process = launch.start("w-1", "orted", stdin=subprocess.PIPE)
+    data = bytes(range(256)) * 4000
+    out, err = process.communicate(data, timeout=30)
+    assert (process.returncode, out, err) == (7, data, b"said\n")
+
+
+NON_BLOCKING = """
+exec %s -S -c 'import os
+for stream in (1, 2):
+    os.set_blocking(stream, False)
+    os.write(stream, b"from ssh")'
+"""
+
+
+def test_an_ssh_that_makes_its_streams_non_blocking_leaves_mpiruns_as_they_are(
+    launch: Launch,
+) -> None:
+    """As OpenSSH does: an mpirun whose stdout is so drops what nobody has read at its end."""
+    launch.body(NON_BLOCKING % sys.executable)
+    pipes = [os.pipe() for _ in range(2)]
+    writers = [writer for _, writer in pipes]
+    assert launch.start("w-1", "true", stdout=writers[0], stderr=writers[1]).wait(60) == 0
+    assert [os.get_blocking(writer) for writer in writers] == [True, True]
+    for reader, writer in pipes:
+        os.close(writer)
+        assert os.read(reader, 99) == b"from ssh"
+        assert os.read(reader, 99) == b""
+        os.close(reader)
+
+
+def told(launch: Launch, process: subprocess.Popen) -> None:  # type: ignore[type-arg]
+    """Wait until the real agent says that it runs."""
+    assert process.stdout
+    assert process.stdout.readline() == b"ready\n"
+
+
+def state(pid: int, letter: str) -> None:
+    """Wait until the kernel says that a process is in this state."""
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != letter:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("sent", "arrives"),
+    [
+        (signal.SIGTERM, "TERM"),
+        (signal.SIGHUP, "HUP"),
+        (signal.SIGUSR1, "USR1"),
+        (signal.SIGUSR2, "USR2"),
+        # a shell's background child can't be sent these
+        (signal.SIGINT, "TERM"),
+        (signal.SIGQUIT, "TERM"),
+    ],
+)
+def test_signals_go_through_it_and_the_status_stays_the_childs(
+    launch: Launch, sent: signal.Signals, arrives: str
+) -> None:
+    traps = "\n".join(
+        f"trap 'echo {name}; exit {code}' {name}"
+        for code, name in enumerate(("TERM", "HUP", "USR1", "USR2"), 41)
+    )
+    launch.body(f"{traps}\necho ready\nwhile :; do sleep 0.05; done")
+    process = launch.start("w-1", "orted")
+    told(launch, process)
+    process.send_signal(sent)
+    code, out, _ = ended(process)
+    assert out.decode().strip() == arrives
+    assert code == 41 + ("TERM", "HUP", "USR1", "USR2").index(arrives)
+    assert launch.events()[-1][1:3] == ["w-1", str(code)]
+
+
+def test_a_signal_that_ssh_survives_does_not_end_the_agent(launch: Launch) -> None:
+    over = launch.folder / "over"
+    waiting = f"until [ -e {over} ]; do sleep 0.05; done"
+    launch.body(f"trap 'echo again' USR1\necho ready\n{waiting}\nexit 6")
+    process = launch.start("w-1", "orted")
+    told(launch, process)
+    for _ in range(3):
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout
+        assert process.stdout.readline() == b"again\n"
+    assert process.poll() is None
+    over.touch()
+    assert ended(process) == (6, b"", b"")
+    assert launch.events()[-1][-1] == "USR1"
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [("exit 0", 0), ("exit 41", 41), ("kill -9 $$", 137), ("kill -USR1 $$", 138)]
+)
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1])
+def test_an_ssh_that_ends_at_the_moment_of_a_signal_keeps_its_status(
+    launch: Launch, end: str, status: int, sent: signal.Signals
+) -> None:
+    """The shell meets both at once: its wait is interrupted, and the child is already reaped."""
+    launch.body(f"echo ready; read line; {end}")
+    process = launch.start("w-1", "orted", stdin=subprocess.PIPE)
+    told(launch, process)
+    events: list[list[str]] = []
+    while not any(words[0] == "running" for words in events):
+        events += launch.events()
+        time.sleep(0.01)
+    child = int(events[-1][2])
+    process.send_signal(signal.SIGSTOP)
+    state(process.pid, "T")
+    assert process.stdin
+    process.stdin.write(b"end\n")
+    process.stdin.flush()
+    state(child, "Z")
+    process.send_signal(sent)
+    process.send_signal(signal.SIGCONT)
+    assert ended(process) == (status, b"", b"")
+    assert launch.events() == [
+        ["ended", "w-1", str(status), str(process.pid), sent.name.removeprefix("SIG")]
+    ]
+
+
+def test_without_a_launch_folder_it_is_ssh_and_nothing_more(tmp_path: Path) -> None:
+    fake = tmp_path / "ssh"
+    fake.write_text('#!/bin/sh\necho "$@"\nexit 5\n')
+    fake.chmod(0o755)
+    for folder in (None, "", str(tmp_path / "gone"), str(tmp_path)):
+        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        env |= {} if folder is None else {"MPIBOOT_LAUNCH_DIR": folder}
+        done = subprocess.run(
+            [AGENT, "-x", "-q", "w-1", "orted"], env=env, capture_output=True, check=False
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (5, b"-x -q w-1 orted\n", b"")
+
+
+def test_a_fifo_that_nobody_reads_does_not_make_it_wait(launch: Launch) -> None:
+    os.close(launch.fifo)
+    launch.body("exit 3")
+    assert ended(launch.start("w-1", "orted"))[0] == 3
+    launch.fifo = os.open(launch.folder / "events", os.O_RDWR | os.O_NONBLOCK)
+
+
+def test_a_folder_that_vanishes_while_it_runs_does_not_change_its_end(launch: Launch) -> None:
+    launch.body("echo ready; read line; exit 9")
+    process = launch.start("w-1", "orted", stdin=subprocess.PIPE)
+    told(launch, process)
+    (launch.folder / "events").unlink()
+    _, err = process.communicate(b"go\n", timeout=30)
+    assert (process.returncode, err) == (9, b"")
+    assert not (launch.folder / "events").exists()
+
+
+@pytest.mark.skipif(not (HAVE_SSH and HAVE_SSHD), reason="no OpenSSH")
+@pytest.mark.parametrize("name", ["it's", "100%d%h", 'a"b', "a$HOME`id`b", "#a;b&c"])
+def test_the_real_ssh_tells_that_it_is_connected_from_a_folder_of_any_name(
+    tmp_path: Path, name: str
+) -> None:
+    worker = Worker(tmp_path / "worker", "openssh").start()
+    folder = tmp_path / name
+    try:
+        worker.listens()
+        launch = Launch(folder, ["sh"])
+        key = folder / "key"
+        key.write_bytes(worker.key.read_bytes())
+        key.chmod(0o600)
+        public = worker.key.with_suffix(".pub").read_text()
+        (folder / "known_hosts").write_text(f"{config.ALIAS} {public}")
+        text = config.render(
+            [config.SshHost("w-1", "127.0.0.1", worker.port, "root")],
+            key=str(key),
+            known_hosts=str(folder / "known_hosts"),
+            host_keys=HostKeys.JOB,
+            keepalive=30.0,
+            user_args=config.UserArgs(),
+        )
+        (folder / "ssh_config").write_text(text)
+        (folder / "agent.conf").write_text(assignments({"ssh": "ssh", "user_agent": ""}))
+        assert ended(launch.start("w-1", "echo", "there")) == (0, b"there\n", b"")
+        told = [words[:2] for words in launch.events()]
+        os.close(launch.fifo)
+    finally:
+        worker.stop()
+    assert [words[0] for words in told] == ["started", "running", "connected", "ended"]
+    assert {words[1] for words in told} == {"w-1"}
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_has_nothing_to_say() -> None:
+    done = subprocess.run(["shellcheck", AGENT], capture_output=True, text=True, check=False)
+    assert done.stdout == ""
+
+
+def test_it_can_be_executed() -> None:
+    assert os.access(AGENT, os.X_OK)

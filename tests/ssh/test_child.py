@@ -1,0 +1,130 @@
+"""The SSH server as a child: a shell plays it, and says what it is to say."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mpiboot.core import log
+from mpiboot.core.choices import LogFormat, LogLevel
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.model import SshKind
+from mpiboot.ssh import server_child as child
+from mpiboot.ssh.openssh import LISTENING
+from mpiboot.system import process
+
+GUARD = 60.0
+
+
+@pytest.fixture
+def loop() -> Iterator[process.SignalLoop]:
+    made = process.SignalLoop((signal.SIGCHLD,))
+    yield made
+    made.close()
+
+
+def until(loop: process.SignalLoop, check: Callable[[], object]) -> None:
+    end = time.monotonic() + GUARD
+    while not check():
+        assert time.monotonic() < end, "it never came true"
+        loop.wait(0.05)
+
+
+def server(loop: process.SignalLoop, script: str) -> child.SshServer:
+    argv = ["sh", "-c", script]
+    return child.SshServer(SshKind.OPENSSH, argv, {"PATH": os.environ["PATH"]}, loop)
+
+
+def ended(started: child.SshServer) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(started.pid, 0)[1])
+
+
+def runs(pid: int) -> bool:
+    """Whether a process runs; one that only waits for its parent doesn't."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def test_a_server_listens_when_it_says_so_and_has_last_words(loop: process.SignalLoop) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    said = "; ".join(f"echo line {number}" for number in range(9))
+    running = server(loop, f"echo starts; read go; {said}; printf 'cut off'; exit 3")
+    until(loop, lambda: list(running.lines.last) == ["starts"])
+    assert not running.listening
+    running._said(f"{LISTENING} 127.0.0.1 port 22.")
+    assert running.listening
+    # Its standard input ends with this process, and by that it knows.
+    os.close(running._life)
+    assert ended(running) == 3
+    assert running.last_words() == tuple(f"line {number}" for number in range(3, 9))
+    running._life = os.open(os.devnull, os.O_RDONLY)
+    running.close()
+    running.lines.close()  # twice is no harm
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.parametrize(
+    ("line", "level"),
+    [
+        ("error: it went wrong", "warning"),
+        ("fatal: it went wrong", "warning"),
+        ("Missing privilege separation directory: /run/sshd", "warning"),
+        ("Connection closed by 10.0.0.1", "debug"),
+        # Whoever knocks without a key, as a port scan does.
+        ("fatal: Timeout before authentication [preauth]", "debug"),
+        ("no error: at all", "debug"),
+    ],
+)
+def test_what_goes_wrong_while_it_listens_is_a_warning(
+    loop: process.SignalLoop, capfd: pytest.CaptureFixture[str], line: str, level: str
+) -> None:
+    log.configure(level=LogLevel.DEBUG, form=LogFormat.JSON)
+    running = server(loop, "exec sleep 1000")
+    try:
+        running._said(line)
+        running._said(f"{LISTENING} 127.0.0.1 port 22.")
+        running._said(line)
+    finally:
+        running.stop()
+        assert ended(running) == -signal.SIGTERM
+        running.close()
+    told = [json.loads(text) for text in capfd.readouterr().err.splitlines()]
+    # What it says before is told with the reason why it doesn't serve.
+    assert [item["level"] for item in told] == ["debug", "debug", level]
+    assert told[-1]["message"] == f"sshd: {line}"
+
+
+def test_its_connections_end_with_it_and_one_that_is_gone_is_no_matter(
+    loop: process.SignalLoop,
+) -> None:
+    running = server(loop, "trap 'exit 0' TERM; sh -c 'echo $$; exec sleep 1000' & wait")
+    until(loop, lambda: running.lines.last)
+    connection = int(running.lines.last[0])
+    running.stop()
+    assert ended(running) == 0
+    until(loop, lambda: not runs(connection))
+    running.stop()
+    running.close()
+
+
+def test_a_server_that_can_not_be_started_leaves_nothing_open(loop: process.SignalLoop) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(MpibootError, match="/no/sshd doesn't exist"):
+        child.SshServer(SshKind.OPENSSH, ["/no/sshd"], {}, loop)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_any_bytes_that_it_writes_are_lines(loop: process.SignalLoop) -> None:
+    running = server(loop, r"printf 'a\r\n\377b\n'")
+    assert ended(running) == 0
+    assert running.last_words() == ("a", r"\xffb")
+    running.close()

@@ -1,0 +1,161 @@
+"""With what mpiboot itself logs in: the job's key and nothing else of this machine's or user's."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import asyncssh
+import pytest
+
+from mpiboot.ssh import host_logins, login
+from mpiboot.ssh.attempt import LoginTimeouts, Outcome, Target
+from mpiboot.ssh.config import SshTimeouts
+from mpiboot.ssh.host_logins import HostLogins
+from mpiboot.ssh.start import ClientHost
+from tests.fakes.sshd import Job
+
+# None of ssh_config, agents, known hosts, certificates, GSSAPI or this machine's own host keys.
+NOTHING_ELSE: dict[str, object] = {
+    "config": None,
+    "known_hosts": ([], [], []),
+    "x509_trusted_certs": None,
+    "agent_path": None,
+    "client_host_keys": None,
+    "gss_host": None,
+    "compression_algs": None,
+}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """What asyncssh was asked for; it answers that nobody listens."""
+    seen: dict[str, object] = {}
+
+    async def connect(host: str, port: int, **options: object) -> None:
+        seen.update(options, where=(host, port))
+        if isinstance(sock := options.get("sock"), socket.socket):
+            sock.close()
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(asyncssh, "connect", connect)
+    return seen
+
+
+async def test_the_gates_login(job: Job, asked: dict[str, object]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        found = await login.Login(job.path).log_in(
+            Target("w-0", "10.0.0.1", 2222, "me"), sock, "SSH-2.0-x", "true"
+        )
+    assert found.outcome is Outcome.CLOSED
+    assert asked.items() >= NOTHING_ELSE.items()
+    assert (asked["where"], asked["username"]) == (("w-0", 2222), "me")
+    # Its key is offered by hand, so that it is known whether the server has asked for one.
+    assert asked["client_keys"] is None
+    # The others show what a server that takes no keys would have.
+    assert asked["preferred_auth"] == "publickey,keyboard-interactive,password"
+
+
+def test_a_login_has_less_time_than_asyncssh_would_give_it() -> None:
+    assert LoginTimeouts().login < 120
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+async def test_the_launchs_own_client(
+    job: Job,
+    asked: dict[str, object],
+    tmp_path: Path,
+    pinned: bool,  # noqa: FBT001
+) -> None:
+    line = job.stranger.export_public_key().decode() if pinned else ""
+    host = ClientHost("w-0", "10.0.0.1", 2222, "me", line)
+    patience = SshTimeouts(attempts=1, timeout=33, interval=11, probes=4)
+    with pytest.raises(ConnectionRefusedError):
+        await HostLogins(str(job.path), patience).log_in(host, "other")
+    assert asked.items() >= NOTHING_ELSE.items()
+    assert (asked["where"], asked["username"]) == (("10.0.0.1", 2222), "other")
+    assert asked["client_keys"] == [job.key]
+    assert asked["preferred_auth"] == "publickey"
+    assert asked["login_timeout"] == 33
+    assert (asked["keepalive_interval"], asked["keepalive_count_max"]) == (11, 4)
+    # A server with another key is to show it, and not to say that there is nothing in common.
+    wanted = asked["server_host_key_algs"]
+    assert isinstance(wanted, list)
+    assert len(wanted) == len(set(wanted)) > 5
+    if pinned:
+        assert wanted[0] == "ssh-ed25519"
+
+
+@pytest.mark.parametrize("answer", ["same", "other"])
+def test_only_the_pinned_key_is_trusted(job: Job, answer: str) -> None:
+    public = job.key.convert_to_public()
+    shown = public if answer == "same" else job.stranger.convert_to_public()
+    assert host_logins.HostKeyCheck(public).validate_host_public_key("", "", 22, shown) == (
+        answer == "same"
+    )
+    assert host_logins.HostKeyCheck(None).validate_host_public_key("", "", 22, shown)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "once", "tries"), [(0, 0, 1), (1, 0, 1), (3, 0, 3), (3, 9, 1)]
+)
+async def test_a_login_is_tried_as_often_as_the_user_says(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int, once: int, tries: int
+) -> None:
+    host = ClientHost("w-0", "10.0.0.1", 22, "me", "")
+    made, waited = list[int](), list[float]()
+
+    async def refused(*_: object) -> None:
+        made.append(1)
+        raise ConnectionRefusedError
+
+    async def at_once(seconds: float) -> None:
+        waited.append(seconds)
+
+    known = HostLogins(str(job.path), SshTimeouts(attempts, 30, 10, 3))
+    monkeypatch.setattr(known, "_open", refused)
+    own = SimpleNamespace(
+        wait_for=asyncio.wait_for, TimeoutError=asyncio.TimeoutError, sleep=at_once
+    )
+    monkeypatch.setattr(host_logins, "asyncio", own)
+    with pytest.raises(ConnectionRefusedError):
+        await known.log_in(host, "me", once)
+    assert len(made) == tries
+    assert len(waited) == tries - 1
+    assert all(waited)
+
+
+async def test_a_host_that_lets_a_login_hang_is_given_up_with_its_place(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    known = HostLogins(str(job.path), SshTimeouts(1, 1, 10, 3))
+    monkeypatch.setattr(known, "_open", silent)
+    with pytest.raises(TimeoutError, match=r"no login at 10\.0\.0\.1 port 22 within 1 s"):
+        await asyncio.wait_for(known.log_in(ClientHost("w-0", "10.0.0.1", 22, "me", ""), "me"), 60)
+
+
+async def test_a_login_that_is_refused_is_not_tried_again(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = ClientHost("w-0", "10.0.0.1", 22, "me", "")
+    made = list[int]()
+
+    async def denied(*_: object) -> None:
+        made.append(1)
+        raise asyncssh.PermissionDenied("no")
+
+    known = HostLogins(str(job.path), SshTimeouts(3, 30, 10, 3))
+    monkeypatch.setattr(known, "_open", denied)
+    with pytest.raises(asyncssh.PermissionDenied):
+        await known.log_in(host, "me")
+    assert made == [1]

@@ -1,0 +1,268 @@
+"""What an ssh client doesn't show: exact exit signals, signals sent, odd requests, broken peers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import asyncssh
+import psutil
+import pytest
+
+from mpiboot.hosts.authentication import final
+from mpiboot.ssh import embedded
+from mpiboot.ssh.attempt import Attempt, Outcome, Target
+from mpiboot.ssh.sessions import FIFO
+from tests.fakes.worker import HAVE_SSH, PATIENCE, Worker
+from tests.waiting import until_in_loop
+
+pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    folder = Path(tempfile.mkdtemp(prefix="mpiboot-test-"))
+    running = Worker(folder, "embedded").start()
+    try:
+        yield running.listens()
+    finally:
+        assert running.stop() == 0, running.log
+        shutil.rmtree(folder)
+
+
+@asynccontextmanager
+async def connect(worker: Worker) -> AsyncIterator[asyncssh.SSHClientConnection]:
+    user = worker.wait_for("listens on").split(" as ")[1].split(",")[0]
+    async with asyncssh.connect(
+        "127.0.0.1",
+        worker.port,
+        username=user,
+        client_keys=[asyncssh.read_private_key(worker.key)],
+        known_hosts=None,
+        config=None,
+        agent_path=None,
+    ) as connection:
+        yield connection
+
+
+async def test_its_greeting_tells_a_launcher_whose_it_is(worker: Worker) -> None:
+    async with connect(worker) as connection:
+        greeting = connection.get_extra_info("server_version")
+    attempt = Attempt(Target("w-0", "10.0.0.1", 22, "root"), Outcome.HOST_KEY_DIFFERS)
+    found = final([replace(attempt, greeting=greeting)], 2, "SHA256:ours")
+    assert found is not None, "mpiboot with another key: no node's sshd that goes away"
+
+
+@pytest.mark.parametrize("name", ["SEGV", "KILL", "TERM", "ABRT", "USR1"])
+async def test_a_signal_that_ended_the_command_is_named(worker: Worker, name: str) -> None:
+    async with connect(worker) as connection:
+        done = await connection.run(f"ulimit -c 0; kill -{name} $$")
+
+    assert done.exit_signal is not None
+    assert done.exit_signal[0] == name
+
+
+async def test_a_signal_that_ssh_has_no_name_for_is_still_a_signal(worker: Worker) -> None:
+    async with connect(worker) as connection:
+        done = await connection.run("kill -16 $$")
+
+    assert done.exit_signal is not None
+    assert done.exit_signal[0] == "SIG@openssh.com"
+
+
+async def test_a_signal_reaches_the_whole_group(worker: Worker) -> None:
+    async with connect(worker) as connection:
+        # The child tells that it is ready: between fork and exec it would miss the signal.
+        child = "sh -c 'echo ready; exec sleep 1000'"
+        script = f"trap 'wait; echo ended; exit 6' TERM; {child} & wait"
+        command = await connection.create_process(script)
+        assert await command.stdout.readline() == "ready\n"
+        command.send_signal("TERM")
+        done = await command.wait()
+
+    assert (done.stdout, done.exit_status) == ("ended\n", 6)
+
+
+async def test_a_channel_that_closes_ends_its_session_and_no_other(worker: Worker) -> None:
+    async with connect(worker) as connection:
+        first = await connection.create_process("echo ready; exec cat")
+        second = await connection.create_process("echo ready; exec cat")
+        for command in (first, second):
+            assert await command.stdout.readline() == "ready\n"
+        first.close()
+        await first.wait_closed()
+        second.stdin.write("still here\n")
+        assert await second.stdout.readline() == "still here\n"
+        second.stdin.write_eof()
+        assert (await second.wait()).exit_status == 0
+
+
+async def test_many_sessions_of_one_connection(worker: Worker) -> None:
+    async with connect(worker) as connection:
+        runs = [connection.run(f"echo {number}; exit {number}") for number in range(64)]
+        done = await asyncio.gather(*runs)
+
+    assert [int(str(item.stdout)) for item in done] == list(range(64))
+    assert [item.exit_status for item in done] == list(range(64))
+
+
+async def test_output_that_is_closed_early_is_told(worker: Worker) -> None:
+    async with connect(worker) as connection:
+        command = await connection.create_process("exec >&- 2>&-; read -r line; exit 7")
+        assert await command.stdout.read() == ""
+        command.stdin.write("go\n")
+        assert (await command.wait()).exit_status == 7
+
+
+def descriptors(worker: Worker) -> int:
+    """How many descriptors the worker, its server and what its sessions run have open."""
+    count = 0
+    own = psutil.Process(worker.process.pid)
+    for item in (own, *own.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            count += item.num_fds()
+    return count
+
+
+def over(worker: Worker) -> bool:
+    """Whether every session of the worker has ended."""
+    return worker.log.count(" begins") == worker.log.count(" has ended")
+
+
+def pipes(worker: Worker) -> int:
+    """How many pipes the worker's server has open."""
+    (server,) = (
+        item
+        for item in psutil.Process(worker.process.pid).children()
+        if any(word.endswith("embedded.json") for word in item.cmdline())
+    )
+    folder = Path(f"/proc/{server.pid}/fd")
+    return sum(
+        os.path.realpath(item).rpartition("/")[2].startswith("pipe:") for item in folder.iterdir()
+    )
+
+
+async def test_input_that_nobody_reads_any_more_is_closed_at_once(worker: Worker) -> None:
+    await until_in_loop(lambda: over(worker))  # those of earlier tests close theirs
+    async with connect(worker) as connection:
+        command = await connection.create_process("exec <&-; echo ready; exec sleep 1000")
+        assert await command.stdout.readline() == "ready\n"
+        before = pipes(worker)
+        command.stdin.write("for nobody\n")
+        await until_in_loop(lambda: pipes(worker) == before - 1)
+
+
+async def test_nothing_stays_open_of_sessions_whose_processes_were_ended(worker: Worker) -> None:
+    async with connect(worker) as connection:
+        await connection.run("true")  # what is made once is there
+    await until_in_loop(lambda: over(worker))
+    before = descriptors(worker)
+    async with connect(worker) as connection:
+        for _ in range(8):  # more than what of the first connection may still be open
+            command = await connection.create_process("setsid sleep 1000 & echo ready; wait")
+            assert await command.stdout.readline() == "ready\n"
+    await until_in_loop(lambda: over(worker) and descriptors(worker) <= before)
+
+
+async def test_passwords_and_dialogues_are_not_offered(worker: Worker) -> None:
+    with pytest.raises(asyncssh.PermissionDenied):
+        async with asyncssh.connect(
+            "127.0.0.1",
+            worker.port,
+            username="root",
+            password="secret",
+            client_keys=None,
+            known_hosts=None,
+            config=None,
+            agent_path=None,
+        ):
+            pass
+    methods = await asyncssh.get_server_auth_methods("127.0.0.1", worker.port, username="root")
+    assert methods == ["publickey"]
+
+
+async def test_tunnels_and_files_are_refused(worker: Worker) -> None:
+    async with connect(worker) as connection:
+        with pytest.raises(asyncssh.ChannelOpenError):
+            await connection.open_connection("127.0.0.1", worker.port)
+        with pytest.raises(asyncssh.ChannelOpenError):
+            await connection.open_unix_connection("/run/any.sock")
+        with pytest.raises(asyncssh.ChannelListenError):
+            await connection.forward_remote_port("127.0.0.1", 0, "127.0.0.1", 1)
+        with pytest.raises(asyncssh.ChannelOpenError):
+            await connection.start_sftp_client()
+
+
+async def test_a_peer_that_speaks_no_ssh_disturbs_nobody(worker: Worker) -> None:
+    for data in (b"", b"GET / HTTP/1.0\r\n\r\n", b"SSH-2.0-x\r\n" + bytes(5000)):
+        reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+        writer.write(data)
+        writer.close()
+        await writer.wait_closed()
+        del reader
+    async with connect(worker) as connection:
+        assert (await connection.run("exit 3")).exit_status == 3
+
+
+async def test_a_worker_that_does_not_listen_stops_no_session(tmp_path: Path) -> None:
+    """Its FIFO is full: nobody has read for some thousand sessions."""
+    running = Worker(tmp_path, "embedded").start().listens()
+    fifo = os.open(running.runtime / "sessions", os.O_RDWR | os.O_NONBLOCK)
+    os.kill(running.process.pid, signal.SIGSTOP)
+    try:
+        with suppress(BlockingIOError):
+            while True:
+                os.write(fifo, b"end nothing\n" * 300)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(fifo, b"\n")
+        async with connect(running) as connection:
+            done = await asyncio.wait_for(connection.run("echo hello; exit 7"), PATIENCE)
+            assert (done.stdout, done.exit_status) == ("hello\n", 7)
+    finally:
+        os.kill(running.process.pid, signal.SIGCONT)
+        os.close(fifo)
+    running.wait_for("the worker doesn't listen: begin")
+    assert running.stop() == 0
+
+
+async def test_a_session_knows_both_ends_of_its_connection(worker: Worker) -> None:
+    async with connect(worker) as connection:
+        own = connection.get_extra_info("sockname")
+        done = await connection.run('echo "$SSH_CONNECTION; $SSH_CLIENT"')
+    said = f"127.0.0.1 {own[1]} 127.0.0.1 {worker.port}; 127.0.0.1 {own[1]} {worker.port}\n"
+    assert done.stdout == said
+
+
+async def test_a_login_needs_the_key_soon_and_gives_commands_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, object] = {}
+
+    async def create(*_: object, **options: object) -> None:
+        given.update(options)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncssh, "create_server", create)
+    monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", lambda *_: None)
+    os.mkfifo(tmp_path / FIFO)
+    public = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
+    config = embedded.EmbeddedConfig(
+        str(tmp_path), "token", "127.0.0.1", 22, "root", "/root", "/bin/sh", public, keepalive=45.0
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await embedded.serve(config)
+    # One that answers no more is asked three times in the keep-alive.
+    assert (given["keepalive_interval"], given["keepalive_count_max"]) == (15.0, 3)
+    off = {"agent_forwarding", "x11_forwarding", "allow_pty", "allow_scp", "line_editor"}
+    off |= {"password_auth", "kbdint_auth", "host_based_auth"}
+    assert {name: given[name] for name in off} == dict.fromkeys(off, False)
+    assert (given["gss_host"], given["compression_algs"]) == (None, None)
+    assert given["login_timeout"] == 60

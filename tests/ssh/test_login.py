@@ -1,0 +1,434 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import inspect
+import os
+import resource
+import socket
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import asyncssh
+import pytest
+from asyncssh.constants import MSG_IGNORE
+
+from mpiboot.core.choices import HostKeys
+from mpiboot.core.errors import MpibootError
+from mpiboot.ssh import tcp
+from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.login import ERRORS, OUTPUT_LIMIT, Login, outcome_of
+from tests.fakes.sshd import (
+    CLOSES_AFTER_GREETING,
+    CLOSING,
+    HANGS_AFTER_GREETING,
+    HTTP,
+    SILENT,
+    Behaviour,
+    Job,
+    Talk,
+    listener,
+    saying,
+    sshd,
+    without_ipv6,
+)
+
+# Guards: there is one try, and server and client are one process on a machine that may be busy.
+LIMITS = LoginTimeouts(connect=60.0, greeting=60.0, login=60.0, command=60.0)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+async def attempt(
+    login: Login, port: int, command: str = "echo hello", limits: LoginTimeouts = LIMITS
+) -> Attempt:
+    target = Target("w-0", "127.0.0.1", port, "runner")
+    opened = await tcp.connect(target, limits)
+    if isinstance(opened, Attempt):
+        return opened
+    return await login.log_in(target, opened.sock, opened.greeting, command)
+
+
+async def against(job: Job, behaviour: Behaviour, command: str = "echo hello") -> Attempt:
+    async with sshd(behaviour) as port:
+        return await attempt(Login(job.path, limits=LIMITS), port, command)
+
+
+async def test_a_worker_with_the_jobs_key_lets_us_in_and_runs_the_command(job: Job) -> None:
+    behaviour = Behaviour(job)
+
+    probe = await against(job, behaviour)
+
+    assert (probe.outcome, probe.output) == (Outcome.OK, "hello\n")
+    assert probe.greeting.startswith("SSH-2.0-AsyncSSH")
+    assert probe.local_address == "127.0.0.1"
+    assert probe.fingerprint == job.key.get_fingerprint()
+    assert set(behaviour.users) == {"runner"}
+
+
+async def test_no_packet_comes_with_one_that_says_nothing(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: list[int] = []
+
+    def process_ignore(_connection: object, kind: int, *_: object) -> None:
+        came.append(kind)
+
+    # Only what a server takes in: this one is asyncssh's too, and sends its own.
+    handlers = asyncssh.connection.SSHServerConnection._packet_handlers
+    taken = {**handlers, MSG_IGNORE: process_ignore}
+    monkeypatch.setattr(asyncssh.connection.SSHServerConnection, "_packet_handlers", taken)
+
+    assert (await against(job, Behaviour(job))).outcome is Outcome.OK
+
+    assert came == []
+
+
+@pytest.mark.parametrize("kind", ["ssh-rsa", "ecdsa-sha2-nistp521", "ssh-ed25519"])
+async def test_every_kind_of_key_that_an_operator_makes_works(tmp_path: Path, kind: str) -> None:
+    job = Job(tmp_path, kind)
+
+    assert (await against(job, Behaviour(job))).outcome is Outcome.OK
+
+
+async def test_nobody_listening_is_refused(job: Job) -> None:
+    async with sshd(Behaviour(job)) as port:
+        pass
+
+    assert (await attempt(Login(job.path), port)).outcome is Outcome.REFUSED
+
+
+async def test_no_answer_at_all_is_a_timeout(job: Job) -> None:
+    # A listener whose queue is full drops what comes, as a network policy does.
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for filler in (first, second):
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        limits = LoginTimeouts(connect=0.3)
+        target = Target("w-0", "127.0.0.1", full.getsockname()[1], "runner")
+        probe = await tcp.connect(target, limits)
+
+    assert isinstance(probe, Attempt)
+    assert probe.outcome is Outcome.TIMEOUT
+
+
+async def test_an_address_without_a_route_is_unreachable() -> None:
+    # A multicast address has no TCP.
+    probe = await tcp.connect(Target("w-0", "224.0.0.1", 22, "x"), LIMITS)
+
+    assert isinstance(probe, Attempt)
+    assert probe.outcome in (Outcome.UNREACHABLE, Outcome.TIMEOUT)
+
+
+async def test_without_a_descriptor_left_the_attempt_fails_with_that_reason() -> None:
+    lowest = os.dup(0)
+    os.close(lowest)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = Target("w-0", "127.0.0.1", 22, "x")
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+        probe = await tcp.connect(target, LIMITS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    assert probe == Attempt(target, Outcome.NO_SOCKET, said="too many open files")
+
+
+async def test_a_kernel_without_ipv6_is_a_reason_like_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without_ipv6(monkeypatch)
+
+    probe = await tcp.connect(Target("w-0", "fd00::1", 22, "x"), LIMITS)
+
+    assert isinstance(probe, Attempt)
+    assert (probe.outcome, probe.said) == (
+        Outcome.NO_SOCKET,
+        os.strerror(errno.EAFNOSUPPORT).lower(),
+    )
+
+
+async def test_no_name_is_looked_up_while_the_loop_would_wait_for_the_answer() -> None:
+    """The gate has resolved it; a resolver that hangs would hold every other host."""
+    probe = await tcp.connect(Target("w-0", "localhost", 22, "x"), LIMITS)
+
+    assert isinstance(probe, Attempt)
+    assert probe.outcome is Outcome.NO_SOCKET
+
+
+async def test_a_zone_that_is_not_here_is_a_reason_like_others() -> None:
+    probe = await tcp.connect(Target("w-0", "fe80::1%nolink9", 22, "x"), LIMITS)
+
+    assert isinstance(probe, Attempt)
+    assert probe.outcome is Outcome.NO_SOCKET
+
+
+@pytest.mark.parametrize(
+    ("talk", "outcome", "said"),
+    [
+        (SILENT, Outcome.SILENT, "within 0.3 s"),
+        (CLOSING, Outcome.CLOSED, "before its greeting"),
+        (HTTP, Outcome.NOT_SSH, "HTTP/1.1 400"),
+        (saying(b"\x16\x03\x01\x00"), Outcome.NOT_SSH, "\\x16\\x03"),
+        (saying(b"x" * 300), Outcome.NOT_SSH, "xxxx"),
+        (CLOSES_AFTER_GREETING, Outcome.CLOSED, ""),
+    ],
+)
+async def test_what_is_no_ssh_server_is_told_apart(
+    job: Job, talk: Talk, outcome: Outcome, said: str
+) -> None:
+    # What says nothing, or no line that ends, is waited for until the limit.
+    seconds = {Outcome.SILENT: 0.3, Outcome.NOT_SSH: 5.0}.get(outcome, LIMITS.greeting)
+    limits = replace(LIMITS, greeting=seconds)
+    async with listener(talk) as port:
+        probe = await attempt(Login(job.path, limits=limits), port, limits=limits)
+
+    assert probe.outcome is outcome
+    assert said in probe.said
+
+
+@pytest.mark.parametrize(
+    "talk",
+    [
+        saying(b"SSH-2.0-Stuck_1.0\r\n", pause_after=5),
+        saying(b"Welcome\r\nSSH-2.0-Stuck_1.0\r\n", pause_after=9),
+    ],
+)
+async def test_a_greeting_in_parts_or_behind_other_lines_is_a_greeting(talk: Talk) -> None:
+    async with listener(talk) as port:
+        opened = await tcp.connect(Target("w-0", "127.0.0.1", port, "x"), LIMITS)
+
+    assert isinstance(opened, tcp.OpenConnection)
+    assert opened.greeting == "SSH-2.0-Stuck_1.0"
+    opened.sock.close()
+
+
+async def test_a_server_that_hangs_after_its_greeting_is_given_up(job: Job) -> None:
+    async with listener(HANGS_AFTER_GREETING) as port:
+        probe = await attempt(Login(job.path, limits=LoginTimeouts(login=0.3)), port)
+
+    assert probe.outcome is Outcome.SLOW
+    assert probe.stalled  # it greets and says no more: as where large packets get lost
+    assert probe.greeting == "SSH-2.0-Stuck_1.0"
+
+
+async def test_a_login_that_is_given_up_before_it_begins_leaves_no_socket(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asyncssh reads its options in a thread first, and owns no socket until then."""
+    given: list[socket.socket] = []
+    begins = asyncio.Event()
+
+    async def connect(*_: object, sock: socket.socket, **__: object) -> None:
+        given.append(sock)
+        begins.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncssh, "connect", connect)
+    async with sshd(Behaviour(job)) as port:
+        trying = asyncio.ensure_future(attempt(Login(job.path, limits=LIMITS), port))
+        await begins.wait()
+        trying.cancel()
+        await asyncio.wait({trying})
+    assert [sock.fileno() for sock in given] == [-1]
+
+
+async def test_a_key_that_is_not_authorized_is_refused(job: Job) -> None:
+    behaviour = Behaviour(job, authorized=job.stranger, password=True, banner="No  strangers\n")
+
+    probe = await against(job, behaviour)
+
+    assert probe.outcome is Outcome.KEY_REFUSED
+    assert "No strangers" in probe.said
+    assert probe.fingerprint == job.key.get_fingerprint()
+
+
+async def test_a_server_that_takes_only_passwords_is_told_apart(job: Job) -> None:
+    probe = await against(job, Behaviour(job, public_key=False, password=True))
+
+    assert probe.outcome is Outcome.PASSWORD_ASKED
+
+
+async def test_another_host_key_ends_before_any_command_runs(job: Job) -> None:
+    behaviour = Behaviour(job, host_key=job.stranger)
+
+    probe = await against(job, behaviour)
+
+    assert probe.outcome is Outcome.HOST_KEY_DIFFERS
+    assert probe.welcome
+    assert probe.fingerprint == job.stranger.get_fingerprint()
+    assert probe.host_key.startswith("ssh-ed25519 ")
+    assert not behaviour.commands
+
+
+async def test_a_nodes_own_sshd_is_another_host_key_and_no_welcome(job: Job) -> None:
+    probe = await against(job, Behaviour(job, host_key=job.stranger, authorized=job.stranger))
+
+    assert (probe.outcome, probe.welcome) == (Outcome.HOST_KEY_DIFFERS, False)
+
+
+async def test_a_host_key_of_another_kind_is_shown_not_a_protocol_error(
+    job: Job, tmp_path: Path
+) -> None:
+    other = Job(tmp_path, "ecdsa-sha2-nistp256")
+
+    probe = await against(job, Behaviour(job, host_key=other.key))
+
+    assert probe.outcome is Outcome.HOST_KEY_DIFFERS
+    assert probe.host_key.startswith("ecdsa-sha2-nistp256 ")
+
+
+@pytest.mark.parametrize("mode", ["accept-new", "off"])
+async def test_a_new_host_key_is_taken_where_the_user_allows_it(job: Job, mode: str) -> None:
+    async with sshd(Behaviour(job, host_key=job.stranger)) as port:
+        probe = await attempt(Login(job.path, mode=HostKeys(mode), limits=LIMITS), port)
+
+    assert (probe.outcome, probe.output) == (Outcome.OK, "hello\n")
+    assert probe.fingerprint == job.stranger.get_fingerprint()
+
+
+async def test_another_key_can_be_pinned(job: Job) -> None:
+    line = job.stranger.export_public_key().decode()
+    async with sshd(Behaviour(job, host_key=job.stranger)) as port:
+        probe = await attempt(Login(job.path, host_key=line, limits=LIMITS), port)
+
+    assert probe.outcome is Outcome.OK
+
+
+async def test_a_command_that_fails_says_how(job: Job) -> None:
+    probe = await against(job, Behaviour(job), "echo no shell here >&2; exit 3")
+
+    assert probe.outcome is Outcome.COMMAND_FAILED
+    assert probe.said == "exit status 3: no shell here"
+
+
+async def test_a_command_that_says_too_much_is_cut(job: Job) -> None:
+    probe = await against(job, Behaviour(job), f"head -c {OUTPUT_LIMIT + 10} /dev/zero")
+
+    assert probe.outcome is Outcome.COMMAND_FAILED
+    assert str(OUTPUT_LIMIT) in probe.said
+
+
+async def test_as_much_as_the_limit_is_read_whole(job: Job) -> None:
+    probe = await against(job, Behaviour(job), f"head -c {OUTPUT_LIMIT} /dev/zero")
+
+    assert (probe.outcome, len(probe.output)) == (Outcome.OK, OUTPUT_LIMIT)
+
+
+async def test_much_on_stderr_neither_hangs_nor_fails(job: Job) -> None:
+    probe = await against(job, Behaviour(job), "head -c 3000000 /dev/zero >&2; echo done")
+
+    assert (probe.outcome, probe.output) == (Outcome.OK, "done\n")
+
+
+async def test_a_command_without_an_end_is_given_up(job: Job) -> None:
+    async with sshd(Behaviour(job)) as port:
+        probe = await attempt(Login(job.path, limits=LoginTimeouts(command=0.3)), port, "sleep 3")
+
+    assert probe.outcome is Outcome.COMMAND_FAILED
+    assert "no end" in probe.said
+
+
+async def test_a_slow_host_gets_twice_the_time_at_each_attempt(job: Job) -> None:
+    login = Login(job.path, limits=LoginTimeouts(command=0.1))
+    said = []
+    async with sshd(Behaviour(job)) as port:
+        while (
+            probe := await attempt(login, port, "sleep 0.5; echo done")
+        ).outcome is not Outcome.OK:
+            said.append(probe.said)
+
+    assert said[:3] == [f"no end within {limit} s" for limit in (0.1, 0.2, 0.4)]
+    assert probe.output == "done\n"
+
+
+def test_every_error_of_asyncssh_has_a_row_of_its_own_or_of_its_parent() -> None:
+    kinds = [
+        kind
+        for module in (asyncssh, asyncssh.misc, asyncssh.process, asyncssh.sftp)
+        for _, kind in inspect.getmembers(module, inspect.isclass)
+        if issubclass(kind, asyncssh.Error) and kind is not asyncssh.Error
+    ]
+
+    assert len(kinds) > 20
+    for kind in kinds:
+        known = next(item for item in kind.__mro__ if item in ERRORS)
+        assert known not in (asyncssh.Error, Exception, OSError), kind
+
+
+def test_an_unknown_error_is_still_an_outcome() -> None:
+    class NewError(asyncssh.Error):
+        pass
+
+    assert outcome_of(NewError(1, "new")) is Outcome.PROTOCOL
+    assert outcome_of(ConnectionResetError()) is Outcome.CLOSED
+    assert outcome_of(UnicodeDecodeError("utf-8", b"", 0, 1, "")) is Outcome.PROTOCOL
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "can't be read"), (b"", "no private SSH key"), (b"\x00\xff", "no private SSH key")],
+)
+def test_a_key_that_cannot_be_used_names_its_path(
+    tmp_path: Path, content: bytes | None, said: str
+) -> None:
+    path = tmp_path / "id_rsa"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(MpibootError) as caught:
+        Login(path)
+
+    assert caught.value.finding.check == "ssh-key"
+    assert str(path) in caught.value.finding.said
+    assert said in caught.value.finding.said
+
+
+@pytest.mark.parametrize("form", [(), ("-m", "PEM")])
+def test_a_key_with_a_passphrase_says_so(tmp_path: Path, form: tuple[str, ...]) -> None:
+    path = tmp_path / "locked"
+    make = ["ssh-keygen", "-q", "-t", "rsa", "-b", "1024", "-N", "secret", "-f", str(path), *form]
+    subprocess.run(make, check=True)
+
+    with pytest.raises(MpibootError, match="passphrase"):
+        Login(path)
+
+
+def test_a_public_key_in_place_of_the_private_one_is_said(tmp_path: Path, job: Job) -> None:
+    path = tmp_path / "id.pub"
+    path.write_bytes(job.key.export_public_key())
+
+    with pytest.raises(MpibootError, match="no private SSH key"):
+        Login(path)
+
+
+async def test_an_attempt_that_is_given_up_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[socket.socket] = []
+    new = socket.socket
+
+    def noted(*given: int) -> socket.socket:
+        made.append(new(*given))
+        return made[-1]
+
+    with new() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        target = Target("w-0", "127.0.0.1", server.getsockname()[1], "x")
+        with monkeypatch.context() as changed:
+            changed.setattr(tcp, "socket", SimpleNamespace(**{**vars(socket), "socket": noted}))
+            opening = asyncio.ensure_future(tcp.connect(target, LoginTimeouts()))
+            await asyncio.sleep(0)
+        assert made[0].fileno() >= 0
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+    assert made[0].fileno() == -1

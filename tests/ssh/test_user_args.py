@@ -1,0 +1,126 @@
+"""A user's own ssh arguments, word by word."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpiboot.ssh.config import SshTimeouts, UserArgs, lost_with_own_client, patience, read_args
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("-4", "AddressFamily inet"),
+        ("-6", "AddressFamily inet6"),
+        ("-C", "Compression yes"),
+        ("-c aes128-ctr", "Ciphers aes128-ctr"),
+        ("-mhmac-sha2-256", "MACs hmac-sha2-256"),
+        ("-J jump", "ProxyJump jump"),
+        ("-b 10.0.0.1", "BindAddress 10.0.0.1"),
+        ("-Beth0", "BindInterface eth0"),
+        ("-F theirs", "Include theirs"),
+        ("-Fnone.conf", "Include none.conf"),
+        ("-c none", "Ciphers none"),
+        ("-o Compression=yes", "Compression yes"),
+        ("-oSendEnv=A=B", "SendEnv A=B"),
+    ],
+)
+def test_what_says_something_new_is_a_line_of_configuration(text: str, line: str) -> None:
+    assert read_args(text) == UserArgs((line,))
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        ("-q", "LogLevel=QUIET"),
+        ("-x", "ForwardX11=no"),
+        ("-a", "ForwardAgent=no"),
+        ("-A", "ForwardAgent=yes"),
+        ("-X", "ForwardX11=yes"),
+        ("-Y", "ForwardX11Trusted=yes"),
+        ("-p 2222", "Port=2222"),
+        ("-ikey", "IdentityFile=key"),
+        ("-l me", "User=me"),
+        ("-e none", "EscapeChar=none"),
+        ("-S /run/x", "ControlPath=/run/x"),
+        ("-o PermitLocalCommand=yes", "PermitLocalCommand=yes"),
+        ("-o LocalCommand=x", "LocalCommand=x"),
+    ],
+)
+def test_what_mpiboot_settles_itself_is_told_to_have_no_effect(text: str, lost: str) -> None:
+    assert read_args(text) == UserArgs(without_effect=(lost,))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("-v -T", ("-v", "-T")), ("-o x", ("-o", "x")), ("-ox", ("-ox",)), ("-o =x", ("-o", "=x"))],
+)
+def test_other_words_stay_words_of_the_command_line(text: str, words: tuple[str, ...]) -> None:
+    assert read_args(text) == UserArgs(words=words)
+    assert lost_with_own_client(read_args(text)) == words
+
+
+@pytest.mark.parametrize("text", ["-p", "-c", "-o", "-F none", "-FNONE"])
+def test_an_option_without_a_value_is_nothing(text: str) -> None:
+    assert read_args(text).lines == ()
+    assert read_args(text).without_effect == ()
+
+
+def test_what_mpiboots_own_client_does_by_itself_is_no_loss() -> None:
+    own = "-C -p 9 -o ConnectTimeout=5 -oTCPKeepAlive=no -o PasswordAuthentication=no"
+    assert lost_with_own_client(read_args(own)) == ()
+    assert lost_with_own_client(read_args(f"{own} -4 -c aes128-ctr -v")) == (
+        "AddressFamily inet",
+        "Ciphers aes128-ctr",
+        "-v",
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("0", 0),
+        ("7", 7),
+        ("7s", 7),
+        ("2M", 120),
+        ("1h", 3600),
+        ("1d", 86400),
+        ("1w", 604800),
+        ("1h30m5", 5405),
+        # Of what can't be read ssh itself complains.
+        ("soon", 30),
+        ("-5", 30),
+        ("1y", 30),
+        ("5 s", 30),
+        ("1234567", 1234567),
+        ("1234567890", 30),
+        ("9" * 5000, 30),
+        # One way to read it is enough: with each way to part so many digits it would take years.
+        ("1" * 60 + "x", 30),
+        ("1s" * 60 + "x", 30),
+        ("", 30),
+    ],
+)
+def test_times_are_read_as_ssh_reads_them(value: str, seconds: int) -> None:
+    line = f"ConnectTimeout {value}"
+    assert patience(0, UserArgs((line,))) == SshTimeouts(3, seconds, 0, 0)
+
+
+def test_the_users_first_value_counts_as_with_ssh() -> None:
+    lines = ("serveralivecountmax 5", "ServerAliveCountMax 6", "ServerAliveInterval 4", "x 1")
+    assert patience(30, UserArgs(lines)) == SshTimeouts(3, 30, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("keepalive", "interval", "probes"),
+    [(0, 0, 0), (0.1, 1, 1), (3, 1, 3), (60, 2, 30), (90.5, 4, 23), (300, 10, 30), (900, 10, 90)],
+)
+def test_probes_fill_the_time_of_the_setting(keepalive: float, interval: int, probes: int) -> None:
+    found = patience(keepalive, UserArgs())
+    assert found == SshTimeouts(3, 30, interval, probes)
+    assert found.silent == 3 * interval
+
+
+def test_where_the_parent_looks_for_silent_hosts_ssh_itself_gives_none_up() -> None:
+    found = patience(300, UserArgs(), watched=True)
+    assert (found.interval, found.probes) == (10, 1_000_000)  # four months

@@ -1,0 +1,269 @@
+"""What becomes of launch agents: lines on a FIFO, and real processes that end."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mpiboot.core.launch_spec import EVENTS, REQUESTS
+from mpiboot.supervisor import agents
+from mpiboot.supervisor.agents import Agents
+from mpiboot.supervisor.events import AgentConnected, AgentEnded, AgentStarted, ClientEnded, Event
+from mpiboot.system import control_groups
+from mpiboot.system.loop import EventLoop
+from mpiboot.system.os_calls import open_fifo
+
+HOSTS = ("w-0.job.ns", "w-1.job.ns", "w-1.other.ns", "w-2")
+
+
+class Rig:
+    """Agents in a folder, and what was made of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "stderr").mkdir()
+        self.loop = EventLoop()
+        self.events: list[Event] = []
+        self.running: set[tuple[str, int]] = set()
+        self.agents = Agents(self.loop, str(folder), HOSTS, lambda: self.running, self.feed)
+        self.agents.listen()
+        self.fifo = os.open(folder / EVENTS, os.O_RDWR)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def feed(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, AgentStarted):
+            self.running.add((event.host, event.pid))
+        if isinstance(event, AgentEnded):
+            self.running.discard((event.host, event.pid))
+
+    def tell(self, *lines: str) -> None:
+        os.write(self.fifo, "".join(f"{line}\n" for line in lines).encode())
+
+    def start(self) -> int:
+        """Something that plays an agent, or its ssh."""
+        process = subprocess.Popen(["sleep", "1000"])
+        self.processes.append(process)
+        return process.pid
+
+    def kill(self, pid: int) -> None:
+        process = next(item for item in self.processes if item.pid == pid)
+        process.kill()
+        process.wait()
+
+    def until(self, done: Callable[[], object]) -> None:
+        """Do what is ready until something is so; the run's own limit is the guard."""
+        while not done():
+            self.loop.wait(time.monotonic() + 0.02)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        os.close(self.fifo)
+        os.close(self.agents._fifo)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.close()
+
+
+def test_what_agents_tell_becomes_events_in_order(rig: Rig) -> None:
+    pid = rig.start()
+    (rig.folder / "stderr" / "w-2").write_text("Permission denied\n")
+    rig.tell(f"started w-2 {pid}", "connected w-2 7", f"ended w-2 255 {pid}", f"ended w-2 0 {pid}")
+    rig.tell(f"ended w-2 143 {pid} TERM")
+    rig.until(lambda: len(rig.events) > 4)
+    said = ("Permission denied",)
+    assert rig.events == [
+        AgentStarted("w-2", pid),
+        AgentConnected("w-2"),
+        AgentEnded("w-2", pid, 255, said),
+        AgentEnded("w-2", pid, 0),
+        AgentEnded("w-2", pid, 143, said, signalled=True),
+    ]
+
+
+def test_lines_come_in_any_pieces(rig: Rig) -> None:
+    for piece in (b"conn", b"ected w-2 7\nconnected ", b"w-0 8", b"\n"):
+        os.write(rig.fifo, piece)
+        rig.agents.read()
+    assert rig.events == [AgentConnected("w-2"), AgentConnected("w-0.job.ns")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "nonsense", "started w-2", "started w-2 x", "ended w-2 x 7", "ended w-2 0 y", "connected"],
+)
+def test_what_no_agent_wrote_is_nothing(rig: Rig, line: str) -> None:
+    rig.tell(line, "connected w-2")
+    rig.until(lambda: rig.events)
+    assert rig.events == [AgentConnected("w-2")]
+
+
+@pytest.mark.parametrize(
+    ("name", "host"),
+    [
+        ("w-0", "w-0.job.ns"),
+        ("w-0.job.ns", "w-0.job.ns"),
+        ("w-2", "w-2"),
+        ("w-1", "w-1"),  # of two hosts: neither
+        ("w-0.job", "w-0.job"),
+        ("w", "w"),
+    ],
+)
+def test_a_short_name_is_its_host_where_it_is_the_only_one(rig: Rig, name: str, host: str) -> None:
+    assert rig.agents.host_of(name) == host
+
+
+def test_an_agent_that_is_killed_is_told_of(rig: Rig) -> None:
+    pid = rig.start()
+    rig.tell(f"started w-2 {pid}")
+    rig.until(lambda: rig.events)
+    assert rig.agents.deadlines() == []
+    rig.agents.settle()
+    rig.kill(pid)
+    rig.until(rig.agents.deadlines)
+    rig.agents.settle()
+    said = ("its launch agent was killed",)
+    assert rig.events[1:] == [AgentEnded("w-2", pid, -signal.SIGKILL, said, killed=True)]
+    rig.agents.settle()
+    assert len(rig.events) == 2, "told once"
+    assert rig.agents.deadlines() == []
+    assert rig.agents._handles == {}
+
+
+def test_an_agent_that_told_its_end_was_not_killed(rig: Rig) -> None:
+    """Its process may be seen to be gone before its last line is read."""
+    pid = rig.start()
+    rig.tell(f"started w-2 {pid}")
+    rig.until(lambda: rig.events)
+    rig.kill(pid)
+    rig.tell(f"ended w-2 0 {pid}")
+    rig.agents._has_gone("w-2", pid)
+    rig.agents.settle()
+    assert rig.events[1:] == [AgentEnded("w-2", pid, 0)]
+    assert rig.agents.deadlines() == []
+
+
+def test_an_agent_that_is_gone_before_it_can_be_watched_is_told_of(rig: Rig) -> None:
+    pid = rig.start()
+    rig.kill(pid)
+    rig.tell(f"started w-2 {pid}")
+    rig.until(rig.agents.deadlines)
+    rig.agents.settle()
+    assert [type(event) for event in rig.events] == [AgentStarted, AgentEnded]
+
+
+def test_without_process_handles_the_agents_word_must_do(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "process_handle", lambda _: None)
+    pid = rig.start()
+    rig.tell(f"started w-2 {pid}")
+    rig.until(lambda: rig.events)
+    assert rig.agents._handles == {}
+    rig.kill(pid)
+    rig.agents.settle()
+    rig.tell(f"ended w-2 9 {pid}")
+    rig.until(lambda: len(rig.events) > 1)
+    assert rig.events[1:] == [AgentEnded("w-2", pid, 9)]
+
+
+def test_of_killed_agents_the_one_whose_ssh_ended_by_itself_comes_first(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An mpirun that gives up over one host kills the agents of all others: their ssh goes on."""
+    monkeypatch.setattr(agents, "_PATIENCE", 1000)
+    first, second = rig.start(), rig.start()
+    lost, well = rig.start(), rig.start()
+    rig.tell(f"started w-2 {first}", f"running w-2 {well} {first}")
+    rig.tell(f"started w-0 {second}", f"running w-0 {lost} {second}")
+    rig.until(lambda: len(rig.events) == 2)
+    rig.kill(first)
+    rig.kill(second)
+    rig.until(lambda: len(rig.agents._gone) == 2)
+    assert min(rig.agents.deadlines()) > time.monotonic(), "ssh is waited for"
+    rig.kill(lost)
+    rig.until(lambda: min(rig.agents.deadlines()) <= time.monotonic())
+    rig.agents.settle()
+    assert [ended(event) for event in rig.events[2:]] == ["w-0.job.ns"]
+    rig.kill(well)
+    rig.until(lambda: min(rig.agents.deadlines()) <= time.monotonic())
+    rig.agents.settle()
+    assert [ended(event) for event in rig.events[2:]] == ["w-0.job.ns", "w-2"]
+    assert len(rig.agents._ssh) == 0
+    assert rig.agents.deadlines() == [], "nothing wakes anybody for what is settled"
+
+
+def test_of_killed_agents_the_one_whose_session_ended_by_itself_comes_first(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, where mpiboot's own SSH client has the sessions, and agents have no child."""
+    monkeypatch.setattr(agents, "_PATIENCE", 1000)
+    first, second, third = rig.start(), rig.start(), rig.start()
+    for host, pid in (("w-2", first), ("w-0", second), ("w-1.other.ns", third)):
+        rig.tell(f"started {host} {pid}", f"running {host} - {pid}")
+    rig.tell(f"closed w-1.other.ns {third}")
+    rig.until(lambda: len(rig.events) == 3)
+    for pid in (first, second, third):
+        rig.kill(pid)
+    rig.until(lambda: len(rig.agents._gone) == 3)
+    rig.agents.settle()
+    # One was told of before its agent was killed, one after that.
+    assert [ended(event) for event in rig.events[3:]] == ["w-1.other.ns"]
+    assert min(rig.agents.deadlines()) > time.monotonic()
+    rig.tell(f"closed w-0 {second}")
+    rig.agents.settle()
+    rig.agents.settle()
+    assert [ended(event) for event in rig.events[3:]] == ["w-1.other.ns", "w-0.job.ns"]
+    rig.tell(f"ended w-2 255 {first} TERM")
+    rig.agents.settle()
+    assert [ended(event) for event in rig.events[3:]] == ["w-1.other.ns", "w-0.job.ns", "w-2"]
+
+
+def test_a_hosts_session_is_ended_whoever_has_it(rig: Rig) -> None:
+    agent, ssh, other = rig.start(), rig.start(), rig.start()
+    requests = open_fifo(f"{rig.folder}/{REQUESTS}")
+    rig.tell(f"started w-0 {agent}", f"running w-0 {ssh} {agent}")
+    rig.tell(f"started w-2 {other}", f"running w-2 - {other}")
+    rig.until(lambda: len(rig.events) == 2)
+    rig.agents.end_session("w-0.job.ns")
+    process = next(item for item in rig.processes if item.pid == ssh)
+    assert process.wait() == -signal.SIGTERM
+    rig.agents.end_session("w-2")
+    assert os.read(requests, 100).decode() == f"end w-2 {other}\n"
+    rig.agents.end_session("w-1.other.ns")  # without an agent there is nothing to end
+    os.close(requests)
+
+
+@pytest.mark.parametrize("limit", ["this container's memory limit, 1 GiB, was reached", ""])
+def test_of_kills_for_memory_those_since_the_launchers_start_count(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(control_groups, "used_up", {4: limit}.__getitem__)
+    rig.agents.client_ended(signal.SIGKILL, 4)
+    how = f"was killed by SIGKILL as {limit}" if limit else "was killed by SIGKILL"
+    assert rig.events == [ClientEnded(how, killed=True, out_of_memory=bool(limit))]
+
+
+def ended(event: Event) -> str:
+    assert isinstance(event, AgentEnded)
+    return event.host
+
+
+def test_later_agents_are_no_news(rig: Rig) -> None:
+    rig.agents.ignore()
+    rig.tell("connected w-2")
+    rig.until(lambda: not select.select([rig.agents._fifo], [], [], 0)[0])
+    assert rig.events == []

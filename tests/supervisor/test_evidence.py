@@ -1,0 +1,278 @@
+"""What a worker's answer after a failure means."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mpiboot.core.fabric import Fabric
+from mpiboot.core.model import Host
+from mpiboot.hosts import host_shell
+from mpiboot.job import names
+from mpiboot.launcher import launch_folder
+from mpiboot.supervisor import ask_workers, evidence
+from tests.fakes import plans, workers
+
+BEFORE = evidence.Baseline(
+    name="w-1.job.space.svc",
+    dns="w-1.job.space.svc",
+    address="10.0.0.2",
+    pod="w-1",
+    oom_kills=1,
+    began=100.0,
+    ports=("mlx5_0/1",),
+)
+
+
+def said(answer: str, before: evidence.Baseline = BEFORE, signal: str = "") -> list[str]:
+    rows = "".join(f"mpiboot-{line}\n" for line in answer.splitlines())
+    found = host_shell.read(f"motd\n{rows}")
+    return [item.said for item in evidence.judge(before, found, signal)]
+
+
+def test_what_travels_comes_back() -> None:
+    assert evidence.from_json(evidence.to_json((BEFORE,))) == (BEFORE,)
+
+
+def test_nothing_odd_is_no_finding() -> None:
+    answer = "oom 1\nlimit 1000\nbegan 100.0\ndisk 1024-blocks Available Mounted\n"
+    answer += "disk 1000 900 /dev/shm\nport /sys/class/infiniband/mlx5_0/ports/1/state 4: ACTIVE\n"
+    assert said(answer) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (
+            "oom 2\nlimit 536870912\npeak 536870912",
+            "out of memory: the kernel killed a process of this pod (limit 512 MiB, peak 512 MiB)",
+        ),
+        ("oom 3\nlimit max", "out of memory: the kernel killed 2 processes of this pod"),
+        (
+            "oom 2\nlimit 9223372036854771712",
+            "out of memory: the kernel killed a process of this pod",
+        ),
+        ("disk 65536 0 /dev/shm", "/dev/shm is full (0 bytes of 64 MiB free)"),
+        (
+            "port /sys/class/infiniband/mlx5_0/ports/1/state 1: DOWN",
+            "the RDMA port mlx5_0/1 is DOWN; it was active when the job began",
+        ),
+    ],
+)
+def test_each_finding_is_one_sentence(answer: str, text: str) -> None:
+    assert said(answer) == [text]
+
+
+def test_a_restarted_container_has_lost_its_counters() -> None:
+    (text,) = said("oom 0\nbegan 250.5")
+    assert text.startswith("its container was restarted, probably out of memory")
+    path = "{.status.containerStatuses[*].lastState.terminated}"
+    path += "{.status.containerStatuses[*].state.terminated}"
+    assert text.endswith(f": kubectl get pod w-1 -n space -o jsonpath='{path}'")
+
+
+def test_a_container_that_was_restarted_within_its_first_second_is_told_too() -> None:
+    (text,) = said("oom 0\nbegan 100.01")  # one tick of the kernel's clock
+    assert text.startswith("its container was restarted")
+
+
+def test_a_port_that_never_was_active_is_no_news() -> None:
+    assert said("port /sys/class/infiniband/mlx5_1/ports/1/state 1: DOWN") == []
+
+
+def test_a_count_without_one_before_tells_nothing() -> None:
+    assert said("oom 5", replace(BEFORE, oom_kills=None)) == []
+
+
+@pytest.mark.parametrize("facts", ["", '{"started": 250.5}', '{"started": 100.0}'])
+def test_a_worker_without_facts_yet_was_just_started_again(facts: str, tmp_path: Path) -> None:
+    if facts:
+        (tmp_path / "facts.json").write_text(facts)
+    environ = {"PATH": "/usr/bin:/bin", "MPIBOOT_WORKER_DIR": str(tmp_path)}
+    command = ("sh", "-c", host_shell.ask("memory", "began"))
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    judged = evidence.judge(BEFORE, host_shell.read(done.stdout))
+    found = [item.said for item in judged if "restarted" in item.said]
+    assert len(found) == ("100" not in facts)
+
+
+@pytest.mark.parametrize("signal", ["SIGSEGV", "SIGABRT", "SIGTERM", ""])
+def test_what_a_program_does_to_itself_has_no_sender(signal: str) -> None:
+    assert said("oom 1\nlimit 1000", signal=signal) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "signal", "reference", "text"),
+    [
+        ("oom 2\nlimit 1048576", "", "launcher-memory", "out of memory: the kernel killed"),
+        ("oom 2", "SIGKILL", "launcher-memory", "out of memory: the kernel killed"),
+        ("oom 1", "SIGKILL", "", "not an out-of-memory kill"),
+    ],
+)
+def test_the_launchers_own_memory(answer: str, signal: str, reference: str, text: str) -> None:
+    own = evidence.Baseline("launcher", dns="", address="", pod="launcher", oom_kills=1, here=True)
+    found = host_shell.read("".join(f"mpiboot-{line}\n" for line in answer.splitlines()))
+    (told,) = evidence.judge_here(own, found, signal)
+    assert told.reference == reference
+    assert told.said.startswith(text)
+    assert evidence.judge_here(own, host_shell.read("mpiboot-oom 1"), "") == ()
+
+
+def test_the_launcher_is_asked_by_its_own_shell() -> None:
+    """Its count as it is now, whatever this machine's is: no agent is called for it."""
+    now = subprocess.run(
+        ["/bin/sh", "-c", host_shell.ask("memory")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    ooms = host_shell.read(now.stdout).oom_kills
+    own = evidence.Baseline("here", dns="", address="", pod="here", oom_kills=-1, here=True)
+    lines = asyncio.run(ask_workers.gather((own,), "", ("here", "SIGKILL")))
+    assert [line.split("\t")[:2] for line in lines] == (
+        [] if ooms is None else [["launcher-memory", "here"]]
+    )
+
+
+def test_a_kill_that_is_not_the_kernels_is_somebody_elses() -> None:
+    (text,) = said("oom 1\nlimit 1000", signal="SIGKILL")
+    assert text.startswith("not an out-of-memory kill; SIGKILL came from elsewhere")
+    assert text.endswith("kubectl get events -n space --field-selector involvedObject.name=w-1")
+    (text,) = said("oom 2\nlimit 1000", signal="SIGKILL")
+    assert text.startswith("out of memory")
+    assert said("began 250.5\noom 1", signal="SIGKILL")[0].startswith("its container was restarted")
+
+
+def test_a_kill_on_a_host_that_counts_none_is_left_open() -> None:
+    assert said("limit 1000", signal="SIGKILL") == []
+    assert said("oom 1", replace(BEFORE, oom_kills=None), "SIGKILL") == []
+
+
+def test_a_lost_host_that_cannot_be_asked_has_a_line_that_tells() -> None:
+    (found,) = evidence.silent(BEFORE)
+    assert "kubectl get pod w-1 -n space -o jsonpath=" in found.said
+
+
+def test_a_pod_whose_name_is_not_known_is_looked_for_among_all_events() -> None:
+    (found,) = evidence.unreachable(replace(BEFORE, pod=""), ())
+    assert found.said.endswith("or its pod is gone: kubectl get events -A")
+
+
+def test_ports_that_were_active_are_kept_and_no_others() -> None:
+    states = ("ACTIVE", "DOWN", "ACTIVE_DEFER", "INIT")
+    ports = tuple(workers.port(number=at, state=state) for at, state in enumerate(states, 1))
+    fabric = Fabric(devices=(workers.device("mlx5_3", *ports),))
+    seen = plans.worker(Host("w-1"), 1, None)
+    assert seen.facts
+    seen = replace(seen, facts=replace(seen.facts, fabric=fabric))
+    assert evidence.baseline(seen, "w-1", "w-1").ports == ("mlx5_3/1", "mlx5_3/3")
+
+
+def test_what_is_kept_of_a_worker_is_what_the_gate_saw() -> None:
+    name = "w-1.job.space.svc"
+    seen = plans.worker(Host(name), 1, None)
+    assert evidence.baseline(seen, name, name) == evidence.Baseline(
+        name=name, dns=name, address="10.244.0.11", pod="w-1", began=1.0, mpiboot=True, port=22
+    )
+    # Its facts were late: when it began is not known, and no later answer means a restart.
+    before = evidence.baseline(replace(seen, facts=None), name, name)
+    assert (before.pod, before.began) == ("w-1", 0.0)
+    assert said("began 250.5", before) == []
+
+
+@pytest.mark.parametrize("named", ["fd00::1", "10.0.0.2"])
+def test_an_address_in_the_hostfile_is_no_name_that_can_go(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Open MPI 4.1 gets a made-up name for fd00::1, which proves nothing when it is looked up."""
+    made_up = names.for_mpirun((named,), (), "launcher")
+    job = plans.observed(listed=(Host(named),), renamed=made_up)
+    seen = replace(job.workers[0], address=named, facts=None)
+    before = launch_folder.baseline(seen, job)
+    assert (before.dns, before.pod, before.name) == ("", "", job.called(named))
+    agent = tmp_path / "agent"
+    agent.write_text("exit 255\n")  # the host is lost
+    monkeypatch.setattr(ask_workers, "_AGENT", str(agent))
+    found = asyncio.run(ask_workers.gather((before,), killed=(before.name, "SIGKILL")))
+    assert len(found) == 1
+    assert "could not be asked" in found[0]
+    assert f"kubectl get pods -A --field-selector status.podIP={named} " in found[0]
+
+
+def test_a_kill_for_memory_is_told_with_the_time_since_which_it_may_have_been() -> None:
+    (found,) = said("oom 2", replace(BEFORE, started="2026-11-23T12:03:07Z"))
+    since = "since the hosts were checked, just before 2026-11-23T12:03:07Z"
+    assert found.endswith(f"of this pod {since}")
+
+
+def test_out_of_memory_comes_first() -> None:
+    assert "out of memory" in said("disk 65536 0 /tmp\noom 2")[0]
+
+
+@pytest.mark.parametrize("answer", ["", "garbage", "oom 9"])
+def test_what_the_login_shell_prints_is_no_answer(answer: str) -> None:
+    assert evidence.judge(BEFORE, host_shell.read(answer)) == ()
+
+
+def test_a_host_that_cannot_be_asked() -> None:
+    (gone,) = evidence.unreachable(BEFORE, ())
+    assert "its pod is gone" in gone.said
+    (moved,) = evidence.unreachable(BEFORE, ("10.0.0.9",))
+    assert "10.0.0.9" in moved.said
+    assert evidence.unreachable(BEFORE, ("10.0.0.2",)) == ()
+    assert evidence.unreachable(BEFORE, None) == ()
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("/bin/sh", ""),
+        ("sh", ""),
+        ("./sh", ""),
+        ("only-here", ""),
+        ("/no/such", "/no/such is not there"),
+        ("./such", "./such is not there"),
+        ("no-such", "no-such is in no folder of PATH"),
+        ("/etc/passwd", "/etc/passwd is there, but is no file that this user may execute"),
+        ("/etc", "/etc is there, but is no file that this user may execute"),
+        ("/no/'such'", ""),
+        ("$(no)", ""),
+    ],
+)
+def test_a_program_that_a_host_lacks(program: str, told: str, tmp_path: Path) -> None:
+    """Names are looked for in both PATHs; what a shell would change isn't asked for."""
+    here = tmp_path / "only-here"
+    here.touch(0o755)
+    command = host_shell.ask(*host_shell.lacks(program, str(tmp_path), "/bin"))
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    judged = evidence.judge(BEFORE, host_shell.read(done.stdout))
+    found = [item for item in judged if item.reference]
+    assert [item.line("w-1") for item in found] == (
+        [f"program-missing\tw-1\tthe program {told}"] if told else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "findings"), [(socket.EAI_NONAME, 1), (socket.EAI_AGAIN, 0), (None, 0)]
+)
+def test_a_name_that_is_gone_is_gone_though_the_world_outside_fails(
+    own: int | None, findings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forwarder without a way out makes every unknown name SERVFAIL, which is EAI_AGAIN."""
+    before = replace(BEFORE, in_cluster=("w-1.job.space.svc.cluster.local.",))
+
+    def resolve(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        code = own if name in before.in_cluster else socket.EAI_AGAIN
+        if code is None:
+            return [(2, 1, 6, "", (before.address, 0))]
+        raise socket.gaierror(code, "no")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    found = asyncio.run(ask_workers._addresses(before))
+    assert len(evidence.unreachable(before, found)) == findings
+    assert found == {socket.EAI_NONAME: (), socket.EAI_AGAIN: None, None: (before.address,)}[own]

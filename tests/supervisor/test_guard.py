@@ -1,0 +1,106 @@
+"""What sleeps beside the parent, and what it does once that is gone: real processes with marks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mpiboot.core import log
+from mpiboot.core.choices import LogFormat
+from mpiboot.core.launch_spec import JOB_MARK, KEEP_KEY, KEY, MARK
+from mpiboot.supervisor import guard
+
+READY = "import time\nprint('ready', flush=True)\ntime.sleep(1000)"
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    yield
+    log.configure()
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """What a launch has left, in a process group of its own."""
+    marks = {**os.environ, MARK: str(tmp_path), JOB_MARK: "this"}
+    child = subprocess.Popen([sys.executable, "-S", "-c", READY], env=marks, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    child.stdout.close()
+    yield child
+    child.kill()
+    child.wait()
+
+
+def test_what_the_launch_has_left_is_ended_and_told(
+    tmp_path: Path, left: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / KEY).touch()
+    guard.main(str(tmp_path), "this", LogFormat.JSON.value)
+    told = json.loads(capfd.readouterr().err)
+    assert (told["level"], told["event"], told["role"]) == ("warning", "killed", "launcher")
+    assert told["message"] == "the launcher was killed: ended 1 process of its job in this pod"
+    assert not (tmp_path / KEY).exists()
+    assert not Path(f"/proc/{left.pid}").exists()
+
+
+def test_another_launch_is_left_alone(
+    tmp_path: Path, left: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
+) -> None:
+    guard.main(str(tmp_path), "another", LogFormat.HUMAN.value)
+    told = "mpiboot: warning: the launcher was killed: its job has ended with it\n"
+    assert capfd.readouterr().err == told
+    assert left.poll() is None
+
+
+def test_a_script_keeps_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / KEY).touch()
+    monkeypatch.setenv(KEEP_KEY, "1")
+    guard.main(str(tmp_path), "this", LogFormat.HUMAN.value)
+    assert (tmp_path / KEY).exists()
+
+
+def test_a_guard_has_no_mark_and_only_the_parent_keeps_it_asleep(tmp_path: Path) -> None:
+    environ = {**os.environ, MARK: str(tmp_path), JOB_MARK: "this"}
+    before = {path.name for path in Path("/proc/self/fd").iterdir()}
+    shell = guard.start(str(tmp_path), environ, LogFormat.HUMAN)
+    assert shell is not None
+    assert not os.get_inheritable(shell.writer)
+    environment = Path(f"/proc/{shell.pid}/environ")
+    while not (text := environment.read_bytes()):  # as in the moment of its exec
+        os.sched_yield()
+    words = text.split(b"\0")
+    assert not [word for word in words if word.startswith((MARK.encode(), JOB_MARK.encode()))]
+    guard.dismiss(shell)
+    assert {path.name for path in Path("/proc/self/fd").iterdir()} == before
+    assert not environment.exists()
+
+
+def test_without_a_shell_there_is_no_guard_and_nothing_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> int:
+        raise FileNotFoundError
+
+    before = {path.name for path in Path("/proc/self/fd").iterdir()}
+    with monkeypatch.context() as changed:
+        changed.setattr(os, "posix_spawn", refused)
+        assert guard.start(str(tmp_path), {}, LogFormat.HUMAN) is None
+    assert {path.name for path in Path("/proc/self/fd").iterdir()} == before
+
+
+def test_a_guard_that_somebody_killed_or_reaped_is_dismissed_without_a_word(
+    tmp_path: Path,
+) -> None:
+    shell = guard.start(str(tmp_path), os.environ, LogFormat.HUMAN)
+    assert shell is not None
+    os.kill(shell.pid, signal.SIGKILL)
+    os.waitpid(shell.pid, 0)
+    guard.dismiss(shell)

@@ -1,0 +1,73 @@
+"""A worker that tells of its end, and ranks that are told to save: one launch, from its port on."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mpiboot.core.launch_spec import JOB_MARK, NOTICE
+from tests.supervisor.test_parent import WAITING, Rig, ended, heard, joining, last
+
+MARK = "mark-of-this-job"
+ENDS = f"trap 'exit 0' TERM; echo ${{{NOTICE}-none}}; while :; do read -t 1; done"
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    made.spec = replace(made.spec, set_env={**made.spec.set_env, JOB_MARK: MARK})
+    made.ssh(WAITING.format(folder=made.folder))
+    yield made
+    made.end()
+
+
+def tell(port: int, line: str) -> bytes:
+    """Say a line; the connection is closed when it was heard and is being acted on."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as worker:
+        worker.sendall(f"{line}\n".encode())
+        return worker.recv(1)
+
+
+def test_a_worker_that_tells_of_its_end_ends_the_job_in_its_name(rig: Rig) -> None:
+    rig.remote("w-1", "w-2", addresses=("127.0.0.1",))
+    process = rig.start(joining(rig, f"exec 8<>$JOIN; {ENDS}", "w-1 w-2"))
+    heard(process, "all 2 remote daemons joined")
+    assert process.stdout is not None
+    port = int(process.stdout.readline())
+    assert tell(port, "ending another w-1") == b""
+    assert tell(port, f"ending {MARK} stranger") == b""
+    assert tell(port, f"ending {MARK} w-2") == b""
+    heard(process, "w-2: its pod is being ended: all ranks of the job get time to save")
+    (rig.folder / "over").touch()
+    code, said = ended(process)
+    assert code == 69
+    assert "[host-lost] job ended: " in last(said)
+    assert "w-2: its pod was told to end (deleted, drained or preempted)" in last(said)
+
+
+@pytest.mark.parametrize("lacks", ["grace", "hosts", "addresses"])
+def test_where_no_worker_could_tell_nothing_listens(rig: Rig, lacks: str) -> None:
+    if lacks != "hosts":
+        rig.remote("w-1")
+    grace = 0.0 if lacks == "grace" else 20.0
+    addresses = () if lacks == "addresses" else ("127.0.0.1",)
+    rig.spec = replace(rig.spec, grace=grace, addresses=addresses)
+    code, out, _ = rig.run(f"echo ${{{NOTICE}-none}}; exit 3")
+    assert (code, out) == (3, b"none\n")
+
+
+def test_a_job_whose_ranks_nobody_knows_of_is_told_to_end_itself(rig: Rig) -> None:
+    rig.remote("w-1")
+    process = rig.start(joining(rig, f"trap 'echo got; exit 0' TERM; {ENDS.partition('; ')[2]}"))
+    heard(process, "the remote daemon joined")
+    process.terminate()
+    heard(process, "got SIGTERM")
+    (rig.folder / "over").touch()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert out.decode().splitlines() == ["none", "got"]
+    assert "ended by SIGTERM (mpirun itself returned 0)" in last(err.decode())

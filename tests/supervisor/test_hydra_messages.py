@@ -1,0 +1,145 @@
+"""What Hydra's mpirun says of its ranks: text as MPICH 4.0.2 and 5.0.2 and Intel MPI wrote it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mpiboot.supervisor.events import RankEnd, RankEnded
+from mpiboot.supervisor.hydra_messages import HydraMessages, first_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RULE = "=" * 83 + "\n"
+TITLE = f"[mpiexec@{os.uname().nodename}] Exit codes: "
+HOSTS = ("w-0.job.ns.svc", "w-1.job.ns.svc")
+MPICH = (
+    f"\n{RULE}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+    "=   PID 54 RUNNING AT w-1.job.ns.svc\n=   EXIT CODE: {}\n"
+    "=   CLEANING UP REMAINING PROCESSES\n=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES\n"
+    f"{RULE}"
+)
+INTEL = (
+    f"\n{RULE}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+    "=   RANK 1 PID 35 RUNNING AT w-1\n=   KILLED BY SIGNAL: 15 (Terminated)\n"
+    f"{RULE}"
+)
+SAID = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n"
+
+
+class Output:
+    """Mpirun's stdout, written in pieces of some size, and what was passed on of it."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+        self.shown = b""
+
+    def pass_on(self, data: bytes) -> None:
+        self.shown += data
+
+    def messages(self, hosts: tuple[str, ...] = HOSTS, *, take_out: bool = True) -> HydraMessages:
+        return HydraMessages(self.reader, self.pass_on, hosts, take_out=take_out)
+
+    def read(self, messages: HydraMessages, text: str, size: int = 1000) -> list[RankEnded]:
+        ends = []
+        for at in range(0, len(text), size):
+            os.write(self.writer, text[at : at + size].encode())
+            ends += messages.read()
+        return ends
+
+
+@pytest.fixture
+def output() -> Iterator[Output]:
+    made = Output()
+    yield made
+    os.close(made.reader)
+    os.close(made.writer)
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1000])
+@pytest.mark.parametrize(
+    ("block", "end"),
+    [
+        (MPICH.format(9), RankEnded(1, RankEnd.SIGNAL, "w-1.job.ns.svc", 9)),
+        # 128 more where there is a core file.
+        (MPICH.format(139), RankEnded(1, RankEnd.SIGNAL, "w-1.job.ns.svc", 11)),
+        (INTEL, RankEnded(1, RankEnd.SIGNAL, "w-1", 15)),
+    ],
+)
+def test_the_rank_that_a_signal_ended_is_read_and_passed_on(
+    output: Output, block: str, end: RankEnded, size: int
+) -> None:
+    messages = output.messages()
+    text = f"epoch 1\n{block}{SAID}epoch 2, without an end"
+    assert output.read(messages, text, size) == [end]
+    assert messages.read_last() == []
+    assert output.shown == text.encode()
+
+
+def test_a_rank_is_not_numbered_by_a_host_that_may_have_several(output: Output) -> None:
+    (end,) = output.read(output.messages(hosts=()), MPICH.format(9))
+    assert (end.rank, end.host) == (None, "w-1.job.ns.svc")
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1000])
+@pytest.mark.parametrize("number", ["", ":1"])
+def test_lines_with_statuses_are_for_us_alone(output: Output, size: int, number: str) -> None:
+    """Intel MPI writes a number behind each host."""
+    listed = f"[w-0.job.ns.svc] 15\n[w-1.job.ns.svc{number}] 768\n"
+    messages = output.messages()
+    assert output.read(messages, f"last words[{TITLE}{listed}{SAID}", size) == []
+    assert messages.read_last() == [
+        RankEnded(1, RankEnd.STATUS, "w-1.job.ns.svc", code=3, last=True)
+    ]
+    assert output.shown == f"last words[{SAID}".encode()
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_user_who_asks_for_them_sees_them(output: Output, end: str) -> None:
+    text = f"{TITLE}[w-0.job.ns.svc] 0,256{end}"
+    messages = output.messages((), take_out=False)
+    output.read(messages, text)
+    assert messages.read_last() == [
+        RankEnded(None, RankEnd.STATUS, "w-0.job.ns.svc", code=1, last=True)
+    ]
+    assert output.shown == text.encode()
+
+
+def test_what_only_looks_like_them_goes_on(output: Output) -> None:
+    messages = output.messages()
+    text = f"{TITLE}\n[w-0] fine\n{TITLE[:-3]}x\n[w-0.job.ns.svc] 256\n{TITLE[:9]}"
+    output.read(messages, text)
+    assert messages.read_last() == []
+    assert output.shown == text.replace(TITLE, "").encode()
+
+
+@pytest.mark.parametrize(
+    ("statuses", "signal", "code"),
+    [
+        ((0, 0), None, None),
+        ((9, 11, 9), 11, 0),
+        ((9, 6, 0), 6, 0),
+        ((15, 9), 9, 0),
+        ((0, 15), 15, 0),
+        ((9, 768), 0, 3),
+        ((15, 139), 11, 0),
+    ],
+)
+def test_what_mpirun_ended_itself_explains_less(
+    statuses: tuple[int, ...], signal: int | None, code: int | None
+) -> None:
+    """Measured with 5.0.2: beside a rank that SIGABRT ended its host's others have 9."""
+    found = first_failure({"w-0": statuses}, ())
+    assert [(end.signal, end.code) for end in found] == ([] if signal is None else [(signal, code)])
+
+
+def test_what_others_write_after_mpiruns_end_goes_on_too(output: Output) -> None:
+    """A rank that outlives its mpirun has the same pipe."""
+    messages = output.messages()
+    for text in ("mpirun's\n", "a rank's\n"):
+        os.write(output.writer, text.encode())
+        assert messages.read_last() == []
+    assert output.shown == b"mpirun's\na rank's\n"

@@ -1,0 +1,441 @@
+"""The sentence of an end, word by word: what a person reads when a job has failed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mpiboot.supervisor import judgement
+from mpiboot.supervisor.events import (
+    AgentConnected,
+    AgentEnded,
+    AgentStarted,
+    CheckHost,
+    DaemonJoined,
+    Event,
+    HostChecked,
+    MpirunEnded,
+    RankEnd,
+    RankEnded,
+    Signalled,
+    Timer,
+    TimerFired,
+    Verdict,
+)
+from mpiboot.supervisor.state import Loss, State, by_ssh, signal_name
+from tests.supervisor.test_verdicts import HOSTS, fire_all, go, judged, running
+
+
+def mpi_failed(call: str) -> RankEnded:
+    return RankEnded(None, RankEnd.MPI, call=call)
+
+
+UNKNOWN = ", and no rank is known to have failed: see the lines above"
+LOST: Event = AgentEnded("w-2", 101, 255, ("Connection reset by peer",))
+
+
+def said(events: list[Event], start: State | None = None) -> tuple[int, str, str, str]:
+    found = judged(events, start)
+    return found.code, found.reference, found.host, found.said
+
+
+def test_a_lost_host_is_told_with_what_it_says_of_itself_now() -> None:
+    head = "its SSH session was lost while the job ran: its ssh ended with 255"
+    head += " (Connection reset by peer); "
+    tail = " (mpirun itself returned 205)"
+    for answer, words in (
+        (HostChecked("w-2", reachable=False, said="No route to host"), "No route to host"),
+        (HostChecked("w-2", reachable=False), ""),
+    ):
+        gone = "the host does not answer any more" + (f" ({words})" if words else "")
+        assert said([LOST, answer, MpirunEnded(205)], running()) == (
+            69,
+            "host-lost",
+            "w-2",
+            head + gone + tail,
+        )
+    there = "the host still answers, so only that session or its orted ended"
+    assert said([LOST, HostChecked("w-2", reachable=True), MpirunEnded(205)], running())[3] == (
+        head + there + tail
+    )
+    unknown = "whether the host still answers is not known"
+    assert said([LOST, HostChecked("w-2", reachable=None), MpirunEnded(205)], running())[3] == (
+        head + unknown + tail
+    )
+
+
+def test_other_lost_hosts_are_counted_and_listed_and_what_followed_mpirun_is_not() -> None:
+    hosts = tuple(f"w-{number}" for number in range(12))
+    lost: list[Event] = [AgentEnded(host, 100 + n, 255) for n, host in enumerate(hosts)]
+    end = judged([*lost, MpirunEnded(205)], running(hosts=hosts))
+    assert "lost while the job ran (and 11 more hosts): " in end.said
+    assert end.evidence == tuple(f"w-{n}: its ssh ended with 255" for n in range(1, 9))
+    end = judged([lost[0], lost[1], MpirunEnded(205), lost[2]], running(hosts=hosts))
+    assert "(and 1 more host): " in end.said
+    assert end.evidence == ("w-1: its ssh ended with 255",)
+
+
+@pytest.mark.parametrize(
+    ("status", "killed"), [(-9, True), (137, True), (255, False), (143, False), (-15, False)]
+)
+def test_an_agent_or_ssh_that_was_killed_may_be_the_launchers_memory(
+    status: int, *, killed: bool
+) -> None:
+    end = judged([AgentEnded("w-2", 101, status, killed=status < 0), MpirunEnded(0)], running())
+    assert (end.reference, end.killed) == ("host-lost", killed)
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (Loss("w", 255, (), sure=True, joined=True, after=False), "its ssh ended with 255"),
+        (
+            Loss("w", 255, ("a",), sure=True, joined=True, after=False, remote="kubectl"),
+            "its kubectl ended with 255 (a)",
+        ),
+        (
+            Loss("w", 7, ("a", "b"), sure=False, joined=True, after=False),
+            "its agent ended with 7 (a; b)",
+        ),
+        (
+            Loss("w", -9, ("a",), sure=False, joined=True, after=False),
+            "its launch agent was killed by SIGKILL",
+        ),
+    ],
+)
+def test_how_an_agent_ended(loss: Loss, words: str) -> None:
+    assert judgement.how(loss) == words
+
+
+@pytest.mark.parametrize(
+    ("status", "by"),
+    [
+        (0, False),
+        (1, False),
+        (127, False),
+        (128, False),
+        (129, True),
+        (133, False),
+        (143, True),
+        (254, False),
+        (255, True),
+    ],
+)
+def test_what_ended_by_ssh_itself(status: int, *, by: bool) -> None:
+    assert by_ssh(status) == by
+
+
+def test_a_signal_without_a_name_is_its_number() -> None:
+    assert (signal_name(15), signal_name(34)) == ("SIGTERM", "signal 34")
+
+
+@pytest.mark.parametrize(
+    ("words", "reference", "code"),
+    [
+        ("Permission denied (publickey).", "ssh-denied", 77),
+        ("Received disconnect: Too many authentication failures", "ssh-denied", 77),
+        ("No supported authentication methods available", "ssh-denied", 77),
+        ("REMOTE HOST IDENTIFICATION HAS CHANGED!", "host-key-differs", 77),
+        ("ssh: connect to host w-2 port 22: No route to host", "workers-unreachable", 69),
+        ("ssh: connect to host w-2 port 22: Network is unreachable", "workers-unreachable", 69),
+        ("ssh: Could not resolve hostname w-2", "workers-unreachable", 69),
+        ("Connection closed by 10.0.0.1 port 22", "workers-unreachable", 69),
+        ("kex_exchange_identification: Connection reset by peer", "workers-unreachable", 69),
+        ("something new", "workers-unreachable", 69),
+    ],
+)
+def test_sshs_own_words_say_why_a_host_was_not_reached(
+    words: str, reference: str, code: int
+) -> None:
+    events: list[Event] = [AgentStarted("w-2", 101), AgentEnded("w-2", 101, 255, (words, "bye"))]
+    end = judged([*events, MpirunEnded(1)])
+    assert (end.code, end.reference, end.host) == (code, reference, "w-2")
+    known = f"mpirun's ssh could not log in: {words}; bye"
+    new = f"no orted was started: its ssh ended with 255 ({words}; bye)"
+    assert end.said == (new if words == "something new" else known)
+
+
+def test_a_pod_that_kubectl_enters_is_told_as_such() -> None:
+    state = running()
+    lost = replace(state, job=replace(state.job, remote="kubectl"))
+    head = "its kubectl session was lost while the job ran: its kubectl ended with 255"
+    assert said([LOST, MpirunEnded(205)], lost)[3].startswith(head)
+    first = replace(go([])[0], job=lost.job)
+    words = 'pods "w-2" is forbidden: User "x" cannot create resource "pods/exec"'
+    events: list[Event] = [AgentStarted("w-2", 101), AgentEnded("w-2", 101, 255, (words,))]
+    told = said([*events, MpirunEnded(1)], first)
+    assert told == (77, "kubectl-denied", "w-2", f"mpirun's kubectl could not log in: {words}")
+
+
+def test_the_same_words_of_another_program_than_ssh_say_nothing() -> None:
+    events: list[Event] = [AgentStarted("w-2", 101), AgentEnded("w-2", 101, 3, ("timed out",))]
+    assert said([*events, MpirunEnded(3)]) == (
+        69,
+        "daemon-failed",
+        "w-2",
+        "its orted failed before it joined mpirun: its agent ended with 3 (timed out)",
+    )
+
+
+def test_a_connected_host_whose_daemon_never_joined_had_a_daemon_that_failed() -> None:
+    events: list[Event] = [AgentStarted("w-2", 101), AgentConnected("w-2")]
+    assert said([*events, AgentEnded("w-2", 101, 255), MpirunEnded(1)]) == (
+        69,
+        "daemon-failed",
+        "w-2",
+        "its orted failed before it joined mpirun: its ssh ended with 255",
+    )
+
+
+def test_a_host_without_the_daemon_is_asked_whether_it_has_the_same_mpi() -> None:
+    events: list[Event] = [AgentStarted("w-2", 101), AgentEnded("w-2", 101, 127)]
+    assert said([*events, MpirunEnded(127)]) == (
+        127,
+        "program-missing",
+        "w-2",
+        "the shell there found no orted (exit 127): has that image the same MPI?",
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "mpirun", "reference"),
+    [
+        (1, 1, ""),  # what 5.0's mpirun ends with after mistakes of all kinds
+        (3, 3, "daemon-failed"),  # a daemon that never joined, its status passed on
+        (3, 4, ""),
+        (3, 205, "daemon-failed"),
+        (3, 0, "daemon-failed"),
+    ],
+)
+def test_a_daemons_own_status_counts_where_mpirun_passed_it_on(
+    status: int, mpirun: int, reference: str
+) -> None:
+    start = go([AgentStarted("w-1", 100), AgentStarted("w-2", 101), DaemonJoined("w-1")])[0]
+    assert judged([AgentEnded("w-2", 101, status), MpirunEnded(mpirun)], start).reference == (
+        reference
+    )
+    # One that had joined is to be looked at for itself.
+    joined = judged([AgentEnded("w-2", 101, status), MpirunEnded(mpirun)], running())
+    assert joined.reference == ("host-lost" if mpirun in (0, 205) else "")
+
+
+@pytest.mark.parametrize(("mpirun", "code"), [(9, 69), (15, 15), (3, 3)])
+def test_an_agents_signal_counts_where_mpirun_passed_it_on(mpirun: int, code: int) -> None:
+    assert judged([AgentEnded("w-1", 100, -9), MpirunEnded(mpirun)], running()).code == code
+
+
+def test_an_mpirun_that_had_to_be_ended_is_told_with_the_loss() -> None:
+    state, _ = fire_all(go([AgentEnded("w-1", 100, 1)], running())[0])
+    end = judgement.judge(replace(state, ended=MpirunEnded(0, 9)))
+    assert end.said.endswith("(mpirun had to be killed)")
+    end = judgement.judge(replace(state, stage=2, ended=MpirunEnded(0, 15)))
+    assert end.said.endswith("(mpirun itself returned 143)")
+    assert (end.code, end.reference, end.host) == (69, "host-lost", "w-1")
+
+
+@pytest.mark.parametrize("number", [9, 15])
+def test_what_agents_did_after_mpirun_was_killed_follows_from_it(number: int) -> None:
+    after = judged([MpirunEnded(0, number), AgentEnded("w-1", 100, 255)], running())
+    assert (after.code, after.reference) == (128 + number, "")
+    before = judged([AgentEnded("w-1", 100, 255), MpirunEnded(0, number)], running())
+    assert (before.code, before.reference) == (69, "host-lost")
+
+
+def test_a_late_agents_host_that_is_gone_is_told() -> None:
+    state, _ = go([MpirunEnded(3), TimerFired(Timer.AGENTS)], running())
+    answers: list[Event] = [
+        HostChecked("w-1", reachable=True),
+        HostChecked("w-2", reachable=False),
+    ]
+    silent = "it does not answer, and its agent did not end with the job"
+    assert said(answers, state) == (
+        69,
+        "host-lost",
+        "w-2",
+        f"w-2 was lost: {silent} (mpirun itself returned 3)",
+    )
+    state, _ = go([MpirunEnded(0), TimerFired(Timer.AGENTS)], running())
+    unknown: list[Event] = [HostChecked(host, reachable=None) for host in HOSTS]
+    assert said(unknown, state) == (
+        69,
+        "daemon-failed",
+        "w-1",
+        "its orted did not end with the job, though mpirun returned 0",
+    )
+
+
+def test_a_signal_is_told_with_the_hosts_that_were_lost_before_it() -> None:
+    end = judged([LOST, Signalled(15), MpirunEnded(143)], running())
+    assert (end.code, end.said, end.by_signal) == (143, "ended by SIGTERM", True)
+    assert end.evidence == (
+        "w-2: its ssh ended with 255 (Connection reset by peer) shortly before",
+    )
+    assert judged([Signalled(2), MpirunEnded(1)], running()).said == (
+        "ended by SIGINT (mpirun itself returned 1)"
+    )
+    hosts = tuple(f"w-{number}" for number in range(12))
+    many: list[Event] = [AgentEnded(host, 100 + n, 255) for n, host in enumerate(hosts)]
+    assert len(judged([*many, Signalled(15), MpirunEnded(0)], running(hosts=hosts)).evidence) == 8
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (1, f"mpirun ended with 1{UNKNOWN}"),
+        (110, "the program did not end within mpirun's own --timeout"),
+        (128, f"mpirun ended with 128{UNKNOWN}"),
+        (132, "a rank was ended by SIGILL, or mpirun could not execute the program on some host"),
+        (134, "a rank was ended by SIGABRT, or some host lacks the program"),
+        (135, "some host lacks the working directory that mpirun was given"),
+        (136, "a rank was ended by SIGFPE"),
+        (129, f"mpirun ended with 129{UNKNOWN}"),
+        (141, "a rank was ended by SIGPIPE"),
+        (142, f"mpirun ended with 142{UNKNOWN}"),
+        (143, "a rank was ended by SIGTERM"),
+        (255, f"mpirun ended with 255{UNKNOWN}"),
+    ],
+)
+def test_mpiruns_own_status_in_words(status: int, words: str) -> None:
+    end = judged([MpirunEnded(status)], running(hosts=()))
+    assert (end.code, end.reference, end.host, end.said) == (status, "", "", words)
+    # Only a signal's number is a rank's own.
+    assert end.failed == ("program" if words.endswith(("FPE", "PIPE", "by SIGTERM")) else "mpirun")
+
+
+@pytest.mark.parametrize(
+    ("number", "more"), [(9, "; the launcher's memory limit?"), (15, ""), (11, "")]
+)
+def test_an_mpirun_that_somebody_killed(number: int, more: str) -> None:
+    end = judged([MpirunEnded(0, number)], running(hosts=()))
+    assert (end.code, end.said) == (
+        128 + number,
+        f"mpirun itself was killed by {signal_name(number)}{more}",
+    )
+
+
+def test_an_mpirun_that_failed_without_daemons_names_what_could_hide_the_hosts() -> None:
+    end = judged([AgentStarted("w-1", 100), MpirunEnded(213), AgentEnded("w-1", 100, 0)])
+    assert (end.code, end.said) == (213, "mpirun ended with 213 and started no daemon on w-2")
+    assert end.evidence == ("OMPI_MCA_x: hides the hostfile",)
+
+
+def test_the_rank_that_failed_first_in_words() -> None:
+    for how, words in (
+        (RankEnd.ABORT, "aborted (MPI_Abort, or MPI itself) with code 7"),
+        (RankEnd.STATUS, "exited with code 7"),
+        (RankEnd.SILENT, "ended without MPI_Finalize, with code 7"),
+    ):
+        end = judged([RankEnded(3, how, "w-1"), MpirunEnded(7)], running())
+        assert (end.code, end.rank, end.host) == (7, 3, "w-1")
+        assert end.said == f"rank 3 {words} (first failure)"
+    # An mpirun that was killed itself is told as that.
+    first = RankEnded(3, RankEnd.SIGNAL, "w-1", 11)
+    assert judged([first, MpirunEnded(0, 9)], running()).rank is None
+    end = judged([first, MpirunEnded(255)], running())
+    assert end.said == "rank 3 was ended by SIGSEGV (mpirun itself returned 255)"
+    end = judged([RankEnded(3, RankEnd.SIGNAL), MpirunEnded(255)], running())
+    assert (end.said, end.signal) == (
+        "rank 3 was ended by a signal (mpirun itself returned 255)",
+        "",
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "code"),
+    [
+        (RankEnded(3, RankEnd.SIGNAL, "w-1", 11), 139),
+        (RankEnded(3, RankEnd.SIGNAL, "w-1"), 1),  # 5.0 tells no number
+        (RankEnded(3, RankEnd.STATUS, "w-1", code=4), 4),
+        (RankEnded(3, RankEnd.SILENT, "w-1"), 1),
+    ],
+)
+def test_a_dead_rank_is_no_success_whatever_mpirun_returns(first: RankEnded, code: int) -> None:
+    end = judged([first, MpirunEnded(0)], running(hosts=()))
+    assert (end.code, end.rank, end.host, end.failed) == (code, 3, "w-1", "program")
+    assert "mpirun itself returned 0" in end.said
+    meant = running(hosts=())
+    meant = replace(meant, job=replace(meant.job, goes_on=True))
+    assert judged([first, MpirunEnded(0)], meant).said == "the program succeeded"
+
+
+@pytest.mark.parametrize(
+    "ends", [[], [RankEnded(1, RankEnd.STATUS)], [RankEnded(1, RankEnd.ABORT)]], ids=str
+)
+def test_mpi_itself_failed_and_the_program_is_not_blamed(ends: list[Event]) -> None:
+    end = judged([*ends, mpi_failed("MPI_Init"), MpirunEnded(14)], running())
+    assert (end.code, end.reference, end.failed) == (14, "", "mpi")
+    assert "failed in MPI_Init before the program began its own work" in end.said
+    later = judged([*ends, mpi_failed("MPI_Allreduce"), MpirunEnded(17)], running())
+    exited = RankEnded(1, RankEnd.STATUS) in ends
+    assert later.failed == ("program" if exited else "mpi")
+    head = "rank 1 exited" if exited else "MPI itself failed in MPI_Allreduce:"
+    assert later.said.startswith(head)
+
+
+def test_what_mpi_says_of_a_peers_death_does_not_hide_it() -> None:
+    for first in (RankEnded(1, RankEnd.SIGNAL, "w-1", 11), RankEnded(1, RankEnd.SILENT)):
+        end = judged([mpi_failed("MPI_Recv"), first, MpirunEnded(139)], running())
+        assert end.failed == "program"
+    assert judged([mpi_failed("MPI_Recv"), MpirunEnded(0)], running(hosts=())).code == 0
+    # Only the first one, and not what follows from the job's end.
+    end = judged([mpi_failed("MPI_Init"), mpi_failed("MPI_Recv"), MpirunEnded(1)], running())
+    assert "in MPI_Init" in end.said
+    state, _ = go([Signalled(15)], running())
+    assert go([mpi_failed("MPI_Init")], state)[0].mpi_failed == ""
+
+
+def test_a_rank_that_is_named_later_is_the_one() -> None:
+    some, named = RankEnded(None, RankEnd.STATUS), RankEnded(2, RankEnd.STATUS, "w-1")
+    end = judged([some, named, some, MpirunEnded(3)], running())
+    assert (end.code, end.rank, end.host) == (3, 2, "w-1")
+    assert judged([some, MpirunEnded(3)], running()).said.startswith("a rank exited with code 3")
+
+
+def test_a_kill_for_memory_explains_a_sigkill_of_that_host_alone() -> None:
+    """It may be hours old, and of a process that the job did without."""
+    line = "rank-memory\tw-1\tout of memory: since"
+    for end in (
+        Verdict(3, "", "own", "w-1"),
+        Verdict(137, "", "own", "w-2", signal="SIGKILL"),
+    ):
+        found, rest = judgement.proved(end, (line, "w-9: /tmp is full"))
+        assert rest == ("w-9: /tmp is full",)
+        assert found.evidence == ("w-1: out of memory: since",)
+    for host in ("w-1", ""):
+        end = Verdict(137, "", "own", host, signal="SIGKILL")
+        found, rest = judgement.proved(end, (line, "w-9: /tmp is full"))
+        assert rest == ("w-1: out of memory: since", "w-9: /tmp is full")
+        assert found.evidence == ()
+
+
+@pytest.mark.parametrize(("host", "gone"), [("w-1", True), ("w-2", False), ("", False)])
+def test_nobody_is_sent_into_a_host_that_could_not_be_asked(host: str, *, gone: bool) -> None:
+    lines = ("host-gone\tw-1\tit could not be asked", "w-9: /tmp is full")
+    found, rest = judgement.proved(Verdict(69, "host-lost", "own", host), lines)
+    assert (found.gone, rest) == (gone, ("w-1: it could not be asked", "w-9: /tmp is full"))
+
+
+def test_what_hosts_found_is_put_in_order_and_limited() -> None:
+    lines = tuple(f"program-missing\tw-{n}\tX is gone\there" for n in range(12))
+    found, rest = judgement.proved(Verdict(132, "", "own", evidence=("e",)), lines)
+    assert (found.host, found.evidence) == ("w-0", ("e",))
+    assert found.said == "X is gone\there (mpirun itself returned 132)"
+    assert rest == tuple(f"w-{n}: X is gone\there" for n in range(1, 9))
+    memory = ("launcher-memory\tlauncher\tout of memory", "rank-memory\tw-3\tout of memory")
+    found, rest = judgement.proved(Verdict(1, "", "own"), (*memory, "w-9: /tmp is full"))
+    assert rest == ("w-9: /tmp is full",)
+    assert found.evidence == ("w-3: out of memory", "launcher: out of memory")
+
+
+def test_a_host_that_never_joined_is_not_asked_and_nothing_waits_for_its_answer() -> None:
+    start = go([AgentStarted("w-1", 100), AgentStarted("w-2", 101)])[0]
+    state, actions = go([AgentEnded("w-2", 101, 255)], start)
+    assert Timer.HOST_CHECK not in state.pending
+    assert not any(isinstance(item, CheckHost) for item in actions)
+    # One that had joined is.
+    state, actions = go([AgentEnded("w-2", 101, 255)], running())
+    assert Timer.HOST_CHECK in state.pending
+    assert actions[-1] == CheckHost("w-2")
+    # Its answer is the end of that wait.
+    assert Timer.HOST_CHECK not in go([HostChecked("w-2", reachable=True)], state)[0].pending

@@ -1,0 +1,153 @@
+"""A watcher that fails is a warning: only signals, mpirun's end and the agents' may end a job."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from mpiboot.core.launch_spec import LaunchSpec, RemoteHost
+from mpiboot.supervisor import mpirun, parent
+from mpiboot.supervisor.events import AskForRanksInMpi, Verdict
+from mpiboot.supervisor.mpirun import Mpirun
+from mpiboot.supervisor.output_writer import OutputWriter
+from mpiboot.supervisor.parent import Parent
+from mpiboot.supervisor.request import Request
+from mpiboot.supervisor.signals import Received
+from mpiboot.supervisor.state import Phase
+from mpiboot.system.loop import EventLoop
+
+if TYPE_CHECKING:
+    from mpiboot.supervisor.signals import Signals
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Mpirun]:
+    """An mpirun that launches a daemon on one host; this process plays it."""
+    spec = LaunchSpec(
+        argv=("true",),
+        family="openmpi5",
+        daemons=(RemoteHost("w-1", "127.0.0.2", 1),),
+        hosts=1,
+        ranks=1,
+        launch_timeout=1000.0,
+        grace=20.0,
+        folder=str(tmp_path),
+    )
+    loop, stderr = EventLoop(), OutputWriter()
+    made = Mpirun(spec, {}, loop, cast("Signals", SimpleNamespace(handle=-1)), stderr, 0)
+    made.child = os.getpid()
+    made._agents.listen()
+    made._do(made._first)
+    yield made
+    loop.close()
+
+
+def failing(*_: Any) -> None:  # noqa: ANN401 - whatever it is called with
+    raise KeyError("odd")
+
+
+WATCHERS = ("_saving", "_connecting", "_silence")
+
+
+@pytest.mark.parametrize("name", WATCHERS)
+def test_a_watcher_that_fails_is_told_once_and_never_asked_again(
+    job: Mpirun, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    released: list[str] = []
+    monkeypatch.setattr(job._saving, "release", lambda: released.append("released"))
+    monkeypatch.setattr(getattr(job, name), "look", failing)
+    for _ in range(3):
+        job._look_at = 0.0
+        job._turn()
+    said = capfd.readouterr().err
+    assert said.count("[bug] what watches the job's hosts failed at") == 1
+    assert "KeyError: 'odd'; the job goes on without it" in said
+    assert released == ["released"], "no mpirun stays held"
+    assert job.verdict is None
+
+
+def test_a_look_at_mpirun_that_fails_leaves_the_start_to_what_ssh_tells(
+    job: Mpirun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mpirun, "running", failing)
+    job._turn()
+    assert job._state.joins_unseen, "a connected ssh counts as joined"
+    assert job._state.phase is Phase.LAUNCHING
+    assert job.verdict is None
+    said = capfd.readouterr().err
+    assert "[bug] what looks at mpirun failed at" in said
+    assert "can't see here which daemons have joined mpirun (an error in mpiboot)" in said
+
+
+@pytest.mark.parametrize("name", ["_checks", "_unused"])
+def test_other_looks_that_fail_end_no_job(
+    job: Mpirun, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job._started_by = 0.0
+    method = {"_checks": "give_up", "_unused": "said"}[name]
+    monkeypatch.setattr(getattr(job, name), method, failing)
+    job._look_at = 0.0
+    job._turn()
+    assert "KeyError: 'odd'; the job goes on without it" in capfd.readouterr().err
+    assert job.verdict is None
+
+
+def test_a_question_that_can_not_be_asked_ends_no_job(
+    job: Mpirun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def pipe() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pipe", pipe)
+    job._do((AskForRanksInMpi(),))
+    assert "Too many open files; the job goes on without it" in capfd.readouterr().err
+    assert job.verdict is None
+
+
+def test_a_look_for_unused_hosts_that_fails_leaves_a_good_end_good(
+    job: Mpirun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "_name_unused", failing)
+    job.verdict = Verdict(0, "", "the program succeeded")
+    assert job.result().code == 0
+
+
+def test_workers_that_can_not_be_asked_or_told_change_no_end(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended = Parent.__new__(Parent)
+    ended._loop = EventLoop()
+    ended._told = 0
+    monkeypatch.setattr(parent, "ask", failing)
+    assert ended._ask("/launch", Request.OVER) == ()
+    assert "[bug] what asks or tells the workers failed at" in capfd.readouterr().err
+    ended._loop.close()
+
+
+def test_a_timer_is_no_watcher(job: Mpirun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a job that ends lead to its end: one that failed would leave it for ever."""
+    monkeypatch.setattr(job, "_feed", failing)
+    job._deadlines = dict.fromkeys(job._deadlines, 0.0)
+    with pytest.raises(KeyError):
+        job._turn()
+
+
+def test_a_signal_that_is_read_with_mpiruns_end_is_kept(
+    job: Mpirun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is still to be written has not much time then."""
+    child = os.posix_spawn("/bin/true", ["true"], {})
+    job.child = child
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    come = [Received(signal.SIGCHLD, False), Received(signal.SIGTERM, False)]
+    monkeypatch.setattr(job._signals, "read", lambda: come, raising=False)
+    job._read_signals()
+    assert job.verdict
+    assert job.signalled == signal.SIGTERM

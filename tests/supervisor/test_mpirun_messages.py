@@ -1,0 +1,221 @@
+"""What mpirun says of its ranks: text as Open MPI 4.1.4 and 5.0.7 wrote it."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mpiboot.core.launch_spec import PLACEMENT
+from mpiboot.supervisor import mpirun_messages
+from mpiboot.supervisor.events import RankEnd, RankEnded
+from mpiboot.supervisor.mpirun_messages import MpirunMessages
+from mpiboot.supervisor.mpirun_pipes import mpi_failed
+
+RULE = "-" * 74 + "\n"
+PRIMARY = (
+    f"{RULE}Primary job  terminated normally, but 1 process returned\n"
+    f"a non-zero exit code. Per user-direction, the job has been aborted.\n{RULE}"
+)
+STATUS = (
+    f"{RULE}mpirun detected that one or more processes exited with non-zero status, thus causing\n"
+    "the job to be terminated. The first process to do so was:\n\n"
+    f"  Process name: [[49297,1],3]\n  Exit code:    7\n{RULE}"
+)
+ABORT = (
+    f"{RULE}MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD\n"
+    f"with errorcode 7.\n\nNOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.\n"
+    f"{RULE}"
+)
+
+
+def noticed(rank: int, host: str, number: int) -> str:
+    said = f"mpirun noticed that process rank {rank} with PID 0 on node {host} exited on signal"
+    return f"{RULE}{said} {number} (Killed).\n{RULE}"
+
+
+def state(rank: int, what: str, job: int = 1) -> str:
+    name = f"[prterun-w-13@{job},{rank}]"
+    head = "[w:00013] [prterun-w-13@0,0] [1795290848.178639]"
+    at = "AT ../../../prrte/src/mca/odls/base/odls_base_default_fns.c:1735"
+    tail = f"PROC {name} STATE {what}"
+    return f"{head} ACTIVATE {tail} {at}\n{head} ACTIVATING {tail}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        ("", []),
+        (PRIMARY, [RankEnded(None, RankEnd.STATUS)]),
+        (
+            PRIMARY + noticed(1, "pi-worker-1.pi.default.svc", 9),
+            [RankEnded(1, RankEnd.SIGNAL, "pi-worker-1.pi.default.svc", 9)],
+        ),
+        (STATUS, [RankEnded(3, RankEnd.STATUS)]),
+        (
+            "mpirun has exited due to process rank 1 with PID 2 on\nnode w-1 exiting improperly. ",
+            [RankEnded(1, RankEnd.SILENT, "w-1")],
+        ),
+        (ABORT, [RankEnded(2, RankEnd.ABORT)]),
+        (state(1, "RUNNING") + state(0, "NORMALLY TERMINATED"), []),
+        (state(12, "ABORTED BY SIGNAL"), [RankEnded(12, RankEnd.SIGNAL)]),
+        (state(0, "EXITED WITH NON-ZERO STATUS"), [RankEnded(0, RankEnd.STATUS)]),
+        (state(0, "TERMINATED WITHOUT SYNC"), [RankEnded(0, RankEnd.SILENT)]),
+        (
+            state(0, "CALLED ABORT") + state(1, "ABORTED BY SIGNAL"),
+            [RankEnded(0, RankEnd.ABORT), RankEnded(1, RankEnd.SIGNAL)],
+        ),
+        # A daemon is no rank, and a rank of a job that was spawned has a number of its own.
+        (state(1, "ABORTED BY SIGNAL", job=0), []),
+        (state(1, "ABORTED BY SIGNAL", job=2), []),
+        (STATUS.replace("[49297,1]", "[49297,2]"), []),
+    ],
+)
+def test_which_ranks_ended(text: str, ends: list[RankEnded]) -> None:
+    assert mpirun_messages.ranks_ended(text.encode()) == ends
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ("[w-1:00092] *** An error occurred in MPI_Init\n[w-1:00092] *** reported by", "MPI_Init"),
+        ("*** An error occurred in MPI_Init_thread\n*** on a NULL", "MPI_Init_thread"),
+        ("[w-0:00000] *** An error occurred in MPI_Allreduce\n", "MPI_Allreduce"),
+        # What 5.0 says of a peer that is gone.
+        ("[w-0:00000] *** An error occurred in Socket closed\n", ""),
+        ("an error occurred in MPI_Init\n", ""),
+    ],
+)
+def test_which_call_of_mpi_failed(text: str, call: str) -> None:
+    failed = [RankEnded(None, RankEnd.MPI, call=call)]
+    assert mpi_failed(text.encode()) == (failed if call else [])
+
+
+class Shown:
+    """What was passed on to stderr."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    def messages(self, reader: int) -> MpirunMessages:
+        return MpirunMessages(reader, self.write)
+
+
+@pytest.fixture
+def shown() -> Shown:
+    return Shown()
+
+
+@pytest.fixture
+def pipe(shown: Shown) -> Iterator[tuple[MpirunMessages, int]]:
+    reader, writer = os.pipe()
+    yield shown.messages(reader), writer
+    os.close(reader)
+    os.close(writer)
+
+
+def test_messages_go_on_and_states_do_not(pipe: tuple[MpirunMessages, int], shown: Shown) -> None:
+    words, writer = pipe
+    text = noticed(1, "w-1", 9).encode() + b"\xff odd\n"
+    os.write(writer, state(1, "RUNNING").encode() + text + state(1, "IOF COMPLETE").encode())
+    assert words.read() == [RankEnded(1, RankEnd.SIGNAL, "w-1", 9)]
+    assert shown.data == text
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 4000])
+def test_pieces_of_any_size_make_the_same(
+    pipe: tuple[MpirunMessages, int], shown: Shown, size: int
+) -> None:
+    words, writer = pipe
+    text = (PRIMARY + state(4, "ABORTED BY SIGNAL") + "left without an end").encode()
+    ends: list[RankEnded] = []
+    for at in range(0, len(text), size):
+        os.write(writer, text[at : at + size])
+        ends += words.read()
+    assert ends[-1] == RankEnded(4, RankEnd.SIGNAL)
+    assert shown.data == PRIMARY.encode()
+    assert words.read_last() == []
+    assert shown.data == PRIMARY.encode() + b"left without an end\n"
+
+
+@pytest.mark.parametrize("module", ["rsh", "ssh"])
+def test_neither_nul_bytes_nor_what_is_harmless_reaches_the_log(
+    pipe: tuple[MpirunMessages, int], shown: Shown, module: str
+) -> None:
+    messages, writer = pipe
+    warning = f"[l:23] plm:{module}: Warning: setpgid(29,29) failed in parent with errno=EACCES(13)"
+    os.write(writer, b"one\n" + warning.encode() + b"\ntwo\0\n\0three\0")
+    messages.read_last()
+    assert shown.data == b"one\ntwo\nthree\n"
+
+
+def test_a_lone_nul_byte_is_nothing(pipe: tuple[MpirunMessages, int], shown: Shown) -> None:
+    messages, writer = pipe
+    os.write(writer, b"\0")
+    messages.read_last()
+    assert shown.data == b""
+
+
+def test_an_end_without_writers_is_told(shown: Shown) -> None:
+    reader, writer = os.pipe()
+    words = shown.messages(reader)
+    assert words.read() == []
+    assert not words.over
+    os.close(writer)
+    assert words.read() == []
+    assert words.over
+    os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("family", "local", "environ", "led"),
+    [
+        ("openmpi4", False, {}, True),
+        ("openmpi5", False, {}, True),
+        ("openmpi5", True, {}, True),
+        # A rank there would get the variable without the handle.
+        ("openmpi4", True, {}, False),
+        ("mpich", False, {}, False),
+        ("openmpi4", False, {"OPAL_OUTPUT_STDERR_FD": "5"}, False),
+        ("openmpi5", False, {"PRTE_MCA_state_base_verbose": "5"}, False),
+    ],
+)
+def test_who_is_asked(family: str, local: bool, environ: dict[str, str], led: bool) -> None:  # noqa: FBT001
+    way = mpirun_messages.open_pipe(family, environ, local=local)
+    assert (way is not None) == led
+    if way:
+        assert os.get_inheritable(way.writer)
+        assert not os.get_inheritable(way.reader)
+        assert str(way.writer) in way.environ.values()
+        os.close(way.started())
+
+
+def test_where_files_are_few_nobody_is_asked() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    try:
+        assert mpirun_messages.open_pipe("openmpi4", {}, local=False) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_ranks_host(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    assert mpirun_messages.host_of(folder, 1) == ""
+    (tmp_path / PLACEMENT).write_text(
+        "(rank, host, exe, pid) = (0, w-0, ./a, 16)\n"
+        "(rank, host, exe, pid) = (1, w-1, ./a, b (1, 2), 17)\n"
+        "(rank, host, exe, pid) = (11, w-2, ./a, 17)"
+    )
+    assert [mpirun_messages.host_of(folder, rank) for rank in (0, 1, 11, 2)] == [
+        "w-0",
+        "w-1",
+        "w-2",
+        "",
+    ]

@@ -1,0 +1,281 @@
+"""What mpirun writes to pipes of the parent goes on to its own streams, whatever breaks."""
+
+from __future__ import annotations
+
+import os
+import pty
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mpiboot.supervisor.events import RankEnded
+from mpiboot.supervisor.mpirun_pipes import MpirunPipe, MpirunPipes, StderrPipe
+from mpiboot.supervisor.output_writer import OutputWriter
+from mpiboot.system.loop import EventLoop
+from tests.waiting import until
+
+
+class Room(OutputWriter):
+    """A stderr that has room when the test says so."""
+
+    file_full = False
+
+    def __init__(self) -> None:
+        self.room, self.tell = os.pipe()
+        self.there = True
+        self.broken = False
+        self.handle = 2
+        self.data = b""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    def has_room(self) -> bool:
+        return self.there
+
+    def close(self) -> None:
+        for handle in (self.room, self.tell):
+            os.close(handle)
+
+
+class Rig:
+    """Two pipes, read in a loop."""
+
+    def __init__(self) -> None:
+        self.stderr, self.loop = Room(), EventLoop()
+        self.told: list[RankEnded] = []
+        self.pipes = MpirunPipes(self.loop, self.stderr, self.told.extend)
+        self.ends = [os.pipe(), os.pipe()]
+        self.writers = [writer for _, writer in self.ends]
+        for reader, _ in self.ends:
+            self.pipes.add(StderrPipe(reader, self.stderr.write))
+
+    def turn(self) -> bytes:
+        """Do what is ready now; give what stderr got."""
+        self.stderr.data = b""
+        self.loop.wait(0)
+        return self.stderr.data
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    for reader, _ in made.ends:
+        os.close(reader)
+    for writer in made.writers:
+        os.close(writer)
+    made.stderr.close()
+
+
+def test_all_but_mpiruns_own_nul_bytes_goes_on(rig: Rig) -> None:
+    os.write(rig.writers[0], b"a rank's \0 byte\n\0\xfftwo, without an end")
+    assert rig.turn() == b"a rank's \0 byte\n\xfftwo, without an end"
+    os.write(rig.writers[0], b"\0\0\n")
+    assert rig.turn() == b"\0\0\n"
+    os.write(rig.writers[0], b"\0")
+    assert rig.turn() == b"", "also where the newline was read before"
+
+
+def test_one_that_writes_without_end_lets_others_be_heard(rig: Rig) -> None:
+    written: list[int] = []
+
+    class Endless(MpirunPipe):
+        def read(self) -> list[RankEnded]:
+            written.append(os.write(rig.writers[0], b"more\n"))
+            return super().read()
+
+    rig.pipes.add(Endless(rig.ends[0][0], rig.stderr.write))
+    os.write(rig.writers[0], b"first\n")
+    assert rig.turn() == b"first\nmore\n"
+    assert len(written) == 1
+    # At the end too.
+    rig.pipes.read_last()
+
+
+def test_without_room_nothing_is_read_until_there_is_some(rig: Rig) -> None:
+    rig.stderr.there = False
+    os.write(rig.writers[0], b"a")
+    assert rig.turn() == b"a"
+    for writer in rig.writers:
+        os.write(writer, b"b")
+    assert rig.turn() == b""
+    rig.stderr.there = True
+    assert rig.turn() == b"", "nobody has told that there is room"
+    os.write(rig.stderr.tell, b".")
+    assert rig.turn() + rig.turn() == b"bb"
+
+
+def test_at_the_end_what_is_there_goes_on_whoever_reads(rig: Rig) -> None:
+    rig.stderr.there = False
+    os.write(rig.writers[0], b"a")
+    rig.turn()
+    os.write(rig.writers[0], b"last\n\0")
+    rig.stderr.data = b""
+    rig.pipes.read_last()
+    assert rig.stderr.data == b"last\n"
+
+
+def test_a_pipe_that_nobody_can_write_to_wakes_nobody(rig: Rig) -> None:
+    os.write(rig.writers[0], b"last")
+    os.close(rig.writers.pop(0))
+    assert rig.turn() == b"last"
+    rig.turn()  # the end is read
+    os.write(rig.stderr.tell, b".")
+    rig.turn()
+    handlers = rig.loop._handlers
+    assert rig.ends[0][0] not in handlers
+    assert rig.ends[1][0] in handlers
+
+
+def test_mpirun_notices_that_nobody_reads_its_stdout_any_more() -> None:
+    """As it would itself without a pipe in between: `| head`, say."""
+    nobody, stdout = os.pipe()
+    os.close(nobody)
+    stream, loop = OutputWriter(stdout), EventLoop()
+    reader, writer = os.pipe()
+    pipes = MpirunPipes(loop, stream, lambda _: None)
+    pipes.add(MpirunPipe(reader, stream.write, ends_with_stream=True))
+    end = time.monotonic() + 60
+
+    def write_on() -> None:
+        while time.monotonic() < end:  # another thread finds it
+            os.write(writer, b"x")
+            loop.wait(0)
+
+    with pytest.raises(BrokenPipeError):
+        write_on()
+    pipes.read_last()
+    stream.end()
+    until(lambda: stream.done)
+    assert stream.left == 0
+    assert stream.wrong is None, "who reads may go when it has enough"
+    os.close(stdout)
+    os.close(writer)
+
+
+class Odd(MpirunPipe):
+    """A reader that fails at what it doesn't expect, having kept the half of a line."""
+
+    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, bytes, list[RankEnded]]:
+        whole, newline, rest = text.rpartition(b"\n")
+        if b"odd" in whole:
+            raise ValueError("an odd line")
+        return whole + newline, rest, []
+
+
+def test_a_reader_that_fails_passes_everything_on(
+    rig: Rig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    rig.pipes.add(Odd(reader, rig.stderr.write))
+    got = b""
+    for text in (b"one\nan o", b"dd line\nthe half", b" of a line\nodd again"):
+        os.write(writer, text)
+        got += rig.turn()
+    assert got == b"one\nan odd line\nthe half of a line\nodd again"
+    said = capfd.readouterr().err
+    assert said.count("mpiboot: warning: [bug] what reads mpirun's own messages failed at") == 1
+    assert "ValueError: an odd line; the job goes on without it" in said
+    rig.pipes.read_last()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_who_hears_of_ranks_and_fails_does_not_stop_the_stream(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def hear(_: list[RankEnded]) -> None:
+        raise KeyError("w-1")
+
+    stream, loop = Room(), EventLoop()
+    pipes = MpirunPipes(loop, stream, hear)
+    reader, writer = os.pipe()
+    pipes.add(MpirunPipe(reader, stream.write))
+    for _ in range(2):
+        os.write(writer, b"text")
+        loop.wait(None)
+    assert stream.data == b"texttext"
+    assert "KeyError: 'w-1'; the job goes on without it" in capfd.readouterr().err
+    stream.close()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_that_mpirun_has_to_wait_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stream, loop = Room(), EventLoop()
+    pipes = MpirunPipes(loop, stream, lambda _: None)
+    reader, writer = os.pipe()
+    pipes.add(MpirunPipe(reader, stream.write))
+    stream.there = False
+    monkeypatch.setattr(Room, "file_full", True)
+    for _ in range(2):
+        os.write(writer, b"text")
+        loop.wait(None)
+        os.write(stream.tell, b".")
+        loop.wait(None)
+    assert capfd.readouterr().err.count("mpiboot: warning: stderr is read too slowly") == 1
+    stream.close()
+    os.close(reader)
+    os.close(writer)
+
+
+OPENS = """
+import sys
+from mpiboot.supervisor.mpirun_pipes import open_pipes
+told_there, dropped = (word == "True" for word in sys.argv[2:])
+pipes = open_pipes(told_there=told_there, dropped=dropped)
+with open(sys.argv[1], "w") as file:
+    print(*pipes, len(set(pipes.values())), file=file)
+"""
+
+
+@pytest.mark.parametrize(
+    ("stdout", "stderr", "of_hydra", "of_open_mpi"),
+    [
+        ("pipe", "pipe", "1 1", "1 2 2"),
+        ("pipe", "stdout", "0", "1 2 1"),
+        ("file", "pipe", "1 1", "2 1"),
+        ("pipe", "file", "1 1", "1 1"),
+        ("file", "stdout", "0", "0"),
+        ("socket", "null", "1 1", "1 1"),
+        ("null", "null", "0", "0"),
+        ("terminal", "pipe", "0", "2 1"),
+        ("pipe", "closed", "0", "0"),
+    ],
+)
+def test_which_streams_of_mpirun_are_pipes(
+    tmp_path: Path, stdout: str, stderr: str, of_hydra: str, of_open_mpi: str
+) -> None:
+    """What Open MPI drops: what a pipe or socket has not taken. Files take everything."""
+    ends: list[int] = []
+
+    def stream(kind: str) -> int:
+        if kind == "pipe":
+            ends.extend(os.pipe())
+        elif kind == "socket":
+            ends.extend(end.detach() for end in socket.socketpair())
+        elif kind == "terminal":
+            ends.extend(pty.openpty())
+        else:
+            path = "/dev/null" if kind == "null" else tmp_path / "stream"
+            ends.append(os.open(path, os.O_WRONLY | os.O_CREAT))
+        return ends[-1]
+
+    out = stream(stdout)
+    err = out if stderr == "stdout" else stream("null" if stderr == "closed" else stderr)
+    close = "import os\nos.close(2)\n" if stderr == "closed" else ""
+    for words, expected in ((("True", "False"), of_hydra), (("False", "True"), of_open_mpi)):
+        told = tmp_path / "told"
+        argv = [sys.executable, "-c", close + OPENS, str(told), *words]
+        subprocess.run(argv, stdout=out, stderr=err, check=True, timeout=60)
+        assert told.read_text().split() == expected.split()
+    for end in ends:
+        os.close(end)

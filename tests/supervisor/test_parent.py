@@ -1,0 +1,1290 @@
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import mpiboot
+from mpiboot.core.choices import LogFormat, LogLevel
+from mpiboot.core.launch_spec import (
+    EVENTS,
+    JOB_MARK,
+    KEEP_KEY,
+    KEY,
+    MARK,
+    Failure,
+    LaunchSpec,
+    ParentOptions,
+    RemoteHost,
+    Result,
+    to_line,
+)
+from mpiboot.supervisor import evidence, guard
+from tests.waiting import until
+
+PACKAGE = Path(mpiboot.__file__).parent
+AGENT = PACKAGE / "libexec" / "agent"
+PARENT = [sys.executable, "-I", "-S", str(PACKAGE / "parent" / "__main__.py")]
+# What the parent was before: it starts the child that waits for hosts, as ``start.start_child``.
+STARTS = """
+import json, os, signal, sys
+from signal import SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2
+waits = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD]
+signal.pthread_sigmask(signal.SIG_BLOCK, waits)
+reader, writer = os.pipe()
+os.set_inheritable(reader, True)
+parent, child = json.loads(sys.argv[1]), sys.argv[2:]
+moved = [(os.POSIX_SPAWN_DUP2, writer, 3)]
+pid = os.posix_spawn(
+    child[0], child, os.environ, file_actions=moved, setsigmask=(), setpgroup=0
+)
+os.execv(parent[0], [*parent, str(pid), str(reader)])
+"""
+GUARD = 200.0
+# What a worker's address answers from: another loopback address, where somebody may listen.
+WORKER = "127.0.0.2"
+
+pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="bash plays mpirun")
+
+
+class Rig:
+    """A launch whose mpirun is a script, run by a bash that is called mpirun."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "launch"
+        for name in ("hosts", "stderr"):
+            (self.folder / name).mkdir(parents=True)
+        self.mpirun = folder / "mpirun"
+        shutil.copy(shutil.which("bash") or "", self.mpirun)
+        self.log = folder / "termination-log"
+        self.log.touch()
+        self.listener = socket.create_server((WORKER, 0))
+        self.port = self.listener.getsockname()[1]
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.spec = LaunchSpec(
+            argv=(),
+            family="openmpi4",
+            daemons=(),
+            hosts=1,
+            ranks=2,
+            launch_timeout=30.0,
+            grace=20.0,
+            folder=str(self.folder),
+            set_env={MARK: str(self.folder)},
+        )
+        self.options = ParentOptions(termination_log=str(self.log))
+        # What plays the child that waits for hosts: it hands over what is written below.
+        self.child = f"cat {self.folder}/result >&3"
+        self.environ = {
+            "PATH": os.environ["PATH"],
+            "AGENT": str(AGENT),
+            "JOIN": f"/dev/tcp/{WORKER}/{self.port}",
+        }
+        self.ssh("exit 0")
+
+    def ssh(self, body: str) -> None:
+        """Say what ssh does; ``$log`` is the file of its own words, ``$*`` what it was told."""
+        path = self.folder / "ssh"
+        path.write_text(
+            f'#!/bin/sh\nwhile [ "$1" != -E ]; do shift; done\nlog=$2\ncd {self.folder}\n{body}\n'
+        )
+        path.chmod(0o755)
+        (self.folder / "agent.conf").write_text(f"ssh='{path}'\n")
+
+    def remote(self, *names: str, **changes: object) -> None:
+        """Let the line use remote hosts."""
+        daemons = tuple(RemoteHost(name, WORKER, self.port) for name in names)
+        self.spec = replace(self.spec, daemons=daemons, hosts=len(names) or 1, **changes)  # type: ignore[arg-type]
+
+    def write(self, script: str) -> None:
+        """Write what the child hands over."""
+        argv = self.spec.argv or (str(self.mpirun), "-c", script)
+        self.hand_over(replace(self.spec, argv=argv))
+
+    def hand_over(self, result: Result) -> None:
+        (self.folder / "result").write_bytes(to_line(result))
+
+    def argv(self, parent: Sequence[str] = PARENT) -> list[str]:
+        words = json.dumps([*parent, "launch", self.options.to_json()])
+        return [*PARENT[:3], "-c", STARTS, words, "/bin/sh", "-c", self.child]
+
+    def start(self, script: str, stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+        self.write(script)
+        return self.start_parent(stdin)
+
+    def start_parent(self, stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+        """Start it; of a pipe that stays open a script's ``read -t`` waits, and doesn't spin."""
+        process = subprocess.Popen(
+            self.argv(),
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.environ,
+        )
+        self.started.append(process)
+        return process
+
+    def end(self) -> None:
+        """End what a failed test has left: the guard of a killed parent ends its mpirun."""
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate(timeout=GUARD)
+        self.listener.close()
+
+    def run(self, script: str, data: bytes | None = None) -> tuple[int, bytes, str]:
+        process = self.start(script, subprocess.DEVNULL if data is None else subprocess.PIPE)
+        out, err = process.communicate(data, timeout=GUARD)
+        return process.returncode, out, err.decode()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.end()
+
+
+def ready(process: subprocess.Popen[bytes]) -> None:
+    """Wait until the script says that it is ready."""
+    assert process.stdout
+    assert process.stdout.readline() == b"ready\n"
+
+
+def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    _, err = process.communicate(timeout=GUARD)
+    return process.returncode, err.decode()
+
+
+LOOK = "look closer in a worker: kubectl exec POD -- mpiboot doctor"
+
+
+def last(said: str) -> str:
+    """The first line of the last record; evidence and hint stand below it."""
+    lines = said.strip().splitlines()
+    return next(line for line in reversed(lines) if not line.startswith("mpiboot:   "))
+
+
+SOME = (0, 1, 3, 77, 126, 127, 128, 139, 255)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *SOME,
+        *(pytest.param(n, marks=pytest.mark.full) for n in range(256) if n not in SOME),
+    ],
+)
+def test_the_programs_own_code_passes_through(rig: Rig, code: int) -> None:
+    assert rig.run(f"exit {code}")[0] == code
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_key_is_removed_at_the_end_and_kept_for_a_script(rig: Rig, code: int) -> None:
+    key = rig.folder / KEY
+    key.write_text("secret")
+    assert rig.run(f"[ -e {key} ] || exit 9; exit {code}")[0] == code
+    assert not key.exists()
+
+    key.write_text("secret")
+    rig.environ[KEEP_KEY] = "1"
+    assert rig.run(f"exit {code}")[0] == code
+    assert key.exists()
+
+
+def test_the_key_is_removed_where_mpirun_can_not_be_started(rig: Rig) -> None:
+    (rig.folder / KEY).write_text("secret")
+    rig.spec = replace(rig.spec, argv=("/nowhere/mpirun",))
+    assert rig.run("")[0] == 127
+    assert not (rig.folder / KEY).exists()
+
+
+def test_what_takes_the_kernel_long_is_done_while_hosts_are_waited_for(rig: Rig) -> None:
+    """A handle above the table's size costs a process with threads 20 ms and more."""
+    size = "sed -n 's/^FDSize:[^0-9]*//p' /proc/$PPID/status"
+    rig.child = f"until [ $({size}) -gt 600 ]; do sleep 0.05; done; {rig.child}"
+    rig.write("exit 3")
+    higher = (  # some interpreters start with a table of 256
+        "from mpiboot.supervisor import __main__, mpirun_messages\n"
+        "mpirun_messages._HANDLE = 600\n"
+        "__main__.main()\n"
+    )
+    done = subprocess.run(
+        rig.argv([sys.executable, "-c", higher]),
+        env=rig.environ,
+        capture_output=True,
+        timeout=GUARD,
+        check=False,
+        cwd=PACKAGE.parent,
+    )
+    assert done.returncode == 3, done.stderr
+
+
+def test_the_child_that_prepared_ends_after_mpirun_has_started(rig: Rig, tmp_path: Path) -> None:
+    # Its end is work for a loaded machine, and everybody waits for mpirun.
+    child = tmp_path / "child.py"
+    child.write_text(
+        "import pathlib, select, shutil, sys\n"
+        "shutil.copyfileobj(open(sys.argv[1], 'rb'), open(3, 'wb', buffering=0, closefd=False))\n"
+        "gone = select.poll()\n"
+        "gone.register(3, 0)\n"
+        "gone.poll()\n"
+        # Not its cmdline: that is empty for a moment after the exec that lets the parent go on.
+        "def runs(process):\n"
+        "    try: return process.readlink()\n"
+        "    except OSError: return None  # it has ended since\n"
+        "programs = [runs(p) for p in pathlib.Path('/proc').glob('[0-9]*/exe')]\n"
+        "there = pathlib.Path(sys.argv[2]) in programs\n"
+        "pathlib.Path(sys.argv[3]).write_text(f'{there}\\n')\n"
+    )
+    told = tmp_path / "told"
+    os.mkfifo(told)
+    rig.child = f"exec {sys.executable} {child} {rig.folder}/result {rig.mpirun} {told}"
+    code, out, said = rig.run(f"read line < {told}; echo $line")
+    assert (code, out) == (0, b"True\n"), said
+
+
+def staying(rig: Rig) -> None:
+    """Let the child stay as the SSH client; it writes to ``log`` when it is let go."""
+    child = rig.folder / "child.py"
+    child.write_text(
+        "import os, pathlib, select, sys\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "(folder / 'pid').write_text(str(os.getpid()))\n"
+        "os.write(3, (folder / 'result').read_bytes())\n"
+        "gone = select.poll()\n"
+        "gone.register(3, 0)\n"
+        "gone.poll()\n"
+        "with open(folder / 'log', 'a') as log: log.write('let go\\n')\n"
+    )
+    os.mkfifo(rig.folder / "requests")
+    rig.child = f"exec {sys.executable} {child} {rig.folder}"
+    rig.spec = replace(rig.spec, client_stays=True)
+
+
+def test_a_child_that_is_the_ssh_client_stays_until_the_end(rig: Rig) -> None:
+    staying(rig)
+    code, _, said = rig.run(f"sleep 0.5; echo mpirun >> {rig.folder}/log; exit 4")
+    assert code == 4, said
+    assert (rig.folder / "log").read_text() == "mpirun\nlet go\n"
+    assert not Path("/proc", (rig.folder / "pid").read_text()).exists()
+
+
+def test_an_ssh_client_that_is_killed_ends_the_job(rig: Rig) -> None:
+    """Agents that are started meanwhile don't wait for it."""
+    staying(rig)
+    code, _, said = rig.run(
+        f"trap 'test -p requests || exit 3; exit 4' TERM; cd {rig.folder}; kill -9 $(cat pid); "
+        "while :; do sleep 0.05; done"
+    )
+    assert code == 69
+    what = "mpiboot's SSH client, which holds the connections to all hosts, was killed by SIGKILL"
+    assert f"exit 69: {what}" in said
+    assert not (rig.folder / "requests").exists()
+
+
+def test_an_mpirun_that_can_not_be_started_leaves_no_ssh_client(rig: Rig) -> None:
+    staying(rig)
+    rig.spec = replace(rig.spec, argv=("/nonexistent/mpirun",))
+    assert rig.run("")[0] == 127
+    assert (rig.folder / "log").read_text() == "let go\n"
+
+
+def test_a_script_removes_the_keys_of_its_launches(rig: Rig, tmp_path: Path) -> None:
+    key = tmp_path / "launch-7" / KEY
+    key.parent.mkdir()
+    key.write_text("secret")
+    options = replace(rig.options, last_launches=str(tmp_path))
+    done = subprocess.run(
+        [*PARENT, "script", options.to_json(), "/bin/sh", "-c", f"[ -e {key} ] && exit 4"],
+        env=rig.environ,
+        capture_output=True,
+        timeout=GUARD,
+        check=False,
+    )
+    assert done.returncode == 4, done.stderr
+    assert not key.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "message"),
+    [
+        ("exit 0", 0, "before\n"),
+        ("exit 7", 7, "program: /bin/sh ended with 7\n"),
+        ("kill -KILL $$", 137, "program: /bin/sh ended with 137\n"),
+        ("kill -TERM $PPID; wait", 143, "signal: /bin/sh ended with 143\n"),
+        # As an mpirun below it writes.
+        ("echo host-lost: w-1 > LOG; exit 69", 69, "host-lost: w-1\n"),
+    ],
+)
+def test_a_script_that_failed_is_the_reason_where_nothing_below_it_wrote_a_better_one(
+    rig: Rig, script: str, code: int, message: str
+) -> None:
+    rig.log.write_text("before\n")  # of another command in this container
+    words = ["script", rig.options.to_json(), "/bin/sh", "-c", script.replace("LOG", str(rig.log))]
+    done = subprocess.run(
+        [*PARENT, *words], env=rig.environ, capture_output=True, timeout=GUARD, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert rig.log.read_text() == message
+
+
+def test_streams_pass_untouched_and_stdout_is_the_programs_alone(rig: Rig) -> None:
+    data = bytes(range(256)) * 4000
+    code, out, said = rig.run("cat; echo own words >&2", data)
+    assert (code, out) == (0, data)
+    assert "own words\n" in said
+    assert last(said).startswith("mpiboot: job ended: ")
+
+
+def test_the_end_is_told_in_one_line(rig: Rig) -> None:
+    rig.spec = replace(rig.spec, hosts=4, ranks=8)
+    said = rig.run("exit 3")[2]
+    assert said.startswith("mpiboot: error: [mpirun] job ended: ")
+    assert "s, 4 hosts, 8 ranks, exit 3: mpirun ended with 3, and no rank is" in said
+
+
+def test_mpiruns_own_words_go_on_and_name_the_rank_that_ended_first(rig: Rig) -> None:
+    """The real ones are in the rig; here is what the parent does with them."""
+    rig.spec = replace(rig.spec, family="openmpi5")
+    table = "(rank, host, exe, pid) = (3, w-7, ./a, 16)"
+    state = "[h:1] [p@0,0] [1.2] ACTIVATE PROC [p@1,3] STATE ABORTED BY SIGNAL AT x:1"
+    code, out, said = rig.run(
+        f"exec 9>&$PMIX_OUTPUT_STDERR_FD; echo to the program; echo '{state}' >&9; "
+        f"echo '{table}' >{rig.folder}/placement; printf 'help\nme' >&9; exit 139"
+    )
+    assert (code, out) == (139, b"to the program\n")
+    assert "help\nme" in said
+    assert "ACTIVATE" not in said
+    assert "exit 139: w-7: rank 3 was ended by SIGSEGV" in last(said)
+    assert rig.log.read_text().startswith("program: w-7: rank 3 was ended by SIGSEGV\n")
+
+
+def test_a_line_of_json_is_a_line_whatever_was_left_open_before(rig: Rig) -> None:
+    """Open MPI 5.0.7 ends its messages with a NUL byte where a peer of a dead rank aborted."""
+    rig.options = replace(rig.options, log_format=LogFormat.JSON)
+    code, _, said = rig.run("printf 'done\\n\\0' >&2; exit 3")
+    assert code == 3
+    assert json.loads(last(said))["exit"] == 3
+
+
+def test_the_end_is_told_as_fields_too(rig: Rig) -> None:
+    rig.options = replace(rig.options, log_format=LogFormat.JSON)
+    record = json.loads(last(rig.run("exit 3")[2]))
+    assert (record["event"], record["level"], record["reference"]) == ("ended", "error", "mpirun")
+    assert (record["exit"], record["hosts"], record["ranks"]) == (3, 1, 2)
+    assert record["role"] == "launcher"
+    assert record["seconds"] >= 0
+
+
+def test_an_end_before_the_start_is_told_as_fields_too(rig: Rig) -> None:
+    rig.options = replace(rig.options, log_format=LogFormat.JSON)
+    rig.hand_over(Failure(68, "names-unresolved", "names-unresolved: w-1: NXDOMAIN\n"))
+    record = json.loads(last(ended(rig.start_parent())[1]))
+    told = [record[name] for name in ("event", "level", "exit", "reference")]
+    assert told == ["ended", "error", 68, "names-unresolved"]
+
+
+def test_mpirun_gets_its_environment_and_default_signals(rig: Rig) -> None:
+    rig.environ["WORD"] = "a b"
+    script = f'echo "$WORD"; echo "${MARK}"; exec grep -E "^Sig(Ign|Blk)" /proc/self/status'
+    _, out, _ = rig.run(script)
+    word, folder, *masks = out.decode().splitlines()
+    assert (word, folder) == ("a b", str(rig.folder))
+    # The real-time signals belong to the C library, and may be ignored from the start.
+    plain = (1 << 31) - 1
+    assert [int(line.split()[1], 16) & plain for line in masks] == [0, 0]
+
+
+@pytest.mark.parametrize("path", ["/nonexistent/mpirun", "no-such-mpirun", "/etc/passwd"])
+def test_an_mpirun_that_can_not_be_started_is_127_in_a_clear_line(rig: Rig, path: str) -> None:
+    rig.spec = replace(rig.spec, argv=(path, "-n", "2"))
+    code, out, said = rig.run("")
+    assert (code, out) == (127, b"")
+    assert last(said).startswith("mpiboot: error: [program-missing] job ended: ")
+    assert f"exit 127: {path}: " in last(said)
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_is_forwarded_and_never_ends_in_0(rig: Rig, number: signal.Signals) -> None:
+    name = number.name[3:]
+    process = rig.start(
+        f"trap 'echo got >&2; exit 0' {name}; echo ready; while :; do read -t 1; done"
+    )
+    ready(process)
+    process.send_signal(number)
+    code, said = ended(process)
+    assert code == 128 + number
+    assert said.count("got\n") == 1
+    assert f"ended by {number.name} (mpirun itself returned 0)" in last(said)
+    assert rig.log.read_text().startswith("signal: ended by ")
+
+
+def test_an_mpirun_that_ignores_signals_is_killed_with_all_that_it_started(rig: Rig) -> None:
+    process = rig.start("trap '' TERM INT; sleep 300 & echo ready $!; while :; do read -t 1; done")
+    assert process.stdout
+    child = int(process.stdout.readline().split()[1])
+    for _ in range(3):
+        process.send_signal(signal.SIGTERM)
+        # Blocked signals of one number are one: the next is sent when this one was taken in.
+        heard(process, "got SIGTERM")
+    code, said = ended(process)
+    assert code == 143
+    assert "mpirun had to be killed" in last(said)
+    assert gone(child)
+
+
+def heard(process: subprocess.Popen[bytes], words: str) -> None:
+    assert process.stderr
+    for line in iter(process.stderr.readline, b""):
+        if words in line.decode():
+            return
+    raise AssertionError(words)
+
+
+def full_pipe() -> tuple[int, int]:
+    """A pipe that nobody reads, and that takes no byte more."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 512)
+    os.set_blocking(writer, True)
+    return reader, writer
+
+
+@pytest.mark.parametrize(
+    "to",
+    ["", ">&$PMIX_OUTPUT_STDERR_FD", ">&2"],
+    ids=["own lines", "mpirun's messages", "mpirun's stderr"],
+)
+def test_a_reader_of_stderr_that_stands_still_stops_no_signal(rig: Rig, to: str) -> None:
+    rig.spec = replace(rig.spec, family="openmpi5")
+    flood = f"yes 'a message of mpirun' {to} & " if to else ""
+    rig.write(f"{flood}trap 'exit 0' TERM; echo ready; while :; do read -t 1; done")
+    reader, writer = full_pipe()
+    process = subprocess.Popen(
+        rig.argv(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=writer, env=rig.environ
+    )
+    os.close(writer)
+    ready(process)
+    process.terminate()
+    process.communicate(timeout=GUARD)
+    os.close(reader)
+    assert process.returncode == 143
+    assert rig.log.read_text().startswith("signal: ended by SIGTERM")
+
+
+@pytest.mark.parametrize("to", ["$PMIX_OUTPUT_STDERR_FD", "2"], ids=["messages", "stderr"])
+def test_what_is_read_late_is_all_there(rig: Rig, to: str) -> None:
+    rig.spec = replace(rig.spec, family="openmpi5")
+    process = rig.start(
+        f"for i in $(seq 20000); do echo message $i of mpirun; done >&{to}; "
+        f"echo ready; read line < {rig.folder}/go; exit 3"
+    )
+    assert process.stderr
+    os.mkfifo(rig.folder / "go")
+    # Until the pipe is as good as full: more is to come than the parent keeps, so mpirun waits.
+    waiting = bytearray(4)
+    while int.from_bytes(waiting, sys.byteorder) < 20_000:
+        fcntl.ioctl(process.stderr.fileno(), termios.FIONREAD, waiting)
+        time.sleep(0.01)
+    text = b""
+    while b"message 20000 of mpirun" not in text:
+        text += os.read(process.stderr.fileno(), 65536)
+    ready(process)
+    (rig.folder / "go").write_text("\n")
+    assert ended(process)[0] == 3
+    lines = [line for line in text.decode().splitlines() if line.startswith("message ")]
+    assert lines == [f"message {number} of mpirun" for number in range(1, 20001)]
+
+
+@pytest.mark.parametrize("family", ["openmpi4", "openmpi5", "mpich"])
+@pytest.mark.parametrize("to", [1, 2])
+def test_all_that_mpirun_wrote_comes_out_however_late_it_is_read(
+    rig: Rig, to: int, family: str, tmp_path: Path
+) -> None:
+    """Who reads keeps no mpirun of Open MPI; one of Hydra waits as it would itself."""
+    rig.spec = replace(rig.spec, family=family)
+    over = tmp_path / "over"
+    process = rig.start(f"seq 200000 >&{to}; touch {over}")
+    if family != "mpich":
+        until(over.exists)
+    streams = process.communicate(timeout=GUARD)
+    lines = streams[to - 1].decode().splitlines()
+    assert [line for line in lines if not line.startswith("mpiboot:")] == [
+        str(number) for number in range(1, 200_001)
+    ]
+    assert process.returncode == 0
+
+
+def test_who_reads_and_goes_is_noticed_by_mpirun_and_is_no_loss(rig: Rig) -> None:
+    """As with `mpirun | head -1`; what mpirun makes of it is its own."""
+    rig.spec = replace(rig.spec, family="openmpi5")
+    process = rig.start("trap '' PIPE; while echo line; do :; done 2> /dev/null; exit 0")
+    assert process.stdout
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    code, said = ended(process)
+    assert code == 0
+    assert "lost" not in said
+
+
+@pytest.mark.parametrize("family", ["openmpi5", "mpich"])
+@pytest.mark.parametrize("ended_before", [False, True])
+def test_what_a_signal_leaves_unread_is_said_and_is_no_success(
+    rig: Rig, family: str, *, ended_before: bool
+) -> None:
+    rig.spec = replace(rig.spec, family=family)
+    then = "exit 0" if ended_before else "trap 'exit 0' TERM; while :; do read -t 1; done"
+    process = rig.start(f"head -c 200000 /dev/zero; echo ready >&2; {then}")
+    heard(process, "wait for their reader" if ended_before else "ready")
+    process.terminate()
+    heard(process, "bytes of stdout were not read in time and are lost")
+    assert ended(process)[0] == 143
+    assert "are lost" in rig.log.read_text()
+
+
+def test_a_stderr_that_nobody_reads_delays_no_end_after_a_signal(rig: Rig) -> None:
+    rig.spec = replace(rig.spec, family="openmpi5")
+    process = rig.start("echo $$; exec head -c 200000 /dev/zero >&2")
+    assert process.stdout
+    pid = int(process.stdout.readline())
+    until(lambda: gone(pid))
+    process.terminate()
+    assert process.wait(GUARD) == 143
+    ended(process)
+
+
+@pytest.mark.parametrize("form", LogFormat)
+def test_mpiruns_nul_bytes_are_not_in_the_log_and_its_text_comes_before_the_end(
+    rig: Rig, form: LogFormat
+) -> None:
+    rig.spec = replace(rig.spec, family="openmpi5")
+    rig.options = replace(rig.options, log_format=form)
+    said = rig.run(r"seq 5000 >&2; printf 'prterun has exited\n\0' >&2; exit 7")[2]
+    *lines, end = said.splitlines()
+    assert "\0" not in said
+    assert [*map(str, range(1, 5001)), "prterun has exited"] == [line for line in lines if line]
+    assert "job ended" in end
+
+
+@pytest.mark.parametrize("one", [False, True], ids=["two files", "one file"])
+@pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
+def test_the_order_of_lines_stays_where_both_streams_are_one_file(
+    rig: Rig, family: str, *, one: bool
+) -> None:
+    """Then mpirun's two streams are one pipe, too."""
+    rig.spec = replace(rig.spec, family=family)
+    rig.write(
+        "echo $(readlink /proc/$$/fd/1 /proc/$$/fd/2); "
+        "for i in $(seq 500); do echo $i; echo e$i >&2; done"
+    )
+    errors = subprocess.STDOUT if one else subprocess.PIPE
+    done = subprocess.run(
+        rig.argv(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        env=rig.environ,
+        timeout=GUARD,
+        check=True,
+    )
+    streams, *lines = done.stdout.decode().splitlines()
+    assert len(set(streams.split())) == (1 if one else 2)
+    if one:
+        expected = [line for i in range(1, 501) for line in (str(i), f"e{i}")]
+        assert [line for line in lines if line and not line.startswith("mpiboot:")] == expected
+
+
+def test_a_process_that_keeps_mpiruns_stderr_delays_no_end(rig: Rig, tmp_path: Path) -> None:
+    """It has left the launch, as a server that a rank starts with an environment of its own."""
+    rig.spec = replace(rig.spec, family="openmpi5")
+    pid = tmp_path / "pid"
+    left = f"""sh -c 'trap "" PIPE; echo $$ > {pid}; while :; do echo more >&2; done'"""
+    process = rig.start(
+        f"env -i PATH=$PATH setsid {left} >&- & until [ -s {pid} ]; do sleep 0.05; done; "
+        "echo the last of mpirun >&2; exit 7"
+    )
+    try:
+        code, said = ended(process)
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)  # it is still there
+    assert code == 7
+    before, _, after = said.rpartition("mpiboot: error: [mpirun] job ended")
+    assert after
+    assert "the last of mpirun\n" in before
+
+
+def test_usr1_is_forwarded_and_nothing_else(rig: Rig) -> None:
+    process = rig.start("trap 'echo got; exit 5' USR1; echo ready; while :; do read -t 1; done")
+    ready(process)
+    process.send_signal(signal.SIGUSR1)
+    code, said = ended(process)
+    assert code == 5
+    assert "exit 5: mpirun ended with 5" in said
+
+
+def test_an_mpirun_that_was_killed_by_somebody_is_told(rig: Rig) -> None:
+    code, _, said = rig.run("kill -9 $$")
+    assert code == 137
+    assert "mpirun itself was killed by SIGKILL" in last(said)
+
+
+def test_a_parent_that_is_killed_takes_mpirun_along(rig: Rig) -> None:
+    """It is not PID 1 here: no end of a container ends what mpirun started."""
+    rig.environ[JOB_MARK] = "this"
+    process = rig.start("trap '' TERM; sleep 300 & echo ready $! $$; while :; do read -t 1; done")
+    assert process.stdout
+    started = [int(word) for word in process.stdout.readline().split()[1:]]
+    # In an exec a process has no environment for a moment, and is nobody's.
+    while not all(b"this" in Path(f"/proc/{pid}/environ").read_bytes() for pid in started):
+        time.sleep(0.01)
+    key = rig.folder / KEY
+    key.touch()
+    marks = {**rig.environ, MARK: str(rig.folder), JOB_MARK: "later"}
+    later = subprocess.Popen(["sleep", "300"], env=marks)
+    process.kill()
+    code, said = ended(process)
+    assert code == -signal.SIGKILL
+    assert "the launcher was killed: ended 2 processes of its job in this pod" in said
+    assert not key.exists()
+    assert all(gone(pid) for pid in started)
+    # Another launch in this folder is none of its business.
+    assert later.poll() is None
+    later.kill()
+    later.wait()
+
+
+def test_a_parent_that_is_killed_by_the_first_thing_that_mpirun_does_takes_it_along(
+    rig: Rig,
+) -> None:
+    rig.environ[JOB_MARK] = "this"
+    started = rig.folder / "pid"
+    process = rig.start(f"echo $$ > {started}; kill -KILL $PPID; while :; do sleep 1; done")
+    code, said = ended(process)
+    assert code == -signal.SIGKILL
+    assert "the launcher was killed: ended " in said
+    assert gone(int(started.read_text()))
+
+
+def test_what_ends_the_parents_group_or_terminal_does_not_end_its_guard(tmp_path: Path) -> None:
+    shell = guard.start(str(tmp_path), os.environ, LogFormat.HUMAN)
+    assert shell
+    try:
+        assert os.getpgid(shell.pid) == shell.pid
+        meant = "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "TTOU"
+        wanted = sum(1 << (getattr(signal, f"SIG{name}") - 1) for name in meant)
+        status = Path(f"/proc/{shell.pid}/status")
+        while True:  # until the shell has read its first line
+            (ignored,) = re.findall(r"SigIgn:\s+(\w+)", status.read_text())
+            if int(ignored, 16) & wanted == wanted:
+                break
+            time.sleep(0.01)
+    finally:
+        guard.dismiss(shell)
+    assert not status.exists()
+
+
+ADOPTS = """
+import ctypes, os, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+subprocess.run(sys.argv[1:], check=True)
+print(os.waitpid(-1, os.WNOHANG))
+"""
+
+
+def test_a_parent_that_ends_leaves_no_guard(rig: Rig) -> None:
+    """Not even a zombie, which a first process such as `sleep` would keep for ever."""
+    rig.write("exit 0")
+    adopter = [sys.executable, "-c", ADOPTS, *rig.argv()]
+    done = subprocess.run(
+        adopter, capture_output=True, text=True, env=rig.environ, timeout=GUARD, check=False
+    )
+    assert "ChildProcessError" in done.stderr, "it was left a process"
+
+
+def test_what_mpirun_leaves_is_ended_whoever_its_parent_is(rig: Rig) -> None:
+    _, out, _ = rig.run(
+        "setsid sleep 300 >&- 2>&- & echo $!; trap '' TERM; sleep 300 >&- 2>&- & echo $!"
+    )
+    for pid in out.split():
+        assert gone(int(pid))
+
+
+WAITING = "while [ ! -e {folder}/over ]; do sleep 0.05; done"
+
+
+def joining(rig: Rig, then: str, hosts: str = "w-1") -> str:
+    """Make an mpirun whose one daemon joins, and that then does something."""
+    started = "; ".join(f"$AGENT -x {host} orted &" for host in hosts.split()).replace("&;", "&")
+    return f"{started}\nexec 9<>$JOIN\n{then}"
+
+
+def test_a_job_whose_daemons_join_and_end_well_is_0(rig: Rig) -> None:
+    rig.remote("w-1")
+    rig.ssh(WAITING.format(folder=rig.folder))
+    process = rig.start(joining(rig, f"read -t 30 < {rig.folder}/go; wait; exit 0"))
+    os.mkfifo(rig.folder / "go")
+    heard(process, "the remote daemon joined")
+    (rig.folder / "over").touch()
+    with (rig.folder / "go").open("w") as go:
+        go.write("\n")
+    code, said = ended(process)
+    assert code == 0
+    assert "1 host, 2 ranks, exit 0" in last(said)
+    assert rig.log.read_text() == ""
+
+
+def test_a_host_that_is_lost_is_69_though_mpirun_returns_0(rig: Rig) -> None:
+    rig.remote("w-1")
+    rig.ssh(
+        WAITING.format(folder=rig.folder)
+        + '\necho "Timeout, server w-1 not responding." > "$log"; exit 255'
+    )
+    process = rig.start(joining(rig, "wait; exit 0"))
+    heard(process, "the remote daemon joined")
+    rig.listener.close()
+    (rig.folder / "over").touch()
+    code, said = ended(process)
+    assert code == 69
+    assert last(said).startswith("mpiboot: error: [host-lost] job ended: ")
+    assert "exit 69: w-1: its SSH session was lost while the job ran" in last(said)
+    assert said.count("was lost while the job ran") == 1  # the reason is told once
+    assert "Timeout, server w-1 not responding." in said
+    assert "does not answer any more (Connection refused)" in said
+    reason = rig.log.read_text()
+    assert reason.startswith("host-lost: w-1: its SSH session was lost")
+    assert "\n-> " in reason
+
+
+def test_a_daemon_that_dies_alone_is_told_from_its_host(rig: Rig) -> None:
+    rig.remote("w-1")
+    rig.ssh(WAITING.format(folder=rig.folder) + "\nexit 255")
+    process = rig.start(joining(rig, "wait; exit 0"))
+    heard(process, "the remote daemon joined")
+    (rig.folder / "over").touch()
+    code, said = ended(process)
+    assert code == 69
+    assert "the host still answers" in said
+
+
+def test_an_agent_that_is_killed_is_a_lost_host(rig: Rig) -> None:
+    rig.remote("w-1")
+    rig.ssh("exec sleep 300")
+    process = rig.start(
+        f"$AGENT -x w-1 orted & echo $! > {rig.folder}/pid; exec 9<>$JOIN\nwait; exit 0"
+    )
+    heard(process, "the remote daemon joined")
+    os.kill(int((rig.folder / "pid").read_text()), signal.SIGKILL)
+    code, said = ended(process)
+    assert code == 69
+    assert "w-1" in last(said)
+
+
+@pytest.mark.parametrize(
+    ("words", "reference", "code"),
+    [
+        ("me@w-2: Permission denied (publickey).", "ssh-denied", 77),
+        pytest.param(
+            "Host key verification failed.", "host-key-differs", 77, marks=pytest.mark.full
+        ),
+        pytest.param(
+            "ssh: connect to host w-2 port 22: Connection refused",
+            "workers-unreachable",
+            69,
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_an_ssh_that_fails_is_told_in_its_own_words(
+    rig: Rig, words: str, reference: str, code: int
+) -> None:
+    rig.remote("w-1", "w-2")
+    rig.ssh(f'case "$*" in *w-2*) echo "{words}" > "$log"; exit 255;; esac\nexec sleep 300')
+    # this mpirun waits for ever, as MPICH 4.0 does, but ends when it is told to
+    ended_with, _, said = rig.run(joining(rig, "wait; exec sleep 300", "w-1 w-2"))
+    assert ended_with == code
+    assert f"[{reference}] job ended: " in said
+    assert f"exit {code}: w-2: " in said
+    assert words in said
+
+
+def test_a_rank_on_the_launcher_without_its_agents_ends_the_job_with_78(rig: Rig) -> None:
+    rig.remote("w-1", obstacles=(("OMPI_MCA_plm", "not ssh"),))
+    code, _, said = rig.run("sleep 300 & wait")
+    assert code == 78
+    assert "mpirun runs sleep on the launcher, but started no daemon on w-1" in said
+    assert "OMPI_MCA_plm: not ssh" in said
+
+
+def test_an_mpirun_that_ends_well_without_its_agents_is_78(rig: Rig) -> None:
+    rig.remote("w-1")
+    assert rig.run("exit 0")[0] == 78
+    assert rig.run("exit 4")[0] == 4
+
+
+@pytest.mark.parametrize(
+    ("ssh", "standing"),
+    [("exit 0", "its agent ended with 0"), ("exec sleep 300", "is not connected")],
+    ids=["lies", "hangs"],
+)
+def test_an_agent_that_lies_or_hangs_ends_by_the_launch_timeout(
+    rig: Rig, ssh: str, standing: str
+) -> None:
+    rig.remote("w-1", launch_timeout=0.5)
+    rig.ssh(ssh)
+    code, _, said = rig.run("$AGENT -x w-1 orted & wait; sleep infinity & wait")
+    # a sleep of mpirun's own is no rank once every agent was started
+    assert code == 69
+    assert last(said).startswith("mpiboot: error: [launch-timeout] job ended: ")
+    assert "exit 69: w-1 (1 of 1 remote hosts) did not join within 0.5 s" in last(said)
+    assert standing in said
+
+
+def test_a_signal_while_daemons_are_launched_ends_in_128_plus_n(rig: Rig) -> None:
+    rig.remote("w-1")
+    rig.ssh("exec sleep 300")
+    process = rig.start("$AGENT -x w-1 orted & echo ready; wait")
+    ready(process)
+    process.send_signal(signal.SIGTERM)
+    code, said = ended(process)
+    assert code == 143
+    assert "w-1" not in last(said)
+
+
+def test_a_termination_message_is_cut_and_never_made(rig: Rig) -> None:
+    names = [f"worker-{number}-{'x' * 50}" for number in range(200)]
+    rig.remote(*names, obstacles=tuple((f"NAME_{n}", "é" * 60) for n in range(100)))
+    rig.run("exit 0")
+    data = rig.log.read_bytes()
+    assert 3000 < len(data) <= 4096
+    data.decode()
+    rig.log.unlink()
+    assert rig.run("exit 0")[0] == 78
+    assert not rig.log.exists()
+
+
+def test_a_failed_launcher_is_held_until_it_is_told_to_go(rig: Rig) -> None:
+    rig.options = replace(rig.options, hold_on_failure=300.0)
+    process = rig.start("exit 9")
+    heard(process, "held for 300 s")
+    assert rig.log.read_text().startswith("mpirun: ")
+    process.terminate()
+    assert ended(process)[0] == 9
+    assert rig.run("exit 0")[0] == 0
+
+
+def test_hosts_that_mpirun_did_not_use_are_named_where_that_was_left_to_it(rig: Rig) -> None:
+    rig.spec = replace(rig.spec, left_to_mpirun=("w-0", "w-1", "w-2"))
+    lines = "started w-1 1\\nended w-1 0 1\\n"
+    code, _, said = rig.run(f"printf '{lines}' 1<> {rig.folder}/{EVENTS}; exit 0")
+    assert code == 0
+    assert "mpirun started nothing on 2 of 3 hosts: w-0, w-2" in said
+    code, _, said = rig.run("exit 3")  # it may have refused the line
+    assert (code, "started nothing" in said) == (3, False)
+
+
+def test_unused_hosts_are_named_at_the_end_of_the_start_and_not_of_the_job(rig: Rig) -> None:
+    rig.spec = replace(rig.spec, left_to_mpirun=("w-0",), launch_timeout=0.2)
+    process = rig.start("exec sleep 300")
+    assert process.stderr
+    assert any(b"mpirun started nothing on 1 of 1 host: w-0" in line for line in process.stderr)
+    process.terminate()
+    ended(process)
+
+
+def test_workers_are_asked_for_connections_while_the_job_runs(rig: Rig) -> None:
+    """What asks is none of mpirun's daemons: its end would be that of a host's daemon.
+
+    What was found once may be answered a moment later: nothing is said of it yet.
+    """
+    rig.remote("w-1", connect_check=0.2)
+    baseline = evidence.Baseline("w-1", "", WORKER, "w-1")
+    (rig.folder / evidence.FILE).write_text(evidence.to_json((baseline,)))
+    rig.ssh(
+        'if [ -n "$MPIBOOT_ASKS" ]; then\n'
+        "echo mpiboot-connecting 0900000A:0401 5 9 1; : > asked; exit 0; fi\n"
+        "while ! [ -e over ]; do sleep 0.05; done"
+    )
+    process = rig.start(joining(rig, "wait; exit 0"))
+    try:
+        until((rig.folder / "asked").exists)
+    finally:
+        (rig.folder / "over").touch()
+    code, said = ended(process)
+    assert code == 0
+    assert "gets no answer" not in said
+
+
+def test_lines_that_no_agent_wrote_do_no_harm(rig: Rig) -> None:
+    rig.remote("w-1")
+    lines = "nonsense\\nstarted\\nended w-1 x y\\nstarted w-1 0x1\\n\\377\\n"
+    code, _, said = rig.run(f"printf '{lines}' 1<> {rig.folder}/{EVENTS}; exit 6")
+    assert code == 6
+    assert "Traceback" not in said
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a PID namespace needs root")
+def test_as_pid_1_it_reaps_takes_signals_and_leaves_nothing(rig: Rig) -> None:
+    # Orphans of mpirun's are this process's children then; one ends at once. What nobody reaps has
+    # a folder in /proc for ever.
+    script = (
+        "orphans=$(sleep 0 >&- & echo $!; sleep 0.05 >&- & echo $!); (setsid sleep 300 &); "
+        "for pid in $orphans; do while [ -e /proc/$pid ]; do sleep 0.02; done; done; echo ready; "
+        "trap 'exit 0' TERM; while :; do read -t 1; done"
+    )
+    rig.write(script)
+    inside = ["unshare", "-p", "-f", "--mount-proc", "--kill-child=KILL", *rig.argv()]
+    process = subprocess.Popen(
+        inside,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=rig.environ,
+    )
+    ready(process)
+    table = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    parents = (
+        [int(word) for word in table.read_text().split()]
+        if table.exists()
+        else [pid for pid in numbers() if parent_of(pid) == process.pid]
+    )
+    os.kill(parents[0], signal.SIGTERM)
+    code, said = ended(process)
+    assert code == 143
+    assert "ended by SIGTERM" in last(said)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; a zombie is its new parent's concern."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return text.rpartition(")")[2].split()[0] in "ZX"
+
+
+def numbers() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError):
+        return -1
+
+
+def test_on_a_terminal_mpirun_reads_it_and_ctrl_c_reaches_it_once(rig: Rig) -> None:
+    rig.write(
+        "trap 'echo got-int; exit 0' INT; echo ready; read line; echo read:$line; "
+        "while :; do read -t 1 x; done"
+    )
+    terminal, inner = pty.openpty()
+    process = subprocess.Popen(
+        ["setsid", "--ctty", *rig.argv()],
+        stdin=inner,
+        stdout=inner,
+        stderr=inner,
+        env=rig.environ,
+    )
+    os.close(inner)
+    seen = b""
+
+    def until(words: bytes) -> None:
+        nonlocal seen
+        while words not in seen:
+            assert select.select([terminal], [], [], GUARD)[0]
+            seen += os.read(terminal, 4096)
+
+    try:
+        until(b"ready")
+        os.write(terminal, b"typed\n")
+        until(b"read:typed")
+        os.write(terminal, b"\x03")
+        with contextlib.suppress(OSError):  # the terminal is gone with its last process
+            until(b"never")
+        code = process.wait(GUARD)
+    finally:
+        process.kill()
+        os.close(terminal)
+    assert code == 130
+    assert seen.count(b"got-int") == 1
+
+
+def test_nothing_wakes_it_while_a_job_runs(rig: Rig) -> None:
+    rig.spec = replace(rig.spec, family="openmpi5")  # with two pipes to read
+    process = rig.start("echo ready; while :; do read -t 60; done")
+    ready(process)
+    status = Path(f"/proc/{process.pid}/status")
+
+    def switches() -> int:
+        words = status.read_text().split()
+        return int(words[words.index("voluntary_ctxt_switches:") + 1])
+
+    def more() -> int:
+        before = switches()
+        time.sleep(1.5)
+        return switches() - before
+
+    # On a loaded machine it takes a while until all is done that comes with the start.
+    assert any(more() <= 1 for _ in range(20))
+    process.terminate()
+    ended(process)
+
+
+def test_it_stays_small(rig: Rig) -> None:
+    process = rig.start("echo ready; while :; do read -t 60; done")
+    ready(process)
+    words = Path(f"/proc/{process.pid}/status").read_text().split()
+    assert int(words[words.index("VmRSS:") + 1]) <= 15 * 1024
+    process.terminate()
+    ended(process)
+
+
+# The child that waits for hosts
+
+
+def test_a_failure_of_the_child_is_the_launchers_end(rig: Rig) -> None:
+    rig.hand_over(Failure(68, "names-unresolved", "names-unresolved: w-1: NXDOMAIN\n"))
+    process = rig.start_parent()
+    code, said = ended(process)
+    assert code == 68
+    assert re.fullmatch(  # the child itself has said why
+        r"mpiboot: error: job did not start: [0-9.]+ s, exit 68 \(names-unresolved\)\n"
+        rf"mpiboot:   -> {LOOK}\n",
+        said,
+    )
+    assert rig.log.read_text() == f"names-unresolved: w-1: NXDOMAIN\n-> {LOOK}\n"
+
+
+def test_a_launcher_whose_child_failed_is_held_until_it_is_told_to_go(rig: Rig) -> None:
+    rig.options = replace(rig.options, hold_on_failure=300.0)
+    rig.hand_over(Failure(68, "names-unresolved", "names-unresolved: w-1: NXDOMAIN\n"))
+    process = rig.start_parent()
+    heard(process, "held for 300 s")
+    assert rig.log.read_text().startswith("names-unresolved: ")
+    process.send_signal(signal.SIGUSR1)
+    process.terminate()
+    assert ended(process)[0] == 68
+
+
+@pytest.mark.parametrize(
+    ("child", "code", "words"),
+    [
+        ("kill -KILL $$", 137, "was killed by SIGKILL; the launcher's memory limit?"),
+        ("kill -SEGV $$", 139, "was killed by SIGSEGV"),
+        ("exit 0", 70, "ended with 0 and without a result"),
+        ("printf '{\"launch\": {' >&3; exit 1", 70, "ended with 1 and without a result"),
+    ],
+    ids=["killed", "crashes", "silent", "half"],
+)
+def test_a_child_that_ends_without_a_word_is_one_line(
+    rig: Rig, child: str, code: int, words: str
+) -> None:
+    rig.child = child
+    process = rig.start_parent()
+    found, said = ended(process)
+    assert found == code
+    assert words in said
+    assert said.count("\n") == 2
+    assert f"job did not start: 0.0 s, exit {code} (" in re.sub(r"[0-9.]+ s,", "0.0 s,", last(said))
+    assert words in rig.log.read_text()
+
+
+def test_what_the_parent_can_not_read_is_told_and_is_an_end(rig: Rig) -> None:
+    done = subprocess.run(
+        [*PARENT, "launch", rig.options.to_json(), "no-pid", "3"],
+        env=rig.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=GUARD,
+    )
+    assert done.returncode == 70
+    wrong, end = done.stderr.splitlines()
+    assert wrong.startswith("mpiboot: error: [bug] the launcher's process failed: ")
+    assert end == "mpiboot: error: launcher ended: exit 70 (bug)"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_child_hears_of_the_signal_and_has_time_for_a_word(
+    rig: Rig, number: signal.Signals, tmp_path: Path
+) -> None:
+    told = tmp_path / "told"
+    trap = f"trap 'echo it > {told}; exit 0' {number.name[3:]}"
+    rig.child = f"{trap}; echo ready; while :; do sleep 0.01; done"
+    process = rig.start_parent()
+    ready(process)
+    process.send_signal(number)
+    assert ended(process)[0] == 128 + number
+    assert told.read_text() == "it\n"
+
+
+def test_a_child_that_failed_has_time_for_a_word_and_a_signal_ends_that(
+    rig: Rig, tmp_path: Path
+) -> None:
+    """The reason and the code stay those of the failure; nobody holds the launcher any more."""
+    rig.options = replace(rig.options, hold_on_failure=300.0)
+    rig.hand_over(Failure(68, "names-unresolved", "names-unresolved: w-1: NXDOMAIN\n"))
+    told = tmp_path / "told"
+    rig.child = f"{rig.child}; echo it > {told}; sleep 300 & echo ready; wait"
+    process = rig.start_parent()
+    ready(process)
+    heard(process, "job did not start")
+    process.terminate()
+    assert ended(process)[0] == 68
+    assert told.read_text() == "it\n"
+    assert rig.log.read_text() == f"names-unresolved: w-1: NXDOMAIN\n-> {LOOK}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_while_the_child_waits_ends_both(rig: Rig, number: signal.Signals) -> None:
+    rig.options = replace(rig.options, hold_on_failure=300.0)
+    rig.child = "trap '' TERM INT HUP QUIT; sleep 300 & echo $! $$; wait"
+    process = rig.start_parent()
+    assert process.stdout
+    pids = [int(word) for word in process.stdout.readline().split()]
+    process.send_signal(number)
+    code, said = ended(process)
+    assert code == 128 + number
+    assert f"{number.name} while waiting for hosts: nothing was started" in said
+    assert last(said).startswith("mpiboot: job did not start: ")
+    assert last(said).endswith(f" s, exit {code} (signal)")
+    assert rig.log.read_text().startswith(f"signal: {number.name} while waiting")
+    end = time.monotonic() + GUARD
+    while not all(map(gone, pids)):  # killed, but a busy machine may take a moment
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_programs_signals_do_not_end_the_wait(rig: Rig) -> None:
+    rig.write("exit 3")
+    rig.child = f"echo ready; read line < {rig.folder}/go; {rig.child}"
+    os.mkfifo(rig.folder / "go")
+    process = rig.start_parent()
+    ready(process)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        process.send_signal(number)
+        heard(process, f"{number.name} is not forwarded: the program has not started")
+    (rig.folder / "go").write_text("\n")
+    assert ended(process)[0] == 3
+
+
+def test_a_signal_that_comes_while_the_parent_loads_is_not_lost(rig: Rig) -> None:
+    """Who execs it has blocked it; so it waits, also for PID 1."""
+    rig.child = "exec sleep 300"
+    first = (
+        "import os, signal, sys\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "os.execv(sys.argv[1], sys.argv[1:])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", first, *rig.argv()],
+        env=rig.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=GUARD,
+    )
+    assert done.returncode == 143
+    assert "nothing was started" in done.stderr
+
+
+def test_what_the_child_found_is_in_mpiruns_environment_and_in_no_file(rig: Rig) -> None:
+    rig.environ["GONE"] = "once"
+    rig.environ["KEPT"] = "as it is"
+    values = {**rig.spec.set_env, "ADDED": "a \u00e9 'b'\n"}
+    rig.spec = replace(rig.spec, set_env=values, unset_env=("GONE",))
+    code, out, _ = rig.run('printf %s "$ADDED|$KEPT|${GONE-none}"; exit 4')
+    assert (code, out.decode()) == (4, "a \u00e9 'b'\n|as it is|none")
+
+
+def test_without_supervision_the_process_becomes_mpirun(rig: Rig) -> None:
+    rig.spec = replace(rig.spec, supervise=False)
+    process = rig.start('echo $$; exec grep -E "^Sig(Ign|Blk)" /proc/self/status')
+    out, said = process.communicate(timeout=GUARD)
+    pid, *masks = out.decode().splitlines()
+    assert process.returncode == 0
+    assert int(pid) == process.pid
+    assert b"job ended" not in said
+    plain = (1 << 31) - 1
+    assert [int(line.split()[1], 16) & plain for line in masks] == [0, 0]
+
+
+def test_an_mpirun_that_can_not_be_become_is_127(rig: Rig) -> None:
+    rig.spec = replace(rig.spec, supervise=False, argv=("/nonexistent/mpirun",))
+    code, _, said = rig.run("")
+    assert code == 127
+    assert "exit 127: /nonexistent/mpirun: " in last(said)
+
+
+def test_mpiboots_own_client_is_a_child_that_listens_before_mpirun_starts(rig: Rig) -> None:
+    server = (
+        "import os, socket\n"
+        "listener = socket.socket(fileno=0)\n"
+        "talk, _ = listener.accept()\n"
+        "talk.sendall(f'{os.getppid()} {sorted(os.environ)}'.encode())\n"
+    )
+    ask = (
+        "import os, socket\n"
+        "os.chdir(os.environ['MPIBOOT_LAUNCH_DIR'])\n"
+        "talk = socket.socket(socket.AF_UNIX)\n"
+        "talk.connect('client.sock')\n"
+        "print(talk.recv(65536).decode(), flush=True)\n"
+    )
+    (rig.folder / "ask.py").write_text(ask)
+    rig.spec = replace(rig.spec, client=(sys.executable, "-c", server))
+    process = rig.start(f"{sys.executable} {rig.folder}/ask.py")
+    out, _ = process.communicate(timeout=GUARD)
+    parent, _, names = out.decode().partition(" ")
+    assert int(parent) == process.pid
+    assert MARK not in names, "it would be ended with what mpirun has left"
+
+
+def test_the_agents_events_are_read_while_the_workers_are_asked(rig: Rig) -> None:
+    """64 KiB fill a FIFO that nobody reads, and an agent that can't write never ends."""
+    package = rig.folder / "package"
+    shutil.copytree(PACKAGE, package / "mpiboot")
+    asks = package / "mpiboot" / "after_job" / "ask_workers.py"
+    asks.write_text(
+        "import os, sys\n"
+        f"fifo = os.open(sys.argv[1] + '/{EVENTS}', os.O_RDWR)\n"
+        "for number in range(4000):\n"
+        "    os.write(fifo, b'noise of %d and more of it, to the end of the line\\n' % number)\n"
+        "print('w-1: all was written')\n"
+    )
+    program = package / "mpiboot" / "parent" / "__main__.py"
+    rig.write("exit 9")
+    rig.options = replace(rig.options, log_level=LogLevel.DEBUG)
+    done = subprocess.run(
+        rig.argv([*PARENT[:3], str(program)]),
+        env=rig.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=GUARD,
+    )
+    assert done.returncode == 9
+    assert last(done.stderr).endswith("; w-1: all was written")
+    assert "noise of" not in done.stderr, "they are no news"

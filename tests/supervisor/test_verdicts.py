@@ -1,0 +1,1209 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.choices import LogLevel
+from mpiboot.supervisor import causes, ending, judgement, verdicts
+from mpiboot.supervisor.events import (
+    Action,
+    AgentConnected,
+    AgentEnded,
+    AgentStarted,
+    AskForRanksInMpi,
+    CheckHost,
+    ClientEnded,
+    DaemonJoined,
+    EndSession,
+    Event,
+    Finish,
+    HostChecked,
+    HostEnding,
+    HostLost,
+    JoinsUnseen,
+    KillMpirun,
+    MpirunEnded,
+    RankEnd,
+    RankEnded,
+    RankSeen,
+    RanksInMpi,
+    RanksLeft,
+    ReleaseMpirun,
+    Say,
+    SendSignal,
+    SessionOver,
+    Signalled,
+    StartTimer,
+    StopRanks,
+    Timer,
+    TimerFired,
+    Unanswered,
+    Verdict,
+)
+from mpiboot.supervisor.state import FAMILIES, Job, Phase, State
+
+TERM, INT, USR1 = 15, 2, 10
+HOSTS = ("w-1", "w-2")
+
+
+def job(family: str = "openmpi4", hosts: tuple[str, ...] = HOSTS) -> Job:
+    return Job(FAMILIES[family], hosts, obstacles=(("OMPI_MCA_x", "hides the hostfile"),))
+
+
+def go(events: Iterable[Event], start: State | None = None) -> tuple[State, tuple[Action, ...]]:
+    state = start or verdicts.initial(job())[0]
+    done: tuple[Action, ...] = ()
+    for event in events:
+        state, actions = verdicts.step(state, event)
+        done += actions
+    return state, done
+
+
+def started(hosts: tuple[str, ...] = HOSTS) -> list[Event]:
+    return [AgentStarted(host, pid) for pid, host in enumerate(hosts, 100)]
+
+
+def running(family: str = "openmpi4", hosts: tuple[str, ...] = HOSTS) -> State:
+    joined = [DaemonJoined(host) for host in hosts]
+    begun: list[Event] = [*started(hosts), *joined]
+    state, _ = go(begun, verdicts.initial(job(family, hosts))[0])
+    assert state.phase is Phase.RUNNING
+    return state
+
+
+def ended_well() -> list[Event]:
+    return [AgentEnded(host, pid, 0) for pid, host in enumerate(HOSTS, 100)]
+
+
+def fire_all(state: State) -> tuple[State, tuple[Action, ...]]:
+    done: tuple[Action, ...] = ()
+    for _ in range(10):
+        # The order of the clock does not matter for whether there is an end.
+        state, actions = go([TimerFired(timer) for timer in sorted(state.pending)], state)
+        done += actions
+    return state, done
+
+
+def verdict(actions: Iterable[Action]) -> Verdict:
+    found = [action.verdict for action in actions if isinstance(action, Finish)]
+    assert len(found) == 1
+    return found[0]
+
+
+def judged(events: Iterable[Event], start: State | None = None) -> Verdict:
+    state, done = go(events, start)
+    _, more = fire_all(state)
+    return verdict((*done, *more))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("code", [0, 1, 3, 77, 128, 255])
+def test_a_job_whose_daemons_end_well_keeps_the_programs_own_code(family: str, code: int) -> None:
+    assert judged([*ended_well(), MpirunEnded(code)], running(family)).code == code
+    assert judged([MpirunEnded(code), *ended_well()], running(family)).code == code
+
+
+def test_a_job_may_end_well_before_anybody_saw_its_daemons_join() -> None:
+    end = judged([*started(), *ended_well(), MpirunEnded(0)])
+    assert (end.code, end.reference) == (0, "")
+
+
+def test_a_job_without_remote_hosts_has_no_launch_phase() -> None:
+    state, actions = verdicts.initial(job(hosts=()))
+    assert (state.phase, actions) == (Phase.RUNNING, ())
+    assert judged([MpirunEnded(0)], state).code == 0
+
+
+def test_a_rank_on_the_launcher_while_an_agent_is_missing_ends_the_job_with_78() -> None:
+    state, done = go([AgentStarted("w-1", 100), RankSeen("a.out")])
+    assert SendSignal(TERM) in done
+    end = judged([MpirunEnded(0)], state)
+    assert (end.code, end.reference) == (78, "agent-not-started")
+    assert "a.out" in end.said
+    assert "w-2" in end.said
+    assert "w-1" not in end.said
+    assert end.evidence == ("OMPI_MCA_x: hides the hostfile",)
+
+
+def test_a_rank_on_the_launcher_is_fine_once_every_agent_is_started() -> None:
+    state, done = go([*started(), RankSeen("a.out")])
+    assert state.cause is None
+    assert done == ()
+
+
+def test_an_mpirun_that_ends_well_without_its_agents_is_78_and_a_failing_one_keeps_its_code() -> (
+    None
+):
+    assert judged([MpirunEnded(0)]).code == 78
+    end = judged([MpirunEnded(213)])
+    assert (end.code, end.reference) == (213, "")
+    assert end.evidence == ("OMPI_MCA_x: hides the hostfile",)
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "reference", "code"),
+    [
+        (255, "root@w-2: Permission denied (publickey).", "ssh-denied", 77),
+        (255, "Host key verification failed.", "host-key-differs", 77),
+        (255, "No ED25519 host key is known for w-2 ...", "host-key-differs", 77),
+        (255, "ssh: connect to host w-2 port 22: Connection refused", "workers-unreachable", 69),
+        (255, "ssh: connect to host w-2 port 22: Connection timed out", "workers-unreachable", 69),
+        (255, "", "workers-unreachable", 69),
+        (127, "", "program-missing", 127),
+        (213, "", "daemon-failed", 69),
+    ],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_agent_that_fails_before_its_daemon_joined_names_the_host_and_sshs_words(
+    family: str, status: int, words: str, reference: str, code: int
+) -> None:
+    said = (words,) if words else ()
+    start = verdicts.initial(job(family))[0]
+    events: list[Event] = [*started(), AgentEnded("w-2", 101, status, said)]
+    for mpirun in (MpirunEnded(status), MpirunEnded(0)):
+        end = judged([*events, mpirun], start)
+        assert (end.host, end.reference, end.code) == ("w-2", reference, code)
+        assert words in end.said
+    # and where mpirun waits for ever, it is ended
+    state, _ = go(events, start)
+    state, done = fire_all(state)
+    assert verdict(done).code == code
+    assert SendSignal(TERM) in done
+    assert KillMpirun() in done
+
+
+def test_a_daemon_that_ends_with_a_failed_program_is_not_blamed() -> None:
+    # Open MPI 5: the program is missing everywhere, prted ends with 1 and mpirun with 183
+    state = running("openmpi5")
+    assert judged([AgentEnded("w-1", 100, 1), MpirunEnded(183)], state).code == 183
+    assert judged([MpirunEnded(183), AgentEnded("w-1", 100, 1)], state).code == 183
+    # too many ranks: all of them end with 1
+    assert judged([AgentEnded("w-1", 100, 1), MpirunEnded(1)], state).code == 1
+    late = verdicts.initial(job("openmpi5"))[0]
+    assert judged([*started(), AgentEnded("w-1", 100, 1), MpirunEnded(183)], late).code == 183
+
+
+def test_an_agent_that_lies_ends_by_the_launch_timeout_with_69() -> None:
+    state, _ = go([*started(), AgentEnded("w-2", 101, 0), DaemonJoined("w-1")])
+    state, done = verdicts.step(state, TimerFired(Timer.LAUNCH))
+    assert SendSignal(TERM) in done
+    end = judged([MpirunEnded(0)], state)
+    assert (end.code, end.reference) == (69, "launch-timeout")
+    assert "w-2 (1 of 2" in end.said
+    assert "ended with 0" in end.evidence[0]
+
+
+def test_the_launch_timeout_tells_how_far_each_host_came() -> None:
+    hosts = ("w-1", "w-2", "w-3", "w-4")
+    start = verdicts.initial(job(hosts=hosts))[0]
+    events = [*started(hosts)[:3], AgentConnected("w-2"), DaemonJoined("w-3")]
+    end = judged([*events, TimerFired(Timer.LAUNCH), MpirunEnded(1)], start)
+    assert end.code == 69
+    assert [line.split(": ")[0] for line in end.evidence] == ["w-1", "w-2", "w-4"]
+    assert "is not connected" in end.evidence[0]
+    assert "is connected" in end.evidence[1]
+    assert "no agent" in end.evidence[2]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("status", [0, 1, 14, 137, 205, 255])
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_a_host_lost_while_running_is_69_whatever_mpirun_returns(
+    family: str, status: int, order: str
+) -> None:
+    lost: list[Event] = [
+        AgentEnded("w-2", 101, 255, ("Timeout, server w-2 not responding.",)),
+        HostChecked("w-2", reachable=False, said="No route to host"),
+        AgentEnded("w-1", 100, 0),
+    ]
+    mpirun: list[Event] = [MpirunEnded(status)]
+    events = lost + mpirun if order == "before" else mpirun + lost
+    end = judged(events, running(family))
+    assert (end.code, end.reference, end.host) == (69, "host-lost", "w-2")
+    assert "not responding" in end.said
+    assert "No route to host" in end.said
+    assert f"returned {status}" in end.said
+
+
+def test_a_lost_host_is_asked_once_more_and_then_mpirun_is_ended() -> None:
+    state, done = go([AgentEnded("w-2", 101, 255)], running())
+    assert CheckHost("w-2") in done
+    state, done = fire_all(state)
+    assert SendSignal(TERM) in done
+    assert KillMpirun() in done
+    assert verdict(done).code == 69
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_silent_host_that_is_gone_loses_its_session_and_the_proof_is_the_reason(
+    family: str,
+) -> None:
+    said = "nothing came over its SSH connection for 31 s: its name does not resolve any more"
+    state, done = go([HostLost("w-2", said)], running(family))
+    assert done == (
+        Say(LogLevel.WARNING, "silent", f"{said}: it is lost", "w-2"),
+        EndSession("w-2"),
+    )
+    state, done = go([AgentEnded("w-2", 101, 255, ("Killed by signal 15.",))], state)
+    assert not any(isinstance(action, (CheckHost, Say)) for action in done)
+    end = judged([MpirunEnded(1)], state)
+    assert (end.code, end.reference, end.host) == (69, "host-lost", "w-2")
+    assert end.said == f"{said} (mpirun itself returned 1)"
+
+
+def test_a_silent_host_is_no_news_where_the_job_ends_anyway() -> None:
+    for events in ([Signalled(TERM)], [MpirunEnded(0)]):
+        state, _ = go(events, running())
+        assert go([HostLost("w-2", "gone")], state) == (state, ())
+    assert go([HostLost("stranger", "gone")], running())[1] == ()
+
+
+def test_a_silent_host_may_be_lost_before_its_daemon_joined() -> None:
+    state, done = go([*started(), HostLost("w-2", "gone"), AgentEnded("w-2", 101, 255)])
+    assert EndSession("w-2") in done
+    end = judged([MpirunEnded(255)], state)
+    assert (end.reference, end.said) == ("host-lost", "gone (mpirun itself returned 255)")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["Timeout, server w-2 not responding.", "w-2: Server not responding to keepalive"],
+)
+def test_a_host_whose_port_answers_is_not_lost_by_the_keep_alive(words: str) -> None:
+    lost: list[Event] = [
+        AgentEnded("w-2", 101, 255, (words,)),
+        HostChecked("w-2", reachable=True),
+        MpirunEnded(1),
+    ]
+    end = judged(lost, running())
+    assert (end.code, end.reference, end.host) == (69, "daemon-failed", "w-2")
+    assert "for MPIBOOT_SSH_KEEPALIVE, though its port answers" in end.said
+
+
+def test_a_killed_daemon_is_told_from_a_lost_host() -> None:
+    events: list[Event] = [
+        AgentEnded("w-2", 101, 255),
+        HostChecked("w-2", reachable=True),
+        MpirunEnded(0),
+    ]
+    assert "still answers" in judged([*events, AgentEnded("w-1", 100, 0)], running()).said
+
+
+@pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
+def test_a_daemon_that_was_told_to_end_is_a_loss_where_mpirun_says_so_or_nothing(
+    family: str,
+) -> None:
+    # orted answers SIGTERM with 1; mpirun then with 205, or 5.0 with 0
+    own = 205 if family == "openmpi4" else 0
+    end = judged([AgentEnded("w-2", 101, 1), MpirunEnded(own)], running(family))
+    assert (end.code, end.host) == (69, "w-2")
+
+
+@pytest.mark.parametrize("status", [3, 137, 139])
+def test_an_mpirun_that_kills_its_late_agents_at_the_end_keeps_its_own_code(status: int) -> None:
+    orders: tuple[list[Event], ...] = (
+        [AgentEnded("w-1", 100, -9), MpirunEnded(status)],
+        [MpirunEnded(status), AgentEnded("w-1", 100, -9)],
+    )
+    for events in orders:
+        assert judged(events, running()).code == status
+
+
+@pytest.mark.parametrize("status", [0, 9])
+def test_an_agent_that_was_killed_while_the_job_ran_is_a_loss(status: int) -> None:
+    end = judged([AgentEnded("w-1", 100, -9), MpirunEnded(status)], running())
+    assert (end.code, end.host) == (69, "w-1")
+    assert "agent was killed by SIGKILL" in end.said
+    assert judged([AgentEnded("w-1", 100, -9)], running()).code == 69
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (MpirunEnded(0), True),
+        (MpirunEnded(205), True),
+        (MpirunEnded(3), False),  # the program's own
+        (MpirunEnded(0, 9), False),
+    ],
+)
+def test_an_agent_that_was_killed_after_mpirun_is_told_where_mpirun_may_have_lost_its_host(
+    end: MpirunEnded, *, told: bool
+) -> None:
+    _, done = go([end, AgentEnded("w-1", 100, -9, killed=True)], running())
+    said = Say(LogLevel.WARNING, "agent", "its launch agent was killed by SIGKILL", "w-1")
+    assert (said in done, CheckHost("w-1") in done) == (told, told)
+
+
+def test_an_agent_that_does_not_follow_mpirun_is_asked_about() -> None:
+    state, done = go([MpirunEnded(0), AgentEnded("w-1", 100, 0)], running("openmpi5"))
+    assert not any(isinstance(action, Finish) for action in done)
+    state, done = verdicts.step(state, TimerFired(Timer.AGENTS))
+    assert CheckHost("w-2") in done
+    assert judged([HostChecked("w-2", reachable=False)], state).reference == "host-lost"
+    # A session on a node under pressure: mpirun has told that the program succeeded.
+    assert judged([HostChecked("w-2", reachable=True)], state).code == 0
+    assert judged([HostChecked("w-2", reachable=None)], state).code == 69
+    failed, _ = go([MpirunEnded(3), TimerFired(Timer.AGENTS)], running("openmpi5"))
+    for reachable, code in ((True, 3), (False, 69)):
+        answers: list[Event] = [HostChecked(host, reachable=reachable) for host in HOSTS]
+        assert judged(answers, failed).code == code
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("number", [1, 2, 3, 15])
+@pytest.mark.parametrize("status", [0, 1, 2, 15, 255])
+def test_a_signal_is_forwarded_and_ends_in_128_plus_n(
+    family: str, number: int, status: int
+) -> None:
+    for start in (verdicts.initial(job(family))[0], running(family)):
+        state, done = go([Signalled(number)], start)
+        if start.phase is Phase.RUNNING:
+            assert not [action for action in done if isinstance(action, SendSignal)]
+            state, done = go([RanksLeft(None)], state)
+        assert SendSignal(number) in done
+        end = judged([MpirunEnded(status)], state)
+        assert (end.code, end.reference) == (128 + number, "")
+
+
+def test_a_signal_is_repeated_after_the_grace_and_then_mpirun_is_killed() -> None:
+    state, done = go([Signalled(TERM)], running())
+    assert done == (StopRanks(TERM, 20.0), StartTimer(Timer.GRACE, 20.0))
+    state, done = go([TimerFired(Timer.GRACE)], state)
+    assert done[1:] == (SendSignal(TERM), StartTimer(Timer.KILL, 5.0))
+    state, done = go([TimerFired(Timer.KILL)], state)
+    assert done == (KillMpirun(), StartTimer(Timer.KILLED, 5.0))
+    state, done = go([TimerFired(Timer.KILLED)], state)
+    assert verdict(done).code == 143
+
+
+def test_ranks_alone_are_told_and_mpirun_follows_the_last_of_them() -> None:
+    state, _ = go([Signalled(TERM)], running())
+    state, done = go([RanksLeft(4)], state)
+    assert done == (Say(LogLevel.INFO, "signal", "4 ranks are told SIGTERM and have 20 s to end"),)
+    state, done = go([RanksLeft(3)], state)
+    assert done == ()
+    state, done = go([RanksLeft(0)], state)
+    assert done == (ReleaseMpirun(), StartTimer(Timer.GRACE, 5.0))
+    state, done = go([TimerFired(Timer.GRACE)], state)
+    assert done == (SendSignal(TERM), StartTimer(Timer.KILL, 5.0))
+    assert judged([MpirunEnded(0)], state).code == 143
+
+
+def test_ranks_that_ignore_it_are_told_of_when_the_grace_is_over() -> None:
+    state, _ = go([Signalled(TERM), RanksLeft(4), RanksLeft(1)], running())
+    _, done = go([TimerFired(Timer.GRACE)], state)
+    said = "one rank did not end in time: mpirun ends what is left"
+    assert done == (
+        Say(LogLevel.WARNING, "signal", said),
+        SendSignal(TERM),
+        StartTimer(Timer.KILL, 5.0),
+    )
+
+
+def test_ranks_of_which_no_number_came_are_not_said_to_be_late() -> None:
+    state, _ = go([Signalled(TERM)], running())
+    _, (said, *_) = go([TimerFired(Timer.GRACE)], state)
+    assert isinstance(said, Say)
+    assert said.said == "no count of the ranks that are left came in time: mpirun ends them"
+
+
+def test_a_host_whose_session_is_over_is_not_waited_for_while_ranks_save() -> None:
+    lost = AgentEnded("w-2", 101, 255)
+    state, _ = go([Signalled(TERM)], running())
+    assert go([lost], state)[1] == (SessionOver("w-2"),)
+    # Nobody is asked any more, or is asked as one of several sessions of that host.
+    assert go([lost], go([RanksLeft(0)], state)[0])[1] == ()
+    again, _ = go([AgentStarted("w-2", 201)], state)
+    assert go([lost], again)[1] == ()
+    # It was lost before.
+    assert SessionOver("w-2") in go([lost, Signalled(TERM)], running())[1]
+
+
+def test_a_pod_that_is_told_to_end_ends_the_job_and_every_rank_may_save() -> None:
+    state, done = go([HostEnding("w-2")], running())
+    assert done[1:] == (StopRanks(TERM, 20.0), StartTimer(Timer.GRACE, 20.0))
+    state, _ = go([RanksLeft(2), AgentEnded("w-2", 101, 255), RanksLeft(0)], state)
+    end = judged([MpirunEnded(205)], state)
+    assert (end.code, end.reference, end.host) == (69, "host-lost", "w-2")
+
+
+LOST = ClientEnded("was killed by SIGKILL", killed=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("first", [[], [AgentEnded("w-2", 101, 255)]], ids=["first", "later"])
+def test_a_client_that_ended_ends_the_job_and_no_host_is_to_blame(
+    family: str, first: list[Event]
+) -> None:
+    """All sessions are its own: each host's follows, and one may be heard of before it."""
+    state, done = go([*first, LOST], running(family))
+    said = "mpiboot's SSH client, which holds the connections to all hosts, was killed by SIGKILL"
+    assert Say(LogLevel.ERROR, "launch", said) in done
+    assert SendSignal(TERM) in done
+    for status in (0, 205, 255):
+        end = judged([AgentEnded("w-1", 100, 255), MpirunEnded(status)], state)
+        assert (end.code, end.reference, end.said, end.host) == (69, "ssh-client-lost", said, "")
+        assert end.killed
+
+
+def test_a_client_that_was_killed_at_the_memory_limit_is_told_as_that() -> None:
+    limit = "was killed by SIGKILL as this container's memory limit, 64 MiB, was reached"
+    state, _ = go([ClientEnded(limit, killed=True, out_of_memory=True)], running())
+    end = judged([AgentEnded("w-1", 100, 255), MpirunEnded(205)], state)
+    assert (end.code, end.reference) == (69, "launcher-memory")
+    assert end.said.endswith(limit)
+
+
+def test_a_client_that_ends_beside_an_end_that_is_known_changes_nothing() -> None:
+    state, _ = go([Signalled(TERM)], running())
+    assert go([LOST], state) == (state, ())
+    end = judged([MpirunEnded(0), *ended_well()[:1], LOST, *ended_well()[1:]], running())
+    assert end.reference == "ssh-client-lost"
+    assert judged([*ended_well(), MpirunEnded(3), LOST], running()).code == 3
+
+
+def test_a_job_whose_worker_told_first_is_told_to_end_itself() -> None:
+    """All pods are told together: the launcher's own signal is no second one."""
+    state, _ = go([HostEnding("w-1"), RanksLeft(2)], running())
+    state, done = go([Signalled(TERM)], state)
+    assert done == ()
+    assert judged([MpirunEnded(1)], state).code == 143
+    assert any(isinstance(item, SendSignal) for item in go([Signalled(TERM)], state)[1])
+
+
+@pytest.mark.parametrize("signal", [0, 11])
+def test_a_jobs_own_end_may_come_after_a_workers_and_mpiruns(signal: int) -> None:
+    """4.1.4 was seen to crash as its daemons left."""
+    ended: list[Event] = [HostEnding("w-1"), AgentEnded("w-1", 100, 255), MpirunEnded(1, signal)]
+    state, done = go(ended, running())
+    assert not any(isinstance(item, Finish) for item in done)
+    assert verdict(go([Signalled(TERM)], state)[1]).code == 143
+    assert judged(ended, running()).reference == "host-lost"
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [Signalled(TERM)],
+        [Signalled(INT, True)],  # a terminal has told mpirun already
+        [HostEnding("w-1")],
+        [AgentEnded("w-1", 100, 255)],  # its ranks can't save any more
+    ],
+    ids=str,
+)
+def test_a_pod_that_ends_with_the_job_is_no_news(events: list[Event]) -> None:
+    assert go([HostEnding("w-2")], go(events, running())[0])[1] == ()
+
+
+def test_nobody_but_a_host_of_the_job_ends_it() -> None:
+    assert go([HostEnding("stranger")], running())[1] == ()
+
+
+def test_programs_that_save_on_another_signal_get_that() -> None:
+    state = running()
+    state = replace(state, job=replace(state.job, stop_signal=USR1))
+    assert go([Signalled(INT)], state)[1] == (StopRanks(USR1, 20.0), StartTimer(Timer.GRACE, 20.0))
+
+
+def test_without_a_grace_mpirun_is_told_at_once() -> None:
+    state = running()
+    state = replace(state, job=replace(state.job, grace=0.0))
+    assert go([Signalled(TERM)], state)[1] == (SendSignal(TERM), StartTimer(Timer.GRACE, 0.0))
+
+
+def test_a_launch_gets_a_short_grace_for_no_rank_has_anything_to_save() -> None:
+    assert StartTimer(Timer.GRACE, 5.0) in go([Signalled(TERM)])[1]
+
+
+def test_a_second_signal_shortens_the_grace_and_a_third_kills() -> None:
+    state, _ = go([Signalled(TERM)], running())
+    state, done = go([Signalled(INT)], state)
+    assert done[1:] == (SendSignal(INT), StartTimer(Timer.KILL, 5.0))
+    state, done = go([Signalled(TERM)], state)
+    assert KillMpirun() in done
+    assert judged([MpirunEnded(0, 9)], state).code == 143
+
+
+def test_what_the_terminal_sent_to_mpirun_too_is_not_sent_twice() -> None:
+    state, done = go([Signalled(INT, direct=True)], running())
+    assert done == (StartTimer(Timer.GRACE, 20.0),)
+    assert judged([MpirunEnded(0)], state).code == 130
+
+
+def test_usr1_is_kept_from_an_mpirun_that_has_no_ranks_yet() -> None:
+    state, done = go([*started(), Signalled(USR1)])
+    assert state.phase is Phase.LAUNCHING
+    assert not [action for action in done if isinstance(action, SendSignal)]
+    assert any(isinstance(action, Say) and "SIGUSR1" in action.said for action in done)
+
+
+def test_usr1_is_forwarded_where_nobody_can_see_whether_ranks_run() -> None:
+    _, done = go([*started(), JoinsUnseen("no /proc"), Signalled(USR1)])
+    assert SendSignal(USR1) in done
+
+
+def test_a_host_that_proves_its_lack_decides_and_others_follow() -> None:
+    lines = ("w-9: /tmp is full", "program-missing\tw-2\tX is gone", "program-missing\tw-3\tX too")
+    verdict, rest = judgement.proved(Verdict(132, "", "own"), lines)
+    assert (verdict.code, verdict.reference, verdict.host) == (127, "program-missing", "w-2")
+    assert verdict.said == "X is gone (mpirun itself returned 132)"
+    assert rest == ("w-3: X too", "w-9: /tmp is full")
+    assert judgement.proved(Verdict(132, "", "own"), lines[:1]) == (
+        Verdict(132, "", "own"),
+        lines[:1],
+    )
+
+
+def test_an_ssh_that_the_launchers_memory_limit_killed_is_no_lost_host() -> None:
+    lost = judged([AgentEnded("w-2", 101, 137, killed=True), MpirunEnded(205)], running())
+    assert (lost.reference, lost.killed) == ("host-lost", True)
+    line = "launcher-memory\tlauncher\tout of memory"
+    verdict, rest = judgement.proved(lost, (line, "w-9: /tmp is full"))
+    assert (verdict.code, verdict.reference, verdict.host) == (69, "launcher-memory", "launcher")
+    assert (verdict.said, rest) == ("out of memory", ("w-9: /tmp is full",))
+    assert verdict.evidence[0].startswith("w-2: its SSH session was lost while the job ran")
+    # A rank that was killed: memory stands beside it. A host that was lost otherwise: a hint.
+    plain, rank = "launcher: out of memory", Verdict(137, "", "rank 0 was ended by SIGKILL")
+    assert judgement.proved(rank, (line,)) == (rank, (plain,))
+    found, rest = judgement.proved(replace(lost, killed=False), (line,))
+    assert (found.reference, found.evidence[-1], rest) == ("host-lost", plain, ())
+
+
+def test_memory_is_the_cause_where_mpirun_blames_a_rank_that_it_ended_itself() -> None:
+    """5.0 at times hears first of a rank that it told to end itself."""
+    line = "rank-memory\tw-1\tout of memory: the kernel killed a process of this pod"
+    blamed = Verdict(143, "", "rank 0 was ended by SIGTERM", "w-0", rank=0, signal="SIGTERM")
+    verdict, rest = judgement.proved(blamed, (line, "w-9: /tmp is full"))
+    assert (verdict.code, verdict.reference, verdict.host) == (137, "", "w-1")
+    assert verdict.said.startswith("a rank was ended by SIGKILL: out of memory: the kernel killed")
+    assert (verdict.rank, verdict.signal) == (None, "SIGKILL")
+    assert verdict.evidence == ("w-0: rank 0 was ended by SIGTERM",)
+    assert rest == ("w-9: /tmp is full",)
+    # Any other end stays what it is, and memory is a hint.
+    plain = "w-1: out of memory: the kernel killed a process of this pod"
+    for other in (replace(blamed, code=139, signal="SIGSEGV"), Verdict(3, "", "exited with 3")):
+        assert judgement.proved(other, (line,)) == (replace(other, evidence=(plain,)), ())
+
+
+def test_a_rank_that_mpirun_may_have_ended_itself_is_told_as_such() -> None:
+    ended = RankEnded(1, RankEnd.SIGNAL, "w-2", 15)
+    verdict = judged([ended, MpirunEnded(143)], running())
+    assert (verdict.code, verdict.signal) == (143, "SIGTERM")
+    assert verdict.said == (
+        "rank 1 was ended by SIGTERM, from elsewhere or by mpirun after another rank's end"
+    )
+
+
+def test_usr1_is_forwarded_and_nothing_else() -> None:
+    state, done = go([Signalled(USR1)], running())
+    assert done == (SendSignal(USR1),)
+    assert state == running()
+
+
+@pytest.mark.parametrize("first", ["workers", "launcher"])
+def test_a_suspended_job_ends_with_143_and_blames_no_host(first: str) -> None:
+    gone: list[Event] = [AgentEnded("w-2", 101, 255), AgentEnded("w-1", 100, 255)]
+    told: list[Event] = [Signalled(TERM)]
+    events = [*gone, MpirunEnded(0), *told] if first == "workers" else told + gone
+    end = judged([*events, MpirunEnded(0)], running("openmpi5"))
+    assert (end.code, end.reference, end.host) == (143, "", "")
+
+
+def test_a_setting_that_can_not_work_is_said_though_a_signal_came_after_it() -> None:
+    assert judged([RankSeen("x"), Signalled(TERM), MpirunEnded(1)]).code == 78
+
+
+def test_mpirun_killed_by_somebody_is_its_own_story() -> None:
+    end = judged([MpirunEnded(0, 9), AgentEnded("w-1", 100, 255)], running())
+    assert (end.code, end.reference) == (137, "")
+    assert "SIGKILL" in end.said
+
+
+def test_an_mpis_own_statuses_are_not_taken_for_a_ranks_signal() -> None:
+    assert "could not execute" in judged([*ended_well(), MpirunEnded(132)], running()).said
+
+
+SEGV = RankEnded(1, RankEnd.SIGNAL, "w-2", 11)
+ABORT = RankEnded(0, RankEnd.ABORT, "w-1")
+
+
+@pytest.mark.parametrize(
+    ("events", "said", "rank", "host", "signal"),
+    [
+        ([SEGV, MpirunEnded(139)], "rank 1 was ended by SIGSEGV", 1, "w-2", "SIGSEGV"),
+        # 5.0 tells no number: mpirun's own status has it.
+        (
+            [RankEnded(7, RankEnd.SIGNAL), MpirunEnded(135)],
+            "rank 7 was ended by SIGBUS",
+            7,
+            "",
+            "SIGBUS",
+        ),
+        # 4.1's status for this one also means that some host lacks the program.
+        (
+            [RankEnded(1, RankEnd.SIGNAL, "w-2", 6), MpirunEnded(134)],
+            "rank 1 was ended by SIGABRT",
+            1,
+            "w-2",
+            "SIGABRT",
+        ),
+        # A peer found the connection closed before the dead rank's end was told.
+        (
+            [ABORT, RankEnded(1, RankEnd.SIGNAL, "w-2"), MpirunEnded(14)],
+            "rank 1 was ended by a signal (mpirun itself returned 14)",
+            1,
+            "w-2",
+            "",
+        ),
+        ([SEGV, ABORT, MpirunEnded(139)], "rank 1 was ended by SIGSEGV", 1, "w-2", "SIGSEGV"),
+        (
+            [ABORT, MpirunEnded(7)],
+            "rank 0 aborted (MPI_Abort, or MPI itself) with code 7 (first failure)",
+            0,
+            "w-1",
+            "",
+        ),
+        (
+            [RankEnded(3, RankEnd.STATUS), MpirunEnded(5)],
+            "rank 3 exited with code 5 (first failure)",
+            3,
+            "",
+            "",
+        ),
+    ],
+)
+def test_the_rank_that_ended_first_is_named(
+    events: list[Event], said: str, rank: int, host: str, signal: str
+) -> None:
+    end = judged([*events, *ended_well()], running("openmpi5"))
+    assert (end.said, end.rank, end.host, end.signal) == (said, rank, host, signal)
+
+
+EXITED = RankEnded(1, RankEnd.STATUS, "w-2", code=3, last=True)
+KILLED = RankEnded(None, RankEnd.SIGNAL, "w-1", 9)
+
+
+@pytest.mark.parametrize(
+    ("events", "code", "said", "rank", "host"),
+    [
+        (
+            [KILLED, MpirunEnded(255)],
+            137,
+            "a rank was ended by SIGKILL (mpirun itself returned 255)",
+            None,
+            "w-1",
+        ),
+        ([SEGV, MpirunEnded(139)], 139, "rank 1 was ended by SIGSEGV", 1, "w-2"),
+        # MPICH's own status is the signal's number.
+        (
+            [SEGV, MpirunEnded(11)],
+            139,
+            "rank 1 was ended by SIGSEGV (mpirun itself returned 11)",
+            1,
+            "w-2",
+        ),
+        # Intel MPI kills the others of a rank that failed; what it tells of all ranks counts.
+        (
+            [KILLED, EXITED, MpirunEnded(255)],
+            3,
+            "rank 1 exited with code 3 (first failure; mpirun itself returned 255)",
+            1,
+            "w-2",
+        ),
+        # It tells of the first; at its end nobody knows which of two was that.
+        (
+            [KILLED, RankEnded(0, RankEnd.SIGNAL, "w-3", 9, last=True), MpirunEnded(255)],
+            137,
+            "a rank was ended by SIGKILL (mpirun itself returned 255)",
+            None,
+            "w-1",
+        ),
+        ([EXITED, MpirunEnded(3)], 3, "rank 1 exited with code 3 (first failure)", 1, "w-2"),
+    ],
+)
+def test_where_mpiruns_status_is_all_ranks_in_one_a_ranks_own_is_given(
+    events: list[Event], code: int, said: str, rank: int | None, host: str
+) -> None:
+    end = judged([*events, *ended_well()], running("intel"))
+    assert (end.code, end.said, end.rank, end.host) == (code, said, rank, host)
+
+
+def test_a_rank_that_our_own_signal_ended_is_no_reason() -> None:
+    end = judged([Signalled(TERM), SEGV, MpirunEnded(1)], running())
+    assert (end.code, end.rank) == (143, None)
+
+
+def test_a_lost_host_explains_its_rank() -> None:
+    end = judged([SEGV, AgentEnded("w-2", 101, 255), MpirunEnded(139)], running("openmpi5"))
+    assert (end.code, end.reference, end.rank) == (69, "host-lost", None)
+
+
+@pytest.mark.parametrize(("status", "name"), [(139, "SIGSEGV"), (137, "SIGKILL")])
+def test_a_ranks_signal_is_named(status: int, name: str) -> None:
+    end = judged([*ended_well(), MpirunEnded(status)], running())
+    assert end.code == status
+    assert name in end.said
+
+
+HOST_ENDS = AgentEnded("w-2", 101, 0)
+LOOKED = (TimerFired(Timer.HOST_DONE), RanksInMpi(1))
+
+
+def ending_stuck(state: State) -> State:
+    """MPIBOOT_STUCK=end."""
+    return replace(state, job=replace(state.job, end_stuck=True))
+
+
+def warnings(actions: Iterable[Action]) -> list[str]:
+    return [item.said for item in actions if isinstance(item, Say) and item.event == "stuck"]
+
+
+def ends_job(actions: Iterable[Action]) -> bool:
+    return any(isinstance(item, (StopRanks, SendSignal, KillMpirun)) for item in actions)
+
+
+def test_ranks_in_mpi_after_those_of_a_host_ended_are_a_warning_and_the_job_goes_on() -> None:
+    """One finalized early: with ch4:ofi MPI_Finalize waits for nobody, and the other computes."""
+    state, _ = go([HOST_ENDS, *LOOKED], running("mpich"))
+    state, actions = go(LOOKED, state)
+    (said,) = warnings(actions)
+    assert "w-2: its ranks have all ended, and 1 rank elsewhere is still in MPI" in said
+    assert "mpiboot doctor ranks" in said
+    assert StartTimer(Timer.HOST_DONE, 3600.0) in actions
+    assert not ends_job(actions)
+    # It is told again, not at once where another host ends.
+    state, actions = go([*LOOKED], state)
+    assert warnings(actions) == [said]
+    assert judged([AgentEnded("w-1", 100, 0), MpirunEnded(0)], state).code == 0
+    # What ends the job badly later has it as its explanation, and keeps its own code.
+    for end, code in ((MpirunEnded(3), 3), (Signalled(TERM), 143)):
+        bad = judged([end, MpirunEnded(0)], state)
+        assert (bad.code, len(bad.evidence)) == (code, 1)
+        assert bad.evidence[0].startswith("w-2: its ranks have all ended")
+    # Where they have left MPI since, it explains nothing.
+    state, _ = go([TimerFired(Timer.HOST_DONE), RanksInMpi(0)], state)
+    assert judged([MpirunEnded(3)], state).evidence == ()
+
+
+def test_where_that_is_wanted_ranks_that_seem_to_wait_in_mpi_are_ended() -> None:
+    state, actions = go([HOST_ENDS], ending_stuck(running("mpich")))
+    assert actions == (StartTimer(Timer.HOST_DONE, 15.0),)
+    state, actions = go([TimerFired(Timer.HOST_DONE)], state)
+    assert actions == (AskForRanksInMpi(),)
+    state, actions = go([RanksInMpi(1)], state)
+    assert actions == (StartTimer(Timer.HOST_DONE, 15.0),)
+    state, actions = go(LOOKED, state)
+    # Mpirun itself would end before it tells with which codes ranks ended.
+    assert StopRanks(15, 20.0) in actions
+    assert not any(isinstance(action, SendSignal) for action in actions)
+    told = judged([RanksLeft(1), RanksLeft(0), EXITED, MpirunEnded(15)], state)
+    assert (told.code, told.host, told.rank) == (3, "w-2", 1)
+    assert told.said == "rank 1 exited with code 3, and the others seemed to wait for it in MPI"
+    # With 0, say, or where what mpirun writes is not read.
+    ours = RankEnded(0, RankEnd.SIGNAL, "w-1", 15, last=True)
+    ends: tuple[list[Event], ...] = ([ours, MpirunEnded(15)], [MpirunEnded(255)])
+    for events in ends:
+        silent = judged(events, state)
+        assert (silent.code, silent.reference, silent.host) == (69, "daemon-failed", "w-2")
+        assert silent.said.startswith("its last rank ended, and the others seemed to wait")
+
+
+@pytest.mark.parametrize("host", [*HOSTS, "stranger"])
+def test_a_host_whose_spawned_ranks_end_has_not_ended(host: str) -> None:
+    """Hydra starts an agent more for them, on any host; the ranks that spawned them compute on."""
+    spawned: list[Event] = [AgentStarted(host, 200, spawned=True), AgentEnded(host, 200, 0)]
+    one = go(
+        [AgentStarted("w-1", 100), DaemonJoined("w-1")], verdicts.initial(job("mpich", ("w-1",)))[0]
+    )
+    for before in (running("mpich"), one[0]):
+        state, actions = go(spawned, before)
+        assert (state.ended_well, actions) == (frozenset(), ())
+    assert judged([*ended_well(), MpirunEnded(0)], go(spawned, running("mpich"))[0]).code == 0
+
+
+def test_the_code_of_a_spawned_rank_is_not_the_jobs() -> None:
+    """Mpiexec lists it with all others, and returns 0."""
+    child = RankEnded(2, RankEnd.STATUS, "w-2", code=3, last=True)
+    assert judged([child, *ended_well(), MpirunEnded(0)], running("mpich")).code == 0
+
+
+def test_a_host_with_spawned_ranks_alone_may_be_lost() -> None:
+    lost: list[Event] = [AgentStarted("w-9", 200, spawned=True), AgentEnded("w-9", 200, 255)]
+    assert judged(lost, running("mpich")).code == 69
+
+
+UNANSWERED = Unanswered("rank 1 on w-2 gets no answer from w-1")
+
+
+def test_a_rank_that_another_host_never_answers_is_a_warning() -> None:
+    state, actions = go([UNANSWERED], running("openmpi4"))
+    said, hint = warnings(actions)
+    assert said.startswith(f"{UNANSWERED.said}; the job goes on")
+    assert "A NetworkPolicy or firewall" in hint
+    assert "MPIBOOT_PORT_RANGE" in hint
+    assert not ends_job(actions)
+    assert judged([*ended_well(), MpirunEnded(0)], state).code == 0
+    bad = judged([*ended_well(), MpirunEnded(1)], state)
+    assert (bad.code, bad.evidence[0].startswith(UNANSWERED.said)) == (1, True)
+
+
+def test_where_that_is_wanted_a_rank_that_another_host_never_answers_ends_the_job() -> None:
+    state, actions = go([UNANSWERED], ending_stuck(running("openmpi4")))
+    warned, *rest = actions
+    assert isinstance(warned, Say)
+    assert warned.said == f"{UNANSWERED.said}: the job is ended (MPIBOOT_STUCK=end)"
+    assert StopRanks(15, 20.0) in rest
+    told = judged([RanksLeft(2), RanksLeft(0), MpirunEnded(143)], state)
+    assert (told.code, told.reference, told.said) == (69, "ranks-unanswered", UNANSWERED.said)
+    without = replace(state.job, grace=0.0)
+    assert SendSignal(15) in go([UNANSWERED], replace(running("openmpi4"), job=without))[1]
+
+
+@pytest.mark.parametrize(
+    "before", [[Signalled(TERM)], [AgentEnded("w-1", 100, 255)], [MpirunEnded(0)]]
+)
+def test_a_job_that_ends_otherwise_is_not_ended_for_want_of_an_answer(before: list[Event]) -> None:
+    state, _ = go(before, running("openmpi4"))
+    assert go([Unanswered("rank 1 gets no answer")], state)[1] == ()
+
+
+def test_a_job_that_goes_on_without_ranks_does_so_without_an_answer() -> None:
+    state = ending_stuck(running("openmpi4"))
+    state = replace(state, job=replace(state.job, goes_on=True))
+    state, actions = go([Unanswered("rank 1 gets no answer")], state)
+    assert (len(warnings(actions)), ends_job(actions), state.cause) == (2, False, None)
+    assert "MPIBOOT_STUCK=end would" not in warnings(actions)[0]
+
+
+def test_a_daemon_of_hydra_that_ended_before_it_was_seen_to_join_had_joined() -> None:
+    """Its only rank left without MPI_Finalize at once; the launch has not failed."""
+    begun: list[Event] = [AgentStarted("w-1", 100), AgentStarted("w-2", 101)]
+    state, _ = go(begun, verdicts.initial(job("mpich"))[0])
+    state, actions = go([HOST_ENDS], state)
+    assert StartTimer(Timer.HOST_DONE, 15.0) in actions
+    state, actions = go([DaemonJoined("w-1")], state)
+    assert [action.said for action in actions if isinstance(action, Say)] == [
+        "all 2 remote daemons joined"
+    ]
+    assert state.phase is Phase.RUNNING
+    state, actions = go([*LOOKED, *LOOKED], state)
+    assert warnings(actions)
+
+
+def test_a_daemon_of_open_mpi_that_detached_is_waited_for() -> None:
+    begun: list[Event] = [AgentStarted("w-1", 100), AgentStarted("w-2", 101), HOST_ENDS]
+    state, _ = go(begun, verdicts.initial(job("openmpi4"))[0])
+    assert "w-2" in state.no_daemon
+    assert state.ended_unjoined == {"w-2"}
+
+
+def test_without_a_grace_mpirun_ends_the_ranks_that_wait() -> None:
+    state = running("mpich")
+    state = replace(state, job=replace(state.job, grace=0.0))
+    _, actions = go([HOST_ENDS, *LOOKED, *LOOKED], ending_stuck(state))
+    assert SendSignal(15) in actions
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        # All of them are out of MPI, or are no MPI program.
+        [HOST_ENDS, *LOOKED, TimerFired(Timer.HOST_DONE), RanksInMpi(0)],
+        [HOST_ENDS, TimerFired(Timer.HOST_DONE), RanksInMpi(0), RanksInMpi(1)],
+        [HOST_ENDS, Signalled(TERM), *LOOKED, *LOOKED],
+        [HOST_ENDS, MpirunEnded(0), *LOOKED, *LOOKED],
+        [HOST_ENDS, AgentEnded("w-1", 100, 0), TimerFired(Timer.HOST_DONE)],
+    ],
+)
+def test_ranks_that_wait_for_nobody_go_on(events: list[Event]) -> None:
+    state, actions = go(events, running("mpich"))
+    assert (state.suspected, warnings(actions)) == ("", [])
+    state, actions = go(events, ending_stuck(running("mpich")))
+    assert state.cause is None
+    assert not any(isinstance(action, StopRanks) and not state.signal for action in actions)
+
+
+@pytest.mark.parametrize(("family", "goes_on"), [("mpich", True), ("openmpi4", False)])
+def test_a_host_may_end_where_its_ranks_are_not_waited_for(family: str, goes_on: bool) -> None:  # noqa: FBT001
+    """Fault tolerance was asked for; Open MPI says itself that a rank is missing."""
+    state = running(family)
+    state = replace(state, job=replace(state.job, goes_on=goes_on))
+    assert go([HOST_ENDS], state)[1] == ()
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_hydras_daemons_that_fail_over_a_failed_rank_are_no_lost_hosts(joined: bool) -> None:  # noqa: FBT001
+    """Those of a short job may have joined unseen; one that isn't there is another matter."""
+    launched = go(started(), verdicts.initial(job("mpich"))[0])[0]
+    before = running("mpich") if joined else launched
+    end = judged([KILLED, AgentEnded("w-1", 100, 7), MpirunEnded(255)], before)
+    assert (end.code, end.reference) == (137, "")
+    coded = judged([AgentEnded("w-1", 100, 7), MpirunEnded(3)], before)
+    assert (coded.code, coded.reference) == (3, "")
+    untold = judged([AgentEnded("w-1", 100, 7), MpirunEnded(255)], before)
+    assert untold.reference == ("" if joined else "daemon-failed")
+    lacking = judged([AgentEnded("w-1", 100, 127), MpirunEnded(255)], launched)
+    assert lacking.code == 127
+
+
+def test_an_mpirun_that_outlives_its_daemons_is_a_warning() -> None:
+    """It may wait for who reads its output."""
+    state, done = go(ended_well(), running("mpich"))
+    assert StartTimer(Timer.DAEMONS_ENDED, 60.0) in done
+    state, done = go([TimerFired(Timer.DAEMONS_ENDED)], state)
+    assert len(warnings(done)) == 1
+    assert StartTimer(Timer.DAEMONS_ENDED, 3600.0) in done
+    assert not ends_job(done)
+    assert judged([MpirunEnded(0)], state).code == 0
+
+
+def test_where_that_is_wanted_an_mpirun_that_outlives_its_daemons_is_ended() -> None:
+    state, _ = go(ended_well(), ending_stuck(running("mpich")))
+    assert judged([], state).code == 69
+
+
+def test_ranks_in_this_pod_may_outlive_all_daemons() -> None:
+    """Rank 0 writes its results here, long after MPI_Finalize."""
+    state = running("mpich")
+    state = replace(state, job=replace(state.job, own_ranks=True))
+    state, done = go(ended_well(), state)
+    assert (state.pending, done) == (
+        frozenset((Timer.HOST_DONE,)),
+        (StartTimer(Timer.HOST_DONE, 15.0),),
+    )
+    assert go([TimerFired(Timer.HOST_DONE)], state)[1] == ()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_deadline_of_the_launch_runs_from_the_last_daemon_that_joined(family: str) -> None:
+    hosts = ("w-1", "w-2", "w-3")
+    state = verdicts.initial(job(family, hosts))[0]
+    again = StartTimer(Timer.LAUNCH, state.job.launch_timeout)
+    state, actions = go([*started(hosts), DaemonJoined("w-1")], state)
+    assert actions == (again,)
+    late = judged([TimerFired(Timer.LAUNCH), MpirunEnded(1)], state)
+    assert "did not join within 120 s after the last daemon that did" in late.said
+    assert go([DaemonJoined("w-2")], state)[1] == (again,)
+    state, actions = go([DaemonJoined("w-2"), DaemonJoined("w-3")], state)
+    assert (again in actions[1:], Timer.LAUNCH in state.pending) == (False, False)
+
+
+def test_where_connections_can_not_be_seen_a_connected_ssh_has_to_do() -> None:
+    events = [*started(), AgentConnected("w-1"), JoinsUnseen("no /proc"), AgentConnected("w-2")]
+    assert go(events)[0].phase is Phase.RUNNING
+    state, _ = go([*started(), JoinsUnseen("no /proc"), TimerFired(Timer.LAUNCH)])
+    assert state.phase is Phase.RUNNING  # an agent that isn't ssh: nothing can be judged
+
+
+def test_every_reference_is_a_row_and_every_delay_is_known() -> None:
+    assert {timer for timer in Timer if timer not in ending.DELAYS} == {
+        Timer.LAUNCH,
+        Timer.GRACE,
+    }
+    assert {
+        reference: (int(row.code), row.retry)
+        for reference, row in BY_REFERENCE.items()
+        if reference in causes.CODES
+    } == causes.CODES
+    assert {row for _, row in judgement.SSH_WORDS} <= set(causes.CODES)
+
+
+# In which a rank itself ends.
+WAYS = [how for how in RankEnd if how is not RankEnd.MPI]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_an_mpirun_that_goes_on_without_a_rank_is_ended(how: RankEnd) -> None:
+    state, actions = go([RankEnded(1, how, "w-2")], running())
+    assert StartTimer(Timer.RANK_ENDED, ending.DELAYS[Timer.RANK_ENDED]) in actions
+    state, actions = go([TimerFired(Timer.RANK_ENDED)], state)
+    assert SendSignal(15) in actions
+    verdict = judged([MpirunEnded(0)], state)
+    assert (verdict.code, verdict.reference, verdict.host) == (69, "daemon-failed", "w-2")
+    assert verdict.rank == 1
+    assert "but mpirun went on without it" in verdict.said
+    # One that ends by itself meanwhile is judged by its own words.
+    alone, _ = go([RankEnded(1, how, "w-2"), MpirunEnded(3)], running())
+    assert Timer.RANK_ENDED not in alone.pending
+
+
+@pytest.mark.parametrize("family", ["mpich", "intel"])
+def test_what_hydra_says_of_a_rank_where_ranks_write_ends_no_job(family: str) -> None:
+    """A rank that runs an mpiexec of its own shows that one's words: they are no proof."""
+    state, actions = go([SEGV], running(family))
+    assert (state.pending & {Timer.RANK_ENDED}, actions) == (frozenset(), ())
+    well = [AgentEnded("w-1", 100, 0), AgentEnded("w-2", 101, 0)]
+    assert judged([SEGV, *well, MpirunEnded(0)], running(family)).code == 0
+    assert judged([SEGV, *well, MpirunEnded(255)], running(family)).code == 128 + 11
+    ending_it = replace(state.job, end_stuck=True)
+    state, _ = go([SEGV], replace(running(family), job=ending_it))
+    assert Timer.RANK_ENDED in state.pending
+
+
+def test_a_job_that_may_go_on_without_a_rank_is_let() -> None:
+    state = running()
+    state = replace(state, job=replace(state.job, goes_on=True))
+    state, actions = go([SEGV], state)
+    assert (state.pending & {Timer.RANK_ENDED}, actions) == (frozenset(), ())
+
+
+hosts = st.sampled_from((*HOSTS, "stranger"))
+pids = st.integers(100, 103)
+happenings: st.SearchStrategy[Event] = st.one_of(
+    st.builds(AgentStarted, hosts, pids),
+    st.builds(AgentConnected, hosts),
+    st.builds(
+        AgentEnded,
+        hosts,
+        pids,
+        st.sampled_from((-9, 0, 1, 127, 143, 255)),
+        st.just(()),
+        st.booleans(),
+    ),
+    st.builds(DaemonJoined, hosts),
+    st.builds(JoinsUnseen, st.just("why")),
+    st.builds(RankSeen, st.just("a.out")),
+    st.builds(RankEnded, st.integers(0, 3), st.sampled_from(WAYS), hosts, st.integers(0, 15)),
+    st.builds(HostChecked, hosts, st.sampled_from((True, False, None))),
+    st.builds(Signalled, st.sampled_from((1, 2, 3, 10, 12, 15)), st.booleans()),
+    st.builds(HostEnding, hosts),
+    st.builds(HostLost, hosts, st.just("its name does not resolve any more")),
+    st.builds(ClientEnded, st.just("ended with 1"), st.booleans()),
+    st.builds(RanksInMpi, st.integers(0, 2)),
+    st.builds(Unanswered, st.just("rank 1 gets no answer")),
+    st.builds(RanksLeft, st.sampled_from((None, 0, 1, 4))),
+    st.builds(MpirunEnded, st.sampled_from((0, 1, 3, 205, 255)), st.just(0)),
+    st.builds(MpirunEnded, st.just(0), st.sampled_from((9, 11, 15))),
+    st.builds(TimerFired, st.sampled_from(Timer)),
+)
+
+
+def loses(state: State, event: Event) -> bool:
+    """Whether this event alone forbids a 0."""
+    if state.finished:
+        return False
+    match event:
+        case AgentEnded(host=host, pid=pid, status=status):
+            others = state.agents - {(host, pid)}
+            return status != 0 and not any(name == host for name, _ in others)
+        case Signalled(number=number):
+            return number not in (10, 12)
+        case _:
+            return False
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from(sorted(FAMILIES)),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.lists(happenings, max_size=25),
+)
+def test_no_sequence_ends_in_0_after_a_loss_or_a_signal_and_none_without_an_end(
+    family: str,
+    joined: bool,  # noqa: FBT001
+    goes_on: bool,  # noqa: FBT001
+    end_stuck: bool,  # noqa: FBT001
+    events: list[Event],
+) -> None:
+    # Chance alone would seldom let every daemon join.
+    state = running(family) if joined else verdicts.initial(job(family))[0]
+    state = replace(state, job=replace(state.job, goes_on=goes_on, end_stuck=end_stuck))
+    finishes: list[Verdict] = []
+    bad = False
+    dragged = False  # a rank has ended badly, and nobody wants the job to go on without it
+    must_end = not joined  # while it is being launched the launch timer sees to it
+    for event in events:
+        bad = bad or loses(state, event)
+        told = end_stuck or not FAMILIES[family].mixes_statuses
+        dragged = dragged or (isinstance(event, RankEnded) and told and not goes_on)
+        before = state
+        state, actions = verdicts.step(state, event)
+        finishes += [action.verdict for action in actions if isinstance(action, Finish)]
+        assert before.finished is False or (actions == () and state == before)
+        must_end = bad or dragged or state.phase is not Phase.RUNNING
+    state, actions = fire_all(state)
+    finishes += [action.verdict for action in actions if isinstance(action, Finish)]
+    if must_end:
+        # In blind mode the launch timer may let the job run: nothing was wrong then.
+        assert state.finished or state.phase is Phase.RUNNING
+        assert state.finished or not (bad or dragged)
+    if not state.finished:
+        state, actions = verdicts.step(state, MpirunEnded(0))
+        finishes += [action.verdict for action in actions if isinstance(action, Finish)]
+        state, actions = fire_all(state)
+        finishes += [action.verdict for action in actions if isinstance(action, Finish)]
+    assert state.finished
+    assert len(finishes) == 1
+    end = finishes[0]
+    assert 0 <= end.code <= 255
+    assert end.reference == "" or BY_REFERENCE[end.reference].code == end.code
+    if bad:
+        assert end.code != 0
+    # what is finished stays so
+    assert verdicts.step(state, MpirunEnded(0)) == (state, ())
+    assert replace(state) == state
+
+
+def test_of_agents_that_mpirun_killed_only_the_first_is_a_lost_host() -> None:
+    events: list[Event] = [
+        AgentEnded("w-2", 101, -9, killed=True),
+        MpirunEnded(0),
+        AgentEnded("w-1", 100, -9, killed=True),
+        HostChecked("w-2", reachable=True),
+        TimerFired(Timer.SUSPENSION),
+    ]
+    end = judged(events, running("openmpi5"))
+    assert (end.code, end.host, end.evidence) == (69, "w-2", ())
+
+
+def test_a_killed_agent_may_be_the_first_sign_of_a_suspended_job() -> None:
+    state, _ = go([AgentEnded("w-2", 101, -9, killed=True), MpirunEnded(0)], running("openmpi5"))
+    assert not state.finished
+    assert judged([AgentEnded("w-1", 100, -9, killed=True), Signalled(TERM)], state).code == 143
+
+
+def test_the_first_lost_host_waits_a_moment_for_the_signal_that_explains_it() -> None:
+    gone: list[Event] = [
+        *(AgentEnded(host, pid, 255) for pid, host in enumerate(HOSTS, 100)),
+        *(HostChecked(host, reachable=False) for host in HOSTS),
+        MpirunEnded(205),
+    ]
+    state, done = go(gone, running("openmpi5"))
+    assert [
+        item for item in done if isinstance(item, StartTimer) and item.timer is Timer.SUSPENSION
+    ] == [StartTimer(Timer.SUSPENSION, 2.0)]
+    assert not state.finished
+    assert judged([Signalled(TERM)], state).code == 143
+    assert judged([TimerFired(Timer.SUSPENSION)], state).code == 69
+
+
+def test_a_host_that_is_surely_lost_is_asked_about_beside_one_that_may_be() -> None:
+    events: list[Event] = [
+        AgentEnded("w-1", 100, 1),
+        AgentEnded("w-2", 101, 255),
+        MpirunEnded(3),
+    ]
+    state, _ = go(events, running("openmpi5"))
+    assert not state.finished
+    end = judged([HostChecked("w-2", reachable=False), TimerFired(Timer.SUSPENSION)], state)
+    assert (end.code, end.host) == (69, "w-2")
+
+
+def test_of_many_lost_hosts_a_few_are_asked_and_each_once() -> None:
+    hosts = tuple(f"w-{number}" for number in range(40))
+    lost = [AgentEnded(host, pid, 255) for pid, host in enumerate(hosts, 100)]
+    _, done = go([*lost, *lost], running("openmpi5", hosts))
+    assert [item.host for item in done if isinstance(item, CheckHost)] == list(hosts[:16])
+
+
+def test_agents_that_mpirun_killed_after_a_failed_program_delay_nothing() -> None:
+    state, _ = go([MpirunEnded(3), AgentEnded("w-2", 101, -9, killed=True)], running("openmpi5"))
+    end = judged([AgentEnded("w-1", 100, -9, killed=True)], state)
+    assert end.code == 3

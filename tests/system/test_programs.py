@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mpiboot.core.model import Mpi, MpiFamily
+from mpiboot.system.programs import detect_mpi, has_ipv6, recognise
+
+
+def program(folder: Path, name: str, script: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def environ(*folders: Path, **more: str) -> dict[str, str]:
+    return {"PATH": ":".join((*map(str, folders), "/usr/bin", "/bin")), **more}
+
+
+@pytest.mark.parametrize(
+    ("text", "family", "version"),
+    [
+        ("mpirun.openmpi (OpenRTE) 4.1.4\n\nReport bugs to x\n", "openmpi4", "4.1.4"),
+        ("mpirun (Open MPI) 4.1.4\n\nReport bugs to x\n", "openmpi4", "4.1.4"),
+        ("mpirun (Open MPI) 5.0.11\n", "openmpi5", "5.0.11"),
+        ("mpirun (Open MPI) 5.0.0rc12\n", "openmpi5", "5.0.0rc12"),
+        ("mpirun (Open MPI) 6.1.0a1\n", "openmpi5", "6.1.0a1"),
+        ("warning: x\nmpirun (Open MPI) 3.1.3\n", "openmpi4", "3.1.3"),
+        ("HYDRA build details:\n    Version:     4.0.2\n    CC: gcc\n", "mpich", "4.0.2"),
+        (
+            "Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 20260626 (id: x)\n",
+            "intel",
+            "2021.18.1",
+        ),
+        ("mpirun (IBM Spectrum MPI) 10.3.1.02rtm0\n", "spectrum", "10.3.1.02rtm0"),
+        ("mpirun 1.0 by someone\n", "", ""),
+        ("", "", ""),
+    ],
+)
+def test_an_mpi_is_known_by_its_own_answer(text: str, family: str, version: str) -> None:
+    mpi = recognise("/opt/bin/mpirun", text)
+
+    assert (mpi.family, mpi.version, mpi.path) == (family, version, "/opt/bin/mpirun")
+    assert "\n" not in mpi.said
+
+
+def test_the_first_mpirun_on_path_counts(tmp_path: Path) -> None:
+    first = program(tmp_path / "a", "mpirun", "echo 'mpirun (Open MPI) 5.0.8'")
+    program(tmp_path / "b", "mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
+
+    mpi = detect_mpi(environ(tmp_path / "a", tmp_path / "b"))
+
+    assert mpi is not None
+    assert (mpi.path, mpi.family, mpi.said) == (str(first), "openmpi5", "mpirun (Open MPI) 5.0.8")
+
+
+def test_mpiexec_is_asked_where_there_is_no_mpirun(tmp_path: Path) -> None:
+    program(tmp_path, "mpiexec", "printf 'HYDRA build details:\\n Version:  5.0.2\\n'")
+
+    mpi = detect_mpi({"PATH": str(tmp_path)})
+
+    assert mpi is not None
+    assert (mpi.family, mpi.version) == ("mpich", "5.0.2")
+
+
+def test_the_mpirun_that_is_called_counts_and_not_the_one_on_path(tmp_path: Path) -> None:
+    program(tmp_path / "a", "mpirun", "echo 'mpirun (Open MPI) 5.0.8'")
+    other = program(tmp_path / "b", "mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
+    program(tmp_path / "b", "mpiexec", "echo 'mpiexec (Open MPI) 4.1.5'")
+    path = environ(tmp_path / "a", tmp_path / "b")
+
+    by_path, by_name = detect_mpi(path, str(other)), detect_mpi(path, "mpiexec")
+
+    assert by_path is not None
+    assert (by_path.path, by_path.family) == (str(other), "openmpi4")
+    assert by_name is not None
+    assert by_name.version == "4.1.5"
+    assert detect_mpi(path, "/nonexistent/mpirun") is None
+
+
+INTELS = """Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 1 (id: x)"""
+
+
+def test_intels_script_is_asked_as_it_would_run_and_its_program_counts(tmp_path: Path) -> None:
+    """The script takes mpiexec.hydra from PATH, and may itself be a link from elsewhere."""
+    script = program(tmp_path / "intel", "mpirun", 'exec mpiexec.hydra "$@"')
+    real = program(tmp_path / "intel", "mpiexec.hydra", f"echo '{INTELS}'")
+    other = program(tmp_path / "usr", "mpiexec.hydra", "echo 'HYDRA build details:'")
+    (other.parent / "mpirun").symlink_to(script)
+
+    mpi = detect_mpi(environ(tmp_path / "usr"))
+
+    assert mpi is not None
+    assert (mpi.family, mpi.version, mpi.path) == ("intel", "2021.18.1", str(real))
+
+
+def test_a_script_of_intels_that_starts_another_mpi_is_that_mpi(tmp_path: Path) -> None:
+    script = program(tmp_path / "intel", "mpirun", 'exec mpiexec.hydra "$@"')
+    program(tmp_path / "usr", "mpiexec.hydra", "echo 'HYDRA build details:'; echo 'Version: 4.0'")
+
+    mpi = detect_mpi(environ(tmp_path / "intel", tmp_path / "usr"))
+
+    assert mpi is not None
+    assert (mpi.family, mpi.path) == ("mpich", str(script))
+
+
+def test_no_mpi_is_none(tmp_path: Path) -> None:
+    assert detect_mpi({"PATH": str(tmp_path)}) is None
+
+
+def test_home_is_set_and_its_own_folder_is_first_on_path(tmp_path: Path) -> None:
+    program(tmp_path, "mpirun", 'echo "(Open MPI) 5.0.1-$HOME-${PATH%%:*}"')
+
+    mpi = detect_mpi({"PATH": f"/nonexistent:{tmp_path}"})
+
+    assert mpi is not None
+    assert mpi.version == f"5.0.1-/-{tmp_path}"
+
+
+def test_a_program_that_hangs_with_a_child_is_given_up(tmp_path: Path) -> None:
+    program(tmp_path, "mpirun", "sleep 60 & sleep 60")
+
+    mpi = detect_mpi(environ(tmp_path), patience=0.3)
+
+    assert mpi is not None
+    assert (mpi.family, mpi.said) == ("", "it gave no answer within 0.3 s")
+
+
+def test_a_program_that_cannot_be_run_is_said(tmp_path: Path) -> None:
+    program(tmp_path, "mpirun", "").write_bytes(b"\x7fELF not really")
+
+    mpi = detect_mpi({"PATH": str(tmp_path)})
+
+    assert mpi is not None
+    assert "can't be run" in mpi.said
+
+
+def test_what_it_says_on_stderr_is_kept_where_stdout_is_empty(tmp_path: Path) -> None:
+    program(tmp_path, "mpirun", "echo 'no help file' >&2")
+
+    mpi = detect_mpi(environ(tmp_path))
+
+    assert mpi is not None
+    assert (mpi.family, mpi.said) == ("", "no help file")
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("echo options:mpi1_compat:no; echo options:ipv6:yes", True),
+        ("echo options:ipv6:no", False),
+        ("echo nothing of that", None),
+        ("exit 1", None),
+        (None, None),
+    ],
+)
+def test_an_mpi_is_asked_whether_it_has_ipv6(
+    tmp_path: Path,
+    body: str | None,
+    told: bool | None,  # noqa: FBT001 - a row of the table
+) -> None:
+    mpirun = program(tmp_path, "mpirun", "exit 1")
+    if body:
+        program(tmp_path, "ompi_info", body)
+
+    assert has_ipv6(Mpi(MpiFamily.OPENMPI5, "5.0.7", str(mpirun), ""), environ(tmp_path)) is told
+
+
+@pytest.mark.skipif(shutil.which("ompi_info") is None, reason="no Open MPI is installed here")
+def test_the_installed_open_mpi_tells() -> None:
+    mpi = detect_mpi({"PATH": "/usr/bin:/bin"})
+
+    assert mpi is not None
+    shown = subprocess.run(["ompi_info"], capture_output=True, text=True, check=True, timeout=60)
+    assert has_ipv6(mpi, {"PATH": "/usr/bin:/bin"}) is ("IPv6 support: yes" in shown.stdout)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no MPI is installed here")
+def test_the_installed_mpi_is_recognised() -> None:
+    mpi = detect_mpi({"PATH": "/usr/bin:/bin"})
+
+    done = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True)
+    assert mpi is not None
+    assert mpi.version in done.stdout

@@ -1,0 +1,178 @@
+"""What is gathered of a pod and where it goes: each fact from the place that tells it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mpiboot import __version__
+from mpiboot.core import facts_json, log
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.fabric import Attachment, AttachmentSource, Fabric, Route
+from mpiboot.core.model import Gpus, Link, Mesh, MpiParameter, PodFacts
+from mpiboot.core.setting_sources import resolve
+from mpiboot.network import gpus, links, platform_hints, pod, rdma
+from mpiboot.network import service_mesh_look as service_mesh
+from mpiboot.system import files, process_memory, programs
+from mpiboot.system.worker_state import STATE
+from mpiboot.worker import facts, parameter_files
+from tests.fakes import plans
+
+MPI = plans.MPIS["openmpi4"]
+MESH = Mesh("istio", ("its proxy runs",))
+ROUTE = Route("10.0.0.0/8", "net1")
+SAID = Attachment(AttachmentSource.MULTUS, "net1")
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Link:
+    """A pod of which everything is known, by the places that are asked; its link."""
+
+    def address(wanted: str, _: str, *, api: str) -> tuple[str, str]:
+        return f"address of {wanted} {api}", "so"
+
+    link = plans.link("eth0", "10.0.0.5/24")
+    monkeypatch.setattr(links, "observe", lambda: ((link,), (ROUTE,), ("a link",)))
+    monkeypatch.setattr(pod, "control_address", address)
+    monkeypatch.setattr(pod, "started", lambda pid: pid + 0.5)
+    monkeypatch.setattr(pod, "spec_names", lambda pid: (f"OF_{pid}",))
+    monkeypatch.setattr(pod, "memlock", lambda: -1)
+    monkeypatch.setattr(pod, "shm_size", lambda: 7)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(3 if pid == 0 else 5)})
+    monkeypatch.setattr(service_mesh, "look", lambda: MESH)
+    monkeypatch.setattr(process_memory, "refused", lambda: "EPERM")
+    monkeypatch.setattr(gpus, "seen", lambda search: Gpus(8, search))
+    seen = Fabric(netns_mode="shared", unreadable=("a device",))
+    monkeypatch.setattr(rdma, "observe", lambda: seen)
+    monkeypatch.setattr(platform_hints, "attachments", lambda _: ((SAID,), ("a file",)))
+    return link
+
+
+def test_each_fact_is_asked_where_it_is_known(world: Link) -> None:
+    environ = {
+        "PATH": "/a:/b",
+        "MPIBOOT_WORKER_DIR": "/run/worker",
+        "NCCL_IB_HCA": "mlx5",
+        "SECRET": "x",
+        "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    }
+    resolved = resolve({"control_ifname": "eth0"}, {})
+    found = facts.gather(resolved, environ, sshd="openssh", pid=4711, mpi=MPI)
+    assert (found.mpiboot, found.sshd, found.mpi) == (__version__, "openssh", MPI)
+    assert (found.runtime_dir, found.control_address) == (
+        "/run/worker",
+        "address of eth0 10.96.0.1",
+    )
+    assert (found.started, found.environment) == (4711.5, ("OF_4711",))
+    assert (found.cores, found.memlock, found.shm) == (3, -1, 7)
+    assert (found.mesh, found.memory_refused) == (MESH, "EPERM")
+    assert (found.gpus, found.links) == (Gpus(8, "/a:/b"), (world,))
+    assert found.identity == pod.identity(environ)
+    assert found.fabric == Fabric(
+        netns_mode="shared",
+        routes=(ROUTE,),
+        attachments=(SAID,),
+        unreadable=("a link", "a device", "a file"),
+        settings=(("NCCL_IB_HCA", "mlx5"),),
+    )
+
+
+@pytest.mark.usefixtures("world")
+def test_secrets_in_the_files_of_an_mpi_do_not_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "OMPI_MCA_mca_base_env_list"
+    found = (MpiParameter(name, "A;B_TOKEN=x", "/f"), MpiParameter("OMPI_MCA_pml", "ucx", "/f"))
+    monkeypatch.setattr(parameter_files, "find", lambda *_: found)
+    seen = facts.gather(resolve({}, {}), {}, sshd="", pid=1, mpi=MPI).parameters
+    assert seen == (MpiParameter(name, "A;B_TOKEN=(hidden)", "/f"), found[1])
+
+
+@pytest.fixture
+def gathered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """For which server and process facts were gathered."""
+    asked: list[tuple[str, int]] = []
+    base = plans.worker(plans.hosts(1)[0], 0, None).facts
+    assert base is not None
+
+    def gather(_: object, __: object, *, sshd: str, pid: int, mpi: object) -> PodFacts:
+        assert mpi == MPI
+        asked.append((sshd, pid))
+        return replace(base, sshd=sshd, mesh=MESH, environment=("OF_POD",))
+
+    monkeypatch.setattr(facts, "gather", gather)
+    monkeypatch.setattr(programs, "detect_mpi", lambda _, patience: MPI)
+    return asked
+
+
+def worker(folder: Path, pid: int) -> Path:
+    """The folder of a worker that has told of itself."""
+    folder.mkdir()
+    state = {"pid": pid, "sshd": "embedded", "address": "10.0.0.1", "port": 2206, "because": "so"}
+    (folder / STATE).write_text(json.dumps(state))
+    return folder
+
+
+def test_a_workers_facts_are_written_for_the_launcher_with_the_names_of_its_sessions(
+    tmp_path: Path, gathered: list[tuple[str, int]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure()
+    path = worker(tmp_path / "worker", 4711) / "facts.json"
+    facts.run(resolve({}, {}), {"OF_PROFILE": "x"}, as_json=False, path=str(path))
+    assert gathered == [("embedded", 4711)]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    found = facts_json.from_json(path.read_text())
+    assert found is not None
+    assert found.environment == ("OF_POD", "OF_PROFILE")
+    assert (found.sshd, found.sshd_because) == ("embedded", "so")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "[service-mesh] a proxy of istio takes every connection of this pod" in err
+    assert "2206" in err
+
+
+def test_without_a_worker_the_caller_is_the_pods_first_process(
+    tmp_path: Path, gathered: list[tuple[str, int]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure()
+    facts.run(resolve({}, {}), {}, as_json=True, path=str(tmp_path / "facts.json"))
+    assert gathered == [("", os.getppid())]
+    assert capfd.readouterr().err == ""  # no worker listens behind the mesh
+    found = facts_json.from_json((tmp_path / "facts.json").read_text())
+    assert found is not None
+    assert (found.sshd_because, found.environment) == ("", ("OF_POD",))
+    with pytest.raises(MpibootError) as caught:
+        facts.run(resolve({}, {}), {}, as_json=True, path=str(tmp_path / "none" / "facts.json"))
+    assert caught.value.finding.check == "runtime-folder"
+    assert caught.value.finding.hint.startswith("name a file in a folder that this user may write")
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_on_a_terminal_they_are_those_of_the_worker_that_runs_here(
+    tmp_path: Path,
+    gathered: list[tuple[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    runs: bool,  # noqa: FBT001 - a row of the table
+) -> None:
+    pid = os.getpid() if runs else 1 << 30
+    folder = worker(tmp_path / "worker", pid)
+    asked: list[object] = []
+
+    def find_role(*given: object) -> Path:
+        asked.append(given)
+        return folder
+
+    monkeypatch.setattr(files, "find_role", find_role)
+    resolved = resolve({"runtime_dir": "/r"}, {})
+    facts.run(resolved, {"TMPDIR": "/t"}, as_json=True, path=None)
+    assert asked == [("/r", os.getuid(), "worker", "/t")]
+    assert gathered == [("embedded", pid) if runs else ("", 1)]
+    found = facts_json.from_json(capsys.readouterr().out)
+    assert found is not None
+    assert found.sshd_because == ("so" if runs else "")
+    facts.run(resolved, {}, as_json=False, path=None)
+    assert capsys.readouterr().out.startswith("fact ")
