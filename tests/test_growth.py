@@ -24,7 +24,7 @@ from mpiboot.job import hostfile, mpirun_line, names, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import launch_folder, summary
-from mpiboot.network import decision, reach, worker_network, worker_pairs
+from mpiboot.network import cluster_view, decision, worker_network, worker_pairs
 from mpiboot.network.worker_pairs import Dialled, Reached
 from mpiboot.ssh import config
 from mpiboot.supervisor import verdicts
@@ -259,11 +259,11 @@ def test_squares_would_be_seen() -> None:
     assert calls(search, MANY) > TWICE * calls(search, FEW)
 
 
-def ends_of(count: int, aggregate: bool) -> Sequence[reach.Endpoint]:  # noqa: FBT001
+def ends_of(count: int, aggregate: bool) -> Sequence[cluster_view.Endpoint]:  # noqa: FBT001
     networks = [
         worker_network.choose(routed(at, 1, aggregate=aggregate), Settings()) for at in range(count)
     ]
-    found = reach.endpoints(networks, 0)
+    found = cluster_view.endpoints(networks, 0)
     assert found is not None
     return found
 
@@ -271,4 +271,4 @@ def ends_of(count: int, aggregate: bool) -> Sequence[reach.Endpoint]:  # noqa: F
 def test_workers_of_one_fabric_have_the_same_ways_whatever_their_own_links_are() -> None:
     found = ends_of(64, aggregate=True)
     assert len({end.routes for end in found}) == 1
-    assert reach.unreachable(found) == ""
+    assert cluster_view.unreachable(found) == ""

@@ -14,8 +14,8 @@ from mpiboot.hosts import path_test
 from mpiboot.hosts.access import Access
 from mpiboot.network import paths, worker_network
 from mpiboot.network.control import link_of
-from mpiboot.network.link_addresses import usable
 from mpiboot.network.paths import PathEnd, PathHost
+from mpiboot.network.records import usable
 
 _TWO: Final = 2
 _NOT_MEASURED: Final = "takes no part in the measurement: "

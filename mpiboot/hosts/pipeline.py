@@ -33,8 +33,7 @@ from mpiboot.hosts.pair_check import PairCheck
 from mpiboot.hosts.pauses import Pauses
 from mpiboot.hosts.progress import HostState, Stage, finding
 from mpiboot.job import names
-from mpiboot.network import links
-from mpiboot.network import service_mesh_look as service_mesh
+from mpiboot.network import links, platform_hints
 from mpiboot.ssh import tcp
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.kept import KeptConnections
@@ -257,7 +256,7 @@ class Pipelines:
         now = time.monotonic()
         due = now - self._looked >= _RESOLVE_AGAIN  # a proxy may come up after its pod's program
         if attempt.outcome in failure_reasons.PROXIED and self._mesh is None and due:
-            self._mesh, self._looked = service_mesh.look(), now
+            self._mesh, self._looked = platform_hints.service_mesh(), now
         port, port_range = attempt.target.port, self._settings.port_range
         refusing = [
             other.target.port

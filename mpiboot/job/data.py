@@ -17,10 +17,9 @@ from mpiboot.core.settings import Settings
 from mpiboot.job import mpi_environment
 from mpiboot.job.dialect import Export
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.network import control, decision, variables, worker_network
+from mpiboot.network import control, decision, worker_network
 from mpiboot.network.decision import DataNetwork
-from mpiboot.network.records import Transport, WorkerNetwork
-from mpiboot.network.variables import Proposal
+from mpiboot.network.records import Proposal, Transport, WorkerNetwork
 
 
 def network_of(worker: Worker, settings: Settings) -> WorkerNetwork:
@@ -67,7 +66,7 @@ def _of_the_mpi(builder: PlanBuilder, workers: Iterable[Worker]) -> tuple[Propos
     names = [
         name
         for name in builder.row.mpi_link_vars
-        if variables.owner(name) and not name.startswith("OMPI_")
+        if decision.owner(name) and not name.startswith("OMPI_")
     ]
     because = f"messages of {builder.row.title} on the control link"
     return tuple(
@@ -160,7 +159,7 @@ def _short(found: DataNetwork) -> tuple[Decision, ...]:
     shown += [f"{name} per worker" for name in _differing(found)]
     because = whole.because + (f"; set: {', '.join(shown)}" if shown else "")
     kept = [
-        item for item in others if variables.owner(item.name) and item.source is Source.ENVIRONMENT
+        item for item in others if decision.owner(item.name) and item.source is Source.ENVIRONMENT
     ]
     return (replace(whole, because=because), *kept)
 

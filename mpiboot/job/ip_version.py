@@ -15,7 +15,7 @@ from mpiboot.core.model import Link, Source
 from mpiboot.job.dialect import version_number
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.network.control import launcher_addresses, link_of
-from mpiboot.network.link_addresses import usable
+from mpiboot.network.records import usable
 
 # PRRTE before 3.0.12, as a distribution builds it with a PMIx without IPv6, reads past the end of
 # a pod's list of aliases, which is empty without IPv4 (prte_check_host_is_local): SIGSEGV on every

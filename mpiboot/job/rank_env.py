@@ -16,7 +16,7 @@ from mpiboot.core.wording import first_few
 from mpiboot.job.placement import Placement
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.network.decision import DataNetwork
-from mpiboot.network.link_addresses import usable
+from mpiboot.network.records import usable
 
 # By name: each host finds its own, as it finds the program.
 _BEFORE: Final = ("mpiboot", "rank", "--")

@@ -1,23 +1,144 @@
 """The data network of all workers side by side: one row a worker, and what is wrong with it. Pure.
 
+Rules look at one worker or at all; whether a problem warns or stops is decided with all in view.
 Every finding says what to change, with the lines of the pod's specification where that is it.
+Reachability is what addresses and routes say: it proves nothing about switches and firewalls, but
+finds networks that can't work.
 """
 
 from __future__ import annotations
 
+import functools
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
+from mpiboot.core import addresses
+from mpiboot.core.addresses import Address, Interface, Network
 from mpiboot.core.choices import DataNetworkUse
 from mpiboot.core.data_checks import DATA_ROWS, NEVER_STOP
+from mpiboot.core.fabric import LinkLayer, PortState
 from mpiboot.core.majority import majority
-from mpiboot.core.model import Finding, Level, Link
+from mpiboot.core.model import Finding, Level, Link, NoFacts, PodFacts
 from mpiboot.core.settings import Settings
-from mpiboot.core.wording import first_few
-from mpiboot.network import nccl, reach, worker_checks
-from mpiboot.network.link_addresses import usable
-from mpiboot.network.records import RDMA, Problem, Transport, WorkerNetwork
+from mpiboot.core.wording import first_few, size_of
+from mpiboot.network import nccl
+from mpiboot.network.rails import named_by_platform
+from mpiboot.network.records import (
+    RDMA,
+    Problem,
+    Rail,
+    Transport,
+    WorkerNetwork,
+    has_carrier,
+    usable,
+)
+
+Span: TypeAlias = "tuple[int, int, int]"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One worker's end of the data network: an address, its link and where that link leads.
+
+    ``routes`` do not overlap or touch, and are in order: workers that reach the same have the same.
+    """
+
+    host: str
+    link: str
+    interface: Interface
+    routes: tuple[Span, ...]
+
+
+@functools.lru_cache(maxsize=1 << 16)  # on a routed fabric workers have the same routes
+def _destination(text: str) -> Span | None:
+    network = addresses.network(text)
+    return _bounds(network) if network else None
+
+
+def _bounds(network: Network) -> Span:
+    low = int(network.network_address)
+    return network.version, low, low + network.num_addresses - 1
+
+
+def _endpoint(network: WorkerNetwork, link: Link, family: int) -> Endpoint | None:
+    own = next((item for item in usable(link) if item.version == family), None)
+    if own is None or network.facts is None:
+        return None
+    over = {route.destination for route in network.facts.fabric.routes if route.link == link.name}
+    leads = [span for span in map(_destination, over) if span is not None and span[0] == family]
+    return Endpoint(network.host, link.name, own, _merged([_bounds(own.network), *leads]))
+
+
+def _merged(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Join spans that overlap or touch: an own /31 in the fabric's /16 makes no other way."""
+    merged: list[Span] = []
+    for version, low, high in sorted(spans):
+        if merged and merged[-1][0] == version and low <= merged[-1][2] + 1:
+            merged[-1] = (version, merged[-1][1], max(high, merged[-1][2]))
+        else:
+            merged.append((version, low, high))
+    return tuple(merged)
+
+
+def endpoints(networks: Sequence[WorkerNetwork], position: int) -> tuple[Endpoint, ...] | None:
+    """Give every worker's end at one position of its data links.
+
+    Returns:
+        The ends, all of one IP version; None where a worker has none there.
+    """
+    links = [
+        network.data[position] if position < len(network.data) else None for network in networks
+    ]
+    for family in (4, 6):
+        found = [
+            _endpoint(network, link, family) if link else None
+            for network, link in zip(networks, links, strict=True)
+        ]
+        known = tuple(item for item in found if item is not None)
+        if networks and len(known) == len(networks):
+            return known
+    return None
+
+
+def unreachable(found: Sequence[Endpoint]) -> str:
+    """Name the first pair of which one has no way to the other over its data link.
+
+    Workers with the same ways are looked at once. Others are asked how many of all addresses lie in
+    their ways, so that the work grows with the number of routes and not with that of pairs.
+    """
+    peers = {(end.interface.version, int(end.interface.ip)): end for end in found}
+    numbers = sorted(peers)
+    seen: set[tuple[Span, ...]] = set()
+    for end in found:
+        if end.routes in seen:
+            continue
+        seen.add(end.routes)
+        within = sum(
+            bisect_right(numbers, (version, high)) - bisect_left(numbers, (version, low))
+            for version, low, high in end.routes
+        )
+        if within == len(numbers):
+            continue
+        for (version, value), peer in peers.items():
+            if not any(v == version and low <= value <= high for v, low, high in end.routes):
+                return (
+                    f"{end.host} ({end.link} {end.interface}) has no route over {end.link} to "
+                    f"{peer.host} ({peer.link} {peer.interface})"
+                )
+    return ""
+
+
+def shared_address(found: Sequence[Endpoint]) -> str:
+    """Name the first two workers that have one and the same data address."""
+    owners: dict[Address, str] = {}
+    for end in found:
+        other = owners.setdefault(end.interface.ip, end.host)
+        if other != end.host:
+            return f"{other} and {end.host} both have {end.interface.ip}"
+    return ""
+
 
 HEADINGS: Final = ("worker", "control", "data", "HCA", "state", "Gb/s", "MTU", "GID")
 
@@ -105,8 +226,8 @@ def findings(
     for network in networks:
         found = [*network.problems, *network.gids.problems]
         found += [
-            *worker_checks.of_one(network, expected=expected),
-            *worker_checks.user_values(network, taken, values),
+            *_of_one(network, expected=expected),
+            *_user_values(network, taken, values),
         ]
         for problem in dict.fromkeys(found):
             hosts.setdefault(problem, []).append(network.host)
@@ -137,7 +258,7 @@ def _finding(problem: Problem, names: Sequence[str], settings: Settings) -> Find
     )
 
 
-def _odd(
+def _outliers(
     networks: Sequence[WorkerNetwork],
     describe: Callable[[WorkerNetwork], str],
     check: str,
@@ -163,7 +284,7 @@ def _agree(networks: Sequence[WorkerNetwork], _: Settings) -> Iterable[Problem]:
         family = " by IPv" + "/".join(map(str, versions)) if 6 in versions else ""  # noqa: PLR2004
         return f"{count} {network.transport.value} port{'s' * (count > 1)}{speed}{family}"
 
-    return _odd(networks, describe, "rdma-differs", "RDMA devices")
+    return _outliers(networks, describe, "rdma-differs", "RDMA devices")
 
 
 def _one_mtu(networks: Sequence[WorkerNetwork], _: Settings) -> Iterable[Problem]:
@@ -177,7 +298,7 @@ def _one_mtu(networks: Sequence[WorkerNetwork], _: Settings) -> Iterable[Problem
         link = ", ".join(map(str, links)) or "no link"
         return link + (" (port " + ", ".join(map(str, ports)) + ")" if ports else "")
 
-    return _odd(with_data, describe, "data-mtu", "MTUs of the data network")
+    return _outliers(with_data, describe, "data-mtu", "MTUs of the data network")
 
 
 def _reach(networks: Sequence[WorkerNetwork], settings: Settings) -> Iterable[Problem]:
@@ -188,14 +309,14 @@ def _reach(networks: Sequence[WorkerNetwork], settings: Settings) -> Iterable[Pr
     # Rails of the same subnets pair up by device, whatever their links are called.
     paired = len({_subnets(network) for network in networks}) <= 1
     for position in range(positions):
-        ends = reach.endpoints(networks, position)
+        ends = endpoints(networks, position)
         if ends is None:
             if all(network.transport is not Transport.INFINIBAND for network in networks):
                 name = networks[0].data[position].name
                 said = f"the workers have no IP version in common on the links beside {name}"
                 yield Problem("data-networks", said)
             continue
-        twice, apart = reach.shared_address(ends), reach.unreachable(ends)
+        twice, apart = shared_address(ends), unreachable(ends)
         if twice:
             yield Problem("data-networks", twice, "look at the network's IPAM: one address, once")
         elif apart and not crossed and not paired:
@@ -235,3 +356,167 @@ def _crossed(networks: Sequence[WorkerNetwork], settings: Settings) -> Iterable[
 
 
 _RULES: Final = (_agree, _one_mtu, _reach)
+
+
+# Below this, memory registration fails soon; container runtimes give 64 KiB or 8 MiB.
+_MEMLOCK: Final = 256 << 20
+_SHM: Final = 64 << 20  # what a container gets where nothing is said
+_IPC_LOCK: Final = 1 << 14
+_HOST_USERS: Final = (
+    "spec: {hostUsers: true} beside securityContext: {capabilities: {add: [IPC_LOCK]}}; "
+    "or raise the container runtime's limit (LimitMEMLOCK=infinity)"
+)
+# RoCE takes the largest InfiniBand MTU that fits into the link's with its headers around it.
+_IB_MTU: Final = (4096, 2048, 1024, 512, 256)
+_ROCE_HEADERS: Final = (80, 96)  # as soft-RoCE counts them, and as other drivers do
+
+
+_FACTS_HINTS: Final = {
+    NoFacts.UNREADABLE: "use one version of mpiboot in all images",
+    NoFacts.BY_KUBECTL: "for a data network run `mpiboot worker` in the pods and reach them by "
+    "SSH; MPIBOOT_DATA_NETWORK=off says that none is meant",
+}
+
+
+def _of_one(network: WorkerNetwork, *, expected: bool) -> list[Problem]:
+    """Apply the rules that look at one worker.
+
+    Args:
+        network: its networks.
+        expected: whether it should have RDMA: the user requires it, or another worker has it.
+    """
+    if network.facts is None:
+        said = f"it {network.no_facts.value}, so its data network is not known"
+        return [Problem("data-facts", said, _FACTS_HINTS.get(network.no_facts))]
+    found = [problem for rail in network.rails for problem in _port(rail, network.facts)]
+    if expected and not network.rails:
+        found.append(Problem("rdma-missing", _why_none(network.facts)))
+    found += _limits(network, network.facts)
+    found += _shared_subnets(network)
+    if network.control is None:
+        found.append(Problem("control-link", "no link of its own has the control address"))
+    return found
+
+
+def _port(rail: Rail, facts: PodFacts) -> list[Problem]:
+    found = []
+    device, port = rail.device, rail.port
+    if not device.opens:
+        folder = "" if facts.fabric.infiniband_folder else ", /dev/infiniband is not there"
+        said = f"device {device.name} does not open ({device.open_error}{folder})"
+        found.append(Problem("rdma-node", said))
+    elif device.library_error:
+        found.append(Problem("rdma-library", f"device {device.name}: {device.library_error}"))
+    if port.state is not PortState.ACTIVE and not device.efa:
+        said = f"port {rail.name} is {port.state.value or 'in an unknown state'}, not ACTIVE"
+        if port.state in (PortState.INIT, PortState.ARMED):
+            said += ": the subnet manager has not brought it up"
+        found.append(Problem("rdma-port", said))
+    if rail.link is not None and not has_carrier(rail.link):
+        found.append(Problem("rdma-port", f"link {rail.link.name} of {rail.name} has no carrier"))
+    elif rail.link is not None and port.mtu and port.link_layer is LinkLayer.ETHERNET:
+        most, least = (
+            next((mtu for mtu in _IB_MTU if mtu + around <= rail.link.mtu), 256)
+            for around in _ROCE_HEADERS
+        )
+        if not least <= port.mtu <= most:
+            fits, check = (most, "rdma-mtu") if port.mtu > most else (least, "rdma-mtu-low")
+            said = (
+                f"link {rail.link.name} has MTU {rail.link.mtu}, which allows {fits} for RDMA, "
+                f"but port {rail.name} uses {port.mtu}"
+            )
+            found.append(Problem(check, said))
+    return found
+
+
+def _why_none(facts: PodFacts) -> str:
+    seen = facts.fabric.devices
+    if not seen:
+        return f"no RDMA device: {facts.fabric.why_none}"
+    given = [device.name for device in seen if named_by_platform(device, facts.fabric)]
+    folder = "" if facts.fabric.infiniband_folder else "; /dev/infiniband is not there"
+    what = f"; the platform names {first_few(given)}" if given else ""
+    return f"{len(seen)} RDMA devices of the node are visible, none is this pod's{folder}{what}"
+
+
+def _limits(network: WorkerNetwork, facts: PodFacts) -> list[Problem]:
+    found = []
+    may_lock = facts.memlock < 0 or facts.memlock >= _MEMLOCK
+    who = facts.identity
+    # The kernel asks for it in the node's own user namespace (ib_umem_get).
+    may_exceed = bool(who.capabilities & _IPC_LOCK) and not who.own_users
+    if network.rails and not may_lock and not may_exceed:
+        why = " (a user other than root does not get added capabilities)" if who.uid else ""
+        hint = None
+        if who.own_users:
+            why = " of the node (the pod has users of its own: hostUsers is false)"
+            hint = _HOST_USERS
+        said = f"memory lock limit {size_of(facts.memlock)}, without IPC_LOCK{why}"
+        found.append(Problem("memlock", said, hint))
+    if 0 < facts.shm <= _SHM and network.slots > 1:
+        said = f"/dev/shm has {facts.shm >> 20} MiB for {network.slots} ranks"  # noqa: S108 - a size is told, no file is made
+        found.append(Problem("shm", said))
+    return found
+
+
+def _shared_subnets(network: WorkerNetwork) -> list[Problem]:
+    """Find links that share a subnet: answers may leave by the other one."""
+    found = []
+    links = [link for link in (network.control, *network.data) if link is not None]
+    own = [(link, [(item, item.ip) for item in usable(link)]) for link in links]
+    for place, (link, here) in enumerate(own):
+        for other, there in own[place + 1 :]:
+            pair = next(
+                (
+                    (one, two)
+                    for one, address in here
+                    for two, another in there
+                    if link is not other
+                    if one.network.prefixlen < one.max_prefixlen
+                    and (address in two.network or another in one.network)
+                ),
+                None,
+            )
+            if pair:
+                said = f"{link.name} ({pair[0]}) and {other.name} ({pair[1]}) are in one subnet"
+                mixed = link is network.control
+                found.append(Problem("control-subnet" if mixed else "data-subnet", said))
+                break
+    return found
+
+
+def _user_values(
+    network: WorkerNetwork, taken: Collection[str], values: Mapping[str, str]
+) -> list[Problem]:
+    """Check the user's own values with NCCL's rules; they are never changed.
+
+    Args:
+        network: the worker's networks; its pod may set values of its own.
+        taken: the names that are set for all ranks, before which a pod's own don't count.
+        values: the values of those names, where they are known.
+    """
+    facts = network.facts
+    if facts is None:
+        return []
+    found = []
+    values = {name: own for name, own in facts.fabric.settings if name not in taken} | dict(values)
+    names = {
+        "NCCL_SOCKET_IFNAME": [link.name for link in facts.links if link.addresses],
+        "NCCL_IB_HCA": [device.name for device in facts.fabric.devices],
+    }
+    for name, there in names.items():
+        value = values.get(name, "")
+        # Loopback reaches no other worker: it counts where it is named, not where it is left over.
+        left = [item for item in there if item != "lo" or not value.startswith("^")]
+        if value and not nccl.matching(value, left):
+            said = f"{name}={value} fits nothing here (there are {first_few(there) or 'none'})"
+            found.append(Problem("nccl-value", said))
+    word = values.get("NCCL_IB_DISABLE", "")
+    if word.strip().lower() in ("true", "yes", "on"):
+        # NCCL reads it with strtoll, so a word is 0.
+        found.append(Problem("nccl-value", f"NCCL_IB_DISABLE={word} has no effect: write 1"))
+    elif word.strip() == "1" and network.usable and network.transport is not Transport.EFA:
+        ports = first_few(rail.name for rail in network.rails)
+        said = f"NCCL_IB_DISABLE=1 keeps NCCL from {ports}, which could carry its data"
+        found.append(Problem("nccl-value", said))
+    return found

@@ -13,8 +13,7 @@ from typing import Final, TypeAlias
 from mpiboot.core.addresses import IPV4, IPV6, Network, smallest_network
 from mpiboot.core.fabric import Gid, GidType, RdmaPort
 from mpiboot.network import nccl, rails
-from mpiboot.network.link_addresses import usable
-from mpiboot.network.records import GidChoice, Problem, Rail, Transport
+from mpiboot.network.records import GidChoice, Problem, Rail, Transport, usable
 
 _Pair: TypeAlias = "tuple[Rail, Gid]"
 _Told: TypeAlias = "tuple[dict[str, str], str]"  # variables, and why these

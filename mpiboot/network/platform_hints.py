@@ -1,6 +1,6 @@
-"""What the platform itself says of this pod's links and devices: Multus, device plugin, DRA.
+"""What the platform says of this pod: links and devices (Multus, device plugin, DRA), service mesh.
 
-AttachmentSource only, unweighed: nothing here looks whether the link or device is there.
+Attachments are given unweighed: nothing here looks whether the link or device is there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from mpiboot.core.fabric import Attachment, AttachmentSource
+from mpiboot.core.model import Mesh
+from mpiboot.network.service_mesh import recognise
 from mpiboot.network.sysfs import PCI_FUNCTION
 
 _Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | None"
@@ -190,3 +192,40 @@ def _text(value: _Json, name: str) -> str:
 def _items(value: _Json, name: str) -> list[_Json]:
     found = _member(value, name)
     return found if isinstance(found, list) else []
+
+
+TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_LISTEN: Final = "0A"  # the kernel's tcp_states.h
+
+
+def service_mesh(
+    tables: tuple[Path, ...] = TABLES, annotations: tuple[Path, ...] = ANNOTATIONS
+) -> Mesh | None:
+    """Look for a mesh's proxy in front of this pod: its containers share one network with it."""
+    return recognise(_listening(tables), _annotated(annotations))
+
+
+def _listening(tables: tuple[Path, ...]) -> set[int]:
+    found = set()
+    for table in tables:
+        try:
+            lines = table.read_text("ascii", "replace").splitlines()[1:]
+        except OSError:  # a kernel without IPv6
+            continue
+        for words in map(str.split, lines):
+            if len(words) > 3 and words[3] == _LISTEN:  # noqa: PLR2004 - the state's column
+                found.add(int(words[1].rpartition(":")[2], 16))
+    return found
+
+
+def _annotated(paths: tuple[Path, ...]) -> set[str]:
+    """Names of the pod's annotations, where a downwardAPI volume has them: name="value" lines."""
+    found = set()
+    for path in paths:
+        try:
+            with path.open(encoding="utf-8", errors="replace") as file:
+                text = file.read(_LARGEST)
+        except OSError:
+            continue
+        found |= {line.partition("=")[0] for line in text.splitlines()}
+    return found

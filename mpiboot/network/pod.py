@@ -17,7 +17,6 @@ from mpiboot.core import log
 from mpiboot.core.addresses import IPV6, bare, parse
 from mpiboot.core.addresses import network as network_of
 from mpiboot.core.model import Cpus, Identity
-from mpiboot.network.link_addresses import has_carrier, usable
 from mpiboot.system import control_groups
 from mpiboot.system.control_groups import GROUPS
 
@@ -166,6 +165,7 @@ def _any_route() -> tuple[str, str]:
     A bridge is seldom the node's way to others, and a gateway is a sign of it.
     """
     from mpiboot.network import links  # noqa: PLC0415 - only where nothing else tells
+    from mpiboot.network.records import has_carrier, usable  # noqa: PLC0415 - as above
 
     seen, routes, _ = links.observe()
     known = {link.name: link for link in seen if has_carrier(link)}

@@ -1,23 +1,158 @@
 """What each rule of the data network wants to be set, and why; who wins is decided elsewhere.
 
-The transport must be the same on all ranks, so it is the least that every worker has. Pure.
+The transport must be the same on all ranks, so it is the least that every worker has, or what
+NCCL's plugin brings. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+import ipaddress
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Final
 
-from mpiboot.core.addresses import IPV6
-from mpiboot.core.choices import MpiNetwork, NcclSocket
-from mpiboot.core.model import Decision, Link, Source
+from mpiboot.core.addresses import IPV4, IPV6, smallest_network
+from mpiboot.core.choices import DataNetworkUse, MpiNetwork, NcclSocket
+from mpiboot.core.data_checks import DATA_ROWS
+from mpiboot.core.fabric import AttachmentSource
+from mpiboot.core.model import Decision, Finding, Link, Source
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import first_few
-from mpiboot.network import nccl, one_value, reach
-from mpiboot.network import transport as transports
-from mpiboot.network.link_addresses import usable
-from mpiboot.network.records import RDMA, Transport, WorkerNetwork
-from mpiboot.network.transport import Proposals
+from mpiboot.network import cluster_view, nccl
+from mpiboot.network.records import RDMA, Proposal, Transport, WorkerNetwork, usable
+
+# A pod that has one of these brings its own transport for NCCL, with settings of its own.
+_PLUGIN_NAMES: Final = ("NCCL_NET", "NCCL_NET_PLUGIN")
+_PLUGIN_PREFIXES: Final = ("NCCL_GPUDIRECTTCPX_", "NCCL_FASTRAK_")
+_NOT_A_PLUGIN: Final = {("NCCL_NET", "ib"), ("NCCL_NET_PLUGIN", "none")}
+
+
+@dataclass(slots=True)
+class Proposals:
+    """What the rules want, and what they have to say about it.
+
+    ``plugin`` says what tells that a plugin carries NCCL's data: NCCL_* is then left as it is.
+    ``blocked`` says where TCP does not pass on the data network.
+    """
+
+    networks: Sequence[WorkerNetwork]
+    settings: Settings
+    plugin: str
+    blocked: str = ""
+    transport: Transport = Transport.UNKNOWN
+    proposals: list[Proposal] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def known(self) -> list[WorkerNetwork]:
+        """The workers whose facts are known."""
+        return [network for network in self.networks if network.facts is not None]
+
+    def propose(
+        self, name: str, value: str, rule: str, because: str, host: str | None = None
+    ) -> None:
+        """Note a proposal, unless it is one for NCCL, and a plugin has settings of its own."""
+        if self.plugin and name.startswith("NCCL_"):
+            return
+        self.proposals.append(Proposal(name, value, rule, because, host))
+
+    def find(self, check: str, said: str) -> None:
+        """Note a finding on all workers together."""
+        level = cluster_view.level(check, self.settings)
+        self.findings.append(Finding(check, level, said, hint=DATA_ROWS[check].hint))
+
+
+def _settle(proposals: Proposals) -> Transport:
+    """Settle what carries the data: the same on all workers, or TCP."""
+    known = proposals.known
+    kinds = {network.transport for network in known if network.usable}
+    without = [network.host for network in known if not network.usable]
+    if len(kinds) == 1 and not without:
+        (kind,) = kinds
+        because = f"every worker has usable {kind.value} ports"
+        if kind is not Transport.EFA:
+            _require(proposals, kind)
+        else:
+            proposals.propose("FI_PROVIDER", "efa", "transport", "EFA devices open on every worker")
+            for said in _efa_lacks(proposals):
+                proposals.find("efa-library", said)
+    else:
+        kind = (
+            Transport.TCP if any(network.plain for network in proposals.known) else Transport.NONE
+        )
+        if not known:
+            because = "no worker's facts are known"
+        elif not kinds:
+            because = "no worker has a usable RDMA port" + _devices_of_the_node(proposals.known)
+        else:
+            because = "the workers have RDMA of different kinds, which can't talk to each other"
+            if without:
+                because = (
+                    f"{first_few(without)}: no usable RDMA port, and all ranks need one transport"
+                )
+            proposals.find("rdma-differs", f"the data goes over TCP: {because}")
+        if Transport.EFA in kinds:
+            # EFA comes by a plugin, which NCCL_IB_DISABLE does not stop.
+            proposals.propose("NCCL_NET", "Socket", "transport", because)
+        if known:
+            proposals.propose("NCCL_IB_DISABLE", "1", "transport", because)
+    if proposals.plugin:
+        because += f"; {proposals.plugin}, so NCCL's own variables are left as they are"
+    proposals.decisions.append(Decision("data-network", kind.value, Source.DETECTED, because))
+    return kind
+
+
+def _require(proposals: Proposals, kind: Transport) -> None:
+    if proposals.settings.data_network is DataNetworkUse.REQUIRE:
+        because = f"{kind.value} is required: without it NCCL fails instead of using TCP"
+        proposals.propose("NCCL_NET", "IB", "transport", because)
+
+
+def _devices_of_the_node(known: Iterable[WorkerNetwork]) -> str:
+    """Say where devices are seen that nobody gave to the pod: maybe it was forgotten."""
+    hosts = [
+        network.host
+        for network in known
+        if network.facts and network.facts.fabric.devices and not network.rails
+    ]
+    said = f"; {first_few(hosts)}: only devices of the node are seen, and none belongs to the pod"
+    return said if hosts else ""
+
+
+def _plugin_of(
+    known: Sequence[WorkerNetwork], taken: Mapping[str, str], values: Mapping[str, str]
+) -> str:
+    """Tell what says that a plugin carries NCCL's data; NCCL_* is then left as it is."""
+    own = {name for network in known if network.facts for name in network.facts.environment}
+    for name in sorted({*taken, *own}):
+        pair = (name, values.get(name, "").lower())
+        if name.startswith(_PLUGIN_PREFIXES) or (
+            name in _PLUGIN_NAMES and not (name in taken and pair in _NOT_A_PLUGIN)
+        ):
+            return f"{name} is set"
+    for network in known:
+        for item in network.facts.fabric.attachments if network.facts else ():
+            if item.by is AttachmentSource.GIB:
+                return f"{item.resource} is there"
+    return ""
+
+
+def _efa_lacks(proposals: Proposals) -> list[str]:
+    """Say on which workers the image lacks what carries data over EFA; the user's plugin may."""
+    hosts: dict[tuple[str, ...], list[str]] = {}
+    for network in proposals.known:
+        missing = network.facts.fabric.missing if network.facts else ()
+        lacks = tuple(
+            name for name in missing if not (proposals.plugin and name.startswith("libnccl"))
+        )
+        if lacks:
+            hosts.setdefault(lacks, []).append(network.host)
+    return [
+        f"{first_few(names)}: EFA devices, but in the image no {' and no '.join(lacks)}"
+        for lacks, names in hosts.items()
+    ]
 
 
 def make(
@@ -39,9 +174,9 @@ def make(
         theirs: names that MPI wants for itself; without RDMA UCX carries nothing but its messages.
         blocked: where TCP does not pass between data addresses.
     """
-    plugin = transports.plugin_of(networks, taken, values)
+    plugin = _plugin_of(networks, taken, values)
     proposals = Proposals(networks, settings, plugin, blocked)
-    transport = proposals.transport = transports.settle(proposals)
+    transport = proposals.transport = _settle(proposals)
     over_data, why_socket = _sockets(proposals, transport)
     _rdma(proposals, transport)
     for network in proposals.known:
@@ -152,10 +287,10 @@ def _why_not_data(proposals: Proposals, transport: Transport) -> str:
 def _unreached(networks: Sequence[WorkerNetwork], positions: int) -> str:
     plain = [replace(network, data=network.plain) for network in networks]
     for position in range(positions):
-        ends = reach.endpoints(plain, position)
+        ends = cluster_view.endpoints(plain, position)
         if ends is None:
             return "the data links have no IP version in common"
-        problem = reach.shared_address(ends) or reach.unreachable(ends)
+        problem = cluster_view.shared_address(ends) or cluster_view.unreachable(ends)
         if problem:
             return problem
     return ""
@@ -217,9 +352,58 @@ def _mpi(proposals: Proposals, transport: Transport) -> None:
         proposals.proposals = [
             one for one in proposals.proposals if one.name != "OMPI_MCA_btl_tcp_if_include"
         ]
-        value, problem = one_value.networks(proposals.known)
+        value, problem = network_list(proposals.known)
         if problem:
             proposals.find("data-networks", f"MPI's data stays on the control link: {problem}")
             proposals.decisions.append(Decision("mpi-network", "control", Source.DETECTED, problem))
             return
         proposals.propose("OMPI_MCA_btl_tcp_if_include", value, rule, because)
+
+
+# Characters. The kernel takes 128 KiB for a variable (MAX_ARG_STRLEN, execve(2)), and each process
+# of the job has it: 4,096 workers with 8 rails of /31 would fill half a MiB.
+_LONGEST: Final = 4096
+
+
+def network_list(known: Sequence[WorkerNetwork]) -> tuple[str, str]:
+    """List the IPv4 networks of the data links, as Open MPI takes them in place of links' names.
+
+    Too many are written as fewer that mean the same: such that hold neighbours, else one for each
+    rail where it holds no address of any other link.
+
+    Returns:
+        The value; or why there is none.
+    """
+    own = [[item for link in network.plain for item in _ipv4(link)] for network in known]
+    if not all(own):
+        return "", "the data links' names differ, and Open MPI takes no IPv6 network instead"
+    spans = {item.network for mine in own for item in mine}
+    value = ",".join(sorted(map(str, spans)))
+    if len(value) <= _LONGEST:
+        return value, ""
+    joined = ",".join(map(str, ipaddress.collapse_addresses(spans)))
+    if len(joined) <= _LONGEST:
+        return joined, ""
+    rails = zip_longest(*own)
+    wide = [smallest_network(item.ip for item in rail if item) for rail in rails]
+    kept = [item for item in wide if isinstance(item, ipaddress.IPv4Network)]
+    others = (
+        item
+        for network in known
+        for link in (network.facts.links if network.facts else ())
+        if link not in network.plain
+        for item in _ipv4(link)
+    )
+    inside = next((item for item in others if any(item.ip in one for one in kept)), None)
+    if inside is not None:
+        said = f"{len(spans)} networks are too many for one variable, and what holds all of them "
+        return "", f"{said}holds {inside.ip} of another link too"
+    return ",".join(dict.fromkeys(map(str, kept))), ""
+
+
+def _ipv4(link: Link) -> list[ipaddress.IPv4Interface]:
+    return [
+        item
+        for item in usable(link)
+        if item.version == IPV4 and isinstance(item, ipaddress.IPv4Interface)
+    ]

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core.fabric import Fabric, LinkLayer, RdmaDevice, RdmaPort
-from mpiboot.network import libraries, rdma_netlink, rdma_sysfs, sysfs
+from mpiboot.network import libraries, rdma_netlink, sysfs
 from mpiboot.network.rdma_netlink import KernelRdma
-from mpiboot.network.rdma_report import DeviceReport
+from mpiboot.network.sysfs import DeviceReport
 
 _LAYERS: Final = {
     "ib": LinkLayer.INFINIBAND,
@@ -96,16 +96,16 @@ def assemble(
     listed = {device.name: device for device in kernel.devices} if kernel is not None else {}
     names = list(listed)
     if kernel is None or not kernel.complete:
-        names += [name for name in rdma_sysfs.names(sys_root) if name not in listed]
+        names += [name for name in sysfs.rdma_names(sys_root) if name not in listed]
     if kernel is None and names:
         unreadable.append(
             f"netlink: {refused or 'no answer'}: RDMA devices are read from {sys_root} alone, "
             "and may be others than this pod's"
         )
-    nodes = rdma_sysfs.nodes(sys_root) if names else {}
+    nodes = sysfs.rdma_nodes(sys_root) if names else {}
     devices = []
     for name in names:
-        by_netlink, found = listed.get(name), rdma_sysfs.device(sys_root, name)
+        by_netlink, found = listed.get(name), sysfs.rdma_device(sys_root, name)
         if found is None:
             if by_netlink is None or by_netlink.ports is None:
                 unreadable.append(f"{name}: went away while it was read")

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from mpiboot.core.fabric import RdmaPort
-from mpiboot.network import netlink, rdma_report
-from mpiboot.network.rdma_report import DeviceReport
+from mpiboot.network import netlink, sysfs
+from mpiboot.network.sysfs import DeviceReport
 
 NETLINK_RDMA: Final = 20
 
@@ -168,7 +168,7 @@ def _device(message: NldevMessage) -> DeviceReport | None:
         name,
         index,
         node_guid=_guid(message.number("NODE_GUID")),
-        node_type=rdma_report.node_type(message.number("DEV_NODE_TYPE")),
+        node_type=sysfs.node_type(message.number("DEV_NODE_TYPE")),
         protocol=message.text("DEV_PROTOCOL"),
     )
 
@@ -192,7 +192,7 @@ def _whole(asking: _Asking, device: DeviceReport) -> DeviceReport:
         device,
         uverbs=node[0].text("CHARDEV_NAME"),
         rdev=node[0].number("CHARDEV"),
-        driver=rdma_report.driver(node[0].number("UVERBS_DRIVER_ID")),
+        driver=sysfs.driver(node[0].number("UVERBS_DRIVER_ID")),
     )
 
 
@@ -202,8 +202,8 @@ def _port(message: NldevMessage) -> RdmaPort | None:
         return None
     return RdmaPort(
         number,
-        rdma_report.port_state(message.number("PORT_STATE")),
-        rdma_report.physical_state(message.number("PORT_PHYS_STATE")),
+        sysfs.port_state(message.number("PORT_STATE")),
+        sysfs.physical_state(message.number("PORT_PHYS_STATE")),
         # There only if the link is in this network namespace.
         netdev=message.text("NDEV_NAME"),
     )

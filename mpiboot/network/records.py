@@ -1,17 +1,52 @@
-"""What is decided of one worker's networks: the records. Pure."""
+"""Records of the data network: a worker's links, ports and entries, and what is proposed. Pure."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from mpiboot.core import addresses
+from mpiboot.core.addresses import Interface
 from mpiboot.core.fabric import Fabric, Gid, LinkLayer, PortState, RdmaDevice, RdmaPort
 from mpiboot.core.model import Decision, Link, NoFacts, PodFacts, Source
 from mpiboot.core.settings import Settings
-from mpiboot.network.link_addresses import has_carrier, usable
+
+
+def usable(link: Link) -> tuple[Interface, ...]:
+    """Give the addresses that a peer can use: no loopback and no link-local ones."""
+    if link.tentative or link.duplicate:
+        unusable = {*link.tentative, *link.duplicate}
+        return _global(tuple(item for item in link.addresses if item not in unusable))
+    return _global(link.addresses)
+
+
+def coming(link: Link) -> tuple[Interface, ...]:
+    """Give those that can't be used yet: the kernel still looks whether another host has them."""
+    return _global(link.tentative)
+
+
+def refused(link: Link) -> tuple[Interface, ...]:
+    """Give those that the kernel refuses: another host has them."""
+    return _global(link.duplicate)
+
+
+def has_carrier(link: Link) -> bool:
+    """Tell whether a link is up and its other end is there."""
+    return link.up and link.carrier
+
+
+@functools.lru_cache(maxsize=1 << 16)  # every rule asks this of every worker's links
+def _global(texts: tuple[str, ...]) -> tuple[Interface, ...]:
+    found = map(addresses.interface, texts)
+    return tuple(
+        item
+        for item in found
+        if item and not (item.is_loopback or item.is_link_local or item.is_unspecified)
+    )
 
 
 class Transport(str, Enum):
@@ -161,6 +196,17 @@ class NetworkBuilder:
     ) -> None:
         """Note a problem."""
         self.problems.append(Problem(check, said, hint, always))
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A value that a rule wants for a variable, on one worker or (``host`` None) on all."""
+
+    name: str
+    value: str
+    rule: str
+    because: str
+    host: str | None = None
 
 
 def natural_order(name: str) -> tuple[tuple[int, str], ...]:

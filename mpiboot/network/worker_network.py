@@ -14,15 +14,18 @@ from mpiboot.core.fabric import GidType, LinkLayer, PortState
 from mpiboot.core.model import Link, PodFacts, Source, Worker
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import first_few
-from mpiboot.network import control, ports, rails
-from mpiboot.network.link_addresses import coming, has_carrier, refused, usable
+from mpiboot.network import control, rails
 from mpiboot.network.records import (
     RDMA,
     NetworkBuilder,
     Rail,
     Transport,
     WorkerNetwork,
+    coming,
+    has_carrier,
     natural_order,
+    refused,
+    usable,
 )
 
 # Kinds that carry a pod's traffic to other pods; not bridges, tunnels, dummies and the like.
@@ -76,10 +79,10 @@ def choose(worker: Worker, settings: Settings) -> WorkerNetwork:
     link = _control(worker, facts, settings)
     builder = NetworkBuilder(facts, settings, link, _host_network(facts, link), [], [])
     candidates = _candidates(builder)
-    tied = ports.behind_links(builder, candidates)
+    tied = rails.behind_links(builder, candidates)
     if builder.host_network and not settings.data_ifname and not settings.rdma_device:
-        tied = ports.of_host_network(builder, tied)
-    chosen = ports.of_one_transport(builder, tied or ports.without_link(builder))
+        tied = rails.of_host_network(builder, tied)
+    chosen = rails.of_one_transport(builder, tied or rails.without_link(builder))
     data = _data(builder, candidates, chosen)
     _dead(builder, candidates, chosen)
     if chosen:
@@ -273,6 +276,6 @@ def _pending(
     for rail in chosen:
         if rail.link is None or rail.transport is not Transport.ROCE or not usable(rail.link):
             continue
-        if not any(gid.kind is GidType.ROCE_V2 for gid in ports.own_gids(rail)):
+        if not any(gid.kind is GidType.ROCE_V2 for gid in rails.own_gids(rail)):
             waiting.append(f"port {rail.name} has no RoCE v2 entry for {rail.link.name} yet")
     return tuple(waiting)

@@ -17,9 +17,8 @@ from mpiboot.core.model import Mpi, MpiParameter, PodFacts
 from mpiboot.core.setting_sources import Resolved
 from mpiboot.job import masking
 from mpiboot.job.forward import SEARCH_PATHS
-from mpiboot.network import links, pod
+from mpiboot.network import links, platform_hints, pod
 from mpiboot.network import service_mesh as meshes
-from mpiboot.network import service_mesh_look as service_mesh
 from mpiboot.network.nccl import CHECKED
 from mpiboot.system import files, programs, worker_state
 from mpiboot.worker import facts_text, parameter_files
@@ -60,7 +59,7 @@ def gather(
         shm=pod.shm_size(),
         environment=pod.spec_names(pid),
         fabric=_fabric(environ, routes, odd),
-        mesh=service_mesh.look(),
+        mesh=platform_hints.service_mesh(),
         memory_refused=process_memory.refused(),
         gpus=gpus.seen(search=environ.get("PATH", "")),
         cpus=pod.cpus(os.sched_getaffinity(0)),

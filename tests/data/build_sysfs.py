@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from mpiboot.core.fabric import RdmaPort
-from mpiboot.network import rdma_report
+from mpiboot.network import sysfs
 from mpiboot.network.rdma_netlink import KernelRdma
-from mpiboot.network.rdma_report import DeviceReport
+from mpiboot.network.sysfs import DeviceReport
 from tests.data.rdma_nodes import TREES, Hca, Tree
 
 NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
@@ -28,19 +28,19 @@ def kernel(tree: Tree) -> KernelRdma:
             index=hca.index,
             name=hca.name,
             node_guid=":".join(f"{hca.guid:016x}"[n : n + 4] for n in range(0, 16, 4)),
-            node_type=rdma_report.node_type(hca.node_type[0]),
+            node_type=sysfs.node_type(hca.node_type[0]),
             protocol=hca.protocol,
             ports=(
                 RdmaPort(
                     1,
-                    rdma_report.port_state(hca.state[0]),
-                    rdma_report.physical_state(hca.physical[0]),
+                    sysfs.port_state(hca.state[0]),
+                    sysfs.physical_state(hca.physical[0]),
                     netdev=hca.netdev,
                 ),
             ),
             uverbs=f"uverbs{hca.uverbs}" if hca.uverbs is not None else "",
             rdev=NULL if hca.uverbs is not None else None,
-            driver=rdma_report.driver(hca.driver[1]),
+            driver=sysfs.driver(hca.driver[1]),
         )
         for hca in tree.devices
     ]

@@ -23,7 +23,7 @@ from mpiboot.hosts.gate import Access, GateResult
 from mpiboot.hosts.job_hostfile import HostfileFollower, find
 from mpiboot.hosts.pipeline import Pipelines
 from mpiboot.hosts.progress import Stage
-from mpiboot.network import service_mesh_look as service_mesh
+from mpiboot.network import platform_hints
 from mpiboot.ssh import tcp
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
@@ -402,7 +402,7 @@ async def test_a_proxy_in_front_of_this_pod_is_looked_for_where_it_explains_the_
     cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, deadline: Deadline
 ) -> None:
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    monkeypatch.setattr(service_mesh, "look", lambda: Mesh("istio", ("ports 15001",)))
+    monkeypatch.setattr(platform_hints, "service_mesh", lambda: Mesh("istio", ("ports 15001",)))
     async with listener(SILENT, "0.0.0.0") as port:
         wrong = await deadline.failure(cluster, named("w-0"), access(job, port), "istio")
 

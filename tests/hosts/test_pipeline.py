@@ -22,7 +22,7 @@ from mpiboot.hosts.pair_check import PairCheck
 from mpiboot.hosts.pipeline import Pipelines
 from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.hosts.resolv_conf import ResolvConf
-from mpiboot.network import service_mesh_look as service_mesh
+from mpiboot.network import platform_hints
 from mpiboot.ssh import login, tcp
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.config import SshTimeouts
@@ -282,7 +282,7 @@ async def test_a_minute_of_refused_connections_counts_from_the_last_server(
         return Outcome.CLOSED if clock.now - begin == 20 else Outcome.REFUSED
 
     answers(monkeypatch, said)
-    monkeypatch.setattr(service_mesh, "look", lambda: None)
+    monkeypatch.setattr(platform_hints, "service_mesh", lambda: None)
     with pytest.raises(Enough):
         await pipelines(Names(FOUND)).run(mine)
     long = "connection refused, nothing has listened for 60 s"
@@ -299,7 +299,7 @@ def test_what_stands_in_front_of_this_pod_is_looked_at_now_and_then_until_it_is_
         looked.append(clock.now)
         return found.pop(0)
 
-    monkeypatch.setattr(service_mesh, "look", look)
+    monkeypatch.setattr(platform_hints, "service_mesh", look)
     found += [None, mesh]
     settings = Settings(port_range="4000-4100")
     made, begin = pipelines(Names(FOUND), settings=settings), clock.now

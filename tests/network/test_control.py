@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mpiboot.core import addresses as addresses_of
 from mpiboot.core.model import Host, Identity, Link, PodFacts, Source, Worker
 from mpiboot.core.setting_sources import Given
-from mpiboot.network import control, link_addresses
+from mpiboot.network import control, records
 
 ROOT = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=0)
 
@@ -251,6 +251,6 @@ def test_a_network_has_the_name_of_the_link_that_every_pod_has_there(
 def test_addresses_that_can_not_be_used_yet_or_at_all_are_told_apart() -> None:
     own = ("10.0.0.1/24", "10.0.0.2/24", "fd00::3/64", "fe80::1/64", "127.0.0.1/8")
     seen = replace(link("eth0", *own), tentative=("fd00::3/64",), duplicate=("10.0.0.2/24",))
-    assert list(map(str, link_addresses.usable(seen))) == ["10.0.0.1/24"]
-    assert list(map(str, link_addresses.coming(seen))) == ["fd00::3/64"]
-    assert list(map(str, link_addresses.refused(seen))) == ["10.0.0.2/24"]
+    assert list(map(str, records.usable(seen))) == ["10.0.0.1/24"]
+    assert list(map(str, records.coming(seen))) == ["fd00::3/64"]
+    assert list(map(str, records.refused(seen))) == ["10.0.0.2/24"]

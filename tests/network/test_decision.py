@@ -11,9 +11,9 @@ from mpiboot.core.choices import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.fabric import Attachment, AttachmentSource, Gid, GidType, Route
 from mpiboot.core.model import Level, Source, Worker
 from mpiboot.core.settings import Settings
-from mpiboot.network import decision, variables, worker_network
+from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork
-from mpiboot.network.variables import Proposal
+from mpiboot.network.records import Proposal
 from tests.fakes import workers as w
 
 DEFAULT = Settings(nccl_version="2.28.9")
@@ -517,7 +517,7 @@ def test_an_index_in_a_workers_pod_answers_for_its_ports() -> None:
 
 
 def test_every_variable_has_one_owner() -> None:
-    names = [row.name for row in variables.VARIABLES]
+    names = [row.name for row in decision.VARIABLES]
     assert len(names) == len(set(names))
 
 
@@ -600,7 +600,7 @@ def test_a_link_name_that_nccl_cannot_be_told_keeps_sockets_on_control() -> None
 KINDS = (
     w.sriov, w.rails8, w.macvlan, w.ipoib, w.aks, w.efa, w.tcp, w.plain, w.host_network
 )  # fmt: skip
-NAMES = [row.name for row in variables.VARIABLES]
+NAMES = [row.name for row in decision.VARIABLES]
 
 
 @st.composite

@@ -9,7 +9,7 @@ import pytest
 from mpiboot.core.fabric import PortState
 from mpiboot.core.model import Identity, Worker
 from mpiboot.core.settings import Settings
-from mpiboot.network import gids, worker_checks, worker_network
+from mpiboot.network import cluster_view, gids, worker_network
 from mpiboot.network.records import WorkerNetwork
 from tests.fakes import workers as w
 
@@ -26,7 +26,7 @@ def network(worker: Worker, **facts: object) -> WorkerNetwork:
 
 
 def problems(found: WorkerNetwork, *, expected: bool = False) -> list[tuple[str, str]]:
-    return [(one.check, one.said) for one in worker_checks.of_one(found, expected=expected)]
+    return [(one.check, one.said) for one in cluster_view._of_one(found, expected=expected)]
 
 
 # Limits of the pod
@@ -233,7 +233,7 @@ def test_the_users_own_values(values: dict[str, str], said: str) -> None:
     own = network(w.sriov(0))
     (chosen,) = gids.choose([(own.rails, ())], "2.28.9")
     own = replace(own, gids=chosen)
-    found = worker_checks.user_values(own, values, values)
+    found = cluster_view._user_values(own, values, values)
     assert [one.check for one in found] == (["nccl-value"] if said else [])
     assert all(one.said.startswith(said) for one in found)
 

@@ -8,8 +8,8 @@ from dataclasses import astuple
 import pytest
 
 from mpiboot.core.fabric import GidType
-from mpiboot.network import gids, nccl, rdma_report
-from mpiboot.network.rdma_report import DeviceReport
+from mpiboot.network import gids, nccl, sysfs
+from mpiboot.network.sysfs import DeviceReport
 from tests.fakes import workers as w
 
 
@@ -17,26 +17,26 @@ def test_the_kernels_numbers_are_words() -> None:
     def words(ask: object, many: int) -> list[str]:
         return [str(ask(number)) for number in range(many)]  # type: ignore[operator]
 
-    assert [rdma_report.port_state(n).value for n in range(5)] == [
+    assert [sysfs.port_state(n).value for n in range(5)] == [
         "",
         "DOWN",
         "INIT",
         "ARMED",
         "ACTIVE",
     ]
-    assert words(rdma_report.physical_state, 9) == [
+    assert words(sysfs.physical_state, 9) == [
         "", "SLEEP", "POLLING", "DISABLED", "PORT_CONFIGURATION_TRAINING", "LINK_UP",
         "LINK_ERROR_RECOVERY", "PHY_TEST", "state 8",
     ]  # fmt: skip
-    assert words(rdma_report.node_type, 9) == [
+    assert words(sysfs.node_type, 9) == [
         "", "CA", "switch", "router", "RNIC", "usNIC", "usNIC UDP", "unspecified", "type 8",
     ]  # fmt: skip
-    assert words(rdma_report.driver, 23) == [
+    assert words(sysfs.driver, 23) == [
         "", "mlx5", "mlx4", "cxgb3", "cxgb4", "mthca", "bnxt_re", "ocrdma", "nes", "irdma",
         "vmw_pvrdma", "qedr", "hns", "usnic", "rxe", "hfi1", "qib", "efa", "siw", "erdma", "mana",
         "ionic", "driver 22",
     ]  # fmt: skip
-    for ask in (rdma_report.physical_state, rdma_report.node_type, rdma_report.driver):
+    for ask in (sysfs.physical_state, sysfs.node_type, sysfs.driver):
         assert ask(None) == ""
 
 

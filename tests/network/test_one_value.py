@@ -12,7 +12,7 @@ from mpiboot.core.choices import MpiNetwork
 from mpiboot.core.fabric import Route
 from mpiboot.core.model import Worker
 from mpiboot.core.settings import Settings
-from mpiboot.network import decision, one_value, worker_network
+from mpiboot.network import decision, proposals, worker_network
 from mpiboot.network.records import WorkerNetwork
 from tests.fakes import workers as w
 
@@ -33,24 +33,24 @@ def chosen(workers: Sequence[Worker]) -> list[WorkerNetwork]:
 
 
 def test_few_networks_stand_as_they_are() -> None:
-    value, problem = one_value.networks(chosen([worker(0), worker(1)]))
+    value, problem = proposals.network_list(chosen([worker(0), worker(1)]))
     assert (value, problem) == ("172.16.0.0/31,172.16.0.4/31", "")
 
 
 def test_neighbours_are_joined_which_means_the_same() -> None:
-    value, problem = one_value.networks(chosen([worker(at, step=2) for at in range(COUNT)]))
+    value, problem = proposals.network_list(chosen([worker(at, step=2) for at in range(COUNT)]))
     assert (value, problem) == ("172.16.0.0/23,172.16.2.0/24,172.16.3.0/27", "")
 
 
 def test_with_gaps_one_network_a_rail_holds_all_and_nothing_else() -> None:
     found = chosen([worker(at, rails=2) for at in range(COUNT)])
-    assert one_value.networks(found) == ("172.16.0.0/21,172.17.0.0/21", "")
+    assert proposals.network_list(found) == ("172.16.0.0/21,172.17.0.0/21", "")
 
 
 def test_a_network_that_holds_another_link_too_is_not_taken() -> None:
     workers = [worker(at) for at in range(COUNT)]
     workers[7] = worker(7, control="172.16.0.3/24")
-    value, problem = one_value.networks(chosen(workers))
+    value, problem = proposals.network_list(chosen(workers))
     assert value == ""
     assert problem == (
         "400 networks are too many for one variable, and what holds all of them holds 172.16.0.3 "

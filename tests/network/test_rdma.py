@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.fabric import Fabric, Gid, GidType
-from mpiboot.network import rdma, rdma_netlink, rdma_sysfs
+from mpiboot.network import rdma, rdma_netlink, sysfs
 from mpiboot.network.rdma_netlink import KernelRdma
 from tests.data.build_sysfs import build, kernel
 from tests.data.rdma_nodes import TREES, Tree, crowd
@@ -91,7 +91,7 @@ def test_the_hardware_address_of_ipoib_links_holds_the_ports_gid(tmp_path: Path)
     assert port.pkeys == (0x7FFF, 0, 0x8001)
     for address in tree.addresses.values():
         raw = bytes.fromhex(address.replace(":", ""))[4:]
-        assert rdma_sysfs.canonical(raw.hex(":", 2)) == port.gids[0].value
+        assert sysfs.canonical(raw.hex(":", 2)) == port.gids[0].value
 
 
 def test_one_of_twenty_six_devices_is_ours(tmp_path: Path) -> None:

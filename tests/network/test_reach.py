@@ -10,14 +10,14 @@ import pytest
 from mpiboot.core.fabric import Route
 from mpiboot.core.model import Worker
 from mpiboot.core.settings import Settings
-from mpiboot.network import reach, worker_network
+from mpiboot.network import cluster_view, worker_network
 from tests.fakes import workers as w
 
 DEFAULT = Settings()
 
 
-def ends(*workers: Worker) -> Sequence[reach.Endpoint]:
-    found = reach.endpoints([worker_network.choose(one, DEFAULT) for one in workers], 0)
+def ends(*workers: Worker) -> Sequence[cluster_view.Endpoint]:
+    found = cluster_view.endpoints([worker_network.choose(one, DEFAULT) for one in workers], 0)
     assert found is not None
     return found
 
@@ -28,9 +28,9 @@ def test_ends_of_one_network_reach_each_other_and_have_addresses_of_their_own() 
         ("w-0", "net1", "192.168.7.5/24"),
         ("w-1", "net1", "192.168.7.6/24"),
     ]
-    assert (reach.unreachable(found), reach.shared_address(found)) == ("", "")
+    assert (cluster_view.unreachable(found), cluster_view.shared_address(found)) == ("", "")
     same = ends(w.tcp(0), replace(w.tcp(0), host=replace(w.tcp(0).host, name="w-9")))
-    assert reach.shared_address(same) == "w-0 and w-9 both have 192.168.7.5"
+    assert cluster_view.shared_address(same) == "w-0 and w-9 both have 192.168.7.5"
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,18 @@ def test_a_route_over_the_data_link_leads_there(
     assert second.facts is not None
     back = replace(second.facts.fabric, routes=(Route("192.168.0.0/16", "net1"),))
     second = replace(second, facts=replace(second.facts, fabric=back))
-    said = reach.unreachable(ends(first, second))
+    said = cluster_view.unreachable(ends(first, second))
     no = "w-0 (net1 192.168.7.5/24) has no route over net1 to w-1 (net1 192.168.8.6/24)"
     assert said == ("" if reached else no)
-    back_again = reach.unreachable(ends(second, first))
+    back_again = cluster_view.unreachable(ends(second, first))
     assert (back_again == "") == reached
 
 
 def test_where_a_worker_has_no_such_end_there_are_none() -> None:
     both = [worker_network.choose(one, DEFAULT) for one in (w.tcp(0), w.plain(1))]
-    assert reach.endpoints(both, 0) is None
-    assert reach.endpoints(both[:1], 1) is None
-    assert reach.endpoints([], 0) is None
+    assert cluster_view.endpoints(both, 0) is None
+    assert cluster_view.endpoints(both[:1], 1) is None
+    assert cluster_view.endpoints([], 0) is None
 
 
 def with_routes(worker: Worker, *destinations: str) -> Worker:
@@ -93,7 +93,7 @@ def on_a_link_of_its_own(place: int, *destinations: str) -> Worker:
 )
 def test_what_a_way_lacks_is_found_among_many(destinations: tuple[str, ...], missing: str) -> None:
     others = [on_a_link_of_its_own(place, "172.16.0.0/16") for place in (1, 2, 3)]
-    said = reach.unreachable(ends(on_a_link_of_its_own(0, *destinations), *others))
+    said = cluster_view.unreachable(ends(on_a_link_of_its_own(0, *destinations), *others))
     head = "w-0 (net1 172.16.0.1/31) has no route over net1 to "
     assert said == (head + missing if missing else "")
 
@@ -101,4 +101,6 @@ def test_what_a_way_lacks_is_found_among_many(destinations: tuple[str, ...], mis
 def test_the_one_among_many_that_lacks_a_way_is_named() -> None:
     found = [on_a_link_of_its_own(place, "172.16.0.0/16") for place in range(8)]
     found[5] = on_a_link_of_its_own(5, "172.16.0.0/29")
-    assert reach.unreachable(ends(*found)).startswith("w-5 (net1 172.16.0.11/31) has no route")
+    assert cluster_view.unreachable(ends(*found)).startswith(
+        "w-5 (net1 172.16.0.11/31) has no route"
+    )

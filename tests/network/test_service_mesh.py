@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.model import Level, Mesh
-from mpiboot.network import service_mesh
-from mpiboot.network import service_mesh_look as looks
+from mpiboot.network import platform_hints, service_mesh
 
 ISTIO = Mesh("istio", ())
 
@@ -108,14 +107,14 @@ def test_the_pods_own_tables_are_read(tmp_path: Path) -> None:
     four, six = tmp_path / "tcp", tmp_path / "tcp6"
     four.write_text("  sl  local_address rem_address st\n" + line.format(4143, "0A"))
     six.write_text("  sl\n" + line.replace("00000000:{", "0" * 32 + ":{").format(4140, "0A"))
-    found = looks.look((four, six, tmp_path / "none"), ())
+    found = platform_hints.service_mesh((four, six, tmp_path / "none"), ())
     assert found is not None
     assert found.name == "linkerd"
     # Established connections from such a port are no listener.
     six.write_text("  sl\n" + line.format(4140, "01"))
-    assert looks.look((four, six), ()) is None
+    assert platform_hints.service_mesh((four, six), ()) is None
     notes = tmp_path / "annotations"
     notes.write_text('a="b"\nsidecar.istio.io/status="{\\"version\\":\\"1\\"}"\n')
-    assert looks.look((), (tmp_path / "none", notes)) == Mesh(
+    assert platform_hints.service_mesh((), (tmp_path / "none", notes)) == Mesh(
         "istio", ("the pod has the annotation sidecar.istio.io/status",)
     )

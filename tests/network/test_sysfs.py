@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.network import rdma_sysfs, sysfs
+from mpiboot.network import sysfs
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_the_pci_function_behind_a_device(tmp_path: Path, path: str, function: s
     ],
 )
 def test_a_gid_is_written_as_addresses_are(value: str, written: str) -> None:
-    assert rdma_sysfs.canonical(value) == written
+    assert sysfs.canonical(value) == written
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_keys_place_in_the_table_stays(
 ) -> None:
     for place, text in enumerate(slots):
         (tmp_path / str(place)).write_text(f"{text}\n")
-    assert rdma_sysfs._pkeys(tmp_path) == keys
+    assert sysfs._pkeys(tmp_path) == keys
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_the_link_of_a_port_is_told_where_there_is_one(
     for name, number in links.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "dev_port").write_text(f"{number}\n")
-    assert rdma_sysfs._netdev(tmp_path, port, ports) == found
+    assert sysfs._netdev(tmp_path, port, ports) == found
 
 
 @pytest.mark.parametrize(
@@ -122,17 +122,17 @@ def test_the_rdma_driver_of_a_pci_driver(tmp_path: Path, kernel: str, driver: st
     (tmp_path / "drivers" / kernel).mkdir(parents=True)
     (tmp_path / "device").mkdir()
     (tmp_path / "device" / "driver").symlink_to(tmp_path / "drivers" / kernel)
-    assert rdma_sysfs._driver(tmp_path) == driver
+    assert sysfs._driver(tmp_path) == driver
 
 
 def test_soft_roce_says_its_link_and_has_no_device(tmp_path: Path) -> None:
-    assert rdma_sysfs._driver(tmp_path) == ""
+    assert sysfs._driver(tmp_path) == ""
     (tmp_path / "parent").write_text("eth0\n")
-    assert rdma_sysfs._driver(tmp_path) == "rxe"
+    assert sysfs._driver(tmp_path) == "rxe"
 
 
 def test_device_nodes_are_known_by_their_device(tmp_path: Path) -> None:
-    assert rdma_sysfs.nodes(tmp_path) == {}
+    assert sysfs.rdma_nodes(tmp_path) == {}
     folder = tmp_path / "class" / "infiniband_verbs"
     for name, owner, numbers in (
         ("uverbs3", "mlx5_3", "231:195"),
@@ -144,7 +144,7 @@ def test_device_nodes_are_known_by_their_device(tmp_path: Path) -> None:
         (folder / name).mkdir(parents=True)
         (folder / name / "ibdev").write_text(f"{owner}\n")
         (folder / name / "dev").write_text(f"{numbers}\n")
-    assert rdma_sysfs.nodes(tmp_path) == {
+    assert sysfs.rdma_nodes(tmp_path) == {
         "mlx5_3": ("uverbs3", os.makedev(231, 195)),
         "mlx5_4": ("uverbs4", None),
         "mlx5_5": ("uverbs5", None),
@@ -162,10 +162,10 @@ def test_a_ports_rate(tmp_path: Path, text: str, rate: float) -> None:
     (port / "rate").write_text(f"{text}\n")
     (port / "link_layer").write_text("InfiniBand\n")
     (port.parent / "odd").mkdir()
-    assert rdma_sysfs.names(tmp_path) == ("mlx5_0",)
-    found = rdma_sysfs.device(tmp_path, "mlx5_0")
+    assert sysfs.rdma_names(tmp_path) == ("mlx5_0",)
+    found = sysfs.rdma_device(tmp_path, "mlx5_0")
     assert found is not None
     assert found.ports is not None
     (one,) = found.ports
     assert (one.number, one.rate, one.netdev) == (1, rate, "")
-    assert rdma_sysfs.device(tmp_path, "none") is None
+    assert sysfs.rdma_device(tmp_path, "none") is None

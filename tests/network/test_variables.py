@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mpiboot.core.settings import Settings
-from mpiboot.network import variables, worker_network
-from mpiboot.network.variables import Proposal
+from mpiboot.network import decision, worker_network
+from mpiboot.network.records import Proposal
 from tests.fakes import workers as w
 
 NETWORKS = [worker_network.choose(worker, Settings()) for worker in (w.plain(0), w.plain(1))]
@@ -42,30 +42,30 @@ EVERY = sorted({*ROWS, *(other for _, others in ROWS.values() for other in other
 
 
 def test_the_table_is_whole() -> None:
-    assert [row.name for row in variables.VARIABLES] == list(ROWS)
-    assert variables.owner("MY_OWN") == ""
+    assert [row.name for row in decision.VARIABLES] == list(ROWS)
+    assert decision.owner("MY_OWN") == ""
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_variable_is_left_alone_with_some_of_the_users_own(name: str) -> None:
     owner, others = ROWS[name]
-    assert variables.owner(name) == owner
+    assert decision.owner(name) == owner
     wanted = [Proposal(name, "value", owner, "why", "w-1")]
     for own in EVERY:
-        found = variables.settle(NETWORKS, wanted, {own: "-x"})
+        found = decision.settle(NETWORKS, wanted, {own: "-x"})
         left = own in (name, *others)
         assert found.values == {"w-0": {}, "w-1": {} if left else {name: "value"}}, own
         why = "-x" if own == name else f"{own} is set (-x)"
         assert found.kept == ({(name, why): ["w-1"]} if left else {}), own
         assert found.because == ({} if left else {name: "why"})
-    assert variables.settle(NETWORKS, wanted, {}).findings == ()
+    assert decision.settle(NETWORKS, wanted, {}).findings == ()
 
 
 def test_of_two_that_want_it_the_owner_has_it_whoever_came_first() -> None:
     ours = Proposal("UCX_NET_DEVICES", "mlx5_0:1", "rdma-ports", "ours")
     theirs = Proposal("UCX_NET_DEVICES", "eth0", "mpi-link", "theirs", "w-1")
     for wanted in ([ours, theirs], [theirs, ours]):
-        found = variables.settle(NETWORKS, wanted, {})
+        found = decision.settle(NETWORKS, wanted, {})
         ports = {"UCX_NET_DEVICES": "mlx5_0:1"}
         assert found.values == {"w-0": ports, "w-1": ports}
         (clash,) = found.findings

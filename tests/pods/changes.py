@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS
-from mpiboot.network.variables import VARIABLES
+from mpiboot.network.decision import VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -17,7 +17,6 @@ from mpiboot.core.fabric import Attachment, AttachmentSource, Fabric, Route
 from mpiboot.core.model import Gpus, Link, Mesh, MpiParameter, PodFacts
 from mpiboot.core.setting_sources import resolve
 from mpiboot.network import gpus, links, platform_hints, pod, rdma
-from mpiboot.network import service_mesh_look as service_mesh
 from mpiboot.system import files, process_memory, programs
 from mpiboot.system.worker_state import STATE
 from mpiboot.worker import facts, parameter_files
@@ -44,7 +43,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Link:
     monkeypatch.setattr(pod, "memlock", lambda: -1)
     monkeypatch.setattr(pod, "shm_size", lambda: 7)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(3 if pid == 0 else 5)})
-    monkeypatch.setattr(service_mesh, "look", lambda: MESH)
+    monkeypatch.setattr(platform_hints, "service_mesh", lambda: MESH)
     monkeypatch.setattr(process_memory, "refused", lambda: "EPERM")
     monkeypatch.setattr(gpus, "seen", lambda search: Gpus(8, search))
     seen = Fabric(netns_mode="shared", unreadable=("a device",))

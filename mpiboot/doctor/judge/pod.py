@@ -19,7 +19,7 @@ from mpiboot.doctor.report import (
     ShmPart,
 )
 from mpiboot.network import service_mesh
-from mpiboot.network.link_addresses import usable
+from mpiboot.network.records import usable
 
 # Above this part of a limit the next large step of a program meets it.
 _FULL: Final = 0.9

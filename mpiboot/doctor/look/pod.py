@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.doctor.report import LimitsPart, MemoryPart, MeshPart, RoutingPart, ShmPart
-from mpiboot.network import service_mesh_look as service_mesh
+from mpiboot.network import platform_hints
 from mpiboot.network.sysfs import text
 from mpiboot.system import control_groups
 
@@ -107,4 +107,4 @@ def routing(proc: Path = PROC) -> RoutingPart:
 
 def mesh() -> MeshPart:
     """Look for a service mesh's proxy."""
-    return MeshPart(service_mesh.look())
+    return MeshPart(platform_hints.service_mesh())
