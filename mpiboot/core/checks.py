@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.core.data_checks import DATA_CHECKS
+from mpiboot.core.data_checks import DATA_CHECKS, NEVER_STOP
 from mpiboot.core.doctor_checks import DOCTOR_CHECKS
 from mpiboot.core.exit_codes import Check, ExitCode
 from mpiboot.core.model import Finding, Level, Role
 
-__all__ = ["BY_REFERENCE", "CHECKS", "Check", "ExitCode", "failed"]
+__all__ = ["BY_REFERENCE", "CHECKS", "WARNINGS", "Check", "ExitCode", "failed"]
 
 
 _WORKER: Final = (Role.WORKER,)
@@ -298,6 +298,12 @@ CHECKS: Final = (
     *DATA_CHECKS,
     *DOCTOR_CHECKS,
 )
+
+# Warnings that never end a job.
+WARNINGS: Final = NEVER_STOP | {
+    *("control-mtu", "env-profile", "gpus", "offline", "several-programs"),
+    *("shims", "slots"),
+}
 
 BY_REFERENCE: Final = {check.reference: check for check in CHECKS}
 

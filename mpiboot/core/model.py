@@ -103,8 +103,9 @@ class Host:
 
     ``name`` is what the file says, without user and brackets. ``slots`` is at least 1;
     ``slots_given`` tells whether the file named a count or it is the default for bare hosts.
-    ``line`` is the first line (from 1) that names the host; ``notes`` are the comments of its
-    lines and of those above them, which make no other host of it.
+    ``binding`` is how MPICH is to bind its ranks, as MPICH's hostfiles say it. ``line`` is the
+    first line (from 1) that names the host; ``notes`` are the comments of its lines and of those
+    above them, which make no other host of it.
     """
 
     name: str
@@ -112,6 +113,7 @@ class Host:
     slots_given: bool = False
     max_slots: int | None = None
     user: str = ""
+    binding: str = ""
     line: int = 0
     notes: tuple[str, ...] = field(default=(), compare=False)
 
@@ -121,12 +123,16 @@ class Hostfile:
     """A parsed hostfile: where it was read from, which setting named it, and its hosts in order.
 
     ``source`` is what named it, where that is neither a variable that mpirun reads nor nothing.
+    ``passed_over`` says which of its words mean nothing. ``parts`` are the files of which this one
+    is made, where the programs of a line have a hostfile each.
     """
 
     path: str
     named_by: str
     hosts: tuple[Host, ...]
     source: Source | None = None
+    passed_over: tuple[str, ...] = ()
+    parts: tuple[Hostfile, ...] = ()
 
     @property
     def slots(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,7 @@ from typing import Final
 from mpiboot.core import log
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Hostfile, Level
-from mpiboot.core.wording import counted, lasting
+from mpiboot.core.wording import counted, first_few, lasting
 from mpiboot.hosts.hostfiles import (
     DEFAULT,
     ON_THE_LINE,
@@ -40,7 +40,8 @@ _HALF_WRITTEN: Final = 5.0
 class JobHostfile:
     """The job's hostfile, what is odd about it, and which file it was.
 
-    ``is_file`` is false where a variable or setting has the hosts: nothing can change them.
+    ``is_file`` is false where a variable or setting has the hosts, and where several files have:
+    they are not followed.
     """
 
     hostfile: Hostfile
@@ -56,7 +57,7 @@ async def find(
     *,
     patience: float,
     default: str = DEFAULT,
-    line: str = "",
+    line: Sequence[str] = (),
     listed: HostfilePath | None = None,
     platform: Callable[[], HostfilePath | None] = lambda: None,
 ) -> JobHostfile:
@@ -68,7 +69,7 @@ async def find(
         environ: where the operator's variables are looked up.
         patience: how many seconds to wait at most.
         default: where the hostfile is when nothing names one.
-        line: the hostfile that the program's own mpirun line names, which comes before all others.
+        line: the hostfiles that the program's own mpirun line names, which come before all others.
         listed: the hosts that another setting names, which come next to the setting ``hostfile``.
         platform: looks for hosts that the platform names, where nothing else does.
 
@@ -78,7 +79,7 @@ async def find(
     named = candidates(setting, given, environ)
     if listed:
         named = (*named[: bool(setting)], listed, *named[bool(setting) :])
-    named = (HostfilePath(line, ON_THE_LINE), *named) if line else named
+    named = (*(HostfilePath(path, ON_THE_LINE) for path in line[:1]), *named)
     chosen = HostfilePath(default, "default") if named[0].is_default else named[0]
     if chosen.is_default and not stamp_of(chosen.path):
         chosen = platform() or chosen
@@ -86,14 +87,29 @@ async def find(
     # has no folder, there is nothing to wait for.
     if chosen.is_default and not has_folder(chosen.path):
         patience = 0.0
+    started = time.monotonic()
     stamp, text = await _wait(chosen, patience)
     hosts = replace(syntax.parse(text, chosen.path, chosen.by), source=chosen.source)
+    if len(line) > 1:
+        hosts = await _with_others(hosts, line[1:], started + patience)
     others = [item for item in named[1:] if not item.is_default]
     others += [HostfilePath(default, "default")] if not chosen.is_default else []
     # The operator names its own file by a variable and mounts it at the usual place: told once.
     others = list({item.path: item for item in reversed(others)}.values())[::-1]
     warnings = tuple(filter(None, (_differs(chosen, hosts, other) for other in others)))
-    return JobHostfile(hosts, warnings, stamp, is_file=not chosen.text)
+    if hosts.passed_over:
+        said = f"{first_few(hosts.passed_over)}: passed over, expected `slots=N` or a comment"
+        warnings += (Finding("hostfile-invalid", Level.WARN, said),)
+    return JobHostfile(hosts, warnings, stamp, is_file=not (chosen.text or hosts.parts))
+
+
+async def _with_others(first: Hostfile, paths: Iterable[str], until: float) -> Hostfile:
+    """Add the hostfiles of a line's other programs, each waited for like the first."""
+    files = [first]
+    for path in paths:
+        _, text = await _wait(HostfilePath(path, ON_THE_LINE), max(0.0, until - time.monotonic()))
+        files.append(syntax.parse(text, path, ON_THE_LINE))
+    return syntax.union(files)
 
 
 class HostfileFollower:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from mpiboot.core.launch_spec import NOT_FOR_RANKS, PLACEMENT
@@ -34,13 +35,15 @@ def write(
     np: int | None,
     exports: tuple[str, ...],
     paths: LaunchPaths,
+    copies: Mapping[str, str],
     supervised: bool,
     local: bool,
     before: tuple[str, ...],
 ) -> tuple[str, ...]:
     """Write the command line; what is added stands before the user's own words.
 
-    ``before`` are the words that each program is started by, beside mpirun.
+    ``before`` are the words that each program is started by, beside mpirun; ``copies`` are those of
+    hostfiles that single programs have, by their paths.
     """
     line, row = builder.line, builder.row
     added: list[str] = []
@@ -71,10 +74,12 @@ def write(
         if mpi.path.rpartition("/")[2] == row.program:
             program = mpi.path
         builder.decide("mpirun", program, Source.DETECTED, f"what {asked} would start")
-    return (program, *added, *_words(builder, paths.hostfile, before))
+    return (program, *added, *_words(builder, paths.hostfile, copies, before))
 
 
-def _words(builder: PlanBuilder, hostfile: str, before: tuple[str, ...]) -> tuple[str, ...]:
+def _words(
+    builder: PlanBuilder, hostfile: str, copies: Mapping[str, str], before: tuple[str, ...]
+) -> tuple[str, ...]:
     """Give the user's own words; where they name a hostfile, mpirun gets the copy of it."""
     line, row = builder.line, builder.row
     if not line.mpirun:
@@ -83,7 +88,8 @@ def _words(builder: PlanBuilder, hostfile: str, before: tuple[str, ...]) -> tupl
     for index in line.hostfile_words:
         word = line.argv[index]
         option = word.partition("=")[0] if word.startswith("-") else ""  # --hostfile=PATH
-        words[index] = f"{option}={hostfile}" if option else hostfile
+        copy = copies.get(word.partition("=")[2] if option else word, hostfile)
+        words[index] = f"{option}={copy}" if option else copy
         if row.hostfile_option:  # it stands among what was added
             words[index] = None
             if not option:

@@ -74,6 +74,8 @@ class Dialect:
     program: str = ""
     # The option by which the hostfile is named, where only that one heeds the slots.
     hostfile_option: str = ""
+    # `binding=` behind a host says how the ranks there are bound.
+    hostfile_binding: bool = False
     # No binding, as bind_var has it.
     bind_value: str = "none"
     # What else keeps MPI's messages on the control link.

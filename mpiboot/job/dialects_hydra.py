@@ -26,6 +26,7 @@ MPICH: Final = Dialect(
     spread_option="`-ppn 1`",
     exit_codes_option="-print-all-exitcodes",
     hostfile_var="HYDRA_HOST_FILE",
+    hostfile_binding=True,
     # Another kind than ssh calls no agent, and fork starts every rank on the launcher.
     agent_kind=Variable("HYDRA_LAUNCHER", "ssh", _ANOTHER_KIND),
     agent_kind_aliases=("HYDRA_BOOTSTRAP",),

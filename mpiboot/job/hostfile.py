@@ -6,9 +6,10 @@ Pure text to records and back: files are opened, waited for and written elsewher
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
+from itertools import chain
 from typing import Final
 
 from mpiboot.core import addresses
@@ -65,6 +66,7 @@ def _added(first: Host, again: Host) -> Host:
         slots_given=first.slots_given or again.slots_given,
         max_slots=(first.max_slots or 0) + (again.max_slots or 0) if both else None,
         user=first.user or again.user,
+        binding=first.binding or again.binding,
         notes=first.notes + again.notes,
     )
 
@@ -78,21 +80,25 @@ def parse(text: str, path: str, named_by: str) -> Hostfile:
     """Read a hostfile.
 
     Understood are ``host``, ``host slots=N`` (blanks around ``=`` or not; ``cpu=`` as Open MPI
-    has it), ``max_slots=``, ``host:N``, ``user@host``, MPICH's ``user=``, IPv4, IPv6 bare or in
-    brackets, comments, blank lines, CRLF, a byte order mark and a missing final newline. Lines
-    of one host are added up at the place of the first.
+    has it), ``max_slots=``, ``host:N``, ``user@host``, MPICH's ``user=`` and ``binding=``, IPv4,
+    IPv6 bare or in brackets, comments, blank lines, CRLF, a byte order mark and a missing final
+    newline. Lines of one host are added up at the place of the first. Bare words behind a host mean
+    nothing, as for Open MPI.
 
     Raises:
         MpibootError: ``hostfile-invalid``; the message begins with ``path:line:column:``.
     """
     found: dict[str, Host] = {}
     notes: tuple[str, ...] = ()
+    passed_over: list[str] = []
     for number, line, comment in _lines(text):
         notes += (comment,) if comment else ()
         if not line:
             continue
         try:
-            host = replace(hostfile_line.read(line, number), notes=notes)
+            host, unread = hostfile_line.read(line, number)
+            host = replace(host, notes=notes)
+            passed_over += [f"{path}:{number}:{at + 1}: {word}" for at, word in unread]
             notes = ()
             key = _same(host.name)
             found[key] = _added(found[key], host) if key in found else host
@@ -101,15 +107,33 @@ def parse(text: str, path: str, named_by: str) -> Hostfile:
             raise _invalid(where, wrong.said, named_by) from None
     if not found:
         raise _invalid(path, "has no hosts, expected one `host slots=N` a line", named_by)
-    return Hostfile(path, named_by, tuple(found.values()))
+    return Hostfile(path, named_by, tuple(found.values()), passed_over=tuple(passed_over))
+
+
+def union(files: Sequence[Hostfile]) -> Hostfile:
+    """Make one hostfile of those that the programs of a line name.
+
+    Of a host that several have the first one counts, as Open MPI 4.1 takes it.
+    """
+    found: dict[str, Host] = {}
+    for file in files:
+        for host in file.hosts:
+            found.setdefault(_same(host.name), host)
+    return Hostfile(
+        ", ".join(file.path for file in files),
+        files[0].named_by,
+        tuple(found.values()),
+        passed_over=tuple(chain.from_iterable(file.passed_over for file in files)),
+        parts=tuple(files),
+    )
 
 
 def render(hosts: Iterable[Host], syntax: Syntax) -> str:
     """Write hosts as the text of a hostfile, one line each, below the comments of the host.
 
-    ``SLOTS`` writes IPv6 addresses bare, as Open MPI wants them. ``COLON`` leaves max_slots out
-    (Hydra refuses the word) and writes IPv6 in brackets, the only form in which the count can be
-    told from the address.
+    ``SLOTS`` writes IPv6 addresses bare, as Open MPI wants them, and knows no binding. ``COLON``
+    leaves max_slots out (Hydra refuses the word) and writes IPv6 in brackets, the only form in
+    which the count can be told from the address.
     """
     lines = []
     for host in hosts:
@@ -120,5 +144,6 @@ def render(hosts: Iterable[Host], syntax: Syntax) -> str:
             lines.append(f"{user}{host.name} slots={host.slots}{most}\n")
         else:
             name = f"[{host.name}]" if ":" in host.name else host.name
-            lines.append(f"{user}{name}:{host.slots}\n")
+            binding = f" binding={host.binding}" if host.binding else ""
+            lines.append(f"{user}{name}:{host.slots}{binding}\n")
     return "".join(lines)

@@ -16,6 +16,7 @@ _MOST_SLOTS: Final = 2**31 - 1  # every MPI keeps it in a C int
 # RFC 1123 labels, and underscores, which host names of some platforms hold.
 _LABEL: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_BINDING: Final = re.compile(r"[A-Za-z0-9_.,:+-]+")
 _ODD: Final = re.compile(r"[^A-Za-z0-9_.-]")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _WORD: Final = re.compile(r"[^ \t]+")
@@ -29,6 +30,7 @@ _KEYS: Final = {
     **dict.fromkeys(("max_slots", "max-slots", "slots_max", "slots-max"), "max_slots"),
     **dict.fromkeys(("user", "username", "user_name"), "user"),  # the first is MPICH's column, too
     "port": "port",  # they pass over it
+    "binding": "binding",  # MPICH's; both of Open MPI and Intel MPI end over it
 }
 
 
@@ -104,6 +106,14 @@ def _user(text: str, column: int) -> str:
     return text
 
 
+def _binding(text: str, column: int) -> str:
+    if not _BINDING.fullmatch(text):
+        raise LineError(
+            column, f"binding {_shown(text)}, expected letters, digits, : , + . _ and -"
+        )
+    return text
+
+
 @dataclass(slots=True)
 class _Line:
     """What one line says so far; ``at`` are the columns of what was given."""
@@ -131,6 +141,7 @@ class _Line:
             slots_given=slots is not None,
             max_slots=most if isinstance(most, int) else None,
             user=str(self.given.get("user", "")),
+            binding=str(self.given.get("binding", "")),
             line=number,
         )
 
@@ -159,8 +170,11 @@ def _first_word(word: str, column: int, line: _Line) -> None:
         line.put("slots", _number(count, column, f"slots of {line.name}"), column)
 
 
-def read(text: str, number: int) -> Host:
+def read(text: str, number: int) -> tuple[Host, list[tuple[int, str]]]:
     """Read a line that isn't blank and has no comment.
+
+    Returns:
+        The host, and the bare words behind it, each with its column: Open MPI passes over them.
 
     Raises:
         LineError: it says something that no hostfile may.
@@ -173,7 +187,7 @@ def read(text: str, number: int) -> Host:
     word = _WORD.search(text)
     if word is None:  # pragma: no cover - the caller leaves blank lines out
         raise LineError(0, "expected a host name")
-    line = _Line()
+    line, unread = _Line(), []
     _first_word(word[0], word.start(), line)
     at = word.end()
     while at < len(text):
@@ -182,6 +196,10 @@ def read(text: str, number: int) -> Host:
             rest = text[at:].lstrip()
             raise LineError(len(text) - len(rest), f"{_shown(rest)}, expected `slots=N`")
         key, column = pair["key"], pair.start("key")
+        if pair["equals"] is None and key not in _KEYS and not _ODD.search(key):
+            unread.append((column, _shown(key)))
+            at = pair.end()
+            continue
         if pair["equals"] is None or key not in _KEYS:
             raise LineError(
                 column,
@@ -190,8 +208,10 @@ def read(text: str, number: int) -> Host:
         value, at = pair["value"], pair.end()
         if _KEYS[key] == "port":
             line.put("port", value, column)
+        elif _KEYS[key] == "binding":
+            line.put("binding", _binding(value, pair.start("value")), column)
         elif _KEYS[key] == "user":
             line.put("user", _user(value, pair.start("value")), column)
         else:
             line.put(_KEYS[key], _number(value, pair.start("value"), key), column)
-    return line.host(number)
+    return line.host(number), unread

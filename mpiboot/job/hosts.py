@@ -8,7 +8,7 @@ from typing import Final
 from mpiboot.core.model import Host, Hostfile, Source
 from mpiboot.core.setting_sources import Given, Resolved
 from mpiboot.core.wording import counted, first_few
-from mpiboot.job.dialect import parameter, version_number
+from mpiboot.job.dialect import Dialect, parameter, version_number
 from mpiboot.job.dialects import ALSO_DEFAULT_SLOTS, HOSTFILE_VARS
 from mpiboot.job.names import short
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
@@ -22,7 +22,12 @@ def with_default_slots(builder: PlanBuilder, observed: Observed, resolved: Resol
 
     mpirun itself would not: mpiboot's copy of the hostfile has a number for each host.
     """
-    bare = [host for host in observed.hostfile.hosts if not host.slots_given and host.slots == 1]
+    files = (observed.hostfile, *observed.hostfile.parts)
+    bare = [
+        host
+        for host in dict.fromkeys(host for file in files for host in file.hosts)
+        if not host.slots_given and host.slots == 1
+    ]
     names = (builder.row.default_slots_var, *ALSO_DEFAULT_SLOTS)
     by = next((name for name in names if parameter(name) in builder.line.mca), "")
     text, source = builder.line.mca.get(parameter(by), ""), Source.FLAG
@@ -47,9 +52,16 @@ def with_default_slots(builder: PlanBuilder, observed: Observed, resolved: Resol
         slots = min(int(text), host.max_slots or int(text))
         return replace(host, slots=slots) if host in unsized else host
 
+    def all_sized(file: Hostfile) -> Hostfile:
+        return replace(
+            file,
+            hosts=tuple(map(sized, file.hosts)),
+            parts=tuple(map(all_sized, file.parts)),
+        )
+
     return replace(
         observed,
-        hostfile=replace(observed.hostfile, hosts=tuple(map(sized, observed.hostfile.hosts))),
+        hostfile=all_sized(observed.hostfile),
         local=tuple(map(sized, observed.local)),
         workers=tuple(replace(item, host=sized(item.host)) for item in observed.workers),
     )
@@ -57,7 +69,7 @@ def with_default_slots(builder: PlanBuilder, observed: Observed, resolved: Resol
 
 def _source(builder: PlanBuilder, file: Hostfile, resolved: Resolved) -> Source:
     """Tell by what the hostfile was named: the line, a setting, the operator, or nothing."""
-    if builder.line.hostfile:
+    if builder.line.hostfiles:
         return Source.FLAG
     if file.source:
         return file.source
@@ -66,22 +78,28 @@ def _source(builder: PlanBuilder, file: Hostfile, resolved: Resolved) -> Source:
     return builder.set_by(file.named_by)[0] if file.named_by in HOSTFILE_VARS else Source.DEFAULT
 
 
-def settle(
-    builder: PlanBuilder, observed: Observed, resolved: Resolved, paths: LaunchPaths
-) -> tuple[Host, ...]:
-    """Settle the hosts and point every hostfile variable at mpiboot's own copy."""
-    hosts = tuple(
+def in_copy(file: Hostfile, observed: Observed, row: Dialect) -> tuple[Host, ...]:
+    """Give a hostfile's hosts as mpiboot's copy of it has them."""
+    return tuple(
         Host(
             name=observed.called(host.name),
             slots=host.slots,
             slots_given=True,
             max_slots=host.max_slots,
             user="",  # ssh_config has each host's user
+            binding=host.binding if row.hostfile_binding else "",
             line=host.line,
         )
-        for host in observed.hostfile.hosts
+        for host in file.hosts
     )
+
+
+def settle(
+    builder: PlanBuilder, observed: Observed, resolved: Resolved, paths: LaunchPaths
+) -> tuple[Host, ...]:
+    """Settle the hosts and point every hostfile variable at mpiboot's own copy."""
     file = observed.hostfile
+    hosts = in_copy(file, observed, builder.row)
     builder.decide(
         "hostfile", file.path, _source(builder, file, resolved), f"named by {file.named_by}"
     )

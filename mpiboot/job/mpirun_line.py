@@ -72,6 +72,7 @@ class _Reader:
     np: int | None = None
     hosts: list[HostSpec] = field(default_factory=list)
     hostfile: str = ""
+    hostfiles: list[str] = field(default_factory=list)
     prints: str = ""
 
     def known(self, name: str) -> Option | None:
@@ -233,12 +234,14 @@ class _Reader:
             raise
         finally:
             place = at if at < end else None
-            self.apps.append(App(place, self.np, tuple(self.hosts), self.hostfile))
+            self.apps.append(App(place, self.np, tuple(self.hosts)))
+            self.hostfiles += [self.hostfile] if self.hostfile else []
             self.np, self.hosts, self.hostfile = None, [], ""
 
     def record(self) -> UserLine:
         map_by = self.values.get("map_by", "")
         modifiers = map_by.lower().replace(",", ":").split(":")[1:]
+        each = self.grammar.hostfile_each
         return UserLine(
             argv=self.argv,
             mpirun=True,
@@ -257,6 +260,7 @@ class _Reader:
             launch_agent=self.values.get("launch_agent", ""),
             oversubscribe="oversubscribe" in self.values or "oversubscribe" in modifiers,
             per_node=int(self.values["per_node"]) if "per_node" in self.values else None,
+            hostfiles=tuple(dict.fromkeys(self.hostfiles if each else self.hostfiles[-1:])),
             hostfile_words=tuple(self.hostfile_words),
             host_words=tuple(self.host_words),
             moves_ranks=tuple(self.moves_ranks),

@@ -62,7 +62,8 @@ class Grammar:
     or starts nothing; ``instead`` has what these have here for some of them. ``equals``:
     ``--name=value`` is understood. ``any_case``: capitals don't matter. ``double_dash``: a bare
     ``--`` ends the options. ``last_wins``: of an option given twice the last counts, else the
-    first. ``option_help``: ``-help`` behind an option explains it.
+    first. ``option_help``: ``-help`` behind an option explains it. ``hostfile_each``: each program
+    may have a hostfile of its own, else the line's last one is that of all.
     """
 
     options: Mapping[str, Option]
@@ -75,6 +76,7 @@ class Grammar:
     last_wins: bool
     instead: Mapping[str, str] = field(default_factory=dict)
     option_help: bool = False
+    hostfile_each: bool = True
 
 
 def _table(*rows: tuple[OptionKind, int, str], **older: Option) -> dict[str, Option]:
@@ -282,6 +284,7 @@ HYDRA: Final = Grammar(
     double_dash=False,
     last_wins=True,
     option_help=True,
+    hostfile_each=False,
 )
 
 # Intel's capitals matter (2021.18.1).

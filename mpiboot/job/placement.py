@@ -126,6 +126,8 @@ def _left_to_mpirun(line: UserLine) -> str:
     """Say what of a line leaves its placement to mpirun, apart from the mapping; empty: nothing."""
     if line.unknown:
         return f"the line from {line.unknown} on"
+    if len(line.hostfiles) > 1:
+        return "several programs with hostfiles of their own"
     if len(line.apps) > 1 and (line.hosts or line.np is None):
         return "several programs with hosts or numbers of their own"
     return ", ".join((*line.moves_hosts, *line.moves_ranks))
@@ -218,12 +220,7 @@ def can_tell(line: UserLine, row: Dialect, environ: Collection[str], path: str) 
 
 
 def _several_programs(line: UserLine, row: Dialect) -> Iterator[Finding]:
-    """Judge a line with several programs: one hostfile is read, and some MPIs fail at it."""
-    files = sorted({app.hostfile for app in line.apps if app.hostfile})
-    if len(files) > 1:
-        said = f"the line's programs name {len(files)} hostfiles: {', '.join(files)}"
-        hint = "name all hosts in one hostfile, and each program's own with -H"
-        yield failed("settings-conflict", said, hint=hint)
+    """Judge a line with several programs, at which some MPIs fail."""
     if len(line.apps) > 1 and row.several_programs:
         yield replace(failed("several-programs", row.several_programs), level=Level.WARN)
 

@@ -50,18 +50,19 @@ class Plan:
     """What will be done: ``set_env`` and ``unset_env`` change the environment of ``argv``.
 
     ``daemons`` are the remote hosts for which a launch agent must be started, ``left_to_mpirun``
-    those of which mpirun alone decides whether they get ranks; ``obstacles`` are
-    variables or flags of the user's that could keep mpirun from doing so. ``per_host`` has by host
-    what its agent sets there; ``rows`` show the data network, a worker each, and ``transport``
-    carries the data (None: nobody is to look). ``exit_codes`` tells whether mpiboot asks mpirun for
-    them, beside the user's own words. ``agent_env`` is what agents need of this pod's
-    environment and mpirun must not have. ``with_ranks`` are the remote hosts that may get a rank,
-    and ``tcp_optional`` tells why MPI may do without TCP between them, empty where it can't;
-    ``checks_peer_address`` whether MPI drops a connection from an address that is not the peer's.
-    ``meeting`` is where ranks with torchrun's variables meet, None where there are none.
-    ``open_files`` is the soft limit with which mpirun starts, 0 for this pod's own. ``forwarded``
-    are the variables that ranks get from mpirun's environment, and ``stays`` those that a rule
-    keeps from them, each with its reason.
+    those of which mpirun alone decides whether they get ranks; ``obstacles`` are variables or flags
+    of the user's that could keep mpirun from doing so. ``per_host`` has by host what its agent sets
+    there; ``rows`` show the data network, a worker each, and ``transport`` carries the data (None:
+    nobody is to look). ``more_hostfiles`` are the texts of copies of hostfiles that single programs
+    have, by the copies' paths. ``exit_codes`` tells whether mpiboot asks mpirun for them, beside
+    the user's own words. ``agent_env`` is what agents need of this pod's environment and mpirun
+    must not have. ``with_ranks`` are the remote hosts that may get a rank, and ``tcp_optional``
+    tells why MPI may do without TCP between them, empty where it can't; ``checks_peer_address``
+    whether MPI drops a connection from an address that is not the peer's. ``meeting`` is where
+    ranks with torchrun's variables meet, None where there are none. ``open_files`` is the soft
+    limit with which mpirun starts, 0 for this pod's own. ``forwarded`` are the variables that ranks
+    get from mpirun's environment, and ``stays`` those that a rule keeps from them, each with its
+    reason.
     """
 
     decisions: tuple[Decision, ...]
@@ -70,6 +71,7 @@ class Plan:
     set_env: Mapping[str, str] = field(default_factory=dict)
     unset_env: tuple[str, ...] = ()
     hostfile: str = ""
+    more_hostfiles: Mapping[str, str] = field(default_factory=dict)
     daemons: tuple[str, ...] = ()
     left_to_mpirun: tuple[str, ...] = ()
     ranks: int | None = None
@@ -216,6 +218,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         np=np,
         exports=exports,
         paths=paths,
+        copies=(copies := paths.of_program(observed.hostfile)),
         supervised=supervised,
         local=bool(local),
         before=(
@@ -232,6 +235,10 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         set_env=builder.set_env,
         unset_env=tuple(sorted(builder.unset_env)),
         hostfile=hostfiles.render(command_line.slots_to_write(hosts, builder), row.syntax),
+        more_hostfiles={
+            copies[file.path]: hostfiles.render(hosts_of.in_copy(file, observed, row), row.syntax)
+            for file in observed.hostfile.parts
+        },
         daemons=daemons,
         left_to_mpirun=remote if placed.left else (),
         ranks=placed.total,

@@ -106,6 +106,10 @@ class LaunchPaths:
         """The normalised hostfile that mpirun reads."""
         return f"{self.launch_dir}/hostfile"
 
+    def of_program(self, hostfile: Hostfile) -> Mapping[str, str]:
+        """The copies of hostfiles that single programs of a line have, by the files' paths."""
+        return {file.path: f"{self.hostfile}-{at}" for at, file in enumerate(hostfile.parts)}
+
 
 @dataclass(slots=True)
 class PlanBuilder:

@@ -26,7 +26,6 @@ class App:
     program: int | None = None
     np: int | None = None
     hosts: tuple[HostSpec, ...] = ()
-    hostfile: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,8 @@ class UserLine:
     of ``per_node``.
     ``exports`` are the variables that the line itself passes on, ``export_values`` the values that
     it gives some of them, and ``exports_only`` the option that lets no others through. ``given``
-    are all options that were read, ``kinds`` what they are about. ``hostfile_words`` are the
+    are all options that were read, ``kinds`` what they are about. ``hostfiles`` are the hostfiles
+    that count, each once; several where programs have one each. ``hostfile_words`` are the
     indexes in ``argv`` of words that have a hostfile's path, ``host_words`` of those with hosts,
     ``places`` of all words of an option (by its first spelling) or of an MCA parameter.
 
@@ -70,6 +70,7 @@ class UserLine:
     launch_agent: str = ""
     oversubscribe: bool = False
     per_node: int | None = None
+    hostfiles: tuple[str, ...] = ()
     hostfile_words: tuple[int, ...] = ()
     host_words: tuple[int, ...] = ()
     places: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -120,11 +121,6 @@ class UserLine:
     def hosts(self) -> tuple[HostSpec, ...]:
         """All that ``-H`` names, in order."""
         return tuple(host for app in self.apps for host in app.hosts)
-
-    @property
-    def hostfile(self) -> str:
-        """The hostfile that the line names; empty: none."""
-        return next((app.hostfile for app in self.apps if app.hostfile), "")
 
     @property
     def policy(self) -> str:

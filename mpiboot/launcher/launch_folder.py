@@ -102,7 +102,11 @@ class Launch:
             self._write_logins(self.logins(self.key))
         elif self.pods is not None:
             self._write_for_kubectl(self.pods)
-        files.write_private(Path(self.where.hostfile), self.plan.hostfile)
+        for path, text in {
+            self.where.hostfile: self.plan.hostfile,
+            **self.plan.more_hostfiles,
+        }.items():
+            files.write_private(Path(path), text)
         own_file = f"{self.where.launch_dir}/{own_ranks.FILE}"
         if own_file in self.plan.argv:
             files.write_private(Path(own_file), agent_files.exports(self.plan.agent_env))

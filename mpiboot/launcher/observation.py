@@ -89,7 +89,7 @@ async def wait(
     mpi = await asyncio.to_thread(_mpi, launcher, program, patience=programs.LONG)
     line = mpirun_line.read(program, mpi.family)
     plans.refuse_unknown(mpi, line)
-    found = await _hostfile(launcher, _rest(launcher).timeout, line.hostfile)
+    found = await _hostfile(launcher, _rest(launcher).timeout, line.hostfiles)
     client = agent_client.choose(launcher, len(found.hostfile.hosts), mpi, line)
     parameters = parameter_files.find(mpi, launcher.environ, line)
     already_said = _tell_at_once(launcher, found, mpi, line, client, parameters)
@@ -167,7 +167,7 @@ async def look(
     mpi = _mpi(launcher, program)
     own = await asyncio.to_thread(_own_facts, launcher)
     line = mpirun_line.read(program, mpi.family)
-    found = await _hostfile(launcher, 0.0, line.hostfile)
+    found = await _hostfile(launcher, 0.0, line.hostfiles)
     pairs = _pairs(launcher)
     passed = await one_try.look(
         found.hostfile.hosts,
@@ -311,15 +311,15 @@ def no_mpirun(environ: Mapping[str, str], called: str = "") -> MpibootError:
 
 
 async def _hostfile(
-    launcher: LauncherPod, patience: float, line: str = ""
+    launcher: LauncherPod, patience: float, line: tuple[str, ...] = ()
 ) -> job_hostfile.JobHostfile:
     return await find_hostfile(launcher.resolved, launcher.environ, patience, line)
 
 
 async def find_hostfile(
-    resolved: Resolved, environ: Mapping[str, str], patience: float, line: str = ""
+    resolved: Resolved, environ: Mapping[str, str], patience: float, line: tuple[str, ...] = ()
 ) -> job_hostfile.JobHostfile:
-    """Read the hostfile that the program's own mpirun line names, else the settings'."""
+    """Read the hostfiles that the program's own mpirun line names, else the settings'."""
     return await job_hostfile.find(
         resolved.settings.hostfile,
         str(resolved.given["hostfile"]),

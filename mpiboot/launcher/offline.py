@@ -56,7 +56,7 @@ def make(
             given,
             environ,
             patience=0.0,
-            line=line.hostfile,
+            line=line.hostfiles,
             listed=host_sources.by_setting(resolved, environ),
             platform=lambda: host_sources.by_platform(environ, ""),
         )

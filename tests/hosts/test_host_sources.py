@@ -147,7 +147,7 @@ async def test_a_hostfile_that_is_mounted_or_named_comes_first(tmp_path: Path) -
     path.write_text("w-0 slots=2\n")
     mounted = await find("", "", {}, patience=0, default=str(path), platform=platform)
     named = await find(str(path), "--hostfile", {}, patience=0, default="/no", platform=platform)
-    line = await find("", "", {}, patience=0, default="/no", line=str(path), platform=platform)
+    line = await find("", "", {}, patience=0, default="/no", line=(str(path),), platform=platform)
     for found in (mounted, named, line):
         assert (found.hostfile.hosts[0].name, found.hostfile.source) == ("w-0", None)
 

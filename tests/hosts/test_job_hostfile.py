@@ -170,13 +170,34 @@ async def test_the_lines_own_hostfile_comes_first_and_others_that_differ_are_sai
     other.write_text("w-1 slots=2\n")
 
     found = await find(
-        str(other), "MPI_HOSTFILE", {}, patience=GUARD, default="/nonexistent/x", line=str(used)
+        str(other), "MPI_HOSTFILE", {}, patience=GUARD, default="/nonexistent/x", line=(str(used),)
     )
 
     assert (found.hostfile.path, found.hostfile.named_by) == (str(used), "the mpirun line")
     (warning,) = found.warnings
     assert f"MPI_HOSTFILE={other} differs (1 host, 2 slots); " in warning.said
     assert f"mpiboot uses {used} (named by the mpirun line)" in warning.said
+
+
+async def test_the_hostfiles_of_a_lines_programs_are_all_waited_for_and_made_one(
+    tmp_path: Path,
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_text("w-0 slots=2 fast\n")
+    waiting = asyncio.ensure_future(
+        find("", "", {}, patience=GUARD, default="/no", line=(str(first), str(second)))
+    )
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    second.write_text("w-1 slots=1\nw-0 slots=4\n")
+
+    found = await waiting
+
+    assert [(host.name, host.slots) for host in found.hostfile.hosts] == [("w-0", 2), ("w-1", 1)]
+    assert [file.path for file in found.hostfile.parts] == [str(first), str(second)]
+    assert not found.is_file
+    (warning,) = found.warnings
+    assert f"{first}:1:13: 'fast': passed over" in warning.said
 
 
 @pytest.mark.parametrize("text", ["w-0:2\n", "# the same hosts\nw-0 slots=2"])

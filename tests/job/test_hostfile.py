@@ -58,6 +58,19 @@ def test_a_host_keeps_user_limit_and_the_line_that_names_it_first() -> None:
     )
 
 
+def test_bare_words_behind_a_host_mean_nothing_and_are_named() -> None:
+    """As in Open MPI 4.1 and 5.0, which read what stands behind them."""
+    read = parse("a fast slots=2\nb 4 rack-7\n", "f", "")
+    assert read.hosts == (Host("a", 2, slots_given=True, line=1), Host("b", line=2))
+    assert read.passed_over == ("f:1:3: 'fast'", "f:2:3: '4'", "f:2:5: 'rack-7'")
+
+
+def test_a_binding_is_for_the_mpi_that_reads_it() -> None:
+    (host,) = parse("a:2 binding=user:0,1", "f", "").hosts
+    assert render([host], Syntax.COLON) == "a:2 binding=user:0,1\n"
+    assert render([host], Syntax.SLOTS) == "a slots=2\n"
+
+
 @pytest.mark.parametrize("most", ["max_slots", "max-slots", "slots_max", "slots-max"])
 @pytest.mark.parametrize("user", ["user", "username", "user_name"])
 def test_open_mpis_other_words_for_limit_and_user_are_read(most: str, user: str) -> None:
@@ -86,7 +99,9 @@ def test_a_line_without_limit_takes_the_limit_off_the_host() -> None:
         ("a:x", "1:3", "'x'"),
         ("[fd00::1]:0", "1:11", "'0'"),
         ("a foo=bar", "1:3", "'foo', expected `slots=N`"),
-        ("a slots=2 b", "1:11", "'b'"),
+        ("a slots=2 b;c", "1:11", "'b;c'"),
+        ("a slots", "1:3", "'slots', expected `slots=N`"),
+        ("a binding=$x", "1:11", "binding '$x'"),
         ("a =2", "1:3", "'=2'"),
         ("a slots=2 slots=3", "1:11", "slots is given twice"),
         ("a:2 slots=2", "1:5", "slots is given twice"),

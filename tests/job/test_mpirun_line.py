@@ -188,17 +188,26 @@ def test_hosts_that_are_not_plain_names_are_left_to_mpirun(hosts: str) -> None:
 @pytest.mark.parametrize("option", ["--hostfile", "-hostfile", "--machinefile", "-machinefile"])
 def test_a_hostfile_is_found_with_the_place_of_its_word(option: str) -> None:
     found = line(f"-n 2 {option} /my/hosts ./prog")
-    assert found.hostfile == "/my/hosts"
+    assert found.hostfiles == ("/my/hosts",)
     assert [found.argv[index] for index in found.hostfile_words] == ["/my/hosts"]
 
 
 def test_a_hostfile_wins_over_the_default_one_and_a_parameter_names_it_too() -> None:
-    assert line("--default-hostfile a --hostfile b ./prog").hostfile == "b"
-    assert line("--hostfile b --default-hostfile a ./prog").hostfile == "b"
+    assert line("--default-hostfile a --hostfile b ./prog").hostfiles == ("b",)
+    assert line("--hostfile b --default-hostfile a ./prog").hostfiles == ("b",)
     found = line("--mca orte_default_hostfile /x ./prog")
-    assert (found.hostfile, [found.argv[i] for i in found.hostfile_words]) == ("/x", ["/x"])
-    assert line("--mca orte_default_hostfile /x ./prog", "openmpi5").hostfile == ""
-    assert line("--prtemca prte_default_hostfile /x ./prog", "openmpi5").hostfile == "/x"
+    assert (found.hostfiles, [found.argv[i] for i in found.hostfile_words]) == (("/x",), ["/x"])
+    assert line("--mca orte_default_hostfile /x ./prog", "openmpi5").hostfiles == ()
+    assert line("--prtemca prte_default_hostfile /x ./prog", "openmpi5").hostfiles == ("/x",)
+
+
+def test_each_program_has_its_own_hostfile_but_with_hydra_where_the_last_one_is_that_of_all() -> (
+    None
+):
+    text = "-f a -n 1 ./one : -f b -n 1 ./two : -f a -n 1 ./three"
+    assert line(text, "intel").hostfiles == ("a",)
+    assert line("-f a -f b ./one", "intel").hostfiles == ("b",)
+    assert line(text.replace("-f", "--hostfile")).hostfiles == ("a", "b")
 
 
 def test_several_programs_are_read_each_with_its_own_options() -> None:

@@ -7,10 +7,11 @@ import pytest
 
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.errors import MpibootError
-from mpiboot.core.model import Finding, Host, Level, Mpi, MpiFamily, Source
+from mpiboot.core.model import Finding, Host, Hostfile, Level, Mpi, MpiFamily, Source
 from mpiboot.core.setting_sources import resolve
 from mpiboot.job import render
 from mpiboot.job.dialects import DIALECTS
+from mpiboot.job.hostfile import union
 from mpiboot.job.plan import pair_findings, stop_on_failure
 from mpiboot.job.plan_builder import Observed
 from mpiboot.network.worker_pairs import Dialled, Reached
@@ -579,14 +580,26 @@ def test_several_programs_are_warned_of_where_daemons_die_of_them(family: str) -
 
 
 @both
-def test_programs_of_one_line_with_different_hostfiles_are_refused(family: str) -> None:
-    line = "mpirun --hostfile a -n 2 ./one : --hostfile b -n 2 ./two"
-    plan = planned(line, observed(family))
-    (found,) = [item for item in plan.findings if item.level is Level.FAIL]
-    assert (found.check, found.said) == (
-        "settings-conflict",
-        "the line's programs name 2 hostfiles: a, b",
+def test_programs_of_one_line_may_have_a_hostfile_each(family: str) -> None:
+    """A copy of each is for mpirun; which host gets which ranks is its own affair."""
+    files = union(
+        [
+            Hostfile("a", "the mpirun line", (Host("w-0", 2, slots_given=True),)),
+            Hostfile("b", "the mpirun line", (Host("w-1"), Host("w-0", 1, slots_given=True))),
+        ]
     )
+    line = "mpirun --hostfile a -n 2 ./one : --hostfile b -n 2 ./two"
+    seen = observed(family, listed=files.hosts, renamed={"w-1": "w-1.job"})
+    seen = replace(seen, hostfile=files)
+    plan = planned(line, seen, {"slots": "3"})
+    assert not [item for item in plan.findings if item.level is Level.FAIL]
+    assert plan.hostfile == "w-0 slots=2\nw-1.job slots=3\n"
+    first, second = plan.more_hostfiles
+    assert list(plan.more_hostfiles.values()) == ["w-0 slots=2\n", "w-1.job slots=3\nw-0 slots=1\n"]
+    words = " ".join(plan.argv)
+    assert f"--hostfile {first} -n 2 ./one : --hostfile {second} -n 2 ./two" in words
+    assert plan.daemons == ("w-0", "w-1.job")
+    assert because(plan, "rank-placement")[0] == "left to mpirun"
 
 
 @pytest.mark.parametrize(

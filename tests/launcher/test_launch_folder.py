@@ -173,7 +173,7 @@ def test_without_an_ssh_that_is_needed_nothing_is_launched(
     own = replace(bare, observed=replace(bare.observed, client=OWN_CLIENT))
     own.write()
     conf = (Path(own.where.launch_dir) / "agent.conf").read_text()
-    assert "/ssh_client/connect.py" in conf
+    assert "/ssh/connect.py" in conf
 
 
 @needs_ssh

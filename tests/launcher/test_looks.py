@@ -102,7 +102,7 @@ async def test_a_look_asks_every_host_once_and_hands_on_what_was_found(
     doctor = DoctorLook(("own_values",))
     found = await observation.look(launcher, program, doctor)
     assert given == [
-        (launcher, 0.0, "/h"),
+        (launcher, 0.0, ("/h",)),
         (
             SEEN.hostfile.hosts,
             launcher.resolved.settings,
@@ -177,13 +177,13 @@ async def test_the_hostfile_is_looked_for_where_the_settings_and_the_platform_sa
     monkeypatch.setattr(job_hostfile, "find", find)
     monkeypatch.setattr(host_sources, "by_setting", by_setting)
     monkeypatch.setattr(host_sources, "by_platform", by_platform)
-    assert await observation._hostfile(launcher, 7.0, "/line") is it
+    assert await observation._hostfile(launcher, 7.0, ("/line",)) is it
     (asked,) = given
     assert asked.pop("platform")() == found
     assert asked == {
         "said": ("/a/b", "--hostfile", launcher.environ),
         "patience": 7.0,
-        "line": "/line",
+        "line": ("/line",),
         "listed": listed,
     }
 

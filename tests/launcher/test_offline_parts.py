@@ -110,7 +110,7 @@ def test_facts_are_those_of_the_pod_with_their_name(
     (asked, named_by), (observed, its, where) = given
     assert asked == ("", str(resolved.given["hostfile"]), environ)
     named_by.pop("platform")()
-    assert named_by == {"patience": 0.0, "line": "/h", "listed": (resolved, environ)}
+    assert named_by == {"patience": 0.0, "line": ("/h",), "listed": (resolved, environ)}
     one, other = observed.workers
     assert (one.host, one.user, one.port, one.mpi) == (named, "alice", 2206, None)
     assert (one.address, one.facts, one.local_address) == (saved[0].control_address, saved[0], "")

@@ -34,7 +34,9 @@ _HOSTS: Final = tuple(f"pi-worker-{index}.pi.default.svc" for index in (0, 1))
 _FILES: Final = {
     "/etc/ssh/ssh_config.d/operator.conf": "StrictHostKeyChecking no\n"
     "UserKnownHostsFile /dev/null\nLogLevel ERROR\n",
+    "/opt/lines/first": f"{_HOSTS[0]} slots=2\n",
     "/opt/lines/second": f"{_HOSTS[1]} slots=2\n",
+    "/opt/lines/bare": f"{_HOSTS[0]} fast slots=2\n{_HOSTS[1]} slots=2 gpu rack-7\n",
     "/opt/lines/keys": f"{_HOSTS[0]} count=2 slots_max=4 username=root port=22\n",
     "/opt/lines/rankfile": "".join(
         f"rank {rank}={host} slot={slot}\n"
@@ -42,7 +44,9 @@ _FILES: Final = {
     ),
     "/opt/lines/app": f"-np 1 {PROBE} first\n-np 2 {PROBE} second\n",
     "/opt/lines/configfile": f"-n 1 {PROBE} first\n-n 2 {PROBE} second\n",
+    "/opt/lines/hydra-first": f"{_HOSTS[0]}:2\n",
     "/opt/lines/hydra-second": f"{_HOSTS[1]}:2\n",
+    "/opt/lines/binding": f"{_HOSTS[0]}:2 binding=user:1,0\n{_HOSTS[1]}:2 binding=rr\n",
     "/opt/lines/params": "btl_tcp_if_exclude = lo,docker0\nhwloc_base_binding_policy = core\n",
     "/opt/lines/tune": "-mca btl_tcp_eager_limit 32768\n",
     # As what mpirun calls: options of ssh, the host, the command.

@@ -51,6 +51,7 @@ _OPEN_MPI: Final = [
     Line("mpirun --hostfile /opt/lines/second WHERE"),
     Line("mpirun -machinefile /opt/lines/second -np 1 WHERE"),
     Line("mpirun -hostfile /opt/lines/keys WHERE"),
+    Line("mpirun -hostfile /opt/lines/bare WHERE", quick=True),
     # --- mapping and binding
     Line("mpirun -np 2 --map-by node WHERE"),
     Line("mpirun -np 4 --map-by core WHERE"),
@@ -201,6 +202,14 @@ OPENMPI4: Final = [
     Line("mpirun -np 5 --oversubscribe WHERE"),
     Line("mpirun -np 1 WHERE first : -np 2 WHERE second"),
     Line(
+        "mpirun --hostfile /opt/lines/first -np 1 WHERE one : "
+        "--hostfile /opt/lines/second -np 2 WHERE two",
+        quick=True,
+    ),
+    Line("mpirun --hostfile /opt/lines/first WHERE : --hostfile /opt/lines/second WHERE two"),
+    # It ends over two hostfiles of one program.
+    Line("mpirun --hostfile /opt/lines/first --hostfile /opt/lines/second WHERE"),
+    Line(
         "mpirun -np 4 -hostfile /etc/mpi/hostfile -mca plm_rsh_no_tree_spawn 1 -bind-to socket "
         "-map-by slot -x NCCL_MIN_NRINGS=4 -x LD_LIBRARY_PATH -x PATH -mca pml ob1 "
         "-mca btl ^openib -x NCCL_SOCKET_IFNAME=eth0 -mca btl_tcp_if_exclude lo,docker0 WHERE",
@@ -317,6 +326,7 @@ _HYDRA: Final = [
 ]
 MPICH: Final = [
     *_HYDRA,
+    Line("mpirun -f /opt/lines/binding WHERE", quick=True),
     Line("mpirun -n 4 WHERE exit=7"),
     Line("mpirun -n 2 WHERE", f"{_OPERATOR}: examples/v2beta1/pi/pi-mpich.yaml"),
     Line(
@@ -335,6 +345,13 @@ MPICH: Final = [
 ]
 INTEL: Final = [
     *_HYDRA,
+    # Of several hostfiles the last one counts, also for all programs.
+    Line("mpirun -f /opt/lines/hydra-first -f /opt/lines/hydra-second -n 2 WHERE"),
+    Line(
+        "mpirun -f /opt/lines/hydra-first -n 1 WHERE one : "
+        "-f /opt/lines/hydra-second -n 2 WHERE two",
+        quick=True,
+    ),
     # Its own mpirun returns 255.
     Line("mpirun -n 4 WHERE exit=7", differs=_STATUS),
     Line("mpirun -n 2 WHERE", f"{_OPERATOR}: examples/pi/pi-intel.yaml"),
