@@ -18,7 +18,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-/* The FIFOs, as the shell has opened them; ssh/agent_requests.py says what goes there. */
+/* The FIFOs, as the shell has opened them; ssh/client.py says what goes there. */
 enum { EVENTS = 7, REQUESTS = 8, ANSWERS = 9 };
 /* As ssh ends where its connection is lost. */
 enum { FAILED = 255 };

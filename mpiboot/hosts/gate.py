@@ -31,7 +31,7 @@ from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.hosts.reporter import Reporter
 from mpiboot.network import many_hosts
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts
-from mpiboot.ssh.kept import KeptConnections
+from mpiboot.ssh.client_start import ConnectionPool
 from mpiboot.system import open_files
 
 __all__ = ["Access", "GateResult", "end_tasks", "wait"]
@@ -73,7 +73,7 @@ async def wait(
     mpirun: str = "",
     pairs: PairCheck | None = None,
     reached: list[Worker] | None = None,
-    kept: KeptConnections | None = None,
+    kept: ConnectionPool | None = None,
 ) -> GateResult:
     """Wait until every host resolves and answers over SSH, or until one never will.
 

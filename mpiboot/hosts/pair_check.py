@@ -22,7 +22,7 @@ from mpiboot.network.worker_pairs import KEPT, Dialled, Reached
 
 if TYPE_CHECKING:
     from mpiboot.ssh.attempt import Target
-    from mpiboot.ssh.dialogue import Connection, Dialogue
+    from mpiboot.ssh.login import Connection, Dialogue
 
 _LISTENS: Final = "mpiboot-pairs "
 # What an answer may take beyond the dials themselves: a session's start on a loaded worker.

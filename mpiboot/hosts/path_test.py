@@ -17,10 +17,9 @@ from mpiboot.hosts.access import Access
 from mpiboot.network import paths
 from mpiboot.network.paths import PathHost, PathSeen, Way
 from mpiboot.network.worker_pairs import Reached
-from mpiboot.ssh import tcp
+from mpiboot.ssh import attempt as ssh_attempt
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
-from mpiboot.ssh.dialogue import Connection, Dialogue
-from mpiboot.ssh.login import Login
+from mpiboot.ssh.login import Connection, Dialogue, Login
 
 _LISTENS = "mpiboot-paths "
 
@@ -88,7 +87,7 @@ async def _start(
     """Log in, and start the program; None where that can't be."""
     target = Target(worker.host.name, worker.address, worker.port, worker.user)
     limits = LoginTimeouts()
-    opened = await tcp.connect(target, limits)
+    opened = await ssh_attempt.connect(target, limits)
     if isinstance(opened, Attempt):
         return None
     kept: list[Connection] = []

@@ -34,9 +34,9 @@ from mpiboot.hosts.pauses import Pauses
 from mpiboot.hosts.progress import HostState, Stage, finding
 from mpiboot.job import names
 from mpiboot.network import links, platform_hints
-from mpiboot.ssh import tcp
+from mpiboot.ssh import attempt as ssh_attempt
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
-from mpiboot.ssh.kept import KeptConnections
+from mpiboot.ssh.client_start import ConnectionPool
 from mpiboot.system import open_files
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Pipelines:
         once: bool = False,
         mpirun: str = "",
         pairs: PairCheck | None = None,
-        kept: KeptConnections | None = None,
+        kept: ConnectionPool | None = None,
         doctor: Sequence[str] = (),
     ) -> None:
         self._kept = kept
@@ -294,7 +294,7 @@ class Pipelines:
 
     async def _once(self, target: Target) -> Attempt:
         async with self._connections:
-            opened = await tcp.connect(target, self._limits)
+            opened = await ssh_attempt.connect(target, self._limits)
             if isinstance(opened, Attempt):
                 return opened
             with opened.sock:

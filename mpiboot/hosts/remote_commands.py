@@ -11,7 +11,7 @@ from mpiboot.hosts.access import Access
 from mpiboot.hosts.kubectl import Kubectl
 from mpiboot.hosts.kubectl_pods import Trouble, pod_of
 from mpiboot.hosts.other_launchers import OtherLauncher
-from mpiboot.ssh import tcp
+from mpiboot.ssh import attempt as ssh_attempt
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class RemoteCommands:
             return output if isinstance(output, str) else None
         target = Target(worker.host.name, worker.address, worker.port, worker.user)
         async with self._free:
-            opened = await tcp.connect(target, self._limits)
+            opened = await ssh_attempt.connect(target, self._limits)
             if isinstance(opened, Attempt):
                 return None
             with opened.sock:
@@ -54,7 +54,7 @@ class RemoteCommands:
             found = await self._pods.look(pod_of(other.name))
             gone = (Trouble.NO_POD, Trouble.NOT_RUNNING)
             return found.obstacle is None or found.obstacle.trouble not in gone
-        opened = await tcp.connect(Target("", other.address, port, ""), self._limits)
+        opened = await ssh_attempt.connect(Target("", other.address, port, ""), self._limits)
         if isinstance(opened, Attempt):
             return opened.outcome not in (Outcome.TIMEOUT, Outcome.UNREACHABLE)
         opened.sock.close()

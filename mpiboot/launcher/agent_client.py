@@ -8,10 +8,9 @@ from mpiboot.job import agent_variables
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.user_line import UserLine
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.ssh import agent_command
+from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
-from mpiboot.ssh import start as client_start
-from mpiboot.ssh.kept import KeptConnections
+from mpiboot.ssh.client_start import ConnectionPool
 from mpiboot.system import executables, open_files
 
 
@@ -36,7 +35,7 @@ def choose(launcher: LauncherPod, hosts: int, mpi: Mpi, line: UserLine) -> Decis
             only_ssh = (
                 f"{row.title} gives its agents sockets, which the embedded client serves at a cost"
             )
-        asked = agent_variables.only_by_ssh(row, line, environ, agent_command.words())
+        asked = agent_variables.only_by_ssh(row, line, environ, client_start.agent_words())
         only_ssh = f"it does what {asked} asks for" if asked else only_ssh
     return launcher.chosen or sshconfig.client(
         settings.ssh_client,
@@ -48,9 +47,9 @@ def choose(launcher: LauncherPod, hosts: int, mpi: Mpi, line: UserLine) -> Decis
     )
 
 
-def keep(launcher: LauncherPod, client: Decision) -> KeptConnections | None:
+def keep(launcher: LauncherPod, client: Decision) -> ConnectionPool | None:
     """Keep the gate's logins where mpiboot's own client stays beside mpirun."""
     settings = launcher.resolved.settings
     if client.value != SshKind.EMBEDDED or settings.supervise is not Switch.ON:
         return None
-    return KeptConnections(sshconfig.patience(settings.ssh_keepalive, sshconfig.UserArgs()))
+    return ConnectionPool(sshconfig.patience(settings.ssh_keepalive, sshconfig.UserArgs()))

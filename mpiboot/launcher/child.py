@@ -35,7 +35,7 @@ from mpiboot.supervisor.signals import ENDING, SIGNALS, by_signal
 from mpiboot.system import executables, files
 
 if TYPE_CHECKING:
-    from mpiboot.ssh.staying import StayingClient
+    from mpiboot.ssh.client import StayingClient
 
 
 def main(
@@ -196,7 +196,7 @@ def _stay(
     config = launch.client_config(parent) if seen.kept is not None else None
     if config is None or seen.kept is None:
         return None
-    from mpiboot.ssh.staying import StayingClient  # noqa: PLC0415 - few launches need it
+    from mpiboot.ssh.client import StayingClient  # noqa: PLC0415 - few launches need it
 
     with files.writing():
         return StayingClient(Path(launch.where.launch_dir), config, seen.kept)

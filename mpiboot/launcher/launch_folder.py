@@ -26,9 +26,8 @@ from mpiboot.job.plan_builder import LaunchPaths, Observed
 from mpiboot.launcher import agent_files
 from mpiboot.launcher.logins import Logins, make_folder, tidy
 from mpiboot.network.control import launcher_addresses
-from mpiboot.ssh import agent_command
+from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
-from mpiboot.ssh import start as client_start
 from mpiboot.supervisor import evidence, silence
 from mpiboot.system import executables, files, keys, tmpdir
 
@@ -63,7 +62,7 @@ def paths(folder: Path, pid: int = 1, name: str = _LAUNCH) -> LaunchPaths:
             hint="name a folder without ${ with MPIBOOT_RUNTIME_DIR",
         )
     path = folder / (name if pid == 1 else f"{name}-{pid}")
-    agent = agent_command.words()
+    agent = client_start.agent_words()
     key = str(path / launch_spec.KEY)
     return LaunchPaths(str(path), agent, key, named=os.path.realpath(folder))
 

@@ -14,8 +14,8 @@ from mpiboot.core.errors import error
 from mpiboot.core.model import Worker
 from mpiboot.core.settings import Settings
 from mpiboot.launcher import agent_files
+from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
-from mpiboot.ssh import start as client_start
 from mpiboot.supervisor import evidence
 from mpiboot.system import executables, files, keys, open_files
 
@@ -137,7 +137,7 @@ class Logins:
             # On the command line the first value wins, also over arguments on the mpirun line.
             ssh=f"{ssh or 'ssh'} -o {self.strict}",
             user_agent=user_agent,
-            client=client_start.words() if own_client else "",
+            client=client_start.client_words() if own_client else "",
             per_host=per_host,
             environ=environ or {},
         )

@@ -48,7 +48,7 @@ from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.network import pod, worker_network, worker_pairs
 from mpiboot.network.records import WorkerNetwork
 from mpiboot.network.worker_pairs import Dialled
-from mpiboot.ssh.kept import KeptConnections
+from mpiboot.ssh.client_start import ConnectionPool
 from mpiboot.system import programs
 from mpiboot.worker import facts, parameter_files
 
@@ -70,7 +70,7 @@ class Observation:
     warnings: tuple[Finding, ...]
     already_said: tuple[Finding, ...] = ()
     pairs: PairCheck | None = None
-    kept: KeptConnections | None = None
+    kept: ConnectionPool | None = None
     dialled: tuple[Dialled, ...] = ()
 
 

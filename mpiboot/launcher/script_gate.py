@@ -24,8 +24,8 @@ from mpiboot.launcher.child_loop import ChildLoop
 from mpiboot.launcher.logins import Logins, tidy
 from mpiboot.launcher.reached import ReachedWorkers
 from mpiboot.launcher.setup import LauncherPod, launcher_pod
+from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
-from mpiboot.ssh import start as client_start
 from mpiboot.system import executables, files
 
 _LOGINS: Final = "logins"
@@ -150,7 +150,7 @@ def _write(
     config = {
         "ssh": ssh,
         "strict": logins.strict,
-        "client": client_start.words() if own else "",
+        "client": client_start.client_words() if own else "",
         "hosts": " ".join((*logins.hosts, *(item.name for item in later))),
     }
     files.write_private(logins.folder / _CONFIG, agent_files.assignments(config))

@@ -1,10 +1,13 @@
-"""How far one SSH attempt at one address came: the words that observers and gate share.
+"""One SSH attempt at one address: what is recorded of it, its TCP connection, the SSH greeting.
 
-Pure records; nothing here connects anywhere.
+Needs no SSH library, so that connections can open while that is being loaded. Nothing is said to
+the server or taken from the socket, which goes on to the login (``login.py``) as it is.
 """
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -94,3 +97,105 @@ class Attempt:
     fingerprint: str = ""
     welcome: bool = False
     stalled: bool = False
+
+
+_GREETING_SIZE: Final = 255  # RFC 4253 4.2: the longest identification line
+_SHOWN: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class OpenConnection:
+    """A connection over which a server has greeted; the greeting is still in the socket."""
+
+    target: Target
+    sock: socket.socket
+    greeting: str
+    local_address: str
+
+
+async def connect(target: Target, limits: LoginTimeouts) -> Attempt | OpenConnection:
+    """Open the connection and look at the greeting, which stays unread.
+
+    Returns:
+        The open connection, or how it failed. Who gets a connection closes it.
+    """
+    try:
+        place = _socket_address(target)
+        family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as why:  # a kernel without IPv6, no descriptor left, a zone that is not here
+        return Attempt(target, Outcome.NO_SOCKET, said=_words(why))
+    try:
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        try:
+            await asyncio.wait_for(loop.sock_connect(sock, place), limits.connect)
+        except asyncio.TimeoutError:
+            outcome, said = Outcome.TIMEOUT, ""
+        except ConnectionRefusedError:
+            outcome, said = Outcome.REFUSED, ""
+        except OSError as why:
+            reset = isinstance(why, ConnectionError)
+            outcome, said = Outcome.CLOSED if reset else Outcome.UNREACHABLE, _words(why)
+        else:
+            outcome, said = await _greeting(sock, limits)
+    except BaseException:
+        sock.close()
+        raise
+    if outcome is Outcome.OK:
+        return OpenConnection(target, sock, said, str(sock.getsockname()[0]))
+    sock.close()
+    return Attempt(target, outcome, said=said)
+
+
+def _words(why: OSError) -> str:
+    return (why.strerror or str(why)).lower()
+
+
+async def _greeting(sock: socket.socket, limits: LoginTimeouts) -> tuple[Outcome, str]:
+    """Look at the server's first line without taking it from asyncssh."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + limits.greeting
+    seen = b""
+    while (left := end - loop.time()) > 0:
+        try:
+            await asyncio.wait_for(_readable(sock), left)
+            seen = sock.recv(_GREETING_SIZE, socket.MSG_PEEK)
+        except asyncio.TimeoutError:
+            break
+        except OSError as why:
+            return Outcome.CLOSED, _words(why)
+        if not seen:
+            return Outcome.CLOSED, "before its greeting"
+        lines = seen.split(b"\n")
+        # RFC 4253 4.2: other lines may come before the identification.
+        for line in lines[:-1]:
+            if line.startswith(b"SSH-"):
+                return Outcome.OK, line.strip().decode("utf-8", "replace")
+        if len(seen) == _GREETING_SIZE:
+            break
+        await asyncio.sleep(0.01)  # a part of a line: the socket stays readable meanwhile
+    if not seen:
+        return Outcome.SILENT, f"within {limits.greeting:g} s"
+    return Outcome.NOT_SSH, f"it says {seen[:_SHOWN].decode('utf-8', 'replace')!a}"
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(sock, tell)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(sock)
+
+
+def _socket_address(target: Target) -> tuple[str | int, ...]:
+    flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    found = socket.getaddrinfo(target.address, target.port, type=socket.SOCK_STREAM, flags=flags)
+    return tuple(part for part in found[0][4] if not isinstance(part, bytes))

@@ -1,8 +1,18 @@
-"""mpiboot's own SSH client, for launchers whose ``ssh`` is missing or refuses to run.
+"""mpiboot's own SSH client: one process with the sessions of all hosts of a launch.
 
-One process serves all hosts of a launch: asyncssh is loaded once. The launch agents reach it on a
-socket in the launch folder (see ``connect``) and hand their streams over. It logs in with the
-job's key alone, checks the pinned host key, forwards nothing and asks for nothing.
+It is the process that passed the gate, whose logins then carry the sessions, or below a script one
+of its own. It logs in with the job's key alone, checks the pinned host key, forwards nothing and
+asks for nothing. Launch agents reach it in two ways:
+
+- on a socket in the launch folder: a program of its own (``connect.py``) hands the streams over;
+- by FIFOs, for which a shell is enough, where the client can open the streams itself. An agent
+  writes ssh's words to ``sessions/HOST.request``, each with a zero behind it; who makes that file
+  has the host's FIFO, ``sessions/HOST``. Then it writes ``start HOST PID`` to the FIFO ``requests``
+  and reads from its own: ``taken``, and at the end the exit status. ``refused`` means that it must
+  come by the socket. With ``end HOST PID`` it gives a session up. A client that is gone is the end
+  of what an agent reads. The session of an agent that was killed goes on, as an ssh does behind it:
+  an mpirun that gives up over a lost host kills all agents, and that host's session alone has ended
+  by then. What goes on ends with this process, which the parent of mpirun lets go at its own end.
 """
 
 from __future__ import annotations
@@ -14,25 +24,211 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import asyncssh
 
-from mpiboot.ssh.host_logins import HostLogins
-from mpiboot.ssh.kept import KeptConnections
-from mpiboot.ssh.session import FAILED, ClientSession
-from mpiboot.ssh.start import ClientConfig, ClientHost
+from mpiboot.core.launch_spec import CLIENT_SOCKET, REQUESTS
+from mpiboot.ssh import waiting_agent
+from mpiboot.ssh.client_start import ClientConfig, ClientHost, ConnectionPool
+from mpiboot.ssh.config import SshTimeouts
+from mpiboot.ssh.login import NOTHING_ELSE, host_key_algorithms, send_no_ignores
+from mpiboot.ssh.streams import InputStream, OutputStream, take
 from mpiboot.system import open_files
 
-_REQUEST: Final = 1 << 16
+# The status of a session that did not come to an end of its own, as ssh has it.
+FAILED: Final = 255
+SESSIONS: Final = "sessions"
+
+# A handshake is some milliseconds of work; more at once only makes each of them slow.
+_AT_ONCE: Final = 32
+_PIECE: Final = 1 << 16
 # What a host may send ahead: twice this much is kept for one that nobody reads.
 _WINDOW: Final = 1 << 19
 _STREAMS: Final = 3
+_BACKLOG: Final = 4096
+_WRITE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 # ssh's options whose value is the next word.
 _VALUED: Final = frozenset("BbcDEeFIiJLlmOoPpQRSWw")
 _SAFE: Final = re.compile(r"[^A-Za-z0-9._:@%+-]")
+
+Run: TypeAlias = Callable[[Sequence[str], object, Sequence[int]], Coroutine[Any, Any, int]]
+
+
+class HostKeyCheck(asyncssh.SSHClient):
+    """Trusts one host key, or any where none is pinned."""
+
+    def __init__(self, pinned: asyncssh.SSHKey | None) -> None:
+        self._pinned = pinned
+
+    def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
+        """Begin."""
+        send_no_ignores(conn)
+
+    def validate_host_public_key(
+        self,
+        host: str,  # noqa: ARG002 - asyncssh's signature
+        addr: str,  # noqa: ARG002
+        port: int,  # noqa: ARG002
+        key: asyncssh.SSHKey,
+    ) -> bool:
+        """Whether the server may be logged in to."""
+        return self._pinned is None or key == self._pinned
+
+
+class HostLogins:
+    """Logs in to the hosts of a launch, some at once."""
+
+    def __init__(self, key: str, patience: SshTimeouts) -> None:
+        """Read the job's key.
+
+        Raises:
+            OSError: it can't be read.
+            ValueError: it is no key.
+        """
+        self._key = asyncssh.read_private_key(key)
+        self._patience = patience
+        self._free = asyncio.Semaphore(_AT_ONCE)
+
+    async def log_in(
+        self, remote: ClientHost, user: str, once: int = 0
+    ) -> asyncssh.SSHClientConnection:
+        """Log in to a host, as often as the settings say, or once within so many seconds.
+
+        Raises:
+            OSError, ValueError, asyncio.TimeoutError, asyncssh.Error: it doesn't let us in.
+        """
+        async with self._free:
+            return await self._log_in(remote, user, once)
+
+    async def _log_in(
+        self, remote: ClientHost, user: str, once: int
+    ) -> asyncssh.SSHClientConnection:
+        left = 1 if once else max(1, self._patience.attempts)
+        limit = once or self._patience.timeout or None
+        while True:
+            left -= 1
+            try:
+                return await asyncio.wait_for(self._open(remote, user), limit)
+            except (OSError, asyncssh.ConnectionLost, asyncio.TimeoutError) as wrong:
+                # The gate has just seen the host answer: a dropped SYN, or a full queue.
+                # `wait_for` says nothing; the system's own time-out has words.
+                silent = isinstance(wrong, asyncio.TimeoutError) and not str(wrong)
+                if not left and not silent:
+                    raise
+                if not left:
+                    where = f"{remote.address} port {remote.port}"
+                    raise TimeoutError(f"no login at {where} within {limit} s") from None
+            await asyncio.sleep(1)
+
+    async def _open(self, remote: ClientHost, user: str) -> asyncssh.SSHClientConnection:
+        pinned = asyncssh.import_public_key(remote.key) if remote.key else None
+        return await asyncssh.connect(
+            remote.address,
+            remote.port,
+            client_factory=lambda: HostKeyCheck(pinned),
+            server_host_key_algs=host_key_algorithms(pinned),
+            username=user,
+            client_keys=[self._key],
+            preferred_auth="publickey",
+            **NOTHING_ELSE,
+            keepalive_interval=self._patience.interval,
+            keepalive_count_max=self._patience.probes,
+            login_timeout=self._patience.timeout,
+        )
+
+
+class ClientSession(asyncssh.SSHClientSession[bytes]):
+    """One command on one host, between the agent's streams and the connection."""
+
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        self._source = InputStream(descriptors[0], self._feed)
+        self._out = OutputStream(descriptors[1], self._throttle)
+        self._error = OutputStream(descriptors[2], self._throttle)
+        self._channel: asyncssh.SSHClientChannel[bytes] | None = None
+        self._full = False
+        self._flushing = False
+        self._closed = False
+        self.status = FAILED
+        self.why: Exception | None = None
+        self.done = asyncio.Event()
+
+    def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
+        """Take the channel over."""
+        self._channel = chan
+
+    @property
+    def begun(self) -> bool:
+        """Whether a connection has given it a channel."""
+        return self._channel is not None
+
+    def session_started(self) -> None:
+        """Begin to read what the command is to read."""
+        self._source.resume()
+
+    def _feed(self, data: bytes) -> None:
+        if self._channel is None or self._channel.is_closing():
+            return
+        if data:
+            self._channel.write(data)
+        else:
+            self._channel.write_eof()
+
+    def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
+        """Write what the command has written."""
+        (self._error if datatype == asyncssh.EXTENDED_DATA_STDERR else self._out).write(data)
+
+    def _throttle(self) -> None:
+        # asyncssh opens the window anew with the first part that it hands on. Who paused it again
+        # before the last would let as much come in each time as goes out, and much more.
+        if self._flushing:
+            return
+        full = self._out.full or self._error.full
+        if full != self._full and self._channel is not None:
+            self._full = full
+            if full:
+                self._channel.pause_reading()
+            else:
+                self._flushing = True
+                self._channel.resume_reading()
+                self._flushing = False
+                self._throttle()
+        self._finish()
+
+    def pause_writing(self) -> None:
+        """Read no more until the channel has room."""
+        self._source.pause()
+
+    def resume_writing(self) -> None:
+        """Read on."""
+        self._source.resume()
+
+    def eof_received(self) -> bool:
+        """Go on at the end of what the command writes."""
+        return True  # our own side stays open: the command may still read
+
+    def exit_status_received(self, status: int) -> None:
+        """Keep the command's status."""
+        self.status = status
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End, with the reason where the connection was lost."""
+        self.why = exc
+        self._closed = True
+        self._source.close()
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._closed and self._out.idle and self._error.idle:
+            self.done.set()
+
+    def close(self) -> None:
+        """Close the agent's streams."""
+        for stream in (self._source, self._out, self._error):
+            stream.close()
 
 
 def read_words(words: Sequence[str]) -> tuple[str, str, str]:
@@ -64,7 +260,7 @@ class Client:
         self._kept: dict[tuple[str, str], asyncssh.SSHClientConnection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def keep(self, connections: KeptConnections) -> None:
+    def keep(self, connections: ConnectionPool) -> None:
         """Take over the connections of the launch's hosts, and let go of any other."""
         patience = self.config.patience
         for host in self.config.hosts:
@@ -226,7 +422,7 @@ async def _request(agent: socket.socket, descriptors: list[int]) -> dict[str, ob
             await ready.wait()
             ready.clear()
             try:
-                part, given, _, _ = socket.recv_fds(agent, _REQUEST, _STREAMS)
+                part, given, _, _ = socket.recv_fds(agent, _PIECE, _STREAMS)
             except BlockingIOError:  # it was told twice that something had come
                 continue
             descriptors += given
@@ -245,6 +441,131 @@ async def _request(agent: socket.socket, descriptors: list[int]) -> dict[str, ob
 async def _ended(agent: socket.socket) -> None:
     """Wait until the agent is gone; it says nothing more."""
     await asyncio.get_running_loop().sock_recv(agent, 1)
+
+
+class AgentRequests:
+    """The FIFOs of one launch, and the agents that wait there."""
+
+    def __init__(self, folder: Path, hosts: Iterable[str], tell: Callable[[str], None]) -> None:
+        """Make the FIFOs; agents may write from now on.
+
+        Args:
+            folder: the launch folder.
+            hosts: as mpirun calls them.
+            tell: tells the parent of mpirun.
+
+        Raises:
+            OSError: they can't be made, or too few files may be open.
+        """
+        self._folder = folder / SESSIONS
+        self._tell = tell
+        self._folder.mkdir(mode=0o700)
+        # Open for both: an agent that opens its FIFO waits for nobody.
+        self._unused = {name: _fifo(self._folder / name) for name in hosts}
+        self._given_up: dict[str, asyncio.Event] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rest = b""
+        self._requests = _fifo(folder / REQUESTS)
+
+    def serve(self, run: Run) -> None:
+        """Listen to agents from now on, and run their sessions."""
+        asyncio.get_running_loop().add_reader(self._requests, self._read, run)
+
+    def _read(self, run: Run) -> None:
+        with suppress(BlockingIOError):
+            self._rest += os.read(self._requests, _PIECE)
+        *lines, self._rest = self._rest.split(b"\n")
+        for line in lines:
+            match os.fsdecode(line).split():
+                case ["start", host, pid] if pid.isdecimal():
+                    task = asyncio.ensure_future(self._serve(host, int(pid), run))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                case ["end", host, _] if (self._folder / host).exists():
+                    # A signal may come before the agent has asked.
+                    self._given_up.setdefault(host, asyncio.Event()).set()
+
+    async def _serve(self, host: str, pid: int, run: Run) -> None:
+        unused = self._unused.pop(host, None)
+        if unused is None:
+            return
+        try:
+            words = _words(self._folder / f"{host}.request")
+            streams = take(pid)
+        except (OSError, ValueError):
+            os.write(unused, b"refused\n")
+            os.close(unused)
+            return
+        # The agent reads already, or is gone: then nobody reads once the other one is closed.
+        answers = os.open(self._folder / host, _WRITE)
+        os.close(unused)
+        try:
+            _answer(answers, "taken")
+            status = await self._until(host, run(words, pid, streams))
+            # The parent must know of it before it sees that the agent ends.
+            self._tell(f"closed {host} {pid}\n")
+            _answer(answers, str(status))
+        finally:
+            os.close(answers)
+
+    async def _until(self, host: str, session: Coroutine[Any, Any, int]) -> int:
+        """Run a session until it ends, or is given up."""
+        given_up = self._given_up.setdefault(host, asyncio.Event())
+        running = asyncio.ensure_future(session)
+        leaves = asyncio.ensure_future(given_up.wait())
+        await asyncio.wait((running, leaves), return_when=asyncio.FIRST_COMPLETED)
+        for left in (leaves, running):
+            left.cancel()
+        ended = (await asyncio.gather(running, return_exceptions=True))[0]
+        return ended if isinstance(ended, int) else FAILED
+
+
+def _fifo(path: Path) -> int:
+    os.mkfifo(path, 0o600)
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _words(path: Path) -> list[str]:
+    return [os.fsdecode(word) for word in path.read_bytes().split(b"\0")[:-1]]
+
+
+def _answer(descriptor: int, word: str) -> None:
+    with suppress(OSError):  # it is gone
+        os.write(descriptor, f"{word}\n".encode())
+
+
+class StayingClient:
+    """The client of one launch; agents may come from now on, and wait until it serves."""
+
+    def __init__(self, folder: Path, config: ClientConfig, kept: ConnectionPool) -> None:
+        """Make what agents reach it by, in the launch folder.
+
+        Raises:
+            OSError: that can't be made, or too few files may be open.
+        """
+        open_files.allow_most()
+        waiting_agent.offer(folder)
+        self._kept = kept
+        self._client = Client(config)
+        names = [host.name for host in config.hosts]
+        self._requests = AgentRequests(folder, names, self._client.tell)
+        # A socket's path may be 107 bytes long, and the folder's may be longer.
+        here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._listener.bind(f"/proc/self/fd/{here}/{CLIENT_SOCKET}")
+            self._listener.listen(_BACKLOG)
+        finally:
+            os.close(here)
+
+    async def serve(self) -> None:
+        """Serve until this process ends."""
+        self._client.keep(self._kept)
+        self._listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._listener, self._client.accept, self._listener)
+        self._requests.serve(self._client.run)
+        await loop.create_future()
 
 
 async def serve(config: ClientConfig, listener: socket.socket) -> None:

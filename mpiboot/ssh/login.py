@@ -8,20 +8,165 @@ never writes a file and never reads the user's SSH configuration or agent.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import asyncssh
+from asyncssh.constants import MSG_IGNORE
 
 from mpiboot.core.choices import HostKeys
+from mpiboot.core.errors import error
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
-from mpiboot.ssh.dialogue import Connection, closed
-from mpiboot.ssh.job_key import read_private, read_public
-from mpiboot.ssh.kept import KeptConnections
-from mpiboot.ssh.options import NOTHING_ELSE, host_key_algorithms, send_no_ignores
+from mpiboot.ssh.client_start import ConnectionPool
+
+NOTHING_ELSE: Final[Mapping[str, Any]] = {
+    "config": None,
+    # No key is known beforehand, so that the client sees the one that is shown.
+    "known_hosts": ([], [], []),
+    "x509_trusted_certs": None,
+    "agent_path": None,
+    "client_host_keys": None,
+    "gss_host": None,
+    "compression_algs": None,
+    # First of all that asyncssh has: the one that is fastest in it, by about two.
+    "encryption_algs": "^aes128-gcm@openssh.com,aes256-gcm@openssh.com",
+}
+
+
+def send_no_ignores(connection: asyncssh.SSHClientConnection) -> None:
+    """Have a connection leave out the MSG_IGNORE that asyncssh sends before every packet.
+
+    They hide where a packet begins in the stream of a CBC cipher (RFC 4251 9.3.1), which asyncssh
+    does not offer by itself; with any other they are half of what is encrypted and sent, a tenth
+    of a gate's CPU time. OpenSSH's client sends none.
+    """
+    send = connection.send_packet
+
+    def without_ignores(
+        pkttype: int, *args: bytes, handler: asyncssh.packet.SSHPacketLogger | None = None
+    ) -> None:
+        if pkttype != MSG_IGNORE:
+            send(pkttype, *args, handler=handler)
+
+    connection.send_packet = without_ignores  # type: ignore[method-assign]
+
+
+def host_key_algorithms(pinned: asyncssh.SSHKey | None) -> list[str]:
+    """Give the pinned key's algorithms first, then the others.
+
+    With the pinned key's alone a server without that key would say that there is no common
+    algorithm, rather than show the key that it has.
+    """
+    known = [alg.decode() for alg in asyncssh.public_key.get_default_public_key_algs()]
+    own = [alg.decode() for alg in pinned.sig_algorithms] if pinned else []
+    first = [alg for alg in own if alg in known] or own
+    return [*first, *(alg for alg in known if alg not in first)]
+
+
+def read_private(path: Path) -> asyncssh.SSHKey:
+    """Read the job's key.
+
+    Raises:
+        MpibootError: ``ssh-key``; it can't be read, is none, or has a passphrase.
+    """
+    try:
+        return asyncssh.read_private_key(path)
+    except OSError as why:
+        raise error("ssh-key", f"the job's key {path} can't be read: {why.strerror}") from None
+    except ValueError as why:
+        # asyncssh has no exception of its own for this, and without bcrypt another text.
+        if not re.search("passphrase|encrypt", str(why), re.IGNORECASE):
+            raise error("ssh-key", f"the job's key {path} is no private SSH key: {why}") from None
+        raise error(
+            "ssh-key",
+            f"the job's key {path} has a passphrase, and nobody is there to type it",
+            hint="make a key without one: ssh-keygen -N ''",
+        ) from None
+
+
+def read_public(line: str) -> asyncssh.SSHKey:
+    """Read the pinned host key, a line as in a .pub file.
+
+    Raises:
+        MpibootError: ``ssh-key``; it is none.
+    """
+    try:
+        return asyncssh.import_public_key(line)
+    except ValueError as why:
+        raise error("ssh-key", f"the pinned host key is no public SSH key: {why}") from None
+
+
+_LINE: Final = 1 << 10  # bytes
+_WRONG: Final = (asyncssh.Error, OSError, ValueError, asyncio.IncompleteReadError)
+_GONE: Final = 1.0
+
+
+class Connection:
+    """An SSH connection after its login."""
+
+    def __init__(self, connection: asyncssh.SSHClientConnection, *, stays: bool = False) -> None:
+        """Take over a connection, or commands over one that somebody else keeps (``stays``)."""
+        self._connection = connection
+        self._stays = stays
+        self._processes: list[asyncssh.SSHClientProcess[bytes]] = []
+
+    async def start(self, command: str) -> Dialogue | None:
+        """Start a command; None where the host refuses it or is gone."""
+        try:
+            process = await self._connection.create_process(
+                command, encoding=None, stderr=asyncssh.DEVNULL
+            )
+        except _WRONG:
+            return None
+        self._processes.append(process)
+        return Dialogue(process)
+
+    async def close(self) -> None:
+        """Say good-bye, which ends its commands; a host that doesn't hear is left."""
+        if not self._stays:
+            await closed(self._connection)
+        for process in self._processes:
+            process.close()
+        self._processes.clear()
+
+
+class Dialogue:
+    """A command that runs."""
+
+    def __init__(self, process: asyncssh.SSHClientProcess[bytes]) -> None:
+        self._process = process
+        self._turn = asyncio.Lock()
+
+    async def line(self) -> str:
+        """Read the next line; empty at the end."""
+        try:
+            found = await self._process.stdout.readline()
+        except _WRONG:
+            return ""
+        return found[:_LINE].decode("ascii", "replace").strip()
+
+    async def ask(self, line: str) -> str:
+        """Write a line and read its answer, one question at a time; empty at the end."""
+        async with self._turn:
+            try:
+                self._process.stdin.write(f"{line}\n".encode())
+            except _WRONG:
+                return ""
+            return await self.line()
+
+
+async def closed(connection: asyncssh.SSHClientConnection) -> None:
+    """Close a connection: a disconnect message first, so that no log has "reset by peer"."""
+    connection.close()
+    try:
+        await asyncio.wait_for(connection.wait_closed(), _GONE)
+    except asyncio.TimeoutError:
+        connection.abort()
+
 
 OUTPUT_LIMIT: Final = 1 << 20
 _SHOWN: Final = 60
@@ -121,7 +266,7 @@ class Login:
         host_key: str = "",
         mode: HostKeys = HostKeys.JOB,
         limits: LoginTimeouts | None = None,
-        kept: KeptConnections | None = None,
+        kept: ConnectionPool | None = None,
     ) -> None:
         self._kept = kept
         self._key = read_private(key)

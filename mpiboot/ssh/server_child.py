@@ -14,7 +14,7 @@ from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.model import SshKind
-from mpiboot.ssh import session_processes
+from mpiboot.ssh import sessions
 from mpiboot.ssh.openssh import LISTENING
 from mpiboot.system import process
 
@@ -109,7 +109,7 @@ class SshServer:
 
     def stop(self) -> None:
         """Ask it and its connections to end."""
-        running = session_processes.table().values()
+        running = sessions.table().values()
         children = [item.pid for item in running if item.parent == self.pid]
         for pid in (self.pid, *children):
             with contextlib.suppress(ProcessLookupError, PermissionError):

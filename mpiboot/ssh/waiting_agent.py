@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from mpiboot.ssh.session import FAILED
+FAILED: Final = 255
 
 # The agent looks for it by this name, in the launch folder.
 NAME: Final = "waiting_agent"

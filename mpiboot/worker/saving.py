@@ -17,7 +17,7 @@ from typing import Final
 
 import mpiboot
 from mpiboot.core.launch_spec import JOB_MARK, NOTICE
-from mpiboot.ssh.session_processes import MARK
+from mpiboot.ssh.sessions import MARK
 from mpiboot.system import process
 
 SCRIPT: Final = Path(mpiboot.__file__).parent / "libexec" / "stop-ranks"

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core.launch_spec import CLIENT_SOCKET
-from mpiboot.ssh import connect
-from mpiboot.ssh import start as client_start
+from mpiboot.ssh import client_start, connect
 from mpiboot.ssh.config import SshTimeouts
 from mpiboot.system.os_calls import start_listening
 from tests.fakes.worker import PATIENCE, Worker

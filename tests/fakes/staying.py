@@ -9,17 +9,16 @@ import asyncio
 import sys
 from pathlib import Path
 
-from mpiboot.ssh import tcp
+from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.client import StayingClient
+from mpiboot.ssh.client_start import ClientConfig, ClientHost, ConnectionPool
 from mpiboot.ssh.config import SshTimeouts
-from mpiboot.ssh.kept import KeptConnections
 from mpiboot.ssh.login import Login
-from mpiboot.ssh.start import ClientConfig, ClientHost
-from mpiboot.ssh.staying import StayingClient
 
 
 async def main(folder: Path, config: ClientConfig) -> None:
-    kept = KeptConnections(SshTimeouts(3, 30, 10, 3))
+    kept = ConnectionPool(SshTimeouts(3, 30, 10, 3))
     login = Login(Path(config.key), kept=kept)
 
     async def one(host: ClientHost) -> None:

@@ -24,7 +24,7 @@ from mpiboot.hosts.job_hostfile import HostfileFollower, find
 from mpiboot.hosts.pipeline import Pipelines
 from mpiboot.hosts.progress import Stage
 from mpiboot.network import platform_hints
-from mpiboot.ssh import tcp
+from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
 from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd, without_ipv6

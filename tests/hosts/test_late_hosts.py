@@ -21,7 +21,7 @@ from mpiboot.hosts.access import Access
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.dns_answers import DnsAnswer, NoAddress
 from mpiboot.hosts.resolv_conf import ResolvConf
-from mpiboot.ssh import tcp
+from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 
 HOSTS, READY, FIRST, GAP = 300, 100, 20.0, 0.5

@@ -25,7 +25,7 @@ from tests.fakes.workers import eth0, without_facts, worker
 from tests.waiting import until_in_loop
 
 if TYPE_CHECKING:
-    from mpiboot.ssh.dialogue import Connection
+    from mpiboot.ssh.login import Connection
 
 
 class Talk:

@@ -23,10 +23,11 @@ from mpiboot.hosts.pipeline import Pipelines
 from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.hosts.resolv_conf import ResolvConf
 from mpiboot.network import platform_hints
-from mpiboot.ssh import login, tcp
+from mpiboot.ssh import attempt as tcp
+from mpiboot.ssh import login
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.client_start import ConnectionPool
 from mpiboot.ssh.config import SshTimeouts
-from mpiboot.ssh.kept import KeptConnections
 from tests.fakes import plans
 
 if TYPE_CHECKING:
@@ -369,7 +370,7 @@ async def test_the_ssh_client_is_loaded_once_with_what_the_settings_say(
     to = Access("r", Path("key"), "launcher", host_key="ssh-ed25519 PINNED")
     limits, settings = LoginTimeouts(command=3.0), Settings(host_keys=HostKeys.OFF)
     resolver = cast("Resolver", Names(FOUND))
-    kept = KeptConnections(SshTimeouts(3, 30, 10, 3))
+    kept = ConnectionPool(SshTimeouts(3, 30, 10, 3))
     made = Pipelines(settings, to, resolver, changed=lambda: None, limits=limits, kept=kept)
     await made.prepare()
     await made.load()

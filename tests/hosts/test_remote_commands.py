@@ -16,7 +16,8 @@ from mpiboot.hosts.access import Access
 from mpiboot.hosts.kubectl_pods import PodAccess
 from mpiboot.hosts.other_launchers import OtherLauncher
 from mpiboot.hosts.remote_commands import RemoteCommands
-from mpiboot.ssh import login, tcp
+from mpiboot.ssh import attempt as tcp
+from mpiboot.ssh import login
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from tests.fakes.sshd import listener, saying
 

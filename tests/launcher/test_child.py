@@ -18,7 +18,7 @@ from mpiboot.core.launch_spec import JOB_MARK, MARK, Failure, LaunchSpec, Result
 from mpiboot.core.setting_sources import resolve
 from mpiboot.job import plan as plans
 from mpiboot.launcher import child
-from mpiboot.ssh.start import ClientConfig
+from mpiboot.ssh.client_start import ClientConfig
 from tests.fakes.plans import PATHS, observed
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +55,7 @@ from mpiboot.launcher.setup import LauncherPod
 from mpiboot.core.model import Decision, Finding, Level, Source, SshKind
 from mpiboot.core.setting_sources import resolve
 from mpiboot.ssh.config import SshTimeouts
-from mpiboot.ssh.kept import KeptConnections
+from mpiboot.ssh.client_start import ConnectionPool
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 
@@ -93,7 +93,7 @@ async def wait(launcher, program, reached):
     reached += seen.workers
     said = [Finding("slots", Level.WARN, text) for text in ("said before", "not yet said")]
     bad = Finding("slots", Level.FAIL, "a failure is no warning")
-    kept = KeptConnections(SshTimeouts(3, 30, 10, 3)) if sys.argv[2] == "kept" else None
+    kept = ConnectionPool(SshTimeouts(3, 30, 10, 3)) if sys.argv[2] == "kept" else None
     return observation.Observation(seen, passed, (*said, bad), (said[0],), kept=kept)
 
 child.launcher_pod = pod

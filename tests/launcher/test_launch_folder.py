@@ -21,8 +21,8 @@ from mpiboot.core.setting_sources import resolve
 from mpiboot.hosts.kubectl_pods import PodAccess
 from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import launch_folder, logins
+from mpiboot.ssh.client_start import ClientConfig, ClientHost
 from mpiboot.ssh.config import SshTimeouts
-from mpiboot.ssh.start import ClientConfig, ClientHost
 from mpiboot.supervisor import evidence, silence
 from mpiboot.system import keys, open_files
 from tests.fakes import plans

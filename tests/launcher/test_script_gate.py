@@ -23,8 +23,8 @@ from mpiboot.launcher.child_loop import ChildLoop
 from mpiboot.launcher.reached import ReachedWorkers
 from mpiboot.launcher.script_gate import by_every_name, that_may_join
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.ssh import start as client_start
-from mpiboot.ssh.start import ClientConfig
+from mpiboot.ssh import client_start
+from mpiboot.ssh.client_start import ClientConfig
 from mpiboot.supervisor import evidence
 from mpiboot.system import open_files
 from mpiboot.system.keys import JobKey

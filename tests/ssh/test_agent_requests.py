@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.launch_spec import REQUESTS
-from mpiboot.ssh import agent_requests
-from mpiboot.ssh.agent_requests import SESSIONS, AgentRequests
-from mpiboot.ssh.session import FAILED
+from mpiboot.ssh import client
+from mpiboot.ssh.client import FAILED, SESSIONS, AgentRequests
 from tests.waiting import until_in_loop
 
 
@@ -61,7 +60,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
             raise ValueError("a socket")
         return [pid, pid + 1, pid + 2]
 
-    monkeypatch.setattr(agent_requests, "take", take)
+    monkeypatch.setattr(client, "take", take)
     return take
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.ssh import agent_streams
+from mpiboot.ssh import streams
 
 Agent = Callable[..., int]
 HOLDS = "exec 3<&0 4>&1 5>&2; kill -STOP $$"
@@ -46,7 +46,7 @@ def written(descriptors: list[int], data: bytes) -> None:
 
 def test_pipes_are_opened_anew_with_flags_of_their_own(agent: Agent) -> None:
     reader, writer = os.pipe()
-    null, *outputs = agent_streams.take(agent(subprocess.DEVNULL, writer, writer))
+    null, *outputs = streams.take(agent(subprocess.DEVNULL, writer, writer))
     assert not os.get_blocking(outputs[0])
     assert os.get_blocking(writer)
     written(outputs, b"a")
@@ -63,8 +63,8 @@ def test_the_launchers_own_file_goes_on_where_it_is(
     path = tmp_path / "log"
     own = opened(path, 0)
     os.write(own, b"before\n")
-    monkeypatch.setattr(agent_streams, "_OWN", (own,))
-    null, *outputs = agent_streams.take(agent(subprocess.DEVNULL, own, own))
+    monkeypatch.setattr(streams, "_OWN", (own,))
+    null, *outputs = streams.take(agent(subprocess.DEVNULL, own, own))
     written(outputs, b"said\n")
     os.write(own, b"after\n")
     os.close(own)
@@ -75,8 +75,8 @@ def test_the_launchers_own_file_goes_on_where_it_is(
 def test_the_launchers_own_socket_is_shared(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     own, other = socket.socketpair()
     with own, other:
-        monkeypatch.setattr(agent_streams, "_OWN", (own.fileno(),))
-        null, *outputs = agent_streams.take(agent(subprocess.DEVNULL, own.fileno(), own.fileno()))
+        monkeypatch.setattr(streams, "_OWN", (own.fileno(),))
+        null, *outputs = streams.take(agent(subprocess.DEVNULL, own.fileno(), own.fileno()))
         written(outputs, b"a")
         os.close(null)
         assert other.recv(9) == b"aa"
@@ -86,7 +86,7 @@ def test_what_is_appended_to_is_opened_anew(agent: Agent, tmp_path: Path) -> Non
     path = tmp_path / "log"
     path.write_bytes(b"before\n")
     theirs = opened(path, os.O_APPEND)
-    null, *outputs = agent_streams.take(agent(subprocess.DEVNULL, theirs, theirs))
+    null, *outputs = streams.take(agent(subprocess.DEVNULL, theirs, theirs))
     os.write(theirs, b"theirs\n")
     written(outputs, b"said\n")
     os.close(theirs)
@@ -102,11 +102,11 @@ def test_another_file_with_a_place_in_it_is_refused_and_nothing_stays_open(
     own = opened(path, 0)
     theirs = opened(tmp_path / "else" if elsewhere == "another file" else path, 0)
     os.write(theirs, b"x")
-    monkeypatch.setattr(agent_streams, "_OWN", (own,))
+    monkeypatch.setattr(streams, "_OWN", (own,))
     pid = agent(subprocess.DEVNULL, theirs, theirs)
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(ValueError, match="stream 4"):
-        agent_streams.take(pid)
+        streams.take(pid)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     os.close(own)
     os.close(theirs)
@@ -126,8 +126,8 @@ def test_a_pipe_that_only_root_may_open_is_the_launchers_own(
         return real(path, flags, *more)
 
     monkeypatch.setattr(os, "open", closed)
-    monkeypatch.setattr(agent_streams, "_OWN", (writer,))
-    null, *outputs = agent_streams.take(pid)
+    monkeypatch.setattr(streams, "_OWN", (writer,))
+    null, *outputs = streams.take(pid)
     written(outputs, b"a")
     os.close(writer)
     os.close(null)
@@ -140,4 +140,4 @@ def test_an_agent_that_is_gone_has_no_streams(agent: Agent) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     with pytest.raises(OSError, match=str(pid)):
-        agent_streams.take(pid)
+        streams.take(pid)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.ssh import client, start
+from mpiboot.ssh import client, client_start
 from mpiboot.ssh.config import SshTimeouts
 from mpiboot.system import open_files
 from tests.fakes.client import Launch
@@ -96,8 +96,8 @@ def test_the_client_may_open_as_many_files_as_the_pod_allows(other: Launch) -> N
 
 
 def test_what_many_hosts_need_is_counted_before_the_start() -> None:
-    assert start.short_of_files(192, 1024) == ""
-    assert "needs 1029 open files for 193 hosts" in start.short_of_files(193, 1024)
+    assert client_start.short_of_files(192, 1024) == ""
+    assert "needs 1029 open files for 193 hosts" in client_start.short_of_files(193, 1024)
 
 
 def test_a_command_that_dies_of_a_signal_is_no_success(launch: Launch) -> None:
@@ -313,7 +313,7 @@ def test_an_agent_without_a_client_ends_as_ssh_would(other: Launch) -> None:
 
 def named(other: Launch, *names: str) -> client.Client:
     """A client that knows hosts by these names, all of them one worker."""
-    config = start.ClientConfig.from_json((other.folder / "client.json").read_text())
+    config = client_start.ClientConfig.from_json((other.folder / "client.json").read_text())
     hosts = tuple(replace(config.hosts[0], name=name) for name in names)
     return client.Client(replace(config, hosts=hosts))
 

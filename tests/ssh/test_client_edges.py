@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mpiboot.ssh import client
+from mpiboot.ssh.client_start import ClientConfig, ClientHost
 from mpiboot.ssh.config import SshTimeouts
-from mpiboot.ssh.start import ClientConfig, ClientHost
 from tests.fakes.sshd import Job
 
 

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import asyncssh
 import pytest
 
-from mpiboot.ssh import host_logins, login
+from mpiboot.ssh import client, login
 from mpiboot.ssh.attempt import LoginTimeouts, Outcome, Target
+from mpiboot.ssh.client import HostLogins
+from mpiboot.ssh.client_start import ClientHost
 from mpiboot.ssh.config import SshTimeouts
-from mpiboot.ssh.host_logins import HostLogins
-from mpiboot.ssh.start import ClientHost
 from tests.fakes.sshd import Job
 
 # None of ssh_config, agents, known hosts, certificates, GSSAPI or this machine's own host keys.
@@ -97,10 +97,10 @@ async def test_the_launchs_own_client(
 def test_only_the_pinned_key_is_trusted(job: Job, answer: str) -> None:
     public = job.key.convert_to_public()
     shown = public if answer == "same" else job.stranger.convert_to_public()
-    assert host_logins.HostKeyCheck(public).validate_host_public_key("", "", 22, shown) == (
+    assert client.HostKeyCheck(public).validate_host_public_key("", "", 22, shown) == (
         answer == "same"
     )
-    assert host_logins.HostKeyCheck(None).validate_host_public_key("", "", 22, shown)
+    assert client.HostKeyCheck(None).validate_host_public_key("", "", 22, shown)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ async def test_a_login_is_tried_as_often_as_the_user_says(
     own = SimpleNamespace(
         wait_for=asyncio.wait_for, TimeoutError=asyncio.TimeoutError, sleep=at_once
     )
-    monkeypatch.setattr(host_logins, "asyncio", own)
+    monkeypatch.setattr(client, "asyncio", own)
     with pytest.raises(ConnectionRefusedError):
         await known.log_in(host, "me", once)
     assert len(made) == tries

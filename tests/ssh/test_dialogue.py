@@ -8,10 +8,10 @@ from typing import cast
 import asyncssh
 import pytest
 
-from mpiboot.ssh import dialogue, tcp
+from mpiboot.ssh import attempt as tcp
+from mpiboot.ssh import login as dialogue
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
-from mpiboot.ssh.dialogue import Connection
-from mpiboot.ssh.login import Login
+from mpiboot.ssh.login import Connection, Login
 from tests.fakes.sshd import Job
 
 

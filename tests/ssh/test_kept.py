@@ -8,8 +8,8 @@ import asyncssh
 import pytest
 
 from mpiboot.ssh.attempt import Target
+from mpiboot.ssh.client_start import ConnectionPool
 from mpiboot.ssh.config import SshTimeouts
-from mpiboot.ssh.kept import KeptConnections
 
 
 class Connection:
@@ -30,30 +30,30 @@ class Connection:
 
 
 @pytest.fixture
-def kept() -> KeptConnections:
-    return KeptConnections(SshTimeouts(attempts=1, timeout=33, interval=11, probes=4))
+def kept() -> ConnectionPool:
+    return ConnectionPool(SshTimeouts(attempts=1, timeout=33, interval=11, probes=4))
 
 
 def keep(
-    kept: KeptConnections, address: str = "10.0.0.1", port: int = 22, user: str = "me"
+    kept: ConnectionPool, address: str = "10.0.0.1", port: int = 22, user: str = "me"
 ) -> Connection:
     made = Connection()
     kept.keep(Target("w-0", address, port, user), cast("asyncssh.SSHClientConnection", made))
     return made
 
 
-def taken(kept: KeptConnections) -> object:
+def taken(kept: ConnectionPool) -> object:
     return kept.take("10.0.0.1", 22, "me")
 
 
-def test_one_is_given_away_once_the_latest_first(kept: KeptConnections) -> None:
+def test_one_is_given_away_once_the_latest_first(kept: ConnectionPool) -> None:
     first, second = keep(kept), keep(kept)
     assert taken(kept) is second
     assert taken(kept) is first
     assert taken(kept) is None
 
 
-def test_a_host_that_is_silent_is_lost_after_the_keepalive(kept: KeptConnections) -> None:
+def test_a_host_that_is_silent_is_lost_after_the_keepalive(kept: ConnectionPool) -> None:
     assert keep(kept).keepalive == (11, 4)
 
 
@@ -61,19 +61,19 @@ def test_a_host_that_is_silent_is_lost_after_the_keepalive(kept: KeptConnections
     "place", [("10.0.0.2", 22, "me"), ("10.0.0.1", 2222, "me"), ("10.0.0.1", 22, "root")]
 )
 def test_one_leads_to_its_address_port_and_user_alone(
-    kept: KeptConnections, place: tuple[str, int, str]
+    kept: ConnectionPool, place: tuple[str, int, str]
 ) -> None:
     keep(kept)
     assert kept.take(*place) is None
 
 
-def test_one_that_has_ended_is_passed_over(kept: KeptConnections) -> None:
+def test_one_that_has_ended_is_passed_over(kept: ConnectionPool) -> None:
     first, second = keep(kept), keep(kept)
     second.closed = True
     assert taken(kept) is first
 
 
-def test_those_that_nobody_took_are_closed(kept: KeptConnections) -> None:
+def test_those_that_nobody_took_are_closed(kept: ConnectionPool) -> None:
     first, last, other = keep(kept), keep(kept), keep(kept, user="root")
     assert taken(kept) is last
     kept.close()

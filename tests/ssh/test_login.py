@@ -17,7 +17,7 @@ from asyncssh.constants import MSG_IGNORE
 
 from mpiboot.core.choices import HostKeys
 from mpiboot.core.errors import MpibootError
-from mpiboot.ssh import tcp
+from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.login import ERRORS, OUTPUT_LIMIT, Login, outcome_of
 from tests.fakes.sshd import (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.ssh import session_processes, sessions
-from mpiboot.ssh.session_processes import Process, Session, family
+from mpiboot.ssh import sessions
+from mpiboot.ssh.sessions import Process, Session, family
 from mpiboot.system import executables
 
 SHELLS = [
@@ -134,14 +134,14 @@ def test_a_process_is_found_whatever_its_name_is(tmp_path: Path) -> None:
     odd.symlink_to("/bin/cat")
     child = subprocess.Popen([str(odd)], stdin=subprocess.PIPE, start_new_session=True)
     try:
-        found = session_processes.process(child.pid)
+        found = sessions.process(child.pid)
         assert found is not None
         assert (found.pid, found.parent, found.session) == (child.pid, os.getpid(), child.pid)
-        assert child.pid in session_processes.table()
+        assert child.pid in sessions.table()
     finally:
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert session_processes.process(child.pid) is None
+        assert sessions.process(child.pid) is None
         child.communicate()
 
 

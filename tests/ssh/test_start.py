@@ -1,19 +1,22 @@
+"""What mpiboot's own client is told, and how mpirun and agents are told to call it."""
+
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 from mpiboot.core.errors import MpibootError
-from mpiboot.ssh import connect, start
+from mpiboot.ssh import client_start, connect
 from mpiboot.ssh.config import SshTimeouts
 
-CONFIG = start.ClientConfig(
+CONFIG = client_start.ClientConfig(
     hosts=(
-        start.ClientHost("w-0", "10.0.0.1", 2222, "root", "ssh-ed25519 AAAA"),
-        start.ClientHost("w-1", "fd00::1", 22, "me", ""),
+        client_start.ClientHost("w-0", "10.0.0.1", 2222, "root", "ssh-ed25519 AAAA"),
+        client_start.ClientHost("w-1", "fd00::1", 22, "me", ""),
     ),
     key="/run/key",
     patience=SshTimeouts(3, 30, 10, 4),
@@ -24,11 +27,11 @@ CONFIG = start.ClientConfig(
 
 
 def test_what_the_client_is_told_is_read_back_as_it_was_written() -> None:
-    assert start.ClientConfig.from_json(CONFIG.to_json()) == CONFIG
+    assert client_start.ClientConfig.from_json(CONFIG.to_json()) == CONFIG
 
 
 def test_the_client_is_started_by_a_private_file(tmp_path: Path) -> None:
-    program, *words, path = start.write(tmp_path, CONFIG)
+    program, *words, path = client_start.write(tmp_path, CONFIG)
     assert program == sys.executable
     assert "from mpiboot.ssh.client import main; main(" in " ".join(words)
     assert Path(path).stat().st_mode & 0o777 == 0o600
@@ -36,10 +39,41 @@ def test_the_client_is_started_by_a_private_file(tmp_path: Path) -> None:
 
 
 def test_an_agent_reaches_the_client_by_words_of_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert start.words() == f"{sys.executable} -I -S {Path(connect.__file__).resolve()}"
+    assert (
+        client_start.client_words() == f"{sys.executable} -I -S {Path(connect.__file__).resolve()}"
+    )
     monkeypatch.setattr(sys, "executable", "/opt/my\tpython/bin/python3")
     with pytest.raises(MpibootError) as caught:
-        start.words()
+        client_start.client_words()
     assert caught.value.finding.check == "runtime-folder"
     assert "'/opt/my\\tpython/bin/python3' has a blank in its path" in caught.value.finding.said
     assert caught.value.finding.hint == "install elsewhere"
+
+
+def test_mpirun_calls_the_agent_by_its_path() -> None:
+    path = Path(client_start.agent_words())
+    assert (path.parent.name, path.name) == ("libexec", "agent")
+    assert os.access(path, os.X_OK)
+
+
+def test_an_agent_without_its_execute_bit_is_read_by_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = tmp_path / "agent"
+    agent.touch(0o644)
+    monkeypatch.setattr(client_start, "_AGENT", agent)
+    assert client_start.agent_words() == f"/bin/sh {agent}"
+
+
+@pytest.mark.parametrize("blank", [" ", "\t"])
+def test_a_blank_in_mpiboots_own_path_is_told_with_the_path(
+    blank: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mpirun would split the agent's path there."""
+    agent = Path(f"/opt/my{blank}tools/agent")
+    monkeypatch.setattr(client_start, "_AGENT", agent)
+    with pytest.raises(MpibootError) as caught:
+        client_start.agent_words()
+    assert caught.value.finding.check == "runtime-folder"
+    assert repr(str(agent)) in caught.value.finding.said
+    assert caught.value.finding.hint == "install mpiboot in a folder without blanks"

@@ -17,7 +17,7 @@ import pytest
 
 import mpiboot
 from mpiboot.launcher.agent_files import assignments
-from mpiboot.ssh import start, waiting_agent
+from mpiboot.ssh import client_start, waiting_agent
 from mpiboot.ssh.config import SshTimeouts
 from mpiboot.supervisor import by_client
 from tests.fakes import staying
@@ -63,15 +63,15 @@ class Launch:
             (folder / name).mkdir(parents=True)
         os.mkfifo(folder / "events", 0o600)
         self.fifo = os.open(folder / "events", os.O_RDWR | os.O_NONBLOCK)
-        (folder / "agent.conf").write_text(assignments({"client": start.words()}))
+        (folder / "agent.conf").write_text(assignments({"client": client_start.client_words()}))
         key = folder / "key"
         shutil.copyfile(worker.key, key)
         key.chmod(0o600)
         user = worker.wait_for("listens on").split(" as ")[1].split(",")[0]
         public = worker.key.with_suffix(".pub").read_text()
-        config = start.ClientConfig(
+        config = client_start.ClientConfig(
             hosts=tuple(
-                start.ClientHost(name, "127.0.0.1", worker.port, user, public)
+                client_start.ClientHost(name, "127.0.0.1", worker.port, user, public)
                 for name in self.names
             ),
             key=str(key),

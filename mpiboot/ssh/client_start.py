@@ -1,20 +1,28 @@
-"""Starts mpiboot's own SSH client for one launch, and says what it is told.
+"""What mpiboot's own SSH client of one launch is told, and how agents and mpirun call it.
 
-The client's module itself is never loaded here: it runs as a process of its own.
+The client itself (``client.py``) and asyncssh are never loaded here.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mpiboot.core.errors import error
 from mpiboot.ssh import connect
 from mpiboot.ssh.config import SshTimeouts
 from mpiboot.system import files, process
+
+if TYPE_CHECKING:
+    import asyncssh
+
+    from mpiboot.ssh.attempt import Target
+
+_AGENT: Final = Path(__file__).resolve().parent.parent / "libexec" / "agent"
 
 # An agent's socket and its three streams, and the connection to the host; beside these its own
 # and those of logins that are tried again.
@@ -78,7 +86,7 @@ def short_of_files(hosts: int, most: int) -> str:
     return ""
 
 
-def words() -> str:
+def client_words() -> str:
     """Give the command line by which an agent reaches the client, as words for a shell.
 
     Raises:
@@ -104,3 +112,54 @@ def write(folder: Path, config: ClientConfig) -> tuple[str, ...]:
     files.write_private(path, config.to_json())
     statement = "from mpiboot.ssh.client import main; main(sys.argv[1])"
     return tuple(process.python(statement, str(path)))
+
+
+def agent_words() -> str:
+    """Give the agent's command line; mpirun and the agent's users split it at blanks.
+
+    Raises:
+        MpibootError: ``runtime-folder``; mpiboot's own folder has a blank in its path.
+    """
+    if any(char.isspace() for char in str(_AGENT)):
+        raise error(
+            "runtime-folder",
+            f"mpiboot's own folder {str(_AGENT)!r} has a blank in its path, and mpirun splits it "
+            "there",
+            hint="install mpiboot in a folder without blanks",
+        )
+    # Its execute bit may be lost, or count for nothing on a noexec mount; Open MPI takes words.
+    return str(_AGENT) if os.access(_AGENT, os.X_OK) else f"/bin/sh {_AGENT}"
+
+
+class ConnectionPool:
+    """The gate's logins that stay open for the launch agents' sessions.
+
+    By address, port and user: hosts may share all of these.
+    """
+
+    def __init__(self, patience: SshTimeouts) -> None:
+        """Begin with none; ``patience`` says after what time a silent host is lost."""
+        self._patience = patience
+        self._all: dict[tuple[str, int, str], list[asyncssh.SSHClientConnection]] = {}
+
+    def keep(self, target: Target, connection: asyncssh.SSHClientConnection) -> None:
+        """Take one over."""
+        connection.set_keepalive(self._patience.interval, self._patience.probes)
+        place = (target.address, target.port, target.user)
+        self._all.setdefault(place, []).append(connection)
+
+    def take(self, address: str, port: int, user: str) -> asyncssh.SSHClientConnection | None:
+        """Give the latest away; None where there is none that is still open."""
+        there = self._all.get((address, port, user), [])
+        while there:
+            latest = there.pop()
+            if not latest.is_closed():
+                return latest
+        return None
+
+    def close(self) -> None:
+        """Close those that nobody took."""
+        for there in self._all.values():
+            for connection in there:
+                connection.close()
+        self._all.clear()
