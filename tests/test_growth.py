@@ -29,9 +29,16 @@ from mpiboot.network.worker_pairs import Dialled, Reached
 from mpiboot.ssh import config
 from mpiboot.supervisor import verdicts
 from mpiboot.supervisor.agents import Agents
-from mpiboot.supervisor.events import AgentConnected, AgentEnded, AgentStarted, DaemonJoined, Event
-from mpiboot.supervisor.state import FAMILIES, Job
-from mpiboot.supervisor.watch import Peer, joined
+from mpiboot.supervisor.processes import Peer, joined
+from mpiboot.supervisor.state import (
+    FAMILIES,
+    AgentConnected,
+    AgentEnded,
+    AgentStarted,
+    DaemonJoined,
+    Event,
+    Job,
+)
 from mpiboot.system.loop import EventLoop
 from tests.fakes import plans as p
 from tests.fakes import workers as w

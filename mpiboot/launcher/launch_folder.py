@@ -28,7 +28,7 @@ from mpiboot.launcher.logins import Logins, make_folder, tidy
 from mpiboot.network.control import launcher_addresses
 from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
-from mpiboot.supervisor import evidence, silence
+from mpiboot.supervisor import evidence, host_watch
 from mpiboot.system import executables, files, keys, tmpdir
 
 _LAUNCH: Final = "launch"
@@ -165,7 +165,7 @@ class Launch:
         settings = self.resolved.settings
         seconds = sshconfig.patience(settings.ssh_keepalive, self.plan.user_args).silent
         others = self.plan.user_agent or self.key is None or settings.supervise is not Switch.ON
-        watched = seconds < settings.ssh_keepalive and not others and silence.can_look()
+        watched = seconds < settings.ssh_keepalive and not others and host_watch.can_look()
         return seconds if watched else 0.0
 
     def write_client(self, parent: int) -> tuple[str, ...]:

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from mpiboot.core import log
-from mpiboot.core.choices import Switch
+from mpiboot.core.choices import ParentTask, Switch
 from mpiboot.core.launch_spec import ATTEMPT, KEEP_KEY, ParentOptions
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.setting_rows import ROWS
 from mpiboot.core.setting_sources import Resolved
 from mpiboot.job import mpirun_call, scripts
 from mpiboot.launcher import shims, start
-from mpiboot.supervisor.task import ParentTask
 from mpiboot.system import control_groups, executables, files, process
 
 _READ: Final = 1 << 16

@@ -18,11 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn
 
-from mpiboot.core.choices import AUTO, Auto, WorkerExit
+from mpiboot.core.choices import AUTO, Auto, ParentTask, WorkerExit
 from mpiboot.core.launch_spec import ATTEMPT, JOB_MARK, RESULT, ParentOptions
 from mpiboot.core.setting_sources import Resolved
 from mpiboot.supervisor.signals import SIGNALS
-from mpiboot.supervisor.task import ParentTask
 from mpiboot.system import control_groups, files, process
 
 _PROGRAM: Final = Path(__file__).resolve().parent.parent / "supervisor" / "__main__.py"

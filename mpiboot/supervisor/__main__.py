@@ -6,7 +6,6 @@ stays beside a program that calls mpirun itself, ``stay OPTIONS`` beside nothing
 """
 
 # Run by its path, it must find its package first; pathlib costs a megabyte.
-# ruff: noqa: PTH100, PTH120
 from __future__ import annotations
 
 import os
@@ -19,11 +18,11 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(package))
 
 from mpiboot.core import log
+from mpiboot.core.choices import ParentTask
 from mpiboot.core.launch_spec import ParentOptions
 from mpiboot.supervisor import mpirun_messages, signals
-from mpiboot.supervisor.output_writer import OutputWriter
+from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.parent import Parent
-from mpiboot.supervisor.task import ParentTask
 from mpiboot.system import own_locale
 
 _BUG: Final = 70

@@ -5,7 +5,6 @@ tells nothing: its process is watched too.
 """
 
 # pathlib, and what it imports, costs the parent a megabyte for nothing.
-# ruff: noqa: PTH108
 from __future__ import annotations
 
 import os
@@ -18,8 +17,8 @@ from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.launch_spec import EVENTS, REQUESTS
-from mpiboot.supervisor.events import AgentConnected, AgentEnded, AgentStarted, ClientEnded, Event
 from mpiboot.supervisor.signals import name
+from mpiboot.supervisor.state import AgentConnected, AgentEnded, AgentStarted, ClientEnded, Event
 from mpiboot.system.loop import EventLoop
 from mpiboot.system.os_calls import last_words, open_fifo, process_handle
 

@@ -1,30 +1,259 @@
 """Asks every worker, after a job failed, for what explains it; or tells them how it has ended.
 
-``python -I -S ask_workers.py FOLDER REQUEST WORD...``, as ``request`` has them: a child of mpirun's
-parent, which gives it a few seconds. It writes one line for each finding on stdout, changes nothing
-on a worker beyond telling it of the job's end, and never fails.
+``python -I -S ask_workers.py FOLDER REQUEST WORD...``, as ``asking.Request`` has them: a child of
+mpirun's parent, which gives it a few seconds. It writes one line for each finding on stdout,
+changes nothing on a worker beyond telling it of the job's end, and never fails.
 """
 
-# Run by its path, it must find its package first.
-# ruff: noqa: PTH100, PTH118, PTH120, PTH123
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
+import stat
 import sys
-from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
+# Run by its path, it must find its package first.
 if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from mpiboot.hosts import host_shell
-from mpiboot.supervisor import by_client, evidence, silent_hosts
-from mpiboot.supervisor import unanswered_questions as unanswered_connections
-from mpiboot.supervisor.request import FarEnd, Found, Request
-from mpiboot.supervisor.unanswered_questions import Waiting
+from mpiboot.hosts.host_shell import Connecting, HostAnswer
+from mpiboot.supervisor import evidence
+from mpiboot.supervisor.asking import FarEnd, Found, Request
+from mpiboot.supervisor.evidence import Baseline
+from mpiboot.system.tcp_table import address_of
+
+# Commands by mpiboot's own SSH client, where a launch has one: no process for each host.
+
+# As ``ssh.connect`` has it.
+_SOCKET: Final = "client.sock"
+_PIECE: Final = 1 << 16
+_STATUS: Final = 16
+
+
+def has_client(folder: str) -> bool:
+    """Whether a launch has such a client."""
+    try:
+        return stat.S_ISSOCK(os.stat(f"{folder}/{_SOCKET}").st_mode)
+    except OSError:
+        return False
+
+
+async def run_by_client(folder: str, host: str, command: str) -> str | None:
+    """Give what a command writes; None where it fails, as where the host can't be reached."""
+    try:
+        async with _session(folder, host, command) as (client, reader):
+            output = b""
+            while part := await reader.read(_PIECE):
+                output += part
+            status = await asyncio.get_running_loop().sock_recv(client, _STATUS)
+    except OSError:
+        return None
+    return output.decode("utf-8", "replace") if status == b"0\n" else None
+
+
+@asynccontextmanager
+async def _session(
+    folder: str, host: str, command: str
+) -> AsyncIterator[tuple[socket.socket, asyncio.StreamReader]]:
+    """Ask for a session, which ends with this."""
+    loop = asyncio.get_running_loop()
+    output, its_own = os.pipe()
+    try:
+        wanted = {"words": [host, command], "agent": 0, "asks": os.environ.get("MPIBOOT_ASKS")}
+        client = await _send_request(folder, wanted, its_own)
+    except BaseException:
+        os.close(output)
+        raise
+    finally:
+        os.close(its_own)
+    with client:
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(output, "rb"))
+        try:
+            yield client, reader
+        finally:
+            with suppress(OSError):
+                transport.close()
+
+
+async def _send_request(folder: str, request: dict[str, object], output: int) -> socket.socket:
+    # A socket's path may be 107 bytes long, and the folder's may be longer.
+    here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    null = os.open(os.devnull, os.O_RDWR)
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.setblocking(False)
+    try:
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, f"/proc/self/fd/{here}/{_SOCKET}")
+        data = json.dumps(request).encode() + b"\n"
+        # The first byte takes the streams along.
+        socket.send_fds(client, [data[:1]], [null, output, null])
+        await loop.sock_sendall(client, data[1:])
+    except BaseException:
+        client.close()
+        raise
+    finally:
+        os.close(here)
+        os.close(null)
+    return client
+
+
+# Seconds for each step; a resolver tries each nameserver for five.
+_STEP: Final = 5.0
+# What ssh, and mpiboot's own client, write of a host key that is not the pinned one.
+_OTHER_KEY: Final = ("host key verification failed", "host key is not trusted")
+_TAIL: Final = 2048
+_SILENT: Final = "accepts connections, but sshd says nothing: is that process stopped or starved?"
+
+
+async def look_for_one(
+    host: Baseline,
+    resolve: Callable[[Baseline], Awaitable[tuple[str, ...] | None]],
+    log_in: Callable[[Baseline], Awaitable[str | None]],
+    errors: str,
+) -> tuple[Found, str]:
+    """Say what is found where a host was: by name, at its SSH port, by host key.
+
+    Only what can't be undone is a proof: a name that is gone or leads elsewhere while no SSH server
+    greets at its old address, a refused connection, another host key. A network that drops packets,
+    a nameserver that doesn't answer and a server that is stopped are none.
+
+    Args:
+        host: where the gate found it.
+        resolve: gives the addresses of its name; None where nobody can tell.
+        log_in: runs a command there; None where it fails.
+        errors: the folder of the files to which ssh writes, by host.
+    """
+    resolving = asyncio.ensure_future(resolve(host))
+    found, said = await _at_its_port(host)
+    done, _ = await asyncio.wait((resolving,), timeout=_STEP)
+    known = resolving.result() if done else None
+    if known is None:
+        name = "its name gives no answer" if host.dns else "the hostfile has its address"
+    elif host.address in known:
+        name = f"its name still has the address {host.address}"
+    else:
+        now = f"now has the address {known[0]}" if known else "does not resolve any more"
+        name = f"its name {host.dns} {now}"
+        if said.endswith(_SILENT):
+            # A Service leaves a pod out that isn't ready, as on a node under pressure; a proxy in
+            # front of this pod accepts what it can't pass on. Time tells.
+            return Found.NOTHING, f"{name}, and {said}"
+        if said:
+            return Found.GONE, name
+    if not said:
+        before = _size(errors, host.name)
+        login = await log_in(host)
+        if login is None and _other_key(errors, host.name, before):
+            return Found.GONE, f"a server with another host key answers at {host.address}"
+        said = "sshd there answers" + ("" if login is None else ", and a new login works")
+    return found, f"{name}, and {said}"
+
+
+async def _at_its_port(host: Baseline) -> tuple[Found, str]:
+    """Connect as a new client would; nothing is said where a greeting comes."""
+    where = f"{host.address} port {host.port}"
+    try:
+        opening = asyncio.open_connection(host.address, host.port)
+        reader, writer = await asyncio.wait_for(opening, _STEP)
+    except ConnectionRefusedError:
+        return Found.GONE, f"{where} refuses connections"
+    except asyncio.TimeoutError:
+        return Found.NOTHING, f"{where} does not answer"
+    except OSError as why:
+        return Found.NOTHING, f"{where} can't be reached ({why.strerror or why})"
+    try:
+        if await asyncio.wait_for(reader.readline(), _STEP):
+            return Found.ANSWERS, ""
+        said = "closes the connection"
+    except asyncio.TimeoutError:
+        said = _SILENT
+    except (OSError, ValueError):
+        said = "resets the connection"
+    finally:
+        writer.close()
+    return Found.ANSWERS, f"{where} {said}"
+
+
+def _size(errors: str, name: str) -> int:
+    try:
+        return os.stat(f"{errors}/{name}").st_size
+    except OSError:
+        return 0
+
+
+def _other_key(errors: str, name: str, begin: int) -> bool:
+    try:
+        with open(f"{errors}/{name}", "rb") as file:
+            file.seek(begin)
+            said = file.read(_TAIL).decode("utf-8", "replace").lower()
+    except OSError:
+        return False
+    return any(words in said for words in _OTHER_KEY)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A rank on ``host`` that waits for an answer from a port; ``key`` is its connection's name."""
+
+    host: str
+    found: Connecting
+
+    @property
+    def key(self) -> str:
+        """Give what tells this connection from others of the job, later ones too."""
+        return f"{self.host}/{self.found.inode}"
+
+    @property
+    def address(self) -> str:
+        """Give the far address."""
+        return address_of(self.found.far.partition(":")[0])
+
+    @property
+    def port(self) -> int:
+        """Give the far port."""
+        return int(self.found.far.partition(":")[2], 16)
+
+
+def connection_line(kind: FarEnd, item: Waiting, said: str = "") -> str:
+    """Write a line for the parent."""
+    return f"{kind.value} {item.key} {said}".rstrip()
+
+
+def judge_connection(item: Waiting, far: Baseline | None, answer: HostAnswer | None) -> str:
+    """Say who waits for whom, and whether the far end is slow or gets nothing.
+
+    Args:
+        item: a connection that has waited for long.
+        far: the job's host that it is for; None where it is for none of them.
+        answer: what that host says of its port; None where it said nothing.
+    """
+    who = f"rank {item.found.rank}" if item.found.rank else "a process of the job"
+    where = f"{item.address} port {item.port}"
+    text = f"{who} on {item.host} gets no answer from "
+    text += f"{far.name} ({where})" if far else where
+    text += f": tried {item.found.again + 1} times by TCP"
+    if far is None:
+        return connection_line(FarEnd.ELSEWHERE, item, text)
+    if answer is None:
+        return connection_line(
+            FarEnd.DROPPED, item, f"{text}; that host did not tell whether it listens there"
+        )
+    if answer.to_accept or (answer.overflows and answer.listener is not None):
+        text += f"; the process that listens there is slow to accept: {answer.to_accept} wait for "
+        text += f"it, and {answer.overflows} found a full backlog. The network is not to blame"
+        return connection_line(FarEnd.SLOW, item, text)
+    listens = "nobody listens" if answer.listener is None else "a process listens"
+    return connection_line(FarEnd.DROPPED, item, f"{text}; {listens} there, and nothing reaches it")
+
 
 _SECONDS: Final = 4.0
 _SECONDS_BESIDE_THE_JOB: Final = 20.0  # its hosts are busy, and nobody waits
@@ -76,19 +305,19 @@ async def _run(words: Sequence[str], turns: Turns) -> str | None:
     return output.decode("utf-8", "replace") if agent.returncode == 0 else None
 
 
-async def _ask(host: evidence.Baseline, command: str, turns: Turns) -> str | None:
+async def _ask(host: Baseline, command: str, turns: Turns) -> str | None:
     """Run a command on a host, as the launch's agents do."""
     folder = os.environ.get(_MARK, "")
     if host.here:
         return await _run(("-c", command), turns)
-    if not by_client.is_there(folder):
+    if not has_client(folder):
         return await _run((_AGENT, host.name, command), turns)
     async with turns:
         turns.waiting -= 1
-        return await by_client.run(folder, host.name, command)
+        return await run_by_client(folder, host.name, command)
 
 
-async def _addresses(baseline: evidence.Baseline) -> tuple[str, ...] | None:
+async def _addresses(baseline: Baseline) -> tuple[str, ...] | None:
     """Resolve a host's name: no address where there is none, None where nobody can tell.
 
     A nameserver that fails for the world outside says nothing of the cluster's own names.
@@ -112,7 +341,7 @@ async def _resolved(name: str) -> tuple[str, ...] | None:
 
 
 async def _evidence(
-    baseline: evidence.Baseline, command: str, turns: Turns, signal: str | None
+    baseline: Baseline, command: str, turns: Turns, signal: str | None
 ) -> tuple[evidence.Explanation, ...]:
     if baseline.here:
         answer = await _ask(baseline, host_shell.ask(*_MEMORY), turns)
@@ -135,8 +364,8 @@ async def _evidence(
 
 
 async def _in_time(
-    asked: Mapping[asyncio.Task[T], evidence.Baseline], seconds: float
-) -> list[tuple[evidence.Baseline, T | None]]:
+    asked: Mapping[asyncio.Task[T], Baseline], seconds: float
+) -> list[tuple[Baseline, T | None]]:
     """Give what each host has answered, None where nothing came in time, or it failed."""
     if not asked:
         return []
@@ -151,7 +380,7 @@ async def _in_time(
 
 
 async def gather(
-    hosts: tuple[evidence.Baseline, ...], program: str = "", killed: tuple[str, str] = ("", "")
+    hosts: tuple[Baseline, ...], program: str = "", killed: tuple[str, str] = ("", "")
 ) -> list[str]:
     """Ask hosts, the first ones first; what has not answered in time is left out.
 
@@ -161,7 +390,7 @@ async def gather(
         killed: the host whose rank was ended first, and by which signal.
     """
     where, signal = killed
-    path, here = os.environ.get("PATH", ""), os.getcwd()  # noqa: PTH109
+    path, here = os.environ.get("PATH", ""), os.getcwd()
     wanted = host_shell.lacks(program, path, here) if program else ()
     command = host_shell.ask(*_QUESTIONS, *wanted)
     turns = Turns(len(hosts))
@@ -182,8 +411,8 @@ async def gather(
 
 
 async def _beside_the_job(
-    hosts: tuple[evidence.Baseline, ...], question: str
-) -> list[tuple[evidence.Baseline, host_shell.HostAnswer]]:
+    hosts: tuple[Baseline, ...], question: str
+) -> list[tuple[Baseline, host_shell.HostAnswer]]:
     """Ask hosts while the job runs; who has not answered in time is left out."""
     command = host_shell.ask(question)
     turns = Turns(len(hosts))
@@ -192,7 +421,7 @@ async def _beside_the_job(
     return [(host, host_shell.read(output)) for host, output in answers if output]
 
 
-async def unanswered(hosts: tuple[evidence.Baseline, ...], known: frozenset[str]) -> list[str]:
+async def unanswered(hosts: tuple[Baseline, ...], known: frozenset[str]) -> list[str]:
     """Ask hosts for connections that nobody answers, and the far ends of those that are known."""
     by_address = {host.address: host for host in hosts if host.address}
     found = {
@@ -200,36 +429,32 @@ async def unanswered(hosts: tuple[evidence.Baseline, ...], known: frozenset[str]
         for host, answer in await _beside_the_job(hosts[:_HOSTS], "connecting")
         for item in (Waiting(host.name, each) for each in answer.connecting)
     }
-    lines = [
-        unanswered_connections.line(FarEnd.NEW, item)
-        for key, item in found.items()
-        if key not in known
-    ]
+    lines = [connection_line(FarEnd.NEW, item) for key, item in found.items() if key not in known]
     # Many ranks may wait for one: each far end is asked once, and told of once.
     ends = {(item.address, item.port): item for key, item in found.items() if key in known}
     for (address, port), item in list(ends.items())[:_FAR_ENDS]:
         far = by_address.get(address)
         asked = await _beside_the_job((far,), f"listener {port}") if far else []
         answer = asked[0][1] if asked else None
-        lines.append(unanswered_connections.judge(item, far, answer))
+        lines.append(judge_connection(item, far, answer))
     return lines
 
 
-async def in_mpi(hosts: tuple[evidence.Baseline, ...]) -> list[str]:
+async def in_mpi(hosts: tuple[Baseline, ...]) -> list[str]:
     """Ask hosts for ranks that have not left MPI: a line for each host that has some."""
     found = await _beside_the_job(hosts, "in_mpi")
     return [f"{host.name} {answer.in_mpi}" for host, answer in found if answer.in_mpi]
 
 
-async def look_for(hosts: Sequence[evidence.Baseline]) -> list[str]:
+async def look_for(hosts: Sequence[Baseline]) -> list[str]:
     """Look for hosts that are silent: a line for each."""
     turns, errors = Turns(len(hosts)), f"{os.environ.get(_MARK, '')}/stderr"
 
-    def log_in(host: evidence.Baseline) -> Awaitable[str | None]:
+    def log_in(host: Baseline) -> Awaitable[str | None]:
         return _ask(host, "exit 0", turns)
 
     asked = {
-        asyncio.ensure_future(silent_hosts.look_for(host, _addresses, log_in, errors)): host
+        asyncio.ensure_future(look_for_one(host, _addresses, log_in, errors)): host
         for host in hosts
     }
     found = await _in_time(asked, _SECONDS_BESIDE_THE_JOB)
@@ -238,12 +463,12 @@ async def look_for(hosts: Sequence[evidence.Baseline]) -> list[str]:
     return [" ".join((host.name, *(said or answers))) for host, said in found]
 
 
-def _is(host: evidence.Baseline, where: str) -> bool:
+def _is(host: Baseline, where: str) -> bool:
     """Whether mpirun's name for a host is that host: its own it may have long or short."""
     return host.name in (where, where.partition(".")[0] if host.here else where)
 
 
-async def tell(hosts: tuple[evidence.Baseline, ...], order: str) -> None:
+async def tell(hosts: tuple[Baseline, ...], order: str) -> None:
     """Tell the workers that run mpiboot how the job has ended."""
     turns = Turns(len(hosts))
     asked = {

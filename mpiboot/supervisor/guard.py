@@ -8,7 +8,6 @@ and a tenth of a megabyte of its own; only then it becomes this program.
 """
 
 # Run by its path, it must find its package first; pathlib costs the parent a megabyte.
-# ruff: noqa: PTH100, PTH118, PTH120
 from __future__ import annotations
 
 import os

@@ -17,8 +17,25 @@ from mpiboot.core import log
 from mpiboot.core.launch_spec import JOB_MARK, NOTICE, LaunchSpec
 from mpiboot.supervisor import mpirun_messages, verdicts
 from mpiboot.supervisor.agents import Agents
-from mpiboot.supervisor.asking import Question
-from mpiboot.supervisor.events import (
+from mpiboot.supervisor.asking import Question, Request, Saving
+from mpiboot.supervisor.host_watch import ConnectionWatch, Notices, SilenceWatch, UnusedHosts
+from mpiboot.supervisor.mpirun_messages import MpirunStreams
+from mpiboot.supervisor.output import OutputWriter
+from mpiboot.supervisor.processes import (
+    Processes,
+    end_all,
+    find_mpiruns,
+    joined,
+    pause,
+    peers,
+    running,
+    send,
+    survivors,
+)
+from mpiboot.supervisor.signals import ENDING, Signals, name
+from mpiboot.supervisor.state import (
+    FAMILIES,
+    UNKNOWN,
     Action,
     AgentStarted,
     AskForRanksInMpi,
@@ -29,9 +46,11 @@ from mpiboot.supervisor.events import (
     Finish,
     HostChecked,
     HostEnding,
+    Job,
     JoinsUnseen,
     KillMpirun,
     MpirunEnded,
+    Phase,
     RankEnded,
     RankSeen,
     RanksInMpi,
@@ -48,18 +67,6 @@ from mpiboot.supervisor.events import (
     Unanswered,
     Verdict,
 )
-from mpiboot.supervisor.notice import Notices
-from mpiboot.supervisor.output_writer import OutputWriter
-from mpiboot.supervisor.processes import end_all, send, survivors
-from mpiboot.supervisor.request import Request
-from mpiboot.supervisor.saving import Saving
-from mpiboot.supervisor.signals import ENDING, Signals, name
-from mpiboot.supervisor.silence import SilenceWatch
-from mpiboot.supervisor.state import FAMILIES, UNKNOWN, Job, Phase
-from mpiboot.supervisor.streams import MpirunStreams
-from mpiboot.supervisor.unanswered_connections import ConnectionWatch
-from mpiboot.supervisor.unused_hosts import UnusedHosts
-from mpiboot.supervisor.watch import Processes, find_mpiruns, joined, pause, peers, running
 from mpiboot.system.loop import EventLoop, HostChecks
 from mpiboot.system.os_calls import has_terminal, reap, spawn
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import replace as with_fields
 from typing import Final
 
@@ -21,26 +22,269 @@ from mpiboot.core.launch_spec import (
     Failure,
     LaunchSpec,
     ParentOptions,
+    Result,
     ScriptSpec,
+    from_line,
     without_marks,
 )
 from mpiboot.core.wording import counted
 from mpiboot.supervisor import guard
-from mpiboot.supervisor.asking import ask
-from mpiboot.supervisor.causes import CODES, not_startable, verdict_of
-from mpiboot.supervisor.events import Verdict
-from mpiboot.supervisor.judgement import proved
+from mpiboot.supervisor.asking import Request, ask
+from mpiboot.supervisor.judgement import CODES, not_startable, proved, verdict_of
 from mpiboot.supervisor.mpirun import Mpirun
-from mpiboot.supervisor.output_writer import OutputWriter
-from mpiboot.supervisor.preparation import Preparation, ended_by
+from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import send, wait_gone
 from mpiboot.supervisor.report import tell, tell_not_started
-from mpiboot.supervisor.request import Request
-from mpiboot.supervisor.script import ScriptRun, last_launch, launches
-from mpiboot.supervisor.signals import ENDING, Signals
-from mpiboot.supervisor.state import FAMILIES, UNKNOWN
+from mpiboot.supervisor.signals import ENDING, Signals, by_signal, name
+from mpiboot.supervisor.state import FAMILIES, UNKNOWN, Verdict
 from mpiboot.system.loop import EventLoop
-from mpiboot.system.os_calls import raise_soft_limits, reap, remove_key, replace, start_listening
+from mpiboot.system.os_calls import (
+    exit_status,
+    has_terminal,
+    raise_soft_limits,
+    reap,
+    remove_key,
+    replace,
+    spawn,
+    start_listening,
+)
+
+_PIECE: Final = 65536
+_BUG: Final = 70
+# Seconds that a child has to tell the hosts that were ready; after a signal somebody waits.
+_TELLS: Final = 2.5
+_TELLS_OF_SIGNAL: Final = 1.0
+_MEMORY_HINT: Final = (
+    "raise resources.limits.memory of the launcher's container; where the hosts are many, a "
+    "[launcher-limits] line above has the number"
+)
+
+
+def ended_by(number: int) -> Failure:
+    """Say that a signal ends the launcher before mpirun is started; give the judgement."""
+    failure = by_signal(number)
+    log.info("signal", failure.message.partition(": ")[2].rstrip(), signal=name(number))
+    return failure
+
+
+def died(status: int, oom_kills: int) -> Failure:
+    """Judge a child that ended without a result.
+
+    Args:
+        status: its wait status.
+        oom_kills: the processes that the kernel had killed for memory before it was started.
+    """
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        said = f"the process that waits for hosts ended with {code} and without a result"
+        log.error("bug", f"[bug] {said}: nothing was started")
+        return Failure(_BUG, "bug", f"bug: {said}: nothing was started\n")
+    said = f"the process that waits for hosts was killed by {name(-code)}"
+    if -code == signal.SIGKILL:
+        from mpiboot.system import control_groups  # noqa: PLC0415 - what a good start needs none of
+
+        limit = control_groups.used_up(oom_kills)
+        if limit:
+            return _out_of_memory(f"{said} as {limit}: nothing was started")
+        said += "; the launcher's memory limit?"
+    log.error("killed", f"{said}: nothing was started")
+    return Failure(BY_SIGNAL - code, "killed", f"killed: {said}: nothing was started\n")
+
+
+def _out_of_memory(said: str) -> Failure:
+    reference = "launcher-memory"
+    log.error(reference, f"[{reference}] {said}", hint=_MEMORY_HINT)
+    return Failure(CODES[reference][0], reference, f"{reference}: {said}\n-> {_MEMORY_HINT}\n")
+
+
+class Preparation:
+    """The child that waits for the hosts and makes the plan, and the signals that come meanwhile.
+
+    It hands over one line, and ends when mpirun has started. A signal that comes before that line
+    ends the launcher: nothing is started yet, so nothing has to be ended but that child. It gets a
+    moment to tell the hosts that were ready, so that the next launcher can say why this one ended.
+    """
+
+    def __init__(
+        self, pid: int, reader: int, loop: EventLoop, signals: Signals, oom_kills: int
+    ) -> None:
+        """Take over a child that was started, and the pipe by which its result comes."""
+        self.pid = pid
+        self._reader = reader
+        self._loop = loop
+        self._signals = signals
+        self._oom_kills = oom_kills
+        self._data = b""
+        self._result: Result | None = None
+        self._told: list[int] = []  # the signals that say that the launcher is to end
+        self._ended = False
+        os.set_blocking(reader, False)
+
+    def result(self) -> Result:
+        """Wait for what the child hands over, or for what comes before that."""
+        self._loop.on(self._reader, self._read, vital=True)
+        self._loop.on(self._signals.handle, self._read_signals, vital=True)
+        self._reap()  # an end from before SIGCHLD had its default action again sends no more signal
+        while self._result is None:
+            self._loop.wait(None)
+        self._loop.off(self._reader)
+        return self._result
+
+    def end_child(self) -> int:
+        """Let a child that failed tell the hosts that were ready, and end it with what it runs.
+
+        Returns:
+            The first signal that has come; 0 without one.
+        """
+        before = len(self._told)
+        if before and not self._ended:
+            with suppress(OSError):
+                os.kill(self.pid, self._told[0])
+        deadline = time.monotonic() + (_TELLS_OF_SIGNAL if before else _TELLS)
+        # A signal, or another one, ends it at once.
+        while not self._ended and len(self._told) == before and time.monotonic() < deadline:
+            self._loop.wait(deadline)
+        with suppress(OSError):  # it leads a group of its own
+            os.killpg(self.pid, signal.SIGKILL)
+        wait_gone([self.pid])
+        return next(iter(self._told), 0)
+
+    def let_child_end(self) -> None:
+        """Close the pipe, for whose end the child waits."""
+        if self._reader >= 0:
+            os.close(self._reader)
+        self._reader = -1
+
+    def wait_for_child(self) -> None:
+        """Let the child end, and wait until it has."""
+        self.let_child_end()
+        wait_gone([self.pid])
+
+    def _read(self) -> None:
+        while self._result is None:
+            try:
+                data = os.read(self._reader, _PIECE)
+            except BlockingIOError:
+                return
+            if not data:  # its end, and not this one, tells what has become of it
+                self._loop.off(self._reader)
+                return
+            self._data += data
+            if data.endswith(b"\n"):
+                self._result = from_line(self._data)
+
+    def _read_signals(self) -> None:
+        for number, _ in self._signals.read():
+            if number == signal.SIGCHLD:
+                self._reap()
+            elif number not in ENDING:
+                said = f"{name(number)} is not forwarded: the program has not started"
+                log.info("signal", said)
+            else:
+                self._told.append(number)
+                if not isinstance(self._result, Failure):
+                    self._result = ended_by(number)
+
+    def _reap(self) -> None:
+        for pid, status in reap():
+            if pid == self.pid:
+                self._ended = True
+                self._read()
+                self._result = self._result or died(status, self._oom_kills)
+
+
+# Between two looks at what a signalled script has left.
+_LOOK: Final = 0.1
+_NOT_STARTED: Final = 127
+
+
+class ScriptRun:
+    """A program that calls mpirun itself, to the end of all that its process group started.
+
+    Each call below has a parent of its own. This process passes signals on, reaps what is left to
+    it, and ends with the program's status.
+    """
+
+    def __init__(
+        self, program: tuple[str, ...], grace: float, loop: EventLoop, signals: Signals
+    ) -> None:
+        """Get ready; ``grace`` are the seconds that a signalled program may take to end.
+
+        ``told`` is the signal that this process was told to end by, 0 without one.
+        """
+        self._program = program
+        self._grace = grace
+        self._loop = loop
+        self._signals = signals
+        self._child = 0
+        self._code: int | None = None
+        self.told, self._deadline = 0, float("inf")
+        # A terminal's own signals reach the whole foreground group; else each comes to us alone.
+        self._send = os.kill if has_terminal() else os.killpg
+
+    def run(self, mask: set[signal.Signals | int]) -> int:
+        """Start the program and stay until it ends.
+
+        Returns:
+            Its exit code; 128+n where a signal ended it, or it hid one.
+        """
+        self._loop.on(self._signals.handle, self._read_signals, vital=True)
+        try:
+            self._child = spawn(
+                self._program, os.environ, mask, own_group=self._send is os.killpg, streams={}
+            )
+        except OSError as wrong:
+            log.error("program-missing", f"[program-missing] {self._program[0]}: {wrong.strerror}")
+            return _NOT_STARTED
+        # The launches below the script may take their grace, also where it ended at once.
+        while self._code is None or (self.told and self._reaches(0)):
+            self._loop.wait(time.monotonic() + _LOOK if self.told else None)
+            if time.monotonic() >= self._deadline:
+                log.warning("killed", f"{self._program[0]} did not end in time and is killed")
+                self._reaches(signal.SIGKILL)
+                break
+        return self._code or (BY_SIGNAL + self.told if self.told else 0)
+
+    def _read_signals(self) -> None:
+        for number, _ in self._signals.read():
+            if number == signal.SIGCHLD:
+                self._reap()
+                continue
+            log.info("signal", f"got {name(number)}")
+            self._reaches(number)
+            if number in ENDING:
+                self.told = self.told or number
+                self._deadline = time.monotonic() + self._grace
+
+    def _reap(self) -> None:
+        for pid, status in reap():
+            if pid == self._child:
+                self._code = exit_status(status)
+
+    def _reaches(self, number: int) -> bool:
+        """Signal the program, or its whole group; whether anybody was there."""
+        try:
+            self._send(self._child, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def launches(folder: str) -> dict[str, float]:
+    """Find the folders of the launches below a script, and when each was made."""
+    times: dict[str, float] = {}
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.name.startswith("launch-"):
+                times[entry.path] = entry.stat().st_mtime
+    return times
+
+
+def last_launch(folder: str) -> str:
+    """Find the folder of the last launch below a script; empty where there is none."""
+    times = launches(folder)
+    return max(times, key=times.__getitem__, default="")
+
 
 _NEVER: Final = float("inf")
 # Seconds that a reader of the output has after a signal, of the few that a pod's grace leaves.
@@ -80,8 +324,8 @@ class Parent:
         if isinstance(result, ScriptSpec):
             return self._after_gates(result, preparation)
         # This process's own: what it starts from here on belongs to this launch.
-        for name in result.unset_env:
-            os.environ.pop(name, None)
+        for unset in result.unset_env:
+            os.environ.pop(unset, None)
         os.environ.update(result.set_env)
         return self._run(result, preparation)
 

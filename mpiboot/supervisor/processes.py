@@ -1,19 +1,285 @@
-"""Processes that mpirun has left on this pod: found, signalled, waited for."""
+"""Processes of this pod: what mpirun runs here, who is connected to it, and what it has left.
 
-# pathlib, and what it imports, costs the parent a megabyte for nothing.
-# ruff: noqa: PTH110, PTH115, PTH208
+What is read is /proc and nothing else. ``root`` is a parameter so that tests can look at a tree of
+their own.
+"""
+
 from __future__ import annotations
 
 import os
 import select
 import signal
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.core.launch_spec import JOB_MARK, MARK
-from mpiboot.supervisor.watch import Processes
+from mpiboot.core.launch_spec import JOB_MARK, MARK, RemoteHost
 from mpiboot.system.os_calls import process_handle, reap
+from mpiboot.system.tcp_table import address_of
+
+# Programs that are mpirun under one of its names; a wrapper script above it is not.
+MPIRUNS: Final = ("mpirun", "mpiexec", "orterun", "prterun", "prte")
+_ESTABLISHED: Final = "01"
+_LAST: Final = 0.25
+_GROWTH: Final = 1.5
+# A look reads a line for each connection of mpirun (41 ms at 4,096): it takes so much of a core.
+_SHARE: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class RunningPrograms:
+    """What mpirun runs on this pod.
+
+    ``mpiruns`` are the processes that are mpirun itself; ``program`` names a rank, empty where
+    there is none; ``settled`` is false while a child is still on its way to be something.
+    """
+
+    mpiruns: tuple[int, ...]
+    program: str
+    settled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A connection of mpirun: the other end's address, and this end's."""
+
+    address: str
+    local: str
+
+
+class Processes:
+    """The process table, read where it is asked for."""
+
+    def __init__(self, root: str = "/proc") -> None:
+        self.root = root
+        self._table: dict[int, list[int]] | None = None
+
+    def children(self, pid: int) -> list[int]:
+        """List a process's children: from its own file, else from every process's parent."""
+        found: list[int] = []
+        try:
+            for task in os.listdir(f"{self.root}/{pid}/task"):
+                with open(f"{self.root}/{pid}/task/{task}/children", encoding="ascii") as file:
+                    found += [int(word) for word in file.read().split()]
+        except FileNotFoundError:  # the process ended, or this kernel has no such file
+            return self.table().get(pid, [])
+        except OSError:
+            return []
+        return found
+
+    def table(self) -> dict[int, list[int]]:
+        """Read every process's parent, once for this look."""
+        if self._table is None:
+            self._table = {}
+            for name in os.listdir(self.root):
+                if name.isdigit():
+                    parent = self.parent(int(name))
+                    self._table.setdefault(parent, []).append(int(name))
+        return self._table
+
+    def parent(self, pid: int) -> int:
+        """Give a process's parent; -1 where it is gone."""
+        try:
+            with open(f"{self.root}/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                # The name is in brackets and may hold anything, brackets too.
+                return int(file.read().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return -1
+
+    def descendants(self, pid: int) -> Iterator[int]:
+        """Give all processes below one, parents first."""
+        queue = self.children(pid)
+        seen: set[int] = set()
+        while queue:
+            child = queue.pop(0)
+            if child not in seen:
+                seen.add(child)
+                yield child
+                queue += self.children(child)
+
+    def program(self, pid: int) -> str:
+        """Give the path of what a process runs; empty where it is gone or another user's."""
+        try:
+            return os.readlink(f"{self.root}/{pid}/exe").removesuffix(" (deleted)")
+        except OSError:
+            return ""
+
+    def name(self, pid: int) -> str:
+        """Give a process's short name."""
+        return self._text(pid, "comm").strip()
+
+    def arguments(self, pid: int) -> list[str]:
+        """Give a process's argument words."""
+        return self._text(pid, "cmdline").split("\0")
+
+    def environment(self, pid: int) -> list[str]:
+        """Give the environment that a process was started with."""
+        return self._text(pid, "environ").split("\0")
+
+    def _text(self, pid: int, what: str) -> str:
+        try:
+            with open(f"{self.root}/{pid}/{what}", encoding="utf-8", errors="replace") as file:
+                return file.read()
+        except OSError:
+            return ""
+
+
+def pause(before: float, took: float) -> float:
+    """Give the seconds until the next look: more each time, and as a look costs.
+
+    Args:
+        before: the pause before this look.
+        took: the CPU seconds of this look: those by the clock grow with what else runs there, and a
+            short job would be over before the next one.
+    """
+    return max(min(before * _GROWTH, _LAST), took / _SHARE)
+
+
+def running(
+    child: int, agents: Iterable[int], proxies: tuple[str, ...], table: Processes
+) -> RunningPrograms:
+    """Look at what mpirun has started on this pod.
+
+    Args:
+        child: the process that was started as mpirun; a wrapper script may be above the real one.
+        agents: pids of the agents that have reported.
+        proxies: names of daemons that this MPI runs on its own host, above its ranks there.
+        table: the process table of this look.
+    """
+    known = frozenset(agents)
+    mpiruns = tuple(find_mpiruns(child, table))
+    program, settled = "", True
+    for mpirun in mpiruns:
+        image = table.program(mpirun)
+        for pid in table.children(mpirun):
+            path = "" if pid in known or pid in mpiruns else table.program(pid)
+            if not path:
+                continue
+            words = table.arguments(pid)
+            # A process that just executes a program shows no words for a moment.
+            if path == image or not words[0] or _is_agent(words):
+                settled = False
+            elif table.name(pid) in proxies:
+                program = program or _below(pid, path, table)
+            else:
+                program = program or table.name(pid)
+    return RunningPrograms(mpiruns, program, settled)
+
+
+def find_mpiruns(child: int, table: Processes) -> Iterator[int]:
+    """Find mpirun itself at or below the process that was started."""
+    queue = [child]
+    while queue:
+        pid = queue.pop(0)
+        if os.path.basename(table.program(pid)).startswith(MPIRUNS):
+            yield pid
+        else:
+            queue += table.children(pid)
+
+
+def _below(proxy: int, image: str, table: Processes) -> str:
+    for pid in table.children(proxy):
+        path = table.program(pid)
+        if path and path != image:
+            return table.name(pid)
+    return ""
+
+
+def _is_agent(arguments: list[str]) -> bool:
+    """Whether it is a launch agent: `sh PATH/libexec/agent ...`, or what it becomes as it waits."""
+    return any(word.endswith("/libexec/agent") for word in arguments[:3])
+
+
+def peers(mpiruns: Iterable[int]) -> list[Peer]:
+    """List the established TCP connections of mpirun.
+
+    Raises:
+        OSError: they can't be looked at in this pod.
+    """
+    found: list[Peer] = []
+    for words in _connections(_sockets(mpiruns)):
+        local, remote = (address_of(word.partition(":")[0]) for word in words[1:3])
+        found.append(Peer(remote, local))
+    return found
+
+
+def unread(mpiruns: Iterable[int]) -> bool:
+    """Whether something came for mpirun by TCP that it has not read; False where that is hidden."""
+    try:
+        found = list(_connections(_sockets(mpiruns)))
+    except OSError:
+        return False
+    return any(words[4].partition(":")[2].strip("0") for words in found)
+
+
+def _sockets(mpiruns: Iterable[int]) -> set[str]:
+    """Give the numbers of the sockets that mpirun has open."""
+    sockets: set[str] = set()
+    for pid in mpiruns:
+        folder = f"/proc/{pid}/fd"
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:  # it ended
+            continue
+        for name in names:
+            try:
+                link = os.readlink(f"{folder}/{name}")
+            except FileNotFoundError:
+                continue
+            if link.startswith("socket:["):
+                sockets.add(link[8:-1])
+    return sockets
+
+
+def _connections(sockets: set[str]) -> Iterator[list[str]]:
+    """Give the lines of the tables of TCP connections that are about these sockets."""
+    for table in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/self/net/{table}", encoding="ascii") as file:
+                lines = file.read().splitlines()[1:]
+        except FileNotFoundError:
+            if table == "tcp":
+                raise
+            continue  # a kernel without IPv6
+        for words in map(str.split, lines):
+            if words[3] == _ESTABLISHED and words[9] in sockets:
+                yield words
+
+
+def joined(
+    waiting: Iterable[RemoteHost], everyone: Iterable[RemoteHost], seen: list[Peer]
+) -> list[str]:
+    """Name the hosts whose daemon has a connection to mpirun.
+
+    Pods that share an address (the node's) are told apart by count alone. Where connections come
+    from addresses that no host has (a proxy in front of the pod, as a mesh's sidecar), as many
+    of them as hosts are missing are all of them.
+    """
+    names: dict[str, list[str]] = {}
+    for remote in everyone:
+        for text in (remote.address, *remote.others):
+            names.setdefault(text, []).append(remote.name)
+    for sharing in names.values():
+        sharing.reverse()  # the hostfile's first is taken first
+    here = [peer for peer in seen if peer.address != peer.local]
+    found: set[str] = set()
+    strangers = 0
+    for peer in here:
+        holders = names.get(peer.address)
+        if holders is None:
+            strangers += 1
+            continue
+        while holders:
+            name = holders.pop()
+            if name not in found:
+                found.add(name)
+                break
+    wanted = [remote.name for remote in waiting]
+    left = [name for name in wanted if name not in found]
+    return wanted if left and strangers >= len(left) else [n for n in wanted if n in found]
+
 
 _PATIENCE: Final = 2.0
 _STEP: Final = 0.02

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mpiboot.core import log, termination
 from mpiboot.core.launch_spec import Failure, LaunchSpec
-from mpiboot.supervisor.events import Verdict
+from mpiboot.supervisor.state import Verdict
 
 if TYPE_CHECKING:
     from mpiboot.core.model import Finding

@@ -10,7 +10,6 @@ waited for any more, for its agent has ended: one whose pod is gone answers no l
 """
 
 # Run by its path, it must find its package first.
-# ruff: noqa: PTH100, PTH118, PTH120, PTH123
 from __future__ import annotations
 
 import asyncio

@@ -9,35 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from mpiboot.core.choices import LogLevel
-from mpiboot.core.wording import first_few
-from mpiboot.supervisor import stuck
-from mpiboot.supervisor.causes import (
+from mpiboot.core.wording import counted, first_few
+from mpiboot.supervisor.judgement import (
     LISTED,
+    client_lost,
+    how,
+    in_order,
+    judge,
     launch_timeout,
+    no_answer,
+    not_ended,
     not_started,
     pod_ending,
     rank_ended_badly,
+    ranks_waiting,
 )
-from mpiboot.supervisor.ending import (
-    WAITS,
-    Step,
-    ask_again,
-    client_ended,
-    end,
-    host_ending,
-    ranks_left,
-    signalled,
-    start,
-    stop,
-)
-from mpiboot.supervisor.events import (
+from mpiboot.supervisor.state import (
+    SIGKILL,
+    SIGTERM,
+    SIGUSR,
+    WAITING_LOOKS,
     Action,
     AgentConnected,
     AgentEnded,
     AgentStarted,
+    AskForRanksInMpi,
     CheckHost,
     ClientEnded,
     DaemonJoined,
@@ -47,23 +46,281 @@ from mpiboot.supervisor.events import (
     HostChecked,
     HostEnding,
     HostLost,
+    Job,
     JoinsUnseen,
+    KillMpirun,
+    Loss,
     MpirunEnded,
+    Phase,
     RankEnd,
     RankEnded,
     RankSeen,
     RanksInMpi,
     RanksLeft,
+    ReleaseMpirun,
     Say,
+    SendSignal,
     SessionOver,
     Signalled,
     StartTimer,
+    State,
+    StopRanks,
     Timer,
     TimerFired,
     Unanswered,
+    Verdict,
+    by_ssh,
+    signal_name,
 )
-from mpiboot.supervisor.judgement import how, judge
-from mpiboot.supervisor.state import SIGKILL, SIGTERM, Job, Loss, Phase, State, by_ssh
+
+# How mpirun is brought to its end, by a signal or by us: asked, asked again, killed.
+
+# Seconds. A second and a half suffices 4.1 to end after a lost daemon; a suspended job's workers
+# and launcher get their signals within a second or so; a pod's usual grace is 30 s: 20 + 5 fit.
+DELAYS: Final = {
+    Timer.LOST_DAEMON: 3.0,
+    Timer.SUSPENSION: 2.0,
+    Timer.HOST_CHECK: 3.0,
+    Timer.KILL: 5.0,
+    Timer.KILLED: 5.0,
+    Timer.AGENTS: 5.0,
+    Timer.DAEMONS_ENDED: 60.0,
+    # 5.0.7 waits for ever where a rank of its own host dies as it starts (measured, 7 of 12).
+    Timer.RANK_ENDED: 30.0,
+    # Twice. MPI_Finalize lets no rank of MPICH go before all are there (measured with 4.0 and 5.0).
+    Timer.HOST_DONE: 15.0,
+}
+# While daemons are launched no rank has anything to save.
+_LAUNCH_GRACE: Final = 5.0
+# After its last rank mpirun ends within a second or so, however loaded its host is.
+_FOLLOW: Final = 5.0
+# What is waited for after mpirun has ended.
+WAITS: Final = frozenset((Timer.AGENTS, Timer.HOST_CHECK, Timer.SUSPENSION))
+
+Step: TypeAlias = tuple[State, tuple[Action, ...]]
+
+
+def start(state: State, *timers: Timer) -> Step:
+    """Start timers of a known length."""
+    begun = tuple(StartTimer(timer, DELAYS[timer]) for timer in timers)
+    return replace(state, pending=state.pending | set(timers)), begun
+
+
+def stop(state: State, *timers: Timer) -> State:
+    """Forget timers."""
+    return replace(state, pending=state.pending.difference(timers))
+
+
+def end(state: State, cause: Verdict | None) -> Step:
+    """Ask mpirun to end; ``cause`` None where a loss is the reason."""
+    state = replace(state, cause=cause or state.cause)
+    if state.ended is not None or state.stage:
+        return state, ()
+    return ask(state, SIGTERM, direct=False)
+
+
+def ask(state: State, number: int, *, direct: bool) -> Step:
+    """Ask mpirun to end, and give it its grace; ``direct`` where the terminal has asked it."""
+    launching = state.phase is Phase.LAUNCHING
+    seconds = min(state.job.grace, _LAUNCH_GRACE) if launching else state.job.grace
+    state = replace(
+        state,
+        phase=Phase.ENDING,
+        stage=1,
+        pending=(state.pending & WAITS) | {Timer.GRACE},
+    )
+    forward = () if direct else (SendSignal(number),)
+    return state, (*forward, StartTimer(Timer.GRACE, seconds))
+
+
+def save(state: State) -> Step:
+    """Tell the ranks alone to end, and give them the grace; mpirun would kill them in a second."""
+    state = replace(
+        state,
+        phase=Phase.ENDING,
+        stage=1,
+        saving=True,
+        pending=(state.pending & WAITS) | {Timer.GRACE},
+    )
+    seconds = state.job.grace
+    over = tuple(SessionOver(loss.host) for loss in state.losses)
+    stop_ranks = StopRanks(state.job.stop_signal, seconds)
+    return state, (stop_ranks, StartTimer(Timer.GRACE, seconds), *over)
+
+
+def ranks_left(state: State, ranks: int | None) -> Step:
+    """Take in how many of the ranks that were told to end are still there."""
+    if not state.saving:
+        return state, ()
+    first = state.ranks_left is None
+    state = replace(state, ranks_left=ranks)
+    if ranks is None:
+        state = replace(state, saving=False)
+        return state, (SendSignal(state.signal or SIGTERM),)
+    if ranks == 0:
+        state = replace(state, saving=False)
+        return state, (ReleaseMpirun(), StartTimer(Timer.GRACE, min(_FOLLOW, state.job.grace)))
+    if not first:
+        return state, ()
+    name, many = signal_name(state.job.stop_signal), ranks > 1
+    who = f"{ranks} ranks are" if many else "the rank is"
+    said = f"{who} told {name} and {'have' if many else 'has'} {state.job.grace:g} s to end"
+    return state, (Say(LogLevel.INFO, "signal", said),)
+
+
+def ask_again(state: State, number: int, *, direct: bool) -> Step:
+    """Ask again, and then kill."""
+    late: tuple[Action, ...] = ()
+    if state.saving:
+        who = "one rank" if state.ranks_left == 1 else f"{state.ranks_left} ranks"
+        said = f"{who} did not end in time: mpirun ends what is left"
+        if state.ranks_left is None:
+            said = "no count of the ranks that are left came in time: mpirun ends them"
+        late = (Say(LogLevel.WARNING, "signal", said),)
+        state = replace(state, saving=False)
+    state = replace(stop(state, Timer.GRACE, Timer.KILL), stage=min(3, state.stage + 1))
+    if state.stage == 2:  # noqa: PLR2004 - asked again
+        state, begun = start(state, Timer.KILL)
+        return state, (*late, *(() if direct else (SendSignal(number),)), *begun)
+    state, begun = start(state, Timer.KILLED)
+    return state, (*late, KillMpirun(), *begun)
+
+
+def signalled(state: State, event: Signalled) -> Step:
+    """Pass a signal on to mpirun, or end the job by it."""
+    if event.number in SIGUSR:
+        return state, _pass_on(state, event)
+    again = state.signal or not state.saving
+    state = replace(state, signal=state.signal or event.number)
+    # A job that is being ended blames no host: its workers may well have been told before it.
+    state = replace(stop(state, *WAITS), being_checked=frozenset())
+    if state.ended is not None:
+        return state, ()
+    if not state.stage:
+        # A terminal has told mpirun already, and before all have joined no rank has begun.
+        if state.phase is Phase.RUNNING and state.job.grace and not event.direct:
+            return save(state)
+        return ask(state, event.number, direct=event.direct)
+    if not again:
+        return state, ()  # all pods of a job end together, and a worker told first
+    return ask_again(state, event.number, direct=event.direct)
+
+
+def host_ending(state: State, event: HostEnding) -> Step:
+    """End a job that loses a pod while all of its ranks can still save."""
+    begun = state.being_ended or state.losses
+    known = event.host in state.job.hosts
+    if begun or not known or state.phase is not Phase.RUNNING or not state.job.grace:
+        return state, ()
+    state, actions = save(replace(state, cause=pod_ending(event.host)))
+    said = "its pod is being ended: all ranks of the job get time to save"
+    return state, (Say(LogLevel.WARNING, "signal", said, event.host), *actions)
+
+
+def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
+    """Give the program's own signal to mpirun, where it has ranks that can get it."""
+    if state.phase is Phase.LAUNCHING and not state.joins_unseen:
+        # 5.0 takes each daemon that isn't there yet for an error.
+        said = f"{signal_name(event.number)} is not forwarded: no rank runs yet"
+        return (Say(LogLevel.INFO, "signal", said),)
+    return () if state.ended is not None or event.direct else (SendSignal(event.number),)
+
+
+def client_ended(state: State, event: ClientEnded) -> Step:
+    """End a job whose sessions are all gone: its daemons end, and no host is to blame."""
+    if state.being_ended or (state.ended is not None and not state.agents):
+        return state, ()
+    cause = client_lost(event)
+    state, actions = end(state, cause)
+    return state, (Say(LogLevel.ERROR, "launch", cause.said), *actions)
+
+
+# What looks like a job that is stuck, and may be a healthy one: a warning, or its end. None of this
+# is proof: a rank may compute, or write its results, for as long as it likes. So a guess is told,
+# again once an hour while it holds, and explains a bad end later; it ends a job only where
+# MPIBOOT_STUCK says so.
+
+# Seconds until a guess that still holds is told again.
+_AGAIN: Final = 3600.0
+_DROPPED: Final = (
+    "is TCP between the workers dropped? A NetworkPolicy or firewall must allow the job's pods all "
+    "ports among each other, or the range of MPIBOOT_PORT_RANGE"
+)
+
+
+def host_ended(state: State) -> Step:
+    """Watch a job one of whose hosts has ended well."""
+    over = state.phase is Phase.RUNNING and state.ended_well.issuperset(state.job.hosts)
+    if over and not state.agents:
+        # Ranks in this pod have no agent, and may run for long after MPI_Finalize.
+        return (state, ()) if state.job.own_ranks else start(state, Timer.DAEMONS_ENDED)
+    waits = state.job.family.daemons_follow and not state.job.goes_on
+    if waits and state.agents and state.waiting_looks < WAITING_LOOKS:
+        return start(state, Timer.HOST_DONE)
+    return state, ()
+
+
+def daemons_ended(state: State) -> Step:
+    """Take in that mpirun outlives its daemons: it hangs, or what reads its output is slow."""
+    cause = not_ended(state)
+    return _guess(state, cause, cause.said, Timer.DAEMONS_ENDED)
+
+
+def host_done(state: State) -> Step:
+    """Ask for ranks that are still in MPI after those of a host have all ended."""
+    return state, ((AskForRanksInMpi(),) if state.agents else ())
+
+
+def ranks_in_mpi(state: State, event: RanksInMpi) -> Step:
+    """Take in the answer: twice so, they may wait for ranks that left without MPI_Finalize.
+
+    With ch4:ofi, MPICH's MPI_Finalize waits for nobody: there they may as well compute.
+    """
+    if state.being_ended or state.ended is not None or not state.ended_well:
+        return state, ()
+    if not event.ranks:
+        told = state.waiting_looks == WAITING_LOOKS
+        return replace(state, waiting_looks=0, suspected="" if told else state.suspected), ()
+    state = replace(state, waiting_looks=min(state.waiting_looks + 1, WAITING_LOOKS))
+    if state.waiting_looks < WAITING_LOOKS:
+        return start(state, Timer.HOST_DONE)
+    cause = ranks_waiting(state)
+    host = in_order(state, state.ended_well)[0]
+    many = f"{counted(event.ranks, 'rank')} elsewhere {'is' if event.ranks == 1 else 'are'}"
+    said = f"{host}: its ranks have all ended, and {many} still in MPI, perhaps waiting for them"
+    return _guess(state, cause, said, Timer.HOST_DONE)
+
+
+def unanswered(state: State, event: Unanswered) -> Step:
+    """Take in a rank that has tried to connect to another host for more than a minute."""
+    over = state.being_ended or state.ended is not None
+    if over or state.losses or state.phase is not Phase.RUNNING:
+        return state, ()
+    if not event.said:
+        return replace(state, suspected=""), ()
+    state, actions = _guess(state, no_answer(event.said), event.said)
+    return state, (*actions, Say(LogLevel.WARNING, "stuck", _DROPPED))
+
+
+def _guess(state: State, cause: Verdict, said: str, again: Timer | None = None) -> Step:
+    """Warn, and look again by a timer; or, where that is wanted, end the job."""
+    if state.job.end_stuck and not state.job.goes_on:
+        warned = Say(LogLevel.WARNING, "stuck", f"{said}: the job is ended (MPIBOOT_STUCK=end)")
+        # A signal of its own would end mpirun before it tells with what codes ranks ended.
+        state = replace(state, cause=cause)
+        state, actions = save(state) if state.job.grace else end(state, cause)
+        return state, (warned, *actions)
+    state = replace(state, suspected=said)
+    how = "would end it" if not state.job.end_stuck else "ends none that may do without a rank"
+    said += f"; the job goes on (MPIBOOT_STUCK=end {how})"
+    warned = Say(LogLevel.WARNING, "stuck", f"{said}. Look closer: mpiboot doctor ranks")
+    if again is None:
+        return state, (warned,)
+    state = replace(state, pending=state.pending | {again})
+    return state, (warned, StartTimer(again, _AGAIN))
+
+
+# What follows from each event.
 
 # After this many lost hosts one more answer tells nothing new.
 _HOST_CHECKS: Final = 16
@@ -183,7 +440,7 @@ def _ended_well(state: State, event: AgentEnded) -> Step:
     if event.host in state.no_daemon:
         return replace(state, ended_unjoined=state.ended_unjoined | {event.host}), ()
     state = replace(state, ended_well=state.ended_well | {event.host})
-    state, begun = stuck.host_ended(state)
+    state, begun = host_ended(state)
     return state, (*said, *begun)
 
 
@@ -292,8 +549,8 @@ def _ask_again(state: State) -> Step:
 _TIMES_UP: Final[Mapping[Timer, Callable[[State], Step]]] = {
     Timer.LAUNCH: _launch_over,
     Timer.LOST_DAEMON: lambda state: end(state, None),
-    Timer.DAEMONS_ENDED: stuck.daemons_ended,
-    Timer.HOST_DONE: stuck.host_done,
+    Timer.DAEMONS_ENDED: daemons_ended,
+    Timer.HOST_DONE: host_done,
     Timer.RANK_ENDED: lambda state: end(state, rank_ended_badly(state)),
     Timer.GRACE: _ask_again,
     Timer.KILL: _ask_again,
@@ -322,8 +579,8 @@ _RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {
     HostEnding: host_ending,
     ClientEnded: client_ended,
     RanksLeft: lambda state, event: ranks_left(state, event.ranks),
-    RanksInMpi: stuck.ranks_in_mpi,
-    Unanswered: stuck.unanswered,
+    RanksInMpi: ranks_in_mpi,
+    Unanswered: unanswered,
     HostChecked: _host_checked,
     Signalled: signalled,
     MpirunEnded: _mpirun_ended,

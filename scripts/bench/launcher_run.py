@@ -13,7 +13,7 @@ from pathlib import Path
 
 from processes import below
 
-from mpiboot.supervisor.watch import Processes, find_mpiruns
+from mpiboot.supervisor.processes import Processes, find_mpiruns
 
 GUARD = 240.0
 

@@ -88,8 +88,8 @@ _MANY = 1 << 20  # at once, where nothing bounds it
 def install(folder: Path) -> None:
     """Make ``mpirun`` in a folder: a script whose interpreter has a name that mpirun may have.
 
-    What a process is, is told by the file that it runs (supervisor/watch.py), which for a script is
-    Python's own.
+    What a process is, is told by the file that it runs (supervisor/processes.py), which for a
+    script is Python's own.
     """
     program = folder / "mpirun-python"
     real = Path(sys.executable).resolve()

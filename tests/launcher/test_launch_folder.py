@@ -23,7 +23,7 @@ from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import launch_folder, logins
 from mpiboot.ssh.client_start import ClientConfig, ClientHost
 from mpiboot.ssh.config import SshTimeouts
-from mpiboot.supervisor import evidence, silence
+from mpiboot.supervisor import evidence, host_watch
 from mpiboot.system import keys, open_files
 from tests.fakes import plans
 from tests.fakes.worker import HAVE_SSH
@@ -236,7 +236,7 @@ def test_the_parent_looks_for_silent_hosts_or_ssh_gives_them_up(
 def test_where_the_kernel_does_not_tell_ssh_alone_gives_silent_hosts_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "can_look", lambda: False)
+    monkeypatch.setattr(host_watch, "can_look", lambda: False)
     launch = made(tmp_path, plans.observed())
     launch.write()
     assert launch.spec({}, {}, (), attempt="").silent == 0

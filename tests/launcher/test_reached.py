@@ -24,7 +24,7 @@ from mpiboot.launcher.child_loop import ChildLoop, EndedBySignal
 from mpiboot.launcher.reached import ReachedWorkers
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.supervisor import ask_workers
-from mpiboot.supervisor.script import last_launch
+from mpiboot.supervisor.parent import last_launch
 from mpiboot.system import keys
 from tests.fakes import plans
 from tests.fakes.sshd import SILENT, listener

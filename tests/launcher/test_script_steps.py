@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import LogFormat, LogLevel
+from mpiboot.core.choices import LogFormat, LogLevel, ParentTask
 from mpiboot.core.launch_spec import ParentOptions
 from mpiboot.core.setting_sources import resolve
 from mpiboot.hosts import host_sources, hostfiles
@@ -19,7 +19,6 @@ from mpiboot.hosts.hostfiles import HostfilePath
 from mpiboot.job import scripts
 from mpiboot.launcher import script, start
 from mpiboot.launcher.script import RunsOnce
-from mpiboot.supervisor.task import ParentTask
 from mpiboot.system import control_groups
 
 ONCE = RunsOnce("it calls mpirun", reaches_hosts=False)

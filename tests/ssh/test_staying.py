@@ -19,7 +19,7 @@ import mpiboot
 from mpiboot.launcher.agent_files import assignments
 from mpiboot.ssh import client_start, waiting_agent
 from mpiboot.ssh.config import SshTimeouts
-from mpiboot.supervisor import by_client
+from mpiboot.supervisor import ask_workers
 from tests.fakes import staying
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker
 from tests.ssh.test_waiting_agent import NEEDS
@@ -335,22 +335,23 @@ def test_a_client_that_is_killed_ends_its_agents(other: Launch, *, has_program: 
 
 async def test_what_is_asked_beside_a_job_needs_no_process(launch: Launch) -> None:
     before, folder, host = launch.connections(), str(launch.folder), launch.host
-    assert by_client.is_there(folder)
-    assert not by_client.is_there(str(launch.folder / "hosts"))
-    assert await by_client.run(folder, host, "echo said; echo no >&2; cat") == "said\n"
+    assert ask_workers.has_client(folder)
+    assert not ask_workers.has_client(str(launch.folder / "hosts"))
+    assert await ask_workers.run_by_client(folder, host, "echo said; echo no >&2; cat") == "said\n"
     # More than the buffers of pipe and channel hold, over the same connection.
-    said = await by_client.run(folder, host, "head -c 3000000 /dev/zero")
+    said = await ask_workers.run_by_client(folder, host, "head -c 3000000 /dev/zero")
     assert said == "\0" * 3_000_000
     assert launch.connections() == before
-    assert await by_client.run(folder, host, "echo said; exit 3") is None
+    assert await ask_workers.run_by_client(folder, host, "echo said; exit 3") is None
     await asyncio.to_thread(launch.has_closed_one_of, before)
-    assert await by_client.run(folder, "w-unknown", "echo said") is None
+    assert await ask_workers.run_by_client(folder, "w-unknown", "echo said") is None
 
 
 async def test_a_question_that_is_given_up_ends_on_its_host(launch: Launch, tmp_path: Path) -> None:
     told, before = tmp_path / "pid", launch.connections()
     command = f"echo $$ > {told}.new; mv {told}.new {told}; exec sleep 1000"
-    asking = asyncio.ensure_future(by_client.run(str(launch.folder), launch.host, command))
+    folder = str(launch.folder)
+    asking = asyncio.ensure_future(ask_workers.run_by_client(folder, launch.host, command))
     await asyncio.to_thread(until, told.exists)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):

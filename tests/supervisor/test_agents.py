@@ -15,7 +15,7 @@ import pytest
 from mpiboot.core.launch_spec import EVENTS, REQUESTS
 from mpiboot.supervisor import agents
 from mpiboot.supervisor.agents import Agents
-from mpiboot.supervisor.events import AgentConnected, AgentEnded, AgentStarted, ClientEnded, Event
+from mpiboot.supervisor.state import AgentConnected, AgentEnded, AgentStarted, ClientEnded, Event
 from mpiboot.system import control_groups
 from mpiboot.system.loop import EventLoop
 from mpiboot.system.os_calls import open_fifo

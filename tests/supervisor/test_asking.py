@@ -12,7 +12,7 @@ import pytest
 
 from mpiboot.core.launch_spec import MARK
 from mpiboot.supervisor import ask_workers, asking
-from mpiboot.supervisor.request import Request
+from mpiboot.supervisor.asking import Request
 from mpiboot.system.loop import EventLoop
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.launch_spec import KEY, ScriptSpec
-from mpiboot.supervisor import script
+from mpiboot.supervisor import parent
 from tests.supervisor.test_parent import PARENT, Rig, ended, gone, heard, last, ready
 
 # Waits for who connects to it, and writes its number where it is looked for.
@@ -115,13 +115,13 @@ def test_who_has_nothing_to_run_stays_until_a_signal_ends_it(rig: Rig) -> None:
 
 
 def test_the_last_of_the_launches_below_is_found(tmp_path: Path) -> None:
-    assert script.launches(str(tmp_path / "none")) == {}
-    assert script.last_launch(str(tmp_path / "none")) == ""
+    assert parent.launches(str(tmp_path / "none")) == {}
+    assert parent.last_launch(str(tmp_path / "none")) == ""
     for name, when in (("launch-1", 50), ("launch-22", 90), ("launch-3", 70), ("other", 99)):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (when, when))
-    assert script.launches(str(tmp_path)) == {
+    assert parent.launches(str(tmp_path)) == {
         str(tmp_path / name): when
         for name, when in (("launch-1", 50), ("launch-22", 90), ("launch-3", 70))
     }
-    assert script.last_launch(str(tmp_path)) == str(tmp_path / "launch-22")
+    assert parent.last_launch(str(tmp_path)) == str(tmp_path / "launch-22")

@@ -6,16 +6,17 @@ import errno
 import os
 from dataclasses import replace
 
-from mpiboot.supervisor import causes
-from mpiboot.supervisor.events import (
+from mpiboot.supervisor import judgement
+from mpiboot.supervisor.state import (
+    FAMILIES,
     AgentStarted,
+    Job,
     MpirunEnded,
     RankEnd,
     RankEnded,
     RankSeen,
     Verdict,
 )
-from mpiboot.supervisor.state import FAMILIES, Job
 from tests.supervisor.test_verdicts import go, job, judged, running
 
 
@@ -29,14 +30,14 @@ def test_an_mpirun_that_runs_past_the_agent_is_told_by_what_it_runs() -> None:
         "(2 of 2 remote hosts): the job would run on fewer hosts"
     )
     many = replace(start, job=Job(FAMILIES["openmpi4"], hosts), no_agent=frozenset(hosts))
-    found = causes.not_started(many, "a.out")
+    found = judgement.not_started(many, "a.out")
     assert found.said.startswith(
         "mpirun runs a.out on the launcher, but started no daemon on "
         "w-1, w-2, w-3, w-4, w-5, w-6, w-7, w-8 and 2 more (10 of 10 remote hosts)"
     )
     alone = replace(start, job=Job(FAMILIES["openmpi4"], ("w-1",)), no_agent=frozenset(("w-1",)))
-    assert causes.not_started(alone).host == "w-1"
-    assert causes.not_started(alone).said.startswith("mpirun started no daemon on w-1 (1 of 1 ")
+    assert judgement.not_started(alone).host == "w-1"
+    assert judgement.not_started(alone).said.startswith("mpirun started no daemon on w-1 (1 of 1 ")
 
 
 def test_a_launch_that_took_too_long_tells_how_far_each_of_some_hosts_came() -> None:
@@ -50,7 +51,7 @@ def test_a_launch_that_took_too_long_tells_how_far_each_of_some_hosts_came() -> 
         ended_unjoined=frozenset(hosts[2:3]),
         connected=frozenset(hosts[3:4]),
     )
-    found = causes.launch_timeout(state)
+    found = judgement.launch_timeout(state)
     assert found.said == (
         "w-2, w-3, w-4, w-5, w-6, w-7, w-8, w-9 and 2 more (10 of 11 remote hosts) did not join "
         "within 90.5 s after the last daemon that did"
@@ -64,17 +65,17 @@ def test_a_launch_that_took_too_long_tells_how_far_each_of_some_hosts_came() -> 
     assert len(found.evidence) == 8
     assert (found.code, found.reference) == (69, "launch-timeout")
     none = replace(state, no_agent=state.no_daemon)
-    assert causes.launch_timeout(none).reference == "agent-not-started"
+    assert judgement.launch_timeout(none).reference == "agent-not-started"
 
 
 def test_the_other_causes_in_words() -> None:
-    assert causes.not_startable(
+    assert judgement.not_startable(
         ("/x/mpirun",), {}, OSError(errno.EACCES, "Permission denied")
     ) == Verdict(127, "program-missing", "/x/mpirun: Permission denied: mpirun was not started")
-    assert causes.not_ended(running()).said == (
+    assert judgement.not_ended(running()).said == (
         "every host's orted has ended, but mpirun goes on without them"
     )
-    assert causes.pod_ending("w-1") == Verdict(
+    assert judgement.pod_ending("w-1") == Verdict(
         69,
         "host-lost",
         "its pod was told to end (deleted, drained or preempted), and so was the job",
@@ -86,7 +87,7 @@ def test_the_other_causes_in_words() -> None:
         (RankEnd.ABORT, "called MPI_Abort"),
         (RankEnd.STATUS, "ended badly"),
     ):
-        found = causes.rank_ended_badly(go([RankEnded(1, how, "w-2")], running())[0])
+        found = judgement.rank_ended_badly(go([RankEnded(1, how, "w-2")], running())[0])
         assert found.said == f"rank 1 {words}, but mpirun went on without it"
         assert (found.code, found.host, found.rank) == (69, "w-2", 1)
 
@@ -94,7 +95,7 @@ def test_the_other_causes_in_words() -> None:
 def test_what_is_too_long_for_the_kernel_is_named_with_its_size() -> None:
     wrong = OSError(errno.E2BIG, os.strerror(errno.E2BIG))
     environ = {"PATH": "/bin", "OMPI_MCA_x": "y" * (200 << 10)}
-    found = causes.not_startable(("mpirun", "-n", "2"), environ, wrong)
+    found = judgement.not_startable(("mpirun", "-n", "2"), environ, wrong)
     assert found.code == 127
     assert found.said == (
         "mpirun: Argument list too long (the longest variable, OMPI_MCA_x, has 200 KiB, all of "

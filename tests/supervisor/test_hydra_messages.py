@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mpiboot.supervisor.events import RankEnd, RankEnded
-from mpiboot.supervisor.hydra_messages import HydraMessages, first_failure
+from mpiboot.supervisor.mpirun_messages import HydraMessages, first_failure
+from mpiboot.supervisor.state import RankEnd, RankEnded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

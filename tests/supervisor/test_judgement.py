@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.supervisor import judgement
-from mpiboot.supervisor.events import (
+from mpiboot.supervisor.state import (
     AgentConnected,
     AgentEnded,
     AgentStarted,
@@ -15,15 +15,18 @@ from mpiboot.supervisor.events import (
     DaemonJoined,
     Event,
     HostChecked,
+    Loss,
     MpirunEnded,
     RankEnd,
     RankEnded,
     Signalled,
+    State,
     Timer,
     TimerFired,
     Verdict,
+    by_ssh,
+    signal_name,
 )
-from mpiboot.supervisor.state import Loss, State, by_ssh, signal_name
 from tests.supervisor.test_verdicts import HOSTS, fire_all, go, judged, running
 
 

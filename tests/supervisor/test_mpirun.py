@@ -14,13 +14,12 @@ import pytest
 
 from mpiboot.core.launch_spec import LaunchSpec, RemoteHost
 from mpiboot.supervisor import mpirun, parent
-from mpiboot.supervisor.events import AskForRanksInMpi, Verdict
+from mpiboot.supervisor.asking import Request
 from mpiboot.supervisor.mpirun import Mpirun
-from mpiboot.supervisor.output_writer import OutputWriter
+from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.parent import Parent
-from mpiboot.supervisor.request import Request
 from mpiboot.supervisor.signals import Received
-from mpiboot.supervisor.state import Phase
+from mpiboot.supervisor.state import AskForRanksInMpi, Phase, Verdict
 from mpiboot.system.loop import EventLoop
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import pytest
 
 from mpiboot.core.launch_spec import PLACEMENT
 from mpiboot.supervisor import mpirun_messages
-from mpiboot.supervisor.events import RankEnd, RankEnded
 from mpiboot.supervisor.mpirun_messages import MpirunMessages
-from mpiboot.supervisor.mpirun_pipes import mpi_failed
+from mpiboot.supervisor.output import mpi_failed
+from mpiboot.supervisor.state import RankEnd, RankEnded
 
 RULE = "-" * 74 + "\n"
 PRIMARY = (

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.supervisor.events import RankEnded
-from mpiboot.supervisor.mpirun_pipes import MpirunPipe, MpirunPipes, StderrPipe
-from mpiboot.supervisor.output_writer import OutputWriter
+from mpiboot.supervisor.output import MpirunPipe, MpirunPipes, OutputWriter, StderrPipe
+from mpiboot.supervisor.state import RankEnded
 from mpiboot.system.loop import EventLoop
 from tests.waiting import until
 
@@ -229,7 +228,7 @@ def test_that_mpirun_has_to_wait_is_said_once(
 
 OPENS = """
 import sys
-from mpiboot.supervisor.mpirun_pipes import open_pipes
+from mpiboot.supervisor.output import open_pipes
 told_there, dropped = (word == "True" for word in sys.argv[2:])
 pipes = open_pipes(told_there=told_there, dropped=dropped)
 with open(sys.argv[1], "w") as file:

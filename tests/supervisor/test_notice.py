@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from mpiboot.supervisor.notice import Notices
+from mpiboot.supervisor.host_watch import Notices
 from mpiboot.system.loop import EventLoop
 
 MARK = "0123456789abcdef-0123456789abcdef@launcher@2026-01-01T00:00:00Z"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpiboot.supervisor.events import (
+from mpiboot.supervisor.state import (
     AgentEnded,
     Event,
     MpirunEnded,

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpiboot.supervisor import output_writer
-from mpiboot.supervisor.output_writer import OutputWriter
+from mpiboot.supervisor import output
+from mpiboot.supervisor.output import OutputWriter
 from tests.waiting import until
 
 ENOUGH = 1 << 18
@@ -25,7 +25,7 @@ class Reader:
         self.reader, self.writer = os.pipe()
 
         names = {name: getattr(os, name) for name in dir(os)}
-        monkeypatch.setattr(output_writer, "os", SimpleNamespace(**{**names, "write": self.write}))
+        monkeypatch.setattr(output, "os", SimpleNamespace(**{**names, "write": self.write}))
 
     def write(self, to: int, data: bytes) -> int:
         return os.write(self.writer if to == 2 else to, data)
@@ -125,7 +125,7 @@ def test_where_nothing_can_be_written_any_more_all_is_lost_and_why_is_known(
         return os.write(to, data)
 
     writing = OutputWriter()
-    monkeypatch.setattr(output_writer, "os", SimpleNamespace(write=broken))
+    monkeypatch.setattr(output, "os", SimpleNamespace(write=broken))
     writing.write(b"one")
     writing.write(b"two")
     end(writing)
@@ -192,7 +192,7 @@ def test_where_the_file_has_no_room_who_writes_waits_and_nothing_is_lost(
     if why == "disk":
         names = {name: getattr(os, name) for name in dir(os)}
         own = {"pwrite": pwrite, "write": reader.write}
-        monkeypatch.setattr(output_writer, "os", SimpleNamespace(**{**names, **own}))
+        monkeypatch.setattr(output, "os", SimpleNamespace(**{**names, **own}))
     folder = tmp_path / "none" if why == "folder" else tmp_path
     writing.overflow(str(folder), room if why == "size" else 1 << 30)
     pieces, written = numbered(4000), 0

@@ -40,7 +40,7 @@ from tests.waiting import until
 
 PACKAGE = Path(mpiboot.__file__).parent
 AGENT = PACKAGE / "libexec" / "agent"
-PARENT = [sys.executable, "-I", "-S", str(PACKAGE / "parent" / "__main__.py")]
+PARENT = [sys.executable, "-I", "-S", str(PACKAGE / "supervisor" / "__main__.py")]
 # What the parent was before: it starts the child that waits for hosts, as ``start.start_child``.
 STARTS = """
 import json, os, signal, sys
@@ -1266,7 +1266,7 @@ def test_the_agents_events_are_read_while_the_workers_are_asked(rig: Rig) -> Non
     """64 KiB fill a FIFO that nobody reads, and an agent that can't write never ends."""
     package = rig.folder / "package"
     shutil.copytree(PACKAGE, package / "mpiboot")
-    asks = package / "mpiboot" / "after_job" / "ask_workers.py"
+    asks = package / "mpiboot" / "supervisor" / "ask_workers.py"
     asks.write_text(
         "import os, sys\n"
         f"fifo = os.open(sys.argv[1] + '/{EVENTS}', os.O_RDWR)\n"
@@ -1274,7 +1274,7 @@ def test_the_agents_events_are_read_while_the_workers_are_asked(rig: Rig) -> Non
         "    os.write(fifo, b'noise of %d and more of it, to the end of the line\\n' % number)\n"
         "print('w-1: all was written')\n"
     )
-    program = package / "mpiboot" / "parent" / "__main__.py"
+    program = package / "mpiboot" / "supervisor" / "__main__.py"
     rig.write("exit 9")
     rig.options = replace(rig.options, log_level=LogLevel.DEBUG)
     done = subprocess.run(

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from mpiboot.supervisor import preparation
+from mpiboot.supervisor import parent
 from mpiboot.system import control_groups
 
 
@@ -24,7 +24,7 @@ def test_a_child_that_was_killed_is_told_with_the_limit_that_was_reached(
     monkeypatch: pytest.MonkeyPatch, limit: str, code: int, reference: str, said: str
 ) -> None:
     monkeypatch.setattr(control_groups, "used_up", {4: limit}.__getitem__)
-    found = preparation.died(signal.SIGKILL, 4)
+    found = parent.died(signal.SIGKILL, 4)
     assert (found.code, found.reference) == (code, reference)
     killed = f"{reference}: the process that waits for hosts was killed by SIGKILL"
     more = f" as {limit}" if limit else said

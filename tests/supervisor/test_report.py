@@ -12,8 +12,8 @@ from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.choices import LogFormat
 from mpiboot.core.launch_spec import Failure, LaunchSpec
-from mpiboot.supervisor.events import Verdict
 from mpiboot.supervisor.report import tell, tell_not_started
+from mpiboot.supervisor.state import Verdict
 
 LOST = Verdict(69, "host-lost", "it was lost", "w-1", evidence=("ssh: broken pipe",))
 LOOK = "look closer: kubectl exec w-1 -- mpiboot doctor"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.supervisor import saving
-from mpiboot.supervisor.saving import Saving
+from mpiboot.supervisor import asking
+from mpiboot.supervisor.asking import Saving
 from mpiboot.system.loop import EventLoop
 
 
@@ -88,9 +88,9 @@ class Rig:
 @pytest.fixture
 def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     made = Rig()
-    monkeypatch.setattr(saving, "AskingChild", Child)
-    monkeypatch.setattr(saving, "unread", lambda _: made.unread)
-    monkeypatch.setattr(saving, "_LOOK", 0)
+    monkeypatch.setattr(asking, "AskingChild", Child)
+    monkeypatch.setattr(asking, "unread", lambda _: made.unread)
+    monkeypatch.setattr(asking, "_LOOK", 0)
     yield made
     made.mpirun.kill()
     made.mpirun.wait()
@@ -109,7 +109,7 @@ def test_ranks_are_told_and_mpirun_is_held(rig: Rig) -> None:
 
 def test_nothing_is_looked_at_before_its_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.look()  # nothing is held
-    monkeypatch.setattr(saving, "_LOOK", 1000)
+    monkeypatch.setattr(asking, "_LOOK", 1000)
     child = rig.start()
     due = rig.saving.due
     rig.unread = True

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from mpiboot.core.launch_spec import RemoteHost
-from mpiboot.supervisor import silence
-from mpiboot.supervisor.events import HostLost
-from mpiboot.supervisor.request import Request
-from mpiboot.supervisor.silence import SilenceWatch
+from mpiboot.supervisor import host_watch
+from mpiboot.supervisor.asking import Request
+from mpiboot.supervisor.host_watch import SilenceWatch
+from mpiboot.supervisor.state import HostLost
 from mpiboot.system.loop import EventLoop
 from tests.supervisor.test_unanswered_connections import Child, clock_of
 from tests.waiting import until
@@ -31,31 +31,31 @@ def test_the_kernel_tells_how_long_a_connection_has_been_silent(address: str) ->
             with answering_end:
                 answering_end.send(b"x")
                 asking_end.recv(1)
-                assert silence.silences()[place] == 0  # nothing was asked since
-                until(lambda: asking_end.send(b"?") and silence.silences()[place] > 0.1)
-                before = silence.silences()[place]
-                until(lambda: silence.silences()[place] > before)
+                assert host_watch.silences()[place] == 0  # nothing was asked since
+                until(lambda: asking_end.send(b"?") and host_watch.silences()[place] > 0.1)
+                before = host_watch.silences()[place]
+                until(lambda: host_watch.silences()[place] > before)
                 # A second connection that is well hides nothing.
                 with socket.create_connection(place):
-                    assert silence.silences()[place] >= before
+                    assert host_watch.silences()[place] >= before
                 answering_end.send(b"x")
-                until(lambda: silence.silences()[place] == 0)
-    assert place not in silence.silences()
+                until(lambda: host_watch.silences()[place] == 0)
+    assert place not in host_watch.silences()
 
 
 def test_where_the_kernel_tells_nothing_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert silence.can_look()
+    assert host_watch.can_look()
 
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("mpiboot.supervisor.silence.socket.socket", refuse)
-    assert not silence.can_look()
+    monkeypatch.setattr("mpiboot.supervisor.host_watch.socket.socket", refuse)
+    assert not host_watch.can_look()
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    with clock_of(silence, monkeypatch) as clock:
+    with clock_of(host_watch, monkeypatch) as clock:
         yield clock
 
 
@@ -66,7 +66,7 @@ class Watched:
         self.now = now
         self.seen: dict[tuple[str, int], float] = {PLACE: 3.0, OTHER: 3.0}
         self.lost: list[HostLost] = []
-        monkeypatch.setattr(silence, "silences", lambda: dict(self.seen))
+        monkeypatch.setattr(host_watch, "silences", lambda: dict(self.seen))
         self.watch = SilenceWatch(
             EventLoop(), "/l", {}, HOSTS, silent=30, keepalive=300, lost=self.lost.append
         )
@@ -110,7 +110,7 @@ def test_looks_that_fail_are_told_once_and_end_nothing_and_a_later_one_counts(
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as failing:
-        failing.setattr(silence, "silences", refuse)
+        failing.setattr(host_watch, "silences", refuse)
         assert [watched.look(3, 3) for _ in range(2)] == [30, 30]
     assert (watched.lost, watched.watch.lines()) == ([], ())
     assert capfd.readouterr().err.count("Too many open files") == 1
@@ -175,7 +175,7 @@ def test_many_silent_hosts_are_one_line(
 ) -> None:
     hosts = [RemoteHost(f"w-{number}", f"10.0.0.{number}", 22) for number in range(40)]
     seen = {(item.address, item.port): 31.0 for item in hosts}
-    monkeypatch.setattr(silence, "silences", lambda: seen)
+    monkeypatch.setattr(host_watch, "silences", lambda: seen)
     watch = SilenceWatch(EventLoop(), "/l", {}, hosts, silent=30, keepalive=300, lost=print)
     now[0] += 30
     watch.look()

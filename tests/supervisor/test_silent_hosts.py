@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.supervisor import silent_hosts
+from mpiboot.supervisor import ask_workers
+from mpiboot.supervisor.asking import Found
 from mpiboot.supervisor.evidence import Baseline
-from mpiboot.supervisor.request import Found
 
 NAME = "w-1.job"
 
@@ -37,7 +37,7 @@ async def looked(
                 file.write(words)
         return login
 
-    return await silent_hosts.look_for(there, resolve, log_in, str(errors))
+    return await ask_workers.look_for_one(there, resolve, log_in, str(errors))
 
 
 @asynccontextmanager
@@ -62,7 +62,7 @@ async def server(greeting: bytes | None) -> AsyncIterator[int]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silent_hosts, "_STEP", 0.5)
+    monkeypatch.setattr(ask_workers, "_STEP", 0.5)
 
 
 async def test_a_name_that_is_gone_or_leads_elsewhere_is_a_proof() -> None:

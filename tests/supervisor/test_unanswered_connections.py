@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 
 from mpiboot.core import log
-from mpiboot.supervisor import asking, unanswered_connections
-from mpiboot.supervisor.unanswered_connections import ConnectionWatch
+from mpiboot.supervisor import asking, host_watch
+from mpiboot.supervisor.host_watch import ConnectionWatch
 from mpiboot.system.loop import EventLoop
 
 
@@ -67,7 +67,7 @@ def clock_of(watch: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[lis
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    with clock_of(unanswered_connections, monkeypatch) as clock:
+    with clock_of(host_watch, monkeypatch) as clock:
         yield clock
 
 

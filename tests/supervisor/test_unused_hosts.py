@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mpiboot.supervisor.host_watch import UnusedHosts
 from mpiboot.supervisor.mpirun_messages import host_of, hosts_with_ranks
-from mpiboot.supervisor.unused_hosts import UnusedHosts
 
 HOSTS = ("w-0.job.ns.svc", "w-1.job.ns.svc", "w-2.job.ns.svc")
 

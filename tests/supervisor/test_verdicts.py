@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.choices import LogLevel
-from mpiboot.supervisor import causes, ending, judgement, verdicts
-from mpiboot.supervisor.events import (
+from mpiboot.supervisor import judgement, verdicts
+from mpiboot.supervisor.state import (
+    FAMILIES,
     Action,
     AgentConnected,
     AgentEnded,
@@ -25,9 +26,11 @@ from mpiboot.supervisor.events import (
     HostChecked,
     HostEnding,
     HostLost,
+    Job,
     JoinsUnseen,
     KillMpirun,
     MpirunEnded,
+    Phase,
     RankEnd,
     RankEnded,
     RankSeen,
@@ -39,13 +42,13 @@ from mpiboot.supervisor.events import (
     SessionOver,
     Signalled,
     StartTimer,
+    State,
     StopRanks,
     Timer,
     TimerFired,
     Unanswered,
     Verdict,
 )
-from mpiboot.supervisor.state import FAMILIES, Job, Phase, State
 
 TERM, INT, USR1 = 15, 2, 10
 HOSTS = ("w-1", "w-2")
@@ -1001,16 +1004,16 @@ def test_where_connections_can_not_be_seen_a_connected_ssh_has_to_do() -> None:
 
 
 def test_every_reference_is_a_row_and_every_delay_is_known() -> None:
-    assert {timer for timer in Timer if timer not in ending.DELAYS} == {
+    assert {timer for timer in Timer if timer not in verdicts.DELAYS} == {
         Timer.LAUNCH,
         Timer.GRACE,
     }
     assert {
         reference: (int(row.code), row.retry)
         for reference, row in BY_REFERENCE.items()
-        if reference in causes.CODES
-    } == causes.CODES
-    assert {row for _, row in judgement.SSH_WORDS} <= set(causes.CODES)
+        if reference in judgement.CODES
+    } == judgement.CODES
+    assert {row for _, row in judgement.SSH_WORDS} <= set(judgement.CODES)
 
 
 # In which a rank itself ends.
@@ -1020,7 +1023,7 @@ WAYS = [how for how in RankEnd if how is not RankEnd.MPI]
 @pytest.mark.parametrize("how", WAYS)
 def test_an_mpirun_that_goes_on_without_a_rank_is_ended(how: RankEnd) -> None:
     state, actions = go([RankEnded(1, how, "w-2")], running())
-    assert StartTimer(Timer.RANK_ENDED, ending.DELAYS[Timer.RANK_ENDED]) in actions
+    assert StartTimer(Timer.RANK_ENDED, verdicts.DELAYS[Timer.RANK_ENDED]) in actions
     state, actions = go([TimerFired(Timer.RANK_ENDED)], state)
     assert SendSignal(15) in actions
     verdict = judged([MpirunEnded(0)], state)

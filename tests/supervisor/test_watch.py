@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.launch_spec import LaunchSpec, RemoteHost, from_line, to_line
-from mpiboot.supervisor import watch
-from mpiboot.supervisor.watch import Peer, Processes, joined, peers, running, unread
+from mpiboot.supervisor import processes
+from mpiboot.supervisor.processes import Peer, Processes, joined, peers, running, unread
 
 ONE = RemoteHost("w-1", "10.0.0.1", 22)
 TWO = RemoteHost("w-2", "10.0.0.2", 22, others=("192.168.7.2",))
@@ -48,7 +48,7 @@ def test_pods_that_share_an_address_are_told_apart_by_count() -> None:
 def test_a_look_that_costs_more_is_made_less_often(
     before: float, took: float, pause: float
 ) -> None:
-    assert watch.pause(before, took) == pytest.approx(pause)
+    assert processes.pause(before, took) == pytest.approx(pause)
 
 
 def test_a_proxy_in_front_of_the_pod_counts_when_all_are_there() -> None:

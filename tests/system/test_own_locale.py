@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.choices import LogFormat, LogLevel
+from mpiboot.core.choices import LogFormat, LogLevel, ParentTask
 from mpiboot.core.launch_spec import ParentOptions
 from mpiboot.supervisor import __main__ as parent
-from mpiboot.supervisor.task import ParentTask
 from tests.fakes.cli import GUARD, environment, mpiboot
 
 RANK = {
