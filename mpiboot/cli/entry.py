@@ -91,8 +91,7 @@ def _warn_alone(program: str, environ: Mapping[str, str]) -> None:
 
 def _stay(resolved: Resolved, environ: Mapping[str, str]) -> NoReturn:
     """Keep the pod alive for `kubectl exec` until a signal ends it, as ``shell`` always did."""
-    from mpiboot.core.choices import ParentTask
-    from mpiboot.core.launch_spec import ParentOptions
+    from mpiboot.core.launch_spec import ParentOptions, ParentTask
     from mpiboot.launcher import start
 
     settings = resolved.settings

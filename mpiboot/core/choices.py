@@ -98,11 +98,3 @@ class LogLevel(str, Enum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
-
-
-class ParentTask(str, Enum):
-    """The first word of the process's arguments; what it starts stands behind its options."""
-
-    LAUNCH = "launch"  # the child that waits for the hosts, then what that hands over
-    SCRIPT = "script"  # a program that calls mpirun itself
-    STAY = "stay"  # nothing

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from enum import Enum
 from typing import Final, TypeAlias
 
 from mpiboot.core.choices import LogFormat, LogLevel
@@ -43,6 +44,14 @@ ATTEMPT: Final = "MPIBOOT_ATTEMPT"
 def without_marks(environ: Mapping[str, str]) -> dict[str, str]:
     """Leave the launch's marks out: who has none is not ended with what mpirun started."""
     return {name: value for name, value in environ.items() if name not in (MARK, JOB_MARK)}
+
+
+class ParentTask(str, Enum):
+    """The first word of the process's arguments; what it starts stands behind its options."""
+
+    LAUNCH = "launch"  # the child that waits for the hosts, then what that hands over
+    SCRIPT = "script"  # a program that calls mpirun itself
+    STAY = "stay"  # nothing
 
 
 @dataclass(frozen=True, slots=True)

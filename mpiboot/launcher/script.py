@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from mpiboot.core import log
-from mpiboot.core.choices import ParentTask, Switch
-from mpiboot.core.launch_spec import ATTEMPT, KEEP_KEY, ParentOptions
+from mpiboot.core.choices import Switch
+from mpiboot.core.launch_spec import ATTEMPT, KEEP_KEY, ParentOptions, ParentTask
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.setting_rows import ROWS
 from mpiboot.core.setting_sources import Resolved

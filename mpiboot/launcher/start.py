@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn
 
-from mpiboot.core.choices import AUTO, Auto, ParentTask, WorkerExit
-from mpiboot.core.launch_spec import ATTEMPT, JOB_MARK, RESULT, ParentOptions
+from mpiboot.core.choices import AUTO, Auto, WorkerExit
+from mpiboot.core.launch_spec import ATTEMPT, JOB_MARK, RESULT, ParentOptions, ParentTask
 from mpiboot.core.setting_sources import Resolved
 from mpiboot.supervisor.signals import SIGNALS
 from mpiboot.system import control_groups, files, process

@@ -18,8 +18,7 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(package))
 
 from mpiboot.core import log
-from mpiboot.core.choices import ParentTask
-from mpiboot.core.launch_spec import ParentOptions
+from mpiboot.core.launch_spec import ParentOptions, ParentTask
 from mpiboot.supervisor import mpirun_messages, signals
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.parent import Parent

@@ -11,8 +11,8 @@ from typing import NoReturn
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import LogFormat, LogLevel, ParentTask
-from mpiboot.core.launch_spec import ParentOptions
+from mpiboot.core.choices import LogFormat, LogLevel
+from mpiboot.core.launch_spec import ParentOptions, ParentTask
 from mpiboot.core.setting_sources import resolve
 from mpiboot.hosts import host_sources, hostfiles
 from mpiboot.hosts.hostfiles import HostfilePath

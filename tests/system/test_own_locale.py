@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.choices import LogFormat, LogLevel, ParentTask
-from mpiboot.core.launch_spec import ParentOptions
+from mpiboot.core.choices import LogFormat, LogLevel
+from mpiboot.core.launch_spec import ParentOptions, ParentTask
 from mpiboot.supervisor import __main__ as parent
 from tests.fakes.cli import GUARD, environment, mpiboot
 
