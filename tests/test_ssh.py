@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import mpiboot
-from mpiboot.launcher.agent_files import assignments
+from mpiboot.launcher.launch_folder import assignments
 
 SSH = Path(mpiboot.__file__).parent / "libexec" / "ssh"
 STRICT = "StrictHostKeyChecking=yes"

@@ -92,8 +92,8 @@ def _warn_alone(program: str, environ: Mapping[str, str]) -> None:
 def _stay(resolved: Resolved, environ: Mapping[str, str]) -> NoReturn:
     """Keep the pod alive for `kubectl exec` until a signal ends it, as ``shell`` always did."""
     from mpiboot.core.launch_spec import ParentOptions, ParentTask
-    from mpiboot.launcher import start
+    from mpiboot.launcher import role
 
     settings = resolved.settings
     options = ParentOptions(log_level=settings.log_level, log_format=settings.log_format)
-    start.become_parent(ParentTask.STAY, options, [], environ)
+    role.become_parent(ParentTask.STAY, options, [], environ)

@@ -115,9 +115,9 @@ def execute(program: Words, **flags: str | None) -> None:
       mpiboot exec -- torchrun --nnodes 2 --rdzv-endpoint trainer-0.trainer:29500 train.py
       mpiboot exec --timeout 20m --data-network require -- python train.py
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot.launcher import execute as role
+    from mpiboot.launcher import look
 
-    role.run(resolved(flags, "exec"), program, os.environ)
+    look.execute(resolved(flags, "exec"), program, os.environ)
 
 
 @settings_of(Role.LAUNCHER, without=_NOT_FOR_WAITING)

@@ -13,16 +13,18 @@ from mpiboot.core.checks import failed
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Host, Hostfile, Level, Worker
 from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, first_few
 from mpiboot.doctor.host_report import LauncherPlace
 from mpiboot.doctor.judge import hosts as judges
 from mpiboot.doctor.look import hosts as looks
 from mpiboot.doctor.look import private
 from mpiboot.doctor.rows import hosts as rows
-from mpiboot.hosts import gate, one_try, sockets
+from mpiboot.hosts import gate, one_try, progress, sockets
 from mpiboot.hosts.access import Access
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.doctor_look import DoctorLook, is_one_of
+from mpiboot.hosts.pipeline import Pipelines
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_builder import LaunchPaths
 from mpiboot.launcher import launch_folder, look, observation
@@ -30,7 +32,6 @@ from mpiboot.launcher import setup as launcher_setup
 from mpiboot.launcher.observation import Observation
 from mpiboot.system import open_files, worker_state
 from mpiboot.system.worker_state import WorkerState
-from mpiboot.worker import self_test
 
 SERVER: Final = "workers-unreachable"
 # What the plan is asked with: its checks don't depend on the program.
@@ -54,6 +55,20 @@ def _server(resolved: Resolved, environ: Mapping[str, str]) -> str:
     return f"{state.sshd} lets {access.user} in at {state.address} port {state.port}"
 
 
+async def log_in_once(address: str, port: int, settings: Settings, access: Access) -> Worker:
+    """Log in once to a server of this pod, as a launcher's gate would; it runs the gate's command.
+
+    Raises:
+        MpibootError: what a launcher's gate would say of this host.
+    """
+    pipelines = Pipelines(
+        replace(settings, ssh_port=port), access, Resolver(), changed=lambda: None, once=True
+    )
+    await pipelines.load()
+    (state,) = progress.states((Host(address),))
+    return await pipelines.reach(state, (address,))
+
+
 def log_in_here(
     resolved: Resolved, environ: Mapping[str, str]
 ) -> tuple[WorkerState, Access, Worker]:
@@ -72,7 +87,7 @@ def log_in_here(
             hint="start the container with `args: [worker]`, and look at its log",
         )
     access = launcher_setup.access(launcher)
-    look_at = self_test.look(state.address, state.port, resolved.settings, access)
+    look_at = log_in_once(state.address, state.port, resolved.settings, access)
     return state, access, asyncio.run(look_at)
 
 

@@ -4,6 +4,10 @@ It has all that mpiboot is made of in its memory, and is gone when mpirun runs; 
 the launch agents' sessions, it stays, as mpiboot's own SSH client. Where it fails, or the parent
 passes on a signal that ends the launcher, it tells the workers that it has reached; the parent
 gives it a moment for that, and ends it by SIGKILL.
+
+Programs that start processes by themselves (``horovodrun``, DeepSpeed's launcher, scripts) call
+``ssh`` by the hostfile's names, and know nothing of ports, keys and hosts that are late. They are
+started when every host is ready, with a folder first on PATH in which ``ssh`` is ``libexec/ssh``.
 """
 
 from __future__ import annotations
@@ -14,23 +18,29 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Mapping
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
-from mpiboot.core import launch_spec, log
+from mpiboot.core import addresses, launch_spec, log
 from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.model import Finding, Level
+from mpiboot.core.launch_spec import Failure
+from mpiboot.core.model import Finding, Level, SshKind, Worker
 from mpiboot.core.setting_sources import Resolved
-from mpiboot.hosts import error_report, stale_processes
-from mpiboot.job import masking, mpirun_call, render
+from mpiboot.hosts import error_report, host_shell, stale_processes
+from mpiboot.hosts.gate import GateResult
+from mpiboot.hosts.remote_commands import RemoteCommands
+from mpiboot.job import attempts, masking, mpirun_call, names, render
 from mpiboot.job import plan as plans
-from mpiboot.launcher import launch_folder, observation, script_gate, summary
-from mpiboot.launcher.child_loop import ChildLoop, EndedBySignal
-from mpiboot.launcher.reached import ReachedWorkers
-from mpiboot.launcher.setup import launcher_pod
+from mpiboot.launcher import launch_folder, observation, shims, summary
+from mpiboot.launcher.launch_folder import Logins, assignments, tidy
+from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
+from mpiboot.ssh import client_start
+from mpiboot.ssh import config as sshconfig
 from mpiboot.supervisor.signals import ENDING, SIGNALS, by_signal
 from mpiboot.system import executables, files
 
@@ -59,9 +69,9 @@ def main(
     result: launch_spec.Result
     try:
         if script:
-            result = script_gate.prepare(resolved, program, parent, loop, reached)
+            result = prepare_script(resolved, program, parent, loop, reached)
         else:
-            result, client = prepare(
+            result, client = prepare_launch(
                 resolved, program, before, parent, loop, reached, attempt=attempt
             )
     except EndedBySignal as told:
@@ -106,7 +116,7 @@ def _end_with_the_parent() -> NoReturn:
     os._exit(1)
 
 
-def prepare(
+def prepare_launch(
     resolved: Resolved,
     program: tuple[str, ...],
     before: Mapping[str, str],
@@ -216,3 +226,259 @@ def _stop_on_pairs(loop: ChildLoop, seen: observation.Observation, made: plans.P
     plans.stop_on_failure(found)
     for finding in found:
         log.finding(finding)
+
+
+T = TypeVar("T")
+
+# Seconds that cancelled work may take to tidy up.
+_TIDY: Final = 0.5
+
+
+class EndedBySignal(Exception):  # noqa: N818 - nothing went wrong
+    """A signal says that the launcher is to end; its number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class ChildLoop:
+    """Runs one piece of work after the other; what is left in it ends with this process."""
+
+    def __init__(self) -> None:
+        """Take signals in from now on; in the main thread alone."""
+        # Not asyncio.run: it waits for every thread, also for one that a dead nameserver holds.
+        self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+        self._signal: asyncio.Future[int] = self._loop.create_future()
+        # What can wait until mpirun has started.
+        self.afterwards: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        for number in ENDING:
+            self._loop.add_signal_handler(number, self._note, number)
+
+    def _note(self, number: int) -> None:
+        if not self._signal.done():
+            self._signal.set_result(number)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work to its end.
+
+        Raises:
+            EndedBySignal: a signal came before that.
+        """
+        task = self._loop.create_task(work)
+        either: set[asyncio.Future[Any]] = {task, self._signal}
+        self._loop.run_until_complete(asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED))
+        if task.done():
+            return task.result()
+        task.cancel()
+        self._loop.run_until_complete(asyncio.wait({task}, timeout=_TIDY))
+        raise EndedBySignal(self._signal.result())
+
+    def run_last(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what ends this process's work, whatever signal has come."""
+        self._loop.run_until_complete(work)
+
+
+# Seconds; one worker that has heard it is enough for the next launcher to know.
+_TELLING: Final = 2.0
+
+
+@dataclass(slots=True)
+class ReachedWorkers:
+    """Who was ready so far, and what was said of the attempts before this one.
+
+    ``launcher`` is None before it is known; ``earlier`` is empty where this is the first attempt.
+    """
+
+    launcher: LauncherPod | None = None
+    workers: list[Worker] = field(default_factory=list)
+    earlier: str = ""
+
+    def say_attempt(self) -> str:
+        """Say once which attempt this is, and how the last one ended; empty for the first one."""
+        name = self.launcher.attempt if self.launcher else ""
+        before = None if self.earlier else attempts.earlier(self.workers, name)
+        if before:
+            self.earlier = before.said
+            log.info("attempt", before.said, attempt=before.number + 1, ended=before.ended)
+        return self.earlier
+
+    async def tell(self, failure: Failure, *, goes_on: bool) -> None:
+        """Tell them why mpirun is not started; who does not listen in time is left out.
+
+        Args:
+            failure: why.
+            goes_on: whether this launch is a part of a script, which may go on.
+        """
+        told = [worker for worker in self.workers if worker.runs_mpiboot]
+        if self.launcher is None or not self.launcher.attempt or not told:
+            return
+        settings = self.launcher.resolved.settings
+        hold = settings.hold_on_failure if failure.held else 0.0
+        why = f"{failure.message.partition(chr(10))[0]}, exit {failure.code}"
+        order = host_shell.job_failed(self.launcher.attempt, None if goes_on else hold, why)
+        if goes_on:
+            _leave_logins(self.launcher, told)
+        commands = RemoteCommands(access(self.launcher), settings.host_keys)
+        telling = (commands.run(worker, order) for worker in told)
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*telling, return_exceptions=True), _TELLING)
+
+
+def _leave_logins(launcher: LauncherPod, workers: Sequence[Worker]) -> None:
+    """Leave what the script's own process needs, which tells workers of the script's end.
+
+    A launch that was started has left it already, with more hosts. mpiboot's own client can't be
+    used there: such workers wait for another launcher.
+    """
+    environ, settings = launcher.environ, launcher.resolved.settings
+    ssh = executables.find("ssh", environ.get("PATH", "")) or ""
+    source = launcher.resolved.given["ssh_client"].source
+    kind = sshconfig.client(settings.ssh_client, source, ssh, launcher.identity)
+    if kind.value == SshKind.EMBEDDED or any(launcher.folder.glob("launch-*")):
+        return
+    if launcher.key is None:  # who is reached by kubectl does not run mpiboot's worker
+        return
+    folder = Path(launch_folder.paths(launcher.folder, launcher.pid).launch_dir)
+    hosts = {worker.host.name: worker for worker in workers}
+    logins = Logins(folder, hosts, {}, launcher.key, settings)
+    with suppress(MpibootError):  # as on a full disk; why the launch failed is said already
+        logins.make_folder()
+        logins.write(ssh=ssh, per_host={})
+        logins.write_baselines(workers)
+
+
+_LOGINS: Final = "logins"
+_BIN: Final = "bin"
+_CONFIG: Final = "ssh.conf"  # read by libexec/ssh
+# How many sessions at once mpiboot's own client is to serve for each host.
+_SESSIONS: Final = 2
+
+
+def by_every_name(workers: Sequence[Worker], renamed: Mapping[str, str]) -> dict[str, Worker]:
+    """Give the hosts by each name that a program may have for them: long, short, and address.
+
+    Args:
+        workers: who passed the gate.
+        renamed: the long names of those that need one, by the hostfile's.
+    """
+    found = {worker.host.name: worker for worker in workers}
+    others = [
+        (name, worker)
+        for worker in workers
+        for name in {
+            renamed.get(worker.host.name, worker.host.name),
+            names.short(worker.host.name),
+            worker.address,
+        }
+    ]
+    # Two hosts may have one first label, as may two with the node's network one address.
+    count = Counter(name for name, _ in others)
+    return {name: worker for name, worker in others if count[name] == 1} | found
+
+
+def that_may_join(
+    workers: Sequence[Worker], renamed: Mapping[str, str]
+) -> tuple[sshconfig.SshHost, ...]:
+    """Give patterns of names like those of the job's hosts, but for the number at their end.
+
+    An elastic job gets more hosts while it runs, and its program logs in to them. They are reached
+    as the others are, and are known by the same host key; where two of these differ, none is.
+    """
+    found: dict[str, set[sshconfig.SshHost]] = {}
+    for worker in workers:
+        whole = renamed.get(worker.host.name, worker.host.name)
+        label = names.short(worker.host.name)
+        stem = label.rstrip("0123456789")
+        if stem in ("", label) or addresses.is_address(worker.host.name):
+            continue
+        for name in {label, worker.host.name, whole}:
+            pattern = f"{stem}*{name[len(label) :]}"
+            lacks = whole[len(name) :] if whole.startswith(name) else ""
+            entry = sshconfig.SshHost(pattern, f"%h{lacks}", worker.port, worker.user)
+            found.setdefault(pattern, set()).add(entry)
+    # ssh takes the first that fits, and the shortest pattern fits the longer names, too.
+    patterns = sorted(found, key=len, reverse=True)
+    return tuple(next(iter(found[name])) for name in patterns if len(found[name]) == 1)
+
+
+def prepare_script(
+    resolved: Resolved,
+    program: tuple[str, ...],
+    parent: int,
+    loop: ChildLoop,
+    reached: ReachedWorkers,
+) -> launch_spec.ScriptSpec:
+    """Wait for every host, and write what the program's ssh reads.
+
+    Args:
+        resolved: the settings.
+        program: the user's line.
+        parent: the process that will be the program's parent.
+        loop: in which hosts are waited for.
+        reached: gets this pod, and the hosts that are ready.
+
+    Raises:
+        MpibootError: a gate or a file failed.
+        EndedBySignal: a signal came meanwhile.
+    """
+    name = os.environ.get(launch_spec.ATTEMPT, "")
+    before = dict(os.environ)
+    pod = launcher_pod(resolved, os.environ, pid=parent, attempt=name, may_disconnect=True)
+    if pod.key is None:
+        raise error(
+            "settings-conflict",
+            f"{program[0]} logs in to the hosts by itself, and kubectl exec is for mpirun alone: "
+            f"{pod.chosen.because if pod.chosen else 'there is no key'}",
+            hint="mount the job's key Secret, and let the hosts run sshd (`mpiboot worker`)",
+        )
+    reached.launcher = pod
+    passed = loop.run(observation.pass_gates(pod, reached.workers))
+    earlier = reached.say_attempt()
+    where = launch_folder.paths(pod.folder, parent, _LOGINS)
+    logins = Logins(
+        Path(where.launch_dir),
+        by_every_name(passed.workers, passed.renamed),
+        passed.host_keys,
+        pod.key,
+        resolved.settings,
+    )
+    client = _write_script_logins(logins, pod, passed, before.get("PATH", ""), parent)
+    path = os.pathsep.join((str(logins.folder / _BIN), before.get("PATH", "")))
+    log.info("start", f"starting {program[0]}")
+    # As for mpirun: HOME and USER too, where this user has none that can be used.
+    changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    folder, changed = str(logins.folder), {**changed, "PATH": path}
+    return launch_spec.ScriptSpec(program, folder, changed, client, earlier)
+
+
+def _write_script_logins(
+    logins: Logins, pod: LauncherPod, passed: GateResult, path: str, parent: int
+) -> tuple[str, ...]:
+    """Write the folder of logins; give the command line of mpiboot's own client if it is needed."""
+    ssh = executables.find("ssh", path) or ""
+    settings = pod.resolved.settings
+    source = pod.resolved.given["ssh_client"].source
+    kind = sshconfig.client(settings.ssh_client, source, ssh, pod.identity)
+    own = kind.value == SshKind.EMBEDDED
+    logins.make_folder()
+    tidy(logins.folder.parent, _LOGINS)
+    # mpiboot's own client knows each host by its address and key alone, as whoever has own keys.
+    later = () if own or passed.host_keys else that_may_join(passed.workers, passed.renamed)
+    logins.write(ssh=ssh, own_client=own, per_host={}, later=later)
+    logins.write_baselines(passed.workers)
+    config = {
+        "ssh": ssh,
+        "strict": logins.strict,
+        "client": client_start.client_words() if own else "",
+        "hosts": " ".join((*logins.hosts, *(item.name for item in later))),
+    }
+    files.write_private(logins.folder / _CONFIG, assignments(config))
+    shims.link_ssh(logins.folder / _BIN)
+    if own:
+        log.info("script", f"its ssh is mpiboot's own client: {kind.because}")
+    if not own:
+        return ()
+    served = logins.client_config(parent, len(passed.workers) * _SESSIONS)
+    return client_start.write(logins.folder, served)

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from mpiboot.core import addresses, launch_spec
-from mpiboot.core.choices import LaunchAgent, Stuck, Switch
+from mpiboot.core.choices import HostKeys, LaunchAgent, Stuck, Switch
 from mpiboot.core.errors import error
 from mpiboot.core.model import Worker
 from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.settings import Settings
 from mpiboot.hosts.dns import read_resolv_conf
 from mpiboot.hosts.kubectl_choice import ENVIRONMENT
-from mpiboot.hosts.kubectl_pods import PodAccess
+from mpiboot.hosts.kubectl_pods import ENDED, PodAccess
 from mpiboot.job import names, own_ranks
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import LaunchPaths, Observed
-from mpiboot.launcher import agent_files
-from mpiboot.launcher.logins import Logins, make_folder, tidy
 from mpiboot.network.control import launcher_addresses
 from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
 from mpiboot.supervisor import evidence, host_watch
-from mpiboot.system import executables, files, keys, tmpdir
+from mpiboot.system import executables, files, keys, open_files, tmpdir
 
 _LAUNCH: Final = "launch"
 
@@ -108,7 +109,7 @@ class Launch:
             files.write_private(Path(path), text)
         own_file = f"{self.where.launch_dir}/{own_ranks.FILE}"
         if own_file in self.plan.argv:
-            files.write_private(Path(own_file), agent_files.exports(self.plan.agent_env))
+            files.write_private(Path(own_file), exports(self.plan.agent_env))
         tidy(Path(self.where.launch_dir).parent, _LAUNCH)
         tmpdir.remove_stale(self.observed.environ, socket.gethostname(), self.observed.identity.uid)
 
@@ -116,8 +117,8 @@ class Launch:
         folder, environ = Path(self.where.launch_dir), self.observed.environ
         make_folder(folder)
         needed = {name: environ[name] for name in ENVIRONMENT if name in environ}
-        kubectl = agent_files.write_kubectl(folder, pods, needed)
-        agent_files.write(
+        kubectl = write_kubectl(folder, pods, needed)
+        write_agent_files(
             folder,
             ssh="ssh",
             user_agent=self.plan.user_agent,
@@ -273,3 +274,247 @@ def baseline(
     dns = "" if addresses.is_address(listed) or observed.by_kubectl else dns
     in_cluster = names.in_cluster(dns, search) if dns else ()
     return evidence.baseline(worker, called, dns, in_cluster, started)
+
+
+KNOWN_HOSTS: Final = "known_hosts"
+
+
+def known_hosts(workers: Iterable[Worker], host_keys: Mapping[str, str], public: str) -> str:
+    """Pin the job's key under its alias, and what single hosts showed under their addresses."""
+    lines = [f"{sshconfig.ALIAS} {public}"]
+    for worker in workers:
+        shown = host_keys.get(worker.host.name)
+        if shown:
+            lines.append(f"[{worker.address}]:{worker.port},{worker.address} {shown}")
+    return "\n".join(lines) + "\n"
+
+
+def tidy(folder: Path, name: str) -> None:
+    """Take away the folders, ``NAME-PID`` with a copy of the key, of processes that are no more."""
+    for path in folder.glob(f"{name}-[0-9]*"):
+        if not Path("/proc", path.name.rpartition("-")[2]).exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder that launch agents read anew.
+
+    Raises:
+        MpibootError: ``runtime-folder``.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    with files.writing():
+        for path in (folder, folder / AGENT_HOSTS, folder / "stderr"):
+            path.mkdir(mode=0o700)
+
+
+@dataclass(frozen=True, slots=True)
+class Logins:
+    """The hosts of a folder of logins, by each name that ssh may be called with.
+
+    ``host_keys`` are those that single hosts showed, by the hostfile's names; ``user_args`` the
+    user's own ssh arguments; ``watched`` where mpirun's parent looks for silent hosts.
+    """
+
+    folder: Path
+    hosts: Mapping[str, Worker]
+    host_keys: Mapping[str, str]
+    key: keys.JobKey
+    settings: Settings
+    user_args: sshconfig.UserArgs = field(default_factory=sshconfig.UserArgs)
+    watched: bool = False
+
+    @property
+    def patience(self) -> sshconfig.SshTimeouts:
+        """How often a login is tried, and when a silent host counts as lost."""
+        keepalive = self.settings.ssh_keepalive
+        return sshconfig.patience(keepalive, self.user_args, watched=self.watched)
+
+    @property
+    def strict(self) -> str:
+        """What ssh is told on its command line of host keys, where the first value wins."""
+        return f"StrictHostKeyChecking={sshconfig.STRICT[self.settings.host_keys]}"
+
+    def make_folder(self) -> None:
+        """Make the folder anew, with a copy of the key.
+
+        Raises:
+            MpibootError: ``runtime-folder``.
+        """
+        make_folder(self.folder)
+        keys.copy(self.key, self.folder / launch_spec.KEY)
+
+    def write(
+        self,
+        *,
+        ssh: str,
+        user_agent: str = "",
+        own_client: bool = False,
+        per_host: Mapping[str, Mapping[str, str]],
+        environ: Mapping[str, str] | None = None,
+        later: Iterable[sshconfig.SshHost] = (),
+    ) -> None:
+        """Write what ssh and the agents read.
+
+        Args:
+            ssh: the path of ssh; empty where there is none.
+            user_agent: the words of the user's own launch agent, or empty.
+            own_client: whether mpiboot's own client takes ssh's place.
+            per_host: variables of single hosts.
+            environ: what the agents have beside mpirun's environment.
+            later: patterns of hosts that may join the job.
+
+        Raises:
+            MpibootError: ``runtime-folder``.
+        """
+        known = self.folder / KNOWN_HOSTS
+        workers = {worker.host.name: worker for worker in self.hosts.values()}
+        files.write_private(known, known_hosts(workers.values(), self.host_keys, self.key.public))
+        own_keys = (name for name in self.hosts if self.hosts[name].host.name in self.host_keys)
+        entries = (
+            sshconfig.SshHost(name, worker.address, worker.port, worker.user)
+            for name, worker in self.hosts.items()
+        )
+        files.write_private(
+            self.folder / "ssh_config",
+            sshconfig.render(
+                (*entries, *later),
+                key=str(self.folder / launch_spec.KEY),
+                known_hosts=str(known),
+                host_keys=self.settings.host_keys,
+                keepalive=self.settings.ssh_keepalive,
+                user_args=self.user_args,
+                own_keys=frozenset(own_keys),
+                costly_kex=executables.knows(ssh, sshconfig.COSTLY_KEX),
+                watched=self.watched,
+            ),
+        )
+        write_agent_files(
+            self.folder,
+            # On the command line the first value wins, also over arguments on the mpirun line.
+            ssh=f"{ssh or 'ssh'} -o {self.strict}",
+            user_agent=user_agent,
+            client=client_start.client_words() if own_client else "",
+            per_host=per_host,
+            environ=environ or {},
+        )
+        files.make_fifo(self.folder / launch_spec.EVENTS)
+
+    def write_baselines(self, workers: Iterable[Worker]) -> None:
+        """Write whom to tell of the end of what logs in by itself; it is asked for no evidence.
+
+        Raises:
+            MpibootError: ``runtime-folder``.
+        """
+        seen = tuple(evidence.baseline(item, item.host.name, "") for item in workers)
+        files.write_private(self.folder / evidence.FILE, evidence.to_json(seen))
+
+    def client_config(self, parent: int, most: int) -> client_start.ClientConfig:
+        """Say what mpiboot's own SSH client is told.
+
+        Args:
+            parent: the process with which it ends.
+            most: how many hosts it may serve at once.
+
+        Raises:
+            MpibootError: ``settings-conflict``; too few files may be open.
+        """
+        short = client_start.short_of_files(most, open_files.most())
+        if short:
+            hint = "install ssh in the image, or give the container runtime a higher LimitNOFILE"
+            raise error("settings-conflict", short, hint=hint)
+        unchecked = self.settings.host_keys is HostKeys.OFF
+        hosts = tuple(
+            client_start.ClientHost(
+                name,
+                worker.address,
+                worker.port,
+                worker.user,
+                "" if unchecked else self.host_keys.get(worker.host.name, self.key.public),
+            )
+            for name, worker in self.hosts.items()
+        )
+        return client_start.ClientConfig(
+            hosts=hosts,
+            key=str(self.folder / launch_spec.KEY),
+            patience=self.patience,
+            events=str(self.folder / launch_spec.EVENTS),
+            errors=str(self.folder / "stderr"),
+            parent=parent,
+        )
+
+
+# The agent reads both by these names.
+AGENT_CONFIG: Final = "agent.conf"
+_KUBECTL_CONFIG: Final = "kubectl.conf"
+_KUBECTL_STDIN: Final = "stdin"
+_POD_EXEC: Final = Path(__file__).resolve().parent.parent / "libexec" / "pod_exec"
+AGENT_HOSTS: Final = "hosts"
+
+
+def assignments(values: Mapping[str, str]) -> str:
+    """Write ``name='value'`` lines that a POSIX shell reads back byte for byte."""
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
+
+
+def exports(values: Mapping[str, str]) -> str:
+    """Write variables for the front of a remote command line, which any POSIX shell reads."""
+    quoted = ((name, value.replace("'", "'\\''")) for name, value in values.items())
+    return "".join(f"export {name}='{value}';\n" for name, value in quoted)
+
+
+def write_agent_files(
+    folder: Path,
+    *,
+    ssh: str,
+    user_agent: str,
+    client: str,
+    remote_end: str = "",
+    per_host: Mapping[str, Mapping[str, str]],
+    environ: Mapping[str, str],
+) -> None:
+    """Write the agent's files.
+
+    Args:
+        folder: the launch folder, which holds the folder AGENT_HOSTS already.
+        ssh: the words of the ssh that the agent runs.
+        user_agent: the words of the user's own agent, which comes before ssh; or empty.
+        client: the words that reach what takes ssh's place; or empty.
+        remote_end: how that says that a command's end is told; empty where its status is clear.
+        per_host: variables of single hosts, by the name that mpirun calls them.
+        environ: what the agent has in its environment beside mpirun's.
+
+    Raises:
+        MpibootError: ``runtime-folder``.
+    """
+    hosts = folder / AGENT_HOSTS
+    for name, values in per_host.items():
+        files.write_private(hosts / f"{name}.env", exports(values))
+    read = {"ssh": ssh, "user_agent": user_agent, "client": client}
+    if remote_end:
+        read["remote_end"] = remote_end
+    files.write_private(folder / AGENT_CONFIG, assignments(read) + exports(environ))
+
+
+def write_kubectl(folder: Path, access: PodAccess, environ: Mapping[str, str]) -> dict[str, str]:
+    """Write what ``libexec/pod_exec`` reads; give what ``write`` needs for it.
+
+    Args:
+        folder: the launch folder.
+        access: how pods are entered.
+        environ: what kubectl finds the API server by; mpirun's environment may lack it.
+
+    Raises:
+        MpibootError: ``runtime-folder``.
+    """
+    if any(char.isspace() for char in str(_POD_EXEC)):
+        said = f"mpiboot's own folder {str(_POD_EXEC)!r} has a blank in its path"
+        raise error("runtime-folder", said, hint="install mpiboot in a folder without blanks")
+    read = {
+        "kubectl": access.kubectl,
+        "namespace": access.namespace,
+        "container": access.container,
+    }
+    files.write_private(folder / _KUBECTL_CONFIG, assignments(read) + exports(environ))
+    files.make_fifo(folder / _KUBECTL_STDIN)
+    return {"client": f"/bin/sh {_POD_EXEC}", "remote_end": ENDED}

@@ -1,26 +1,47 @@
-"""The commands that look or wait, and start nothing: wait, plan, and doctor's look."""
+"""The commands that look or wait and start no job: wait, plan and exec, and doctor's look."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import socket
 import sys
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
+from typing import Final, NoReturn
 
-from mpiboot.core import log, termination
-from mpiboot.core.errors import MpibootError, ShownError
-from mpiboot.core.model import Decision, Finding, Level, Source
+from mpiboot.core import facts_json, log, termination
+from mpiboot.core.choices import AUTO, Auto, DataNetworkUse
+from mpiboot.core.errors import MpibootError, ShownError, error
+from mpiboot.core.model import (
+    Decision,
+    Finding,
+    Host,
+    Level,
+    Mpi,
+    MpiFamily,
+    PodFacts,
+    Source,
+    Worker,
+)
 from mpiboot.core.setting_sources import Resolved
-from mpiboot.hosts import doctor_look
+from mpiboot.core.wording import counted, first_few
+from mpiboot.hosts import doctor_look, host_sources, job_hostfile
+from mpiboot.hosts import rendezvous as gate
 from mpiboot.hosts.doctor_look import DoctorLook
+from mpiboot.job import mpirun_call, mpirun_line, names, render, rendezvous
 from mpiboot.job import plan as plans
-from mpiboot.job import render
-from mpiboot.launcher import launch_folder, observation, offline, role, script
+from mpiboot.launcher import launch_folder, observation, role
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod, launcher_pod
+from mpiboot.network import decision, pod, worker_network
+from mpiboot.network.decision import DataNetwork
 from mpiboot.supervisor import signals
+from mpiboot.system import process, programs
+from mpiboot.worker import facts
 
 
 def wait(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> None:
@@ -82,7 +103,7 @@ def show_offline(
 ) -> None:
     """Print the plan that can be made away from the cluster; raises as ``show_plan`` does."""
     alone = _plan_without_hosts(resolved, program, environ)
-    plan, found = (alone, ()) if alone else offline.make(resolved, program, environ, folder)
+    plan, found = (alone, ()) if alone else offline_plan(resolved, program, environ, folder)
     _print(plan, found, as_json=as_json)
 
 
@@ -92,7 +113,7 @@ def _plan_without_hosts(
     """Make the plan of what runs once, in this pod; None for what ranks run."""
     if role.prints(resolved, program, environ):
         name, said = "mpirun", "it prints something and starts nothing: no host is waited for"
-    elif once := script.judge(resolved, program, environ):
+    elif once := role.runs_once(resolved, program, environ):
         name = "script"
         said = f"{once.because}: it runs once, and each mpirun in it has a plan of its own"
     else:
@@ -134,3 +155,215 @@ def end_on_signals(resolved: Resolved) -> None:
         signal.signal(number, end)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, spare)
+
+
+_PORT: Final = 22
+# Where a launcher's private files are in a pod that is as usual.
+_FOLDER: Final = Path("/run/mpiboot/launcher")
+
+
+def offline_plan(
+    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str], folder: str
+) -> tuple[plans.Plan, tuple[Finding, ...]]:
+    """Make the plan, and the findings of what could not be looked at.
+
+    Args:
+        resolved: the settings.
+        program: what would be started.
+        environ: the environment of this shell, in the place of the launcher pod's.
+        folder: where saved facts are, a file ``*.json`` a pod; empty for none.
+
+    Raises:
+        MpibootError: ``hostfile-missing``, ``hostfile-invalid``; ``program-missing``: which MPI it
+            would be is not known; ``usage``: the folder of facts can't be read.
+    """
+    saved = _saved(folder)
+    settings = resolved.settings
+    called = mpirun_call.called(program)
+    mpi = _mpi(settings.mpi, str(resolved.given["mpi"]), environ, saved, called)
+    line = mpirun_line.read(program, mpi.family)
+    given = str(resolved.given["hostfile"])
+    found = asyncio.run(
+        job_hostfile.find(
+            settings.hostfile,
+            given,
+            environ,
+            patience=0.0,
+            line=line.hostfiles,
+            listed=host_sources.by_setting(resolved, environ),
+            platform=lambda: host_sources.by_platform(environ, ""),
+        )
+    )
+    workers = tuple(
+        _worker(host, facts, settings.ssh_port or _PORT)
+        for host in found.hostfile.hosts
+        if (facts := _facts_of(host, saved))
+    )
+    named = {worker.facts.hostname for worker in workers if worker.facts}
+    own = next((facts for facts in saved if facts.hostname not in named), None)
+    observed = plans.Observed(
+        hostfile=found.hostfile,
+        workers=workers,
+        mpi=mpi,
+        links=own.links if own else (),
+        identity=own.identity if own else pod.identity(environ),
+        environ=environ,
+        line=line,
+        own=own,
+        parameters=own.parameters if own else (),
+    )
+    missing = [host.name for host in found.hostfile.hosts if not _facts_of(host, saved)]
+    plan = plans.make(observed, resolved, launch_folder.paths(_FOLDER))
+    return plan, (*found.warnings, *_unknown(missing, own))
+
+
+def _unknown(missing: list[str], own: PodFacts | None) -> tuple[Finding, ...]:
+    """Say what an offline plan can't know."""
+    said = ["offline: no name was resolved, no host was asked, no key was read"]
+    if missing:
+        hosts = f"{counted(len(missing), 'host')} ({first_few(missing)})"
+        said.append(f"no facts of {hosts}: their links, RDMA ports and MPI are not known")
+    if own is None:
+        said.append(
+            "no facts of the launcher's pod: its links are not known, and its user is yours"
+        )
+    hint = "save them with `kubectl exec POD -- mpiboot facts --json > DIR/POD.json`: --facts DIR"
+    hints = ("", hint, hint)
+    return tuple(
+        Finding("offline", Level.UNKNOWN, text, hint=mend)
+        for text, mend in zip(said, hints, strict=False)
+    )
+
+
+def _saved(folder: str) -> tuple[PodFacts, ...]:
+    """Read the facts that were saved.
+
+    Raises:
+        MpibootError: ``usage``; there is no such folder, or a file is not what facts are.
+    """
+    if not folder:
+        return ()
+    try:
+        texts = {path: path.read_text("utf-8", "replace") for path in sorted(_files(folder))}
+    except OSError as wrong:
+        raise error("usage", f"--facts {folder}: {wrong.strerror}") from None
+    found = {path: facts_json.from_json(text) for path, text in texts.items()}
+    bad = [str(path) for path, facts in found.items() if facts is None]
+    if bad or not found:
+        said = f"{first_few(bad)}: not what `mpiboot facts --json` of this version prints"
+        raise error("usage", said if bad else f"--facts {folder}: no file *.json in it")
+    return tuple(facts for facts in found.values() if facts)
+
+
+def _files(folder: str) -> list[Path]:
+    return [path for path in Path(folder).iterdir() if path.suffix == ".json"]
+
+
+def _mpi(
+    wanted: MpiFamily | Auto,
+    given: str,
+    environ: Mapping[str, str],
+    saved: tuple[PodFacts, ...],
+    called: str,
+) -> Mpi:
+    found = programs.detect_mpi(environ, called)
+    found = next((facts.mpi for facts in saved if facts.mpi), found)
+    if wanted is not AUTO and (found is None or wanted is not found.family):
+        return Mpi(wanted, "(not known)", "mpirun", given)
+    if found is None:
+        hint = "say which one the image has: --mpi openmpi4, openmpi5, spectrum, mpich or intel"
+        raise error("program-missing", "no mpirun or mpiexec in a folder of PATH", hint=hint)
+    return found
+
+
+def _facts_of(host: Host, saved: tuple[PodFacts, ...]) -> PodFacts | None:
+    short = host.name.partition(".")[0]
+    return next((facts for facts in saved if facts.hostname in (short, host.name)), None)
+
+
+def _worker(host: Host, facts: PodFacts, port: int) -> Worker:
+    user = host.user or facts.identity.user
+    return Worker(host, facts.control_address, port, user, "", facts, facts.mpi)
+
+
+_HERE: Final = "this pod's environment"
+# Looking at what is still to come costs half a second of one core.
+_FIRST, _LAST = 0.5, 5.0
+
+
+def execute(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
+    """Wait for the name where the program's processes meet, and become the program.
+
+    Raises:
+        MpibootError: ``program-missing``; ``names-unresolved`` at the deadline; a check of the data
+            network where that is required.
+    """
+    process.lookup(program, environ)
+    end_on_signals(resolved)
+    # Not asyncio.run: it waits for every thread, also for one that a dead nameserver holds.
+    loop = asyncio.new_event_loop()
+    network = loop.run_until_complete(_prepare(resolved, program, environ))
+    plans.stop_on_failure(network.findings)
+    for finding in network.findings:
+        log.finding(finding)
+    for item in network.decisions:
+        log.debug("plan", f"plan {item.name}={item.value} ({item.source.value}: {item.because})")
+    said = " ".join(f"{name}={value}" for name, value in network.common.items())
+    log.info("data-network", f"set for the program: {said or 'nothing'}")
+    log.info("start", f"starting {program[0]}")
+    process.replace(program, {**environ, **network.common})
+
+
+async def _prepare(
+    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
+) -> DataNetwork:
+    """Wait for the name, and look at this pod meanwhile."""
+    network = asyncio.ensure_future(_network(resolved, environ))
+    try:
+        await _name(resolved, program, environ)
+        return await network
+    finally:
+        network.cancel()
+
+
+async def _name(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    """Wait for the name, unless it is this pod's own."""
+    wanted, own = rendezvous.find(program, environ), socket.gethostname()
+    if wanted is None:
+        log.info("rendezvous", "nothing names a host to meet at: no name is waited for")
+        return
+    own_names = tuple(pod.own_names(own))
+    if names.is_local(wanted.host, own, own_names):
+        return
+    said, hint = rendezvous.why_no_name(wanted.host, own, own_names, environ)
+    if said:
+        log.finding(Finding("names-unresolved", Level.WARN, said, hint=hint))
+    await gate.wait(wanted, resolved.settings, hint and f"{said}: {hint}")
+
+
+async def _network(resolved: Resolved, environ: Mapping[str, str]) -> DataNetwork:
+    """Decide this pod's own network as a worker's is; what may still come is waited for."""
+    settings = resolved.settings
+    patience = worker_network.patience(settings)
+    deadline, pause, said = time.monotonic() + patience, _FIRST, ""
+    while True:
+        seen = await asyncio.to_thread(
+            facts.gather, resolved, environ, sshd="", pid=os.getpid(), mpi=None
+        )
+        host = Host(seen.hostname)
+        worker = Worker(host, seen.control_address, 0, "", seen.control_address, seen)
+        network = worker_network.choose(worker, settings)
+        left = deadline - time.monotonic()
+        if not network.pending or left <= 0:
+            break
+        line = f"waiting for the data network ({', '.join(network.pending)})"
+        if line != said:
+            said = line
+            log.info("data-network", line)
+        await asyncio.sleep(min(pause, left))
+        pause = min(pause * 1.5, _LAST)
+    if network.pending and settings.data_network is not DataNetworkUse.REQUIRE:
+        log.warning("data-network", worker_network.not_ready("", network.pending, patience))
+    taken = dict.fromkeys(environ, _HERE)
+    given = resolved.given["data_network"]
+    return decision.decide([network], settings, taken, values=environ, given=given)

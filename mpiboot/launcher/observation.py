@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.core import bounded, log
-from mpiboot.core.choices import AUTO
+from mpiboot.core.choices import AUTO, Switch
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import (
     Decision,
@@ -21,6 +21,7 @@ from mpiboot.core.model import (
     MpiFamily,
     MpiParameter,
     PodFacts,
+    SshKind,
     Worker,
 )
 from mpiboot.core.setting_sources import Resolved
@@ -38,19 +39,21 @@ from mpiboot.hosts import (
 )
 from mpiboot.hosts.doctor_look import DoctorLook
 from mpiboot.hosts.pair_check import PairCheck
-from mpiboot.job import data, launcher_size, mpirun_call, mpirun_line, names
+from mpiboot.job import agent_variables, data, launcher_size, mpirun_call, mpirun_line, names
 from mpiboot.job import plan as plans
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.rank_env import Meeting
 from mpiboot.job.user_line import UserLine
-from mpiboot.launcher import agent_client, launch_folder
+from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.network import pod, worker_network, worker_pairs
 from mpiboot.network.records import WorkerNetwork
 from mpiboot.network.worker_pairs import Dialled
+from mpiboot.ssh import client_start
+from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh.client_start import ConnectionPool
-from mpiboot.system import programs
-from mpiboot.worker import facts, parameter_files
+from mpiboot.system import executables, open_files, programs
+from mpiboot.worker import facts
 
 # A shell of this pod is done in milliseconds.
 _PATIENCE: Final = 30.0  # seconds
@@ -90,12 +93,12 @@ async def wait(
     line = mpirun_line.read(program, mpi.family)
     plans.refuse_unknown(mpi, line)
     found = await _hostfile(launcher, _rest(launcher).timeout, line.hostfiles)
-    client = agent_client.choose(launcher, len(found.hostfile.hosts), mpi, line)
-    parameters = parameter_files.find(mpi, launcher.environ, line)
+    client = choose_client(launcher, len(found.hostfile.hosts), mpi, line)
+    parameters = facts.find_parameters(mpi, launcher.environ, line)
     already_said = _tell_at_once(launcher, found, mpi, line, client, parameters)
     follow = job_hostfile.HostfileFollower(found)
     pairs, to = _pairs(launcher), access(launcher)
-    kept = agent_client.keep(launcher, client)
+    kept = _keep_logins(launcher, client)
     passed = await gate.wait(
         found.hostfile.hosts,
         _rest(launcher),
@@ -180,8 +183,8 @@ async def look(
     dialled = () if passed.unasked else await pairs.results(passed.workers)
     blocked = "" if passed.unasked else await pairs.blocked_on_data(passed.workers)
     await pairs.close()
-    client = agent_client.choose(launcher, len(found.hostfile.hosts), mpi, line)
-    parameters = parameter_files.find(mpi, launcher.environ, line)
+    client = choose_client(launcher, len(found.hostfile.hosts), mpi, line)
+    parameters = facts.find_parameters(mpi, launcher.environ, line)
     seen = _observation(launcher, found, passed, mpi, line, own, {}, client, parameters)
     return dataclasses.replace(_with_blocked(seen, blocked), dialled=dialled)
 
@@ -358,3 +361,44 @@ def _rest(launcher: LauncherPod) -> Settings:
     settings = launcher.resolved.settings
     left = launcher.started + settings.timeout - time.monotonic()
     return dataclasses.replace(settings, timeout=max(0.0, left))
+
+
+def choose_client(launcher: LauncherPod, hosts: int, mpi: Mpi, line: UserLine) -> Decision:
+    """Choose it; the plan says why.
+
+    Args:
+        launcher: this pod.
+        hosts: how many the hostfile has.
+        mpi: whose mpirun will run.
+        line: the user's.
+    """
+    settings, environ = launcher.resolved.settings, launcher.environ
+    ssh = executables.find("ssh", environ.get("PATH", "")) or ""
+    row = DIALECTS.get(mpi.family)
+    stays = settings.supervise is Switch.ON and row is not None
+    only_ssh = client_start.short_of_files(hosts, open_files.most())
+    if executables.is_script(ssh):
+        only_ssh = "a script, which may do what only it knows"
+    if row is not None:
+        if row.agent_sockets:
+            only_ssh = (
+                f"{row.title} gives its agents sockets, which the embedded client serves at a cost"
+            )
+        asked = agent_variables.only_by_ssh(row, line, environ, client_start.agent_words())
+        only_ssh = f"it does what {asked} asks for" if asked else only_ssh
+    return launcher.chosen or sshconfig.client(
+        settings.ssh_client,
+        launcher.resolved.given["ssh_client"].source,
+        ssh,
+        launcher.identity,
+        hosts if stays else 0,
+        only_ssh,
+    )
+
+
+def _keep_logins(launcher: LauncherPod, client: Decision) -> ConnectionPool | None:
+    """Keep the gate's logins where mpiboot's own client stays beside mpirun."""
+    settings = launcher.resolved.settings
+    if client.value != SshKind.EMBEDDED or settings.supervise is not Switch.ON:
+        return None
+    return ConnectionPool(sshconfig.patience(settings.ssh_keepalive, sshconfig.UserArgs()))

@@ -1,17 +1,40 @@
-"""The launcher: becomes the parent of a launch, or of a program that starts processes itself."""
+"""The launcher becomes the small process that stays, beside mpirun or beside a script.
+
+What waits for the hosts is a copy of this process, a child that has all that was loaded until here
+and goes on while the small process starts. Light: a pod's first process has loaded little more than
+the command line.
+
+A script, or another program that starts processes by itself, runs once: a private folder comes
+first on its PATH, in which ``mpirun`` and ``mpiexec`` are mpiboot, so that each call has gates,
+flags and an end of its own. What may log in to the hosts by itself waits for them first, and finds
+an ``ssh`` that knows them (``child.prepare_script``).
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import socket
+import sys
+import time
 from collections.abc import Mapping
-from typing import NoReturn
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, NoReturn
 
-from mpiboot.core.choices import AUTO
-from mpiboot.core.model import MpiFamily
+from mpiboot.core import log
+from mpiboot.core.choices import AUTO, Auto, Switch, WorkerExit
+from mpiboot.core.launch_spec import ATTEMPT, JOB_MARK, KEEP_KEY, RESULT, ParentOptions, ParentTask
+from mpiboot.core.model import Finding, Level, MpiFamily
+from mpiboot.core.setting_rows import ROWS
 from mpiboot.core.setting_sources import Resolved
-from mpiboot.job import mpirun_call
-from mpiboot.launcher import script, start
+from mpiboot.job import mpirun_call, scripts
+from mpiboot.launcher import shims
 from mpiboot.supervisor import signals
-from mpiboot.system import process
+from mpiboot.supervisor.signals import SIGNALS
+from mpiboot.system import control_groups, executables, files, process
 
 
 def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
@@ -23,10 +46,10 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     if prints(resolved, program, environ):
         process.replace(program, environ)
     signals.block()  # one that comes from now on is for the process that stays
-    once = script.judge(resolved, program, environ)
+    once = runs_once(resolved, program, environ)
     if once:
-        script.run(resolved, program, environ, once)
-    start.launch(resolved, program, environ)
+        _run_script(resolved, program, environ, once)
+    _launch(resolved, program, environ)
 
 
 def prints(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> bool:
@@ -47,3 +70,281 @@ def prints(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, s
         found = programs.detect_mpi(environ, mpirun_call.called(program))
         family = found.family if found else MpiFamily.UNKNOWN
     return bool(mpirun_line.read(program, family).prints)
+
+
+_PROGRAM: Final = Path(__file__).resolve().parent.parent / "supervisor" / "__main__.py"
+
+
+def _launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
+    """Become the parent of a launch, whose child waits for the hosts and makes the plan.
+
+    Raises:
+        MpibootError: ``program-missing``; this interpreter can't be executed.
+        OSError: no child can be started.
+    """
+    settings = resolved.settings
+    options = ParentOptions(
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+        termination_log=settings.termination_log,
+        hold_on_failure=settings.hold_on_failure,
+        oom_kills=control_groups.kills(),
+    )
+    attempt = new_attempt(settings.worker_exit, environ)
+    words = start_child(resolved, program, environ, attempt)
+    become_parent(ParentTask.LAUNCH, options, words, environ)
+
+
+def start_child(
+    resolved: Resolved,
+    program: tuple[str, ...],
+    environ: Mapping[str, str],
+    attempt: str = "",
+    *,
+    script: bool = False,
+) -> list[str]:
+    """Start the child that waits for the hosts; it stays this process's own over exec.
+
+    It leads a group of its own: a terminal's Ctrl-C is for the parent to judge.
+
+    Args:
+        resolved: the settings.
+        program: the user's line.
+        environ: the parent's environment.
+        attempt: this launcher's name for workers; empty where it is a part of a job.
+        script: whether the program starts processes by itself.
+
+    Returns:
+        What the parent is told: the child's process number, and where its result comes.
+
+    Raises:
+        OSError: it can't be started.
+    """
+    settings, uid = resolved.settings, os.getuid()
+    kept = files.hold_open(settings.runtime_dir, uid, "launcher", environ, split=True)
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if not pid:
+        os.dup2(writer, RESULT)
+        for handle in {reader, writer} - {RESULT}:
+            os.close(handle)
+        _be_child(resolved, program, {**environ, **kept}, attempt, script=script)
+    _lead_a_group(pid)  # here too: the parent may end it before it has done anything
+    os.close(writer)
+    os.set_inheritable(reader, True)
+    return [str(pid), str(reader)]
+
+
+def _be_child(
+    resolved: Resolved,
+    program: tuple[str, ...],
+    environ: Mapping[str, str],
+    attempt: str,
+    *,
+    script: bool,
+) -> NoReturn:
+    _lead_a_group(0)
+    given = dict(environ)
+    os.environ.clear()
+    os.environ.update(given)
+    # The parent takes signals in; what it passes on ends this one until there are handlers.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    from mpiboot.launcher import child  # noqa: PLC0415 - the parent has none of it
+
+    child.main(resolved, program, attempt, script=script)
+
+
+def _lead_a_group(pid: int) -> None:
+    with suppress(OSError):
+        os.setpgid(pid, pid)
+
+
+def become_parent(
+    task: ParentTask, options: ParentOptions, words: list[str], environ: Mapping[str, str]
+) -> NoReturn:
+    """Become the small process that stays: no site, no user's PYTHON variables.
+
+    Raises:
+        MpibootError: ``program-missing``; this interpreter can't be executed.
+    """
+    options = replace(options, open_folders=tuple(files.open_folders))
+    head = (sys.executable, "-I", "-S", str(_PROGRAM), task.value, options.to_json())
+    # A signal that comes while the new interpreter starts waits for it.
+    process.replace((*head, *words), environ, blocked=sorted(SIGNALS))
+
+
+def new_attempt(wanted: WorkerExit | Auto, environ: Mapping[str, str]) -> str:
+    """Name this launcher for the workers, which are told of its end: host, since when, a number.
+
+    Args:
+        wanted: the setting ``worker_exit``.
+        environ: this pod's environment, which has a mark inside a launch or a script.
+
+    Returns:
+        Empty where this is a part of a job: a launcher beside others, as by ``kubectl exec`` or in
+        a script, may be followed by the next.
+    """
+    part = environ.get(JOB_MARK) or environ.get(ATTEMPT)
+    unknown = wanted is AUTO and not process.is_containers_own()
+    if wanted is WorkerExit.NEVER or part or unknown:
+        return ""
+    host = re.sub(r"[^A-Za-z0-9.-]", "", socket.gethostname())
+    return f"{host}@{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}@{os.urandom(4).hex()}"
+
+
+_READ: Final = 1 << 16
+# The launches below the script have their own grace, and some seconds to kill what ignores it.
+_MORE_GRACE: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunsOnce:
+    """Why a program is no rank's, and whether it may reach for the hosts itself."""
+
+    because: str
+    reaches_hosts: bool
+
+
+def runs_once(
+    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
+) -> RunsOnce | None:
+    """Tell whether a program runs once and starts processes by itself; None for what ranks run."""
+    settings, given = resolved.settings, resolved.given["script"]
+    # Some mpiruns are scripts themselves.
+    if mpirun_call.is_mpirun(program[0]) or settings.script is Switch.OFF:
+        return None
+    if settings.script is Switch.ON:
+        return RunsOnce(str(given), reaches_hosts=True)
+    if scripts.starts_by_itself(program):
+        return RunsOnce(f"{program[0]} logs in to hosts itself", reaches_hosts=True)
+    if scripts.only_stays(program):
+        return RunsOnce(f"{' '.join(program)} is for a look around", reaches_hosts=False)
+    return _judge_script(program, environ)
+
+
+def _judge_script(program: tuple[str, ...], environ: Mapping[str, str]) -> RunsOnce | None:
+    named = scripts.named(program)
+    path, text = _script(named, environ)
+    if named.python:
+        _warn_of_python(path, text)
+        return None
+    calls = scripts.calls(text)
+    if not calls:
+        return None
+    what = f"the script {path}" if path else "its script"
+    names = " and ".join(dict.fromkeys(call.name for call in calls))
+    own_gates = all(call.enters_mpiboot for call in calls)
+    return RunsOnce(f"{what} calls {names}", reaches_hosts=not own_gates)
+
+
+def _warn_of_python(path: str, text: str) -> None:
+    """Say that ranks may be about to start ranks; what a Python program is, its user knows."""
+    found = scripts.python_calls(text)
+    if found:
+        said = f"{path} calls {found[0].name}, and runs as every rank"
+        hint = "MPIBOOT_SCRIPT=on runs it once, here; MPIBOOT_SCRIPT=off says that ranks are meant"
+        log.finding(Finding("script", Level.WARN, said, hint=hint))
+
+
+def calls_by_path(text: str) -> Finding | None:
+    """Warn of calls by absolute path, which no folder on PATH can catch."""
+    call = next((call for call in scripts.calls(text) if call.path), None)
+    if call is None:
+        return None
+    said = f"the script calls {call.name} by its path ({call.path}), past mpiboot"
+    hint = "call it by its name, or let the image take its place: `mpiboot shims install --replace`"
+    if not call.is_mpirun:
+        hint = "call it by its name: only so it knows the job's hosts and its key"
+    return Finding("shims", Level.WARN, said, hint=hint)
+
+
+def _script(named: scripts.Script, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Read a program's script: its file (empty for ``sh -c``), and the beginning of its text."""
+    if not named.path:
+        return "", named.text
+    # An interpreter takes its script's path as it is.
+    found = "" if named.python else executables.find(named.path, environ.get("PATH", ""))
+    path = found or named.path
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_READ)
+    except (OSError, ValueError):
+        return path, ""
+    return path, "" if b"\0" in data else data.decode("utf-8", "replace")
+
+
+def _run_script(
+    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str], found: RunsOnce
+) -> NoReturn:
+    """Become the process beside the program, with mpiboot in front of every mpirun.
+
+    Raises:
+        MpibootError: the program isn't there, or no private folder can be made.
+    """
+    odd = calls_by_path(_script(scripts.named(program), environ)[1])
+    if odd:
+        log.finding(odd)
+    settings = resolved.settings
+    process.lookup(program, environ)
+    tmpdir = environ.get("TMPDIR", "")
+    folder = files.runtime_dir(settings.runtime_dir, os.getuid(), "script", tmpdir=tmpdir)
+    shims.link(folder)
+    env = {
+        **environ,
+        **files.around(folder),
+        **_flags(resolved),
+        "PATH": os.pathsep.join((str(folder), environ.get("PATH", ""))),
+        "MPIBOOT_ROLE": "launcher",
+    }
+    attempt = new_attempt(settings.worker_exit, environ)
+    if attempt:
+        env |= {KEEP_KEY: "1", ATTEMPT: attempt}
+    options = ParentOptions(
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+        termination_log=settings.termination_log,
+        hold_on_failure=settings.hold_on_failure,
+        oom_kills=control_groups.kills(),
+        grace=settings.grace + _MORE_GRACE,
+        last_launches=str(folder.parent / "launcher") if attempt else "",
+    )
+    why_not = _no_gate(resolved, environ, found)
+    each = "mpiboot checks the hosts and plans for each of its calls of mpirun"
+    if why_not:
+        log.info("script", f"{found.because}: {each}; {why_not}")
+        become_parent(ParentTask.SCRIPT, options, list(program), env)
+    said = "it runs once, here, when all hosts are ready; its ssh and mpirun know them"
+    log.info("script", f"{found.because}: {said}")
+    words = start_child(resolved, program, env, script=True)
+    become_parent(ParentTask.LAUNCH, options, words, env)
+
+
+def _no_gate(resolved: Resolved, environ: Mapping[str, str], found: RunsOnce) -> str:
+    """Say why a program does not wait for hosts; empty where it does."""
+    settings = resolved.settings
+    if settings.script_gate is Switch.OFF:
+        return f"{resolved.given['script_gate']}: it starts at once"
+    if not found.reaches_hosts:
+        return "it starts at once"
+    # What knows hostfiles is too heavy for what needs none.
+    from mpiboot.hosts import host_sources, hostfiles  # noqa: PLC0415
+
+    given = str(resolved.given["hostfile"])
+    first = hostfiles.candidates(settings.hostfile, given, environ)[0]
+    # os.path: Path.exists raises where a folder on the way is closed to this user.
+    if not first.is_default or os.path.exists(first.path):  # noqa: PTH110
+        return ""
+    own = os.uname().nodename
+    if host_sources.by_setting(resolved, environ) or host_sources.by_platform(environ, own):
+        return ""
+    return f"there is no hostfile ({first.path}), so it starts at once"
+
+
+def _flags(resolved: Resolved) -> dict[str, str]:
+    """Give flags as the variables that mean the same: the calls below have flags of their own."""
+    return {
+        item.variable: resolved.flags[item.name] for item in ROWS if item.name in resolved.flags
+    }

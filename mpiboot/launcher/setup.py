@@ -1,11 +1,13 @@
-"""What a launcher stands on before it asks anyone: itself, its private folder, the job's key."""
+"""Launcher setup: identity, limits, private folder, the job's key."""
 
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,10 +22,10 @@ from mpiboot.hosts.access import PORTS
 from mpiboot.hosts.kubectl_pods import PodAccess
 from mpiboot.job import names
 from mpiboot.job.launcher_size import LauncherLimits
-from mpiboot.launcher import own_limits
 from mpiboot.network import pod
 from mpiboot.ssh import server_port as port
-from mpiboot.system import files, keys, open_files, tmpdir
+from mpiboot.system import control_groups, files, keys, open_files, tmpdir
+from mpiboot.system.control_groups import GROUPS, PROC
 
 # Seconds that a Secret may be mounted late where there is another way to the hosts.
 _KEY_IS_LATE: Final = 5.0
@@ -82,7 +84,7 @@ def launcher_pod(
     started = time.monotonic()
     settings = resolved.settings
     identity = pod.identity(environ)
-    limits = own_limits.observe(identity)
+    limits = own_limits(identity)
     # A connection for each host; mpirun is started by the parent, which has limits of its own.
     open_files.allow_most()
     named = environ.get("TMPDIR", "")
@@ -151,3 +153,45 @@ def access(launcher: LauncherPod) -> gate.Access:
         may_disconnect=launcher.may_disconnect,
         pods=launcher.pods,
     )
+
+
+# Who has one of these is not bound by RLIMIT_NPROC (setrlimit(2)).
+_CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 21, 24
+
+
+def own_limits(who: Identity, *, groups: Path = GROUPS, proc: Path = PROC) -> LauncherLimits:
+    """Look at this process's limits; what can't be read bounds nothing.
+
+    Args:
+        who: this process's user and capabilities.
+        groups: where control groups are mounted.
+        proc: where processes are.
+    """
+    memory, tasks = control_groups.memory(groups, proc), control_groups.processes(groups, proc)
+    soft, hard = map(_limit, resource.getrlimit(resource.RLIMIT_NOFILE))
+    bound = not who.capabilities >> _CAP_SYS_ADMIN & 1 and who.uid != 0
+    bound = bound and not who.capabilities >> _CAP_SYS_RESOURCE & 1
+    own = _limit(resource.getrlimit(resource.RLIMIT_NPROC)[1]) if bound else None
+    return LauncherLimits(
+        memory.limit,
+        memory.used if memory.limit is not None else 0,
+        tasks.limit,
+        tasks.used if tasks.limit is not None else 0,
+        own,
+        _processes_of(who.uid, proc) if own is not None else 0,
+        (soft, hard),
+    )
+
+
+def _limit(value: int) -> int | None:
+    return None if value == resource.RLIM_INFINITY else value
+
+
+def _processes_of(uid: int, proc: Path) -> int:
+    """Count a user's processes and threads, all of which RLIMIT_NPROC counts, seen from here."""
+    found = 0
+    for folder in proc.glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if folder.stat().st_uid == uid:
+                found += len(os.listdir(folder / "task"))  # noqa: PTH208 - light
+    return found

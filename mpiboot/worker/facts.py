@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from mpiboot import __version__
 from mpiboot.core import facts_json, log
@@ -15,13 +16,14 @@ from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.fabric import Fabric, Route
 from mpiboot.core.model import Mpi, MpiParameter, PodFacts
 from mpiboot.core.setting_sources import Resolved
-from mpiboot.job import masking
+from mpiboot.job import masking, parameter_files
 from mpiboot.job.forward import SEARCH_PATHS
+from mpiboot.job.render import table
+from mpiboot.job.user_line import UserLine
 from mpiboot.network import links, platform_hints, pod
 from mpiboot.network import service_mesh as meshes
 from mpiboot.network.nccl import CHECKED
 from mpiboot.system import files, programs, worker_state
-from mpiboot.worker import facts_text, parameter_files
 
 
 def gather(
@@ -63,7 +65,7 @@ def gather(
         memory_refused=process_memory.refused(),
         gpus=gpus.seen(search=environ.get("PATH", "")),
         cpus=pod.cpus(os.sched_getaffinity(0)),
-        parameters=tuple(map(_masked, parameter_files.find(mpi, environ) if mpi else ())),
+        parameters=tuple(map(_masked, find_parameters(mpi, environ) if mpi else ())),
         search_paths=tuple((name, environ[name]) for name in SEARCH_PATHS if environ.get(name)),
     )
 
@@ -107,7 +109,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
         sshd, pid = (state.sshd, state.pid) if state else ("", 1)
         found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
         found = replace(found, sshd_because=state.because if state else "")
-        sys.stdout.write(facts_json.to_json(found) + "\n" if as_json else facts_text.facts(found))
+        sys.stdout.write(facts_json.to_json(found) + "\n" if as_json else as_tables(found))
         return
     state = worker_state.worker_state(Path(path).parent)
     pid, sshd = (state.pid, state.sshd) if state else (os.getppid(), "")
@@ -133,3 +135,146 @@ def _worker(resolved: Resolved, environ: Mapping[str, str]) -> worker_state.Work
     folder = files.find_role(wanted, uid, "worker", environ.get("TMPDIR", ""))
     state = worker_state.worker_state(folder) if folder else None
     return state if state and os.path.exists(f"/proc/{state.pid}") else None  # noqa: PTH110
+
+
+_MOST: Final = 1 << 20  # bytes; a file of parameters has a few kilobytes
+_NO_LINE: Final = UserLine()
+
+
+def find_parameters(
+    mpi: Mpi, environ: Mapping[str, str], line: UserLine = _NO_LINE
+) -> tuple[MpiParameter, ...]:
+    """Read all of them, the strongest first; a file that isn't there has none."""
+    if not parameter_files.names(mpi.family):
+        return ()
+    home = environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - as mpirun has it
+    found = []
+    etc = _folder(mpi, environ)
+    for path, prefix in parameter_files.paths(mpi.family, line, environ, etc=etc, home=home):
+        for name, value in parameter_files.read(_text(path)).items():
+            found.append(MpiParameter(f"{prefix}{name}", value, path))
+    return tuple(found)
+
+
+def _folder(mpi: Mpi, environ: Mapping[str, str]) -> str:
+    """Find the folder that has the installation's files; ompi_info takes a third of a second."""
+    called = (mpi.path, os.path.realpath(mpi.path))
+    folders = dict.fromkeys(
+        folder for path in called for folder in parameter_files.folders(path, environ)
+    )
+    names = parameter_files.names(mpi.family)
+    for folder in folders:
+        if any(os.path.exists(f"{folder}/{name}") for name in names):  # noqa: PTH110 - light
+            return folder
+    return programs.config_folder(mpi, environ)
+
+
+def _text(path: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(_MOST).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def as_tables(found: PodFacts) -> str:
+    """Lay a pod's facts out for a person."""
+    who = found.identity
+    mpi = f"{found.mpi.said} ({found.mpi.path})" if found.mpi else "none on PATH"
+    memlock = "unlimited" if found.memlock < 0 else f"{found.memlock} bytes"
+    rows = [
+        ("host name", found.hostname),
+        ("user", f"{who.user} (uid {who.uid}, gid {who.gid})" + ("" if who.known else ", made up")),
+        ("user namespace", "the pod's own" if who.own_users else "the node's"),
+        ("home", who.home),
+        ("control address", found.control_address or "none"),
+        ("MPI", mpi),
+        ("sshd", found.sshd or "not started by mpiboot here"),
+        ("CPUs", _cpus(found)),
+        ("locked memory", memlock),
+        ("shared memory", f"{found.shm >> 20} MiB"),
+        ("GPUs", f"{found.gpus.count} {found.gpus.kind}".strip()),
+    ]
+    if found.gpus.count:
+        rows.append(
+            ("RDMA to GPU memory by", " or ".join(found.gpus.peer_memory) or "nothing seen")
+        )
+    if found.gpus.fabric:
+        rows.append(("NVLink fabric", found.gpus.fabric))
+    links = [
+        (
+            link.name,
+            link.kind or "-",
+            ("up" if link.carrier else "no carrier") if link.up else "down",
+            str(link.mtu),
+            " ".join(link.addresses) or "-",
+        )
+        for link in found.links
+    ]
+    head = ("link", "kind", "state", "MTU", "addresses")
+    return table(("fact", "value"), rows) + "\n" + table(head, links) + _fabric_tables(found.fabric)
+
+
+def _fabric_tables(seen: Fabric) -> str:
+    """Lay out what a pod sees of RDMA, its GIDs, its platform's word and what could not be read."""
+    text = ""
+    if seen.routes:
+        ways = [(way.destination, way.link, way.gateway or "-") for way in seen.routes]
+        text += "\n" + table(("route to", "link", "gateway"), ways)
+    ports = [
+        (
+            f"{device.name}:{port.number}",
+            port.link_layer.value or "-",
+            port.state.value or "-",
+            port.netdev or "-",
+            f"{port.rate:g}" if port.rate else "-",
+            str(port.mtu or "-"),
+            device.open_error or device.library_error or "opens",
+        )
+        for device in seen.devices
+        for port in device.ports
+    ]
+    bare = [device.name for device in seen.devices if not device.ports]
+    if ports or bare:
+        head = ("RDMA port", "layer", "state", "link", "Gb/s", "MTU", "device node")
+        text += "\n" + table(head, [*ports, *((name, *["-"] * 6) for name in bare)])
+        text += f"(network namespace mode: {seen.netns_mode or 'not known'})\n"
+    else:
+        text += f"\nno RDMA device: {seen.why_none}\n"
+    gids = [
+        (
+            f"{device.name}:{port.number}",
+            str(gid.index),
+            gid.value,
+            gid.netdev or "-",
+            gid.kind.value or "-",
+        )
+        for device in seen.devices
+        for port in device.ports
+        for gid in port.gids
+    ]
+    if gids:
+        text += "\n" + table(("RDMA port", "index", "GID", "link", "kind"), gids)
+    if seen.attachments:
+        said = [
+            (
+                item.by.value,
+                item.link or "-",
+                item.pci or "-",
+                item.rdma or "-",
+                item.resource or "-",
+            )
+            for item in seen.attachments
+        ]
+        text += "\n" + table(("platform", "link", "PCI", "RDMA device", "resource"), said)
+    if seen.missing:
+        text += f"\nnot in this image: {', '.join(seen.missing)}\n"
+    return text + "".join(f"\nnot read: {odd}\n" for odd in seen.unreadable)
+
+
+def _cpus(found: PodFacts) -> str:
+    """Tell the CPUs, and, where that is known, whether they are the pod's own."""
+    if found.cpus is None:
+        return str(found.cores)
+    whose = "the pod's own" if found.cpus.exclusive else "shared"
+    return f"{found.cpus.usable} of the node's {found.cpus.online}, {whose}"

@@ -7,24 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Final
 
+import mpiboot
 from mpiboot.core import log
 from mpiboot.core.choices import WorkerExit
+from mpiboot.core.launch_spec import JOB_MARK, NOTICE
 from mpiboot.core.setting_sources import Resolved
 from mpiboot.job import platforms
 from mpiboot.ssh import sessions
 from mpiboot.ssh.openssh import WorkerSetup
+from mpiboot.ssh.sessions import MARK
 from mpiboot.system import files, process
 from mpiboot.system.os_calls import exit_status, reap
-from mpiboot.worker import launchers, saving
-from mpiboot.worker.launchers import Launchers
-from mpiboot.worker.server import WorkerServer
-from mpiboot.worker.setup import ENDING, gather_facts, settle, write_scripts
+from mpiboot.worker.server import ENDING, WorkerServer, gather_facts, settle, write_scripts
 
 _PASSED_ON: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT)
 _SIGNALS: Final = (signal.SIGCHLD, *ENDING, *_PASSED_ON)
@@ -96,7 +101,7 @@ class _WorkerProcess:
         self._sessions = sessions.Sessions(setup.folder, loop, self._grace, self._hear)
         settings = resolved.settings
         self._launchers = Launchers(
-            setup.folder / launchers.FILE, settings.launcher_away, settings.timeout
+            setup.folder / ATTEMPTS, settings.launcher_away, settings.timeout
         )
         # With a program beside the server it is that program's end that ends the worker.
         self._exit = WorkerExit.NEVER if program else platforms.worker_exit(settings, setup.environ)
@@ -216,8 +221,8 @@ class _WorkerProcess:
             return
         self._save_until = time.monotonic() + self._grace
         setup = self._setup
-        saving.tell_launchers(setup.token)
-        self._saving = saving.stop_ranks(
+        tell_launchers(setup.token)
+        self._saving = stop_ranks(
             setup.folder, setup.environ, setup.token, self._stop_signal, self._grace
         )
         self._helpers.add(self._saving)
@@ -265,3 +270,163 @@ class _WorkerProcess:
             gone.stop()
             gone.close()
         self._sessions.close()
+
+
+# A file in the worker's folder, a line for each launcher: its name, and how it ended.
+ATTEMPTS: Final = "attempts"
+_MOST: Final = 100  # lines
+# "launcher NAME STAYS" and "ended NAME HOLD REASON"; the reason is quoted as in a URL. A script one
+# of whose launches failed may go on: its HOLD is "-".
+_CAME: Final = re.compile(rb"launcher ([\w.@:-]{1,200}) ([01])")
+_ENDED: Final = re.compile(rb"ended ([\w.@:-]{1,200}) (\d{1,9}|-) ([\w.~%-]{0,3000})")
+
+
+@dataclass(slots=True)
+class Launchers:
+    """What is known of this worker's launchers.
+
+    Args:
+        path: the file of earlier ones.
+        away: seconds without a launcher after which this worker may end.
+        waits: seconds that a launcher may wait for other hosts, without a word to this one.
+    """
+
+    path: Path
+    away: float
+    waits: float
+    _seen: dict[str, str] = field(default_factory=dict)
+    _silent_since: float | None = None  # None: none was here yet, or one is
+    _may_disconnect: bool = False  # the last one may be there without a connection
+    _hold: float | None = None  # the last one has told of its end, and is held for so long
+
+    def __post_init__(self) -> None:
+        """Read what an earlier start of this container has left."""
+        if self.path.is_file():
+            lines = self.path.read_text("ascii", "replace").splitlines()
+            self._seen = {name: why for name, _, why in (line.partition(" ") for line in lines)}
+
+    def hear(self, line: bytes, now: float) -> None:
+        """Take in a line of a launcher's; any other is passed over.
+
+        Args:
+            line: what came by the worker's pipe.
+            now: the monotonic clock.
+        """
+        if came := _CAME.fullmatch(line):
+            name = came[1].decode("ascii", "replace")
+            self._may_disconnect, self._hold = came[2] == b"1", None
+            why = ""  # a script has gone on after what its last launch told
+        elif ended := _ENDED.fullmatch(line):
+            name = ended[1].decode("ascii", "replace")
+            self._hold = None if ended[2] == b"-" else float(ended[2])
+            why = ended[3].decode("ascii")
+        else:
+            return
+        self._seen.pop(name, None)  # the latest is the last line
+        self._silent_since = now
+        self._seen[name] = why
+        self._keep()
+
+    def forget(self) -> None:
+        """The job has ended well: the next launcher's is another one."""
+        self._seen.clear()
+        self._silent_since = None
+        self._keep()
+
+    def connected(self, now: float) -> None:
+        """Somebody is connected, or was until now."""
+        if self._silent_since is not None:
+            self._silent_since = now
+
+    @property
+    def due(self) -> float | None:
+        """When nobody will have been here for too long; None where none was, or one may be."""
+        if self._silent_since is None or (self._may_disconnect and self._hold is None):
+            return None
+        return self._silent_since + self.patience
+
+    @property
+    def patience(self) -> float:
+        """Seconds that the next word of a launcher is waited for."""
+        return max(self.away, self.waits) if self._hold is None else self.away + self._hold
+
+    def _keep(self) -> None:
+        for name in list(self._seen)[:-_MOST]:
+            del self._seen[name]
+        lines = (f"{name} {why}\n" for name, why in self._seen.items())
+        files.write_private(self.path, "".join(lines))
+
+
+SCRIPT: Final = Path(mpiboot.__file__).parent / "libexec" / "stop-ranks"
+# Seconds; its ranks wait for this. A launcher on the same network answers in a millisecond, where
+# its node isn't overloaded.
+_PATIENCE: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherPort:
+    """Who started daemons here: where it listens, its launch's mark, and its name for this host."""
+
+    address: str
+    port: int
+    mark: str
+    host: str
+
+
+def launcher(environ: bytes, token: str) -> LauncherPort | None:
+    """Read from a daemon's environment whom to tell; None where nobody listens.
+
+    ``token`` begins the marks of this worker's sessions: where pods share their processes (hostPID,
+    shareProcessNamespace), others' sessions are seen too, and are left alone. The address is the
+    one from which the daemon's SSH connection came.
+    """
+    values = dict(
+        word.split("=", 1) for word in environ.decode("utf-8", "replace").split("\0") if "=" in word
+    )
+    port, _, host = values.get(NOTICE, "").partition("/")
+    came = values.get("SSH_CONNECTION", "").split()
+    if (
+        not values.get(MARK, "").startswith(f"{token}-")
+        or not port.isdigit()
+        or not host
+        or not came
+    ):
+        return None
+    return LauncherPort(came[0], int(port), values.get(JOB_MARK, ""), host)
+
+
+def tell_launchers(token: str, root: Path = Path("/proc")) -> None:
+    """Tell every launcher that has daemons in this worker's sessions that this pod is ending."""
+    found: set[LauncherPort] = set()
+    for path in root.glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended, or is another user's
+            here = launcher(path.read_bytes(), token)
+            found |= {here} if here else set()
+    for one in found:
+        with (
+            suppress(OSError),
+            socket.create_connection((one.address, one.port), _PATIENCE) as connection,
+        ):
+            connection.sendall(f"ending {one.mark} {one.host}\n".encode())
+            connection.recv(1)
+
+
+def stop_ranks(
+    folder: Path, environ: Mapping[str, str], token: str, signal: str, seconds: float
+) -> int:
+    """Tell the ranks of this worker's sessions to end; the process that ends when they all have.
+
+    Raises:
+        MpibootError: ``program-missing``; there is no shell.
+    """
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return process.start(
+            ("/bin/sh", str(SCRIPT), signal, str(int(seconds) + 1), f"{MARK}={token}-"),
+            {**environ, "MPIBOOT_WORKER_DIR": str(folder)},
+            stdin=null,
+            stdout=null,
+            stderr=null,
+        )
+    finally:
+        os.close(null)

@@ -1,28 +1,173 @@
-"""Which SSH server a worker runs, and what becomes of it: started again, or replaced by the other.
+"""A worker's SSH server: what it needs before it serves, which one runs, and what becomes of it.
 
 OpenSSH's sshd serves where it can; the embedded server where it can't, which at times only a login
-shows.
+shows. A worker's way to its sshd leads through here, so it imports nothing heavy.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.choices import AUTO, Auto
 from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.model import SshKind
-from mpiboot.ssh import openssh
+from mpiboot.core.model import Decision, Finding, Level, Source, SshKind
+from mpiboot.core.setting_sources import Resolved
+from mpiboot.network import pod
+from mpiboot.ssh import openssh, sessions
 from mpiboot.ssh import server_port as ports
 from mpiboot.ssh.openssh import WorkerSetup
 from mpiboot.ssh.server_child import ChildOutput, SshServer
 from mpiboot.ssh.sessions import Sessions
-from mpiboot.system import executables, files, process
+from mpiboot.system import executables, files, keys, process, tmpdir, worker_state
 from mpiboot.system.os_calls import exit_status
 from mpiboot.system.worker_state import STATE, WorkerState
-from mpiboot.worker.setup import embedded_argv
+
+FACTS_FILE: Final = "facts.json"
+LOOK: Final = "look"  # a script that writes the facts anew
+_CLI: Final = "from mpiboot.cli.main import main; main()"
+PAIRS: Final = "pairs"  # a script that dials other workers
+PATHS: Final = "paths"  # a script that measures the ways to other workers
+_PROGRAM: Final = "import sys; sys.path.append(sys.argv.pop(1)); import {0}; {0}.run()"
+DOCTOR: Final = "doctor"  # a script that makes this pod's own checks
+# Signals that end a worker.
+ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+
+
+def settle(
+    resolved: Resolved, environ: Mapping[str, str], loop: process.SignalLoop
+) -> WorkerSetup | None:
+    """Settle what the server needs; None where a signal came while the key was waited for.
+
+    Raises:
+        MpibootError: something that the server needs isn't there.
+    """
+    settings = resolved.settings
+    identity = pod.identity(environ)
+    named = environ.get("TMPDIR", "")
+    tmpdir.check(named)
+    folder = files.runtime_dir(settings.runtime_dir, identity.uid, "worker", tmpdir=named)
+    environ = {**environ, **tmpdir.complete(environ, folder)}
+    tmpdir.remove_stale(environ, socket.gethostname(), identity.uid)
+    for name in (FACTS_FILE, worker_state.STATE):
+        (folder / name).unlink(missing_ok=True)  # an earlier start of this container wrote them
+    home = folder / "home"
+    home.mkdir(mode=0o700, exist_ok=True)
+    homes = (identity.home, environ.get("HOME", ""))
+    try:
+        mounted = keys.wait(
+            settings.ssh_key, homes, identity.uid, settings.timeout, partial(_wait, loop)
+        )
+    except _EndedError:
+        return None
+    key = keys.load(mounted)
+    odd = keys.trust(key, mounted)
+    if odd:
+        log.finding(odd)
+    wanted = settings.control_ifname
+    address, because = pod.control_address(
+        wanted, socket.gethostname(), api=environ.get(pod.API, "")
+    )
+    if not address:
+        none = f"this pod has no address: {because}"
+        raise error("interface-missing", f"the link {wanted} has no address" if wanted else none)
+    given = resolved.given["ssh_port"]
+    chosen = None
+    if given.source is not Source.DEFAULT:
+        chosen = Decision("ssh-port", str(settings.ssh_port), given.source, str(given))
+    port = ports.choose(chosen, environ, identity.home, address)
+    guessed = because.startswith(pod.NO_DEFAULT_ROUTE)
+    say = log.warning if guessed else log.debug
+    say("control-address", f"control address {address} ({because})")
+    log.debug("ssh-port", f"port {port.value} ({port.because})")
+    own = {**environ, **pod.user_environment(identity, environ, home)}
+    if settings.env_profile:
+        own, wrong = evaluate_profile(settings.env_profile, own)
+        if wrong:
+            log.finding(wrong)
+    # The last step: whoever serves removes it at the end.
+    key = keys.copy(key, folder / "key")
+    return WorkerSetup(
+        identity=identity,
+        folder=folder,
+        key=key,
+        address=address,
+        port=int(port.value),
+        token=sessions.new_token(),
+        keepalive=settings.ssh_keepalive,
+        environ=own,
+    )
+
+
+class _EndedError(Exception):
+    """A signal came that ends this worker."""
+
+
+def _wait(loop: process.SignalLoop, seconds: float) -> None:
+    if set(loop.wait(seconds)) & set(ENDING):
+        raise _EndedError
+
+
+def embedded_argv(setup: WorkerSetup) -> list[str]:
+    """Write what the embedded server reads; its argv. Its module is never loaded here."""
+    identity = setup.identity
+    config: dict[str, str | int | float] = {
+        "folder": str(setup.folder),
+        "token": setup.token,
+        "address": setup.address,
+        "port": setup.port,
+        "user": identity.user,
+        "home": identity.home if identity.known else setup.environ["HOME"],
+        "shell": openssh.shell_of(identity),
+        "public": setup.key.public,
+        "keepalive": setup.keepalive,
+    }
+    path = setup.folder / "embedded.json"
+    files.write_private(path, json.dumps(config))
+    return process.python("from mpiboot.ssh.embedded import main; main(sys.argv[1])", str(path))
+
+
+def write_scripts(folder: Path) -> None:
+    """Write what a launcher may start here."""
+    argv = process.python(_CLI, "facts", "--write", str(folder / FACTS_FILE))
+    # Where something of the data network is still to come. What it meets is never the reason why
+    # this container ended.
+    look = f"MPIBOOT_TERMINATION_LOG={os.devnull} exec {shlex.join(argv)}\n"
+    files.write_private(folder / LOOK, look)
+    # Imported: what is run by its path is compiled anew each time, a quarter of its start.
+    for script, module in ((PAIRS, "pairs"), (PATHS, "path_probe")):
+        argv = [sys.executable, "-I", "-S", "-c", _PROGRAM.format(module)]
+        words = shlex.join([*argv, str(Path(__file__).parent)])
+        files.write_private(folder / script, f'exec {words} "$@"\n')
+    checks = shlex.join(process.python(_CLI, "doctor", "--json", "--no-login"))
+    quiet = f"MPIBOOT_TERMINATION_LOG={os.devnull} MPIBOOT_ROLE=worker"
+    files.write_private(folder / DOCTOR, f"{quiet} exec {checks}\n")
+
+
+def gather_facts(resolved: Resolved, setup: WorkerSetup) -> None:
+    """Observe this pod for the launcher; for a child, which says itself what goes wrong."""
+    from mpiboot.hosts import error_report  # noqa: PLC0415 - not for the process that stays
+    from mpiboot.worker import facts  # noqa: PLC0415 - not for the process that stays
+
+    environ = {**setup.environ, "MPIBOOT_WORKER_DIR": str(setup.folder)}
+    try:
+        facts.run(resolved, environ, as_json=False, path=str(setup.folder / FACTS_FILE))
+    except MpibootError as wrong:
+        error_report.say(wrong)
+    except Exception as wrong:  # noqa: BLE001 - a copy of the worker has no other boundary
+        error_report.say(error_report.bug(wrong))
 
 
 class WorkerServer:
@@ -191,3 +336,117 @@ class WorkerServer:
             self._start_embedded(how)
         else:
             self.start()
+
+
+LIMIT: Final = 10.0
+_MOST: Final = 1 << 22  # bytes of an environment, which is twice what a system takes
+_KEPT: Final = 200
+# The shell's own, which any script changes.
+_SHELL: Final = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "PPID"))
+_READER: Final = str(Path(__file__).parent.parent / "libexec" / "profile_environment")
+_HINT: Final = "nothing of it reaches the ranks; run it by hand: sh -c '. SCRIPT; env'"
+
+
+def evaluate_profile(
+    path: str, environ: Mapping[str, str], limit: float = LIMIT
+) -> tuple[dict[str, str], Finding | None]:
+    """Give the environment as the script leaves it; as it was, and a warning, where it fails.
+
+    Args:
+        path: the script; bash reads it where there is one, else sh.
+        environ: what it starts with.
+        limit: seconds that it may take.
+    """
+    before = dict(environ)
+    path = os.path.abspath(path)  # noqa: PTH100 - the shell would look for a bare name on PATH
+    if not os.path.isfile(path):  # noqa: PTH113 - raises nothing
+        return before, _warning(f"{path} is not there")
+    shell = executables.find("bash", environ.get("PATH", "")) or "/bin/sh"
+    try:
+        status, said, complaint = _run((shell, _READER, path), environ, limit)
+    except MpibootError as wrong:
+        return before, _warning(wrong.finding.said)
+    if status is None:
+        return before, _warning(f"{path} took longer than {limit:g} s, and was ended")
+    after = _read(said)
+    if status or not after:
+        how = f"ended with {status}" if status else "ended before it told its environment (exit?)"
+        return before, _warning(f"{path} {how}{f': {complaint}' if complaint else ''}")
+    # A shell drops what it can't name; that is no wish of the script's.
+    unset = {name for name in before.keys() - after.keys() if name.isidentifier()} - _SHELL
+    kept = {name: value for name, value in before.items() if name not in unset}
+    return kept | {name: after[name] for name in after.keys() - _SHELL}, None
+
+
+def _warning(said: str) -> Finding:
+    return Finding("env-profile", Level.WARN, f"MPIBOOT_ENV_PROFILE: {said}", hint=_HINT)
+
+
+def _read(data: bytes) -> dict[str, str]:
+    pairs = (os.fsdecode(item).partition("=") for item in data.split(b"\0") if item)
+    # A function that bash exports has a name that no shell can name.
+    return {name: value for name, equals, value in pairs if equals and name.isidentifier()}
+
+
+def _run(
+    argv: tuple[str, ...], environ: Mapping[str, str], limit: float
+) -> tuple[int | None, bytes, str]:
+    """Run to the end of the child, whoever else holds its pipes: status, stdout, last words."""
+    out, out_end = os.pipe()
+    err, err_end = os.pipe()
+    null = os.open(os.devnull, os.O_RDONLY)
+    try:
+        try:
+            pid = process.start(
+                argv, environ, stdin=null, stdout=out_end, stderr=err_end, session=True
+            )
+        finally:
+            for end in (out_end, err_end, null):
+                os.close(end)
+        said = {out: bytearray(), err: bytearray()}
+        ended = _pump(pid, said, limit)
+        status = exit_status(os.waitpid(pid, 0)[1])
+    finally:
+        os.close(out)
+        os.close(err)
+    lines = bytes(said[err]).decode("utf-8", "replace").split("\n")
+    words = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    shown = "".join(char if char.isprintable() else "?" for char in words)[-_KEPT:]
+    return (status if ended else None), bytes(said[out]), shown
+
+
+def _pump(pid: int, said: Mapping[int, bytearray], limit: float) -> bool:
+    """Read until the child ends; False, and all of its session is killed, at the limit."""
+    watch = process.end_of_child(pid)
+    poll = select.poll()
+    for descriptor in (watch, *said):
+        poll.register(descriptor, select.POLLIN)
+    for descriptor in said:
+        os.set_blocking(descriptor, False)
+    deadline = time.monotonic() + limit
+    try:
+        while (left := deadline - time.monotonic()) > 0:
+            ready = {descriptor for descriptor, _ in poll.poll(left * 1000)}
+            for descriptor in ready & said.keys():
+                if not _take(descriptor, said[descriptor]):
+                    poll.unregister(descriptor)
+            if watch in ready:
+                for descriptor, into in said.items():
+                    while _take(descriptor, into):
+                        pass
+                return True
+        os.killpg(pid, signal.SIGKILL)
+        return False
+    finally:
+        os.close(watch)
+
+
+def _take(descriptor: int, into: bytearray) -> bool:
+    """Read what is there; False at the end, or where nothing is there now."""
+    try:
+        data = os.read(descriptor, 1 << 16)
+    except BlockingIOError:
+        return False
+    into += data
+    del into[:-_MOST]
+    return bool(data)

@@ -19,7 +19,7 @@ import pytest
 from mpiboot.core.model import NoFacts
 from mpiboot.hosts import host_shell, worker_answer
 from mpiboot.hosts.host_shell import HostAnswer
-from mpiboot.worker.launchers import Launchers
+from mpiboot.worker.role import Launchers
 
 SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "fish", "tcsh") if shutil.which(shell)]
 COMMANDS = (

@@ -20,7 +20,7 @@ from mpiboot.hosts import pair_check
 from mpiboot.hosts.pair_check import PairCheck
 from mpiboot.network.worker_pairs import Dialled, Reached
 from mpiboot.ssh.attempt import Target
-from mpiboot.worker.setup import write_scripts
+from mpiboot.worker.server import write_scripts
 from tests.fakes.workers import eth0, without_facts, worker
 from tests.waiting import until_in_loop
 

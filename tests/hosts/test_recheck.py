@@ -20,7 +20,7 @@ from mpiboot.core.setting_sources import resolve
 from mpiboot.hosts import host_shell, recheck
 from mpiboot.hosts.access import Access
 from mpiboot.hosts.remote_commands import RemoteCommands
-from mpiboot.launcher import agent_files
+from mpiboot.launcher import launch_folder
 from mpiboot.network.records import Transport, WorkerNetwork
 from tests.fakes import plans
 from tests.fakes.sshd import Behaviour, Job, sshd
@@ -167,7 +167,7 @@ async def test_a_worker_that_answers_no_more_is_as_it_was_at_the_deadline(tmp_pa
 
 def test_a_hosts_own_values_reach_the_remote_command_as_they_are() -> None:
     values = {"A": "a 'b' \"c\"; $HOME `x` \\ é\nnext", "B": "", "C": "=net1"}
-    command = agent_files.exports(values).rstrip("\n") + ' printf "%s|" "$A" "$B" "$C"'
+    command = launch_folder.exports(values).rstrip("\n") + ' printf "%s|" "$A" "$B" "$C"'
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "".join(f"{value}|" for value in values.values())
 

@@ -15,7 +15,7 @@ from mpiboot.core.setting_rows import ROWS
 from mpiboot.core.setting_sources import resolve
 from mpiboot.job import render
 from mpiboot.job.plan import Plan
-from mpiboot.worker import facts_text
+from mpiboot.worker.facts import as_tables
 from tests.fakes import workers as w
 from tests.fakes.plans import link, observed
 
@@ -140,7 +140,7 @@ def test_why_there_is_no_rdma_device_is_said(fabric: Fabric, why: str) -> None:
     assert fabric.why_none.startswith(why)
     own = observed().workers[0].facts
     assert own is not None
-    assert f"no RDMA device: {why}" in facts_text.facts(replace(own, fabric=fabric))
+    assert f"no RDMA device: {why}" in as_tables(replace(own, fabric=fabric))
 
 
 def test_hosts_that_are_well_have_a_line_each() -> None:
@@ -214,7 +214,7 @@ def test_a_plan_in_json_masks_secrets() -> None:
 def test_facts_are_shown_for_a_person() -> None:
     facts = observed().workers[0].facts
     assert facts is not None
-    text = facts_text.facts(facts)
+    text = as_tables(facts)
     assert "user             root (uid 0, gid 0)\n" in text
     assert "locked memory    unlimited\n" in text
     assert "1024 MiB\n" in text
@@ -228,7 +228,7 @@ def test_what_a_pod_sees_of_the_data_network_is_shown_for_a_person() -> None:
     links = tuple(replace(one, carrier=one.name != "net1") for one in worker.facts.links)
     route = Route("192.168.0.0/16", "net1", "192.168.100.1")
     fabric = replace(worker.facts.fabric, routes=(route,), missing=("libfabric.so.1",))
-    lines = facts_text.facts(replace(worker.facts, links=links, fabric=fabric)).splitlines()
+    lines = as_tables(replace(worker.facts, links=links, fabric=fabric)).splitlines()
     assert next(line.split()[:2] for line in lines if "no carrier" in line) == ["net1", "macvlan"]
     assert "192.168.0.0/16  net1  192.168.100.1" in lines
     assert "(network namespace mode: shared)" in lines
@@ -243,7 +243,7 @@ def test_each_rdma_port_is_a_line_with_its_link_where_the_kernel_told_one() -> N
     (device,) = worker.facts.fabric.devices
     closed = replace(device, name="mlx5_9", open_error="no device node", ports=(RdmaPort(2),))
     fabric = replace(worker.facts.fabric, devices=(device, closed))
-    lines = facts_text.facts(replace(worker.facts, fabric=fabric)).splitlines()
+    lines = as_tables(replace(worker.facts, fabric=fabric)).splitlines()
     rows = [line.split() for line in lines]
     assert ["mlx5_3:1", "Ethernet", "ACTIVE", "net1", "100", "1024", "opens"] in rows
     assert ["mlx5_9:2", "-", "-", "-", "-", "-", "no", "device", "node"] in rows

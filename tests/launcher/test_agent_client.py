@@ -8,7 +8,7 @@ import pytest
 
 from mpiboot.core.model import Decision, Mpi, MpiFamily, Source
 from mpiboot.job.mpirun_line import read
-from mpiboot.launcher import agent_client
+from mpiboot.launcher import observation
 from mpiboot.ssh import config
 from mpiboot.system import open_files
 from tests.fakes import plans
@@ -53,9 +53,9 @@ def test_many_hosts_are_served_by_the_gates_logins_unless_ssh_itself_is_asked_fo
 ) -> None:
     launcher = pod(tmp_path, {**plans.POD, "PATH": path(tmp_path), **environ}, **given)
     mpi = plans.observed().mpi
-    found = agent_client.choose(launcher, hosts, mpi, read(["mpirun", "./train"], mpi.family))
+    found = observation.choose_client(launcher, hosts, mpi, read(["mpirun", "./train"], mpi.family))
     assert (found.value, because in found.because) == (kind, True), found.because
-    assert (agent_client.keep(launcher, found) is not None) == (kind == "embedded")
+    assert (observation._keep_logins(launcher, found) is not None) == (kind == "embedded")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_few_hosts_have_what_the_setting_says_and_what_is_here(
 ) -> None:
     launcher = pod(tmp_path, {**plans.POD, "PATH": path(tmp_path) if ssh else "/nowhere"}, **given)
     mpi = plans.observed().mpi
-    found = agent_client.choose(launcher, 2, mpi, read(["./train"], mpi.family))
+    found = observation.choose_client(launcher, 2, mpi, read(["./train"], mpi.family))
     assert (found.value, found.source) == (kind, source)
 
 
@@ -80,7 +80,7 @@ def test_arguments_on_the_line_are_for_ssh(tmp_path: Path) -> None:
     launcher = pod(tmp_path, {**plans.POD, "PATH": path(tmp_path)})
     mpi = plans.observed().mpi
     line = read(["mpirun", "--mca", "plm_rsh_args", "-v", "./train"], mpi.family)
-    found = agent_client.choose(launcher, MANY, mpi, line)
+    found = observation.choose_client(launcher, MANY, mpi, line)
     assert found.value == "openssh"
     assert "does what --mca plm_rsh_args=-v asks for" in found.because
 
@@ -89,12 +89,12 @@ def test_an_ssh_that_is_a_script_and_an_mpi_that_nobody_knows_keep_ssh(tmp_path:
     mpi = plans.observed().mpi
     line = read(["mpirun", "./train"], mpi.family)
     launcher = pod(tmp_path, {**plans.POD, "PATH": path(tmp_path, b"#!/bin/sh\n")})
-    found = agent_client.choose(launcher, MANY, mpi, line)
+    found = observation.choose_client(launcher, MANY, mpi, line)
     assert found.value == "openssh"
     assert found.because.endswith("bin/ssh: a script, which may do what only it knows")
     launcher = pod(tmp_path, {**plans.POD, "PATH": path(tmp_path)})
     unknown = Mpi(MpiFamily.UNKNOWN, "", "/usr/bin/mpirun", "")
-    assert agent_client.choose(launcher, MANY, unknown, line).value == "openssh"
+    assert observation.choose_client(launcher, MANY, unknown, line).value == "openssh"
 
 
 def test_intel_mpi_whose_agents_have_sockets_keeps_ssh_unless_the_own_client_is_asked_for(
@@ -103,10 +103,10 @@ def test_intel_mpi_whose_agents_have_sockets_keeps_ssh_unless_the_own_client_is_
     mpi = Mpi(MpiFamily.INTEL, "2021.18", "/opt/mpi/bin/mpirun", "")
     environ = {**plans.POD, "PATH": path(tmp_path)}
     line = read(["mpirun", "./train"], mpi.family)
-    found = agent_client.choose(pod(tmp_path, environ), 256, mpi, line)
+    found = observation.choose_client(pod(tmp_path, environ), 256, mpi, line)
     assert (found.value, "gives its agents sockets" in found.because) == ("openssh", True)
     launcher = pod(tmp_path, environ, ssh_client="embedded")
-    assert agent_client.choose(launcher, 256, mpi, line).value == "embedded"
+    assert observation.choose_client(launcher, 256, mpi, line).value == "embedded"
 
 
 def test_where_too_few_files_may_be_open_each_host_has_an_ssh(
@@ -115,7 +115,7 @@ def test_where_too_few_files_may_be_open_each_host_has_an_ssh(
     monkeypatch.setattr(open_files, "most", lambda: 128)
     launcher = pod(tmp_path, {**plans.POD, "PATH": path(tmp_path)})
     mpi = plans.observed().mpi
-    found = agent_client.choose(launcher, MANY, mpi, read(["./train"], mpi.family))
+    found = observation.choose_client(launcher, MANY, mpi, read(["./train"], mpi.family))
     assert found.value == "openssh"
     assert "needs 144 open files for 16 hosts, and this pod's hard limit is 128" in found.because
 
@@ -123,4 +123,4 @@ def test_where_too_few_files_may_be_open_each_host_has_an_ssh(
 def test_what_is_embedded_for_want_of_supervision_keeps_no_login(tmp_path: Path) -> None:
     launcher = pod(tmp_path, supervise="0")
     client = Decision("ssh-client", "embedded", Source.DETECTED, "there is no ssh on PATH")
-    assert agent_client.keep(launcher, client) is None
+    assert observation._keep_logins(launcher, client) is None

@@ -21,7 +21,7 @@ from mpiboot.core.setting_sources import resolve
 from mpiboot.hosts import rendezvous as gate
 from mpiboot.job import rendezvous
 from mpiboot.job.rendezvous import Rendezvous
-from mpiboot.launcher import execute
+from mpiboot.launcher import look
 from mpiboot.network import decision, pod, worker_network
 from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import Transport, WorkerNetwork
@@ -59,10 +59,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
         raise Became
 
     monkeypatch.setattr(process, "lookup", lambda *given: done.append(("lookup", *given)))
-    monkeypatch.setattr(execute, "end_on_signals", lambda one: done.append(("signals", one)))
+    monkeypatch.setattr(look, "end_on_signals", lambda one: done.append(("signals", one)))
     monkeypatch.setattr(process, "replace", becomes)
     loop = asyncio.new_event_loop()
-    monkeypatch.setattr(execute, "new_loop", lambda: loop)
+    monkeypatch.setattr("asyncio.new_event_loop", lambda: loop)
     yield done
     loop.close()
 
@@ -88,10 +88,10 @@ def test_the_program_gets_what_was_decided_over_what_it_had(
         seen.append(("prepare", *given))
         return network(odd)
 
-    monkeypatch.setattr(execute, "_prepare", prepared)
+    monkeypatch.setattr(look, "_prepare", prepared)
     resolved, program = resolve({}, {}), ("torchrun", "x.py")
     with pytest.raises(Became):
-        execute.run(resolved, program, ENVIRON)
+        look.execute(resolved, program, ENVIRON)
     assert seen == [
         ("lookup", program, ENVIRON),
         ("signals", resolved),
@@ -112,9 +112,9 @@ def test_a_network_that_is_required_and_not_there_ends_it(
     async def prepared(*_: object) -> DataNetwork:
         return network(Finding("slots", Level.FAIL, "it is not there"))
 
-    monkeypatch.setattr(execute, "_prepare", prepared)
+    monkeypatch.setattr(look, "_prepare", prepared)
     with pytest.raises(MpibootError, match="it is not there"):
-        execute.run(resolve({}, {}), ("x",), ENVIRON)
+        look.execute(resolve({}, {}), ("x",), ENVIRON)
     assert len(seen) == 2
 
 
@@ -139,10 +139,10 @@ async def test_the_look_at_this_pod_ends_where_the_name_does_not_come(
         await begun.wait()
         raise error("names-unresolved", "no such name")
 
-    monkeypatch.setattr(execute, "_network", looks)
-    monkeypatch.setattr(execute, "_name", name)
+    monkeypatch.setattr(look, "_network", looks)
+    monkeypatch.setattr(look, "_name", name)
     with pytest.raises(MpibootError, match="no such name"):
-        await execute._prepare(resolved, ("x",), ENVIRON)
+        await look._prepare(resolved, ("x",), ENVIRON)
     await asyncio.sleep(0)
     assert ended == [True]
 
@@ -172,7 +172,7 @@ async def test_a_name_is_waited_for_and_what_is_odd_about_it_told_at_once(
     monkeypatch.setattr(rendezvous, "why_no_name", why_no_name)
     monkeypatch.setattr(pod, "own_names", lambda name: [f"{name}.job"])
     monkeypatch.setattr(gate, "wait", wait)
-    await execute._name(resolved, ("x",), ENVIRON)
+    await look._name(resolved, ("x",), ENVIRON)
     own = socket.gethostname()
     assert given == [
         ("head-0", own, (f"{own}.job",), ENVIRON),
@@ -197,9 +197,9 @@ async def test_a_network_that_still_comes_is_looked_at_ever_less_often_until_the
         pauses.append(seconds)
 
     asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
-    monkeypatch.setattr(execute, "asyncio", asyncs)
+    monkeypatch.setattr(look, "asyncio", asyncs)
     clock = SimpleNamespace(monotonic=lambda: 1000.0 + sum(pauses))
-    monkeypatch.setattr(execute, "time", clock)
+    monkeypatch.setattr(look, "time", clock)
 
     def gather(*args: object, **named: object) -> object:
         gathered.append((args, named))
@@ -217,7 +217,7 @@ async def test_a_network_that_still_comes_is_looked_at_ever_less_often_until_the
     monkeypatch.setattr(worker_network, "choose", choose)
     monkeypatch.setattr(decision, "decide", decide)
     resolved = resolve({"timeout": "20"}, {})
-    await execute._network(resolved, ENVIRON)
+    await look._network(resolved, ENVIRON)
     assert pauses[:7] == [0.5, 0.75, 1.125, 1.6875, 2.53125, 3.796875, 5.0]
     assert (len(pauses), sum(pauses)) == (8, 20.0)
     one = ((resolved, ENVIRON), {"sshd": "", "pid": os.getpid(), "mpi": None})
@@ -247,8 +247,8 @@ async def test_a_network_that_still_comes_is_looked_at_ever_less_often_until_the
         ),
     ]
     pauses.clear()
-    await execute._network(resolve({"timeout": "600"}, {}), ENVIRON)
+    await look._network(resolve({"timeout": "600"}, {}), ENVIRON)
     assert sum(pauses) == 60.0
     pauses.clear()
-    await execute._network(resolve({"timeout": "600", "data_network": "require"}, {}), ENVIRON)
+    await look._network(resolve({"timeout": "600", "data_network": "require"}, {}), ENVIRON)
     assert sum(pauses) == 600.0

@@ -20,7 +20,7 @@ from mpiboot.core.model import Decision, Host, Source, SshKind
 from mpiboot.core.setting_sources import resolve
 from mpiboot.hosts.kubectl_pods import PodAccess
 from mpiboot.job.plan_builder import Observed
-from mpiboot.launcher import launch_folder, logins
+from mpiboot.launcher import launch_folder
 from mpiboot.ssh.client_start import ClientConfig, ClientHost
 from mpiboot.ssh.config import SshTimeouts
 from mpiboot.supervisor import evidence, host_watch
@@ -51,7 +51,7 @@ def test_folders_of_launches_that_are_over_are_taken_away(tmp_path: Path) -> Non
     kept = ["launch", f"launch-{os.getpid()}", "launches", "key-7"]
     for name in (*kept, f"launch-{ended.pid}"):
         (tmp_path / name).mkdir()
-    logins.tidy(tmp_path, "launch")
+    launch_folder.tidy(tmp_path, "launch")
     assert {path.name for path in tmp_path.iterdir()} == set(kept)
 
 

@@ -21,9 +21,9 @@ from mpiboot.core.setting_sources import resolve
 from mpiboot.hosts.doctor_look import DoctorLook
 from mpiboot.hosts.gate import GateResult
 from mpiboot.job import plan as plan_of
-from mpiboot.launcher import look, observation, offline, script
+from mpiboot.launcher import look, observation, role
 from mpiboot.launcher.observation import Observation
-from mpiboot.launcher.script import RunsOnce
+from mpiboot.launcher.role import RunsOnce
 from mpiboot.launcher.setup import LauncherPod
 from tests.fakes import plans
 
@@ -228,7 +228,7 @@ def test_a_script_has_no_plan_of_its_own(
     once = RunsOnce("it calls mpirun", reaches_hosts=False)
     resolved = resolve({}, {})
     monkeypatch.setattr(
-        script, "judge", lambda *given: once if given == (resolved, ("./run.sh",), {}) else None
+        role, "runs_once", lambda *given: once if given == (resolved, ("./run.sh",), {}) else None
     )
     if offline:
         look.show_offline(resolved, ("./run.sh",), {}, as_json=as_json, folder="")
@@ -256,7 +256,7 @@ def test_a_plan_away_from_the_cluster_is_printed_alike(
         assert given == (resolved, ("./train",), environ, "facts")
         return made, (WARN,)
 
-    monkeypatch.setattr(offline, "make", makes)
+    monkeypatch.setattr(look, "offline_plan", makes)
     look.show_offline(resolved, ("./train",), environ, as_json=True, folder="facts")
     told = json.loads(capfd.readouterr().out)
     assert [item["said"] for item in told["findings"]] == ["warned of"]

@@ -17,7 +17,7 @@ from mpiboot.core.setting_sources import resolve
 from mpiboot.hosts import host_sources, job_hostfile
 from mpiboot.hosts.job_hostfile import JobHostfile
 from mpiboot.job import plan as plan_of
-from mpiboot.launcher import offline
+from mpiboot.launcher import look
 from mpiboot.network import pod
 from mpiboot.system import programs
 from tests.fakes import plans
@@ -66,9 +66,9 @@ def test_the_mpi_is_that_of_the_facts_before_this_machines(
     kept = tuple(facts(f"w-{number}", mpi) for number, mpi in enumerate(saved))
     if found is None:
         with pytest.raises(MpibootError, match="no mpirun or mpiexec in a folder of PATH"):
-            offline._mpi(wanted, "--mpi", {"A": "b"}, kept, "/called")
+            look._mpi(wanted, "--mpi", {"A": "b"}, kept, "/called")
         return
-    assert offline._mpi(wanted, "--mpi", {"A": "b"}, kept, "/called") == found
+    assert look._mpi(wanted, "--mpi", {"A": "b"}, kept, "/called") == found
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -105,7 +105,7 @@ def test_facts_are_those_of_the_pod_with_their_name(
     monkeypatch.setattr(plan_of, "make", make)
     monkeypatch.setattr(pod, "identity", lambda _: plans.NOBODY)
     line = ("mpirun", "--hostfile", "/h", "./train")
-    found = offline.make(resolved, line, environ, str(tmp_path))
+    found = look.offline_plan(resolved, line, environ, str(tmp_path))
     assert found[0] is made
     (asked, named_by), (observed, its, where) = given
     assert asked == ("", str(resolved.given["hostfile"]), environ)
@@ -136,7 +136,7 @@ def test_facts_are_those_of_the_pod_with_their_name(
 
 
 def test_where_all_is_known_little_is_said() -> None:
-    (only,) = offline._unknown([], facts("launcher"))
+    (only,) = look._unknown([], facts("launcher"))
     assert only.said == "offline: no name was resolved, no host was asked, no key was read"
 
 
@@ -149,9 +149,9 @@ def test_each_file_that_is_no_record_of_facts_is_named(tmp_path: Path) -> None:
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(MpibootError) as caught:
-        offline._saved(str(tmp_path))
+        look._saved(str(tmp_path))
     assert caught.value.finding.said == (
         f"{tmp_path}/a.json, {tmp_path}/b.json: "
         "not what `mpiboot facts --json` of this version prints"
     )
-    assert offline._saved("") == ()
+    assert look._saved("") == ()

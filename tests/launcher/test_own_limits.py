@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.job.launcher_size import LauncherLimits
-from mpiboot.launcher import own_limits
+from mpiboot.launcher import setup
 from tests.fakes.plans import ROOT
 
 UNLIMITED = str((1 << 63) - 4096)
@@ -25,7 +25,7 @@ def write(folder: Path, **files: str) -> None:
 
 def look(tmp_path: Path, cgroup: str) -> LauncherLimits:
     write(tmp_path / "proc/self", cgroup=cgroup)
-    return own_limits.observe(ROOT, groups=tmp_path / "groups", proc=tmp_path / "proc")
+    return setup.own_limits(ROOT, groups=tmp_path / "groups", proc=tmp_path / "proc")
 
 
 def test_version_2_as_a_container_sees_its_own_group(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_what_is_not_there_bounds_nothing(tmp_path: Path, cgroup: str) -> None:
 
 
 def test_without_proc_nothing_is_known(tmp_path: Path) -> None:
-    found = own_limits.observe(ROOT, groups=tmp_path, proc=tmp_path)
+    found = setup.own_limits(ROOT, groups=tmp_path, proc=tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = tuple(None if item == resource.RLIM_INFINITY else item for item in limits)
     assert found == LauncherLimits(open_files=(files[0], files[1]))
@@ -94,11 +94,11 @@ def test_a_user_is_bound_by_a_number_of_processes_and_root_is_not(
     if not os.getuid():
         for folder in (tmp_path / "1", tmp_path / "2"):
             os.chown(folder, 1000, 0)
-    found = own_limits.observe(who, groups=tmp_path, proc=tmp_path)
+    found = setup.own_limits(who, groups=tmp_path, proc=tmp_path)
     assert (found.user_processes, found.user_processes_used) == (9, 3)
     assert found.open_files == (10, None)
     for capability in (21, 24):
         free = replace(who, capabilities=1 << capability)
-        found = own_limits.observe(free, groups=tmp_path, proc=tmp_path)
+        found = setup.own_limits(free, groups=tmp_path, proc=tmp_path)
         assert (found.user_processes, found.user_processes_used) == (None, 0)
-    assert own_limits.observe(ROOT, groups=tmp_path, proc=tmp_path).user_processes is None
+    assert setup.own_limits(ROOT, groups=tmp_path, proc=tmp_path).user_processes is None

@@ -19,9 +19,8 @@ from mpiboot.core.launch_spec import KEY, MARK, Failure
 from mpiboot.core.model import Host, NoFacts
 from mpiboot.core.setting_sources import resolve
 from mpiboot.hosts import gate, host_shell
-from mpiboot.launcher import reached as reached_workers
-from mpiboot.launcher.child_loop import ChildLoop, EndedBySignal
-from mpiboot.launcher.reached import ReachedWorkers
+from mpiboot.launcher import child
+from mpiboot.launcher.child import ChildLoop, EndedBySignal, ReachedWorkers
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.supervisor import ask_workers
 from mpiboot.supervisor.parent import last_launch
@@ -58,7 +57,7 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worker]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take longer than a user would wait."""
-    monkeypatch.setattr(reached_workers, "_PATIENCE", PATIENCE)
+    monkeypatch.setattr(child, "_TELLING", PATIENCE)
     log.configure()
 
 
@@ -176,7 +175,7 @@ async def test_who_is_a_part_of_a_job_or_reached_no_mpiboot_tells_nobody(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached = await reach(pod(worker, FIRST))
-    monkeypatch.setattr(reached_workers, "RemoteCommands", None)  # nobody logs in
+    monkeypatch.setattr(child, "RemoteCommands", None)  # nobody logs in
     plain = [replace(item, facts=None, no_facts=NoFacts.NO_MPIBOOT) for item in reached.workers]
     for nobody in (
         ReachedWorkers(),
@@ -200,7 +199,7 @@ async def test_a_worker_that_does_not_listen_delays_the_end_no_longer_than_other
         await remembered(worker, "names-unresolved")
         telling.cancel()
         await asyncio.wait({telling}, timeout=PATIENCE)
-        monkeypatch.setattr(reached_workers, "_PATIENCE", 0.01)
+        monkeypatch.setattr(child, "_TELLING", 0.01)
         await reached.tell(MISSING, goes_on=False)  # it ends, though one hangs
 
 

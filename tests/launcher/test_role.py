@@ -9,8 +9,8 @@ from typing import NoReturn
 import pytest
 
 from mpiboot.core.setting_sources import resolve
-from mpiboot.launcher import role, script, start
-from mpiboot.launcher.script import RunsOnce
+from mpiboot.launcher import role
+from mpiboot.launcher.role import RunsOnce
 from mpiboot.supervisor import signals
 from mpiboot.system import process
 
@@ -33,8 +33,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
     monkeypatch.setattr(signals, "block", lambda: done.append("signals wait"))
     monkeypatch.setattr(process, "replace", becomes("program"))
-    monkeypatch.setattr(script, "run", becomes("script"))
-    monkeypatch.setattr(start, "launch", becomes("launch"))
+    monkeypatch.setattr(role, "_run_script", becomes("script"))
+    monkeypatch.setattr(role, "_launch", becomes("launch"))
     return done
 
 
@@ -82,7 +82,7 @@ def test_signals_wait_for_the_process_that_stays(
 ) -> None:
     program, environ = ("./train", "-x"), {"A": "b"}
     monkeypatch.setattr(
-        script, "judge", lambda *given: given == (RESOLVED, program, environ) and once
+        role, "runs_once", lambda *given: given == (RESOLVED, program, environ) and once
     )
     with pytest.raises(Became):
         role.run(RESOLVED, program, environ)

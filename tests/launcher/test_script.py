@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.model import Level
-from mpiboot.launcher import script as launcher_script
+from mpiboot.launcher import role as launcher_script
 from mpiboot.system import files
 from tests.fakes.worker import HAVE_SSH, make_key
 

@@ -18,10 +18,8 @@ from mpiboot.core.launch_spec import ScriptSpec, from_line, to_line
 from mpiboot.core.model import Decision, Source, Worker
 from mpiboot.core.setting_sources import resolve
 from mpiboot.hosts.gate import GateResult
-from mpiboot.launcher import observation, script_gate
-from mpiboot.launcher.child_loop import ChildLoop
-from mpiboot.launcher.reached import ReachedWorkers
-from mpiboot.launcher.script_gate import by_every_name, that_may_join
+from mpiboot.launcher import child, observation
+from mpiboot.launcher.child import ChildLoop, ReachedWorkers, by_every_name, that_may_join
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.ssh import client_start
 from mpiboot.ssh.client_start import ClientConfig
@@ -122,7 +120,7 @@ def ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setenv("MPIBOOT_ATTEMPT", "b")
     monkeypatch.setenv("HOME", "/")
-    monkeypatch.setattr(script_gate, "launcher_pod", pod)
+    monkeypatch.setattr(child, "launcher_pod", pod)
 
     async def pass_gates(_: LauncherPod, reached: list[Worker]) -> GateResult:
         reached += workers
@@ -144,7 +142,7 @@ class Loop(ChildLoop):
 
 def prepared(*program: str) -> ScriptSpec:
     reached = ReachedWorkers()
-    spec = script_gate.prepare(resolve({}, {}), program, os.getpid(), Loop(), reached)
+    spec = child.prepare_script(resolve({}, {}), program, os.getpid(), Loop(), reached)
     assert reached.launcher is not None
     assert reached.launcher.attempt == "b"
     assert len(reached.workers) == 2
@@ -219,15 +217,17 @@ def test_without_an_ssh_mpiboots_own_client_is_behind_it(
 
 @pytest.mark.usefixtures("ready")
 def test_a_program_that_logs_in_by_itself_needs_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: Callable[..., LauncherPod] = vars(script_gate)["launcher_pod"]
+    made: Callable[..., LauncherPod] = vars(child)["launcher_pod"]
 
     def pod(*given: Any, **named: Any) -> LauncherPod:  # noqa: ANN401 - its own
         chosen = Decision("launch-agent", "kubectl", Source.DETECTED, "there is no key")
         return replace(made(*given, **named), key=None, chosen=chosen)
 
-    monkeypatch.setattr(script_gate, "launcher_pod", pod)
+    monkeypatch.setattr(child, "launcher_pod", pod)
     with pytest.raises(MpibootError, match="horovodrun logs in to the hosts by itself") as told:
-        script_gate.prepare(resolve({}, {}), ("horovodrun",), os.getpid(), Loop(), ReachedWorkers())
+        child.prepare_script(
+            resolve({}, {}), ("horovodrun",), os.getpid(), Loop(), ReachedWorkers()
+        )
     assert told.value.code == 78
     assert "there is no key" in str(told.value)
     assert told.value.finding.hint.startswith("mount the job's key Secret")

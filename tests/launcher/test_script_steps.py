@@ -17,8 +17,8 @@ from mpiboot.core.setting_sources import resolve
 from mpiboot.hosts import host_sources, hostfiles
 from mpiboot.hosts.hostfiles import HostfilePath
 from mpiboot.job import scripts
-from mpiboot.launcher import script, start
-from mpiboot.launcher.script import RunsOnce
+from mpiboot.launcher import role
+from mpiboot.launcher.role import RunsOnce
 from mpiboot.system import control_groups
 
 ONCE = RunsOnce("it calls mpirun", reaches_hosts=False)
@@ -39,8 +39,8 @@ def became(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Became]]:
         found.append(given)  # type: ignore[arg-type]
         raise Stays
 
-    monkeypatch.setattr(start, "become_parent", parent)
-    monkeypatch.setattr(start, "start_child", lambda *given, **named: [repr((given[1:], named))])
+    monkeypatch.setattr(role, "become_parent", parent)
+    monkeypatch.setattr(role, "start_child", lambda *given, **named: [repr((given[1:], named))])
     log.configure(form=LogFormat.JSON)
     yield found
     log.configure()
@@ -52,7 +52,7 @@ def run(
     given = {"runtime_dir": str(folder / "run"), **flags}
     environ = {"PATH": os.environ["PATH"], "A": "b"}
     with pytest.raises(Stays):
-        script.run(resolve(given, environ), program, environ, found)
+        role._run_script(resolve(given, environ), program, environ, found)
 
 
 @pytest.mark.parametrize("attempt", ["me@now@1", ""])
@@ -63,7 +63,7 @@ def test_a_script_has_its_settings_its_shims_and_its_name_for_workers(
     capfd: pytest.CaptureFixture[str],
     attempt: str,
 ) -> None:
-    monkeypatch.setattr(start, "new_attempt", lambda *_: attempt)
+    monkeypatch.setattr(role, "new_attempt", lambda *_: attempt)
     monkeypatch.setattr(control_groups, "kills", lambda: 3)
     flags = {
         "log_level": "debug",
@@ -142,7 +142,7 @@ def test_hosts_are_waited_for_where_anything_names_them(
     monkeypatch.setattr(host_sources, "by_platform", by_platform)
     monkeypatch.setattr(hostfiles, "candidates", candidates)
     why = "" if source in {"setting", "platform", "file"} else "there is no hostfile"
-    said = script._no_gate(resolved, environ, REACHES)
+    said = role._no_gate(resolved, environ, REACHES)
     assert said == (f"{why} ({default}), so it starts at once" if why else "")
 
 
@@ -179,7 +179,7 @@ def test_hosts_are_waited_for_where_anything_names_them(
 def test_a_program_is_judged_by_what_it_is_or_calls(
     program: tuple[str, ...], flags: dict[str, str], found: RunsOnce | None
 ) -> None:
-    assert script.judge(resolve(flags, {}), program, {}) == found
+    assert role.runs_once(resolve(flags, {}), program, {}) == found
 
 
 def test_a_script_is_found_as_a_shell_finds_it_and_its_beginning_is_read(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_script_is_found_as_a_shell_finds_it_and_its_beginning_is_read(tmp_pat
     path = str(tmp_path / "bin" / "run.sh")
 
     def read(*program: str) -> tuple[str, str]:
-        return script._script(scripts.named(program), environ)
+        return role._script(scripts.named(program), environ)
 
     assert read("run.sh") == (path, "#!/bin/sh\n\ufffdmpirun a\n")
     assert read("sh", "-c", "mpirun a") == ("", "mpirun a")

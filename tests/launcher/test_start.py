@@ -16,14 +16,14 @@ import mpiboot
 from mpiboot.core.choices import LogFormat, LogLevel
 from mpiboot.core.launch_spec import ParentOptions
 from mpiboot.core.setting_sources import resolve
-from mpiboot.launcher import start
+from mpiboot.launcher import role
 from mpiboot.system import process
 
 # A launcher whose child only tells what it was given, and how it was started.
 PROGRAM = """
 import json, os, signal, sys
 from mpiboot.system import control_groups
-from mpiboot.launcher import child, start
+from mpiboot.launcher import child, role
 from mpiboot.supervisor import signals
 from mpiboot.core.launch_spec import RESULT
 from mpiboot.core.setting_sources import resolve
@@ -42,7 +42,7 @@ child.main = main
 control_groups.kills = lambda: 3
 given = json.loads(sys.argv[1])
 signals.block()
-start.launch(resolve(given["flags"], os.environ), ("./train", "-x"), given["environ"])
+role._launch(resolve(given["flags"], os.environ), ("./train", "-x"), given["environ"])
 """
 # What stands in the parent's place: it tells what it was given, and what its child says.
 PARENT = """#!/bin/sh
@@ -115,7 +115,7 @@ def test_workers_know_a_launcher_by_name_where_it_is_the_whole_job(
     monkeypatch.setattr(process, "is_containers_own", lambda: own)
     monkeypatch.setattr("socket.gethostname", lambda: "a-launcher.ns 'x'")
     setting = resolve({"worker_exit": wanted}, {}).settings.worker_exit
-    found, again = (start.new_attempt(setting, environ) for _ in range(2))
+    found, again = (role.new_attempt(setting, environ) for _ in range(2))
     if not named:
         assert found == ""
         return

@@ -15,7 +15,7 @@ import pytest
 
 import mpiboot
 from mpiboot.core.choices import HostKeys
-from mpiboot.launcher.agent_files import assignments
+from mpiboot.launcher.launch_folder import assignments
 from mpiboot.ssh import config
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, Worker
 

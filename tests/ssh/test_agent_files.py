@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.launcher import agent_files as files
-from mpiboot.launcher.agent_files import assignments, exports
+from mpiboot.launcher import launch_folder as files
+from mpiboot.launcher.launch_folder import assignments, exports
 
 NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
 VALUES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)
@@ -51,7 +51,9 @@ def test_any_remote_shell_reads_exports_back_in_front_of_its_command(value: str)
 def test_the_agent_finds_its_words_and_each_hosts_own_exports(tmp_path: Path) -> None:
     (tmp_path / "hosts").mkdir()
     environ = {"w-0": {"UCX_NET_DEVICES": "mlx5_0:1"}, "w-1": {"A": "it's"}}
-    files.write(tmp_path, ssh="ssh -4", user_agent="", client="nc -U", per_host=environ, environ={})
+    files.write_agent_files(
+        tmp_path, ssh="ssh -4", user_agent="", client="nc -U", per_host=environ, environ={}
+    )
     found = {
         str(path.relative_to(tmp_path)): (stat.S_IMODE(path.stat().st_mode), path.read_text())
         for path in tmp_path.rglob("*.*")

@@ -18,7 +18,7 @@ import pytest
 
 import mpiboot
 from mpiboot.hosts.kubectl_pods import PodAccess
-from mpiboot.launcher import agent_files as files
+from mpiboot.launcher import launch_folder as files
 from tests.waiting import until
 
 AGENT = Path(mpiboot.__file__).parent / "libexec" / "agent"
@@ -61,7 +61,7 @@ class Launch:
         self.kubectl.chmod(0o755)
         access = PodAccess(str(self.kubectl), "jobs", "main")
         words = files.write_kubectl(folder, access, {"KUBERNETES_SERVICE_HOST": "10.96.0.1"})
-        files.write(folder, ssh="ssh", user_agent="", **words, per_host={}, environ={})
+        files.write_agent_files(folder, ssh="ssh", user_agent="", **words, per_host={}, environ={})
         os.mkfifo(folder / "events")
         self.fifo = os.open(folder / "events", os.O_RDWR | os.O_NONBLOCK)
 

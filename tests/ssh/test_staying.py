@@ -16,7 +16,7 @@ from typing import IO
 import pytest
 
 import mpiboot
-from mpiboot.launcher.agent_files import assignments
+from mpiboot.launcher.launch_folder import assignments
 from mpiboot.ssh import client_start, waiting_agent
 from mpiboot.ssh.config import SshTimeouts
 from mpiboot.supervisor import ask_workers

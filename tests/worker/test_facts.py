@@ -19,7 +19,7 @@ from mpiboot.core.setting_sources import resolve
 from mpiboot.network import gpus, links, platform_hints, pod, rdma
 from mpiboot.system import files, process_memory, programs
 from mpiboot.system.worker_state import STATE
-from mpiboot.worker import facts, parameter_files
+from mpiboot.worker import facts
 from tests.fakes import plans
 
 MPI = plans.MPIS["openmpi4"]
@@ -85,7 +85,7 @@ def test_each_fact_is_asked_where_it_is_known(world: Link) -> None:
 def test_secrets_in_the_files_of_an_mpi_do_not_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "OMPI_MCA_mca_base_env_list"
     found = (MpiParameter(name, "A;B_TOKEN=x", "/f"), MpiParameter("OMPI_MCA_pml", "ucx", "/f"))
-    monkeypatch.setattr(parameter_files, "find", lambda *_: found)
+    monkeypatch.setattr(facts, "find_parameters", lambda *_: found)
     seen = facts.gather(resolve({}, {}), {}, sshd="", pid=1, mpi=MPI).parameters
     assert seen == (MpiParameter(name, "A;B_TOKEN=(hidden)", "/f"), found[1])
 

@@ -8,7 +8,7 @@ import pytest
 
 from mpiboot.core.fabric import Attachment, AttachmentSource, Fabric, RdmaPort
 from mpiboot.core.model import Cpus, Gpus, PodFacts
-from mpiboot.worker import facts_text
+from mpiboot.worker.facts import as_tables
 from tests.fakes import plans
 from tests.fakes import workers as w
 
@@ -21,19 +21,19 @@ def of_a_vf() -> PodFacts:
 
 def row(found: PodFacts, name: str) -> str:
     """What stands behind a fact's name; empty where there is no such row."""
-    lines = facts_text.facts(found).partition("\n\n")[0].splitlines()
+    lines = as_tables(found).partition("\n\n")[0].splitlines()
     return next((line.removeprefix(name).strip() for line in lines if line.startswith(name)), "")
 
 
 def below(found: PodFacts, head: str) -> list[list[str]]:
     """The rows of the table that begins with a head."""
-    _, _, text = facts_text.facts(found).partition(f"\n{head}")
+    _, _, text = as_tables(found).partition(f"\n{head}")
     table = text.partition("\n\n")[0]
     return [line.split() for line in table.splitlines()[1:]]
 
 
 def test_each_fact_has_its_value() -> None:
-    text = facts_text.facts(of_a_vf())
+    text = as_tables(of_a_vf())
     first, links, ports, gids = text.split("\n\n")
     assert first.startswith("fact ")
     assert row(of_a_vf(), "host name") == "w-0"
@@ -107,10 +107,10 @@ def test_ports_of_which_nothing_is_known_and_devices_without_any_have_a_row() ->
         ["mlx5_8", "-", "-", "-", "-", "-", "-"],
         ["(network", "namespace", "mode:", "not", "known)"],
     ]
-    assert "GID" not in facts_text.facts(replace(facts, fabric=fabric))
+    assert "GID" not in as_tables(replace(facts, fabric=fabric))
     alone = replace(facts, fabric=replace(fabric, devices=devices[1:]))
     assert len(below(alone, "RDMA port")) == 2
-    assert "no RDMA device" not in facts_text.facts(alone)
+    assert "no RDMA device" not in as_tables(alone)
 
 
 def test_the_platforms_word_and_what_could_not_be_read_are_told() -> None:
@@ -124,8 +124,8 @@ def test_the_platforms_word_and_what_could_not_be_read_are_told() -> None:
         ["multus", "net1", "0000:3b:00.2", "mlx5_3", "ns/rail"],
         ["dra", "-", "-", "-", "-"],
     ]
-    assert facts_text.facts(facts).endswith("\nnot read: /sys/a: no\n\nnot read: /sys/b: no\n")
-    plain = facts_text.facts(replace(facts, fabric=Fabric()))
+    assert as_tables(facts).endswith("\nnot read: /sys/a: no\n\nnot read: /sys/b: no\n")
+    plain = as_tables(replace(facts, fabric=Fabric()))
     assert not {"platform", "not read", "route to", "not in this image"} & {
         word for word in ("platform", "not read", "route to", "not in this image") if word in plain
     }

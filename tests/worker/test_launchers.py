@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.worker.launchers import Launchers
+from mpiboot.worker.role import Launchers
 
 AWAY, WAITS = 30.0, 600.0
 CAME, STAYS = b"launcher a@1@x 0", b"launcher a@1@x 1"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.worker import pairs
-from mpiboot.worker.setup import PAIRS, write_scripts
+from mpiboot.worker.server import PAIRS, write_scripts
 
 
 @cache

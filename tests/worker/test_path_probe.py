@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.network import paths
-from mpiboot.worker import path_probe, setup
+from mpiboot.worker import path_probe, server
 
 HERE = "127.0.0.1"
 PATIENCE = 60
@@ -21,7 +21,7 @@ class Probe:
     """The program, by the script that a worker writes for its launcher."""
 
     def __init__(self, folder: Path, ports: str, *addresses: str) -> None:
-        setup.write_scripts(folder)
+        server.write_scripts(folder)
         self.process = subprocess.Popen(
             ["/bin/sh", str(folder / "paths"), ports, *addresses],
             stdin=subprocess.PIPE,

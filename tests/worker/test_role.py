@@ -26,7 +26,7 @@ import pytest
 import mpiboot
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import host_shell
-from mpiboot.worker import launchers, role
+from mpiboot.worker import role
 from tests.fakes.worker import (
     HAVE_SSH,
     HAVE_SSHD,
@@ -610,7 +610,7 @@ def test_a_worker_ends_when_no_launcher_comes_after_a_failed_one(kind: str, star
 
 def test_the_next_launcher_is_missed_from_when_this_worker_serves(tmp_path: Path) -> None:
     """Half an hour by default, and a server that had to be started again begins it anew."""
-    known = launchers.Launchers(tmp_path / "attempts", Settings().launcher_away, waits=600.0)
+    known = role.Launchers(tmp_path / "attempts", Settings().launcher_away, waits=600.0)
     known.hear(b"launcher l@1@a 0", now=-5000.0)
     assert known.due == -5000 + 1800
     listens = [False, True, False]

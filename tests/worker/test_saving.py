@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.worker import saving
-from mpiboot.worker.saving import LauncherPort, launcher, tell_launchers
+from mpiboot.worker import role
+from mpiboot.worker.role import LauncherPort, launcher, tell_launchers
 
 OWN = {
     "MPIBOOT_SESSION": "abc-1-2",
@@ -50,7 +50,7 @@ def test_each_launcher_is_told_once_and_its_answer_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is gone does no harm; one that is there has to hold its mpirun first."""
-    monkeypatch.setattr(saving, "_PATIENCE", 60.0)
+    monkeypatch.setattr(role, "_PATIENCE", 60.0)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as gone:
         gone.bind(("127.0.0.1", 0))
         here, nobody = server.getsockname()[1], gone.getsockname()[1]
@@ -74,7 +74,7 @@ def test_each_launcher_is_told_once_and_its_answer_is_waited_for(
 def test_a_launcher_that_does_not_answer_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saving, "_PATIENCE", 0.01)
+    monkeypatch.setattr(role, "_PATIENCE", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as server:
         (tmp_path / "10").mkdir()
         values = OWN | {"MPIBOOT_NOTICE": f"{server.getsockname()[1]}/w-1"}
@@ -96,7 +96,7 @@ def test_ranks_of_another_worker_are_left_alone(tmp_path: Path) -> None:
             assert rank.stdout is not None
             assert rank.stdout.readline() == b"ready\n"
             rank.stdout.close()
-        pid = saving.stop_ranks(tmp_path, os.environ, f"abc{os.getpid()}", "TERM", 60)
+        pid = role.stop_ranks(tmp_path, os.environ, f"abc{os.getpid()}", "TERM", 60)
         assert os.waitpid(pid, 0)[1] == 0
         assert ranks[0].wait(60) == -signal.SIGTERM
         assert ranks[1].poll() is None

@@ -23,7 +23,7 @@ from mpiboot.ssh import server_port as port
 from mpiboot.ssh import sessions
 from mpiboot.ssh.openssh import WorkerSetup
 from mpiboot.system import process, worker_state
-from mpiboot.worker import setup
+from mpiboot.worker import server
 from tests.fakes.worker import HAVE_SSH, free_port, make_key
 
 pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
@@ -50,7 +50,7 @@ def settled(
         "control_ifname": "127.0.0.1",
         **flags,
     }
-    found = setup.settle(resolve(given, environ), environ, loop)
+    found = server.settle(resolve(given, environ), environ, loop)
     assert found is not None
     return found
 
@@ -81,11 +81,11 @@ def test_what_an_earlier_start_said_is_gone(
 ) -> None:
     """A launcher would read old facts, and take a server for one that listens."""
     found = settled(tmp_path, key, loop, environment(tmp_path))
-    for name in (setup.FACTS_FILE, worker_state.STATE):
+    for name in (server.FACTS_FILE, worker_state.STATE):
         (found.folder / name).touch()
     again = settled(tmp_path, key, loop, environment(tmp_path))
     assert again.folder == found.folder
-    assert not {setup.FACTS_FILE, worker_state.STATE} & {
+    assert not {server.FACTS_FILE, worker_state.STATE} & {
         path.name for path in again.folder.iterdir()
     }
 
@@ -128,11 +128,11 @@ def test_only_a_signal_that_ends_a_worker_ends_the_wait_for_its_key(
     tmp_path: Path, loop: process.SignalLoop
 ) -> None:
     os.kill(os.getpid(), signal.SIGUSR1)  # it lies in the loop's pipe until the wait
-    setup._wait(loop, 0)
+    server._wait(loop, 0)
     environ = environment(tmp_path)
     given = {"runtime_dir": str(tmp_path / "run"), "ssh_key": str(tmp_path / "late")}
     os.kill(os.getpid(), signal.SIGTERM)
-    assert setup.settle(resolve(given, environ), environ, loop) is None
+    assert server.settle(resolve(given, environ), environ, loop) is None
 
 
 def test_a_profile_that_fails_is_told_and_one_that_works_is_taken(
@@ -160,7 +160,7 @@ def test_the_embedded_server_is_told_all_by_a_private_file(
     tmp_path: Path, key: Path, loop: process.SignalLoop
 ) -> None:
     found = settled(tmp_path, key, loop, environment(tmp_path), ssh_port="4022")
-    argv = setup.embedded_argv(found)
+    argv = server.embedded_argv(found)
     path = Path(argv[-1])
     assert path.parent == found.folder
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -185,13 +185,13 @@ def test_what_is_settled_is_told_with_its_reason(
 
 
 def test_launchers_find_a_look_and_a_program_that_dials_others(tmp_path: Path) -> None:
-    setup.write_scripts(tmp_path)
+    server.write_scripts(tmp_path)
     look, pairs = tmp_path / "look", tmp_path / "pairs"
     quiet, word, *argv = shlex.split(look.read_text())
     assert (quiet, word) == ("MPIBOOT_TERMINATION_LOG=/dev/null", "exec")
-    assert argv[-3:] == ["facts", "--write", str(tmp_path / setup.FACTS_FILE)]
+    assert argv[-3:] == ["facts", "--write", str(tmp_path / server.FACTS_FILE)]
     subprocess.run(argv, check=True)
-    assert json.loads((tmp_path / setup.FACTS_FILE).read_text())["hostname"]
+    assert json.loads((tmp_path / server.FACTS_FILE).read_text())["hostname"]
     assert {stat.S_IMODE(path.stat().st_mode) for path in (look, pairs)} == {0o600}
     quiet, role, word, *argv = shlex.split((tmp_path / "doctor").read_text())
     assert (quiet, role) == ("MPIBOOT_TERMINATION_LOG=/dev/null", "MPIBOOT_ROLE=worker")
@@ -204,5 +204,5 @@ def test_a_home_that_nobody_knows_is_the_workers_own_for_the_embedded_server(
     found = settled(tmp_path, key, loop, environment(tmp_path))
     for known, home in ((True, "/known"), (False, found.environ["HOME"])):
         identity = replace(found.identity, known=known, home="/known")
-        argv = setup.embedded_argv(replace(found, identity=identity))
+        argv = server.embedded_argv(replace(found, identity=identity))
         assert json.loads(Path(argv[-1]).read_text())["home"] == home
