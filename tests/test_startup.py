@@ -50,7 +50,7 @@ BEFORE = loaded("")
     "statement",
     [
         "import mpiboot.worker.role",
-        "from mpiboot.cli import run; run(['worker', '--help']); import mpiboot.worker.role",
+        "from mpiboot.cli.main import run; run(['worker', '--help']); import mpiboot.worker.role",
         "import mpiboot.cli.main, mpiboot.cli.entry, mpiboot.worker.role",
     ],
     ids=["the module", "the command", "the entrypoint form"],
@@ -67,7 +67,7 @@ def test_a_command_and_a_worker_s_facts_load_nothing_of_plans() -> None:
 
 def test_a_line_without_options_needs_no_parser() -> None:
     keyless = "import os; os.environ |= {'MPIBOOT_SSH_KEY': '/none', 'MPIBOOT_TIMEOUT': '0'}; "
-    keyless += "os.environ['MPIBOOT_TERMINATION_LOG'] = ''; from mpiboot.cli import run; "
+    keyless += "os.environ['MPIBOOT_TERMINATION_LOG'] = ''; from mpiboot.cli.main import run; "
     for line in (["worker"], ["worker", "--", "true"], ["(program)", "/usr/sbin/sshd", "-De"]):
         found = loaded(f"{keyless}assert run({line!r}) == 77") - BEFORE
         assert "mpiboot.worker.server" in found
@@ -126,5 +126,5 @@ def test_the_parent_that_stays_is_stdlib_only() -> None:
 @pytest.mark.parametrize("command", ["settings", "--version", "--help", "launcher --help"])
 def test_what_only_prints_loads_no_network_library(command: str) -> None:
     words = command.split()
-    found = loaded(f"from mpiboot.cli import run; run({words!r})") - BEFORE
+    found = loaded(f"from mpiboot.cli.main import run; run({words!r})") - BEFORE
     assert found & {"asyncio", "asyncssh", "dns", "pyroute2", "psutil"} == set()

@@ -476,7 +476,7 @@ def test_a_bug_is_70_with_versions_and_never_a_bare_traceback(tmp_path: Path) ->
         "import mpiboot.worker.facts\n"
         "def broken(*_, **__): raise ZeroDivisionError('what a bug')\n"
         "mpiboot.worker.facts.run = broken\n"
-        "from mpiboot.cli import main\n"
+        "from mpiboot.cli.main import main\n"
         "import sys; sys.argv[1:] = ['facts']; main()\n"
     )
     (tmp_path / "termination-log").touch()

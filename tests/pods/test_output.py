@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +58,11 @@ def complete(job: Job, size: int = BYTES) -> None:
 
 def kept_in_a_file(job: Job) -> bool:
     """More output has come than the launcher keeps in memory."""
-    files = Path(f"/proc/{job.launcher.pid}/fd").iterdir()
-    return any("/mpiboot-output-" in str(file.readlink()) for file in files)
+    for file in Path(f"/proc/{job.launcher.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it is closed again
+            if "/mpiboot-output-" in str(file.readlink()):
+                return True
+    return False
 
 
 @pytest.mark.parametrize("user", [0, 1000])
