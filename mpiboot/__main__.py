@@ -5,12 +5,12 @@ import os
 import sys
 from typing import NoReturn
 
-from mpiboot.system import own_locale
+from mpiboot.system import executables
 
 
 def main() -> NoReturn:
     """Run the command line; that of a rank without all that the other commands need."""
-    own_locale.take_out()
+    executables.take_out_locale()
     name, *words = sys.argv
     program = words[2:] if words[1:2] == ["--"] else words[1:]
     # By another name, a shim's, all words are another program's.

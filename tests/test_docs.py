@@ -19,8 +19,7 @@ import yaml  # type: ignore[import-untyped]
 from mpiboot import __version__
 from mpiboot.cli.root import cli
 from mpiboot.core.checks import CHECKS, ExitCode
-from mpiboot.core.setting_rows import ROWS
-from mpiboot.core.setting_sources import INTERNAL
+from mpiboot.core.settings import INTERNAL, ROWS
 from mpiboot.job import render
 from mpiboot.launcher import summary
 from tests.fakes import workers as w

@@ -13,12 +13,10 @@ from typing import TypeVar
 
 import pytest
 
-from mpiboot.core.choices import HostKeys
-from mpiboot.core.fabric import Route
 from mpiboot.core.launch_spec import RemoteHost
-from mpiboot.core.model import Host, Worker
-from mpiboot.core.setting_sources import resolve
-from mpiboot.core.settings import Settings
+from mpiboot.core.model import Host, Route, Worker
+from mpiboot.core.setting_types import HostKeys
+from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import progress
 from mpiboot.job import hostfile, mpirun_line, names, render
 from mpiboot.job import plan as plans

@@ -9,7 +9,7 @@ from pathlib import Path
 from mpiboot.core import facts_json
 from mpiboot.core.checks import CHECKS, WARNINGS
 from mpiboot.core.model import Finding, Level, Role
-from mpiboot.core.setting_rows import ROWS
+from mpiboot.core.settings import ROWS
 from mpiboot.doctor import text
 from tests.fakes import workers
 

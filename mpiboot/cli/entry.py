@@ -8,10 +8,10 @@ from typing import Final, NoReturn
 
 from mpiboot import __version__
 from mpiboot.core import log
-from mpiboot.core.choices import BY_INDEX
 from mpiboot.core.errors import error
 from mpiboot.core.model import Role, Source
-from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.setting_types import BY_INDEX
+from mpiboot.core.settings import Resolved
 from mpiboot.job import lone_program, platforms
 from mpiboot.system import executables, process
 

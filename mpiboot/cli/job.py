@@ -16,8 +16,7 @@ from mpiboot.cli.options import PASS_ON, Command, settings_of
 from mpiboot.cli.run import ErrorSettings, Words, looking, resolved
 from mpiboot.core.errors import error
 from mpiboot.core.model import Role
-from mpiboot.core.setting_rows import ROWS
-from mpiboot.core.settings import Section
+from mpiboot.core.settings import ROWS, Section
 
 # Seconds that a look at every host takes at most, unless a flag says otherwise: the variable is
 # the deadline of a launcher that waits.

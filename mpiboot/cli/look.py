@@ -12,8 +12,7 @@ from click.core import ParameterSource
 from mpiboot.cli.options import Command, CommandGroup, settings_of
 from mpiboot.cli.run import looking, resolved
 from mpiboot.core.model import Role
-from mpiboot.core.setting_rows import ROWS
-from mpiboot.core.settings import Section
+from mpiboot.core.settings import ROWS, Section
 
 # Seconds; as for the plan.
 _DOCTOR_LOOK: Final = 10.0

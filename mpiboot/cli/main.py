@@ -11,8 +11,8 @@ from typing import Final, NoReturn
 
 from mpiboot.cli.run import COMMANDS, ENTRY, ErrorSettings, without_options
 from mpiboot.core import log
-from mpiboot.core.choices import LogFormat
 from mpiboot.core.errors import MpibootError, ShownError, error
+from mpiboot.core.setting_types import LogFormat
 
 # Commands that look at PATH, or leave it, as the pod has it, shims and all.
 _AS_IT_IS: Final = ("copy-to", "doctor", "exec", "rank", "shims")
@@ -26,10 +26,10 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def _report(wrong: MpibootError) -> int:
     """Say an error where people look: the log, then the termination message."""
-    from mpiboot.core import termination
+    from mpiboot.core import log
     from mpiboot.hosts import error_report
 
-    termination.write(ErrorSettings.termination_log, error_report.say(wrong))
+    log.write_termination(ErrorSettings.termination_log, error_report.say(wrong))
     return _failed(wrong)
 
 

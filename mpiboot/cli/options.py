@@ -8,9 +8,8 @@ from typing import Any, Final, TypeVar
 import click
 
 from mpiboot.core.model import Role
-from mpiboot.core.setting_rows import ROWS, Setting
 from mpiboot.core.setting_types import shown
-from mpiboot.core.settings import Section
+from mpiboot.core.settings import ROWS, Section, Setting
 from mpiboot.core.wording import lasting
 
 # Options behind the program are the program's own.

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from mpiboot import __version__
 from mpiboot.core import log
-from mpiboot.core.choices import AUTO
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Finding, Level, Role, Source
-from mpiboot.core.setting_sources import Resolved, resolve
+from mpiboot.core.setting_types import AUTO
+from mpiboot.core.settings import Resolved, resolve
 from mpiboot.system import executables
 
 ENTRY: Final = "(program)"

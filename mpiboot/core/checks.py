@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.core.data_checks import DATA_CHECKS, NEVER_STOP
-from mpiboot.core.doctor_checks import DOCTOR_CHECKS
+from mpiboot.core.doctor_checks import DATA_CHECKS, DOCTOR_CHECKS, NEVER_STOP
 from mpiboot.core.exit_codes import Check, ExitCode
 from mpiboot.core.model import Finding, Level, Role
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
 
-from mpiboot.core.choices import LogFormat, LogLevel
+from mpiboot.core.setting_types import LogFormat, LogLevel
 
 # The descriptor on which the child that prepares a launch hands its result over: one line.
 RESULT: Final = 3

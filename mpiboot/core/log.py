@@ -14,7 +14,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from mpiboot.core.choices import LogFormat, LogLevel
+from mpiboot.core.setting_types import LogFormat, LogLevel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -209,3 +209,40 @@ def finding(item: Finding) -> None:
         fields["evidence"] = list(item.evidence)
     said = f"[{item.check}] {where}{item.said}"
     say(_OF_FINDINGS[item.level.value], item.check, said, **fields)
+
+
+# The kubelet reads at most this much.
+TERMINATION_LIMIT: Final = 4096
+
+
+def read_termination(path: str) -> str:
+    """Read the reason that is there; empty where none is, or the file can't be read_termination."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        return os.read(descriptor, TERMINATION_LIMIT).decode("utf-8", "replace")
+    except OSError:  # a folder, or a pipe in which nothing is
+        return ""
+    finally:
+        os.close(descriptor)
+
+
+def write_termination(path: str, text: str) -> None:
+    """Write the reason of a failure to where the kubelet looks for it; silent where that is not.
+
+    The kubelet mounts that one file: it is opened and truncated, never created or renamed onto.
+    """
+    data = text.encode("utf-8", "replace")[:TERMINATION_LIMIT]
+    data = data.decode("utf-8", "ignore").encode()  # drop the part of a character at the cut
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return
+    try:
+        os.write(descriptor, data)
+    except OSError:  # a full disk, or nobody reads it
+        return
+    finally:
+        os.close(descriptor)

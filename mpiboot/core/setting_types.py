@@ -14,6 +14,100 @@ from functools import partial
 from typing import Any, Final
 
 
+class HostKeys(str, Enum):
+    """Which host keys a worker may show: the job's, any that is then kept, or any at all."""
+
+    JOB = "job"
+    ACCEPT_NEW = "accept-new"
+    OFF = "off"
+
+
+class DataNetworkUse(str, Enum):
+    """Whether a job needs its data network, uses what it finds, or has none looked for."""
+
+    REQUIRE = "require"
+    PREFER = "prefer"
+    OFF = "off"
+
+
+class NcclSocket(str, Enum):
+    """Over which link NCCL's sockets go; ``AUTO``: the data link where every worker reaches it."""
+
+    AUTO = "auto"
+    DATA = "data"
+    CONTROL = "control"
+
+
+class MpiNetwork(str, Enum):
+    """Over which network MPI's own messages go."""
+
+    CONTROL = "control"
+    DATA = "data"
+
+
+class Auto(str, Enum):
+    """The value of a setting that leaves the choice to mpiboot."""
+
+    AUTO = "auto"
+
+
+AUTO: Final = Auto.AUTO
+
+
+class ByIndex(str, Enum):
+    """The role of a pod that is one of several alike: number 0 is the launcher, others workers."""
+
+    BY_INDEX = "by-index"
+
+
+BY_INDEX: Final = ByIndex.BY_INDEX
+
+
+class LaunchAgent(str, Enum):
+    """How a launcher reaches the job's hosts."""
+
+    SSH = "ssh"
+    KUBECTL = "kubectl"
+
+
+class Switch(str, Enum):
+    """Whether something is done."""
+
+    OFF = "off"
+    ON = "on"
+
+
+class Stuck(str, Enum):
+    """What is done about a job that seems stuck, which nobody can prove."""
+
+    WARN = "warn"
+    END = "end"
+
+
+class WorkerExit(str, Enum):
+    """After which end of the job a worker ends by itself: a good one, any, or none."""
+
+    WITH_JOB = "with-job"
+    AFTER_JOB = "after-job"
+    NEVER = "never"
+
+
+class LogFormat(str, Enum):
+    """In which form lines are logged."""
+
+    HUMAN = "human"
+    JSON = "json"
+
+
+class LogLevel(str, Enum):
+    """What a line is worth, the least first."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
 @dataclass(frozen=True, eq=False)
 class Parse:
     """Reads a setting's text; ``kind`` is what help and pages call what it reads."""

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot import __version__
-from mpiboot.core import bounded, facts_json, termination
+from mpiboot.core import facts_json, log
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Role, Worker
-from mpiboot.core.setting_rows import ROWS
-from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.settings import ROWS, Resolved
 from mpiboot.core.wording import counted, size_of
 from mpiboot.doctor import archive
 from mpiboot.doctor.archive import Part
@@ -31,7 +30,7 @@ from mpiboot.hosts.kubectl_choice import own_namespace
 from mpiboot.job import masking
 from mpiboot.launcher import observation
 from mpiboot.launcher import setup as launcher_setup
-from mpiboot.system import files
+from mpiboot.system import files, programs
 
 STDOUT: Final = "-"
 # Seconds that one command may take.
@@ -133,7 +132,7 @@ async def _command(environ: Mapping[str, str], *words: str) -> Part:
     """Ask mpiboot itself; a file's name is that of the command."""
     name = "-".join(word for word in words if word.isalpha() and word != "true") + ".json"
     line = (sys.executable, "-m", "mpiboot", *words)
-    done = await bounded.run_async(line, _PATIENCE, environ)
+    done = await programs.run_async(line, _PATIENCE, environ)
     if done is None:
         return Part(name, f"`mpiboot {' '.join(words)}` had no end within {_PATIENCE:g} s\n")
     if done.text:
@@ -148,7 +147,7 @@ def _own(resolved: Resolved, environ: Mapping[str, str]) -> list[Part]:
     found = [Part("versions.txt", versions), environment]
     first = _read(Path("/proc/1/cmdline")).rstrip("\0").split("\0")
     found.append(Part("first-process.txt", " ".join(masking.masked_words(first)) + "\n"))
-    ended = termination.read(resolved.settings.termination_log)
+    ended = log.read_termination(resolved.settings.termination_log)
     found.append(Part("termination-log.txt", ended or "nothing is in it\n"))
     folder = environ.get("MPIBOOT_WORKER_DIR", "")
     wanted = resolved.settings.runtime_dir

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from mpiboot.core.data_checks import DATA_CHECKS
+from mpiboot.core.doctor_checks import DATA_CHECKS
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "image": (

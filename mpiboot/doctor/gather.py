@@ -14,7 +14,7 @@ from typing import Final
 
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import PodFacts
-from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import lasting
 from mpiboot.doctor.look import (
     counters,
@@ -35,8 +35,8 @@ from mpiboot.doctor.report import (
 )
 from mpiboot.hosts.access import PORTS
 from mpiboot.network import pod as identity
-from mpiboot.system import files, worker_state
-from mpiboot.system.worker_state import WorkerState
+from mpiboot.system import files
+from mpiboot.system.files import WorkerState
 from mpiboot.worker import facts
 
 # Parts that are made from the facts: they come in a second round.
@@ -61,7 +61,7 @@ def subject(resolved: Resolved, environ: Mapping[str, str]) -> Subject:
     given = environ.get("MPIBOOT_WORKER_DIR")
     wanted = resolved.settings.runtime_dir
     folder = Path(given) if given else files.find_role(wanted, os.getuid(), "worker", named)
-    state = worker_state.worker_state(folder) if folder else None
+    state = files.worker_state(folder) if folder else None
     there = state is not None and os.path.exists(f"/proc/{state.pid}")  # noqa: PTH110
     return Subject(resolved, environ, state if there else None)
 

@@ -12,8 +12,7 @@ from typing import Final
 from mpiboot.core.checks import failed
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Host, Hostfile, Level, Worker
-from mpiboot.core.setting_sources import Resolved
-from mpiboot.core.settings import Settings
+from mpiboot.core.settings import Resolved, Settings
 from mpiboot.core.wording import counted, first_few
 from mpiboot.doctor.host_report import LauncherPlace
 from mpiboot.doctor.judge import hosts as judges
@@ -30,8 +29,8 @@ from mpiboot.job.plan_builder import LaunchPaths
 from mpiboot.launcher import launch_folder, look, observation
 from mpiboot.launcher import setup as launcher_setup
 from mpiboot.launcher.observation import Observation
-from mpiboot.system import open_files, worker_state
-from mpiboot.system.worker_state import WorkerState
+from mpiboot.system import files, os_calls
+from mpiboot.system.files import WorkerState
 
 SERVER: Final = "workers-unreachable"
 # What the plan is asked with: its checks don't depend on the program.
@@ -79,7 +78,7 @@ def log_in_here(
     """
     launcher = launcher_setup.launcher_pod(resolved, environ, private.role(), patience=0.0)
     folder = Path(environ.get("MPIBOOT_WORKER_DIR") or launcher.folder.parent / "worker")
-    state = worker_state.worker_state(folder)
+    state = files.worker_state(folder)
     if state is None:
         raise error(
             SERVER,
@@ -226,7 +225,7 @@ def _without_plan(
 
 
 async def _names(hosts: Sequence[Host]) -> list[Finding]:
-    resolver = Resolver(sockets=sockets.of_look_ups(open_files.most()))
+    resolver = Resolver(sockets=sockets.of_look_ups(os_calls.most_open_files()))
     answers = await asyncio.gather(*(resolver.ask(host.name) for host in hosts))
     return [
         _ok("names-unresolved", f"resolves to {', '.join(answer.addresses)}", host.name)

@@ -14,7 +14,7 @@ from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.errors import MpibootError, ShownError, error
 from mpiboot.core.exit_codes import ExitCode
 from mpiboot.core.model import Finding, Level, Role
-from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.settings import Resolved
 from mpiboot.doctor import gather, hosts, table, text
 from mpiboot.doctor.look import private
 from mpiboot.hosts import hostfiles

@@ -32,7 +32,7 @@ from mpiboot.hosts.reporter import Reporter
 from mpiboot.network import many_hosts
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts
 from mpiboot.ssh.client_start import ConnectionPool
-from mpiboot.system import open_files
+from mpiboot.system import os_calls
 
 __all__ = ["Access", "GateResult", "end_tasks", "wait"]
 
@@ -100,7 +100,7 @@ async def wait(
     reporter = Reporter(
         live=log.draws(), left=lambda: _left(settings, followed.states, time.monotonic() - started)
     )
-    resolver = resolver or Resolver(sockets=sockets.of_look_ups(open_files.most()))
+    resolver = resolver or Resolver(sockets=sockets.of_look_ups(os_calls.most_open_files()))
     pipelines = (PodPipelines if access.pods else Pipelines)(
         settings,
         access,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpiboot.core import log
-from mpiboot.core.choices import Auto, Switch
+from mpiboot.core.setting_types import Auto, Switch
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.dns_answers import DnsAnswer
 from mpiboot.job import names

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mpiboot.core.errors import error
 from mpiboot.core.model import Source
-from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.settings import Resolved
 from mpiboot.hosts.hostfiles import HostfilePath
 from mpiboot.job import lsf, volcano
 from mpiboot.job.volcano import Task

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from mpiboot.core import bounded
-from mpiboot.core.bounded import ProgramEnd
 from mpiboot.hosts import kubectl_pods as pods
 from mpiboot.hosts.kubectl_pods import Obstacle, PodAccess, PodState
+from mpiboot.system import programs
+from mpiboot.system.programs import ProgramEnd
 
 # kubectl costs a tenth of a second of a core and 40 MB each.
 _AT_ONCE: Final = 16
@@ -40,7 +40,7 @@ class Kubectl:
     async def _run(self, words: tuple[str, ...], limit: float) -> ProgramEnd:
         async with self._free:
             try:
-                done = await bounded.run_async(words, limit)
+                done = await programs.run_async(words, limit)
             except OSError as why:
                 return ProgramEnd(_FAILED, "", f"{words[0]}: {why.strerror}")
         late = f"no end of `kubectl {words[-1][:20]}` within {limit:g} s"

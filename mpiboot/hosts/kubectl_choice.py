@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core.choices import LaunchAgent
 from mpiboot.core.errors import error
 from mpiboot.core.model import Decision, Source
-from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.setting_types import LaunchAgent
+from mpiboot.core.settings import Resolved
 from mpiboot.hosts.kubectl_pods import PodAccess
 from mpiboot.system import executables
 

@@ -5,7 +5,7 @@ After what an earlier launcher left has been ended: it may have listened there.
 
 from __future__ import annotations
 
-from mpiboot.core import bounded, log
+from mpiboot.core import log
 from mpiboot.core.checks import failed
 from mpiboot.core.model import Finding, Worker
 from mpiboot.core.settings import Settings
@@ -14,6 +14,7 @@ from mpiboot.hosts.access import Access
 from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.job.rank_env import Meeting
 from mpiboot.ssh.attempt import LoginTimeouts
+from mpiboot.system import programs
 
 
 async def look(
@@ -29,7 +30,7 @@ async def look(
     """
     command = host_shell.ask(f"listener {meeting.port}")
     if worker is None:
-        output: str | None = await bounded.shell(command, LoginTimeouts().command)
+        output: str | None = await programs.shell(command, LoginTimeouts().command)
     else:
         output = await RemoteCommands(access, settings.host_keys).run(worker, command)
     listener = host_shell.read(output or "").listener

@@ -8,9 +8,9 @@ import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mpiboot.core.choices import DataNetworkUse
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Host, Worker
+from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import doctor_look, progress, recheck, sockets
 from mpiboot.hosts.access import Access
@@ -21,7 +21,7 @@ from mpiboot.hosts.pair_check import PairCheck
 from mpiboot.hosts.pipeline import Pipelines
 from mpiboot.hosts.pod_pipeline import PodPipelines
 from mpiboot.ssh.attempt import LoginTimeouts
-from mpiboot.system import open_files
+from mpiboot.system import os_calls
 
 
 async def look(
@@ -44,7 +44,7 @@ async def look(
     """
     hosts = doctor.asked(hosts)
     states = progress.states(hosts)
-    resolver = resolver or Resolver(sockets=sockets.of_look_ups(open_files.most()))
+    resolver = resolver or Resolver(sockets=sockets.of_look_ups(os_calls.most_open_files()))
     pipelines = (PodPipelines if access.pods else Pipelines)(
         settings,
         access,

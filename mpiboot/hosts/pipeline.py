@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mpiboot.core.addresses import is_address
-from mpiboot.core.choices import HostKeys
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Host, Mesh, Worker
+from mpiboot.core.setting_types import HostKeys
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import (
     authentication,
@@ -37,7 +37,7 @@ from mpiboot.network import links, platform_hints
 from mpiboot.ssh import attempt as ssh_attempt
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.client_start import ConnectionPool
-from mpiboot.system import open_files
+from mpiboot.system import os_calls
 
 if TYPE_CHECKING:
     from mpiboot.ssh.login import Login
@@ -84,7 +84,7 @@ class Pipelines:
         self._command = host_shell.gate(
             mpirun, attempt=access.attempt, may_disconnect=access.may_disconnect, doctor=doctor
         )
-        self._connections = asyncio.Semaphore(sockets.connections(open_files.most()))
+        self._connections = asyncio.Semaphore(sockets.connections(os_calls.most_open_files()))
         self._login: asyncio.Task[Login] | None = None
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
         self._resolving = 0

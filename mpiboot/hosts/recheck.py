@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from mpiboot.core import log
 from mpiboot.core.checks import failed
-from mpiboot.core.choices import DataNetworkUse
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Finding, NoFacts, Worker
+from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, first_few
 from mpiboot.hosts import host_shell, worker_answer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from mpiboot.core.choices import HostKeys
 from mpiboot.core.model import Worker
+from mpiboot.core.setting_types import HostKeys
 from mpiboot.hosts.access import Access
 from mpiboot.hosts.kubectl import Kubectl
 from mpiboot.hosts.kubectl_pods import Trouble, pod_of

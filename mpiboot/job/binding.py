@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from mpiboot.core.model import Host, PodFacts, Source
-from mpiboot.core.setting_sources import Given
+from mpiboot.core.settings import Given
 from mpiboot.core.wording import first_few
 from mpiboot.job.dialect import Export, parameter
 from mpiboot.job.mpirun_options import OptionKind

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from mpiboot.core.choices import MpiNetwork
 from mpiboot.core.model import Decision, Source, Worker
-from mpiboot.core.setting_sources import Resolved
-from mpiboot.core.settings import Settings
+from mpiboot.core.setting_types import MpiNetwork
+from mpiboot.core.settings import Resolved, Settings
 from mpiboot.job import mpi_environment
 from mpiboot.job.dialect import Export
 from mpiboot.job.plan_builder import Observed, PlanBuilder

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from mpiboot.core.model import Host, Hostfile, Source
-from mpiboot.core.setting_sources import Given, Resolved
+from mpiboot.core.settings import Given, Resolved
 from mpiboot.core.wording import counted, first_few
 from mpiboot.job.dialect import Dialect, parameter, version_number
 from mpiboot.job.dialects import ALSO_DEFAULT_SLOTS, HOSTFILE_VARS

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.core.choices import LaunchAgent
 from mpiboot.core.model import Decision, Finding, Level, Source, SshKind
+from mpiboot.core.setting_types import LaunchAgent
 from mpiboot.core.wording import size_of
 
 _MIB: Final = 1 << 20

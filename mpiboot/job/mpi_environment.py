@@ -11,9 +11,7 @@ from typing import Final
 
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.model import Source
-from mpiboot.core.setting_rows import ROWS
-from mpiboot.core.setting_sources import Given, Resolved
-from mpiboot.core.settings import Settings
+from mpiboot.core.settings import ROWS, Given, Resolved, Settings
 from mpiboot.core.wording import first_few
 from mpiboot.job import binding, forward, masking
 from mpiboot.job.dialect import Export, parameter

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mpiboot.core.addresses import network
-from mpiboot.core.choices import MpiNetwork
 from mpiboot.core.model import Decision, Source
-from mpiboot.core.setting_sources import Resolved
-from mpiboot.core.settings import Settings
+from mpiboot.core.setting_types import MpiNetwork
+from mpiboot.core.settings import Resolved, Settings
 from mpiboot.core.wording import first_few
 from mpiboot.job import named_links
 from mpiboot.job.dialect import parameter

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mpiboot.core.choices import AUTO
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Decision, Finding, Level, Mpi, Source
-from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.setting_types import AUTO
+from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import first_few
 from mpiboot.job import (
     agent_variables,

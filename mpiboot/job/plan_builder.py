@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mpiboot.core.checks import failed
-from mpiboot.core.choices import LaunchAgent
 from mpiboot.core.model import (
     Decision,
     Finding,
@@ -27,6 +26,7 @@ from mpiboot.core.model import (
     SshKind,
     Worker,
 )
+from mpiboot.core.setting_types import LaunchAgent
 from mpiboot.job import masking, platforms
 from mpiboot.job.dialect import Dialect, parameter
 from mpiboot.job.launcher_size import LauncherLimits

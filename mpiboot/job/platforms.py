@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from mpiboot.core.choices import AUTO, BY_INDEX, WorkerExit
 from mpiboot.core.errors import error
 from mpiboot.core.model import Decision, Role, Source
-from mpiboot.core.setting_sources import Resolved
-from mpiboot.core.settings import Settings
+from mpiboot.core.setting_types import AUTO, BY_INDEX, WorkerExit
+from mpiboot.core.settings import Resolved, Settings
 from mpiboot.job import lsf, volcano
 
 Environ = Mapping[str, str]

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from mpiboot.core.checks import BY_REFERENCE, failed
-from mpiboot.core.majority import majority
 from mpiboot.core.model import Finding, Level, Link, MpiFamily, PodFacts, Source, Worker
-from mpiboot.core.setting_sources import Resolved
-from mpiboot.core.wording import first_few
+from mpiboot.core.settings import Resolved
+from mpiboot.core.wording import first_few, majority
 from mpiboot.job.names import short
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.network import service_mesh

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from mpiboot.core.model import Source, SshKind
-from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import first_few
 from mpiboot.job import launcher_size
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder

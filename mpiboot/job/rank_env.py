@@ -8,10 +8,9 @@ from itertools import pairwise
 from typing import Final
 
 from mpiboot.core.checks import failed
-from mpiboot.core.choices import MpiNetwork
 from mpiboot.core.model import Finding, NoFacts, Source
-from mpiboot.core.setting_sources import Resolved
-from mpiboot.core.settings import PREFIX
+from mpiboot.core.setting_types import MpiNetwork
+from mpiboot.core.settings import PREFIX, Resolved
 from mpiboot.core.wording import first_few
 from mpiboot.job.placement import Placement
 from mpiboot.job.plan_builder import Observed, PlanBuilder

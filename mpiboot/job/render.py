@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from mpiboot.core.addresses import short_names
 from mpiboot.core.model import Decision, Finding, Json, Level
-from mpiboot.core.setting_rows import Setting
-from mpiboot.core.setting_sources import Resolved
 from mpiboot.core.setting_types import shown
+from mpiboot.core.settings import Resolved, Setting
 from mpiboot.core.wording import first_few
 from mpiboot.job import masking
 from mpiboot.network import cluster_view, many_hosts

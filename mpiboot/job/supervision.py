@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.core.choices import Switch
-from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.setting_types import Switch
+from mpiboot.core.settings import Resolved
 from mpiboot.job.dialect import parameter
 from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.plan_builder import PlanBuilder

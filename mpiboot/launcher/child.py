@@ -30,7 +30,7 @@ from mpiboot.core import addresses, launch_spec, log
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.launch_spec import Failure
 from mpiboot.core.model import Finding, Level, SshKind, Worker
-from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.settings import Resolved
 from mpiboot.hosts import error_report, host_shell, stale_processes
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.remote_commands import RemoteCommands

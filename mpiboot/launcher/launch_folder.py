@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core import addresses, launch_spec
-from mpiboot.core.choices import HostKeys, LaunchAgent, Stuck, Switch
 from mpiboot.core.errors import error
 from mpiboot.core.model import Worker
-from mpiboot.core.setting_sources import Resolved
-from mpiboot.core.settings import Settings
+from mpiboot.core.setting_types import HostKeys, LaunchAgent, Stuck, Switch
+from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts.dns import read_resolv_conf
 from mpiboot.hosts.kubectl_choice import ENVIRONMENT
 from mpiboot.hosts.kubectl_pods import ENDED, PodAccess
@@ -30,7 +29,7 @@ from mpiboot.network.control import launcher_addresses
 from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
 from mpiboot.supervisor import evidence, host_watch
-from mpiboot.system import executables, files, keys, open_files, tmpdir
+from mpiboot.system import executables, files, keys, os_calls
 
 _LAUNCH: Final = "launch"
 
@@ -111,7 +110,9 @@ class Launch:
         if own_file in self.plan.argv:
             files.write_private(Path(own_file), exports(self.plan.agent_env))
         tidy(Path(self.where.launch_dir).parent, _LAUNCH)
-        tmpdir.remove_stale(self.observed.environ, socket.gethostname(), self.observed.identity.uid)
+        files.remove_stale_sessions(
+            self.observed.environ, socket.gethostname(), self.observed.identity.uid
+        )
 
     def _write_for_kubectl(self, pods: PodAccess) -> None:
         folder, environ = Path(self.where.launch_dir), self.observed.environ
@@ -419,7 +420,7 @@ class Logins:
         Raises:
             MpibootError: ``settings-conflict``; too few files may be open.
         """
-        short = client_start.short_of_files(most, open_files.most())
+        short = client_start.short_of_files(most, os_calls.most_open_files())
         if short:
             hint = "install ssh in the image, or give the container runtime a higher LimitNOFILE"
             raise error("settings-conflict", short, hint=hint)

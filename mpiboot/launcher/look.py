@@ -13,8 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
-from mpiboot.core import facts_json, log, termination
-from mpiboot.core.choices import AUTO, Auto, DataNetworkUse
+from mpiboot.core import facts_json, log
 from mpiboot.core.errors import MpibootError, ShownError, error
 from mpiboot.core.model import (
     Decision,
@@ -27,7 +26,8 @@ from mpiboot.core.model import (
     Source,
     Worker,
 )
-from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.setting_types import AUTO, Auto, DataNetworkUse
+from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few
 from mpiboot.hosts import doctor_look, host_sources, job_hostfile
 from mpiboot.hosts import rendezvous as gate
@@ -143,7 +143,7 @@ def end_on_signals(resolved: Resolved) -> None:
         said = f"{name} while waiting for hosts: nothing was started"
         code = 128 + number
         log.info("ended", said, signal=name, exit=code, reference="signal")
-        termination.write(resolved.settings.termination_log, f"signal: {said}\n")
+        log.write_termination(resolved.settings.termination_log, f"signal: {said}\n")
         os._exit(code)
 
     def spare(number: int, _frame: FrameType | None) -> None:

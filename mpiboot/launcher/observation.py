@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.core import bounded, log
-from mpiboot.core.choices import AUTO, Switch
+from mpiboot.core import log
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import (
     Decision,
@@ -24,8 +23,8 @@ from mpiboot.core.model import (
     SshKind,
     Worker,
 )
-from mpiboot.core.setting_sources import Resolved
-from mpiboot.core.settings import Settings
+from mpiboot.core.setting_types import AUTO, Switch
+from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import (
     doctor_look,
     gate,
@@ -52,7 +51,7 @@ from mpiboot.network.worker_pairs import Dialled
 from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh.client_start import ConnectionPool
-from mpiboot.system import executables, open_files, programs
+from mpiboot.system import executables, os_calls, programs
 from mpiboot.worker import facts
 
 # A shell of this pod is done in milliseconds.
@@ -220,7 +219,7 @@ def _pairs(launcher: LauncherPod) -> PairCheck:
 def _own_facts(launcher: LauncherPod) -> tuple[PodFacts, int | None]:
     """Gather this pod's facts, and count its out-of-memory kills as a worker's are counted."""
     found = facts.gather(launcher.resolved, launcher.environ, sshd="", pid=launcher.pid, mpi=None)
-    answer = bounded.run(("/bin/sh", "-c", host_shell.ask("memory")), _PATIENCE)
+    answer = programs.run(("/bin/sh", "-c", host_shell.ask("memory")), _PATIENCE)
     return found, host_shell.read(answer.text if answer else "").oom_kills
 
 
@@ -376,7 +375,7 @@ def choose_client(launcher: LauncherPod, hosts: int, mpi: Mpi, line: UserLine) -
     ssh = executables.find("ssh", environ.get("PATH", "")) or ""
     row = DIALECTS.get(mpi.family)
     stays = settings.supervise is Switch.ON and row is not None
-    only_ssh = client_start.short_of_files(hosts, open_files.most())
+    only_ssh = client_start.short_of_files(hosts, os_calls.most_open_files())
     if executables.is_script(ssh):
         only_ssh = "a script, which may do what only it knows"
     if row is not None:

@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from mpiboot.core import log
-from mpiboot.core.choices import AUTO, Auto, Switch, WorkerExit
 from mpiboot.core.launch_spec import ATTEMPT, JOB_MARK, KEEP_KEY, RESULT, ParentOptions, ParentTask
 from mpiboot.core.model import Finding, Level, MpiFamily
-from mpiboot.core.setting_rows import ROWS
-from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.setting_types import AUTO, Auto, Switch, WorkerExit
+from mpiboot.core.settings import ROWS, Resolved
 from mpiboot.job import mpirun_call, scripts
 from mpiboot.launcher import shims
 from mpiboot.supervisor import signals

@@ -15,7 +15,7 @@ from typing import Final
 from mpiboot.core import log
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Decision, Identity
-from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.settings import Resolved
 from mpiboot.hosts import dns, gate
 from mpiboot.hosts import kubectl_choice as choice
 from mpiboot.hosts.access import PORTS
@@ -24,7 +24,7 @@ from mpiboot.job import names
 from mpiboot.job.launcher_size import LauncherLimits
 from mpiboot.network import pod
 from mpiboot.ssh import server_port as port
-from mpiboot.system import control_groups, files, keys, open_files, tmpdir
+from mpiboot.system import control_groups, files, keys, os_calls
 from mpiboot.system.control_groups import GROUPS, PROC
 
 # Seconds that a Secret may be mounted late where there is another way to the hosts.
@@ -86,15 +86,15 @@ def launcher_pod(
     identity = pod.identity(environ)
     limits = own_limits(identity)
     # A connection for each host; mpirun is started by the parent, which has limits of its own.
-    open_files.allow_most()
+    os_calls.allow_most_open_files()
     named = environ.get("TMPDIR", "")
-    tmpdir.check(named)
+    files.check_tmpdir(named)
     folder = files.runtime_dir(
         settings.runtime_dir, identity.uid, role, tmpdir=named, split=role == "launcher"
     )
     # asyncssh asks for these names, and fails under a uid without a passwd entry.
     added = pod.user_environment(identity, environ, folder)
-    for name, value in (added | tmpdir.complete(environ, folder)).items():
+    for name, value in (added | files.complete_tmpdir(environ, folder)).items():
         os.environ[name] = value
     most = settings.timeout if patience is None else patience
     homes = (identity.home, environ.get("HOME", ""))

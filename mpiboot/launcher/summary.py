@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.choices import LogLevel
 from mpiboot.core.model import Decision, Json, MpiFamily, Source
+from mpiboot.core.setting_types import LogLevel
 from mpiboot.core.wording import counted, first_few
 from mpiboot.job import render
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS

@@ -16,13 +16,11 @@ from typing import Final, TypeAlias
 
 from mpiboot.core import addresses
 from mpiboot.core.addresses import Address, Interface, Network
-from mpiboot.core.choices import DataNetworkUse
-from mpiboot.core.data_checks import DATA_ROWS, NEVER_STOP
-from mpiboot.core.fabric import LinkLayer, PortState
-from mpiboot.core.majority import majority
-from mpiboot.core.model import Finding, Level, Link, NoFacts, PodFacts
+from mpiboot.core.doctor_checks import DATA_ROWS, NEVER_STOP
+from mpiboot.core.model import Finding, Level, Link, LinkLayer, NoFacts, PodFacts, PortState
+from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
-from mpiboot.core.wording import first_few, size_of
+from mpiboot.core.wording import first_few, majority, size_of
 from mpiboot.network import nccl
 from mpiboot.network.rails import named_by_platform
 from mpiboot.network.records import (

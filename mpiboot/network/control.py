@@ -12,7 +12,7 @@ from typing import Final
 
 from mpiboot.core.addresses import Network, bare, interface, network, parse, smallest_network
 from mpiboot.core.model import Decision, Link, Source, Worker
-from mpiboot.core.setting_sources import Given
+from mpiboot.core.settings import Given
 from mpiboot.core.wording import counted
 
 _GIVEN: Final = Given(Source.ENVIRONMENT, "MPIBOOT_CONTROL_IFNAME")

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from mpiboot.core.choices import DataNetworkUse
 from mpiboot.core.model import Decision, Finding, Level, Source
-from mpiboot.core.setting_sources import Given
-from mpiboot.core.settings import Settings
+from mpiboot.core.setting_types import DataNetworkUse
+from mpiboot.core.settings import Given, Settings
 from mpiboot.core.wording import first_few
 from mpiboot.network import cluster_view, gids, proposals
 from mpiboot.network.records import Proposal, Transport, WorkerNetwork

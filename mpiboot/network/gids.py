@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from mpiboot.core.addresses import IPV4, IPV6, Network, smallest_network
-from mpiboot.core.fabric import Gid, GidType, RdmaPort
+from mpiboot.core.model import Gid, GidType, RdmaPort
 from mpiboot.network import nccl, rails
 from mpiboot.network.records import GidChoice, Problem, Rail, Transport, usable
 

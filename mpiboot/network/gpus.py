@@ -13,10 +13,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core import bounded
 from mpiboot.core.model import Gpus
 from mpiboot.network.sysfs import text
-from mpiboot.system import executables
+from mpiboot.system import executables, programs
 
 _NVIDIA: Final = "0x10de"
 _AMD: Final = "0x1002"
@@ -102,7 +101,7 @@ def nvidia_smi(search: str = "") -> str:
     if program is None:
         return ""
     try:
-        done = bounded.run((program, "-q"), _PATIENCE)
+        done = programs.run((program, "-q"), _PATIENCE)
     except OSError:
         return ""
     return done.text if done else ""

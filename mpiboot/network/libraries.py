@@ -88,10 +88,10 @@ def devices(
 
 def _ask(program: str, words: Iterable[str], seconds: float, read: Callable[[Any], _T]) -> _T:
     """Run the program and read its answer."""
-    from mpiboot.core import bounded  # noqa: PLC0415 - the program itself has no package
+    from mpiboot.system import programs  # noqa: PLC0415 - the program itself has no package
 
     try:
-        done = bounded.run((sys.executable, "-I", "-S", program, *words), seconds)
+        done = programs.run((sys.executable, "-I", "-S", program, *words), seconds)
     except OSError as error:
         raise _FailedError(f"could not be asked: {error.strerror}") from None
     if done is None:

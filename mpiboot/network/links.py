@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core import addresses
-from mpiboot.core.fabric import Route
-from mpiboot.core.model import Link
+from mpiboot.core.model import Link, Route
 from mpiboot.network import netlink
 from mpiboot.network.sysfs import PCI_FUNCTION, number, pci_function
 from mpiboot.network.sysfs import text as content

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
 from mpiboot.core.addresses import IPV6, Address, Network, parse
-from mpiboot.core.fabric import Gid, GidType, RdmaPort
+from mpiboot.core.model import Gid, GidType, RdmaPort
 
 Version: TypeAlias = "tuple[int, int, int]"
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from mpiboot.core.fabric import Attachment, AttachmentSource
-from mpiboot.core.model import Mesh
+from mpiboot.core.model import Attachment, AttachmentSource, Mesh
 from mpiboot.network.service_mesh import recognise
 from mpiboot.network.sysfs import PCI_FUNCTION
 

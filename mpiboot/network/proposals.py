@@ -13,10 +13,9 @@ from itertools import zip_longest
 from typing import Final
 
 from mpiboot.core.addresses import IPV4, IPV6, smallest_network
-from mpiboot.core.choices import DataNetworkUse, MpiNetwork, NcclSocket
-from mpiboot.core.data_checks import DATA_ROWS
-from mpiboot.core.fabric import AttachmentSource
-from mpiboot.core.model import Decision, Finding, Link, Source
+from mpiboot.core.doctor_checks import DATA_ROWS
+from mpiboot.core.model import AttachmentSource, Decision, Finding, Link, Source
+from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import first_few
 from mpiboot.network import cluster_view, nccl

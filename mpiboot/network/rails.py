@@ -12,8 +12,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from mpiboot.core.fabric import Fabric, Gid, GidType, LinkLayer, PortState, RdmaDevice, RdmaPort
-from mpiboot.core.model import Link, Source
+from mpiboot.core.model import (
+    Fabric,
+    Gid,
+    GidType,
+    Link,
+    LinkLayer,
+    PortState,
+    RdmaDevice,
+    RdmaPort,
+    Source,
+)
 from mpiboot.network import nccl
 from mpiboot.network.records import NetworkBuilder, Rail, Transport, usable
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core.fabric import Fabric, LinkLayer, RdmaDevice, RdmaPort
+from mpiboot.core.model import Fabric, LinkLayer, RdmaDevice, RdmaPort
 from mpiboot.network import libraries, rdma_netlink, sysfs
 from mpiboot.network.rdma_netlink import KernelRdma
 from mpiboot.network.sysfs import DeviceReport

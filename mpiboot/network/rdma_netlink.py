@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from mpiboot.core.fabric import RdmaPort
+from mpiboot.core.model import RdmaPort
 from mpiboot.network import netlink, sysfs
 from mpiboot.network.sysfs import DeviceReport
 

@@ -11,8 +11,19 @@ from typing import Final
 
 from mpiboot.core import addresses
 from mpiboot.core.addresses import Interface
-from mpiboot.core.fabric import Fabric, Gid, LinkLayer, PortState, RdmaDevice, RdmaPort
-from mpiboot.core.model import Decision, Link, NoFacts, PodFacts, Source
+from mpiboot.core.model import (
+    Decision,
+    Fabric,
+    Gid,
+    Link,
+    LinkLayer,
+    NoFacts,
+    PodFacts,
+    PortState,
+    RdmaDevice,
+    RdmaPort,
+    Source,
+)
 from mpiboot.core.settings import Settings
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core.fabric import Gid, GidType, LinkLayer, PortState, RdmaPort
+from mpiboot.core.model import Gid, GidType, LinkLayer, PortState, RdmaPort
 from mpiboot.network.records import natural_order
 
 PCI_FUNCTION: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")

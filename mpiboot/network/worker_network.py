@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from mpiboot.core.choices import DataNetworkUse, MpiNetwork, NcclSocket
-from mpiboot.core.fabric import GidType, LinkLayer, PortState
-from mpiboot.core.model import Link, PodFacts, Source, Worker
+from mpiboot.core.model import GidType, Link, LinkLayer, PodFacts, PortState, Source, Worker
+from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import first_few
 from mpiboot.network import control, rails

@@ -37,7 +37,7 @@ from mpiboot.ssh.client_start import ClientConfig, ClientHost, ConnectionPool
 from mpiboot.ssh.config import SshTimeouts
 from mpiboot.ssh.login import NOTHING_ELSE, host_key_algorithms, send_no_ignores
 from mpiboot.ssh.streams import InputStream, OutputStream, take
-from mpiboot.system import open_files
+from mpiboot.system import os_calls
 
 # The status of a session that did not come to an end of its own, as ssh has it.
 FAILED: Final = 255
@@ -543,7 +543,7 @@ class StayingClient:
         Raises:
             OSError: that can't be made, or too few files may be open.
         """
-        open_files.allow_most()
+        os_calls.allow_most_open_files()
         waiting_agent.offer(folder)
         self._kept = kept
         self._client = Client(config)
@@ -592,7 +592,7 @@ def main(path: str) -> None:
     """Run the client that a configuration file describes; stdin is its listening socket."""
     config = ClientConfig.from_json(Path(path).read_text("utf-8"))
     wrong: tuple[type[Exception], ...] = (OSError, ValueError, asyncssh.Error)
-    open_files.allow_most()
+    os_calls.allow_most_open_files()
     try:
         asyncio.run(serve(config, socket.socket(fileno=os.dup(0))))
     except wrong as problem:

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.core.choices import Auto, HostKeys
 from mpiboot.core.model import Decision, Identity, Source, SshKind
+from mpiboot.core.setting_types import Auto, HostKeys
 
 # What the setting of the host keys is called in ssh's configuration.
 STRICT: Final = {HostKeys.JOB: "yes", HostKeys.ACCEPT_NEW: "accept-new", HostKeys.OFF: "no"}

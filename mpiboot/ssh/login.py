@@ -18,8 +18,8 @@ from typing import Any, Final
 import asyncssh
 from asyncssh.constants import MSG_IGNORE
 
-from mpiboot.core.choices import HostKeys
 from mpiboot.core.errors import error
+from mpiboot.core.setting_types import HostKeys
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.client_start import ConnectionPool
 

@@ -22,7 +22,7 @@ from mpiboot.core.launch_spec import ParentOptions, ParentTask
 from mpiboot.supervisor import mpirun_messages, signals
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.parent import Parent
-from mpiboot.system import own_locale
+from mpiboot.system import executables
 
 _BUG: Final = 70
 
@@ -55,7 +55,7 @@ def run(task: ParentTask, text: str, words: list[str]) -> int:
 
 def main() -> NoReturn:
     """Run as a program; whatever goes wrong here is said in one line."""
-    own_locale.take_out()
+    executables.take_out_locale()
     try:
         code = run(ParentTask(sys.argv[1]), sys.argv[2], sys.argv[3:])
     except Exception as wrong:  # noqa: BLE001 - the last line of defence: never a traceback

@@ -21,8 +21,8 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(package))
 
 from mpiboot.core import log
-from mpiboot.core.choices import LogFormat
 from mpiboot.core.launch_spec import JOB_MARK, KEEP_KEY, without_marks
+from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.wording import counted
 from mpiboot.supervisor.processes import end_all
 from mpiboot.system.os_calls import remove_key

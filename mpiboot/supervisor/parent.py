@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace as with_fields
 from typing import Final
 
-from mpiboot.core import log, termination
+from mpiboot.core import log
 from mpiboot.core.launch_spec import (
     ATTEMPT,
     BY_SIGNAL,
@@ -338,7 +338,7 @@ class Parent:
             earlier: what workers told of the attempt before; empty where nobody was asked.
         """
         grace, below = self._options.grace, self._options.last_launches
-        log_before = termination.read(self._options.termination_log)
+        log_before = log.read_termination(self._options.termination_log)
         script = ScriptRun(program, grace, self._loop, self._signals)
         code = script.run(self._mask)
         self._hurries = bool(script.told)
@@ -360,10 +360,10 @@ class Parent:
     def _why_script_failed(self, said: str, before: str, earlier: str) -> str:
         """Write the termination message where no mpirun below has; why it failed, in one line."""
         path = self._options.termination_log
-        below = termination.read(path)
+        below = log.read_termination(path)
         if below and below != before:
             return f"{said}; {below.splitlines()[0]}"
-        termination.write(path, "".join(f"{line}\n" for line in (said, earlier) if line))
+        log.write_termination(path, "".join(f"{line}\n" for line in (said, earlier) if line))
         return said
 
     def _after_gates(self, spec: ScriptSpec, preparation: Preparation) -> int:
@@ -502,7 +502,7 @@ class Parent:
         lost = self._flush(self._stderr, "stderr")
         if code or not self._stderr.left:  # a log that can't be written fails no job
             return code
-        termination.write(self._options.termination_log, f"output: {lost}\n")
+        log.write_termination(self._options.termination_log, f"output: {lost}\n")
         return BY_SIGNAL + self._told if self._told else CODES["output"][0]
 
     def _flush(self, writer: OutputWriter, name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mpiboot.core import log, termination
+from mpiboot.core import log
 from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.supervisor.state import Verdict
 
@@ -98,7 +98,7 @@ def tell(
         text = f"{item.check}: {where}{item.said}\n"
         text += "".join(f"-> {line}\n" for line in hint.splitlines())
         lines = (*lines, spec.earlier) if spec.earlier else lines
-        termination.write(termination_log, text + "".join(f"{line}\n" for line in lines))
+        log.write_termination(termination_log, text + "".join(f"{line}\n" for line in lines))
     hosts = "1 host" if spec.hosts == 1 else f"{spec.hosts} hosts"
     ranks = "" if spec.ranks is None else f", {spec.ranks} rank" + "s" * (spec.ranks != 1)
     what = f"{seconds:.1f} s, {hosts}{ranks}, exit {verdict.code}"
@@ -132,7 +132,7 @@ def tell_not_started(failure: Failure, seconds: float, termination_log: str) -> 
     """
     doctor = failure.held and failure.reference not in _NO_DOCTOR
     look = _look_closer(failure.host) if doctor else ""
-    termination.write(termination_log, _with_hint(failure.message, look))
+    log.write_termination(termination_log, _with_hint(failure.message, look))
     say = log.error if failure.held else log.info  # not held: it was told to end
     say(
         "ended",

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, TypeAlias
 
-from mpiboot.core.choices import LogLevel
 from mpiboot.core.launch_spec import BY_SIGNAL
+from mpiboot.core.setting_types import LogLevel
 
 
 class Timer(str, Enum):

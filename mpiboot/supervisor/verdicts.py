@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
-from mpiboot.core.choices import LogLevel
+from mpiboot.core.setting_types import LogLevel
 from mpiboot.core.wording import counted, first_few
 from mpiboot.supervisor.judgement import (
     LISTED,

@@ -5,6 +5,7 @@ A folder that is closed to this user holds no program.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from typing import Final
@@ -54,3 +55,15 @@ def knows(binary: str, word: str) -> bool:
             return data.find(word.encode()) >= 0
     except (OSError, ValueError):  # an empty file can't be mapped
         return False
+
+
+def take_out_locale() -> None:
+    """Take LC_CTYPE out of the environment, unless this process was started with it.
+
+    A program that mpiboot starts, and its ranks, would else have a variable that nobody set, and
+    the launcher's log would name it as one of the pod's. Python keeps the locale that it chose.
+    """
+    if "LC_CTYPE" in os.environ:
+        with contextlib.suppress(OSError), open("/proc/self/environ", "rb") as given:  # noqa: PTH123 - light
+            if not any(item.startswith(b"LC_CTYPE=") for item in given.read().split(b"\0")):
+                del os.environ["LC_CTYPE"]

@@ -184,3 +184,24 @@ def last_words(path: str) -> tuple[str, ...]:
     except OSError:
         return ()
     return tuple(line for line in lines if line and not line.startswith(_NOISE))[-_WORDS:]
+
+
+# More than the hosts of any job need; old programs close every number below the limit one by one.
+MOST_OPEN_FILES: Final = 1 << 17
+
+
+def most_open_files() -> int:
+    """Tell how many this process may have open once ``allow_most_open_files`` was called."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY in (soft, hard):
+        return MOST_OPEN_FILES
+    return max(soft, min(hard, MOST_OPEN_FILES))
+
+
+def allow_most_open_files() -> None:
+    """Raise the soft limit, for this process and what it starts from now on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return
+    with suppress(OSError, ValueError):  # a sandbox may refuse; then the limit stays as it is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_open_files(), hard))

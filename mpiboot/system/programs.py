@@ -8,13 +8,101 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core import bounded
 from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.system import executables
+
+_LEFT: Final = 1.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramEnd:
+    """How a program ended, negative by a signal, and what it printed."""
+
+    status: int
+    text: str
+    said: str
+
+
+def run(
+    words: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None
+) -> ProgramEnd | None:
+    """Run a program; with all that it started it is killed after ``seconds``: then None.
+
+    Args:
+        words: the program and its arguments.
+        seconds: how long it may take.
+        environ: its environment; None for our own.
+
+    Raises:
+        OSError: it can't be started.
+    """
+    child = subprocess.Popen(
+        words,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        text, said = child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if child.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_LEFT)
+            for pipe in filter(None, (child.stdout, child.stderr)):
+                pipe.close()
+    return _end(child.returncode, text, said)
+
+
+async def run_async(
+    words: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None
+) -> ProgramEnd | None:
+    """Run a program as ``run`` does, in an event loop; what it started is not killed with it."""
+    import asyncio  # noqa: PLC0415 - who calls this has it; who calls `run` does not want it
+
+    process = await asyncio.create_subprocess_exec(
+        *words,
+        env=environ,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        text, said = await asyncio.wait_for(process.communicate(), seconds)
+    except asyncio.TimeoutError:
+        return None
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            with suppress(asyncio.TimeoutError):  # its pipes are to be closed, too
+                await asyncio.wait_for(process.communicate(), _LEFT)
+    assert process.returncode is not None  # noqa: S101 - its streams have ended, and it is reaped
+    return _end(process.returncode, text, said)
+
+
+async def shell(command: str, seconds: float) -> str:
+    """Run one of ``host_shell``'s commands here; what it printed, nothing after ``seconds``."""
+    done = await run_async(("/bin/sh", "-c", command), seconds)
+    return done.text if done else ""
+
+
+def _end(status: int, text: bytes, said: bytes) -> ProgramEnd:
+    return ProgramEnd(status, text.decode("utf-8", "replace"), said.decode("utf-8", "replace"))
+
 
 LAUNCHERS: Final = ("mpirun", "mpiexec")
 # Intel's mpirun and mpiexec are scripts, or links, around it.
@@ -89,7 +177,7 @@ def _ask(path: str, environ: Mapping[str, str], patience: float) -> Mpi:
     env = {**environ, "PATH": os.pathsep.join((*folders, search_path(environ)))}
     env.setdefault("HOME", "/")  # Open MPI 5 says nothing without one
     try:
-        done = bounded.run((path, "--version"), patience, env)
+        done = run((path, "--version"), patience, env)
     except OSError as why:
         return Mpi(MpiFamily.UNKNOWN, "", path, f"it can't be run: {why.strerror}")
     if done is None:
@@ -117,7 +205,7 @@ def _ompi_info(mpi: Mpi, environ: Mapping[str, str], *words: str) -> str:
     if not os.access(path, os.X_OK):
         return ""
     try:
-        done = bounded.run((path, "--parsable", *words), SHORT, {"HOME": "/", **environ})
+        done = run((path, "--parsable", *words), SHORT, {"HOME": "/", **environ})
     except OSError:
         return ""
     return done.text if done else ""

@@ -13,9 +13,8 @@ from typing import Final
 from mpiboot import __version__
 from mpiboot.core import facts_json, log
 from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.fabric import Fabric, Route
-from mpiboot.core.model import Mpi, MpiParameter, PodFacts
-from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.model import Fabric, Mpi, MpiParameter, PodFacts, Route
+from mpiboot.core.settings import Resolved
 from mpiboot.job import masking, parameter_files
 from mpiboot.job.forward import SEARCH_PATHS
 from mpiboot.job.render import table
@@ -23,7 +22,7 @@ from mpiboot.job.user_line import UserLine
 from mpiboot.network import links, platform_hints, pod
 from mpiboot.network import service_mesh as meshes
 from mpiboot.network.nccl import CHECKED
-from mpiboot.system import files, programs, worker_state
+from mpiboot.system import files, programs
 
 
 def gather(
@@ -111,7 +110,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
         found = replace(found, sshd_because=state.because if state else "")
         sys.stdout.write(facts_json.to_json(found) + "\n" if as_json else as_tables(found))
         return
-    state = worker_state.worker_state(Path(path).parent)
+    state = files.worker_state(Path(path).parent)
     pid, sshd = (state.pid, state.sshd) if state else (os.getppid(), "")
     found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
     if found.mesh and state:
@@ -129,11 +128,11 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
         raise error("runtime-folder", wrong.finding.said, hint=hint) from None
 
 
-def _worker(resolved: Resolved, environ: Mapping[str, str]) -> worker_state.WorkerState | None:
+def _worker(resolved: Resolved, environ: Mapping[str, str]) -> files.WorkerState | None:
     """Find the worker of mpiboot's that runs in this container; None where none does."""
     wanted, uid = resolved.settings.runtime_dir, os.getuid()
     folder = files.find_role(wanted, uid, "worker", environ.get("TMPDIR", ""))
-    state = worker_state.worker_state(folder) if folder else None
+    state = files.worker_state(folder) if folder else None
     return state if state and os.path.exists(f"/proc/{state.pid}") else None  # noqa: PTH110
 
 

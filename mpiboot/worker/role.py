@@ -20,9 +20,9 @@ from typing import Final
 
 import mpiboot
 from mpiboot.core import log
-from mpiboot.core.choices import WorkerExit
 from mpiboot.core.launch_spec import JOB_MARK, NOTICE
-from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.setting_types import WorkerExit
+from mpiboot.core.settings import Resolved
 from mpiboot.job import platforms
 from mpiboot.ssh import sessions
 from mpiboot.ssh.openssh import WorkerSetup

@@ -21,19 +21,19 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.choices import AUTO, Auto
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Decision, Finding, Level, Source, SshKind
-from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.setting_types import AUTO, Auto
+from mpiboot.core.settings import Resolved
 from mpiboot.network import pod
 from mpiboot.ssh import openssh, sessions
 from mpiboot.ssh import server_port as ports
 from mpiboot.ssh.openssh import WorkerSetup
 from mpiboot.ssh.server_child import ChildOutput, SshServer
 from mpiboot.ssh.sessions import Sessions
-from mpiboot.system import executables, files, keys, process, tmpdir, worker_state
+from mpiboot.system import executables, files, keys, process
+from mpiboot.system.files import WORKER_STATE, WorkerState
 from mpiboot.system.os_calls import exit_status
-from mpiboot.system.worker_state import STATE, WorkerState
 
 FACTS_FILE: Final = "facts.json"
 LOOK: Final = "look"  # a script that writes the facts anew
@@ -57,11 +57,11 @@ def settle(
     settings = resolved.settings
     identity = pod.identity(environ)
     named = environ.get("TMPDIR", "")
-    tmpdir.check(named)
+    files.check_tmpdir(named)
     folder = files.runtime_dir(settings.runtime_dir, identity.uid, "worker", tmpdir=named)
-    environ = {**environ, **tmpdir.complete(environ, folder)}
-    tmpdir.remove_stale(environ, socket.gethostname(), identity.uid)
-    for name in (FACTS_FILE, worker_state.STATE):
+    environ = {**environ, **files.complete_tmpdir(environ, folder)}
+    files.remove_stale_sessions(environ, socket.gethostname(), identity.uid)
+    for name in (FACTS_FILE, files.WORKER_STATE):
         (folder / name).unlink(missing_ok=True)  # an earlier start of this container wrote them
     home = folder / "home"
     home.mkdir(mode=0o700, exist_ok=True)
@@ -266,7 +266,7 @@ class WorkerServer:
         setup = self._setup
         because = self._reason if running.kind is SshKind.EMBEDDED else ""
         state = WorkerState(os.getpid(), running.kind.value, setup.address, setup.port, because)
-        files.write_private(setup.folder / STATE, json.dumps(asdict(state)))
+        files.write_private(setup.folder / WORKER_STATE, json.dumps(asdict(state)))
         where = f"[{setup.address}]" if ":" in setup.address else setup.address
         log.info(
             "sshd",

@@ -18,8 +18,7 @@ from mpiboot import __version__
 from mpiboot.cli import main as cli
 from mpiboot.cli import root
 from mpiboot.core.model import Role
-from mpiboot.core.setting_rows import ROWS
-from mpiboot.core.settings import Section
+from mpiboot.core.settings import ROWS, Section
 from mpiboot.system import files
 from tests.fakes.cli import GUARD, environment, message, mpiboot
 

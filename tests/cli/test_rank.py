@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from mpiboot.cli import rank
-from mpiboot.core.setting_rows import ROWS
+from mpiboot.core.settings import ROWS
 from tests.test_startup import BEFORE, HEAVY, THIRD_PARTY
 
 OPENMPI = {

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core import bounded
-from mpiboot.core.bounded import ProgramEnd
+from mpiboot.system import programs
+from mpiboot.system.programs import ProgramEnd
 from tests.waiting import until
 
 # As `run`, with an event loop of its own.
@@ -21,10 +21,10 @@ Runner = Callable[..., "ProgramEnd | None"]
 
 
 def in_a_loop(*given: object) -> ProgramEnd | None:
-    return asyncio.run(bounded.run_async(*given))  # type: ignore[arg-type]
+    return asyncio.run(programs.run_async(*given))  # type: ignore[arg-type]
 
 
-each = pytest.mark.parametrize("run", [bounded.run, in_a_loop], ids=["run", "run_async"])
+each = pytest.mark.parametrize("run", [programs.run, in_a_loop], ids=["run", "run_async"])
 
 
 @each
@@ -59,7 +59,7 @@ def test_a_program_is_killed_with_what_it_started(tmp_path: Path) -> None:
     told = tmp_path / "told"
     script = f"exec 3<>{fifo}; echo > {told}; sleep 600 & sleep 600"
     for limit in (0.5, 5.0, 50.0):
-        assert bounded.run(("/bin/sh", "-c", script), limit) is None
+        assert programs.run(("/bin/sh", "-c", script), limit) is None
         if told.exists():
             break
     assert told.exists()
@@ -81,7 +81,7 @@ def test_what_can_not_be_killed_is_not_waited_for(tmp_path: Path) -> None:
     ending = os.open(stop, os.O_RDWR)
     script = f"setsid sh -c 'echo > {told}; read x < {stop}' & exec sleep 600"
     for limit in (0.5, 5.0, 50.0):
-        assert bounded.run(("/bin/sh", "-c", script), limit) is None
+        assert programs.run(("/bin/sh", "-c", script), limit) is None
         os.write(ending, b"\n")
         if told.exists():
             break
@@ -93,9 +93,9 @@ def test_a_program_that_is_left_by_a_signal_is_killed(tmp_path: Path) -> None:
     told = tmp_path / "pid"
     # More than a pipe holds: when it is written, somebody reads it.
     script = f"head -c 200000 /dev/zero; echo $$ > {told}.n; mv {told}.n {told}; sleep 600"
-    run = f"bounded.run(('/bin/sh', '-c', {script!r}), 600)"
+    run = f"programs.run(('/bin/sh', '-c', {script!r}), 600)"
     with subprocess.Popen(
-        [sys.executable, "-c", f"from mpiboot.core import bounded; {run}"]
+        [sys.executable, "-c", f"from mpiboot.system import programs; {run}"]
     ) as mine:
         until(told.exists)
         mine.send_signal(signal.SIGINT)
@@ -105,5 +105,5 @@ def test_a_program_that_is_left_by_a_signal_is_killed(tmp_path: Path) -> None:
 
 
 async def test_the_shell_is_asked_for_its_output_alone() -> None:
-    assert await bounded.shell("echo one; exit 1", 60.0) == "one\n"
-    assert await bounded.shell("echo one; exec sleep 600", 0.01) == ""
+    assert await programs.shell("echo one; exit 1", 60.0) == "one\n"
+    assert await programs.shell("echo one; exec sleep 600", 0.01) == ""

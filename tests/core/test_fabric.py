@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpiboot.core.fabric import AttachmentSource, GidType, LinkLayer, PortState, RdmaPort
+from mpiboot.core.model import AttachmentSource, GidType, LinkLayer, PortState, RdmaPort
 
 
 @pytest.mark.parametrize("word", [AttachmentSource, GidType, LinkLayer, PortState])

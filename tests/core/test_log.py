@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import LogFormat, LogLevel
 from mpiboot.core.model import Finding, Level
+from mpiboot.core.setting_types import LogFormat, LogLevel
 
 
 @pytest.fixture(autouse=True)

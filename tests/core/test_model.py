@@ -7,19 +7,15 @@ from dataclasses import MISSING, fields, replace
 import pytest
 
 from mpiboot.core.exit_codes import Check, ExitCode
-from mpiboot.core.fabric import (
-    Attachment,
-    AttachmentSource,
-    Fabric,
-    Gid,
-    GidType,
-    RdmaDevice,
-    Route,
-)
 from mpiboot.core.model import (
     NO_FABRIC,
     NO_GPUS,
+    Attachment,
+    AttachmentSource,
+    Fabric,
     Finding,
+    Gid,
+    GidType,
     Gpus,
     Host,
     Hostfile,
@@ -28,7 +24,9 @@ from mpiboot.core.model import (
     Link,
     Mesh,
     NoFacts,
+    RdmaDevice,
     Role,
+    Route,
     Worker,
 )
 from tests.fakes import plans

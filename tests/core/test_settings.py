@@ -8,24 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.core import setting_rows, setting_sources, setting_types, settings
-from mpiboot.core.choices import HostKeys
+from mpiboot.core import setting_types, settings
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Level, Source
+from mpiboot.core.setting_types import HostKeys
 
 
 def test_without_flags_and_variables_every_value_is_the_rows_default() -> None:
-    found = setting_sources.resolve({}, {})
+    found = settings.resolve({}, {})
     assert found.warnings == ()
-    for row in setting_rows.ROWS:
+    for row in settings.ROWS:
         assert getattr(found.settings, row.name) == row.default
-        assert found.given[row.name] == setting_sources.Given(Source.DEFAULT)
+        assert found.given[row.name] == settings.Given(Source.DEFAULT)
         assert str(found.given[row.name]) == "default"
 
 
-@pytest.mark.parametrize("row", setting_rows.ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", settings.ROWS, ids=lambda row: row.name)
 def test_every_row_is_whole_and_its_default_can_be_written_as_text(
-    row: setting_rows.Setting,
+    row: settings.Setting,
 ) -> None:
     assert row.flag == "--" + row.name.replace("_", "-")
     assert row.variable == "MPIBOOT_" + row.name.upper()
@@ -38,28 +38,28 @@ def test_every_row_is_whole_and_its_default_can_be_written_as_text(
         return
     text = " ".join(default) if isinstance(default, tuple) else setting_types.shown(default)
     assert row.parse(text) == default
-    found = setting_sources.resolve({row.name: text}, {})
+    found = settings.resolve({row.name: text}, {})
     assert getattr(found.settings, row.name) == default
-    assert found.given[row.name] == setting_sources.Given(Source.FLAG, row.flag)
+    assert found.given[row.name] == settings.Given(Source.FLAG, row.flag)
 
 
 def test_no_flag_or_variable_is_used_twice() -> None:
-    variables = [row.variable for row in setting_rows.ROWS]
-    older = [name for row in setting_rows.ROWS for name in row.older]
-    everything = [*variables, *older, *setting_sources.INTERNAL]
+    variables = [row.variable for row in settings.ROWS]
+    older = [name for row in settings.ROWS for name in row.older]
+    everything = [*variables, *older, *settings.INTERNAL]
     assert len(everything) == len(set(everything))
-    assert {row.name for row in setting_rows.ROWS} == {
+    assert {row.name for row in settings.ROWS} == {
         field.name for field in dataclasses.fields(settings.Settings)
     }
 
 
 def test_a_flag_wins_over_the_variable_and_that_over_older_names() -> None:
     environ = {"MPIBOOT_TIMEOUT": "20", "MPI_NP": "3", "MPIBOOT_NP": "4", "MPI_HOSTFILE": "/old"}
-    found = setting_sources.resolve({"timeout": "10"}, environ)
+    found = settings.resolve({"timeout": "10"}, environ)
     assert found.settings.timeout == 10
     assert str(found.given["timeout"]) == "--timeout"
     assert found.settings.np == 4
-    assert found.given["np"] == setting_sources.Given(Source.ENVIRONMENT, "MPIBOOT_NP")
+    assert found.given["np"] == settings.Given(Source.ENVIRONMENT, "MPIBOOT_NP")
     assert found.settings.hostfile == "/old"
     assert str(found.given["hostfile"]) == "MPI_HOSTFILE"
     assert sorted(item.said for item in found.warnings) == [
@@ -69,7 +69,7 @@ def test_a_flag_wins_over_the_variable_and_that_over_older_names() -> None:
 
 
 def test_two_names_that_say_the_same_are_no_warning() -> None:
-    assert setting_sources.resolve({"np": "4"}, {"MPI_NP": "4", "MPIBOOT_NP": "4"}).warnings == ()
+    assert settings.resolve({"np": "4"}, {"MPI_NP": "4", "MPIBOOT_NP": "4"}).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -85,21 +85,19 @@ def test_two_names_that_say_the_same_are_no_warning() -> None:
     ],
 )
 def test_older_names_keep_their_meaning(name: str, text: str, field: str, value: object) -> None:
-    found = setting_sources.resolve({}, {name: text})
+    found = settings.resolve({}, {name: text})
     assert getattr(found.settings, field) == value
-    assert found.given[field] == setting_sources.Given(Source.ENVIRONMENT, name)
+    assert found.given[field] == settings.Given(Source.ENVIRONMENT, name)
 
 
 def test_an_empty_variable_counts_as_not_given() -> None:
-    found = setting_sources.resolve({}, {"MPIBOOT_TIMEOUT": "", "MPI_NP": "", "START_SSHD": ""})
+    found = settings.resolve({}, {"MPIBOOT_TIMEOUT": "", "MPI_NP": "", "START_SSHD": ""})
     assert found.settings == settings.Settings()
     assert found.warnings == ()
 
 
 def test_an_unknown_variable_is_a_warning_with_the_nearest_name() -> None:
-    found = setting_sources.resolve(
-        {}, {"MPIBOOT_TIMOUT": "3", "MPIBOOT_XYZZY": "", "PATH": "/bin"}
-    )
+    found = settings.resolve({}, {"MPIBOOT_TIMOUT": "3", "MPIBOOT_XYZZY": "", "PATH": "/bin"})
     near, far = found.warnings
     assert (near.level, near.check) == (Level.WARN, "usage")
     assert near.said == "MPIBOOT_TIMOUT is not a setting of mpiboot and is ignored"
@@ -119,12 +117,9 @@ def test_a_services_variables_are_the_clusters_and_no_settings() -> None:
         "MPIBOOT_SSH_PORT_22_TCP_ADDR": "10.96.0.7",
         "MPIBOOT_SSH_PORT_22_TCP_PROTO": "tcp",
     }
-    found = setting_sources.resolve({}, service)
+    found = settings.resolve({}, service)
     assert (found.settings, found.warnings) == (settings.Settings(), ())
-    assert (
-        setting_sources.resolve({}, {**service, "MPIBOOT_SSH_PORT": "2222"}).settings.ssh_port
-        == 2222
-    )
+    assert settings.resolve({}, {**service, "MPIBOOT_SSH_PORT": "2222"}).settings.ssh_port == 2222
 
 
 @pytest.mark.parametrize("lines", ["\n", " "])
@@ -132,15 +127,15 @@ def test_a_key_that_is_given_instead_of_its_path_is_never_shown(lines: str) -> N
     words = ("-----BEGIN OPENSSH PRIVATE KEY-----", "b3BlbnNzaC1r", "-----END ...")
     key = lines.join(words)
     with pytest.raises(MpibootError) as caught:
-        setting_sources.resolve({}, {"MPIBOOT_SSH_KEY": key})
+        settings.resolve({}, {"MPIBOOT_SSH_KEY": key})
     expected = "MPIBOOT_SSH_KEY is (hidden): expected the path of the key, not the key itself"
     assert caught.value.finding.said == expected
-    (warning,) = setting_sources.resolve({"ssh_key": "/k"}, {"MPIBOOT_SSH_KEY": key}).warnings
+    (warning,) = settings.resolve({"ssh_key": "/k"}, {"MPIBOOT_SSH_KEY": key}).warnings
     assert "b3BlbnNzaC1r" not in warning.said
 
 
 def test_what_mpiboot_hands_to_itself_is_no_unknown_setting() -> None:
-    assert setting_sources.resolve({}, dict.fromkeys(setting_sources.INTERNAL, "x")).warnings == ()
+    assert settings.resolve({}, dict.fromkeys(settings.INTERNAL, "x")).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -180,13 +175,13 @@ def test_what_mpiboot_hands_to_itself_is_no_unknown_setting() -> None:
 def test_a_value_that_cannot_be_read_is_one_line_with_its_name_and_what_was_expected(
     name: str, text: str, expected: str
 ) -> None:
-    variable = next(row.variable for row in setting_rows.ROWS if row.name == name)
+    variable = next(row.variable for row in settings.ROWS if row.name == name)
     for flags, environ, shown in (
         ({name: text}, {}, "--" + name.replace("_", "-")),
         ({}, {variable: text} if text else {variable: "?"}, variable),
     ):
         with pytest.raises(MpibootError) as caught:
-            setting_sources.resolve(flags, environ)
+            settings.resolve(flags, environ)
         assert caught.value.code == 2
         assert caught.value.finding.check == "usage"
         said = str(caught.value)
@@ -229,18 +224,18 @@ def test_lists_are_split_at_commas_and_blanks() -> None:
 
 
 def test_only_yes_or_no_settings_are_flags_without_a_value() -> None:
-    assert {row.name for row in setting_rows.ROWS if row.is_flag} == {
-        row.name for row in setting_rows.ROWS if isinstance(row.default, bool)
+    assert {row.name for row in settings.ROWS if row.is_flag} == {
+        row.name for row in settings.ROWS if isinstance(row.default, bool)
     }
 
 
-@given(st.sampled_from(setting_rows.ROWS), st.text(max_size=20))
+@given(st.sampled_from(settings.ROWS), st.text(max_size=20))
 def test_any_text_is_read_or_refused_in_one_printable_line(
-    row: setting_rows.Setting, text: str
+    row: settings.Setting, text: str
 ) -> None:
     wrong = ""
     try:
-        setting_sources.resolve({row.name: text}, {})
+        settings.resolve({row.name: text}, {})
     except MpibootError as caught:
         wrong = str(caught)
     assert wrong.isprintable()

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mpiboot.core.fabric import RdmaPort
+from mpiboot.core.model import RdmaPort
 from mpiboot.network import sysfs
 from mpiboot.network.rdma_netlink import KernelRdma
 from mpiboot.network.sysfs import DeviceReport

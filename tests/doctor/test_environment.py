@@ -14,7 +14,7 @@ import pytest
 from mpiboot.cli import main as cli
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Level
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 from mpiboot.doctor import hosts
 from mpiboot.doctor.environment import compare, forwarding, role, text
 from mpiboot.doctor.environment.compare import Difference, DifferenceKind, HostEnvironments

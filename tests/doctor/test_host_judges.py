@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core import majority
+from mpiboot.core import wording
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.model import Finding, Level, NoFacts
 from mpiboot.doctor import host_report
@@ -84,7 +84,7 @@ def with_values(**changed: str) -> HostReport:
 def test_the_value_of_most_hosts_is_the_usual_one(
     values: list[str], usual: tuple[str, int] | None, odd: str
 ) -> None:
-    found = majority.majority({f"w-{number}": value for number, value in enumerate(values)})
+    found = wording.majority({f"w-{number}": value for number, value in enumerate(values)})
     assert (found and (found.usual, found.count)) == usual
     assert (found.odd_ones if found else "") == odd
 

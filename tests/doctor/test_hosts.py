@@ -11,7 +11,7 @@ import pytest
 
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Level
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 from mpiboot.doctor import hosts
 from mpiboot.doctor.host_report import NameLook
 from mpiboot.doctor.look import hosts as looks

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.fabric import Fabric, RdmaDevice, Route
-from mpiboot.core.model import Finding, Gpus, Level, Mesh, PodFacts
+from mpiboot.core.model import Fabric, Finding, Gpus, Level, Mesh, PodFacts, RdmaDevice, Route
 from mpiboot.core.settings import Settings
 from mpiboot.doctor.judge import environment, hardware, image, pod, private
 from mpiboot.doctor.report import (

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.errors import error
-from mpiboot.core.fabric import Fabric
-from mpiboot.core.model import Gpus, Level
+from mpiboot.core.model import Fabric, Gpus, Level
 from mpiboot.core.settings import Settings
 from mpiboot.doctor.look import image, pci, pod, private, servers
 from mpiboot.doctor.report import MemoryPart, ServersPart, ShimsPart, SshListener

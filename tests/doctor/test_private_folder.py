@@ -11,8 +11,7 @@ import asyncssh
 import pytest
 
 from mpiboot.core.errors import MpibootError
-from mpiboot.core.setting_sources import Resolved, resolve
-from mpiboot.core.settings import Settings
+from mpiboot.core.settings import Resolved, Settings, resolve
 from mpiboot.doctor import bundle
 from mpiboot.doctor.archive import Part
 from mpiboot.doctor.environment import role as environment

@@ -16,7 +16,7 @@ from mpiboot.doctor.ranks.ask import Answers
 from mpiboot.doctor.ranks.records import Activity, HostRanks, LinkRates, MpiStage, Rank
 
 if TYPE_CHECKING:
-    from mpiboot.core.setting_sources import Resolved
+    from mpiboot.core.settings import Resolved
 
 BUSY = Rank(
     *(0, "w-0.pi.default.svc", 100, "job", 2, 1, "train", "./train --token (hidden)"),

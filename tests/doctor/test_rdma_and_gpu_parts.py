@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.fabric import Fabric
-from mpiboot.core.model import Gpus, Level
+from mpiboot.core.model import Fabric, Gpus, Level
 from mpiboot.doctor.judge import counters as judge_counters
 from mpiboot.doctor.judge import environment, nvidia
 from mpiboot.doctor.look import counters

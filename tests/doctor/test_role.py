@@ -19,7 +19,7 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.errors import MpibootError, ShownError
 from mpiboot.core.model import Finding, Level, Role
-from mpiboot.core.setting_sources import Resolved, resolve
+from mpiboot.core.settings import Resolved, resolve
 from mpiboot.doctor import columns, gather, hosts, role, table, text
 from mpiboot.doctor.look import private
 from mpiboot.doctor.role import Asked

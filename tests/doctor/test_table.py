@@ -8,8 +8,7 @@ from collections import Counter
 import pytest
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.data_checks import DATA_CHECKS
-from mpiboot.core.doctor_checks import DOCTOR_CHECKS
+from mpiboot.core.doctor_checks import DATA_CHECKS, DOCTOR_CHECKS
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Settings
 from mpiboot.doctor import columns, gather, table

@@ -20,7 +20,7 @@ from mpiboot.core.model import (
     Source,
     Worker,
 )
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.plan import Plan, make
 from mpiboot.job.plan_builder import LaunchPaths, Observed

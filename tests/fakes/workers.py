@@ -6,18 +6,22 @@ import ipaddress
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.core.fabric import (
+from mpiboot.core.model import (
     Attachment,
     Fabric,
     Gid,
     GidType,
+    Host,
+    Identity,
+    Link,
     LinkLayer,
+    PodFacts,
     PortState,
     RdmaDevice,
     RdmaPort,
     Route,
+    Worker,
 )
-from mpiboot.core.model import Host, Identity, Link, PodFacts, Worker
 
 ROOT: Final = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=1 << 14)
 

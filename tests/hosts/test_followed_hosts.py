@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import LogFormat
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Host, Worker
+from mpiboot.core.setting_types import LogFormat
 from mpiboot.hosts import followed_hosts, job_hostfile
 from mpiboot.hosts.followed_hosts import FollowedHosts, HostfileChange, change
 from mpiboot.hosts.progress import HostState

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import HostKeys, LogFormat, Switch
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Host, Mesh, Worker
-from mpiboot.core.setting_sources import resolve
-from mpiboot.core.settings import Settings
+from mpiboot.core.setting_types import HostKeys, LogFormat, Switch
+from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import gate, one_try, progress, retry_delay
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.gate import Access, GateResult

@@ -16,9 +16,9 @@ from typing import Any, cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import DataNetworkUse, LogFormat, LogLevel
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Host, NoFacts, Worker
+from mpiboot.core.setting_types import DataNetworkUse, LogFormat, LogLevel
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import error_report, gate, one_try, progress
 from mpiboot.hosts.access import Access

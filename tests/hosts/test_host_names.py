@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import AUTO, Auto, Switch
+from mpiboot.core.setting_types import AUTO, Auto, Switch
 from mpiboot.hosts.dns_answers import DnsAnswer, NoAddress
 from mpiboot.hosts.host_names import HostNames
 

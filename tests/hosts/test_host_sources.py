@@ -9,7 +9,7 @@ import pytest
 from mpiboot.core.checks import ExitCode
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Source
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 from mpiboot.hosts import host_sources
 from mpiboot.hosts.hostfiles import HostfilePath
 from mpiboot.hosts.job_hostfile import HostfileFollower, find

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import LogFormat
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Level, Source
+from mpiboot.core.setting_types import LogFormat
 from mpiboot.hosts import hostfiles, job_hostfile
 from mpiboot.hosts.hostfiles import HostfilePath, candidates
 from mpiboot.hosts.job_hostfile import JobHostfile, find

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from mpiboot.core import bounded
 from mpiboot.hosts.kubectl import Kubectl
 from mpiboot.hosts.kubectl_pods import Obstacle, PodAccess, PodState, Trouble
+from mpiboot.system import programs
 
 POD = {
     "metadata": {},
@@ -83,7 +83,7 @@ async def test_a_kubectl_that_takes_too_long_is_killed(
         return made[-1]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", make)
-    monkeypatch.setattr(bounded, "_LEFT", 0.01)
+    monkeypatch.setattr(programs, "_LEFT", 0.01)
     begun, stop = tmp_path / "begun", tmp_path / "stop"
     os.mkfifo(stop)
     ending = os.open(stop, os.O_RDWR)

@@ -6,7 +6,7 @@ import pytest
 
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Source
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 from mpiboot.hosts import kubectl_choice as choice
 from mpiboot.hosts.kubectl_pods import PodAccess
 

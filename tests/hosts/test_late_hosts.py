@@ -13,8 +13,8 @@ from typing import TypeVar, cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import Switch
 from mpiboot.core.model import Host
+from mpiboot.core.setting_types import Switch
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import gate, pipeline, reporter, retry_delay
 from mpiboot.hosts.access import Access

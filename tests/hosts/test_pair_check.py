@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import LogLevel
 from mpiboot.core.model import Mesh, Worker
+from mpiboot.core.setting_types import LogLevel
 from mpiboot.hosts import pair_check
 from mpiboot.hosts.pair_check import PairCheck
 from mpiboot.network.worker_pairs import Dialled, Reached

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from mpiboot.core.choices import HostKeys, Switch
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Host, Mesh
+from mpiboot.core.setting_types import HostKeys, Switch
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import failure_reasons, host_shell, pauses, pipeline, retry_delay
 from mpiboot.hosts.access import Access

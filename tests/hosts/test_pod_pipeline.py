@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import HostKeys
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Host, NoFacts, Worker
+from mpiboot.core.setting_types import HostKeys
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import gate, one_try, pod_pipeline, progress
 from mpiboot.hosts.dns import Resolver

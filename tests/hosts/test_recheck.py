@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from mpiboot.core import facts_json, log
-from mpiboot.core.choices import HostKeys, LogFormat
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Host, NoFacts, Worker
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.setting_types import HostKeys, LogFormat
+from mpiboot.core.settings import resolve
 from mpiboot.hosts import host_shell, recheck
 from mpiboot.hosts.access import Access
 from mpiboot.hosts.remote_commands import RemoteCommands

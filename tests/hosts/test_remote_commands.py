@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.choices import HostKeys
 from mpiboot.core.model import Host, Worker
+from mpiboot.core.setting_types import HostKeys
 from mpiboot.hosts import remote_commands
 from mpiboot.hosts.access import Access
 from mpiboot.hosts.kubectl_pods import PodAccess

@@ -12,9 +12,9 @@ from typing import cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import LogFormat
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.exit_codes import ExitCode
+from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import rendezvous, retry_delay
 from mpiboot.hosts.dns import Resolver

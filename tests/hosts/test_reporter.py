@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import LogFormat
 from mpiboot.core.model import Host
+from mpiboot.core.setting_types import LogFormat
 from mpiboot.hosts import progress, reporter
 from mpiboot.hosts.reporter import Reporter
 

@@ -4,10 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.fabric import Attachment, AttachmentSource, Fabric
-from mpiboot.core.model import Host, Link, Source, Worker
-from mpiboot.core.setting_sources import resolve
-from mpiboot.core.settings import Settings
+from mpiboot.core.model import Attachment, AttachmentSource, Fabric, Host, Link, Source, Worker
+from mpiboot.core.settings import Settings, resolve
 from mpiboot.job import data
 from mpiboot.job.dialects_hydra import MPICH
 from mpiboot.job.plan import Plan

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mpiboot.core.model import Host, Level, MpiFamily, Source
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 from mpiboot.job import forward
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.mpirun_line import read

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.core.model import Decision, MpiFamily, Source
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 from mpiboot.job import pinning
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.dialects_hydra import MPICH

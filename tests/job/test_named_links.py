@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.fabric import Fabric, RdmaDevice
-from mpiboot.core.model import MpiParameter
+from mpiboot.core.model import Fabric, MpiParameter, RdmaDevice
 from mpiboot.job import named_links
 from mpiboot.job.named_links import NAME_LINKS
 from mpiboot.job.plan_builder import Observed

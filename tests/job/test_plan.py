@@ -8,7 +8,7 @@ import pytest
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Finding, Host, Hostfile, Level, Mpi, MpiFamily, Source
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 from mpiboot.job import render
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.hostfile import union

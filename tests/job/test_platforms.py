@@ -5,7 +5,7 @@ import pytest
 from mpiboot.core.checks import ExitCode
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Role, Source
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 from mpiboot.job import platforms
 
 OPERATOR = {"K_MPI_JOB_ROLE": "launcher"}

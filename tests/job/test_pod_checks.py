@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.fabric import Fabric, RdmaDevice
-from mpiboot.core.model import Gpus, Host, Level, Link, Worker
+from mpiboot.core.model import Fabric, Gpus, Host, Level, Link, RdmaDevice, Worker
 from mpiboot.job import pod_checks
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.plan_builder import PlanBuilder

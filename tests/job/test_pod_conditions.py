@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.model import Decision, Source
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 from mpiboot.job import launcher_size
 from mpiboot.job.launcher_size import LauncherLimits
 from mpiboot.job.plan import Plan, make

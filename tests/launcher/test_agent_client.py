@@ -10,7 +10,7 @@ from mpiboot.core.model import Decision, Mpi, MpiFamily, Source
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import observation
 from mpiboot.ssh import config
-from mpiboot.system import open_files
+from mpiboot.system import os_calls
 from tests.fakes import plans
 from tests.launcher.test_observation import pod
 
@@ -112,7 +112,7 @@ def test_intel_mpi_whose_agents_have_sockets_keeps_ssh_unless_the_own_client_is_
 def test_where_too_few_files_may_be_open_each_host_has_an_ssh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_files, "most", lambda: 128)
+    monkeypatch.setattr(os_calls, "most_open_files", lambda: 128)
     launcher = pod(tmp_path, {**plans.POD, "PATH": path(tmp_path)})
     mpi = plans.observed().mpi
     found = observation.choose_client(launcher, MANY, mpi, read(["./train"], mpi.family))

@@ -15,7 +15,7 @@ import pytest
 
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.launch_spec import JOB_MARK, MARK, Failure, LaunchSpec, Result, from_line
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 from mpiboot.job import plan as plans
 from mpiboot.launcher import child
 from mpiboot.ssh.client_start import ClientConfig
@@ -30,7 +30,7 @@ import asyncio, os, sys, threading
 os.dup2(int(sys.argv[1]), 3)
 from mpiboot.core.errors import error
 from mpiboot.launcher import child, observation
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 
 async def wait(pod, program, reached):
     asyncio.ensure_future(asyncio.to_thread(threading.Event().wait))
@@ -53,7 +53,7 @@ from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import child, observation
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.core.model import Decision, Finding, Level, Source, SshKind
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 from mpiboot.ssh.config import SshTimeouts
 from mpiboot.ssh.client_start import ConnectionPool
 from mpiboot.system.keys import JobKey

@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import LogFormat, LogLevel
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Decision, Finding, Level, Source, Worker
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.setting_types import LogFormat, LogLevel
+from mpiboot.core.settings import resolve
 from mpiboot.hosts import rendezvous as gate
 from mpiboot.job import rendezvous
 from mpiboot.job.rendezvous import Rendezvous

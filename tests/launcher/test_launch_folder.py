@@ -17,14 +17,14 @@ import pytest
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.launch_spec import RemoteHost
 from mpiboot.core.model import Decision, Host, Source, SshKind
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 from mpiboot.hosts.kubectl_pods import PodAccess
 from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import launch_folder
 from mpiboot.ssh.client_start import ClientConfig, ClientHost
 from mpiboot.ssh.config import SshTimeouts
 from mpiboot.supervisor import evidence, host_watch
-from mpiboot.system import keys, open_files
+from mpiboot.system import keys, os_calls
 from tests.fakes import plans
 from tests.fakes.worker import HAVE_SSH
 
@@ -258,10 +258,10 @@ def test_mpiboots_own_client_needs_open_files_for_every_host(
 ) -> None:
     launch = made(tmp_path, replace(plans.observed(), client=OWN_CLIENT))
     launch.write()
-    monkeypatch.setattr(open_files, "most", lambda: 73)  # 5 for each of two hosts, and 64
+    monkeypatch.setattr(os_calls, "most_open_files", lambda: 73)  # 5 for each of two hosts, and 64
     with pytest.raises(MpibootError, match="needs 74 open files for 2 hosts"):
         launch.write_client(1)
-    monkeypatch.setattr(open_files, "most", lambda: 74)
+    monkeypatch.setattr(os_calls, "most_open_files", lambda: 74)
     assert launch.write_client(1)
 
 

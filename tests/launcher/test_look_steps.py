@@ -14,10 +14,10 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import LogFormat
 from mpiboot.core.errors import MpibootError, ShownError, error
 from mpiboot.core.model import Finding, Host, Level
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.setting_types import LogFormat
+from mpiboot.core.settings import resolve
 from mpiboot.hosts.doctor_look import DoctorLook
 from mpiboot.hosts.gate import GateResult
 from mpiboot.job import plan as plan_of

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from mpiboot.core.model import Decision, Finding, Host, Level, Mpi, PodFacts, Source, Worker
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_sources, job_hostfile, master_port, one_try
 from mpiboot.hosts.doctor_look import DoctorLook
 from mpiboot.hosts.gate import GateResult

@@ -13,10 +13,10 @@ import asyncssh
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import LogFormat
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Decision, Finding, Host, Level, Mpi, MpiFamily, Source, Worker
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.setting_types import LogFormat
+from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.job_hostfile import JobHostfile

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from mpiboot.core import facts_json
-from mpiboot.core.choices import AUTO, Auto
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Finding, Hostfile, Level, Mpi, MpiFamily, PodFacts
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.setting_types import AUTO, Auto
+from mpiboot.core.settings import resolve
 from mpiboot.hosts import host_sources, job_hostfile
 from mpiboot.hosts.job_hostfile import JobHostfile
 from mpiboot.job import plan as plan_of

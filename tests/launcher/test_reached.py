@@ -17,7 +17,7 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.launch_spec import KEY, MARK, Failure
 from mpiboot.core.model import Host, NoFacts
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
 from mpiboot.launcher import child
 from mpiboot.launcher.child import ChildLoop, EndedBySignal, ReachedWorkers

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 from mpiboot.launcher import role
 from mpiboot.launcher.role import RunsOnce
 from mpiboot.supervisor import signals

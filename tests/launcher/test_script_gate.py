@@ -16,7 +16,7 @@ from mpiboot.core import log
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.launch_spec import ScriptSpec, from_line, to_line
 from mpiboot.core.model import Decision, Source, Worker
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 from mpiboot.hosts.gate import GateResult
 from mpiboot.launcher import child, observation
 from mpiboot.launcher.child import ChildLoop, ReachedWorkers, by_every_name, that_may_join
@@ -24,7 +24,7 @@ from mpiboot.launcher.setup import LauncherPod
 from mpiboot.ssh import client_start
 from mpiboot.ssh.client_start import ClientConfig
 from mpiboot.supervisor import evidence
-from mpiboot.system import open_files
+from mpiboot.system import os_calls
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 from tests.fakes.worker import HAVE_SSH
@@ -206,7 +206,7 @@ def test_without_an_ssh_mpiboots_own_client_is_behind_it(
 
     monkeypatch.setattr(client_start, "short_of_files", short_of_files)
     spec = prepared("./train")
-    assert files == [(4, open_files.most())]  # two sessions at once for each of two hosts
+    assert files == [(4, os_calls.most_open_files())]  # two sessions at once for each of two hosts
     config = ClientConfig.from_json(Path(spec.client[-1]).read_text())
     assert config.parent == os.getpid()
     assert {host.key for host in config.hosts} == {"ssh-ed25519 JOB"}

@@ -11,9 +11,9 @@ from typing import NoReturn
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import LogFormat, LogLevel
 from mpiboot.core.launch_spec import ParentOptions, ParentTask
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.setting_types import LogFormat, LogLevel
+from mpiboot.core.settings import resolve
 from mpiboot.hosts import host_sources, hostfiles
 from mpiboot.hosts.hostfiles import HostfilePath
 from mpiboot.job import scripts

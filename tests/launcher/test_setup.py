@@ -14,14 +14,14 @@ import pytest
 
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Source
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 from mpiboot.hosts import dns
 from mpiboot.hosts import kubectl_choice as choice
 from mpiboot.hosts.kubectl_pods import PodAccess
 from mpiboot.hosts.resolv_conf import ResolvConf
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.network import pod
-from mpiboot.system import keys, open_files, tmpdir
+from mpiboot.system import files, keys, os_calls
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_a_launcher_may_open_files_for_every_host(
 ) -> None:
     del key
     raised: list[int] = []
-    monkeypatch.setattr(open_files, "allow_most", lambda: raised.append(1))
+    monkeypatch.setattr(os_calls, "allow_most_open_files", lambda: raised.append(1))
     launcher(tmp_path)
     assert raised == [1]
 
@@ -277,7 +277,7 @@ def test_a_user_without_a_home_gets_one_that_programs_below_see(
 ) -> None:
     del key
     monkeypatch.setattr(pod, "user_environment", lambda *_: {"HOME": "/made/up", "USER": "me"})
-    monkeypatch.setattr(tmpdir, "complete", lambda *_: {"TMPDIR": "/t"})
+    monkeypatch.setattr(files, "complete_tmpdir", lambda *_: {"TMPDIR": "/t"})
     launcher(tmp_path)
     assert [os.environ[name] for name in ("HOME", "USER", "TMPDIR")] == ["/made/up", "me", "/t"]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import mpiboot
-from mpiboot.core.choices import LogFormat, LogLevel
 from mpiboot.core.launch_spec import ParentOptions
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.setting_types import LogFormat, LogLevel
+from mpiboot.core.settings import resolve
 from mpiboot.launcher import role
 from mpiboot.system import process
 
@@ -26,7 +26,7 @@ from mpiboot.system import control_groups
 from mpiboot.launcher import child, role
 from mpiboot.supervisor import signals
 from mpiboot.core.launch_spec import RESULT
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 
 def main(resolved, program, attempt, *, script=False):
     masks = [line for line in open("/proc/self/status") if line.startswith("SigBlk")]

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import LogFormat, LogLevel
 from mpiboot.core.model import Worker
+from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import summary

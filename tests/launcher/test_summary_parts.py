@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import LogLevel
 from mpiboot.core.model import Decision, Json, Mpi, MpiFamily, Source
+from mpiboot.core.setting_types import LogLevel
 from mpiboot.job import render
 from mpiboot.job.mpi_environment import NOT_FORWARDED
 from mpiboot.job.plan import Plan

@@ -10,8 +10,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from mpiboot.cli.root import cli
-from mpiboot.core import setting_sources
-from mpiboot.core.setting_rows import ROWS
+from mpiboot.core import settings
+from mpiboot.core.settings import ROWS
 from tests.manifests import check, shapes
 from tests.manifests.examples import FILES, FOLDER, name_of
 from tests.pages import PAGES, ROOT, blocks
@@ -77,7 +77,7 @@ def test_an_examples_settings_and_commands_are_mpiboots(path: Path) -> None:
         assert container["image"] in _IMAGES
         env = {item["name"]: item["value"] for item in container.get("env", ())}
         assert {name for name in env if name.startswith("MPIBOOT_")} <= known
-        setting_sources.resolve({}, env)
+        settings.resolve({}, env)
         command, args = container.get("command"), container.get("args", [])
         if command == ["/mpiboot/bin/mpiboot"]:  # as an ENTRYPOINT would
             command = None

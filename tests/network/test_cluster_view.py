@@ -6,10 +6,19 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.choices import DataNetworkUse
-from mpiboot.core.data_checks import DATA_CHECKS, DATA_ROWS
-from mpiboot.core.fabric import Attachment, AttachmentSource, PortState, RdmaDevice
-from mpiboot.core.model import Finding, Identity, Level, Link, Worker
+from mpiboot.core.doctor_checks import DATA_CHECKS, DATA_ROWS
+from mpiboot.core.model import (
+    Attachment,
+    AttachmentSource,
+    Finding,
+    Identity,
+    Level,
+    Link,
+    PortState,
+    RdmaDevice,
+    Worker,
+)
+from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, worker_network
 from mpiboot.network.cluster_view import HEADINGS

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mpiboot.core import addresses as addresses_of
 from mpiboot.core.model import Host, Identity, Link, PodFacts, Source, Worker
-from mpiboot.core.setting_sources import Given
+from mpiboot.core.settings import Given
 from mpiboot.network import control, records
 
 ROOT = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=0)

@@ -7,9 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.core.choices import DataNetworkUse, MpiNetwork, NcclSocket
-from mpiboot.core.fabric import Attachment, AttachmentSource, Gid, GidType, Route
-from mpiboot.core.model import Level, Source, Worker
+from mpiboot.core.model import (
+    Attachment,
+    AttachmentSource,
+    Gid,
+    GidType,
+    Level,
+    Route,
+    Source,
+    Worker,
+)
+from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.fabric import PortState
-from mpiboot.core.model import Identity, Worker
+from mpiboot.core.model import Identity, PortState, Worker
 from mpiboot.core.settings import Settings
 from mpiboot.network import cluster_view, gids, worker_network
 from mpiboot.network.records import WorkerNetwork

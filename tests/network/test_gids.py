@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.core.fabric import Gid, RdmaPort
-from mpiboot.core.model import Link, Worker
+from mpiboot.core.model import Gid, Link, RdmaPort, Worker
 from mpiboot.core.settings import Settings
 from mpiboot.network import gids, nccl
 from mpiboot.network.records import GidChoice, Rail

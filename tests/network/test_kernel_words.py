@@ -7,7 +7,7 @@ from dataclasses import astuple
 
 import pytest
 
-from mpiboot.core.fabric import GidType
+from mpiboot.core.model import GidType
 from mpiboot.network import gids, nccl, sysfs
 from mpiboot.network.sysfs import DeviceReport
 from tests.fakes import workers as w

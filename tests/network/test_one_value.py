@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.choices import MpiNetwork
-from mpiboot.core.fabric import Route
-from mpiboot.core.model import Worker
+from mpiboot.core.model import Route, Worker
+from mpiboot.core.setting_types import MpiNetwork
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, proposals, worker_network
 from mpiboot.network.records import WorkerNetwork

@@ -14,20 +14,25 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import facts_json
-from mpiboot.core.fabric import (
+from mpiboot.core.model import (
+    Cpus,
     Fabric,
     Gid,
     GidType,
+    Identity,
+    Link,
     LinkLayer,
+    Mpi,
+    MpiFamily,
+    PodFacts,
     PortState,
     RdmaDevice,
     RdmaPort,
     Route,
 )
-from mpiboot.core.model import Cpus, Identity, Link, Mpi, MpiFamily, PodFacts
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.settings import resolve
 from mpiboot.network import pod
-from mpiboot.system import worker_state
+from mpiboot.system import files
 from mpiboot.worker.facts import gather
 
 KNOWN = Identity(1000, 1000, "mpi", "/home/mpi", "/bin/bash", known=True, capabilities=0)
@@ -335,9 +340,9 @@ def test_facts_of_this_pod_are_whole() -> None:
 
 
 def test_a_worker_without_a_state_has_none(tmp_path: Path) -> None:
-    assert worker_state.worker_state(tmp_path) is None
-    (tmp_path / worker_state.STATE).write_text("{}")
-    assert worker_state.worker_state(tmp_path) is None
+    assert files.worker_state(tmp_path) is None
+    (tmp_path / files.WORKER_STATE).write_text("{}")
+    assert files.worker_state(tmp_path) is None
 
 
 def test_cpus_are_counted_with_their_cores_and_the_nodes(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.fabric import Fabric, Gid, GidType
+from mpiboot.core.model import Fabric, Gid, GidType
 from mpiboot.network import rdma, rdma_netlink, sysfs
 from mpiboot.network.rdma_netlink import KernelRdma
 from tests.data.build_sysfs import build, kernel

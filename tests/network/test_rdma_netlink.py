@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from mpiboot.core.fabric import PortState, RdmaPort
+from mpiboot.core.model import PortState, RdmaPort
 from mpiboot.network import rdma_netlink
 from mpiboot.network.rdma_netlink import KernelRdma, NldevMessage, read
 

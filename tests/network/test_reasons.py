@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mpiboot.core.choices import DataNetworkUse, NcclSocket
-from mpiboot.core.data_checks import DATA_ROWS
-from mpiboot.core.fabric import Fabric
-from mpiboot.core.model import NoFacts, Worker
+from mpiboot.core.doctor_checks import DATA_ROWS
+from mpiboot.core.model import Fabric, NoFacts, Worker
+from mpiboot.core.setting_types import DataNetworkUse, NcclSocket
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork

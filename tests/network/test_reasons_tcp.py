@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mpiboot.core.choices import MpiNetwork, NcclSocket
-from mpiboot.core.fabric import Attachment, AttachmentSource
+from mpiboot.core.model import Attachment, AttachmentSource
+from mpiboot.core.setting_types import MpiNetwork, NcclSocket
 from tests.fakes import workers as w
 from tests.network.test_reasons import (
     ALL,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.fabric import Fabric
-from mpiboot.core.model import Link, Worker
+from mpiboot.core.model import Fabric, Link, Worker
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, rdma, worker_network
 from tests.data.build_sysfs import build, kernel

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from mpiboot.core import bounded
 from mpiboot.network import libraries
 from mpiboot.network.libraries import LibraryAnswer
+from mpiboot.system import programs
 
 ACTIVE = {256: 1, 512: 2, 1024: 3, 2048: 4, 4096: 5}  # enum ibv_mtu
 
@@ -146,4 +146,4 @@ def test_a_library_that_does_not_load_says_why_of_each_device(
 
 
 def test_a_library_is_waited_for_no_longer_than_a_few_seconds() -> None:
-    assert 0 < bounded._LEFT < libraries._SECONDS <= 10
+    assert 0 < programs._LEFT < libraries._SECONDS <= 10

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.choices import DataNetworkUse, MpiNetwork, NcclSocket
-from mpiboot.core.fabric import Attachment, AttachmentSource, Gid, GidType, Route
-from mpiboot.core.model import Source, Worker
+from mpiboot.core.model import Attachment, AttachmentSource, Gid, GidType, Route, Source, Worker
+from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
 from mpiboot.network.records import Transport, WorkerNetwork, natural_order
 from mpiboot.network.worker_network import choose, socket_addresses

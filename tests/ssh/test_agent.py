@@ -14,7 +14,7 @@ from typing import IO
 import pytest
 
 import mpiboot
-from mpiboot.core.choices import HostKeys
+from mpiboot.core.setting_types import HostKeys
 from mpiboot.launcher.launch_folder import assignments
 from mpiboot.ssh import config
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, Worker

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import LogFormat, LogLevel
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import SshKind
+from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.ssh import server_child as child
 from mpiboot.ssh.openssh import LISTENING
 from mpiboot.system import process

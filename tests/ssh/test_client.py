@@ -20,7 +20,7 @@ import pytest
 
 from mpiboot.ssh import client, client_start
 from mpiboot.ssh.config import SshTimeouts
-from mpiboot.system import open_files
+from mpiboot.system import os_calls
 from tests.fakes.client import Launch
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker, make_key
 
@@ -84,7 +84,7 @@ def test_the_exit_status_is_the_commands(launch: Launch, code: int) -> None:
 
 def test_the_client_may_open_as_many_files_as_the_pod_allows(other: Launch) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = min(hard, open_files.MOST)
+    most = min(hard, os_calls.MOST_OPEN_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
     try:
         other.start()

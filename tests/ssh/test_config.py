@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.core.choices import HostKeys
 from mpiboot.core.model import Decision, Source
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.setting_types import HostKeys
+from mpiboot.core.settings import resolve
 from mpiboot.ssh.config import (
     ALIAS,
     COSTLY_KEX,

@@ -15,8 +15,8 @@ import asyncssh
 import pytest
 from asyncssh.constants import MSG_IGNORE
 
-from mpiboot.core.choices import HostKeys
 from mpiboot.core.errors import MpibootError
+from mpiboot.core.setting_types import HostKeys
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.login import ERRORS, OUTPUT_LIMIT, Login, outcome_of

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.fabric import Fabric
-from mpiboot.core.model import Host
+from mpiboot.core.model import Fabric, Host
 from mpiboot.hosts import host_shell
 from mpiboot.job import names
 from mpiboot.launcher import launch_folder

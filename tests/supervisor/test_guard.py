@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import LogFormat
 from mpiboot.core.launch_spec import JOB_MARK, KEEP_KEY, KEY, MARK
+from mpiboot.core.setting_types import LogFormat
 from mpiboot.supervisor import guard
 
 READY = "import time\nprint('ready', flush=True)\ntime.sleep(1000)"

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.choices import LogFormat, LogLevel
 from mpiboot.core.launch_spec import (
     NOT_FOR_RANKS,
     Failure,
@@ -17,6 +16,7 @@ from mpiboot.core.launch_spec import (
     to_line,
     without_marks,
 )
+from mpiboot.core.setting_types import LogFormat, LogLevel
 
 SPEC = LaunchSpec(
     argv=("mpirun", "./a"),

@@ -21,7 +21,6 @@ from pathlib import Path
 import pytest
 
 import mpiboot
-from mpiboot.core.choices import LogFormat, LogLevel
 from mpiboot.core.launch_spec import (
     EVENTS,
     JOB_MARK,
@@ -35,6 +34,7 @@ from mpiboot.core.launch_spec import (
     Result,
     to_line,
 )
+from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.supervisor import evidence, guard
 from tests.waiting import until
 

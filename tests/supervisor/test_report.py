@@ -10,8 +10,8 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.choices import LogFormat
 from mpiboot.core.launch_spec import Failure, LaunchSpec
+from mpiboot.core.setting_types import LogFormat
 from mpiboot.supervisor.report import tell, tell_not_started
 from mpiboot.supervisor.state import Verdict
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.choices import LogLevel
+from mpiboot.core.setting_types import LogLevel
 from mpiboot.supervisor import judgement, verdicts
 from mpiboot.supervisor.state import (
     FAMILIES,

@@ -13,7 +13,7 @@ import pytest
 
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Level
-from mpiboot.system import keyformat, keys
+from mpiboot.system import keys
 
 UID = os.getuid()
 KINDS = ("ssh-rsa", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521")
@@ -39,7 +39,7 @@ def public(key: asyncssh.SSHKey) -> str:
 def test_the_public_half_is_read_without_a_library(kind: str, form: str, tmp_path: Path) -> None:
     key = asyncssh.generate_private_key(kind)
 
-    blob = keyformat.public_blob(write(tmp_path / "key", key, form).read_bytes())
+    blob = keys.public_blob(write(tmp_path / "key", key, form).read_bytes())
 
     assert blob == key.public_data
 

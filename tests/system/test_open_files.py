@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from mpiboot.system import open_files
+from mpiboot.system import os_calls
 
 NO_LIMIT = resource.RLIM_INFINITY
 
@@ -27,8 +27,8 @@ def test_the_soft_limit_is_raised_as_far_as_the_hard_one_and_never_lowered(
     raised = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda what, limits: raised.append((what, limits)))
-    assert open_files.most() == most
-    open_files.allow_most()
+    assert os_calls.most_open_files() == most
+    os_calls.allow_most_open_files()
     assert raised == ([] if soft == NO_LIMIT else [(resource.RLIMIT_NOFILE, (most, hard))])
 
 
@@ -41,5 +41,5 @@ def test_a_sandbox_that_refuses_leaves_the_limit_as_it_is(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    open_files.allow_most()
+    os_calls.allow_most_open_files()
     assert asked == [(4096, 4096)]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.choices import LogFormat, LogLevel
 from mpiboot.core.launch_spec import ParentOptions, ParentTask
+from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.supervisor import __main__ as parent
 from tests.fakes.cli import GUARD, environment, mpiboot
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.errors import MpibootError
-from mpiboot.system import tmpdir
+from mpiboot.system import files
 
 UID = os.getuid()
 
@@ -15,7 +15,7 @@ UID = os.getuid()
 def test_a_folder_for_mpi_that_can_not_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "tmp").touch()
     with pytest.raises(MpibootError, match="tmp can't be made: File exists") as caught:
-        tmpdir.complete({}, tmp_path, tmp_path / "missing")
+        files.complete_tmpdir({}, tmp_path, tmp_path / "missing")
     assert caught.value.finding.check == "runtime-folder"
 
 
@@ -23,7 +23,7 @@ def test_a_folder_for_mpi_that_can_not_be_made_is_told(tmp_path: Path) -> None:
 def test_a_tmpdir_that_is_there_or_can_be_made(tmp_path: Path, value: str) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
 
-    tmpdir.check(value.format(tmp_path))
+    files.check_tmpdir(value.format(tmp_path))
 
     assert not (tmp_path / "not").exists()
 
@@ -43,7 +43,7 @@ def test_a_tmpdir_that_no_mpi_can_use_is_named(tmp_path: Path, value: str, said:
     path = value.format(tmp_path)
 
     with pytest.raises(MpibootError) as caught:
-        tmpdir.check(path)
+        files.check_tmpdir(path)
 
     assert (caught.value.finding.check, caught.value.code) == ("tmpdir", 73)
     assert caught.value.finding.said.startswith(f"TMPDIR={path} can't be used: ")
@@ -64,7 +64,7 @@ def test_only_sessions_of_ended_processes_of_this_host_and_user_are_removed(tmp_
         (tmp_path / name / "0").mkdir(parents=True)
     (tmp_path / f"prte.host.999999997.{UID}").symlink_to(tmp_path / "mine")
 
-    tmpdir.remove_stale({"TMPDIR": str(tmp_path)}, "host", UID)
+    files.remove_stale_sessions({"TMPDIR": str(tmp_path)}, "host", UID)
 
     left = {item.name for item in tmp_path.iterdir()}
     assert left == {*kept, f"prte.host.999999997.{UID}"}
@@ -74,12 +74,12 @@ def test_only_sessions_of_ended_processes_of_this_host_and_user_are_removed(tmp_
 def test_mpi_gets_a_folder_for_its_session_where_it_has_none(tmp_path: Path) -> None:
     expected = {"TMPDIR": str(tmp_path / "tmp")}
     for _ in range(2):  # what an earlier try left is no obstacle
-        assert tmpdir.complete({}, tmp_path, tmp_path / "missing") == expected
+        assert files.complete_tmpdir({}, tmp_path, tmp_path / "missing") == expected
     assert stat.S_IMODE((tmp_path / "tmp").stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("name", ["TMPDIR", "TEMP", "TMP"])
 def test_a_folder_for_sessions_that_somebody_named_is_kept(tmp_path: Path, name: str) -> None:
-    assert tmpdir.complete({name: "/any"}, tmp_path, tmp_path / "missing") == {}
-    assert tmpdir.complete({}, tmp_path, tmp_path) == {}
+    assert files.complete_tmpdir({name: "/any"}, tmp_path, tmp_path / "missing") == {}
+    assert files.complete_tmpdir({}, tmp_path, tmp_path) == {}
     assert not (tmp_path / "tmp").exists()

@@ -13,12 +13,21 @@ import pytest
 from mpiboot import __version__
 from mpiboot.core import facts_json, log
 from mpiboot.core.errors import MpibootError
-from mpiboot.core.fabric import Attachment, AttachmentSource, Fabric, Route
-from mpiboot.core.model import Gpus, Link, Mesh, MpiParameter, PodFacts
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.model import (
+    Attachment,
+    AttachmentSource,
+    Fabric,
+    Gpus,
+    Link,
+    Mesh,
+    MpiParameter,
+    PodFacts,
+    Route,
+)
+from mpiboot.core.settings import resolve
 from mpiboot.network import gpus, links, platform_hints, pod, rdma
 from mpiboot.system import files, process_memory, programs
-from mpiboot.system.worker_state import STATE
+from mpiboot.system.files import WORKER_STATE
 from mpiboot.worker import facts
 from tests.fakes import plans
 
@@ -111,7 +120,7 @@ def worker(folder: Path, pid: int) -> Path:
     """The folder of a worker that has told of itself."""
     folder.mkdir()
     state = {"pid": pid, "sshd": "embedded", "address": "10.0.0.1", "port": 2206, "because": "so"}
-    (folder / STATE).write_text(json.dumps(state))
+    (folder / WORKER_STATE).write_text(json.dumps(state))
     return folder
 
 

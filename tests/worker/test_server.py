@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import AUTO, Auto
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import SshKind
+from mpiboot.core.setting_types import AUTO, Auto
 from mpiboot.ssh import openssh
 from mpiboot.ssh import server_port as ports
 from mpiboot.ssh.openssh import WorkerSetup

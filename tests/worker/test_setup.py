@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.choices import LogLevel
 from mpiboot.core.errors import MpibootError
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.setting_types import LogLevel
+from mpiboot.core.settings import resolve
 from mpiboot.network import pod
 from mpiboot.ssh import server_port as port
 from mpiboot.ssh import sessions
 from mpiboot.ssh.openssh import WorkerSetup
-from mpiboot.system import process, worker_state
+from mpiboot.system import files, process
 from mpiboot.worker import server
 from tests.fakes.worker import HAVE_SSH, free_port, make_key
 
@@ -81,11 +81,11 @@ def test_what_an_earlier_start_said_is_gone(
 ) -> None:
     """A launcher would read old facts, and take a server for one that listens."""
     found = settled(tmp_path, key, loop, environment(tmp_path))
-    for name in (server.FACTS_FILE, worker_state.STATE):
+    for name in (server.FACTS_FILE, files.WORKER_STATE):
         (found.folder / name).touch()
     again = settled(tmp_path, key, loop, environment(tmp_path))
     assert again.folder == found.folder
-    assert not {server.FACTS_FILE, worker_state.STATE} & {
+    assert not {server.FACTS_FILE, files.WORKER_STATE} & {
         path.name for path in again.folder.iterdir()
     }
 

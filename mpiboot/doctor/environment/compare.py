@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
-from mpiboot.core.majority import majority
 from mpiboot.core.model import Finding, Level
+from mpiboot.core.wording import majority
 from mpiboot.doctor.environment.forwarding import Forwarding
 from mpiboot.job.forward import local_reason, matches
 from mpiboot.job.masking import mask_within

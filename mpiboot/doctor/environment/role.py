@@ -11,11 +11,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from mpiboot.core import bounded, log
+from mpiboot.core import log
 from mpiboot.core.errors import MpibootError, ShownError, error
 from mpiboot.core.exit_codes import ExitCode
 from mpiboot.core.model import Finding, Level, Role
-from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.settings import Resolved
 from mpiboot.doctor import hosts
 from mpiboot.doctor.environment import compare, forwarding, text
 from mpiboot.doctor.environment.compare import HostEnvironments
@@ -30,6 +30,7 @@ from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder, look
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod
+from mpiboot.system import programs
 
 _NO_LOGIN: Final = "nobody logs in to a launcher"
 _PLANNED: Final = "no rank runs: what the plan would give to one"
@@ -130,7 +131,7 @@ def _read(output: str, host: str, no_session: str = "") -> HostEnvironments:
 
 def _here(no_session: str) -> HostEnvironments:
     """Look at this pod's own processes."""
-    output = asyncio.run(bounded.shell(host_shell.environments(), _PATIENCE))
+    output = asyncio.run(programs.shell(host_shell.environments(), _PATIENCE))
     return _read(output, os.uname().nodename, no_session)
 
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.majority import majority
 from mpiboot.core.model import Finding, Level
-from mpiboot.core.wording import counted, first_few
+from mpiboot.core.wording import counted, first_few, majority
 from mpiboot.doctor.host_report import HostReport, LauncherPlace
 from mpiboot.doctor.judge.image import ok
 from mpiboot.network.control import link_of

@@ -19,7 +19,7 @@ from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.dns_answers import NoAddress
 from mpiboot.network import pod
 from mpiboot.ssh.attempt import Attempt
-from mpiboot.system import open_files
+from mpiboot.system import os_calls
 
 _AGAIN: Final = 2  # questions beside the first one
 # Connections wait here until the launcher has asked all hosts; the kernel takes its own bound.
@@ -94,7 +94,7 @@ def reports(
 async def look_up(hosts: Sequence[Host]) -> dict[str, NameLook]:
     """Ask for each host's name: as every program does, then the nameservers themselves, twice."""
     # The system's answers are of both IP versions, whatever this pod's links have.
-    each = max(1, sockets.of_look_ups(open_files.most()) // 2)
+    each = max(1, sockets.of_look_ups(os_calls.most_open_files()) // 2)
     system = Resolver(sockets=each)
     servers = Resolver(system=lambda _: (), families=("AAAA", "A"), sockets=each)
     listed = [host.name for host in hosts if not is_address(host.name)]

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core import bounded
 from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.doctor.report import ImagePart, Program, SshdPart
 from mpiboot.network import pod
@@ -95,7 +94,7 @@ def _lacks(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     if not loader:
         return ()
     try:
-        done = bounded.run((loader, "--list", path), _PATIENCE, environ)
+        done = programs.run((loader, "--list", path), _PATIENCE, environ)
     except FileNotFoundError:
         return (f"its loader {loader} is not there",)
     except OSError:

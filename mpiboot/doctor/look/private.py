@@ -16,7 +16,7 @@ from mpiboot.core.settings import Settings
 from mpiboot.doctor.report import FolderPart, KeyPart, ShimsPart
 from mpiboot.launcher import shims as names
 from mpiboot.network import pod
-from mpiboot.system import files, keys, tmpdir
+from mpiboot.system import files, keys
 
 _ROLE: Final = "doctor-"
 
@@ -36,7 +36,7 @@ def folder(settings: Settings, environ: Mapping[str, str]) -> FolderPart:
     except MpibootError as problem:
         wrong.append(problem.finding)
     try:
-        tmpdir.check(named)
+        files.check_tmpdir(named)
     except MpibootError as problem:
         wrong.append(problem.finding)
     return FolderPart(made, tuple(wrong))

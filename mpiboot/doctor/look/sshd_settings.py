@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core import bounded
 from mpiboot.core.model import Identity
 from mpiboot.doctor.look import servers
 from mpiboot.doctor.report import SshdSettings, SshdSettingsPart
 from mpiboot.network.sysfs import text
+from mpiboot.system import programs
 
 PROC: Final = Path("/proc")
 # Before its command line, which it writes anew as it starts to listen: setproctitle() of sshd.c.
@@ -46,7 +46,7 @@ def _asked(port: int, argv: Sequence[str], who: Identity) -> SshdSettings:
     program = argv[0]
     whose = f"user={who.user},host=localhost,addr=127.0.0.1"
     try:
-        done = bounded.run((program, "-T", "-C", whose, *_kept(argv[1:])), _PATIENCE)
+        done = programs.run((program, "-T", "-C", whose, *_kept(argv[1:])), _PATIENCE)
     except OSError as wrong:
         return SshdSettings(port, program, {}, wrong=f"{type(wrong).__name__}: {wrong}")
     if done is None:

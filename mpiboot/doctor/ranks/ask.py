@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.core import bounded
 from mpiboot.core.model import Finding
-from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.settings import Resolved
 from mpiboot.doctor.look import private
 from mpiboot.doctor.ranks import answer
 from mpiboot.doctor.ranks.records import HostRanks
@@ -19,6 +18,7 @@ from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.launcher import observation
 from mpiboot.launcher import setup as launcher_setup
 from mpiboot.ssh.attempt import LoginTimeouts
+from mpiboot.system import programs
 
 # Seconds beyond those between the two looks; py-spy alone may need five for each Python rank.
 _READING: Final = 60.0
@@ -92,5 +92,5 @@ def _silent(name: str) -> Finding:
 
 
 async def _here(name: str, seconds: int) -> HostRanks:
-    text = await bounded.shell(host_shell.ranks(seconds), seconds + _READING)
+    text = await programs.shell(host_shell.ranks(seconds), seconds + _READING)
     return answer.read(text, name) or HostRanks(name)

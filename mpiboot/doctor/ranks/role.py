@@ -13,7 +13,7 @@ from mpiboot.core import log
 from mpiboot.core.errors import MpibootError, ShownError
 from mpiboot.core.exit_codes import ExitCode
 from mpiboot.core.model import Finding, Level, Role
-from mpiboot.core.setting_sources import Resolved
+from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few
 from mpiboot.doctor.ranks import ask, judge, text
 from mpiboot.doctor.ranks.ask import Answers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.core.data_checks import DATA_CHECKS, NEVER_STOP
+from mpiboot.core.doctor_checks import DATA_CHECKS, NEVER_STOP
 from mpiboot.core.model import Level
 from mpiboot.doctor.judge import counters, hardware, pod
 from mpiboot.doctor.rows.pod_check import PodCheck

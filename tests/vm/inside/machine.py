@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from mpiboot.core import facts_json
-from mpiboot.core.fabric import Fabric, RdmaDevice
-from mpiboot.core.model import Host, PodFacts, Worker
-from mpiboot.core.setting_sources import resolve
+from mpiboot.core.model import Fabric, Host, PodFacts, RdmaDevice, Worker
+from mpiboot.core.settings import resolve
 from mpiboot.network import rdma, rdma_netlink
 from mpiboot.worker import facts
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.choices import DataNetworkUse
 from mpiboot.core.model import Level
+from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, gids, worker_network
 from mpiboot.network.records import GidChoice, WorkerNetwork

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.fabric import Fabric, Route
-from mpiboot.core.model import Link
+from mpiboot.core.model import Fabric, Link, Route
 from mpiboot.network import rdma
 from mpiboot.network.links import links, routes
 from tests.vm.inside.machine import (
