@@ -15,6 +15,7 @@ from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Host
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import gate
+from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
 from tests.fakes.nameserver import NXDOMAIN, Nameserver, hosts_file, resolv_conf, serve
 from tests.fakes.sshd import Behaviour, Job, sshd
@@ -88,7 +89,7 @@ async def test_hosts_are_waited_for_through_a_jump(
         resolver = Resolver(
             resolv_conf(tmp_path), hosts_file(tmp_path), system=system, port=asked, families=("A",)
         )
-        access = gate.Access("runner", job.path, "launcher", ports=(port,))
+        access = SshAccess("runner", job.path, "launcher", ports=(port,))
         waiting = asyncio.ensure_future(
             gate.wait((Host("w-0.x"),), Settings(timeout=60), access, resolver=resolver)
         )
@@ -107,7 +108,7 @@ async def test_the_deadline_stays_where_it_was(
 ) -> None:
     clock, job = Clock(monkeypatch), Job(tmp_path)
     resolver = Resolver(resolv_conf(tmp_path), hosts_file(tmp_path), system=lambda _: ())
-    access = gate.Access("runner", job.path, "launcher")
+    access = SshAccess("runner", job.path, "launcher")
     loop = asyncio.get_running_loop()
     loop.call_later(0.2, setattr, clock, "offset", jump)
     before = loop.time()

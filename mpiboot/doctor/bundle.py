@@ -25,8 +25,8 @@ from mpiboot.doctor import archive
 from mpiboot.doctor.archive import Part
 from mpiboot.doctor.look import private
 from mpiboot.doctor.role import role_of
-from mpiboot.hosts import one_try
-from mpiboot.hosts.kubectl_choice import own_namespace
+from mpiboot.hosts import gate
+from mpiboot.hosts.access import own_namespace
 from mpiboot.job import masking
 from mpiboot.launcher import observation
 from mpiboot.launcher import setup as launcher_setup
@@ -176,7 +176,7 @@ async def _workers(
         file = (await observation.find_hostfile(resolved, environ, 0.0)).hostfile
         launcher = launcher_setup.launcher_pod(resolved, environ, private.role(), patience=0.0)
         to = launcher_setup.access(launcher)
-        passed = await one_try.look(file.hosts, resolved.settings, to)
+        passed = await gate.probe_once(file.hosts, resolved.settings, to)
     except MpibootError as wrong:
         return (Part("workers.txt", f"no worker was asked: {wrong.finding.said}\n"),), ()
     found = {f"workers/{_plain(item.host.name)}": _facts(item) for item in passed.workers}

@@ -19,10 +19,10 @@ from mpiboot.doctor.judge import hosts as judges
 from mpiboot.doctor.look import hosts as looks
 from mpiboot.doctor.look import private
 from mpiboot.doctor.rows import hosts as rows
-from mpiboot.hosts import gate, one_try, progress, sockets
-from mpiboot.hosts.access import Access
+from mpiboot.hosts import gate, pacing, progress
+from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.doctor_look import DoctorLook, is_one_of
+from mpiboot.hosts.gate import DoctorLook, is_one_of
 from mpiboot.hosts.pipeline import Pipelines
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_builder import LaunchPaths
@@ -54,7 +54,7 @@ def _server(resolved: Resolved, environ: Mapping[str, str]) -> str:
     return f"{state.sshd} lets {access.user} in at {state.address} port {state.port}"
 
 
-async def log_in_once(address: str, port: int, settings: Settings, access: Access) -> Worker:
+async def log_in_once(address: str, port: int, settings: Settings, access: SshAccess) -> Worker:
     """Log in once to a server of this pod, as a launcher's gate would; it runs the gate's command.
 
     Raises:
@@ -70,7 +70,7 @@ async def log_in_once(address: str, port: int, settings: Settings, access: Acces
 
 def log_in_here(
     resolved: Resolved, environ: Mapping[str, str]
-) -> tuple[WorkerState, Access, Worker]:
+) -> tuple[WorkerState, SshAccess, Worker]:
     """Log in to this worker's own server, as a launcher would.
 
     Raises:
@@ -216,7 +216,7 @@ def _without_plan(
     try:
         launcher = launcher_setup.launcher_pod(resolved, environ, private.role(), patience=0.0)
         to = launcher_setup.access(launcher)
-        passed = asyncio.run(one_try.look(file.hosts, resolved.settings, to, doctor=doctor))
+        passed = asyncio.run(gate.probe_once(file.hosts, resolved.settings, to, doctor=doctor))
     except MpibootError:
         yield from asyncio.run(_names(doctor.asked(file.hosts)))
         return
@@ -225,7 +225,7 @@ def _without_plan(
 
 
 async def _names(hosts: Sequence[Host]) -> list[Finding]:
-    resolver = Resolver(sockets=sockets.of_look_ups(os_calls.most_open_files()))
+    resolver = Resolver(sockets=pacing.lookup_sockets(os_calls.most_open_files()))
     answers = await asyncio.gather(*(resolver.ask(host.name) for host in hosts))
     return [
         _ok("names-unresolved", f"resolves to {', '.join(answer.addresses)}", host.name)

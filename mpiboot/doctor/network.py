@@ -10,8 +10,8 @@ from mpiboot.core import log
 from mpiboot.core.model import Finding, Level, Worker
 from mpiboot.core.settings import Settings
 from mpiboot.doctor.rows import hosts as rows
-from mpiboot.hosts import path_test
-from mpiboot.hosts.access import Access
+from mpiboot.hosts import pairs
+from mpiboot.hosts.access import SshAccess
 from mpiboot.network import paths, worker_network
 from mpiboot.network.control import link_of
 from mpiboot.network.paths import PathEnd, PathHost
@@ -21,7 +21,7 @@ _TWO: Final = 2
 _NOT_MEASURED: Final = "takes no part in the measurement: "
 
 
-def measure(workers: Sequence[Worker], settings: Settings, access: Access) -> Iterator[Finding]:
+def measure(workers: Sequence[Worker], settings: Settings, access: SshAccess) -> Iterator[Finding]:
     """Say what will be done, do it, and judge it."""
     if access.pods is not None:
         yield _unknown((), "hosts that kubectl enters can't measure the ways between them")
@@ -38,7 +38,7 @@ def measure(workers: Sequence[Worker], settings: Settings, access: Access) -> It
         return
     log.info("network", paths.announcement(chosen, hosts))
     by_name = {one.host.name: one for one in workers}
-    seen, without = asyncio.run(path_test.run(hosts, by_name, chosen, settings, access))
+    seen, without = asyncio.run(pairs.measure_paths(hosts, by_name, chosen, settings, access))
     yield from _without(without, "another version of mpiboot, no free port, or no login")
     yield from rows.judge_measured(seen)
 

@@ -18,7 +18,7 @@ from mpiboot.core.settings import Resolved
 from mpiboot.doctor import gather, hosts, table, text
 from mpiboot.doctor.look import private
 from mpiboot.hosts import hostfiles
-from mpiboot.hosts.doctor_look import is_one_of
+from mpiboot.hosts.gate import is_one_of
 from mpiboot.job import platforms
 
 

@@ -1,40 +1,190 @@
 """The launcher's gate: every host resolves and answers over SSH, or the reason why not.
 
 Each host is a pipeline of its own (see ``pipeline``) under one deadline; this module owns that
-deadline, the progress lines and what the end means. It starts nothing on a worker beyond the
-gate's one command.
+deadline, the hosts of a hostfile that changes, and what the end means. It starts nothing on a
+worker beyond the gate's one command. ``probe_once`` tries every host once and waits for none;
+``wait_for_name`` waits for a single name, of which nothing else is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import time
-from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from mpiboot.core import log
+from mpiboot.core.addresses import is_address
 from mpiboot.core.checks import failed
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Host, Worker
+from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
-from mpiboot.core.wording import counted
-from mpiboot.hosts import progress, sockets
-from mpiboot.hosts.access import Access
+from mpiboot.core.wording import counted, first_few
+from mpiboot.hosts import failures, pacing, progress, remote_commands
+from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.followed_hosts import FollowedHosts
-from mpiboot.hosts.job_hostfile import HostfileFollower
-from mpiboot.hosts.pair_check import PairCheck
-from mpiboot.hosts.pipeline import Pipelines
-from mpiboot.hosts.pod_pipeline import PodPipelines
-from mpiboot.hosts.progress import HostState, Stage
-from mpiboot.hosts.reporter import Reporter
+from mpiboot.hosts.hostfiles import HostfileFollower
+from mpiboot.hosts.pairs import PairCheck
+from mpiboot.hosts.pipeline import Pipelines, PodPipelines
+from mpiboot.hosts.progress import HostState, Reporter, Stage
+from mpiboot.job.rendezvous import Rendezvous
 from mpiboot.network import many_hosts
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts
 from mpiboot.ssh.client_start import ConnectionPool
 from mpiboot.system import os_calls
 
-__all__ = ["Access", "GateResult", "end_tasks", "wait"]
+
+@dataclass(frozen=True, slots=True)
+class DoctorLook:
+    """What hosts are asked beside the gate's own question, and who of them (empty: all)."""
+
+    questions: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+    def asked(self, listed: Sequence[Host]) -> tuple[Host, ...]:
+        """Give those of a job's hosts that are asked, by their whole or first names."""
+        wanted = frozenset(self.hosts)
+        return tuple(host for host in listed if not wanted or is_one_of(host.name, wanted))
+
+
+def is_one_of(name: str, wanted: Iterable[str]) -> bool:
+    """Whether a host is among those that are asked for, by its whole or first name."""
+    return not {name, name.partition(".")[0]}.isdisjoint(wanted)
+
+
+ALL_HOSTS = DoctorLook()
+
+
+_NAMES: Final = 5
+# A pod that is replaced while others are waited for is noticed by its name, which costs a few
+# questions; only what changes in the last seconds is left to mpirun's own end.
+_AGAIN: Final = 10.0
+_PER_SECOND: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class HostfileChange:
+    """What a new version of a hostfile means, by name; ``others`` have other slots or places."""
+
+    left: tuple[str, ...]
+    joined: tuple[str, ...]
+    others: tuple[str, ...]
+
+    def line(self, count: int) -> str:
+        """Say it in one line, with the number of hosts that there are now."""
+        parts = []
+        for verb, found in (("left", self.left), ("joined", self.joined)):
+            if found:
+                parts.append(f"{verb}: {first_few(found, _NAMES)}")
+        if not parts:
+            parts.append("other slots" if self.others else "another order")
+        return f"the hostfile has changed: {counted(count, 'host')} now; " + "; ".join(parts)
+
+
+def _key(host: Host) -> tuple[str, str]:
+    # Another login is another way in.
+    return host.name, host.user
+
+
+def hostfile_change(old: Sequence[Host], new: Sequence[Host]) -> HostfileChange:
+    """Compare two versions."""
+    before = {_key(host): host for host in old}
+    after = {_key(host): host for host in new}
+    return HostfileChange(
+        left=tuple(host.name for key, host in before.items() if key not in after),
+        joined=tuple(host.name for key, host in after.items() if key not in before),
+        others=tuple(
+            host.name
+            for key, host in after.items()
+            if key in before and replace(before[key], line=0) != replace(host, line=0)
+        ),
+    )
+
+
+class FollowedHosts:
+    """The hosts of the present version: what is known of each, and its pipeline."""
+
+    def __init__(self, hosts: Sequence[Host], pipelines: Pipelines) -> None:
+        self._pipelines = pipelines
+        self.states: list[HostState] = list(progress.states(hosts))
+        self._runs = {_key(state.host): self._start(state) for state in self.states}
+
+    def _start(self, state: HostState) -> asyncio.Future[Worker | None]:
+        return asyncio.ensure_future(self._pipelines.run(state))
+
+    @property
+    def runs(self) -> Mapping[tuple[str, str], asyncio.Future[Worker | None]]:
+        """The pipelines."""
+        return self._runs
+
+    def follow(
+        self, hosts: Sequence[Host]
+    ) -> tuple[HostfileChange, set[asyncio.Future[Worker | None]]]:
+        """Take a new version: hosts that stay go on where they are, new ones are started.
+
+        Returns:
+            What changed, and the pipelines of hosts that left; they are the caller's to end.
+        """
+        changed = hostfile_change([state.host for state in self.states], hosts)
+        known = {_key(state.host): state for state in self.states}
+        fresh = []
+        for state in progress.states(hosts):
+            old = known.get(_key(state.host))
+            if old is not None:
+                old.host, old.label = state.host, state.label
+            fresh.append(old or state)
+        self.states[:] = fresh  # in place: whoever reports on them has this list
+        old_runs = self._runs
+        self._runs = {
+            _key(state.host): old_runs.get(_key(state.host)) or self._start(state)
+            for state in self.states
+        }
+        return changed, {run for key, run in old_runs.items() if key not in self._runs}
+
+    async def watch(self) -> None:
+        """Look now and then whether the hosts that are ready are still where they were."""
+        while True:
+            await asyncio.sleep(_AGAIN)
+            for state in tuple(self.states):
+                await self._look_again(state)
+
+    async def _look_again(self, state: HostState) -> None:
+        run = self._runs.get(_key(state.host))
+        if run is None or not run.done() or run.cancelled() or run.exception() is not None:
+            return
+        worker = run.result()
+        if worker is None or is_address(worker.host.name):
+            return
+        moved = await self._pipelines.moved(worker)
+        if moved and self._runs.get(_key(state.host)) is run:
+            name = worker.host.name
+            said = f"{name} was ready at {worker.address}, but {moved}; waiting for it again"
+            log.info("gate", said, host=name)
+            self._pipelines.restart(state)
+            self._runs[_key(state.host)] = self._start(state)
+        await asyncio.sleep(1 / _PER_SECOND)
+
+    def ready(self) -> list[Worker]:
+        """Who is ready by now, also while others are waited for; without this pod itself."""
+        ended = [run for run in self._runs.values() if run.done() and not run.cancelled()]
+        found = [run.result() for run in ended if run.exception() is None]
+        return [worker for worker in found if worker is not None]
+
+    def results(self) -> tuple[tuple[Worker, ...], tuple[Host, ...]]:
+        """Who passed, as the present version has them: the workers, and this pod itself."""
+        workers, local = [], []
+        for state in self.states:
+            found = self._runs[_key(state.host)].result()
+            if found is None:
+                local.append(state.host)
+            else:
+                workers.append(replace(found, host=state.host))
+        return tuple(workers), tuple(local)
+
 
 _CANCEL_AGAIN: Final = 1.0
 # A kubelet writes a changed ConfigMap up to a minute late; a look is one `stat`.
@@ -48,7 +198,7 @@ class GateResult:
     ``renamed`` has the hosts whose long name is to be used instead of the hostfile's, by the
     hostfile's name. ``host_keys`` has, by host, the host key that was shown, as a line of
     known_hosts without its host; only where the setting ``host_keys`` isn't ``job``.
-    ``findings`` are those of ``one_try``, and so is, where doctor asked for more, ``answers``:
+    ``findings`` are those of ``probe_once``, and so is, where doctor asked for more, ``answers``:
     each host's whole answer; ``unasked`` are the hosts that had none yet at doctor's Ctrl-C.
     """
 
@@ -64,7 +214,7 @@ class GateResult:
 async def wait(
     hosts: Sequence[Host],
     settings: Settings,
-    access: Access,
+    access: SshAccess,
     *,
     resolver: Resolver | None = None,
     also: Awaitable[object] | None = None,
@@ -100,7 +250,7 @@ async def wait(
     reporter = Reporter(
         live=log.draws(), left=lambda: _left(settings, followed.states, time.monotonic() - started)
     )
-    resolver = resolver or Resolver(sockets=sockets.of_look_ups(os_calls.most_open_files()))
+    resolver = resolver or Resolver(sockets=pacing.lookup_sockets(os_calls.most_open_files()))
     pipelines = (PodPipelines if access.pods else Pipelines)(
         settings,
         access,
@@ -236,3 +386,139 @@ def _failure(states: Sequence[HostState], late: Sequence[HostState], after: floa
     shown = tuple(f"{item.host}: {item.said}" for item in each)
     hint = next((state.hint for state in late if state.hint), None)
     return MpibootError(failed(reference, said, evidence=shown, hint=hint), others=found)
+
+
+async def probe_once(
+    hosts: Sequence[Host],
+    settings: Settings,
+    access: SshAccess,
+    *,
+    resolver: Resolver | None = None,
+    limits: LoginTimeouts | None = None,
+    mpirun: str = "",
+    pairs: PairCheck | None = None,
+    doctor: DoctorLook = ALL_HOSTS,
+) -> GateResult:
+    """Try every host once, and wait for none; what failed is in ``findings``, a host each.
+
+    The arguments are those of ``gate.wait``; ``doctor`` is what is asked more, in the same session.
+
+    Raises:
+        MpibootError: ``ssh-key``; without the job's key nobody can be asked.
+    """
+    hosts = doctor.asked(hosts)
+    states = progress.states(hosts)
+    resolver = resolver or Resolver(sockets=pacing.lookup_sockets(os_calls.most_open_files()))
+    pipelines = (PodPipelines if access.pods else Pipelines)(
+        settings,
+        access,
+        resolver,
+        changed=lambda: None,
+        limits=limits,
+        once=True,
+        mpirun=mpirun,
+        pairs=pairs,
+        doctor=doctor.questions,
+    )
+    if any(not pipelines.is_own_name(host) for host in hosts):
+        await pipelines.prepare()
+    runs = [asyncio.ensure_future(pipelines.run(state)) for state in states]
+    with _ended_by_ctrl_c(runs if doctor.questions else ()):
+        found = await asyncio.gather(*runs, return_exceptions=True)
+    findings, unasked = [], []
+    for host, item in zip(hosts, found, strict=True):
+        if isinstance(item, MpibootError):
+            findings.append(item.finding)
+        elif isinstance(item, asyncio.CancelledError):
+            unasked.append(host)
+        elif isinstance(item, BaseException):
+            raise item
+    local = tuple(host for host, item in zip(hosts, found, strict=True) if item is None)
+    workers = tuple(item for item in found if isinstance(item, Worker))
+    if settings.data_network is not DataNetworkUse.OFF:
+        findings += [remote_commands.late_finding(worker) for worker in workers if worker.late]
+    return GateResult(
+        workers,
+        local,
+        pipelines.names.renamed,
+        pipelines.host_keys,
+        tuple(findings),
+        pipelines.answers,
+        tuple(unasked),
+    )
+
+
+@contextlib.contextmanager
+def _ended_by_ctrl_c(runs: Sequence[asyncio.Future[Any]]) -> Iterator[None]:
+    """Let Ctrl-C end these alone: what the others have learnt is told."""
+    if not runs:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    ending: list[asyncio.Future[None]] = []  # or asyncio would forget it
+
+    def end() -> None:
+        ending.append(asyncio.ensure_future(end_tasks(set(runs))))
+
+    loop.add_signal_handler(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+async def wait_for_name(
+    wanted: Rendezvous, settings: Settings, hint: str = "", resolver: Resolver | None = None
+) -> tuple[str, ...]:
+    """Wait until a name resolves, and say now and then why it doesn't; its addresses.
+
+    Args:
+        wanted: the name, and what says it.
+        settings: ``timeout``, ``dns_wait`` and ``dns_interval`` are read.
+        hint: what to do where the name does not come; empty: nothing better than usual is known.
+        resolver: who is asked; the system's files where not given.
+
+    Raises:
+        MpibootError: ``names-unresolved`` at the deadline; ``usage`` for what is no host name.
+    """
+    resolver = resolver or Resolver(system_decides=True)  # the program will ask it
+    started = time.monotonic()
+    end = min(settings.timeout, settings.dns_wait or settings.timeout)
+    state = HostState(Host(wanted.host), wanted.host)
+    reporter = Reporter(live=log.draws(), left=lambda: max(0.0, started + end - time.monotonic()))
+    side = [asyncio.ensure_future(work((state,))) for work in (reporter.lines, reporter.drawing)]
+    try:
+        while True:
+            answer = await resolver.ask(wanted.host)
+            waited = time.monotonic() - started
+            if answer.addresses:
+                break
+            if answer.reason is not None and answer.reason.permanent:
+                raise error(
+                    "usage", f"{wanted.by}: {answer.detail}", hint="name a host, or HOST:PORT"
+                )
+            reason = answer.reason.value if answer.reason is not None else ""
+            if reason != state.reason:
+                state.reason = reason
+                reporter.changed()
+            state.detail = (
+                f"{answer.detail}; {wanted.by} names it, waited for {round(waited, 1):g} s"
+            )
+            state.hint = hint or failures.unresolved(answer.reason, resolver.conf)
+            if waited >= end:
+                raise MpibootError(progress.finding(state))
+            pause = pacing.pause(waited, 1, answer.retry_after, settings.dns_interval)
+            await asyncio.sleep(min(pause, end - waited))
+    finally:
+        for task in side:
+            task.cancel()
+        reporter.clear()
+    where = ", ".join(answer.addresses)
+    log.info(
+        "rendezvous",
+        f"{wanted.host} ({wanted.by}) is {where}, after {waited:.1f} s",
+        host=wanted.host,
+        by=wanted.by,
+        seconds=round(waited, 3),
+    )
+    return answer.addresses

@@ -1,16 +1,27 @@
-"""The hostfiles that something names, and what one holds at this moment; nothing is waited for."""
+"""The job's hostfile: who names it, what it holds, and waiting for it while it may still change.
+
+Hosts that settings or the platform name stand for a hostfile. ConfigMap volumes may come late or
+empty, so ``find`` waits within the time it is given. Whether the hosts are there isn't judged.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
-from mpiboot.core.errors import error
-from mpiboot.core.model import Source
+from mpiboot.core import log
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Finding, Hostfile, Level, Source
+from mpiboot.core.settings import Resolved
+from mpiboot.core.wording import counted, first_few, lasting
 from mpiboot.job import hostfile as syntax
+from mpiboot.job import lsf, volcano
+from mpiboot.job.volcano import Task
 
 # What the MPI Operator sets for each MPI (its mpi_job_controller.go), in the order of the MPIs.
 OPERATOR: Final = (
@@ -121,3 +132,277 @@ def read(chosen: HostfilePath) -> str:
         said = "has only comments" if text.strip() else "is empty"
         raise NotYetError("hostfile-invalid", f"{where} {said}")
     return text
+
+
+def hosts_by_setting(
+    resolved: Resolved, environ: Mapping[str, str], folder: str = volcano.FOLDER
+) -> HostfilePath | None:
+    """Find the hosts that a setting other than ``hostfile`` names.
+
+    Raises:
+        MpibootError: ``hostfile-missing``; there is no such task. ``settings-conflict``; a
+            StatefulSet is named by halves, or a task too.
+    """
+    settings, given = resolved.settings, resolved.given["worker_task"]
+    if not settings.worker_task:
+        return _stateful_set(resolved)
+    if settings.replicas:
+        raise error(
+            "settings-conflict",
+            f"{given} and {resolved.given['replicas']} both name the job's hosts",
+            hint="give one of them",
+        )
+    task = volcano.named(settings.worker_task, str(given), _tasks(environ, folder))
+    return _hosts(task, str(given), given.source)
+
+
+def _stateful_set(resolved: Resolved) -> HostfilePath | None:
+    """List a StatefulSet's pods by the names that Kubernetes gives them: NAME-ORDINAL.SERVICE."""
+    settings = resolved.settings
+    wanted = {"replicas": settings.replicas, "service": settings.service, "name": settings.name}
+    missing = [f"--{part}" for part, value in wanted.items() if not value]
+    if len(missing) == len(wanted):
+        return None
+    given = resolved.given[next(part for part, value in wanted.items() if value)]
+    if missing or settings.replicas is None:
+        raise error(
+            "settings-conflict",
+            f"{given} without {' and '.join(missing)}: a StatefulSet's hosts need all three",
+            hint="give the number of its pods, its Service and its name: --replicas 4 "
+            "--service my-hpc-cluster --name my-cnode, or MPIBOOT_REPLICAS, MPIBOOT_SERVICE, "
+            "MPIBOOT_NAME",
+        )
+    hosts = (f"{settings.name}-{index}.{settings.service}" for index in range(settings.replicas))
+    path = f"{settings.name}-[0-{settings.replicas - 1}].{settings.service}"
+    return HostfilePath(path, str(given), given.source, "\n".join(hosts))
+
+
+def hosts_by_platform(
+    environ: Mapping[str, str], hostname: str, folder: str = volcano.FOLDER
+) -> HostfilePath | None:
+    """Find the hosts that the platform itself tells this pod of.
+
+    Raises:
+        MpibootError: ``hostfile-missing``; what it tells fits several lists.
+            ``hostfile-invalid``; LSF's variable is no list of hosts.
+    """
+    if environ.get(lsf.JOB):
+        return _lsf(environ)
+    found = volcano.choose(environ, hostname, _tasks(environ, folder))
+    return _hosts(*found, Source.PLATFORM) if found else None
+
+
+def _lsf(environ: Mapping[str, str]) -> HostfilePath | None:
+    """Read LSF's file, where this pod has it, else its variable; LSF never changes either."""
+    path, pairs = environ.get(lsf.FILE, ""), environ.get(lsf.PAIRS, "")
+    try:
+        text = lsf.of_file(Path(path).read_text("utf-8", "replace")) if path else ""
+    except (OSError, ValueError):
+        text = ""
+    if text:
+        return HostfilePath(path, lsf.FILE, Source.PLATFORM, text)
+    text = lsf.of_pairs(pairs)
+    return HostfilePath(lsf.PAIRS, "LSF", Source.PLATFORM, text) if text else None
+
+
+def _hosts(task: Task, because: str, source: Source) -> HostfilePath:
+    text = "" if task.where.startswith("/") else "\n".join(task.hosts)
+    return HostfilePath(task.where, because, source, text)
+
+
+def _tasks(environ: Mapping[str, str], folder: str) -> dict[str, Task]:
+    """Read Volcano's tasks; its controller updates the files, which variables don't follow."""
+    known = {task.key: task for task in volcano.tasks(environ)}
+    try:
+        paths = sorted(Path(folder).glob(f"*{volcano.ENDING}"))
+        texts = {path: path.read_text("utf-8", "replace") for path in paths}
+    except OSError:
+        return known
+    for path, text in texts.items():
+        key = volcano.key_of(path.name.removesuffix(volcano.ENDING))
+        known[key] = Task(key, str(path), tuple(text.split()))
+    return known
+
+
+# Seconds after which a line says again what is waited for.
+_SILENCE: Final = 28.0
+_FIRST_LOOK, _LAST_LOOK = 0.02, 0.5
+# A writer that doesn't rename may be caught half-way; what is wrong for longer is meant.
+_HALF_WRITTEN: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobHostfile:
+    """The job's hostfile, what is odd about it, and which file it was.
+
+    ``is_file`` is false where a variable or setting has the hosts, and where several files have:
+    they are not followed.
+    """
+
+    hostfile: Hostfile
+    warnings: tuple[Finding, ...]
+    stamp: tuple[int, ...] = ()
+    is_file: bool = True
+
+
+async def find(
+    setting: str,
+    given: str,
+    environ: Mapping[str, str],
+    *,
+    patience: float,
+    default: str = DEFAULT,
+    line: Sequence[str] = (),
+    listed: HostfilePath | None = None,
+    platform: Callable[[], HostfilePath | None] = lambda: None,
+) -> JobHostfile:
+    """Wait until the job's hostfile names hosts, and read it.
+
+    Args:
+        setting: the value of the setting ``hostfile``, empty where not given.
+        given: the flag or variable that gave it.
+        environ: where the operator's variables are looked up.
+        patience: how many seconds to wait at most.
+        default: where the hostfile is when nothing names one.
+        line: the hostfiles that the program's own mpirun line names, which come before all others.
+        listed: the hosts that another setting names, which come next to the setting ``hostfile``.
+        platform: looks for hosts that the platform names, where nothing else does.
+
+    Raises:
+        MpibootError: ``hostfile-missing``, ``hostfile-invalid``.
+    """
+    named = candidates(setting, given, environ)
+    if listed:
+        named = (*named[: bool(setting)], listed, *named[bool(setting) :])
+    named = (*(HostfilePath(path, ON_THE_LINE) for path in line[:1]), *named)
+    chosen = HostfilePath(default, "default") if named[0].is_default else named[0]
+    if chosen.is_default and not stamp_of(chosen.path):
+        chosen = platform() or chosen
+    # Mount points are there before a container starts, so where nobody named a file and this one
+    # has no folder, there is nothing to wait for.
+    if chosen.is_default and not has_folder(chosen.path):
+        patience = 0.0
+    started = time.monotonic()
+    stamp, text = await _wait(chosen, patience)
+    hosts = replace(syntax.parse(text, chosen.path, chosen.by), source=chosen.source)
+    if len(line) > 1:
+        hosts = await _with_others(hosts, line[1:], started + patience)
+    others = [item for item in named[1:] if not item.is_default]
+    others += [HostfilePath(default, "default")] if not chosen.is_default else []
+    # The operator names its own file by a variable and mounts it at the usual place: told once.
+    others = list({item.path: item for item in reversed(others)}.values())[::-1]
+    warnings = tuple(filter(None, (_differs(chosen, hosts, other) for other in others)))
+    if hosts.passed_over:
+        said = f"{first_few(hosts.passed_over)}: passed over, expected `slots=N` or a comment"
+        warnings += (Finding("hostfile-invalid", Level.WARN, said),)
+    return JobHostfile(hosts, warnings, stamp, is_file=not (chosen.text or hosts.parts))
+
+
+async def _with_others(first: Hostfile, paths: Iterable[str], until: float) -> Hostfile:
+    """Add the hostfiles of a line's other programs, each waited for like the first."""
+    files = [first]
+    for path in paths:
+        _, text = await _wait(HostfilePath(path, ON_THE_LINE), max(0.0, until - time.monotonic()))
+        files.append(syntax.parse(text, path, ON_THE_LINE))
+    return syntax.union(files)
+
+
+class HostfileFollower:
+    """The job's hostfile, read again whenever the file is another one.
+
+    The MPI Operator rewrites its ConfigMap when workers are added or removed. ``found`` is the last
+    version that could be used, ``pending`` why the present one can't be, or nothing.
+    """
+
+    def __init__(self, found: JobHostfile, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.found = found
+        self.pending: MpibootError | None = None
+        self._named = HostfilePath(found.hostfile.path, found.hostfile.named_by)
+        self._stamp = found.stamp
+        self._broken: float | None = None  # since when there is something else than a hostfile
+
+    def look(self) -> bool:
+        """Tell whether there is a new version with other hosts; one ``stat`` where it is the same.
+
+        Raises:
+            MpibootError: ``hostfile-invalid``; what is there now is no hostfile, and stays so.
+        """
+        if not self.found.is_file:
+            return False
+        stamp = stamp_of(self._named.path)
+        if stamp == self._stamp:
+            late = self._broken is not None and self._clock() - self._broken >= _HALF_WRITTEN
+            if late and self.pending is not None:
+                raise self.pending
+            return False
+        self._stamp = stamp
+        try:
+            text = read(self._named)
+            hosts = syntax.parse(text, self._named.path, self._named.by)
+        except NotYetError as why:
+            self._broken = None
+            self._put_off(error(why.reference, f"{why}, though it named hosts before"))
+            return False
+        except MpibootError as why:
+            self._broken = self._clock() if self._broken is None else self._broken
+            self._put_off(why)
+            return False
+        self.pending = self._broken = None
+        changed = hosts.hosts != self.found.hostfile.hosts
+        kept = replace(self.found.hostfile, hosts=hosts.hosts)
+        self.found = replace(self.found, hostfile=kept, stamp=stamp)
+        return changed
+
+    def _put_off(self, wrong: MpibootError) -> None:
+        self.pending = wrong
+        log.info(
+            "hostfile", f"the hostfile has changed and can't be used yet: {wrong.finding.said}"
+        )
+
+
+async def _wait(chosen: HostfilePath, patience: float) -> tuple[tuple[int, ...], str]:
+    import asyncio  # noqa: PLC0415 - heavy for a script, which only asks what names a hostfile
+
+    started, look, last_said, said_at = time.monotonic(), _FIRST_LOOK, "", 0.0
+    while True:
+        stamp = stamp_of(chosen.path)
+        try:
+            return stamp, read(chosen)
+        except NotYetError as why:
+            left = started + patience - time.monotonic()
+            if left <= 0:
+                waited = f" after {round(patience, 1):g} s" if patience else ""
+                raise error(why.reference, f"{why}{waited}") from None
+            now = time.monotonic()
+            if str(why) != last_said or now - said_at >= _SILENCE:
+                last_said, said_at = str(why), now
+                said = f"waiting for the hostfile: {last_said}; gives up in {lasting(left)}"
+                log.info("hostfile", said, path=chosen.path, gives_up_in=round(left, 1))
+            await asyncio.sleep(min(look, left))
+            look = min(look * 2, _LAST_LOOK)
+
+
+def _differs(chosen: HostfilePath, hosts: Hostfile, other: HostfilePath) -> Finding | None:
+    """Say that another hostfile is named which has other hosts than the one that is used."""
+    if Path(other.path).resolve() == Path(chosen.path).resolve():
+        return None
+    try:
+        found = syntax.parse(read(other), other.path, other.by)
+    except NotYetError:
+        if other.is_default:
+            return None
+        said = f"{other.by}={other.path} names no hosts"
+    except Exception as why:  # noqa: BLE001 - a file that isn't used must not end the job
+        said = f"{other.by}={other.path} can't be used: {why}"
+    else:
+        if [(host.name, host.slots) for host in found.hosts] == [
+            (host.name, host.slots) for host in hosts.hosts
+        ]:
+            return None
+        name = other.path if other.is_default else f"{other.by}={other.path}"
+        said = (
+            f"{name} differs ({counted(len(found.hosts), 'host')}, {counted(found.slots, 'slot')})"
+        )
+    used = f"{chosen.path} (named by {chosen.by})"
+    return Finding("hostfile-invalid", Level.WARN, f"{said}; mpiboot uses {used}")

@@ -1,7 +1,9 @@
 """One host's way through the gate: resolve, connect, greeting, login, facts.
 
 It decides what a failed try means for its host: try again, or never. Deadlines, progress lines
-and the sum over all hosts are the gate's.
+and the sum over all hosts are the gate's. Where kubectl enters the pods, no name is asked for and
+nobody logs in: the API server tells whether a pod runs and at which address, and ``kubectl exec``
+runs the gate's one command in it.
 """
 
 from __future__ import annotations
@@ -9,38 +11,107 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
+from mpiboot.core import facts_json, log
 from mpiboot.core.addresses import is_address
 from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.model import Host, Mesh, Worker
-from mpiboot.core.setting_types import HostKeys
+from mpiboot.core.model import Host, Mesh, Mpi, NoFacts, PodFacts, Worker
+from mpiboot.core.setting_types import Auto, HostKeys, Switch
 from mpiboot.core.settings import Settings
-from mpiboot.hosts import (
-    authentication,
-    failure_reasons,
-    host_shell,
-    retry_delay,
-    sockets,
-    worker_answer,
-)
-from mpiboot.hosts.access import Access
+from mpiboot.hosts import failures, host_shell, pacing
+from mpiboot.hosts.access import Kubectl, Obstacle, SshAccess, Trouble, pod_of
 from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.dns_answers import NoAddress
-from mpiboot.hosts.host_names import HostNames
-from mpiboot.hosts.pair_check import PairCheck
-from mpiboot.hosts.pauses import Pauses
+from mpiboot.hosts.dns_query import DnsAnswer, NoAddress
+from mpiboot.hosts.host_shell import HostAnswer
+from mpiboot.hosts.pacing import Pauses
+from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.progress import HostState, Stage, finding
 from mpiboot.job import names
-from mpiboot.network import links, platform_hints
+from mpiboot.network import links, many_hosts, platform_hints
 from mpiboot.ssh import attempt as ssh_attempt
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.client_start import ConnectionPool
-from mpiboot.system import os_calls
+from mpiboot.system import os_calls, programs
 
 if TYPE_CHECKING:
     from mpiboot.ssh.login import Login
+
+
+class HostNames:
+    """Asks for names; ``renamed`` has those whose long form is used, by the hostfile's."""
+
+    def __init__(self, resolver: Resolver, mode: Switch | Auto, domain: str) -> None:
+        """Ask for none yet; ``mode`` is the setting ``rewrite_fqdn``."""
+        self._resolver = resolver
+        self._mode = mode
+        self._domain = domain
+        self.renamed: dict[str, str] = {}
+
+    async def ask(self, name: str) -> DnsAnswer:
+        """Ask for a name in the forms that the setting allows, and note which one is used."""
+        mode = self._mode
+        long = name if mode is Switch.OFF else names.long_form(name, self._domain) or name
+        if mode is Switch.ON or name in self.renamed:
+            answer = await self._resolver.ask(long)
+            if long != name and answer.addresses:
+                self.renamed[name] = long
+            return answer
+        answer = await self._resolver.ask(name)
+        # Where the search list leads to the long form, the short one covers it.
+        if answer.addresses or long == name or f"{long}." in answer.searched:
+            return answer
+        longer = await self._resolver.ask(long)
+        if not longer.addresses:
+            return answer
+        # The record may have come between the two questions.
+        answer = await self._resolver.ask(name)
+        if answer.addresses:
+            return answer
+        self.renamed[name] = long
+        # Of very many names the plan has the number and the first few.
+        say = log.info if len(self.renamed) <= many_hosts.MOST else log.debug
+        say("names", f"{name} resolves only as {long}: that name is used", host=name)
+        return longer
+
+
+def worker_of(host: Host, attempt: Attempt) -> Worker:
+    """Give what a successful attempt has brought back of a host."""
+    answer, target = host_shell.read(attempt.output), attempt.target
+    facts, reason = facts_of(answer)
+    return Worker(
+        host=host,
+        address=target.address,
+        port=target.port,
+        user=target.user,
+        local_address=attempt.local_address,
+        facts=facts,
+        mpi=_mpi(answer, facts),
+        oom_kills=answer.oom_kills,
+        marks=answer.marks,
+        attempts=answer.attempts,
+        held=answer.held,
+        called_mpi=programs.recognise(*answer.mpirun_by_path) if answer.mpirun_by_path else None,
+        no_facts=reason,
+    )
+
+
+def facts_of(answer: HostAnswer) -> tuple[PodFacts | None, NoFacts]:
+    """Read a host's facts, or say why there are none."""
+    if answer.late:
+        return None, NoFacts.LATE
+    if answer.facts is None:
+        return None, NoFacts.NO_MPIBOOT
+    return facts_json.from_json(answer.facts), NoFacts.UNREADABLE
+
+
+def _mpi(answer: HostAnswer, facts: PodFacts | None) -> Mpi | None:
+    if facts is not None:
+        return facts.mpi
+    return programs.recognise(*answer.mpirun) if answer.mpirun else None
+
 
 _ADDRESSES: Final = 4
 # Records change when a pod is made anew; asking more often than this while SSH fails is no use.
@@ -60,7 +131,7 @@ class Pipelines:
     def __init__(
         self,
         settings: Settings,
-        access: Access,
+        access: SshAccess,
         resolver: Resolver,
         *,
         changed: Callable[[], None],
@@ -84,7 +155,7 @@ class Pipelines:
         self._command = host_shell.gate(
             mpirun, attempt=access.attempt, may_disconnect=access.may_disconnect, doctor=doctor
         )
-        self._connections = asyncio.Semaphore(sockets.connections(os_calls.most_open_files()))
+        self._connections = asyncio.Semaphore(pacing.most_connections(os_calls.most_open_files()))
         self._login: asyncio.Task[Login] | None = None
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
         self._resolving = 0
@@ -193,11 +264,11 @@ class Pipelines:
                 where = f"line {state.host.line} of the hostfile: " if state.host.line else ""
                 raise error("hostfile-invalid", f"{where}{answer.detail}", host=state.host.name)
             reason = answer.reason.value if answer.reason is not None else ""
-            state.hint = failure_reasons.unresolved(answer.reason, self._conf)
+            state.hint = failures.unresolved(answer.reason, self._conf)
             self._set(state, Stage.DNS, reason, answer.detail)
             self._stop_if_once(state)
             await self._pauses.pause(
-                retry_delay.pause(
+                pacing.pause(
                     time.monotonic() - started,
                     self._resolving,
                     answer.retry_after,
@@ -226,21 +297,19 @@ class Pipelines:
                 state,
                 Stage.SSH,
                 reason,
-                authentication.detail(attempts) + gone + failure_reasons.more(reason, best),
+                failures.detail(attempts) + gone + failures.more(reason, best),
             )
-            final = authentication.final(
-                attempts, len(self._ports), (await self.load()).host_fingerprint
-            )
+            final = failures.final(attempts, len(self._ports), (await self.load()).host_fingerprint)
             if final is not None and (
                 final.outcome is Outcome.HOST_KEY_DIFFERS or refused or self._once_only
             ):
                 login = await self.load()
-                raise authentication.as_error(
+                raise failures.as_error(
                     final, login.fingerprint, login.public_line, login.host_fingerprint
                 )
             self._stop_if_once(state)
             refused = final is not None
-            wait = retry_delay.pause(time.monotonic() - started, self._reaching)
+            wait = pacing.pause(time.monotonic() - started, self._reaching)
             await asyncio.sleep(_CONFIRM if refused else wait)
             if time.monotonic() - resolved >= _RESOLVE_AGAIN:
                 resolved = time.monotonic()
@@ -255,7 +324,7 @@ class Pipelines:
         """Say why an attempt failed; what stands in front of this pod is looked at when it may."""
         now = time.monotonic()
         due = now - self._looked >= _RESOLVE_AGAIN  # a proxy may come up after its pod's program
-        if attempt.outcome in failure_reasons.PROXIED and self._mesh is None and due:
+        if attempt.outcome in failures.PROXIED and self._mesh is None and due:
             self._mesh, self._looked = platform_hints.service_mesh(), now
         port, port_range = attempt.target.port, self._settings.port_range
         refusing = [
@@ -263,7 +332,7 @@ class Pipelines:
             for other in attempts
             if other.outcome is Outcome.REFUSED and other.target.address == attempt.target.address
         ]
-        return failure_reasons.why(attempt, self._mesh, {port}, port_range, refused, refusing)
+        return failures.why(attempt, self._mesh, {port}, port_range, refused, refusing)
 
     def _stop_if_once(self, state: HostState) -> None:
         if self._once_only:
@@ -308,7 +377,7 @@ class Pipelines:
         """Read what a host has answered; where more was asked than the gate's own, keep it."""
         if self._asks_more:
             self.answers[host.name] = attempt
-        return worker_answer.worker(host, attempt)
+        return worker_of(host, attempt)
 
     def _worker(self, state: HostState, attempt: Attempt) -> Worker:
         self._set(state, Stage.READY)
@@ -319,3 +388,110 @@ class Pipelines:
         if self._pairs:
             self._pairs.join(worker, attempt.target)
         return worker
+
+
+# A Role may be applied a moment after the job; a no that is still a no after this is for good.
+_CONFIRM_ROLE: Final = 2.0
+
+
+class PodPipelines(Pipelines):
+    """The pipelines of hosts whose pods kubectl enters."""
+
+    def prepare(self) -> asyncio.Future[Any]:
+        """Give what is there already: no library, and no key."""
+        return asyncio.ensure_future(asyncio.sleep(0))
+
+    async def run(self, state: HostState) -> Worker | None:
+        """Bring one host through the gate; None for this pod itself.
+
+        Raises:
+            MpibootError: what failed will not get better by waiting.
+        """
+        if self.is_own_name(state.host):
+            self._set(state, Stage.READY)
+            return None
+        pod = pod_of(state.host.name)
+        if not pod:
+            said = "this host is an address, and kubectl enters a pod by its name"
+            raise error("hostfile-invalid", said, host=state.host.name)
+        # What is missing is the pod, never a name's address.
+        state.resolved = True
+        self._set(state, Stage.KUBECTL)
+        self._reaching += 1
+        try:
+            return await self._enter(state, pod)
+        finally:
+            self._reaching -= 1
+
+    async def moved(self, worker: Worker) -> str:
+        """Tell where the pod of a host that was ready is now; empty where it still is there."""
+        found = await self._kubectl.look(pod_of(worker.host.name))
+        if found.obstacle is None:
+            now = ", ".join(found.addresses)
+            there = worker.address in found.addresses
+            return "" if there else f"its pod now has the address {now}"
+        # Who gets no answer knows nothing of the pod.
+        known = found.obstacle.trouble in (Trouble.NO_POD, Trouble.NOT_RUNNING)
+        return f"{found.obstacle.trouble.value}: {found.obstacle.said}" if known else ""
+
+    def restart(self, state: HostState) -> None:
+        """Put a host that was ready back to the beginning; ``run`` is to be called again."""
+        self._set(state, Stage.KUBECTL)
+
+    @cached_property
+    def _kubectl(self) -> Kubectl:
+        assert self._access.pods is not None  # noqa: S101 - the gate has chosen by it
+        return Kubectl(self._access.pods, limit=self._limits.command)
+
+    async def _enter(self, state: HostState, pod: str) -> Worker | None:
+        started, refused = time.monotonic(), False
+        while True:
+            found = await self._once_in(state.host, pod)
+            if not isinstance(found, Obstacle):
+                self._set(state, Stage.READY)
+                return found
+            state.hint = found.hint
+            # What kubectl says is all that is known of a failure without a name; hosts with the
+            # same words are told together.
+            known = found.trouble is not Trouble.FAILED
+            reason = (
+                found.trouble.value if known else _obstacle_text(found).replace(pod, "this pod")
+            )
+            self._set(state, Stage.KUBECTL, reason, _obstacle_text(found))
+            if found.trouble.final and (refused or self._once_only):
+                raise _kubectl_denied(found, state.host)
+            self._stop_if_once(state)
+            refused = found.trouble.final
+            wait = pacing.pause(time.monotonic() - started, self._reaching)
+            await asyncio.sleep(_CONFIRM_ROLE if refused else wait)
+
+    async def _once_in(self, host: Host, pod: str) -> Worker | Obstacle | None:
+        kubectl = self._kubectl
+        there = await kubectl.look(pod)
+        if there.obstacle is not None:
+            return there.obstacle
+        if any(links.is_local(address) for address in there.addresses):
+            return None
+        output = await kubectl.run(pod, self._command)
+        if isinstance(output, Obstacle):
+            return output
+        ipv6 = self._access.ipv6
+        first = sorted(there.addresses, key=lambda item: ipv6 is not None and (":" in item) != ipv6)
+        target = Target(host.name, first[0], 0, "")
+        local = links.source_address(target.address)
+        attempt = Attempt(target, Outcome.OK, output=output, local_address=local)
+        return replace(self.answered(host, attempt), no_facts=NoFacts.BY_KUBECTL)
+
+
+def _obstacle_text(found: Obstacle) -> str:
+    return f"{found.trouble.value}: {found.said}"
+
+
+def _kubectl_denied(found: Obstacle, host: Host) -> MpibootError:
+    return error(
+        "kubectl-denied",
+        _obstacle_text(found),
+        host=host.name,
+        evidence=found.evidence,
+        hint=found.hint,
+    )

@@ -1,7 +1,8 @@
 """What an earlier launcher of this job left on the workers is ended before mpirun starts.
 
-Only processes that carry a mark of this job are ended, and never those of a launcher that is still
-there (``other_launchers``); never by name. What can't be ended is said, and stops nothing.
+Only processes that carry the ID of a launch of this job are ended, and never those of a launcher
+that is still connected to its workers; never by name. What can't be ended is said, and stops
+nothing. A launcher that is gone in good order, or was killed, has no connection any more.
 """
 
 from __future__ import annotations
@@ -14,20 +15,89 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
+from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.launch_spec import JOB_MARK
 from mpiboot.core.model import Worker
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, first_few
-from mpiboot.hosts import host_shell, other_launchers
-from mpiboot.hosts.access import Access
+from mpiboot.hosts import host_shell
+from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.network import many_hosts
+
+# Job and launch; the launcher's host name and the time of day at its start.
+MARK: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}(?:@([A-Za-z0-9.-]*)@([0-9TZ:-]+))?", re.ASCII)
+_MARGIN: Final = 5.0
+# Kubernetes gives a pod 30 s to end where its manifest says nothing else.
+GRACE: Final = 30.0 + _MARGIN
+# sshd ends a connection after one more probe than the three that its keep-alive is divided by.
+_PROBES: Final = 4 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class OtherLauncher:
+    """A launcher that has workers; empty is what its mark does not tell.
+
+    ``monitored`` tells that one of its workers runs mpiboot's server with keep-alives, which ends a
+    connection over which nobody answers: after that time a living launcher is behind it.
+    """
+
+    name: str
+    since: str
+    address: str
+    hosts: tuple[str, ...]
+    monitored: bool
+
+
+def patience_for(keepalive: float) -> float:
+    """Give the seconds after which the workers have missed a launcher whose node vanished."""
+    return max(GRACE, keepalive * _PROBES + _MARGIN)
+
+
+def connected(
+    workers: Iterable[Worker], marks: Mapping[str, Sequence[str]], keepalive: float
+) -> tuple[OtherLauncher, ...]:
+    """Find who is connected, of the launches that have one of these marks, given by host.
+
+    ``keepalive`` is the setting in seconds; with 0 a server keeps a dead launcher's connection.
+    """
+    hosts: dict[tuple[str, str], list[Worker]] = {}
+    for worker in workers:
+        for mark, address in worker.held:
+            if mark in marks.get(worker.host.name, ()):
+                hosts.setdefault((mark, address), []).append(worker)
+    found = []
+    for (mark, address), held in hosts.items():
+        parts = MARK.fullmatch(mark)
+        name, since = (parts[1] or "", parts[2] or "") if parts else ("", "")
+        hosts_held = tuple(worker.host.name for worker in held)
+        monitored = keepalive > 0 and any(worker.runs_mpiboot for worker in held)
+        found.append(OtherLauncher(name, since, address, hosts_held, monitored))
+    return tuple(found)
+
+
+def others_line(others: Sequence[OtherLauncher]) -> str:
+    """Say who has which workers since when."""
+    first = others[0]
+    place = f" ({first.address})" if first.address else ""
+    who = f"launcher {first.name}{place}" if first.name else first.address or "a launcher"
+    since = f" since {first.since}" if first.since else ""
+    more = f", and {len(others) - 1} more launchers use some of them" if len(others) > 1 else ""
+    verb = "is" if len(first.hosts) == 1 else "are"
+    return f"{first_few(first.hosts)} {verb} in use by {who}{since}{more}"
+
+
+def error_of(others: Sequence[OtherLauncher], seconds: float) -> MpibootError:
+    """Say that the workers are another launcher's."""
+    said = f"{others_line(others)}, still after {seconds:.0f} s: nothing was started"
+    return error("workers-held", said)
+
 
 NAME: Final = JOB_MARK
 # Often at first: one that is just ending is gone in a moment.
@@ -66,7 +136,7 @@ def _running() -> set[str]:
 def of_job(worker: Worker, job: str) -> tuple[str, ...]:
     """Give the marks of this job that a worker has; others could hold anything."""
     own = job_id(job) + "-"
-    return tuple(m for m in worker.marks if m.startswith(own) and other_launchers.MARK.fullmatch(m))
+    return tuple(m for m in worker.marks if m.startswith(own) and MARK.fullmatch(m))
 
 
 def of_earlier(workers: Iterable[Worker], job: str) -> dict[str, tuple[str, ...]]:
@@ -92,7 +162,7 @@ def _name_others_of_this_pod(workers: Iterable[Worker], job: str) -> None:
         log.info("stale-processes", said, hosts=len(hosts))
 
 
-async def end(workers: Sequence[Worker], job: str, settings: Settings, access: Access) -> None:
+async def end(workers: Sequence[Worker], job: str, settings: Settings, access: SshAccess) -> None:
     """End what is left; nothing is asked where the gate saw nothing.
 
     Args:
@@ -139,15 +209,15 @@ async def _wait_for_others(
     """
     started, said, pause = time.monotonic(), False, _FIRST
     silent: Counter[str] = Counter()
-    patience = min(settings.timeout, other_launchers.patience(settings.ssh_keepalive))
-    look_at = min(patience, other_launchers.GRACE)
+    patience = min(settings.timeout, patience_for(settings.ssh_keepalive))
+    look_at = min(patience, GRACE)
     while True:
-        others = other_launchers.connected(workers, found, settings.ssh_keepalive)
+        others = connected(workers, found, settings.ssh_keepalive)
         if not others:
             return found
         if not said:
             said = True
-            line = f"{other_launchers.line(others)}; waiting until it ends"
+            line = f"{others_line(others)}; waiting until it ends"
             log.info("other-launchers", line, launchers=len(others))
         elapsed = time.monotonic() - started
         if elapsed >= look_at:
@@ -155,7 +225,7 @@ async def _wait_for_others(
             sure = elapsed >= patience and any(other.monitored for other in others)
             for other in others:
                 if sure or await remote.is_there(other, workers[0].port):
-                    raise other_launchers.error_of(others, time.monotonic() - started)
+                    raise error_of(others, time.monotonic() - started)
             if elapsed >= patience:
                 return found
         await asyncio.sleep(pause)

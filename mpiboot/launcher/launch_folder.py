@@ -19,9 +19,8 @@ from mpiboot.core.errors import error
 from mpiboot.core.model import Worker
 from mpiboot.core.setting_types import HostKeys, LaunchAgent, Stuck, Switch
 from mpiboot.core.settings import Resolved, Settings
+from mpiboot.hosts.access import KUBECTL_ENDED, KUBECTL_ENVIRONMENT, PodAccess
 from mpiboot.hosts.dns import read_resolv_conf
-from mpiboot.hosts.kubectl_choice import ENVIRONMENT
-from mpiboot.hosts.kubectl_pods import ENDED, PodAccess
 from mpiboot.job import names, own_ranks
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import LaunchPaths, Observed
@@ -117,7 +116,7 @@ class Launch:
     def _write_for_kubectl(self, pods: PodAccess) -> None:
         folder, environ = Path(self.where.launch_dir), self.observed.environ
         make_folder(folder)
-        needed = {name: environ[name] for name in ENVIRONMENT if name in environ}
+        needed = {name: environ[name] for name in KUBECTL_ENVIRONMENT if name in environ}
         kubectl = write_kubectl(folder, pods, needed)
         write_agent_files(
             folder,
@@ -518,4 +517,4 @@ def write_kubectl(folder: Path, access: PodAccess, environ: Mapping[str, str]) -
     }
     files.write_private(folder / _KUBECTL_CONFIG, assignments(read) + exports(environ))
     files.make_fifo(folder / _KUBECTL_STDIN)
-    return {"client": f"/bin/sh {_POD_EXEC}", "remote_end": ENDED}
+    return {"client": f"/bin/sh {_POD_EXEC}", "remote_end": KUBECTL_ENDED}

@@ -29,9 +29,8 @@ from mpiboot.core.model import (
 from mpiboot.core.setting_types import AUTO, Auto, DataNetworkUse
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few
-from mpiboot.hosts import doctor_look, host_sources, job_hostfile
-from mpiboot.hosts import rendezvous as gate
-from mpiboot.hosts.doctor_look import DoctorLook
+from mpiboot.hosts import gate, hostfiles
+from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook
 from mpiboot.job import mpirun_call, mpirun_line, names, render, rendezvous
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder, observation, role
@@ -66,7 +65,7 @@ def look(
     resolved: Resolved,
     program: tuple[str, ...],
     environ: Mapping[str, str],
-    doctor: DoctorLook = doctor_look.ALL,
+    doctor: DoctorLook = ALL_HOSTS,
 ) -> tuple[Observation, LauncherPod]:
     """Look at every host once, for a program that is not started."""
     launcher = launcher_pod(resolved, environ, patience=0.0)
@@ -184,14 +183,14 @@ def offline_plan(
     line = mpirun_line.read(program, mpi.family)
     given = str(resolved.given["hostfile"])
     found = asyncio.run(
-        job_hostfile.find(
+        hostfiles.find(
             settings.hostfile,
             given,
             environ,
             patience=0.0,
             line=line.hostfiles,
-            listed=host_sources.by_setting(resolved, environ),
-            platform=lambda: host_sources.by_platform(environ, ""),
+            listed=hostfiles.hosts_by_setting(resolved, environ),
+            platform=lambda: hostfiles.hosts_by_platform(environ, ""),
         )
     )
     workers = tuple(
@@ -338,7 +337,7 @@ async def _name(resolved: Resolved, program: tuple[str, ...], environ: Mapping[s
     said, hint = rendezvous.why_no_name(wanted.host, own, own_names, environ)
     if said:
         log.finding(Finding("names-unresolved", Level.WARN, said, hint=hint))
-    await gate.wait(wanted, resolved.settings, hint and f"{said}: {hint}")
+    await gate.wait_for_name(wanted, resolved.settings, hint and f"{said}: {hint}")
 
 
 async def _network(resolved: Resolved, environ: Mapping[str, str]) -> DataNetwork:

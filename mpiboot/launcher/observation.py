@@ -25,19 +25,9 @@ from mpiboot.core.model import (
 )
 from mpiboot.core.setting_types import AUTO, Switch
 from mpiboot.core.settings import Resolved, Settings
-from mpiboot.hosts import (
-    doctor_look,
-    gate,
-    host_shell,
-    host_sources,
-    job_hostfile,
-    master_port,
-    one_try,
-    recheck,
-    stale_processes,
-)
-from mpiboot.hosts.doctor_look import DoctorLook
-from mpiboot.hosts.pair_check import PairCheck
+from mpiboot.hosts import gate, host_shell, hostfiles, remote_commands, stale_processes
+from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook
+from mpiboot.hosts.pairs import PairCheck
 from mpiboot.job import agent_variables, data, launcher_size, mpirun_call, mpirun_line, names
 from mpiboot.job import plan as plans
 from mpiboot.job.dialects import DIALECTS
@@ -95,7 +85,7 @@ async def wait(
     client = choose_client(launcher, len(found.hostfile.hosts), mpi, line)
     parameters = facts.find_parameters(mpi, launcher.environ, line)
     already_said = _tell_at_once(launcher, found, mpi, line, client, parameters)
-    follow = job_hostfile.HostfileFollower(found)
+    follow = hostfiles.HostfileFollower(found)
     pairs, to = _pairs(launcher), access(launcher)
     kept = _keep_logins(launcher, client)
     passed = await gate.wait(
@@ -112,7 +102,7 @@ async def wait(
     found = follow.found
     await stale_processes.end(passed.workers, launcher.job, _rest(launcher), to)
     settings = launcher.resolved.settings
-    workers, networks = await recheck.settled(
+    workers, networks = await remote_commands.wait_until_settled(
         passed.workers, lambda worker: data.network_of(worker, settings), _rest(launcher), to
     )
     passed = dataclasses.replace(passed, workers=workers)
@@ -126,7 +116,7 @@ async def wait(
 
 def _tell_at_once(
     launcher: LauncherPod,
-    found: job_hostfile.JobHostfile,
+    found: hostfiles.JobHostfile,
     mpi: Mpi,
     line: UserLine,
     client: Decision,
@@ -162,7 +152,7 @@ def _tell_at_once(
 
 
 async def look(
-    launcher: LauncherPod, program: tuple[str, ...], doctor: DoctorLook = doctor_look.ALL
+    launcher: LauncherPod, program: tuple[str, ...], doctor: DoctorLook = ALL_HOSTS
 ) -> Observation:
     """Look once at everything."""
     settings = launcher.resolved.settings
@@ -171,7 +161,7 @@ async def look(
     line = mpirun_line.read(program, mpi.family)
     found = await _hostfile(launcher, 0.0, line.hostfiles)
     pairs = _pairs(launcher)
-    passed = await one_try.look(
+    passed = await gate.probe_once(
         found.hostfile.hosts,
         settings,
         access(launcher),
@@ -204,7 +194,9 @@ async def master_port_taken(
     if meeting.host not in called.keys() | here:
         return ()
     worker = called.get(meeting.host)
-    return await master_port.look(meeting, worker, launcher.resolved.settings, access(launcher))
+    return await remote_commands.look_at_master_port(
+        meeting, worker, launcher.resolved.settings, access(launcher)
+    )
 
 
 def _pairs(launcher: LauncherPod) -> PairCheck:
@@ -224,7 +216,7 @@ def _own_facts(launcher: LauncherPod) -> tuple[PodFacts, int | None]:
 
 
 def _for_mpirun(
-    found: job_hostfile.JobHostfile,
+    found: hostfiles.JobHostfile,
     passed: gate.GateResult,
     own: PodFacts,
     mpi: Mpi,
@@ -244,7 +236,7 @@ def _for_mpirun(
 
 def _observation(
     launcher: LauncherPod,
-    found: job_hostfile.JobHostfile,
+    found: hostfiles.JobHostfile,
     passed: gate.GateResult,
     mpi: Mpi,
     line: UserLine,
@@ -280,7 +272,7 @@ async def pass_gates(launcher: LauncherPod, reached: list[Worker] | None = None)
     found = await _hostfile(launcher, _rest(launcher).timeout)
     for item in found.warnings:
         log.finding(item)
-    follow = job_hostfile.HostfileFollower(found)
+    follow = hostfiles.HostfileFollower(found)
     pairs = _pairs(launcher)
     passed = await gate.wait(
         found.hostfile.hosts,
@@ -314,22 +306,22 @@ def no_mpirun(environ: Mapping[str, str], called: str = "") -> MpibootError:
 
 async def _hostfile(
     launcher: LauncherPod, patience: float, line: tuple[str, ...] = ()
-) -> job_hostfile.JobHostfile:
+) -> hostfiles.JobHostfile:
     return await find_hostfile(launcher.resolved, launcher.environ, patience, line)
 
 
 async def find_hostfile(
     resolved: Resolved, environ: Mapping[str, str], patience: float, line: tuple[str, ...] = ()
-) -> job_hostfile.JobHostfile:
+) -> hostfiles.JobHostfile:
     """Read the hostfiles that the program's own mpirun line names, else the settings'."""
-    return await job_hostfile.find(
+    return await hostfiles.find(
         resolved.settings.hostfile,
         str(resolved.given["hostfile"]),
         environ,
         patience=patience,
         line=line,
-        listed=host_sources.by_setting(resolved, environ),
-        platform=lambda: host_sources.by_platform(environ, socket.gethostname()),
+        listed=hostfiles.hosts_by_setting(resolved, environ),
+        platform=lambda: hostfiles.hosts_by_platform(environ, socket.gethostname()),
     )
 
 

@@ -329,7 +329,7 @@ def _no_gate(resolved: Resolved, environ: Mapping[str, str], found: RunsOnce) ->
     if not found.reaches_hosts:
         return "it starts at once"
     # What knows hostfiles is too heavy for what needs none.
-    from mpiboot.hosts import host_sources, hostfiles  # noqa: PLC0415
+    from mpiboot.hosts import hostfiles  # noqa: PLC0415
 
     given = str(resolved.given["hostfile"])
     first = hostfiles.candidates(settings.hostfile, given, environ)[0]
@@ -337,7 +337,7 @@ def _no_gate(resolved: Resolved, environ: Mapping[str, str], found: RunsOnce) ->
     if not first.is_default or os.path.exists(first.path):  # noqa: PTH110
         return ""
     own = os.uname().nodename
-    if host_sources.by_setting(resolved, environ) or host_sources.by_platform(environ, own):
+    if hostfiles.hosts_by_setting(resolved, environ) or hostfiles.hosts_by_platform(environ, own):
         return ""
     return f"there is no hostfile ({first.path}), so it starts at once"
 

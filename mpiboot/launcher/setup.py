@@ -16,10 +16,8 @@ from mpiboot.core import log
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Decision, Identity
 from mpiboot.core.settings import Resolved
-from mpiboot.hosts import dns, gate
-from mpiboot.hosts import kubectl_choice as choice
-from mpiboot.hosts.access import PORTS
-from mpiboot.hosts.kubectl_pods import PodAccess
+from mpiboot.hosts import dns
+from mpiboot.hosts.access import PORTS, PodAccess, SshAccess, choose_access
 from mpiboot.job import names
 from mpiboot.job.launcher_size import LauncherLimits
 from mpiboot.network import pod
@@ -107,7 +105,7 @@ def launcher_pod(
         except MpibootError:
             return False
 
-    pods, chosen = choice.choose(resolved, environ, key_is_there) or (None, None)
+    pods, chosen = choose_access(resolved, environ, key_is_there) or (None, None)
     key = None
     if pods is None:
         mounted = keys.wait(settings.ssh_key, homes, identity.uid, most)
@@ -132,7 +130,7 @@ def launcher_pod(
     )
 
 
-def access(launcher: LauncherPod) -> gate.Access:
+def access(launcher: LauncherPod) -> SshAccess:
     """Give how this launcher logs in to the workers."""
     settings = launcher.resolved.settings
     hostname = socket.gethostname()
@@ -140,7 +138,7 @@ def access(launcher: LauncherPod) -> gate.Access:
     own, _ = pod.control_address(settings.control_ifname, hostname, api=api)
     named = port.client_port(launcher.environ, launcher.identity.home)
     search = dns.read_resolv_conf().search
-    return gate.Access(
+    return SshAccess(
         user=settings.ssh_user or launcher.identity.user,
         key=launcher.key.path if launcher.key else Path(),
         hostname=hostname,

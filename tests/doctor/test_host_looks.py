@@ -12,11 +12,11 @@ from mpiboot.core.model import Host
 from mpiboot.core.settings import Settings
 from mpiboot.doctor.host_report import LauncherPlace, NameLook
 from mpiboot.doctor.look import hosts
-from mpiboot.hosts import one_try
-from mpiboot.hosts.access import Access
+from mpiboot.hosts import gate
+from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.dns_answers import DnsAnswer
-from mpiboot.hosts.doctor_look import DoctorLook
+from mpiboot.hosts.dns_query import DnsAnswer
+from mpiboot.hosts.gate import DoctorLook
 from mpiboot.ssh.attempt import LoginTimeouts
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
 from tests.fakes.sshd import Behaviour, Job, sshd
@@ -116,9 +116,9 @@ async def test_64_hosts_are_asked_in_one_session_each(
     listed = [Host(f"w-{number}") for number in range(64)]
     place = LauncherPlace("own", "127.0.0.1", 1)
     async with sshd(behaviour) as port:
-        to = Access("runner", behaviour.job.path, "launcher", ports=(port,))
+        to = SshAccess("runner", behaviour.job.path, "launcher", ports=(port,))
         look = DoctorLook(hosts.questions(place))
-        passed = await one_try.look(
+        passed = await gate.probe_once(
             listed, Settings(), to, resolver=_Names(), doctor=look, limits=PATIENT
         )
     assert (len(passed.workers), passed.findings) == (64, ())

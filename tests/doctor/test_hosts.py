@@ -15,7 +15,7 @@ from mpiboot.core.settings import resolve
 from mpiboot.doctor import hosts
 from mpiboot.doctor.host_report import NameLook
 from mpiboot.doctor.look import hosts as looks
-from mpiboot.hosts.dns_answers import DnsAnswer
+from mpiboot.hosts.dns_query import DnsAnswer
 from mpiboot.hosts.gate import GateResult
 from mpiboot.launcher import look
 from mpiboot.launcher.observation import Observation

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpiboot.hosts.authentication import as_error, detail, final
+from mpiboot.hosts.failures import as_error, detail, final
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
 
 OURS, THEIRS = "SHA256:ours", "SHA256:theirs"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.hosts.dns import Resolver, at_once, read_resolv_conf, system_addresses
-from mpiboot.hosts.dns_answers import DnsAnswer, DnsReply, NoAddress, summary
+from mpiboot.hosts.dns_query import DnsAnswer, DnsReply, NoAddress, summary
 from tests.fakes.nameserver import (
     DROP,
     GARBAGE,

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.hosts import dns_query
-from mpiboot.hosts.dns_answers import DnsReply, NoAddress
-from mpiboot.hosts.dns_query import AT_ONCE, PER_SECOND, Allowance
+from mpiboot.hosts.dns_query import AT_ONCE, PER_SECOND, Allowance, DnsReply, NoAddress
 from tests.fakes.nameserver import (
     DROP,
     GARBAGE,

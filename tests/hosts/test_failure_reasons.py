@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from mpiboot.core.model import Mesh
-from mpiboot.hosts import failure_reasons
-from mpiboot.hosts.dns_answers import NoAddress
-from mpiboot.hosts.resolv_conf import ResolvConf
+from mpiboot.hosts import failures
+from mpiboot.hosts.dns import ResolvConf
+from mpiboot.hosts.dns_query import NoAddress
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
 
 ISTIO = Mesh("istio", ())
@@ -16,7 +16,7 @@ def why(
     outcome: Outcome, mesh: Mesh | None = None, *, stalled: bool = False, refused: float = 0.0
 ) -> tuple[str, str]:
     probe = Attempt(TARGET, outcome, stalled=stalled)
-    said, hint = failure_reasons.why(probe, mesh, {22}, "40000-40001", refused)
+    said, hint = failures.why(probe, mesh, {22}, "40000-40001", refused)
     return said, hint or ""
 
 
@@ -50,7 +50,7 @@ def test_a_worker_that_refuses_for_a_minute_may_have_a_command_of_its_own() -> N
     assert "`command:` in its spec replaces it" in hint
     assert "write `args: [worker]`" in hint
     assert why(Outcome.TIMEOUT, refused=60.0) == (Outcome.TIMEOUT.value, "")
-    assert failure_reasons.more(said, Attempt(TARGET, Outcome.REFUSED)) == (
+    assert failures.more(said, Attempt(TARGET, Outcome.REFUSED)) == (
         "; nothing has listened for 60 s"
     )
 
@@ -58,14 +58,14 @@ def test_a_worker_that_refuses_for_a_minute_may_have_a_command_of_its_own() -> N
 @pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.UNREACHABLE])
 def test_a_filtered_port_is_a_network_policys_or_a_firewalls(outcome: Outcome) -> None:
     probe = Attempt(TARGET, outcome)
-    said, hint = failure_reasons.why(probe, None, {22}, "", 0.0, (2222, 2206))
+    said, hint = failures.why(probe, None, {22}, "", 0.0, (2222, 2206))
     assert said == f"{outcome.value}, though other ports refuse"
     assert hint == (
         "port 22 of w-0 is filtered: its pod is there, and refuses connections to port 2206. A "
         "NetworkPolicy or firewall must let the launcher connect to port 22 of the workers"
     )
-    assert failure_reasons.more(said, probe) == "; though other ports refuse"
-    assert failure_reasons.why(probe, None, {22}, "") == (outcome.value, None)
+    assert failures.more(said, probe) == "; though other ports refuse"
+    assert failures.why(probe, None, {22}, "") == (outcome.value, None)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_the_nodes_resolver_in_a_pod_is_told_by_its_search_list(
 ) -> None:
     conf = ResolvConf(("10.0.0.10",), search)
     for reason in (NoAddress.NXDOMAIN, NoAddress.NO_RECORD):
-        hint = failure_reasons.unresolved(reason, conf) or ""
+        hint = failures.unresolved(reason, conf) or ""
         assert told in hint
         assert ("`dnsPolicy: ClusterFirstWithHostNet`" in hint) == bool(told)
     for other in (NoAddress.TIMEOUT, NoAddress.SERVFAIL, None):
-        assert failure_reasons.unresolved(other, conf) is None
+        assert failures.unresolved(other, conf) is None

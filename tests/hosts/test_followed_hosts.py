@@ -16,8 +16,8 @@ from mpiboot.core import log
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Host, Worker
 from mpiboot.core.setting_types import LogFormat
-from mpiboot.hosts import followed_hosts, job_hostfile
-from mpiboot.hosts.followed_hosts import FollowedHosts, HostfileChange, change
+from mpiboot.hosts import gate, hostfiles
+from mpiboot.hosts.gate import FollowedHosts, HostfileChange, hostfile_change
 from mpiboot.hosts.progress import HostState
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def hosts(*names: str) -> tuple[Host, ...]:
 def test_two_versions_differ_by_who_left_and_who_joined(
     old: tuple[Host, ...], new: tuple[Host, ...], expected: HostfileChange
 ) -> None:
-    assert change(old, new) == expected
+    assert hostfile_change(old, new) == expected
 
 
 def test_a_change_is_one_line_however_large() -> None:
@@ -158,9 +158,9 @@ async def test_a_host_that_has_left_meanwhile_is_not_started_again() -> None:
 
 async def followed(
     path: Path, clock: Callable[[], float] = time.monotonic
-) -> job_hostfile.HostfileFollower:
-    found = await job_hostfile.find(str(path), "--hostfile", {}, patience=0, default="/none")
-    return job_hostfile.HostfileFollower(found, clock)
+) -> hostfiles.HostfileFollower:
+    found = await hostfiles.find(str(path), "--hostfile", {}, patience=0, default="/none")
+    return hostfiles.HostfileFollower(found, clock)
 
 
 async def test_the_same_file_is_never_read_twice(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ async def test_ready_hosts_are_looked_at_every_ten_seconds_and_not_all_at_once(
     seen = FollowedHosts(hosts("a", "b"), cast("Pipelines", pipes))
     await asyncio.wait(seen.runs.values())
     asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
-    monkeypatch.setattr(followed_hosts, "asyncio", asyncs)
+    monkeypatch.setattr(gate, "asyncio", asyncs)
     with pytest.raises(asyncio.CancelledError):
         await seen.watch()
     assert noted == [10.0, 0.02, 0.02, 10.0, 0.02]

@@ -16,10 +16,11 @@ from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Host, Mesh, Worker
 from mpiboot.core.setting_types import HostKeys, LogFormat, Switch
 from mpiboot.core.settings import Settings, resolve
-from mpiboot.hosts import gate, one_try, progress, retry_delay
+from mpiboot.hosts import gate, pacing, progress
+from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.gate import Access, GateResult
-from mpiboot.hosts.job_hostfile import HostfileFollower, find
+from mpiboot.hosts.gate import GateResult
+from mpiboot.hosts.hostfiles import HostfileFollower, find
 from mpiboot.hosts.pipeline import Pipelines
 from mpiboot.hosts.progress import Stage
 from mpiboot.network import platform_hints
@@ -90,14 +91,16 @@ def named(*names: str) -> tuple[Host, ...]:
     return tuple(Host(name, slots=1, line=number) for number, name in enumerate(names, start=1))
 
 
-def access(job: Job, *ports: int, hostname: str = "launcher", fqdns: Sequence[str] = ()) -> Access:
-    return Access("runner", job.path, hostname, ports=ports, fqdns=tuple(fqdns))
+def access(
+    job: Job, *ports: int, hostname: str = "launcher", fqdns: Sequence[str] = ()
+) -> SshAccess:
+    return SshAccess("runner", job.path, hostname, ports=ports, fqdns=tuple(fqdns))
 
 
 async def passing(
     cluster: Cluster,
     hosts: Sequence[Host],
-    to: Access,
+    to: SshAccess,
     settings: Settings | None = None,
     follow: HostfileFollower | None = None,
     limits: LoginTimeouts = LIMITS,
@@ -114,7 +117,7 @@ async def passing(
 
 
 async def failing(
-    cluster: Cluster, hosts: Sequence[Host], to: Access, settings: Settings | None = None
+    cluster: Cluster, hosts: Sequence[Host], to: SshAccess, settings: Settings | None = None
 ) -> MpibootError:
     with pytest.raises(MpibootError) as caught:
         await passing(cluster, hosts, to, settings)
@@ -146,7 +149,7 @@ class Deadline:
         self._passed += after
 
     async def failure(
-        self, cluster: Cluster, hosts: Sequence[Host], to: Access, *shown: str
+        self, cluster: Cluster, hosts: Sequence[Host], to: SshAccess, *shown: str
     ) -> MpibootError:
         """Let a gate fail at its deadline."""
         waiting = asyncio.ensure_future(failing(cluster, hosts, to, Settings(timeout=LONG)))
@@ -449,7 +452,7 @@ async def test_the_pace_depends_on_how_many_are_waited_for_at_the_same_stage(
     names: list[int] = []
     servers: list[int] = []
     paused = asyncio.Event()
-    pause = retry_delay.pause
+    pause = pacing.pause
 
     def counted(waited: float, pending: int, *more: float | None) -> float:
         (names if more else servers).append(pending)
@@ -462,7 +465,7 @@ async def test_the_pace_depends_on_how_many_are_waited_for_at_the_same_stage(
             paused.clear()
             await paused.wait()
 
-    monkeypatch.setattr(retry_delay, "pause", counted)
+    monkeypatch.setattr(pacing, "pause", counted)
     settings = Settings(timeout=30, dns_interval=0.07)
     hosts = named("w-0", "w-1", "w-2")
     waiting = asyncio.ensure_future(failing(cluster, hosts, access(job, 1), settings))
@@ -691,7 +694,7 @@ async def test_looking_tries_once_and_has_a_finding_for_each_that_is_not_ready(
     hosts = named("w-0", "w-1", "w-2", "localhost")
     async with sshd(Behaviour(job), "127.0.0.2") as port, cluster.resolver() as resolver:
         patient = replace(LIMITS, connect=60.0, greeting=60.0)  # there is one try alone
-        result = await one_try.look(
+        result = await gate.probe_once(
             hosts, Settings(), access(job, port), resolver=resolver, limits=patient
         )
 
@@ -732,7 +735,7 @@ async def test_lines_come_on_change_and_as_json_with_fields(
 async def test_a_ready_host_that_moves_while_others_are_waited_for_is_waited_for_again(
     cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mpiboot.hosts.followed_hosts._AGAIN", 0.1)
+    monkeypatch.setattr("mpiboot.hosts.gate._AGAIN", 0.1)
     monkeypatch.setattr("mpiboot.hosts.dns._SECOND_OPINION", 0.0)
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     behaviour = Behaviour(job)
@@ -757,7 +760,7 @@ async def test_a_nameserver_that_fails_says_nothing_about_a_ready_host(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("mpiboot.hosts.followed_hosts._AGAIN", 0.1)
+    monkeypatch.setattr("mpiboot.hosts.gate._AGAIN", 0.1)
     monkeypatch.setattr("mpiboot.hosts.dns._SECOND_OPINION", 0.0)
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     behaviour = Behaviour(job)

@@ -20,16 +20,14 @@ from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Host, NoFacts, Worker
 from mpiboot.core.setting_types import DataNetworkUse, LogFormat, LogLevel
 from mpiboot.core.settings import Settings
-from mpiboot.hosts import error_report, gate, one_try, progress
-from mpiboot.hosts.access import Access
+from mpiboot.hosts import error_report, gate, progress
+from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.doctor_look import DoctorLook
-from mpiboot.hosts.followed_hosts import FollowedHosts
-from mpiboot.hosts.job_hostfile import HostfileFollower
-from mpiboot.hosts.pair_check import PairCheck
+from mpiboot.hosts.gate import DoctorLook, FollowedHosts
+from mpiboot.hosts.hostfiles import HostfileFollower
+from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.pipeline import Pipelines
-from mpiboot.hosts.progress import HostState
-from mpiboot.hosts.reporter import Reporter
+from mpiboot.hosts.progress import HostState, Reporter
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from tests.fakes import plans
 from tests.waiting import until_in_loop
@@ -38,7 +36,7 @@ HOSTS = plans.hosts(1, 1)
 READY = tuple(plans.worker(host, number, None) for number, host in enumerate(HOSTS))
 LATE = replace(READY[0], facts=None, no_facts=NoFacts.LATE)
 OWN = Host("launcher")
-TO = Access("r", Path("key"), "launcher")
+TO = SshAccess("r", Path("key"), "launcher")
 
 
 class Clock:
@@ -64,7 +62,7 @@ class Hosts:
         self.answers = {"w-0": Attempt(Target("w-0", "10.0.0.1", 22, ""), Outcome.OK)}
         self.clock = Clock()
         monkeypatch.setattr(gate, "Pipelines", self._made)
-        monkeypatch.setattr(one_try, "Pipelines", self._made)
+        monkeypatch.setattr(gate, "Pipelines", self._made)
         monkeypatch.setattr(gate, "time", self.clock)
 
     def _made(self, *args: object, **named: object) -> Hosts:
@@ -117,7 +115,7 @@ async def test_a_look_hands_on_all_that_it_found(
     settings = Settings(data_network=use)
     listed = (*HOSTS, OWN, Host("other-name"))
     names = tuple(host.name for host in listed)
-    found = await one_try.look(
+    found = await gate.probe_once(
         (*listed, Host("not-asked")),
         settings,
         TO,
@@ -152,7 +150,7 @@ async def test_what_nobody_expected_ends_a_look(monkeypatch: pytest.MonkeyPatch)
     hosts = Hosts(monkeypatch)
     hosts.ends[HOSTS[0].name] = RuntimeError("nobody thought of it")
     with pytest.raises(RuntimeError, match="nobody thought of it"):
-        await one_try.look(HOSTS[:1], Settings(), TO, resolver=RESOLVER)
+        await gate.probe_once(HOSTS[:1], Settings(), TO, resolver=RESOLVER)
 
 
 async def test_a_gate_hands_on_all_that_it_found_and_says_how_long_it_took(
@@ -202,7 +200,7 @@ async def test_the_key_is_read_where_anybody_is_to_be_logged_in_to(
     monkeypatch: pytest.MonkeyPatch, listed: tuple[Host, ...], prepared: int
 ) -> None:
     hosts = Hosts(monkeypatch, READY[0])
-    await one_try.look(listed, Settings(), TO, resolver=RESOLVER)
+    await gate.probe_once(listed, Settings(), TO, resolver=RESOLVER)
     assert hosts.prepared == prepared
     await gate.wait(listed, Settings(), TO, resolver=RESOLVER)
     assert hosts.prepared == 2 * prepared
@@ -382,7 +380,7 @@ async def test_the_callers_own_work_has_no_deadline_here(monkeypatch: pytest.Mon
 async def test_ctrl_c_leaves_doctor_what_hosts_had_told(monkeypatch: pytest.MonkeyPatch) -> None:
     Hosts(monkeypatch, READY[0])
     before = signal.getsignal(signal.SIGINT)
-    look = one_try.look(
+    look = gate.probe_once(
         HOSTS, Settings(), TO, resolver=RESOLVER, doctor=DoctorLook(("own_values",))
     )
     looking = asyncio.ensure_future(look)

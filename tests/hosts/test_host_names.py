@@ -9,8 +9,8 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.setting_types import AUTO, Auto, Switch
-from mpiboot.hosts.dns_answers import DnsAnswer, NoAddress
-from mpiboot.hosts.host_names import HostNames
+from mpiboot.hosts.dns_query import DnsAnswer, NoAddress
+from mpiboot.hosts.pipeline import HostNames
 
 if TYPE_CHECKING:
     from mpiboot.hosts.dns import Resolver

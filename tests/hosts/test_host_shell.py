@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.model import NoFacts
-from mpiboot.hosts import host_shell, worker_answer
+from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import HostAnswer
+from mpiboot.hosts.pipeline import facts_of
 from mpiboot.worker.role import Launchers
 
 SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "fish", "tcsh") if shutil.which(shell)]
@@ -286,7 +287,7 @@ def test_a_worker_without_its_facts_yet_is_late_and_nothing_else(folder: Path) -
     answer = host_shell.read(run(MPIBOOT_WORKER_DIR=str(folder), PATH=f"{folder}:/usr/bin:/bin"))
 
     assert (answer.late, answer.facts, answer.mpirun) == (True, None, None)
-    assert worker_answer.facts_of(answer) == (None, NoFacts.LATE)
+    assert facts_of(answer) == (None, NoFacts.LATE)
 
 
 def test_a_worker_that_can_not_look_again_says_why(folder: Path) -> None:
@@ -307,7 +308,7 @@ def test_a_worker_without_mpiboot_tells_what_plain_programs_know(tmp_path: Path)
     answer = host_shell.read("Welcome to this image\n" + output)
 
     assert answer.mpirun == (str(program), "mpirun (Open MPI) 5.0.8\n\nReport")
-    assert worker_answer.facts_of(answer) == (None, NoFacts.NO_MPIBOOT)
+    assert facts_of(answer) == (None, NoFacts.NO_MPIBOOT)
 
 
 def test_a_worker_without_mpirun_has_no_mpi(tmp_path: Path) -> None:
@@ -326,7 +327,7 @@ def test_an_output_that_cannot_be_read_is_no_answer(output: str) -> None:
 
 def test_facts_of_another_version_are_not_taken_for_a_worker_without_mpiboot() -> None:
     answer = host_shell.read("mpiboot-facts\nnot json")
-    assert worker_answer.facts_of(answer) == (None, NoFacts.UNREADABLE)
+    assert facts_of(answer) == (None, NoFacts.UNREADABLE)
 
 
 def test_the_present_state_comes_before_the_facts() -> None:

@@ -10,9 +10,8 @@ from mpiboot.core.checks import ExitCode
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Source
 from mpiboot.core.settings import resolve
-from mpiboot.hosts import host_sources
-from mpiboot.hosts.hostfiles import HostfilePath
-from mpiboot.hosts.job_hostfile import HostfileFollower, find
+from mpiboot.hosts import hostfiles
+from mpiboot.hosts.hostfiles import HostfileFollower, HostfilePath, find
 
 # Volcano v1.15.1: svc.go (GenerateHosts) and mpi.go (generateTaskHosts) for the job of its guide,
 # docs/user-guide/how_to_use_mpi_plugin.md, with a task whose name has a hyphen.
@@ -42,7 +41,7 @@ def mounted(tmp_path: Path) -> str:
 
 
 def by_platform(environ: dict[str, str], folder: str = "/nowhere") -> HostfilePath:
-    found = host_sources.by_platform(environ, OWN, folder)
+    found = hostfiles.hosts_by_platform(environ, OWN, folder)
     assert found is not None
     return found
 
@@ -95,13 +94,13 @@ def test_a_jobs_only_task_has_the_hosts_though_this_pod_is_one_of_them() -> None
 
 
 def test_elsewhere_no_hosts_are_found() -> None:
-    assert host_sources.by_platform({"PATH": "/bin", "MY_HOSTS": "a,b"}, OWN, "/nowhere") is None
+    assert hostfiles.hosts_by_platform({"PATH": "/bin", "MY_HOSTS": "a,b"}, OWN, "/nowhere") is None
 
 
 @pytest.mark.parametrize("wanted", ["mpi-worker", "mpi_worker"])
 def test_a_setting_says_which_task(mounted: str, wanted: str) -> None:
     resolved = resolve({}, {"MPIBOOT_WORKER_TASK": wanted})
-    found = host_sources.by_setting(resolved, {**ENVIRON, **THIRD}, mounted)
+    found = hostfiles.hosts_by_setting(resolved, {**ENVIRON, **THIRD}, mounted)
     by = "MPIBOOT_WORKER_TASK"
     assert found == HostfilePath(f"{mounted}/mpi_worker.host", by, Source.ENVIRONMENT)
 
@@ -113,7 +112,7 @@ def test_a_setting_says_which_task(mounted: str, wanted: str) -> None:
 def test_a_task_that_the_job_lacks_is_no_guess(environ: dict[str, str], have: str) -> None:
     resolved = resolve({"worker_task": "worker"}, {})
     with pytest.raises(MpibootError) as wrong:
-        host_sources.by_setting(resolved, environ, "/nowhere")
+        hostfiles.hosts_by_setting(resolved, environ, "/nowhere")
     assert wrong.value.code == ExitCode.HOSTFILE_MISSING
     assert wrong.value.finding.said.startswith("--worker-task=worker: ")
     assert have in wrong.value.finding.said
@@ -123,7 +122,7 @@ async def test_a_launcher_reads_them_where_nothing_names_a_hostfile(
     mounted: str, tmp_path: Path
 ) -> None:
     def platform() -> HostfilePath | None:
-        return host_sources.by_platform({}, OWN, mounted)
+        return hostfiles.hosts_by_platform({}, OWN, mounted)
 
     missing = str(tmp_path / "none" / "hostfile")
     found = await find("", "", {}, patience=0, default=missing, platform=platform)
@@ -178,14 +177,14 @@ SET = {"replicas": "3", "service": "my-hpc-cluster", "name": "my-cnode"}
 
 
 def test_a_stateful_set_is_listed_from_its_settings() -> None:
-    assert host_sources.by_setting(resolve(SET, {}), {}) == HostfilePath(
+    assert hostfiles.hosts_by_setting(resolve(SET, {}), {}) == HostfilePath(
         "my-cnode-[0-2].my-hpc-cluster",
         "--replicas",
         Source.FLAG,
         "my-cnode-0.my-hpc-cluster\nmy-cnode-1.my-hpc-cluster\nmy-cnode-2.my-hpc-cluster",
     )
     environ = {f"MPIBOOT_{name.upper()}": value for name, value in SET.items()}
-    found = host_sources.by_setting(resolve({}, environ), environ)
+    found = hostfiles.hosts_by_setting(resolve({}, environ), environ)
     assert found is not None
     assert (found.by, found.source) == ("MPIBOOT_REPLICAS", Source.ENVIRONMENT)
 
@@ -194,14 +193,14 @@ def test_a_stateful_set_is_listed_from_its_settings() -> None:
 def test_a_stateful_set_by_halves_is_refused(missing: str) -> None:
     flags = {name: value for name, value in SET.items() if name != missing}
     with pytest.raises(MpibootError) as wrong:
-        host_sources.by_setting(resolve(flags, {}), {})
+        hostfiles.hosts_by_setting(resolve(flags, {}), {})
     assert wrong.value.code == ExitCode.CONFLICT
     assert f"without --{missing}: " in wrong.value.finding.said
 
 
 def test_a_task_and_a_stateful_set_are_not_both_the_hosts() -> None:
     with pytest.raises(MpibootError) as wrong:
-        host_sources.by_setting(resolve({**SET, "worker_task": "w"}, {}), ENVIRON)
+        hostfiles.hosts_by_setting(resolve({**SET, "worker_task": "w"}, {}), ENVIRON)
     assert wrong.value.finding.said == "--worker-task and --replicas both name the job's hosts"
 
 
@@ -239,5 +238,5 @@ def test_what_is_no_list_of_lsf_is_said(value: str) -> None:
 
 def test_without_lsfs_job_its_variables_are_leftovers() -> None:
     left = {"LSB_MCPU_HOSTS": "a 2"}
-    assert host_sources.by_platform(left, OWN, "/nowhere") is None
-    assert host_sources.by_platform({"LSB_JOBID": "7"}, OWN, "/nowhere") is None
+    assert hostfiles.hosts_by_platform(left, OWN, "/nowhere") is None
+    assert hostfiles.hosts_by_platform({"LSB_JOBID": "7"}, OWN, "/nowhere") is None

@@ -13,9 +13,8 @@ from mpiboot.core import log
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Level, Source
 from mpiboot.core.setting_types import LogFormat
-from mpiboot.hosts import hostfiles, job_hostfile
-from mpiboot.hosts.hostfiles import HostfilePath, candidates
-from mpiboot.hosts.job_hostfile import JobHostfile, find
+from mpiboot.hosts import hostfiles
+from mpiboot.hosts.hostfiles import HostfilePath, JobHostfile, candidates, find
 
 GUARD = 20.0
 
@@ -292,10 +291,9 @@ async def test_a_hostfile_is_looked_for_ever_less_often_and_told_again_after_28_
         assert len(pauses) < 1000, "it never ends"
         pauses.append(seconds)
 
-    asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
-    monkeypatch.setattr(job_hostfile, "asyncio", asyncs)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     clock = SimpleNamespace(monotonic=lambda: 1000.0 + sum(pauses))
-    monkeypatch.setattr(job_hostfile, "time", clock)
+    monkeypatch.setattr(hostfiles, "time", clock)
     log.configure(form=LogFormat.JSON)
     path = tmp_path / "none" / "hostfile"
     wrong = await failing(path, 60.0)

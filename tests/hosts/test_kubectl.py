@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from mpiboot.hosts.kubectl import Kubectl
-from mpiboot.hosts.kubectl_pods import Obstacle, PodAccess, PodState, Trouble
+from mpiboot.hosts.access import Kubectl, Obstacle, PodAccess, PodState, Trouble
 from mpiboot.system import programs
 
 POD = {

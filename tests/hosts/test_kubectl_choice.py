@@ -7,8 +7,7 @@ import pytest
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Source
 from mpiboot.core.settings import resolve
-from mpiboot.hosts import kubectl_choice as choice
-from mpiboot.hosts.kubectl_pods import PodAccess
+from mpiboot.hosts.access import ACCOUNT, PodAccess, choose_access, own_namespace
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def path(tmp_path: Path) -> str:
 def chosen(
     account: Path, environ: dict[str, str], *, key: bool = False
 ) -> tuple[PodAccess, str, Source, str] | None:
-    found = choice.choose(resolve({}, environ), environ, lambda: key, account)
+    found = choose_access(resolve({}, environ), environ, lambda: key, account)
     return found and (found[0], found[1].value, found[1].source, found[1].because)
 
 
@@ -54,9 +53,9 @@ def test_without_kubectl_or_a_token_the_key_is_waited_for(account: Path, path: s
         raise AssertionError("who can't use kubectl has nothing to choose")
 
     resolved = resolve({}, {})
-    assert choice.choose(resolved, {"PATH": ""}, asked, account) is None
+    assert choose_access(resolved, {"PATH": ""}, asked, account) is None
     (account / "token").unlink()
-    assert choice.choose(resolved, {"PATH": path}, asked, account) is None
+    assert choose_access(resolved, {"PATH": path}, asked, account) is None
 
 
 def test_the_settings_win(account: Path, path: str) -> None:
@@ -81,9 +80,9 @@ def test_kubectl_that_is_asked_for_and_missing_is_told(account: Path) -> None:
 
 
 def test_a_pod_without_a_service_account_has_no_namespace_of_its_own(tmp_path: Path) -> None:
-    assert choice.own_namespace(tmp_path) == ""
+    assert own_namespace(tmp_path) == ""
 
 
 def test_the_account_is_looked_for_where_a_kubelet_mounts_it() -> None:
     """As Kubernetes' own documentation has it: tasks/run-application/access-api-from-pod."""
-    assert str(choice.ACCOUNT) == "/var/run/secrets/kubernetes.io/serviceaccount"
+    assert str(ACCOUNT) == "/var/run/secrets/kubernetes.io/serviceaccount"

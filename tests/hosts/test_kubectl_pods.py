@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from mpiboot.hosts import kubectl_pods as pods
-from mpiboot.hosts.kubectl_pods import PodAccess, Trouble, pod_of
+from mpiboot.hosts.access import PodAccess, Trouble, obstacle_of, pod_of, pod_state
 
 ACCESS = PodAccess("/bin/kubectl", "jobs")
 
@@ -66,7 +65,7 @@ WORDS = {
 
 @pytest.mark.parametrize("words", WORDS)
 def test_kubectls_words_tell_what_failed(words: str) -> None:
-    found = pods.failure(f"E0101 memcache.go:265 noise\n{words}\n" if words else "", ACCESS)
+    found = obstacle_of(f"E0101 memcache.go:265 noise\n{words}\n" if words else "", ACCESS)
     assert found.trouble is WORDS[words]
     assert found.said == (words or "it said nothing")
     assert found.hint
@@ -82,7 +81,7 @@ def test_what_waiting_cannot_mend_is_final() -> None:
 
 
 def test_a_missing_right_comes_with_the_role_for_the_account_that_was_refused() -> None:
-    role, binding = yaml.safe_load_all("\n".join(pods.failure(FORBIDDEN, ACCESS).evidence))
+    role, binding = yaml.safe_load_all("\n".join(obstacle_of(FORBIDDEN, ACCESS).evidence))
     assert (role["kind"], role["metadata"]["namespace"]) == ("Role", "jobs")
     assert role["rules"] == [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]},
@@ -95,7 +94,7 @@ def test_a_missing_right_comes_with_the_role_for_the_account_that_was_refused() 
 
 
 def test_the_role_is_for_the_pods_namespace_and_its_binding_for_the_accounts() -> None:
-    evidence = pods.failure(FORBIDDEN, PodAccess("kubectl", "others")).evidence
+    evidence = obstacle_of(FORBIDDEN, PodAccess("kubectl", "others")).evidence
     role, binding = yaml.safe_load_all("\n".join(evidence))
     assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "others"
     assert binding["subjects"][0]["namespace"] == "jobs"
@@ -121,7 +120,7 @@ def pod(phase: str = "Running", **more: Any) -> str:  # noqa: ANN401 - a part of
 
 
 def test_a_pod_that_runs_has_its_addresses() -> None:
-    found = pods.state(pod(), ACCESS)
+    found = pod_state(pod(), ACCESS)
     assert (found.addresses, found.obstacle) == (("10.0.0.3", "fd00::3"), None)
 
 
@@ -165,17 +164,17 @@ def test_a_pod_that_runs_has_its_addresses() -> None:
     ],
 )
 def test_a_pod_that_cannot_be_entered_says_why(text: str, trouble: Trouble, said: str) -> None:
-    found = pods.state(text, ACCESS).obstacle
+    found = pod_state(text, ACCESS).obstacle
     assert found is not None
     assert (found.trouble, found.said) == (trouble, said)
 
 
 def test_a_container_that_is_not_there_is_told_with_those_that_are() -> None:
-    found = pods.state(pod(), PodAccess("kubectl", "jobs", "train")).obstacle
+    found = pod_state(pod(), PodAccess("kubectl", "jobs", "train")).obstacle
     assert found is not None
     assert (found.trouble, found.said) == (
         Trouble.NO_SUCH_CONTAINER,
         "it has no container train, but main, logs",
     )
     assert "MPIBOOT_KUBECTL_CONTAINER" in found.hint
-    assert pods.state(pod(), PodAccess("kubectl", "jobs", "main")).obstacle is None
+    assert pod_state(pod(), PodAccess("kubectl", "jobs", "main")).obstacle is None

@@ -16,11 +16,10 @@ from mpiboot.core import log
 from mpiboot.core.model import Host
 from mpiboot.core.setting_types import Switch
 from mpiboot.core.settings import Settings
-from mpiboot.hosts import gate, pipeline, reporter, retry_delay
-from mpiboot.hosts.access import Access
-from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.dns_answers import DnsAnswer, NoAddress
-from mpiboot.hosts.resolv_conf import ResolvConf
+from mpiboot.hosts import gate, pacing, pipeline, progress
+from mpiboot.hosts.access import SshAccess
+from mpiboot.hosts.dns import ResolvConf, Resolver
+from mpiboot.hosts.dns_query import DnsAnswer, NoAddress
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 
@@ -98,7 +97,7 @@ def test_hosts_that_come_late_one_by_one_cost_no_more_each_and_the_last_ends_the
     log.configure()
     loop = Loop()
     cluster = Cluster(loop, late=late)
-    for module in (gate, pipeline, reporter):
+    for module in (gate, pipeline, progress):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=loop.time))
     monkeypatch.setattr(tcp, "connect", cluster.connect)
     monkeypatch.setattr(pipeline.Pipelines, "load", loaded)
@@ -107,13 +106,13 @@ def test_hosts_that_come_late_one_by_one_cost_no_more_each_and_the_last_ends_the
         return await gate.wait(
             [Host(f"w-{number}") for number in range(HOSTS)],
             Settings(timeout=600.0, rewrite_fqdn=Switch.OFF),
-            Access("runner", Path("key"), "launcher", ports=(22,)),
+            SshAccess("runner", Path("key"), "launcher", ports=(22,)),
             resolver=cast("Resolver", cluster),
         )
 
     found = run(loop, wait)
     assert len(found.workers) == HOSTS
-    assert LAST <= loop.time() <= LAST + retry_delay.LAST_FEW + 0.1
+    assert LAST <= loop.time() <= LAST + pacing.LAST_FEW + 0.1
     # So many looks at all that are waited for, however many these are, and no more for each that
     # comes later.
     arrivals = [FIRST + number * GAP for number in range(HOSTS - READY)]
@@ -121,7 +120,7 @@ def test_hosts_that_come_late_one_by_one_cost_no_more_each_and_the_last_ends_the
         sum(begin <= at < end for at in cluster.tries)
         for begin, end in itertools.pairwise(arrivals)
     ]
-    assert len(cluster.tries) <= retry_delay.TRIES_PER_SECOND * LAST + HOSTS
+    assert len(cluster.tries) <= pacing.TRIES_PER_SECOND * LAST + HOSTS
     half = len(each) // 2
     assert sum(each[half:]) <= sum(each[:half])
     told = capfd.readouterr().err.splitlines()

@@ -12,8 +12,8 @@ from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.exit_codes import ExitCode
 from mpiboot.core.model import Finding, Host, Level, Worker
 from mpiboot.core.settings import Settings
-from mpiboot.hosts import master_port
-from mpiboot.hosts.access import Access
+from mpiboot.hosts import remote_commands
+from mpiboot.hosts.access import SshAccess
 from mpiboot.job.rank_env import Meeting
 from tests.fakes.sshd import Behaviour, Job, sshd
 
@@ -22,9 +22,11 @@ async def looked(folder: Path, port: int, *, here: bool) -> tuple[Finding, ...]:
     job = Job(folder)
     async with sshd(Behaviour(job), "127.0.0.2") as ssh:
         worker = Worker(Host("w-0"), "127.0.0.2", ssh, "root", "127.0.0.1", None)
-        access = Access("root", job.path, "launcher")
+        access = SshAccess("root", job.path, "launcher")
         meeting = Meeting("w-0", port, "MPIBOOT_MASTER_PORT")
-        return await master_port.look(meeting, None if here else worker, Settings(), access)
+        return await remote_commands.look_at_master_port(
+            meeting, None if here else worker, Settings(), access
+        )
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -49,6 +51,6 @@ async def test_a_host_that_does_not_answer_is_not_judged(tmp_path: Path) -> None
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         gone = Worker(Host("w-0"), "127.0.0.1", held.getsockname()[1], "root", "", None)
-        access = Access("root", Job(tmp_path).path, "launcher")
+        access = SshAccess("root", Job(tmp_path).path, "launcher")
         meeting = Meeting("w-0", 29500, "MPIBOOT_MASTER_PORT")
-        assert await master_port.look(meeting, gone, Settings(), access) == ()
+        assert await remote_commands.look_at_master_port(meeting, gone, Settings(), access) == ()

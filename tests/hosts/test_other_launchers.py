@@ -15,8 +15,8 @@ from mpiboot.core import log
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Host, NoFacts, Worker
 from mpiboot.core.settings import Settings
-from mpiboot.hosts import host_shell, other_launchers, stale_processes
-from mpiboot.hosts.access import Access
+from mpiboot.hosts import host_shell, stale_processes
+from mpiboot.hosts.access import SshAccess
 from tests.fakes.sshd import Behaviour, Job, sshd
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def worker(name: str = "w-0", *held: tuple[str, str]) -> Worker:
 
 def test_a_new_mark_tells_its_job_its_launcher_and_since_when() -> None:
     mark = stale_processes.new_mark(KEY)
-    told = other_launchers.MARK.fullmatch(mark)
+    told = stale_processes.MARK.fullmatch(mark)
     assert told is not None
     assert told[1] == socket.gethostname()
     assert mark.startswith(stale_processes.job_id(KEY) + "-")
@@ -43,35 +43,35 @@ def test_a_new_mark_tells_its_job_its_launcher_and_since_when() -> None:
 
 def test_a_holder_is_told_with_its_hosts() -> None:
     seen = [worker(f"w-{number}", (MARK, "10.0.0.9")) for number in range(5)]
-    (found,) = other_launchers.connected(seen, {item.host.name: (MARK,) for item in seen}, 30)
-    assert other_launchers.line([found]) == (
+    (found,) = stale_processes.connected(seen, {item.host.name: (MARK,) for item in seen}, 30)
+    assert stale_processes.others_line([found]) == (
         "w-0, w-1, w-2, w-3 and 1 more are in use by launcher pi-launcher-x (10.0.0.9) "
         "since 2026-01-02T03:04:05Z"
     )
 
 
 def test_what_is_not_connected_or_not_asked_for_holds_nothing() -> None:
-    assert other_launchers.connected([worker("w-0")], {"w-0": (MARK,)}, 30) == ()
+    assert stale_processes.connected([worker("w-0")], {"w-0": (MARK,)}, 30) == ()
     assert (
-        other_launchers.connected([worker("w-0", (MARK, "10.0.0.9"))], {"w-0": ("another",)}, 30)
+        stale_processes.connected([worker("w-0", (MARK, "10.0.0.9"))], {"w-0": ("another",)}, 30)
         == ()
     )
-    assert other_launchers.connected([worker("w-0", (MARK, "10.0.0.9"))], {}, 30) == ()
+    assert stale_processes.connected([worker("w-0", (MARK, "10.0.0.9"))], {}, 30) == ()
 
 
 def test_a_mark_of_an_older_version_is_held_by_an_address() -> None:
     bare = MARK.partition("@")[0]
     seen = worker("w-0", (bare, "10.0.0.9"))
     assert (
-        other_launchers.line(other_launchers.connected([seen], {"w-0": (bare,)}, 30))
+        stale_processes.others_line(stale_processes.connected([seen], {"w-0": (bare,)}, 30))
         == "w-0 is in use by 10.0.0.9"
     )
 
 
 def test_a_launcher_gets_its_grace_and_the_keep_alive() -> None:
     """A pod has 30 s to end; a moment more is for those that see it."""
-    assert other_launchers.patience(0) == other_launchers.patience(20) == 35
-    assert other_launchers.patience(300) == 405  # sshd's fourth probe
+    assert stale_processes.patience_for(0) == stale_processes.patience_for(20) == 35
+    assert stale_processes.patience_for(300) == 405  # sshd's fourth probe
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_only_a_server_with_keep_alives_tells_that_a_launcher_lives(
     monitored: bool,  # noqa: FBT001 - a row of the table
 ) -> None:
     seen = replace(worker("w-0", (MARK, "10.0.0.9")), no_facts=no_facts)
-    (found,) = other_launchers.connected([seen], {"w-0": (MARK,)}, keepalive)
+    (found,) = stale_processes.connected([seen], {"w-0": (MARK,)}, keepalive)
     assert found.monitored is monitored
 
 
@@ -153,7 +153,7 @@ async def test_workers_of_another_launcher_are_left_alone(tmp_path: Path) -> Non
         seen = Worker(
             Host("w-0"), "127.0.0.2", port, "runner", "127.0.0.1", None, marks=(MARK,), held=(held,)
         )
-        access = Access("runner", job.path, "launcher")
+        access = SshAccess("runner", job.path, "launcher")
         with pytest.raises(MpibootError) as caught:
             await stale_processes.end([seen], KEY, Settings(timeout=0.0), access)
     assert (caught.value.finding.check, caught.value.code) == ("workers-held", 75)
@@ -178,7 +178,7 @@ async def test_a_vanished_launcher_holds_nobody_where_keep_alives_are_off(tmp_pa
             no_facts=NoFacts.LATE,
         )
         settings = Settings(timeout=0.0, ssh_keepalive=0)
-        await stale_processes.end([seen], KEY, settings, Access("runner", job.path, "launcher"))
+        await stale_processes.end([seen], KEY, settings, SshAccess("runner", job.path, "launcher"))
     assert behaviour.commands == [host_shell.end_processes((MARK,))]
 
 
@@ -195,7 +195,7 @@ async def test_a_launcher_that_lets_go_in_time_is_waited_for(
         seen = Worker(
             Host("w-0"), "127.0.0.2", port, "runner", "127.0.0.1", None, marks=(MARK,), held=(held,)
         )
-        access = Access("runner", job.path, "launcher")
+        access = SshAccess("runner", job.path, "launcher")
         await stale_processes.end([seen], KEY, Settings(timeout=30.0), access)
     assert behaviour.commands == [host_shell.ask("launches")]  # asked again, and nothing ended
     assert "w-0 is in use by launcher pi-launcher-x" in capfd.readouterr().err
@@ -217,7 +217,7 @@ async def test_a_worker_that_has_ended_meanwhile_is_held_by_nobody(
         marks=(MARK,),
         held=((MARK, "127.0.0.1"),),
     )
-    access = Access("runner", job.path, "launcher")
+    access = SshAccess("runner", job.path, "launcher")
     await stale_processes.end([seen], KEY, Settings(timeout=30.0), access)
     told = capfd.readouterr().err
     assert "w-0 is in use by launcher pi-launcher-x" in told
@@ -234,13 +234,13 @@ async def test_a_worker_that_has_ended_meanwhile_is_held_by_nobody(
 )
 def test_who_has_the_workers_is_one_sentence(hosts: int, others: int, said: str) -> None:
     seen = [worker(f"w-{number}", (MARK, "10.0.0.9")) for number in range(hosts)]
-    (found,) = other_launchers.connected(seen, {item.host.name: (MARK,) for item in seen}, 30)
+    (found,) = stale_processes.connected(seen, {item.host.name: (MARK,) for item in seen}, 30)
     more = [replace(found, name=f"other-{number}") for number in range(others)]
-    assert said in other_launchers.line([found, *more])
-    wrong = other_launchers.error_of([found, *more], 35.4)
+    assert said in stale_processes.others_line([found, *more])
+    wrong = stale_processes.error_of([found, *more], 35.4)
     assert wrong.finding.check == "workers-held"
     assert wrong.finding.said == (
-        f"{other_launchers.line([found, *more])}, still after 35 s: nothing was started"
+        f"{stale_processes.others_line([found, *more])}, still after 35 s: nothing was started"
     )
 
 
@@ -250,7 +250,7 @@ def test_each_launcher_is_told_apart_by_its_mark_and_address() -> None:
         worker("w-0", (MARK, "10.0.0.9"), (second, "10.0.0.8")),
         worker("w-1", (MARK, "10.0.0.9")),
     ]
-    found = other_launchers.connected(seen, {"w-0": (MARK, second), "w-1": (MARK,)}, 30)
+    found = stale_processes.connected(seen, {"w-0": (MARK, second), "w-1": (MARK,)}, 30)
     assert [(item.name, item.address, item.hosts) for item in found] == [
         ("pi-launcher-x", "10.0.0.9", ("w-0", "w-1")),
         ("pi-launcher-y", "10.0.0.8", ("w-0",)),

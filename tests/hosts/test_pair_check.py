@@ -16,8 +16,8 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.model import Mesh, Worker
 from mpiboot.core.setting_types import LogLevel
-from mpiboot.hosts import pair_check
-from mpiboot.hosts.pair_check import PairCheck
+from mpiboot.hosts import pairs
+from mpiboot.hosts.pairs import PairCheck
 from mpiboot.network.worker_pairs import Dialled, Reached
 from mpiboot.ssh.attempt import Target
 from mpiboot.worker.server import write_scripts
@@ -375,7 +375,7 @@ async def test_others_servers_older_workers_and_meshes_are_not_checked(
 async def test_one_that_never_says_anything_is_not_waited_for(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pair_check, "_MARGIN", 0.1)
+    monkeypatch.setattr(pairs, "_MARGIN", 0.1)
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / "pairs").write_text("exec cat\n")
     check = PairCheck(0.1, "")
@@ -401,7 +401,7 @@ async def test_an_answer_is_waited_for_as_long_as_two_dials_and_a_start_take(
         noted.append(timeout)
         never.set_result(None)
 
-    monkeypatch.setattr(pair_check, "asyncio", SimpleNamespace(**{**vars(asyncio), "wait": wait}))
+    monkeypatch.setattr(pairs, "asyncio", SimpleNamespace(**{**vars(asyncio), "wait": wait}))
     assert await check.results([]) == ()
     (seconds,) = noted
     assert 64 < seconds <= 65

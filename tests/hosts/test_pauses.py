@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from mpiboot.hosts.pauses import Pauses
+from mpiboot.hosts.pacing import Pauses
 
 LONG = 600.0
 

@@ -15,13 +15,13 @@ from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Host, Mesh
 from mpiboot.core.setting_types import HostKeys, Switch
 from mpiboot.core.settings import Settings
-from mpiboot.hosts import failure_reasons, host_shell, pauses, pipeline, retry_delay
-from mpiboot.hosts.access import Access
-from mpiboot.hosts.dns_answers import DnsAnswer, NoAddress
-from mpiboot.hosts.pair_check import PairCheck
+from mpiboot.hosts import failures, host_shell, pacing, pipeline
+from mpiboot.hosts.access import SshAccess
+from mpiboot.hosts.dns import ResolvConf
+from mpiboot.hosts.dns_query import DnsAnswer, NoAddress
+from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.pipeline import Pipelines
 from mpiboot.hosts.progress import HostState, Stage
-from mpiboot.hosts.resolv_conf import ResolvConf
 from mpiboot.network import platform_hints
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh import login
@@ -82,7 +82,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(pipeline, "time", made)
     asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": made.sleep})
     monkeypatch.setattr(pipeline, "asyncio", asyncs)
-    monkeypatch.setattr(pauses, "asyncio", SimpleNamespace(**{**vars(asyncs), "wait": made.wait}))
+    monkeypatch.setattr(pacing, "asyncio", SimpleNamespace(**{**vars(asyncs), "wait": made.wait}))
     return made
 
 
@@ -93,7 +93,7 @@ def pipelines(
     changed: Callable[[], None] = lambda: None,
     **more: Any,  # noqa: ANN401 - those of the class
 ) -> Pipelines:
-    to = Access("runner", Path("key"), "launcher", ports=ports or (22,))
+    to = SshAccess("runner", Path("key"), "launcher", ports=ports or (22,))
     settings = settings or Settings(rewrite_fqdn=Switch.OFF)
     made = Pipelines(settings, to, cast("Resolver", names), changed=changed, **more)
     made._load = lambda: cast("login.Login", KEY)  # type: ignore[method-assign]
@@ -162,7 +162,7 @@ async def test_how_often_a_name_is_asked_depends_on_the_answer_and_the_setting(
             raise Enough
         return 3.0
 
-    monkeypatch.setattr(retry_delay, "pause", pause)
+    monkeypatch.setattr(pacing, "pause", pause)
     settings = Settings(rewrite_fqdn=Switch.OFF, dns_interval=0.5)
     with pytest.raises(Enough):
         await pipelines(Names(MISSING), settings=settings).run(state())
@@ -187,10 +187,10 @@ async def test_what_was_wrong_with_the_name_is_no_advice_for_the_server(
         seen.append((mine.stage, mine.hint))
         return 1.0
 
-    monkeypatch.setattr(retry_delay, "pause", pause)
+    monkeypatch.setattr(pacing, "pause", pause)
     with pytest.raises(Enough):
         await pipelines(names).run(mine)
-    advice = failure_reasons.unresolved(NoAddress.NXDOMAIN, names.conf)
+    advice = failures.unresolved(NoAddress.NXDOMAIN, names.conf)
     assert advice is not None
     assert seen == [(Stage.DNS, advice), (Stage.SSH, None)]
     assert len(clock.pauses) == 1
@@ -246,7 +246,7 @@ async def test_another_servers_key_and_a_name_are_asked_for_again_after_five_sec
             raise Enough
         return 1.0
 
-    monkeypatch.setattr(retry_delay, "pause", pause)
+    monkeypatch.setattr(pacing, "pause", pause)
     times: dict[int, list[float]] = {22: [], 2222: []}
 
     def said(target: Target) -> Outcome:
@@ -274,7 +274,7 @@ async def test_a_minute_of_refused_connections_counts_from_the_last_server(
 ) -> None:
     mine, seen = state(), list[tuple[float, str]]()
     begin = clock.now
-    monkeypatch.setattr(retry_delay, "pause", lambda *_: 10.0)
+    monkeypatch.setattr(pacing, "pause", lambda *_: 10.0)
 
     def said(_: Target) -> Outcome:
         seen.append((clock.now - begin, mine.reason))
@@ -311,7 +311,7 @@ def test_what_stands_in_front_of_this_pod_is_looked_at_now_and_then_until_it_is_
     for passed in (0, 4, 5, 20):
         clock.now = begin + passed
         known = mesh if passed >= 5 else None
-        expected = failure_reasons.why(closed, known, {2206}, "4000-4100", 0.0)
+        expected = failures.why(closed, known, {2206}, "4000-4100", 0.0)
         assert made._why(closed, [closed], 0.0) == expected
     assert looked == [begin, begin + 5]
 
@@ -355,7 +355,7 @@ def test_only_what_is_new_is_told() -> None:
 
 
 def test_workers_are_asked_by_the_gates_one_command() -> None:
-    to = Access("r", Path("key"), "launcher", attempt="me@now@1", may_disconnect=True)
+    to = SshAccess("r", Path("key"), "launcher", attempt="me@now@1", may_disconnect=True)
     resolver = cast("Resolver", Names(FOUND))
     made = Pipelines(Settings(), to, resolver, changed=lambda: None, mpirun="/opt/mpirun")
     wanted = host_shell.gate("/opt/mpirun", attempt="me@now@1", may_disconnect=True)
@@ -367,7 +367,7 @@ async def test_the_ssh_client_is_loaded_once_with_what_the_settings_say(
 ) -> None:
     given: list[object] = []
     monkeypatch.setattr(login, "Login", lambda *args, **named: given.append((args, named)))
-    to = Access("r", Path("key"), "launcher", host_key="ssh-ed25519 PINNED")
+    to = SshAccess("r", Path("key"), "launcher", host_key="ssh-ed25519 PINNED")
     limits, settings = LoginTimeouts(command=3.0), Settings(host_keys=HostKeys.OFF)
     resolver = cast("Resolver", Names(FOUND))
     kept = ConnectionPool(SshTimeouts(3, 30, 10, 3))

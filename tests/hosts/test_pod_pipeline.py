@@ -20,14 +20,14 @@ from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Host, NoFacts, Worker
 from mpiboot.core.setting_types import HostKeys
 from mpiboot.core.settings import Settings
-from mpiboot.hosts import gate, one_try, pod_pipeline, progress
+from mpiboot.hosts import gate, pipeline, progress
+from mpiboot.hosts.access import PodAccess, SshAccess
 from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.gate import Access, GateResult
-from mpiboot.hosts.kubectl_pods import PodAccess
-from mpiboot.hosts.other_launchers import OtherLauncher
-from mpiboot.hosts.pod_pipeline import PodPipelines
+from mpiboot.hosts.gate import GateResult
+from mpiboot.hosts.pipeline import PodPipelines
 from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.hosts.remote_commands import RemoteCommands
+from mpiboot.hosts.stale_processes import OtherLauncher
 from mpiboot.network import links
 from tests.hosts.test_gate import Deadline
 
@@ -66,7 +66,7 @@ class Cluster:
         self.kubectl.chmod(0o755)
         self.says(GONE)
         pods = PodAccess(str(self.kubectl), "jobs")
-        self.access = Access("", Path(), "launcher", pods=pods)
+        self.access = SshAccess("", Path(), "launcher", pods=pods)
 
     def says(self, words: str) -> None:
         (self.folder / "says").write_text(f"{words}\n")
@@ -99,7 +99,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setattr(pod_pipeline, "_CONFIRM", 0.01)
+    monkeypatch.setattr(pipeline, "_CONFIRM_ROLE", 0.01)
     log.configure()
     return Cluster(tmp_path)
 
@@ -162,7 +162,7 @@ async def test_what_is_missing_at_the_end_is_told(
     cluster.says(says)
     if phase:
         cluster.runs(phase=phase)
-    found = await one_try.look(HOSTS, Settings(), cluster.access, resolver=Resolver())
+    found = await gate.probe_once(HOSTS, Settings(), cluster.access, resolver=Resolver())
     (finding,) = found.findings
     assert (finding.check, finding.said) == ("workers-unreachable", said)
     assert finding.hint
@@ -192,7 +192,7 @@ async def test_a_command_that_fails_in_the_pod_is_no_ready_host(cluster: Cluster
     cluster.runs()
     cluster.kubectl.write_text(FAKE.replace('[ -e "$dir/exec" ] || exec "$@"', ""))
     cluster.says('error: exec: "/bin/sh": stat /bin/sh: no such file or directory')
-    found = await one_try.look(HOSTS, Settings(), cluster.access, resolver=Resolver())
+    found = await gate.probe_once(HOSTS, Settings(), cluster.access, resolver=Resolver())
     assert "no such file or directory" in found.findings[0].said
     assert "/bin/sh" in (found.findings[0].hint or "")
 
@@ -201,7 +201,7 @@ async def test_a_command_that_fails_in_the_pod_is_no_ready_host(cluster: Cluster
 async def test_a_missing_right_ends_the_wait_with_the_role(cluster: Cluster, *, once: bool) -> None:
     cluster.says(FORBIDDEN)
     if once:
-        found = await one_try.look(HOSTS, Settings(), cluster.access, resolver=Resolver())
+        found = await gate.probe_once(HOSTS, Settings(), cluster.access, resolver=Resolver())
         (finding,) = found.findings
     else:
         with pytest.raises(MpibootError) as told:

@@ -12,16 +12,15 @@ import pytest
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Host
 from mpiboot.core.settings import Settings
-from mpiboot.hosts import pod_pipeline, retry_delay
-from mpiboot.hosts.access import Access
+from mpiboot.hosts import pacing, pipeline
+from mpiboot.hosts.access import Obstacle, PodAccess, PodState, SshAccess, Trouble
 from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.kubectl_pods import Obstacle, PodAccess, PodState, Trouble
-from mpiboot.hosts.pod_pipeline import PodPipelines
+from mpiboot.hosts.pipeline import PodPipelines
 from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.ssh.attempt import LoginTimeouts
 
 PODS = PodAccess("/opt/kubectl", "jobs")
-TO = Access("", Path(), "launcher", pods=PODS)
+TO = SshAccess("", Path(), "launcher", pods=PODS)
 DENIED = Obstacle(Trouble.FORBIDDEN, "no right", hint="give it", evidence=("a Role",))
 GONE = Obstacle(Trouble.NO_POD, "not found", hint="make it")
 
@@ -36,9 +35,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         noted.append(seconds)
 
     asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
-    monkeypatch.setattr(pod_pipeline, "asyncio", asyncs)
+    monkeypatch.setattr(pipeline, "asyncio", asyncs)
     clock = SimpleNamespace(monotonic=lambda: 1000.0 + sum(noted))
-    monkeypatch.setattr(pod_pipeline, "time", clock)
+    monkeypatch.setattr(pipeline, "time", clock)
     return noted
 
 
@@ -51,7 +50,7 @@ class Api:
         self.state = HostState(Host("w-0.job"), "w-0")
         self.seen: list[tuple[object, ...]] = []
         self.pipelines: PodPipelines | None = None
-        monkeypatch.setattr(pod_pipeline, "Kubectl", self._make)
+        monkeypatch.setattr(pipeline, "Kubectl", self._make)
 
     def _make(self, *args: object, **named: object) -> Api:
         self.made.append((*args, named))
@@ -67,7 +66,7 @@ class Api:
         assert (pod, command) == ("w-0", self.running._command)
         return "mpiboot-plain\n"
 
-    def start(self, to: Access = TO) -> PodPipelines:
+    def start(self, to: SshAccess = TO) -> PodPipelines:
         limits = LoginTimeouts(command=4.0)
         self.running = PodPipelines(Settings(), to, Resolver(), changed=lambda: None, limits=limits)
         return self.running
@@ -87,7 +86,7 @@ async def test_only_two_refusals_in_a_row_are_for_good(
         given.append(said)
         return 3.0
 
-    monkeypatch.setattr(retry_delay, "pause", pause)
+    monkeypatch.setattr(pacing, "pause", pause)
     api = Api(monkeypatch, *map(stopped, (DENIED, GONE, DENIED, DENIED)))
     with pytest.raises(MpibootError) as told:
         await api.start().run(api.state)

@@ -17,8 +17,8 @@ from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Host, NoFacts, Worker
 from mpiboot.core.setting_types import HostKeys, LogFormat
 from mpiboot.core.settings import resolve
-from mpiboot.hosts import host_shell, recheck
-from mpiboot.hosts.access import Access
+from mpiboot.hosts import host_shell, remote_commands
+from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.launcher import launch_folder
 from mpiboot.network.records import Transport, WorkerNetwork
@@ -82,9 +82,11 @@ async def test_late_facts_are_asked_for_again_until_they_are_there(folder: Path)
     server = behaviour(job, folder)
     async with sshd(server) as port:
         writing = asyncio.ensure_future(write())
-        access = Access("runner", job.path, "here")
+        access = SshAccess("runner", job.path, "here")
         settings = resolve({"timeout": "60"}, {}).settings
-        ((found,), _) = await recheck.settled((late(port),), network, settings, access)
+        ((found,), _) = await remote_commands.wait_until_settled(
+            (late(port),), network, settings, access
+        )
         await writing
     assert (found.facts, found.mpi) == (facts, facts.mpi)
     assert not found.late
@@ -97,9 +99,11 @@ async def test_facts_whose_child_has_ended_are_gathered_anew(folder: Path) -> No
     (folder / "kept").write_text(facts_json.to_json(facts))
     (folder / "look").write_text(f"cp {folder}/kept {folder}/facts.json")
     async with sshd(behaviour(job, folder)) as port:
-        access = Access("runner", job.path, "here")
+        access = SshAccess("runner", job.path, "here")
         settings = resolve({"timeout": "60"}, {}).settings
-        ((found,), _) = await recheck.settled((late(port),), network, settings, access)
+        ((found,), _) = await remote_commands.wait_until_settled(
+            (late(port),), network, settings, access
+        )
     assert found.facts == facts
 
 
@@ -113,12 +117,14 @@ async def test_facts_that_never_come_end_the_launch_and_say_why(folder: Path) ->
         return network(one)
 
     async with sshd(behaviour(job, folder)) as port:
-        access = Access("runner", job.path, "here")
+        access = SshAccess("runner", job.path, "here")
         settings = resolve({"timeout": "0"}, {}).settings
         while True:  # a busy machine needs more than the first two seconds
             settings = replace(settings, timeout=settings.timeout + 2)
             with pytest.raises(MpibootError) as caught:
-                await recheck.settled((late(port), worker("b", 1)), decide, settings, access)
+                await remote_commands.wait_until_settled(
+                    (late(port), worker("b", 1)), decide, settings, access
+                )
             if any(item.look_failed for item in asked):
                 break
     assert (caught.value.finding.check, caught.value.code) == ("worker-facts", 75)
@@ -133,15 +139,19 @@ async def test_facts_that_never_come_end_the_launch_and_say_why(folder: Path) ->
 
 async def test_without_a_data_network_nobody_waits_for_facts(tmp_path: Path) -> None:
     settings = resolve({"data_network": "off"}, {}).settings
-    access = Access("root", tmp_path / "no key", "here")
-    assert (await recheck.settled((late(1),), network, settings, access))[0] == (late(1),)
+    access = SshAccess("root", tmp_path / "no key", "here")
+    assert (await remote_commands.wait_until_settled((late(1),), network, settings, access))[0] == (
+        late(1),
+    )
 
 
 async def test_with_nothing_to_wait_for_nobody_is_asked(tmp_path: Path) -> None:
     workers = (worker("a", 1), worker("b", 1))
-    access = Access("root", tmp_path / "no key", "here")
+    access = SshAccess("root", tmp_path / "no key", "here")
     settings = resolve({}, {}).settings
-    assert (await recheck.settled(workers, network, settings, access))[0] == workers
+    assert (await remote_commands.wait_until_settled(workers, network, settings, access))[
+        0
+    ] == workers
 
 
 async def test_a_worker_that_answers_no_more_is_as_it_was_at_the_deadline(tmp_path: Path) -> None:
@@ -155,9 +165,11 @@ async def test_a_worker_that_answers_no_more_is_as_it_was_at_the_deadline(tmp_pa
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         workers = (worker("a", 1), worker("b", closed.getsockname()[1]))
-        access = Access("root", tmp_path / "no key", "here")
+        access = SshAccess("root", tmp_path / "no key", "here")
         settings = resolve({"timeout": "1"}, {}).settings
-        found, networks = await recheck.settled(workers, decide, settings, access)
+        found, networks = await remote_commands.wait_until_settled(
+            workers, decide, settings, access
+        )
     assert found == workers
     assert [networks[name].pending != () for name in ("a", "b")] == [False, True]
     # Only who has something pending is looked at again.
@@ -173,11 +185,11 @@ def test_a_hosts_own_values_reach_the_remote_command_as_they_are() -> None:
 
 
 def test_what_is_waited_for_is_one_line() -> None:
-    assert recheck._line(["a", "b"], {}) == "waiting for the facts of a, b"
-    assert recheck._line([], {"c": ["port x", "port y"]}) == (
+    assert remote_commands._waiting_line(["a", "b"], {}) == "waiting for the facts of a, b"
+    assert remote_commands._waiting_line([], {"c": ["port x", "port y"]}) == (
         "waiting for the data network of c (port x, port y)"
     )
-    assert recheck._line(["a"], {"c": ["port x"]}) == (
+    assert remote_commands._waiting_line(["a"], {"c": ["port x"]}) == (
         "waiting for the facts of a; and for the data network of c (port x)"
     )
 
@@ -187,10 +199,10 @@ async def test_late_facts_are_only_brought_at_first_and_gathered_anew_later(fold
     job = Job(folder)
     server = behaviour(job, folder)
     async with sshd(server) as port:
-        access = Access("runner", job.path, "here")
+        access = SshAccess("runner", job.path, "here")
         remote = RemoteCommands(access, HostKeys.JOB)
-        one = await recheck._ask(late(port), remote, first=True)
-        two = await recheck._ask(one, remote, first=False)
+        one = await remote_commands._ask_again(late(port), remote, first=True)
+        two = await remote_commands._ask_again(one, remote, first=False)
     assert server.commands == [host_shell.ask("facts"), host_shell.ask("look", "facts")]
     assert (one.late, two.late) == (True, True)
 
@@ -200,8 +212,8 @@ async def test_facts_that_a_worker_has_are_kept_where_none_come_again(folder: Pa
     known = plans.worker(Host("a"), 1, None)
     async with sshd(behaviour(job, folder)) as port:
         asked = replace(known, address="127.0.0.1", port=port)
-        remote = RemoteCommands(Access("runner", job.path, "here"), HostKeys.JOB)
-        assert await recheck._ask(asked, remote, first=False) is asked
+        remote = RemoteCommands(SshAccess("runner", job.path, "here"), HostKeys.JOB)
+        assert await remote_commands._ask_again(asked, remote, first=False) is asked
 
 
 class Quick:
@@ -210,9 +222,9 @@ class Quick:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pauses: list[float] = []
         asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": self._sleep})
-        monkeypatch.setattr(recheck, "asyncio", asyncs)
+        monkeypatch.setattr(remote_commands, "asyncio", asyncs)
         clock = SimpleNamespace(monotonic=lambda: 1000.0 + sum(self.pauses))
-        monkeypatch.setattr(recheck, "time", clock)
+        monkeypatch.setattr(remote_commands, "time", clock)
 
     async def _sleep(self, seconds: float) -> None:
         assert len(self.pauses) < 1000, "it never ends"
@@ -230,13 +242,15 @@ async def test_workers_are_asked_ever_less_often_until_the_deadline(
         asked.append(first)
         return worker
 
-    monkeypatch.setattr(recheck, "_ask", ask)
+    monkeypatch.setattr(remote_commands, "_ask_again", ask)
     access, settings = (
-        Access("r", tmp_path / "key", "here"),
+        SshAccess("r", tmp_path / "key", "here"),
         resolve({"timeout": "20"}, {}).settings,
     )
     with pytest.raises(MpibootError):
-        await recheck.settled((late(1), worker("b", 1)), network, settings, access)
+        await remote_commands.wait_until_settled(
+            (late(1), worker("b", 1)), network, settings, access
+        )
     log.configure()
     assert quick.pauses[:6] == [0.5, 0.75, 1.125, 1.6875, 2.53125, 3.796875]
     assert quick.pauses[6] == 5.0
@@ -290,11 +304,11 @@ async def test_a_data_network_that_is_not_required_holds_the_start_for_a_minute(
         state = states.get(one.host.name)
         return replace(network(one), pending=(f"{state}, not yet ACTIVE",) if state else ())
 
-    monkeypatch.setattr(recheck, "_ask", ask)
-    access = Access("r", tmp_path / "key", "here")
+    monkeypatch.setattr(remote_commands, "_ask_again", ask)
+    access = SshAccess("r", tmp_path / "key", "here")
     workers = tuple(worker(name, 1) for name in ("w-0", "w-1", "w-2"))
     settings = resolve(given, {}).settings
-    found, networks = await recheck.settled(workers, decide, settings, access)
+    found, networks = await remote_commands.wait_until_settled(workers, decide, settings, access)
     log.configure()
     assert (found, set(networks)) == (workers, {"w-0", "w-1", "w-2"})
     assert sum(quick.pauses) == seconds
@@ -314,9 +328,12 @@ async def test_facts_are_waited_for_longer_than_a_data_network(
     def decide(one: Worker) -> WorkerNetwork:
         return replace(network(one), pending=() if one.late else ("port x is INIT",))
 
-    monkeypatch.setattr(recheck, "_ask", ask)
-    access, settings = Access("r", tmp_path / "k", "here"), resolve({"timeout": "600"}, {}).settings
-    ((found,), _) = await recheck.settled((late(1),), decide, settings, access)
+    monkeypatch.setattr(remote_commands, "_ask_again", ask)
+    access, settings = (
+        SshAccess("r", tmp_path / "k", "here"),
+        resolve({"timeout": "600"}, {}).settings,
+    )
+    ((found,), _) = await remote_commands.wait_until_settled((late(1),), decide, settings, access)
     assert not found.late
     assert 90 < sum(quick.pauses) < 100
 
@@ -327,7 +344,7 @@ async def test_a_worker_whose_mpiboot_has_gone_stays_as_it_was(
     async def run(*_: object) -> str:
         return "mpiboot-plain\nw-1\n"
 
-    remote = RemoteCommands(Access("r", tmp_path / "key", "here"), HostKeys.JOB)
+    remote = RemoteCommands(SshAccess("r", tmp_path / "key", "here"), HostKeys.JOB)
     monkeypatch.setattr(remote, "run", run)
     known = late(1)
-    assert await recheck._ask(known, remote, first=True) is known
+    assert await remote_commands._ask_again(known, remote, first=True) is known

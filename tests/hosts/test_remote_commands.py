@@ -12,10 +12,9 @@ import pytest
 from mpiboot.core.model import Host, Worker
 from mpiboot.core.setting_types import HostKeys
 from mpiboot.hosts import remote_commands
-from mpiboot.hosts.access import Access
-from mpiboot.hosts.kubectl_pods import PodAccess
-from mpiboot.hosts.other_launchers import OtherLauncher
+from mpiboot.hosts.access import PodAccess, SshAccess
 from mpiboot.hosts.remote_commands import RemoteCommands
+from mpiboot.hosts.stale_processes import OtherLauncher
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh import login
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
@@ -34,7 +33,7 @@ async def test_who_refuses_a_connection_is_there_and_who_says_nothing_may_be_gon
     tmp_path: Path, address: str, *, listens: bool, answers: bool
 ) -> None:
     remote = RemoteCommands(
-        Access("root", tmp_path / "key", "launcher"), HostKeys.JOB, LoginTimeouts(connect=5)
+        SshAccess("root", tmp_path / "key", "launcher"), HostKeys.JOB, LoginTimeouts(connect=5)
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -44,7 +43,7 @@ async def test_who_refuses_a_connection_is_there_and_who_says_nothing_may_be_gon
 
 
 async def test_who_greets_as_an_ssh_server_is_there(tmp_path: Path) -> None:
-    remote = RemoteCommands(Access("root", tmp_path / "key", "launcher"), HostKeys.JOB)
+    remote = RemoteCommands(SshAccess("root", tmp_path / "key", "launcher"), HostKeys.JOB)
     async with listener(saying(b"SSH-2.0-OpenSSH_9.2\r\n")) as port:
         assert await remote.is_there(OtherLauncher("", "", "127.0.0.1", (), False), port)
 
@@ -55,7 +54,7 @@ async def test_commands_have_the_limits_and_the_key_of_the_gate(
     """The client is made once, at the first command."""
     given: list[tuple[object, object]] = []
     limits = LoginTimeouts(command=3.0)
-    access = Access("root", tmp_path / "key", "launcher", host_key="ssh-ed25519 PINNED")
+    access = SshAccess("root", tmp_path / "key", "launcher", host_key="ssh-ed25519 PINNED")
 
     class Noted:
         def __init__(self, *args: object, **named: object) -> None:
@@ -87,7 +86,7 @@ async def test_thirty_two_workers_are_asked_at_once(
         return Attempt(target, Outcome.REFUSED)
 
     monkeypatch.setattr(tcp, "connect", connect)
-    remote = RemoteCommands(Access("root", tmp_path / "key", "launcher"), HostKeys.JOB)
+    remote = RemoteCommands(SshAccess("root", tmp_path / "key", "launcher"), HostKeys.JOB)
     one = Worker(Host("w-0"), "192.0.2.7", 2222, "mpi", "", None)
     runs = [asyncio.ensure_future(remote.run(one, "true")) for _ in range(40)]
     for _ in range(1000):  # turns of the loop

@@ -16,11 +16,10 @@ from mpiboot.core.errors import MpibootError
 from mpiboot.core.exit_codes import ExitCode
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import Settings
-from mpiboot.hosts import rendezvous, retry_delay
-from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.dns_answers import DnsAnswer, NoAddress
-from mpiboot.hosts.reporter import Reporter
-from mpiboot.hosts.resolv_conf import ResolvConf
+from mpiboot.hosts import gate, pacing
+from mpiboot.hosts.dns import ResolvConf, Resolver
+from mpiboot.hosts.dns_query import DnsAnswer, NoAddress
+from mpiboot.hosts.progress import Reporter
 from mpiboot.job.rendezvous import Rendezvous
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
 
@@ -51,7 +50,7 @@ async def waited(
             port=port,
             families=("A",),
         )
-        return await rendezvous.wait(WANTED, settings, hint, resolver)
+        return await gate.wait_for_name(WANTED, settings, hint, resolver)
 
 
 async def test_a_name_that_comes_late_is_waited_for(
@@ -80,7 +79,7 @@ async def test_a_name_that_never_comes_ends_with_the_reason(
 
 async def test_what_is_no_host_name_is_not_waited_for(tmp_path: Path) -> None:
     with pytest.raises(MpibootError) as ended:
-        await rendezvous.wait(Rendezvous("$(HEAD)", "MASTER_ADDR"), Settings())
+        await gate.wait_for_name(Rendezvous("$(HEAD)", "MASTER_ADDR"), Settings())
     assert ended.value.code == ExitCode.USAGE
     assert "MASTER_ADDR: '$(HEAD)' is not a host name" in ended.value.finding.said
     assert ended.value.finding.hint == "name a host, or HOST:PORT"
@@ -97,11 +96,11 @@ class Quick:
         self.left: list[float] = []
         self.changes = 0
         asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": self._sleep})
-        monkeypatch.setattr(rendezvous, "asyncio", asyncs)
+        monkeypatch.setattr(gate, "asyncio", asyncs)
         clock = SimpleNamespace(monotonic=lambda: 1000.0 + sum(self.pauses))
-        monkeypatch.setattr(rendezvous, "time", clock)
-        monkeypatch.setattr(retry_delay, "pause", self._pause)
-        monkeypatch.setattr(rendezvous, "Reporter", self._reporter)
+        monkeypatch.setattr(gate, "time", clock)
+        monkeypatch.setattr(pacing, "pause", self._pause)
+        monkeypatch.setattr(gate, "Reporter", self._reporter)
 
     def _reporter(self, *, live: bool, left: Callable[[], float]) -> Reporter:
         self._left = left
@@ -142,7 +141,7 @@ async def test_the_wait_is_over_at_the_deadline_to_the_second(
     quick, before = Quick(monkeypatch, MISSING, TIMEOUT, MISSING), asyncio.all_tasks()
     settings = Settings(timeout=60.0, dns_wait=10.0, dns_interval=0.5)
     with pytest.raises(MpibootError) as ended:
-        await rendezvous.wait(WANTED, settings, "", cast("Resolver", quick))
+        await gate.wait_for_name(WANTED, settings, "", cast("Resolver", quick))
     assert quick.pauses == [4.0, 4.0, 2.0]
     assert quick.left == [10.0, 6.0, 2.0]
     assert quick.given == [(0.0, 1, 9.0, 0.5), (4.0, 1, None, 0.5), (8.0, 1, 9.0, 0.5)]
@@ -159,7 +158,7 @@ async def test_the_name_that_came_is_told_with_its_fields(
 ) -> None:
     log.configure(form=LogFormat.JSON)
     quick = Quick(monkeypatch, MISSING, FOUND)
-    found = await rendezvous.wait(WANTED, Settings(), "", cast("Resolver", quick))
+    found = await gate.wait_for_name(WANTED, Settings(), "", cast("Resolver", quick))
     log.configure()
     assert found == FOUND.addresses
     told = json.loads(capfd.readouterr().err)

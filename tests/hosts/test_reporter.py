@@ -17,15 +17,15 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.model import Host
 from mpiboot.core.setting_types import LogFormat
-from mpiboot.hosts import progress, reporter
-from mpiboot.hosts.reporter import Reporter
+from mpiboot.hosts import progress
+from mpiboot.hosts.progress import Reporter
 
 
 async def test_where_nothing_moves_a_line_says_again_what_is_missing_and_when_it_ends(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reporter, "_OFTEN", 0.01)
-    monkeypatch.setattr(reporter, "_SILENCE", 0.03)
+    monkeypatch.setattr(progress, "_OFTEN", 0.01)
+    monkeypatch.setattr(progress, "_SILENCE", 0.03)
     known = progress.states([Host("w-0.job"), Host("w-1.job")])
     for state in known:
         state.reason = "NXDOMAIN"
@@ -45,7 +45,7 @@ async def test_where_nothing_moves_a_line_says_again_what_is_missing_and_when_it
 async def test_as_json_the_time_left_is_a_number(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reporter, "_OFTEN", 0.01)
+    monkeypatch.setattr(progress, "_OFTEN", 0.01)
     log.configure(form=LogFormat.JSON)
     made = Reporter(live=False, left=lambda: 12.34)
     made.changed()
@@ -65,7 +65,7 @@ async def test_on_a_terminal_the_line_is_drawn_in_its_width_when_it_changes_and_
 ) -> None:
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 21, 0, 0))
-    monkeypatch.setattr(reporter, "_LIVE", 0.001)
+    monkeypatch.setattr(progress, "_LIVE", 0.001)
     kept = os.dup(2)
     os.dup2(terminal, 2)
     try:
@@ -90,7 +90,7 @@ async def test_what_is_no_terminal_is_not_drawn_on(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *, live: bool
 ) -> None:
     """Nor where it was one: then the drawing ends."""
-    monkeypatch.setattr(reporter, "_LIVE", 0.0)
+    monkeypatch.setattr(progress, "_LIVE", 0.0)
     made = Reporter(live=live, left=lambda: 1.0)
     await asyncio.wait_for(made.drawing(progress.states([Host("w-0")])), 60)
     assert capfd.readouterr().err == ""
@@ -124,8 +124,8 @@ async def test_a_line_is_due_after_a_second_and_ever_less_often(
             raise asyncio.TimeoutError
 
     asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": sleep, "wait_for": wait_for})
-    monkeypatch.setattr(reporter, "asyncio", asyncs)
-    monkeypatch.setattr(reporter, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(progress, "asyncio", asyncs)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(progress, "line", lambda _: text[0])
 
     def left() -> float:
@@ -163,8 +163,8 @@ async def test_a_wait_in_which_nothing_moves_fits_one_screen(
         raise asyncio.TimeoutError
 
     asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": sleep, "wait_for": wait_for})
-    monkeypatch.setattr(reporter, "asyncio", asyncs)
-    monkeypatch.setattr(reporter, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(progress, "asyncio", asyncs)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     with pytest.raises(Enough):
         await Reporter(live=False, left=lambda: 1.0).lines(progress.states([Host("w-0")]))
     assert 4 <= len(capfd.readouterr().err.splitlines()) <= most

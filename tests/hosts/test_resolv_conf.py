@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from mpiboot.hosts.resolv_conf import ResolvConf, is_malformed, parse, search_names
+from mpiboot.hosts.dns import ResolvConf, is_malformed, parse_resolv_conf, search_names
 
 KUBELET = "nameserver 10.96.0.10\nsearch ns.svc.cluster.local. svc.cluster.local\noptions ndots:5\n"
 
 
 def test_a_kubelets_file_is_read_and_search_has_no_final_dots() -> None:
-    assert parse(KUBELET) == ResolvConf(
+    assert parse_resolv_conf(KUBELET) == ResolvConf(
         nameservers=("10.96.0.10",), search=("ns.svc.cluster.local", "svc.cluster.local"), ndots=5
     )
 
 
 def test_of_several_search_lines_the_last_one_counts() -> None:
-    assert parse(f"{KUBELET}domain example.org\n").search == ("example.org",)
+    assert parse_resolv_conf(f"{KUBELET}domain example.org\n").search == ("example.org",)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.hosts.retry_delay import LONGEST, SHORTEST, pause
+from mpiboot.hosts.pacing import LONGEST, SHORTEST, pause
 
 seconds = st.floats(min_value=0, max_value=1e6)
 counts = st.integers(min_value=0, max_value=100_000)

@@ -19,7 +19,7 @@ from mpiboot.core.model import Host, Worker
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import host_shell, stale_processes
-from mpiboot.hosts.access import Access
+from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.host_shell import HostAnswer
 from tests.fakes.sshd import Behaviour, Job, sshd
 
@@ -131,7 +131,7 @@ async def test_the_sweep_ends_what_an_earlier_launcher_left_and_says_so(
         seen = replace(
             worker(*((mark,) if found == "stale" else ())), address="127.0.0.2", port=port
         )
-        access = Access("root", job.path, "launcher")
+        access = SshAccess("root", job.path, "launcher")
         await stale_processes.end([seen], KEY, Settings(timeout=30.0), access)
     if found == "stale":
         assert stale.wait(60) == -signal.SIGTERM
@@ -151,7 +151,7 @@ async def test_a_launch_beside_another_of_this_pod_says_so_and_leaves_it_alone(
     log.configure()
     mark = stale_processes.new_mark(KEY)
     waiting = start(mark, WAITS)
-    access = Access("root", tmp_path / "key", "launcher")
+    access = SshAccess("root", tmp_path / "key", "launcher")
     await stale_processes.end([worker(mark)], KEY, Settings(timeout=30.0), access)
     assert capfd.readouterr().err == (
         "mpiboot: another launch of this pod already runs on w-1; this one runs beside it\n"

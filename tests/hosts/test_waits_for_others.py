@@ -17,8 +17,8 @@ from mpiboot.core.model import Host, NoFacts, Worker
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import host_shell, stale_processes
-from mpiboot.hosts.access import Access
-from mpiboot.hosts.other_launchers import OtherLauncher
+from mpiboot.hosts.access import SshAccess
+from mpiboot.hosts.stale_processes import OtherLauncher
 
 if TYPE_CHECKING:
     from mpiboot.hosts.remote_commands import RemoteCommands
@@ -130,7 +130,7 @@ async def test_where_the_gate_saw_no_launch_this_pods_processes_are_not_read(
 ) -> None:
     monkeypatch.setattr(stale_processes, "_running", None)
     bare = Worker(Host("w-0"), "10.0.0.2", 22, "r", "", None)
-    to = Access("r", Path("no key"), "launcher")
+    to = SshAccess("r", Path("no key"), "launcher")
     await stale_processes.end([bare], KEY, Settings(), to)
 
 
@@ -141,7 +141,7 @@ async def test_a_launch_within_a_launch_is_none_beside_it(
     log.configure(form=LogFormat.JSON)
     monkeypatch.setattr(stale_processes, "_running", lambda: {MARK, other, ""})
     monkeypatch.setenv(stale_processes.NAME, MARK)
-    to = Access("r", Path("no key"), "launcher")
+    to = SshAccess("r", Path("no key"), "launcher")
     await stale_processes.end([worker()], KEY, Settings(), to)
     assert capfd.readouterr().err == ""
     monkeypatch.setenv(stale_processes.NAME, other)

@@ -6,7 +6,7 @@ import pytest
 
 from mpiboot.core import facts_json
 from mpiboot.core.model import Host, MpiFamily, NoFacts
-from mpiboot.hosts.worker_answer import worker
+from mpiboot.hosts.pipeline import worker_of
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from tests.fakes import plans
 
@@ -25,7 +25,7 @@ def attempt(output: str) -> Attempt:
 
 
 def test_a_worker_is_where_it_answered_with_all_that_it_said() -> None:
-    found = worker(Host("w-1", 4), attempt(STATE + PLAIN))
+    found = worker_of(Host("w-1", 4), attempt(STATE + PLAIN))
     assert found.host == Host("w-1", 4)
     assert (found.address, found.port, found.user) == ("10.0.0.2", 2222, "mpi")
     assert (found.local_address, found.oom_kills) == ("10.0.0.1", 3)
@@ -50,7 +50,7 @@ def test_why_there_are_no_facts_is_known(
     reason: NoFacts,
     runs: bool,  # noqa: FBT001 - a row of the table
 ) -> None:
-    found = worker(Host("w-1"), attempt(output))
+    found = worker_of(Host("w-1"), attempt(output))
     assert (found.facts, found.no_facts) == (None, reason)
     assert found.runs_mpiboot is runs
     assert found.late is (reason is NoFacts.LATE)
@@ -61,6 +61,6 @@ def test_why_there_are_no_facts_is_known(
 def test_with_facts_the_mpi_is_theirs() -> None:
     facts = plans.observed().workers[0].facts
     assert facts is not None
-    found = worker(Host("w-1"), attempt(f"mpiboot-facts\n{facts_json.to_json(facts)}\n"))
+    found = worker_of(Host("w-1"), attempt(f"mpiboot-facts\n{facts_json.to_json(facts)}\n"))
     assert found.facts == facts
     assert found.mpi == facts.mpi == plans.MPIS["openmpi4"]

@@ -18,7 +18,7 @@ from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Decision, Finding, Level, Source, Worker
 from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.core.settings import resolve
-from mpiboot.hosts import rendezvous as gate
+from mpiboot.hosts import gate
 from mpiboot.job import rendezvous
 from mpiboot.job.rendezvous import Rendezvous
 from mpiboot.launcher import look
@@ -171,7 +171,7 @@ async def test_a_name_is_waited_for_and_what_is_odd_about_it_told_at_once(
     )
     monkeypatch.setattr(rendezvous, "why_no_name", why_no_name)
     monkeypatch.setattr(pod, "own_names", lambda name: [f"{name}.job"])
-    monkeypatch.setattr(gate, "wait", wait)
+    monkeypatch.setattr(gate, "wait_for_name", wait)
     await look._name(resolved, ("x",), ENVIRON)
     own = socket.gethostname()
     assert given == [

@@ -18,7 +18,7 @@ from mpiboot.core.errors import MpibootError
 from mpiboot.core.launch_spec import RemoteHost
 from mpiboot.core.model import Decision, Host, Source, SshKind
 from mpiboot.core.settings import resolve
-from mpiboot.hosts.kubectl_pods import PodAccess
+from mpiboot.hosts.access import PodAccess
 from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import launch_folder
 from mpiboot.ssh.client_start import ClientConfig, ClientHost

@@ -18,8 +18,7 @@ from mpiboot.core.errors import MpibootError, ShownError, error
 from mpiboot.core.model import Finding, Host, Level
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import resolve
-from mpiboot.hosts.doctor_look import DoctorLook
-from mpiboot.hosts.gate import GateResult
+from mpiboot.hosts.gate import DoctorLook, GateResult
 from mpiboot.job import plan as plan_of
 from mpiboot.launcher import look, observation, role
 from mpiboot.launcher.observation import Observation

@@ -13,12 +13,10 @@ import pytest
 
 from mpiboot.core.model import Decision, Finding, Host, Level, Mpi, PodFacts, Source, Worker
 from mpiboot.core.settings import resolve
-from mpiboot.hosts import gate, host_sources, job_hostfile, master_port, one_try
-from mpiboot.hosts.doctor_look import DoctorLook
-from mpiboot.hosts.gate import GateResult
-from mpiboot.hosts.hostfiles import HostfilePath
-from mpiboot.hosts.job_hostfile import JobHostfile
-from mpiboot.hosts.pair_check import PairCheck
+from mpiboot.hosts import gate, hostfiles, remote_commands
+from mpiboot.hosts.gate import DoctorLook, GateResult
+from mpiboot.hosts.hostfiles import HostfilePath, JobHostfile
+from mpiboot.hosts.pairs import PairCheck
 from mpiboot.job.rank_env import Meeting
 from mpiboot.launcher import observation
 from mpiboot.launcher.observation import Observation
@@ -98,7 +96,7 @@ async def test_a_look_asks_every_host_once_and_hands_on_what_was_found(
 
     monkeypatch.setattr(observation, "_mpi", mpi)
     monkeypatch.setattr(observation, "_own_facts", own_facts)
-    monkeypatch.setattr(one_try, "look", look)
+    monkeypatch.setattr(gate, "probe_once", look)
     doctor = DoctorLook(("own_values",))
     found = await observation.look(launcher, program, doctor)
     assert given == [
@@ -174,9 +172,9 @@ async def test_the_hostfile_is_looked_for_where_the_settings_and_the_platform_sa
         assert said == (launcher.resolved, launcher.environ)
         return listed
 
-    monkeypatch.setattr(job_hostfile, "find", find)
-    monkeypatch.setattr(host_sources, "by_setting", by_setting)
-    monkeypatch.setattr(host_sources, "by_platform", by_platform)
+    monkeypatch.setattr(hostfiles, "find", find)
+    monkeypatch.setattr(hostfiles, "hosts_by_setting", by_setting)
+    monkeypatch.setattr(hostfiles, "hosts_by_platform", by_platform)
     assert await observation._hostfile(launcher, 7.0, ("/line",)) is it
     (asked,) = given
     assert asked.pop("platform")() == found
@@ -203,7 +201,7 @@ async def test_the_port_is_looked_at_where_ranks_meet(
         given.append(said)
         return taken
 
-    monkeypatch.setattr(master_port, "look", look)
+    monkeypatch.setattr(remote_commands, "look_at_master_port", look)
     observed = replace(SEEN, local=(Host("me"),), renamed={"me": "launcher.x"})
     seen = Observation(observed, GateResult((), (), {}, {}), ())
     launcher, meeting = pod(tmp_path), Meeting(host, 29500, "MASTER_PORT")

@@ -19,7 +19,7 @@ from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
 from mpiboot.hosts.gate import GateResult
-from mpiboot.hosts.job_hostfile import JobHostfile
+from mpiboot.hosts.hostfiles import JobHostfile
 from mpiboot.job.launcher_size import LauncherLimits
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import observation

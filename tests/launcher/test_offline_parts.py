@@ -14,8 +14,8 @@ from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Finding, Hostfile, Level, Mpi, MpiFamily, PodFacts
 from mpiboot.core.setting_types import AUTO, Auto
 from mpiboot.core.settings import resolve
-from mpiboot.hosts import host_sources, job_hostfile
-from mpiboot.hosts.job_hostfile import JobHostfile
+from mpiboot.hosts import hostfiles
+from mpiboot.hosts.hostfiles import JobHostfile
 from mpiboot.job import plan as plan_of
 from mpiboot.launcher import look
 from mpiboot.network import pod
@@ -99,9 +99,9 @@ def test_facts_are_those_of_the_pod_with_their_name(
     def by_platform(*said: object) -> None:
         assert said == (environ, "")
 
-    monkeypatch.setattr(job_hostfile, "find", find)
-    monkeypatch.setattr(host_sources, "by_setting", lambda *said: said)
-    monkeypatch.setattr(host_sources, "by_platform", by_platform)
+    monkeypatch.setattr(hostfiles, "find", find)
+    monkeypatch.setattr(hostfiles, "hosts_by_setting", lambda *said: said)
+    monkeypatch.setattr(hostfiles, "hosts_by_platform", by_platform)
     monkeypatch.setattr(plan_of, "make", make)
     monkeypatch.setattr(pod, "identity", lambda _: plans.NOBODY)
     line = ("mpirun", "--hostfile", "/h", "./train")

@@ -14,7 +14,7 @@ from mpiboot.core import log
 from mpiboot.core.launch_spec import ParentOptions, ParentTask
 from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.core.settings import resolve
-from mpiboot.hosts import host_sources, hostfiles
+from mpiboot.hosts import hostfiles
 from mpiboot.hosts.hostfiles import HostfilePath
 from mpiboot.job import scripts
 from mpiboot.launcher import role
@@ -138,8 +138,8 @@ def test_hosts_are_waited_for_where_anything_names_them(
         assert given == ("", str(resolved.given["hostfile"]), environ)
         return (HostfilePath(str(default), "default"),)
 
-    monkeypatch.setattr(host_sources, "by_setting", by_setting)
-    monkeypatch.setattr(host_sources, "by_platform", by_platform)
+    monkeypatch.setattr(hostfiles, "hosts_by_setting", by_setting)
+    monkeypatch.setattr(hostfiles, "hosts_by_platform", by_platform)
     monkeypatch.setattr(hostfiles, "candidates", candidates)
     why = "" if source in {"setting", "platform", "file"} else "there is no hostfile"
     said = role._no_gate(resolved, environ, REACHES)

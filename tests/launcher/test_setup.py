@@ -16,9 +16,8 @@ from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import dns
-from mpiboot.hosts import kubectl_choice as choice
-from mpiboot.hosts.kubectl_pods import PodAccess
-from mpiboot.hosts.resolv_conf import ResolvConf
+from mpiboot.hosts.access import PodAccess, choose_access, own_namespace
+from mpiboot.hosts.dns import ResolvConf
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.network import pod
 from mpiboot.system import files, keys, os_calls
@@ -86,8 +85,8 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodAccess:
     (tmp_path / "namespace").write_text("jobs")
     (tmp_path / "kubectl").write_text("#!/bin/false\n")
     (tmp_path / "kubectl").chmod(0o755)
-    monkeypatch.setattr(choice.choose, "__defaults__", (tmp_path,))
-    monkeypatch.setattr(choice.own_namespace, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(choose_access, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(own_namespace, "__defaults__", (tmp_path,))
     return PodAccess(str(tmp_path / "kubectl"), "jobs")
 
 
@@ -255,7 +254,7 @@ def test_a_secret_may_come_late_but_not_where_there_is_another_way(
         there.append(key_is_there())
 
     monkeypatch.setattr(keys, "wait", noted)
-    monkeypatch.setattr(choice, "choose", choose)
+    monkeypatch.setattr("mpiboot.launcher.setup.choose_access", choose)
     environ = environment(tmp_path)
     flags = {"runtime_dir": str(tmp_path / "run"), "timeout": timeout}
     one = {**flags, "ssh_key": str(tmp_path / "id")}

@@ -13,7 +13,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from mpiboot.hosts import stale_processes
-from mpiboot.hosts.kubectl_pods import role_lines
+from mpiboot.hosts.access import role_lines
 from tests.manifests import examples
 from tests.pods import images
 from tests.pods.api_server import ApiServer

@@ -16,7 +16,7 @@ import asyncssh
 import psutil
 import pytest
 
-from mpiboot.hosts.authentication import final
+from mpiboot.hosts.failures import final
 from mpiboot.ssh import embedded
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from mpiboot.ssh.sessions import FIFO

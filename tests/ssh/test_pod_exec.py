@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import mpiboot
-from mpiboot.hosts.kubectl_pods import PodAccess
+from mpiboot.hosts.access import PodAccess
 from mpiboot.launcher import launch_folder as files
 from tests.waiting import until
 

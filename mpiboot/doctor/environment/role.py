@@ -23,7 +23,7 @@ from mpiboot.doctor.environment.forwarding import Forwarding
 from mpiboot.doctor.look import private
 from mpiboot.doctor.role import role_of
 from mpiboot.hosts import host_shell
-from mpiboot.hosts.doctor_look import DoctorLook
+from mpiboot.hosts.gate import DoctorLook
 from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.job import dialects
 from mpiboot.job import plan as plans

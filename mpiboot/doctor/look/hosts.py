@@ -14,9 +14,9 @@ from mpiboot.core.model import Host, Worker
 from mpiboot.core.settings import Settings
 from mpiboot.doctor import host_report
 from mpiboot.doctor.host_report import HostReport, LauncherPlace, NameLook
-from mpiboot.hosts import host_shell, sockets
+from mpiboot.hosts import host_shell, pacing
 from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.dns_answers import NoAddress
+from mpiboot.hosts.dns_query import NoAddress
 from mpiboot.network import pod
 from mpiboot.ssh.attempt import Attempt
 from mpiboot.system import os_calls
@@ -94,7 +94,7 @@ def reports(
 async def look_up(hosts: Sequence[Host]) -> dict[str, NameLook]:
     """Ask for each host's name: as every program does, then the nameservers themselves, twice."""
     # The system's answers are of both IP versions, whatever this pod's links have.
-    each = max(1, sockets.of_look_ups(os_calls.most_open_files()) // 2)
+    each = max(1, pacing.lookup_sockets(os_calls.most_open_files()) // 2)
     system = Resolver(sockets=each)
     servers = Resolver(system=lambda _: (), families=("AAAA", "A"), sockets=each)
     listed = [host.name for host in hosts if not is_address(host.name)]

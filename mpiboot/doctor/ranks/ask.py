@@ -13,7 +13,7 @@ from mpiboot.core.settings import Resolved
 from mpiboot.doctor.look import private
 from mpiboot.doctor.ranks import answer
 from mpiboot.doctor.ranks.records import HostRanks
-from mpiboot.hosts import host_shell, one_try
+from mpiboot.hosts import gate, host_shell
 from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.launcher import observation
 from mpiboot.launcher import setup as launcher_setup
@@ -59,7 +59,7 @@ async def _job(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> 
     file = (await observation.find_hostfile(resolved, environ, 0.0)).hostfile
     launcher = launcher_setup.launcher_pod(resolved, environ, private.role(), patience=0.0)
     to = launcher_setup.access(launcher)
-    passed = await one_try.look(file.hosts, resolved.settings, to)
+    passed = await gate.probe_once(file.hosts, resolved.settings, to)
     limits = LoginTimeouts(command=seconds + _READING)
     commands = RemoteCommands(to, resolved.settings.host_keys, limits)
     command = host_shell.ranks(seconds)

@@ -1,7 +1,9 @@
-"""How long to wait before the next try of one host: a pure rule, which must not read a clock."""
+"""How often a host is tried again, and how many sockets a gate has open at once."""
 
 from __future__ import annotations
 
+import asyncio
+from itertools import islice
 from typing import Final
 
 # A try of one host costs a handful of packets, so a few hosts may be tried twenty times a second:
@@ -43,3 +45,50 @@ def pause(
     if ceiling is not None:
         step = min(step, max(ceiling, SHORTEST))
     return step
+
+
+# Names come together, as pods do. If both of these are there, they end four pauses, and so on: a
+# thousand names that appear at once are found in ten rounds, though each is tried only every five
+# seconds; and a name that comes alone costs two questions.
+_NEXT: Final = 2
+
+
+class Pauses:
+    """The pauses that last; the longest-lasting one ends first."""
+
+    def __init__(self) -> None:
+        self._lasting: dict[asyncio.Future[None], None] = {}
+
+    async def pause(self, seconds: float) -> None:
+        """Wait for a time, or until it is ended."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lasting[ended] = None
+        try:
+            await asyncio.wait((ended,), timeout=seconds)
+        finally:
+            self._lasting.pop(ended, None)
+
+    def end_some(self) -> None:
+        """End the next two: a name has come."""
+        for ended in list(islice(self._lasting, _NEXT)):
+            del self._lasting[ended]
+            if not ended.done():
+                ended.set_result(None)
+
+
+_CONNECTIONS: Final = 128
+# A login has its socket and a duplicate of it; so many files are open beside logins, and so many
+# of these are no look-ups' sockets.
+_FILES_EACH: Final = 2
+_FILES: Final = 64
+_FILES_OF_OTHERS: Final = 32
+
+
+def most_connections(files: int) -> int:
+    """Say how many connections may be open at once; ``files`` is how many files."""
+    return max(1, min(_CONNECTIONS, (files - _FILES) // _FILES_EACH))
+
+
+def lookup_sockets(files: int) -> int:
+    """Say how many sockets look-ups may have beside so many connections."""
+    return max(1, files - _FILES_OF_OTHERS - most_connections(files) * _FILES_EACH)
