@@ -12,7 +12,7 @@ from mpiboot.core.errors import error
 from mpiboot.core.model import Role, Source
 from mpiboot.core.setting_types import BY_INDEX
 from mpiboot.core.settings import Resolved
-from mpiboot.job import lone_program, platforms
+from mpiboot.job import platforms, program_words
 from mpiboot.system import executables, process
 
 # The older scripts' word for a pod to look around in; where START_SSHD says so it is a worker.
@@ -84,7 +84,7 @@ def _warn_alone(program: str, environ: Mapping[str, str]) -> None:
             hosts = file.read(1 << 16)
     except OSError:
         hosts = ""
-    found = lone_program.finding(program, environ, os.uname().nodename, hosts)
+    found = program_words.runs_alone(program, environ, os.uname().nodename, hosts)
     if found:
         log.finding(found)
 

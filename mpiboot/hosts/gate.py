@@ -31,7 +31,7 @@ from mpiboot.hosts.hostfiles import HostfileFollower
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.pipeline import Pipelines, PodPipelines
 from mpiboot.hosts.progress import HostState, Reporter, Stage
-from mpiboot.job.rendezvous import Rendezvous
+from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import many_hosts
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts
 from mpiboot.ssh.client_start import ConnectionPool

@@ -20,8 +20,8 @@ from mpiboot.core.model import Finding, Hostfile, Level, Source
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, lasting
 from mpiboot.job import hostfile as syntax
-from mpiboot.job import lsf, volcano
-from mpiboot.job.volcano import Task
+from mpiboot.job import platforms
+from mpiboot.job.platforms import VolcanoTask
 
 # What the MPI Operator sets for each MPI (its mpi_job_controller.go), in the order of the MPIs.
 OPERATOR: Final = (
@@ -135,7 +135,7 @@ def read(chosen: HostfilePath) -> str:
 
 
 def hosts_by_setting(
-    resolved: Resolved, environ: Mapping[str, str], folder: str = volcano.FOLDER
+    resolved: Resolved, environ: Mapping[str, str], folder: str = platforms.VOLCANO_FOLDER
 ) -> HostfilePath | None:
     """Find the hosts that a setting other than ``hostfile`` names.
 
@@ -152,7 +152,7 @@ def hosts_by_setting(
             f"{given} and {resolved.given['replicas']} both name the job's hosts",
             hint="give one of them",
         )
-    task = volcano.named(settings.worker_task, str(given), _tasks(environ, folder))
+    task = platforms.named_task(settings.worker_task, str(given), _tasks(environ, folder))
     return _hosts(task, str(given), given.source)
 
 
@@ -178,7 +178,7 @@ def _stateful_set(resolved: Resolved) -> HostfilePath | None:
 
 
 def hosts_by_platform(
-    environ: Mapping[str, str], hostname: str, folder: str = volcano.FOLDER
+    environ: Mapping[str, str], hostname: str, folder: str = platforms.VOLCANO_FOLDER
 ) -> HostfilePath | None:
     """Find the hosts that the platform itself tells this pod of.
 
@@ -186,41 +186,41 @@ def hosts_by_platform(
         MpibootError: ``hostfile-missing``; what it tells fits several lists.
             ``hostfile-invalid``; LSF's variable is no list of hosts.
     """
-    if environ.get(lsf.JOB):
+    if environ.get(platforms.LSF_JOB):
         return _lsf(environ)
-    found = volcano.choose(environ, hostname, _tasks(environ, folder))
+    found = platforms.choose_task(environ, hostname, _tasks(environ, folder))
     return _hosts(*found, Source.PLATFORM) if found else None
 
 
 def _lsf(environ: Mapping[str, str]) -> HostfilePath | None:
     """Read LSF's file, where this pod has it, else its variable; LSF never changes either."""
-    path, pairs = environ.get(lsf.FILE, ""), environ.get(lsf.PAIRS, "")
+    path, pairs = environ.get(platforms.LSF_FILE, ""), environ.get(platforms.LSF_PAIRS, "")
     try:
-        text = lsf.of_file(Path(path).read_text("utf-8", "replace")) if path else ""
+        text = platforms.of_lsf_file(Path(path).read_text("utf-8", "replace")) if path else ""
     except (OSError, ValueError):
         text = ""
     if text:
-        return HostfilePath(path, lsf.FILE, Source.PLATFORM, text)
-    text = lsf.of_pairs(pairs)
-    return HostfilePath(lsf.PAIRS, "LSF", Source.PLATFORM, text) if text else None
+        return HostfilePath(path, platforms.LSF_FILE, Source.PLATFORM, text)
+    text = platforms.of_lsf_pairs(pairs)
+    return HostfilePath(platforms.LSF_PAIRS, "LSF", Source.PLATFORM, text) if text else None
 
 
-def _hosts(task: Task, because: str, source: Source) -> HostfilePath:
+def _hosts(task: VolcanoTask, because: str, source: Source) -> HostfilePath:
     text = "" if task.where.startswith("/") else "\n".join(task.hosts)
     return HostfilePath(task.where, because, source, text)
 
 
-def _tasks(environ: Mapping[str, str], folder: str) -> dict[str, Task]:
+def _tasks(environ: Mapping[str, str], folder: str) -> dict[str, VolcanoTask]:
     """Read Volcano's tasks; its controller updates the files, which variables don't follow."""
-    known = {task.key: task for task in volcano.tasks(environ)}
+    known = {task.key: task for task in platforms.volcano_tasks(environ)}
     try:
-        paths = sorted(Path(folder).glob(f"*{volcano.ENDING}"))
+        paths = sorted(Path(folder).glob(f"*{platforms.VOLCANO_ENDING}"))
         texts = {path: path.read_text("utf-8", "replace") for path in paths}
     except OSError:
         return known
     for path, text in texts.items():
-        key = volcano.key_of(path.name.removesuffix(volcano.ENDING))
-        known[key] = Task(key, str(path), tuple(text.split()))
+        key = platforms.task_key(path.name.removesuffix(platforms.VOLCANO_ENDING))
+        known[key] = VolcanoTask(key, str(path), tuple(text.split()))
     return known
 
 

@@ -23,7 +23,7 @@ from mpiboot.core.wording import counted, first_few
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.access import Kubectl, SshAccess, Trouble, pod_of
 from mpiboot.hosts.pipeline import facts_of
-from mpiboot.job.rank_env import Meeting
+from mpiboot.job.data import Meeting
 from mpiboot.network import worker_network
 from mpiboot.network.records import WorkerNetwork
 from mpiboot.ssh import attempt as ssh_attempt

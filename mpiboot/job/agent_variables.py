@@ -7,10 +7,9 @@ from typing import Final
 
 from mpiboot.core.model import Source
 from mpiboot.core.wording import first_few
-from mpiboot.job.dialect import Dialect, parameter
-from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS
+from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS, Dialect, parameter
+from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.plan_builder import LaunchPaths, PlanBuilder
-from mpiboot.job.user_line import UserLine
 from mpiboot.ssh import config as sshconfig
 
 # More concurrent launches than this is MPI's own default; fewer than hosts hangs it.

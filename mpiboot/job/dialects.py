@@ -1,19 +1,281 @@
 """The MPIs as rows: which names each one reads for the same intent. Pure data, no I/O.
 
-Facts measured on Open MPI 4.1.4 and 5.0.7 to 5.0.11. A new MPI is a new
-row; an intent that a row can't express is an empty column, and the plan says what is lost.
+Measured on Open MPI 4.1.4 and 5.0.7 to 5.0.11, MPICH 4.0.2 (Debian's) and 5.0.2 (PyPI's), Intel MPI
+2021.18.1. A new MPI is a new row; an intent that a row can't express is an empty column, and the
+plan says what is lost.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Final
 
 from mpiboot.core.model import Mpi, MpiFamily
-from mpiboot.job.dialect import Dialect, Export, Variable, version_number
-from mpiboot.job.dialects_hydra import INTEL, MPICH
 from mpiboot.job.hostfile import Syntax
-from mpiboot.job.mpirun_options import ORTE, PRRTE, SPECTRUM_ORTE
+from mpiboot.job.mpirun_options import (
+    HYDRA,
+    INTEL_HYDRA,
+    ORTE,
+    PRRTE,
+    SPECTRUM_ORTE,
+    Grammar,
+    Option,
+    OptionKind,
+)
+
+
+class Export(Enum):
+    """How an MPI forwards variables of the launcher to the ranks."""
+
+    OPTION = "a `-x NAME` each"
+    VARIABLE = "a variable with a list of names"
+    ALL = "all of them, by itself"
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable that is always set in this MPI's environment, with the reason."""
+
+    name: str
+    value: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One row.
+
+    Columns that end in ``_var`` name the environment variable of an intent; empty where this
+    MPI has none. ``evaluated`` is the prefix of variables whose values reach the workers' shell
+    unescaped (``evaluated_but``: exceptions); ``evaluated_flags`` are
+    the ``--mca`` parameters that do so. ``export_var`` is the list of forwarded names; with
+    ``Export.ALL`` (Hydra) the launcher's whole environment overwrites the workers'.
+    ``one_link`` is true where the daemons' link must be a single name or CIDR.
+    """
+
+    family: MpiFamily
+    title: str
+    syntax: Syntax
+    # How the user's own line is read.
+    grammar: Grammar
+    hostfile_var: str
+    agent_var: str
+    agent_args_var: str
+    daemon_link_var: str
+    one_link: bool
+    mpi_link_vars: tuple[str, ...]
+    export: Export
+    # Patterns of variables that ranks get without being named.
+    by_itself: tuple[str, ...]
+    lost_without_parent: tuple[str, ...]
+    keep_fqdn_var: str = ""
+    # The slots of hosts for which the hostfile has no number.
+    default_slots_var: str = ""
+    concurrency_var: str = ""
+    bind_var: str = ""
+    map_var: str = ""
+    # Variables that say anything of mapping, ranking, binding or CPUs, as patterns.
+    pinning_vars: tuple[str, ...] = ()
+    oversubscribe_var: str = ""
+    oversubscribe_value: str = ""
+    constants: tuple[Variable, ...] = ()
+    root: tuple[Variable, ...] = ()
+    export_var: str = ""
+    evaluated: str = ""
+    evaluated_but: tuple[str, ...] = ()
+    evaluated_flags: tuple[str, ...] = ()
+    # The program to start where it is not the mpirun that was asked what it is: one beside that.
+    program: str = ""
+    # The option by which the hostfile is named, where only that one heeds the slots.
+    hostfile_option: str = ""
+    # `binding=` behind a host says how the ranks there are bound.
+    hostfile_binding: bool = False
+    # No binding, as bind_var has it.
+    bind_value: str = "none"
+    # What else keeps MPI's messages on the control link.
+    on_control_link: tuple[Variable, ...] = ()
+    # What on the line spreads ranks over hosts.
+    spread_option: str = "`--map-by node`"
+    # What chooses the kind of launch agent, with the value that calls the agent.
+    agent_kind: Variable | None = None
+    # The same intents under older names, and under those that others set for this MPI.
+    agent_kind_aliases: tuple[str, ...] = ()
+    agent_aliases: tuple[str, ...] = ()
+    agent_args_aliases: tuple[str, ...] = ()
+    # The daemons' link is the launcher's own, and links are known by name alone.
+    own_link: bool = False
+    # A daemon is started on hosts without a rank too, and mpirun's own host counts as the first.
+    daemon_without_ranks: bool = True
+    own_host_first: bool = False
+    # More ranks than slots begin again at the first host without a word.
+    wraps_around: bool = False
+    # An option, and the beginning of its value, that names a file for which rank is where.
+    rank_table: tuple[str, ...] = ()
+    # An option by which mpirun tells at its end every rank's exit code, a line a host.
+    exit_codes_option: str = ""
+    # What is done about a series that was not tried.
+    untried: str = ""
+    # Where this MPI chooses what carries its messages: how a user has a say in it.
+    own_transports: str = ""
+    # A range of ports: first-last for the daemons, first and number for MPI's own TCP.
+    daemon_ports_vars: tuple[str, ...] = ()
+    first_port_vars: tuple[str, ...] = ()
+    port_count_vars: tuple[str, ...] = ()
+    # The same as first:last, where that is how an MPI reads both.
+    daemon_range_vars: tuple[str, ...] = ()
+    range_vars: tuple[str, ...] = ()
+    # The IP version that MPI's own TCP leaves alone (4 or 6), and what pods of IPv6 need set.
+    not_version_var: str = ""
+    # Its daemons find no IPv6 address of a link.
+    ipv4_only: bool = False
+    # By IP version, what keeps the daemons from its addresses.
+    not_daemons_vars: tuple[str, ...] = ()
+    ipv6: tuple[Variable, ...] = ()
+    # Connections from an address that is not the peer's own are dropped, and the job hangs.
+    checks_peer_address: bool = False
+    # Agents get sockets for their streams, which no other process can open: mpiboot's own client
+    # has a second process for each host then, and takes about three times the CPU time of ssh
+    # (scripts/bench/scale).
+    agent_sockets: bool = False
+    # Hosts that are alike up to the first dot are one host; what keeps their own names whole.
+    by_first_label: bool = False
+    keep_own_names_var: str = ""
+    # What is cut off the hosts' own names, and whether hosts are compared by name alone.
+    cut_prefix_var: str = ""
+    # What became of a line with several programs (`:`), where that went wrong.
+    several_programs: str = ""
+    # Keeps ranks of one host from reading each other's memory.
+    no_single_copy: Variable | None = None
+    # The handle of mpirun's own messages, where ranks on its own host would inherit it.
+    messages_var: str = ""
+    # Keeps mpirun from looking hosts up to see whether they are its own; and the first version that
+    # does so where nothing keeps it from that.
+    not_resolve_var: str = ""
+    resolves_since: tuple[int, ...] = ()
+    # What of a user's makes daemons leave their agents, and what keeps them there beside it.
+    leaving_var: str = ""
+    attached: tuple[Variable, ...] = ()
+    # Prefix of variables that crash mpirun where they are empty.
+    never_empty: str = ""
+
+    @property
+    def oversubscribes_by_mapping(self) -> bool:
+        """Whether more ranks than slots are a part of the mapping's value."""
+        return bool(self.map_var) and self.oversubscribe_var == self.map_var
+
+
+def version_number(version: str) -> tuple[int, ...]:
+    """Read a version so that it can be compared."""
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+def parameter(variable: str) -> str:
+    """Cut a variable to the name that ``--mca`` takes."""
+    for prefix in ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_"):
+        if variable.startswith(prefix):
+            return variable[len(prefix) :]
+    return variable
+
+
+_HOSTS: Final = Option("hosts", 1, OptionKind.MOVES_HOSTS)
+_ANOTHER_KIND: Final = "another kind would start no launch agent"
+
+MPICH: Final = Dialect(
+    family=MpiFamily.MPICH,
+    title="MPICH (Hydra)",
+    syntax=Syntax.COLON,
+    grammar=HYDRA,
+    daemon_without_ranks=False,
+    wraps_around=True,
+    spread_option="`-ppn 1`",
+    exit_codes_option="-print-all-exitcodes",
+    hostfile_var="HYDRA_HOST_FILE",
+    hostfile_binding=True,
+    # Another kind than ssh calls no agent, and fork starts every rank on the launcher.
+    agent_kind=Variable("HYDRA_LAUNCHER", "ssh", _ANOTHER_KIND),
+    agent_kind_aliases=("HYDRA_BOOTSTRAP",),
+    agent_var="HYDRA_LAUNCHER_EXEC",
+    agent_aliases=("HYDRA_BOOTSTRAP_EXEC",),
+    agent_args_var="HYDRA_LAUNCHER_EXTRA_ARGS",
+    # The MPI Operator sets it, and no MPICH reads it.
+    agent_args_aliases=("HYDRA_LAUNCH_EXTRA_ARGS",),
+    daemon_link_var="HYDRA_IFACE",
+    one_link=True,
+    own_link=True,
+    ipv4_only=True,
+    # Its own host is found by its address too (MPL_host_is_local); 4.3.0 compares names alone.
+    resolves_since=(4, 3, 2),
+    # UCX's, and libfabric's where MPIR_CVAR_CH4_NETMOD=ofi asks for it.
+    # FI_TCP_IFACE alone does nothing there; both together do, whichever provider is chosen.
+    mpi_link_vars=("UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE"),
+    export=Export.ALL,
+    by_itself=("*",),
+    lost_without_parent=(
+        "an endless wait when ssh fails (4.0)",
+        "exit 0 after SIGTERM (4.0)",
+        "no termination message",
+    ),
+    # 5.0's shared memory reads other ranks' memory without having tried it; 4.0 never does.
+    no_single_copy=Variable(
+        "MPIR_CVAR_CH4_CMA_ENABLE", "0", "ranks of one host copy by shared memory"
+    ),
+    # mpiexec and its proxies; then the ranks' own connections, each with an older name.
+    daemon_range_vars=("MPIEXEC_PORT_RANGE",),
+    range_vars=("MPIR_CVAR_CH3_PORT_RANGE", "MPICH_PORT_RANGE"),
+)
+
+INTEL: Final = Dialect(
+    family=MpiFamily.INTEL,
+    title="Intel MPI (Hydra)",
+    syntax=Syntax.COLON,
+    # A list of hosts on the line: how many ranks each gets is left to mpirun.
+    grammar=replace(
+        INTEL_HYDRA,
+        options={**INTEL_HYDRA.options, **dict.fromkeys(("hosts", "host"), _HOSTS)},
+    ),
+    daemon_without_ranks=False,
+    wraps_around=True,
+    spread_option="`-ppn 1`",
+    exit_codes_option="-print-all-exitcodes",
+    # Its mpirun is a script that starts whichever mpiexec.hydra is on PATH, and as a pod's first
+    # process it ignores SIGTERM.
+    program="mpiexec.hydra",
+    hostfile_var="I_MPI_HYDRA_HOST_FILE",
+    # Of all ways to name a hostfile this one alone heeds the number behind a host.
+    hostfile_option="-machinefile",
+    agent_kind=Variable("I_MPI_HYDRA_BOOTSTRAP", "ssh", _ANOTHER_KIND),
+    agent_kind_aliases=("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP"),
+    agent_var="I_MPI_HYDRA_BOOTSTRAP_EXEC",
+    agent_aliases=("HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC"),
+    agent_args_var="I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS",
+    default_slots_var="I_MPI_PERHOST",
+    daemon_link_var="I_MPI_HYDRA_IFACE",
+    one_link=True,
+    own_link=True,
+    ipv4_only=True,
+    mpi_link_vars=("FI_TCP_IFACE",),
+    # FI_PROVIDER would be NCCL's as well.
+    on_control_link=(
+        Variable("I_MPI_OFI_PROVIDER", "tcp", "MPI's own messages go over TCP on the control link"),
+    ),
+    bind_var="I_MPI_PIN",
+    bind_value="0",
+    pinning_vars=("I_MPI_PIN", "I_MPI_PIN_*"),
+    constants=(
+        Variable("I_MPI_HYDRA_BRANCH_COUNT", "0", "flat: no worker needs to reach another"),
+    ),
+    agent_sockets=True,
+    export=Export.ALL,
+    by_itself=("*",),
+    lost_without_parent=(
+        "an endless wait when ssh ends without having started a daemon",
+        "no reason of ssh's, which is told to be quiet",
+        "no termination message",
+    ),
+    daemon_range_vars=("I_MPI_PORT_RANGE", "MPIEXEC_PORT_RANGE"),
+)
+
 
 _OMPI_FIRST: Final = ("OMPI_MCA_btl_tcp_port_min_v4", "OMPI_MCA_btl_tcp_port_min_v6")
 _OMPI_COUNT: Final = ("OMPI_MCA_btl_tcp_port_range_v4", "OMPI_MCA_btl_tcp_port_range_v6")

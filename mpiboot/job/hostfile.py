@@ -7,19 +7,227 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import chain
 from typing import Final
 
 from mpiboot.core import addresses
+from mpiboot.core.addresses import IPV6
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Host, Hostfile
-from mpiboot.job import hostfile_line
+
+_SHOWN: Final = 60
+_LONGEST_NAME: Final = 253  # RFC 1035 section 2.3.4, without the final dot
+_MOST_SLOTS: Final = 2**31 - 1  # every MPI keeps it in a C int
+
+# RFC 1123 labels, and underscores, which host names of some platforms hold.
+_LABEL: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_BINDING: Final = re.compile(r"[A-Za-z0-9_.,:+-]+")
+_ODD: Final = re.compile(r"[^A-Za-z0-9_.-]")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+_WORD: Final = re.compile(r"[^ \t]+")
+_PAIR: Final = re.compile(
+    r"[ \t]*(?P<key>[^ \t=]+)(?:[ \t]*(?P<equals>=)[ \t]*(?P<value>[^ \t]*))?[ \t]*"
+)
+
+# By runs of Open MPI 4.1 and 5.0, which end over any other key with a value.
+_KEYS: Final = {
+    **dict.fromkeys(("slots", "cpu", "count"), "slots"),
+    **dict.fromkeys(("max_slots", "max-slots", "slots_max", "slots-max"), "max_slots"),
+    **dict.fromkeys(("user", "username", "user_name"), "user"),  # the first is MPICH's column, too
+    "port": "port",  # they pass over it
+    "binding": "binding",  # MPICH's; both of Open MPI and Intel MPI end over it
+}
+
+
+class LineError(Exception):
+    """What is wrong in a line, at which column (from 0)."""
+
+    def __init__(self, column: int, said: str) -> None:
+        """Say what is wrong where."""
+        super().__init__(said)
+        self.column = column
+        self.said = said
+
+
+def _shown(text: str) -> str:
+    """Quote what was read, on one line and not too long."""
+    cut = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    return ascii(cut)
+
+
+def _number(text: str, column: int, what: str) -> int:
+    digits = text.lstrip("0") if text.isascii() and text.isdigit() else ""
+    if not digits or len(digits) > len(str(_MOST_SLOTS)) or int(digits) > _MOST_SLOTS:
+        most = f" to {_MOST_SLOTS}" if digits else ""
+        raise LineError(column, f"{what} is {_shown(text)}, expected a whole number from 1{most}")
+    return int(digits)
+
+
+def _address(text: str, column: int) -> str:
+    found = addresses.parse(text)
+    if found is None or found.version != IPV6:
+        raise LineError(column, f"{_shown(text)} is not an IPv6 address; a count goes as `host:N`")
+    if "%" in text:
+        raise LineError(
+            column, f"{_shown(text)} has a zone, expected an address that is the same in every pod"
+        )
+    return text
+
+
+def _name(text: str, column: int) -> str:
+    """Check a host name or IPv4 address; nothing that a shell would read gets through."""
+    odd = _ODD.search(text)
+    if odd:
+        hint = "one host a line" if odd[0] == "," else "letters, digits, dots and hyphens"
+        raise LineError(
+            column + odd.start(), f"{_shown(odd[0])} in host {_shown(text)}, expected {hint}"
+        )
+    bare = text.removesuffix(".")
+    if not bare:
+        raise LineError(column, "expected a host name")
+    if len(bare) > _LONGEST_NAME:
+        raise LineError(
+            column, f"host {_shown(text)} has {len(bare)} characters, at most {_LONGEST_NAME} fit"
+        )
+    if not bare.replace(".", "").strip("0123456789"):
+        if addresses.parse(text) is None:
+            raise LineError(column, f"{_shown(text)} is not an IPv4 address")
+        return text
+    at = column
+    for label in bare.split("."):
+        if not _LABEL.fullmatch(label):
+            raise LineError(
+                at,
+                f"{_shown(label)} in host {_shown(text)}, expected labels of 1 to 63 characters "
+                "that neither begin nor end with a hyphen",
+            )
+        at += len(label) + 1
+    return text
+
+
+def _user(text: str, column: int) -> str:
+    if not _USER.fullmatch(text):
+        raise LineError(column, f"user {_shown(text)}, expected letters, digits, . _ and -")
+    return text
+
+
+def _binding(text: str, column: int) -> str:
+    if not _BINDING.fullmatch(text):
+        raise LineError(
+            column, f"binding {_shown(text)}, expected letters, digits, : , + . _ and -"
+        )
+    return text
+
+
+@dataclass(slots=True)
+class _Line:
+    """What one line says so far; ``at`` are the columns of what was given."""
+
+    name: str = ""
+    given: dict[str, int | str] = field(default_factory=dict)
+    at: dict[str, int] = field(default_factory=dict)
+
+    def put(self, key: str, value: int | str, column: int) -> None:
+        if key in self.given:
+            raise LineError(column, f"{key} is given twice in this line")
+        self.given[key] = value
+        self.at[key] = column
+
+    def host(self, number: int) -> Host:
+        slots, most = self.given.get("slots"), self.given.get("max_slots")
+        count = slots if isinstance(slots, int) else 1
+        if isinstance(most, int) and most < count:
+            raise LineError(
+                self.at["max_slots"], f"max_slots is {most}, expected at least the {count} slots"
+            )
+        return Host(
+            name=self.name,
+            slots=count,
+            slots_given=slots is not None,
+            max_slots=most if isinstance(most, int) else None,
+            user=str(self.given.get("user", "")),
+            binding=str(self.given.get("binding", "")),
+            line=number,
+        )
+
+
+def _first_word(word: str, column: int, line: _Line) -> None:
+    """Read ``[user@]host[:N]``, ``[user@][IPv6][:N]`` or a bare IPv6 address."""
+    user, at, rest = word.rpartition("@")
+    if at:
+        line.put("user", _user(user, column), column)
+    column += len(user) + len(at)
+    if rest.startswith("["):
+        address, closed, tail = rest[1:].partition("]")
+        if not closed:
+            raise LineError(column, f"{_shown(rest)}, expected a closing bracket")
+        line.name = _address(address, column + 1)
+        if tail and not tail.startswith(":"):
+            raise LineError(column + len(address) + 2, f"{_shown(tail)}, expected `:N` or a blank")
+        count, column = tail[1:] if tail else None, column + len(address) + 3
+    elif rest.count(":") > 1:
+        line.name, count = _address(rest, column), None
+    else:
+        name, colon, tail = rest.partition(":")
+        line.name = _name(name, column)
+        count, column = tail if colon else None, column + len(name) + 1
+    if count is not None:
+        line.put("slots", _number(count, column, f"slots of {line.name}"), column)
+
+
+def _read_line(text: str, number: int) -> tuple[Host, list[tuple[int, str]]]:
+    """Read a line that isn't blank and has no comment.
+
+    Returns:
+        The host, and the bare words behind it, each with its column: Open MPI passes over them.
+
+    Raises:
+        LineError: it says something that no hostfile may.
+    """
+    control = _CONTROL.search(text)
+    if control:
+        raise LineError(
+            control.start(), f"control character {_shown(control[0])}: not a text file?"
+        )
+    word = _WORD.search(text)
+    if word is None:  # pragma: no cover - the caller leaves blank lines out
+        raise LineError(0, "expected a host name")
+    line, unread = _Line(), []
+    _first_word(word[0], word.start(), line)
+    at = word.end()
+    while at < len(text):
+        pair = _PAIR.match(text, at)
+        if pair is None:
+            rest = text[at:].lstrip()
+            raise LineError(len(text) - len(rest), f"{_shown(rest)}, expected `slots=N`")
+        key, column = pair["key"], pair.start("key")
+        if pair["equals"] is None and key not in _KEYS and not _ODD.search(key):
+            unread.append((column, _shown(key)))
+            at = pair.end()
+            continue
+        if pair["equals"] is None or key not in _KEYS:
+            raise LineError(
+                column,
+                f"{_shown(key)}, expected `slots=N`, `max_slots=N`, `user=NAME` or a comment",
+            )
+        value, at = pair["value"], pair.end()
+        if _KEYS[key] == "port":
+            line.put("port", value, column)
+        elif _KEYS[key] == "binding":
+            line.put("binding", _binding(value, pair.start("value")), column)
+        elif _KEYS[key] == "user":
+            line.put("user", _user(value, pair.start("value")), column)
+        else:
+            line.put(_KEYS[key], _number(value, pair.start("value"), key), column)
+    return line.host(number), unread
+
 
 _BOM: Final = "\ufeff"
 # What may not go into a copy that an MPI reads: its own lexer sees it first.
-_ODD: Final = re.compile(r"[^ -~]")
+_UNPRINTABLE: Final = re.compile(r"[^ -~]")
 
 
 class Syntax(str, Enum):
@@ -35,7 +243,7 @@ def _lines(text: str) -> Iterator[tuple[int, str, str]]:
     """Yield number, content (without blanks at the end) and comment of each line."""
     for number, line in enumerate(text.removeprefix(_BOM).split("\n"), start=1):
         content, _, comment = line.removesuffix("\r").partition("#")
-        yield number, content.rstrip(" \t"), _ODD.sub("?", comment.strip())
+        yield number, content.rstrip(" \t"), _UNPRINTABLE.sub("?", comment.strip())
 
 
 def is_blank(text: str) -> bool:
@@ -54,7 +262,7 @@ def _same(name: str) -> str:
 def _added(first: Host, again: Host) -> Host:
     """One host of two lines; a line without max_slots has no limit, so the sum has none."""
     if first.user and again.user and first.user != again.user:
-        raise hostfile_line.LineError(
+        raise LineError(
             0,
             f"user {again.user} for {again.name}, which line {first.line} gives "
             f"to user {first.user}; expected one user for each host",
@@ -96,13 +304,13 @@ def parse(text: str, path: str, named_by: str) -> Hostfile:
         if not line:
             continue
         try:
-            host, unread = hostfile_line.read(line, number)
+            host, unread = _read_line(line, number)
             host = replace(host, notes=notes)
             passed_over += [f"{path}:{number}:{at + 1}: {word}" for at, word in unread]
             notes = ()
             key = _same(host.name)
             found[key] = _added(found[key], host) if key in found else host
-        except hostfile_line.LineError as wrong:
+        except LineError as wrong:
             where = f"{path}:{number}:{wrong.column + 1}"
             raise _invalid(where, wrong.said, named_by) from None
     if not found:

@@ -1,21 +1,269 @@
-"""What mpirun gets in its environment: constants, forwarded names, nothing unsafe. Pure.
+"""What mpirun gets in its environment: constants, binding, forwarded names, nothing unsafe. Pure.
 
-Each function settles one intent for the MPI at hand by the columns of its row in ``dialects``.
+Each function settles one intent for the MPI at hand by the columns of its row in ``dialects``. An
+unknown parameter is ignored without a word, by Open MPI 4.1 and 5.0 alike: the tables of names of
+other versions are by the parameters that `ompi_info` and `prte_info` of 4.1.4 and 5.0.7 list, and a
+test compares them with the installed ones.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Final
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.model import Source
+from mpiboot.core.model import Host, MpiFamily, PodFacts, Source
 from mpiboot.core.settings import ROWS, Given, Resolved, Settings
 from mpiboot.core.wording import first_few
-from mpiboot.job import binding, forward, masking
-from mpiboot.job.dialect import Export, parameter
+from mpiboot.job import forward, masking
+from mpiboot.job.dialects import (
+    ALSO_AGENT,
+    ALSO_AGENT_ARGS,
+    ALSO_DAEMON_LINK,
+    ALSO_DEFAULT_SLOTS,
+    HOSTFILE_VARS,
+    Export,
+    parameter,
+)
+from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.plan_builder import Observed, PlanBuilder
+
+
+def decide_binding(builder: PlanBuilder, observed: Observed, oversubscribe: Given | None) -> None:
+    """Set no binding only where nobody settles it and pods share their CPUs.
+
+    A value of mpiboot's beside what the user says of mapping, ranking, binding or CPUs ends mpirun
+    (4.1: "Prior policy: BYSLOT"), or takes away the binding that was asked for.
+
+    Args:
+        builder: the plan.
+        observed: what is known of the pods.
+        oversubscribe: what asked for more ranks than slots, None where nothing did.
+    """
+    row, line = builder.row, builder.line
+    variables = _pinning_variables(builder)
+    if line.mapped_by:
+        builder.decide("mapping", line.mapped_by, Source.FLAG, "given on the mpirun line")
+    if line.bind_to:
+        builder.decide("binding", line.bind_to, Source.FLAG, "given on the mpirun line")
+    elif line.pinned_by:
+        said = f"{', '.join(line.pinned_by)} on the mpirun line"
+        builder.decide("binding", "left to mpirun", Source.FLAG, said)
+    for name, (value, source, said) in variables.items():
+        builder.decide(name, value, source, said)
+    if oversubscribe and row.oversubscribes_by_mapping and not _mapped(builder, variables):
+        because = (
+            f"asked for by {oversubscribe}: without a mapping beside it {row.title} starts all "
+            "ranks on the first host"
+        )
+        builder.force(row.map_var, row.oversubscribe_value, because, oversubscribe.source)
+    if line.pinned_by or variables or not row.bind_var:
+        return
+    shared = _why_not_bound(_pods_of_ranks(observed))
+    if shared:
+        because = f"ranks are not bound: {shared}"
+        builder.variable(row.bind_var, row.bind_value, because, Source.DETECTED)
+    else:
+        said = "each pod has CPUs of its own, and a core for each slot"
+        builder.decide("binding", "left to mpirun", Source.DETECTED, said)
+
+
+def _pinning_variables(builder: PlanBuilder) -> Mapping[str, tuple[str, Source, str]]:
+    """Find the user's variables and parameters that settle it, with value, source and reason."""
+    patterns = builder.row.pinning_vars
+    found = {
+        name: (value, builder.set_by(name)[0], f"{builder.set_by(name)[1]}, and kept")
+        for name, value in builder.environ.items()
+        if value and any(fnmatchcase(name, item) for item in patterns)
+    }
+    # -genv reaches mpirun's proxies, too; what -x sets ranks alone have.
+    hydra = builder.row.export is Export.ALL
+    for name, value in builder.line.export_values.items() if hydra else ():
+        if any(fnmatchcase(name, item) for item in patterns):
+            found[name] = (value, Source.FLAG, "given on the mpirun line")
+    for name, value in builder.line.mca.items():
+        if any(fnmatchcase(name, parameter(item)) for item in patterns):
+            found[f"--mca {name}"] = (value, Source.FLAG, "given on the mpirun line")
+    return found
+
+
+def _mapped(builder: PlanBuilder, variables: Mapping[str, object]) -> bool:
+    """Whether a mapping is given, beside which the MPI would not take another."""
+    line = builder.line
+    mapped = bool(line.policy) or OptionKind.PINS_RANKS in line.kinds
+    return mapped or any("rmaps" in name for name in variables)
+
+
+def _pods_of_ranks(observed: Observed) -> dict[Host, PodFacts | None]:
+    """Give the pods of ranks, as far as they are known."""
+    found = {worker.host: worker.facts for worker in observed.workers}
+    return found | dict.fromkeys(observed.local, observed.own)
+
+
+def _why_not_bound(pods: Mapping[Host, PodFacts | None]) -> str:
+    """Say why mpirun's own binding would do harm; empty where each pod has CPUs of its own."""
+    known = {host: facts.cpus for host, facts in pods.items() if facts and facts.cpus}
+    shared = [host.name for host, cpus in known.items() if not cpus.exclusive]
+    if shared:
+        return (
+            f"other pods of the node may use the CPUs of {first_few(shared)}, too, and mpirun "
+            "would bind ranks of several pods to the same ones"
+        )
+    unknown = [host.name for host in pods if host not in known]
+    if unknown or not pods:
+        return f"whether {first_few(unknown) or 'a pod'} has CPUs of its own is not known"
+    few = [host.name for host, cpus in known.items() if cpus.cores < host.slots]
+    return f"{first_few(few)} has fewer cores than slots, where mpirun may refuse" if few else ""
+
+
+_OMPI: Final = "OMPI_MCA_"
+_PRTE: Final = "PRTE_MCA_"
+# Taken over from whichever version's name, or set anew.
+_TAKEN_OVER: Final = frozenset(
+    {*ALSO_AGENT, *ALSO_AGENT_ARGS, *ALSO_DAEMON_LINK, *ALSO_DEFAULT_SLOTS, *HOSTFILE_VARS}
+)
+NOTHING: Final = "it has no such parameter"
+_UCX: Final = "it has no openib: UCX carries InfiniBand and RoCE (OMPI_MCA_pml=ucx)"
+# What PRRTE of 5.0 kept of ORTE's parameters, by their names without `orte_` and `prte_`.
+KEPT: Final = (
+    *("allocation_required", "allowed_exit_without_sync", "assume_same_shell", "daemon_cores"),
+    *("default_dash_host", "execute_quiet", "keep_fqdn_hostnames", "launch_agent"),
+    *("local_tmpdir_base", "max_vm_size", "no_session_dirs", "remote_tmpdir_base"),
+    *("report_child_jobs_separately", "report_silent_errors", "show_resolved_nodenames"),
+    *("stat_history_size", "timeout_for_stack_trace", "tmpdir_base"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A parameter of another version, by name or pattern, and what to write here.
+
+    ``variable`` is the one that means the same, ``*`` standing for the same as in ``parameter``;
+    ``instead`` are the words where there is none.
+    """
+
+    parameter: str
+    variable: str = ""
+    instead: str = NOTHING
+
+
+# Names of 4.1 and older ones under 5.0; the first that fits counts.
+OLDER: Final = (
+    Unread("orte_tag_output", instead="`--output tag` on the mpirun line"),
+    Unread("orte_timestamp_output", instead="`--output timestamp` on the mpirun line"),
+    Unread("orte_display_alloc", instead="`--display allocation` on the mpirun line"),
+    Unread("orte_startup_timeout", instead="MPIBOOT_LAUNCH_TIMEOUT"),
+    Unread(
+        "orte_abort_timeout",
+        instead="MPIBOOT_LAUNCH_TIMEOUT for the start, MPIBOOT_GRACE for the end",
+    ),
+    Unread("orte_rsh_agent", f"{_PRTE}plm_ssh_agent"),
+    *(Unread(f"orte_{name}", f"{_PRTE}prte_{name}") for name in KEPT),
+    Unread("orte_*"),
+    Unread("plm_rsh_force_rsh", f"{_PRTE}plm_ssh_force_ssh"),
+    Unread("plm_rsh_*", f"{_PRTE}plm_ssh_*"),
+    Unread("oob_tcp_if_exclude", f"{_PRTE}prte_if_exclude"),
+    Unread("oob_tcp_*", f"{_PRTE}oob_tcp_*"),
+    Unread("hwloc_base_binding_policy", f"{_PRTE}hwloc_default_binding_policy"),
+    Unread("hwloc_base_report_bindings", instead="`--display bind` on the mpirun line"),
+    Unread("rmaps_base_mapping_policy", f"{_PRTE}rmaps_default_mapping_policy"),
+    Unread("rmaps_base_ranking_policy", f"{_PRTE}rmaps_default_ranking_policy"),
+    Unread("rmaps_base_oversubscribe", instead="MPIBOOT_OVERSUBSCRIBE=true"),
+    Unread("rmaps_base_display_map", instead="`--display map` on the mpirun line"),
+    Unread("routed_radix", f"{_PRTE}rml_base_radix"),
+    Unread("btl_openib_*", instead=_UCX),
+)
+# Names of 5.0 under 4.1.
+NEWER: Final = (
+    *(Unread(f"prte_{name}", f"{_OMPI}orte_{name}") for name in KEPT),
+    Unread("prte_if_exclude", f"{_OMPI}oob_tcp_if_exclude"),
+    Unread("plm_ssh_force_ssh", f"{_OMPI}plm_rsh_force_rsh"),
+    Unread("plm_ssh_*", f"{_OMPI}plm_rsh_*"),
+    Unread("oob_tcp_*", f"{_OMPI}oob_tcp_*"),
+    Unread("hwloc_default_binding_policy", f"{_OMPI}hwloc_base_binding_policy"),
+    Unread("rmaps_default_mapping_policy", f"{_OMPI}rmaps_base_mapping_policy"),
+    Unread("rmaps_default_ranking_policy", f"{_OMPI}rmaps_base_ranking_policy"),
+    Unread("rml_base_radix", f"{_OMPI}routed_radix"),
+    Unread("*"),
+)
+# Of the older names PRRTE reads the others, where they have its prefix.
+_RENAMED: Final = tuple(row for row in OLDER if row.parameter.startswith(("orte_", "plm_rsh_")))
+# By MPI: names of which variables it ignores, and as which prefix they are.
+_TABLES: Final = {
+    MpiFamily.OPENMPI4: ((_PRTE, NEWER),),
+    MpiFamily.OPENMPI5: ((_OMPI, OLDER), (_PRTE, _RENAMED)),
+}
+_OPENIB: Final = "openib"
+
+
+def name_unread_parameters(builder: PlanBuilder) -> None:
+    """Name each parameter of the user's that this version ignores, with its new form."""
+    row = builder.row
+    found = [f"{name} ({instead})" for name, instead in _of_the_user(builder)]
+    if found:
+        builder.warn("usage", f"{row.title} ignores {', '.join(found)}")
+    if row.family is MpiFamily.OPENMPI5:
+        _no_openib(builder)
+
+
+def unread_parameters(environ: Mapping[str, str], family: MpiFamily) -> Iterator[tuple[str, str]]:
+    """Give each variable that this MPI ignores, with what to write instead."""
+    for prefix, table in _TABLES.get(family, ()):
+        for name in sorted(environ):
+            parameter = name.removeprefix(prefix)
+            if parameter == name or name in _TAKEN_OVER or not environ[name]:
+                continue
+            instead = _instead(environ, parameter, table)
+            if instead and instead[0] != name:
+                yield name, instead[1]
+
+
+def _of_the_user(builder: PlanBuilder) -> Iterator[tuple[str, str]]:
+    for name, instead in unread_parameters(builder.environ, builder.row.family):
+        if builder.set_by(name)[0] not in (Source.PLATFORM, Source.FILE):
+            yield name, instead
+    for prefix, table in _TABLES.get(builder.row.family, ()):
+        # Of its line 5.0 understands the names for its daemons; the rest goes to the ranks.
+        for name in builder.line.mca if prefix == _OMPI else ():
+            if name.startswith("btl_"):
+                said = _instead(builder.environ, name, table)
+                if said:
+                    yield f"--mca {name}", said[1]
+
+
+def _instead(
+    environ: Mapping[str, str], parameter: str, table: tuple[Unread, ...]
+) -> tuple[str, str] | None:
+    """Give the variable that means the same, if any, and what to tell; None where it is set."""
+    row = next((row for row in table if fnmatchcase(parameter, row.parameter)), None)
+    if row is None:
+        return None
+    same = parameter.removeprefix(row.parameter.removesuffix("*"))
+    variable = row.variable.replace("*", same)
+    if variable and environ.get(variable):
+        return None
+    return variable, f"write {variable}" if variable else row.instead
+
+
+def _no_openib(builder: PlanBuilder) -> None:
+    """Say what becomes of a list of transports that names the one that is gone.
+
+    That a file of the image leaves it out (Debian's does) is nothing to tell.
+    """
+    given = {"--mca btl": builder.line.mca.get("btl", "")}
+    given[f"{_OMPI}btl"] = builder.environ.get(f"{_OMPI}btl", "")
+    for name, value in given.items():
+        out = value.startswith("^")
+        if _OPENIB not in value.lstrip("^").split(",") or (out and name in builder.of_files):
+            continue
+        then = "it may be left out" if out else "MPI ends over a transport that it does not have"
+        said = f"{name}={value}: {builder.row.title} has no openib, and {then}"
+        hint = "" if out else "take it out: UCX carries InfiniBand and RoCE (OMPI_MCA_pml=ucx)"
+        builder.warn("usage", said, hint)
+
 
 # The decision that names what ranks don't get.
 NOT_FORWARDED: Final = "not-forwarded"
@@ -40,7 +288,7 @@ def set_constants(builder: PlanBuilder, observed: Observed, *, oversubscribe: Gi
             f"asked for by {oversubscribe}",
             oversubscribe.source,
         )
-    binding.decide(builder, observed, oversubscribe)
+    decide_binding(builder, observed, oversubscribe)
     for name, value in (
         ("HOME", observed.identity.home),
         ("USER", observed.identity.user),

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 from mpiboot.core.model import MpiFamily, MpiParameter
 
 if TYPE_CHECKING:  # a worker's facts need none of what a plan does
-    from mpiboot.job.dialect import Dialect
+    from mpiboot.job.dialects import Dialect
+    from mpiboot.job.mpirun_line import UserLine
     from mpiboot.job.plan_builder import Observed
-    from mpiboot.job.user_line import UserLine
 
 _OMPI: Final = "OMPI_MCA_"
 _PRTE: Final = "PRTE_MCA_"
@@ -65,13 +65,13 @@ def names(family: MpiFamily) -> tuple[str, ...]:
 
 
 def paths(
-    family: MpiFamily, line: UserLine, environ: Mapping[str, str], *, etc: str, home: str
+    family: MpiFamily, line: UserLine | None, environ: Mapping[str, str], *, etc: str, home: str
 ) -> Iterator[tuple[str, str]]:
     """Give each file that is read, with the prefix of its names; the strongest first.
 
     Args:
         family: the MPI.
-        line: the user's line; empty on a worker.
+        line: the user's line; None on a worker.
         environ: the pod's environment.
         etc: the installation's folder.
         home: the user's.
@@ -79,8 +79,9 @@ def paths(
     if family not in _FILES:
         return
     said = {name: environ.get(f"{_OMPI}{name}", "") for name in (*_INSTEAD, *_BEFORE)}
-    said |= {name: value for name, value in line.mca.items() if name in said}
-    for text in (*line.parameter_files, *(said[name] for name in _BEFORE)):
+    said |= {name: value for name, value in (line.mca if line else {}).items() if name in said}
+    files = line.parameter_files if line else ()
+    for text in (*files, *(said[name] for name in _BEFORE)):
         yield from ((path, _OMPI) for path in text.split(",") if path)
     instead = next((said[name] for name in _INSTEAD if said[name]), "")
     for path, prefix in _FILES[family]:

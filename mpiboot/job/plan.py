@@ -7,35 +7,31 @@ disagree. Nothing here reads or changes the world.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.model import Decision, Finding, Level, Mpi, Source
-from mpiboot.core.setting_types import AUTO
+from mpiboot.core.launch_spec import NOT_FOR_RANKS, PLACEMENT
+from mpiboot.core.model import Decision, Finding, Host, Level, Mpi, PodFacts, Source
+from mpiboot.core.setting_types import AUTO, Switch
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import first_few
 from mpiboot.job import (
     agent_variables,
-    command_line,
+    control_links,
     data,
-    ip_version,
     mpi_environment,
-    own_ranks,
     parameter_files,
-    pinning,
     placement,
     platforms,
-    pod_checks,
-    pod_conditions,
-    rank_env,
-    supervision,
-    unread_parameters,
+    pods,
 )
 from mpiboot.job import hostfile as hostfiles
-from mpiboot.job import hosts as hosts_of
-from mpiboot.job.dialects import DIALECTS, row_of
+from mpiboot.job import placement as hosts_of
+from mpiboot.job.dialects import DIALECTS, parameter, row_of
+from mpiboot.job.mpirun_line import UserLine
+from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
-from mpiboot.job.user_line import UserLine
 from mpiboot.network import worker_pairs
 from mpiboot.network.cluster_view import WorkerRow
 from mpiboot.network.records import Transport
@@ -88,7 +84,7 @@ class Plan:
     tcp_optional: str = ""
     checks_peer_address: bool = False
     exit_codes: bool = False
-    meeting: rank_env.Meeting | None = None
+    meeting: data.Meeting | None = None
     open_files: int = 0
     forwarded: Mapping[str, str] = field(default_factory=dict)
     stays: Mapping[str, str] = field(default_factory=dict)
@@ -162,13 +158,13 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     )
     observed = hosts_of.with_default_slots(builder, observed, resolved)
     builder.decisions.append(_platform(observed))
-    pod_conditions.launcher(builder, observed, resolved, paths)
+    pods.tell_launcher(builder, observed, resolved, paths)
     _mpi(builder, observed.mpi, resolved)
     _line(builder, observed.mpi)
-    unread_parameters.name_them(builder)
-    hosts = hosts_of.settle(builder, observed, resolved, paths)
-    np = hosts_of.ranks(builder, hosts, resolved)
-    oversubscribe = hosts_of.oversubscribe(builder, resolved)
+    mpi_environment.name_unread_parameters(builder)
+    hosts = hosts_of.settle_hosts(builder, observed, resolved, paths)
+    np = hosts_of.settle_ranks(builder, hosts, resolved)
+    oversubscribe = hosts_of.asks_oversubscribe(builder, resolved)
     local = {observed.called(host.name) for host in observed.local}
     placed = placement.place(
         hosts,
@@ -184,10 +180,10 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         because = f"{placed.left}: mpirun alone decides which hosts get how many ranks"
         builder.decide("rank-placement", "left to mpirun", Source.FLAG, because)
     network = data.decide(builder, observed, resolved)
-    pinning.pin_control(builder, observed, resolved)
-    version = ip_version.settle(builder, observed)
+    control_links.pin_control(builder, observed, resolved)
+    version = control_links.settle_ip_version(builder, observed)
     hosts_of.keep_from_resolving(builder, observed)
-    pinning.pin_ports(builder, observed, resolved, version)
+    control_links.pin_ports(builder, observed, resolved, version)
     mpi_environment.set_constants(builder, observed, oversubscribe=oversubscribe)
     client = observed.client
     user_agent, user_args = agent_variables.place(
@@ -198,21 +194,21 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     )
     if client and not user_agent:
         builder.decisions.append(client)
-    ranks = rank_env.decide(builder, observed, resolved, placed, network)
+    ranks = data.decide_rank_env(builder, observed, resolved, placed, network)
     added = {**network.common, **ranks.variables}
     exports = mpi_environment.choose_forwarded(builder, observed, resolved, added)
     mpi_environment.offer_debug_files(builder)
     per_host = data.deliver(builder, observed, network)
     mpi_environment.name_unsafe(builder)
-    pod_conditions.workers(builder, observed)
-    builder.findings += pod_checks.findings(observed, resolved)
-    pod_checks.gpu_memory(builder, observed.workers)
+    pods.tell_workers(builder, observed)
+    builder.findings += pods.findings(observed, resolved)
+    pods.gpu_memory(builder, observed.workers)
     daemons = placement.daemons(hosts, line, row, placed, local)
     remote = tuple(host.name for host in hosts if host.name not in local)
     idle = frozenset(placed.idle)
-    supervised = supervision.supervised(builder, resolved)
+    supervised = stays_as_parent(builder, resolved)
     agent_variables.settle_kind_on_the_line(builder, daemons)
-    argv = command_line.write(
+    argv = write_command(
         builder,
         observed.mpi,
         np=np,
@@ -222,19 +218,19 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         supervised=supervised,
         local=bool(local),
         before=(
-            *own_ranks.before(builder, paths, observed.own, local=bool(local), remote=bool(remote)),
+            *own_ranks_words(builder, paths, observed.own, local=bool(local), remote=bool(remote)),
             *ranks.before,
         ),
     )
     builder.decide("daemons", str(len(daemons)), Source.DETECTED, first_few(daemons))
-    opened = pod_conditions.room(builder, observed, user_agent, len(daemons))
+    opened = pods.room_for_hosts(builder, observed, user_agent, len(daemons))
     return Plan(
         decisions=tuple(builder.decisions),
         findings=tuple(builder.findings),
         argv=argv,
         set_env=builder.set_env,
         unset_env=tuple(sorted(builder.unset_env)),
-        hostfile=hostfiles.render(command_line.slots_to_write(hosts, builder), row.syntax),
+        hostfile=hostfiles.render(slots_to_write(hosts, builder), row.syntax),
         more_hostfiles={
             copies[file.path]: hostfiles.render(hosts_of.in_copy(file, observed, row), row.syntax)
             for file in observed.hostfile.parts
@@ -245,16 +241,16 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         program=line.program,
         user_agent=user_agent,
         user_args=user_args,
-        obstacles=supervision.obstacles(builder),
-        goes_on=supervision.goes_on(builder),
+        obstacles=obstacles(builder),
+        goes_on=tolerates_failure(builder),
         per_host=per_host,
         rows=network.rows,
         transport=network.transport,
         agent_env=builder.agent_env,
         with_ranks=tuple(name for name in daemons or remote if name not in idle),
-        tcp_optional=pinning.tcp_optional(builder, resolved.settings, network.transport),
+        tcp_optional=control_links.tcp_optional(builder, resolved.settings, network.transport),
         checks_peer_address=row.checks_peer_address,
-        exit_codes=supervised and command_line.asks_exit_codes(builder),
+        exit_codes=supervised and asks_exit_codes(builder),
         meeting=ranks.meeting,
         open_files=opened,
         forwarded=builder.forwarded,
@@ -323,3 +319,211 @@ def _instead_of_ssh(observed: Observed) -> str:
     if observed.by_kubectl:
         return "kubectl exec"
     return "mpiboot's own SSH client" if observed.own_client else ""
+
+
+def slots_to_write(hosts: tuple[Host, ...], builder: PlanBuilder) -> tuple[Host, ...]:
+    """Give the hosts as the hostfile is to have them.
+
+    The option by which Intel MPI heeds the number behind a host lets it win over ``-ppn``.
+    """
+    each = builder.line.per_node
+    if not each or not builder.row.hostfile_option:
+        return hosts
+    return tuple(replace(host, slots=each) for host in hosts)
+
+
+def asks_exit_codes(builder: PlanBuilder) -> bool:
+    """Tell whether mpirun is asked for every rank's exit code, and not by the user already."""
+    option = builder.row.exit_codes_option
+    return bool(option) and option.lstrip("-") not in builder.line.given
+
+
+def write_command(
+    builder: PlanBuilder,
+    mpi: Mpi,
+    *,
+    np: int | None,
+    exports: tuple[str, ...],
+    paths: LaunchPaths,
+    copies: Mapping[str, str],
+    supervised: bool,
+    local: bool,
+    before: tuple[str, ...],
+) -> tuple[str, ...]:
+    """Write the command line; what is added stands before the user's own words.
+
+    ``before`` are the words that each program is started by, beside mpirun; ``copies`` are those of
+    hostfiles that single programs have, by their paths.
+    """
+    line, row = builder.line, builder.row
+    added: list[str] = []
+    if row.hostfile_option and not line.moves_hosts:
+        added += [row.hostfile_option, paths.hostfile]
+    if np is not None and line.np is None:
+        added += ["-n", str(np)]
+    for name in exports:
+        added += ["-x", name]
+    table = f"{paths.launch_dir}/{PLACEMENT}"
+    if supervised and placement.can_tell(line, row, builder.environ, table):
+        builder.decide(
+            "rank-table", table, Source.DEFAULT, "mpirun writes there which rank is where"
+        )
+        option, value = row.rank_table
+        added += [option, f"{value}{table}"]
+    if supervised and local and may_tell_ranks(builder):
+        name, _, value = NOT_FOR_RANKS.partition("=")
+        builder.decide(name, value, Source.DEFAULT, "mpirun alone writes its own messages apart")
+        added += ["-x", NOT_FOR_RANKS]
+    if supervised and asks_exit_codes(builder):
+        because = "mpirun tells why each rank ended; mpiboot takes these lines out of its output"
+        builder.decide("exit-codes", row.exit_codes_option, Source.DEFAULT, because)
+        added.append(row.exit_codes_option)
+    program = line.argv[0] if line.mpirun else "mpirun"
+    if row.program:
+        asked, program = program, row.program
+        if mpi.path.rpartition("/")[2] == row.program:
+            program = mpi.path
+        builder.decide("mpirun", program, Source.DETECTED, f"what {asked} would start")
+    return (program, *added, *_words(builder, paths.hostfile, copies, before))
+
+
+def _words(
+    builder: PlanBuilder, hostfile: str, copies: Mapping[str, str], before: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Give the user's own words; where they name a hostfile, mpirun gets the copy of it."""
+    line, row = builder.line, builder.row
+    if not line.mpirun:
+        return (*before, *line.argv)
+    words: list[str | None] = [*line.argv]
+    for index in line.hostfile_words:
+        word = line.argv[index]
+        option = word.partition("=")[0] if word.startswith("-") else ""  # --hostfile=PATH
+        copy = copies.get(word.partition("=")[2] if option else word, hostfile)
+        words[index] = f"{option}={copy}" if option else copy
+        if row.hostfile_option:  # it stands among what was added
+            words[index] = None
+            if not option:
+                words[index - 1] = None
+    programs = {app.program for app in line.apps}
+    found: list[str] = []
+    for index, kept in enumerate(words):
+        found += before if index in programs else ()
+        if index and kept is not None and index not in builder.taken_off:
+            found.append(kept)
+    return tuple(found)
+
+
+# Options and parameters with which a job goes on without a rank that ended badly, or takes its time
+# to end: recovery, restarts, fault tolerance (ULFM), orte_abort_on_non_zero_status (4.1),
+# state_base_error_non_zero_exit and runtime options (5.0), the time that ranks get to end; Hydra's
+# own word for leaving the other ranks alone.
+_GOING_ON: Final = (
+    "recover",
+    "restart",
+    "continuous",
+    "with-ft",
+    "_ft",
+    "non_zero",
+    "runtime-options",
+    "sigkill_timeout",
+    "disable-auto-cleanup",
+)
+
+
+# What mpiboot's parent does for every MPI; more is in the MPI's row.
+_LOST_WITHOUT_PARENT: Final = (
+    "nobody to see that a host gets no daemon",
+    "no word to the workers that the job ended well",
+    "no search for the cause of a failure, and no hold after it",
+)
+
+
+def stays_as_parent(builder: PlanBuilder, resolved: Resolved) -> bool:
+    """Tell whether mpiboot stays as mpirun's parent, and what is lost where it does not."""
+    if resolved.settings.supervise is Switch.ON:
+        return True
+    given = resolved.given["supervise"]
+    lost = "; ".join((*_LOST_WITHOUT_PARENT, *builder.row.lost_without_parent))
+    builder.decide(
+        "supervise",
+        "off",
+        given.source,
+        f"{given}: mpirun runs without mpiboot, and so with {lost}",
+    )
+    return False
+
+
+def obstacles(builder: PlanBuilder) -> tuple[tuple[str, str], ...]:
+    """List what of the user's could keep mpirun from starting agents."""
+    found = []
+    for key in ("plm", "plm_rsh_agent", "plm_ssh_agent", "orte_launch_agent", "prte_launch_agent"):
+        if key in builder.line.mca:
+            found.append((f"--mca {key} {builder.line.mca[key]}", "given on the mpirun line"))
+        found += [
+            (f"{prefix}{key}", f"{prefix}{key}={builder.environ[prefix + key]}")
+            for prefix in ("OMPI_MCA_", "PRTE_MCA_")
+            if builder.environ.get(prefix + key) and prefix + key not in builder.set_env
+        ]
+    if builder.line.unknown:
+        found.append((builder.line.unknown, "an option that mpiboot does not know"))
+    return tuple(found)
+
+
+def may_tell_ranks(builder: PlanBuilder) -> bool:
+    """Tell whether 4.1's line can give ranks a value of their own: not beside a list of names."""
+    row, line = builder.row, builder.line
+    listed = parameter(row.export_var) in line.mca or row.export_var in (
+        builder.environ.keys() | builder.set_env.keys()
+    )
+    return (
+        row.messages_var != ""
+        and row.messages_var not in builder.environ
+        and not line.apps[1:]
+        and not line.unknown
+        and not listed
+    )
+
+
+def tolerates_failure(builder: PlanBuilder) -> bool:
+    """Tell whether the user may have asked mpirun to go on without a rank that ended badly."""
+    # Parameters may also stand in a file that the line names.
+    if builder.line.unknown or OptionKind.FILE in builder.line.kinds:
+        return True
+    variables = (name for name in builder.environ if "_MCA_" in name)
+    named = (*builder.line.given, *builder.line.mca, *variables)
+    return any(word in name.lower() for name in named for word in _GOING_ON)
+
+
+OWN_RANKS: Final = "own-ranks.env"
+_READ_OWN: Final = (
+    '[ "$1" != "$(read -r name < /proc/sys/kernel/hostname; echo "$name")" ] || [ ! -O "$0" ] '
+    '|| . "$0"; shift; exec "$@"'
+)
+
+
+def own_ranks_words(
+    builder: PlanBuilder, paths: LaunchPaths, own: PodFacts | None, *, local: bool, remote: bool
+) -> tuple[str, ...]:
+    """Give the words by which programs are started; none where no rank here would lack anything.
+
+    Args:
+        builder: the plan, in which the variables for launch agents alone are known.
+        paths: the launcher's private files.
+        own: this pod's facts.
+        local: whether this pod is one of the hosts.
+        remote: whether there are others.
+    """
+    if not (own and local and remote and builder.agent_env):
+        return ()
+    names = first_few(builder.agent_env)
+    if builder.line.mpirun and any(app.program is None for app in builder.line.apps):
+        said = (
+            f"ranks in this pod lack {names}: it is not known where on the mpirun line the program "
+            "begins"
+        )
+        builder.warn("usage", said)
+        return ()
+    file = f"{paths.launch_dir}/{OWN_RANKS}"
+    because = f"ranks in this pod get {names} there; {builder.row.title} would leave them out"
+    builder.decide("own-ranks", file, Source.DETECTED, because)
+    return ("/bin/sh", "-c", _READ_OWN, file, own.hostname)

@@ -28,13 +28,32 @@ from mpiboot.core.model import (
 )
 from mpiboot.core.setting_types import LaunchAgent
 from mpiboot.job import masking, platforms
-from mpiboot.job.dialect import Dialect, parameter
-from mpiboot.job.launcher_size import LauncherLimits
+from mpiboot.job.dialects import Dialect, parameter
+from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.platforms import PLATFORMS, Platform
-from mpiboot.job.user_line import UserLine
 from mpiboot.network.records import WorkerNetwork
 
 _SETTINGS: Final = (Source.FLAG, Source.ENVIRONMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherLimits:
+    """What this pod may use; None where nothing bounds it, or the bound can't be seen.
+
+    ``memory`` and ``processes`` (its control group's) are of the whole container, with what is in
+    use of them already, ``memory`` in bytes without what the kernel can take back at once.
+    ``user_processes`` are those that this user may have (RLIMIT_NPROC), None for root, who is not
+    bound by it. ``open_files`` are those of one process (RLIMIT_NOFILE): the soft limit with which
+    mpirun would start, and the hard one.
+    """
+
+    memory: int | None = None
+    memory_used: int = 0
+    processes: int | None = None
+    processes_used: int = 0
+    user_processes: int | None = None
+    user_processes_used: int = 0
+    open_files: tuple[int | None, int | None] = (None, None)
 
 
 @dataclass(frozen=True, slots=True)

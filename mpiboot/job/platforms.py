@@ -1,17 +1,161 @@
-"""The platforms as rows: how each one is recognised and what it says of this pod's role. Pure."""
+"""The platforms as rows: how each is recognised, and what it says of roles and hosts. Pure.
+
+Volcano's names and forms are those of v1.15.1 (pkg/controllers/job/plugins: svc/svc.go
+GenerateHosts, distributed-framework/mpi/mpi.go, env/const.go). LSF's: ``LSB_DJOB_HOSTFILE`` names a
+file with a line for each slot; ``LSB_MCPU_HOSTS`` has each host once, followed by its slots ("Using
+Platform LSF HPC" 7.3, "Automatic generation of the job host file").
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from mpiboot.core.errors import error
+from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Decision, Role, Source
 from mpiboot.core.setting_types import AUTO, BY_INDEX, WorkerExit
 from mpiboot.core.settings import Resolved, Settings
-from mpiboot.job import lsf, volcano
+from mpiboot.core.wording import first_few
+from mpiboot.job.names import short
+
+# The svc plugin's ConfigMap, in every pod of the job: <task>.host, a host a line.
+VOLCANO_FOLDER: Final = "/etc/volcano"
+VOLCANO_ENDING: Final = ".host"
+_TASK_VARIABLE: Final = re.compile(r"VC_(.+)_HOSTS")
+# Set by the mpi plugin, on the pods of its master task alone.
+VOLCANO_MASTER: Final = "MPI_HOST"
+_ENV_PLUGIN: Final = ("VC_TASK_INDEX", "VK_TASK_INDEX")
+
+
+@dataclass(frozen=True, slots=True)
+class VolcanoTask:
+    """The hosts of a task's pods, and the file or variable that has them.
+
+    ``key`` is the task's name as Volcano writes it into the file's: with ``_`` for ``-``.
+    """
+
+    key: str
+    where: str
+    hosts: tuple[str, ...]
+
+
+def task_key(task: str) -> str:
+    """Give the form in which the names of a task, its file and its variable are alike."""
+    return task.replace("-", "_").lower()
+
+
+def _volcano(environ: Mapping[str, str]) -> str:
+    """Give the variable by which a pod is one of a Volcano job, which three plugins set."""
+    names = (*_ENV_PLUGIN, *(task.where for task in volcano_tasks(environ)))
+    return next((name for name in names if environ.get(name)), "")
+
+
+def _volcano_role(environ: Mapping[str, str]) -> tuple[Role, str] | None:
+    """Give the role where the mpi plugin says it; the other plugins treat all pods alike."""
+    if environ.get(VOLCANO_MASTER):
+        return (
+            Role.LAUNCHER,
+            f"{VOLCANO_MASTER}, which Volcano's mpi plugin sets on its master task alone",
+        )
+    return None
+
+
+def volcano_tasks(environ: Mapping[str, str]) -> Iterator[VolcanoTask]:
+    """Read the tasks that the svc plugin's variables name; one without pods has an empty value."""
+    for name, value in environ.items():
+        found = _TASK_VARIABLE.fullmatch(name)
+        if found and value and environ.get(f"VC_{found[1]}_NUM"):
+            yield VolcanoTask(task_key(found[1]), name, tuple(value.split(",")))
+
+
+def named_task(wanted: str, by: str, known: Mapping[str, VolcanoTask]) -> VolcanoTask:
+    """Find the task that a setting names.
+
+    Raises:
+        MpibootError: ``hostfile-missing``; the job has no such task.
+    """
+    task = known.get(task_key(wanted))
+    if task is None:
+        have = f"the tasks {first_few(sorted(known))}" if known else "no task's hosts"
+        raise error(
+            "hostfile-missing",
+            f"{by}={wanted}: {VOLCANO_FOLDER}/*{VOLCANO_ENDING} and VC_*_HOSTS have {have}",
+            hint=f"name a task of the job with {by}; Volcano's svc plugin (`svc: []`) writes both",
+        )
+    return task
+
+
+def choose_task(
+    environ: Mapping[str, str], hostname: str, known: Mapping[str, VolcanoTask]
+) -> tuple[VolcanoTask, str] | None:
+    """Choose the task whose pods are the job's hosts, and say why; None where no task is known.
+
+    Raises:
+        MpibootError: ``hostfile-missing``; several tasks may be meant.
+    """
+    listed = tuple(filter(None, environ.get(VOLCANO_MASTER, "").split(",")))
+    if listed:
+        because = f"{VOLCANO_MASTER} of Volcano's mpi plugin"
+        # The variable stays as the pod was made; the task's file follows when workers are added.
+        same = next((task for task in known.values() if listed[0] in task.hosts), None)
+        return same or VolcanoTask("", VOLCANO_MASTER, listed), because
+    if not known:
+        return None
+    own = short(hostname)
+    others = [task for task in known.values() if own not in map(short, task.hosts)]
+    others = [task for task in others if task.hosts] or others
+    if len(others) == 1:
+        return others[0], "the only task of this Volcano job without this pod"
+    if len(known) == 1:
+        return next(iter(known.values())), "the only task of this Volcano job"
+    raise _several_tasks(others or list(known.values()))
+
+
+def _several_tasks(found: list[VolcanoTask]) -> MpibootError:
+    which = first_few(sorted(task.key for task in found))
+    return error(
+        "hostfile-missing",
+        f"this Volcano job has {len(found)} tasks without this pod ({which}): nothing says whose "
+        "pods get the ranks",
+        hint=f"MPIBOOT_WORKER_TASK={found[0].key} on the launcher says it, or Volcano's mpi plugin",
+    )
+
+
+LSF_JOB: Final = "LSB_JOBID"
+LSF_FILE: Final = "LSB_DJOB_HOSTFILE"
+LSF_PAIRS: Final = "LSB_MCPU_HOSTS"
+
+
+def of_lsf_file(text: str) -> str:
+    """Count the lines of each host; the order is LSF's."""
+    return _lsf_lines(Counter(line.strip() for line in text.splitlines() if line.strip()))
+
+
+def of_lsf_pairs(text: str) -> str:
+    """Read hosts and slots in turn.
+
+    Raises:
+        MpibootError: ``hostfile-invalid``; they are no such pairs.
+    """
+    words = text.split()
+    hosts, counts = words[::2], words[1::2]
+    if len(hosts) != len(counts) or not all(item.isdecimal() and int(item) for item in counts):
+        raise error(
+            "hostfile-invalid",
+            f"{LSF_PAIRS} is {text[:80]!r}, expected each host followed by its number of slots",
+        )
+    slots: Counter[str] = Counter()
+    for host, count in zip(hosts, counts, strict=True):
+        slots[host] += int(count)
+    return _lsf_lines(slots)
+
+
+def _lsf_lines(slots: Counter[str]) -> str:
+    return "".join(f"{host} slots={count}\n" for host, count in slots.items())
+
 
 Environ = Mapping[str, str]
 
@@ -140,12 +284,12 @@ PLATFORMS: Final = (
     ),
     Platform(
         "volcano",
-        volcano.recognise,
-        volcano.role,
-        folder=f"{volcano.FOLDER}/",
-        sets={volcano.MASTER: ".+"},
+        _volcano,
+        _volcano_role,
+        folder=f"{VOLCANO_FOLDER}/",
+        sets={VOLCANO_MASTER: ".+"},
     ),
-    Platform("lsf", _marked(lsf.JOB), _nothing, managers=("LSB_", "LSF_")),
+    Platform("lsf", _marked(LSF_JOB), _nothing, managers=("LSB_", "LSF_")),
     # Also a TrainJob's nodes. An index that has ended well is not started again.
     Platform("indexed-job", _marked(_INDEX), _nothing, worker_exit=WorkerExit.WITH_JOB),
     Platform("plain", lambda _: "no known platform found", _nothing),

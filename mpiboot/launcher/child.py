@@ -34,7 +34,7 @@ from mpiboot.core.settings import Resolved
 from mpiboot.hosts import error_report, host_shell, stale_processes
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.remote_commands import RemoteCommands
-from mpiboot.job import attempts, masking, mpirun_call, names, render
+from mpiboot.job import masking, names, pods, program_words, render
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder, observation, shims, summary
 from mpiboot.launcher.launch_folder import Logins, assignments, tidy
@@ -145,7 +145,7 @@ def prepare_launch(
         EndedBySignal: a signal came meanwhile.
     """
     environ = os.environ
-    odd = mpirun_call.slip(program)
+    odd = program_words.misquoted_args(program)
     if odd and executables.find(program[0], environ.get("PATH", "")) is None:
         raise error("usage", odd, hint="write one argument for each word")
     if odd:
@@ -298,7 +298,7 @@ class ReachedWorkers:
     def say_attempt(self) -> str:
         """Say once which attempt this is, and how the last one ended; empty for the first one."""
         name = self.launcher.attempt if self.launcher else ""
-        before = None if self.earlier else attempts.earlier(self.workers, name)
+        before = None if self.earlier else pods.earlier(self.workers, name)
         if before:
             self.earlier = before.said
             log.info("attempt", before.said, attempt=before.number + 1, ended=before.ended)

@@ -21,7 +21,7 @@ from mpiboot.core.setting_types import HostKeys, LaunchAgent, Stuck, Switch
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts.access import KUBECTL_ENDED, KUBECTL_ENVIRONMENT, PodAccess
 from mpiboot.hosts.dns import read_resolv_conf
-from mpiboot.job import names, own_ranks
+from mpiboot.job import names, plan
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import LaunchPaths, Observed
 from mpiboot.network.control import launcher_addresses
@@ -105,7 +105,7 @@ class Launch:
             **self.plan.more_hostfiles,
         }.items():
             files.write_private(Path(path), text)
-        own_file = f"{self.where.launch_dir}/{own_ranks.FILE}"
+        own_file = f"{self.where.launch_dir}/{plan.OWN_RANKS}"
         if own_file in self.plan.argv:
             files.write_private(Path(own_file), exports(self.plan.agent_env))
         tidy(Path(self.where.launch_dir).parent, _LAUNCH)

@@ -31,7 +31,7 @@ from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few
 from mpiboot.hosts import gate, hostfiles
 from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook
-from mpiboot.job import mpirun_call, mpirun_line, names, render, rendezvous
+from mpiboot.job import mpirun_line, names, program_words, render
 from mpiboot.job import plan as plans
 from mpiboot.launcher import launch_folder, observation, role
 from mpiboot.launcher.observation import Observation
@@ -178,7 +178,7 @@ def offline_plan(
     """
     saved = _saved(folder)
     settings = resolved.settings
-    called = mpirun_call.called(program)
+    called = program_words.called(program)
     mpi = _mpi(settings.mpi, str(resolved.given["mpi"]), environ, saved, called)
     line = mpirun_line.read(program, mpi.family)
     given = str(resolved.given["hostfile"])
@@ -327,14 +327,14 @@ async def _prepare(
 
 async def _name(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> None:
     """Wait for the name, unless it is this pod's own."""
-    wanted, own = rendezvous.find(program, environ), socket.gethostname()
+    wanted, own = program_words.find_rendezvous(program, environ), socket.gethostname()
     if wanted is None:
         log.info("rendezvous", "nothing names a host to meet at: no name is waited for")
         return
     own_names = tuple(pod.own_names(own))
     if names.is_local(wanted.host, own, own_names):
         return
-    said, hint = rendezvous.why_no_name(wanted.host, own, own_names, environ)
+    said, hint = program_words.why_no_name(wanted.host, own, own_names, environ)
     if said:
         log.finding(Finding("names-unresolved", Level.WARN, said, hint=hint))
     await gate.wait_for_name(wanted, resolved.settings, hint and f"{said}: {hint}")

@@ -28,11 +28,11 @@ from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import gate, host_shell, hostfiles, remote_commands, stale_processes
 from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook
 from mpiboot.hosts.pairs import PairCheck
-from mpiboot.job import agent_variables, data, launcher_size, mpirun_call, mpirun_line, names
+from mpiboot.job import agent_variables, data, mpirun_line, names, pods, program_words
 from mpiboot.job import plan as plans
+from mpiboot.job.data import Meeting
 from mpiboot.job.dialects import DIALECTS
-from mpiboot.job.rank_env import Meeting
-from mpiboot.job.user_line import UserLine
+from mpiboot.job.mpirun_line import UserLine
 from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.network import pod, worker_network, worker_pairs
@@ -142,7 +142,7 @@ def _tell_at_once(
     )
     made = plans.make(observed, launcher.resolved, launch_folder.paths(launcher.folder))
     # The hostfile is followed until the last host is ready: what it says of slots may yet change.
-    at_once = ("usage", "slots", launcher_size.CHECK)
+    at_once = ("usage", "slots", pods.LIMITS_CHECK)
     already_said = tuple(item for item in made.findings if item.check in at_once)
     for finding in already_said:
         if finding.level is Level.FAIL:
@@ -333,7 +333,7 @@ def _mpi(
     Raises:
         MpibootError: ``program-missing``; there is none.
     """
-    called = mpirun_call.called(program)
+    called = program_words.called(program)
     found = programs.detect_mpi(launcher.environ, called, patience=patience)
     if found is None:
         raise no_mpirun(launcher.environ, called)

@@ -29,7 +29,7 @@ from mpiboot.core.launch_spec import ATTEMPT, JOB_MARK, KEEP_KEY, RESULT, Parent
 from mpiboot.core.model import Finding, Level, MpiFamily
 from mpiboot.core.setting_types import AUTO, Auto, Switch, WorkerExit
 from mpiboot.core.settings import ROWS, Resolved
-from mpiboot.job import mpirun_call, scripts
+from mpiboot.job import program_words
 from mpiboot.launcher import shims
 from mpiboot.supervisor import signals
 from mpiboot.supervisor.signals import SIGNALS
@@ -53,8 +53,8 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
 
 def prints(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> bool:
     """Tell whether mpirun only prints something: ``mpirun -n 2 --version``, or ``mpirun`` alone."""
-    if not mpirun_call.is_mpirun(program[0]) or len(program) == 1:
-        return mpirun_call.is_mpirun(program[0])
+    if not program_words.is_mpirun(program[0]) or len(program) == 1:
+        return program_words.is_mpirun(program[0])
     # Only a line of mpirun's own needs the tables, and only one like this an answer of mpirun's.
     from mpiboot.job.mpirun_options import PRINTING  # noqa: PLC0415
 
@@ -66,7 +66,7 @@ def prints(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, s
 
     family = resolved.settings.mpi
     if family is AUTO:
-        found = programs.detect_mpi(environ, mpirun_call.called(program))
+        found = programs.detect_mpi(environ, program_words.called(program))
         family = found.family if found else MpiFamily.UNKNOWN
     return bool(mpirun_line.read(program, family).prints)
 
@@ -213,24 +213,24 @@ def runs_once(
     """Tell whether a program runs once and starts processes by itself; None for what ranks run."""
     settings, given = resolved.settings, resolved.given["script"]
     # Some mpiruns are scripts themselves.
-    if mpirun_call.is_mpirun(program[0]) or settings.script is Switch.OFF:
+    if program_words.is_mpirun(program[0]) or settings.script is Switch.OFF:
         return None
     if settings.script is Switch.ON:
         return RunsOnce(str(given), reaches_hosts=True)
-    if scripts.starts_by_itself(program):
+    if program_words.starts_by_itself(program):
         return RunsOnce(f"{program[0]} logs in to hosts itself", reaches_hosts=True)
-    if scripts.only_stays(program):
+    if program_words.only_stays(program):
         return RunsOnce(f"{' '.join(program)} is for a look around", reaches_hosts=False)
     return _judge_script(program, environ)
 
 
 def _judge_script(program: tuple[str, ...], environ: Mapping[str, str]) -> RunsOnce | None:
-    named = scripts.named(program)
+    named = program_words.script_of(program)
     path, text = _script(named, environ)
     if named.python:
         _warn_of_python(path, text)
         return None
-    calls = scripts.calls(text)
+    calls = program_words.calls(text)
     if not calls:
         return None
     what = f"the script {path}" if path else "its script"
@@ -241,7 +241,7 @@ def _judge_script(program: tuple[str, ...], environ: Mapping[str, str]) -> RunsO
 
 def _warn_of_python(path: str, text: str) -> None:
     """Say that ranks may be about to start ranks; what a Python program is, its user knows."""
-    found = scripts.python_calls(text)
+    found = program_words.python_calls(text)
     if found:
         said = f"{path} calls {found[0].name}, and runs as every rank"
         hint = "MPIBOOT_SCRIPT=on runs it once, here; MPIBOOT_SCRIPT=off says that ranks are meant"
@@ -250,7 +250,7 @@ def _warn_of_python(path: str, text: str) -> None:
 
 def calls_by_path(text: str) -> Finding | None:
     """Warn of calls by absolute path, which no folder on PATH can catch."""
-    call = next((call for call in scripts.calls(text) if call.path), None)
+    call = next((call for call in program_words.calls(text) if call.path), None)
     if call is None:
         return None
     said = f"the script calls {call.name} by its path ({call.path}), past mpiboot"
@@ -260,7 +260,7 @@ def calls_by_path(text: str) -> Finding | None:
     return Finding("shims", Level.WARN, said, hint=hint)
 
 
-def _script(named: scripts.Script, environ: Mapping[str, str]) -> tuple[str, str]:
+def _script(named: program_words.Script, environ: Mapping[str, str]) -> tuple[str, str]:
     """Read a program's script: its file (empty for ``sh -c``), and the beginning of its text."""
     if not named.path:
         return "", named.text
@@ -283,7 +283,7 @@ def _run_script(
     Raises:
         MpibootError: the program isn't there, or no private folder can be made.
     """
-    odd = calls_by_path(_script(scripts.named(program), environ)[1])
+    odd = calls_by_path(_script(program_words.script_of(program), environ)[1])
     if odd:
         log.finding(odd)
     settings = resolved.settings

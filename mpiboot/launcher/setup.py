@@ -19,7 +19,7 @@ from mpiboot.core.settings import Resolved
 from mpiboot.hosts import dns
 from mpiboot.hosts.access import PORTS, PodAccess, SshAccess, choose_access
 from mpiboot.job import names
-from mpiboot.job.launcher_size import LauncherLimits
+from mpiboot.job.plan_builder import LauncherLimits
 from mpiboot.network import pod
 from mpiboot.ssh import server_port as port
 from mpiboot.system import control_groups, files, keys, os_calls

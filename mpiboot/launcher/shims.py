@@ -15,7 +15,7 @@ from typing import Final
 
 from mpiboot.core import launch_spec
 from mpiboot.core.errors import MpibootError, error
-from mpiboot.job import mpirun_call
+from mpiboot.job import program_words
 from mpiboot.system import executables, files
 
 NAMES: Final = ("mpirun", "mpiexec", "sshd")
@@ -302,6 +302,6 @@ def passed_by(proc: Path = Path("/proc/1")) -> str:
         return ""
     # With MPIBOOT_SUPERVISE=off mpiboot becomes mpirun, which then has its marks.
     ours = launch_spec.MARK.encode() in names
-    if Path(program).name not in mpirun_call.PROGRAMS or ours:
+    if Path(program).name not in program_words.MPIRUNS or ours:
         return ""
     return f"this container's first process is {program}, which was started without mpiboot"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mpiboot import __version__
 from mpiboot.core import facts_json, log
@@ -18,11 +18,13 @@ from mpiboot.core.settings import Resolved
 from mpiboot.job import masking, parameter_files
 from mpiboot.job.forward import SEARCH_PATHS
 from mpiboot.job.render import table
-from mpiboot.job.user_line import UserLine
 from mpiboot.network import links, platform_hints, pod
 from mpiboot.network import service_mesh as meshes
 from mpiboot.network.nccl import CHECKED
 from mpiboot.system import files, programs
+
+if TYPE_CHECKING:  # a worker has no line
+    from mpiboot.job.mpirun_line import UserLine
 
 
 def gather(
@@ -137,11 +139,10 @@ def _worker(resolved: Resolved, environ: Mapping[str, str]) -> files.WorkerState
 
 
 _MOST: Final = 1 << 20  # bytes; a file of parameters has a few kilobytes
-_NO_LINE: Final = UserLine()
 
 
 def find_parameters(
-    mpi: Mpi, environ: Mapping[str, str], line: UserLine = _NO_LINE
+    mpi: Mpi, environ: Mapping[str, str], line: UserLine | None = None
 ) -> tuple[MpiParameter, ...]:
     """Read all of them, the strongest first; a file that isn't there has none."""
     if not parameter_files.names(mpi.family):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.job import lone_program
+from mpiboot.job import program_words
 from tests.fakes.cli import GUARD, environment, message, mpiboot
 
 SHOW = (
@@ -110,10 +110,10 @@ def test_in_one_pod_of_an_indexed_job_it_runs_with_a_warning(
 
 def test_a_statefulsets_pod_is_known_by_its_name_in_etc_hosts() -> None:
     hosts = "127.0.0.1 localhost\n10.0.0.7\tnode-1.mpi.default.svc.cluster.local\tnode-1\n"
-    assert "node-1.mpi.default.svc" in lone_program.one_of_several({}, "node-1", hosts)
-    assert not lone_program.one_of_several({}, "node-2", hosts)
-    assert not lone_program.one_of_several({}, "node-1", "10.0.0.7 node-1\n")
-    assert not lone_program.one_of_several({}, "train", hosts.replace("node-1", "train"))
+    assert "node-1.mpi.default.svc" in program_words.one_of_several({}, "node-1", hosts)
+    assert not program_words.one_of_several({}, "node-2", hosts)
+    assert not program_words.one_of_several({}, "node-1", "10.0.0.7 node-1\n")
+    assert not program_words.one_of_several({}, "train", hosts.replace("node-1", "train"))
 
 
 def test_nothing_to_run_is_said(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from mpiboot.doctor.environment.forwarding import Forwarding
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.gate import GateResult
 from mpiboot.job import dialects
-from mpiboot.job.dialect import Dialect
+from mpiboot.job.dialects import Dialect
 from mpiboot.launcher import look
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mpiboot.core.model import Host, Hostfile, Mpi, Source, Worker
-from mpiboot.job import hostfile, lsf, names, volcano
+from mpiboot.job import hostfile, names, platforms
 from mpiboot.job.dialects import row_of
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
@@ -137,10 +137,10 @@ SAMPLES: Final[Mapping[str, Sample]] = {
         everywhere=("JOB_COMPLETION_INDEX",),
     ),
     "volcano": Sample(
-        environ=lambda _: {**_VOLCANO, volcano.MASTER: _VOLCANO["VC_WORKER_HOSTS"]},
+        environ=lambda _: {**_VOLCANO, platforms.VOLCANO_MASTER: _VOLCANO["VC_WORKER_HOSTS"]},
         hosts=_VOLCANO["VC_WORKER_HOSTS"].replace(",", "\n"),
         path="/etc/volcano/worker.host",
-        by=f"{volcano.MASTER} of Volcano's mpi plugin",
+        by=f"{platforms.VOLCANO_MASTER} of Volcano's mpi plugin",
         source=Source.PLATFORM,
         hostname="train-master-0",
         everywhere=tuple(_VOLCANO),
@@ -165,7 +165,7 @@ SAMPLES: Final[Mapping[str, Sample]] = {
     ),
     "lsf": Sample(
         environ=lambda _: _LSF,
-        hosts=lsf.of_pairs(_LSF["LSB_MCPU_HOSTS"]),
+        hosts=platforms.of_lsf_pairs(_LSF["LSB_MCPU_HOSTS"]),
         path="LSB_MCPU_HOSTS",
         by="LSF",
         source=Source.PLATFORM,

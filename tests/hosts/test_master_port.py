@@ -14,7 +14,7 @@ from mpiboot.core.model import Finding, Host, Level, Worker
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import remote_commands
 from mpiboot.hosts.access import SshAccess
-from mpiboot.job.rank_env import Meeting
+from mpiboot.job.data import Meeting
 from tests.fakes.sshd import Behaviour, Job, sshd
 
 

@@ -20,7 +20,7 @@ from mpiboot.hosts import gate, pacing
 from mpiboot.hosts.dns import ResolvConf, Resolver
 from mpiboot.hosts.dns_query import DnsAnswer, NoAddress
 from mpiboot.hosts.progress import Reporter
-from mpiboot.job.rendezvous import Rendezvous
+from mpiboot.job.program_words import Rendezvous
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
 
 LONG = "trainer-0.trainer.ns.svc.cluster.local"

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.model import Host, Worker
-from mpiboot.job import attempts
+from mpiboot.job import pods
 
 OWN, FIRST, SECOND = "l-c@2026-11-22T06:00:00Z@3", "l-a@2026-11-22T05:00:00Z@1", "l-b@@2"
 WORKER = Worker(Host("w-0"), "10.0.0.1", 22, "root", "10.0.0.9", None)
 
 
 def said(*seen: tuple[tuple[str, str], ...], own: str = OWN) -> str:
-    found = attempts.earlier([replace(WORKER, attempts=item) for item in seen], own)
+    found = pods.earlier([replace(WORKER, attempts=item) for item in seen], own)
     return found.said if found else ""
 
 

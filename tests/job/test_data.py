@@ -7,10 +7,10 @@ import pytest
 from mpiboot.core.model import Attachment, AttachmentSource, Fabric, Host, Link, Source, Worker
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.job import data
-from mpiboot.job.dialects_hydra import MPICH
+from mpiboot.job.dialects import MPICH
+from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.job.user_line import UserLine
 from mpiboot.network.records import Transport
 from tests.fakes.plans import POD, because, hosts, link, observed, planned
 

@@ -10,8 +10,7 @@ from mpiboot.core.checks import ExitCode
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.job import dialects, plan
-from mpiboot.job.dialect import Dialect, parameter
-from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS
+from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS, Dialect, parameter
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_line import read
 from tests.fakes.plans import because, failing, observed, planned, warned

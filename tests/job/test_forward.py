@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.job import forward
-from mpiboot.job.dialects import OPENMPI5
-from mpiboot.job.dialects_hydra import MPICH
+from mpiboot.job.dialects import MPICH, OPENMPI5
 
 
 def names(environ: dict[str, str], *more: str, never: tuple[str, ...] = ()) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.model import Host, Hostfile, Level, Link, Mpi, MpiFamily, Source
-from mpiboot.job import ip_version
+from mpiboot.job import control_links
 from mpiboot.job.plan import Observed, Plan
 from tests.fakes.plans import HYDRAS, MPIS, POD, because, failing, observed, planned
 
@@ -151,7 +151,7 @@ def test_a_launcher_that_runs_ranks_knows_itself_by_address() -> None:
     ],
 )
 def test_a_prefix_leaves_each_pod_a_name_of_its_own(names: tuple[str, ...], prefix: str) -> None:
-    assert ip_version.cut_prefix(names) == prefix
+    assert control_links.cut_prefix(names) == prefix
 
 
 def test_no_prefix_is_said_before_the_start() -> None:

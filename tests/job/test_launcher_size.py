@@ -5,26 +5,27 @@ from __future__ import annotations
 import pytest
 
 from mpiboot.core.model import Level
-from mpiboot.job import launcher_size
-from mpiboot.job.launcher_size import NEEDS, LauncherLimits
+from mpiboot.job import pods
+from mpiboot.job.plan_builder import LauncherLimits
+from mpiboot.job.pods import NEEDS
 
 MIB = 1 << 20
 SSH, OWN = "openssh", "embedded"
 
 
 def said(limits: LauncherLimits, hosts: int, way: str = SSH) -> list[tuple[str, str]]:
-    found = launcher_size.findings(limits, way, hosts)
+    found = pods.limit_findings(limits, way, hosts)
     assert {item.check for item in found} <= {"launcher-limits"}
     assert {item.level for item in found} <= {Level.WARN}
     return [(item.said, item.hint) for item in found]
 
 
 def needs(hosts: int, way: str = SSH) -> tuple[int, int, int]:
-    return launcher_size.need(way, hosts)
+    return pods.launcher_need(way, hosts)
 
 
 def test_the_need_grows_with_each_host() -> None:
-    row, mpirun = NEEDS[SSH], launcher_size.MPIRUN
+    row, mpirun = NEEDS[SSH], pods.MPIRUN
     assert needs(0) == (row.memory[0] + mpirun[0] << 10, row.processes[0], row.files[0])
     one, two = needs(1), needs(2)
     more = (row.memory[1] + mpirun[1] << 10, row.processes[1], row.files[1])
@@ -114,11 +115,11 @@ def test_only_a_hard_limit_of_open_files_can_be_too_small() -> None:
 def test_the_soft_limit_of_open_files_is_raised_as_far_as_needed(
     limits: tuple[int | None, int | None], value: str
 ) -> None:
-    made = launcher_size.open_files(LauncherLimits(open_files=limits), SSH, 1000)
+    made = pods.open_files(LauncherLimits(open_files=limits), SSH, 1000)
     assert (made.value if made else "") == value
     if made:
         assert made.name == "open-files"
         assert made.because == (
             "1000 hosts need about 3064 in one process, and the soft limit was 1024"
         )
-    assert launcher_size.open_files(LauncherLimits(open_files=(1, 100)), SSH, 0) is None
+    assert pods.open_files(LauncherLimits(open_files=(1, 100)), SSH, 0) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpiboot.core.model import Level
-from mpiboot.job.lone_program import finding, one_of_several
+from mpiboot.job.program_words import one_of_several, runs_alone
 
 HOSTS = "127.0.0.1 localhost\n10.0.0.7\tnode-1.mpi.default.svc.cluster.local\tnode-1\n"
 
@@ -28,7 +28,7 @@ def test_a_pod_is_one_of_several_by_its_index_or_its_name(
 ) -> None:
     assert one_of_several(environ, hostname, hosts).startswith(several)
     assert bool(one_of_several(environ, hostname, hosts)) == bool(several)
-    found = finding("./train", environ, hostname, hosts)
+    found = runs_alone("./train", environ, hostname, hosts)
     assert found is not None
     assert (found.check, found.level) == ("role", Level.WARN)
     said = "./train runs once in this pod, without mpirun: no hostfile, no role"
@@ -39,10 +39,10 @@ def test_a_pod_is_one_of_several_by_its_index_or_its_name(
 
 @pytest.mark.parametrize("program", ["sh", "/bin/sleep", "mpirun", "/opt/mpiexec.hydra", "tini"])
 def test_what_pods_run_beside_jobs_is_not_warned_of(program: str) -> None:
-    assert finding(program, {"JOB_COMPLETION_INDEX": "1"}, "x", "") is None
+    assert runs_alone(program, {"JOB_COMPLETION_INDEX": "1"}, "x", "") is None
 
 
 @pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"])
 def test_a_rank_is_not_warned_of(name: str) -> None:
-    assert finding("train", {name: "0"}, "x", "") is None
-    assert finding("train", {name: ""}, "x", "") is not None
+    assert runs_alone("train", {name: "0"}, "x", "") is None
+    assert runs_alone("train", {name: ""}, "x", "") is not None

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 
 from mpiboot.core.model import Decision, MpiFamily, Source
 from mpiboot.core.settings import resolve
-from mpiboot.job import pinning
-from mpiboot.job.dialects import DIALECTS
-from mpiboot.job.dialects_hydra import MPICH
+from mpiboot.job import control_links
+from mpiboot.job.dialects import DIALECTS, MPICH
+from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import PlanBuilder
-from mpiboot.job.user_line import UserLine
 from tests.fakes.plans import (
     MPIS,
     NOBODY,
@@ -441,7 +440,7 @@ def test_hydra_gets_its_parts_of_the_port_range_as_it_reads_them() -> None:
     def settled(**environ: str) -> dict[str, str]:
         seen = observed("openmpi4", {**POD, **environ})
         builder = PlanBuilder(MPICH, UserLine(), seen.environ)
-        pinning.pin_ports(builder, seen, resolve({"port_range": "6000-6019"}, {}), 4)
+        control_links.pin_ports(builder, seen, resolve({"port_range": "6000-6019"}, {}), 4)
         return dict(builder.set_env)
 
     daemons = {"MPIEXEC_PORT_RANGE": "6000:6004"}

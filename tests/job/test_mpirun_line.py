@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 
 from mpiboot.core.model import MpiFamily
 from mpiboot.job.dialects import DIALECTS, OPENMPI4
-from mpiboot.job.mpirun_call import called, is_mpirun, slip
-from mpiboot.job.mpirun_line import read
+from mpiboot.job.mpirun_line import HostSpec, UserLine, read
 from mpiboot.job.mpirun_options import OptionKind
-from mpiboot.job.user_line import HostSpec, UserLine
+from mpiboot.job.program_words import called, is_mpirun, misquoted_args
 
 
 def line(text: str, family: str = "openmpi4") -> UserLine:
@@ -339,13 +338,13 @@ def test_another_program_is_none(word: str) -> None:
 
 
 def test_a_whole_line_in_one_argument_is_said() -> None:
-    assert '"mpirun", "-n", "4", "./prog"' in slip(["mpirun -n 4 ./prog"])
-    assert '"-n", "4", "./prog"' in slip(["mpirun", "-n 4 ./prog"])
-    assert "hunter2" not in slip(["mpirun -x API_TOKEN=hunter2 ./prog --key hunter2"])
-    assert slip(["mpirun", "-n", "4", "./prog", "a b c"]) == ""
-    assert slip(["mpirun", "./prog", "-n 4 is my own"]) == ""
-    assert slip(["/opt/my prog/run"]) == ""
-    assert slip([]) == ""
+    assert '"mpirun", "-n", "4", "./prog"' in misquoted_args(["mpirun -n 4 ./prog"])
+    assert '"-n", "4", "./prog"' in misquoted_args(["mpirun", "-n 4 ./prog"])
+    assert "hunter2" not in misquoted_args(["mpirun -x API_TOKEN=hunter2 ./prog --key hunter2"])
+    assert misquoted_args(["mpirun", "-n", "4", "./prog", "a b c"]) == ""
+    assert misquoted_args(["mpirun", "./prog", "-n 4 is my own"]) == ""
+    assert misquoted_args(["/opt/my prog/run"]) == ""
+    assert misquoted_args([]) == ""
 
 
 _options = sorted(OPENMPI4.grammar.options)

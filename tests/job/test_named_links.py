@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.model import Fabric, MpiParameter, RdmaDevice
-from mpiboot.job import named_links
-from mpiboot.job.named_links import NAME_LINKS
+from mpiboot.job import control_links
+from mpiboot.job.control_links import NAME_LINKS
 from mpiboot.job.plan_builder import Observed
 from tests.fakes.plans import MPIS, POD, failing, link, observed, planned, warned
 
@@ -124,5 +124,7 @@ def test_devices_of_ucx_are_no_links() -> None:
     assert facts is not None
     device = RdmaDevice(0, "mlx5_0", "roce", "CA", "", "mlx5", "", "", "", ports=())
     here = replace(facts, fabric=Fabric(devices=(device,)))
-    assert named_links.gone(here, "mlx5_0:1,eth0,mlx5_1:1") == ["mlx5_1:1"]
-    assert named_links.gone(replace(here, fabric=Fabric(unreadable=("x",))), "mlx5_1:1") == []
+    assert control_links.links_gone(here, "mlx5_0:1,eth0,mlx5_1:1") == ["mlx5_1:1"]
+    assert (
+        control_links.links_gone(replace(here, fabric=Fabric(unreadable=("x",))), "mlx5_1:1") == []
+    )

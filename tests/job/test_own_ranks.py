@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.model import Host, Level
-from mpiboot.job import own_ranks
+from mpiboot.job.plan import _READ_OWN, OWN_RANKS
 from mpiboot.job.plan_builder import Observed
 from tests.fakes.plans import (
     HYDRAS,
@@ -27,7 +27,7 @@ from tests.fakes.plans import (
 from tests.job.test_data import with_links
 
 FILE = "/run/mpiboot/launcher/launch/own-ranks.env"
-WORDS = ("/bin/sh", "-c", own_ranks._READ, FILE, "job-launcher")
+WORDS = ("/bin/sh", "-c", _READ_OWN, FILE, "job-launcher")
 HERE = Host("job-launcher", 2, slots_given=True)
 HOST = socket.gethostname()
 hydra = pytest.mark.parametrize("family", HYDRAS)
@@ -95,7 +95,7 @@ def test_this_pods_own_links_are_not_the_other_hosts(family: str) -> None:
 def test_open_mpi_takes_nothing_from_its_own_ranks() -> None:
     plan = planned("./train", seen("openmpi4", *hosts(2)))
     assert FILE not in plan.argv
-    assert FILE.rpartition("/")[2] == own_ranks.FILE
+    assert FILE.rpartition("/")[2] == OWN_RANKS
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_open_mpi_takes_nothing_from_its_own_ranks() -> None:
 def test_the_file_of_another_host_or_owner_is_not_read(
     tmp_path: Path, host: str, owner: str, value: str
 ) -> None:
-    file = tmp_path / own_ranks.FILE
+    file = tmp_path / OWN_RANKS
     file.write_text("export OWN='here';\n")
     if owner == "another's":
         if os.getuid():
             pytest.skip("only root can give a file to another user")
         os.chown(file, 1, 1)
-    words = ["/bin/sh", "-c", own_ranks._READ, str(file), host, "sh", "-c", 'echo "$# $OWN"', "_"]
+    words = ["/bin/sh", "-c", _READ_OWN, str(file), host, "sh", "-c", 'echo "$# $OWN"', "_"]
     done = subprocess.run([*words, "a b"], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == (f"1 {value}\n", "")

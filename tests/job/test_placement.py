@@ -5,12 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.core.model import Finding, Host, Level, MpiFamily
-from mpiboot.job.dialect import Dialect
-from mpiboot.job.dialects import DIALECTS, OPENMPI4, OPENMPI5
-from mpiboot.job.dialects_hydra import MPICH
-from mpiboot.job.mpirun_line import read
+from mpiboot.job.dialects import DIALECTS, MPICH, OPENMPI4, OPENMPI5, Dialect
+from mpiboot.job.mpirun_line import UserLine, read
 from mpiboot.job.placement import Placement, can_tell, chosen, daemons, place
-from mpiboot.job.user_line import UserLine
 
 OPEN_MPI = (OPENMPI4, OPENMPI5)
 both = pytest.mark.parametrize("row", OPEN_MPI, ids=lambda row: row.family)

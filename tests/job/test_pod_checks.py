@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.model import Fabric, Gpus, Host, Level, Link, RdmaDevice, Worker
-from mpiboot.job import pod_checks
+from mpiboot.job import pods
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.plan_builder import PlanBuilder
 from tests.fakes.plans import OPERATOR, POD, failing, hosts, link, observed, planned, worker
@@ -16,14 +16,14 @@ def listed(*names: str) -> tuple[Host, ...]:
 
 
 def test_each_host_at_an_address_of_its_own_is_well() -> None:
-    assert list(pod_checks.shared_addresses(observed())) == []
+    assert list(pods.shared_addresses(observed())) == []
 
 
 def test_one_address_with_two_servers_is_well() -> None:
     seen = observed()
     first, second = seen.workers
     second = replace(second, address=first.address, port=2222)
-    assert list(pod_checks.shared_addresses(replace(seen, workers=(first, second)))) == []
+    assert list(pods.shared_addresses(replace(seen, workers=(first, second)))) == []
 
 
 def test_two_hosts_of_one_server_end_the_job_with_both_names() -> None:
@@ -32,7 +32,7 @@ def test_two_hosts_of_one_server_end_the_job_with_both_names() -> None:
     second = replace(second, address=first.address)
     plan = planned("./train", replace(seen, workers=(first, second)))
     assert failing(plan) == ["settings-conflict"]
-    (found,) = pod_checks.shared_addresses(replace(seen, workers=(first, second)))
+    (found,) = pods.shared_addresses(replace(seen, workers=(first, second)))
     assert found.said == (
         f"{first.host.name}, {second.host.name} lead to one and the same SSH server, "
         "10.244.0.10 port 22"
@@ -45,8 +45,8 @@ def test_a_name_with_another_workers_address_is_told_as_the_nameservers_fault() 
     first, second = seen.workers
     assert first.facts is not None
     both = replace(first.facts, hostname=first.host.name.partition(".")[0])
-    pods = [replace(item, address=first.address, facts=both) for item in (first, second)]
-    (found,) = pod_checks.shared_addresses(replace(seen, workers=tuple(pods)))
+    alike = [replace(item, address=first.address, facts=both) for item in (first, second)]
+    (found,) = pods.shared_addresses(replace(seen, workers=tuple(alike)))
     assert f"that pod is {both.hostname}, so that the nameserver has a wrong" in found.hint
 
 
@@ -54,21 +54,21 @@ def test_a_name_with_another_workers_address_is_told_as_the_nameservers_fault() 
 def test_a_worker_at_the_launchers_own_address_is_no_launcher(name: str, count: int) -> None:
     hosts = listed(name, "pi-worker-1")
     seen = observed(environ={**POD, **OPERATOR}, listed=hosts, local=hosts[:1])
-    found = list(pod_checks.shared_addresses(seen))
+    found = list(pods.shared_addresses(seen))
     assert len(found) == count
     assert all(item.host == name and "hostNetwork" in item.hint for item in found)
 
 
 def test_elsewhere_any_pod_may_be_the_launcher() -> None:
     hosts = listed("train-worker-0", "train-worker-1")
-    assert list(pod_checks.shared_addresses(observed(listed=hosts, local=hosts[:1]))) == []
+    assert list(pods.shared_addresses(observed(listed=hosts, local=hosts[:1]))) == []
 
 
 def sized(size: int, made: Link) -> Link:
     return replace(made, mtu=size)
 
 
-def pods(*sizes: int) -> tuple[Worker, ...]:
+def sized_pods(*sizes: int) -> tuple[Worker, ...]:
     made = []
     for number, (host, size) in enumerate(zip(hosts(*[1] * len(sizes)), sizes, strict=True)):
         one = worker(host, number, None)
@@ -86,12 +86,12 @@ LAUNCHER = (link("lo", "127.0.0.1/8"), link("eth0", "10.244.0.9/24"))
 
 def test_one_mtu_is_no_finding_whatever_other_links_have() -> None:
     assert (
-        pod_checks.mtus((*LAUNCHER, sized(9000, link("net1", "1.2.3.5/8"))), pods(1500, 1500)) == ()
+        pods.mtus((*LAUNCHER, sized(9000, link("net1", "1.2.3.5/8"))), sized_pods(1500, 1500)) == ()
     )
 
 
 def test_pods_are_told_by_their_mtu() -> None:
-    (found,) = pod_checks.mtus(LAUNCHER, pods(1500, 1400, 8900))
+    (found,) = pods.mtus(LAUNCHER, sized_pods(1500, 1400, 8900))
     assert found.said == (
         "MTUs of the control links differ: 1400 on w-1.job.ns.svc; "
         "1500 on the launcher, w-0.job.ns.svc; 8900 on w-2.job.ns.svc"
@@ -100,10 +100,10 @@ def test_pods_are_told_by_their_mtu() -> None:
 
 
 def test_the_launchers_own_counts_and_a_worker_that_tells_nothing_does_not() -> None:
-    silent = replace(pods(1400)[0], facts=None)
-    assert pod_checks.mtus(LAUNCHER, (silent,)) == ()
+    silent = replace(sized_pods(1400)[0], facts=None)
+    assert pods.mtus(LAUNCHER, (silent,)) == ()
     small = (LAUNCHER[0], sized(1400, LAUNCHER[1]))
-    assert len(pod_checks.mtus(small, pods(1500))) == 1
+    assert len(pods.mtus(small, sized_pods(1500))) == 1
 
 
 def test_one_node_with_fewer_gpus_is_named_and_a_lost_one_too() -> None:
@@ -113,8 +113,8 @@ def test_one_node_with_fewer_gpus_is_named_and_a_lost_one_too() -> None:
             replace(worker, facts=worker.facts and replace(worker.facts, gpus=mine))
             for worker, mine in zip(seen.workers, own, strict=True)
         ]
-        assert all(item.level is Level.WARN for item in pod_checks.gpus(workers))
-        return [f"{item.host} {item.said}".strip() for item in pod_checks.gpus(workers)]
+        assert all(item.level is Level.WARN for item in pods.gpus(workers))
+        return [f"{item.host} {item.said}".strip() for item in pods.gpus(workers)]
 
     eight, seven = Gpus(8, "NVIDIA 2330"), Gpus(7, "NVIDIA 2330", lost=1)
     assert found(eight, eight) == []
@@ -130,7 +130,7 @@ def test_one_node_with_fewer_gpus_is_named_and_a_lost_one_too() -> None:
 
 def test_a_worker_that_tells_nothing_of_its_gpus_is_not_blamed() -> None:
     first, second = observed().workers
-    assert list(pod_checks.gpus([replace(first, facts=None), second])) == []
+    assert list(pods.gpus([replace(first, facts=None), second])) == []
 
 
 DEVICE = RdmaDevice(0, "mlx5_0", "ib", "CA", "", "mlx5", "", "", "", ())
@@ -148,7 +148,7 @@ def made(*own: tuple[Gpus, bool]) -> PlanBuilder:
         for worker, (mine, rdma) in zip(seen.workers, own, strict=True)
     ]
     builder = PlanBuilder(DIALECTS[seen.mpi.family], seen.line, {})
-    pod_checks.gpu_memory(builder, workers)
+    pods.gpu_memory(builder, workers)
     return builder
 
 
@@ -190,6 +190,6 @@ def test_an_nvlink_fabric_that_is_not_set_up_is_warned_of(fabric: str, told: int
     worker = observed().workers[0]
     assert worker.facts
     odd = replace(worker, facts=replace(worker.facts, gpus=Gpus(1, "NVIDIA 1", fabric=fabric)))
-    found = list(pod_checks.gpus([odd]))
+    found = list(pods.gpus([odd]))
     assert [item.said.partition(";")[0] for item in found] == [f"NVLink fabric: {fabric}"] * told
     assert all("nvidia-fabricmanager" in item.hint for item in found)

@@ -8,10 +8,9 @@ import pytest
 
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.settings import resolve
-from mpiboot.job import launcher_size
-from mpiboot.job.launcher_size import LauncherLimits
+from mpiboot.job import pods
 from mpiboot.job.plan import Plan, make
-from mpiboot.job.plan_builder import LaunchPaths
+from mpiboot.job.plan_builder import LauncherLimits, LaunchPaths
 from tests.fakes.plans import POD, because, observed, planned
 
 both = pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
@@ -93,7 +92,7 @@ def test_a_folder_that_mpi_was_given_for_its_session_is_told() -> None:
 
 
 OWN_CLIENT = Decision("ssh-client", "embedded", Source.DETECTED, "no ssh here")
-FILES = launcher_size.need("embedded", 2)[2]
+FILES = pods.launcher_need("embedded", 2)[2]
 
 
 def test_limits_that_are_too_small_are_warnings_of_the_plan() -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.model import NoFacts, Source
+from mpiboot.job.data import Meeting
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
-from mpiboot.job.rank_env import Meeting
 from tests.fakes.plans import (
     HYDRAS,
     MPIS,

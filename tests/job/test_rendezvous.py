@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mpiboot.job import rendezvous
-from mpiboot.job.rendezvous import Rendezvous
+from mpiboot.job import program_words
+from mpiboot.job.program_words import Rendezvous
 
 NOT_INDEXED = "a Job that is not indexed has no pod named trainer-0"
 INDEXED = {"JOB_COMPLETION_INDEX": "1"}
@@ -49,7 +49,7 @@ INDEXED = {"JOB_COMPLETION_INDEX": "1"}
 def test_the_host_to_meet_at_is_what_the_strongest_says(
     line: str, environ: dict[str, str], host: str, by: str
 ) -> None:
-    assert rendezvous.find(line.split(), environ) == Rendezvous(host, by)
+    assert program_words.find_rendezvous(line.split(), environ) == Rendezvous(host, by)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_the_host_to_meet_at_is_what_the_strongest_says(
 def test_where_nothing_names_a_host_nobody_is_waited_for(
     line: str, environ: dict[str, str]
 ) -> None:
-    assert rendezvous.find(line.split(), environ) is None
+    assert program_words.find_rendezvous(line.split(), environ) is None
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_where_nothing_names_a_host_nobody_is_waited_for(
 def test_a_name_that_no_pod_has_is_told(
     host: str, own: str, names: tuple[str, ...], environ: dict[str, str], said: str, hint: str
 ) -> None:
-    found = rendezvous.why_no_name(host, own, names, environ)
+    found = program_words.why_no_name(host, own, names, environ)
     assert said in found[0]
     assert hint in found[1]
     assert bool(found[0]) == bool(said)

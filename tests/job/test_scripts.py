@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.job.scripts import (
+from mpiboot.job.program_words import (
     Call,
     Script,
     calls,
-    named,
     only_stays,
     python_calls,
+    script_of,
     starts_by_itself,
 )
 
@@ -32,7 +32,7 @@ from mpiboot.job.scripts import (
     ],
 )
 def test_the_script_of_a_line_is_found(words: str, found: Script) -> None:
-    assert named(words.split()) == found
+    assert script_of(words.split()) == found
 
 
 @pytest.mark.parametrize(
@@ -163,5 +163,5 @@ def test_any_text_can_be_looked_at(text: str) -> None:
 
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=6))
 def test_any_line_can_be_looked_at(words: list[str]) -> None:
-    found = named(words)
+    found = script_of(words)
     assert not (found.path and found.text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpiboot.core.model import Level
-from mpiboot.job.unread_parameters import NEWER, NOTHING, OLDER
+from mpiboot.job.mpi_environment import NEWER, NOTHING, OLDER
 from tests.fakes.plans import OPERATOR, POD, observed, planned, warned
 
 FOUR, FIVE = "openmpi4", "openmpi5"

@@ -19,8 +19,8 @@ from mpiboot.core.model import Decision, Finding, Level, Source, Worker
 from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate
-from mpiboot.job import rendezvous
-from mpiboot.job.rendezvous import Rendezvous
+from mpiboot.job import program_words
+from mpiboot.job.program_words import Rendezvous
 from mpiboot.launcher import look
 from mpiboot.network import decision, pod, worker_network
 from mpiboot.network.decision import DataNetwork
@@ -167,9 +167,11 @@ async def test_a_name_is_waited_for_and_what_is_odd_about_it_told_at_once(
         return why
 
     monkeypatch.setattr(
-        rendezvous, "find", lambda *said: wanted if said == (("x",), ENVIRON) else None
+        program_words,
+        "find_rendezvous",
+        lambda *said: wanted if said == (("x",), ENVIRON) else None,
     )
-    monkeypatch.setattr(rendezvous, "why_no_name", why_no_name)
+    monkeypatch.setattr(program_words, "why_no_name", why_no_name)
     monkeypatch.setattr(pod, "own_names", lambda name: [f"{name}.job"])
     monkeypatch.setattr(gate, "wait_for_name", wait)
     await look._name(resolved, ("x",), ENVIRON)

@@ -17,7 +17,7 @@ from mpiboot.hosts import gate, hostfiles, remote_commands
 from mpiboot.hosts.gate import DoctorLook, GateResult
 from mpiboot.hosts.hostfiles import HostfilePath, JobHostfile
 from mpiboot.hosts.pairs import PairCheck
-from mpiboot.job.rank_env import Meeting
+from mpiboot.job.data import Meeting
 from mpiboot.launcher import observation
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod

@@ -20,8 +20,8 @@ from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.hostfiles import JobHostfile
-from mpiboot.job.launcher_size import LauncherLimits
 from mpiboot.job.mpirun_line import read
+from mpiboot.job.plan_builder import LauncherLimits
 from mpiboot.launcher import observation
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.network import worker_pairs

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.job.launcher_size import LauncherLimits
+from mpiboot.job.plan_builder import LauncherLimits
 from mpiboot.launcher import setup
 from tests.fakes.plans import ROOT
 

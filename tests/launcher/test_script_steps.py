@@ -16,7 +16,7 @@ from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import hostfiles
 from mpiboot.hosts.hostfiles import HostfilePath
-from mpiboot.job import scripts
+from mpiboot.job import program_words
 from mpiboot.launcher import role
 from mpiboot.launcher.role import RunsOnce
 from mpiboot.system import control_groups
@@ -195,7 +195,7 @@ def test_a_script_is_found_as_a_shell_finds_it_and_its_beginning_is_read(tmp_pat
     path = str(tmp_path / "bin" / "run.sh")
 
     def read(*program: str) -> tuple[str, str]:
-        return role._script(scripts.named(program), environ)
+        return role._script(program_words.script_of(program), environ)
 
     assert read("run.sh") == (path, "#!/bin/sh\n\ufffdmpirun a\n")
     assert read("sh", "-c", "mpirun a") == ("", "mpirun a")

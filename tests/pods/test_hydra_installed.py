@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mpiboot.job.dialects_hydra import INTEL as INTEL_ROW
-from mpiboot.job.dialects_hydra import MPICH as MPICH_ROW
+from mpiboot.job.dialects import INTEL as INTEL_ROW
+from mpiboot.job.dialects import MPICH as MPICH_ROW
 from tests.pods.ends import FOREVER, PATIENCE, RING
 from tests.pods.test_hydra import INTEL, MPICH4, each, quick, started
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from mpiboot.job.launcher_size import need
+from mpiboot.job.pods import launcher_need
 from mpiboot.system.programs import recognise
 from tests.fakes.many_workers import ManyWorkers, facts_of_a_worker, running
 
@@ -147,7 +147,7 @@ def test_limits_that_are_too_small_are_told_before_any_host_is_waited_for(tmp_pa
             if " hosts ready, waiting for SSH " in line:
                 process.send_signal(signal.SIGTERM)
         process.wait(60)
-    memory, processes, files = need("openssh", HOSTS)
+    memory, processes, files = launcher_need("openssh", HOSTS)
     found = [line for line in told if "[launcher-limits] 500 hosts need about " in line]
     assert len(found) == 3, "".join(told)
     assert (

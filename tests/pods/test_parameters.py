@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from mpiboot.job.dialects import OPENMPI5
-from mpiboot.job.unread_parameters import KEPT, NEWER, OLDER, Unread
+from mpiboot.job.mpi_environment import KEPT, NEWER, OLDER, Unread
 from tests.pods import images
 
 OLD, NEW = images.NAMES

@@ -10,9 +10,8 @@ from mpiboot.core.model import Finding, PodFacts
 from mpiboot.core.wording import first_few
 from mpiboot.doctor.judge.image import warned
 from mpiboot.doctor.report import ImagePart
-from mpiboot.job import unread_parameters
-from mpiboot.job.named_links import NAME_LINKS
-from mpiboot.job.named_links import gone as links_gone
+from mpiboot.job import mpi_environment
+from mpiboot.job.control_links import NAME_LINKS, links_gone
 from mpiboot.network import nccl
 
 
@@ -82,7 +81,7 @@ def unread(environ: Mapping[str, str], image: ImagePart) -> Iterable[Finding]:
     """Name the parameters that the installed MPI ignores, with what to write instead."""
     if image.mpi is None:
         return
-    listed = unread_parameters.of_environment(environ, image.mpi.family)
+    listed = mpi_environment.unread_parameters(environ, image.mpi.family)
     found = [f"{name} ({instead})" for name, instead in listed]
     if found:
         yield warned("unread-parameters", f"{image.mpi.said} ignores {', '.join(found)}")

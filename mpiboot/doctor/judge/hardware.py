@@ -12,7 +12,7 @@ from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, first_few
 from mpiboot.doctor.judge.image import ok, warned
 from mpiboot.doctor.report import PciPart
-from mpiboot.job import pod_checks
+from mpiboot.job import pods
 from mpiboot.network import cluster_view, worker_network
 from mpiboot.network.records import RDMA
 
@@ -47,11 +47,11 @@ def data_network(facts: PodFacts, settings: Settings) -> Iterable[Finding]:
 
 def gpus(facts: PodFacts) -> Iterable[Finding]:
     """Judge this pod's GPUs."""
-    found = tuple(pod_checks.gpus((_alone(facts),)))
+    found = tuple(pods.gpus((_alone(facts),)))
     yield from (replace(item, host="") for item in found)
-    if pod_checks.wants_gpu_memory(facts) and not facts.gpus.peer_memory:
+    if pods.wants_gpu_memory(facts) and not facts.gpus.peer_memory:
         said = "RDMA devices reach no GPU memory: neither nvidia_peermem nor DMA-BUF"
-        yield warned("gpus", said, hint=pod_checks.PEER_MEMORY)
+        yield warned("gpus", said, hint=pods.PEER_MEMORY)
     elif not found and facts.gpus.count:
         yield ok("gpus", f"{counted(facts.gpus.count, 'GPU')}: {facts.gpus.kind}")
 

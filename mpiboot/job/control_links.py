@@ -1,0 +1,463 @@
+"""Control traffic: its link, its IP version, its ports, and links that the user names. Pure.
+
+What MPI is told of IP versions was measured on Debian's Open MPI 4.1.4 and 5.0.7, and on 5.0.8 to
+5.0.11 of PyPI. Pods that have IPv4 alone need nothing of it and get nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from mpiboot.core.addresses import IPV4, IPV6, interface, network
+from mpiboot.core.checks import failed
+from mpiboot.core.model import Decision, Link, PodFacts, Source
+from mpiboot.core.setting_types import MpiNetwork
+from mpiboot.core.settings import Resolved, Settings
+from mpiboot.core.wording import first_few
+from mpiboot.job.dialects import ALSO_DAEMON_LINK, parameter, version_number
+from mpiboot.job.plan_builder import Observed, PlanBuilder
+from mpiboot.network import control
+from mpiboot.network.control import launcher_addresses, link_of
+from mpiboot.network.records import RDMA, Transport, usable
+
+# Each names links whole, in a list; Open MPI takes networks, UCX names of RDMA devices too. What
+# follows where a pod has none of them: seen with Open MPI 4.1.4 and 5.0.7; of the rest, the words
+# of their own errors.
+_DAEMONS: Final = "mpirun's daemon ends there"
+NAME_LINKS: Final = {
+    "OMPI_MCA_btl_tcp_if_include": "ranks there have no TCP to other hosts",
+    "OMPI_MCA_oob_tcp_if_include": _DAEMONS,
+    "PRTE_MCA_prte_if_include": _DAEMONS,
+    "HYDRA_IFACE": "mpirun has no address for its proxies",
+    "I_MPI_HYDRA_IFACE": "mpirun has no address for its proxies",
+    "GLOO_SOCKET_IFNAME": "PyTorch's Gloo does not start there",
+    "TP_SOCKET_IFNAME": "PyTorch's TensorPipe does not start there",
+    "UCX_NET_DEVICES": "UCX has no network there",
+    "FI_TCP_IFACE": "libfabric's TCP takes another link without a word",
+    "FI_SOCKETS_IFACE": "libfabric's sockets take another link without a word",
+}
+# Who reads a variable: one MPI alone, or the ranks of any.
+_OF_ONE_MPI: Final = ("OMPI_", "PRTE_", "HYDRA_", "I_MPI_")
+
+
+def judge_named_links(builder: PlanBuilder, observed: Observed) -> None:
+    """Name the pods that have none of the links of a variable; refuse what mpirun itself would."""
+    row = builder.row
+    own = (row.daemon_link_var, *row.mpi_link_vars)
+    for name, then in NAME_LINKS.items():
+        if name.startswith(_OF_ONE_MPI) and name not in own:
+            continue
+        daemons = name == row.daemon_link_var
+        # mpiboot hands on what another version reads.
+        carried = daemons and "_MCA_" in name
+        older = [item for item in ALSO_DAEMON_LINK if carried and item != name]
+        by, value = next(
+            filter(None, (_named(builder, observed, item) for item in (name, *older))),
+            ("", ""),
+        )
+        if by.partition("=")[0] in older and builder.set_env.get(name) != value:
+            continue  # not carried over
+        # Of a network in which nothing has an address Open MPI says nothing, and takes all links.
+        if daemons and observed.own and "/" not in value and lacks_links(observed.own, value):
+            there = _link_names(observed.own)
+            said = f"{by}: no such link in the launcher's pod (there are {there}), and mpirun ends"
+            builder.fail("interface-missing", said, "name a link that launcher and workers have")
+            continue
+        lacking = {
+            worker.host.name: worker.facts
+            for worker in observed.workers
+            if worker.facts and lacks_links(worker.facts, value) and not (daemons and row.own_link)
+        }
+        if lacking:
+            there = _link_names(next(iter(lacking.values())))
+            said = f"{by}: {first_few(lacking)} has no such link (there are {there}): {then}"
+            hint = f"take {name} out, or name a link that every worker has"
+            builder.warn("settings-conflict", said, hint)
+
+
+def links_gone(facts: PodFacts, value: str) -> list[str]:
+    """List what a value names and a pod lacks: links, networks, devices; none if all is meant."""
+    words = _link_words(value)
+    if not facts.links or facts.fabric.unreadable or value.startswith("^") or "all" in words:
+        return []
+    names = {link.name for link in facts.links} | {item.name for item in facts.fabric.devices}
+    return [
+        word for word in words if word.partition(":")[0] not in names and not _inside(facts, word)
+    ]
+
+
+def lacks_links(facts: PodFacts, value: str) -> bool:
+    """Tell whether a value names links, and a pod has none of them."""
+    return bool(_link_words(value)) and links_gone(facts, value) == _link_words(value)
+
+
+def _link_words(value: str) -> list[str]:
+    return [word for word in map(str.strip, value.split(",")) if word]
+
+
+def _named(builder: PlanBuilder, observed: Observed, name: str) -> tuple[str, str] | None:
+    """Find the user's own value, by the line or else by a variable or a file; and how it stands.
+
+    What is in the file of a worker alone holds there alone.
+    """
+    flagged = builder.line.mca.get(parameter(name), "") if "_MCA_" in name else ""
+    if flagged:
+        return f"--mca {parameter(name)} {flagged}", flagged
+    of_file = builder.of_files.get(name)
+    there = of_file is not None and of_file not in observed.parameters
+    value = builder.line.export_values.get(name) or builder.environ.get(name, "") * (not there)
+    return (f"{name}={value}", value) if value else None
+
+
+def _inside(facts: PodFacts, word: str) -> bool:
+    """Whether a word is a network in which a pod has an address."""
+    where = network(word)
+    found = (interface(text) for link in facts.links for text in link.addresses)
+    return where is not None and any(own.ip in where for own in found if own)
+
+
+def _link_names(facts: PodFacts) -> str:
+    return first_few(link.name for link in facts.links)
+
+
+# PRRTE before 3.0.12, as a distribution builds it with a PMIx without IPv6, reads past the end of
+# a pod's list of aliases, which is empty without IPv4 (prte_check_host_is_local): SIGSEGV on every
+# host. A prefix that is cut off every name gives each pod its alias.
+_ALIASES_SINCE: Final = (5, 0, 9)
+# open-mpi/ompi#12771: in these releases PMIx sees no IPv6 address at all.
+_PMIX_BLIND: Final = ((5, 0, 3), (5, 0, 6))
+_IP_VERSION: Final = "ip-version"
+
+
+def settle_ip_version(builder: PlanBuilder, observed: Observed) -> int:
+    """Keep MPI to the version of the control addresses, and say where it can't speak that.
+
+    Returns:
+        The version that MPI and its daemons speak: 4 or 6.
+    """
+    spoken = {_ip_version(worker.address) for worker in observed.workers}
+    if spoken != {IPV6}:
+        mixed = _has_both(observed)
+        if mixed and spoken == {IPV4}:
+            _keep_to(builder, IPV4, f"the control addresses are IPv4, though {mixed} has IPv6 too")
+        return IPV4
+    alone = _without_ipv4(observed)
+    ipv4_only = builder.row.ipv4_only
+    if not alone:
+        if ipv4_only or observed.mpi_ipv6 is False:
+            what = "speaks IPv4 alone" if ipv4_only else "is built without IPv6"
+            because = f"this MPI {what}, and every pod has an IPv4 address too"
+            builder.decide(_IP_VERSION, "IPv4", Source.DETECTED, because)
+            return IPV4
+        _keep_to(builder, IPV6, "the control addresses are IPv6")
+    elif observed.mpi_ipv6 is False:
+        said = f"{observed.mpi.said or builder.row.title} is built without IPv6 (ompi_info says so)"
+        builder.fail(_IP_VERSION, f"{said}, and {_some_pods(alone)} no IPv4 address")
+        return IPV6
+    elif ipv4_only:
+        said = f"the daemons of {builder.row.title} speak IPv4 alone"
+        hint = "give the pods IPv4 addresses too (dual stack), or take Open MPI"
+        found = failed(_IP_VERSION, f"{said}, and {_some_pods(alone)} no IPv4 address", hint=hint)
+        builder.findings.append(found)
+        return IPV6
+    else:
+        builder.decide(_IP_VERSION, "IPv6", Source.DETECTED, f"{_some_pods(alone)} no IPv4 address")
+    for item in builder.row.ipv6:
+        builder.variable(item.name, item.value, item.because, Source.DETECTED)
+    if alone and builder.row.cut_prefix_var:
+        _give_aliases(builder, observed)
+    return IPV6
+
+
+def _keep_to(builder: PlanBuilder, version: int, because: str) -> None:
+    builder.decide(_IP_VERSION, f"IPv{version}", Source.DETECTED, because)
+    other = IPV6 if version == IPV4 else IPV4
+    said = f"keeps to IPv{version}; it would try addresses of both"
+    if builder.row.not_version_var:
+        value = str(other)
+        builder.variable(builder.row.not_version_var, value, f"MPI's TCP {said}", Source.DETECTED)
+    for name in (item for item in builder.row.not_daemons_vars if f"_ipv{other}_" in item):
+        builder.variable(name, "1", f"the daemons' TCP {said}", Source.DETECTED)
+
+
+def _ip_version(address: str) -> int:
+    return IPV6 if ":" in address else IPV4
+
+
+def _ip_versions(links: Iterable[Link]) -> set[int]:
+    return {item.version for link in links for item in usable(link)}
+
+
+def _has_both(observed: Observed) -> str:
+    """Name the first pod whose control link has addresses of both versions."""
+    pods = [(worker.host.name, worker.address, worker.facts) for worker in observed.workers]
+    for name, address, facts in pods:
+        link = link_of(address, facts.links) if facts else None
+        if link and len(_ip_versions([link])) > 1:
+            return name
+    links = [link_of(item, observed.links) for item in launcher_addresses(observed.workers)]
+    return "the launcher" if any(link and len(_ip_versions([link])) > 1 for link in links) else ""
+
+
+def _without_ipv4(observed: Observed) -> list[str]:
+    """List the pods that have no IPv4 address; one that tells nothing counts by its address."""
+    found = [] if IPV4 in _ip_versions(observed.links) else ["the launcher"]
+    found += [
+        worker.host.name
+        for worker in observed.workers
+        if worker.facts is None or IPV4 not in _ip_versions(worker.facts.links)
+    ]
+    return found
+
+
+def _some_pods(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 1} more have" if len(names) > 1 else " has"
+    return f"{names[0]}{more}"
+
+
+def _give_aliases(builder: PlanBuilder, observed: Observed) -> None:
+    """Keep PRRTE's daemons from their crash, where this release has it."""
+    row, version = builder.row, version_number(observed.mpi.version)
+    if _PMIX_BLIND[0] <= version < _PMIX_BLIND[1]:
+        said = f"{row.title} {observed.mpi.version} is known to see no IPv6 addresses"
+        hint = "use 5.0.6 or newer (open-mpi/ompi#12771), or give the pods IPv4 addresses too"
+        builder.warn(_IP_VERSION, said, hint)
+    if version >= _ALIASES_SINCE or builder.environ.get(row.cut_prefix_var):
+        return
+    own = observed.own.hostname if observed.own else ""
+    theirs = [
+        worker.facts.hostname if worker.facts else worker.host.name.partition(".")[0]
+        for worker in observed.workers
+    ]
+    prefix = cut_prefix([*([own] if own else []), *theirs])
+    if not prefix:
+        said = f"{row.title} {observed.mpi.version} crashes in pods without an IPv4 address"
+        hint = "use 5.0.9 or newer, or give the pods IPv4 addresses too (dual stack)"
+        builder.fail(_IP_VERSION, said, hint)
+        return
+    because = f"{observed.mpi.version} crashes in a pod without IPv4 that has no second name"
+    builder.variable(row.cut_prefix_var, prefix, because, Source.DETECTED)
+    if observed.local:
+        because = "its name is cut, so mpirun asks for each host to find its own"
+        builder.variable(row.not_resolve_var, "0", because, Source.DETECTED)
+
+
+def cut_prefix(hostnames: Sequence[str]) -> str:
+    """Find what can be cut off all host names so that each keeps a name of its own.
+
+    Returns:
+        The prefix, as short as it can be, or one for each first letter; empty where none will do.
+    """
+    first = hostnames[0].partition(".")[0]
+    shared = [first[:size] for size in range(1, len(first) + 1)]
+    shared = [item for item in shared if all(name.startswith(item) for name in hostnames)]
+    for prefix in (*shared, ",".join(sorted({name[:1] for name in hostnames}))):
+        left = [_cut_name(name, prefix.partition(",")[0]) for name in hostnames]
+        if all(left) and len({*left, *hostnames}) == len(left) + len(set(hostnames)):
+            return prefix
+    return ""
+
+
+def _cut_name(name: str, prefix: str) -> str:
+    """Cut a name as PRRTE does: also what stands before its first digit from 1 to 9."""
+    rest = name[len(prefix) :]
+    digit = next((index for index, char in enumerate(rest) if char in "123456789"), None)
+    return rest if digit is None else rest[digit:]
+
+
+def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> None:
+    """Pin daemons and MPI TCP to the control link, or carry over what the user pinned."""
+    decision, why_not = control.choose(
+        resolved.settings.control_ifname,
+        observed.links,
+        observed.workers,
+        given=resolved.given["control_ifname"],
+    )
+    if decision and ":" in decision.value:
+        # Open MPI reads networks of IPv4 alone there (inet_pton with AF_INET), and ends otherwise.
+        link = control.name_in(decision.value, observed.links, observed.workers)
+        why_not = f"{builder.row.title} takes no IPv6 network, and no one link name fits all pods"
+        if not link and decision.source is not Source.DETECTED:
+            said = f"{decision.because}={decision.value}: {why_not}"
+            builder.fail("settings-conflict", said, "name a link")
+        because = f"the link of {decision.value}, as {builder.row.title} takes no IPv6 network"
+        found = Decision("control-link", link, decision.source, f"{decision.because}: {because}")
+        decision = found if link else None
+    if decision:
+        builder.decisions.append(decision)
+    else:
+        builder.decide("control-link", "", Source.DETECTED, f"not pinned: {why_not}")
+    if resolved.settings.control_ifname:
+        _refuse_missing_link(builder, observed, resolved)
+    _refuse_to_choose(builder, resolved)
+    own_link = builder.row.own_link
+    _pin_daemons(builder, observed, _own_link(observed, decision) if own_link else decision)
+    judge_named_links(builder, observed)
+    on_control = resolved.settings.mpi_network is MpiNetwork.CONTROL
+    for item in builder.row.on_control_link if on_control else ():
+        builder.variable(item.name, item.value, item.because, Source.DEFAULT)
+    if own_link and (not on_control or (decision and network(decision.value))):
+        return  # no name fits all pods: a worker that tells its links has its own by now
+    for name in builder.row.mpi_link_vars:
+        if decision and not _excluded(builder, name, (name,)):
+            builder.variable(name, decision.value, "MPI's TCP on the control link", decision.source)
+
+
+def _refuse_missing_link(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> None:
+    """Refuse the user's link where a pod has none of that name: mpirun says neither who nor why."""
+    wanted = frozenset(resolved.settings.control_ifname.split(","))  # a list is 4.1's own form
+    if any(map(network, wanted)):
+        return
+    links = {"the launcher's pod": observed.links}
+    if not builder.row.own_link:  # else each worker's own is taken there
+        links |= {item.host.name: item.facts.links for item in observed.workers if item.facts}
+    lacking = [
+        pod
+        for pod, there in links.items()
+        if there and wanted.isdisjoint(link.name for link in there)
+    ]
+    if lacking:
+        named = f"{resolved.given['control_ifname']}={resolved.settings.control_ifname}"
+        said = f"{named}: no such link in {first_few(lacking)}"
+        builder.fail("interface-missing", said)
+
+
+def _refuse_to_choose(builder: PlanBuilder, resolved: Resolved) -> None:
+    """Refuse to move MPI's own messages where this MPI chooses what carries them."""
+    row, given = builder.row, resolved.given["mpi_network"]
+    if row.own_transports and resolved.settings.mpi_network is MpiNetwork.DATA:
+        said = f"{given}=data has no meaning for {row.title}: {row.own_transports}"
+        hint = f"leave {given} out"
+        builder.fail("settings-conflict", said, hint)
+
+
+def pin_ports(builder: PlanBuilder, observed: Observed, resolved: Resolved, version: int) -> None:
+    """Keep daemons and MPI TCP to the range of ports that the user named, if any.
+
+    ``version`` is the IP version that they speak.
+    """
+    text = resolved.settings.port_range
+    if not text:
+        return
+    row, given = builder.row, resolved.given["port_range"]
+    first, last = map(int, text.split("-"))
+    count = last - first + 1
+    # A part for the daemons alone: Open MPI 5's first one listens on all ports that it is given.
+    share = max(2, count // 4)
+    most = max((host.slots for host in observed.hostfile.hosts), default=0)
+    if count - share < most:
+        said = (
+            f"{given} has {count} ports, of which daemons need {share}, and a host has {most} slots"
+        )
+        builder.fail("settings-conflict", said, "name a wider range")
+        return
+    # For both versions, the sockets of IPv4 would take the ports that those of IPv6 wait for.
+    for name in (item for item in row.daemon_ports_vars if f"_ipv{version}_" in item):
+        value = f"{first}-{first + share - 1}"
+        builder.variable(name, value, f"the daemons' part of {given}", given.source)
+    ranges = (
+        (row.daemon_range_vars, first, first + share - 1, "the daemons'"),
+        (row.range_vars, first + share, last, "MPI's"),
+    )
+    for names, low, high, whose in ranges:
+        # One name is enough, and beside the user's own another would be one of two.
+        for name in [name for name in names if builder.environ.get(name)] or names[:1]:
+            builder.variable(name, f"{low}:{high}", f"{whose} part of {given}", given.source)
+    for name in row.first_port_vars:
+        builder.variable(name, str(first + share), f"MPI's part of {given}", given.source)
+    for name in row.port_count_vars:
+        builder.variable(name, str(count - share), f"MPI's part of {given}", given.source)
+
+
+def _own_link(observed: Observed, decision: Decision | None) -> Decision | None:
+    """Name the launcher's link whose address the daemons get; none of its names must resolve."""
+    if decision and network(decision.value) is None:
+        return decision
+    names = set()
+    for address in control.launcher_addresses(observed.workers):
+        link = control.link_of(address, observed.links)
+        names.add(link.name if link else "")
+    if decision and decision.source is not Source.DETECTED:
+        names = {control.name_in(decision.value, observed.links, ())}
+    (name,) = names if len(names) == 1 else {""}
+    because = "the launcher's link to all workers: daemons connect to its address"
+    return Decision("daemon-link", name, Source.DETECTED, because) if name else None
+
+
+def tcp_optional(builder: PlanBuilder, settings: Settings, transport: Transport | None) -> str:
+    """Tell why MPI may do without TCP between the workers' control addresses; empty: it can't.
+
+    ``transport`` carries the job's data.
+    """
+    if settings.mpi_network is MpiNetwork.DATA:
+        return "MPI's messages use the data network"
+    if transport in RDMA:
+        return f"the data network is {transport.value}"
+    if builder.line.unknown:
+        return f"the mpirun line is not read from {builder.line.unknown} on"
+    if builder.line.moves_hosts or builder.line.may_hide_hosts:
+        return "mpirun alone decides which hosts it uses"
+    row = builder.row
+    control = {item.value for item in builder.decisions if item.name == "control-link"}
+    ports = () if settings.port_range else (*row.first_port_vars, *row.range_vars)
+    excludes = [name.replace("_include", "_exclude") for name in row.mpi_link_vars]
+    for name in (*row.mpi_link_vars, *excludes, *ports):
+        value = builder.line.mca.get(parameter(name)) or builder.environ.get(name)
+        if value and value not in control:
+            return f"MPI's messages go as {name}={value} says"
+    return ""
+
+
+def _unfit(builder: PlanBuilder, observed: Observed, name: str) -> str:
+    """Say why another MPI's daemon link is not carried over; this one ignores that variable."""
+    row, value = builder.row, builder.environ[name]
+    why = f"{row.title} takes one link there" if row.one_link and "," in value else ""
+    if observed.own and "/" not in value and lacks_links(observed.own, value):
+        why = "no such link in the launcher's pod"
+    if why:
+        builder.warn("settings-conflict", f"{name}={value} is not carried over: {why}")
+    return why
+
+
+def _pin_daemons(builder: PlanBuilder, observed: Observed, decision: Decision | None) -> None:
+    """Settle the daemons' link; a list that mpiboot's setting has is a failure."""
+    row = builder.row
+    names = (row.daemon_link_var, *ALSO_DAEMON_LINK)
+    flag = next((key for key in map(parameter, names) if key in builder.line.mca), "")
+    carried = next((name for name in names if builder.environ.get(name)), "")
+    if carried not in ("", row.daemon_link_var) and _unfit(builder, observed, carried):
+        carried = ""
+    if flag:
+        name, value = f"--mca {flag}", builder.line.mca[flag]
+        builder.decide(row.daemon_link_var, value, Source.FLAG, "given on the mpirun line")
+    elif carried and carried != row.daemon_link_var:
+        name, value = carried, builder.environ[carried]
+        because = f"carried over from {carried}, which {row.title} does not read"
+        builder.force(row.daemon_link_var, value, because, builder.set_by(carried)[0])
+    else:
+        name, value = row.daemon_link_var, builder.environ.get(row.daemon_link_var, "")
+        if decision and not _excluded(builder, name, names):
+            builder.variable(name, decision.value, decision.because, decision.source)
+            value = value or decision.value
+    if row.one_link and "," in value:
+        note = builder.warn if flag or carried else builder.fail
+        note(
+            "settings-conflict",
+            f"{name}={value} is a list, and {row.title} takes one name or one network "
+            "there (some releases crash)",
+            "name one link or one CIDR that launcher and workers all have",
+        )
+
+
+def _excluded(builder: PlanBuilder, name: str, includes: Iterable[str]) -> bool:
+    """Tell whether the user excludes links instead: including some as well ends mpirun."""
+    excludes = [item.replace("_include", "_exclude") for item in includes if "_include" in item]
+    for item in excludes:
+        if builder.environ.get(item) or parameter(item) in builder.line.mca:
+            flagged = parameter(item) in builder.line.mca
+            source, by = (Source.FLAG, "on the mpirun line") if flagged else builder.set_by(item)
+            said = f"not set: {item} is ({by}), and both can't be"
+            builder.decide(name, "", source, said)
+            return True
+    return False

@@ -1,0 +1,454 @@
+"""The job's pods: what is wrong with them, what is unusual, whether the launcher has room. Pure.
+
+What is as usual gets no line. Kubernetes ends a container that needs more memory than its limit;
+a process that can't be forked or a file that can't be opened fails somewhere in mpirun, with no
+word of the limit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from mpiboot.core.checks import BY_REFERENCE, failed
+from mpiboot.core.model import (
+    Decision,
+    Finding,
+    Level,
+    Link,
+    MpiFamily,
+    PodFacts,
+    Source,
+    SshKind,
+    Worker,
+)
+from mpiboot.core.setting_types import LaunchAgent
+from mpiboot.core.settings import Resolved
+from mpiboot.core.wording import first_few, majority, size_of
+from mpiboot.job.names import short
+from mpiboot.job.plan_builder import LauncherLimits, LaunchPaths, Observed, PlanBuilder
+from mpiboot.network import service_mesh
+from mpiboot.network.control import launcher_addresses, link_of
+
+_MIB: Final = 1 << 20
+LIMITS_CHECK: Final = "launcher-limits"
+# A recommendation has so much more than what was measured, in steps that are easily written.
+_SPARE: Final = 1.25
+_MEMORY_STEP: Final = 256
+_COUNT_STEP: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one way to the hosts needs: so much at all, and so much more for each host.
+
+    ``memory`` in KiB, of all processes but mpirun; ``processes`` of the whole launcher; ``files``
+    of the process that has most of them.
+    """
+
+    memory: tuple[int, int]
+    processes: tuple[int, int]
+    files: tuple[int, int]
+
+
+# Measured by `scripts/bench/scale` with 16, 64, 256 and 1,000 hosts, rounded up.
+NEEDS: Final = {
+    SshKind.OPENSSH.value: Need((96 << 10, 1600), (16, 2), (64, 3)),
+    SshKind.EMBEDDED.value: Need((96 << 10, 256), (16, 1), (64, 5)),
+    # kubectl 1.32 by itself, waiting for an API server without TLS: 34 MiB that all of them share,
+    # and 13 MiB each, rounded up for what was not there. Its threads count as processes.
+    LaunchAgent.KUBECTL.value: Need((136 << 10, 18 << 10), (16, 10), (64, 3)),
+}
+# mpirun itself, KiB, and what it has of each host.
+MPIRUN: Final = (16 << 10, 32)
+
+
+def launcher_need(way: str, hosts: int) -> tuple[int, int, int]:
+    """Give bytes of memory, processes and open files that so many hosts need."""
+    row = NEEDS.get(way, NEEDS[SshKind.OPENSSH.value])
+    memory = row.memory[0] + MPIRUN[0] + hosts * (row.memory[1] + MPIRUN[1])
+    processes, files = (first + hosts * each for first, each in (row.processes, row.files))
+    return memory << 10, processes, files
+
+
+def recommended(way: str, hosts: int) -> int:
+    """Give the MiB of memory that a launcher's limit should have for so many hosts."""
+    return _rounded(launcher_need(way, hosts)[0] * _SPARE / _MIB, _MEMORY_STEP)
+
+
+def limit_findings(limits: LauncherLimits, way: str, hosts: int) -> tuple[Finding, ...]:
+    """Compare what hosts need with what this pod has; each limit that is too small is a warning.
+
+    Args:
+        limits: this pod's.
+        way: what the launch agents use, as ``NEEDS`` has it; another counts as ssh.
+        hosts: how many have an agent.
+    """
+    if not hosts:
+        return ()
+    memory, processes, files = launcher_need(way, hosts)
+    first = NEEDS.get(way, NEEDS[SshKind.OPENSSH.value])
+    # What is here already is a part of the constant, unless the user runs more beside it.
+    memory += max(0, limits.memory_used - (first.memory[0] << 10))
+    found = []
+    if limits.memory is not None and memory > limits.memory:
+        asked = _rounded(memory * _SPARE / _MIB, _MEMORY_STEP)
+        found.append(
+            _limit_warning(
+                f"{_hosts(hosts)} about {size_of(memory)} of memory here, and the launcher's limit "
+                f"is {size_of(limits.memory)}: the kernel may end the job",
+                f"set resources.limits.memory: {asked}Mi in the launcher's container",
+            )
+        )
+    more = max(0, limits.processes_used - first.processes[0])
+    if limits.processes is not None and processes + more > limits.processes:
+        asked = _rounded((processes + more) * _SPARE, _COUNT_STEP)
+        found.append(
+            _limit_warning(
+                f"{_hosts(hosts)} about {processes + more} processes here, and this pod may have "
+                f"{limits.processes} (pids.max): mpirun may not start some daemons",
+                f"let the launcher's node give its pods {asked} processes (podPidsLimit of its "
+                "kubelet)",
+            )
+        )
+    more = limits.user_processes_used
+    if limits.user_processes is not None and processes + more > limits.user_processes:
+        asked = _rounded((processes + more) * _SPARE, _COUNT_STEP)
+        found.append(
+            _limit_warning(
+                f"{_hosts(hosts)} about {processes} processes here, and this user, who has {more} "
+                f"in this pod, may have {limits.user_processes} (ulimit -u): mpirun may not start "
+                "some daemons",
+                f"give the container runtime a LimitNPROC of {asked} or more",
+            )
+        )
+    hard = limits.open_files[1]
+    if hard is not None and files > hard:
+        asked = _rounded(files * _SPARE, _COUNT_STEP)
+        found.append(
+            _limit_warning(
+                f"{_hosts(hosts)} about {files} open files in one process, and this pod's hard "
+                f"limit is {hard} (ulimit -Hn): mpirun may not start some daemons",
+                f"give the container runtime a LimitNOFILE of {asked} or more",
+            )
+        )
+    return tuple(found)
+
+
+def open_files(limits: LauncherLimits, way: str, hosts: int) -> Decision | None:
+    """Decide with how many open files mpirun and its parent start; None: the limit stays.
+
+    The soft limit is raised as far as the hosts need it and no further: old programs close every
+    number below it one by one.
+    """
+    soft, hard = limits.open_files
+    files = launcher_need(way, hosts)[2]
+    if not hosts or soft is None or files <= soft:
+        return None
+    wanted = _rounded(files * _SPARE, _COUNT_STEP)
+    wanted = wanted if hard is None else min(hard, wanted)
+    if wanted <= soft:
+        return None
+    because = f"{hosts} hosts need about {files} in one process, and the soft limit was {soft}"
+    return Decision("open-files", str(wanted), Source.DETECTED, because)
+
+
+def _hosts(count: int) -> str:
+    return "1 host needs" if count == 1 else f"{count:,} hosts need"
+
+
+def _rounded(number: float, step: int) -> int:
+    return -(-int(number) // step) * step
+
+
+def _limit_warning(said: str, hint: str) -> Finding:
+    return Finding(LIMITS_CHECK, Level.WARN, said, hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierAttempt:
+    """The attempts before this one: how many, the last one's name, and how it ended if it told."""
+
+    number: int
+    name: str
+    ended: str
+
+    @property
+    def said(self) -> str:
+        """Say it in one sentence."""
+        host, _, rest = self.name.partition("@")
+        since = rest.partition("@")[0]
+        who = " ".join(part for part in (host, since and f"of {since}") if part)
+        how = f"ended: {self.ended}" if self.ended else "told nothing of its end (killed, or lost)"
+        return f"attempt {self.number + 1}; the last one ({who}) {how}"
+
+
+def earlier(workers: Iterable[Worker], own: str) -> EarlierAttempt | None:
+    """Find out what was before this attempt; None where it is the first one, or a part of a job.
+
+    A worker that was made anew remembers less than the others, and one that was out of reach at the
+    end of a launcher does not know why it ended.
+
+    Args:
+        workers: who passed the gate.
+        own: this launcher's name; a script's launches share it.
+    """
+    seen = [[item for item in worker.attempts if item[0] != own] for worker in workers]
+    longest = max(seen, key=len, default=[])
+    if not own or not longest:
+        return None
+    name = longest[-1][0]
+    ended = (why for items in seen for other, why in items if other == name and why)
+    return EarlierAttempt(len(longest), name, next(ended, ""))
+
+
+_SSH_PORT: Final = 22
+# Where private files go when nothing stands against it (``system.files.runtime_dir``).
+_FIRST_FOLDER: Final = "/run/mpiboot"
+_REFUSED: Final = f"{_FIRST_FOLDER} can't be used"
+
+
+def tell_launcher(
+    builder: PlanBuilder, observed: Observed, resolved: Resolved, paths: LaunchPaths
+) -> None:
+    """Tell what was done about the launcher's own pod."""
+    if observed.identity.own_users:
+        builder.decide("users", "the pod's own", Source.DETECTED, "no user here is one of the node")
+    folder = paths.launch_dir.rpartition("/")[0]
+    if observed.environ.get("HOME") == folder:
+        builder.decide("home", folder, Source.DETECTED, "this user has no home that can be used")
+    folder = paths.named or folder
+    temporary = observed.environ.get("TMPDIR", "")
+    if temporary.rpartition("/")[0] == folder:
+        builder.decide("tmpdir", temporary, Source.DETECTED, "MPI can't write its session to /tmp")
+    if folder.startswith(f"{_FIRST_FOLDER}/"):
+        return
+    given = resolved.settings.runtime_dir
+    if given:
+        named_by = resolved.given["runtime_dir"]
+        source, because = named_by.source, f"named by {named_by}"
+    elif temporary.startswith("/") and folder.startswith(f"{temporary.rstrip('/')}/"):
+        source, because = Source.ENVIRONMENT, f"TMPDIR; {_REFUSED}"
+    else:
+        source, because = Source.DETECTED, _REFUSED
+    builder.decide("private-folder", folder, source, because)
+
+
+def room_for_hosts(builder: PlanBuilder, observed: Observed, user_agent: str, hosts: int) -> int:
+    """Tell which of the launcher's limits are too small for its hosts; decide on open files.
+
+    Args:
+        builder: gets both.
+        observed: has this pod's limits; nothing is told where they are not known.
+        user_agent: the user's own launch agent, which counts as ssh; empty where there is none.
+        hosts: how many have a launch agent.
+
+    Returns:
+        The soft limit of open files with which mpirun is to start; 0: it stays as it is.
+    """
+    limits, client = observed.limits, observed.client
+    if limits is None:
+        return 0
+    way = SshKind.OPENSSH.value if user_agent or client is None else client.value
+    builder.findings += limit_findings(limits, way, hosts)
+    decision = open_files(limits, way, hosts)
+    if decision is None:
+        return 0
+    builder.decisions.append(decision)
+    return int(decision.value)
+
+
+def tell_workers(builder: PlanBuilder, observed: Observed) -> None:
+    """Tell which workers' SSH servers are not sshd on port 22, and why; a line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    ports: dict[int, list[str]] = {}
+    for worker in observed.workers:
+        if worker.facts and worker.facts.sshd == SshKind.EMBEDDED:
+            because = worker.facts.sshd_because or "the worker did not say why"
+            reasons.setdefault(because, []).append(worker.host.name)
+        if worker.port not in (_SSH_PORT, 0):  # kubectl uses none
+            ports.setdefault(worker.port, []).append(worker.host.name)
+    for because, names in reasons.items():
+        builder.decide(
+            "ssh-server", SshKind.EMBEDDED.value, Source.DETECTED, f"{because}: {first_few(names)}"
+        )
+    for port, names in ports.items():
+        builder.decide(
+            "ssh-port",
+            str(port),
+            Source.DETECTED,
+            f"the job's sshd answers there: {first_few(names)}",
+        )
+
+
+_ONE_ADDRESS: Final = (
+    "give each pod with hostNetwork a node of its own (podAntiAffinity on the job's label, with "
+    "topologyKey kubernetes.io/hostname); the launcher needs no hostNetwork"
+)
+
+_FABRIC_MANAGER: Final = (
+    "look at nvidia-fabricmanager on that node (`systemctl status`, `nvidia-smi -q`); until then "
+    "CUDA fails with error 802, system not yet initialized"
+)
+PEER_MEMORY: Final = (
+    "load nvidia_peermem on the nodes (`modprobe nvidia_peermem`), or use the open kernel driver; "
+    "until then NCCL copies through the host's memory, which is slower"
+)
+
+
+def findings(observed: Observed, resolved: Resolved) -> tuple[Finding, ...]:
+    """Find all that the launcher and every worker tell."""
+    return (
+        *mpi_versions(observed),
+        *_meshes(observed, resolved),
+        *mtus(observed.links, observed.workers),
+        *shared_addresses(observed),
+        *gpus(observed.workers),
+    )
+
+
+def mpi_versions(observed: Observed) -> Iterator[Finding]:
+    """Compare the MPIs of launcher and workers.
+
+    An MPI that the line names by its path is the one whose daemons are started there. What comes
+    first on a worker's PATH proves nothing: Hydra calls its proxy by path, Open MPI its daemon.
+    """
+    ours = observed.mpi
+    for worker in observed.workers:
+        theirs = worker.called_mpi or (worker.facts.mpi if worker.facts else worker.mpi)
+        where = worker.host.name
+        if theirs is None:
+            if worker.facts:
+                said, hint = "no mpirun on its PATH", BY_REFERENCE["mpi-versions"].hint
+                yield Finding("mpi-versions", Level.WARN, said, host=where, hint=hint)
+            continue
+        # By its own words, too: of which family this pod's is, MPIBOOT_MPI may have said.
+        is_ours = theirs.family == ours.family or theirs.said == ours.said
+        if is_ours and theirs.version == ours.version:
+            continue
+        said = f"has {theirs.said}, the launcher {ours.said}"
+        if worker.called_mpi or theirs.family is MpiFamily.UNKNOWN:
+            named = ", which the line names" if worker.called_mpi else ""
+            what = theirs.said or "not recognised"
+            said = f"{theirs.path}{named}: {what}; the launcher: {ours.said}"
+        proof = worker.called_mpi and theirs.said and theirs.family != ours.family
+        level, hint = Level.FAIL if proof else Level.WARN, BY_REFERENCE["mpi-versions"].hint
+        yield Finding("mpi-versions", level, said, host=where, hint=hint)
+
+
+def gpus(workers: Sequence[Worker]) -> Iterator[Finding]:
+    """Compare the workers' GPUs; what mpiboot starts is the user's to judge, so it only warns."""
+    kinds = {}
+    for worker in workers:
+        if worker.facts is None:
+            continue
+        own = worker.facts.gpus
+        kinds[worker.host.name] = f"{own.count} {own.kind}".strip()
+        if own.lost:
+            said = f"{own.lost} of {own.lost + own.count} GPUs in /dev, the kernel has no more"
+            yield _gpus(said, worker.host.name)
+        if own.fabric not in ("", own.FABRIC_READY):
+            said = f"NVLink fabric: {own.fabric}; CUDA starts when Fabric Manager has set it up"
+            yield Finding("gpus", Level.WARN, said, host=worker.host.name, hint=_FABRIC_MANAGER)
+    found = majority(kinds)
+    if found:
+        yield _gpus(f"GPUs differ: {found.said}")
+
+
+def gpu_memory(builder: PlanBuilder, workers: Sequence[Worker]) -> None:
+    """Tell by what RDMA devices reach the memory of NVIDIA's GPUs; warn where they don't.
+
+    Without it NCCL works all the same, by a copy through the host's memory, and says so at its own
+    level INFO alone.
+    """
+    ways: dict[str, list[str]] = {}
+    for worker in workers:
+        facts = worker.facts
+        if facts and wants_gpu_memory(facts):
+            ways.setdefault(" or ".join(facts.gpus.peer_memory), []).append(worker.host.name)
+    without = ways.pop("", [])
+    for way, names in ways.items():
+        because = f"RDMA devices reach GPU memory by it (GPUDirect RDMA) on {first_few(names)}"
+        builder.decide("gpu-memory", way, Source.DETECTED, because)
+    if without:
+        where = "all of them" if not ways else first_few(without)
+        said = f"RDMA devices reach no GPU memory on {where}: neither nvidia_peermem nor DMA-BUF"
+        builder.warn("gpus", said, PEER_MEMORY)
+
+
+def wants_gpu_memory(facts: PodFacts) -> bool:
+    """Tell whether a pod has NVIDIA's GPUs and RDMA devices, which could reach their memory."""
+    return bool(facts.fabric.devices) and facts.gpus.kind.startswith("NVIDIA")
+
+
+def _gpus(said: str, host: str = "") -> Finding:
+    return Finding("gpus", Level.WARN, said, host=host, hint=BY_REFERENCE["gpus"].hint)
+
+
+def _why_shared(workers: Sequence[Worker]) -> str:
+    """A pod on its node's network has the node's name; else the nameserver is wrong for some."""
+    names = {short(worker.host.name) for worker in workers}
+    one_name_each = len(names) == len(workers)
+    there = {short(worker.facts.hostname) for worker in workers if worker.facts}
+    if len(there) != 1 or not there <= names or not one_name_each:
+        return _ONE_ADDRESS
+    return (
+        f"that pod is {there.pop()}, so that the nameserver has a wrong or an "
+        "old address for the other name: look at the EndpointSlices of the job's headless Service "
+        "and at the cluster's DNS pods, and start the launcher again"
+    )
+
+
+def shared_addresses(observed: Observed) -> Iterator[Finding]:
+    """Find hosts of the hostfile that are not each a pod of its own.
+
+    Pods that share a node's network (hostNetwork) share an address: which of them a name means
+    can't be told there, and mpirun would put two hosts' ranks into one of them, or a worker's into
+    the launcher.
+    """
+    servers: dict[tuple[str, int], list[Worker]] = {}
+    for worker in observed.workers:
+        servers.setdefault((worker.address, worker.port), []).append(worker)
+    for (address, port), workers in servers.items():
+        if len(workers) > 1:
+            names = first_few(worker.host.name for worker in workers)
+            said = f"{names} lead to one and the same SSH server, {address} port {port}"
+            yield failed("settings-conflict", said, hint=_why_shared(workers))
+    pattern = observed.platform.worker_names
+    for host in observed.local:
+        if pattern and re.search(pattern, short(host.name)):
+            said = "this worker's name leads to the launcher's own address"
+            yield failed("settings-conflict", said, hint=_ONE_ADDRESS, host=host.name)
+
+
+def _meshes(observed: Observed, resolved: Resolved) -> Iterable[Finding]:
+    """Find proxies in front of pods."""
+    meshes = {"the launcher": observed.own.mesh if observed.own else None}
+    meshes |= {worker.host.name: worker.facts.mesh for worker in observed.workers if worker.facts}
+    ports = {worker.port for worker in observed.workers} or {22}
+    return service_mesh.findings(meshes, ports, resolved.settings.port_range)
+
+
+def mtus(launcher: Iterable[Link], workers: Sequence[Worker]) -> tuple[Finding, ...]:
+    """Tell which pods have which MTU on the link of their control address, where they differ.
+
+    Both ends of a connection agree on the smaller of theirs, so that only what lies between them
+    can be too small for it; pods of one network with different MTUs are how that shows.
+    """
+    pods: dict[int, list[str]] = {}
+    mine = tuple(launcher)
+    for address in launcher_addresses(workers):
+        link = link_of(address, mine)
+        if link:
+            pods.setdefault(link.mtu, []).append("the launcher")
+    for worker in workers:
+        link = link_of(worker.address, worker.facts.links) if worker.facts else None
+        if link:
+            pods.setdefault(link.mtu, []).append(worker.host.name)
+    if len(pods) < 2:  # noqa: PLR2004 - two that differ
+        return ()
+    parts = [f"{size} on {first_few(dict.fromkeys(names))}" for size, names in sorted(pods.items())]
+    said = f"MTUs of the control links differ: {'; '.join(parts)}"
+    return (Finding("control-mtu", Level.WARN, said, hint=BY_REFERENCE["control-mtu"].hint),)
