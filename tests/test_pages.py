@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpiboot.core import facts_json
+from mpiboot.core import records_json
 from mpiboot.core.checks import CHECKS, WARNINGS
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import ROWS
@@ -68,7 +68,7 @@ def test_the_page_of_facts_has_every_field_of_their_json() -> None:
     page = (PAGES / "facts.md").read_text()
     for worker in (workers.sriov(), workers.efa()):
         assert worker.facts
-        told = json.loads(facts_json.to_json(worker.facts))
+        told = json.loads(records_json.facts_to_json(worker.facts))
         assert {"gids", "devices", "identity"} <= keys(told)
         assert [name for name in keys(told) if f"`{name}`" not in page] == []
 

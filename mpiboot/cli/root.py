@@ -10,10 +10,10 @@ from typing import Final
 import click
 
 from mpiboot import __version__
-from mpiboot.cli import copy_to, job, look, run
-from mpiboot.cli import shims_command as shims
+from mpiboot.cli import commands, run
 from mpiboot.cli.options import Command, Group
 from mpiboot.cli.run import ENTRY, Words
+from mpiboot.core.errors import MpibootError, error
 
 # mpirun's own ways to write a number of ranks.
 _RANKS: Final = {"-np": "-n", "--n": "-n", "-c": "-n"}
@@ -118,13 +118,12 @@ def entrypoint(program: Words) -> None:
     sys.exit(run.entrypoint(program))
 
 
-for _command in (job.launcher, job.worker, job.rank, job.execute, job.wait, job.plan):
+for _command in (
+    *(commands.launcher, commands.worker, commands.rank, commands.execute, commands.wait),
+    *(commands.plan, commands.doctor, commands.facts, commands.settings, commands.shims),
+    commands.copy_to,
+):
     cli.add_command(_command)
-cli.add_command(look.doctor)
-cli.add_command(look.facts)
-cli.add_command(look.settings)
-cli.add_command(shims.shims)
-cli.add_command(copy_to.copy_to)
 
 
 @cli.command("help", cls=Command)
@@ -147,3 +146,46 @@ def help_(ctx: click.Context, command: Words) -> None:
 def version() -> None:
     """Print the version."""
     click.echo(f"mpiboot, version {__version__}")
+
+
+def run_line(argv: list[str]) -> int:
+    """Run one command line; the code that it ends with.
+
+    Not by click's ``main``, which ends with 1 when nobody reads stdout.
+
+    Raises:
+        MpibootError: ``usage``; or what the command raises.
+        SystemExit: a role has ended, and told so.
+    """
+    try:
+        with cli.make_context("mpiboot", list(argv)) as context:
+            cli.invoke(context)
+    except click.exceptions.Exit as done:  # --help, --version
+        return done.exit_code
+    except click.ClickException as wrong:
+        raise _misused(wrong) from None
+    except click.exceptions.Abort:
+        raise KeyboardInterrupt from None
+    return 0
+
+
+def complete(asked: str) -> int:
+    """Answer a shell that completes a line."""
+    from click.shell_completion import shell_complete
+
+    return shell_complete(cli, {}, "mpiboot", "_MPIBOOT_COMPLETE", asked)
+
+
+def _misused(wrong: click.ClickException) -> MpibootError:
+    """Turn what click found wrong into one line like any other."""
+    context = getattr(wrong, "ctx", None)
+    command = context.command_path if context else "mpiboot"
+    hint = f"see `{command} --help` and `mpiboot settings`"
+    if isinstance(wrong, click.MissingParameter) and isinstance(wrong.param, click.Argument):
+        lacks = wrong.param.human_readable_name
+        hint = f"write `{command} {'-- PROGRAM' if lacks == 'PROGRAM' else lacks}`; {hint}"
+    below = context.command if context else None
+    if isinstance(below, click.Group) and below is not cli:
+        lines = " or ".join(f"`{command} {name}`" for name in below.commands)
+        hint = f"write {lines}; see `{command} --help`"
+    return error("usage", wrong.format_message(), hint=hint)

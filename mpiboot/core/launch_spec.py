@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
 
+from mpiboot.core.records_json import read_record
 from mpiboot.core.setting_types import LogFormat, LogLevel
 
 # The descriptor on which the child that prepares a launch hands its result over: one line.
@@ -82,14 +83,10 @@ class ParentOptions:
         """Read what ``to_json`` wrote.
 
         Raises:
-            TypeError, KeyError: a field is missing or not known.
+            TypeError: a field is missing or not known.
             ValueError: it isn't JSON.
         """
-        values = json.loads(text)
-        values["log_level"] = LogLevel(values["log_level"])
-        values["log_format"] = LogFormat(values["log_format"])
-        values["open_folders"] = tuple(values["open_folders"])
-        return cls(**values)
+        return read_record(cls, json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +214,11 @@ class Failure:
 
 
 Result: TypeAlias = LaunchSpec | ScriptSpec | Failure
-_KINDS: Final = {LaunchSpec: "launch", ScriptSpec: "script", Failure: "failure"}
+_KINDS: Final[dict[type[Result], str]] = {
+    LaunchSpec: "launch",
+    ScriptSpec: "script",
+    Failure: "failure",
+}
 
 
 def to_line(result: Result) -> bytes:
@@ -229,21 +230,11 @@ def from_line(line: bytes) -> Result:
     """Read what ``to_line`` wrote.
 
     Raises:
-        TypeError, KeyError: a field is missing or not known.
-        ValueError: it isn't JSON.
+        TypeError: a field is missing or not known.
+        ValueError: it isn't JSON, or no result.
     """
     record = json.loads(line)
-    if "failure" in record:
-        return Failure(**record["failure"])
-    if "script" in record:
-        values = record["script"]
-        return ScriptSpec(**values | {name: tuple(values[name]) for name in ("argv", "client")})
-    values = record["launch"]
-    for key in ("argv", "unset_env", "client", "addresses", "left_to_mpirun"):
-        values[key] = tuple(values[key])
-    values["obstacles"] = tuple((name, why) for name, why in values["obstacles"])
-    values["daemons"] = tuple(
-        RemoteHost(item["name"], item["address"], item["port"], tuple(item["others"]))
-        for item in values["daemons"]
-    )
-    return LaunchSpec(**values)
+    for kind, name in _KINDS.items():
+        if name in record:
+            return read_record(kind, record[name])
+    raise ValueError(f"not one of {', '.join(_KINDS.values())}")

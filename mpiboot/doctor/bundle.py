@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot import __version__
-from mpiboot.core import facts_json, log
+from mpiboot.core import log, records_json
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Role, Worker
 from mpiboot.core.settings import ROWS, Resolved
@@ -197,7 +197,7 @@ async def _workers(
 
 def _facts(worker: Worker) -> str:
     if worker.facts is not None:
-        return facts_json.to_json(worker.facts)
+        return records_json.facts_to_json(worker.facts)
     why = worker.no_facts.value if worker.no_facts else "told nothing of itself"
     mpi = f"; its MPI: {worker.mpi.said}" if worker.mpi else ""
     return f"{worker.host.name} {why}{mpi}\n"

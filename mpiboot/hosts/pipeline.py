@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
-from mpiboot.core import facts_json, log
+from mpiboot.core import log, records_json
 from mpiboot.core.addresses import is_address
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Host, Mesh, Mpi, NoFacts, PodFacts, Worker
@@ -104,7 +104,7 @@ def facts_of(answer: HostAnswer) -> tuple[PodFacts | None, NoFacts]:
         return None, NoFacts.LATE
     if answer.facts is None:
         return None, NoFacts.NO_MPIBOOT
-    return facts_json.from_json(answer.facts), NoFacts.UNREADABLE
+    return records_json.facts_from_json(answer.facts), NoFacts.UNREADABLE
 
 
 def _mpi(answer: HostAnswer, facts: PodFacts | None) -> Mpi | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
-from mpiboot.core import facts_json, log
+from mpiboot.core import log, records_json
 from mpiboot.core.errors import MpibootError, ShownError, error
 from mpiboot.core.model import (
     Decision,
@@ -246,7 +246,7 @@ def _saved(folder: str) -> tuple[PodFacts, ...]:
         texts = {path: path.read_text("utf-8", "replace") for path in sorted(_files(folder))}
     except OSError as wrong:
         raise error("usage", f"--facts {folder}: {wrong.strerror}") from None
-    found = {path: facts_json.from_json(text) for path, text in texts.items()}
+    found = {path: records_json.facts_from_json(text) for path, text in texts.items()}
     bad = [str(path) for path, facts in found.items() if facts is None]
     if bad or not found:
         said = f"{first_few(bad)}: not what `mpiboot facts --json` of this version prints"

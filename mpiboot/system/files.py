@@ -15,12 +15,13 @@ import re
 import socket
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
 from mpiboot.core import log
 from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.records_json import read_record
 
 # What the kubelet mounts into every container: the pod's hosts file and the container's
 # termination message, from folders named by the pod's UID (a static pod's has no dashes).
@@ -493,7 +494,6 @@ class WorkerState:
 def worker_state(folder: Path) -> WorkerState | None:
     """Read what the worker of this runtime folder has written; None where none has."""
     try:
-        value = json.loads((folder / WORKER_STATE).read_text("utf-8"))
-        return WorkerState(**{item.name: value[item.name] for item in fields(WorkerState)})
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_record(WorkerState, json.loads((folder / WORKER_STATE).read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
         return None

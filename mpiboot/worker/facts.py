@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mpiboot import __version__
-from mpiboot.core import facts_json, log
+from mpiboot.core import log, records_json
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Fabric, Mpi, MpiParameter, PodFacts, Route
 from mpiboot.core.settings import Resolved
@@ -110,7 +110,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
         sshd, pid = (state.sshd, state.pid) if state else ("", 1)
         found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
         found = replace(found, sshd_because=state.because if state else "")
-        sys.stdout.write(facts_json.to_json(found) + "\n" if as_json else as_tables(found))
+        sys.stdout.write(records_json.facts_to_json(found) + "\n" if as_json else as_tables(found))
         return
     state = files.worker_state(Path(path).parent)
     pid, sshd = (state.pid, state.sshd) if state else (os.getppid(), "")
@@ -124,7 +124,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
     because = state.because if state else ""
     found = replace(found, environment=names, sshd_because=because)
     try:
-        files.write_private(Path(path), facts_json.to_json(found))
+        files.write_private(Path(path), records_json.facts_to_json(found))
     except MpibootError as wrong:
         hint = "name a file in a folder that this user may write: `mpiboot facts --write PATH`"
         raise error("runtime-folder", wrong.finding.said, hint=hint) from None

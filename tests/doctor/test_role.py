@@ -394,7 +394,7 @@ def test_an_image_that_lacks_a_module_is_judged_all_the_same(tmp_path: Path, mod
         "import sys\n"
         f"sys.modules[{module!r}] = None\n"
         "from mpiboot.doctor import role\n"
-        "from mpiboot.cli import parser\n"
+        "from mpiboot.cli import root\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path

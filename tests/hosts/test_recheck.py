@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpiboot.core import facts_json, log
+from mpiboot.core import log, records_json
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Host, NoFacts, Worker
 from mpiboot.core.setting_types import HostKeys, LogFormat
@@ -76,7 +76,7 @@ async def test_late_facts_are_asked_for_again_until_they_are_there(folder: Path)
 
     async def write() -> None:
         await server.seen.wait()  # asked once more already
-        (folder / "new").write_text(facts_json.to_json(facts))
+        (folder / "new").write_text(records_json.facts_to_json(facts))
         (folder / "new").rename(folder / "facts.json")
 
     server = behaviour(job, folder)
@@ -96,7 +96,7 @@ async def test_facts_whose_child_has_ended_are_gathered_anew(folder: Path) -> No
     job = Job(folder)
     facts = plans.worker(Host("a"), 1, None).facts
     assert facts is not None
-    (folder / "kept").write_text(facts_json.to_json(facts))
+    (folder / "kept").write_text(records_json.facts_to_json(facts))
     (folder / "look").write_text(f"cp {folder}/kept {folder}/facts.json")
     async with sshd(behaviour(job, folder)) as port:
         access = SshAccess("runner", job.path, "here")

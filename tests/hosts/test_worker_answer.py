@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpiboot.core import facts_json
+from mpiboot.core import records_json
 from mpiboot.core.model import Host, MpiFamily, NoFacts
 from mpiboot.hosts.pipeline import worker_of
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
@@ -61,6 +61,6 @@ def test_why_there_are_no_facts_is_known(
 def test_with_facts_the_mpi_is_theirs() -> None:
     facts = plans.observed().workers[0].facts
     assert facts is not None
-    found = worker_of(Host("w-1"), attempt(f"mpiboot-facts\n{facts_json.to_json(facts)}\n"))
+    found = worker_of(Host("w-1"), attempt(f"mpiboot-facts\n{records_json.facts_to_json(facts)}\n"))
     assert found.facts == facts
     assert found.mpi == facts.mpi == plans.MPIS["openmpi4"]

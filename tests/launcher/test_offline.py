@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core import facts_json
+from mpiboot.core import records_json
 from mpiboot.core.model import Mpi, MpiFamily
 from tests.fakes import workers as w
 from tests.fakes.cli import mpiboot
@@ -67,7 +67,7 @@ def test_saved_facts_decide_the_data_network(tmp_path: Path) -> None:
         facts = w.sriov(number).facts
         assert facts is not None
         facts = replace(facts, mpi=Mpi(MpiFamily.OPENMPI5, "5.0.7", "/usr/bin/mpirun", "5.0.7"))
-        (folder / f"w-{number}.json").write_text(facts_json.to_json(facts))
+        (folder / f"w-{number}.json").write_text(records_json.facts_to_json(facts))
     words = [*job(tmp_path), "--json", "--facts", str(folder), "--", "./train"]
     done = mpiboot(tmp_path, *words, env=NO_MPI)
     assert done.returncode == 0, done.stderr
@@ -92,7 +92,7 @@ def test_a_server_is_where_sshd_usually_listens_or_the_setting_says(
         facts = w.sriov(number).facts
         assert facts is not None
         one = replace(facts, control_address="10.0.0.7")
-        (folder / f"w-{number}.json").write_text(facts_json.to_json(one))
+        (folder / f"w-{number}.json").write_text(records_json.facts_to_json(one))
     words = [*job(tmp_path), "--json", "--mpi", "openmpi5", "--facts", str(folder), *flag]
     done = mpiboot(tmp_path, *words, "--", "./train", env=NO_MPI)
     said = [item["said"] for item in json.loads(done.stdout)["findings"]]
@@ -110,7 +110,7 @@ def test_the_launchers_own_facts_say_who_it_is(tmp_path: Path, uid: int) -> None
     facts = w.sriov(0).facts
     assert facts is not None
     own = replace(facts, hostname="launcher", identity=replace(facts.identity, uid=uid))
-    (folder / "launcher.json").write_text(facts_json.to_json(own))
+    (folder / "launcher.json").write_text(records_json.facts_to_json(own))
     words = [*job(tmp_path), "--json", "--mpi", "openmpi5", "--facts", str(folder), "--", "./train"]
     done = mpiboot(tmp_path, *words, env=NO_MPI)
     assert done.returncode == 0, done.stderr

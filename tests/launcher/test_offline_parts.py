@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mpiboot.core import facts_json
+from mpiboot.core import records_json
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Finding, Hostfile, Level, Mpi, MpiFamily, PodFacts
 from mpiboot.core.setting_types import AUTO, Auto
@@ -79,7 +79,7 @@ def test_facts_are_those_of_the_pod_with_their_name(
     (tmp_path / "notes.txt").write_text("no facts")
     saved = [facts("w-0"), facts("w-1.job.ns.svc", OPENMPI), *([facts("launcher")] if own else [])]
     for number, one in enumerate(saved):
-        (tmp_path / f"{number}.json").write_text(facts_json.to_json(one))
+        (tmp_path / f"{number}.json").write_text(records_json.facts_to_json(one))
     hosts = plans.hosts(1, 1, 1)
     named = replace(hosts[0], user="alice")
     listed = Hostfile(str(tmp_path / "hostfile"), "--hostfile", (named, *hosts[1:]))
@@ -144,7 +144,7 @@ def test_each_file_that_is_no_record_of_facts_is_named(tmp_path: Path) -> None:
     texts: Mapping[str, str] = {
         "b.json": "{}",
         "a.json": "[",
-        "c.json": facts_json.to_json(facts("c")),
+        "c.json": records_json.facts_to_json(facts("c")),
     }
     for name, text in texts.items():
         (tmp_path / name).write_text(text)

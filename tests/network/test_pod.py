@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core import facts_json
+from mpiboot.core import records_json
 from mpiboot.core.model import (
     Cpus,
     Fabric,
@@ -75,29 +75,29 @@ def facts() -> PodFacts:
 
 
 def test_facts_survive_the_way_to_the_launcher() -> None:
-    assert facts_json.from_json(facts_json.to_json(facts())) == facts()
+    assert records_json.facts_from_json(records_json.facts_to_json(facts())) == facts()
     without = dataclasses.replace(facts(), mpi=None, links=())
-    assert facts_json.from_json(facts_json.to_json(without)) == without
+    assert records_json.facts_from_json(records_json.facts_to_json(without)) == without
 
 
 def test_fields_of_a_newer_mpiboot_are_overlooked() -> None:
-    value = json.loads(facts_json.to_json(facts()))
+    value = json.loads(records_json.facts_to_json(facts()))
     value["new"] = {"a": 1}
     value["identity"]["new"] = 1
     value["links"][0]["new"] = []
     value["started"] = 12
 
-    read = facts_json.from_json(json.dumps(value))
+    read = records_json.facts_from_json(json.dumps(value))
 
     assert read == dataclasses.replace(facts(), started=12.0)
 
 
 def test_facts_of_an_older_mpiboot_have_the_defaults_of_what_it_did_not_know() -> None:
-    value = json.loads(facts_json.to_json(facts()))
+    value = json.loads(records_json.facts_to_json(facts()))
     del value["fabric"]
     del value["links"][0]["carrier"]
 
-    read = facts_json.from_json(json.dumps(value))
+    read = records_json.facts_from_json(json.dumps(value))
 
     assert read is not None
     assert read.fabric == Fabric()
@@ -118,14 +118,14 @@ def test_facts_of_an_older_mpiboot_have_the_defaults_of_what_it_did_not_know() -
     ],
 )
 def test_facts_that_are_not_understood_are_no_facts(change: dict[str, object]) -> None:
-    value = json.loads(facts_json.to_json(facts())) | change
+    value = json.loads(records_json.facts_to_json(facts())) | change
 
-    assert facts_json.from_json(json.dumps(value)) is None
+    assert records_json.facts_from_json(json.dumps(value)) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "Welcome\n", '{"version": 1}', "[" * 9999])
 def test_a_broken_text_is_no_facts(text: str) -> None:
-    assert facts_json.from_json(text) is None
+    assert records_json.facts_from_json(text) is None
 
 
 def test_the_identity_is_that_of_the_passwd_entry() -> None:

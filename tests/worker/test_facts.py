@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot import __version__
-from mpiboot.core import facts_json, log
+from mpiboot.core import log, records_json
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import (
     Attachment,
@@ -132,7 +132,7 @@ def test_a_workers_facts_are_written_for_the_launcher_with_the_names_of_its_sess
     facts.run(resolve({}, {}), {"OF_PROFILE": "x"}, as_json=False, path=str(path))
     assert gathered == [("embedded", 4711)]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    found = facts_json.from_json(path.read_text())
+    found = records_json.facts_from_json(path.read_text())
     assert found is not None
     assert found.environment == ("OF_POD", "OF_PROFILE")
     assert (found.sshd, found.sshd_because) == ("embedded", "so")
@@ -149,7 +149,7 @@ def test_without_a_worker_the_caller_is_the_pods_first_process(
     facts.run(resolve({}, {}), {}, as_json=True, path=str(tmp_path / "facts.json"))
     assert gathered == [("", os.getppid())]
     assert capfd.readouterr().err == ""  # no worker listens behind the mesh
-    found = facts_json.from_json((tmp_path / "facts.json").read_text())
+    found = records_json.facts_from_json((tmp_path / "facts.json").read_text())
     assert found is not None
     assert (found.sshd_because, found.environment) == ("", ("OF_POD",))
     with pytest.raises(MpibootError) as caught:
@@ -179,7 +179,7 @@ def test_on_a_terminal_they_are_those_of_the_worker_that_runs_here(
     facts.run(resolved, {"TMPDIR": "/t"}, as_json=True, path=None)
     assert asked == [("/r", os.getuid(), "worker", "/t")]
     assert gathered == [("embedded", pid) if runs else ("", 1)]
-    found = facts_json.from_json(capsys.readouterr().out)
+    found = records_json.facts_from_json(capsys.readouterr().out)
     assert found is not None
     assert found.sshd_because == ("so" if runs else "")
     facts.run(resolved, {}, as_json=False, path=None)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
 
-from mpiboot.core import facts_json
+from mpiboot.core import records_json
 from mpiboot.core.model import Fabric, Host, PodFacts, RdmaDevice, Worker
 from mpiboot.core.settings import resolve
 from mpiboot.network import rdma, rdma_netlink
@@ -155,7 +155,7 @@ def pod(name: str, number: int) -> str:
 def told(name: str = "") -> PodFacts:
     """Run the command that a person would; what it says is what a launcher reads."""
     enter = f"ip netns exec {name} " if name else ""
-    found = facts_json.from_json(run(f"{enter}{sys.executable} -m mpiboot facts --json"))
+    found = records_json.facts_from_json(run(f"{enter}{sys.executable} -m mpiboot facts --json"))
     assert found is not None
     return found
 

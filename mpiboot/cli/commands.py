@@ -1,0 +1,404 @@
+"""The commands: launcher, worker, rank, exec, wait, plan; doctor, facts, settings; shims, copy-to.
+
+A role's own modules are loaded when that role runs: a worker's start is everybody's wait.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+from click.core import ParameterSource
+
+from mpiboot.cli import run
+from mpiboot.cli.options import PASS_ON, Command, CommandGroup, Group, settings_of
+from mpiboot.cli.run import ErrorSettings, Words, looking, resolved
+from mpiboot.core.errors import error
+from mpiboot.core.model import Role
+from mpiboot.core.settings import ROWS, Section
+
+# Seconds that a look at every host takes at most, unless a flag says otherwise: the variable is
+# the deadline of a launcher that waits.
+_PLAN_LOOK: Final = 5.0
+_NAMED: Final = ("role", "start_sshd")  # the command itself says the role
+_LOOKS_BY: Final = ("control_ifname", "port_range", "pair_check")
+# What only a launcher that starts mpirun reads.
+_NOT_FOR_WAITING: Final = (
+    *_NAMED,
+    "ssh_client",
+    "ssh_keepalive",
+    *(row.name for row in ROWS if row.section in {Section.MPI, Section.END}),
+    *(row.name for row in ROWS if row.section is Section.NETWORK and row.name not in _LOOKS_BY),
+)
+# Who waits for one name, and looks at this pod alone.
+_FOR_EXEC: Final = (
+    *("timeout", "dns_wait", "dns_interval", "control_ifname", "nccl_socket"),
+    *("data_network", "data_ifname", "rdma_device", "nccl_version"),
+)
+_NOT_FOR_EXEC: Final = tuple(
+    row.name for row in ROWS if row.section is not Section.LOG and row.name not in _FOR_EXEC
+)
+
+
+@settings_of(Role.LAUNCHER, without=_NAMED)
+@click.command(cls=Command, context_settings=PASS_ON)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
+def launcher(program: Words, **flags: str | None) -> None:
+    """Wait for every host, decide, and start mpirun.
+
+    PROGRAM is the MPI program, or a whole line that starts with mpirun.
+
+    \b
+    Examples:
+      mpiboot launcher -- ./train --epochs 3
+      mpiboot launcher --timeout 20m -- mpirun -n 16 ./train
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    sys.exit(run.launcher(program, flags))
+
+
+@settings_of(Role.WORKER, without=_NAMED)
+@click.command(cls=Command, context_settings=PASS_ON)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED)
+def worker(program: Words, **flags: str | None) -> None:
+    """Serve the job over SSH, in the foreground.
+
+    With a PROGRAM the SSH server runs beside it, and the program's exit status is the
+    container's.
+
+    \b
+    Examples:
+      mpiboot worker
+      mpiboot worker --sshd embedded --ssh-port 2222
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    sys.exit(run.worker(program, flags))
+
+
+@click.command(cls=Command, context_settings=PASS_ON)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
+def rank(program: Words) -> None:
+    """Give one rank the variables that torchrun would, and become PROGRAM.
+
+    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, told from what
+    Open MPI, MPICH, Intel MPI or Slurm set for this rank.
+
+    \b
+    Examples:
+      mpiboot launcher -- mpirun -n 8 mpiboot rank -- python train.py
+      mpiboot launcher --rank-env -- python train.py
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot.cli import rank as ranks
+    from mpiboot.system import process
+
+    # The pod's reason to end is its worker's to write, not a rank's.
+    ErrorSettings.termination_log = ""
+    try:
+        found = ranks.variables(os.environ)
+    except ValueError as wrong:
+        raise error("usage", f"mpiboot rank: {wrong}", hint="") from None
+    process.replace(program, {**os.environ, **found})
+
+
+@settings_of(Role.LAUNCHER, without=_NOT_FOR_EXEC)
+@click.command("exec", cls=Command, context_settings=PASS_ON)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
+def execute(program: Words, **flags: str | None) -> None:
+    """Wait for the name where PROGRAM's processes meet, set this pod's network, become PROGRAM.
+
+    For programs that every pod starts by itself, such as torchrun in an indexed Job. The name is
+    that of --rdzv-endpoint or --master-addr on PROGRAM's line, or of PET_RDZV_ENDPOINT,
+    PET_MASTER_ADDR or MASTER_ADDR. Exit 68 when it does not resolve in time.
+
+    \b
+    Examples:
+      mpiboot exec -- torchrun --nnodes 2 --rdzv-endpoint trainer-0.trainer:29500 train.py
+      mpiboot exec --timeout 20m --data-network require -- python train.py
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot.launcher import look
+
+    look.execute(resolved(flags, "exec"), program, os.environ)
+
+
+@settings_of(Role.LAUNCHER, without=_NOT_FOR_WAITING)
+@click.command(cls=Command)
+@click.option("--json", "as_json", is_flag=True, help="Print the hosts, or why not, as JSON.")
+def wait(*, as_json: bool, **flags: str | None) -> None:
+    """Wait until every host of the hostfile resolves and answers over SSH; nothing more.
+
+    For init containers and scripts. Exit 0 when all are ready, 68 or 69 when the deadline
+    passes, 77 when a worker refuses the key.
+
+    \b
+    Examples:
+      mpiboot wait
+      mpiboot wait --hostfile /etc/mpi/hostfile --timeout 5m
+      mpiboot wait --json --timeout 10s
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot.launcher import look
+
+    look.wait(resolved(flags, "wait"), os.environ, as_json=as_json)
+
+
+@settings_of(Role.LAUNCHER, without=_NAMED, looks=_PLAN_LOOK)
+@click.command(cls=Command, context_settings=PASS_ON)
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@click.option("--offline", is_flag=True, help="Look at no host and no key: on a laptop, in CI.")
+@click.option(
+    "--facts",
+    "facts_from",
+    type=click.Path(),
+    metavar="PATH",
+    default="",
+    help="With --offline: a folder of pods' saved facts, each from `mpiboot facts --json`.",
+)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
+def plan(
+    program: Words, *, as_json: bool, offline: bool, facts_from: str, **flags: str | None
+) -> None:
+    """Print what `launcher` would do with PROGRAM, each value with its source and reason.
+
+    It takes the options of `launcher`. Hosts are looked at once (5 s at most, unless --timeout
+    says otherwise); nothing is started.
+
+    \b
+    Examples:
+      mpiboot plan -- ./train --epochs 3
+      mpiboot plan --json -- mpirun -n 16 ./train
+      mpiboot plan --offline --mpi openmpi5 --hostfile hostfile -- ./train
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot.launcher import look
+
+    found = looking(resolved(flags, "plan"), _PLAN_LOOK)
+    if facts_from and not offline:
+        raise click.UsageError("--facts is for --offline", click.get_current_context())
+    if offline:
+        look.show_offline(found, program, os.environ, as_json=as_json, folder=facts_from)
+    else:
+        look.show_plan(found, program, os.environ, as_json=as_json)
+
+
+# Seconds; as for the plan.
+_DOCTOR_LOOK: Final = 10.0
+_END: Final = tuple(row.name for row in ROWS if row.section is Section.END)
+
+
+@settings_of(Role.LAUNCHER, Role.WORKER, without=_END, looks=_DOCTOR_LOOK)
+@click.group(cls=CommandGroup, invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--check", "checks", multiple=True, metavar="NAME", help="This check; repeatable.")
+@click.option("--host", "hosts", multiple=True, metavar="NAME", help="This host; repeatable.")
+@click.option("--network", is_flag=True, help="The ways between workers are measured too.")
+@click.option("--env", "env", is_flag=True, help="A pod's, a session's, a rank's environment.")
+@click.option("--image", is_flag=True, help="The image alone, as when it is built.")
+@click.option("--list", "list_", is_flag=True, help="List the checks.")
+@click.option(
+    "--bundle",
+    metavar="FILE",
+    help="Write what a support ticket needs, of all pods, as a tar.gz; -: standard output.",
+)
+@click.option("--login/--no-login", default=True, hidden=True)
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    /,
+    *,
+    as_json: bool,
+    checks: tuple[str, ...],
+    hosts: tuple[str, ...],
+    network: bool,
+    env: bool,
+    image: bool,
+    list_: bool,
+    bundle: str | None,
+    login: bool,
+    **flags: str | None,
+) -> None:
+    """Check this pod and, on a launcher, every host of the hostfile; say what to mend.
+
+    Exit 0 when nothing fails, 1 when something does, 2 when it is called in a wrong way.
+
+    \b
+    Examples:
+      mpiboot doctor
+      mpiboot doctor ranks        (why does my job hang?)
+      mpiboot doctor --env        (why has a rank another environment?)
+      kubectl exec my-job-launcher -- mpiboot doctor --json
+      kubectl exec my-job-launcher -- mpiboot doctor --bundle - > bundle.tar.gz
+      RUN mpiboot doctor --image
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    if ctx.invoked_subcommand:
+        given = [name for name in ctx.params if _is_given(ctx, name)]
+        if given:
+            said = f"options stand behind `{ctx.invoked_subcommand}`"
+            raise click.UsageError(f"{said}: mpiboot doctor {ctx.invoked_subcommand} OPTIONS", ctx)
+        return
+    if list_:
+        from mpiboot.core import log
+        from mpiboot.doctor import text
+
+        sys.stdout.write(text.listed(log.width(1)))
+        return
+    from mpiboot.doctor import role
+
+    if env and (checks or network or image or bundle is not None):
+        raise click.UsageError("--env goes with --host and --json alone", ctx)
+    found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
+    if env:
+        from mpiboot.doctor.environment import role as environment
+
+        environment.run(found, os.environ, hosts, as_json=as_json)
+        return
+    if bundle is not None:
+        from mpiboot.doctor import bundle as archive
+
+        archive.write(found, os.environ, flags, bundle)
+        return
+    asked = role.Asked(checks, hosts, image=image, as_json=as_json, login=login, network=network)
+    role.run(found, os.environ, asked)
+
+
+def _is_given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+@settings_of(Role.LAUNCHER, Role.WORKER, without=_END, looks=_DOCTOR_LOOK)
+@doctor.command(cls=Command)
+@click.option("--json", "as_json", is_flag=True, help="Print the ranks as JSON.")
+@click.option(
+    "--seconds",
+    metavar="N",
+    type=click.IntRange(1, 60),
+    default=1,
+    help="Between the two looks at each rank.  [default: 1]",
+)
+def ranks(*, as_json: bool, seconds: int, **flags: str | None) -> None:
+    """Say what every rank of the running job does, the odd one first: why does it hang?
+
+    On a launcher of every host of the hostfile, in any other pod of its own. Run it as the
+    ranks' user. Exit 0 when no rank stands out, 1 when one does, 2 when the call is wrong.
+
+    \b
+    Examples:
+      mpiboot doctor ranks
+      kubectl exec my-job-launcher -- mpiboot doctor ranks --seconds 10
+      kubectl exec my-job-worker-0 -- mpiboot doctor ranks --json
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot.doctor.ranks import role
+
+    found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
+    role.run(found, os.environ, seconds=seconds, as_json=as_json)
+
+
+@click.command(cls=Command)
+@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
+@click.option("--write", metavar="PATH", hidden=True)
+def facts(*, as_json: bool, write: str | None) -> None:
+    """Print what is observed in this pod: identity, addresses, links, MPI, limits.
+
+    \b
+    Examples:
+      mpiboot facts
+      kubectl exec my-job-worker-0 -- mpiboot facts --json
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot.worker import facts as role
+
+    role.run(resolved({}, quiet=True), os.environ, as_json=as_json, path=write)
+
+
+@settings_of(Role.LAUNCHER, Role.WORKER)
+@click.command(cls=Command)
+@click.option("--json", "as_json", is_flag=True, help="Print the settings as JSON.")
+def settings(*, as_json: bool, **flags: str | None) -> None:
+    """Print every setting, its value and where the value came from.
+
+    \b
+    Examples:
+      mpiboot settings
+      mpiboot settings --json
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot.core import log
+    from mpiboot.job import render
+
+    found = resolved(flags)
+    if as_json:
+        sys.stdout.write(render.as_json(render.settings_record(found, ROWS)))
+    else:
+        sys.stdout.write(render.settings(found, ROWS, log.width(1)))
+
+
+@click.group(cls=Group, no_args_is_help=False)
+def shims() -> None:
+    """Make or take away names such as mpirun and sshd that lead to mpiboot.
+
+    For images whose manifests are written for plain ones.
+    """
+
+
+def _told(lines: tuple[str, ...]) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+_FOLDER = click.option(
+    "--folder",
+    default="/usr/local/bin",
+    show_default=True,
+    type=click.Path(),
+    metavar="PATH",
+    help="Folder for these names.",
+)
+
+
+@shims.command(cls=Command)
+@_FOLDER
+@click.option(
+    "--replace", is_flag=True, help="Put them in the place of the real programs, which move."
+)
+def install(folder: str, *, replace: bool) -> None:
+    """Make mpirun, mpiexec and sshd lead to mpiboot.
+
+    The folder must come before the real programs' folder on PATH. The real ones are left as they
+    are; with --replace they move to /usr/local/lib/mpiboot/real, so that a call by absolute path
+    starts mpiboot too.
+
+    \b
+    Examples:
+      mpiboot shims install
+      mpiboot shims install --replace
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot.launcher import shims as names
+
+    _told(names.replace(os.environ) if replace else names.install(folder, os.environ))
+
+
+@shims.command(cls=Command)
+@_FOLDER
+def remove(folder: str) -> None:
+    """Take the shims away and put the real programs back.
+
+    \b
+    Examples:
+      mpiboot shims remove
+      mpiboot shims remove --folder /opt/shims
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot.launcher import shims as names
+
+    _told(names.remove(folder))
+
+
+@click.command("copy-to", cls=Command)
+@click.argument("folder")
+def copy_to(folder: str) -> None:
+    """Copy mpiboot into FOLDER, with a Python and libraries of its own.
+
+    For an init container and an emptyDir, so that a pod's own image can stay as it is. Its
+    containers then start FOLDER/bin/mpiboot.
+
+    \b
+    Examples:
+      mpiboot copy-to /mpiboot
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot.cli import copying as copy
+
+    sys.stdout.write(copy.copy_to(folder, Path(sys.prefix)) + "\n")

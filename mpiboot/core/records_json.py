@@ -1,0 +1,99 @@
+"""Records as JSON: a pod's facts on their way to the launcher, and what one process hands another.
+
+Facts may come from another mpiboot: what isn't known is overlooked there, and a broken text is no
+facts, never an exception.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import types
+import typing
+from collections.abc import Hashable, Mapping
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from enum import Enum
+from typing import Any, Final
+
+if typing.TYPE_CHECKING:
+    from mpiboot.core.model import Json, PodFacts
+
+# Raised when a field changes its meaning; a new field with a default needs no new version.
+FACTS_VERSION: Final = 2
+
+T = typing.TypeVar("T")
+
+
+@functools.cache
+def _kinds(kind: Hashable) -> dict[str, object]:
+    return dict(typing.get_type_hints(kind))
+
+
+def read_record(kind: type[T], value: Json, *, strict: bool = True) -> T:
+    """Make a record of what ``dataclasses.asdict`` made of one and JSON carried.
+
+    Args:
+        kind: the record's class; its fields may be records, tuples, mappings and enumerations.
+        value: the JSON value.
+        strict: whether a field that the class doesn't have is an error.
+
+    Raises:
+        TypeError: a field is missing, of another type or not known.
+        ValueError: an enumeration has no such member.
+    """
+    if not isinstance(value, dict):
+        raise TypeError(f"{kind.__name__} is not an object")
+    kinds, given = _kinds(kind), {}  # type: ignore[arg-type] # a class is hashable
+    known = fields(kind)  # type: ignore[arg-type] # a dataclass, which `type` can't say
+    if strict and (unknown := value.keys() - {item.name for item in known}):
+        raise TypeError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
+    for item in known:
+        if item.name in value:
+            given[item.name] = _read(kinds[item.name], value[item.name], strict=strict)
+        elif item.default is MISSING and item.default_factory is MISSING:
+            raise TypeError(f"{kind.__name__} has no {item.name}")
+    return kind(**given)
+
+
+def _read(kind: object, value: Json, *, strict: bool) -> object:
+    arguments = typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise TypeError("not a list")
+        return tuple(_read(arguments[0], item, strict=strict) for item in value)
+    if origin is Mapping:
+        if not isinstance(value, dict):
+            raise TypeError("not an object")
+        return {name: _read(arguments[1], item, strict=strict) for name, item in value.items()}
+    if origin in (types.UnionType, typing.Union):
+        absent = value is None and type(None) in arguments
+        return None if absent else _read(arguments[0], value, strict=strict)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return read_record(kind, value, strict=strict)
+    if isinstance(value, str) and isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(value)
+    if kind is float and type(value) is int:
+        value = float(value)
+    # True is an int to Python, and would be one bit of a mask or a port here.
+    if not isinstance(kind, type) or type(value) is not kind:
+        raise TypeError(f"{value!r} is not {kind}")
+    return value
+
+
+def facts_to_json(facts: PodFacts) -> str:
+    """Write facts as one line of JSON."""
+    return json.dumps({"version": FACTS_VERSION, **asdict(facts)}) + "\n"
+
+
+def facts_from_json(text: str) -> PodFacts | None:
+    """Read facts; None where the text is broken or of a version that isn't understood."""
+    from mpiboot.core.model import PodFacts  # noqa: PLC0415 - the parent reads other records
+
+    try:
+        value: Any = json.loads(text)
+        if not isinstance(value, dict) or value.get("version") != FACTS_VERSION:
+            return None
+        return read_record(PodFacts, value, strict=False)
+    except (ValueError, TypeError, RecursionError):
+        return None
