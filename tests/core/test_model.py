@@ -44,6 +44,7 @@ def test_a_bare_host_is_one_slot_that_nobody_gave() -> None:
         "slots_given": False,
         "max_slots": None,
         "user": "",
+        "binding": "",
         "line": 0,
         "notes": (),
     }
