@@ -40,13 +40,6 @@ FOR_ITS_PYTHON = {
     "root": "the pod's",
 }
 # Each rank says what its program is given.
-OFFERS = """
-import os, pathlib, tempfile
-from mpiboot.ssh import waiting_agent
-folder = pathlib.Path(tempfile.mkdtemp())
-waiting_agent.offer(folder)
-print(os.listdir(folder))
-"""
 TELLS = f"{MOMENT}echo host=$(hostname); env | sed 's/^/env /'"
 
 
@@ -178,6 +171,3 @@ def test_an_image_with_another_c_library(cluster: Cluster, rig: None) -> None:
     assert "sshd (embedded) listens on" in job.workers[0].stderr()
     done = job.workers[0].exec("mpiboot", "doctor")
     assert "no mpirun or mpiexec" in done.stdout
-    # What agents become is there, and runs.
-    done = job.workers[0].exec("/opt/mpiboot/libexec/python3", "-c", OFFERS)
-    assert done.stdout == "['waiting_agent']\n", done.stderr

@@ -17,12 +17,11 @@ import pytest
 
 import mpiboot
 from mpiboot.launcher.launch_folder import assignments
-from mpiboot.ssh import client_start, waiting_agent
+from mpiboot.ssh import client_start
 from mpiboot.ssh.config import SshTimeouts
 from mpiboot.supervisor import ask_workers
 from tests.fakes import staying
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker
-from tests.ssh.test_waiting_agent import NEEDS
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
@@ -150,18 +149,6 @@ def _words(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
-def _blocks(pid: int, number: int) -> bool:
-    """Whether a process takes a signal in by a file, and no handler."""
-    mask = Path(f"/proc/{pid}/status").read_text().partition("SigBlk:")[2].split()[0]
-    return bool(int(mask, 16) >> (number - 1) & 1)
-
-
-def private(pid: int) -> int:
-    """Kilobytes that a process has of its own, whatever its program's file is on."""
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return int(text.partition("Anonymous:")[2].split()[0])
-
-
 @pytest.fixture(scope="module")
 def running(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
     made = Launch(tmp_path_factory.mktemp("staying") / "launch", worker, 64)
@@ -169,28 +156,8 @@ def running(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     made.stop()
 
 
-def offered(launch: Launch, *, has_program: bool) -> None:
-    """Let agents find the program that waits, or not."""
-    (launch.folder / waiting_agent.NAME).unlink(missing_ok=True)
-    if has_program:
-        waiting_agent.offer(launch.folder)
-        assert (launch.folder / waiting_agent.NAME).exists()
-
-
-HAS_PROGRAM = pytest.mark.skipif(not waiting_agent.PROGRAM.exists(), reason=NEEDS)
-
-
-@pytest.fixture(
-    params=[pytest.param(True, marks=HAS_PROGRAM), False],
-    ids=["its own program waits", "the shell waits"],
-)
-def has_program(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 @pytest.fixture(params=SHELLS, ids=" ".join)
-def shells(running: Launch, request: pytest.FixtureRequest, *, has_program: bool) -> Launch:
-    offered(running, has_program=has_program)
+def shells(running: Launch, request: pytest.FixtureRequest) -> Launch:
     return running.next(request.param)
 
 
@@ -206,9 +173,7 @@ def other(worker: Worker, tmp_path: Path) -> Iterator[Launch]:
     made.stop()
 
 
-def test_a_session_runs_over_the_gates_login_and_the_agent_is_one_process(
-    shells: Launch, *, has_program: bool
-) -> None:
+def test_a_session_runs_over_the_gates_login_and_the_agent_is_one_process(shells: Launch) -> None:
     before = shells.connections()
     process = shells.start("cat; echo said >&2; exit 7", stdin=subprocess.PIPE)
     assert process.stdin is not None
@@ -221,9 +186,6 @@ def test_a_session_runs_over_the_gates_login_and_the_agent_is_one_process(
     assert Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text() == ""
     assert shells.connections() == before
     # What it was called as stays to be read.
-    if has_program:
-        until(lambda: _words(process.pid)[0] == str(shells.folder / waiting_agent.NAME))
-        until(lambda: private(process.pid) <= 24)
     assert str(ROOT / "libexec" / "agent") in _words(process.pid)[:3]
     out, error = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out, error) == (7, b"", b"said\n")
@@ -248,15 +210,13 @@ def test_words_arrive_as_with_ssh_behind_the_hosts_exports(shells: Launch) -> No
     assert len(out.decode().split(",")[4]) == 20_000
 
 
-def test_a_signal_ends_the_session_and_is_told(shells: Launch, *, has_program: bool) -> None:
+def test_a_signal_ends_the_session_and_is_told(shells: Launch) -> None:
     before = shells.connections()
     process = shells.start("echo $$; exec sleep 1000")
     assert process.stdout is not None
     remote = int(process.stdout.readline())
     number = signal.SIGHUP if shells.shell == ["dash"] else signal.SIGINT
-    name = "HUP" if number == signal.SIGHUP and not has_program else "TERM"
-    if has_program:
-        until(lambda: _blocks(process.pid, number))
+    name = "HUP" if number == signal.SIGHUP else "TERM"
     process.send_signal(number)
     assert process.wait(PATIENCE) == 255
     assert shells.told()[-1] == ["ended", shells.host, "255", str(process.pid), name]
@@ -320,8 +280,7 @@ def test_streams_that_cant_be_opened_anew_are_handed_over(launch: Launch, tmp_pa
     assert launch.connections() == before
 
 
-def test_a_client_that_is_killed_ends_its_agents(other: Launch, *, has_program: bool) -> None:
-    offered(other, has_program=has_program)
+def test_a_client_that_is_killed_ends_its_agents(other: Launch) -> None:
     process = other.start("echo begun; exec sleep 1000")
     assert process.stdout is not None
     assert process.stdout.readline() == b"begun\n"
