@@ -7,6 +7,7 @@ It forwards nothing, offers no file transfer and no terminal, and asks for no pa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import json
@@ -19,15 +20,22 @@ from typing import Final
 
 import asyncssh
 
+from mpiboot.core.errors import MpibootError
 from mpiboot.ssh.openssh import LISTENING
-from mpiboot.ssh.server_command import SshCommand
 from mpiboot.ssh.sessions import FIFO, WRAPPER
+from mpiboot.system import process
 from mpiboot.system.executables import DEFAULT_PATH
 from mpiboot.system.os_calls import reap
 
 _LOGIN_SECONDS: Final = 60
 _BACKLOG: Final = 1000
 _KEEPALIVES: Final = 3
+_CANNOT_START: Final = 127
+# RFC 4254, section 6.10; sshd has one name for all the others.
+_SIGNALS: Final = frozenset(
+    "ABRT ALRM FPE HUP ILL INT KILL PIPE QUIT SEGV TERM USR1 USR2".split()  # noqa: SIM905
+)
+_OTHER_SIGNAL: Final = "SIG@openssh.com"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,122 @@ class EmbeddedConnection(asyncssh.SSHServer):
     def session_requested(self) -> SshCommand:
         """Serve a session."""
         return SshCommand(self._server, self._peer)
+
+
+class SshCommand(asyncssh.SSHServerProcess[bytes]):
+    """One command: its process behind the session wrapper, its streams, and how it ended."""
+
+    def __init__(self, server: EmbeddedServer, peer: tuple[str, int]) -> None:
+        super().__init__(lambda _: self._serve(), None, 0, allow_scp=False)
+        self._server = server
+        self._peer = peer
+        self._pid = 0
+        self._mark = ""
+        self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._lost = False
+        self._full = False
+        self._flushing = False
+
+    def shell_requested(self) -> bool:
+        """Take commands alone."""
+        return False
+
+    def subsystem_requested(self, subsystem: str) -> bool:  # noqa: ARG002 - asyncssh's signature
+        """Take commands alone."""
+        return False
+
+    async def _serve(self) -> None:
+        if self._lost:
+            return
+        try:
+            stdin, stdout, stderr = self._start()
+        except (OSError, MpibootError) as problem:
+            self.stderr.write(f"mpiboot: the session can't be started: {problem}\n".encode())
+            self.exit(_CANNOT_START)
+            return
+        # The streams' ends, and what goes wrong with them, are none of the connection's.
+        with contextlib.suppress(OSError, asyncssh.Error):
+            # One of two outputs that is closed is not the end of both.
+            await self.redirect(stdin, stdout, stderr, send_eof=False)
+            await self.stdout.drain()
+            await self.stderr.drain()
+            if not self._status.done():
+                self.channel.write_eof()
+            self._tell(await self._status)
+
+    def _start(self) -> list[int]:
+        """Start the command in a session of its own; give our ends of its streams."""
+        theirs, ours = [], []
+        try:
+            for number in range(3):
+                reader, writer = os.pipe()
+                theirs.append(writer if number else reader)
+                ours.append(reader if number else writer)
+            self._mark = self._server.new_mark()
+            self._pid = process.start(
+                self._server.argv(self._mark),
+                self._server.environment(self.command or "", self._peer),
+                stdin=theirs[0],
+                stdout=theirs[1],
+                stderr=theirs[2],
+                session=True,
+            )
+        except (OSError, MpibootError):
+            for descriptor in ours:
+                os.close(descriptor)
+            raise
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        self._server.begin(self, self._pid, self._mark, self.command or "")
+        return ours
+
+    def _tell(self, status: int) -> None:
+        """Tell the client how the command ended, behind all of its output."""
+        if os.WIFSIGNALED(status):
+            name = signal.Signals(os.WTERMSIG(status)).name[3:]
+            shown = name if name in _SIGNALS else _OTHER_SIGNAL
+            self.exit_with_signal(shown, os.WCOREDUMP(status))
+        else:
+            self.exit(os.WEXITSTATUS(status))
+
+    def pause_feeding(self, datatype: asyncssh.DataType) -> None:
+        """Have the client wait while the command doesn't read."""
+        self._full = True
+        if not self._flushing:
+            super().pause_feeding(datatype)
+
+    def resume_feeding(self, datatype: asyncssh.DataType) -> None:
+        """Hand all on that has come; asyncssh opens the window anew with its first part.
+
+        Paused again before the last, it would keep more each time.
+        """
+        self._full, self._flushing = False, True
+        super().resume_feeding(datatype)
+        self._flushing = False
+        if self._full:
+            super().pause_feeding(datatype)
+
+    def signal_received(self, signal: str) -> None:
+        """Deliver a signal to the command's process group."""
+        if signal in _SIGNALS and not self._status.done() and self._pid:
+            _kill_group(self._pid, signal)
+
+    def exited(self, status: int) -> None:
+        """Take the command's wait status."""
+        self._status.set_result(status)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let the worker end what is left of the session."""
+        super().connection_lost(exc)
+        self._lost = True
+        if self._pid:
+            self._server.end(self._mark)
+
+
+def _kill_group(leader: int, name: str) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(leader, getattr(signal, "SIG" + name))
 
 
 class EmbeddedServer:

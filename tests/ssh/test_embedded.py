@@ -152,10 +152,11 @@ def pipes(worker: Worker) -> int:
 async def test_input_that_nobody_reads_any_more_is_closed_at_once(worker: Worker) -> None:
     await until_in_loop(lambda: over(worker))  # those of earlier tests close theirs
     async with connect(worker) as connection:
-        command = await connection.create_process("exec <&-; echo ready; exec sleep 1000")
+        script = "echo ready; read -r go; exec <&- sleep 1000"
+        command = await connection.create_process(script)
         assert await command.stdout.readline() == "ready\n"
         before = pipes(worker)
-        command.stdin.write("for nobody\n")
+        command.stdin.write("go\nfor nobody\n")
         await until_in_loop(lambda: pipes(worker) == before - 1)
 
 
