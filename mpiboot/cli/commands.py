@@ -173,10 +173,7 @@ def plan(
     found = looking(resolved(flags, "plan"), _PLAN_LOOK)
     if facts_from and not offline:
         raise click.UsageError("--facts is for --offline", click.get_current_context())
-    if offline:
-        look.show_offline(found, program, os.environ, as_json=as_json, folder=facts_from)
-    else:
-        look.show_plan(found, program, os.environ, as_json=as_json)
+    look.show_plan(found, program, os.environ, as_json=as_json, offline=offline, folder=facts_from)
 
 
 # Seconds; as for the plan.

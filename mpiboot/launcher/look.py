@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
@@ -21,15 +21,14 @@ from mpiboot.core.model import (
     Host,
     Level,
     Mpi,
-    MpiFamily,
     PodFacts,
     Source,
     Worker,
 )
-from mpiboot.core.setting_types import AUTO, Auto, DataNetworkUse
+from mpiboot.core.setting_types import AUTO, DataNetworkUse
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few
-from mpiboot.hosts import gate, hostfiles
+from mpiboot.hosts import gate
 from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook
 from mpiboot.job import mpirun_line, names, program_words, render
 from mpiboot.job import plan as plans
@@ -73,37 +72,44 @@ def look(
 
 
 def show_plan(
-    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str], *, as_json: bool
-) -> None:
-    """Print the plan.
-
-    Raises:
-        ShownError: what the launcher would stop with.
-        MpibootError: it can't be made.
-    """
-    alone = _plan_without_hosts(resolved, program, environ)
-    if alone:
-        _print(alone, (), as_json=as_json)
-        return
-    seen, launcher = look(resolved, program, environ)
-    where = launch_folder.paths(launcher.folder)
-    plan = plans.make(seen.observed, resolved, where)
-    odd = plans.pair_findings(plan, seen.observed, seen.dialled)
-    _print(plan, (*seen.warnings, *seen.passed.findings, *odd), as_json=as_json)
-
-
-def show_offline(
     resolved: Resolved,
     program: tuple[str, ...],
     environ: Mapping[str, str],
     *,
     as_json: bool,
-    folder: str,
+    offline: bool = False,
+    folder: str = "",
 ) -> None:
-    """Print the plan that can be made away from the cluster; raises as ``show_plan`` does."""
-    alone = _plan_without_hosts(resolved, program, environ)
-    plan, found = (alone, ()) if alone else offline_plan(resolved, program, environ, folder)
-    _print(plan, found, as_json=as_json)
+    """Print the plan, and end with the first failure in it.
+
+    Args:
+        resolved: the settings.
+        program: what would be started.
+        environ: this pod's environment, or that of a shell away from the cluster.
+        as_json: print JSON.
+        offline: ask no host: the plan that can be made away from the cluster.
+        folder: where saved facts are then; empty for none.
+
+    Raises:
+        ShownError: what the launcher would stop with.
+        MpibootError: it can't be made.
+    """
+    before: tuple[Finding, ...] = ()
+    plan = _plan_without_hosts(resolved, program, environ)
+    if plan is None and offline:
+        plan, before = offline_plan(resolved, program, environ, folder)
+    elif plan is None:
+        seen, launcher = look(resolved, program, environ)
+        plan = plans.make(seen.observed, resolved, launch_folder.paths(launcher.folder))
+        pairs = plans.pair_findings(plan, seen.observed, seen.dialled)
+        before = (*seen.warnings, *seen.passed.findings, *pairs)
+    found = (*before, *plan.findings)
+    # Within a terminal's width, or unbroken for a pipe.
+    text = render.plan_json(plan, found) if as_json else render.plan(plan, found, log.width(1))
+    sys.stdout.write(text)
+    for item in found:
+        if item.level is Level.FAIL:
+            raise ShownError(item)
 
 
 def _plan_without_hosts(
@@ -118,17 +124,6 @@ def _plan_without_hosts(
     else:
         return None
     return plans.Plan((Decision(name, program[0], Source.DETECTED, said),), (), program)
-
-
-def _print(plan: plans.Plan, before: tuple[Finding, ...], *, as_json: bool) -> None:
-    """Print a plan with what was found, and end with the first failure."""
-    found = (*before, *plan.findings)
-    # Within a terminal's width, or unbroken for a pipe.
-    text = render.plan_json(plan, found) if as_json else render.plan(plan, found, log.width(1))
-    sys.stdout.write(text)
-    for item in found:
-        if item.level is Level.FAIL:
-            raise ShownError(item)
 
 
 def end_on_signals(resolved: Resolved) -> None:
@@ -177,32 +172,24 @@ def offline_plan(
             would be is not known; ``usage``: the folder of facts can't be read.
     """
     saved = _saved(folder)
-    settings = resolved.settings
     called = program_words.called(program)
-    mpi = _mpi(settings.mpi, str(resolved.given["mpi"]), environ, saved, called)
+    mpi = _offline_mpi(resolved, environ, saved, called)
     line = mpirun_line.read(program, mpi.family)
-    given = str(resolved.given["hostfile"])
     found = asyncio.run(
-        hostfiles.find(
-            settings.hostfile,
-            given,
-            environ,
-            patience=0.0,
-            line=line.hostfiles,
-            listed=hostfiles.hosts_by_setting(resolved, environ),
-            platform=lambda: hostfiles.hosts_by_platform(environ, ""),
-        )
+        observation.find_hostfile(resolved, environ, 0.0, line.hostfiles, hostname="")
     )
-    workers = tuple(
-        _worker(host, facts, settings.ssh_port or _PORT)
-        for host in found.hostfile.hosts
-        if (facts := _facts_of(host, saved))
-    )
+    port = resolved.settings.ssh_port or _PORT
+    facts_of = {host.name: _facts_of(host, saved) for host in found.hostfile.hosts}
+    workers = []
+    for host in found.hostfile.hosts:
+        if seen := facts_of[host.name]:
+            user = host.user or seen.identity.user
+            workers.append(Worker(host, seen.control_address, port, user, "", seen, seen.mpi))
     named = {worker.facts.hostname for worker in workers if worker.facts}
-    own = next((facts for facts in saved if facts.hostname not in named), None)
+    own = next((item for item in saved if item.hostname not in named), None)
     observed = plans.Observed(
         hostfile=found.hostfile,
-        workers=workers,
+        workers=tuple(workers),
         mpi=mpi,
         links=own.links if own else (),
         identity=own.identity if own else pod.identity(environ),
@@ -211,27 +198,23 @@ def offline_plan(
         own=own,
         parameters=own.parameters if own else (),
     )
-    missing = [host.name for host in found.hostfile.hosts if not _facts_of(host, saved)]
+    missing = [name for name, seen in facts_of.items() if not seen]
     plan = plans.make(observed, resolved, launch_folder.paths(_FOLDER))
     return plan, (*found.warnings, *_unknown(missing, own))
 
 
-def _unknown(missing: list[str], own: PodFacts | None) -> tuple[Finding, ...]:
+def _unknown(missing: list[str], own: PodFacts | None) -> Iterator[Finding]:
     """Say what an offline plan can't know."""
-    said = ["offline: no name was resolved, no host was asked, no key was read"]
+    said = "offline: no name was resolved, no host was asked, no key was read"
+    yield Finding("offline", Level.UNKNOWN, said)
+    hint = "save them with `kubectl exec POD -- mpiboot facts --json > DIR/POD.json`: --facts DIR"
     if missing:
         hosts = f"{counted(len(missing), 'host')} ({first_few(missing)})"
-        said.append(f"no facts of {hosts}: their links, RDMA ports and MPI are not known")
+        said = f"no facts of {hosts}: their links, RDMA ports and MPI are not known"
+        yield Finding("offline", Level.UNKNOWN, said, hint=hint)
     if own is None:
-        said.append(
-            "no facts of the launcher's pod: its links are not known, and its user is yours"
-        )
-    hint = "save them with `kubectl exec POD -- mpiboot facts --json > DIR/POD.json`: --facts DIR"
-    hints = ("", hint, hint)
-    return tuple(
-        Finding("offline", Level.UNKNOWN, text, hint=mend)
-        for text, mend in zip(said, hints, strict=False)
-    )
+        said = "no facts of the launcher's pod: its links are not known, and its user is yours"
+        yield Finding("offline", Level.UNKNOWN, said, hint=hint)
 
 
 def _saved(folder: str) -> tuple[PodFacts, ...]:
@@ -243,7 +226,8 @@ def _saved(folder: str) -> tuple[PodFacts, ...]:
     if not folder:
         return ()
     try:
-        texts = {path: path.read_text("utf-8", "replace") for path in sorted(_files(folder))}
+        files = sorted(path for path in Path(folder).iterdir() if path.suffix == ".json")
+        texts = {path: path.read_text("utf-8", "replace") for path in files}
     except OSError as wrong:
         raise error("usage", f"--facts {folder}: {wrong.strerror}") from None
     found = {path: records_json.facts_from_json(text) for path, text in texts.items()}
@@ -254,21 +238,14 @@ def _saved(folder: str) -> tuple[PodFacts, ...]:
     return tuple(facts for facts in found.values() if facts)
 
 
-def _files(folder: str) -> list[Path]:
-    return [path for path in Path(folder).iterdir() if path.suffix == ".json"]
-
-
-def _mpi(
-    wanted: MpiFamily | Auto,
-    given: str,
-    environ: Mapping[str, str],
-    saved: tuple[PodFacts, ...],
-    called: str,
+def _offline_mpi(
+    resolved: Resolved, environ: Mapping[str, str], saved: tuple[PodFacts, ...], called: str
 ) -> Mpi:
+    wanted = resolved.settings.mpi
     found = programs.detect_mpi(environ, called)
-    found = next((facts.mpi for facts in saved if facts.mpi), found)
+    found = next((item.mpi for item in saved if item.mpi), found)
     if wanted is not AUTO and (found is None or wanted is not found.family):
-        return Mpi(wanted, "(not known)", "mpirun", given)
+        return Mpi(wanted, "(not known)", "mpirun", str(resolved.given["mpi"]))
     if found is None:
         hint = "say which one the image has: --mpi openmpi4, openmpi5, spectrum, mpich or intel"
         raise error("program-missing", "no mpirun or mpiexec in a folder of PATH", hint=hint)
@@ -278,11 +255,6 @@ def _mpi(
 def _facts_of(host: Host, saved: tuple[PodFacts, ...]) -> PodFacts | None:
     short = host.name.partition(".")[0]
     return next((facts for facts in saved if facts.hostname in (short, host.name)), None)
-
-
-def _worker(host: Host, facts: PodFacts, port: int) -> Worker:
-    user = host.user or facts.identity.user
-    return Worker(host, facts.control_address, port, user, "", facts, facts.mpi)
 
 
 _HERE: Final = "this pod's environment"

@@ -15,10 +15,10 @@ from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import (
     Decision,
     Finding,
+    Hostfile,
     Level,
     Mpi,
     MpiFamily,
-    MpiParameter,
     PodFacts,
     SshKind,
     Worker,
@@ -36,7 +36,6 @@ from mpiboot.job.mpirun_line import UserLine
 from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.network import pod, worker_network, worker_pairs
-from mpiboot.network.records import WorkerNetwork
 from mpiboot.network.worker_pairs import Dialled
 from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
@@ -81,13 +80,14 @@ async def wait(
     mpi = await asyncio.to_thread(_mpi, launcher, program, patience=programs.LONG)
     line = mpirun_line.read(program, mpi.family)
     plans.refuse_unknown(mpi, line)
-    found = await _hostfile(launcher, _rest(launcher).timeout, line.hostfiles)
-    client = choose_client(launcher, len(found.hostfile.hosts), mpi, line)
-    parameters = facts.find_parameters(mpi, launcher.environ, line)
-    already_said = _tell_at_once(launcher, found, mpi, line, client, parameters)
+    found = await find_hostfile(
+        launcher.resolved, launcher.environ, _rest(launcher).timeout, line.hostfiles
+    )
+    before = _before_hosts(launcher, found.hostfile, mpi, line)
+    already_said = _tell_at_once(launcher, before)
     follow = hostfiles.HostfileFollower(found)
     pairs, to = _pairs(launcher), access(launcher)
-    kept = _keep_logins(launcher, client)
+    kept = _keep_logins(launcher, before.client)
     passed = await gate.wait(
         found.hostfile.hosts,
         _rest(launcher),
@@ -99,29 +99,58 @@ async def wait(
         reached=reached,
         kept=kept,
     )
-    found = follow.found
     await stale_processes.end(passed.workers, launcher.job, _rest(launcher), to)
     settings = launcher.resolved.settings
     workers, networks = await remote_commands.wait_until_settled(
         passed.workers, lambda worker: data.network_of(worker, settings), _rest(launcher), to
     )
-    passed = dataclasses.replace(passed, workers=workers)
-    seen = _observation(
-        launcher, found, passed, mpi, line, own.result(), networks, client, parameters
-    )
+    passed, blocked = dataclasses.replace(passed, workers=workers), ""
     if any(worker_network.socket_addresses(one, settings) for one in networks.values()):
-        seen = _with_blocked(seen, await pairs.blocked_on_data(workers))
-    return dataclasses.replace(seen, already_said=already_said, pairs=pairs, kept=kept)
+        blocked = await pairs.blocked_on_data(workers)
+    before = dataclasses.replace(
+        before, hostfile=follow.found.hostfile, networks=networks, data_blocked=blocked
+    )
+    observed = _with_hosts(launcher, before, passed, own.result())
+    return Observation(observed, passed, follow.found.warnings, already_said, pairs, kept)
 
 
-def _tell_at_once(
+def _before_hosts(
+    launcher: LauncherPod, hostfile: Hostfile, mpi: Mpi, line: UserLine
+) -> plans.Observed:
+    """Give what is known before any host is asked."""
+    return plans.Observed(
+        hostfile=hostfile,
+        mpi=mpi,
+        identity=launcher.identity,
+        environ=launcher.environ,
+        line=line,
+        client=choose_client(launcher, len(hostfile.hosts), mpi, line),
+        limits=launcher.limits,
+        parameters=facts.find_parameters(mpi, launcher.environ, line),
+    )
+
+
+def _with_hosts(
     launcher: LauncherPod,
-    found: hostfiles.JobHostfile,
-    mpi: Mpi,
-    line: UserLine,
-    client: Decision,
-    parameters: tuple[MpiParameter, ...],
-) -> tuple[Finding, ...]:
+    before: plans.Observed,
+    passed: gate.GateResult,
+    own: tuple[PodFacts, int | None],
+) -> plans.Observed:
+    """Add what the gate and this pod's facts show."""
+    ipv6 = any(":" in worker.address for worker in passed.workers)
+    return dataclasses.replace(
+        before,
+        local=passed.local,
+        workers=passed.workers,
+        renamed={**passed.renamed, **_for_mpirun(before, passed, own[0])},
+        links=own[0].links,
+        own=own[0],
+        own_oom_kills=own[1],
+        mpi_ipv6=programs.has_ipv6(before.mpi, launcher.environ) if ipv6 else None,
+    )
+
+
+def _tell_at_once(launcher: LauncherPod, before: plans.Observed) -> tuple[Finding, ...]:
     """Tell what the line and the hostfile alone show: a person need not wait for hosts to read it.
 
     Returns:
@@ -130,17 +159,7 @@ def _tell_at_once(
     Raises:
         MpibootError: ``usage``; the line can't be started.
     """
-    observed = plans.Observed(
-        hostfile=found.hostfile,
-        mpi=mpi,
-        identity=launcher.identity,
-        environ=launcher.environ,
-        line=line,
-        client=client,
-        limits=launcher.limits,
-        parameters=parameters,
-    )
-    made = plans.make(observed, launcher.resolved, launch_folder.paths(launcher.folder))
+    made = plans.make(before, launcher.resolved, launch_folder.paths(launcher.folder))
     # The hostfile is followed until the last host is ready: what it says of slots may yet change.
     at_once = ("usage", "slots", pods.LIMITS_CHECK)
     already_said = tuple(item for item in made.findings if item.check in at_once)
@@ -159,7 +178,7 @@ async def look(
     mpi = _mpi(launcher, program)
     own = await asyncio.to_thread(_own_facts, launcher)
     line = mpirun_line.read(program, mpi.family)
-    found = await _hostfile(launcher, 0.0, line.hostfiles)
+    found = await find_hostfile(launcher.resolved, launcher.environ, 0.0, line.hostfiles)
     pairs = _pairs(launcher)
     passed = await gate.probe_once(
         found.hostfile.hosts,
@@ -172,16 +191,9 @@ async def look(
     dialled = () if passed.unasked else await pairs.results(passed.workers)
     blocked = "" if passed.unasked else await pairs.blocked_on_data(passed.workers)
     await pairs.close()
-    client = choose_client(launcher, len(found.hostfile.hosts), mpi, line)
-    parameters = facts.find_parameters(mpi, launcher.environ, line)
-    seen = _observation(launcher, found, passed, mpi, line, own, {}, client, parameters)
-    return dataclasses.replace(_with_blocked(seen, blocked), dialled=dialled)
-
-
-def _with_blocked(seen: Observation, blocked: str) -> Observation:
-    return dataclasses.replace(
-        seen, observed=dataclasses.replace(seen.observed, data_blocked=blocked)
-    )
+    before = _before_hosts(launcher, found.hostfile, mpi, line)
+    observed = _with_hosts(launcher, dataclasses.replace(before, data_blocked=blocked), passed, own)
+    return Observation(observed, passed, found.warnings, dialled=dialled)
 
 
 async def master_port_taken(
@@ -215,61 +227,22 @@ def _own_facts(launcher: LauncherPod) -> tuple[PodFacts, int | None]:
     return found, host_shell.read(answer.text if answer else "").oom_kills
 
 
-def _for_mpirun(
-    found: hostfiles.JobHostfile,
-    passed: gate.GateResult,
-    own: PodFacts,
-    mpi: Mpi,
-    line: UserLine,
-) -> dict[str, str]:
+def _for_mpirun(before: plans.Observed, passed: gate.GateResult, own: PodFacts) -> dict[str, str]:
     """Give the names that mpirun must not get as the hostfile or its line has them."""
     local = [host.name for host in passed.local]
     if local:
         own_names = pod.own_names(own.hostname)
-        asked = (host.name for app in line.apps for host in app.hosts)
+        asked = (host.name for app in before.line.apps for host in app.hosts)
         local += [name for name in asked if names.is_local(name, own.hostname, own_names)]
-    listed = [host.name for host in found.hostfile.hosts]
-    row = DIALECTS.get(mpi.family)
+    listed = [host.name for host in before.hostfile.hosts]
+    row = DIALECTS.get(before.mpi.family)
     by_first_label = row is not None and row.by_first_label
     return names.for_mpirun(listed, local, own.hostname, by_first_label=by_first_label)
 
 
-def _observation(
-    launcher: LauncherPod,
-    found: hostfiles.JobHostfile,
-    passed: gate.GateResult,
-    mpi: Mpi,
-    line: UserLine,
-    own: tuple[PodFacts, int | None],
-    networks: Mapping[str, WorkerNetwork],
-    client: Decision,
-    parameters: tuple[MpiParameter, ...],
-) -> Observation:
-    ipv6 = any(":" in worker.address for worker in passed.workers)
-    observed = plans.Observed(
-        hostfile=found.hostfile,
-        local=passed.local,
-        workers=passed.workers,
-        renamed={**passed.renamed, **_for_mpirun(found, passed, own[0], mpi, line)},
-        mpi=mpi,
-        links=own[0].links,
-        identity=launcher.identity,
-        environ=launcher.environ,
-        line=line,
-        own=own[0],
-        own_oom_kills=own[1],
-        client=client,
-        limits=launcher.limits,
-        mpi_ipv6=programs.has_ipv6(mpi, launcher.environ) if ipv6 else None,
-        networks=networks,
-        parameters=parameters,
-    )
-    return Observation(observed, passed, found.warnings)
-
-
 async def pass_gates(launcher: LauncherPod, reached: list[Worker] | None = None) -> gate.GateResult:
     """Wait until every host is ready, and say so; ``reached`` is as for ``wait``."""
-    found = await _hostfile(launcher, _rest(launcher).timeout)
+    found = await find_hostfile(launcher.resolved, launcher.environ, _rest(launcher).timeout)
     for item in found.warnings:
         log.finding(item)
     follow = hostfiles.HostfileFollower(found)
@@ -304,16 +277,15 @@ def no_mpirun(environ: Mapping[str, str], called: str = "") -> MpibootError:
     )
 
 
-async def _hostfile(
-    launcher: LauncherPod, patience: float, line: tuple[str, ...] = ()
-) -> hostfiles.JobHostfile:
-    return await find_hostfile(launcher.resolved, launcher.environ, patience, line)
-
-
 async def find_hostfile(
-    resolved: Resolved, environ: Mapping[str, str], patience: float, line: tuple[str, ...] = ()
+    resolved: Resolved,
+    environ: Mapping[str, str],
+    patience: float,
+    line: tuple[str, ...] = (),
+    hostname: str | None = None,
 ) -> hostfiles.JobHostfile:
     """Read the hostfiles that the program's own mpirun line names, else the settings'."""
+    own = socket.gethostname() if hostname is None else hostname
     return await hostfiles.find(
         resolved.settings.hostfile,
         str(resolved.given["hostfile"]),
@@ -321,7 +293,7 @@ async def find_hostfile(
         patience=patience,
         line=line,
         listed=hostfiles.hosts_by_setting(resolved, environ),
-        platform=lambda: hostfiles.hosts_by_platform(environ, socket.gethostname()),
+        platform=lambda: hostfiles.hosts_by_platform(environ, own),
     )
 
 
@@ -387,9 +359,9 @@ def choose_client(launcher: LauncherPod, hosts: int, mpi: Mpi, line: UserLine) -
     )
 
 
-def _keep_logins(launcher: LauncherPod, client: Decision) -> ConnectionPool | None:
+def _keep_logins(launcher: LauncherPod, client: Decision | None) -> ConnectionPool | None:
     """Keep the gate's logins where mpiboot's own client stays beside mpirun."""
     settings = launcher.resolved.settings
-    if client.value != SshKind.EMBEDDED or settings.supervise is not Switch.ON:
+    if client is None or client.value != SshKind.EMBEDDED or settings.supervise is not Switch.ON:
         return None
     return ConnectionPool(sshconfig.patience(settings.ssh_keepalive, sshconfig.UserArgs()))

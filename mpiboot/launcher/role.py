@@ -22,13 +22,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from mpiboot.core import log
 from mpiboot.core.launch_spec import ATTEMPT, JOB_MARK, KEEP_KEY, RESULT, ParentOptions, ParentTask
 from mpiboot.core.model import Finding, Level, MpiFamily
 from mpiboot.core.setting_types import AUTO, Auto, Switch, WorkerExit
-from mpiboot.core.settings import ROWS, Resolved
+from mpiboot.core.settings import ROWS, Resolved, Settings
 from mpiboot.job import program_words
 from mpiboot.launcher import shims
 from mpiboot.supervisor import signals
@@ -81,17 +81,21 @@ def _launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, 
         MpibootError: ``program-missing``; this interpreter can't be executed.
         OSError: no child can be started.
     """
-    settings = resolved.settings
-    options = ParentOptions(
+    attempt = new_attempt(resolved.settings.worker_exit, environ)
+    words = start_child(resolved, program, environ, attempt)
+    become_parent(ParentTask.LAUNCH, _options(resolved.settings), words, environ)
+
+
+def _options(settings: Settings, **more: Any) -> ParentOptions:  # noqa: ANN401 - as they are
+    """Give what the parent is told of the settings beside its task."""
+    return ParentOptions(
         log_level=settings.log_level,
         log_format=settings.log_format,
         termination_log=settings.termination_log,
         hold_on_failure=settings.hold_on_failure,
         oom_kills=control_groups.kills(),
+        **more,
     )
-    attempt = new_attempt(settings.worker_exit, environ)
-    words = start_child(resolved, program, environ, attempt)
-    become_parent(ParentTask.LAUNCH, options, words, environ)
 
 
 def start_child(
@@ -301,12 +305,8 @@ def _run_script(
     attempt = new_attempt(settings.worker_exit, environ)
     if attempt:
         env |= {KEEP_KEY: "1", ATTEMPT: attempt}
-    options = ParentOptions(
-        log_level=settings.log_level,
-        log_format=settings.log_format,
-        termination_log=settings.termination_log,
-        hold_on_failure=settings.hold_on_failure,
-        oom_kills=control_groups.kills(),
+    options = _options(
+        settings,
         grace=settings.grace + _MORE_GRACE,
         last_launches=str(folder.parent / "launcher") if attempt else "",
     )

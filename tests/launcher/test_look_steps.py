@@ -229,10 +229,7 @@ def test_a_script_has_no_plan_of_its_own(
     monkeypatch.setattr(
         role, "runs_once", lambda *given: once if given == (resolved, ("./run.sh",), {}) else None
     )
-    if offline:
-        look.show_offline(resolved, ("./run.sh",), {}, as_json=as_json, folder="")
-    else:
-        look.show_plan(resolved, ("./run.sh",), {}, as_json=as_json)
+    look.show_plan(resolved, ("./run.sh",), {}, as_json=as_json, offline=offline)
     text = capfd.readouterr().out
     said = "it calls mpirun: it runs once, and each mpirun in it has a plan of its own"
     if not as_json:
@@ -256,8 +253,8 @@ def test_a_plan_away_from_the_cluster_is_printed_alike(
         return made, (WARN,)
 
     monkeypatch.setattr(look, "offline_plan", makes)
-    look.show_offline(resolved, ("./train",), environ, as_json=True, folder="facts")
+    look.show_plan(resolved, ("./train",), environ, as_json=True, offline=True, folder="facts")
     told = json.loads(capfd.readouterr().out)
     assert [item["said"] for item in told["findings"]] == ["warned of"]
-    look.show_offline(resolved, ("./train",), environ, as_json=False, folder="facts")
+    look.show_plan(resolved, ("./train",), environ, as_json=False, offline=True, folder="facts")
     assert "warned of" in capfd.readouterr().out

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from mpiboot.core.model import Decision, Finding, Host, Level, Mpi, PodFacts, Source, Worker
+from mpiboot.core.model import Finding, Host, Level, Mpi, PodFacts, Worker
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, hostfiles, remote_commands
 from mpiboot.hosts.gate import DoctorLook, GateResult
@@ -19,7 +19,7 @@ from mpiboot.hosts.hostfiles import HostfilePath, JobHostfile
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.job.data import Meeting
 from mpiboot.launcher import observation
-from mpiboot.launcher.observation import Observation
+from mpiboot.launcher.observation import Observation, find_hostfile
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.network import worker_pairs
 from mpiboot.network.records import Transport, WorkerNetwork
@@ -82,7 +82,7 @@ async def test_a_look_asks_every_host_once_and_hands_on_what_was_found(
 
     (facts, _) = [worker.facts for worker in SEEN.workers]
     assert facts is not None
-    monkeypatch.setattr(observation, "_hostfile", hostfile)
+    monkeypatch.setattr(observation, "find_hostfile", hostfile)
     launcher = pod(tmp_path)
     program = ("/usr/bin/mpirun", "--hostfile", "/h", "./train")
 
@@ -100,7 +100,7 @@ async def test_a_look_asks_every_host_once_and_hands_on_what_was_found(
     doctor = DoctorLook(("own_values",))
     found = await observation.look(launcher, program, doctor)
     assert given == [
-        (launcher, 0.0, ("/h",)),
+        (launcher.resolved, launcher.environ, 0.0, ("/h",)),
         (
             SEEN.hostfile.hosts,
             launcher.resolved.settings,
@@ -135,13 +135,13 @@ async def test_the_gates_of_a_script_have_what_is_left_of_the_deadline(
         given.append(said)
         return ()
 
-    monkeypatch.setattr(observation, "_hostfile", hostfile)
+    monkeypatch.setattr(observation, "find_hostfile", hostfile)
     monkeypatch.setattr(gate, "wait", wait)
     monkeypatch.setattr(worker_pairs, "findings", findings)
     launcher = pod(tmp_path, timeout="60")
     assert await observation.pass_gates(launcher, reached) == passed
     first, (hosts, rest, to, named), last = given
-    assert first == (launcher, 50.0)
+    assert first == (launcher.resolved, launcher.environ, 50.0)
     assert (hosts, to) == (SEEN.hostfile.hosts, ("access", launcher))
     assert rest == replace(launcher.resolved.settings, timeout=50.0)
     assert (named["pairs"], named["reached"]) == (pairs, reached)
@@ -175,7 +175,7 @@ async def test_the_hostfile_is_looked_for_where_the_settings_and_the_platform_sa
     monkeypatch.setattr(hostfiles, "find", find)
     monkeypatch.setattr(hostfiles, "hosts_by_setting", by_setting)
     monkeypatch.setattr(hostfiles, "hosts_by_platform", by_platform)
-    assert await observation._hostfile(launcher, 7.0, ("/line",)) is it
+    assert await find_hostfile(launcher.resolved, launcher.environ, 7.0, ("/line",)) is it
     (asked,) = given
     assert asked.pop("platform")() == found
     assert asked == {
@@ -224,23 +224,12 @@ def test_the_pair_check_has_the_time_and_the_ports_of_the_settings(tmp_path: Pat
 def test_what_was_found_is_what_the_plan_is_made_from(tmp_path: Path) -> None:
     (facts, _) = [worker.facts for worker in SEEN.workers]
     assert facts is not None
-    client = Decision("ssh-client", "openssh", Source.DETECTED, "/usr/bin/ssh")
     passed = GateResult((), (Host("me"),), {}, {})
     launcher = pod(tmp_path)
-    found = observation._observation(
-        launcher,
-        JobHostfile(SEEN.hostfile, (WARN,)),
-        passed,
-        SEEN.mpi,
-        SEEN.line,
-        (facts, None),
-        NETWORKS,
-        client,
-        (),
-    )
-    assert found.observed.client == client
-    assert (found.warnings, found.passed) == ((WARN,), passed)
-    assert found.observed.local == passed.local
-    assert found.observed.networks == NETWORKS
-    assert (found.observed.identity, found.observed.line) == (plans.ROOT, SEEN.line)
-    assert (found.observed.environ, found.observed.links) == (launcher.environ, facts.links)
+    before = observation._before_hosts(launcher, SEEN.hostfile, SEEN.mpi, SEEN.line)
+    found = observation._with_hosts(launcher, before, passed, (facts, None))
+    assert found.client is not None
+    assert found.client.name == "ssh-client"
+    assert found.local == passed.local
+    assert (found.identity, found.line) == (plans.ROOT, SEEN.line)
+    assert (found.environ, found.links) == (launcher.environ, facts.links)

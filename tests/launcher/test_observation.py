@@ -19,7 +19,6 @@ from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
 from mpiboot.hosts.gate import GateResult
-from mpiboot.hosts.hostfiles import JobHostfile
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.plan_builder import LauncherLimits
 from mpiboot.launcher import observation
@@ -67,17 +66,14 @@ def test_an_mpi_is_asked_for_ipv6_where_a_worker_needs_it(
     passed = GateResult(workers, (), {"w-0": "w-0.long"}, {})
     (facts,) = {worker.facts for worker in seen.workers[:1]}
     assert facts
-    line = read(["./train"], seen.mpi.family)
-    found = observation._observation(
-        launcher, JobHostfile(seen.hostfile, ()), passed, seen.mpi, line, (facts, 3), {}, SSH, ()
-    )
-    assert found.observed.client == SSH
+    found = observation._with_hosts(launcher, replace(seen, client=SSH), passed, (facts, 3))
+    assert found.client == SSH
     assert len(calls) == asked
-    assert found.observed.mpi_ipv6 is (False if asked else None)
-    assert found.observed.workers == workers
-    assert found.observed.renamed["w-0"] == "w-0.long"
-    assert found.observed.hostfile == seen.hostfile
-    assert (found.observed.own, found.observed.own_oom_kills) == (facts, 3)
+    assert found.mpi_ipv6 is (False if asked else None)
+    assert found.workers == workers
+    assert found.renamed["w-0"] == "w-0.long"
+    assert found.hostfile == seen.hostfile
+    assert (found.own, found.own_oom_kills) == (facts, 3)
 
 
 def program(folder: Path, version: str) -> str:
@@ -181,10 +177,9 @@ def at_once(folder: Path, line: str, limits: LauncherLimits | None = None) -> tu
     seen = plans.observed()
     (folder / "launcher").mkdir()
     launcher = replace(pod(folder), folder=folder / "launcher", limits=limits)
-    listed = JobHostfile(seen.hostfile, ())
-    return observation._tell_at_once(
-        launcher, listed, seen.mpi, read(line.split(), seen.mpi.family), SSH, ()
-    )
+    its = read(line.split(), seen.mpi.family)
+    before = observation._before_hosts(launcher, seen.hostfile, seen.mpi, its)
+    return observation._tell_at_once(launcher, before)
 
 
 def test_a_line_that_can_not_be_started_ends_before_any_host_is_waited_for(tmp_path: Path) -> None:
@@ -250,13 +245,13 @@ def test_each_mpi_gets_the_names_that_it_would_not_mistake(
     passed = GateResult((), listed[2:], {}, {})
     facts = seen.workers[0].facts
     assert facts
-    found = observation._for_mpirun(
-        JobHostfile(replace(seen.hostfile, hosts=listed), ()),
-        passed,
-        replace(facts, hostname="launcher"),
-        Mpi(family, "", "", ""),
-        read(("mpirun", "-H", "launcher,127.0.0.1,w.a", "true"), MpiFamily.OPENMPI4),
+    before = replace(
+        seen,
+        hostfile=replace(seen.hostfile, hosts=listed),
+        mpi=Mpi(family, "", "", ""),
+        line=read(("mpirun", "-H", "launcher,127.0.0.1,w.a", "true"), MpiFamily.OPENMPI4),
     )
+    found = observation._for_mpirun(before, passed, replace(facts, hostname="launcher"))
     own = dict.fromkeys(("here.job", "localhost", "127.0.0.1"), "launcher")
     assert found == {**renamed, **own}
 

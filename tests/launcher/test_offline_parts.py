@@ -64,11 +64,12 @@ def test_the_mpi_is_that_of_the_facts_before_this_machines(
 
     monkeypatch.setattr(programs, "detect_mpi", detect)
     kept = tuple(facts(f"w-{number}", mpi) for number, mpi in enumerate(saved))
+    resolved = resolve({} if wanted is AUTO else {"mpi": wanted.value}, {})
     if found is None:
         with pytest.raises(MpibootError, match="no mpirun or mpiexec in a folder of PATH"):
-            look._mpi(wanted, "--mpi", {"A": "b"}, kept, "/called")
+            look._offline_mpi(resolved, {"A": "b"}, kept, "/called")
         return
-    assert look._mpi(wanted, "--mpi", {"A": "b"}, kept, "/called") == found
+    assert look._offline_mpi(resolved, {"A": "b"}, kept, "/called") == found
 
 
 @pytest.mark.parametrize("own", [True, False])
