@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Final, NoReturn
+from typing import NoReturn
 
 if __name__ == "__main__":
     # -I: not even the folder of this file, whose names are not the top of anything.
@@ -18,13 +18,12 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(package))
 
 from mpiboot.core import log
+from mpiboot.core.checks import ExitCode
 from mpiboot.core.launch_spec import ParentOptions, ParentTask
 from mpiboot.supervisor import mpirun_messages, signals
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.parent import Parent
 from mpiboot.system import executables
-
-_BUG: Final = 70
 
 
 def run(task: ParentTask, text: str, words: list[str]) -> int:
@@ -39,7 +38,7 @@ def run(task: ParentTask, text: str, words: list[str]) -> int:
     stderr = OutputWriter()
     log.write_by(stderr.write)
     parent = Parent(options, mask, stderr)
-    code = _BUG
+    code = int(ExitCode.BUG)
     try:
         if task is ParentTask.LAUNCH:
             child, result = map(int, words)
@@ -60,7 +59,7 @@ def main() -> NoReturn:
         code = run(ParentTask(sys.argv[1]), sys.argv[2], sys.argv[3:])
     except Exception as wrong:  # noqa: BLE001 - the last line of defence: never a traceback
         log.error("bug", f"[bug] the launcher's process failed: {type(wrong).__name__}: {wrong}")
-        code = _BUG
+        code = int(ExitCode.BUG)
         log.error("ended", f"launcher ended: exit {code} (bug)", exit=code, reference="bug")
     # The thread that waits for signals never ends, and nothing here is to be tidied up.
     os._exit(code)

@@ -19,6 +19,7 @@ from mpiboot.core import log
 from mpiboot.core.launch_spec import EVENTS, REQUESTS
 from mpiboot.supervisor.signals import name
 from mpiboot.supervisor.state import AgentConnected, AgentEnded, AgentStarted, ClientEnded, Event
+from mpiboot.system import control_groups
 from mpiboot.system.loop import EventLoop
 from mpiboot.system.os_calls import last_words, open_fifo, process_handle
 
@@ -86,8 +87,6 @@ class Agents:
             os.unlink(f"{self._folder}/{REQUESTS}")
         limit = ""
         if code == _KILLED:
-            from mpiboot.system import control_groups  # noqa: PLC0415 - what a good job needs none of
-
             limit = control_groups.used_up(oom_kills)
             how += f" as {limit}" if limit else ""
         self._feed(ClientEnded(how, killed=code == _KILLED, out_of_memory=bool(limit)))

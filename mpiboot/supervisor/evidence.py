@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
+from mpiboot.core.records_json import read_record
 from mpiboot.core.wording import size_of
 
 if TYPE_CHECKING:
@@ -90,11 +91,7 @@ def to_json(hosts: tuple[Baseline, ...]) -> str:
 
 def from_json(text: str) -> tuple[Baseline, ...]:
     """Read what ``to_json`` wrote."""
-    lists = ("ports", "in_cluster")
-    return tuple(
-        Baseline(**{**item, **{name: tuple(item[name]) for name in lists}})
-        for item in json.loads(text)
-    )
+    return tuple(read_record(Baseline, item) for item in json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.launch_spec import BY_SIGNAL
 from mpiboot.core.wording import counted, first_few, size_of
 from mpiboot.supervisor.state import (
@@ -25,24 +26,6 @@ from mpiboot.supervisor.state import (
 
 # Why a job is ended that has not ended by itself: a row of checks and a sentence each.
 
-# The exit codes of the rows of checks that a started job can end with, and whether a new try
-# can help. The whole table, and the records that it is made of, would cost the parent a megabyte
-# for as long as the job runs.
-CODES: Final = {
-    "agent-not-started": (78, False),
-    "daemon-failed": (69, True),
-    "host-key-differs": (77, False),
-    "host-lost": (69, True),
-    "launch-timeout": (69, True),
-    "launcher-memory": (69, True),
-    "output": (73, False),
-    "program-missing": (127, False),
-    "ranks-unanswered": (69, True),
-    "ssh-client-lost": (69, True),
-    "ssh-denied": (77, False),
-    "kubectl-denied": (77, False),
-    "workers-unreachable": (69, True),
-}
 # Hosts that one sentence names.
 LISTED: Final = 8
 _REMOTE_SHELLS: Final = ("ssh", "rsh", "srun", "qrsh", "blaunch", "kubectl")
@@ -52,7 +35,7 @@ def verdict_of(
     reference: str, said: str, host: str = "", evidence: tuple[str, ...] = ()
 ) -> Verdict:
     """Judge by a row of checks."""
-    return Verdict(CODES[reference][0], reference, said, host, evidence)
+    return Verdict(int(BY_REFERENCE[reference].code), reference, said, host, evidence)
 
 
 def in_order(state: State, hosts: frozenset[str]) -> tuple[str, ...]:
@@ -215,7 +198,7 @@ def judge(state: State) -> Verdict:
 
 def _judge(state: State) -> Verdict:
     cause = state.cause
-    if cause and not (state.signal and CODES[cause.reference][1]):
+    if cause and not (state.signal and BY_REFERENCE[cause.reference].retry):
         waited = state.job.end_stuck and state.waiting_looks == WAITING_LOOKS
         return ranks_waiting(state) if waited else cause
     if state.signal:

@@ -14,6 +14,7 @@ from dataclasses import replace as with_fields
 from typing import Final
 
 from mpiboot.core import log
+from mpiboot.core.checks import BY_REFERENCE, ExitCode
 from mpiboot.core.launch_spec import (
     ATTEMPT,
     BY_SIGNAL,
@@ -30,13 +31,14 @@ from mpiboot.core.launch_spec import (
 from mpiboot.core.wording import counted
 from mpiboot.supervisor import guard
 from mpiboot.supervisor.asking import Request, ask
-from mpiboot.supervisor.judgement import CODES, not_startable, proved, verdict_of
+from mpiboot.supervisor.judgement import not_startable, proved, verdict_of
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import send, wait_gone
 from mpiboot.supervisor.report import tell, tell_not_started
 from mpiboot.supervisor.signals import ENDING, Signals, by_signal, name
 from mpiboot.supervisor.state import FAMILIES, UNKNOWN, Verdict
+from mpiboot.system import control_groups
 from mpiboot.system.loop import EventLoop
 from mpiboot.system.os_calls import (
     exit_status,
@@ -50,7 +52,6 @@ from mpiboot.system.os_calls import (
 )
 
 _PIECE: Final = 65536
-_BUG: Final = 70
 # Seconds that a child has to tell the hosts that were ready; after a signal somebody waits.
 _TELLS: Final = 2.5
 _TELLS_OF_SIGNAL: Final = 1.0
@@ -78,23 +79,18 @@ def died(status: int, oom_kills: int) -> Failure:
     if code >= 0:
         said = f"the process that waits for hosts ended with {code} and without a result"
         log.error("bug", f"[bug] {said}: nothing was started")
-        return Failure(_BUG, "bug", f"bug: {said}: nothing was started\n")
+        return Failure(int(ExitCode.BUG), "bug", f"bug: {said}: nothing was started\n")
     said = f"the process that waits for hosts was killed by {name(-code)}"
     if -code == signal.SIGKILL:
-        from mpiboot.system import control_groups  # noqa: PLC0415 - what a good start needs none of
-
         limit = control_groups.used_up(oom_kills)
         if limit:
-            return _out_of_memory(f"{said} as {limit}: nothing was started")
+            row, said = BY_REFERENCE["launcher-memory"], f"{said} as {limit}: nothing was started"
+            log.error(row.reference, f"[{row.reference}] {said}", hint=_MEMORY_HINT)
+            message = f"{row.reference}: {said}\n-> {_MEMORY_HINT}\n"
+            return Failure(int(row.code), row.reference, message)
         said += "; the launcher's memory limit?"
     log.error("killed", f"{said}: nothing was started")
     return Failure(BY_SIGNAL - code, "killed", f"killed: {said}: nothing was started\n")
-
-
-def _out_of_memory(said: str) -> Failure:
-    reference = "launcher-memory"
-    log.error(reference, f"[{reference}] {said}", hint=_MEMORY_HINT)
-    return Failure(CODES[reference][0], reference, f"{reference}: {said}\n-> {_MEMORY_HINT}\n")
 
 
 class Preparation:
@@ -503,7 +499,7 @@ class Parent:
         if code or not self._stderr.left:  # a log that can't be written fails no job
             return code
         log.write_termination(self._options.termination_log, f"output: {lost}\n")
-        return BY_SIGNAL + self._told if self._told else CODES["output"][0]
+        return BY_SIGNAL + self._told if self._told else int(BY_REFERENCE["output"].code)
 
     def _flush(self, writer: OutputWriter, name: str) -> str:
         """Wait until all is written, as long as somebody reads; after a signal not for long.

@@ -6,15 +6,12 @@ It decides nothing about the job; the verdict is given to it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from mpiboot.core import log
+from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.launch_spec import Failure, LaunchSpec
+from mpiboot.core.model import Finding, Level
 from mpiboot.supervisor.state import Verdict
-
-if TYPE_CHECKING:
-    from mpiboot.core.model import Finding
-
 
 # Failures before mpirun that lie in the launcher's process or its line, which doctor does not see.
 _NO_DOCTOR = ("usage", "bug", "killed")
@@ -24,10 +21,6 @@ _OF_MPI = ("OMPI_", "PRTE_", "PMIX_", "UCX_", "FI_", "I_MPI_", "MPIR_", "MPICH_"
 
 def _finding(verdict: Verdict) -> Finding:
     """Write a verdict as a finding; a code of the program's own has no row, and no hint."""
-    # Loaded now, and not kept in memory for as long as the job runs.
-    from mpiboot.core.checks import BY_REFERENCE  # noqa: PLC0415
-    from mpiboot.core.model import Finding, Level  # noqa: PLC0415
-
     row = BY_REFERENCE.get(verdict.reference)
     name = verdict.reference or ("signal" if verdict.by_signal else verdict.failed)
     hint = row.hint if row else ""
