@@ -172,7 +172,7 @@ def write_ssh_config(count: int) -> None:
 def compare_afterwards(count: int) -> None:
     seen = observed(count, "openmpi4")
     for worker in seen.workers:
-        launch_folder.baseline(worker, seen)
+        launch_folder.snapshot(worker, seen)
 
 
 def tell_progress(count: int) -> None:

@@ -32,7 +32,7 @@ CLIENT_SOCKET: Final = "client.sock"
 NOT_FOR_RANKS: Final = "OPAL_OUTPUT_STDERR_FD=2"
 MARK: Final = "MPIBOOT_LAUNCH_DIR"
 # In the environment of all that one launch starts, on every host; no two launches share it.
-JOB_MARK: Final = "MPIBOOT_JOB_MARK"
+LAUNCH_ID: Final = "MPIBOOT_JOB_MARK"
 # In the environment of its daemons: the port on which the launcher hears of a worker's end, and
 # what it calls that worker.
 NOTICE: Final = "MPIBOOT_NOTICE"
@@ -44,7 +44,7 @@ ATTEMPT: Final = "MPIBOOT_ATTEMPT"
 
 def without_marks(environ: Mapping[str, str]) -> dict[str, str]:
     """Leave the launch's marks out: who has none is not ended with what mpirun started."""
-    return {name: value for name, value in environ.items() if name not in (MARK, JOB_MARK)}
+    return {name: value for name, value in environ.items() if name not in (MARK, LAUNCH_ID)}
 
 
 class ParentTask(str, Enum):
@@ -114,9 +114,10 @@ class LaunchSpec:
     that could hide the hostfile or the launch agent from mpirun, each with the reason;
     ``attempt`` is what workers call this launcher, empty where they are told of no end; ``earlier``
     is what they told of the attempt before; ``program`` is what ranks run,
-    empty where that isn't known; ``goes_on`` tells that the job may be meant to go on without a
-    rank that ended badly; ``stop_signal`` tells ranks to save and end; ``addresses`` are this pod's
-    on the control link, and ``ports`` the range that a NetworkPolicy leaves open, empty for any;
+    empty where that isn't known; ``tolerates_failure`` tells that the job may be meant to go on
+    without a rank that ended badly; ``stop_signal`` tells ranks to save and end; ``addresses`` are
+    this pod's on the control link, and ``ports`` the range that a NetworkPolicy leaves open, empty
+    for any;
     without ``supervise`` the parent becomes mpirun.
     ``connect_check`` is after how many seconds workers are asked for connections that nobody
     answers, 0 for never; ``end_stuck`` where a job that seems stuck is ended. ``left_to_mpirun``
@@ -144,7 +145,7 @@ class LaunchSpec:
     attempt: str = ""
     earlier: str = ""
     program: str = ""
-    goes_on: bool = False
+    tolerates_failure: bool = False
     stop_signal: int = 15
     addresses: tuple[str, ...] = ()
     ports: str = ""

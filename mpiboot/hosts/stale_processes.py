@@ -21,7 +21,7 @@ from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.launch_spec import JOB_MARK
+from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import Worker
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, first_few
@@ -99,7 +99,7 @@ def error_of(others: Sequence[OtherLauncher], seconds: float) -> MpibootError:
     return error("workers-held", said)
 
 
-NAME: Final = JOB_MARK
+NAME: Final = LAUNCH_ID
 # Often at first: one that is just ending is gone in a moment.
 _FIRST, _LAST = 0.2, 1.0
 _SILENT: Final = 3  # looks

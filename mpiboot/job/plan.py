@@ -75,7 +75,7 @@ class Plan:
     user_agent: str = ""
     user_args: sshconfig.UserArgs = field(default_factory=sshconfig.UserArgs)
     obstacles: tuple[tuple[str, str], ...] = ()
-    goes_on: bool = False
+    tolerates_failure: bool = False
     per_host: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     rows: tuple[WorkerRow, ...] = ()
     transport: Transport | None = None
@@ -131,7 +131,7 @@ def _unknown(observed: Observed, resolved: Resolved) -> Plan:
         findings=(Finding("mpi-versions", Level.WARN, said, hint=hint),),
         argv=observed.line.argv,
         hostfile=hostfiles.render(observed.hostfile.hosts, hostfiles.Syntax.SLOTS),
-        goes_on=True,
+        tolerates_failure=True,
         tcp_optional=because,
     )
 
@@ -242,7 +242,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         user_agent=user_agent,
         user_args=user_args,
         obstacles=obstacles(builder),
-        goes_on=tolerates_failure(builder),
+        tolerates_failure=tolerates_failure(builder),
         per_host=per_host,
         rows=network.rows,
         transport=network.transport,

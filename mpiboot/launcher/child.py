@@ -176,7 +176,7 @@ def prepare_launch(
     _stop_on_pairs(loop, seen, made)
     env = made.environment(environ) | {launch_spec.MARK: paths.launch_dir}
     # A launch inside a launch is part of it.
-    env.setdefault(launch_spec.JOB_MARK, stale_processes.new_mark(pod.job))
+    env.setdefault(launch_spec.LAUNCH_ID, stale_processes.new_mark(pod.job))
     client = _stay(launch, seen, parent)
     words = () if client else launch.write_client(parent)
     spec = launch.spec(before, env, words, attempt=attempt)

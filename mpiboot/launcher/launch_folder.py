@@ -218,9 +218,9 @@ class Launch:
         }
         search = read_resolv_conf().search
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        seen = tuple(baseline(item, self.observed, search, now) for item in self.observed.workers)
+        seen = tuple(snapshot(item, self.observed, search, now) for item in self.observed.workers)
         name, ooms = socket.gethostname(), self.observed.own_oom_kills
-        own = evidence.Baseline(name, "", "", name, oom_kills=ooms, here=True, started=now)
+        own = evidence.HostSnapshot(name, "", "", name, oom_kills=ooms, here=True, started=now)
         text = evidence.to_json((own, *seen))
         files.write_private(Path(self.where.launch_dir) / evidence.FILE, text)
         return launch_spec.LaunchSpec(
@@ -244,7 +244,7 @@ class Launch:
             obstacles=self.plan.obstacles,
             attempt=attempt if any(item.runs_mpiboot for item in self.observed.workers) else "",
             program=self.plan.program,
-            goes_on=self.plan.goes_on,
+            tolerates_failure=self.plan.tolerates_failure,
             addresses=launcher_addresses(self.observed.workers),
             ports=settings.port_range,
             stop_signal=signal.Signals[f"SIG{settings.stop_signal}"],
@@ -262,9 +262,9 @@ class Launch:
         )
 
 
-def baseline(
+def snapshot(
     worker: Worker, observed: Observed, search: Sequence[str] = (), started: str = ""
-) -> evidence.Baseline:
+) -> evidence.HostSnapshot:
     """Note what is compared with after a failure; ``search`` is resolv.conf's list."""
     called = observed.called(worker.host.name)
     # mpirun has a made-up name for some hosts, which no nameserver knows.
@@ -273,7 +273,7 @@ def baseline(
     # Where kubectl enters pods nobody has asked for their names, and they may have none.
     dns = "" if addresses.is_address(listed) or observed.by_kubectl else dns
     in_cluster = names.in_cluster(dns, search) if dns else ()
-    return evidence.baseline(worker, called, dns, in_cluster, started)
+    return evidence.snapshot(worker, called, dns, in_cluster, started)
 
 
 KNOWN_HOSTS: Final = "known_hosts"
@@ -406,7 +406,7 @@ class Logins:
         Raises:
             MpibootError: ``runtime-folder``.
         """
-        seen = tuple(evidence.baseline(item, item.host.name, "") for item in workers)
+        seen = tuple(evidence.snapshot(item, item.host.name, "") for item in workers)
         files.write_private(self.folder / evidence.FILE, evidence.to_json(seen))
 
     def client_config(self, parent: int, most: int) -> client_start.ClientConfig:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import ATTEMPT, JOB_MARK, KEEP_KEY, RESULT, ParentOptions, ParentTask
+from mpiboot.core.launch_spec import ATTEMPT, KEEP_KEY, LAUNCH_ID, RESULT, ParentOptions, ParentTask
 from mpiboot.core.model import Finding, Level, MpiFamily
 from mpiboot.core.setting_types import AUTO, Auto, Switch, WorkerExit
 from mpiboot.core.settings import ROWS, Resolved, Settings
@@ -190,7 +190,7 @@ def new_attempt(wanted: WorkerExit | Auto, environ: Mapping[str, str]) -> str:
         Empty where this is a part of a job: a launcher beside others, as by ``kubectl exec`` or in
         a script, may be followed by the next.
     """
-    part = environ.get(JOB_MARK) or environ.get(ATTEMPT)
+    part = environ.get(LAUNCH_ID) or environ.get(ATTEMPT)
     unknown = wanted is AUTO and not process.is_containers_own()
     if wanted is WorkerExit.NEVER or part or unknown:
         return ""

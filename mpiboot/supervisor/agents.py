@@ -13,6 +13,7 @@ import time
 from _heapq import heappop, heappush
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.core import log
@@ -29,31 +30,25 @@ _PATIENCE: Final = 0.5
 _PIECE: Final = 65536
 
 
+@dataclass(eq=False)
 class Agents:
-    """Listens to the agents, and makes events of what becomes of them."""
+    """Listens to the agents, and makes events of what becomes of them.
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        folder: str,
-        hosts: Collection[str],
-        running: Callable[[], Collection[tuple[str, int]]],
-        feed: Callable[[Event], None],
-    ) -> None:
-        """Listen to nobody yet.
+    Attributes:
+        loop: where the FIFO and the agents' processes are listened to.
+        folder: the launch folder.
+        hosts: the remote hosts' names.
+        running: the agents, by host and pid, whose end was not told yet.
+        feed: called with each event.
+    """
 
-        Args:
-            loop: where the FIFO and the agents' processes are listened to.
-            folder: the launch folder.
-            hosts: the remote hosts' names.
-            running: the agents, by host and pid, whose end was not told yet.
-            feed: called with each event.
-        """
-        self._loop = loop
-        self._folder = folder
-        self._hosts = hosts
-        self._running = running
-        self._feed = feed
+    loop: EventLoop
+    folder: str
+    hosts: Collection[str]
+    running: Callable[[], Collection[tuple[str, int]]]
+    feed: Callable[[Event], None]
+
+    def __post_init__(self) -> None:
         self._handles: dict[int, int] = {}
         self._ssh: dict[int, int] = {}  # the pid of each agent's ssh
         self._carried: set[int] = set()  # agents whose sessions are the SSH client's own
@@ -67,12 +62,12 @@ class Agents:
 
     def listen(self) -> None:
         """Open the FIFO: one that nobody has open forgets what was written to it."""
-        self._fifo = open_fifo(f"{self._folder}/{EVENTS}")
-        self._loop.on(self._fifo, self.read, vital=True)
+        self._fifo = open_fifo(f"{self.folder}/{EVENTS}")
+        self.loop.on(self._fifo, self.read, vital=True)
 
     def ignore(self) -> None:
         """Empty the FIFO from now on: the agents of those that ask the workers are no news."""
-        self._loop.on(self._fifo, self._empty)
+        self.loop.on(self._fifo, self._empty)
 
     def client_ended(self, status: int, oom_kills: int) -> None:
         """Tell that the process with the agents' sessions is gone; later agents wait for nobody.
@@ -84,19 +79,19 @@ class Agents:
         code = os.waitstatus_to_exitcode(status)
         how = f"was killed by {name(-code)}" if code < 0 else f"ended with {code}"
         with suppress(OSError):
-            os.unlink(f"{self._folder}/{REQUESTS}")
+            os.unlink(f"{self.folder}/{REQUESTS}")
         limit = ""
         if code == _KILLED:
             limit = control_groups.used_up(oom_kills)
             how += f" as {limit}" if limit else ""
-        self._feed(ClientEnded(how, killed=code == _KILLED, out_of_memory=bool(limit)))
+        self.feed(ClientEnded(how, killed=code == _KILLED, out_of_memory=bool(limit)))
 
     def end_session(self, host: str) -> None:
         """End a host's sessions here; their agents tell of it."""
-        for pid in [pid for its, pid in self._running() if its == host]:
+        for pid in [pid for its, pid in self.running() if its == host]:
             with suppress(OSError):
                 if pid in self._carried:
-                    fifo = open_fifo(f"{self._folder}/{REQUESTS}")
+                    fifo = open_fifo(f"{self.folder}/{REQUESTS}")
                     os.write(fifo, f"end {host} {pid}\n".encode())
                     os.close(fifo)
                 elif pid in self._ssh:
@@ -132,9 +127,9 @@ class Agents:
             if latest != until:
                 continue
             del self._gone[pid]
-            if (host, pid) in self._running():
-                said = ("its launch agent was killed",)
-                self._feed(AgentEnded(host, pid, _KILLED, said, killed=True))
+            if (host, pid) in self.running():
+                message = ("its launch agent was killed",)
+                self.feed(AgentEnded(host, pid, _KILLED, message, killed=True))
 
     def _empty(self) -> None:
         os.read(self._fifo, _PIECE)
@@ -150,7 +145,7 @@ class Agents:
             case ["closed", _, pid] if pid.isdigit():
                 self._session_has_ended(int(pid))
             case ["connected", host, *_]:
-                self._feed(AgentConnected(self.host_of(host)))
+                self.feed(AgentConnected(self.host_of(host)))
             case ["ended", host, status, pid, *signals] if status.isdigit() and pid.isdigit():
                 self._ended(self.host_of(host), int(pid), int(status), bool(signals))
             case _:
@@ -158,18 +153,18 @@ class Agents:
 
     def host_of(self, called: str) -> str:
         """Find the host that mpirun calls so: some cut names at the first dot."""
-        if called in self._hosts:
+        if called in self.hosts:
             return called
         if self._short is None:
             self._short = {}
-            for host in self._hosts:
+            for host in self.hosts:
                 label = host.partition(".")[0]
                 # Of several hosts that are called so it could be any.
                 self._short[label] = label if label in self._short else host
         return self._short.get(called, called)
 
     def _started(self, event: AgentStarted) -> None:
-        self._feed(event)
+        self.feed(event)
         host, pid = event.host, event.pid
         try:
             handle = process_handle(pid)
@@ -179,15 +174,15 @@ class Agents:
         if handle is None:  # the agent's word must do
             return
         self._handles[pid] = handle
-        self._loop.on(handle, lambda: self._has_gone(host, pid), vital=True)
+        self.loop.on(handle, lambda: self._has_gone(host, pid), vital=True)
 
     def _has_gone(self, host: str, pid: int) -> None:
         """Take note that an agent isn't there any more; what it told may not be read yet."""
         handle = self._handles.pop(pid, None)
         if handle is not None:
-            self._loop.off(handle)
+            self.loop.off(handle)
             os.close(handle)
-        if (host, pid) not in self._running():  # it has told its end
+        if (host, pid) not in self.running():  # it has told its end
             self._ssh.pop(pid, None)
             return
         if pid in self._carried:
@@ -201,10 +196,10 @@ class Agents:
             self._settle_at(time.monotonic(), host, pid)
             return
         self._settle_at(time.monotonic() + _PATIENCE, host, pid)
-        self._loop.on(ssh, lambda: self._ssh_has_gone(pid, ssh), vital=True)
+        self.loop.on(ssh, lambda: self._ssh_has_gone(pid, ssh), vital=True)
 
     def _ssh_has_gone(self, pid: int, handle: int) -> None:
-        self._loop.off(handle)
+        self.loop.off(handle)
         os.close(handle)
         self._session_has_ended(pid)
 
@@ -219,6 +214,6 @@ class Agents:
         heappush(self._due, (when, pid))
 
     def _ended(self, host: str, pid: int, status: int, signalled: bool) -> None:  # noqa: FBT001
-        words = last_words(f"{self._folder}/stderr/{host}") if status else ()
+        words = last_words(f"{self.folder}/stderr/{host}") if status else ()
         self._gone.pop(pid, None)
-        self._feed(AgentEnded(host, pid, status, words, signalled=signalled))
+        self.feed(AgentEnded(host, pid, status, words, signalled=signalled))

@@ -13,10 +13,10 @@ import os
 import socket
 import stat
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 # Run by its path, it must find its package first.
 if __name__ == "__main__":
@@ -26,7 +26,7 @@ from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import Connecting, HostAnswer
 from mpiboot.supervisor import evidence
 from mpiboot.supervisor.asking import FarEnd, Found, Request
-from mpiboot.supervisor.evidence import Baseline
+from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.system.tcp_table import address_of
 
 # Commands by mpiboot's own SSH client, where a launch has one: no process for each host.
@@ -115,9 +115,9 @@ _SILENT: Final = "accepts connections, but sshd says nothing: is that process st
 
 
 async def look_for_one(
-    host: Baseline,
-    resolve: Callable[[Baseline], Awaitable[tuple[str, ...] | None]],
-    log_in: Callable[[Baseline], Awaitable[str | None]],
+    host: HostSnapshot,
+    resolve: Callable[[HostSnapshot], Awaitable[tuple[str, ...] | None]],
+    log_in: Callable[[HostSnapshot], Awaitable[str | None]],
     errors: str,
 ) -> tuple[Found, str]:
     """Say what is found where a host was: by name, at its SSH port, by host key.
@@ -133,7 +133,7 @@ async def look_for_one(
         errors: the folder of the files to which ssh writes, by host.
     """
     resolving = asyncio.ensure_future(resolve(host))
-    found, said = await _at_its_port(host)
+    found, message = await _at_its_port(host)
     done, _ = await asyncio.wait((resolving,), timeout=_STEP)
     known = resolving.result() if done else None
     if known is None:
@@ -143,22 +143,22 @@ async def look_for_one(
     else:
         now = f"now has the address {known[0]}" if known else "does not resolve any more"
         name = f"its name {host.dns} {now}"
-        if said.endswith(_SILENT):
+        if message.endswith(_SILENT):
             # A Service leaves a pod out that isn't ready, as on a node under pressure; a proxy in
             # front of this pod accepts what it can't pass on. Time tells.
-            return Found.NOTHING, f"{name}, and {said}"
-        if said:
+            return Found.NOTHING, f"{name}, and {message}"
+        if message:
             return Found.GONE, name
-    if not said:
+    if not message:
         before = _size(errors, host.name)
         login = await log_in(host)
         if login is None and _other_key(errors, host.name, before):
             return Found.GONE, f"a server with another host key answers at {host.address}"
-        said = "sshd there answers" + ("" if login is None else ", and a new login works")
-    return found, f"{name}, and {said}"
+        message = "sshd there answers" + ("" if login is None else ", and a new login works")
+    return found, f"{name}, and {message}"
 
 
-async def _at_its_port(host: Baseline) -> tuple[Found, str]:
+async def _at_its_port(host: HostSnapshot) -> tuple[Found, str]:
     """Connect as a new client would; nothing is said where a greeting comes."""
     where = f"{host.address} port {host.port}"
     try:
@@ -173,14 +173,14 @@ async def _at_its_port(host: Baseline) -> tuple[Found, str]:
     try:
         if await asyncio.wait_for(reader.readline(), _STEP):
             return Found.ANSWERS, ""
-        said = "closes the connection"
+        message = "closes the connection"
     except asyncio.TimeoutError:
-        said = _SILENT
+        message = _SILENT
     except (OSError, ValueError):
-        said = "resets the connection"
+        message = "resets the connection"
     finally:
         writer.close()
-    return Found.ANSWERS, f"{where} {said}"
+    return Found.ANSWERS, f"{where} {message}"
 
 
 def _size(errors: str, name: str) -> int:
@@ -194,10 +194,10 @@ def _other_key(errors: str, name: str, begin: int) -> bool:
     try:
         with open(f"{errors}/{name}", "rb") as file:
             file.seek(begin)
-            said = file.read(_TAIL).decode("utf-8", "replace").lower()
+            message = file.read(_TAIL).decode("utf-8", "replace").lower()
     except OSError:
         return False
-    return any(words in said for words in _OTHER_KEY)
+    return any(words in message for words in _OTHER_KEY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +223,12 @@ class Waiting:
         return int(self.found.far.partition(":")[2], 16)
 
 
-def connection_line(kind: FarEnd, item: Waiting, said: str = "") -> str:
+def connection_line(kind: FarEnd, item: Waiting, message: str = "") -> str:
     """Write a line for the parent."""
-    return f"{kind.value} {item.key} {said}".rstrip()
+    return f"{kind.value} {item.key} {message}".rstrip()
 
 
-def judge_connection(item: Waiting, far: Baseline | None, answer: HostAnswer | None) -> str:
+def judge_connection(item: Waiting, far: HostSnapshot | None, answer: HostAnswer | None) -> str:
     """Say who waits for whom, and whether the far end is slow or gets nothing.
 
     Args:
@@ -275,7 +275,7 @@ _AGENT: Final = os.path.join(
 )
 
 
-class Turns(asyncio.Semaphore):
+class Throttle(asyncio.Semaphore):
     """Lets so many hosts be asked at once, in their order; ``waiting`` have not had their turn."""
 
     def __init__(self, hosts: int) -> None:
@@ -283,10 +283,10 @@ class Turns(asyncio.Semaphore):
         self.waiting = hosts
 
 
-async def _run(words: Sequence[str], turns: Turns) -> str | None:
+async def _run(words: Sequence[str], throttle: Throttle) -> str | None:
     """Run words by this pod's shell; None where they fail, as where a host can't be reached."""
-    async with turns:
-        turns.waiting -= 1
+    async with throttle:
+        throttle.waiting -= 1
         agent = await asyncio.create_subprocess_exec(
             "/bin/sh",
             *words,
@@ -305,29 +305,29 @@ async def _run(words: Sequence[str], turns: Turns) -> str | None:
     return output.decode("utf-8", "replace") if agent.returncode == 0 else None
 
 
-async def _ask(host: Baseline, command: str, turns: Turns) -> str | None:
+async def _ask(host: HostSnapshot, command: str, throttle: Throttle) -> str | None:
     """Run a command on a host, as the launch's agents do."""
     folder = os.environ.get(_MARK, "")
     if host.here:
-        return await _run(("-c", command), turns)
+        return await _run(("-c", command), throttle)
     if not has_client(folder):
-        return await _run((_AGENT, host.name, command), turns)
-    async with turns:
-        turns.waiting -= 1
+        return await _run((_AGENT, host.name, command), throttle)
+    async with throttle:
+        throttle.waiting -= 1
         return await run_by_client(folder, host.name, command)
 
 
-async def _addresses(baseline: Baseline) -> tuple[str, ...] | None:
+async def _addresses(before: HostSnapshot) -> tuple[str, ...] | None:
     """Resolve a host's name: no address where there is none, None where nobody can tell.
 
     A nameserver that fails for the world outside says nothing of the cluster's own names.
     """
-    if not baseline.dns:  # no nameserver tells what became of an address
+    if not before.dns:  # no nameserver tells what became of an address
         return None
-    found = await _resolved(baseline.dns)
-    if found is not None or not baseline.in_cluster:
+    found = await _resolved(before.dns)
+    if found is not None or not before.in_cluster:
         return found
-    own = await asyncio.gather(*map(_resolved, baseline.in_cluster))
+    own = await asyncio.gather(*map(_resolved, before.in_cluster))
     known = tuple(address for addresses in own for address in addresses or ())
     return None if None in own and not known else known
 
@@ -341,17 +341,15 @@ async def _resolved(name: str) -> tuple[str, ...] | None:
 
 
 async def _evidence(
-    baseline: Baseline, command: str, turns: Turns, signal: str | None
+    before: HostSnapshot, command: str, throttle: Throttle, signal: str | None
 ) -> tuple[evidence.Explanation, ...]:
-    if baseline.here:
-        answer = await _ask(baseline, host_shell.ask(*_MEMORY), turns)
-        return (
-            evidence.judge_here(baseline, host_shell.read(answer), signal or "") if answer else ()
-        )
-    resolving = asyncio.ensure_future(_addresses(baseline))
-    asking = asyncio.ensure_future(_ask(baseline, command, turns))
+    if before.here:
+        answer = await _ask(before, host_shell.ask(*_MEMORY), throttle)
+        return evidence.judge_here(before, host_shell.read(answer), signal or "") if answer else ()
+    resolving = asyncio.ensure_future(_addresses(before))
+    asking = asyncio.ensure_future(_ask(before, command, throttle))
     # A host whose name has gone, or leads elsewhere, needs no further patience.
-    found = evidence.unreachable(baseline, await resolving)
+    found = evidence.unreachable(before, await resolving)
     if found:
         asking.cancel()
         with suppress(asyncio.CancelledError):
@@ -359,14 +357,17 @@ async def _evidence(
         return found
     answer = await asking
     if answer:
-        return evidence.judge(baseline, host_shell.read(answer), signal or "")
-    return evidence.silent(baseline) if signal is not None else ()
+        return evidence.judge(before, host_shell.read(answer), signal or "")
+    return evidence.silent(before) if signal is not None else ()
 
 
-async def _in_time(
-    asked: Mapping[asyncio.Task[T], Baseline], seconds: float
-) -> list[tuple[Baseline, T | None]]:
+async def _ask_all(
+    hosts: Iterable[HostSnapshot],
+    ask: Callable[[HostSnapshot], Coroutine[Any, Any, T]],
+    seconds: float,
+) -> list[tuple[HostSnapshot, T | None]]:
     """Give what each host has answered, None where nothing came in time, or it failed."""
+    asked = {asyncio.create_task(ask(host)): host for host in hosts}
     if not asked:
         return []
     _, late = await asyncio.wait(asked, timeout=seconds)
@@ -380,7 +381,7 @@ async def _in_time(
 
 
 async def gather(
-    hosts: tuple[Baseline, ...], program: str = "", killed: tuple[str, str] = ("", "")
+    hosts: tuple[HostSnapshot, ...], program: str = "", killed: tuple[str, str] = ("", "")
 ) -> list[str]:
     """Ask hosts, the first ones first; what has not answered in time is left out.
 
@@ -393,35 +394,34 @@ async def gather(
     path, here = os.environ.get("PATH", ""), os.getcwd()
     wanted = host_shell.lacks(program, path, here) if program else ()
     command = host_shell.ask(*_QUESTIONS, *wanted)
-    turns = Turns(len(hosts))
-    asked = {
-        asyncio.ensure_future(
-            _evidence(host, command, turns, signal if _is(host, where) else None)
-        ): host
-        for host in hosts
-    }
+    throttle = Throttle(len(hosts))
+
+    def explain(host: HostSnapshot) -> Coroutine[Any, Any, tuple[evidence.Explanation, ...]]:
+        return _evidence(host, command, throttle, signal if _is(host, where) else None)
+
     rows = []
-    for host, said in await _in_time(asked, _SECONDS):
+    for host, said in await _ask_all(hosts, explain, _SECONDS):
         found = evidence.silent(host) if said is None and host.name == where else said or ()
         rows += [(item.order, item.line(host.name)) for item in found]
     lines = [line for _, line in sorted(rows, key=lambda row: row[0])]
-    if turns.waiting:
-        lines.append(f"{turns.waiting} of {len(hosts)} hosts could not be asked in time")
+    if throttle.waiting:
+        lines.append(f"{throttle.waiting} of {len(hosts)} hosts could not be asked in time")
     return lines
 
 
 async def _beside_the_job(
-    hosts: tuple[Baseline, ...], question: str
-) -> list[tuple[Baseline, host_shell.HostAnswer]]:
+    hosts: tuple[HostSnapshot, ...], question: str
+) -> list[tuple[HostSnapshot, host_shell.HostAnswer]]:
     """Ask hosts while the job runs; who has not answered in time is left out."""
     command = host_shell.ask(question)
-    turns = Turns(len(hosts))
-    asked = {asyncio.ensure_future(_ask(host, command, turns)): host for host in hosts}
-    answers = await _in_time(asked, _SECONDS_BESIDE_THE_JOB)
+    throttle = Throttle(len(hosts))
+    answers = await _ask_all(
+        hosts, lambda host: _ask(host, command, throttle), _SECONDS_BESIDE_THE_JOB
+    )
     return [(host, host_shell.read(output)) for host, output in answers if output]
 
 
-async def unanswered(hosts: tuple[Baseline, ...], known: frozenset[str]) -> list[str]:
+async def unanswered(hosts: tuple[HostSnapshot, ...], known: frozenset[str]) -> list[str]:
     """Ask hosts for connections that nobody answers, and the far ends of those that are known."""
     by_address = {host.address: host for host in hosts if host.address}
     found = {
@@ -440,41 +440,39 @@ async def unanswered(hosts: tuple[Baseline, ...], known: frozenset[str]) -> list
     return lines
 
 
-async def in_mpi(hosts: tuple[Baseline, ...]) -> list[str]:
+async def in_mpi(hosts: tuple[HostSnapshot, ...]) -> list[str]:
     """Ask hosts for ranks that have not left MPI: a line for each host that has some."""
     found = await _beside_the_job(hosts, "in_mpi")
     return [f"{host.name} {answer.in_mpi}" for host, answer in found if answer.in_mpi]
 
 
-async def look_for(hosts: Sequence[Baseline]) -> list[str]:
+async def look_for(hosts: Sequence[HostSnapshot]) -> list[str]:
     """Look for hosts that are silent: a line for each."""
-    turns, errors = Turns(len(hosts)), f"{os.environ.get(_MARK, '')}/stderr"
+    throttle, errors = Throttle(len(hosts)), f"{os.environ.get(_MARK, '')}/stderr"
 
-    def log_in(host: Baseline) -> Awaitable[str | None]:
-        return _ask(host, "exit 0", turns)
+    def log_in(host: HostSnapshot) -> Awaitable[str | None]:
+        return _ask(host, "exit 0", throttle)
 
-    asked = {
-        asyncio.ensure_future(look_for_one(host, _addresses, log_in, errors)): host
-        for host in hosts
-    }
-    found = await _in_time(asked, _SECONDS_BESIDE_THE_JOB)
+    found = await _ask_all(
+        hosts,
+        lambda host: look_for_one(host, _addresses, log_in, errors),
+        _SECONDS_BESIDE_THE_JOB,
+    )
     # Only a login takes longer than that, after the host's port has answered.
     answers = (Found.ANSWERS, "its SSH port answers, but a new login does not end")
-    return [" ".join((host.name, *(said or answers))) for host, said in found]
+    return [" ".join((host.name, *(message or answers))) for host, message in found]
 
 
-def _is(host: Baseline, where: str) -> bool:
+def _is(host: HostSnapshot, where: str) -> bool:
     """Whether mpirun's name for a host is that host: its own it may have long or short."""
     return host.name in (where, where.partition(".")[0] if host.here else where)
 
 
-async def tell(hosts: tuple[Baseline, ...], order: str) -> None:
-    """Tell the workers that run mpiboot how the job has ended."""
-    turns = Turns(len(hosts))
-    asked = {
-        asyncio.ensure_future(_ask(host, order, turns)): host for host in hosts if host.mpiboot
-    }
-    await _in_time(asked, _SECONDS)
+async def tell(hosts: tuple[HostSnapshot, ...], order: str) -> list[str]:
+    """Tell the workers that run mpiboot how the job has ended; they answer nothing."""
+    throttle, told = Throttle(len(hosts)), [host for host in hosts if host.mpiboot]
+    await _ask_all(told, lambda host: _ask(host, order, throttle), _SECONDS)
+    return []
 
 
 def main(folder: str, wanted: str, *words: str) -> None:
@@ -482,42 +480,40 @@ def main(folder: str, wanted: str, *words: str) -> None:
     request = Request(wanted)
     with open(f"{folder}/{evidence.FILE}", encoding="utf-8") as file:
         hosts = evidence.from_json(file.read())
-    if request is Request.OVER:
-        asyncio.run(tell(hosts, host_shell.order("job_is_over")))
-        return
-    if request is Request.FAILED:
-        name, hold, why = words
-        asyncio.run(tell(hosts, host_shell.job_failed(name, float(hold), why)))
-        return
-    if request is Request.LOOK_FOR:
-        asyncio.run(_write_and_leave(look_for([host for host in hosts if host.name in words])))
-        return
     first, program, signal, *named = (*words, *("", "", "")[len(words) :])
     pointed_at = frozenset(named)
-    hosts = tuple(
+    by_weight = tuple(
         sorted(
             hosts,
             key=lambda host: (not host.here, host.name != first, host.name not in pointed_at),
         )
     )
-    if request is Request.CONNECTING:
-        asyncio.run(_write(unanswered(hosts, frozenset(words))))
-    elif request is Request.IN_MPI:
-        asyncio.run(_write(in_mpi(hosts)))
-    else:
-        asyncio.run(_write(gather(hosts, program, (first, signal))))
+    match request:
+        case Request.OVER:
+            answer = tell(hosts, host_shell.order("job_is_over"))
+        case Request.FAILED:
+            name, hold, why = words
+            answer = tell(hosts, host_shell.job_failed(name, float(hold), why))
+        case Request.LOOK_FOR:
+            answer = look_for([host for host in hosts if host.name in words])
+        case Request.CONNECTING:
+            answer = unanswered(by_weight, frozenset(words))
+        case Request.IN_MPI:
+            answer = in_mpi(by_weight)
+        case _:  # Request.EVIDENCE
+            answer = gather(by_weight, program, (first, signal))
+    asyncio.run(_write(answer, leave=request is Request.LOOK_FOR))
 
 
-async def _write(asks: Awaitable[list[str]]) -> None:
-    """Write what is found at once: the end of the loop waits for names that don't resolve."""
+async def _write(asks: Awaitable[list[str]], *, leave: bool) -> None:
+    """Write what is found at once: the end of the loop waits for names that don't resolve.
+
+    ``leave`` without that wait: a nameserver that is silent holds for a minute.
+    """
     for line in await asks:
         print(line, flush=True)  # noqa: T201 - this is its purpose
-
-
-async def _write_and_leave(asks: Awaitable[list[str]]) -> None:
-    """Write what is found, and wait for no name: a nameserver that is silent holds for a minute."""
-    await _write(asks)
-    os._exit(0)
+    if leave:
+        os._exit(0)
 
 
 if __name__ == "__main__":

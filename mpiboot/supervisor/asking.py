@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -151,42 +152,36 @@ class AskingChild:
             self._heard()
 
 
+@dataclass(eq=False)
 class Question:
-    """What the workers are asked while the job runs; one that fails has no lines for an answer."""
+    """What the workers are asked while the job runs; one that fails has no lines for an answer.
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        folder: str,
-        environ: Mapping[str, str],
-        request: Request,
-        answered: Callable[[list[str]], None],
-    ) -> None:
-        """Ask nobody yet.
+    Attributes:
+        loop: where the child is listened to.
+        folder: the launch folder.
+        environ: mpirun's environment.
+        request: what is asked.
+        answered: called with the lines of the answer, once for each question.
+    """
 
-        Args:
-            loop: where the child is listened to.
-            folder: the launch folder.
-            environ: mpirun's environment.
-            request: what is asked.
-            answered: called with the lines of the answer, once for each question.
-        """
-        self._loop = loop
-        self._folder = folder
-        self._environ = environ
-        self._request = request
-        self._answered = answered
+    loop: EventLoop
+    folder: str
+    environ: Mapping[str, str]
+    request: Request
+    answered: Callable[[list[str]], None]
+
+    def __post_init__(self) -> None:
         self._child: AskingChild | None = None
 
     def ask(self, *words: str) -> None:
         """Ask, instead of what was asked before; ``words`` go with the request."""
         self.stop()
         self._child = AskingChild(
-            self._loop,
+            self.loop,
             ASK_WORKERS,
-            self._folder,
-            self._environ,
-            self._request.value,
+            self.folder,
+            self.environ,
+            self.request.value,
             *words,
             connect=_CONNECT_BESIDE_THE_JOB,
             heard=self._heard,
@@ -204,7 +199,7 @@ class Question:
             return
         lines = child.take_lines()
         self.stop()
-        self._answered(lines)
+        self.answered(lines)
 
 
 def ask(
@@ -241,6 +236,7 @@ _LOOK: Final = 0.1
 _CONNECT_TO_SAVE: Final = 10
 
 
+@dataclass(eq=False)
 class Saving:
     """Ranks that save, and an mpirun that is held meanwhile.
 
@@ -249,31 +245,25 @@ class Saving:
     and mpirun is stopped meanwhile: it can't order anything. Its daemons go on. What they have to
     say while every rank is still there (output, the barrier of MPI_Finalize) mpirun is let run for;
     once a rank has ended it could only be the order to kill the others.
+
+    Attributes:
+        loop: where the child is listened to.
+        mpiruns: finds the processes that are mpirun.
+        changed: called with each number of ranks that are there, and with None where nobody
+            knows of any.
+        ranks: how many were started, where that is known.
     """
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        mpiruns: Callable[[], Iterable[int]],
-        changed: Callable[[int | None], None],
-        ranks: int | None,
-    ) -> None:
-        """Hold nothing yet.
+    loop: EventLoop
+    mpiruns: Callable[[], Iterable[int]]
+    changed: Callable[[int | None], None]
+    ranks: int | None
 
-        Args:
-            loop: where the child is listened to.
-            mpiruns: finds the processes that are mpirun.
-            changed: called with each number of ranks that are there, and with None where nobody
-                knows of any.
-            ranks: how many were started, where that is known.
-        """
-        self._loop = loop
-        self._mpiruns = mpiruns
-        self._changed = changed
+    def __post_init__(self) -> None:
         self._pids: tuple[int, ...] = ()
         self._child: AskingChild | None = None
         self._writer = -1
-        self._started = ranks or 0
+        self._started = self.ranks or 0
         self._all = False  # every rank is there
         self._found = False  # any rank was
         self._asked = 0  # looks that were wanted, each as mpirun got something to read
@@ -288,7 +278,7 @@ class Saving:
 
     def start(self, folder: str, environ: Mapping[str, str], number: int, seconds: float) -> None:
         """Hold mpirun and tell the ranks to end."""
-        self._pids = tuple(self._mpiruns())
+        self._pids = tuple(self.mpiruns())
         send([*self._pids], signal.SIGSTOP)
         self._look_at = time.monotonic() + _LOOK
         name = signal.Signals(number).name.removeprefix("SIG")
@@ -296,7 +286,7 @@ class Saving:
         reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._child = AskingChild(
-            self._loop,
+            self.loop,
             STOP_RANKS,
             folder,
             environ,
@@ -348,11 +338,11 @@ class Saving:
             _, left, most, asked = line.split()
             self._count(int(left), int(most), int(asked))
         if child.over and self._look_at is not None:
-            self._changed(0 if self._found else None)
+            self.changed(0 if self._found else None)
 
     def _count(self, left: int, most: int, asked: int) -> None:
         self._answered = asked
         self._all = left >= max(most, self._started)
         self._found = self._found or left > 0
         if left and self._look_at is not None:
-            self._changed(left)
+            self.changed(left)

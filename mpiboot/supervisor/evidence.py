@@ -25,7 +25,7 @@ _WAYS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Baseline:
+class HostSnapshot:
     """What the gate saw of a host, to compare with.
 
     ``name`` is what the launch agent is called with; ``dns`` the name to resolve, empty where the
@@ -51,9 +51,9 @@ class Baseline:
     started: str = ""
 
 
-def baseline(
+def snapshot(
     worker: Worker, called: str, dns: str, in_cluster: tuple[str, ...] = (), started: str = ""
-) -> Baseline:
+) -> HostSnapshot:
     """Note what is compared with after a failure.
 
     Args:
@@ -64,7 +64,7 @@ def baseline(
         started: when mpirun was started.
     """
     facts = worker.facts
-    return Baseline(
+    return HostSnapshot(
         name=called,
         dns=dns,
         in_cluster=in_cluster,
@@ -84,14 +84,14 @@ def baseline(
     )
 
 
-def to_json(hosts: tuple[Baseline, ...]) -> str:
+def to_json(hosts: tuple[HostSnapshot, ...]) -> str:
     """Write what the gate saw."""
     return json.dumps([asdict(host) for host in hosts])
 
 
-def from_json(text: str) -> tuple[Baseline, ...]:
+def from_json(text: str) -> tuple[HostSnapshot, ...]:
     """Read what ``to_json`` wrote."""
-    return tuple(read_record(Baseline, item) for item in json.loads(text))
+    return tuple(read_record(HostSnapshot, item) for item in json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +103,15 @@ class Explanation:
     """
 
     order: int
-    said: str
+    message: str
     reference: str = ""
 
     def line(self, host: str) -> str:
         """Write it for the parent of mpirun."""
         return (
-            f"{self.reference}\t{host}\t{self.said}" if self.reference else f"{host}: {self.said}"
+            f"{self.reference}\t{host}\t{self.message}"
+            if self.reference
+            else f"{host}: {self.message}"
         )
 
 
@@ -119,90 +121,86 @@ def _namespace(dns: str) -> str:
     return f" -n {labels[2]}" if len(labels) > 3 and labels[3] == "svc" else ""  # noqa: PLR2004
 
 
-def kubectl(baseline: Baseline) -> str:
+def kubectl(before: HostSnapshot) -> str:
     """Write the line that shows why a pod's container ended: before this one, or for good."""
     ended = "status.containerStatuses[*]%s.terminated}"
-    if not baseline.pod:  # a list of pods, with those of this address
+    if not before.pod:  # a list of pods, with those of this address
         paths = "".join("{.items[*]." + ended % state for state in (".lastState", ".state"))
-        by = f"-A --field-selector status.podIP={baseline.address}"
+        by = f"-A --field-selector status.podIP={before.address}"
         return f"kubectl get pods {by} -o jsonpath='{paths}'"
     path = "".join("{." + ended % state for state in (".lastState", ".state"))
-    return f"kubectl get pod {baseline.pod}{_namespace(baseline.dns)} -o jsonpath='{path}'"
+    return f"kubectl get pod {before.pod}{_namespace(before.dns)} -o jsonpath='{path}'"
 
 
-def _events(baseline: Baseline) -> str:
+def _events(before: HostSnapshot) -> str:
     """Write the line that shows what happened to a pod."""
-    if not baseline.pod:
+    if not before.pod:
         return "kubectl get events -A"
-    which = f"{_namespace(baseline.dns)} --field-selector involvedObject.name={baseline.pod}"
+    which = f"{_namespace(before.dns)} --field-selector involvedObject.name={before.pod}"
     return f"kubectl get events{which}"
 
 
-def silent(baseline: Baseline) -> tuple[Explanation, ...]:
+def silent(before: HostSnapshot) -> tuple[Explanation, ...]:
     """Judge the lost host, where it can't be asked and its name says nothing."""
-    said = "it could not be asked; to see why its container ended: "
-    return (Explanation(4, said + kubectl(baseline), "host-gone"),)
+    message = "it could not be asked; to see why its container ended: "
+    return (Explanation(4, message + kubectl(before), "host-gone"),)
 
 
-def unreachable(baseline: Baseline, addresses: tuple[str, ...] | None) -> tuple[Explanation, ...]:
+def unreachable(before: HostSnapshot, addresses: tuple[str, ...] | None) -> tuple[Explanation, ...]:
     """Judge a host that can't be asked; ``addresses`` of its name are None where unknown."""
     if addresses is None:
         return ()
     if not addresses:
         # A headless Service drops a pod whose container has ended for good, too.
-        said = "its name does not resolve any more: its container ended, or its pod is gone"
-        return (Explanation(2, f"{said}: {_events(baseline)}", "host-gone"),)
-    if baseline.address not in addresses:
-        now = f"its name now has the address {addresses[0]}, not {baseline.address}"
-        said = f"{now}: the pod was replaced: {_events(baseline)}"
-        return (Explanation(2, said, "host-gone"),)
+        message = "its name does not resolve any more: its container ended, or its pod is gone"
+        return (Explanation(2, f"{message}: {_events(before)}", "host-gone"),)
+    if before.address not in addresses:
+        now = f"its name now has the address {addresses[0]}, not {before.address}"
+        message = f"{now}: the pod was replaced: {_events(before)}"
+        return (Explanation(2, message, "host-gone"),)
     return ()
 
 
-def judge_here(baseline: Baseline, answer: HostAnswer, signal: str) -> tuple[Explanation, ...]:
+def judge_here(before: HostSnapshot, answer: HostAnswer, signal: str) -> tuple[Explanation, ...]:
     """Judge the launcher's own pod by its memory; its row decides only where an ssh was killed."""
-    killed = _killed(baseline, answer)
+    killed = _killed(before, answer)
     if killed:
         return (Explanation(0, killed, "launcher-memory"),)
-    return tuple(_memory(baseline, answer, signal))
+    return tuple(_memory(before, answer, signal))
 
 
-def judge(baseline: Baseline, answer: HostAnswer, signal: str = "") -> tuple[Explanation, ...]:
+def judge(before: HostSnapshot, answer: HostAnswer, signal: str = "") -> tuple[Explanation, ...]:
     """Judge what a host answered; ``signal`` ended the first rank, if it was there."""
     found = [
         *_programs(answer),
-        *_memory(baseline, answer, signal),
+        *_memory(before, answer, signal),
         *_disks(answer),
-        *_ports(baseline, answer),
+        *_ports(before, answer),
     ]
     return tuple(sorted(found, key=lambda item: item.order))
 
 
-def _memory(baseline: Baseline, answer: HostAnswer, signal: str) -> list[Explanation]:
+def _memory(before: HostSnapshot, answer: HostAnswer, signal: str) -> list[Explanation]:
     began = answer.began
     # The kernel's own number for a process, which never changes: any other is another process.
-    if baseline.began and began is not None and began != baseline.began:
-        said = "its container was restarted, probably out of memory; to see why: "
-        return [Explanation(1, said + kubectl(baseline))]
-    killed = _killed(baseline, answer)
+    if before.began and began is not None and began != before.began:
+        message = "its container was restarted, probably out of memory; to see why: "
+        return [Explanation(1, message + kubectl(before))]
+    killed = _killed(before, answer)
     if killed:
         return [Explanation(0, killed, "rank-memory")]
-    if baseline.oom_kills is not None and answer.oom_kills is not None:
+    if before.oom_kills is not None and answer.oom_kills is not None:
         # Neither the kubelet nor anybody else leaves a count, but only the kernel leaves this one.
         text = f"not an out-of-memory kill; {signal} came from elsewhere"
-        return [Explanation(5, f"{text}: {_events(baseline)}")] if signal == "SIGKILL" else []
+        return [Explanation(5, f"{text}: {_events(before)}")] if signal == "SIGKILL" else []
     return []
 
 
-def _killed(baseline: Baseline, answer: HostAnswer) -> str:
+def _killed(before: HostSnapshot, answer: HostAnswer) -> str:
     """Say what the kernel has killed for memory since; empty where nothing, or where not known."""
-    if (
-        baseline.oom_kills is None
-        or answer.oom_kills is None
-        or answer.oom_kills <= baseline.oom_kills
-    ):
+    if before.oom_kills is None or answer.oom_kills is None or answer.oom_kills <= before.oom_kills:
         return ""
-    count = answer.oom_kills - baseline.oom_kills
+    count = answer.oom_kills - before.oom_kills
     what = "a process" if count == 1 else f"{count} processes"
     sizes = []
     if answer.limit is not None and answer.limit < _UNLIMITED:
@@ -210,9 +208,9 @@ def _killed(baseline: Baseline, answer: HostAnswer) -> str:
     if answer.peak is not None:
         sizes.append(f"peak {size_of(answer.peak)}")
     shown = f" ({', '.join(sizes)})" if sizes else ""
-    said = f"out of memory: the kernel killed {what} of this pod{shown}"
-    when = f" since the hosts were checked, just before {baseline.started}"
-    return said + (when if baseline.started else "")
+    message = f"out of memory: the kernel killed {what} of this pod{shown}"
+    when = f" since the hosts were checked, just before {before.started}"
+    return message + (when if before.started else "")
 
 
 def _programs(answer: HostAnswer) -> list[Explanation]:
@@ -236,12 +234,12 @@ def port(device: str, number: int) -> str:
     return f"{device}/{number}"
 
 
-def _ports(baseline: Baseline, answer: HostAnswer) -> list[Explanation]:
+def _ports(before: HostSnapshot, answer: HostAnswer) -> list[Explanation]:
     found = []
     for path, state in answer.ports:
         folders = path.split("/")
         name = f"{folders[4]}/{folders[6]}"
-        if name in baseline.ports and state != "ACTIVE":
+        if name in before.ports and state != "ACTIVE":
             text = f"the RDMA port {name} is {state}; it was active when the job began"
             found.append(Explanation(4, text))
     return found

@@ -32,10 +32,10 @@ _REMOTE_SHELLS: Final = ("ssh", "rsh", "srun", "qrsh", "blaunch", "kubectl")
 
 
 def verdict_of(
-    reference: str, said: str, host: str = "", evidence: tuple[str, ...] = ()
+    reference: str, message: str, host: str = "", evidence: tuple[str, ...] = ()
 ) -> Verdict:
     """Judge by a row of checks."""
-    return Verdict(int(BY_REFERENCE[reference].code), reference, said, host, evidence)
+    return Verdict(int(BY_REFERENCE[reference].code), reference, message, host, evidence)
 
 
 def in_order(state: State, hosts: frozenset[str]) -> tuple[str, ...]:
@@ -62,12 +62,12 @@ def not_started(state: State, program: str = "") -> Verdict:
     count = len(state.job.hosts)
     where = "past mpiboot's launch agent" if program in _REMOTE_SHELLS else "on the launcher"
     runs = f"runs {program} {where}, but " if program else ""
-    said = (
+    message = (
         f"mpirun {runs}started no daemon on {first_few(hosts, LISTED)} "
         f"({len(hosts)} of {count} remote hosts): the job would run on fewer hosts"
     )
     evidence = tuple(f"{name}: {why}" for name, why in state.job.obstacles)
-    return verdict_of("agent-not-started", said, hosts[0] if count == 1 else "", evidence)
+    return verdict_of("agent-not-started", message, hosts[0] if count == 1 else "", evidence)
 
 
 def launch_timeout(state: State) -> Verdict:
@@ -76,13 +76,13 @@ def launch_timeout(state: State) -> Verdict:
         return not_started(state)
     hosts = in_order(state, state.no_daemon)
     lines = tuple(f"{host}: {_standing(state, host)}" for host in hosts[:LISTED])
-    said = (
+    message = (
         f"{first_few(hosts, LISTED)} ({len(hosts)} of {len(state.job.hosts)} remote hosts) "
         f"did not join within {state.job.launch_timeout:g} s"
     )
     if len(hosts) < len(state.job.hosts):
-        said += " after the last daemon that did"
-    return verdict_of("launch-timeout", said, evidence=lines)
+        message += " after the last daemon that did"
+    return verdict_of("launch-timeout", message, evidence=lines)
 
 
 def _standing(state: State, host: str) -> str:
@@ -98,26 +98,26 @@ def _standing(state: State, host: str) -> str:
 
 def not_ended(state: State) -> Verdict:
     """Judge an mpirun that outlives its daemons."""
-    said = f"every host's {state.job.family.daemon} has ended, but mpirun goes on without them"
-    return verdict_of("daemon-failed", said)
+    message = f"every host's {state.job.family.daemon} has ended, but mpirun goes on without them"
+    return verdict_of("daemon-failed", message)
 
 
 def pod_ending(host: str) -> Verdict:
     """Judge a job one of whose pods was told to end."""
-    said = "its pod was told to end (deleted, drained or preempted), and so was the job"
-    return replace(verdict_of("host-lost", said, host), gone=True)
+    message = "its pod was told to end (deleted, drained or preempted), and so was the job"
+    return replace(verdict_of("host-lost", message, host), gone=True)
 
 
 def client_lost(event: ClientEnded) -> Verdict:
     """Judge a job whose agents' sessions have all ended with the one process that had them."""
-    said = f"mpiboot's SSH client, which holds the connections to all hosts, {event.how}"
+    message = f"mpiboot's SSH client, which holds the connections to all hosts, {event.how}"
     reference = "launcher-memory" if event.out_of_memory else "ssh-client-lost"
-    return replace(verdict_of(reference, said), killed=event.killed)
+    return replace(verdict_of(reference, message), killed=event.killed)
 
 
-def no_answer(said: str) -> Verdict:
+def no_answer(message: str) -> Verdict:
     """Judge a job one of whose ranks waits in vain for another host."""
-    return verdict_of("ranks-unanswered", said)
+    return verdict_of("ranks-unanswered", message)
 
 
 def ranks_waiting(state: State) -> Verdict:
@@ -127,11 +127,11 @@ def ranks_waiting(state: State) -> Verdict:
     """
     host = in_order(state, state.ended_well)[0]
     first = state.first_rank
-    said = "and the others seemed to wait for it in MPI"
+    message = "and the others seemed to wait for it in MPI"
     if first and first.last and first.code:
-        said = f"{rank_name(first)} exited with code {first.code}, {said}"
-        return Verdict(first.code, "", said, first.host, rank=first.rank)
-    return verdict_of("daemon-failed", f"its last rank ended, {said}", host)
+        message = f"{rank_name(first)} exited with code {first.code}, {message}"
+        return Verdict(first.code, "", message, first.host, rank=first.rank)
+    return verdict_of("daemon-failed", f"its last rank ended, {message}", host)
 
 
 def rank_name(ended: RankEnded) -> str:
@@ -144,8 +144,8 @@ def rank_ended_badly(state: State) -> Verdict:
     first = state.first_rank
     rank, host = (rank_name(first), first.host) if first else ("a rank", "")
     how = {RankEnd.SIGNAL: "was ended by a signal", RankEnd.ABORT: "called MPI_Abort"}
-    said = how.get(first.how, "ended badly") if first else "ended badly"
-    found = verdict_of("daemon-failed", f"{rank} {said}, but mpirun went on without it", host)
+    message = how.get(first.how, "ended badly") if first else "ended badly"
+    found = verdict_of("daemon-failed", f"{rank} {message}, but mpirun went on without it", host)
     return replace(found, rank=first.rank if first else None)
 
 
@@ -220,35 +220,35 @@ def proved(verdict: Verdict, lines: tuple[str, ...]) -> tuple[Verdict, tuple[str
     lines = tuple(_GONE_LINE.sub(r"\1: ", line) for line in lines)
     plain = tuple(line for line in lines if "\t" not in line)
     found = [line.split("\t", 2) for line in lines if "\t" in line]
-    memory = [(host, said) for reference, host, said in found if reference == _MEMORY]
-    ranks = [(host, said) for reference, host, said in found if reference == _RANK_MEMORY]
-    own = f"{verdict.host}: {verdict.said}" if verdict.host else verdict.said
+    memory = [(host, message) for reference, host, message in found if reference == _MEMORY]
+    ranks = [(host, message) for reference, host, message in found if reference == _RANK_MEMORY]
+    own = f"{verdict.host}: {verdict.message}" if verdict.host else verdict.message
     if memory and verdict.killed:
         # What was taken for the loss of a host was the end of its ssh, here.
-        host, said = memory[0]
-        return verdict_of(_MEMORY, said, host, (own, *verdict.evidence)), plain
+        host, message = memory[0]
+        return verdict_of(_MEMORY, message, host, (own, *verdict.evidence)), plain
     if ranks and verdict.signal == "SIGTERM":
         # So mpirun ends all others after a first failure, and at times hears of one of them first.
-        host, said = ranks[0]
-        said = f"a rank was ended by SIGKILL: {said}"
+        host, message = ranks[0]
+        message = f"a rank was ended by SIGKILL: {message}"
         code = BY_SIGNAL + SIGKILL
-        return Verdict(code, "", said, host, (own, *verdict.evidence), signal="SIGKILL"), plain
+        return Verdict(code, "", message, host, (own, *verdict.evidence), signal="SIGKILL"), plain
     # A process may have been killed for memory at any time since: that explains a SIGKILL there,
     # and is no more than a hint beside any other end.
     sigkill = verdict.signal == "SIGKILL" or verdict.code == BY_SIGNAL + SIGKILL or verdict.killed
     hosts = {host for host, _ in (*ranks, *memory)} if sigkill else set()
     first = hosts & {verdict.host} if verdict.host else hosts
-    told = [(host in first, f"{host}: {said}") for host, said in (*ranks, *memory)]
+    told = [(host in first, f"{host}: {message}") for host, message in (*ranks, *memory)]
     plain = (*(line for leads, line in told if leads), *plain)
     hints = tuple(line for leads, line in told if not leads)
     verdict = replace(verdict, evidence=(*verdict.evidence, *hints))
     found = [item for item in found if item[0] not in (_MEMORY, _RANK_MEMORY)]
     if not found:
         return verdict, plain
-    reference, host, said = found[0]
+    reference, host, message = found[0]
     more = tuple(f"{name}: {what}" for _, name, what in found[1 : 1 + LISTED])
-    said = f"{said} (mpirun itself returned {verdict.code})"
-    return verdict_of(reference, said, host, verdict.evidence), (*more, *plain)
+    message = f"{message} (mpirun itself returned {verdict.code})"
+    return verdict_of(reference, message, host, verdict.evidence), (*more, *plain)
 
 
 def _status(state: State) -> int:
@@ -267,9 +267,9 @@ def _returned(state: State) -> str:
 def _by_signal(state: State) -> Verdict:
     code = BY_SIGNAL + state.signal
     also = "" if _status(state) == code else f" ({_returned(state)})"
-    said = f"ended by {signal_name(state.signal)}{also}"
+    message = f"ended by {signal_name(state.signal)}{also}"
     before = tuple(f"{loss.host}: {how(loss)} shortly before" for loss in state.losses)
-    return Verdict(code, "", said, evidence=before[:LISTED], by_signal=True)
+    return Verdict(code, "", message, evidence=before[:LISTED], by_signal=True)
 
 
 def how(loss: Loss) -> str:
@@ -294,8 +294,8 @@ def _by_loss(state: State) -> Verdict | None:
     gone = tuple(host for host, reachable, _ in state.checked if reachable is False)
     late = tuple(host for host in state.late_agents if host in gone)
     if late:
-        said = f"{late[0]} was lost: it does not answer, and its agent did not end with the job"
-        return verdict_of("host-lost", f"{said} ({_returned(state)})", late[0])
+        message = f"{late[0]} was lost: it does not answer, and its agent did not end with the job"
+        return verdict_of("host-lost", f"{message} ({_returned(state)})", late[0])
     # The daemon's own status: a failed program's doing where mpirun has a status of its own.
     if state.losses:
         first = state.losses[0]
@@ -309,8 +309,8 @@ def _by_loss(state: State) -> Verdict | None:
     silent = tuple(host for host in state.late_agents if not _reachable(state, host))
     if silent and status == 0:
         daemon = state.job.family.daemon
-        said = f"its {daemon} did not end with the job, though mpirun returned 0"
-        return verdict_of("daemon-failed", said, silent[0])
+        message = f"its {daemon} did not end with the job, though mpirun returned 0"
+        return verdict_of("daemon-failed", message, silent[0])
     return None
 
 
@@ -337,12 +337,14 @@ def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
         return _never_joined(state, first, lines)
     session = "SSH" if first.remote == "ssh" else first.remote
     if _NOT_RESPONDING in " ".join(first.words) and _reachable(state, first.host):
-        said = f"nothing came over its {session} connection for MPIBOOT_SSH_KEEPALIVE, though its "
-        said += f"port answers: was its sshd stopped, or were packets lost? ({_returned(state)})"
-        return verdict_of("daemon-failed", said, first.host, lines)
-    said = f"its {session} session was lost while the job ran{more}: {how(first)}; "
-    said += _answer(state, first.host)
-    found = verdict_of("host-lost", f"{said} ({_returned(state)})", first.host, lines)
+        message = (
+            f"nothing came over its {session} connection for MPIBOOT_SSH_KEEPALIVE, though its "
+        )
+        message += f"port answers: was its sshd stopped, or were packets lost? ({_returned(state)})"
+        return verdict_of("daemon-failed", message, first.host, lines)
+    message = f"its {session} session was lost while the job ran{more}: {how(first)}; "
+    message += _answer(state, first.host)
+    found = verdict_of("host-lost", f"{message} ({_returned(state)})", first.host, lines)
     return replace(found, killed=_killed(first))
 
 
@@ -368,19 +370,19 @@ def _answer(state: State, host: str) -> str:
 def _never_joined(state: State, first: Loss, lines: tuple[str, ...]) -> Verdict:
     daemon = state.job.family.daemon
     if first.status == _NOT_FOUND:
-        said = f"the shell there found no {daemon} (exit 127): has that image the same MPI?"
-        return verdict_of("program-missing", said, first.host, lines)
+        message = f"the shell there found no {daemon} (exit 127): has that image the same MPI?"
+        return verdict_of("program-missing", message, first.host, lines)
     text = " ".join(first.words).lower()
     for words, reference in SSH_WORDS:
         if first.status == SSH_FAILED and words in text:
-            said = f"mpirun's {first.remote} could not log in: {'; '.join(first.words)}"
-            return verdict_of(reference, said, first.host, lines)
+            message = f"mpirun's {first.remote} could not log in: {'; '.join(first.words)}"
+            return verdict_of(reference, message, first.host, lines)
     if first.sure and first.host not in state.connected:
         return verdict_of(
             "workers-unreachable", f"no {daemon} was started: {how(first)}", first.host, lines
         )
-    said = f"its {daemon} failed before it joined mpirun: {how(first)}"
-    return verdict_of("daemon-failed", said, first.host, lines)
+    message = f"its {daemon} failed before it joined mpirun: {how(first)}"
+    return verdict_of("daemon-failed", message, first.host, lines)
 
 
 def _by_rank(state: State) -> Verdict | None:
@@ -390,7 +392,7 @@ def _by_rank(state: State) -> Verdict | None:
         return None
     # Hydra lists at the end also ranks that ranks have spawned, whose end is none of the job's, and
     # what it says before that may be the output of a rank that runs an mpiexec of its own.
-    if status == 0 and (state.job.goes_on or state.job.family.mixes_statuses):
+    if status == 0 and (state.job.tolerates_failure or state.job.family.mixes_statuses):
         return None
     rank = rank_name(first)
     if first.how is RankEnd.SIGNAL:
@@ -400,18 +402,18 @@ def _by_rank(state: State) -> Verdict | None:
         also = "" if status == BY_SIGNAL + number else f" (mpirun itself returned {status})"
         # A rank that it ended itself is at times the first of which it hears.
         by = ", from elsewhere or by mpirun after another rank's end" if name == "SIGTERM" else ""
-        said = f"{rank} was ended by {name or 'a signal'}{by}{also}"
+        message = f"{rank} was ended by {name or 'a signal'}{by}{also}"
         own = BY_SIGNAL + number if number else 1
         code = own if state.job.family.mixes_statuses or not status else status
-        return Verdict(code, "", said, first.host, rank=first.rank, signal=name)
+        return Verdict(code, "", message, first.host, rank=first.rank, signal=name)
     code = first.code or status or 1
     also = "" if code == status else f"; mpirun itself returned {status}"
     way = {
         RankEnd.ABORT: "aborted (MPI_Abort, or MPI itself) with code",
         RankEnd.SILENT: "ended without MPI_Finalize, with code",
     }.get(first.how, "exited with code")
-    said = f"{rank} {way} {code} (first failure{also})"
-    return Verdict(code, "", said, first.host, rank=first.rank)
+    message = f"{rank} {way} {code} (first failure{also})"
+    return Verdict(code, "", message, first.host, rank=first.rank)
 
 
 def _by_mpi(state: State) -> Verdict | None:
@@ -424,9 +426,9 @@ def _by_mpi(state: State) -> Verdict | None:
     if first and first.how not in follows:
         return None
     when = " before the program began its own work" if early else ""
-    said = f"MPI itself failed in {call}{when}: its lines above say why"
+    message = f"MPI itself failed in {call}{when}: its lines above say why"
     host, rank = (first.host, first.rank) if first else ("", None)
-    return Verdict(status, "", said, host, rank=rank, failed="mpi")
+    return Verdict(status, "", message, host, rank=rank, failed="mpi")
 
 
 def _own(state: State) -> Verdict:
@@ -434,8 +436,8 @@ def _own(state: State) -> Verdict:
     if state.ended is not None and state.ended.signal:
         name = signal_name(state.ended.signal)
         memory = "; the launcher's memory limit?" if name == "SIGKILL" else ""
-        said = f"mpirun itself was killed by {name}{memory}"
-        return Verdict(status, "", said, failed=_MPIRUN)
+        message = f"mpirun itself was killed by {name}{memory}"
+        return Verdict(status, "", message, failed=_MPIRUN)
     if status == 0:
         return Verdict(0, "", "the program succeeded")
     known = dict(state.job.family.codes).get(status)
@@ -446,7 +448,9 @@ def _own(state: State) -> Verdict:
     if state.no_agent:
         hosts = in_order(state, state.no_agent)
         evidence = tuple(f"{variable}: {why}" for variable, why in state.job.obstacles)
-        said = f"mpirun ended with {status} and started no daemon on {first_few(hosts, LISTED)}"
-        return Verdict(status, "", said, evidence=evidence, failed=_MPIRUN)
-    said = f"mpirun ended with {status}, and no rank is known to have failed: see the lines above"
-    return Verdict(status, "", said, failed=_MPIRUN)
+        message = f"mpirun ended with {status} and started no daemon on {first_few(hosts, LISTED)}"
+        return Verdict(status, "", message, evidence=evidence, failed=_MPIRUN)
+    message = (
+        f"mpirun ended with {status}, and no rank is known to have failed: see the lines above"
+    )
+    return Verdict(status, "", message, failed=_MPIRUN)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import JOB_MARK, NOTICE, LaunchSpec
+from mpiboot.core.launch_spec import LAUNCH_ID, NOTICE, LaunchSpec
 from mpiboot.supervisor import mpirun_messages, verdicts
 from mpiboot.supervisor.agents import Agents
 from mpiboot.supervisor.asking import Question, Request, Saving
@@ -108,7 +108,7 @@ class Mpirun:
         self._started_by: float | None = None
         seconds = spec.connect_check if spec.daemons else 0.0
         self._connecting = ConnectionWatch(
-            loop, self.folder, environ, seconds, lambda said: self._feed(Unanswered(said))
+            loop, self.folder, environ, seconds, lambda message: self._feed(Unanswered(message))
         )
         self._ranks_in_mpi = Question(loop, self.folder, environ, Request.IN_MPI, self._ranks_told)
         self._silence = SilenceWatch(
@@ -131,16 +131,16 @@ class Mpirun:
                 spec.launch_timeout,
                 spec.grace,
                 spec.obstacles,
-                spec.goes_on,
+                spec.tolerates_failure,
                 spec.stop_signal,
                 spec.remote,
-                own_ranks=spec.hosts > len(self._remotes),
+                launcher_ranks=spec.hosts > len(self._remotes),
                 end_stuck=spec.end_stuck,
             )
         )
         self._notices = Notices(
             loop,
-            environ.get(JOB_MARK, ""),
+            environ.get(LAUNCH_ID, ""),
             lambda host: self._feed(HostEnding(self._agents.host_of(host))),
         )
         self._saving = Saving(
@@ -251,9 +251,9 @@ class Mpirun:
         return True
 
     def _name_unused(self) -> None:
-        said = self._unused.said(mpirun_messages.hosts_with_ranks(self.folder))
-        if said:
-            log.warning("unused-hosts", said)
+        message = self._unused.message(mpirun_messages.hosts_with_ranks(self.folder))
+        if message:
+            log.warning("unused-hosts", message)
 
     def _feed(self, event: Event) -> None:
         if isinstance(event, AgentStarted):
@@ -284,8 +284,8 @@ class Mpirun:
                 case CheckHost(host=host) | EndSession(host=host):
                     do = self._ask if isinstance(action, CheckHost) else self._agents.end_session
                     do(host)
-                case Say(level=level, event=event, said=said, host=host):
-                    log.say(level, event, f"{host}: {said}" if host else said, host=host)
+                case Say(level=level, event=event, message=message, host=host):
+                    log.say(level, event, f"{host}: {message}" if host else message, host=host)
                 case Finish(verdict=verdict):
                     self.verdict = verdict
 
@@ -352,5 +352,5 @@ class Mpirun:
             return
         self._checks.ask(host, remote.address, remote.port)
 
-    def _answered(self, host: str, reachable: bool | None, said: str) -> None:  # noqa: FBT001
-        self._feed(HostChecked(host, reachable, said))
+    def _answered(self, host: str, reachable: bool | None, message: str) -> None:  # noqa: FBT001
+        self._feed(HostChecked(host, reachable, message))

@@ -323,31 +323,25 @@ class HydraMessages(MpirunPipe):
 _OUT, _ERR = 1, 2
 
 
+@dataclass(eq=False)
 class MpirunStreams:
     """The pipes of one mpirun, from its start to its end."""
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        stderr: OutputWriter,
-        tell: Callable[[list[RankEnded]], None],
-        spec: LaunchSpec,
-        family: Family,
-    ) -> None:
-        """Open none yet; what mpirun says of ranks goes to ``tell``."""
+    loop: EventLoop
+    stderr: OutputWriter
+    tell: Callable[[list[RankEnded]], None]
+    spec: LaunchSpec
+    family: Family
+
+    def __post_init__(self) -> None:
         self.stdout: OutputWriter | None = None  # where that is passed on
-        self._stderr = stderr
-        self._loop = loop
-        self._tell = tell
-        self._spec = spec
-        self._family = family
-        self._all = [MpirunPipes(loop, stderr, tell)]
+        self._all = [MpirunPipes(self.loop, self.stderr, self.tell)]
         self._opened: dict[int, tuple[int, int]] = {}
         self._messages: MessagePipe | None = None
 
     def open(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """Open what this mpirun gets; give the variables that it needs for that."""
-        spec, family = self._spec, self._family
+        spec, family = self.spec, self.family
         self._messages = open_pipe(spec.family, environ, local=spec.local)
         self._opened = open_pipes(told_there=family.mixes_statuses, dropped=family.drops_output)
         return self._messages.environ if self._messages else {}
@@ -362,15 +356,15 @@ class MpirunStreams:
         for writer in set(self.writers.values()):
             os.close(writer)
         out, err = (self._opened.get(number, (-1, -1))[0] for number in (_OUT, _ERR))
-        if self._family.drops_output:
-            self._stderr.overflow()
+        if self.family.drops_output:
+            self.stderr.overflow()
         if err >= 0:
-            kind = StderrPipe if self._family.writes_nul and err != out else MpirunPipe
-            self._all[0].add(kind(err, self._stderr.write, ends_with_stream=True))
+            kind = StderrPipe if self.family.writes_nul and err != out else MpirunPipe
+            self._all[0].add(kind(err, self.stderr.write, ends_with_stream=True))
         if out not in (-1, err):
             self._read_stdout(out)
         if self._messages:
-            self._all[0].add(MpirunMessages(self._messages.started(), self._stderr.write))
+            self._all[0].add(MpirunMessages(self._messages.started(), self.stderr.write))
 
     def read_last(self) -> None:
         """Take in what is there, whoever reads what it goes on to."""
@@ -379,11 +373,11 @@ class MpirunStreams:
 
     def _read_stdout(self, reader: int) -> None:
         self.stdout = stdout = OutputWriter(_OUT)
-        pipes = MpirunPipes(self._loop, stdout, self._tell)
+        pipes = MpirunPipes(self.loop, stdout, self.tell)
         self._all.append(pipes)
-        if self._family.drops_output:
+        if self.family.drops_output:
             stdout.overflow()
             pipes.add(MpirunPipe(reader, stdout.write, ends_with_stream=True))
             return
-        hosts, take_out = self._spec.one_rank_each, self._spec.exit_codes
+        hosts, take_out = self.spec.one_rank_each, self.spec.exit_codes
         pipes.add(HydraMessages(reader, stdout.write, hosts, take_out=take_out))

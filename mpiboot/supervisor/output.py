@@ -17,6 +17,7 @@ import stat
 from _queue import SimpleQueue
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.core import log
@@ -315,29 +316,28 @@ class StderrPipe(MpirunPipe):
         return text, b"", mpi_failed(text)
 
 
+@dataclass(eq=False)
 class MpirunPipes:
-    """All pipes of one mpirun that go on to the same stream."""
+    """All pipes of one mpirun that go on to the same stream.
 
-    def __init__(
-        self, loop: EventLoop, stream: OutputWriter, tell: Callable[[list[RankEnded]], None]
-    ) -> None:
-        """Read no pipe yet.
+    Attributes:
+        loop: where they are waited for.
+        stream: where they go on to.
+        tell: called with what they tell of ranks.
+    """
 
-        Args:
-            loop: where they are waited for.
-            stream: where they go on to.
-            tell: called with what they tell of ranks.
-        """
-        self._loop = loop
-        self._stream = stream
-        self._tell = tell
+    loop: EventLoop
+    stream: OutputWriter
+    tell: Callable[[list[RankEnded]], None]
+
+    def __post_init__(self) -> None:
         self._pipes: list[MpirunPipe] = []
         self._told_to_wait = False
 
     def add(self, pipe: MpirunPipe) -> None:
         """Read a pipe from now on."""
         self._pipes.append(pipe)
-        self._loop.on(self._stream.room, self._read_on)
+        self.loop.on(self.stream.room, self._read_on)
         self._listen(pipe)
 
     def read_last(self) -> None:
@@ -346,11 +346,11 @@ class MpirunPipes:
             self._take(pipe.read_last)
 
     def _listen(self, pipe: MpirunPipe) -> None:
-        self._loop.on(pipe.reader, lambda: self._read(pipe))
+        self.loop.on(pipe.reader, lambda: self._read(pipe))
 
     def _take(self, read: Callable[[], list[RankEnded]]) -> None:
         try:
-            self._tell(read())
+            self.tell(read())
         except Exception as wrong:  # noqa: BLE001 - the stream is read on
             log.failed("what hears of ranks from mpirun", wrong)
 
@@ -358,29 +358,29 @@ class MpirunPipes:
         # One piece: who writes without end must not keep signals from being heard.
         self._take(pipe.read)
         if pipe.over:
-            self._loop.off(pipe.reader)  # it would be ready for ever
-        elif pipe.ends_with_stream and self._stream.broken:
-            self._loop.off(pipe.reader)
+            self.loop.off(pipe.reader)  # it would be ready for ever
+        elif pipe.ends_with_stream and self.stream.broken:
+            self.loop.off(pipe.reader)
             pipe.close()
-        if not self._stream.has_room():
+        if not self.stream.has_room():
             # All of them: one that asked again, and got room, would have ``room`` tell nobody.
             for each in self._pipes:
                 if not each.over:
-                    self._loop.off(each.reader)
+                    self.loop.off(each.reader)
             self._tell_to_wait()
 
     def _tell_to_wait(self) -> None:
-        if self._stream.file_full and not self._told_to_wait:
+        if self.stream.file_full and not self._told_to_wait:
             self._told_to_wait = True
             log.warning(
                 "output",
-                f"{_STREAMS[self._stream.handle]} is read too slowly, and there is no room to keep "
+                f"{_STREAMS[self.stream.handle]} is read too slowly, and there is no room to keep "
                 "more of it in /var/tmp: the ranks wait for its reader where they write",
             )
 
     def _read_on(self) -> None:
         """Read again: more had come than was read of the stream."""
-        self._stream.take_note()
+        self.stream.take_note()
         for pipe in self._pipes:
             if not pipe.over:
                 self._listen(pipe)

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from typing import Final
 
@@ -77,22 +78,27 @@ def died(status: int, oom_kills: int) -> Failure:
     """
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
-        said = f"the process that waits for hosts ended with {code} and without a result"
-        log.error("bug", f"[bug] {said}: nothing was started")
-        return Failure(int(ExitCode.BUG), "bug", f"bug: {said}: nothing was started\n")
-    said = f"the process that waits for hosts was killed by {name(-code)}"
+        message = f"the process that waits for hosts ended with {code} and without a result"
+        log.error("bug", f"[bug] {message}: nothing was started")
+        return Failure(int(ExitCode.BUG), "bug", f"bug: {message}: nothing was started\n")
+    message = f"the process that waits for hosts was killed by {name(-code)}"
     if -code == signal.SIGKILL:
         limit = control_groups.used_up(oom_kills)
         if limit:
-            row, said = BY_REFERENCE["launcher-memory"], f"{said} as {limit}: nothing was started"
-            log.error(row.reference, f"[{row.reference}] {said}", hint=_MEMORY_HINT)
-            message = f"{row.reference}: {said}\n-> {_MEMORY_HINT}\n"
-            return Failure(int(row.code), row.reference, message)
-        said += "; the launcher's memory limit?"
-    log.error("killed", f"{said}: nothing was started")
-    return Failure(BY_SIGNAL - code, "killed", f"killed: {said}: nothing was started\n")
+            row, message = BY_REFERENCE["launcher-memory"], f"{message} as {limit}"
+            log.error(
+                row.reference,
+                f"[{row.reference}] {message}: nothing was started",
+                hint=_MEMORY_HINT,
+            )
+            text = f"{row.reference}: {message}: nothing was started\n-> {_MEMORY_HINT}\n"
+            return Failure(int(row.code), row.reference, text)
+        message += "; the launcher's memory limit?"
+    log.error("killed", f"{message}: nothing was started")
+    return Failure(BY_SIGNAL - code, "killed", f"killed: {message}: nothing was started\n")
 
 
+@dataclass(eq=False)
 class Preparation:
     """The child that waits for the hosts and makes the plan, and the signals that come meanwhile.
 
@@ -101,29 +107,27 @@ class Preparation:
     moment to tell the hosts that were ready, so that the next launcher can say why this one ended.
     """
 
-    def __init__(
-        self, pid: int, reader: int, loop: EventLoop, signals: Signals, oom_kills: int
-    ) -> None:
-        """Take over a child that was started, and the pipe by which its result comes."""
-        self.pid = pid
-        self._reader = reader
-        self._loop = loop
-        self._signals = signals
-        self._oom_kills = oom_kills
+    pid: int
+    reader: int
+    loop: EventLoop
+    signals: Signals
+    oom_kills: int
+
+    def __post_init__(self) -> None:
         self._data = b""
         self._result: Result | None = None
         self._told: list[int] = []  # the signals that say that the launcher is to end
         self._ended = False
-        os.set_blocking(reader, False)
+        os.set_blocking(self.reader, False)
 
     def result(self) -> Result:
         """Wait for what the child hands over, or for what comes before that."""
-        self._loop.on(self._reader, self._read, vital=True)
-        self._loop.on(self._signals.handle, self._read_signals, vital=True)
+        self.loop.on(self.reader, self._read, vital=True)
+        self.loop.on(self.signals.handle, self._read_signals, vital=True)
         self._reap()  # an end from before SIGCHLD had its default action again sends no more signal
         while self._result is None:
-            self._loop.wait(None)
-        self._loop.off(self._reader)
+            self.loop.wait(None)
+        self.loop.off(self.reader)
         return self._result
 
     def end_child(self) -> int:
@@ -139,7 +143,7 @@ class Preparation:
         deadline = time.monotonic() + (_TELLS_OF_SIGNAL if before else _TELLS)
         # A signal, or another one, ends it at once.
         while not self._ended and len(self._told) == before and time.monotonic() < deadline:
-            self._loop.wait(deadline)
+            self.loop.wait(deadline)
         with suppress(OSError):  # it leads a group of its own
             os.killpg(self.pid, signal.SIGKILL)
         wait_gone([self.pid])
@@ -147,9 +151,9 @@ class Preparation:
 
     def let_child_end(self) -> None:
         """Close the pipe, for whose end the child waits."""
-        if self._reader >= 0:
-            os.close(self._reader)
-        self._reader = -1
+        if self.reader >= 0:
+            os.close(self.reader)
+        self.reader = -1
 
     def wait_for_child(self) -> None:
         """Let the child end, and wait until it has."""
@@ -159,23 +163,23 @@ class Preparation:
     def _read(self) -> None:
         while self._result is None:
             try:
-                data = os.read(self._reader, _PIECE)
+                data = os.read(self.reader, _PIECE)
             except BlockingIOError:
                 return
             if not data:  # its end, and not this one, tells what has become of it
-                self._loop.off(self._reader)
+                self.loop.off(self.reader)
                 return
             self._data += data
             if data.endswith(b"\n"):
                 self._result = from_line(self._data)
 
     def _read_signals(self) -> None:
-        for number, _ in self._signals.read():
+        for number, _ in self.signals.read():
             if number == signal.SIGCHLD:
                 self._reap()
             elif number not in ENDING:
-                said = f"{name(number)} is not forwarded: the program has not started"
-                log.info("signal", said)
+                message = f"{name(number)} is not forwarded: the program has not started"
+                log.info("signal", message)
             else:
                 self._told.append(number)
                 if not isinstance(self._result, Failure):
@@ -186,7 +190,7 @@ class Preparation:
             if pid == self.pid:
                 self._ended = True
                 self._read()
-                self._result = self._result or died(status, self._oom_kills)
+                self._result = self._result or died(status, self.oom_kills)
 
 
 # Between two looks at what a signalled script has left.
@@ -194,6 +198,7 @@ _LOOK: Final = 0.1
 _NOT_STARTED: Final = 127
 
 
+@dataclass(eq=False)
 class ScriptRun:
     """A program that calls mpirun itself, to the end of all that its process group started.
 
@@ -201,17 +206,12 @@ class ScriptRun:
     it, and ends with the program's status.
     """
 
-    def __init__(
-        self, program: tuple[str, ...], grace: float, loop: EventLoop, signals: Signals
-    ) -> None:
-        """Get ready; ``grace`` are the seconds that a signalled program may take to end.
+    program: tuple[str, ...]
+    grace: float
+    loop: EventLoop
+    signals: Signals
 
-        ``told`` is the signal that this process was told to end by, 0 without one.
-        """
-        self._program = program
-        self._grace = grace
-        self._loop = loop
-        self._signals = signals
+    def __post_init__(self) -> None:
         self._child = 0
         self._code: int | None = None
         self.told, self._deadline = 0, float("inf")
@@ -224,25 +224,25 @@ class ScriptRun:
         Returns:
             Its exit code; 128+n where a signal ended it, or it hid one.
         """
-        self._loop.on(self._signals.handle, self._read_signals, vital=True)
+        self.loop.on(self.signals.handle, self._read_signals, vital=True)
         try:
             self._child = spawn(
-                self._program, os.environ, mask, own_group=self._send is os.killpg, streams={}
+                self.program, os.environ, mask, own_group=self._send is os.killpg, streams={}
             )
         except OSError as wrong:
-            log.error("program-missing", f"[program-missing] {self._program[0]}: {wrong.strerror}")
+            log.error("program-missing", f"[program-missing] {self.program[0]}: {wrong.strerror}")
             return _NOT_STARTED
         # The launches below the script may take their grace, also where it ended at once.
         while self._code is None or (self.told and self._reaches(0)):
-            self._loop.wait(time.monotonic() + _LOOK if self.told else None)
+            self.loop.wait(time.monotonic() + _LOOK if self.told else None)
             if time.monotonic() >= self._deadline:
-                log.warning("killed", f"{self._program[0]} did not end in time and is killed")
+                log.warning("killed", f"{self.program[0]} did not end in time and is killed")
                 self._reaches(signal.SIGKILL)
                 break
         return self._code or (BY_SIGNAL + self.told if self.told else 0)
 
     def _read_signals(self) -> None:
-        for number, _ in self._signals.read():
+        for number, _ in self.signals.read():
             if number == signal.SIGCHLD:
                 self._reap()
                 continue
@@ -250,7 +250,7 @@ class ScriptRun:
             self._reaches(number)
             if number in ENDING:
                 self.told = self.told or number
-                self._deadline = time.monotonic() + self._grace
+                self._deadline = time.monotonic() + self.grace
 
     def _reap(self) -> None:
         for pid, status in reap():
@@ -338,9 +338,11 @@ class Parent:
         script = ScriptRun(program, grace, self._loop, self._signals)
         code = script.run(self._mask)
         self._hurries = bool(script.told)
-        said = f"{program[0]} ended with {code}"
+        message = f"{program[0]} ended with {code}"
         reference = ("signal" if script.told else "program") if code else ""
-        why = self._why_script_failed(f"{reference}: {said}", log_before, earlier) if code else ""
+        why = (
+            self._why_script_failed(f"{reference}: {message}", log_before, earlier) if code else ""
+        )
         folder = (logins or last_launch(below)) if below else ""
         if folder:
             self._loop.on(self._signals.handle, self._note_signals, vital=True)
@@ -349,18 +351,18 @@ class Parent:
             remove_key(folder)
         failed = bool(code) and not script.told
         say, mark = (log.error, "[program] ") if failed else (log.info, "")
-        say("program", f"{mark}{said}", code=code)
+        say("program", f"{mark}{message}", code=code)
         log.ended(code, reference)
         return code
 
-    def _why_script_failed(self, said: str, before: str, earlier: str) -> str:
+    def _why_script_failed(self, message: str, before: str, earlier: str) -> str:
         """Write the termination message where no mpirun below has; why it failed, in one line."""
         path = self._options.termination_log
         below = log.read_termination(path)
         if below and below != before:
-            return f"{said}; {below.splitlines()[0]}"
-        log.write_termination(path, "".join(f"{line}\n" for line in (said, earlier) if line))
-        return said
+            return f"{message}; {below.splitlines()[0]}"
+        log.write_termination(path, "".join(f"{line}\n" for line in (message, earlier) if line))
+        return message
 
     def _after_gates(self, spec: ScriptSpec, preparation: Preparation) -> int:
         """Run a program whose hosts are ready, and what serves its logins meanwhile."""
@@ -517,8 +519,10 @@ class Parent:
                 deadline = now + _AFTER_SIGNAL
             if tell_at <= now:
                 tell_at = _NEVER
-                said = f"mpirun has ended; {writer.left} bytes of its {name} wait for their reader"
-                log.info("output", said)
+                message = (
+                    f"mpirun has ended; {writer.left} bytes of its {name} wait for their reader"
+                )
+                log.info("output", message)
             until = min(deadline, tell_at)
             self._loop.wait(None if until == _NEVER else until)
         self._loop.off(writer.room)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.core.launch_spec import JOB_MARK, MARK, RemoteHost
+from mpiboot.core.launch_spec import LAUNCH_ID, MARK, RemoteHost
 from mpiboot.system.os_calls import process_handle, reap
 from mpiboot.system.tcp_table import address_of
 
@@ -295,7 +295,7 @@ def survivors(child: int, folder: str, *, reaped: bool, mark: str = "") -> list[
     """
     table = Processes()
     found = [] if reaped else list(table.descendants(child))
-    wanted = {f"{MARK}={folder}"} | ({f"{JOB_MARK}={mark}"} if mark else set())
+    wanted = {f"{MARK}={folder}"} | ({f"{LAUNCH_ID}={mark}"} if mark else set())
     own = _mounts("self")
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) in (os.getpid(), child):

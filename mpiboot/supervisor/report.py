@@ -24,7 +24,7 @@ def _finding(verdict: Verdict) -> Finding:
     row = BY_REFERENCE.get(verdict.reference)
     name = verdict.reference or ("signal" if verdict.by_signal else verdict.failed)
     hint = row.hint if row else ""
-    return Finding(name, Level.FAIL, verdict.said, verdict.host, verdict.evidence, hint)
+    return Finding(name, Level.FAIL, verdict.message, verdict.host, verdict.evidence, hint)
 
 
 def _set_by_mpiboot(spec: LaunchSpec) -> tuple[str, ...]:

@@ -67,5 +67,5 @@ def name(number: int) -> str:
 
 def by_signal(number: int) -> Failure:
     """Judge a launcher that gets a signal before mpirun is started."""
-    said = f"{name(number)} while waiting for hosts: nothing was started"
-    return Failure(BY_SIGNAL + number, "signal", f"signal: {said}\n", held=False)
+    message = f"{name(number)} while waiting for hosts: nothing was started"
+    return Failure(BY_SIGNAL + number, "signal", f"signal: {message}\n", held=False)

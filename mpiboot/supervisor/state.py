@@ -128,18 +128,18 @@ class RanksInMpi:
 class Unanswered:
     """A rank has tried one of the job's hosts by TCP for more than a minute.
 
-    ``said`` is the sentence; empty where that is over.
+    ``message`` is the sentence; empty where that is over.
     """
 
-    said: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
 class HostLost:
-    """A silent host isn't there any more; ``said`` is what proves it."""
+    """A silent host isn't there any more; ``message`` is what proves it."""
 
     host: str
-    said: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class HostChecked:
 
     host: str
     reachable: bool | None
-    said: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ class Say:
 
     level: LogLevel
     event: str
-    said: str
+    message: str
     host: str = ""
 
 
@@ -301,7 +301,7 @@ class Verdict:
 
     code: int
     reference: str
-    said: str
+    message: str
     host: str = ""
     evidence: tuple[str, ...] = ()
     rank: int | None = None
@@ -471,9 +471,9 @@ class Phase(str, Enum):
 class Job:
     """What doesn't change: the remote hosts in the hostfile's order and the rules' numbers.
 
-    ``goes_on`` where the job may be meant to go on without a rank that ended badly;
+    ``tolerates_failure`` where the job may be meant to go on without a rank that ended badly;
     ``stop_signal`` is what tells its ranks to save and end; ``remote`` is what the agents run.
-    ``own_ranks`` where this pod has ranks, too; ``end_stuck`` where a guess may end the job.
+    ``launcher_ranks`` where this pod has ranks, too; ``end_stuck`` where a guess may end the job.
     """
 
     family: Family
@@ -481,10 +481,10 @@ class Job:
     launch_timeout: float = 120.0
     grace: float = 20.0
     obstacles: tuple[tuple[str, str], ...] = ()
-    goes_on: bool = False
+    tolerates_failure: bool = False
     stop_signal: int = 15
     remote: str = "ssh"
-    own_ranks: bool = False
+    launcher_ranks: bool = False
     end_stuck: bool = False
 
 

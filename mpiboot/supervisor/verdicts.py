@@ -162,10 +162,9 @@ def ranks_left(state: State, ranks: int | None) -> Step:
         return state, (ReleaseMpirun(), StartTimer(Timer.GRACE, min(_FOLLOW, state.job.grace)))
     if not first:
         return state, ()
-    name, many = signal_name(state.job.stop_signal), ranks > 1
-    who = f"{ranks} ranks are" if many else "the rank is"
-    said = f"{who} told {name} and {'have' if many else 'has'} {state.job.grace:g} s to end"
-    return state, (Say(LogLevel.INFO, "signal", said),)
+    sent = f"sent {signal_name(state.job.stop_signal)} to {counted(ranks, 'rank')}"
+    message = f"{sent}; waiting up to {state.job.grace:g} s"
+    return state, (Say(LogLevel.INFO, "signal", message),)
 
 
 def ask_again(state: State, number: int, *, direct: bool) -> Step:
@@ -173,10 +172,10 @@ def ask_again(state: State, number: int, *, direct: bool) -> Step:
     late: tuple[Action, ...] = ()
     if state.saving:
         who = "one rank" if state.ranks_left == 1 else f"{state.ranks_left} ranks"
-        said = f"{who} did not end in time: mpirun ends what is left"
+        message = f"{who} did not end in time: mpirun ends what is left"
         if state.ranks_left is None:
-            said = "no count of the ranks that are left came in time: mpirun ends them"
-        late = (Say(LogLevel.WARNING, "signal", said),)
+            message = "no count of the ranks that are left came in time: mpirun ends them"
+        late = (Say(LogLevel.WARNING, "signal", message),)
         state = replace(state, saving=False)
     state = replace(stop(state, Timer.GRACE, Timer.KILL), stage=min(3, state.stage + 1))
     if state.stage == 2:  # noqa: PLR2004 - asked again
@@ -213,16 +212,16 @@ def host_ending(state: State, event: HostEnding) -> Step:
     if begun or not known or state.phase is not Phase.RUNNING or not state.job.grace:
         return state, ()
     state, actions = save(replace(state, cause=pod_ending(event.host)))
-    said = "its pod is being ended: all ranks of the job get time to save"
-    return state, (Say(LogLevel.WARNING, "signal", said, event.host), *actions)
+    message = "its pod is being ended: all ranks of the job get time to save"
+    return state, (Say(LogLevel.WARNING, "signal", message, event.host), *actions)
 
 
 def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
     """Give the program's own signal to mpirun, where it has ranks that can get it."""
     if state.phase is Phase.LAUNCHING and not state.joins_unseen:
         # 5.0 takes each daemon that isn't there yet for an error.
-        said = f"{signal_name(event.number)} is not forwarded: no rank runs yet"
-        return (Say(LogLevel.INFO, "signal", said),)
+        message = f"{signal_name(event.number)} is not forwarded: no rank runs yet"
+        return (Say(LogLevel.INFO, "signal", message),)
     return () if state.ended is not None or event.direct else (SendSignal(event.number),)
 
 
@@ -232,7 +231,7 @@ def client_ended(state: State, event: ClientEnded) -> Step:
         return state, ()
     cause = client_lost(event)
     state, actions = end(state, cause)
-    return state, (Say(LogLevel.ERROR, "launch", cause.said), *actions)
+    return state, (Say(LogLevel.ERROR, "launch", cause.message), *actions)
 
 
 # What looks like a job that is stuck, and may be a healthy one: a warning, or its end. None of this
@@ -253,8 +252,8 @@ def host_ended(state: State) -> Step:
     over = state.phase is Phase.RUNNING and state.ended_well.issuperset(state.job.hosts)
     if over and not state.agents:
         # Ranks in this pod have no agent, and may run for long after MPI_Finalize.
-        return (state, ()) if state.job.own_ranks else start(state, Timer.DAEMONS_ENDED)
-    waits = state.job.family.daemons_follow and not state.job.goes_on
+        return (state, ()) if state.job.launcher_ranks else start(state, Timer.DAEMONS_ENDED)
+    waits = state.job.family.daemons_follow and not state.job.tolerates_failure
     if waits and state.agents and state.waiting_looks < WAITING_LOOKS:
         return start(state, Timer.HOST_DONE)
     return state, ()
@@ -263,7 +262,7 @@ def host_ended(state: State) -> Step:
 def daemons_ended(state: State) -> Step:
     """Take in that mpirun outlives its daemons: it hangs, or what reads its output is slow."""
     cause = not_ended(state)
-    return _guess(state, cause, cause.said, Timer.DAEMONS_ENDED)
+    return _guess(state, cause, cause.message, Timer.DAEMONS_ENDED)
 
 
 def host_done(state: State) -> Step:
@@ -287,8 +286,8 @@ def ranks_in_mpi(state: State, event: RanksInMpi) -> Step:
     cause = ranks_waiting(state)
     host = in_order(state, state.ended_well)[0]
     many = f"{counted(event.ranks, 'rank')} elsewhere {'is' if event.ranks == 1 else 'are'}"
-    said = f"{host}: its ranks have all ended, and {many} still in MPI, perhaps waiting for them"
-    return _guess(state, cause, said, Timer.HOST_DONE)
+    message = f"{host}: its ranks have all ended, and {many} still in MPI, perhaps waiting for them"
+    return _guess(state, cause, message, Timer.HOST_DONE)
 
 
 def unanswered(state: State, event: Unanswered) -> Step:
@@ -296,24 +295,24 @@ def unanswered(state: State, event: Unanswered) -> Step:
     over = state.being_ended or state.ended is not None
     if over or state.losses or state.phase is not Phase.RUNNING:
         return state, ()
-    if not event.said:
+    if not event.message:
         return replace(state, suspected=""), ()
-    state, actions = _guess(state, no_answer(event.said), event.said)
+    state, actions = _guess(state, no_answer(event.message), event.message)
     return state, (*actions, Say(LogLevel.WARNING, "stuck", _DROPPED))
 
 
-def _guess(state: State, cause: Verdict, said: str, again: Timer | None = None) -> Step:
+def _guess(state: State, cause: Verdict, message: str, again: Timer | None = None) -> Step:
     """Warn, and look again by a timer; or, where that is wanted, end the job."""
-    if state.job.end_stuck and not state.job.goes_on:
-        warned = Say(LogLevel.WARNING, "stuck", f"{said}: the job is ended (MPIBOOT_STUCK=end)")
+    if state.job.end_stuck and not state.job.tolerates_failure:
+        warned = Say(LogLevel.WARNING, "stuck", f"{message}: the job is ended (MPIBOOT_STUCK=end)")
         # A signal of its own would end mpirun before it tells with what codes ranks ended.
         state = replace(state, cause=cause)
         state, actions = save(state) if state.job.grace else end(state, cause)
         return state, (warned, *actions)
-    state = replace(state, suspected=said)
+    state = replace(state, suspected=message)
     how = "would end it" if not state.job.end_stuck else "ends none that may do without a rank"
-    said += f"; the job goes on (MPIBOOT_STUCK=end {how})"
-    warned = Say(LogLevel.WARNING, "stuck", f"{said}. Look closer: mpiboot doctor ranks")
+    message += f"; the job goes on (MPIBOOT_STUCK=end {how})"
+    warned = Say(LogLevel.WARNING, "stuck", f"{message}. Look closer: mpiboot doctor ranks")
     if again is None:
         return state, (warned,)
     state = replace(state, pending=state.pending | {again})
@@ -358,31 +357,31 @@ def _agent_connected(state: State, event: AgentConnected) -> Step:
 def _joins_unseen(state: State, event: JoinsUnseen) -> Step:
     what = f"mpiboot can't see here which daemons have joined mpirun ({event.why}): "
     what += "a connected ssh counts as joined"
-    said: tuple[Action, ...] = (Say(LogLevel.WARNING, "launch", what),)
+    actions: tuple[Action, ...] = (Say(LogLevel.WARNING, "launch", what),)
     state = replace(state, joins_unseen=True)
     for host in sorted(state.connected):
         state, more = _daemon_joined(state, DaemonJoined(host))
-        said += more
-    return state, said
+        actions += more
+    return state, actions
 
 
 def _daemon_joined(state: State, event: DaemonJoined) -> Step:
     if event.host not in state.no_daemon:
         return state, ()
-    said: tuple[Action, ...] = ()
+    actions: tuple[Action, ...] = ()
     if event.host in state.no_agent:
         what = "its daemon joined without mpiboot's launch agent: only mpirun will notice its loss"
-        said += (Say(LogLevel.WARNING, "launch", what, event.host),)
+        actions += (Say(LogLevel.WARNING, "launch", what, event.host),)
     no_agent, no_daemon = state.no_agent - {event.host}, state.no_daemon - {event.host}
     state = replace(state, no_agent=no_agent, no_daemon=no_daemon)
     if state.phase is Phase.LAUNCHING and not state.no_daemon:
         state = stop(replace(state, phase=Phase.RUNNING), Timer.LAUNCH)
         count = len(state.job.hosts)
         text = f"all {count} remote daemons joined" if count > 1 else "the remote daemon joined"
-        return state, (*said, Say(LogLevel.INFO, "joined", text))
+        return state, (*actions, Say(LogLevel.INFO, "joined", text))
     if state.phase is Phase.LAUNCHING:
-        said += (StartTimer(Timer.LAUNCH, state.job.launch_timeout),)
-    return state, said
+        actions += (StartTimer(Timer.LAUNCH, state.job.launch_timeout),)
+    return state, actions
 
 
 def _agent_ended(state: State, event: AgentEnded) -> Step:
@@ -431,17 +430,17 @@ def _may_be_lost(state: State) -> bool:
 
 
 def _ended_well(state: State, event: AgentEnded) -> Step:
-    said: tuple[Action, ...] = ()
+    actions: tuple[Action, ...] = ()
     if state.job.family.attached:
         # The ranks of a short job may have ended before its connection was looked for.
-        state, said = _daemon_joined(state, DaemonJoined(event.host))
+        state, actions = _daemon_joined(state, DaemonJoined(event.host))
     if event.host not in state.job.hosts:
-        return state, said
+        return state, actions
     if event.host in state.no_daemon:
         return replace(state, ended_unjoined=state.ended_unjoined | {event.host}), ()
     state = replace(state, ended_well=state.ended_well | {event.host})
     state, begun = host_ended(state)
-    return state, (*said, *begun)
+    return state, (*actions, *begun)
 
 
 def _ask(state: State, hosts: tuple[str, ...], actions: tuple[Action, ...]) -> Step:
@@ -457,8 +456,8 @@ def _ask(state: State, hosts: tuple[str, ...], actions: tuple[Action, ...]) -> S
 def _host_lost(state: State, event: HostLost) -> Step:
     if state.being_ended or state.ended is not None or event.host not in state.job.hosts:
         return state, ()
-    state = replace(state, given_up=(*state.given_up, (event.host, event.said)))
-    warned = Say(LogLevel.WARNING, "silent", f"{event.said}: it is lost", event.host)
+    state = replace(state, given_up=(*state.given_up, (event.host, event.message)))
+    warned = Say(LogLevel.WARNING, "silent", f"{event.message}: it is lost", event.host)
     return state, (warned, EndSession(event.host))
 
 
@@ -488,7 +487,7 @@ def _rank_ended(state: State, event: RankEnded) -> Step:
     job = state.job
     # Hydra tells of ranks where they write, too: a rank's own mpiexec may have said it.
     guessed = job.family.mixes_statuses and not job.end_stuck
-    if first or guessed or job.goes_on or state.ended is not None:
+    if first or guessed or job.tolerates_failure or state.ended is not None:
         return state, ()
     return start(state, Timer.RANK_ENDED)
 
@@ -514,7 +513,7 @@ def _host_checked(state: State, event: HostChecked) -> Step:
     state = replace(
         state,
         being_checked=state.being_checked - {event.host},
-        checked=(*state.checked, (event.host, event.reachable, event.said)),
+        checked=(*state.checked, (event.host, event.reachable, event.message)),
     )
     return (state if state.being_checked else stop(state, Timer.HOST_CHECK)), ()
 
@@ -525,15 +524,15 @@ def _launch_over(state: State) -> Step:
     if not state.joins_unseen or state.no_agent or state.ended_unjoined:
         return end(state, launch_timeout(state))
     # Agents that aren't ssh never tell that they are connected: nothing here can judge them.
-    said = "it is not known whether every daemon joined: mpiboot only waits for mpirun"
+    message = "it is not known whether every daemon joined: mpiboot only waits for mpirun"
     running = replace(state, phase=Phase.RUNNING, no_daemon=frozenset())
-    return running, (Say(LogLevel.WARNING, "launch", said),)
+    return running, (Say(LogLevel.WARNING, "launch", message),)
 
 
 def _agents_late(state: State) -> Step:
     late = tuple(sorted({host for host, _ in state.agents}))
-    said = f"{first_few(late, LISTED)}: its agent did not follow mpirun's end in 5 s"
-    return _ask(replace(state, late_agents=late), late, (Say(LogLevel.WARNING, "agent", said),))
+    message = f"{first_few(late, LISTED)}: its agent did not follow mpirun's end in 5 s"
+    return _ask(replace(state, late_agents=late), late, (Say(LogLevel.WARNING, "agent", message),))
 
 
 def _no_answer(state: State) -> Step:

@@ -20,7 +20,7 @@ from typing import Final
 
 import mpiboot
 from mpiboot.core import log
-from mpiboot.core.launch_spec import JOB_MARK, NOTICE
+from mpiboot.core.launch_spec import LAUNCH_ID, NOTICE
 from mpiboot.core.setting_types import WorkerExit
 from mpiboot.core.settings import Resolved
 from mpiboot.job import platforms
@@ -392,7 +392,7 @@ def launcher(environ: bytes, token: str) -> LauncherPort | None:
         or not came
     ):
         return None
-    return LauncherPort(came[0], int(port), values.get(JOB_MARK, ""), host)
+    return LauncherPort(came[0], int(port), values.get(LAUNCH_ID, ""), host)
 
 
 def tell_launchers(token: str, root: Path = Path("/proc")) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.launch_spec import JOB_MARK, MARK, Failure, LaunchSpec, Result, from_line
+from mpiboot.core.launch_spec import LAUNCH_ID, MARK, Failure, LaunchSpec, Result, from_line
 from mpiboot.core.settings import resolve
 from mpiboot.job import plan as plans
 from mpiboot.launcher import child
@@ -165,7 +165,7 @@ def test_the_launch_is_handed_over_with_its_folder_mark_and_client(tmp_path: Pat
     folder = f"{tmp_path}/launch-{os.getpid()}"  # of the parent, which is this test
     assert (spec.folder, spec.grace, spec.ranks) == (folder, 9.0, 3)
     assert spec.set_env[MARK] == folder
-    assert spec.set_env[JOB_MARK]
+    assert spec.set_env[LAUNCH_ID]
     assert spec.attempt == "me@2026-01-02T00:00:00Z@2"
     assert spec.client[-1] == f"{folder}/client.json"
     config = ClientConfig.from_json(Path(spec.client[-1]).read_text())
@@ -185,14 +185,14 @@ def test_a_launch_of_a_script_has_the_scripts_name_and_a_launch_within_one_its_m
     tmp_path: Path,
 ) -> None:
     """Workers are told of the end by the script's process, which stays."""
-    environ = {"MPIBOOT_ATTEMPT": "script@2026-01-02T00:00:00Z@3", JOB_MARK: "outer"}
+    environ = {"MPIBOOT_ATTEMPT": "script@2026-01-02T00:00:00Z@3", LAUNCH_ID: "outer"}
     made = Handed(tmp_path, "", given(), "./train", environ=environ)
     assert made.launch.attempt == ""
     assert made.launch.earlier.startswith("attempt 2")
     name = environ["MPIBOOT_ATTEMPT"]
     named = [("attempt", name), ("may_disconnect", True), ("pid", os.getpid())]
     assert (tmp_path / "named").read_text() == repr(named)
-    assert JOB_MARK not in made.launch.set_env
+    assert LAUNCH_ID not in made.launch.set_env
 
 
 EARLIER = "attempt 2; the last one (a of 2026-01-01T00:00:00Z) ended: it failed"

@@ -325,7 +325,7 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
     name = socket.gethostname()
     assert own.started.endswith("Z")
     assert one.started == own.started
-    expected = evidence.Baseline(name, "", "", name, oom_kills=2, here=True)
+    expected = evidence.HostSnapshot(name, "", "", name, oom_kills=2, here=True)
     assert replace(own, started="") == expected
     assert (one.name, one.dns, one.address) == ("w-0.job.ns.svc", "w-0.job.ns.svc", "10.244.0.10")
     assert (one.oom_kills, one.pod, one.began) == (5, "w-0", 1.0)
@@ -348,7 +348,7 @@ def test_a_host_with_an_address_for_a_name_is_never_looked_up() -> None:
     seen = plans.observed(
         listed=(Host("fd00::1"), Host("w-1.job.ns.svc")), renamed={"fd00::1": "x"}
     )
-    first, second = (launch_folder.baseline(worker, seen) for worker in seen.workers)
+    first, second = (launch_folder.snapshot(worker, seen) for worker in seen.workers)
     assert (first.name, first.dns, first.in_cluster) == ("x", "", ())
     assert (second.name, second.dns) == ("w-1.job.ns.svc", "w-1.job.ns.svc")
 
@@ -364,7 +364,7 @@ def test_a_host_with_an_address_for_a_name_is_never_looked_up() -> None:
 def test_a_host_is_looked_up_by_a_name_that_a_nameserver_knows(called: str, dns: str) -> None:
     listed = "a.b-w-0.a.b.ns.svc"
     seen = plans.observed(listed=(Host(listed),), renamed={listed: called})
-    found = launch_folder.baseline(seen.workers[0], seen)
+    found = launch_folder.snapshot(seen.workers[0], seen)
     assert (found.name, found.dns) == (called, dns)
 
 

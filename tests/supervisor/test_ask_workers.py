@@ -40,14 +40,14 @@ class Ssh:
         )
         program.chmod(0o755)
 
-    def answers(self, host: str, text: str) -> evidence.Baseline:
+    def answers(self, host: str, text: str) -> evidence.HostSnapshot:
         (self.folder / host).write_text(text)
         return self.before(host)
 
-    def before(self, host: str, *, mpiboot: bool = False, dns: str = "") -> evidence.Baseline:
-        return evidence.Baseline(host, dns, "10.0.0.2", host, oom_kills=1, mpiboot=mpiboot)
+    def before(self, host: str, *, mpiboot: bool = False, dns: str = "") -> evidence.HostSnapshot:
+        return evidence.HostSnapshot(host, dns, "10.0.0.2", host, oom_kills=1, mpiboot=mpiboot)
 
-    def write(self, *hosts: evidence.Baseline) -> str:
+    def write(self, *hosts: evidence.HostSnapshot) -> str:
         (self.folder / evidence.FILE).write_text(json.dumps([asdict(host) for host in hosts]))
         return str(self.folder)
 
@@ -189,9 +189,9 @@ def test_a_thousand_workers_are_told_of_the_end(ssh: Ssh, monkeypatch: pytest.Mo
     """Each one once, and never more at a time than the launcher has room for."""
     here, most = 0, 0
 
-    async def run(words: tuple[str, ...], turns: ask_workers.Turns) -> str:
+    async def run(words: tuple[str, ...], throttle: ask_workers.Throttle) -> str:
         nonlocal here, most
-        async with turns:
+        async with throttle:
             here += 1
             most = max(most, here)
             await asyncio.sleep(0)

@@ -25,19 +25,21 @@ def test_an_mpirun_that_runs_past_the_agent_is_told_by_what_it_runs() -> None:
     start = go([])[0]
     end = judged([RankSeen("ssh"), MpirunEnded(1)], start)
     assert (end.code, end.host) == (78, "")
-    assert end.said == (
+    assert end.message == (
         "mpirun runs ssh past mpiboot's launch agent, but started no daemon on w-1, w-2 "
         "(2 of 2 remote hosts): the job would run on fewer hosts"
     )
     many = replace(start, job=Job(FAMILIES["openmpi4"], hosts), no_agent=frozenset(hosts))
     found = judgement.not_started(many, "a.out")
-    assert found.said.startswith(
+    assert found.message.startswith(
         "mpirun runs a.out on the launcher, but started no daemon on "
         "w-1, w-2, w-3, w-4, w-5, w-6, w-7, w-8 and 2 more (10 of 10 remote hosts)"
     )
     alone = replace(start, job=Job(FAMILIES["openmpi4"], ("w-1",)), no_agent=frozenset(("w-1",)))
     assert judgement.not_started(alone).host == "w-1"
-    assert judgement.not_started(alone).said.startswith("mpirun started no daemon on w-1 (1 of 1 ")
+    assert judgement.not_started(alone).message.startswith(
+        "mpirun started no daemon on w-1 (1 of 1 "
+    )
 
 
 def test_a_launch_that_took_too_long_tells_how_far_each_of_some_hosts_came() -> None:
@@ -52,7 +54,7 @@ def test_a_launch_that_took_too_long_tells_how_far_each_of_some_hosts_came() -> 
         connected=frozenset(hosts[3:4]),
     )
     found = judgement.launch_timeout(state)
-    assert found.said == (
+    assert found.message == (
         "w-2, w-3, w-4, w-5, w-6, w-7, w-8, w-9 and 2 more (10 of 11 remote hosts) did not join "
         "within 90.5 s after the last daemon that did"
     )
@@ -72,7 +74,7 @@ def test_the_other_causes_in_words() -> None:
     assert judgement.not_startable(
         ("/x/mpirun",), {}, OSError(errno.EACCES, "Permission denied")
     ) == Verdict(127, "program-missing", "/x/mpirun: Permission denied: mpirun was not started")
-    assert judgement.not_ended(running()).said == (
+    assert judgement.not_ended(running()).message == (
         "every host's orted has ended, but mpirun goes on without them"
     )
     assert judgement.pod_ending("w-1") == Verdict(
@@ -88,7 +90,7 @@ def test_the_other_causes_in_words() -> None:
         (RankEnd.STATUS, "ended badly"),
     ):
         found = judgement.rank_ended_badly(go([RankEnded(1, how, "w-2")], running())[0])
-        assert found.said == f"rank 1 {words}, but mpirun went on without it"
+        assert found.message == f"rank 1 {words}, but mpirun went on without it"
         assert (found.code, found.host, found.rank) == (69, "w-2", 1)
 
 
@@ -97,7 +99,7 @@ def test_what_is_too_long_for_the_kernel_is_named_with_its_size() -> None:
     environ = {"PATH": "/bin", "OMPI_MCA_x": "y" * (200 << 10)}
     found = judgement.not_startable(("mpirun", "-n", "2"), environ, wrong)
     assert found.code == 127
-    assert found.said == (
+    assert found.message == (
         "mpirun: Argument list too long (the longest variable, OMPI_MCA_x, has 200 KiB, all of "
         "them 200 KiB, the command 9 bytes): mpirun was not started"
     )

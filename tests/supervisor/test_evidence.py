@@ -17,7 +17,7 @@ from mpiboot.launcher import launch_folder
 from mpiboot.supervisor import ask_workers, evidence
 from tests.fakes import plans, workers
 
-BEFORE = evidence.Baseline(
+BEFORE = evidence.HostSnapshot(
     name="w-1.job.space.svc",
     dns="w-1.job.space.svc",
     address="10.0.0.2",
@@ -28,10 +28,10 @@ BEFORE = evidence.Baseline(
 )
 
 
-def said(answer: str, before: evidence.Baseline = BEFORE, signal: str = "") -> list[str]:
+def said(answer: str, before: evidence.HostSnapshot = BEFORE, signal: str = "") -> list[str]:
     rows = "".join(f"mpiboot-{line}\n" for line in answer.splitlines())
     found = host_shell.read(f"motd\n{rows}")
-    return [item.said for item in evidence.judge(before, found, signal)]
+    return [item.message for item in evidence.judge(before, found, signal)]
 
 
 def test_what_travels_comes_back() -> None:
@@ -96,7 +96,7 @@ def test_a_worker_without_facts_yet_was_just_started_again(facts: str, tmp_path:
     command = ("sh", "-c", host_shell.ask("memory", "began"))
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     judged = evidence.judge(BEFORE, host_shell.read(done.stdout))
-    found = [item.said for item in judged if "restarted" in item.said]
+    found = [item.message for item in judged if "restarted" in item.message]
     assert len(found) == ("100" not in facts)
 
 
@@ -114,11 +114,13 @@ def test_what_a_program_does_to_itself_has_no_sender(signal: str) -> None:
     ],
 )
 def test_the_launchers_own_memory(answer: str, signal: str, reference: str, text: str) -> None:
-    own = evidence.Baseline("launcher", dns="", address="", pod="launcher", oom_kills=1, here=True)
+    own = evidence.HostSnapshot(
+        "launcher", dns="", address="", pod="launcher", oom_kills=1, here=True
+    )
     found = host_shell.read("".join(f"mpiboot-{line}\n" for line in answer.splitlines()))
     (told,) = evidence.judge_here(own, found, signal)
     assert told.reference == reference
-    assert told.said.startswith(text)
+    assert told.message.startswith(text)
     assert evidence.judge_here(own, host_shell.read("mpiboot-oom 1"), "") == ()
 
 
@@ -131,7 +133,7 @@ def test_the_launcher_is_asked_by_its_own_shell() -> None:
         check=False,
     )
     ooms = host_shell.read(now.stdout).oom_kills
-    own = evidence.Baseline("here", dns="", address="", pod="here", oom_kills=-1, here=True)
+    own = evidence.HostSnapshot("here", dns="", address="", pod="here", oom_kills=-1, here=True)
     lines = asyncio.run(ask_workers.gather((own,), "", ("here", "SIGKILL")))
     assert [line.split("\t")[:2] for line in lines] == (
         [] if ooms is None else [["launcher-memory", "here"]]
@@ -154,12 +156,12 @@ def test_a_kill_on_a_host_that_counts_none_is_left_open() -> None:
 
 def test_a_lost_host_that_cannot_be_asked_has_a_line_that_tells() -> None:
     (found,) = evidence.silent(BEFORE)
-    assert "kubectl get pod w-1 -n space -o jsonpath=" in found.said
+    assert "kubectl get pod w-1 -n space -o jsonpath=" in found.message
 
 
 def test_a_pod_whose_name_is_not_known_is_looked_for_among_all_events() -> None:
     (found,) = evidence.unreachable(replace(BEFORE, pod=""), ())
-    assert found.said.endswith("or its pod is gone: kubectl get events -A")
+    assert found.message.endswith("or its pod is gone: kubectl get events -A")
 
 
 def test_ports_that_were_active_are_kept_and_no_others() -> None:
@@ -169,17 +171,17 @@ def test_ports_that_were_active_are_kept_and_no_others() -> None:
     seen = plans.worker(Host("w-1"), 1, None)
     assert seen.facts
     seen = replace(seen, facts=replace(seen.facts, fabric=fabric))
-    assert evidence.baseline(seen, "w-1", "w-1").ports == ("mlx5_3/1", "mlx5_3/3")
+    assert evidence.snapshot(seen, "w-1", "w-1").ports == ("mlx5_3/1", "mlx5_3/3")
 
 
 def test_what_is_kept_of_a_worker_is_what_the_gate_saw() -> None:
     name = "w-1.job.space.svc"
     seen = plans.worker(Host(name), 1, None)
-    assert evidence.baseline(seen, name, name) == evidence.Baseline(
+    assert evidence.snapshot(seen, name, name) == evidence.HostSnapshot(
         name=name, dns=name, address="10.244.0.11", pod="w-1", began=1.0, mpiboot=True, port=22
     )
     # Its facts were late: when it began is not known, and no later answer means a restart.
-    before = evidence.baseline(replace(seen, facts=None), name, name)
+    before = evidence.snapshot(replace(seen, facts=None), name, name)
     assert (before.pod, before.began) == ("w-1", 0.0)
     assert said("began 250.5", before) == []
 
@@ -192,7 +194,7 @@ def test_an_address_in_the_hostfile_is_no_name_that_can_go(
     made_up = names.for_mpirun((named,), (), "launcher")
     job = plans.observed(listed=(Host(named),), renamed=made_up)
     seen = replace(job.workers[0], address=named, facts=None)
-    before = launch_folder.baseline(seen, job)
+    before = launch_folder.snapshot(seen, job)
     assert (before.dns, before.pod, before.name) == ("", "", job.called(named))
     agent = tmp_path / "agent"
     agent.write_text("exit 255\n")  # the host is lost
@@ -220,9 +222,9 @@ def test_what_the_login_shell_prints_is_no_answer(answer: str) -> None:
 
 def test_a_host_that_cannot_be_asked() -> None:
     (gone,) = evidence.unreachable(BEFORE, ())
-    assert "its pod is gone" in gone.said
+    assert "its pod is gone" in gone.message
     (moved,) = evidence.unreachable(BEFORE, ("10.0.0.9",))
-    assert "10.0.0.9" in moved.said
+    assert "10.0.0.9" in moved.message
     assert evidence.unreachable(BEFORE, ("10.0.0.2",)) == ()
     assert evidence.unreachable(BEFORE, None) == ()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_spec import JOB_MARK, NOTICE
+from mpiboot.core.launch_spec import LAUNCH_ID, NOTICE
 from tests.supervisor.test_parent import WAITING, Rig, ended, heard, joining, last
 
 MARK = "mark-of-this-job"
@@ -19,7 +19,7 @@ ENDS = f"trap 'exit 0' TERM; echo ${{{NOTICE}-none}}; while :; do read -t 1; don
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path)
-    made.spec = replace(made.spec, set_env={**made.spec.set_env, JOB_MARK: MARK})
+    made.spec = replace(made.spec, set_env={**made.spec.set_env, LAUNCH_ID: MARK})
     made.ssh(WAITING.format(folder=made.folder))
     yield made
     made.end()

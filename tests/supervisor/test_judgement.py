@@ -40,7 +40,7 @@ LOST: Event = AgentEnded("w-2", 101, 255, ("Connection reset by peer",))
 
 def said(events: list[Event], start: State | None = None) -> tuple[int, str, str, str]:
     found = judged(events, start)
-    return found.code, found.reference, found.host, found.said
+    return found.code, found.reference, found.host, found.message
 
 
 def test_a_lost_host_is_told_with_what_it_says_of_itself_now() -> None:
@@ -48,7 +48,7 @@ def test_a_lost_host_is_told_with_what_it_says_of_itself_now() -> None:
     head += " (Connection reset by peer); "
     tail = " (mpirun itself returned 205)"
     for answer, words in (
-        (HostChecked("w-2", reachable=False, said="No route to host"), "No route to host"),
+        (HostChecked("w-2", reachable=False, message="No route to host"), "No route to host"),
         (HostChecked("w-2", reachable=False), ""),
     ):
         gone = "the host does not answer any more" + (f" ({words})" if words else "")
@@ -72,10 +72,10 @@ def test_other_lost_hosts_are_counted_and_listed_and_what_followed_mpirun_is_not
     hosts = tuple(f"w-{number}" for number in range(12))
     lost: list[Event] = [AgentEnded(host, 100 + n, 255) for n, host in enumerate(hosts)]
     end = judged([*lost, MpirunEnded(205)], running(hosts=hosts))
-    assert "lost while the job ran (and 11 more hosts): " in end.said
+    assert "lost while the job ran (and 11 more hosts): " in end.message
     assert end.evidence == tuple(f"w-{n}: its ssh ended with 255" for n in range(1, 9))
     end = judged([lost[0], lost[1], MpirunEnded(205), lost[2]], running(hosts=hosts))
-    assert "(and 1 more host): " in end.said
+    assert "(and 1 more host): " in end.message
     assert end.evidence == ("w-1: its ssh ended with 255",)
 
 
@@ -156,7 +156,7 @@ def test_sshs_own_words_say_why_a_host_was_not_reached(
     assert (end.code, end.reference, end.host) == (code, reference, "w-2")
     known = f"mpirun's ssh could not log in: {words}; bye"
     new = f"no orted was started: its ssh ended with 255 ({words}; bye)"
-    assert end.said == (new if words == "something new" else known)
+    assert end.message == (new if words == "something new" else known)
 
 
 def test_a_pod_that_kubectl_enters_is_told_as_such() -> None:
@@ -231,9 +231,9 @@ def test_an_agents_signal_counts_where_mpirun_passed_it_on(mpirun: int, code: in
 def test_an_mpirun_that_had_to_be_ended_is_told_with_the_loss() -> None:
     state, _ = fire_all(go([AgentEnded("w-1", 100, 1)], running())[0])
     end = judgement.judge(replace(state, ended=MpirunEnded(0, 9)))
-    assert end.said.endswith("(mpirun had to be killed)")
+    assert end.message.endswith("(mpirun had to be killed)")
     end = judgement.judge(replace(state, stage=2, ended=MpirunEnded(0, 15)))
-    assert end.said.endswith("(mpirun itself returned 143)")
+    assert end.message.endswith("(mpirun itself returned 143)")
     assert (end.code, end.reference, end.host) == (69, "host-lost", "w-1")
 
 
@@ -270,11 +270,11 @@ def test_a_late_agents_host_that_is_gone_is_told() -> None:
 
 def test_a_signal_is_told_with_the_hosts_that_were_lost_before_it() -> None:
     end = judged([LOST, Signalled(15), MpirunEnded(143)], running())
-    assert (end.code, end.said, end.by_signal) == (143, "ended by SIGTERM", True)
+    assert (end.code, end.message, end.by_signal) == (143, "ended by SIGTERM", True)
     assert end.evidence == (
         "w-2: its ssh ended with 255 (Connection reset by peer) shortly before",
     )
-    assert judged([Signalled(2), MpirunEnded(1)], running()).said == (
+    assert judged([Signalled(2), MpirunEnded(1)], running()).message == (
         "ended by SIGINT (mpirun itself returned 1)"
     )
     hosts = tuple(f"w-{number}" for number in range(12))
@@ -301,7 +301,7 @@ def test_a_signal_is_told_with_the_hosts_that_were_lost_before_it() -> None:
 )
 def test_mpiruns_own_status_in_words(status: int, words: str) -> None:
     end = judged([MpirunEnded(status)], running(hosts=()))
-    assert (end.code, end.reference, end.host, end.said) == (status, "", "", words)
+    assert (end.code, end.reference, end.host, end.message) == (status, "", "", words)
     # Only a signal's number is a rank's own.
     assert end.failed == ("program" if words.endswith(("FPE", "PIPE", "by SIGTERM")) else "mpirun")
 
@@ -311,7 +311,7 @@ def test_mpiruns_own_status_in_words(status: int, words: str) -> None:
 )
 def test_an_mpirun_that_somebody_killed(number: int, more: str) -> None:
     end = judged([MpirunEnded(0, number)], running(hosts=()))
-    assert (end.code, end.said) == (
+    assert (end.code, end.message) == (
         128 + number,
         f"mpirun itself was killed by {signal_name(number)}{more}",
     )
@@ -319,7 +319,7 @@ def test_an_mpirun_that_somebody_killed(number: int, more: str) -> None:
 
 def test_an_mpirun_that_failed_without_daemons_names_what_could_hide_the_hosts() -> None:
     end = judged([AgentStarted("w-1", 100), MpirunEnded(213), AgentEnded("w-1", 100, 0)])
-    assert (end.code, end.said) == (213, "mpirun ended with 213 and started no daemon on w-2")
+    assert (end.code, end.message) == (213, "mpirun ended with 213 and started no daemon on w-2")
     assert end.evidence == ("OMPI_MCA_x: hides the hostfile",)
 
 
@@ -331,14 +331,14 @@ def test_the_rank_that_failed_first_in_words() -> None:
     ):
         end = judged([RankEnded(3, how, "w-1"), MpirunEnded(7)], running())
         assert (end.code, end.rank, end.host) == (7, 3, "w-1")
-        assert end.said == f"rank 3 {words} (first failure)"
+        assert end.message == f"rank 3 {words} (first failure)"
     # An mpirun that was killed itself is told as that.
     first = RankEnded(3, RankEnd.SIGNAL, "w-1", 11)
     assert judged([first, MpirunEnded(0, 9)], running()).rank is None
     end = judged([first, MpirunEnded(255)], running())
-    assert end.said == "rank 3 was ended by SIGSEGV (mpirun itself returned 255)"
+    assert end.message == "rank 3 was ended by SIGSEGV (mpirun itself returned 255)"
     end = judged([RankEnded(3, RankEnd.SIGNAL), MpirunEnded(255)], running())
-    assert (end.said, end.signal) == (
+    assert (end.message, end.signal) == (
         "rank 3 was ended by a signal (mpirun itself returned 255)",
         "",
     )
@@ -356,10 +356,10 @@ def test_the_rank_that_failed_first_in_words() -> None:
 def test_a_dead_rank_is_no_success_whatever_mpirun_returns(first: RankEnded, code: int) -> None:
     end = judged([first, MpirunEnded(0)], running(hosts=()))
     assert (end.code, end.rank, end.host, end.failed) == (code, 3, "w-1", "program")
-    assert "mpirun itself returned 0" in end.said
+    assert "mpirun itself returned 0" in end.message
     meant = running(hosts=())
-    meant = replace(meant, job=replace(meant.job, goes_on=True))
-    assert judged([first, MpirunEnded(0)], meant).said == "the program succeeded"
+    meant = replace(meant, job=replace(meant.job, tolerates_failure=True))
+    assert judged([first, MpirunEnded(0)], meant).message == "the program succeeded"
 
 
 @pytest.mark.parametrize(
@@ -368,12 +368,12 @@ def test_a_dead_rank_is_no_success_whatever_mpirun_returns(first: RankEnded, cod
 def test_mpi_itself_failed_and_the_program_is_not_blamed(ends: list[Event]) -> None:
     end = judged([*ends, mpi_failed("MPI_Init"), MpirunEnded(14)], running())
     assert (end.code, end.reference, end.failed) == (14, "", "mpi")
-    assert "failed in MPI_Init before the program began its own work" in end.said
+    assert "failed in MPI_Init before the program began its own work" in end.message
     later = judged([*ends, mpi_failed("MPI_Allreduce"), MpirunEnded(17)], running())
     exited = RankEnded(1, RankEnd.STATUS) in ends
     assert later.failed == ("program" if exited else "mpi")
     head = "rank 1 exited" if exited else "MPI itself failed in MPI_Allreduce:"
-    assert later.said.startswith(head)
+    assert later.message.startswith(head)
 
 
 def test_what_mpi_says_of_a_peers_death_does_not_hide_it() -> None:
@@ -383,7 +383,7 @@ def test_what_mpi_says_of_a_peers_death_does_not_hide_it() -> None:
     assert judged([mpi_failed("MPI_Recv"), MpirunEnded(0)], running(hosts=())).code == 0
     # Only the first one, and not what follows from the job's end.
     end = judged([mpi_failed("MPI_Init"), mpi_failed("MPI_Recv"), MpirunEnded(1)], running())
-    assert "in MPI_Init" in end.said
+    assert "in MPI_Init" in end.message
     state, _ = go([Signalled(15)], running())
     assert go([mpi_failed("MPI_Init")], state)[0].mpi_failed == ""
 
@@ -392,7 +392,7 @@ def test_a_rank_that_is_named_later_is_the_one() -> None:
     some, named = RankEnded(None, RankEnd.STATUS), RankEnded(2, RankEnd.STATUS, "w-1")
     end = judged([some, named, some, MpirunEnded(3)], running())
     assert (end.code, end.rank, end.host) == (3, 2, "w-1")
-    assert judged([some, MpirunEnded(3)], running()).said.startswith("a rank exited with code 3")
+    assert judged([some, MpirunEnded(3)], running()).message.startswith("a rank exited with code 3")
 
 
 def test_a_kill_for_memory_explains_a_sigkill_of_that_host_alone() -> None:
@@ -423,7 +423,7 @@ def test_what_hosts_found_is_put_in_order_and_limited() -> None:
     lines = tuple(f"program-missing\tw-{n}\tX is gone\there" for n in range(12))
     found, rest = judgement.proved(Verdict(132, "", "own", evidence=("e",)), lines)
     assert (found.host, found.evidence) == ("w-0", ("e",))
-    assert found.said == "X is gone\there (mpirun itself returned 132)"
+    assert found.message == "X is gone\there (mpirun itself returned 132)"
     assert rest == tuple(f"w-{n}: X is gone\there" for n in range(1, 9))
     memory = ("launcher-memory\tlauncher\tout of memory", "rank-memory\tw-3\tout of memory")
     found, rest = judgement.proved(Verdict(1, "", "own"), (*memory, "w-9: /tmp is full"))

@@ -90,7 +90,7 @@ def test_other_looks_that_fail_end_no_job(
     job: Mpirun, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     job._started_by = 0.0
-    method = {"_checks": "give_up", "_unused": "said"}[name]
+    method = {"_checks": "give_up", "_unused": "message"}[name]
     monkeypatch.setattr(getattr(job, name), method, failing)
     job._look_at = 0.0
     job._turn()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_spec import JOB_MARK, MARK
+from mpiboot.core.launch_spec import LAUNCH_ID, MARK
 from mpiboot.supervisor import processes
 
 # It says when it is ready: its environment and its handlers are what they are to be.
@@ -27,7 +27,7 @@ class Launch:
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, first: str = "", folder: str = "", mark: str = "this") -> int:
-        marks = {MARK: folder or self.folder, JOB_MARK: mark}
+        marks = {MARK: folder or self.folder, LAUNCH_ID: mark}
         child = subprocess.Popen(
             [sys.executable, "-S", "-c", READY.format(first)],
             env={**os.environ, **marks},

@@ -116,12 +116,12 @@ def test_ends_that_have_no_row(
     record = told(capfd)
     mark = "[program] " if level == "error" else ""
     assert record["message"] == f"{mark}job ended: 5.0 s, 1 host, 1 rank, {line}"
-    assert (record["level"], record["cause"]) == (level, verdict.said)
+    assert (record["level"], record["cause"]) == (level, verdict.message)
     name = {0: "", 143: "signal", 3: "program"}[verdict.code]
     assert record["reference"] == name
     where = "w-2: " if verdict.host else ""
-    assert why == (f"{name}: {where}{verdict.said}, exit {verdict.code}" if name else "")
-    assert path.read_text() == (f"{name}: {where}{verdict.said}\n" if name else "")
+    assert why == (f"{name}: {where}{verdict.message}, exit {verdict.code}" if name else "")
+    assert path.read_text() == (f"{name}: {where}{verdict.message}\n" if name else "")
 
 
 @pytest.mark.parametrize(("failed", "shown"), [("mpi", 1), ("mpirun", 1), ("program", 0)])

@@ -12,26 +12,26 @@ import pytest
 
 from mpiboot.supervisor import ask_workers
 from mpiboot.supervisor.asking import Found
-from mpiboot.supervisor.evidence import Baseline
+from mpiboot.supervisor.evidence import HostSnapshot
 
 NAME = "w-1.job"
 
 
-def host(port: int, dns: str = NAME) -> Baseline:
-    return Baseline(NAME, dns, "127.0.0.1", "w-1", port=port)
+def host(port: int, dns: str = NAME) -> HostSnapshot:
+    return HostSnapshot(NAME, dns, "127.0.0.1", "w-1", port=port)
 
 
 async def looked(
-    there: Baseline,
+    there: HostSnapshot,
     addresses: Sequence[str] | None = ("127.0.0.1",),
     login: str | None = "",
     errors: Path = Path("/nowhere"),
     words: str = "",
 ) -> tuple[Found, str]:
-    async def resolve(_: Baseline) -> tuple[str, ...] | None:
+    async def resolve(_: HostSnapshot) -> tuple[str, ...] | None:
         return None if addresses is None else tuple(addresses)
 
-    async def log_in(_: Baseline) -> str | None:
+    async def log_in(_: HostSnapshot) -> str | None:
         if words:
             with (errors / NAME).open("a") as file:
                 file.write(words)

@@ -12,22 +12,22 @@ def test_hosts_without_an_agent_are_named_once() -> None:
     hosts = UnusedHosts(HOSTS)
     hosts.started("w-1.job.ns.svc")
     hosts.started("w-2")  # as an mpirun that cuts names calls it
-    assert hosts.said(()) == "mpirun started nothing on 1 of 3 hosts: w-0.job.ns.svc"
-    assert hosts.said(()) == ""
+    assert hosts.message(()) == "mpirun started nothing on 1 of 3 hosts: w-0.job.ns.svc"
+    assert hosts.message(()) == ""
 
 
 def test_mpiruns_own_table_of_ranks_says_more_than_agents_and_may_come_later() -> None:
     hosts = UnusedHosts(HOSTS)
     for name in HOSTS:
         hosts.started(name)
-    assert hosts.said(()) == ""
+    assert hosts.message(()) == ""
     said = "mpirun put no rank on 2 of 3 hosts: w-1.job.ns.svc, w-2.job.ns.svc"
-    assert hosts.said({"w-0.job.ns.svc"}) == said
+    assert hosts.message({"w-0.job.ns.svc"}) == said
 
 
 def test_where_every_host_is_used_or_the_plan_knows_nothing_is_said() -> None:
-    assert UnusedHosts(HOSTS).said(HOSTS) == ""
-    assert UnusedHosts(()).said(()) == ""
+    assert UnusedHosts(HOSTS).message(HOSTS) == ""
+    assert UnusedHosts(()).message(()) == ""
 
 
 def test_the_table_of_ranks_is_read_as_mpirun_writes_it(tmp_path: Path) -> None:

@@ -43,12 +43,12 @@ class Pod:
         done = subprocess.run(["sh", "-c", command], stdout=subprocess.DEVNULL, check=False)
         return done.returncode
 
-    def before(self) -> evidence.Baseline:
+    def before(self) -> evidence.HostSnapshot:
         """What the gate saw of it."""
         ooms = host_shell.read(self.ask(host_shell.gate())).oom_kills
-        return evidence.Baseline("w-0", "localhost", "127.0.0.1", "w-0", ooms)
+        return evidence.HostSnapshot("w-0", "localhost", "127.0.0.1", "w-0", ooms)
 
-    def evidence(self, before: evidence.Baseline, signal: str = "SIGKILL") -> list[str]:
+    def evidence(self, before: evidence.HostSnapshot, signal: str = "SIGKILL") -> list[str]:
         """What the launcher finds out."""
         return asyncio.run(ask_workers.gather((before,), "", ("w-0", signal)))
 
@@ -128,7 +128,7 @@ def test_a_container_that_was_killed_as_a_whole_has_a_line_that_tells(pod: Pod) 
 
 def test_a_port_that_went_down_is_told(pod: Pod) -> None:
     rail(0)
-    before = evidence.Baseline("w-0", "localhost", "127.0.0.1", "w-0", ports=("rxe0/1",))
+    before = evidence.HostSnapshot("w-0", "localhost", "127.0.0.1", "w-0", ports=("rxe0/1",))
     run("ip link set far0 down")
     wait_for(lambda: device("rxe0", without_library()).ports[0].state == "DOWN")
 
