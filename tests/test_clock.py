@@ -30,7 +30,7 @@ WALL = {
     "CLOCK_REALTIME",
 }
 # What is told to people and compared with nothing.
-_TELLING = "hosts/stale_processes.py launcher/launch_folder.py launcher/start.py core/log.py"
+_TELLING = "hosts/stale_processes.py launcher/launch_folder.py launcher/role.py core/log.py"
 TOLD = {(file, name) for file in _TELLING.split() for name in ("strftime", "gmtime")}
 MODULES = {"time", "datetime", "date"}
 
