@@ -87,7 +87,7 @@ def deliver(
     """Settle how each value reaches its ranks: from mpirun's environment, or by its host's agent.
 
     A value that mpirun does not hand on goes by the agent, whatever it is; the ranks of this pod
-    itself have mpirun's environment, or read theirs back (``own_ranks``).
+    itself have mpirun's environment, or read theirs back (``plan.own_ranks_words``).
 
     Returns:
         The variables of one host alone, by the name that mpirun has for it.

@@ -18,14 +18,6 @@ from mpiboot.job.masking import is_secret
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardedName:
-    """A variable that ranks get, and why."""
-
-    name: str
-    because: str
-
-
-@dataclass(frozen=True, slots=True)
 class Withheld:
     """A variable that stays here although a rule or the user (``asked``) would forward it."""
 
@@ -36,14 +28,14 @@ class Withheld:
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """The choice: ``by_itself`` are those that this MPI hands on without being told.
+    """The choice: ``names`` and why each is forwarded, ``by_itself`` without this MPI being told.
 
     ``unknown`` are names that no rule and no setting has: they stay here.
     """
 
-    names: tuple[ForwardedName, ...]
+    names: Mapping[str, str]
     withheld: tuple[Withheld, ...]
-    by_itself: tuple[ForwardedName, ...]
+    by_itself: Mapping[str, str]
     unknown: tuple[str, ...]
 
 
@@ -237,9 +229,9 @@ def select(
             ``never``, so such a name is reported as withheld from our own list only.
         given: variables that the user's own line exports; never named a second time.
     """
-    names: list[ForwardedName] = []
+    names: dict[str, str] = {}
     withheld: list[Withheld] = []
-    unnamed: list[ForwardedName] = []
+    unnamed: dict[str, str] = {}
     unknown: list[str] = []
     for name in sorted(environ):
         because = _reason(name, more)
@@ -254,16 +246,16 @@ def select(
         if why_not:
             withheld.append(Withheld(name, why_not, asked=name in more))
         elif _first(name, by_itself):
-            unnamed.append(ForwardedName(name, because))
+            unnamed[name] = because
         else:
             secret = "; a secret: by name, its value is never shown" if is_secret(name) else ""
-            names.append(ForwardedName(name, because + secret))
+            names[name] = because + secret
     withheld += [
         Withheld(name, "it is not set in this pod", asked=True)
         for name in more
         if _NAME.fullmatch(name) and name not in environ
     ]
-    return Forwarded(tuple(names), tuple(withheld), tuple(unnamed), tuple(unknown))
+    return Forwarded(names, tuple(withheld), unnamed, tuple(unknown))
 
 
 # What an MPI that hands everything on must find in its environment all the same.

@@ -381,11 +381,10 @@ def choose_forwarded(
     if stays:
         because = "ranks don't get these; MPIBOOT_FORWARD=NAME,... or `-x NAME` hands them on"
         builder.decide(NOT_FORWARDED, " ".join(stays), Source.DETECTED, because)
-    reasons = {item.name: item.because for item in chosen.names}
-    names = list(reasons)
+    reasons, names = chosen.names, list(chosen.names)
     # What mpiboot sets for this MPI goes the same way.
     own = forward.select(builder.set_env, by_itself=row.by_itself)
-    builder.forwarded = {item.name: item.because for item in (*chosen.by_itself, *own.by_itself)}
+    builder.forwarded = {**chosen.by_itself, **own.by_itself}
     builder.forwarded |= {name: "your mpirun line or list has it" for name in given if name in kept}
     if row.export is Export.ALL:
         _hand_on_all(builder, kept, given)

@@ -11,7 +11,7 @@ from mpiboot.job.dialects import MPICH, OPENMPI5
 
 
 def names(environ: dict[str, str], *more: str, never: tuple[str, ...] = ()) -> list[str]:
-    return [item.name for item in forward.select(environ, more, never).names]
+    return list(forward.select(environ, more, never).names)
 
 
 @pytest.mark.parametrize(
@@ -49,15 +49,15 @@ def names(environ: dict[str, str], *more: str, never: tuple[str, ...] = ()) -> l
     ],
 )
 def test_what_libraries_read_in_every_rank_is_forwarded_with_a_reason(name: str) -> None:
-    (chosen,) = forward.select({name: "29500"}).names
-    assert chosen.name == name
-    assert chosen.because
+    chosen = forward.select({name: "29500"}).names
+    assert list(chosen) == [name]
+    assert chosen[name]
 
 
 @pytest.mark.parametrize("name", ["FOO", "HF_HOME", "LANG", "NCCLX", "MY_NCCL_DEBUG", "AWS_REGION"])
 def test_what_nobody_asked_for_stays_here_and_is_known_to(name: str) -> None:
     chosen = forward.select({name: "x"})
-    assert chosen == forward.Forwarded((), (), (), (name,))
+    assert chosen == forward.Forwarded({}, (), {}, (name,))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_the_user_has_told_already_does_not_stay_unknown() -> None:
 
 def test_only_what_exists_is_forwarded_and_a_missing_name_is_said() -> None:
     chosen = forward.select({"NCCL_DEBUG": ""}, ["MISSING", "GONE_*"])
-    assert [item.name for item in chosen.names] == ["NCCL_DEBUG"]
+    assert list(chosen.names) == ["NCCL_DEBUG"]
     assert chosen.withheld == (
         forward.Withheld("MISSING", "it is not set in this pod", asked=True),
     )
@@ -132,7 +132,7 @@ def test_a_pattern_means_what_it_means_in_a_shell(pattern: str) -> None:
 def test_a_full_name_wins_over_one_pods_truth_unless_ranks_would_break() -> None:
     environ = {"HOSTNAME": "x", "TMPDIR": "/t", "NVIDIA_VISIBLE_DEVICES": "", "K_MPI_JOB_ROLE": "l"}
     chosen = forward.select(environ, list(environ))
-    assert [item.name for item in chosen.names] == ["HOSTNAME", "TMPDIR"]
+    assert list(chosen.names) == ["HOSTNAME", "TMPDIR"]
     assert [(item.name, item.asked) for item in chosen.withheld] == [
         ("K_MPI_JOB_ROLE", True),
         ("NVIDIA_VISIBLE_DEVICES", True),
@@ -163,8 +163,8 @@ def test_what_would_break_ranks_elsewhere_is_not_forwarded_by_its_full_name_eith
 def test_more_adds_patterns_and_never_wins_over_everything() -> None:
     environ = {"WANDB_MODE": "off", "WANDB_DIR": "/x", "NCCL_DEBUG": "INFO", "PATH": "/bin"}
     chosen = forward.select(environ, ["WANDB_*"], ["NCCL_*", "WANDB_DIR"])
-    assert [item.name for item in chosen.names] == ["PATH", "WANDB_MODE"]
-    assert chosen.names[1].because == "MPIBOOT_FORWARD has WANDB_*"
+    assert list(chosen.names) == ["PATH", "WANDB_MODE"]
+    assert chosen.names["WANDB_MODE"] == "MPIBOOT_FORWARD has WANDB_*"
     assert {item.name: item.because for item in chosen.withheld} == {
         "NCCL_DEBUG": "MPIBOOT_NO_FORWARD has NCCL_*",
         "WANDB_DIR": "MPIBOOT_NO_FORWARD has WANDB_DIR",
@@ -174,24 +174,24 @@ def test_more_adds_patterns_and_never_wins_over_everything() -> None:
 def test_what_an_mpi_hands_on_itself_and_what_the_line_exports_is_not_named_again() -> None:
     environ = {"OMPI_MCA_btl": "self", "PMIX_MCA_x": "1", "NCCL_DEBUG": "INFO", "UCX_TLS": "tcp"}
     chosen = forward.select(environ, by_itself=OPENMPI5.by_itself, given=["UCX_TLS"])
-    assert [item.name for item in chosen.names] == ["NCCL_DEBUG"]
-    assert [item.name for item in chosen.by_itself] == ["OMPI_MCA_btl", "PMIX_MCA_x"]
+    assert list(chosen.names) == ["NCCL_DEBUG"]
+    assert list(chosen.by_itself) == ["OMPI_MCA_btl", "PMIX_MCA_x"]
     first = forward.select(environ, by_itself=OPENMPI5.by_itself, given=["NCCL_DEBUG"])
-    assert [item.name for item in first.names] == ["UCX_TLS"]
+    assert list(first.names) == ["UCX_TLS"]
     everything = forward.select(environ, by_itself=MPICH.by_itself)
-    assert everything.names == ()
+    assert everything.names == {}
     assert len(everything.by_itself) == 4
 
 
 def test_a_name_that_no_shell_could_export_is_said_and_stays() -> None:
     chosen = forward.select({"BASH_FUNC_x%%": "() { :; }", "NCCL_A B": "1"}, ["BASH_FUNC_*"])
-    assert chosen.names == ()
+    assert chosen.names == {}
     assert [item.name for item in chosen.withheld] == ["BASH_FUNC_x%%", "NCCL_A B"]
 
 
 def test_a_secret_is_forwarded_by_name_and_said_to_be_one() -> None:
-    (chosen,) = forward.select({"NCCL_MY_TOKEN": "hunter2"}).names
-    assert chosen.because.endswith("a secret: by name, its value is never shown")
+    (because,) = forward.select({"NCCL_MY_TOKEN": "hunter2"}).names.values()
+    assert because.endswith("a secret: by name, its value is never shown")
 
 
 def test_another_managers_variables_go_unless_it_runs_this_platform() -> None:
@@ -228,7 +228,7 @@ def test_nothing_is_forwarded_twice_unset_forbidden_or_breaking(
     environ: dict[str, str], more: list[str], never: list[str]
 ) -> None:
     chosen = forward.select(environ, more, never)
-    listed = [item.name for item in chosen.names]
+    listed = list(chosen.names)
     assert len(listed) == len(set(listed))
     assert set(listed) <= set(environ)
     assert not set(listed) & set(never)
