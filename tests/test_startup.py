@@ -51,7 +51,7 @@ BEFORE = loaded("")
     [
         "import mpiboot.worker.role",
         "from mpiboot.cli.main import run; run(['worker', '--help']); import mpiboot.worker.role",
-        "import mpiboot.cli.main, mpiboot.cli.entry, mpiboot.worker.role",
+        "import mpiboot.cli.main, mpiboot.cli.run, mpiboot.worker.role",
     ],
     ids=["the module", "the command", "the entrypoint form"],
 )

@@ -22,12 +22,12 @@ from typing import Any, Final, TypeVar
 if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
+from mpiboot.core.addresses import address_of
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import Connecting, HostAnswer
 from mpiboot.supervisor import evidence
 from mpiboot.supervisor.asking import FarEnd, Found, Request
 from mpiboot.supervisor.evidence import HostSnapshot
-from mpiboot.system.tcp_table import address_of
 
 # Commands by mpiboot's own SSH client, where a launch has one: no process for each host.
 

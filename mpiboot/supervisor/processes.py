@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from mpiboot.core.addresses import address_of
 from mpiboot.core.launch_spec import LAUNCH_ID, MARK, RemoteHost
 from mpiboot.system.os_calls import process_handle, reap
-from mpiboot.system.tcp_table import address_of
 
 # Programs that are mpirun under one of its names; a wrapper script above it is not.
 MPIRUNS: Final = ("mpirun", "mpiexec", "orterun", "prterun", "prte")

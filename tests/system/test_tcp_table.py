@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from mpiboot.system.tcp_table import address_of
+from mpiboot.core.addresses import address_of
 
 pytestmark = pytest.mark.skipif(sys.byteorder != "little", reason="the words are of such a machine")
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from mpiboot.core.addresses import address_of
 from mpiboot.doctor.report import ServersPart, SshListener
 from mpiboot.network.sysfs import text
-from mpiboot.system.tcp_table import address_of
 
 PROC: Final = Path("/proc")
 _LISTEN: Final = "0A"  # the kernel's tcp_states.h

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from mpiboot.core.addresses import address_of
 from mpiboot.doctor.ranks import calls
 from mpiboot.doctor.ranks.records import Activity, Look, MpiStage, Rank, SilentConnection
 from mpiboot.job import masking
-from mpiboot.system.tcp_table import address_of
 
 # Below this share of a core a rank that sleeps at both looks does nothing.
 _WORKS: Final = 0.05
