@@ -30,7 +30,8 @@ from mpiboot.hosts.pacing import Pauses
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.progress import HostState, Stage, finding
 from mpiboot.job import names
-from mpiboot.network import links, many_hosts, platform_hints
+from mpiboot.network import many_hosts, platform_hints
+from mpiboot.network import pod as own_pod
 from mpiboot.ssh import attempt as ssh_attempt
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.client_start import ConnectionPool
@@ -216,7 +217,7 @@ class Pipelines:
         self._pauses.end_some()
         state.resolved = True
         self.last_name = time.monotonic()
-        if any(links.is_local(address) for address in addresses):
+        if any(own_pod.is_local(address) for address in addresses):
             self._set(state, Stage.READY)
             return None
         state.hint = None
@@ -470,7 +471,7 @@ class PodPipelines(Pipelines):
         there = await kubectl.look(pod)
         if there.obstacle is not None:
             return there.obstacle
-        if any(links.is_local(address) for address in there.addresses):
+        if any(own_pod.is_local(address) for address in there.addresses):
             return None
         output = await kubectl.run(pod, self._command)
         if isinstance(output, Obstacle):
@@ -478,7 +479,7 @@ class PodPipelines(Pipelines):
         ipv6 = self._access.ipv6
         first = sorted(there.addresses, key=lambda item: ipv6 is not None and (":" in item) != ipv6)
         target = Target(host.name, first[0], 0, "")
-        local = links.source_address(target.address)
+        local = own_pod.source_address(target.address)
         attempt = Attempt(target, Outcome.OK, output=output, local_address=local)
         return replace(self.answered(host, attempt), no_facts=NoFacts.BY_KUBECTL)
 

@@ -1,50 +1,42 @@
-"""Network links of this pod and the routes to a peer, as netlink tells them.
+"""Network links of this pod and its routes, as routing netlink tells them to pyroute2.
 
-It names no link as the right one: that is decided from these facts.
+It names no link as the right one: that is decided from these facts. pyroute2 takes 0.2 s to load,
+so this module is loaded where links are looked at and nowhere else. ``nldev`` says what else of it
+is made good; it cuts an IPoIB link's address to 6 bytes (``IFLA_ADDRESS`` is an ``l2addr``,
+netlink/rtnl/ifinfmsg), which is read from the attribute's bytes here.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from mpiboot.core import addresses
+from pyroute2 import AsyncIPRoute
+from pyroute2.netlink.rtnl.ifaddrmsg import IFA_F_DADFAILED, IFA_F_OPTIMISTIC, IFA_F_TENTATIVE
+from pyroute2.netlink.rtnl.marshal import MarshalRtnl
+
 from mpiboot.core.model import Link, Route
-from mpiboot.network import netlink
+from mpiboot.network import nldev
 from mpiboot.network.sysfs import PCI_FUNCTION, number, pci_function
 from mpiboot.network.sysfs import text as content
 
-_Attributes = Mapping[int, bytes]
-
-# linux/rtnetlink.h, if_link.h, if_addr.h: questions, what stands before their attributes, and the
-# attributes' numbers.
-_ROUTE_PROTOCOL: Final = 0  # NETLINK_ROUTE
-_GET_LINK, _GET_ADDRESS, _GET_ROUTE = 18, 22, 26
-_LINK: Final = struct.Struct("=BxHiII")  # family, ARPHRD_, index, flags, change
-_ADDRESS: Final = struct.Struct("=BBBBI")  # family, length of the prefix, flags, scope, index
-# Family, lengths of both prefixes, TOS, table, protocol, scope, type, flags.
-_ROUTE: Final = struct.Struct("=BBBBBBBBI")
-_NEXT_HOP: Final = struct.Struct("=HBBi")  # length, flags, weight, index
-_IFLA_ADDRESS, _IFLA_NAME, _IFLA_MTU, _IFLA_LINK, _IFLA_INFO = 1, 3, 4, 5, 18
-_IFLA_LINK_NETNS, _IFLA_PARENT_DEVICE = 37, 56
-_INFO_KIND, _INFO_DATA, _IPOIB_PKEY = 1, 2, 1
-_IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
-_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PREFSRC, _RTA_MULTIPATH, _RTA_TABLE = 1, 4, 5, 7, 9, 15
+_Message = Any  # pyroute2 has no types
 _IFF_UP: Final = 0x1
 _IFF_RUNNING: Final = 0x40
-# IFA_F_ of linux/if_addr.h: an optimistic address is used while it is still tentative.
-_OPTIMISTIC, _DADFAILED, _TENTATIVE = 0x4, 0x8, 0x40
-_DISCARD: Final = 9  # a port is needed to ask the kernel for a route; nothing is sent to it
 _INFINIBAND: Final = 32
 # ARPHRD_ of linux/if_arp.h, for links that have no driver kind of their own.
 _TYPES: Final = {1: "ether", _INFINIBAND: "ipoib", 772: "loopback"}
+_ATTRIBUTE: Final = 4  # bytes of an attribute's length and type
 _MAIN_TABLE: Final = 254
 _UNICAST: Final = 1
 _DEFAULTS: Final = {int(socket.AF_INET): "0.0.0.0/0", int(socket.AF_INET6): "::/0"}
+
+
+class _Marshal(nldev.DumpErrors, MarshalRtnl):  # type: ignore[misc]
+    """Routing netlink's messages."""
 
 
 def observe(
@@ -55,109 +47,92 @@ def observe(
     A sandbox may have no netlink, and a pod no descriptor left for it.
     """
     try:
-        return links(sys_root), routes(), ()
-    except (OSError, ValueError) as error:
-        why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        return *nldev.run(_observe(sys_root)), ()
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
         return (), (), (f"netlink: {why}: links and routes are not known",)
 
 
-def links(sys_root: Path = Path("/sys")) -> tuple[Link, ...]:
-    """List the links with their addresses, in the kernel's order; it blocks for milliseconds.
+async def _observe(sys_root: Path) -> tuple[tuple[Link, ...], tuple[Route, ...]]:
+    """List the links with their addresses, in the kernel's order, and the routes.
 
     ``kind`` is the driver's (veth, macvlan, ipvlan, vlan, ipoib, …); for a link of a device
-    ``vf`` or ``physical``; else ether or loopback.
-
-    Raises:
-        OSError: netlink can't be asked.
-        ValueError: its answer can't be read.
+    ``vf`` or ``physical``; else ether or loopback. The routes are the unicast ones of the main
+    table, one for each way of a route that has several: tables of policy routing hold for some
+    sources only, and every link has link-local destinations.
     """
-    with netlink.connect(_ROUTE_PROTOCOL) as channel:
-        questions = netlink.Questions(channel)
-        known: dict[int, list[tuple[str, int]]] = {}
-        for data in questions.ask(_GET_ADDRESS, bytes(_ADDRESS.size)):
-            (family, prefix, _, _, index), found = netlink.split(_ADDRESS, data)
-            # On a point-to-point link IFA_ADDRESS is the peer's, IFA_LOCAL is ours.
-            own = _address(family, found.get(_IFA_LOCAL) or found.get(_IFA_ADDRESS))
-            if own:
-                flags = netlink.number(found.get(_IFA_FLAGS, b""))
-                known.setdefault(index, []).append((f"{own}/{prefix}", flags))
-        return tuple(
-            link(data, known, sys_root) for data in questions.ask(_GET_LINK, bytes(_LINK.size))
-        )
+    addresses: list[_Message] = []
+    links: list[_Message] = []
+    routes: list[_Message] = []
+    async with AsyncIPRoute() as kernel:
+        kernel.set_marshal(_Marshal())
+        await nldev.gather(kernel.get_addr(), addresses)
+        await nldev.gather(kernel.get_links(), links)
+        for family in _DEFAULTS:
+            await nldev.gather(kernel.get_routes(family=family), routes)
+    known: dict[int, list[tuple[str, int]]] = {}
+    for message in addresses:
+        # On a point-to-point link IFA_ADDRESS is the peer's, IFA_LOCAL is ours.
+        own = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
+        if own and message["family"] in _DEFAULTS:
+            own = f"{own}/{message['prefixlen']}"
+            flags = message.get_attr("IFA_FLAGS") or 0
+            known.setdefault(message["index"], []).append((own, flags))
+    seen = tuple(link(message, known, sys_root) for message in links)
+    names = {item.index: item.name for item in seen}
+    return seen, tuple(route for message in routes for route in _routes(message, names))
 
 
-def routes() -> tuple[Route, ...]:
-    """List the unicast routes of the main table; one for each way of a route that has several.
-
-    Tables of policy routing are left out, as they hold for some sources only, and link-local
-    destinations, which every link has.
-
-    Raises:
-        OSError: netlink can't be asked.
-        ValueError: its answer can't be read.
-    """
-    with netlink.connect(_ROUTE_PROTOCOL) as channel:
-        questions = netlink.Questions(channel)
-        answers = questions.ask(_GET_LINK, bytes(_LINK.size))
-        names = {
-            index: _name(found)
-            for (_, _, index, _, _), found in (netlink.split(_LINK, data) for data in answers)
-        }
-        return tuple(
-            route
-            for family in _DEFAULTS
-            for data in questions.ask(_GET_ROUTE, bytes([family]) + bytes(_ROUTE.size - 1))
-            for route in _routes(data, names)
-        )
-
-
-def link(data: bytes, known: Mapping[int, Sequence[tuple[str, int]]], sys_root: Path) -> Link:
-    """Read a link from netlink's answer, with the addresses (and their flags) of all links.
-
-    Raises:
-        ValueError: the answer is cut short.
-    """
-    (_, arp, index, flags, _), found = netlink.split(_LINK, data)
-    info = netlink.attributes(found.get(_IFLA_INFO, b""))
+def link(message: _Message, known: Mapping[int, Sequence[tuple[str, int]]], sys_root: Path) -> Link:
+    """Read a link from netlink's answer, with the addresses (and their flags) of all links."""
+    arp, index, flags = message["ifi_type"], message["index"], message["flags"]
     own = known.get(index, ())
-    name = _name(found)
+    name = _text(message.get_attr("IFLA_IFNAME"))
+    info = message.get_attr("IFLA_LINKINFO")
     folder = sys_root / "class" / "net" / name
     if content(folder / "ifindex") != str(index):
         folder = sys_root / "none"  # this sysfs is of another network namespace, as the host's is
     # By netlink since kernel 5.14, whatever sysfs is mounted here.
-    parent = netlink.text(found.get(_IFLA_PARENT_DEVICE, b""))
+    parent = _text(message.get_attr("IFLA_PARENT_DEV_NAME"))
     pci = parent if PCI_FUNCTION.fullmatch(parent) else pci_function(folder / "device")
     function = sys_root / "bus" / "pci" / "devices" / pci if pci else None
     # The kernel adds the other namespace's number only where it isn't this one.
-    below = b"" if _IFLA_LINK_NETNS in found else found.get(_IFLA_LINK, b"")
+    here = message.get_attr("IFLA_LINK_NETNSID") is None
     return Link(
         index=index,
         name=name,
-        kind=netlink.text(info.get(_INFO_KIND, b"")) or _kind(arp, folder, function),
+        kind=_text(info and info.get_attr("IFLA_INFO_KIND")) or _kind(arp, folder, function),
         up=bool(flags & _IFF_UP),
-        mtu=netlink.number(found.get(_IFLA_MTU, b"")),
+        mtu=message.get_attr("IFLA_MTU") or 0,
         addresses=tuple(text for text, _ in own),
-        hardware=content(folder / "address") or found.get(_IFLA_ADDRESS, b"").hex(":"),
+        hardware=content(folder / "address") or _hardware(message),
         pci=pci,
         pkey=_pkey(info, folder) if arp == _INFINIBAND else None,
         carrier=bool(flags & _IFF_RUNNING),
-        lower=netlink.number(below),
+        lower=(here and message.get_attr("IFLA_LINK")) or 0,
         dev_port=number(folder / "dev_port") or 0,
+        # An optimistic address is used while it is still tentative.
         tentative=tuple(
             text
             for text, flags in own
-            if flags & _TENTATIVE and not flags & (_OPTIMISTIC | _DADFAILED)
+            if flags & IFA_F_TENTATIVE and not flags & (IFA_F_OPTIMISTIC | IFA_F_DADFAILED)
         ),
-        duplicate=tuple(text for text, flags in own if flags & _DADFAILED),
+        duplicate=tuple(text for text, flags in own if flags & IFA_F_DADFAILED),
     )
 
 
-def _name(found: _Attributes) -> str:
-    return netlink.text(found.get(_IFLA_NAME, b""))
+def _text(value: str | bytes | None) -> str:
+    """Give an attribute's text; what is no UTF-8, which pyroute2 gives as bytes, escaped."""
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value or ""
 
 
-def _address(family: int, value: bytes | None) -> str:
-    return socket.inet_ntop(family, value) if value and family in _DEFAULTS else ""
+def _hardware(message: _Message) -> str:
+    for slot in message["attrs"]:
+        name, attribute = slot.cell
+        if name == "IFLA_ADDRESS":
+            begin = attribute.offset + _ATTRIBUTE
+            return bytes(attribute.data[begin : attribute.offset + attribute.length]).hex(":")
+    return ""
 
 
 def _kind(arp: int, folder: Path, function: Path | None) -> str:
@@ -167,56 +142,27 @@ def _kind(arp: int, folder: Path, function: Path | None) -> str:
     return known
 
 
-def _pkey(info: _Attributes, folder: Path) -> int | None:
-    pkey = netlink.attributes(info.get(_INFO_DATA, b"")).get(_IPOIB_PKEY)
+def _pkey(info: _Message, folder: Path) -> int | None:
+    data = info and info.get_attr("IFLA_INFO_DATA")
+    pkey: int | None = data and data.get_attr("IFLA_IPOIB_PKEY")
     if pkey is not None:
-        return netlink.number(pkey)
+        return pkey
     try:
         return int(content(folder / "pkey"), 16)
     except ValueError:
         return None
 
 
-def _routes(data: bytes, names: Mapping[int, str]) -> Iterator[Route]:
-    (family, prefix, *_, kind, _), found = netlink.split(_ROUTE, data)
-    if kind != _UNICAST or netlink.number(found.get(_RTA_TABLE, b"")) != _MAIN_TABLE:
+def _routes(message: _Message, names: Mapping[int, str]) -> Iterator[Route]:
+    if message["type"] != _UNICAST or message.get_attr("RTA_TABLE") != _MAIN_TABLE:
         return
-    destination = _address(family, found.get(_RTA_DST))
-    target = f"{destination}/{prefix}" if destination else _DEFAULTS[family]
+    destination, prefix = message.get_attr("RTA_DST"), message["dst_len"]
+    target = f"{destination}/{prefix}" if destination else _DEFAULTS[message["family"]]
     if target.startswith("fe80:"):
         return
-    source = _address(family, found.get(_RTA_PREFSRC))
-    several = found.get(_RTA_MULTIPATH)
-    alone = [(netlink.number(found.get(_RTA_OIF, b"")), found)]
-    for index, way in alone if several is None else _next_hops(several):
+    source = message.get_attr("RTA_PREFSRC") or ""
+    several = message.get_attr("RTA_MULTIPATH")
+    alone = [(message.get_attr("RTA_OIF"), message)]
+    for index, way in alone if several is None else [(hop["oif"], hop) for hop in several]:
         if index in names:
-            yield Route(target, names[index], _address(family, way.get(_RTA_GATEWAY)), source)
-
-
-def _next_hops(data: bytes) -> Iterator[tuple[int, _Attributes]]:
-    while data:
-        length = netlink.number(data[:2])
-        (_, _, _, index), found = netlink.split(_NEXT_HOP, data[:length])
-        yield index, found
-        data = data[(length + 3) & ~3 :]
-
-
-def source_address(address: str) -> str:
-    """Give the address from which the kernel would talk to a peer; empty if there is no route."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, _DISCARD))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return ""
-
-
-def is_local(address: str) -> bool:
-    """Tell whether an address is this pod's own.
-
-    The kernel talks to an own address from that address. The rest of 127/8 is not counted: it is
-    talked to from 127.0.0.1, and workers may stand on it in a trial without a cluster.
-    """
-    wanted = addresses.parse(address)
-    return wanted is not None and addresses.parse(source_address(address)) == wanted
+            yield Route(target, names[index], way.get_attr("RTA_GATEWAY") or "", source)

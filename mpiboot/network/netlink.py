@@ -1,55 +1,40 @@
-"""Questions to the kernel by netlink, and its answers cut into messages and attributes.
+"""Dumps of the kernel by netlink, for the launcher's parent, which may not load pyroute2.
 
-Own code: a library for it costs a pod's start a quarter of a second and ten megabytes for what is
-asked here, runs an event loop for each request (which fails inside a running one), waits for ever
-for an answer without an end, and hides the error in the end of a failed dump.
+The parent stays for the whole job and looks at its connections (``supervisor/silence.py``); links,
+routes and RDMA devices are read by pyroute2 (``links.py``, ``nldev.py``).
 """
 
 from __future__ import annotations
 
 import os
 import struct
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import _socket
-    import socket
 
 # linux/netlink.h
 _DONE, _ERROR = 3, 2
-REQUEST, _MULTI = 0x1, 0x2
-DUMP: Final = 0x300
+_REQUEST_DUMP: Final = 0x1 | 0x300
 _HEADER: Final = struct.Struct("=IHHII")  # length, type, flags, sequence number, port
 _ATTRIBUTE: Final = struct.Struct("=HH")  # length, type
 _NUMBER: Final = 0x3FFF  # the type without NLA_F_NESTED and NLA_F_NET_BYTEORDER
 _ANSWER: Final = 1 << 16  # the kernel makes its datagrams no larger than 32 KiB
-SECONDS: Final = 2.0  # the kernel answers at once; this is for an answer that has no end
-
-
-def connect(protocol: int) -> socket.socket:
-    """Open a socket to a part of the kernel.
-
-    Raises:
-        OSError: the kernel has no such part (EPROTONOSUPPORT), or it is refused here.
-    """
-    import socket  # noqa: PLC0415 - costs the launcher's parent half a megabyte, which has its own
-
-    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+_SECONDS: Final = 2.0  # the kernel answers at once; this is for an answer that has no end
 
 
 class Questions:
     """Questions on one socket, one after the other: a second dump at the same time is refused."""
 
-    def __init__(self, channel: _socket.socket, seconds: float = SECONDS) -> None:
-        """Ask by ``channel``; each datagram is waited for no longer than ``seconds``."""
+    def __init__(self, channel: _socket.socket) -> None:
+        """Ask by ``channel``; each datagram is waited for no longer than some seconds."""
         self._channel = channel
         self._sequence = 0
-        channel.settimeout(seconds)
+        channel.settimeout(_SECONDS)
 
-    def ask(self, kind: int, body: bytes = b"", *, flags: int = DUMP) -> Iterator[bytes]:
-        """Ask, and give what stands behind the header of each message of the answer.
+    def ask(self, kind: int, body: bytes) -> Iterator[bytes]:
+        """Ask for a dump, and give what stands behind the header of each message.
 
         Raises:
             TimeoutError: the answer has no end.
@@ -58,12 +43,13 @@ class Questions:
         """
         self._sequence += 1
         length = _HEADER.size + len(body)
-        self._channel.send(_HEADER.pack(length, kind, REQUEST | flags, self._sequence, 0) + body)
+        head = _HEADER.pack(length, kind, _REQUEST_DUMP, self._sequence, 0)
+        self._channel.send(head + body)
         while True:
             datagram = self._channel.recv(_ANSWER)
             if not datagram:
                 raise ValueError("nothing came")
-            for answer, more, sequence, data in _messages(datagram):
+            for answer, sequence, data in _messages(datagram):
                 if sequence != self._sequence:
                     continue  # the rest of an answer that was given up
                 if answer in {_ERROR, _DONE}:
@@ -71,20 +57,17 @@ class Questions:
                     _raise_code(data)
                     return
                 yield data
-                if not more:
-                    return
 
 
-def _messages(datagram: bytes) -> Iterator[tuple[int, bool, int, bytes]]:
+def _messages(datagram: bytes) -> Iterator[tuple[int, int, bytes]]:
     offset = 0
     while offset < len(datagram):
         if offset + _HEADER.size > len(datagram):
             raise ValueError(f"{len(datagram) - offset} bytes where a message begins")
-        length, kind, flags, sequence, _ = _HEADER.unpack_from(datagram, offset)
+        length, kind, _, sequence, _ = _HEADER.unpack_from(datagram, offset)
         if length < _HEADER.size or offset + length > len(datagram):
             raise ValueError(f"a message says {length} bytes of {len(datagram) - offset}")
-        body = datagram[offset + _HEADER.size : offset + length]
-        yield kind, bool(flags & _MULTI), sequence, body
+        yield kind, sequence, datagram[offset + _HEADER.size : offset + length]
         offset += (length + 3) & ~3
 
 
@@ -94,17 +77,6 @@ def _raise_code(data: bytes) -> None:
     (code,) = struct.unpack_from("=i", data)
     if code < 0:
         raise OSError(-code, os.strerror(-code))
-
-
-def split(head: struct.Struct, data: bytes) -> tuple[tuple[int, ...], dict[int, bytes]]:
-    """Take apart what stands before a message's attributes, and these.
-
-    Raises:
-        ValueError: the lengths do not fit.
-    """
-    if len(data) < head.size:
-        raise ValueError(f"{len(data)} bytes instead of the {head.size} before the attributes")
-    return head.unpack_from(data), attributes(data[head.size :])
 
 
 def attributes(data: bytes) -> dict[int, bytes]:
@@ -124,19 +96,3 @@ def attributes(data: bytes) -> dict[int, bytes]:
         found[kind] = data[offset + _ATTRIBUTE.size : offset + length]
         offset += (length + 3) & ~3
     return found
-
-
-def attribute(kind: int, value: int | str) -> bytes:
-    """Write an attribute: a number of four bytes, or text."""
-    data = struct.pack("=I", value) if isinstance(value, int) else value.encode() + b"\0"
-    return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(data), kind) + data + bytes(-len(data) % 4)
-
-
-def number(value: bytes) -> int:
-    """Read an attribute that is a number."""
-    return int.from_bytes(value, sys.byteorder)
-
-
-def text(value: bytes) -> str:
-    """Read an attribute that is text; what is no UTF-8 is written with backslashes."""
-    return value.rstrip(b"\0").decode("utf-8", "backslashreplace")

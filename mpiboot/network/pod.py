@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.addresses import IPV6, bare, parse
+from mpiboot.core.addresses import bare, parse
 from mpiboot.core.addresses import network as network_of
 from mpiboot.core.model import Cpus, Identity
 from mpiboot.system import control_groups
@@ -25,7 +25,7 @@ SYSTEM: Final = Path("/sys/devices/system/cpu")
 USERS: Final = Path("/proc/self/uid_map")
 _SHELL: Final = "/bin/sh"
 # Documentation addresses (RFC 5737, RFC 3849): only the default route leads there.
-_FAR: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+_FAR: Final = ("192.0.2.1", "2001:db8::1")
 _DISCARD: Final = 9
 API: Final = "KUBERNETES_SERVICE_HOST"
 NO_DEFAULT_ROUTE: Final = "there is no default route"
@@ -138,25 +138,33 @@ def _hosts_address(hostname: str, path: Path) -> str:
 
 
 def _route_address(api: str) -> tuple[str, str]:
-    for family, far in _FAR:
-        if own := _source(family, far):
+    for far in _FAR:
+        if own := source_address(far):
             return own, "the default route's source address"
-    found = parse(api)
-    if found is not None:
-        family = socket.AF_INET6 if found.version == IPV6 else socket.AF_INET
-        if own := _source(family, api):
-            return own, f"{NO_DEFAULT_ROUTE}; the source address of the route to the API, {api}"
+    if parse(api) is not None and (own := source_address(api)):
+        return own, f"{NO_DEFAULT_ROUTE}; the source address of the route to the API, {api}"
     own, destination = _any_route()
     other = f"an address of the link of the route to {destination}" if own else "no other route"
     return own, f"{NO_DEFAULT_ROUTE}, no route to the API{f', {api}' * bool(api)}; {other}"
 
 
-def _source(family: int, peer: str) -> str:
+def source_address(peer: str) -> str:
     """Give the address from which the kernel would talk to a peer; empty without a route."""
+    family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((peer, _DISCARD))  # asks for a route; nothing is sent
         return str(probe.getsockname()[0])
     return ""
+
+
+def is_local(address: str) -> bool:
+    """Tell whether an address is this pod's own.
+
+    The kernel talks to an own address from that address. The rest of 127/8 is not counted: it is
+    talked to from 127.0.0.1, and workers may stand on it in a trial without a cluster.
+    """
+    wanted = parse(address)
+    return wanted is not None and parse(source_address(address)) == wanted
 
 
 def _any_route() -> tuple[str, str]:
@@ -164,7 +172,7 @@ def _any_route() -> tuple[str, str]:
 
     A bridge is seldom the node's way to others, and a gateway is a sign of it.
     """
-    from mpiboot.network import links  # noqa: PLC0415 - only where nothing else tells
+    from mpiboot.network import links  # noqa: PLC0415 - takes long: only where nothing else tells
     from mpiboot.network.records import has_carrier, usable  # noqa: PLC0415 - as above
 
     seen, routes, _ = links.observe()
@@ -184,8 +192,7 @@ def _address_in(text: str) -> str:
     # An address with its prefix is an address.
     if network is None or network.num_addresses == 1 or parse(bare(text)) != network[0]:
         return ""
-    family = socket.AF_INET6 if network.version == IPV6 else socket.AF_INET
-    source = _source(family, str(network[1]))
+    source = source_address(str(network[1]))
     return source if source and parse(source) in network else ""
 
 

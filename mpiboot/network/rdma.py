@@ -8,14 +8,15 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from mpiboot.core.model import Fabric, LinkLayer, RdmaDevice, RdmaPort
-from mpiboot.network import libraries, rdma_netlink, sysfs
-from mpiboot.network.rdma_netlink import KernelRdma
+from mpiboot.network import libraries, nldev, sysfs
 from mpiboot.network.sysfs import DeviceReport
+
+_Message = Any  # pyroute2 has no types
 
 _LAYERS: Final = {
     "ib": LinkLayer.INFINIBAND,
@@ -30,6 +31,160 @@ _IB_MTUS: Final = (4096, 2048, 1024, 512, 256)
 # What uses EFA: libfabric, and NCCL's plugin for it (aws-ofi-nccl), without which NCCL takes TCP.
 EFA_LIBRARIES: Final = ("libfabric.so.1", "libnccl-net.so")
 
+_PREFIX: Final = "RDMA_NLDEV_"
+# A kernel before 5.2 or 5.3 knows no such question.
+_UNKNOWN: Final = (errno.EINVAL, errno.EOPNOTSUPP)
+# Neither has it a node without ib_uverbs, or where the driver has none.
+_NO_NODE: Final = (*_UNKNOWN, errno.ENODEV, errno.ENOENT)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRdma:
+    """What the kernel told; ``complete`` says whether its list of devices came to its end.
+
+    ``mode`` is ``shared``, ``exclusive`` or empty.
+    """
+
+    mode: str
+    devices: tuple[DeviceReport, ...]
+    complete: bool
+    unreadable: tuple[str, ...] = ()
+
+
+def ask_kernel() -> KernelRdma:
+    """Ask for everything: netns mode, devices, their ports and device nodes.
+
+    What is refused, cut short or gone meanwhile is left out and told in ``unreadable``.
+
+    Raises:
+        OSError: the kernel has no RDMA part (EPROTONOSUPPORT), or it is refused here.
+    """
+
+    async def ask() -> KernelRdma:
+        async with nldev.AsyncNldev() as kernel:
+            await kernel.setup_endpoint()
+            return await read(kernel)
+
+    return nldev.run(ask())
+
+
+async def read(kernel: nldev.AsyncNldev, seconds: float = nldev.SECONDS) -> KernelRdma:
+    """Ask by an open socket, each question for so many seconds at most."""
+    asking = _Asking(kernel, seconds)
+    listed = await asking.ask(nldev.GET, "the list of RDMA devices", dump=True)
+    complete = not asking.unreadable
+    found = [device for message in listed if (device := _reported(message)) is not None]
+    return KernelRdma(
+        mode=await _mode(asking),
+        devices=tuple([await _whole(asking, device) for device in found]),
+        complete=complete and len(found) == len(listed),
+        unreadable=tuple(asking.unreadable),
+    )
+
+
+class _Asking:
+    """Questions, and what went wrong with them."""
+
+    def __init__(self, kernel: nldev.AsyncNldev, seconds: float) -> None:
+        self._kernel = kernel
+        self._seconds = seconds
+        self._silent = False
+        self.unreadable: list[str] = []
+
+    async def ask(
+        self,
+        kind: int,
+        what: str,
+        known: tuple[int, ...] = (),
+        *,
+        dump: bool = False,
+        **about: int | str,
+    ) -> list[_Message]:
+        """Give the messages of an answer; an error that isn't a ``known`` one is told."""
+        messages: list[_Message] = []
+        if self._silent:
+            return messages
+        try:
+            request = self._kernel.request(kind, dump=dump, **about)
+            await nldev.gather(request, messages, self._seconds)
+        except TimeoutError as error:
+            self._silent = True  # it won't talk the next time either
+            self.unreadable.append(f"netlink: {what}: {error}")
+        except OSError as error:
+            if error.errno not in known:
+                self.unreadable.append(f"netlink: {what}: {error.strerror}")
+        return messages
+
+
+def _number(message: _Message, name: str) -> int | None:
+    value: int | None = message.get_attr(f"{_PREFIX}{name}")
+    return value
+
+
+def _text(message: _Message, name: str) -> str:
+    """Give an attribute that is text; empty if it isn't there, or no UTF-8."""
+    value = message.get_attr(f"{_PREFIX}{name}")
+    return value if isinstance(value, str) else ""
+
+
+async def _mode(asking: _Asking) -> str:
+    before = len(asking.unreadable)
+    answer = await asking.ask(nldev.SYS_GET, "the network namespace mode", _UNKNOWN)
+    if not answer:
+        return "shared" if len(asking.unreadable) == before else ""
+    return "exclusive" if _number(answer[0], "SYS_ATTR_NETNS_MODE") == 0 else "shared"
+
+
+def _reported(message: _Message) -> DeviceReport | None:
+    index, name = _number(message, "ATTR_DEV_INDEX"), _text(message, "ATTR_DEV_NAME")
+    if index is None or not name:
+        return None
+    return DeviceReport(
+        name,
+        index,
+        node_guid=_guid(_number(message, "ATTR_NODE_GUID")),
+        node_type=sysfs.node_type(_number(message, "ATTR_DEV_NODE_TYPE")),
+        protocol=_text(message, "ATTR_DEV_PROTOCOL"),
+    )
+
+
+def _guid(number: int | None) -> str:
+    digits = f"{number:016x}" if number is not None else ""
+    return ":".join(digits[place : place + 4] for place in range(0, len(digits), 4))
+
+
+async def _whole(asking: _Asking, device: DeviceReport) -> DeviceReport:
+    before, index = len(asking.unreadable), device.index
+    what = f"the ports of {device.name}"
+    listed = await asking.ask(nldev.PORT_GET, what, dump=True, dev_index=index)
+    ports = tuple(port for message in listed if (port := _reported_port(message)) is not None)
+    device = replace(device, ports=None if len(asking.unreadable) > before and not ports else ports)
+    what = f"the device node of {device.name}"
+    node = await asking.ask(
+        nldev.GET_CHARDEV, what, _NO_NODE, chardev_type="uverbs", dev_index=index
+    )
+    if not node:
+        return device
+    return replace(
+        device,
+        uverbs=_text(node[0], "ATTR_CHARDEV_NAME"),
+        rdev=_number(node[0], "ATTR_CHARDEV"),
+        driver=sysfs.driver(_number(node[0], "ATTR_UVERBS_DRIVER_ID")),
+    )
+
+
+def _reported_port(message: _Message) -> RdmaPort | None:
+    number = _number(message, "ATTR_PORT_INDEX")
+    if number is None:
+        return None
+    return RdmaPort(
+        number,
+        sysfs.port_state(_number(message, "ATTR_PORT_STATE")),
+        sysfs.physical_state(_number(message, "ATTR_PORT_PHYS_STATE")),
+        # There only if the link is in this network namespace.
+        netdev=_text(message, "ATTR_NDEV_NAME"),
+    )
+
 
 def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fabric:
     """Give what this pod sees of RDMA; ``routes`` and ``attachments`` stay empty.
@@ -41,8 +196,7 @@ def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fab
     refused, no_rdma = "", False
     kernel: KernelRdma | None = None
     try:
-        with rdma_netlink.connect() as channel:
-            kernel = rdma_netlink.read(channel)
+        kernel = ask_kernel()
     except OSError as error:
         refused, no_rdma = os.strerror(error.errno or errno.EIO), error.errno == _NO_RDMA
     found = assemble(kernel, sys_root, dev_root, refused)

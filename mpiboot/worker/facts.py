@@ -18,7 +18,7 @@ from mpiboot.core.settings import Resolved
 from mpiboot.job import masking, parameter_files
 from mpiboot.job.forward import SEARCH_PATHS
 from mpiboot.job.render import table
-from mpiboot.network import links, platform_hints, pod
+from mpiboot.network import platform_hints, pod
 from mpiboot.network import service_mesh as meshes
 from mpiboot.network.nccl import CHECKED
 from mpiboot.system import files, programs
@@ -40,7 +40,7 @@ def gather(
     ``pid`` is the pod's first mpiboot, whose start and environment are the pod's own.
     """
     # Loaded late, as what it needs is.
-    from mpiboot.network import gpus  # noqa: PLC0415
+    from mpiboot.network import gpus, links  # noqa: PLC0415
     from mpiboot.system import process_memory  # noqa: PLC0415
 
     seen, routes, odd = links.observe()

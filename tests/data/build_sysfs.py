@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mpiboot.core.model import RdmaPort
 from mpiboot.network import sysfs
-from mpiboot.network.rdma_netlink import KernelRdma
+from mpiboot.network.rdma import KernelRdma
 from mpiboot.network.sysfs import DeviceReport
 from tests.data.rdma_nodes import TREES, Hca, Tree
 

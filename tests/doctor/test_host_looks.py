@@ -111,7 +111,7 @@ class _Names(Resolver):
 async def test_64_hosts_are_asked_in_one_session_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpiboot.network.links.is_local", lambda _: False)
+    monkeypatch.setattr("mpiboot.network.pod.is_local", lambda _: False)
     behaviour = Behaviour(Job(tmp_path))
     listed = [Host(f"w-{number}") for number in range(64)]
     place = LauncherPlace("own", "127.0.0.1", 1)

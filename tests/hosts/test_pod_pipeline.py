@@ -28,7 +28,7 @@ from mpiboot.hosts.pipeline import PodPipelines
 from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.hosts.stale_processes import OtherLauncher
-from mpiboot.network import links
+from mpiboot.network import pod
 from tests.hosts.test_gate import Deadline
 
 FAKE = """#!/bin/sh
@@ -118,7 +118,7 @@ async def test_a_pod_that_can_be_entered_is_ready(cluster: Cluster) -> None:
     cluster.runs("w-0", "192.0.2.7", "2001:db8::7")
     (worker,) = (await passing(cluster)).workers
     assert (worker.host.name, worker.address, worker.port) == ("w-0.w.jobs.svc", "192.0.2.7", 0)
-    assert worker.local_address == links.source_address("192.0.2.7")
+    assert worker.local_address == pod.source_address("192.0.2.7")
     assert worker.no_facts is NoFacts.BY_KUBECTL
     assert not worker.runs_mpiboot
     assert [words.split()[:2] for words in cluster.asked()] == [

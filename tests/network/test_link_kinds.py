@@ -1,18 +1,18 @@
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from mpiboot.core.model import Link
-from mpiboot.network import links, netlink
+from mpiboot.network import links
 from tests.data.build_sysfs import build
 from tests.data.rdma_nodes import TREES
 
 ETHER, INFINIBAND = 1, 32
 UP, RUNNING = 0x1, 0x40
-HEADER = 16  # of any netlink message
 
 
 def seen(
@@ -27,8 +27,16 @@ def seen(
     message["attrs"] = [("IFLA_IFNAME", name), ("IFLA_MTU", 2044), *more.items()]
     if kind:
         message["attrs"].append(("IFLA_LINKINFO", {"attrs": info}))
+    return links.link(decoded(message), {}, sys_root)
+
+
+def decoded(message: ifinfmsg, more: bytes = b"") -> ifinfmsg:
+    """The message as it comes from the kernel, with further attributes."""
     message.encode()
-    return links.link(bytes(message.data[HEADER:]), {}, sys_root)
+    data = bytes(message.data) + more
+    found = ifinfmsg(struct.pack("=I", len(data)) + data[4:])
+    found.decode()
+    return found
 
 
 @pytest.fixture
@@ -81,6 +89,15 @@ def test_the_link_below_is_known_by_its_index_unless_it_is_elsewhere(tmp_path: P
 
 
 def test_a_name_that_is_no_utf8_is_readable(tmp_path: Path) -> None:
-    head = bytes(HEADER)
-    name = netlink.attribute(3, "net_").replace(b"_", b"\xff")
-    assert links.link(head + name, {}, tmp_path).name == r"net\xff"
+    name = struct.pack("=HH5sxxx", 9, 3, b"net\xff\0")
+    assert links.link(decoded(ifinfmsg(), name), {}, tmp_path).name == r"net\xff"
+
+
+@pytest.mark.parametrize("length", [4, 6, 20])
+def test_an_address_of_any_length_is_whole_where_sysfs_is_hidden(
+    length: int, tmp_path: Path
+) -> None:
+    """A tunnel's has 4 bytes, IPoIB's 20."""
+    raw = bytes(range(length)) + bytes(-length % 4)
+    found = decoded(ifinfmsg(), struct.pack("=HH", 4 + length, 1) + raw)
+    assert links.link(found, {}, tmp_path).hardware == raw[:length].hex(":")

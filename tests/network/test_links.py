@@ -1,22 +1,27 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyroute2 import AsyncIPRoute
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from mpiboot.network import netlink
-from mpiboot.network.links import is_local, link, links, observe, source_address
+from mpiboot.network import nldev
+from mpiboot.network.links import link, observe
+from mpiboot.network.pod import is_local, source_address
 
 
 def test_loopback_is_a_link_with_its_address() -> None:
-    found = {link.name: link for link in links()}
+    found = {link.name: link for link in observe()[0]}
 
     assert found["lo"].kind == "loopback"
     assert found["lo"].up
@@ -25,15 +30,36 @@ def test_loopback_is_a_link_with_its_address() -> None:
 
 
 async def test_links_can_be_listed_beside_a_running_loop() -> None:
-    found = await asyncio.to_thread(links)
+    for seen, _, odd in (observe(), await asyncio.to_thread(observe)):
+        assert any(link.name == "lo" for link in seen)
+        assert odd == ()
 
-    assert any(link.name == "lo" for link in found)
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (lambda sequence: message(3, sequence, -errno.EPERM), "Operation not permitted"),
+        (lambda sequence: message(2, sequence, -errno.EINVAL), "Invalid argument"),
+        (lambda sequence: message(16, sequence, 0), "the kernel's answer has no end"),
+    ],
+)
+def test_a_dump_that_fails_or_has_no_end_is_said(
+    answer: Callable[[int], bytes], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send(asking: AsyncIPRoute, data: bytes, *_: object) -> int:
+        (sequence,) = struct.unpack_from("=I", data, 8)
+        asking.enqueue(answer(sequence), None)
+        return len(data)
+
+    monkeypatch.setattr(nldev, "SECONDS", 0.05)
+    monkeypatch.setattr(AsyncIPRoute, "send", send)
+    assert observe() == ((), (), (f"netlink: {why}: links and routes are not known",))
 
 
-def test_what_netlink_tells_is_whole() -> None:
-    seen, _, odd = observe()
-    assert seen == links()
-    assert odd == ()
+def message(kind: int, sequence: int, code: int) -> bytes:
+    """A message of a dump: its end, an error, or a link with no attributes."""
+    body = struct.pack("=i", code) + bytes(20)
+    return struct.pack("=IHHII", 16 + len(body), kind, 2, sequence, 0) + body
 
 
 def test_without_a_descriptor_for_netlink_nothing_is_seen_and_that_is_said() -> None:
@@ -62,7 +88,7 @@ def test_without_a_route_there_is_no_source() -> None:
 
 
 def test_every_address_of_this_host_is_local() -> None:
-    own = [item for link in links() if link.up for item in link.addresses]
+    own = [item for link in observe()[0] if link.up for item in link.addresses]
 
     for address in (item.partition("/")[0] for item in own):
         if not address.startswith("fe80:"):
@@ -87,9 +113,11 @@ def test_other_addresses_are_not_local(address: str) -> None:
 def test_a_link_that_is_up_has_a_carrier_only_where_the_kernel_says_so(
     flags: int, tmp_path: Path, *, up: bool, carrier: bool
 ) -> None:
-    head = struct.pack("=BxHiII", 0, 1, 7, flags, 0)
-    message = head + netlink.attribute(3, "net1") + netlink.attribute(4, 9000)
-    found = link(message, {}, tmp_path)
+    said = ifinfmsg()
+    said["ifi_type"], said["index"], said["flags"] = 1, 7, flags
+    said["attrs"] = [("IFLA_IFNAME", "net1"), ("IFLA_MTU", 9000)]
+    said.encode()
+    found = link(said, {}, tmp_path)
     assert (found.name, found.index, found.mtu) == ("net1", 7, 9000)
     assert (found.up, found.carrier) == (up, carrier)
 
@@ -113,8 +141,8 @@ exec "$@"
 SHOW = """
 import json
 from dataclasses import asdict
-from mpiboot.network.links import links, routes
-print(json.dumps([[asdict(link) for link in links()], [asdict(route) for route in routes()]]))
+from mpiboot.network.links import observe
+print(json.dumps([list(map(asdict, found)) for found in observe()[:2]]))
 """
 
 
@@ -142,14 +170,3 @@ def test_links_and_routes_are_those_of_the_pod() -> None:
         ("fd00::/64", "net1", "", ""),
         ("fd99::/64", "net1", "fd00::2", ""),
     ]
-
-
-def test_an_answer_that_is_cut_short_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    head = struct.pack("=BxHiII", 0, 1, 7, 0, 0)
-    whole = head + netlink.attribute(3, "net1") + netlink.attribute(4, 9000)
-    for place in (1, 15, 17, 22, len(whole) - 1):
-        cut = whole[:place]
-        monkeypatch.setattr(netlink.Questions, "ask", lambda *_, cut=cut: iter([cut]))
-        with pytest.raises(ValueError, match="bytes"):
-            link(cut, {}, Path("/sys"))
-        assert observe()[2][0].startswith("netlink: ")

@@ -215,7 +215,7 @@ def test_without_a_line_for_the_own_name_the_default_route_tells(
     hosts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is far is on loopback here, so that the source address is known."""
-    far = ((socket.AF_INET, "255.255.255.255"), (socket.AF_INET, "127.0.0.9"))
+    far = ("255.255.255.255", "127.0.0.9")
     monkeypatch.setattr(pod, "_FAR", far)
 
     told = pod.control_address("", "w-1", hosts)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.model import Fabric, Gid, GidType
-from mpiboot.network import rdma, rdma_netlink, sysfs
-from mpiboot.network.rdma_netlink import KernelRdma
+from mpiboot.network import rdma, sysfs
+from mpiboot.network.rdma import KernelRdma
 from tests.data.build_sysfs import build, kernel
 from tests.data.rdma_nodes import TREES, Tree, crowd
 
@@ -360,7 +360,7 @@ def test_a_socket_that_cannot_be_made_is_told_from_a_kernel_without_rdma(
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(rdma_netlink, "connect", refuse)
+    monkeypatch.setattr(rdma, "ask_kernel", refuse)
     found = rdma.observe(tmp_path, tmp_path)
     assert found.unreadable == unreadable
     assert found.refused == (os.strerror(number) if unreadable else "")

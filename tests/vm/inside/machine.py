@@ -18,7 +18,7 @@ from typing import TypeVar, cast
 from mpiboot.core import records_json
 from mpiboot.core.model import Fabric, Host, PodFacts, RdmaDevice, Worker
 from mpiboot.core.settings import resolve
-from mpiboot.network import rdma, rdma_netlink
+from mpiboot.network import rdma
 from mpiboot.worker import facts
 
 Result = TypeVar("Result")
@@ -110,8 +110,7 @@ def rdma_links() -> dict[str, dict[str, object]]:
 
 def without_library() -> Fabric:
     """What kernel and sysfs tell where the image has no RDMA library; it takes no child."""
-    with rdma_netlink.connect() as channel:
-        return rdma.assemble(rdma_netlink.read(channel), Path("/sys"), Path("/dev"))
+    return rdma.assemble(rdma.ask_kernel(), Path("/sys"), Path("/dev"))
 
 
 def device(name: str, fabric: Fabric | None = None) -> RdmaDevice:

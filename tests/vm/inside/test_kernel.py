@@ -10,7 +10,7 @@ import pytest
 
 from mpiboot.core.model import Fabric, Link, Route
 from mpiboot.network import rdma
-from mpiboot.network.links import links, routes
+from mpiboot.network.links import observe
 from tests.vm.inside.machine import (
     active,
     device,
@@ -25,6 +25,14 @@ from tests.vm.inside.machine import (
 )
 
 SYS, DEV = Path("/sys"), Path("/dev")
+
+
+def links() -> tuple[Link, ...]:
+    return observe()[0]
+
+
+def routes() -> tuple[Route, ...]:
+    return observe()[1]
 
 
 def agrees(name: str, fabric: Fabric | None = None) -> None:
