@@ -158,7 +158,7 @@ def name_hosts(count: int) -> None:
 
 
 def write_ssh_config(count: int) -> None:
-    hosts = [config.SshHost(host(at).name, "10.0.0.1", 22, "root") for at in range(count)]
+    hosts = [config.LaunchHost(host(at).name, "10.0.0.1", 22, "root") for at in range(count)]
     config.render(
         hosts,
         key="/k",

@@ -380,13 +380,13 @@ def by_every_name(workers: Sequence[Worker], renamed: Mapping[str, str]) -> dict
 
 def that_may_join(
     workers: Sequence[Worker], renamed: Mapping[str, str]
-) -> tuple[sshconfig.SshHost, ...]:
+) -> tuple[sshconfig.LaunchHost, ...]:
     """Give patterns of names like those of the job's hosts, but for the number at their end.
 
     An elastic job gets more hosts while it runs, and its program logs in to them. They are reached
     as the others are, and are known by the same host key; where two of these differ, none is.
     """
-    found: dict[str, set[sshconfig.SshHost]] = {}
+    found: dict[str, set[sshconfig.LaunchHost]] = {}
     for worker in workers:
         whole = renamed.get(worker.host.name, worker.host.name)
         label = names.short(worker.host.name)
@@ -396,7 +396,7 @@ def that_may_join(
         for name in {label, worker.host.name, whole}:
             pattern = f"{stem}*{name[len(label) :]}"
             lacks = whole[len(name) :] if whole.startswith(name) else ""
-            entry = sshconfig.SshHost(pattern, f"%h{lacks}", worker.port, worker.user)
+            entry = sshconfig.LaunchHost(pattern, f"%h{lacks}", worker.port, worker.user)
             found.setdefault(pattern, set()).add(entry)
     # ssh takes the first that fits, and the shortest pattern fits the longer names, too.
     patterns = sorted(found, key=len, reverse=True)

@@ -352,7 +352,7 @@ class Logins:
         own_client: bool = False,
         per_host: Mapping[str, Mapping[str, str]],
         environ: Mapping[str, str] | None = None,
-        later: Iterable[sshconfig.SshHost] = (),
+        later: Iterable[sshconfig.LaunchHost] = (),
     ) -> None:
         """Write what ssh and the agents read.
 
@@ -372,7 +372,7 @@ class Logins:
         files.write_private(known, known_hosts(workers.values(), self.host_keys, self.key.public))
         own_keys = (name for name in self.hosts if self.hosts[name].host.name in self.host_keys)
         entries = (
-            sshconfig.SshHost(name, worker.address, worker.port, worker.user)
+            sshconfig.LaunchHost(name, worker.address, worker.port, worker.user)
             for name, worker in self.hosts.items()
         )
         files.write_private(
@@ -425,7 +425,7 @@ class Logins:
             raise error("settings-conflict", short, hint=hint)
         unchecked = self.settings.host_keys is HostKeys.OFF
         hosts = tuple(
-            client_start.ClientHost(
+            sshconfig.LaunchHost(
                 name,
                 worker.address,
                 worker.port,

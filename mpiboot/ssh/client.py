@@ -34,8 +34,8 @@ from typing import Any, Final, TypeAlias
 import asyncssh
 
 from mpiboot.core.launch_spec import CLIENT_SOCKET, REQUESTS
-from mpiboot.ssh.client_start import ClientConfig, ClientHost, ConnectionPool
-from mpiboot.ssh.config import SshTimeouts
+from mpiboot.ssh.client_start import ClientConfig, ConnectionPool
+from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.ssh.login import NOTHING_ELSE, host_key_algorithms, send_no_ignores
 from mpiboot.ssh.streams import InputStream, OutputStream, take
 from mpiboot.system import os_calls
@@ -95,7 +95,7 @@ class HostLogins:
         self._free = asyncio.Semaphore(_AT_ONCE)
 
     async def log_in(
-        self, remote: ClientHost, user: str, once: int = 0
+        self, remote: LaunchHost, user: str, once: int = 0
     ) -> asyncssh.SSHClientConnection:
         """Log in to a host, as often as the settings say, or once within so many seconds.
 
@@ -106,7 +106,7 @@ class HostLogins:
             return await self._log_in(remote, user, once)
 
     async def _log_in(
-        self, remote: ClientHost, user: str, once: int
+        self, remote: LaunchHost, user: str, once: int
     ) -> asyncssh.SSHClientConnection:
         left = 1 if once else max(1, self._patience.attempts)
         limit = once or self._patience.timeout or None
@@ -125,7 +125,7 @@ class HostLogins:
                     raise TimeoutError(f"no login at {where} within {limit} s") from None
             await asyncio.sleep(1)
 
-    async def _open(self, remote: ClientHost, user: str) -> asyncssh.SSHClientConnection:
+    async def _open(self, remote: LaunchHost, user: str) -> asyncssh.SSHClientConnection:
         pinned = asyncssh.import_public_key(remote.key) if remote.key else None
         return await asyncssh.connect(
             remote.address,
@@ -350,7 +350,7 @@ class Client:
         return session.status
 
     async def _start_over_kept(
-        self, remote: ClientHost, user: str, command: str, session: ClientSession
+        self, remote: LaunchHost, user: str, command: str, session: ClientSession
     ) -> asyncssh.SSHClientConnection | None:
         """Start over the gate's connection, which one session has at a time; None without one."""
         connection = self._kept.pop((remote.name, user), None)
@@ -366,7 +366,7 @@ class Client:
             return None
         return connection
 
-    def _find(self, name: str) -> ClientHost:
+    def _find(self, name: str) -> LaunchHost:
         if name in self._hosts:
             return self._hosts[name]
         short = [item for item in self.config.hosts if item.name.partition(".")[0] == name]

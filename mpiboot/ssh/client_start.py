@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from mpiboot.core.errors import error
 from mpiboot.ssh import connect
-from mpiboot.ssh.config import SshTimeouts
+from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.system import files, process
 
 if TYPE_CHECKING:
@@ -31,27 +31,13 @@ _FILES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class ClientHost:
-    """A host as mpirun calls it, where it was verified to be, and the host key that it showed.
-
-    ``key`` is a public key as a line; empty where any will do, as the user asked.
-    """
-
-    name: str
-    address: str
-    port: int
-    user: str
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
 class ClientConfig:
     """What the launcher tells this process; its file is private.
 
     ``events`` is the FIFO on which the parent of mpirun listens, ``parent`` whom to end with.
     """
 
-    hosts: tuple[ClientHost, ...]
+    hosts: tuple[LaunchHost, ...]
     key: str
     patience: SshTimeouts
     events: str
@@ -66,7 +52,7 @@ class ClientConfig:
     def from_json(cls, text: str) -> ClientConfig:
         """Read what ``to_json`` wrote."""
         values = json.loads(text)
-        hosts = tuple(ClientHost(**item) for item in values.pop("hosts"))
+        hosts = tuple(LaunchHost(**item) for item in values.pop("hosts"))
         return cls(hosts=hosts, patience=SshTimeouts(**values.pop("patience")), **values)
 
 

@@ -181,16 +181,18 @@ def lost_with_own_client(args: UserArgs) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class SshHost:
-    """One host as mpirun names it, and where it was verified to be.
+class LaunchHost:
+    """One host as mpirun names it, where it was verified to be, and the host key that it showed.
 
     Or a pattern of names; its address then is ``%h``, the name itself, and what that lacks.
+    ``key`` is a public key as a line, for mpiboot's own client; empty where any will do.
     """
 
     name: str
     address: str
     port: int
     user: str
+    key: str = ""
 
 
 def quoted(value: str) -> str:
@@ -202,7 +204,7 @@ def quoted(value: str) -> str:
 
 
 def render(
-    entries: Iterable[SshHost],
+    entries: Iterable[LaunchHost],
     *,
     key: str,
     known_hosts: str,

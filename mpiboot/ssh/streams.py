@@ -1,7 +1,9 @@
 """The ends of another program's streams: read and written without blocking, and unchanged for it.
 
 A descriptor that was passed on shares its flags with everybody who holds it, so none is changed:
-where it must not block, it is opened anew, or used only as far as the system promises.
+where it must not block, it is opened anew, or used only as far as the system promises. asyncssh's
+own redirection (2.24, by asyncio's pipes) leaves a descriptor non-blocking for everybody, also
+after the session: an mpirun that shares it would lose output (docs/reference/open-mpi-output.md).
 
 Those of a launch agent are taken without any help of it, as only a program of its own could hand an
 open file over. A pipe or a device can be opened anew by who may; anything else is mostly the

@@ -13,7 +13,7 @@ from typing import Final
 
 from mpiboot.core.launch_spec import CLIENT_SOCKET
 from mpiboot.ssh import client_start, connect
-from mpiboot.ssh.config import SshTimeouts
+from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.system.os_calls import start_listening
 from tests.fakes.worker import PATIENCE, Worker
 
@@ -42,7 +42,7 @@ class Launch:
             private.write_bytes(self.worker.key.read_bytes())
             private.chmod(0o600)
         public = self.worker.key.with_suffix(".pub").read_text()
-        remote = client_start.ClientHost(
+        remote = LaunchHost(
             "w",
             "127.0.0.1",
             self.port or self.worker.port,

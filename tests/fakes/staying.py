@@ -12,8 +12,8 @@ from pathlib import Path
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.client import StayingClient
-from mpiboot.ssh.client_start import ClientConfig, ClientHost, ConnectionPool
-from mpiboot.ssh.config import SshTimeouts
+from mpiboot.ssh.client_start import ClientConfig, ConnectionPool
+from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.ssh.login import Login
 
 
@@ -21,7 +21,7 @@ async def main(folder: Path, config: ClientConfig) -> None:
     kept = ConnectionPool(SshTimeouts(3, 30, 10, 3))
     login = Login(Path(config.key), kept=kept)
 
-    async def one(host: ClientHost) -> None:
+    async def one(host: LaunchHost) -> None:
         target = Target(host.name, host.address, host.port, host.user)
         opened = await tcp.connect(target, LoginTimeouts())
         assert not isinstance(opened, Attempt)

@@ -21,8 +21,8 @@ from mpiboot.core.settings import resolve
 from mpiboot.hosts.access import PodAccess
 from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import launch_folder
-from mpiboot.ssh.client_start import ClientConfig, ClientHost
-from mpiboot.ssh.config import SshTimeouts
+from mpiboot.ssh.client_start import ClientConfig
+from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.supervisor import evidence, host_watch
 from mpiboot.system import keys, os_calls
 from tests.fakes import plans
@@ -199,8 +199,8 @@ def test_mpiboots_own_client_is_told_hosts_keys_and_whom_to_end_with(tmp_path: P
     assert launch.key is not None
     assert config == ClientConfig(
         hosts=(
-            ClientHost("w-0.job.ns.svc", "10.244.0.10", 22, "root", launch.key.public),
-            ClientHost("ip-w-1", "10.244.0.11", 22, "root", "ssh-ed25519 SHOWN"),
+            LaunchHost("w-0.job.ns.svc", "10.244.0.10", 22, "root", launch.key.public),
+            LaunchHost("ip-w-1", "10.244.0.11", 22, "root", "ssh-ed25519 SHOWN"),
         ),
         key=launch.where.key,
         patience=SshTimeouts(attempts=3, timeout=30, interval=1, probes=1_000_000),

@@ -393,7 +393,7 @@ def test_the_real_ssh_tells_that_it_is_connected_from_a_folder_of_any_name(
         public = worker.key.with_suffix(".pub").read_text()
         (folder / "known_hosts").write_text(f"{config.ALIAS} {public}")
         text = config.render(
-            [config.SshHost("w-1", "127.0.0.1", worker.port, "root")],
+            [config.LaunchHost("w-1", "127.0.0.1", worker.port, "root")],
             key=str(key),
             known_hosts=str(folder / "known_hosts"),
             host_keys=HostKeys.JOB,

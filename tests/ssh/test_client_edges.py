@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mpiboot.ssh import client
-from mpiboot.ssh.client_start import ClientConfig, ClientHost
-from mpiboot.ssh.config import SshTimeouts
+from mpiboot.ssh.client_start import ClientConfig
+from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from tests.fakes.sshd import Job
 
 
@@ -21,7 +21,7 @@ def known(tmp_path: Path) -> client.Client:
     job = Job(tmp_path)
     (tmp_path / "stderr").mkdir()
     os.mkfifo(tmp_path / "events")
-    host = ClientHost("w-0", "10.0.0.1", 22, "me", "")
+    host = LaunchHost("w-0", "10.0.0.1", 22, "me", "")
     patience = SshTimeouts(1, 30, 10, 3)
     return client.Client(
         ClientConfig(

@@ -17,7 +17,7 @@ from mpiboot.core.settings import resolve
 from mpiboot.ssh.config import (
     ALIAS,
     COSTLY_KEX,
-    SshHost,
+    LaunchHost,
     SshTimeouts,
     UserArgs,
     client,
@@ -34,16 +34,16 @@ SSH = shutil.which("ssh") or ""
 needs_ssh = pytest.mark.skipif(not SSH, reason="no ssh on PATH")
 
 ENTRIES = (
-    SshHost("w-0.job.ns.svc", "10.244.0.5", 2222, "root"),
-    SshHost("W-1", "fd00::5", 22, "mpiuser"),
-    SshHost("10.244.0.7", "10.244.0.7", 222, "root"),
+    LaunchHost("w-0.job.ns.svc", "10.244.0.5", 2222, "root"),
+    LaunchHost("W-1", "fd00::5", 22, "mpiuser"),
+    LaunchHost("10.244.0.7", "10.244.0.7", 222, "root"),
 )
 
 
 def written(
     folder: Path,
     *,
-    entries: Iterable[SshHost] = ENTRIES,
+    entries: Iterable[LaunchHost] = ENTRIES,
     user: str = "",
     host_keys: str = "job",
     key: str = "/run/mpiboot/key",
@@ -79,7 +79,7 @@ def asked(config: Path, host: str, *more: str) -> dict[str, str]:
 
 @needs_ssh
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_ssh_takes_what_was_verified_of_each_host(tmp_path: Path, entry: SshHost) -> None:
+def test_ssh_takes_what_was_verified_of_each_host(tmp_path: Path, entry: LaunchHost) -> None:
     found = asked(written(tmp_path), entry.name)
     assert found["hostname"] == entry.address
     assert found["port"] == str(entry.port)
@@ -98,7 +98,10 @@ def test_ssh_takes_what_was_verified_of_each_host(tmp_path: Path, entry: SshHost
 @needs_ssh
 @pytest.mark.parametrize("name", ["a-7", "a-7.job.svc"])
 def test_a_host_that_joined_later_is_known_by_the_jobs_key(tmp_path: Path, name: str) -> None:
-    later = (SshHost("a-*.job.svc", "%h", 2222, "mpi"), SshHost("a-*", "%h.job.svc", 2222, "mpi"))
+    later = (
+        LaunchHost("a-*.job.svc", "%h", 2222, "mpi"),
+        LaunchHost("a-*", "%h.job.svc", 2222, "mpi"),
+    )
     found = asked(written(tmp_path, entries=(*ENTRIES, *later)), name)
     assert (found["hostname"], found["port"], found["user"]) == ("a-7.job.svc", "2222", "mpi")
     assert found["hostkeyalias"] == ALIAS
@@ -191,7 +194,7 @@ def test_odd_paths_reach_ssh_as_they_are(tmp_path: Path, name: str) -> None:
 
 @needs_ssh
 def test_an_address_with_a_zone_is_no_token(tmp_path: Path) -> None:
-    entry = SshHost("w", "fe80::1%eth0", 22, "root")
+    entry = LaunchHost("w", "fe80::1%eth0", 22, "root")
     assert asked(written(tmp_path, entries=[entry]), "w")["hostname"] == "fe80::1%eth0"
 
 

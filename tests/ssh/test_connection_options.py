@@ -13,8 +13,7 @@ import pytest
 from mpiboot.ssh import client, login
 from mpiboot.ssh.attempt import LoginTimeouts, Outcome, Target
 from mpiboot.ssh.client import HostLogins
-from mpiboot.ssh.client_start import ClientHost
-from mpiboot.ssh.config import SshTimeouts
+from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from tests.fakes.sshd import Job
 
 # None of ssh_config, agents, known hosts, certificates, GSSAPI or this machine's own host keys.
@@ -75,7 +74,7 @@ async def test_the_launchs_own_client(
     pinned: bool,  # noqa: FBT001
 ) -> None:
     line = job.stranger.export_public_key().decode() if pinned else ""
-    host = ClientHost("w-0", "10.0.0.1", 2222, "me", line)
+    host = LaunchHost("w-0", "10.0.0.1", 2222, "me", line)
     patience = SshTimeouts(attempts=1, timeout=33, interval=11, probes=4)
     with pytest.raises(ConnectionRefusedError):
         await HostLogins(str(job.path), patience).log_in(host, "other")
@@ -109,7 +108,7 @@ def test_only_the_pinned_key_is_trusted(job: Job, answer: str) -> None:
 async def test_a_login_is_tried_as_often_as_the_user_says(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int, once: int, tries: int
 ) -> None:
-    host = ClientHost("w-0", "10.0.0.1", 22, "me", "")
+    host = LaunchHost("w-0", "10.0.0.1", 22, "me", "")
     made, waited = list[int](), list[float]()
 
     async def refused(*_: object) -> None:
@@ -141,13 +140,13 @@ async def test_a_host_that_lets_a_login_hang_is_given_up_with_its_place(
     known = HostLogins(str(job.path), SshTimeouts(1, 1, 10, 3))
     monkeypatch.setattr(known, "_open", silent)
     with pytest.raises(TimeoutError, match=r"no login at 10\.0\.0\.1 port 22 within 1 s"):
-        await asyncio.wait_for(known.log_in(ClientHost("w-0", "10.0.0.1", 22, "me", ""), "me"), 60)
+        await asyncio.wait_for(known.log_in(LaunchHost("w-0", "10.0.0.1", 22, "me", ""), "me"), 60)
 
 
 async def test_a_login_that_is_refused_is_not_tried_again(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = ClientHost("w-0", "10.0.0.1", 22, "me", "")
+    host = LaunchHost("w-0", "10.0.0.1", 22, "me", "")
     made = list[int]()
 
     async def denied(*_: object) -> None:

@@ -11,12 +11,12 @@ import pytest
 
 from mpiboot.core.errors import MpibootError
 from mpiboot.ssh import client_start, connect
-from mpiboot.ssh.config import SshTimeouts
+from mpiboot.ssh.config import LaunchHost, SshTimeouts
 
 CONFIG = client_start.ClientConfig(
     hosts=(
-        client_start.ClientHost("w-0", "10.0.0.1", 2222, "root", "ssh-ed25519 AAAA"),
-        client_start.ClientHost("w-1", "fd00::1", 22, "me", ""),
+        LaunchHost("w-0", "10.0.0.1", 2222, "root", "ssh-ed25519 AAAA"),
+        LaunchHost("w-1", "fd00::1", 22, "me", ""),
     ),
     key="/run/key",
     patience=SshTimeouts(3, 30, 10, 4),

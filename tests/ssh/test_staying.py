@@ -18,7 +18,7 @@ import pytest
 import mpiboot
 from mpiboot.launcher.launch_folder import assignments
 from mpiboot.ssh import client_start
-from mpiboot.ssh.config import SshTimeouts
+from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.supervisor import ask_workers
 from tests.fakes import staying
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker
@@ -70,8 +70,7 @@ class Launch:
         public = worker.key.with_suffix(".pub").read_text()
         config = client_start.ClientConfig(
             hosts=tuple(
-                client_start.ClientHost(name, "127.0.0.1", worker.port, user, public)
-                for name in self.names
+                LaunchHost(name, "127.0.0.1", worker.port, user, public) for name in self.names
             ),
             key=str(key),
             patience=SshTimeouts(3, 30, 10, 3),
