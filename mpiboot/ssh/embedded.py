@@ -167,10 +167,20 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
             super().pause_feeding(datatype)
 
     def resume_feeding(self, datatype: asyncssh.DataType) -> None:
+        """Have the client go on.
+
+        Not at once: asyncio's pipe, which calls this while it writes, would close at an end of the
+        input that comes now, with what it has yet to write.
+        """
+        asyncio.get_running_loop().call_soon(self._resume, datatype)
+
+    def _resume(self, datatype: asyncssh.DataType) -> None:
         """Hand all on that has come; asyncssh opens the window anew with its first part.
 
         Paused again before the last, it would keep more each time.
         """
+        if self._lost:
+            return
         self._full, self._flushing = False, True
         super().resume_feeding(datatype)
         self._flushing = False
